@@ -1,0 +1,149 @@
+"""Everything that happens, told once, each with its reason.
+
+Metrics, the page, explanations, traces and tests are folds over this one stream. Events carry no time:
+whoever folds them is given ``now`` beside them (see `core.ports.Watcher`).
+"""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import NamedTuple
+
+from headrace.core.plan import TokenLogprob
+from headrace.core.request import FinishReason
+
+
+class AdmitReason(StrEnum):
+    NEW = "new"
+    RESUMED = "resumed"
+
+
+class SkipReason(StrEnum):
+    """Why a waiting request was not admitted in a step."""
+
+    NO_SLOT = "no_slot"
+    NO_BLOCKS = "no_blocks"
+    NO_BUDGET = "no_budget"
+    BATCH_NOT_READY = "batch_not_ready"
+    PREFIX_IN_FLIGHT = "prefix_in_flight"
+    BEHIND_SKIPPED = "behind_skipped"
+
+
+class ChunkReason(StrEnum):
+    WHOLE = "whole"
+    BUDGET = "budget"
+    LONG_PROMPT = "long_prompt"
+    REST = "rest"
+
+
+class PreemptReason(StrEnum):
+    NO_BLOCKS = "no_blocks"
+
+
+class EvictReason(StrEnum):
+    ALLOCATION = "allocation"
+    RESET = "reset"
+
+
+class Arrived(NamedTuple):
+    request_id: str
+    prompt_tokens: int
+    tenant: str
+    priority: int
+
+
+class Admitted(NamedTuple):
+    """A request got a slot; ``cached_tokens`` of its known tokens need no computing."""
+
+    request_id: str
+    reason: AdmitReason
+    cached_tokens: int
+    known_tokens: int
+
+
+class Skipped(NamedTuple):
+    """Told when the reason is new for this request, not at every step that it lasts."""
+
+    request_id: str
+    reason: SkipReason
+
+
+class Chunked(NamedTuple):
+    """A row of prefill: positions ``[start, start + count)`` were planned, and why just so many."""
+
+    request_id: str
+    start: int
+    count: int
+    reason: ChunkReason
+
+
+class Emitted(NamedTuple):
+    """Tokens of an answer, final: they are never taken back."""
+
+    request_id: str
+    tokens: tuple[int, ...]
+    logprobs: tuple[TokenLogprob, ...] = ()
+
+
+class PromptScored(NamedTuple):
+    """Log-probabilities of prompt tokens ``start + 1 ...``, for requests that asked for them."""
+
+    request_id: str
+    start: int
+    logprobs: tuple[TokenLogprob, ...]
+
+
+class Preempted(NamedTuple):
+    """A running request gave its blocks back and waits again; ``lost_tokens`` may need recomputing."""
+
+    request_id: str
+    reason: PreemptReason
+    lost_tokens: int
+
+
+class Evicted(NamedTuple):
+    """A cached block lost its content."""
+
+    block: int
+    reason: EvictReason
+
+
+class Finished(NamedTuple):
+    """The one end of a request. ``message`` says more where the reason is rejected or failed."""
+
+    request_id: str
+    reason: FinishReason
+    prompt_tokens: int
+    output_tokens: int
+    cached_tokens: int
+    message: str = ""
+    stop_token: int | None = None
+
+
+class Stepped(NamedTuple):
+    """Sizes of one committed step and of the engine after it."""
+
+    step: int
+    decode_rows: int
+    prefill_rows: int
+    computed_tokens: int
+    running: int
+    waiting: int
+    blocks_held: int
+    blocks_total: int
+    slots_allocated: int
+    slots_filled: int
+
+
+Event = (
+    Arrived
+    | Admitted
+    | Skipped
+    | Chunked
+    | Emitted
+    | PromptScored
+    | Preempted
+    | Evicted
+    | Finished
+    | Stepped
+)

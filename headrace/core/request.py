@@ -1,0 +1,125 @@
+"""What a caller asked for, as frozen values.
+
+A `Request` is parsed, rendered and tokenized before it comes here; it knows no text except its stop
+strings, which only `serve` matches. Next on the road: `core.gate` decides, `core.engine` takes it in.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+
+class FinishReason(StrEnum):
+    """Why a request ended; every submitted request ends with exactly one of them."""
+
+    STOP = "stop"
+    LENGTH = "length"
+    CANCELLED = "cancelled"
+    TIMEOUT = "timeout"
+    REJECTED = "rejected"
+    FAILED = "failed"
+
+
+class InvalidParameter(ValueError):
+    """A request parameter outside its range; `param` names the field as the caller spelt it."""
+
+    def __init__(self, param: str, message: str) -> None:
+        super().__init__(message)
+        self.param = param
+
+
+def _require(param: str, value: float, low: float, high: float, shown: str) -> None:
+    if math.isnan(value) or not low <= value <= high:
+        raise InvalidParameter(param, f"{param} must be {shown}, got {value}")
+
+
+def _require_count(param: str, value: int | None, low: int) -> None:
+    if value is not None and value < low:
+        raise InvalidParameter(param, f"{param} must be at least {low}, got {value}")
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingParams:
+    """How the tokens of one answer are drawn and when it ends.
+
+    ``temperature`` 0 is greedy. ``top_k`` 0 or -1, ``top_p`` 1 and ``min_p`` 0 switch their filter off.
+    ``logprobs``/``prompt_logprobs`` ask for that many alternatives beside the chosen token (0: only the
+    chosen one; None: none). Penalties follow OpenAI (presence, frequency: output tokens only) and
+    CTRL (repetition: prompt and output, arXiv:1909.05858). ``bad_words`` are token sequences that must
+    not be completed. ``max_tokens`` None means: as far as the context reaches.
+
+    Raises:
+        InvalidParameter: a field outside its range; the error names it.
+    """
+
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0
+    min_p: float = 0.0
+    seed: int | None = None
+    repetition_penalty: float = 1.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    logit_bias: tuple[tuple[int, float], ...] = ()
+    allowed_token_ids: tuple[int, ...] | None = None
+    bad_words: tuple[tuple[int, ...], ...] = ()
+    max_tokens: int | None = None
+    min_tokens: int = 0
+    stop: tuple[str, ...] = ()
+    stop_token_ids: tuple[int, ...] = ()
+    include_stop_str_in_output: bool = False
+    ignore_eos: bool = False
+    skip_special_tokens: bool = True
+    logprobs: int | None = None
+    prompt_logprobs: int | None = None
+
+    def __post_init__(self) -> None:
+        _require("temperature", self.temperature, 0.0, 100.0, "between 0 and 100")
+        _require("top_p", self.top_p, math.ulp(0.0), 1.0, "above 0 and at most 1")
+        _require("min_p", self.min_p, 0.0, 1.0, "between 0 and 1")
+        _require("repetition_penalty", self.repetition_penalty, math.ulp(0.0), 1e6, "above 0")
+        _require("presence_penalty", self.presence_penalty, -2.0, 2.0, "between -2 and 2")
+        _require("frequency_penalty", self.frequency_penalty, -2.0, 2.0, "between -2 and 2")
+        _require_count("top_k", self.top_k, -1)
+        _require_count("max_tokens", self.max_tokens, 1)
+        _require_count("min_tokens", self.min_tokens, 0)
+        _require_count("logprobs", self.logprobs, 0)
+        _require_count("prompt_logprobs", self.prompt_logprobs, 0)
+        if self.max_tokens is not None and self.min_tokens > self.max_tokens:
+            raise InvalidParameter(
+                "min_tokens", f"min_tokens ({self.min_tokens}) must not exceed max_tokens ({self.max_tokens})"
+            )
+        for _, bias in self.logit_bias:
+            _require("logit_bias", bias, -100.0, 100.0, "between -100 and 100")
+        if self.allowed_token_ids is not None and not self.allowed_token_ids:
+            raise InvalidParameter("allowed_token_ids", "allowed_token_ids must not be empty")
+        if any(not word for word in self.bad_words):
+            raise InvalidParameter("bad_words", "bad_words must not contain an empty word")
+        if any(not text for text in self.stop):
+            raise InvalidParameter("stop", "stop must not contain an empty string")
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """One sequence to generate: its tokens, how to sample, who asked, and until when it matters.
+
+    ``arrived`` and ``deadline`` are seconds on the clock that `Engine.step` is given. ``salt`` parts the
+    prefix cache: blocks are shared only between requests of equal salt and ``adapter``. ``seed`` is the
+    resolved seed of the sampler's counter-based generator (the caller's, or one drawn at the edge).
+    Lower ``priority`` runs sooner. ``group`` joins the ``n`` sequences of one call, for `explain` only.
+    """
+
+    id: str
+    tokens: tuple[int, ...]
+    params: SamplingParams = field(default_factory=SamplingParams)
+    arrived: float = 0.0
+    tenant: str = "default"
+    priority: int = 0
+    deadline: float | None = None
+    salt: str = ""
+    adapter: str = ""
+    seed: int = 0
+    eos_token_ids: frozenset[int] = frozenset()
+    group: str = ""
