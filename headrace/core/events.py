@@ -69,11 +69,11 @@ class Skipped(NamedTuple):
 
 
 class Chunked(NamedTuple):
-    """A row of prefill: positions ``[start, start + count)`` were planned, and why just so many."""
+    """A row of prefill: positions ``[start, start + length)`` were planned, and why just so many."""
 
     request_id: str
     start: int
-    count: int
+    length: int
     reason: ChunkReason
 
 

@@ -59,7 +59,7 @@ class Entry(NamedTuple):
 
 
 class Row(NamedTuple):
-    """Compute positions ``[start, start + count)`` of the sequence in ``slot``.
+    """Compute positions ``[start, start + length)`` of the sequence in ``slot``.
 
     ``new_blocks`` are appended to the slot's table first. When ``samples`` is set the row reaches the last
     known token, and one further token is drawn from the logits of its last position.
@@ -67,7 +67,7 @@ class Row(NamedTuple):
 
     slot: int
     start: int
-    count: int
+    length: int
     new_blocks: tuple[int, ...]
     samples: bool
 

@@ -1,0 +1,1 @@
+"""Workloads, the benchmark and its reports."""

@@ -1,0 +1,1 @@
+"""Folds over the event stream: metrics and explanations."""

@@ -1,0 +1,1 @@
+"""The engine thread, text in and out, and the OpenAI HTTP API."""
