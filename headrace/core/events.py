@@ -136,14 +136,5 @@ class Stepped(NamedTuple):
 
 
 Event = (
-    Arrived
-    | Admitted
-    | Skipped
-    | Chunked
-    | Emitted
-    | PromptScored
-    | Preempted
-    | Evicted
-    | Finished
-    | Stepped
+    Arrived | Admitted | Skipped | Chunked | Emitted | PromptScored | Preempted | Evicted | Finished | Stepped
 )

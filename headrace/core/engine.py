@@ -1,0 +1,71 @@
+"""One loop: plan, launch, collect, commit, events. The same code in production, in tests and in a simulator."""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+
+from headrace.core.events import Event
+from headrace.core.knobs import Knobs
+from headrace.core.plan import StepPlan
+from headrace.core.ports import Runner
+from headrace.core.request import FinishReason, Request
+from headrace.core.scheduler.scheduler import Scheduler
+
+
+class Engine:
+    """Drives a scheduler and a runner; the caller gives the time and gets the events.
+
+    ``overlap`` is the number of launched steps that may be uncollected while the next one is planned: 0 is
+    the simple engine, 1 hides planning behind the device. ``events`` is the list that the scheduler and its
+    pool write to.
+    """
+
+    def __init__(
+        self, scheduler: Scheduler, runner: Runner, events: list[Event], knobs: Knobs, overlap: int = 0
+    ) -> None:
+        self.scheduler = scheduler
+        self.knobs = knobs
+        self._runner = runner
+        self._events = events
+        self._overlap = overlap
+        self._in_flight: deque[StepPlan] = deque()
+
+    def submit(self, request: Request, now: float) -> None:
+        """Take a request in. It ends in exactly one `Finished`, whatever happens."""
+        self.scheduler.add(request, now)
+
+    def cancel(self, request_id: str, why: FinishReason, now: float) -> None:
+        """End a request at once; unknown ids are ignored, since an answer may end while its cancel is on the way."""
+        self.scheduler.cancel(request_id, why)
+
+    def step(self, now: float) -> list[Event]:
+        """Launch the next plan and commit the oldest one that is due; what happened comes back in order."""
+        plan = self.scheduler.plan(now, self.knobs)
+        if plan.rows:
+            self._runner.launch(plan, now)
+            self._in_flight.append(plan)
+        if self._in_flight and (len(self._in_flight) > self._overlap or not plan.rows):
+            self.scheduler.commit(self._in_flight.popleft(), self._runner.collect())
+        return self.take_events()
+
+    def take_events(self) -> list[Event]:
+        """The events since the last call."""
+        events = list(self._events)
+        self._events.clear()
+        return events
+
+    def wake_at(self, now: float) -> float | None:
+        """When to call `step` next: ``now`` or a later time; None when only new requests can change anything."""
+        if self._in_flight or self._events:
+            return now
+        due = self.scheduler.wake_at()
+        return None if due == math.inf else max(due, now)
+
+    def reset_prefix_cache(self) -> None:
+        """Forget all computed prefixes; running requests go on."""
+        self.scheduler.reset_prefix_cache()
+
+    def check_books(self) -> None:
+        """Raise AssertionError unless all counts agree."""
+        self.scheduler.check_books()

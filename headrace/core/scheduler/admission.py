@@ -1,0 +1,55 @@
+"""When waiting requests may join: continuously, or in gangs (the textbook baseline)."""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple, Protocol
+
+
+class Queue(NamedTuple):
+    """What an admission policy may look at. ``admitted`` counts all admissions so far."""
+
+    waiting: int
+    oldest_arrival: float
+    running: int
+    admitted: int
+
+
+class AdmissionPolicy(Protocol):
+    """How many waiting requests may be admitted now, and if none, when to ask again."""
+
+    def admit(self, queue: Queue, now: float) -> int: ...
+
+    def ready_at(self, queue: Queue) -> float: ...
+
+
+class Continuous:
+    """A request joins the batch at any step in which it fits (iteration-level scheduling, Orca, OSDI '22)."""
+
+    def admit(self, queue: Queue, now: float) -> int:
+        return queue.waiting
+
+    def ready_at(self, queue: Queue) -> float:
+        return -math.inf
+
+
+class StaticBatch:
+    """A gang of ``size`` requests starts together, and the next only when all of it have finished.
+
+    A smaller gang starts when its oldest request has waited for ``timeout`` seconds.
+    """
+
+    def __init__(self, size: int, timeout: float) -> None:
+        self._size = size
+        self._timeout = timeout
+        self._admitted_goal = 0
+
+    def admit(self, queue: Queue, now: float) -> int:
+        if queue.running == 0 and queue.admitted >= self._admitted_goal:
+            if queue.waiting < self._size and now < self.ready_at(queue):
+                return 0
+            self._admitted_goal = queue.admitted + min(self._size, queue.waiting)
+        return max(0, self._admitted_goal - queue.admitted)
+
+    def ready_at(self, queue: Queue) -> float:
+        return queue.oldest_arrival + self._timeout

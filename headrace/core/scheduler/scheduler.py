@@ -1,0 +1,541 @@
+"""The loop that turns sequences into step plans and outputs into events.
+
+```
+ plan    expire deadlines -> decode rows -> rows of started prompts -> admissions      => StepPlan
+ commit  confirm what was computed -> append tokens -> finish -> make blocks findable  => events
+```
+Its choices are policies (order, admission, victims, eviction); it knows no tensor, text or clock. A sequence may
+have rows in flight when it is preempted or finished: its epoch makes those rows stale, and its blocks stay
+fenced until the last of them has been committed.
+"""
+
+from __future__ import annotations
+
+import heapq
+import math
+from bisect import insort
+from collections import deque
+from collections.abc import Iterable
+from operator import attrgetter
+
+from headrace.core.blocks import NO_HIT, BlockPool, PrefixHit
+from headrace.core.capacity import blocks_needed
+from headrace.core.events import (
+    Admitted,
+    AdmitReason,
+    Arrived,
+    Chunked,
+    ChunkReason,
+    Emitted,
+    Event,
+    Finished,
+    Preempted,
+    PreemptReason,
+    PromptScored,
+    Skipped,
+    SkipReason,
+    Stepped,
+)
+from headrace.core.knobs import Knobs
+from headrace.core.plan import Entry, Move, Row, StepOutput, StepPlan
+from headrace.core.request import FinishReason, Request
+from headrace.core.scheduler.admission import AdmissionPolicy, Queue
+from headrace.core.scheduler.order import OrderPolicy
+from headrace.core.scheduler.victims import VictimPolicy
+from headrace.core.sequence import Sequence, Status
+
+LOOKAHEAD = 64
+"""Waiting requests looked at in one step at most, so that planning does not grow with the queue."""
+
+by_rank = attrgetter("rank")
+
+
+class Stalled(AssertionError):
+    """Something waits, nothing runs, and no step or event is due: a bug, told at once instead of idling."""
+
+
+class Scheduler:
+    """Plans steps over a block pool and a fixed number of slots.
+
+    Args:
+        pool: the blocks of the device; events about them come through ``tell`` of the same scheduler.
+        order, admission, victims: the policies.
+        max_num_seqs: slots, the most sequences that run at once.
+        max_model_len: the most tokens of one sequence, prompt and output together.
+        prefix_caching: whether computed blocks are shared between equal prefixes.
+    """
+
+    def __init__(
+        self,
+        pool: BlockPool,
+        order: OrderPolicy,
+        admission: AdmissionPolicy,
+        victims: VictimPolicy,
+        events: list[Event],
+        *,
+        max_num_seqs: int,
+        max_model_len: int,
+        prefix_caching: bool = True,
+    ) -> None:
+        self.pool = pool
+        self.max_model_len = max_model_len
+        self._order = order
+        self._admission = admission
+        self._victims = victims
+        self._prefix_caching = prefix_caching
+        self._events = events
+        self._live: dict[str, Sequence] = {}
+        self._waiting: list[
+            tuple[tuple[float, ...], Sequence]
+        ] = []  # heap; finished ones are dropped when met
+        self._num_waiting = 0
+        self._running: list[Sequence] = []  # by rank
+        self._slots = list(range(max_num_seqs - 1, -1, -1))
+        self._deadlines: list[tuple[float, str]] = []
+        self._launched: deque[tuple[StepPlan, list[tuple[Sequence, int]]]] = deque()
+        self._fenced: deque[tuple[int, list[int]]] = deque()  # (step whose commit frees them, table)
+        self._num_fenced = 0
+        self._step = 0
+        self._committed = -1
+        self._arrivals = 0
+        self._admissions = 0
+
+    # -- the ways in -------------------------------------------------------------------------------
+
+    def add(self, request: Request, now: float) -> None:
+        """Take a request in; one that could never be served ends at once, with the reason."""
+        self._events.append(Arrived(request.id, len(request.tokens), request.tenant, request.priority))
+        problem = self._problem(request)
+        if problem:
+            self._events.append(
+                Finished(request.id, FinishReason.REJECTED, len(request.tokens), 0, 0, problem)
+            )
+            return
+        self._arrivals += 1
+        sequence = Sequence(request, self._order.rank(request, self._arrivals), self.max_model_len)
+        self._live[request.id] = sequence
+        self._wait(sequence)
+        if request.deadline is not None:
+            heapq.heappush(self._deadlines, (request.deadline, request.id))
+
+    def _problem(self, request: Request) -> str:
+        if request.id in self._live:
+            return f"request id {request.id!r} is already in use"
+        if not request.tokens:
+            return "the prompt is empty"
+        if len(request.tokens) >= self.max_model_len:
+            return (
+                f"the prompt has {len(request.tokens)} tokens; with room for one more token "
+                f"the limit is {self.max_model_len - 1}"
+            )
+        asked = request.params.max_tokens
+        upto = self.max_model_len if asked is None else min(self.max_model_len, len(request.tokens) + asked)
+        needed = blocks_needed(upto, self.pool.block_size)
+        if needed > self.pool.num_blocks:
+            return (
+                f"the request may need {needed} blocks of keys and values; there are {self.pool.num_blocks}"
+            )
+        return ""
+
+    def cancel(self, request_id: str, why: FinishReason) -> None:
+        """End a request now, wherever it is; an unknown or finished id is no error."""
+        sequence = self._live.get(request_id)
+        if sequence is not None:
+            self._finish(sequence, why)
+
+    # -- what the shell may ask --------------------------------------------------------------------
+
+    @property
+    def num_running(self) -> int:
+        return len(self._running)
+
+    @property
+    def num_waiting(self) -> int:
+        return self._num_waiting
+
+    def wake_at(self) -> float:
+        """When there is something to plan: ``-inf`` now, ``inf`` never, else a time."""
+        if self._running:
+            return -math.inf
+        due = self._deadlines[0][0] if self._deadlines else math.inf
+        if self._num_waiting:
+            due = min(due, self._admission.ready_at(self._queue()))
+        return due
+
+    # -- planning ----------------------------------------------------------------------------------
+
+    def plan(self, now: float, knobs: Knobs) -> StepPlan:
+        """The next step: rows within ``knobs.batched_tokens``, decode before prefill."""
+        self._expire(now)
+        step = _Step(self._step, knobs.batched_tokens)
+        self._plan_running(step, knobs)
+        self._admit(step, now, knobs)
+        if not step.rows and not self._launched and (self._running or self._waiting_stalls(now)):
+            raise Stalled(
+                f"{self.num_running} running, {self.num_waiting} waiting, nothing planned or in flight"
+            )
+        plan = StepPlan(step.number, tuple(step.entries), tuple(step.moves), tuple(step.rows))
+        if plan.rows:
+            self._step += 1
+            self._launched.append((plan, step.launched))
+        return plan
+
+    def _expire(self, now: float) -> None:
+        while self._deadlines and self._deadlines[0][0] <= now:
+            self.cancel(heapq.heappop(self._deadlines)[1], FinishReason.TIMEOUT)
+
+    def _plan_running(self, step: _Step, knobs: Knobs) -> None:
+        prefills = []
+        for sequence in list(self._running):  # a copy: preemption shortens the list
+            if sequence.status is not Status.RUNNING:
+                continue
+            remaining = len(sequence.tokens) + sequence.pending - sequence.planned
+            if remaining == 1:
+                if step.budget > 0 and self._may_grow(sequence) and self._grow(sequence, step):
+                    step.decodes += 1
+                    self._add_row(step, sequence, 1)
+            elif remaining > 1:
+                prefills.append(sequence)
+        for sequence in prefills:
+            if sequence.status is Status.RUNNING:
+                length, reason = self._chunk(sequence, step, knobs)
+                if length:
+                    self._add_chunk(step, sequence, length, reason)
+
+    def _may_grow(self, sequence: Sequence) -> bool:
+        """False when what is in flight will already end the sequence."""
+        return sequence.known < sequence.finish_length
+
+    def _grow(self, sequence: Sequence, step: _Step) -> bool:
+        """See that the next position has a block; preempt others, or the sequence itself, for it."""
+        if sequence.planned < len(sequence.table) * self.pool.block_size:
+            return True
+        while self.pool.num_free == 0:
+            if self._num_fenced:
+                return False  # blocks come back when what is in flight has been committed
+            victim = self._victims.choose([s for s in self._running if s.slot not in step.planned_slots])
+            self._preempt(victim, PreemptReason.NO_BLOCKS)
+            if victim is sequence:
+                return False
+        sequence.table += self.pool.allocate(1)
+        return True
+
+    def _chunk(self, sequence: Sequence, step: _Step, knobs: Knobs) -> tuple[int, ChunkReason]:
+        """How many positions of prefill this step takes, and what bounded them."""
+        remaining = sequence.known - sequence.planned
+        length, reason = (
+            remaining,
+            ChunkReason.REST if sequence.planned > sequence.cached_tokens else ChunkReason.WHOLE,
+        )
+        if not knobs.chunked_prefill:
+            return (length, reason) if length <= step.budget else (0, ChunkReason.BUDGET)
+        budget = step.budget
+        if step.decodes and knobs.mixed_prefill_tokens:
+            budget = min(budget, knobs.mixed_prefill_tokens - step.prefill_tokens)
+        if budget < length:
+            length, reason = max(0, budget), ChunkReason.BUDGET
+        if 0 < knobs.long_prefill_tokens < length:
+            length, reason = knobs.long_prefill_tokens, ChunkReason.LONG_PROMPT
+        return length, reason
+
+    def _add_chunk(self, step: _Step, sequence: Sequence, length: int, reason: ChunkReason) -> None:
+        self._events.append(Chunked(sequence.request.id, sequence.planned, length, reason))
+        step.prefill_tokens += length
+        self._add_row(step, sequence, length)
+
+    def _add_row(self, step: _Step, sequence: Sequence, length: int) -> None:
+        start = sequence.planned
+        end = start + length
+        samples = end == sequence.known
+        new_blocks = tuple(sequence.table[sequence.told :])
+        sequence.told = len(sequence.table)
+        step.rows.append(Row(sequence.slot, start, length, new_blocks, samples))
+        step.launched.append((sequence, sequence.epoch))
+        step.planned_slots.add(sequence.slot)
+        step.budget -= length
+        sequence.planned = end
+        sequence.pending += samples
+        sequence.last_step = step.number
+
+    # -- admission ---------------------------------------------------------------------------------
+
+    def _admit(self, step: _Step, now: float, knobs: Knobs) -> None:
+        if not self._num_waiting:
+            return
+        allowed = self._admission.admit(self._queue(), now)
+        passed: list[Sequence] = []
+        for _ in range(LOOKAHEAD):
+            head = self._pop_waiting()
+            if head is None:
+                break
+            reason = self._try_admit(head, step, knobs, allowed)
+            if reason is None:
+                allowed -= 1
+                for sequence in passed:
+                    sequence.skips += sequence.skip_reason is not SkipReason.PREFIX_IN_FLIGHT
+                continue
+            passed.append(head)
+            if reason is not head.skip_reason:
+                head.skip_reason = reason
+                self._events.append(Skipped(head.request.id, reason))
+            ends_step = reason in (SkipReason.NO_SLOT, SkipReason.BATCH_NOT_READY)
+            if ends_step or step.budget <= 0 or head.skips >= knobs.max_skips:
+                break
+        for sequence in passed:
+            heapq.heappush(self._waiting, (sequence.rank, sequence))
+            self._num_waiting += 1
+
+    def _try_admit(self, sequence: Sequence, step: _Step, knobs: Knobs, allowed: int) -> SkipReason | None:
+        if allowed <= 0:
+            return SkipReason.BATCH_NOT_READY
+        if not self._slots:
+            return SkipReason.NO_SLOT
+        if step.budget <= 0:
+            return SkipReason.NO_BUDGET
+        hit = self._look_up(sequence)
+        if hit is None:
+            return SkipReason.PREFIX_IN_FLIGHT
+        fresh = blocks_needed(sequence.known, self.pool.block_size) - len(hit.blocks)
+        if not self.pool.can_allocate(fresh, hit.blocks, reserve=len(self._running)):
+            return SkipReason.NO_BLOCKS
+        cached = hit.tokens(self.pool.block_size)
+        sequence.planned = sequence.computed = sequence.cached_tokens = cached
+        length, reason = self._chunk(sequence, step, knobs)
+        if not length:
+            sequence.planned = sequence.computed = sequence.cached_tokens = 0
+            return SkipReason.NO_BUDGET
+        self._start(sequence, hit, fresh, step)
+        self._add_chunk(step, sequence, length, reason)
+        return None
+
+    def _look_up(self, sequence: Sequence) -> PrefixHit | None:
+        """What the cache holds of a sequence; None while a running one computes its next block."""
+        if not self._prefix_caching or sequence.request.params.prompt_logprobs is not None:
+            return NO_HIT
+        keys = sequence.full_keys(self.pool.block_size)
+        hit = self.pool.match(sequence.root, keys, sequence.tokens, limit=sequence.known - 1)
+        following = len(hit.blocks)
+        if following < len(keys) and self.pool.promised(keys[following]):
+            return None
+        return hit
+
+    def _start(self, sequence: Sequence, hit: PrefixHit, fresh: int, step: _Step) -> None:
+        reason = AdmitReason.NEW if sequence.status is Status.WAITING else AdmitReason.RESUMED
+        sequence.enter(Status.RUNNING)
+        self.pool.share(hit.blocks)
+        sequence.table = [*hit.blocks, *self.pool.allocate(fresh)]
+        sequence.told = len(sequence.table)
+        sequence.registered = len(hit.blocks)
+        sequence.skips, sequence.skip_reason = 0, None
+        if hit.copied:
+            step.moves.append(Move(hit.source, sequence.table[len(hit.blocks)]))
+        if self._prefix_caching:
+            sequence.promised = len(sequence.full_keys(self.pool.block_size))
+            self.pool.promise(sequence.keys[sequence.registered :])
+        sequence.slot = self._slots.pop()
+        insort(self._running, sequence, key=by_rank)
+        self._admissions += 1
+        request = sequence.request
+        step.entries.append(
+            Entry(
+                sequence.slot,
+                request.id,
+                tuple(sequence.tokens),
+                sequence.prompt_tokens,
+                request.params,
+                request.seed,
+                request.eos_token_ids,
+                tuple(sequence.table),
+            )
+        )
+        self._events.append(Admitted(request.id, reason, sequence.cached_tokens, sequence.known))
+
+    def _queue(self) -> Queue:
+        head = self._peek_waiting()
+        oldest = head.request.arrived if head else math.inf
+        return Queue(self._num_waiting, oldest, len(self._running), self._admissions)
+
+    def _wait(self, sequence: Sequence) -> None:
+        heapq.heappush(self._waiting, (sequence.rank, sequence))
+        self._num_waiting += 1
+
+    def _peek_waiting(self) -> Sequence | None:
+        while self._waiting and self._waiting[0][1].status is Status.FINISHED:
+            heapq.heappop(self._waiting)
+        return self._waiting[0][1] if self._waiting else None
+
+    def _pop_waiting(self) -> Sequence | None:
+        sequence = self._peek_waiting()
+        if sequence is not None:
+            heapq.heappop(self._waiting)
+            self._num_waiting -= 1
+        return sequence
+
+    def _waiting_stalls(self, now: float) -> bool:
+        return bool(self._num_waiting) and self.wake_at() <= now
+
+    # -- commit ------------------------------------------------------------------------------------
+
+    def commit(self, plan: StepPlan, output: StepOutput) -> None:
+        """Confirm the oldest launched plan with what the runner made of it."""
+        launched_plan, launched = self._launched.popleft()
+        if launched_plan is not plan or output.step != plan.step:
+            raise ValueError(
+                f"step {output.step} is committed, step {launched_plan.step} is the oldest in flight"
+            )
+        self._committed = plan.step
+        decodes = computed = 0
+        for i, (row, (sequence, epoch)) in enumerate(zip(plan.rows, launched, strict=True)):
+            computed += row.length
+            decodes += row.length == 1
+            if sequence.epoch == epoch:
+                self._commit_row(sequence, row, i, output)
+        self._lift_fences()
+        size = self.pool.block_size
+        held = self.pool.num_blocks - self.pool.num_free
+        slack = sum(len(s.table) * size - s.planned for s in self._running)
+        self._events.append(
+            Stepped(
+                step=plan.step,
+                decode_rows=decodes,
+                prefill_rows=len(plan.rows) - decodes,
+                computed_tokens=computed,
+                running=len(self._running),
+                waiting=self._num_waiting,
+                blocks_held=held,
+                blocks_total=self.pool.num_blocks,
+                slots_allocated=held * size,
+                slots_filled=held * size - slack,
+            )
+        )
+
+    def _commit_row(self, sequence: Sequence, row: Row, i: int, output: StepOutput) -> None:
+        request_id = sequence.request.id
+        if i in output.failures:
+            self._finish(sequence, FinishReason.FAILED, output.failures[i])
+            return
+        sequence.computed = row.start + row.length
+        if i in output.prompt_logprobs:
+            self._events.append(PromptScored(request_id, row.start, output.prompt_logprobs[i]))
+        reason = None
+        if row.samples:
+            sequence.pending -= 1
+            sequence.tokens += output.tokens[i]
+            self._events.append(Emitted(request_id, output.tokens[i], output.logprobs.get(i, ())))
+            reason = sequence.finish_reason()
+        if self._prefix_caching:
+            self._register(sequence, tail=row.length > 1 and row.samples)
+        if reason is not None:
+            self._finish(sequence, reason)
+
+    def _register(self, sequence: Sequence, *, tail: bool) -> None:
+        """Make computed blocks findable: full ones always, the partly filled last one when ``tail``."""
+        size = self.pool.block_size
+        full = sequence.computed // size
+        if full > sequence.registered:
+            keys = sequence.full_keys(size)
+            for i in range(sequence.registered, full):
+                parent = keys[i - 1] if i else sequence.root
+                self.pool.register(sequence.table[i], parent, sequence.tokens[i * size : (i + 1) * size])
+            sequence.registered = full
+        if tail and sequence.computed % size:
+            parent = sequence.full_keys(size)[full - 1] if full else sequence.root
+            self.pool.register(sequence.table[full], parent, sequence.tokens[full * size : sequence.computed])
+
+    def _finish(self, sequence: Sequence, reason: FinishReason, message: str = "") -> None:
+        if sequence.status is Status.RUNNING:
+            self._leave(sequence)
+        else:
+            self._num_waiting -= 1
+        sequence.enter(Status.FINISHED)
+        del self._live[sequence.request.id]
+        self._events.append(
+            Finished(
+                sequence.request.id,
+                reason,
+                sequence.prompt_tokens,
+                sequence.output_tokens,
+                sequence.cached_tokens,
+                message,
+                sequence.tokens[-1] if reason is FinishReason.STOP and sequence.output_tokens else None,
+            )
+        )
+
+    def _preempt(self, sequence: Sequence, reason: PreemptReason) -> None:
+        lost = sequence.computed
+        self._leave(sequence)
+        sequence.enter(Status.PREEMPTED)
+        self._events.append(Preempted(sequence.request.id, reason, lost))
+        self._wait(sequence)
+
+    def _leave(self, sequence: Sequence) -> None:
+        """Give slot and blocks back; computed content stays findable."""
+        if self._prefix_caching:
+            self._register(sequence, tail=True)
+            self.pool.withdraw(sequence.keys[sequence.registered : sequence.promised])
+        self._running.remove(sequence)
+        self._slots.append(sequence.slot)
+        if sequence.last_step > self._committed:
+            self._fenced.append((sequence.last_step, sequence.table))
+            self._num_fenced += len(sequence.table)
+        else:
+            self.pool.release(sequence.table)
+        sequence.epoch += 1
+        sequence.slot = -1
+        sequence.table = []
+        sequence.computed = sequence.planned = sequence.pending = 0
+        sequence.registered = sequence.promised = 0
+
+    def _lift_fences(self) -> None:
+        while self._fenced and self._fenced[0][0] <= self._committed:
+            _, table = self._fenced.popleft()
+            self._num_fenced -= len(table)
+            self.pool.release(table)
+
+    # -- the rest ----------------------------------------------------------------------------------
+
+    def reset_prefix_cache(self) -> None:
+        """Forget all computed prefixes; running sequences go on."""
+        self.pool.reset()
+
+    def check_books(self) -> None:
+        """Raise AssertionError unless blocks, references, slots and queues agree with each other."""
+        self.pool.check()
+        tables: Iterable[list[int]] = [s.table for s in self._running] + [table for _, table in self._fenced]
+        expected = [0] * self.pool.num_blocks
+        for table in tables:
+            for block in table:
+                expected[block] += 1
+        assert expected == self.pool.references(), "references differ from the tables"
+        assert len({s.slot for s in self._running}) == len(self._running), "a slot is used twice"
+        waiting = [s for _, s in self._waiting if s.status is not Status.FINISHED]
+        assert len(waiting) == self._num_waiting, f"{len(waiting)} wait, {self._num_waiting} counted"
+        assert len(self._live) == len(waiting) + len(self._running), "a live request is nowhere"
+        assert all(s.status is Status.RUNNING for s in self._running), "a request runs that should not"
+
+
+class _Step:
+    """A plan while it is being made."""
+
+    __slots__ = (
+        "budget",
+        "decodes",
+        "entries",
+        "launched",
+        "moves",
+        "number",
+        "planned_slots",
+        "prefill_tokens",
+        "rows",
+    )
+
+    def __init__(self, number: int, budget: int) -> None:
+        self.number = number
+        self.budget = budget
+        self.entries: list[Entry] = []
+        self.moves: list[Move] = []
+        self.rows: list[Row] = []
+        self.launched: list[tuple[Sequence, int]] = []
+        self.planned_slots: set[int] = set()
+        self.prefill_tokens = 0
+        self.decodes = 0

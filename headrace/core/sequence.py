@@ -1,0 +1,126 @@
+"""A request while it lives in an engine.
+
+Positions of a sequence, left to right:
+
+```
+ 0 ........ computed ....... planned ....... len(tokens) ... known
+   confirmed keys            in flight       still to plan   drawn on the device, not collected yet (pending)
+   and values
+```
+``planned`` runs ahead of ``computed`` by what has been launched; ``known`` runs ahead of ``tokens`` by what
+launched rows will draw. Both meet when nothing is in flight. One rule makes all rows: compute from ``planned``
+towards ``known``; a prompt, a chunk, a decode step and a resumed sequence differ in nothing else.
+"""
+
+from __future__ import annotations
+
+from enum import StrEnum
+
+from headrace.core.blocks import chained_key, root_key
+from headrace.core.events import SkipReason
+from headrace.core.request import FinishReason, Request
+
+
+class Status(StrEnum):
+    """Where a sequence is in its life."""
+
+    WAITING = "waiting"
+    RUNNING = "running"
+    PREEMPTED = "preempted"
+    FINISHED = "finished"
+
+
+TRANSITIONS: dict[Status, frozenset[Status]] = {
+    Status.WAITING: frozenset({Status.RUNNING, Status.FINISHED}),
+    Status.RUNNING: frozenset({Status.PREEMPTED, Status.FINISHED}),
+    Status.PREEMPTED: frozenset({Status.RUNNING, Status.FINISHED}),
+    Status.FINISHED: frozenset(),
+}
+
+
+class Sequence:
+    """The moving counts of one request; only the scheduler changes them."""
+
+    __slots__ = (
+        "cached_tokens",
+        "computed",
+        "epoch",
+        "finish_length",
+        "keys",
+        "last_step",
+        "pending",
+        "planned",
+        "promised",
+        "prompt_tokens",
+        "rank",
+        "registered",
+        "request",
+        "root",
+        "skip_reason",
+        "skips",
+        "slot",
+        "status",
+        "table",
+        "told",
+        "tokens",
+    )
+
+    def __init__(self, request: Request, rank: tuple[float, ...], max_model_len: int) -> None:
+        self.request = request
+        self.rank = rank
+        self.tokens = list(request.tokens)
+        self.prompt_tokens = len(request.tokens)
+        asked = request.params.max_tokens
+        self.finish_length = (
+            max_model_len if asked is None else min(self.prompt_tokens + asked, max_model_len)
+        )
+        self.status = Status.WAITING
+        self.slot = -1
+        self.table: list[int] = []
+        self.told = 0  # blocks of the table that the runner knows
+        self.computed = 0
+        self.planned = 0
+        self.pending = 0
+        self.epoch = 0  # grows at preemption and finish: a row launched before is recognised as stale
+        self.last_step = -1  # the last step that had a row of this sequence
+        self.root = root_key(request.salt, request.adapter)
+        self.keys: list[bytes] = []  # chained keys of the full blocks of `tokens`, as far as asked for
+        self.registered = 0  # full blocks of the table that the pool can find
+        self.promised = 0  # full blocks of the prompt that it told the pool it would compute
+        self.cached_tokens = 0
+        self.skips = 0
+        self.skip_reason: SkipReason | None = None
+
+    @property
+    def known(self) -> int:
+        return len(self.tokens) + self.pending
+
+    @property
+    def output_tokens(self) -> int:
+        return len(self.tokens) - self.prompt_tokens
+
+    def enter(self, status: Status) -> None:
+        """Change the status along `TRANSITIONS`.
+
+        Raises:
+            ValueError: there is no such transition.
+        """
+        if status not in TRANSITIONS[self.status]:
+            raise ValueError(f"request {self.request.id} cannot go from {self.status} to {status}")
+        self.status = status
+
+    def full_keys(self, block_size: int) -> list[bytes]:
+        """Chained keys of all full blocks of the confirmed tokens."""
+        for i in range(len(self.keys), len(self.tokens) // block_size):
+            parent = self.keys[-1] if self.keys else self.root
+            self.keys.append(chained_key(parent, self.tokens[i * block_size : (i + 1) * block_size]))
+        return self.keys
+
+    def finish_reason(self) -> FinishReason | None:
+        """Whether the last confirmed token ended the answer, and why."""
+        last, params = self.tokens[-1], self.request.params
+        if last in params.stop_token_ids or (not params.ignore_eos and last in self.request.eos_token_ids):
+            return FinishReason.STOP
+        if len(self.tokens) >= self.finish_length:
+            return FinishReason.LENGTH
+        return None
