@@ -1,0 +1,270 @@
+"""The event stream as Prometheus metrics, under the names that boards and autoscalers know from vLLM.
+
+It knows events and `now`, never the engine or a socket: the server asks `render` for the page. A tenant is
+a label of one counter only, and capped. Next on the road: the cost ledger folds the same stream.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_latest
+from prometheus_client.metrics_core import Metric
+
+from headrace.core.events import (
+    AdmitReason,
+    Admitted,
+    Arrived,
+    Chunked,
+    Emitted,
+    Event,
+    Finished,
+    Preempted,
+    Skipped,
+    Stepped,
+)
+from headrace.observe.series import Cell, Family, Histogram, counter_family, gauge_family, histogram_family
+
+TTFT_SECONDS = (
+    *(0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75),
+    *(1.0, 2.5, 5.0, 7.5, 10.0, 20.0, 40.0, 80.0, 160.0, 640.0),
+)
+TOKEN_SECONDS = (
+    *(0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75),
+    *(1.0, 2.5, 5.0, 7.5, 10.0, 20.0, 40.0, 80.0),
+)
+REQUEST_SECONDS = (
+    *(0.01, 0.05, 0.1, 0.3, 0.5, 0.8, 1.0, 1.5, 2.0, 2.5, 5.0, 10.0, 15.0, 20.0, 30.0, 40.0),
+    *(50.0, 60.0, 120.0, 240.0, 480.0, 960.0, 1920.0),
+)
+STEP_SECONDS = (0.00001, 0.0001, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 5.0)
+ITERATION_TOKENS = (1, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384)
+REQUEST_TOKENS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10000, 20000, 50000, 100000)
+BATCH_ROWS = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512)
+
+
+class _Live:
+    """What the metrics remember of a request until it ends; times are the engine's clock."""
+
+    __slots__ = (
+        "admitted",
+        "arrived",
+        "first",
+        "generated",
+        "last",
+        "lost",
+        "prompt_tokens",
+        "running",
+        "tenant",
+    )
+
+    def __init__(self, arrived: float, prompt_tokens: int, tenant: str, generated: Cell) -> None:
+        self.arrived = arrived
+        self.prompt_tokens = prompt_tokens
+        self.tenant = tenant
+        self.generated = generated
+        self.running = False
+        self.admitted: float | None = None
+        self.first: float | None = None
+        self.last = arrived
+        self.lost = 0
+
+
+class Metrics:
+    """A `core.ports.Watcher` whose numbers are read with `render`.
+
+    ``prefix`` is ``headrace`` or ``vllm``: metrics are called ``<prefix>:<name>`` and carry the label
+    ``model_name``. ``clock_offset`` is Unix time minus the engine's clock, in seconds. ``cache_config``
+    becomes the labels of ``cache_config_info`` (``block_size``, ``num_gpu_blocks`` ...). Tenants beyond the
+    first ``tenants`` are counted as ``other``.
+
+    `fold` and `render` may run in different threads: each number is whole, and a scrape that falls between
+    two additions sees the first without the second.
+    """
+
+    content_type = CONTENT_TYPE_LATEST
+
+    def __init__(
+        self,
+        prefix: str = "headrace",
+        *,
+        model_name: str = "",
+        clock_offset: float = 0.0,
+        cache_config: Mapping[str, str] | None = None,
+        tenants: int = 100,
+    ) -> None:
+        self._prefix = prefix
+        self._constant = {"model_name": model_name}
+        self._clock_offset = clock_offset
+        self._counters: list[Family[Cell]] = []
+        self._gauges: list[Family[Cell]] = []
+        self._histograms: list[Family[Histogram]] = []
+        self._live: dict[str, _Live] = {}
+
+        self._running = self._gauge("num_requests_running", "Requests in the running batch.").of()
+        self._waiting = self._gauge("num_requests_waiting", "Requests waiting to be admitted.").of()
+        self._usage = self._gauge("kv_cache_usage_perc", "Share of KV blocks held by requests, 0 to 1.").of()
+        self._waste = self._gauge("kv_cache_waste_perc", "Share of held KV slots that are empty.").of()
+        self._progress = self._gauge(
+            "scheduler_last_progress_timestamp_seconds", "Unix time of the last committed step."
+        ).of()
+        if cache_config is not None:
+            info = self._gauge("cache_config_info", "How the KV cache is cut.", list(cache_config))
+            info.of(*cache_config.values()).value = 1.0
+
+        self._queries = self._counter("prefix_cache_queries", "Tokens looked up in the prefix cache.").of()
+        self._hits = self._counter("prefix_cache_hits", "Tokens found in the prefix cache.").of()
+        self._preemptions = self._counter("num_preemptions", "Requests put back into the queue.").of()
+        self._recomputed = self._counter("recomputed_tokens", "Tokens recomputed after a preemption.").of()
+        self._prompt = self._counter("prompt_tokens", "Prompt tokens prefilled or found in the cache.").of()
+        self._generated = self._counter("generation_tokens", "Tokens generated.").of()
+        self._ended = self._counter("request_success", "Requests that ended, by reason.", ["finished_reason"])
+        self._skips = self._counter("scheduler_wait_reason", "Why requests waited.", ["reason"])
+        self._service = self._counter(
+            "tenant_service_tokens", "Tokens worked on for a tenant.", ["tenant", "kind"], limit=3 * tenants
+        )
+
+        self._iteration = self._histogram("iteration_tokens_total", "Tokens per step.", ITERATION_TOKENS).of()
+        self._rows = self._histogram("batch_size", "Rows per step.", BATCH_ROWS).of()
+        self._phases = self._histogram("scheduler_step_seconds", "Parts of a step.", STEP_SECONDS, ["phase"])
+        self._ttft = self._histogram("time_to_first_token_seconds", "Time to first token.", TTFT_SECONDS).of()
+        self._itl = self._histogram(
+            "inter_token_latency_seconds", "Time between two emissions of an answer.", TOKEN_SECONDS
+        ).of()
+        self._tpot = self._histogram(
+            "request_time_per_output_token_seconds", "Mean time per token after the first.", TOKEN_SECONDS
+        ).of()
+        self._e2e = self._requests("e2e_request_latency_seconds", "Arrival to end.")
+        self._queue = self._requests("request_queue_time_seconds", "Arrival to first admission.")
+        self._prefill = self._requests("request_prefill_time_seconds", "First admission to first token.")
+        self._decode = self._requests("request_decode_time_seconds", "First token to last token.")
+        self._prompt_size = self._histogram("request_prompt_tokens", "Prompt length.", REQUEST_TOKENS).of()
+        self._output_size = self._histogram(
+            "request_generation_tokens", "Output length.", REQUEST_TOKENS
+        ).of()
+
+        self._folds: dict[type, Callable[[Any, float], None]] = {
+            Emitted: self._emitted,
+            Stepped: self._stepped,
+            Chunked: self._chunked,
+            Arrived: self._arrived,
+            Admitted: self._admitted,
+            Skipped: self._skipped,
+            Preempted: self._preempted,
+            Finished: self._finished,
+        }
+        self.registry = CollectorRegistry(auto_describe=False)
+        self.registry.register(self)
+
+    def fold(self, event: Event, now: float) -> None:
+        fold = self._folds.get(type(event))
+        if fold is not None:
+            fold(event, now)
+
+    def phases(self, seconds: Mapping[str, float]) -> None:
+        """Takes the parts of one step (``plan``, ``forward`` ...) in seconds, as the runner measured them."""
+        for phase, spent in seconds.items():
+            self._phases.of(phase).observe(spent)
+
+    def render(self) -> bytes:
+        """The page for ``/metrics``, in Prometheus' text format."""
+        page: bytes = generate_latest(self.registry)
+        return page
+
+    def collect(self) -> Iterator[Metric]:
+        """All families, for prometheus-client's registry."""
+        for counters in self._counters:
+            yield counter_family(counters, self._constant)
+        for gauges in self._gauges:
+            yield gauge_family(gauges, self._constant)
+        for histograms in self._histograms:
+            yield histogram_family(histograms, self._constant)
+
+    def _counter(self, name: str, help: str, labels: Sequence[str] = (), limit: int = 100) -> Family[Cell]:
+        self._counters.append(Family(f"{self._prefix}:{name}", help, Cell, labels, limit))
+        return self._counters[-1]
+
+    def _gauge(self, name: str, help: str, labels: Sequence[str] = ()) -> Family[Cell]:
+        self._gauges.append(Family(f"{self._prefix}:{name}", help, Cell, labels))
+        return self._gauges[-1]
+
+    def _histogram(
+        self, name: str, help: str, bounds: tuple[float, ...], labels: Sequence[str] = ()
+    ) -> Family[Histogram]:
+        family = Family(f"{self._prefix}:{name}", help, lambda: Histogram(bounds), labels)
+        self._histograms.append(family)
+        return family
+
+    def _requests(self, name: str, help: str) -> Histogram:
+        return self._histogram(name, help, REQUEST_SECONDS).of()
+
+    def _arrived(self, event: Arrived, now: float) -> None:
+        generated = self._service.of(event.tenant, "generated")
+        self._live[event.request_id] = _Live(now, event.prompt_tokens, event.tenant, generated)
+        self._waiting.value += 1
+
+    def _admitted(self, event: Admitted, now: float) -> None:
+        live = self._live[event.request_id]
+        live.running = True
+        self._waiting.value -= 1
+        self._running.value += 1
+        if event.reason is AdmitReason.NEW:
+            live.admitted = now
+            self._queries.value += event.known_tokens
+            self._hits.value += event.cached_tokens
+            self._queue.observe(now - live.arrived)
+            self._service.of(live.tenant, "cached").value += event.cached_tokens
+        else:
+            self._recomputed.value += max(0, live.lost - event.cached_tokens)
+
+    def _skipped(self, event: Skipped, now: float) -> None:
+        self._skips.of(event.reason.value).value += 1
+
+    def _chunked(self, event: Chunked, now: float) -> None:
+        self._service.of(self._live[event.request_id].tenant, "computed").value += event.length
+
+    def _emitted(self, event: Emitted, now: float) -> None:
+        live = self._live[event.request_id]
+        count = len(event.tokens)
+        self._generated.value += count
+        live.generated.value += count
+        if live.first is None:
+            live.first = now
+            self._prompt.value += live.prompt_tokens
+            self._ttft.observe(now - live.arrived)
+            if live.admitted is not None:
+                self._prefill.observe(now - live.admitted)
+        else:
+            self._itl.observe(now - live.last)
+        live.last = now
+
+    def _preempted(self, event: Preempted, now: float) -> None:
+        live = self._live[event.request_id]
+        live.running = False
+        live.lost = event.lost_tokens
+        self._running.value -= 1
+        self._waiting.value += 1
+        self._preemptions.value += 1
+
+    def _finished(self, event: Finished, now: float) -> None:
+        self._ended.of(event.reason.value).value += 1
+        live = self._live.pop(event.request_id, None)
+        if live is None:  # refused before it arrived in the engine
+            return
+        (self._running if live.running else self._waiting).value -= 1
+        self._e2e.observe(now - live.arrived)
+        self._prompt_size.observe(event.prompt_tokens)
+        self._output_size.observe(event.output_tokens)
+        if live.first is not None:
+            self._decode.observe(live.last - live.first)
+            if event.output_tokens > 1:
+                self._tpot.observe((live.last - live.first) / (event.output_tokens - 1))
+
+    def _stepped(self, event: Stepped, now: float) -> None:
+        self._iteration.observe(event.computed_tokens)
+        self._rows.observe(event.decode_rows + event.prefill_rows)
+        self._usage.value = event.blocks_held / event.blocks_total if event.blocks_total else 0.0
+        empty = event.slots_allocated - event.slots_filled
+        self._waste.value = empty / event.slots_allocated if event.slots_allocated else 0.0
+        self._progress.value = now + self._clock_offset

@@ -1,0 +1,168 @@
+"""The event stream told request by request: what happened to this one, when and why.
+
+It answers ``GET /v1/requests/{id}``. It holds no tokens and no text, only counts, reasons and times, and a
+bounded number of finished requests. Next on the road: the cost ledger adds what each of them cost.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from typing import Any
+
+from headrace.core.events import (
+    Admitted,
+    Arrived,
+    Chunked,
+    Emitted,
+    Event,
+    Finished,
+    Preempted,
+    Skipped,
+)
+
+HISTORY = 256
+"""Entries kept of one request's history; further ones are counted, not kept."""
+
+
+class _Page:
+    """One request's page in the book."""
+
+    __slots__ = (
+        "arrived",
+        "cached_tokens",
+        "computed_tokens",
+        "dropped",
+        "end",
+        "first",
+        "history",
+        "last",
+        "number",
+        "output_tokens",
+        "preemptions",
+        "priority",
+        "prompt_tokens",
+        "state",
+        "tenant",
+    )
+
+    def __init__(self, event: Arrived, number: int, now: float) -> None:
+        self.number = number
+        self.prompt_tokens = event.prompt_tokens
+        self.tenant = event.tenant
+        self.priority = event.priority
+        self.arrived = now
+        self.state = "waiting"
+        self.cached_tokens = 0
+        self.computed_tokens = 0
+        self.output_tokens = 0
+        self.preemptions = 0
+        self.first: float | None = None
+        self.last: float | None = None
+        self.end: dict[str, Any] | None = None
+        self.history: list[dict[str, Any]] = []
+        self.dropped = 0
+
+    def note(self, now: float, what: str, **facts: Any) -> None:
+        if len(self.history) < HISTORY:
+            self.history.append({"seconds": now - self.arrived, "event": what, **facts})
+        else:
+            self.dropped += 1
+
+
+class RequestBook:
+    """A `core.ports.Watcher` that explains single requests.
+
+    Keeps all live requests and the last ``keep`` finished ones. ``by_priority`` says whether the scheduler
+    ranks the queue by priority before arrival, which is what `explain`'s position follows.
+    """
+
+    def __init__(self, keep: int = 1000, by_priority: bool = False) -> None:
+        self._keep = keep
+        self._by_priority = by_priority
+        self._live: dict[str, _Page] = {}
+        self._finished: OrderedDict[str, _Page] = OrderedDict()
+        self._arrivals = 0
+
+    def fold(self, event: Event, now: float) -> None:
+        if type(event) is Emitted:
+            page = self._live[event.request_id]
+            page.output_tokens += len(event.tokens)
+            page.last = now
+            if page.first is None:
+                page.first = now
+        elif isinstance(event, Arrived):
+            self._live[event.request_id] = _Page(event, self._arrivals, now)
+            self._arrivals += 1
+        elif isinstance(event, Admitted | Skipped | Chunked | Preempted):
+            self._note(self._live[event.request_id], event, now)
+        elif isinstance(event, Finished):
+            self._finish(event, now)
+
+    def explain(self, request_id: str, now: float | None = None) -> dict[str, Any] | None:
+        """What is known of a request, as plain values for JSON; None for one that is not in the book.
+
+        Times are seconds since its arrival. With ``now`` a live request also tells its age. ``position`` is
+        the number of waiting requests ahead of it (null once it runs).
+        """
+        page = self._live.get(request_id) or self._finished.get(request_id)
+        if page is None:
+            return None
+        told: dict[str, Any] = {
+            "id": request_id,
+            "state": page.state,
+            "position": self._position(page) if page.state == "waiting" else None,
+            "tenant": page.tenant,
+            "priority": page.priority,
+            "prompt_tokens": page.prompt_tokens,
+            "cached_tokens": page.cached_tokens,
+            "computed_tokens": page.computed_tokens,
+            "output_tokens": page.output_tokens,
+            "preemptions": page.preemptions,
+            "first_token_seconds": None if page.first is None else page.first - page.arrived,
+            "last_token_seconds": None if page.last is None else page.last - page.arrived,
+            "finish": page.end,
+            "history": list(page.history),
+            "history_dropped": page.dropped,
+        }
+        if now is not None and page.end is None:
+            told["age_seconds"] = now - page.arrived
+        return told
+
+    def _rank(self, page: _Page) -> tuple[int, int]:
+        return (page.priority if self._by_priority else 0, page.number)
+
+    def _position(self, page: _Page) -> int:
+        mine = self._rank(page)
+        return sum(other.state == "waiting" and self._rank(other) < mine for other in self._live.values())
+
+    def _note(self, page: _Page, event: Admitted | Skipped | Chunked | Preempted, now: float) -> None:
+        reason = event.reason.value
+        if isinstance(event, Admitted):
+            page.state = "running"
+            page.cached_tokens += event.cached_tokens
+            page.note(now, "admitted", reason=reason, cached_tokens=event.cached_tokens)
+        elif isinstance(event, Skipped):
+            page.note(now, "skipped", reason=reason)
+        elif isinstance(event, Chunked):
+            page.computed_tokens += event.length
+            page.note(now, "chunked", reason=reason, start=event.start, length=event.length)
+        else:
+            page.state = "waiting"
+            page.preemptions += 1
+            page.note(now, "preempted", reason=reason, lost_tokens=event.lost_tokens)
+
+    def _finish(self, event: Finished, now: float) -> None:
+        page = self._live.pop(event.request_id, None)
+        if page is None:  # refused before it arrived in the engine
+            page = _Page(Arrived(event.request_id, event.prompt_tokens, "", 0), self._arrivals, now)
+        page.state = "finished"
+        page.end = {
+            "seconds": now - page.arrived,
+            "reason": event.reason.value,
+            "message": event.message,
+            "stop_token": event.stop_token,
+        }
+        self._finished[event.request_id] = page
+        self._finished.move_to_end(event.request_id)
+        while len(self._finished) > self._keep:
+            self._finished.popitem(last=False)

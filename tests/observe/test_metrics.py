@@ -1,0 +1,152 @@
+"""The metrics fold on event lists made by hand: every figure can be worked out on paper."""
+
+from __future__ import annotations
+
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+from headrace.core.events import (
+    AdmitReason,
+    Admitted,
+    Arrived,
+    Chunked,
+    ChunkReason,
+    Emitted,
+    Finished,
+    Preempted,
+    PreemptReason,
+    Skipped,
+    SkipReason,
+    Stepped,
+)
+from headrace.core.request import FinishReason
+from headrace.observe.metrics import Metrics
+
+STORY = (
+    (10.0, Arrived("a", 40, "acme", 0)),
+    (10.5, Skipped("a", SkipReason.NO_BLOCKS)),
+    (11.0, Admitted("a", AdmitReason.NEW, 16, 40)),
+    (11.0, Chunked("a", 16, 24, ChunkReason.WHOLE)),
+    (12.0, Emitted("a", (7,))),
+    (12.0, Stepped(1, 0, 1, 24, 1, 0, 3, 10, 48, 40)),
+    (12.5, Emitted("a", (8,))),
+    (12.5, Preempted("a", PreemptReason.NO_BLOCKS, 41)),
+    (13.0, Admitted("a", AdmitReason.RESUMED, 32, 42)),
+    (13.0, Chunked("a", 32, 10, ChunkReason.WHOLE)),
+    (14.0, Emitted("a", (9, 10))),
+    (15.0, Finished("a", FinishReason.STOP, 40, 4, 16)),
+    (15.0, Stepped(2, 0, 1, 10, 0, 0, 0, 10, 0, 0)),
+)
+
+
+def page(metrics: Metrics) -> dict[str, float]:
+    """Every sample of the rendered page by its name and labels, the model's name left out."""
+    samples = {}
+    for family in text_string_to_metric_families(metrics.render().decode()):
+        for sample in family.samples:
+            labels = ",".join(f"{k}={v}" for k, v in sorted(sample.labels.items()) if k != "model_name")
+            samples[f"{sample.name}{{{labels}}}" if labels else sample.name] = sample.value
+    return samples
+
+
+def told(prefix: str = "headrace", upto: int = len(STORY)) -> dict[str, float]:
+    metrics = Metrics(prefix, model_name="toy", clock_offset=1000.0)
+    for now, event in STORY[:upto]:
+        metrics.fold(event, now)
+    return page(metrics)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("prefix_cache_queries_total", 40),
+        ("prefix_cache_hits_total", 16),
+        ("num_preemptions_total", 1),
+        ("recomputed_tokens_total", 41 - 32),
+        ("prompt_tokens_total", 40),
+        ("generation_tokens_total", 4),
+        ("request_success_total{finished_reason=stop}", 1),
+        ("scheduler_wait_reason_total{reason=no_blocks}", 1),
+        ("tenant_service_tokens_total{kind=computed,tenant=acme}", 24 + 10),
+        ("tenant_service_tokens_total{kind=cached,tenant=acme}", 16),
+        ("tenant_service_tokens_total{kind=generated,tenant=acme}", 4),
+        ("num_requests_running", 0),
+        ("num_requests_waiting", 0),
+        ("kv_cache_usage_perc", 0),
+        ("scheduler_last_progress_timestamp_seconds", 1015.0),
+        ("iteration_tokens_total_count", 2),
+        ("iteration_tokens_total_sum", 34),
+        ("batch_size_sum", 2),
+        ("time_to_first_token_seconds_sum", 2.0),
+        ("time_to_first_token_seconds_count", 1),
+        ("inter_token_latency_seconds_sum", 2.0),
+        ("inter_token_latency_seconds_count", 2),
+        ("request_time_per_output_token_seconds_sum", 2.0 / 3),
+        ("e2e_request_latency_seconds_sum", 5.0),
+        ("request_queue_time_seconds_sum", 1.0),
+        ("request_prefill_time_seconds_sum", 1.0),
+        ("request_decode_time_seconds_sum", 2.0),
+        ("request_prompt_tokens_sum", 40),
+        ("request_generation_tokens_sum", 4),
+    ],
+)
+def test_one_request_from_arrival_to_end(name: str, value: float) -> None:
+    assert told()[f"headrace:{name}"] == pytest.approx(value)
+
+
+def test_gauges_while_it_runs_and_while_it_waits_again() -> None:
+    running = told(upto=6)
+    assert (running["headrace:num_requests_running"], running["headrace:num_requests_waiting"]) == (1, 0)
+    assert running["headrace:kv_cache_usage_perc"] == pytest.approx(0.3)
+    assert running["headrace:kv_cache_waste_perc"] == pytest.approx(8 / 48)
+    waiting = told(upto=8)
+    assert (waiting["headrace:num_requests_running"], waiting["headrace:num_requests_waiting"]) == (0, 1)
+
+
+def test_the_prefix_is_chosen_and_the_model_is_a_label() -> None:
+    metrics = Metrics("vllm", model_name="toy")
+    text = metrics.render().decode()
+    assert 'vllm:num_requests_running{model_name="toy"} 0.0' in text
+    assert "headrace:" not in text
+    assert "_created" not in text
+
+
+def test_a_histogram_bucket_takes_its_upper_end() -> None:
+    metrics = Metrics()
+    metrics.fold(Arrived("a", 1, "t", 0), 0.0)
+    metrics.fold(Emitted("a", (1,)), 0.25)
+    buckets = {
+        k: v for k, v in page(metrics).items() if k.startswith("headrace:time_to_first_token_seconds_b")
+    }
+    assert buckets["headrace:time_to_first_token_seconds_bucket{le=0.1}"] == 0
+    assert buckets["headrace:time_to_first_token_seconds_bucket{le=0.25}"] == 1
+    assert buckets["headrace:time_to_first_token_seconds_bucket{le=+Inf}"] == 1
+
+
+def test_tenants_beyond_the_limit_share_one_label() -> None:
+    metrics = Metrics(tenants=2)
+    for number in range(50):
+        metrics.fold(Arrived(str(number), 1, f"tenant-{number}", 0), 0.0)
+        metrics.fold(Emitted(str(number), (1,)), 1.0)
+    generated = {k: v for k, v in page(metrics).items() if "tenant_service" in k and "kind=generated" in k}
+    assert len(generated) <= 7
+    assert sum(generated.values()) == 50
+    assert generated["headrace:tenant_service_tokens_total{kind=generated,tenant=other}"] == 50 - 6
+
+
+def test_a_request_refused_before_it_arrived_is_counted_and_harms_nothing() -> None:
+    metrics = Metrics()
+    metrics.fold(Finished("x", FinishReason.REJECTED, 5, 0, 0, "too long"), 1.0)
+    samples = page(metrics)
+    assert samples["headrace:request_success_total{finished_reason=rejected}"] == 1
+    assert samples["headrace:num_requests_waiting"] == 0
+
+
+def test_phases_and_cache_config() -> None:
+    metrics = Metrics(cache_config={"block_size": "16", "num_gpu_blocks": "100"})
+    metrics.phases({"plan": 0.0005, "forward": 0.01})
+    metrics.phases({"plan": 0.0015})
+    samples = page(metrics)
+    assert samples["headrace:scheduler_step_seconds_sum{phase=plan}"] == pytest.approx(0.002)
+    assert samples["headrace:scheduler_step_seconds_count{phase=forward}"] == 1
+    assert samples["headrace:cache_config_info{block_size=16,num_gpu_blocks=100}"] == 1

@@ -1,0 +1,96 @@
+"""The book of requests on event lists made by hand."""
+
+from __future__ import annotations
+
+import json
+
+from headrace.core.events import (
+    AdmitReason,
+    Admitted,
+    Arrived,
+    Chunked,
+    ChunkReason,
+    Emitted,
+    Finished,
+    Preempted,
+    PreemptReason,
+    Skipped,
+    SkipReason,
+)
+from headrace.core.request import FinishReason
+from headrace.observe.requests import HISTORY, RequestBook
+
+
+def test_a_request_is_explained_from_arrival_to_end() -> None:
+    book = RequestBook()
+    book.fold(Arrived("a", 40, "acme", 3), 10.0)
+    book.fold(Skipped("a", SkipReason.NO_SLOT), 10.5)
+    book.fold(Admitted("a", AdmitReason.NEW, 16, 40), 11.0)
+    book.fold(Chunked("a", 16, 24, ChunkReason.REST), 11.0)
+    book.fold(Emitted("a", (1, 2)), 12.0)
+    book.fold(Preempted("a", PreemptReason.NO_BLOCKS, 41), 13.0)
+    told = book.explain("a", now=14.0)
+    assert told is not None
+    assert (told["state"], told["position"], told["age_seconds"]) == ("waiting", 0, 4.0)
+    book.fold(Admitted("a", AdmitReason.RESUMED, 32, 42), 14.0)
+    book.fold(Finished("a", FinishReason.STOP, 40, 2, 16, stop_token=2), 15.0)
+
+    told = book.explain("a")
+    assert told is not None
+    assert json.loads(json.dumps(told)) == told
+    assert told["history"] == [
+        {"seconds": 0.5, "event": "skipped", "reason": "no_slot"},
+        {"seconds": 1.0, "event": "admitted", "reason": "new", "cached_tokens": 16},
+        {"seconds": 1.0, "event": "chunked", "reason": "rest", "start": 16, "length": 24},
+        {"seconds": 3.0, "event": "preempted", "reason": "no_blocks", "lost_tokens": 41},
+        {"seconds": 4.0, "event": "admitted", "reason": "resumed", "cached_tokens": 32},
+    ]
+    assert told["finish"] == {"seconds": 5.0, "reason": "stop", "message": "", "stop_token": 2}
+    assert (told["state"], told["position"], told["preemptions"]) == ("finished", None, 1)
+    assert (told["prompt_tokens"], told["output_tokens"], told["computed_tokens"]) == (40, 2, 24)
+    assert (told["first_token_seconds"], told["tenant"], told["priority"]) == (2.0, "acme", 3)
+
+
+def test_position_counts_who_waits_ahead() -> None:
+    book, ranked = RequestBook(), RequestBook(by_priority=True)
+    for watcher in (book, ranked):
+        for number, priority in enumerate((5, 5, 0)):
+            watcher.fold(Arrived(str(number), 1, "t", priority), float(number))
+
+    def positions(watcher: RequestBook) -> list[int]:
+        return [(watcher.explain(str(number)) or {})["position"] for number in range(3)]
+
+    assert positions(book) == [0, 1, 2]
+    assert positions(ranked) == [1, 2, 0]
+    book.fold(Admitted("0", AdmitReason.NEW, 0, 1), 3.0)
+    assert positions(book) == [None, 0, 1]
+
+
+def test_only_the_last_finished_are_kept_and_all_the_live() -> None:
+    book = RequestBook(keep=3)
+    for number in range(10):
+        book.fold(Arrived(str(number), 1, "t", 0), 0.0)
+    for number in range(8):
+        book.fold(Finished(str(number), FinishReason.LENGTH, 1, 1, 0), 1.0)
+    known = [number for number in range(10) if book.explain(str(number)) is not None]
+    assert known == [5, 6, 7, 8, 9]
+
+
+def test_a_long_history_is_cut_and_says_so() -> None:
+    book = RequestBook()
+    book.fold(Arrived("a", 10_000, "t", 0), 0.0)
+    for start in range(HISTORY + 10):
+        book.fold(Chunked("a", start, 1, ChunkReason.BUDGET), 1.0)
+    told = book.explain("a")
+    assert told is not None
+    assert (len(told["history"]), told["history_dropped"]) == (HISTORY, 10)
+    assert told["computed_tokens"] == HISTORY + 10
+
+
+def test_a_request_refused_at_the_door_is_explained() -> None:
+    book = RequestBook()
+    book.fold(Finished("x", FinishReason.REJECTED, 9, 0, 0, "prompt too long"), 1.0)
+    told = book.explain("x")
+    assert told is not None
+    assert told["finish"]["message"] == "prompt too long"
+    assert book.explain("unknown") is None
