@@ -1,0 +1,1 @@
+"""The OpenAI HTTP API over `serve.service`: wire types, routes, streams, errors."""

@@ -1,0 +1,164 @@
+"""Every refusal has one shape, OpenAI's: ``{"error": {"message", "type", "param", "code"}}``.
+
+The constructors are the whole list of what a client can meet. An internal error's text is logged, never sent.
+"""
+
+from __future__ import annotations
+
+import json
+from http import HTTPStatus
+
+from starlette.exceptions import HTTPException
+from starlette.requests import Request as HttpRequest
+from starlette.responses import Response
+
+from headrace.core.events import Finished
+from headrace.core.gate import Reject
+from headrace.core.request import FinishReason
+
+INVALID = "invalid_request_error"
+FAILED_MESSAGE = "The server had an error while processing your request."
+
+
+class ApiError(Exception):
+    """What a client did wrong, or what the server cannot do for it now; ends in an answer of `status`."""
+
+    def __init__(
+        self,
+        status: int,
+        message: str,
+        *,
+        type: str = INVALID,
+        param: str | None = None,
+        code: str | None = None,
+        retry_after: int | None = None,
+        headers: dict[str, str] | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.status = status
+        self.type = type
+        self.param = param
+        self.code = code
+        self.headers = dict(headers or {})
+        if retry_after is not None:
+            self.headers["Retry-After"] = str(retry_after)
+
+    def body(self) -> bytes:
+        """The error as JSON, for a response or for an event of a stream that has begun."""
+        error = {"message": str(self), "type": self.type, "param": self.param, "code": self.code}
+        return json.dumps({"error": error}).encode()
+
+    def response(self) -> Response:
+        """The error as an HTTP response."""
+        return Response(self.body(), self.status, self.headers, media_type="application/json")
+
+
+def invalid(message: str, param: str | None = None, code: str | None = "invalid_value") -> ApiError:
+    """400: a field that cannot be; ``param`` names it."""
+    return ApiError(400, message, param=param, code=code)
+
+
+def not_supported(param: str, what: str | None = None) -> ApiError:
+    """400: a field or value that is known but belongs to a capability that does not exist yet."""
+    return invalid(f"{what or param} is not supported yet", param, "unsupported_parameter")
+
+
+def context_length_exceeded(prompt: int, asked: int, limit: int, param: str) -> ApiError:
+    """400: prompt and answer do not fit into the model's context."""
+    return invalid(
+        f"This model's maximum context length is {limit} tokens. However, you requested {prompt + asked} tokens "
+        f"({prompt} in the prompt, {asked} for the completion). Please shorten the prompt or the completion.",
+        param,
+        "context_length_exceeded",
+    )
+
+
+def invalid_api_key() -> ApiError:
+    """401."""
+    return ApiError(
+        401,
+        "Incorrect or missing API key. Send it as 'Authorization: Bearer KEY'.",
+        type="authentication_error",
+        code="invalid_api_key",
+        headers={"WWW-Authenticate": "Bearer"},
+    )
+
+
+def model_not_found(model: str) -> ApiError:
+    """404: another model than the one served."""
+    return ApiError(404, f"The model {model!r} does not exist.", param="model", code="model_not_found")
+
+
+def too_large(limit: int) -> ApiError:
+    """413: the body is longer than the server reads."""
+    return ApiError(413, f"The request body is larger than {limit} bytes.", code="request_too_large")
+
+
+def timed_out(seconds: float) -> ApiError:
+    """408: the deadline passed before the answer was whole."""
+    return ApiError(
+        408, f"The request did not finish within {seconds:g} seconds.", type="timeout", code="deadline_exceeded"
+    )
+
+
+def overloaded(verdict: Reject) -> ApiError:
+    """503: the gate is shut to this call."""
+    return ApiError(
+        503,
+        f"The server takes no further request now: {verdict.message}.",
+        type="overloaded",
+        code=str(verdict.reason),
+        retry_after=verdict.retry_after,
+    )
+
+
+def shutting_down() -> ApiError:
+    """503: the drain ended before the answer did."""
+    return ApiError(
+        503,
+        "The server is shutting down and could not finish this request.",
+        type="overloaded",
+        code="draining",
+        retry_after=5,
+    )
+
+
+def failed() -> ApiError:
+    """500: our fault; what happened is in the log."""
+    return ApiError(500, FAILED_MESSAGE, type="server_error", code="server_error")
+
+
+def of_finish(finished: Finished, timeout: float) -> ApiError | None:
+    """The error that a `Finished` means to its caller; None where the answer ended as it should."""
+    match finished.reason:
+        case FinishReason.STOP | FinishReason.LENGTH:
+            return None
+        case FinishReason.TIMEOUT:
+            return timed_out(timeout)
+        case FinishReason.REJECTED:
+            return invalid(f"The request cannot be served: {finished.message}.", code="request_rejected")
+        case FinishReason.CANCELLED:
+            return shutting_down()
+        case FinishReason.FAILED:
+            return failed()
+
+
+async def http_exception(request: HttpRequest, error: Exception) -> Response:
+    """Starlette's own refusals (unknown route, wrong method) in our shape."""
+    assert isinstance(error, HTTPException)
+    path = request.url.path
+    if error.status_code == HTTPStatus.NOT_FOUND:
+        shown = ApiError(404, f"There is no route {path!r}.", code="route_not_found")
+    elif error.status_code == HTTPStatus.METHOD_NOT_ALLOWED:
+        message = f"{request.method} is not allowed on {path!r}."
+        shown = ApiError(405, message, code="method_not_allowed")
+    else:
+        shown = ApiError(error.status_code, error.detail)
+    shown.headers.update(error.headers or {})
+    return shown.response()
+
+
+async def api_error(request: HttpRequest, error: Exception) -> Response:
+    """What a route raised on purpose."""
+    assert isinstance(error, ApiError)
+    return error.response()

@@ -1,0 +1,254 @@
+"""Between the sockets and the engine: what may enter, whose event it is, and when it is given up.
+
+Lives on one asyncio loop. It asks `core.gate` before anything is queued, hands requests to the engine's
+thread, and carries each step's events back in one hop. It must not know HTTP, text or wire formats; watchers
+(metrics, the book of requests) are folded here, so that counting never costs the engine's thread a step.
+Next on the road: response caches answer in `open` before the gate does.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import time
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+from headrace.core.events import Admitted, Emitted, Event, Finished, PromptScored
+from headrace.core.gate import Limits, Load, Reject, decide
+from headrace.core.ports import Watcher
+from headrace.core.request import FinishReason, InvalidParameter, Request
+from headrace.serve.thread import EngineThread, Progress, Steps
+
+STALL_SECONDS = 60.0
+"""Work that waits this long without one finished step means that the engine hangs."""
+
+RATE_SECONDS = 10.0
+"""How far back the rate of admissions looks, which tells a refused caller when to come again."""
+
+Told = tuple[int, Emitted | PromptScored | Finished]
+"""An event of one call, with the index of the call's sequence that it is about."""
+
+
+class Refused(Exception):
+    """The gate is shut to this call; `verdict` says why and when to come again."""
+
+    def __init__(self, verdict: Reject) -> None:
+        super().__init__(verdict.message)
+        self.verdict = verdict
+
+
+class Health(NamedTuple):
+    """Whether steps progress while work is pending (``well``), and whether new calls are taken (``ready``)."""
+
+    well: bool
+    ready: bool
+    why: str
+    progress: Progress
+
+
+class Answer:
+    """What the sequences of one call have said and nobody has read yet.
+
+    One reader. However many steps passed since it last looked, it is woken once and reads all of it.
+    """
+
+    def __init__(self, requests: Sequence[Request]) -> None:
+        self.requests = tuple(requests)
+        self.open = len(self.requests)
+        self._told: list[Told] = []
+        self._reader: asyncio.Future[None] | None = None
+
+    async def read(self) -> list[Told]:
+        """Events since the last read, in order; waits for one. Empty when all has been read to the end."""
+        if not self._told and self.open:
+            self._reader = asyncio.get_running_loop().create_future()
+            try:
+                await self._reader
+            finally:
+                self._reader = None
+        told, self._told = self._told, []
+        return told
+
+    def tell(self, index: int, event: Emitted | PromptScored | Finished) -> None:
+        """Add one event and wake the reader."""
+        self._told.append((index, event))
+        if type(event) is Finished:
+            self.open -= 1
+        if self._reader is not None and not self._reader.done():
+            self._reader.set_result(None)
+
+
+class _Rate:
+    """Events per second, the older the less they count."""
+
+    def __init__(self) -> None:
+        self._value = 0.0
+        self._at = 0.0
+
+    def count(self, now: float) -> None:
+        self._value = self.value(now) + 1.0 / RATE_SECONDS
+        self._at = now
+
+    def value(self, now: float) -> float:
+        return self._value * math.exp((self._at - now) / RATE_SECONDS)
+
+
+class _Route:
+    """Where the events of one request go; ``answer`` is None once nobody listens."""
+
+    __slots__ = ("answer", "index", "prompt_tokens", "queued")
+
+    def __init__(self, answer: Answer, index: int, prompt_tokens: int) -> None:
+        self.answer: Answer | None = answer
+        self.index = index
+        self.prompt_tokens = prompt_tokens
+        self.queued = True
+
+
+class Service:
+    """Takes calls on the running loop and answers them from the engine's events."""
+
+    def __init__(
+        self,
+        engine: Steps,
+        limits: Limits,
+        watchers: Sequence[Watcher] = (),
+        clock: Callable[[], float] = time.monotonic,
+        stall_seconds: float = STALL_SECONDS,
+    ) -> None:
+        self.now = clock
+        self.draining = False
+        self._limits = limits
+        self._watchers = tuple(watchers)
+        self._stall_seconds = stall_seconds
+        self._routes: dict[str, _Route] = {}
+        self._queued_requests = 0
+        self._queued_tokens = 0
+        self._admissions = _Rate()
+        self._idle = asyncio.Event()
+        self._idle.set()
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self.thread = EngineThread(engine, self._deliver, clock)
+
+    def start(self) -> None:
+        """Bind to the running loop and start the engine's thread."""
+        self._loop = asyncio.get_running_loop()
+        self.thread.start()
+
+    def open(self, requests: Sequence[Request]) -> Answer:
+        """Take the sequences of one call in, all or none.
+
+        Raises:
+            Refused: the queue is full or the server drains.
+            InvalidParameter: a request id that is in use.
+        """
+        verdict = decide(
+            self.load(), len(requests), sum(len(request.tokens) for request in requests), self._limits
+        )
+        if isinstance(verdict, Reject):
+            raise Refused(verdict)
+        for request in requests:
+            if request.id in self._routes:
+                raise InvalidParameter("request_id", f"request_id {request.id!r} is already in use")
+        answer = Answer(requests)
+        for index, request in enumerate(requests):
+            self._routes[request.id] = _Route(answer, index, len(request.tokens))
+            self._queued_requests += 1
+            self._queued_tokens += len(request.tokens)
+            self.thread.submit(request)
+        self._idle.clear()
+        return answer
+
+    def close(self, answer: Answer, why: FinishReason = FinishReason.CANCELLED, message: str = "") -> None:
+        """End what is still open of a call: its reader is told at once, the engine before its next step."""
+        for request in answer.requests:
+            route = self._routes.get(request.id)
+            if route is not None and route.answer is answer:
+                route.answer = None  # the engine's own Finished comes later, to nobody
+                self.thread.cancel(request.id, why)
+                answer.tell(route.index, Finished(request.id, why, len(request.tokens), 0, 0, message))
+
+    def stop_sequence(self, answer: Answer, index: int) -> None:
+        """A stop string ended one sequence; its `Finished` follows."""
+        self.thread.cancel(answer.requests[index].id, FinishReason.STOP)
+
+    def close_all(self, message: str) -> None:
+        """End every open call, telling each reader why."""
+        for answer in {route.answer for route in self._routes.values() if route.answer is not None}:
+            self.close(answer, FinishReason.CANCELLED, message)
+
+    async def drain(self, timeout: float) -> bool:
+        """Take nothing new and wait for the open calls; whether all ended within ``timeout`` seconds."""
+        self.draining = True
+        try:
+            await asyncio.wait_for(self._idle.wait(), timeout)
+        except TimeoutError:
+            return False
+        return True
+
+    async def between_steps(self, function: Callable[[], bool]) -> bool:
+        """The result of ``function``, run on the engine's thread while no step is."""
+        return bool(await asyncio.wrap_future(self.thread.call(function)))
+
+    def load(self) -> Load:
+        """What is queued now, and how fast the queue moves."""
+        rate = self._admissions.value(self.now())
+        return Load(self._queued_requests, self._queued_tokens, rate, self.draining)
+
+    def open_requests(self) -> int:
+        """Requests that the engine still holds, listened to or not."""
+        return len(self._routes)
+
+    def health(self) -> Health:
+        """Whether the engine makes progress; a process that exists proves nothing."""
+        progress = self.thread.progress()
+        if progress.failure:
+            why = "the engine failed"
+        elif not progress.alive:
+            why = "the engine's thread has ended"
+        elif progress.stalled_seconds > self._stall_seconds:
+            why = f"requests wait and no step has progressed for {progress.stalled_seconds:.0f} s"
+        else:
+            why = ""
+        ready = not why and not self.draining
+        return Health(not why, ready, why or ("draining" if self.draining else ""), progress)
+
+    def _deliver(self, events: list[Event], now: float) -> None:
+        """On the engine's thread: one hop onto the loop for all that a step told."""
+        assert self._loop is not None
+        try:
+            self._loop.call_soon_threadsafe(self._take, events, now)
+        except RuntimeError:  # the loop is closed: nobody is left to listen
+            if not self._loop.is_closed():
+                raise
+
+    def _take(self, events: list[Event], now: float) -> None:
+        for event in events:
+            match event:
+                case Emitted() | PromptScored():
+                    route = self._routes.get(event.request_id)
+                    if route is not None and route.answer is not None:
+                        route.answer.tell(route.index, event)
+                case Admitted():
+                    self._admissions.count(now)
+                    route = self._routes.get(event.request_id)
+                    if route is not None:
+                        self._unqueue(route)
+                case Finished():
+                    route = self._routes.pop(event.request_id, None)
+                    if route is not None:
+                        self._unqueue(route)
+                        if route.answer is not None:
+                            route.answer.tell(route.index, event)
+        if not self._routes:
+            self._idle.set()
+        for watcher in self._watchers:  # last: a fold that raises must not cost anyone an answer
+            for event in events:
+                watcher.fold(event, now)
+
+    def _unqueue(self, route: _Route) -> None:
+        if route.queued:
+            route.queued = False
+            self._queued_requests -= 1
+            self._queued_tokens -= route.prompt_tokens
