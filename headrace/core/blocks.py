@@ -18,7 +18,7 @@ from array import array
 from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple, Protocol
 
-from headrace.core.events import Event, EvictReason, Evicted
+from headrace.core.events import Event, Evicted, EvictReason
 
 CANDIDATES = 8
 """How many partly matching blocks are compared at most: bounds the cost of a look-up."""
@@ -53,7 +53,7 @@ class LeastRecentlyUsed:
 
 
 class PrefixHit(NamedTuple):
-    """What the cache holds of a sequence: whole blocks to share, then a block of which ``copied`` tokens fit."""
+    """What the cache holds of a sequence: whole blocks to share, then one of which ``copied`` tokens fit."""
 
     blocks: tuple[int, ...]
     source: int
@@ -98,9 +98,7 @@ class BlockPool:
         self._eviction = eviction
         self._tell = tell
         self._blank = list(range(num_blocks - 1, -1, -1))
-        self._cached: list[
-            tuple[float, int, int]
-        ] = []  # heap of (priority, stamp, id); stale where stamps differ
+        self._cached: list[tuple[float, int, int]] = []  # heap of (priority, stamp, id)
         self._num_cached = 0
         self._clock = 0
         self._by_key: dict[bytes, Block] = {}

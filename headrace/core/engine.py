@@ -1,4 +1,4 @@
-"""One loop: plan, launch, collect, commit, events. The same code in production, in tests and in a simulator."""
+"""One loop: plan, launch, collect, commit, events; the same in production, in tests and in a simulator."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class Engine:
         self.scheduler.add(request, now)
 
     def cancel(self, request_id: str, why: FinishReason, now: float) -> None:
-        """End a request at once; unknown ids are ignored, since an answer may end while its cancel is on the way."""
+        """End a request at once; an unknown id is ignored: the answer may end while its cancel is on the way."""
         self.scheduler.cancel(request_id, why)
 
     def step(self, now: float) -> list[Event]:
@@ -56,7 +56,7 @@ class Engine:
         return events
 
     def wake_at(self, now: float) -> float | None:
-        """When to call `step` next: ``now`` or a later time; None when only new requests can change anything."""
+        """When to call `step` next: ``now`` or later; None when only new requests can change anything."""
         if self._in_flight or self._events:
             return now
         due = self.scheduler.wake_at()

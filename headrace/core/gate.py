@@ -8,6 +8,8 @@ from typing import NamedTuple
 
 
 class RejectReason(StrEnum):
+    """Why the server does not take a request on."""
+
     QUEUE_FULL = "queue_full"
     QUEUE_TOKENS = "queue_tokens"
     DRAINING = "draining"

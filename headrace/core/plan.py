@@ -95,7 +95,8 @@ class StepOutput(NamedTuple):
 
     ``tokens[i]`` are the tokens drawn for row ``i`` (empty where the row does not sample). ``logprobs[i]``
     has one entry per drawn token. ``prompt_logprobs[i]`` has one entry per computed position ``p``, scoring
-    token ``p + 1`` of the prompt. ``failures[i]`` says why row ``i`` alone could not be computed.
+    token ``p + 1`` of the prompt. ``failures[i]`` says why row ``i`` alone could not be computed; its slot counts as
+    having drawn some token, since its next row may be in flight.
     """
 
     step: int

@@ -8,8 +8,8 @@ Positions of a sequence, left to right:
    and values
 ```
 ``planned`` runs ahead of ``computed`` by what has been launched; ``known`` runs ahead of ``tokens`` by what
-launched rows will draw. Both meet when nothing is in flight. One rule makes all rows: compute from ``planned``
-towards ``known``; a prompt, a chunk, a decode step and a resumed sequence differ in nothing else.
+launched rows will draw. Both meet when nothing is in flight. One rule makes all rows: compute from
+``planned`` towards ``known``; a prompt, a chunk, a decode step and a resumed sequence differ in nothing else.
 """
 
 from __future__ import annotations
@@ -61,8 +61,8 @@ class Sequence:
         "slot",
         "status",
         "table",
-        "told",
         "tokens",
+        "told",
     )
 
     def __init__(self, request: Request, rank: tuple[float, ...], max_model_len: int) -> None:

@@ -45,7 +45,7 @@ class StaticBatch:
         self._admitted_goal = 0
 
     def admit(self, queue: Queue, now: float) -> int:
-        if queue.running == 0 and queue.admitted >= self._admitted_goal:
+        if queue.running == 0:
             if queue.waiting < self._size and now < self.ready_at(queue):
                 return 0
             self._admitted_goal = queue.admitted + min(self._size, queue.waiting)

@@ -4,8 +4,8 @@
  plan    expire deadlines -> decode rows -> rows of started prompts -> admissions      => StepPlan
  commit  confirm what was computed -> append tokens -> finish -> make blocks findable  => events
 ```
-Its choices are policies (order, admission, victims, eviction); it knows no tensor, text or clock. A sequence may
-have rows in flight when it is preempted or finished: its epoch makes those rows stale, and its blocks stay
+Its choices are policies (order, admission, victims, eviction); it knows no tensor, text or clock. A sequence
+may have rows in flight when it is preempted or finished: its epoch makes those rows stale, and its blocks stay
 fenced until the last of them has been committed.
 """
 
@@ -21,8 +21,8 @@ from operator import attrgetter
 from headrace.core.blocks import NO_HIT, BlockPool, PrefixHit
 from headrace.core.capacity import blocks_needed
 from headrace.core.events import (
-    Admitted,
     AdmitReason,
+    Admitted,
     Arrived,
     Chunked,
     ChunkReason,
@@ -44,8 +44,8 @@ from headrace.core.scheduler.order import OrderPolicy
 from headrace.core.scheduler.victims import VictimPolicy
 from headrace.core.sequence import Sequence, Status
 
-LOOKAHEAD = 64
-"""Waiting requests looked at in one step at most, so that planning does not grow with the queue."""
+LOOKAHEAD = 8
+"""Requests that do not fit looked past in one step at most, so that planning does not grow with the queue."""
 
 by_rank = attrgetter("rank")
 
@@ -93,7 +93,7 @@ class Scheduler:
         self._slots = list(range(max_num_seqs - 1, -1, -1))
         self._deadlines: list[tuple[float, str]] = []
         self._launched: deque[tuple[StepPlan, list[tuple[Sequence, int]]]] = deque()
-        self._fenced: deque[tuple[int, list[int]]] = deque()  # (step whose commit frees them, table)
+        self._fenced: list[tuple[int, list[int]]] = []  # (step whose commit frees them, table)
         self._num_fenced = 0
         self._step = 0
         self._committed = -1
@@ -170,10 +170,8 @@ class Scheduler:
         step = _Step(self._step, knobs.batched_tokens)
         self._plan_running(step, knobs)
         self._admit(step, now, knobs)
-        if not step.rows and not self._launched and (self._running or self._waiting_stalls(now)):
-            raise Stalled(
-                f"{self.num_running} running, {self.num_waiting} waiting, nothing planned or in flight"
-            )
+        if not step.rows and not self._launched:
+            self._ensure_liveness(now)
         plan = StepPlan(step.number, tuple(step.entries), tuple(step.moves), tuple(step.rows))
         if plan.rows:
             self._step += 1
@@ -182,7 +180,10 @@ class Scheduler:
 
     def _expire(self, now: float) -> None:
         while self._deadlines and self._deadlines[0][0] <= now:
-            self.cancel(heapq.heappop(self._deadlines)[1], FinishReason.TIMEOUT)
+            deadline, request_id = heapq.heappop(self._deadlines)
+            sequence = self._live.get(request_id)
+            if sequence is not None and sequence.request.deadline == deadline:
+                self._finish(sequence, FinishReason.TIMEOUT)
 
     def _plan_running(self, step: _Step, knobs: Knobs) -> None:
         prefills = []
@@ -264,7 +265,7 @@ class Scheduler:
             return
         allowed = self._admission.admit(self._queue(), now)
         passed: list[Sequence] = []
-        for _ in range(LOOKAHEAD):
+        while len(passed) < LOOKAHEAD:
             head = self._pop_waiting()
             if head is None:
                 break
@@ -371,8 +372,15 @@ class Scheduler:
             self._num_waiting -= 1
         return sequence
 
-    def _waiting_stalls(self, now: float) -> bool:
-        return bool(self._num_waiting) and self.wake_at() <= now
+    def _ensure_liveness(self, now: float) -> None:
+        """With nothing planned or in flight: fail a head that can never be planned; all else would be a stall."""
+        head = self._peek_waiting()
+        if not self._running and head is not None and head.skip_reason is SkipReason.NO_BUDGET:
+            self._finish(
+                head, FinishReason.FAILED, f"{head.known} tokens do not fit in one step and may not be split"
+            )
+        elif self._running or (head is not None and self.wake_at() <= now):
+            raise Stalled(f"{self.num_running} running, {self.num_waiting} waiting, nothing planned")
 
     # -- commit ------------------------------------------------------------------------------------
 
@@ -487,10 +495,12 @@ class Scheduler:
         sequence.registered = sequence.promised = 0
 
     def _lift_fences(self) -> None:
-        while self._fenced and self._fenced[0][0] <= self._committed:
-            _, table = self._fenced.popleft()
-            self._num_fenced -= len(table)
-            self.pool.release(table)
+        lifted = [table for step, table in self._fenced if step <= self._committed]
+        if lifted:
+            self._fenced = [(step, table) for step, table in self._fenced if step > self._committed]
+            for table in lifted:
+                self._num_fenced -= len(table)
+                self.pool.release(table)
 
     # -- the rest ----------------------------------------------------------------------------------
 

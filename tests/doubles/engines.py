@@ -1,0 +1,75 @@
+"""Engines over the hashing runner, and the loop that drives them in virtual time."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from headrace.core.blocks import BlockPool, LeastRecentlyUsed
+from headrace.core.engine import Engine
+from headrace.core.events import Emitted, Event, Finished
+from headrace.core.knobs import Knobs
+from headrace.core.scheduler.admission import AdmissionPolicy, Continuous
+from headrace.core.scheduler.order import FirstComeFirstServed, OrderPolicy
+from headrace.core.scheduler.scheduler import Scheduler
+from headrace.core.scheduler.victims import LastRanked
+from tests.doubles.hashing_runner import HashingRunner
+
+
+def hashing_engine(
+    *,
+    num_blocks: int = 64,
+    block_size: int = 4,
+    max_num_seqs: int = 8,
+    max_model_len: int = 128,
+    overlap: int = 0,
+    knobs: Knobs | None = None,
+    order: OrderPolicy | None = None,
+    admission: AdmissionPolicy | None = None,
+    prefix_caching: bool = True,
+) -> tuple[Engine, HashingRunner]:
+    events: list[Event] = []
+    pool = BlockPool(num_blocks, block_size, LeastRecentlyUsed(), events.append)
+    scheduler = Scheduler(
+        pool,
+        order or FirstComeFirstServed(),
+        admission or Continuous(),
+        LastRanked(),
+        events,
+        max_num_seqs=max_num_seqs,
+        max_model_len=max_model_len,
+        prefix_caching=prefix_caching,
+    )
+    runner = HashingRunner(num_blocks, block_size, max_num_seqs)
+    return Engine(scheduler, runner, events, knobs or Knobs(), overlap), runner
+
+
+@dataclass
+class Record:
+    """The events of one engine, and per request its tokens and ends."""
+
+    events: list[Event] = field(default_factory=list)
+    tokens: dict[str, list[int]] = field(default_factory=dict)
+    ends: dict[str, list[Finished]] = field(default_factory=dict)
+
+    def fold(self, events: list[Event]) -> None:
+        for event in events:
+            self.events.append(event)
+            if isinstance(event, Emitted):
+                assert event.request_id not in self.ends, "tokens after the end"
+                self.tokens.setdefault(event.request_id, []).extend(event.tokens)
+            elif isinstance(event, Finished):
+                self.ends.setdefault(event.request_id, []).append(event)
+
+    def of(self, kind: type) -> list:
+        return [event for event in self.events if isinstance(event, kind)]
+
+
+def drain(engine: Engine, record: Record, now: float = 0.0, max_steps: int = 100_000) -> float:
+    """Step until the engine has nothing to do; returns the virtual time."""
+    for _ in range(max_steps):
+        due = engine.wake_at(now)
+        if due is None:
+            return now
+        now = max(now + 0.001, due)
+        record.fold(engine.step(now))
+    raise AssertionError(f"not idle after {max_steps} steps")

@@ -1,0 +1,104 @@
+"""A runner without a model: its "keys and values" are rolling hashes of the prefix.
+
+Position p stores hash(hash at p-1, token at p) in the block and offset that the table names. A token is drawn
+from all hashes of the prefix as they are read back through the table, so a stale block, a wrong offset, a
+missing copy or a row that belongs to somebody else changes the text.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+
+from headrace.core.plan import StepOutput, StepPlan
+
+VOCAB = 97
+MASK = (1 << 64) - 1
+
+
+def mix(state: int, token: int) -> int:
+    """One step of a 64-bit rolling hash."""
+    state = (state ^ (token + 0x9E3779B97F4A7C15)) * 0xBF58476D1CE4E5B9 & MASK
+    return state ^ state >> 29
+
+
+def draw(hashes: list[int], seed: int) -> int:
+    """The token that follows a prefix with these hashes."""
+    total = seed
+    for value in hashes:
+        total = mix(total, value)
+    return total % VOCAB
+
+
+def expected_tokens(prompt: tuple[int, ...], seed: int, count: int, stop: frozenset[int]) -> list[int]:
+    """The answer by definition, with no blocks, rows or steps."""
+    hashes: list[int] = []
+    state = 0
+    for token in prompt:
+        state = mix(state, token)
+        hashes.append(state)
+    answer: list[int] = []
+    while len(answer) < count:
+        token = draw(hashes, seed)
+        answer.append(token)
+        if token in stop:
+            break
+        state = mix(state, token)
+        hashes.append(state)
+    return answer
+
+
+class HashingRunner:
+    """Runs plans over hashed pages; `poison` makes the named requests fail at their next row."""
+
+    def __init__(self, num_blocks: int, block_size: int, max_num_seqs: int) -> None:
+        self.block_size = block_size
+        self.pages = [[0] * block_size for _ in range(num_blocks)]
+        self.tokens: list[list[int]] = [[] for _ in range(max_num_seqs)]
+        self.tables: list[list[int]] = [[] for _ in range(max_num_seqs)]
+        self.owners = [""] * max_num_seqs
+        self.seeds = [0] * max_num_seqs
+        self.poison: set[str] = set()
+        self.computed_tokens = 0
+        self._outputs: deque[StepOutput] = deque()
+
+    def launch(self, plan: StepPlan, now: float) -> None:
+        for entry in plan.entries:
+            self.tokens[entry.slot] = list(entry.tokens)
+            self.tables[entry.slot] = list(entry.blocks)
+            self.owners[entry.slot] = entry.request_id
+            self.seeds[entry.slot] = entry.seed
+        for move in plan.moves:
+            self.pages[move.target] = list(self.pages[move.source])
+        assert len({row.slot for row in plan.rows}) == len(plan.rows), "two rows of one slot"
+        drawn: list[tuple[int, ...]] = []
+        failures: dict[int, str] = {}
+        size = self.block_size
+        for i, row in enumerate(plan.rows):
+            self.computed_tokens += row.length
+            table = self.tables[row.slot]
+            table += row.new_blocks
+            known = self.tokens[row.slot]
+            end = row.start + row.length
+            assert end <= len(known), "a row reaches past what is known"
+            assert row.samples == (end == len(known)), "a row samples in the middle"
+            assert end <= len(table) * size, "a row has no block"
+            if self.owners[row.slot] in self.poison:
+                failures[i] = "poisoned"
+                drawn.append(())
+                known += [0] * row.samples  # its next row may be in flight already
+                continue
+            state = self.pages[table[(row.start - 1) // size]][(row.start - 1) % size] if row.start else 0
+            for position in range(row.start, end):
+                state = mix(state, known[position])
+                self.pages[table[position // size]][position % size] = state
+            if row.samples:
+                hashes = [self.pages[table[p // size]][p % size] for p in range(end)]
+                token = draw(hashes, self.seeds[row.slot])
+                known.append(token)
+                drawn.append((token,))
+            else:
+                drawn.append(())
+        self._outputs.append(StepOutput(plan.step, tuple(drawn), failures=failures))
+
+    def collect(self) -> StepOutput:
+        return self._outputs.popleft()

@@ -1,0 +1,110 @@
+"""One random life of the pure core: requests come, are cancelled, fail and expire over a tiny pool."""
+
+from __future__ import annotations
+
+import random
+
+from headrace.core.knobs import Knobs
+from headrace.core.request import FinishReason, Request, SamplingParams
+from headrace.core.scheduler.admission import Continuous, StaticBatch
+from headrace.core.scheduler.order import ByPriority, FirstComeFirstServed
+from tests.doubles.engines import Record, drain, hashing_engine
+from tests.doubles.hashing_runner import VOCAB, expected_tokens
+
+
+def run(seed: int) -> Record:
+    """Run one life and check every law of the core; the seed alone decides everything."""
+    rng = random.Random(seed)
+    block_size = rng.choice([1, 2, 4, 8])
+    max_model_len = rng.randint(8, 64)
+    least_blocks = -(-max_model_len // block_size)
+    engine, runner = hashing_engine(
+        num_blocks=rng.randint(least_blocks, least_blocks * 3),
+        block_size=block_size,
+        max_num_seqs=rng.randint(1, 6),
+        max_model_len=max_model_len,
+        overlap=rng.choice([0, 1]),
+        knobs=Knobs(
+            batched_tokens=rng.randint(1, 48) if (chunked := rng.random() < 0.8) else max_model_len,
+            chunked_prefill=chunked,
+            long_prefill_tokens=rng.choice([0, 0, 3]),
+            mixed_prefill_tokens=rng.choice([0, 0, 5]),
+            max_skips=rng.randint(0, 4),
+        ),
+        order=rng.choice([FirstComeFirstServed(), ByPriority()]),
+        admission=StaticBatch(rng.randint(1, 5), 0.05) if rng.random() < 0.2 else Continuous(),
+        prefix_caching=rng.random() < 0.8,
+    )
+    record = Record()
+    requests: dict[str, Request] = {}
+    disturbed: set[str] = set()
+    prefixes = [
+        tuple(rng.randrange(VOCAB) for _ in range(rng.randint(1, max_model_len // 2))) for _ in range(3)
+    ]
+    now = 0.0
+    for number in range(rng.randint(1, 14)):
+        tokens = rng.choice(prefixes)[: rng.randint(1, max_model_len)] if rng.random() < 0.7 else ()
+        tokens += tuple(rng.randrange(VOCAB) for _ in range(rng.randint(0 if tokens else 1, 12)))
+        request = Request(
+            id=f"r{number}",
+            tokens=tokens,
+            params=SamplingParams(
+                max_tokens=rng.choice([None, 1, rng.randint(1, 20)]),
+                ignore_eos=rng.random() < 0.3,
+                stop_token_ids=(5,) if rng.random() < 0.3 else (),
+            ),
+            arrived=now,
+            priority=rng.randint(-1, 1),
+            deadline=now + rng.random() * 0.05 if rng.random() < 0.1 else None,
+            salt=rng.choice(["", "a"]),
+            seed=rng.choice([0, number]),
+            eos_token_ids=frozenset({7, 8}),
+        )
+        requests[request.id] = request
+        engine.submit(request, now)
+        for _ in range(rng.randint(0, 4)):
+            now += 0.001
+            record.fold(engine.step(now))
+        chance = rng.random()
+        victim = rng.choice(list(requests))
+        if chance < 0.15:
+            engine.cancel(victim, FinishReason.CANCELLED, now)
+            disturbed.add(victim)
+        elif chance < 0.2:
+            runner.poison.add(victim)
+            disturbed.add(victim)
+        elif chance < 0.23:
+            engine.reset_prefix_cache()
+    drain(engine, record, now, max_steps=20_000)
+    engine.check_books()
+    _check_ends(requests, disturbed, record, max_model_len)
+    return record
+
+
+def _check_ends(
+    requests: dict[str, Request], disturbed: set[str], record: Record, max_model_len: int
+) -> None:
+    assert record.ends.keys() == requests.keys(), "a request without an end"
+    for request_id, request in requests.items():
+        (end,) = record.ends[request_id]
+        got = record.tokens.get(request_id, [])
+        assert end.output_tokens == len(got)
+        if end.reason is FinishReason.REJECTED:
+            assert len(request.tokens) >= max_model_len
+            assert not got
+            continue
+        limit = max_model_len - len(request.tokens)
+        if request.params.max_tokens is not None:
+            limit = min(limit, request.params.max_tokens)
+        stops = frozenset(request.params.stop_token_ids)
+        if not request.params.ignore_eos:
+            stops |= request.eos_token_ids
+        want = expected_tokens(request.tokens, request.seed, limit, stops)
+        assert got == want[: len(got)], f"{request_id} has a wrong token"
+        if end.reason in (FinishReason.STOP, FinishReason.LENGTH):
+            assert got == want
+            assert (end.reason is FinishReason.STOP) == (want[-1] in stops)
+        elif end.reason is FinishReason.TIMEOUT:
+            assert request.deadline is not None
+        else:
+            assert request_id in disturbed, f"{request_id} ended with {end.reason}: {end.message}"
