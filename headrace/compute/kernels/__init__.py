@@ -1,0 +1,132 @@
+"""The seam between the decoder and whatever computes it fastest: few, fused calls.
+
+The plain-torch reference defines what each call means and runs everywhere; every other backend is held to it
+by `tests/compute/kernels` and `tests/oracle`. A new backend is one module with a class and its line in
+`_BACKENDS`. Knows nothing of models, sequences or schedules.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Literal, NamedTuple, Protocol
+
+import torch
+from torch import Tensor
+
+from headrace.compute.batch import Batch
+
+Activation = Literal["silu", "gelu_tanh"]
+
+
+class HeadShape(NamedTuple):
+    """How a packed row of queries, keys and values is cut: ``(heads + 2 * kv_heads) * head_dim`` wide."""
+
+    heads: int
+    kv_heads: int
+    head_dim: int
+
+
+class KernelsUnavailable(RuntimeError):
+    """A backend that cannot work here; the message says why and what would help."""
+
+
+class Kernels(Protocol):
+    """What the decoder asks for. T tokens, H heads, G kv heads, D head size; D of a token is contiguous.
+
+    Norm weights are float32 and hold the family's offset already (Gemma's ``1 + w``); norms, rotations and
+    softmax are computed in float32 whatever the dtype of the activations. Calls may write into ``residual`` and
+    ``qkv``; every other argument is only read.
+    """
+
+    name: str
+
+    def prepare_linear(self, weight: Tensor) -> Any:
+        """Turn a weight [out, in] into whatever this backend's `linear` likes best; called once per weight."""
+
+    def linear(self, x: Tensor, weight: Any, bias: Tensor | None = None) -> Tensor:
+        """``x @ weight.T + bias``: [T, in] to [T, out], in the dtype of ``x``."""
+
+    def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
+        """``x / sqrt(mean(x²) + eps) * weight`` over the last dimension (arXiv:1910.07467)."""
+
+    def add_rms_norm(self, x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+        """``residual + x``, and its `rms_norm`: returns (normed, new residual)."""
+
+    def rope_write_kv(
+        self,
+        qkv: Tensor,
+        shape: HeadShape,
+        rotation: Tensor,
+        qk_norm: Tensor | None,
+        eps: float,
+        slots: Tensor,
+        keys: Tensor,
+        values: Tensor,
+    ) -> Tensor:
+        """Norm and rotate queries and keys, write keys and values to their pages, return queries [T, H, D].
+
+        Args:
+            qkv: [T, (H + 2G) * D], queries then keys then values.
+            shape: how ``qkv`` is cut.
+            rotation: float32 [T, 2, N] of the tokens' positions, N ≤ D the rotated part of a head:
+                ``[:, 0]`` are the cosines (second half equals the first), ``[:, 1]`` the sines with the sign
+                of the half-rotation in them (first half negative): ``x * cos + roll(x, N/2) * sin``.
+            qk_norm: float32 [H + G, D] weights of a per-head norm before the rotation, or None.
+            eps: of that norm.
+            slots: int64 [T], ``block * block_size + offset``.
+            keys: [num_blocks, block_size, G, D], written.
+            values: as ``keys``, written.
+        """
+
+    def plan_attention(self, batch: Batch, window: int | None, dtype: torch.dtype) -> Any:
+        """What `paged_attention` needs beyond the tensors; made once per step and window, used by all layers.
+
+        ``window`` is how many keys a token sees, itself included; None: all. ``dtype`` is the queries'.
+        """
+
+    def paged_attention(
+        self,
+        queries: Tensor,
+        keys: Tensor,
+        values: Tensor,
+        plan: Any,
+        scale: float,
+        softcap: float | None,
+    ) -> Tensor:
+        """Causal attention of all rows over their blocks: [T, H, D] to [T, H * D].
+
+        Query head ``h`` reads key head ``h // (H / G)``. Scores are ``scale * q·k``; with ``softcap`` c they
+        become ``c * tanh(scores / c)`` before masking (arXiv:2408.00118).
+        """
+
+    def gated_activation(self, gate_up: Tensor, activation: Activation) -> Tensor:
+        """``activation(gate) * up`` of a merged [T, 2 * I]: [T, I] (arXiv:2002.05202)."""
+
+
+def _torch(device: torch.device) -> Kernels:
+    from headrace.compute.kernels.reference import TorchKernels
+
+    return TorchKernels()
+
+
+_BACKENDS: dict[str, Callable[[torch.device], Kernels]] = {"torch": _torch}
+"""Fastest first. Each makes its kernels for a device or raises `KernelsUnavailable`."""
+
+
+def select(name: str, device: torch.device) -> Kernels:
+    """The backend called ``name``, or with "auto" the fastest that works on ``device``.
+
+    Raises:
+        KernelsUnavailable: the name is unknown, or the backend cannot work here.
+    """
+    if name != "auto":
+        if name not in _BACKENDS:
+            known = ", ".join(sorted(_BACKENDS))
+            raise KernelsUnavailable(f"kernels '{name}' do not exist; choose auto or one of: {known}")
+        return _BACKENDS[name](device)
+    for make in _BACKENDS.values():
+        try:
+            return make(device)
+        except KernelsUnavailable:
+            continue
+    raise KernelsUnavailable(f"no kernels work on {device}")

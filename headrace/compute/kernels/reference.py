@@ -1,0 +1,156 @@
+"""The kernels in plain torch: what every call means, and good enough to serve without a compiler.
+
+Runs on any device. Attention is planned in `paging`; here are the operations. No Python work grows with the
+context, and nothing waits for the device.
+"""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from headrace.compute.batch import Batch
+from headrace.compute.kernels import Activation, HeadShape
+from headrace.compute.kernels.paging import AttentionPlan, DecodeGroup, PrefillTile, plan
+
+
+class TorchKernels:
+    """The plain-torch backend and the oracle of the others; see `Kernels` for what each call means."""
+
+    name = "torch"
+
+    def prepare_linear(self, weight: Tensor) -> Tensor:
+        return weight
+
+    def linear(self, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+        return F.linear(x, weight, bias)
+
+    def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
+        wide = x.float()
+        scale = torch.rsqrt(wide.square().mean(-1, keepdim=True).add_(eps))
+        return (wide * scale).mul_(weight).to(x.dtype)
+
+    def add_rms_norm(self, x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+        residual = residual.add_(x)
+        return self.rms_norm(residual, weight, eps), residual
+
+    def rope_write_kv(
+        self,
+        qkv: Tensor,
+        shape: HeadShape,
+        rotation: Tensor,
+        qk_norm: Tensor | None,
+        eps: float,
+        slots: Tensor,
+        keys: Tensor,
+        values: Tensor,
+    ) -> Tensor:
+        packed = qkv.view(len(qkv), -1, shape.head_dim)
+        rotated_heads = shape.heads + shape.kv_heads
+        turn, value = packed[:, :rotated_heads], packed[:, rotated_heads:]
+        if qk_norm is not None:
+            turn = self.rms_norm(turn, qk_norm, eps)
+        turn = _rotate(turn, rotation)
+        keys.flatten(0, 1).index_copy_(0, slots, turn[:, shape.heads :].to(keys.dtype))
+        values.flatten(0, 1).index_copy_(0, slots, value.to(values.dtype))
+        return turn[:, : shape.heads]
+
+    def plan_attention(self, batch: Batch, window: int | None, dtype: torch.dtype) -> AttentionPlan:
+        return plan(batch, window, dtype)
+
+    def paged_attention(
+        self,
+        queries: Tensor,
+        keys: Tensor,
+        values: Tensor,
+        plan: AttentionPlan,
+        scale: float,
+        softcap: float | None,
+    ) -> Tensor:
+        out = torch.empty(queries.shape, dtype=queries.dtype, device=queries.device)
+        for group in plan.groups:
+            _decode(queries, keys, values, group, scale, softcap, out)
+        for tile in plan.tiles:
+            _prefill(queries, keys, values, tile, scale, softcap, out)
+        return out.flatten(1)
+
+    def gated_activation(self, gate_up: Tensor, activation: Activation) -> Tensor:
+        gate, up = gate_up.chunk(2, -1)
+        active = F.silu(gate) if activation == "silu" else F.gelu(gate, approximate="tanh")
+        return active.mul_(up)
+
+
+def _rotate(x: Tensor, rotation: Tensor) -> Tensor:
+    """Turn the first N features of every head: [T, heads, D] with rotation [T, 2, N]."""
+    cos, sin = rotation[:, 0, None], rotation[:, 1, None]
+    size = rotation.shape[-1]
+    part = x if size == x.shape[-1] else x[..., :size]
+    turned = (part * cos).addcmul_(part.roll(size // 2, -1).to(cos.dtype), sin).to(x.dtype)
+    return turned if part is x else torch.cat((turned, x[..., size:]), -1)
+
+
+def _decode(
+    queries: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    group: DecodeGroup,
+    scale: float,
+    softcap: float | None,
+    out: Tensor,
+) -> None:
+    """Rows of one token: the query heads that share a key head are the "queries" of one small matrix."""
+    count, kv_heads, head_dim = group.size, keys.shape[2], keys.shape[3]
+    rows = group.rows
+    q = queries[:count] if rows is None else queries.index_select(0, rows)
+    q = q.reshape(count, kv_heads, -1, head_dim)
+    k = keys.index_select(0, group.pages).view(count, -1, kv_heads, head_dim)
+    v = values.index_select(0, group.pages).view(count, -1, kv_heads, head_dim)
+    if group.span is not None:
+        first, end = group.span
+        k, v = k[:, first:end], v[:, first:end]
+    k, v = k.transpose(1, 2).to(q.dtype), v.transpose(1, 2).to(q.dtype)
+    y = _attend(q, k, v, group.mask, False, scale, softcap).reshape(count, -1, head_dim)
+    if rows is None:
+        out[:count] = y
+    else:
+        out.index_copy_(0, rows, y)
+
+
+def _prefill(
+    queries: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    tile: PrefillTile,
+    scale: float,
+    softcap: float | None,
+    out: Tensor,
+) -> None:
+    kv_heads, head_dim = keys.shape[2:]
+    first, end = tile.span
+    q = queries[tile.begin : tile.end].transpose(0, 1)[None]
+    k = keys.index_select(0, tile.pages).view(1, -1, kv_heads, head_dim)[:, first:end].transpose(1, 2)
+    v = values.index_select(0, tile.pages).view(1, -1, kv_heads, head_dim)[:, first:end].transpose(1, 2)
+    y = _attend(q, k.to(q.dtype), v.to(q.dtype), tile.mask, tile.mask is None, scale, softcap)
+    out[tile.begin : tile.end] = y[0].transpose(0, 1)
+
+
+def _attend(
+    q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, causal: bool, scale: float, softcap: float | None
+) -> Tensor:
+    """Attention of [B, H, Q, D] over [B, G, L, D]; without a mask ``causal`` is the lower triangle."""
+    if softcap is None:
+        return F.scaled_dot_product_attention(
+            q, k, v, attn_mask=mask, is_causal=causal, scale=scale, enable_gqa=q.shape[1] != k.shape[1]
+        )
+    share = q.shape[1] // k.shape[1]
+    grouped = q.view(len(q), -1, share, *q.shape[2:])
+    scores: Tensor = (
+        (grouped @ k[:, :, None].transpose(-1, -2)).float().mul_(scale / softcap).tanh_().mul_(softcap)
+    )
+    if mask is not None:
+        scores += mask
+    elif causal:
+        scores.masked_fill_(torch.ones_like(scores[0, 0, 0], dtype=torch.bool).triu_(1), float("-inf"))
+    attended: Tensor = scores.softmax(-1).to(q.dtype) @ v[:, :, None]
+    return attended.flatten(1, 2)

@@ -1,0 +1,69 @@
+"""The pages: keys and values of all layers, in blocks, allocated once.
+
+Knows nothing of who owns a block or why it moves; `core` decides that. Next on the road: kernels write and read
+single layers, the runner executes a plan's moves; other tiers will hold blocks of the same bytes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from headrace.compute.model.spec import DecoderSpec
+
+
+def bytes_per_block(spec: DecoderSpec, block_size: int, dtype: torch.dtype) -> int:
+    """Bytes that one block takes over all layers, keys and values: the one formula for sizing the pool."""
+    return 2 * spec.num_layers * block_size * spec.num_kv_heads * spec.head_dim * dtype.itemsize
+
+
+class PagedKV:
+    """Key and value pages, one tensor of shape [layers, 2, num_blocks, block_size, kv_heads, head_dim].
+
+    Tokens come before heads within a block (arXiv:2309.06180 leaves it open). So a token's write is one
+    contiguous run, gathering blocks by index yields [rows, tokens, heads, head_dim] with no second copy, it is
+    the order that paged flash attention on CUDA reads, and a loop over one head still streams whole cache
+    lines (head_dim × 2..4 bytes). One tensor for all layers, so that moving a block is a single operation.
+
+    Pages start as zeros: attention multiplies what lies behind a row's context by a weight of zero, and zero
+    times an uninitialized NaN would not be zero.
+    """
+
+    def __init__(
+        self,
+        spec: DecoderSpec,
+        num_blocks: int,
+        block_size: int,
+        dtype: torch.dtype,
+        device: torch.device | str = "cpu",
+    ) -> None:
+        self.num_blocks = num_blocks
+        self.block_size = block_size
+        shape = (spec.num_layers, 2, num_blocks, block_size, spec.num_kv_heads, spec.head_dim)
+        self._pages = torch.zeros(shape, dtype=dtype, device=device)
+        self.keys: tuple[Tensor, ...] = tuple(layer[0] for layer in self._pages)
+        self.values: tuple[Tensor, ...] = tuple(layer[1] for layer in self._pages)
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self._pages.dtype
+
+    @property
+    def nbytes(self) -> int:
+        return self._pages.nbytes
+
+    def copy_blocks(self, sources: Sequence[int], targets: Sequence[int]) -> None:
+        """Copy block ``sources[i]`` to block ``targets[i]``, all layers, as if one after the other."""
+        if len(sources) != len(targets):
+            raise ValueError(f"{len(sources)} sources for {len(targets)} targets")
+        pages = self._pages
+        if len(set(targets)) == len(targets) and set(targets).isdisjoint(sources):
+            device = pages.device
+            source = torch.tensor(sources, dtype=torch.int64, device=device)
+            target = torch.tensor(targets, dtype=torch.int64, device=device)
+            pages.index_copy_(2, target, pages.index_select(2, source))
+        else:
+            for one, other in zip(sources, targets, strict=True):
+                pages[:, :, other].copy_(pages[:, :, one])

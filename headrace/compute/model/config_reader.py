@@ -1,0 +1,57 @@
+"""Reading single fields of a ``config.json``, so that a malformed one is refused by its name."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from headrace.compute.model.spec import ModelError
+
+
+class ConfigReader:
+    """A model's config over its family's defaults."""
+
+    def __init__(self, architecture: str, config: Mapping[str, Any], defaults: Mapping[str, Any]) -> None:
+        self.architecture = architecture
+        self._config = config
+        self._defaults = defaults
+
+    def get(self, field: str) -> Any:
+        """The raw value, else the family's default, else None. An explicit null is None."""
+        return self._config[field] if field in self._config else self._defaults.get(field)
+
+    def integer(self, field: str) -> int:
+        value = self.optional_integer(field)
+        if value is None:
+            raise ModelError(f"{self.architecture}: the config lacks {field}")
+        return value
+
+    def optional_integer(self, field: str) -> int | None:
+        value = self.get(field)
+        if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
+            raise ModelError(
+                f"{self.architecture}: {field} must be a positive integer, the config has {value!r}"
+            )
+        return value
+
+    def number(self, field: str) -> float:
+        value = self.optional_number(field)
+        if value is None:
+            raise ModelError(f"{self.architecture}: the config lacks {field}")
+        return value
+
+    def optional_number(self, field: str) -> float | None:
+        value = self.get(field)
+        if value is None:
+            return None
+        if isinstance(value, bool) or not isinstance(value, int | float) or value <= 0:
+            raise ModelError(
+                f"{self.architecture}: {field} must be a positive number, the config has {value!r}"
+            )
+        return float(value)
+
+    def flag(self, field: str) -> bool:
+        value = self.get(field)
+        if value is not None and not isinstance(value, bool):
+            raise ModelError(f"{self.architecture}: {field} must be true or false, the config has {value!r}")
+        return bool(value)

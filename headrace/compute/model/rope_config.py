@@ -1,0 +1,103 @@
+"""Reading how a config spells its rotary embedding.
+
+Newer configs have ``rope_parameters`` (nested by layer type where layers differ), older ones ``rope_theta``
+beside ``rope_scaling``; both mean the same.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any, get_args
+
+from headrace.compute.model.config_reader import ConfigReader
+from headrace.compute.model.spec import ModelError, RopeKind, RopeSpec
+
+_KINDS: dict[str, RopeKind] = {kind: kind for kind in get_args(RopeKind)}
+_LAYER_TYPES = {"full_attention", "sliding_attention"}
+
+
+def ropes_of(read: ConfigReader, head_dim: int, local: bool) -> tuple[RopeSpec, ...]:
+    """The model's ropes: one, or with ``local`` that of full layers and that of sliding layers."""
+    given = read.get("rope_parameters") or {}
+    nested = _LAYER_TYPES & set(given)
+    if nested and not local:
+        raise ModelError(f"{read.architecture}: rope_parameters by layer type ({', '.join(sorted(nested))})")
+    full = (given.get("full_attention") or {}) if nested else given
+    ropes = [_rope(read, {**(read.get("rope_scaling") or {}), **full}, read.number("rope_theta"), head_dim)]
+    if local:
+        sliding = (given.get("sliding_attention") or {}) if nested else {}
+        ropes.append(_rope(read, sliding, read.number("rope_local_base_freq"), head_dim))
+    return tuple(ropes)
+
+
+def _rope(read: ConfigReader, given: Mapping[str, Any], theta: float, head_dim: int) -> RopeSpec:
+    kind = given.get("rope_type") or given.get("type") or "default"
+    if read.architecture == "Phi3ForCausalLM" and kind in ("su", "yarn"):
+        kind = "longrope"  # early names of the same scheme in this family
+    if kind not in _KINDS:
+        raise ModelError(f"rope type '{kind}' is not supported; supported are: {', '.join(_KINDS)}")
+    if given.get("mrope_section"):
+        raise ModelError("mrope_section: multimodal rotary embeddings are not supported")
+    scaling = ConfigReader(f"{read.architecture} rope", given, {})
+    partial = scaling.optional_number("partial_rotary_factor") or read.optional_number(
+        "partial_rotary_factor"
+    )
+    rotary_dim = int(head_dim * (partial or 1.0))
+    if rotary_dim % 2 or rotary_dim > head_dim:
+        raise ModelError(f"partial_rotary_factor {partial} of head_dim {head_dim} is not an even part of it")
+    positions = read.integer("max_position_embeddings")
+    original = positions
+    if kind in ("llama3", "yarn", "longrope"):
+        original = (
+            read.optional_integer("original_max_position_embeddings")
+            or scaling.optional_integer("original_max_position_embeddings")
+            or positions
+        )
+    factor = scaling.optional_number("factor")
+    if factor is None:
+        if kind in ("linear", "dynamic", "llama3"):
+            raise ModelError(f"rope type '{kind}' needs a factor")
+        factor = positions / original
+    return RopeSpec(
+        theta=scaling.optional_number("rope_theta") or theta,
+        rotary_dim=rotary_dim,
+        original_positions=original,
+        kind=_KINDS[kind],
+        factor=factor,
+        attention_factor=_attention_factor(kind, scaling, factor, original),
+        low_freq_factor=scaling.optional_number("low_freq_factor") or 1.0,
+        high_freq_factor=scaling.optional_number("high_freq_factor") or 4.0,
+        beta_fast=scaling.optional_number("beta_fast") or 32.0,
+        beta_slow=scaling.optional_number("beta_slow") or 1.0,
+        truncate=given.get("truncate", True) is not False,
+        short_factor=_factors(given, kind, "short_factor", rotary_dim),
+        long_factor=_factors(given, kind, "long_factor", rotary_dim),
+    )
+
+
+def _attention_factor(kind: str, scaling: ConfigReader, factor: float, original: int) -> float:
+    if kind not in ("yarn", "longrope"):
+        return 1.0
+    given = scaling.optional_number("attention_factor")
+    if given is not None:
+        return given
+    if factor <= 1.0:
+        return 1.0
+    if kind == "longrope":
+        return math.sqrt(1 + math.log(factor) / math.log(original))
+
+    def scale(weight: float) -> float:
+        return 0.1 * weight * math.log(factor) + 1.0
+
+    over, under = scaling.optional_number("mscale"), scaling.optional_number("mscale_all_dim")
+    return scale(over) / scale(under) if over and under else scale(1.0)
+
+
+def _factors(given: Mapping[str, Any], kind: str, field: str, rotary_dim: int) -> tuple[float, ...]:
+    if kind != "longrope":
+        return ()
+    factors = given.get(field)
+    if not isinstance(factors, list) or len(factors) != rotary_dim // 2:
+        raise ModelError(f"rope type 'longrope' needs {field}, a list of {rotary_dim // 2} numbers")
+    return tuple(map(float, factors))

@@ -1,0 +1,103 @@
+"""Everything the generic decoder needs to know of a model, as frozen values.
+
+Knows neither families nor files: `families` makes it from a ``config.json``; decoder, weights and the sizing of
+memory read it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from headrace.compute.kernels import Activation
+
+
+RopeKind = Literal["default", "linear", "dynamic", "llama3", "yarn", "longrope"]
+
+
+class ModelError(ValueError):
+    """A model that cannot be served, said so that a user knows which part and what would work."""
+
+
+@dataclass(frozen=True, slots=True)
+class RopeSpec:
+    """One rotary embedding (arXiv:2104.09864) and how it is stretched past the length it was trained at.
+
+    ``rotary_dim`` features of each head turn, at base ``theta``. ``original_positions`` is the trained length.
+    ``factor``: linear, dynamic (NTK-aware), llama3, yarn. ``low_freq_factor``, ``high_freq_factor``: llama3.
+    ``beta_fast``, ``beta_slow``, ``truncate``: yarn (arXiv:2309.00071). ``short_factor``, ``long_factor``:
+    longrope (arXiv:2402.13753). ``attention_factor`` scales cosines and sines.
+    """
+
+    theta: float
+    rotary_dim: int
+    original_positions: int
+    kind: RopeKind = "default"
+    factor: float = 1.0
+    attention_factor: float = 1.0
+    low_freq_factor: float = 1.0
+    high_freq_factor: float = 4.0
+    beta_fast: float = 32.0
+    beta_slow: float = 1.0
+    truncate: bool = True
+    short_factor: tuple[float, ...] = ()
+    long_factor: tuple[float, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class LayerSpec:
+    """What one layer does differently: keys a token sees, itself included (None: all), and which rope."""
+
+    window: int | None = None
+    rope: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class DecoderSpec:
+    """The generic decoder's shape and options; sizes in elements.
+
+    ``attention_scale`` multiplies q·k. ``attention_softcap`` and ``logits_softcap`` squash with tanh
+    (arXiv:2408.00118). ``qk_norm`` norms each head of queries and keys before the rotation.
+    ``norm_offset`` is added to every norm weight. ``post_norms`` norm what attention and MLP return, before
+    it is added to the residual. ``merged_checkpoint``: the files already hold q, k, v and gate, up merged.
+    ``nested_checkpoint``: they also hold other parts of a larger model (a vision tower).
+    ``dtype`` is what the config says the weights are stored in.
+    """
+
+    architecture: str
+    vocab_size: int
+    hidden_size: int
+    intermediate_size: int
+    num_layers: int
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    max_positions: int
+    norm_eps: float
+    activation: Activation
+    attention_scale: float
+    layers: tuple[LayerSpec, ...]
+    ropes: tuple[RopeSpec, ...]
+    qkv_bias: bool = False
+    output_bias: bool = False
+    mlp_bias: bool = False
+    qk_norm: bool = False
+    norm_offset: float = 0.0
+    post_norms: bool = False
+    embedding_scale: float = 1.0
+    attention_softcap: float | None = None
+    logits_softcap: float | None = None
+    tied_embeddings: bool = False
+    merged_checkpoint: bool = False
+    nested_checkpoint: bool = False
+    dtype: str = "bfloat16"
+
+    @property
+    def num_parameters(self) -> int:
+        """Weights of all matrices and norms (biases left out)."""
+        heads = self.num_heads + 2 * self.num_kv_heads
+        attention = self.hidden_size * self.head_dim * (heads + self.num_heads)
+        mlp = 3 * self.hidden_size * self.intermediate_size
+        norms = (4 if self.post_norms else 2) * self.hidden_size
+        tables = self.vocab_size * self.hidden_size * (1 if self.tied_embeddings else 2)
+        return self.num_layers * (attention + mlp + norms) + tables + self.hidden_size
