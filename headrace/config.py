@@ -1,14 +1,20 @@
 """The whole configuration, cut into small frozen parts: each class is given only the part it needs.
 
-Field names are the flags of the command line (``max_model_len`` is ``--max-model-len``). Only `build` and the
-command line see more than one part. This is the one file that reads the environment.
+A field is named once, here: ``max_model_len`` is ``--max-model-len`` on the command line, ``max-model-len`` in a
+YAML file, ``HEADRACE_MAX_MODEL_LEN`` in the environment and a keyword of `headrace.LLM`. Only `build` and the
+roof above it see more than one part. This is the one file that reads the environment.
 """
 
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass, field
-from typing import Literal
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import yaml
+from pydantic import Field, TypeAdapter, ValidationError
 
 ENVIRONMENT_PREFIX = "HEADRACE_"
 BUILTIN_MODEL = "builtin"
@@ -22,65 +28,100 @@ class ConfigError(ValueError):
 class ModelOptions:
     """Which weights, and how they are loaded and computed."""
 
-    model: str = BUILTIN_MODEL
-    revision: str | None = None
-    tokenizer: str | None = None
-    served_model_name: str | None = None
-    dtype: Literal["auto", "bfloat16", "float16", "float32"] = "auto"
-    load_format: Literal["auto", "safetensors", "dummy"] = "auto"
-    device: Literal["auto", "cpu", "cuda"] = "auto"
-    kernels: Literal["auto", "torch", "cpp"] = "auto"
-    max_model_len: int | None = None
-    chat_template: str | None = None
-    seed: int = 0
+    model: Annotated[str, Field(description="local folder, hub name, or 'builtin'")] = BUILTIN_MODEL
+    revision: Annotated[str | None, Field(description="branch, tag or commit on the hub")] = None
+    tokenizer: Annotated[str | None, Field(description="folder or hub name, if not the model's own")] = None
+    served_model_name: Annotated[str | None, Field(description="name in the API; default: as given")] = None
+    dtype: Annotated[
+        Literal["auto", "bfloat16", "float16", "float32"], Field(description="of weights and activations")
+    ] = "auto"
+    load_format: Annotated[
+        Literal["auto", "safetensors", "dummy"], Field(description="dummy: random weights, for benchmarks")
+    ] = "auto"
+    device: Annotated[Literal["auto", "cpu", "cuda"], Field(description="where to compute")] = "auto"
+    kernels: Annotated[
+        Literal["auto", "torch", "cpp"], Field(description="backend; auto takes the fastest that works here")
+    ] = "auto"
+    max_model_len: Annotated[int | None, Field(ge=2, description="tokens of prompt and output together")] = (
+        None
+    )
+    chat_template: Annotated[str | None, Field(description="Jinja file or text, instead of the model's")] = (
+        None
+    )
+    seed: Annotated[int, Field(ge=0, description="of dummy weights and of requests without a seed")] = 0
 
 
 @dataclass(frozen=True, slots=True)
 class CacheOptions:
     """How much memory keys and values get, and how it is cut."""
 
-    block_size: int = 16
-    gpu_memory_utilization: float = 0.9
-    kv_cache_memory_bytes: int | None = None
-    num_blocks: int | None = None
-    enable_prefix_caching: bool = True
+    block_size: Annotated[int, Field(ge=1, le=1024, description="tokens per block")] = 16
+    gpu_memory_utilization: Annotated[
+        float, Field(gt=0, le=1, description="share of the GPU's memory that may be used in all")
+    ] = 0.9
+    kv_cache_memory_bytes: Annotated[
+        int | None, Field(ge=1, description="memory for keys and values, instead of what is free")
+    ] = None
+    enable_prefix_caching: Annotated[
+        bool, Field(description="share computed blocks between equal prefixes")
+    ] = True
 
 
 @dataclass(frozen=True, slots=True)
 class SchedulerOptions:
     """How requests become steps."""
 
-    scheduling_policy: Literal["fcfs", "priority", "static"] = "fcfs"
-    max_num_seqs: int = 64
-    max_num_batched_tokens: int | None = None
-    enable_chunked_prefill: bool = True
-    long_prefill_token_threshold: int = 0
-    mixed_prefill_tokens: int | None = None
-    static_batch_timeout: float = 0.1
-    overlap: Literal[0, 1] = 1
+    scheduling_policy: Annotated[
+        Literal["fcfs", "priority", "static"], Field(description="static: gangs, the textbook baseline")
+    ] = "fcfs"
+    max_num_seqs: Annotated[int, Field(ge=1, le=4096, description="sequences that run at once")] = 64
+    max_num_batched_tokens: Annotated[
+        int | None, Field(ge=1, description="tokens computed in one step at most")
+    ] = None
+    enable_chunked_prefill: Annotated[
+        bool, Field(description="split long prompts over steps, mixed with decoding")
+    ] = True
+    long_prefill_token_threshold: Annotated[
+        int, Field(ge=0, description="prefill tokens of one request in a step (0: no bound)")
+    ] = 0
+    mixed_prefill_tokens: Annotated[
+        int | None, Field(ge=0, description="prefill tokens in a step that also decodes (0: no bound)")
+    ] = None
+    static_batch_timeout: Annotated[
+        float, Field(ge=0, description="seconds after which an incomplete gang starts")
+    ] = 0.1
+    overlap: Annotated[Literal[0, 1], Field(description="1: plan a step while the one before it runs")] = 1
 
 
 @dataclass(frozen=True, slots=True)
 class ServerOptions:
     """Where the server listens, whom it lets in, and how much it takes on."""
 
-    host: str = "127.0.0.1"
-    port: int = 8000
-    api_key: tuple[str, ...] = ()
-    api_key_file: str | None = None
-    ssl_keyfile: str | None = None
-    ssl_certfile: str | None = None
-    max_num_queued_reqs: int = 1024
-    max_num_queued_tokens: int = 4_000_000
-    request_timeout: float = 600.0
-    max_body_bytes: int = 8 * 1024 * 1024
-    drain_timeout: float = 30.0
-    metrics_prefix: str = "headrace"
+    host: Annotated[str, Field(description="address to listen on")] = "127.0.0.1"
+    port: Annotated[int, Field(ge=0, le=65535, description="port to listen on (0: any free one)")] = 8000
+    api_key: Annotated[tuple[str, ...], Field(description="a key that clients must send; repeatable")] = ()
+    api_key_file: Annotated[str | None, Field(description="file with one API key per line")] = None
+    ssl_keyfile: Annotated[str | None, Field(description="TLS private key (PEM)")] = None
+    ssl_certfile: Annotated[str | None, Field(description="TLS certificate chain (PEM)")] = None
+    max_num_queued_reqs: Annotated[int, Field(ge=0, description="requests that may wait; more get 503")] = (
+        1024
+    )
+    max_num_queued_tokens: Annotated[
+        int, Field(ge=0, description="prompt tokens that may wait; more get 503")
+    ] = 4_000_000
+    request_timeout: Annotated[float, Field(gt=0, description="seconds until a request ends with 408")] = (
+        600.0
+    )
+    max_body_bytes: Annotated[int, Field(ge=1, description="bytes of a request body; more get 413")] = 8 << 20
+    drain_timeout: Annotated[float, Field(ge=0, description="seconds to finish answers on SIGTERM")] = 30.0
+    metrics_prefix: Annotated[
+        str, Field(pattern="^[a-zA-Z_][a-zA-Z0-9_]*$", description="'vllm' keeps existing boards working")
+    ] = "headrace"
 
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """All parts; what a command line or a YAML file describes."""
+    """All parts; what a command line, a file and the environment describe together."""
 
     model: ModelOptions = field(default_factory=ModelOptions)
     cache: CacheOptions = field(default_factory=CacheOptions)
@@ -88,6 +129,59 @@ class Options:
     server: ServerOptions = field(default_factory=ServerOptions)
 
 
-def environment(name: str) -> str | None:
-    """The value of ``HEADRACE_<NAME>``, or None."""
-    return os.environ.get(ENVIRONMENT_PREFIX + name.upper())
+PARTS: dict[str, type] = {
+    "model": ModelOptions,
+    "cache": CacheOptions,
+    "scheduler": SchedulerOptions,
+    "server": ServerOptions,
+}
+
+
+def options(given: Mapping[str, Any], file: Path | None = None) -> Options:
+    """All options from what was ``given``, then the environment, then a YAML ``file``, then the defaults.
+
+    Raises:
+        ConfigError: an unknown name, a value of the wrong type or outside its range, an unreadable file.
+    """
+    known = {each.name: part for part, kind in PARTS.items() for each in fields(kind)}
+    merged: dict[str, Any] = {}
+    for source, layer in (
+        (f"{file}", _read_yaml(file) if file else {}),
+        ("the environment", _read_environment(known)),
+        ("the options given", given),
+    ):
+        for name, value in layer.items():
+            if name not in known:
+                raise ConfigError(f"{source}: there is no option {name!r}")
+            merged[name] = value
+    parts: dict[str, Any] = {}
+    for part, kind in PARTS.items():
+        values = {name: value for name, value in merged.items() if known[name] == part}
+        try:
+            parts[part] = TypeAdapter(kind).validate_python(values)
+        except ValidationError as error:
+            first = error.errors()[0]
+            name = "-".join(str(place) for place in first["loc"][:1]).replace("_", "-")
+            raise ConfigError(f"--{name}: {first['msg']}, got {first['input']!r}") from None
+    return Options(**parts)
+
+
+def _read_yaml(file: Path) -> dict[str, Any]:
+    try:
+        content = yaml.safe_load(file.read_text())
+    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+        raise ConfigError(f"{file} cannot be read as YAML: {error}") from None
+    if content is None:
+        return {}
+    if not isinstance(content, dict):
+        raise ConfigError(f"{file} must hold one mapping of option names to values")
+    return {str(name).replace("-", "_"): value for name, value in content.items()}
+
+
+def _read_environment(known: Mapping[str, str]) -> dict[str, Any]:
+    values: dict[str, Any] = {}
+    for name in known:
+        value = os.environ.get(ENVIRONMENT_PREFIX + name.upper())
+        if value is not None:
+            values[name] = tuple(value.split(",")) if name == "api_key" else value
+    return values
