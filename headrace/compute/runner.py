@@ -1,0 +1,245 @@
+"""The local runner: one plan, one packed forward, one batch of drawn tokens.
+
+```
+ plan.entries -> slots, sampler      plan.rows -> Batch -> decoder -> logits (only where wanted)
+ plan.moves   -> kv.copy_blocks      logits -> sampler -> tokens -> slots   (stay on the device)
+                                                          `-> Download -> StepOutput   (in `collect`)
+```
+Knows nothing of requests or why a row was planned. On CUDA `launch` only queues work and `collect` is the one
+place that waits. On a CPU `background` gives the work its own thread, so that planning the next step hides
+behind it. Drafts to verify will be rows with several sampled positions.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import NamedTuple, Protocol
+
+import numpy as np
+import torch
+
+from headrace.compute.batch import Batch
+from headrace.compute.kv import PagedKV
+from headrace.compute.sampling.logprobs import Scores, score
+from headrace.compute.sampling.sampler import FAULTS, Sampler
+from headrace.compute.slots import Ints, Rows, Slots, ramps
+from headrace.compute.transfer import Download
+from headrace.core.plan import Entry, Move, StepOutput, StepPlan, Tier, TokenLogprob
+
+
+class Decoder(Protocol):
+    """What the runner asks of a model."""
+
+    def forward(self, batch: Batch, kv: PagedKV) -> torch.Tensor:
+        """Write the batch's keys and values into ``kv``; return logits float32 [S, vocab]."""
+        ...
+
+
+class _Sampled(NamedTuple):
+    """Rows that sample, where their tokens are in the download, and the lines of them that want scores."""
+
+    rows: list[int]
+    tokens: int
+    scored: list[int]
+    scores: Scores | None
+
+
+class _Launched(NamedTuple):
+    """A step whose work is queued; its results are in ``download`` or on their way there."""
+
+    step: int
+    row_count: int
+    failures: dict[int, str]
+    download: Download
+    sampled: _Sampled | None = None
+    prompt_spans: tuple[tuple[int, int], ...] = ()
+    prompt_scores: Scores | None = None
+
+
+class LocalRunner:
+    """`core.ports.Runner` on one device.
+
+    ``seconds`` sums the host's time per phase since the start: ``prepare`` (slots, moves, packing),
+    ``forward``, ``sample`` (with storing the tokens) and ``collect`` (waiting and turning results into
+    values). On CUDA the first three are the time to queue the work, and the device's time shows in
+    ``collect``.
+    """
+
+    def __init__(
+        self,
+        decoder: Decoder,
+        kv: PagedKV,
+        *,
+        vocab_size: int,
+        max_num_seqs: int,
+        max_model_len: int,
+        device: torch.device,
+        background: bool = False,
+    ) -> None:
+        self.seconds = dict.fromkeys(("prepare", "forward", "sample", "collect"), 0.0)
+        self._decoder = decoder
+        self._kv = kv
+        self._device = device
+        self._slots = Slots(
+            max_num_seqs=max_num_seqs, max_model_len=max_model_len, block_size=kv.block_size, device=device
+        )
+        self._sampler = Sampler(self._slots.tokens, vocab_size)
+        self._refused: dict[int, str] = {}
+        # Alternatives per sampled token and per prompt token (-1: no scores), and positions to score.
+        self._top = np.full(max_num_seqs, -1, dtype=np.int64)
+        self._prompt_top = np.full(max_num_seqs, -1, dtype=np.int64)
+        self._prompt_end = np.zeros(max_num_seqs, dtype=np.int64)
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="headrace-runner") if background else None
+        self._launched: deque[Future[_Launched]] = deque()
+
+    def launch(self, plan: StepPlan, now: float) -> None:
+        """Start a plan. It never raises for the plan's work: what goes wrong is raised by its `collect`."""
+        if self._thread is not None:
+            self._launched.append(self._thread.submit(self._execute, plan))
+            return
+        future: Future[_Launched] = Future()
+        try:
+            future.set_result(self._execute(plan))
+        except Exception as error:
+            future.set_exception(error)
+        self._launched.append(future)
+
+    def collect(self) -> StepOutput:
+        """The output of the oldest launched plan; waits for it. Raises what its forward raised."""
+        began = time.perf_counter()
+        try:
+            return _output(self._launched.popleft().result())
+        finally:
+            self.seconds["collect"] += time.perf_counter() - began
+
+    def close(self) -> None:
+        """Finish what was launched and end the background thread."""
+        if self._thread is not None:
+            self._thread.shutdown()
+
+    @torch.inference_mode()
+    def _execute(self, plan: StepPlan) -> _Launched:
+        began = time.perf_counter()
+        for entry in plan.entries:
+            self._admit(entry)
+        self._move(plan.moves)
+        download = Download(self._device)
+        if not plan.rows:
+            return _Launched(plan.step, 0, {}, download)
+        rows = Rows.of(plan.rows)
+        self._slots.extend(plan.rows)
+        sampling = np.flatnonzero(rows.samples)
+        spans = np.clip(np.minimum(rows.end, self._prompt_end[rows.slot]) - rows.start, 0, None)
+        last = np.cumsum(rows.length) - 1
+        wanted = last[sampling]
+        if spans.any():
+            wanted = np.concatenate([wanted, np.repeat(last + 1 - rows.length, spans) + ramps(spans)])
+        batch = self._slots.pack(rows, wanted)
+
+        prepared = time.perf_counter()
+        logits = self._decoder.forward(batch, self._kv)
+        computed = time.perf_counter()
+
+        failures = {
+            row: self._refused[each.slot] for row, each in enumerate(plan.rows) if each.slot in self._refused
+        }
+        sampled = None
+        if sampling.size:
+            sampled = self._sample(logits[: sampling.size], rows, sampling, failures, download)
+        prompt_scores = None
+        if spans.any():
+            prompt_scores = self._score_prompts(logits[sampling.size :], rows, spans, download)
+        download.seal()
+        done = time.perf_counter()
+        self.seconds["prepare"] += prepared - began
+        self.seconds["forward"] += computed - prepared
+        self.seconds["sample"] += done - computed
+        prompt_spans = tuple((row, span) for row, span in enumerate(spans.tolist()) if span)
+        return _Launched(plan.step, len(plan.rows), failures, download, sampled, prompt_spans, prompt_scores)
+
+    def _admit(self, entry: Entry) -> None:
+        self._refused.pop(entry.slot, None)
+        params = entry.params
+        self._top[entry.slot] = -1 if params.logprobs is None else params.logprobs
+        self._prompt_top[entry.slot] = -1 if params.prompt_logprobs is None else params.prompt_logprobs
+        self._prompt_end[entry.slot] = 0 if params.prompt_logprobs is None else entry.prompt_tokens - 1
+        try:
+            tokens = self._sampler.admit(entry)
+        except Exception as error:  # whatever is wrong with this one request must stay its own matter
+            self._refused[entry.slot] = str(error)
+            tokens = np.zeros(len(entry.tokens), dtype=np.int64)
+        self._slots.admit(entry, tokens)
+
+    def _move(self, moves: tuple[Move, ...]) -> None:
+        if not moves:
+            return
+        if any(move.source_tier != Tier.DEVICE or move.target_tier != Tier.DEVICE for move in moves):
+            raise ValueError("this runner keeps blocks on the device only")
+        self._kv.copy_blocks([move.source for move in moves], [move.target for move in moves])
+
+    def _sample(
+        self, logits: torch.Tensor, rows: Rows, sampling: Ints, failures: dict[int, str], download: Download
+    ) -> _Sampled:
+        slots, positions = rows.slot[sampling], rows.end[sampling]
+        try:
+            drawn = self._sampler.sample(logits, slots, positions)
+        except Exception:
+            drawn = self._sample_alone(logits, slots, positions, sampling, failures)
+        tokens = drawn.clamp(min=0)  # a failed row's successor may be in flight: it needs some valid token
+        self._slots.append(slots, positions, tokens)
+        self._sampler.append(slots, tokens)
+        top = self._top[slots]
+        scored = np.flatnonzero(top >= 0)
+        scores = None
+        if scored.size:
+            at = torch.from_numpy(scored).to(self._device)
+            scores = score(logits.index_select(0, at), tokens.index_select(0, at), top[scored], download)
+        return _Sampled(sampling.tolist(), download.add(drawn), scored.tolist(), scores)
+
+    def _sample_alone(
+        self, logits: torch.Tensor, slots: Ints, positions: Ints, sampling: Ints, failures: dict[int, str]
+    ) -> torch.Tensor:
+        """Row by row, after the batch raised: the rows that raise again fail, the others go on."""
+        drawn = torch.zeros(len(slots), dtype=torch.int64, device=self._device)
+        for line in range(len(slots)):
+            one = slice(line, line + 1)
+            try:
+                drawn[one] = self._sampler.sample(logits[one], slots[one], positions[one])
+            except Exception as error:
+                failures[int(sampling[line])] = f"sampling failed: {error}"
+        return drawn
+
+    def _score_prompts(self, logits: torch.Tensor, rows: Rows, spans: Ints, download: Download) -> Scores:
+        slots = np.repeat(rows.slot, spans)
+        following = np.repeat(rows.start, spans) + ramps(spans) + 1
+        return score(logits, self._slots.tokens_at(slots, following), self._prompt_top[slots], download)
+
+
+def _output(launched: _Launched) -> StepOutput:
+    """Turn what arrived on the host into values."""
+    host = launched.download.wait()
+    tokens: list[tuple[int, ...]] = [()] * launched.row_count
+    failures = dict(launched.failures)
+    logprobs: dict[int, tuple[TokenLogprob, ...]] = {}
+    prompt_logprobs: dict[int, tuple[TokenLogprob, ...]] = {}
+    if launched.sampled is not None:
+        for row, token in zip(launched.sampled.rows, host[launched.sampled.tokens].tolist(), strict=True):
+            if token < 0:
+                failures.setdefault(row, FAULTS[token])
+            elif row not in failures:
+                tokens[row] = (token,)
+        if launched.sampled.scores is not None:
+            scores = launched.sampled.scores.read(host)
+            for line, value in zip(launched.sampled.scored, scores, strict=True):
+                if tokens[row := launched.sampled.rows[line]]:
+                    logprobs[row] = (value,)
+    if launched.prompt_scores is not None:
+        scores = launched.prompt_scores.read(host)
+        done = 0
+        for row, span in launched.prompt_spans:
+            if row not in failures:
+                prompt_logprobs[row] = tuple(scores[done : done + span])
+            done += span
+    return StepOutput(launched.step, tuple(tokens), logprobs, prompt_logprobs, failures)

@@ -1,0 +1,139 @@
+"""What a runner remembers of each running sequence, on the device: its tokens and its block table.
+
+A slot is written once, when a sequence takes it; after that a step only adds its new blocks and the token
+that it drew, so the host's work per step is a handful of array operations over the rows and never grows with
+the context. Knows no sampling and no model; `runner` joins the three.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+import torch
+
+from headrace.compute.batch import Batch
+from headrace.compute.transfer import upload
+from headrace.core.plan import Entry, Row
+
+Ints = np.ndarray[tuple[int, ...], np.dtype[np.int64]]
+
+
+class Rows(NamedTuple):
+    """The rows of a plan as columns, int64 [R] each; ``samples`` is 0 or 1."""
+
+    slot: Ints
+    start: Ints
+    length: Ints
+    samples: Ints
+
+    @classmethod
+    def of(cls, rows: Sequence[Row]) -> Rows:
+        """Turn ``rows`` (at least one) into columns."""
+        slot, start, length, _, samples = zip(*rows, strict=True)
+        return cls(*(np.array(column, dtype=np.int64) for column in (slot, start, length, samples)))
+
+    @property
+    def end(self) -> Ints:
+        """The position after each row's last one: where a token that it draws goes."""
+        return self.start + self.length
+
+
+class Slots:
+    """Token buffer int32 [max_num_seqs, max_model_len + 1] and block tables int32 [max_num_seqs, max_blocks].
+
+    The buffer is one wider than the context because the last token drawn is stored, though never computed.
+    """
+
+    def __init__(
+        self, *, max_num_seqs: int, max_model_len: int, block_size: int, device: torch.device
+    ) -> None:
+        self.device = device
+        self._max_model_len = max_model_len
+        self._block_size = block_size
+        self._max_blocks = -(-max_model_len // block_size)
+        self.tokens = torch.zeros(max_num_seqs, max_model_len + 1, dtype=torch.int32, device=device)
+        self.tables = torch.zeros(max_num_seqs, self._max_blocks, dtype=torch.int32, device=device)
+        self._blocks = np.zeros(max_num_seqs, dtype=np.int64)
+
+    def admit(self, entry: Entry, tokens: Ints) -> None:
+        """A sequence takes ``entry.slot`` with ``tokens`` known so far; all that was there is forgotten."""
+        (known,) = upload(self.device, tokens)
+        self.tokens[entry.slot, : tokens.size] = known
+        self._blocks[entry.slot] = len(entry.blocks)
+        if entry.blocks:
+            (blocks,) = upload(self.device, np.array(entry.blocks, dtype=np.int64))
+            self.tables[entry.slot, : len(entry.blocks)] = blocks
+
+    def extend(self, rows: Sequence[Row]) -> None:
+        """Append each row's ``new_blocks`` to its slot's table."""
+        growing = [row for row in rows if row.new_blocks]
+        if not growing:
+            return
+        slots = np.array([row.slot for row in growing], dtype=np.int64)
+        counts = np.array([len(row.new_blocks) for row in growing], dtype=np.int64)
+        blocks = np.array([block for row in growing for block in row.new_blocks], dtype=np.int64)
+        places = np.repeat(slots * self._max_blocks + self._blocks[slots], counts) + ramps(counts)
+        self._blocks[slots] += counts
+        if (self._blocks[slots] > self._max_blocks).any():
+            raise ValueError(f"a block table would pass {self._max_blocks} blocks, the context's limit")
+        at, new = upload(self.device, places, blocks)
+        self.tables.view(-1)[at] = new.int()
+
+    def append(self, slots: Ints, positions: Ints, tokens: torch.Tensor) -> None:
+        """Store one token per slot (int64 [S], on the device) at the given positions."""
+        (at,) = upload(self.device, slots * self.tokens.shape[1] + positions)
+        self.tokens.view(-1)[at] = tokens.int()
+
+    def tokens_at(self, slots: Ints, positions: Ints) -> torch.Tensor:
+        """The tokens (int64, on the device) at the given positions of the given slots."""
+        (at,) = upload(self.device, slots * self.tokens.shape[1] + positions)
+        return self.tokens.view(-1)[at].long()
+
+    def pack(self, rows: Rows, logits_indices: Ints) -> Batch:
+        """All rows behind one another as one batch, without padding.
+
+        ``logits_indices`` count tokens of the packed batch. Raises ValueError for a row beyond the context
+        or beyond its slot's blocks: reading on would read another sequence's memory.
+        """
+        end = rows.end
+        if (end > np.minimum(self._max_model_len, self._blocks[rows.slot] * self._block_size)).any():
+            raise ValueError("a row reaches beyond its slot's blocks or the context")
+        starts = np.zeros(end.size + 1, dtype=np.int64)
+        np.cumsum(rows.length, out=starts[1:])
+        positions = np.repeat(rows.start - starts[:-1], rows.length) + np.arange(starts[-1])
+        owners = np.repeat(rows.slot, rows.length)
+        width = self.tokens.shape[1]
+        buffer_at, positions_, pages, offsets, slots, starts_, end_, logits_at = upload(
+            self.device,
+            owners * width + positions,
+            positions,
+            owners * self._max_blocks + positions // self._block_size,
+            positions % self._block_size,
+            rows.slot,
+            starts,
+            end,
+            logits_indices,
+        )
+        columns = -(-int(end.max()) // self._block_size)
+        longer = np.flatnonzero(rows.length != 1)
+        return Batch(
+            tokens=self.tokens.view(-1)[buffer_at].long(),
+            positions=positions_,
+            slot_mapping=self.tables.view(-1)[pages].long() * self._block_size + offsets,
+            query_starts=starts_.int(),
+            context_lens=end_.int(),
+            block_tables=self.tables[:, :columns].index_select(0, slots),
+            logits_indices=logits_at,
+            lengths=tuple(rows.length.tolist()),
+            contexts=tuple(end.tolist()),
+            decode_rows=int(longer[0]) if longer.size else len(end),
+            block_size=self._block_size,
+        )
+
+
+def ramps(counts: Ints) -> Ints:
+    """0 .. counts[0]-1, 0 .. counts[1]-1, … behind one another."""
+    ends = np.cumsum(counts)
+    return np.arange(ends[-1]) - np.repeat(ends - counts, counts)
