@@ -1,0 +1,226 @@
+"""Bounds what a sandboxed template may cost: turns of loops, size of values, length of output.
+
+The sandbox keeps a template from reaching the machine, not from using it up. `Metered` is mixed into a jinja2
+environment; a `Budget` that is entered around a rendering counts for it, on its thread alone.
+"""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Callable
+from contextvars import ContextVar, Token
+from functools import wraps
+from types import TracebackType
+from typing import Any
+
+from jinja2 import nodes
+from jinja2.runtime import Context
+from jinja2.sandbox import SandboxedEnvironment
+from jinja2.visitor import NodeTransformer
+
+MAX_TURNS = 200_000
+MAX_CHARACTERS = 16_000_000
+MAX_SECONDS = 5.0
+
+
+class BudgetExceeded(Exception):
+    """A rendering went over one of its bounds; the message names it."""
+
+
+class Budget:
+    """What one rendering may still use.
+
+    Args:
+        turns: loop turns and macro calls.
+        characters: of output in all, and of any single value on the way.
+        seconds: of wall-clock time, looked at in every turn.
+    """
+
+    def __init__(
+        self, turns: int = MAX_TURNS, characters: int = MAX_CHARACTERS, seconds: float = MAX_SECONDS
+    ) -> None:
+        self._seconds = seconds
+        self._until = time.monotonic() + seconds
+        self._turns = self._max_turns = turns
+        self._characters = self._max_characters = characters
+        self._token: Token[Budget | None] | None = None
+
+    def __enter__(self) -> Budget:
+        self._token = _current.set(self)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        assert self._token is not None
+        _current.reset(self._token)
+
+    def turn(self) -> None:
+        """Count one turn of a loop or call of a macro."""
+        self._turns -= 1
+        if self._turns < 0:
+            raise BudgetExceeded(f"it takes more than {self._max_turns} turns of loops and macros")
+        if time.monotonic() > self._until:
+            raise BudgetExceeded(f"it takes more than {self._seconds:g} seconds")
+
+    def write(self, characters: int) -> None:
+        """Count output."""
+        self._characters -= characters
+        if self._characters < 0:
+            raise BudgetExceeded(f"it writes more than {self._max_characters} characters")
+
+    def check(self, size: int) -> None:
+        """Refuse a single value of this size."""
+        if size > self._max_characters:
+            raise BudgetExceeded(f"it makes a value longer than {self._max_characters} characters")
+
+
+_current: ContextVar[Budget | None] = ContextVar("budget", default=None)
+
+
+class Metered(SandboxedEnvironment):
+    """A sandbox whose templates are counted and checked against the current `Budget`.
+
+    Loop bodies and macros are compiled with a count in front. Of operations that make long values from short
+    ones the size is checked before they run; what other operators, calls and filters return, after.
+    """
+
+    intercepted_binops = frozenset({"*", "**", "%", "+"})
+
+    def meter_filters(self) -> None:
+        """Put the checks around all filters, once the environment has them all."""
+        self.filters = {name: _checked(name, filter_) for name, filter_ in self.filters.items()}
+
+    def _parse(self, source: str, name: str | None, filename: str | None) -> nodes.Template:
+        tree = super()._parse(source, name, filename)
+        _CheckConcat().visit(tree)
+        for node in (
+            *tree.find_all(nodes.For),
+            *tree.find_all(nodes.Macro),
+            *tree.find_all(nodes.CallBlock),
+        ):
+            node.body.insert(0, nodes.ExprStmt(_call("count_turn")).set_lineno(node.lineno))
+        return tree
+
+    def count_turn(self) -> None:
+        """Called by compiled templates at the head of every loop body and macro."""
+        if (budget := _current.get()) is not None:
+            budget.turn()
+
+    def check_text(self, value: Any) -> Any:
+        """Called by compiled templates on what they write out and what they join with ``~``."""
+        _check_text(value)
+        return value
+
+    def wrap_str_format(self, value: Any) -> Callable[..., str] | None:
+        safe = super().wrap_str_format(value)
+        if safe is None:
+            return None
+
+        def checked(*args: Any, **kwargs: Any) -> str:
+            _check_operation("format", (value.__self__, *args, *kwargs.values()))
+            return safe(*args, **kwargs)
+
+        return checked
+
+    def call_binop(self, context: Context, operator: str, left: Any, right: Any) -> Any:
+        if operator == "*":
+            for value, count in ((left, right), (right, left)):
+                _check_size(_length(value) * count if isinstance(count, int) else 0)
+        elif operator == "**" and isinstance(left, int) and isinstance(right, int):
+            _check_size(left.bit_length() * right)
+        elif operator == "%":
+            _check_operation("format", (left, right))
+        value = super().call_binop(context, operator, left, right)
+        _check_size(_length(value))
+        return value
+
+    def call(__self, __context: Context, __obj: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: N805
+        # The odd names are jinja2's: a template may pass keywords called `self` and `context`.
+        subject = getattr(__obj, "__self__", None)
+        if isinstance(subject, str):
+            _check_operation(__obj.__name__, (subject, *args, *kwargs.values()))
+        value = super().call(__context, __obj, *args, **kwargs)
+        _check_size(_length(value))
+        return value
+
+
+class _CheckConcat(NodeTransformer):
+    """Puts a check around every ``~`` and each of its operands."""
+
+    def visit_Concat(self, node: nodes.Concat) -> nodes.Node:  # noqa: N802
+        self.generic_visit(node)
+        node.nodes = [_call("check_text", operand) for operand in node.nodes]
+        return _call("check_text", node)
+
+
+def _call(method: str, *operands: nodes.Expr) -> nodes.Call:
+    """A call of a method of the environment, as part of a template."""
+    return nodes.Call(nodes.EnvironmentAttribute(method), list(operands), [], None, None)
+
+
+def _checked(name: str, filter_: Callable[..., Any]) -> Callable[..., Any]:
+    @wraps(filter_)  # also copies the marks by which jinja2 knows what to pass first
+    def checked(*args: Any, **kwargs: Any) -> Any:
+        _check_operation(name, (*args, *kwargs.values()))
+        value = filter_(*args, **kwargs)
+        _check_size(_length(value))
+        return value
+
+    return checked
+
+
+_PADDING = frozenset({"center", "ljust", "rjust", "zfill", "expandtabs", "indent", "format", "format_map"})
+# Filters that may be given a long list and do not write it out as text.
+_KEEPS_LISTS = frozenset(
+    {"attr", "batch", "count", "d", "default", "dictsort", "first", "groupby", "items", "last", "length"}
+    | {"list", "map", "max", "min", "random", "reject", "rejectattr", "reverse", "select", "selectattr"}
+    | {"slice", "sort", "sum", "unique"}
+)
+_NUMBER = re.compile(r"\d+")
+
+
+def _check_operation(name: str, operands: tuple[Any, ...]) -> None:
+    """Check, before it runs, a filter or string method that can make a long text from short operands."""
+    texts = [operand for operand in operands if isinstance(operand, str)]
+    if name in _PADDING:
+        for operand in operands:
+            _check_size(operand if isinstance(operand, int) else 0)
+        for number in _NUMBER.findall(texts[0]) if "format" in name and texts else ():
+            _check_size(int(number[:20]))
+    elif name == "replace" and len(texts) >= 3:
+        subject, old, new = texts[:3]
+        _check_size(len(subject) + subject.count(old) * len(new))
+    elif name == "join":
+        separator = max(map(len, texts), default=0)
+        _check_size(separator * max(map(_length, operands)))
+    if name not in _KEEPS_LISTS:
+        for operand in operands:
+            _check_text(operand)
+
+
+def _check_text(value: Any) -> None:
+    """Refuse a value that would be too long written out; lists may hold the same long text many times."""
+    if (budget := _current.get()) is None:
+        return
+    size = 0
+    waiting = [value]
+    while waiting:
+        item = waiting.pop()
+        if isinstance(item, dict):
+            waiting += item.keys()
+            waiting += item.values()
+        elif isinstance(item, (list, tuple)):
+            waiting += item
+        size += 1 + (len(item) if isinstance(item, str) else 0)
+        budget.check(size)
+
+
+def _length(value: Any) -> int:
+    return len(value) if isinstance(value, (str, list, tuple)) else 0
+
+
+def _check_size(size: int) -> None:
+    if (budget := _current.get()) is not None:
+        budget.check(size)

@@ -1,0 +1,66 @@
+"""Finds stop strings in a growing text and holds back what may become one.
+
+It knows characters only; tokens and their texts are `text.stream`'s.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+
+class Match(NamedTuple):
+    """A stop string found: the text before it (with it, where that was asked for), and which one it was."""
+
+    text: str
+    stop: str
+
+
+class StopMatcher:
+    """Watches a text for stop strings, however it is cut into parts.
+
+    The text is read character by character: the stop string that is complete first wins, of two that end at
+    the same place the longer. So the result does not depend on how the model cut its text into tokens.
+
+    Args:
+        stops: non-empty strings.
+        include: leave the stop string in the text.
+    """
+
+    def __init__(self, stops: Sequence[str], include: bool = False) -> None:
+        self._stops = tuple(stops)
+        self._include = include
+        self._held = ""
+
+    @property
+    def held(self) -> int:
+        """How many characters are held back."""
+        return len(self._held)
+
+    def push(self, text: str) -> str | Match:
+        """The text that may be shown now, or the match that ends it."""
+        text = self._held + text
+        found = [(at + len(stop), at, stop) for stop in self._stops if (at := text.find(stop)) >= 0]
+        if found:
+            end, start, stop = min(found)
+            self._held = ""
+            return Match(text[: end if self._include else start], stop)
+        cut = self._held_from(text)
+        self._held = text[cut:]
+        return text[:cut]
+
+    def flush(self) -> str:
+        """What was held back, once it can no longer become a stop string."""
+        text, self._held = self._held, ""
+        return text
+
+    def _held_from(self, text: str) -> int:
+        """Where the longest suffix begins that begins a stop string."""
+        first = len(text)
+        for stop in self._stops:
+            at = text.find(stop[0], max(0, len(text) - len(stop) + 1))
+            while 0 <= at < first and not stop.startswith(text[at:]):
+                at = text.find(stop[0], at + 1)
+            if 0 <= at < first:
+                first = at
+        return first

@@ -1,0 +1,127 @@
+"""The text of one answer while its tokens arrive: whole characters only, and nothing of a stop string.
+
+Joins `text.detokenize` (tokens to text) and `text.stops` (text to what may be shown). The server makes one
+`TextStream` per answer, pushes what the engine emits, and cancels the request when `stopped` is set.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import accumulate
+from typing import NamedTuple
+
+from headrace.serve.text.detokenize import (
+    CHARACTER_BYTES,
+    Detokenizer,
+    PieceDetokenizer,
+    Pieces,
+    WindowDetokenizer,
+    decoder_steps,
+    has_pieces,
+)
+from headrace.serve.text.stops import Match, StopMatcher
+from headrace.serve.text.tokenizer import Tokenizer
+
+
+class TextDelta(NamedTuple):
+    """What a push added to an answer.
+
+    ``text`` may be shown now. ``stopped`` is the stop string that ended the answer, None while it goes on.
+    ``texts`` has one entry per token used: what it added to the text, shown or held back (empty while a
+    character is unfinished); tokens pushed after the stop string are not used. ``offset`` is the position of
+    the first of ``texts`` in the answer, in characters.
+    """
+
+    text: str
+    stopped: str | None = None
+    texts: tuple[str, ...] = ()
+    offset: int = 0
+
+    @property
+    def offsets(self) -> tuple[int, ...]:
+        """Where each of ``texts`` begins in the answer, in characters."""
+        starts = accumulate(map(len, self.texts), initial=self.offset)
+        return tuple(starts)[:-1]
+
+
+class TextStreams:
+    """Makes the text streams of one tokenizer, which share what is known of its vocabulary."""
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self._tokenizer = tokenizer
+        steps = decoder_steps(tokenizer)
+        self._pieces = Pieces(tokenizer, steps) if has_pieces(steps) else None
+
+    def open(
+        self,
+        *,
+        prompt: Sequence[int] = (),
+        stop: Sequence[str] = (),
+        include_stop_str_in_output: bool = False,
+        skip_special_tokens: bool = True,
+        min_tokens: int = 0,
+    ) -> TextStream:
+        """A stream for one answer.
+
+        Args:
+            prompt: the tokens that the answer continues; only the last few are looked at. They decide whether
+                the first word keeps its leading space, and may begin the answer's first character.
+            stop: strings that end the answer.
+            include_stop_str_in_output: cut after the stop string instead of before it.
+            skip_special_tokens: leave special tokens out of the text.
+            min_tokens: stop strings in the text of so many first tokens are not looked for.
+        """
+        skip = self._tokenizer.special_token_ids if skip_special_tokens else frozenset[int]()
+        detokenizer: Detokenizer
+        if self._pieces is None:
+            detokenizer = WindowDetokenizer(self._tokenizer, skip)
+        else:
+            detokenizer = PieceDetokenizer(self._pieces, skip)
+        for token in prompt[-CHARACTER_BYTES:]:
+            detokenizer.push(token)
+        return TextStream(detokenizer, StopMatcher(stop, include_stop_str_in_output), min_tokens)
+
+
+class TextStream:
+    """Turns an answer's tokens into text that may be shown; for one thread at a time."""
+
+    def __init__(self, detokenizer: Detokenizer, stops: StopMatcher, min_tokens: int = 0) -> None:
+        self._detokenizer = detokenizer
+        self._stops = stops
+        self._unwatched = min_tokens
+        self._length = 0
+        self._stopped: str | None = None
+
+    def push(self, tokens: Sequence[int]) -> TextDelta:
+        """Take the next tokens of the answer; after a stop string they are ignored."""
+        shown: list[str] = []
+        texts: list[str] = []
+        offset = self._length
+        for token in tokens:
+            if self._stopped is not None:
+                break
+            text = self._detokenizer.push(token)
+            texts.append(text)
+            self._length += len(text)
+            if self._unwatched:
+                self._unwatched -= 1
+                shown.append(text)
+            elif text:
+                shown.append(self._watch(text))
+        return TextDelta("".join(shown), self._stopped, tuple(texts), offset)
+
+    def finish(self) -> TextDelta:
+        """The end of the answer: everything held back, unless a stop string has ended it before."""
+        if self._stopped is not None:
+            return TextDelta("", self._stopped, (), self._length)
+        text = self._watch(self._detokenizer.finish())
+        if self._stopped is None:
+            text += self._stops.flush()
+        return TextDelta(text, self._stopped, (), self._length)
+
+    def _watch(self, text: str) -> str:
+        seen = self._stops.push(text)
+        if isinstance(seen, Match):
+            self._stopped = seen.stop
+            return seen.text
+        return seen

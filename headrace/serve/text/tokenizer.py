@@ -1,0 +1,182 @@
+"""Text to tokens and back, from a local model folder.
+
+Stands on the `tokenizers` library alone, so that start-up does not pay for transformers. It knows nothing of
+requests or chats: `text.template` renders messages to text, `text.stream` turns a growing answer into text.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import tokenizers
+
+
+class TokenizerError(ValueError):
+    """A folder whose tokenizer cannot be used, or text that cannot be tokenized."""
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """The JSON object in a file; empty where there is no such file.
+
+    Raises:
+        TokenizerError: the file is there and holds no JSON object.
+    """
+    if not path.is_file():
+        return {}
+    try:
+        value = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise TokenizerError(f"{path} is not valid JSON: {error}") from error
+    if not isinstance(value, dict):
+        raise TokenizerError(f"{path} must hold a JSON object")
+    return value
+
+
+class Tokenizer:
+    """A model's tokenizer and its special tokens.
+
+    Nothing changes after construction, so one instance serves all threads (the library releases the GIL
+    while it encodes).
+
+    Args:
+        backend: the tokenizer proper; taken over and prepared (no truncation, no padding).
+        special_tokens: the special tokens' strings by role: ``bos_token``, ``eos_token``, ``pad_token`` …
+        eos_token_ids: further ids that end an answer, beside that of ``eos_token``.
+        add_bos_token: put the bos token first where the backend's own post-processor does not.
+    """
+
+    def __init__(
+        self,
+        backend: tokenizers.Tokenizer,
+        special_tokens: Mapping[str, str] | None = None,
+        eos_token_ids: Sequence[int] = (),
+        add_bos_token: bool = False,
+    ) -> None:
+        backend.no_truncation()
+        backend.no_padding()
+        self.special_tokens = dict(special_tokens or {})
+        # A named special token may be a plain word to the backend; make it special without new vocabulary.
+        known = [text for text in self.special_tokens.values() if backend.token_to_id(text) is not None]
+        backend.add_special_tokens(known)
+        self.backend = backend
+        self.bos_token = self.special_tokens.get("bos_token")
+        self.eos_token = self.special_tokens.get("eos_token")
+        self.pad_token = self.special_tokens.get("pad_token")
+        self.bos_token_id = self._id_of(self.bos_token)
+        self.eos_token_id = self._id_of(self.eos_token)
+        self.pad_token_id = self._id_of(self.pad_token)
+        eos = () if self.eos_token_id is None else (self.eos_token_id,)
+        self.eos_token_ids: frozenset[int] = frozenset((*eos, *eos_token_ids))
+        self.special_token_ids: frozenset[int] = frozenset(
+            token for token, added in backend.get_added_tokens_decoder().items() if added.special
+        )
+        self.vocab_size: int = backend.get_vocab_size(with_added_tokens=True)
+        first = backend.encode("").ids[:1]
+        self._prefix = (
+            [self.bos_token_id]
+            if add_bos_token and self.bos_token_id is not None and first != [self.bos_token_id]
+            else []
+        )
+
+    @classmethod
+    def from_folder(cls, folder: str | Path) -> Tokenizer:
+        """Load from a folder in Hugging Face layout.
+
+        Reads ``tokenizer.json``, ``tokenizer_config.json``, ``special_tokens_map.json`` and
+        ``generation_config.json`` (then ``config.json``) for the ids that end an answer. A folder with only
+        an older format (``vocab.json`` and ``merges.txt``, ``tokenizer.model``) is converted by transformers.
+
+        Raises:
+            TokenizerError: there is no tokenizer in the folder, or it cannot be read.
+        """
+        folder = Path(folder)
+        config = read_json(folder / "tokenizer_config.json")
+        special_tokens = _special_tokens(read_json(folder / "special_tokens_map.json") | config)
+        backend = _load_backend(folder)
+        _add_configured_tokens(backend, config.get("added_tokens_decoder", {}))
+        eos = read_json(folder / "generation_config.json").get("eos_token_id")
+        if eos is None:
+            eos = read_json(folder / "config.json").get("eos_token_id")
+        eos_token_ids = [] if eos is None else [eos] if isinstance(eos, int) else list(eos)
+        return cls(backend, special_tokens, eos_token_ids, config.get("add_bos_token") is True)
+
+    def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
+        """The tokens of ``text``.
+
+        ``add_special_tokens`` adds what the model expects around a plain text (most often a bos token in
+        front); a rendered chat template brings its own and must be encoded without.
+
+        Raises:
+            TokenizerError: ``text`` holds a lone surrogate, which no encoding of Unicode can carry.
+        """
+        return self.encode_batch([text], add_special_tokens)[0]
+
+    def encode_batch(self, texts: Sequence[str], add_special_tokens: bool = True) -> list[list[int]]:
+        """The tokens of each text, in parallel where the machine has the cores; as `encode`."""
+        try:
+            encodings = self.backend.encode_batch_fast(list(texts), add_special_tokens=add_special_tokens)
+        except (TypeError, UnicodeError) as error:
+            raise TokenizerError("text must be valid Unicode (it holds a lone surrogate)") from error
+        prefix = self._prefix if add_special_tokens else []
+        return [prefix + encoding.ids for encoding in encodings]
+
+    def decode(self, tokens: Sequence[int], skip_special_tokens: bool = True) -> str:
+        """The text of ``tokens``; ids outside the vocabulary add nothing."""
+        return self.backend.decode(tokens, skip_special_tokens=skip_special_tokens)
+
+    def token(self, token: int) -> str | None:
+        """A token's own spelling in the vocabulary (``Ġthe``, ``▁the``, ``<0x0A>``), None if it has none."""
+        return self.backend.id_to_token(token)
+
+    def _id_of(self, text: str | None) -> int | None:
+        return None if text is None else self.backend.token_to_id(text)
+
+
+def _load_backend(folder: Path) -> tokenizers.Tokenizer:
+    path = folder / "tokenizer.json"
+    if path.is_file():
+        try:
+            return tokenizers.Tokenizer.from_file(str(path))
+        except Exception as error:  # the library raises bare Exception
+            raise TokenizerError(f"{path} cannot be read: {error}") from error
+    older = [name for name in ("tokenizer.model", "vocab.json", "vocab.txt") if (folder / name).is_file()]
+    if not older:
+        raise TokenizerError(f"{folder} holds no tokenizer: expected tokenizer.json")
+    return _convert(folder, older[0])
+
+
+def _convert(folder: Path, older: str) -> tokenizers.Tokenizer:
+    try:
+        from transformers import AutoTokenizer
+    except ImportError as error:
+        raise TokenizerError(
+            f"{folder} holds {older} but no tokenizer.json; converting it needs transformers: "
+            "pip install 'headrace[bench]'"
+        ) from error
+    try:
+        converted = AutoTokenizer.from_pretrained(str(folder), local_files_only=True)
+        backend: tokenizers.Tokenizer = converted.backend_tokenizer
+    except Exception as error:  # whatever transformers and the packages behind it raise
+        raise TokenizerError(f"{folder / older} cannot be converted to a tokenizer.json: {error}") from error
+    return tokenizers.Tokenizer.from_str(backend.to_str())
+
+
+def _special_tokens(config: Mapping[str, Any]) -> dict[str, str]:
+    """The strings under ``…_token`` keys, which are spelt plainly or as an object with ``content``."""
+    found = {}
+    for role, value in config.items():
+        text = value.get("content") if isinstance(value, dict) else value
+        if role.endswith("_token") and isinstance(text, str):
+            found[role] = text
+    return found
+
+
+def _add_configured_tokens(backend: tokenizers.Tokenizer, added: Mapping[str, Mapping[str, Any]]) -> None:
+    """Add the tokens that only tokenizer_config.json names, as far as they get the id it gives them."""
+    for token, spec in sorted((int(token), spec) for token, spec in added.items()):
+        if backend.id_to_token(token) is None and token == backend.get_vocab_size(with_added_tokens=True):
+            flags = {key: value for key, value in spec.items() if key not in ("content", "__type")}
+            backend.add_tokens([tokenizers.AddedToken(spec["content"], **flags)])
