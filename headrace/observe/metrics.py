@@ -253,6 +253,9 @@ class Metrics:
         if live is None:  # refused before it arrived in the engine
             return
         (self._running if live.running else self._waiting).value -= 1
+        if self._running.value == 0:
+            # Only running requests hold blocks; a cancel of the last one may be followed by no step.
+            self._usage.value = self._waste.value = 0.0
         self._e2e.observe(now - live.arrived)
         self._prompt_size.observe(event.prompt_tokens)
         self._output_size.observe(event.output_tokens)

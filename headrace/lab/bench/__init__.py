@@ -1,0 +1,1 @@
+"""The benchmark: one client, one set of definitions, any target."""

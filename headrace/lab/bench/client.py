@@ -1,0 +1,146 @@
+"""A lean streaming client of the OpenAI API: one request in, one `Record` out.
+
+The same client measures every server. It reads chunks as they come, notes the time first and parses after,
+and accepts no answer that did not end properly. It knows the wire only, and no server's peculiarities.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from headrace.lab.bench.record import Record
+from headrace.lab.workload import Work
+from headrace.lab.workload.work import is_chat
+
+if TYPE_CHECKING:
+    import aiohttp
+
+
+@dataclass(frozen=True, slots=True)
+class Endpoint:
+    """Where to ask and how. ``extra`` is added to every body (``{"return_token_ids": true}`` ...)."""
+
+    url: str
+    model: str
+    api_key: str = ""
+    extra: Mapping[str, Any] = field(default_factory=dict)
+    timeout_seconds: float = 600.0
+
+    def address(self, work: Work) -> str:
+        path = "chat/completions" if is_chat(work.prompt) else "completions"
+        return f"{self.url.rstrip('/').removesuffix('/v1')}/v1/{path}"
+
+    def headers(self) -> dict[str, str]:
+        return {"Authorization": f"Bearer {self.api_key}"} if self.api_key else {}
+
+    def body(self, work: Work) -> dict[str, Any]:
+        """The request as JSON; fields beyond OpenAI's appear only where the work needs them."""
+        body: dict[str, Any] = {
+            "model": self.model,
+            "max_tokens": work.max_tokens,
+            "temperature": work.temperature,
+            "stream": True,
+            "stream_options": {"include_usage": True},
+        }
+        if isinstance(work.prompt, str):
+            body["prompt"] = work.prompt
+        elif is_chat(work.prompt):
+            body["messages"] = [message._asdict() for message in work.prompt]
+        else:
+            body["prompt"] = list(work.prompt)
+        if work.ignore_eos:
+            body["ignore_eos"] = True
+        return {**body, **self.extra}
+
+
+class Answer:
+    """The stream of one answer, read piece by piece; times are the caller's."""
+
+    def __init__(self) -> None:
+        self.times: list[float] = []
+        self.finish_reason = ""
+        self.error = ""
+        self.done = False
+        self._pending = b""
+        self._token_ids = 0
+        self._usage: dict[str, Any] = {}
+
+    def feed(self, data: bytes, now: float) -> None:
+        """Takes bytes in whatever pieces the network gave; a chunk counts when its line is whole."""
+        lines = (self._pending + data).split(b"\n")
+        self._pending = lines.pop()
+        carried = False
+        for line in lines:
+            line = line.rstrip(b"\r")
+            if line.startswith(b"data:") and self._chunk(line[5:].strip()):
+                carried = True
+        if carried:
+            self.times.append(now)
+
+    def _chunk(self, payload: bytes) -> bool:
+        """Reads one event; whether it carried a part of the answer."""
+        if payload == b"[DONE]":
+            self.done = True
+            return False
+        chunk = json.loads(payload)
+        if chunk.get("error"):
+            self.error = str(chunk["error"].get("message", chunk["error"]))
+            return False
+        self._usage = chunk.get("usage") or self._usage
+        carried = False
+        for choice in chunk.get("choices", ()):
+            self.finish_reason = choice.get("finish_reason") or self.finish_reason
+            token_ids = choice.get("token_ids") or ()
+            self._token_ids += len(token_ids)
+            text = choice.get("text") or (choice.get("delta") or {}).get("content")
+            carried = carried or bool(text) or bool(token_ids)
+        return carried
+
+    def record(self, work: Work, arrived: float, finished: float, error: str = "") -> Record:
+        """What was seen, once the stream has ended; an unfinished one is an error."""
+        error = error or self.error
+        if not error and not (self.done and self.finish_reason):
+            error = "the stream ended without a finish_reason and [DONE]"
+        details = self._usage.get("prompt_tokens_details") or {}
+        output = self._usage.get("completion_tokens") or self._token_ids or len(self.times)
+        if not error and self._token_ids and output != self._token_ids:
+            error = f"usage says {output} tokens, the stream carried {self._token_ids}"
+        if not error and work.ignore_eos and output != work.max_tokens:
+            error = f"asked for exactly {work.max_tokens} tokens, got {output}"
+        return Record(
+            id=work.id,
+            arrived=arrived,
+            finished=finished,
+            token_seconds=tuple(self.times),
+            prompt_tokens=self._usage.get("prompt_tokens") or 0,
+            output_tokens=output,
+            cached_tokens=details.get("cached_tokens") or 0,
+            finish_reason=self.finish_reason,
+            error=error,
+        )
+
+
+async def ask(
+    session: aiohttp.ClientSession,
+    endpoint: Endpoint,
+    work: Work,
+    arrived: float,
+    clock: Callable[[], float],
+) -> Record:
+    """One request over an open session. Nothing is raised for what a server does: it is recorded."""
+    answer = Answer()
+    try:
+        async with session.post(
+            endpoint.address(work), json=endpoint.body(work), headers=endpoint.headers()
+        ) as response:
+            if response.status != 200:
+                told = (await response.text())[:500]
+                return answer.record(work, arrived, clock(), f"HTTP {response.status}: {told}")
+            async for data in response.content.iter_any():
+                answer.feed(data, clock())
+    except Exception as error:  # whatever a server or the network does, the other requests go on
+        return answer.record(work, arrived, clock(), f"{type(error).__name__}: {error}")
+    return answer.record(work, arrived, clock())

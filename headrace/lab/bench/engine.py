@@ -1,0 +1,139 @@
+"""An engine in this process as a target: `core.engine`'s loop driven as fast as it goes.
+
+A token's time is the end of the step that committed it, so TTFT and inter-token latency are exact. Prompts
+are encoded before the clock starts and answers are not decoded: this is the engine's own speed. It knows the
+loop's signature and no runner.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, Protocol
+
+from headrace.core.events import Emitted, Event, Finished
+from headrace.core.ports import Watcher
+from headrace.core.request import FinishReason, Request, SamplingParams
+from headrace.lab.bench.record import Record
+from headrace.lab.workload import Prompt, Work
+from headrace.observe.waste import KvWaste
+
+DELIVERED = (FinishReason.STOP, FinishReason.LENGTH)
+
+
+class Loop(Protocol):
+    """What is asked of `core.engine.Engine`."""
+
+    def submit(self, request: Request, now: float) -> None: ...
+
+    def step(self, now: float) -> list[Event]: ...
+
+    def wake_at(self, now: float) -> float | None: ...
+
+
+class EngineTarget:
+    """A `record.Target` around an engine.
+
+    ``encode`` turns a prompt into token ids. ``before`` is called ahead of every run and should forget
+    cached prefixes, so that a second round is as cold as the first. ``watchers`` see every event; ``close``
+    is called at the end.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        loop: Loop,
+        encode: Callable[[Prompt], tuple[int, ...]],
+        *,
+        eos_token_ids: frozenset[int] = frozenset(),
+        before: Callable[[], None] = lambda: None,
+        watchers: Iterable[Watcher] = (),
+        close: Callable[[], None] = lambda: None,
+        clock: Callable[[], float] = time.perf_counter,
+    ) -> None:
+        self.name = name
+        self._loop = loop
+        self._encode = encode
+        self._eos = eos_token_ids
+        self._before = before
+        self._watchers = tuple(watchers)
+        self._close = close
+        self._clock = clock
+        self._runs = 0
+        self._waste = KvWaste()
+
+    def run(self, work: Sequence[Work]) -> list[Record]:
+        self._before()
+        self._runs += 1
+        self._waste = KvWaste()
+        due = deque(sorted((self._request(each) for each in work), key=lambda request: request.arrived))
+        records = self._drive(due, self._clock())
+        return [records[self._id(each)] for each in work]
+
+    def facts(self) -> dict[str, Any]:
+        return {"kv_waste_percent": 100.0 * self._waste.share, "kv_blocks_peak": self._waste.peak_blocks}
+
+    def close(self) -> None:
+        self._close()
+
+    def _id(self, work: Work) -> str:
+        return f"{self.name}-{self._runs}-{work.id}"
+
+    def _request(self, work: Work) -> Request:
+        params = SamplingParams(
+            temperature=work.temperature, max_tokens=work.max_tokens, ignore_eos=work.ignore_eos
+        )
+        tokens = self._encode(work.prompt)
+        return Request(self._id(work), tokens, params, work.arrival, eos_token_ids=self._eos)
+
+    def _drive(self, due: deque[Request], began: float) -> dict[str, Record]:
+        """Runs the loop until every request has ended. Seconds in records count from ``began``."""
+        records: dict[str, Record] = {}
+        open_: dict[str, tuple[float, list[float]]] = {}
+        while due or open_:
+            now = self._clock()
+            while due and due[0].arrived <= now - began:
+                request = due.popleft()
+                open_[request.id] = (request.arrived, [])
+                self._loop.submit(request, now)
+            events = self._loop.step(now)
+            after = self._clock()
+            for event in events:
+                self._waste.fold(event, after)
+                for watcher in self._watchers:
+                    watcher.fold(event, after)
+                if type(event) is Emitted:
+                    open_[event.request_id][1].append(after - began)
+                elif type(event) is Finished:
+                    arrived, times = open_.pop(event.request_id)
+                    records[event.request_id] = _record(event, arrived, times, after - began)
+            self._rest(due, bool(open_), began)
+        return records
+
+    def _rest(self, due: deque[Request], busy: bool, began: float) -> None:
+        """Sleeps until there is something to do."""
+        now = self._clock()
+        wake = self._loop.wake_at(now) if busy else None
+        if due:
+            next_due = began + due[0].arrived
+            wake = next_due if wake is None else min(wake, next_due)
+        elif wake is None and busy:
+            raise RuntimeError(f"{self.name} went idle while requests were open")
+        if wake is not None and wake > now:
+            time.sleep(wake - now)
+
+
+def _record(event: Finished, arrived: float, times: list[float], finished: float) -> Record:
+    delivered = event.reason in DELIVERED
+    return Record(
+        id=event.request_id,
+        arrived=arrived,
+        finished=finished,
+        token_seconds=tuple(times),
+        prompt_tokens=event.prompt_tokens,
+        output_tokens=event.output_tokens,
+        cached_tokens=event.cached_tokens,
+        finish_reason=event.reason.value,
+        error="" if delivered else event.message or event.reason.value,
+    )

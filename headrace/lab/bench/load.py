@@ -1,0 +1,71 @@
+"""Offering load to a server: requests when they are due, or as many at once as a closed loop has.
+
+An open loop sends when the workload says, however the server fares, and counts from then: the requests that
+an overloaded server makes wait are exactly those that a closed loop would never send (coordinated omission).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Sequence
+from typing import Any
+
+from headrace.lab.bench.client import Endpoint, ask
+from headrace.lab.bench.record import Record
+from headrace.lab.workload import Work
+
+
+class NoClient(RuntimeError):
+    """aiohttp is not installed; the message says what to install."""
+
+
+async def offer(endpoint: Endpoint, work: Sequence[Work], concurrency: int | None = None) -> list[Record]:
+    """Sends all of ``work`` and waits for every answer; records come back in the order of ``work``.
+
+    With ``concurrency`` no more than that many requests are open at once: of requests that are all due at
+    the start that makes a closed loop, whose clock for each request starts when it is sent.
+
+    Raises:
+        NoClient: aiohttp is missing.
+    """
+    try:
+        import aiohttp
+    except ImportError:
+        raise NoClient('measuring a server needs aiohttp: pip install "headrace[bench]"') from None
+    slots = asyncio.Semaphore(concurrency if concurrency is not None else len(work) or 1)
+    closed = concurrency is not None and all(each.arrival == 0.0 for each in work)
+    timeout = aiohttp.ClientTimeout(total=endpoint.timeout_seconds)
+    connector = aiohttp.TCPConnector(limit=0)
+    began = time.perf_counter()
+
+    def clock() -> float:
+        return time.perf_counter() - began
+
+    async with aiohttp.ClientSession(timeout=timeout, connector=connector) as session:
+
+        async def send(each: Work) -> Record:
+            await asyncio.sleep(max(0.0, each.arrival - clock()))
+            async with slots:
+                arrived = clock() if closed else each.arrival
+                return await ask(session, endpoint, each, arrived, clock)
+
+        return list(await asyncio.gather(*(send(each) for each in work)))
+
+
+class ServerTarget:
+    """A `record.Target` behind a URL."""
+
+    def __init__(self, name: str, endpoint: Endpoint, concurrency: int | None = None) -> None:
+        self.name = name
+        self._endpoint = endpoint
+        self._concurrency = concurrency
+
+    def run(self, work: Sequence[Work]) -> list[Record]:
+        return asyncio.run(offer(self._endpoint, work, self._concurrency))
+
+    def facts(self) -> dict[str, Any]:
+        return {} if self._concurrency is None else {"max_concurrency": self._concurrency}
+
+    def close(self) -> None:
+        """Nothing is held between runs."""

@@ -1,0 +1,165 @@
+"""Padded static batching with ``transformers.generate``: what one gets without an inference server.
+
+Requests form batches in order of arrival, padded on the left to the longest prompt; a batch decodes until
+its last row is done, and the next one starts then. It is given every fairness: rows stop counting at their
+own end, a row's tokens are available to the caller at the step that drew them, and padding counts as
+nothing in any figure.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from typing import Any, cast
+
+from headrace.lab.bench.record import Record
+from headrace.lab.workload import Prompt, Work
+from headrace.lab.workload.work import is_chat
+
+
+class NoTransformers(RuntimeError):
+    """transformers is not installed; the message says what to install."""
+
+
+class TransformersStatic:
+    """A `record.Target` that decodes padded batches of ``batch_size`` rows.
+
+    ``model`` is a local folder or a hub name; ``dummy`` draws random weights of its shape instead of loading
+    them. ``dtype`` is a name of a torch dtype or ``auto``.
+
+    Raises:
+        NoTransformers: transformers is missing.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        model: str,
+        batch_size: int,
+        *,
+        dtype: str = "auto",
+        device: str = "cpu",
+        dummy: bool = False,
+    ) -> None:
+        try:
+            import torch
+            import transformers
+        except ImportError:
+            raise NoTransformers(
+                'padded static batching needs transformers: pip install "headrace[bench]"'
+            ) from None
+        self.name = name
+        self._torch = torch
+        self._transformers: Any = transformers
+        self._batch_size = batch_size
+        self._device = device
+        self._tokenizer = transformers.AutoTokenizer.from_pretrained(model)
+        kind: Any = "auto" if dtype == "auto" else getattr(torch, dtype)
+        if dummy:
+            config = transformers.AutoConfig.from_pretrained(model)
+            loaded = self._transformers.AutoModelForCausalLM.from_config(config, dtype=kind)
+        else:
+            loaded = transformers.AutoModelForCausalLM.from_pretrained(model, dtype=kind)
+        self._model: Any = loaded.to(device).eval()
+        self._steps = 0
+        self._rows_computed = 0
+        self._rows_useful = 0
+
+    def run(self, work: Sequence[Work]) -> list[Record]:
+        if any(each.temperature for each in work):
+            raise ValueError(
+                "padded static batching is measured greedy: the workload's temperature must be 0"
+            )
+        self._steps = self._rows_computed = self._rows_useful = 0
+        ordered = sorted(work, key=lambda each: each.arrival)
+        prompts = {each.id: self._encode(each.prompt) for each in work}
+        records: dict[str, Record] = {}
+        began = time.perf_counter()
+        for first in range(0, len(ordered), self._batch_size):
+            batch = ordered[first : first + self._batch_size]
+            time.sleep(max(0.0, batch[-1].arrival - (time.perf_counter() - began)))
+            for record in self._batch(batch, [prompts[each.id] for each in batch], began):
+                records[record.id] = record
+        return [records[each.id] for each in work]
+
+    def facts(self) -> dict[str, Any]:
+        useful = self._rows_useful / self._rows_computed if self._rows_computed else 0.0
+        return {"batch_size": self._batch_size, "steps": self._steps, "useful_rows_percent": 100.0 * useful}
+
+    def close(self) -> None:
+        del self._model
+
+    def _encode(self, prompt: Prompt) -> list[int]:
+        if isinstance(prompt, str):
+            return list(self._tokenizer(prompt)["input_ids"])
+        if not is_chat(prompt):
+            return list(cast("tuple[int, ...]", prompt))
+        messages = [message._asdict() for message in prompt]
+        text = self._tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
+        return list(self._tokenizer(text, add_special_tokens=False)["input_ids"])
+
+    def _eos(self) -> list[int]:
+        told = self._model.generation_config.eos_token_id
+        return [] if told is None else [told] if isinstance(told, int) else list(told)
+
+    def _batch(self, batch: Sequence[Work], prompts: Sequence[list[int]], began: float) -> list[Record]:
+        torch = self._torch
+        width = max(len(prompt) for prompt in prompts)
+        tokens = torch.zeros((len(batch), width), dtype=torch.long)
+        mask = torch.zeros_like(tokens)
+        for row, prompt in enumerate(prompts):
+            tokens[row, width - len(prompt) :] = torch.tensor(prompt)
+            mask[row, width - len(prompt) :] = 1
+        ends = _RowEnds(torch, batch, self._eos(), began)
+        config = self._transformers.GenerationConfig(
+            do_sample=False, max_new_tokens=max(each.max_tokens for each in batch), pad_token_id=0
+        )
+        config.eos_token_id = None
+        with torch.inference_mode():
+            self._model.generate(
+                tokens.to(self._device),
+                attention_mask=mask.to(self._device),
+                generation_config=config,
+                stopping_criteria=self._transformers.StoppingCriteriaList([ends]),
+            )
+        self._steps += len(ends.times)
+        self._rows_computed += len(ends.times) * len(batch)
+        self._rows_useful += sum(ends.lengths)
+        return [
+            Record(
+                id=each.id,
+                arrived=each.arrival,
+                finished=ends.times[length - 1],
+                token_seconds=tuple(ends.times[:length]),
+                prompt_tokens=len(prompt),
+                output_tokens=length,
+                finish_reason="stop" if stopped else "length",
+            )
+            for each, prompt, length, stopped in zip(batch, prompts, ends.lengths, ends.stopped, strict=True)
+        ]
+
+
+class _RowEnds:
+    """A stopping criterion that ends each row at its own limit or end token, and notes every step's time."""
+
+    def __init__(self, torch: Any, batch: Sequence[Work], eos: Sequence[int], began: float) -> None:
+        self._torch = torch
+        self._began = began
+        self._limits = torch.tensor([each.max_tokens for each in batch])
+        self._obeys_eos = torch.tensor([not each.ignore_eos for each in batch])
+        self._eos = torch.tensor(list(eos), dtype=torch.long)
+        self.times: list[float] = []
+        self.lengths = [0] * len(batch)
+        self.stopped = [False] * len(batch)
+
+    def __call__(self, input_ids: Any, scores: Any, **_: Any) -> Any:
+        drawn = input_ids[:, -1].cpu()
+        self.times.append(time.perf_counter() - self._began)
+        step = len(self.times)
+        ended = self._torch.isin(drawn, self._eos) & self._obeys_eos
+        for row in (ended | (self._limits <= step)).nonzero().flatten().tolist():
+            if not self.lengths[row]:
+                self.lengths[row] = step
+                self.stopped[row] = bool(ended[row])
+        done = self._torch.tensor([length > 0 for length in self.lengths])
+        return done.to(input_ids.device)

@@ -1,0 +1,69 @@
+"""What was seen of one request from outside, whatever served it; and what can serve a workload."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from headrace.lab.workload import Work
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """One request's times, in seconds after the start of the run, and its token counts.
+
+    ``arrived`` is when the request was due, so that a client that falls behind does not flatter the server;
+    in a closed loop it is when it was sent. ``token_seconds`` are the times at which parts of the answer were
+    available to the caller, first to last; a part may carry several tokens. ``error`` says why there is no
+    whole answer.
+    """
+
+    id: str
+    arrived: float
+    finished: float
+    token_seconds: tuple[float, ...] = ()
+    prompt_tokens: int = 0
+    output_tokens: int = 0
+    cached_tokens: int = 0
+    finish_reason: str = ""
+    error: str = ""
+
+    @property
+    def ttft(self) -> float | None:
+        """Time to first token, from arrival."""
+        return self.token_seconds[0] - self.arrived if self.token_seconds else None
+
+    @property
+    def e2e(self) -> float:
+        """Time from arrival to the end."""
+        return self.finished - self.arrived
+
+    @property
+    def tpot(self) -> float | None:
+        """Mean time per token after the first; None for answers of one token."""
+        if self.output_tokens < 2 or not self.token_seconds:
+            return None
+        return (self.token_seconds[-1] - self.token_seconds[0]) / (self.output_tokens - 1)
+
+    @property
+    def gaps(self) -> list[float]:
+        """Inter-token latencies: the times between two parts of the answer."""
+        times = self.token_seconds
+        return [times[i] - times[i - 1] for i in range(1, len(times))]
+
+
+class Target(Protocol):
+    """Something that serves a workload: an engine in this process, a URL, another library."""
+
+    name: str
+
+    def run(self, work: Sequence[Work]) -> list[Record]:
+        """Serve all of it and say what was seen; requests that failed are told too."""
+        ...
+
+    def facts(self) -> dict[str, Any]:
+        """What the target itself knows of the last run (KV waste, batch size ...), for the report."""
+        ...
+
+    def close(self) -> None: ...

@@ -1,0 +1,35 @@
+"""Lengths of prompts and answers, in tokens.
+
+The spread of answer lengths is what tells schedulers apart: with equal lengths a static batch wastes nothing.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Sequence
+
+HIGH_VARIANCE: tuple[tuple[float, int, int], ...] = ((0.80, 4, 29), (0.16, 30, 200), (0.04, 801, 1200))
+"""Shares of answers and their least and most tokens: many that are done at once, few that go on and on."""
+
+
+def log_normal(count: int, median: int, sigma: float, low: int, high: int, rng: random.Random) -> list[int]:
+    """Lengths whose logarithm is normal, as production traces have them, cut to ``[low, high]``.
+
+    ``sigma`` is the standard deviation of the logarithm: 0 gives the median always, 1 is a wide spread.
+    """
+    drawn = (median * math.exp(rng.gauss(0.0, sigma)) for _ in range(count))
+    return [min(high, max(low, round(length))) for length in drawn]
+
+
+def mixture(count: int, shares: Sequence[tuple[float, int, int]], rng: random.Random) -> list[int]:
+    """Lengths of which each share is uniform in its range, in shuffled order.
+
+    The shares are exact up to rounding, not drawn: a workload that promises 4 % long answers has them. What
+    rounding leaves over goes to the first share.
+    """
+    lengths = [rng.randint(low, high) for share, low, high in shares[1:] for _ in range(round(share * count))]
+    _, low, high = shares[0]
+    lengths += [rng.randint(low, high) for _ in range(count - len(lengths))]
+    rng.shuffle(lengths)
+    return lengths

@@ -1,0 +1,92 @@
+"""Workloads of token ids with set answer lengths: every engine computes exactly the same amount of work.
+
+The ids are random, so the text means nothing; `lab.workload.chats` has the ones that mean something.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+
+from headrace.lab.workload.lengths import HIGH_VARIANCE, log_normal, mixture
+from headrace.lab.workload.work import Work
+
+VOCABULARY = range(300, 2000)
+"""Ids to draw from: above bytes and special tokens, and inside any tokenizer in use."""
+
+
+def _drawn(
+    prompts: Sequence[int], answers: Sequence[int], vocabulary: range, rng: random.Random
+) -> list[Work]:
+    return [
+        Work(f"w{i}", tuple(rng.choices(vocabulary, k=prompt)), max_tokens=answer, ignore_eos=True)
+        for i, (prompt, answer) in enumerate(zip(prompts, answers, strict=True))
+    ]
+
+
+def fixed_lengths(
+    count: int, input_len: int, output_len: int, seed: int = 0, vocabulary: range = VOCABULARY
+) -> tuple[Work, ...]:
+    """Prompts and answers of one length each."""
+    return tuple(_drawn([input_len] * count, [output_len] * count, vocabulary, random.Random(seed)))
+
+
+def log_normal_lengths(
+    count: int,
+    input_len: int,
+    output_len: int,
+    sigma: float = 0.8,
+    seed: int = 0,
+    vocabulary: range = VOCABULARY,
+) -> tuple[Work, ...]:
+    """Lengths spread as in production traces around these medians, at most eight times the median."""
+    rng = random.Random(seed)
+    prompts = log_normal(count, input_len, sigma, 1, 8 * input_len, rng)
+    answers = log_normal(count, output_len, sigma, 1, 8 * output_len, rng)
+    return tuple(_drawn(prompts, answers, vocabulary, rng))
+
+
+def high_variance(
+    count: int, input_len: int = 24, seed: int = 0, vocabulary: range = VOCABULARY
+) -> tuple[Work, ...]:
+    """80 % of answers under 30 tokens and 4 % over 800, the rest between; prompts of one length."""
+    rng = random.Random(seed)
+    return tuple(_drawn([input_len] * count, mixture(count, HIGH_VARIANCE, rng), vocabulary, rng))
+
+
+def shared_prefix(
+    count: int,
+    prefix_len: int = 1000,
+    input_len: int = 32,
+    output_len: int = 16,
+    seed: int = 0,
+    vocabulary: range = VOCABULARY,
+) -> tuple[Work, ...]:
+    """Prompts that begin with the same ``prefix_len`` tokens, as under one system prompt."""
+    rng = random.Random(seed)
+    prefix = tuple(rng.choices(vocabulary, k=prefix_len))
+    return tuple(
+        Work(f"w{i}", prefix + tuple(rng.choices(vocabulary, k=input_len)), output_len, ignore_eos=True)
+        for i in range(count)
+    )
+
+
+def long_among_decoders(
+    decoders: int = 16,
+    output_len: int = 256,
+    long_len: int = 4000,
+    arrival: float = 1.0,
+    seed: int = 0,
+    vocabulary: range = VOCABULARY,
+) -> tuple[Work, ...]:
+    """Streams that decode steadily, and one long prompt that arrives among them ``arrival`` seconds later.
+
+    The last one is the long prompt; its ``expect`` is ``intruder``, the others' ``stream``.
+    """
+    rng = random.Random(seed)
+    streams = [
+        Work(f"stream{i}", tuple(rng.choices(vocabulary, k=16)), output_len, 0.0, True, expect="stream")
+        for i in range(decoders)
+    ]
+    intruder = tuple(rng.choices(vocabulary, k=long_len))
+    return (*streams, Work("intruder", intruder, 8, arrival, ignore_eos=True, expect="intruder"))

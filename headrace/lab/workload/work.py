@@ -1,0 +1,43 @@
+"""One request of a workload, as a value that every target understands.
+
+It knows no engine, no tokenizer and no wire: a target turns it into its own kind of request.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple, TypeGuard
+
+
+class Message(NamedTuple):
+    """One turn of a chat."""
+
+    role: str
+    content: str
+
+
+Prompt = str | tuple[int, ...] | tuple[Message, ...]
+"""Plain text, token ids, or a chat."""
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """A prompt, how long its answer may get, and when it comes.
+
+    ``arrival`` is in seconds after the start of the run. ``ignore_eos`` makes the answer exactly
+    ``max_tokens`` long on every engine, whatever the model says. ``expect`` names the class of answer that
+    the author expects (``short``, ``long`` ...), so that a report can say whether it came.
+    """
+
+    id: str
+    prompt: Prompt
+    max_tokens: int
+    arrival: float = 0.0
+    ignore_eos: bool = False
+    temperature: float = 0.0
+    expect: str = ""
+
+
+def is_chat(prompt: Prompt) -> TypeGuard[tuple[Message, ...]]:
+    """Whether a prompt is a chat, which a server takes at another address than text and token ids."""
+    return not isinstance(prompt, str) and isinstance(prompt[0], Message)
