@@ -6,12 +6,17 @@ single layers, the runner executes a plan's moves; other tiers will hold blocks 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from headrace.compute.model.spec import DecoderSpec
+
+ALIGNMENT = 64
+"""Bytes: a cache line, and the widest vector register."""
 
 
 def bytes_per_block(spec: DecoderSpec, block_size: int, dtype: torch.dtype) -> int:
@@ -42,7 +47,7 @@ class PagedKV:
         self.num_blocks = num_blocks
         self.block_size = block_size
         shape = (spec.num_layers, 2, num_blocks, block_size, spec.num_kv_heads, spec.head_dim)
-        self._pages = torch.zeros(shape, dtype=dtype, device=device)
+        self._pages = _zeros(shape, dtype, torch.device(device))
         self.keys: tuple[Tensor, ...] = tuple(layer[0] for layer in self._pages)
         self.values: tuple[Tensor, ...] = tuple(layer[1] for layer in self._pages)
 
@@ -67,3 +72,16 @@ class PagedKV:
         else:
             for one, other in zip(sources, targets, strict=True):
                 pages[:, :, other].copy_(pages[:, :, one])
+
+
+def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
+    """Zeros; on a CPU pages that the operating system clears when they are first touched.
+
+    `torch.zeros` would write gigabytes at start-up, of which a short life may use little.
+    """
+    if device.type != "cpu":
+        return torch.zeros(shape, dtype=dtype, device=device)
+    nbytes = math.prod(shape) * dtype.itemsize
+    raw = np.zeros(nbytes + ALIGNMENT, dtype=np.uint8)
+    begin = -raw.ctypes.data % ALIGNMENT
+    return torch.from_numpy(raw[begin : begin + nbytes]).view(dtype).view(shape)
