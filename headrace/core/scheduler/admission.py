@@ -46,10 +46,10 @@ class StaticBatch:
 
     def admit(self, queue: Queue, now: float) -> int:
         if queue.running == 0:
-            if queue.waiting < self._size and now < self.ready_at(queue):
+            if now < self.ready_at(queue):
                 return 0
             self._admitted_goal = queue.admitted + min(self._size, queue.waiting)
         return max(0, self._admitted_goal - queue.admitted)
 
     def ready_at(self, queue: Queue) -> float:
-        return queue.oldest_arrival + self._timeout
+        return -math.inf if queue.waiting >= self._size else queue.oldest_arrival + self._timeout

@@ -1,0 +1,52 @@
+"""Short ways to say what a test of the core needs: a request, an engine in mid-flight, what was told."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from headrace.core.engine import Engine
+from headrace.core.events import Chunked, Skipped
+from headrace.core.plan import StepPlan
+from headrace.core.request import Request, SamplingParams
+from tests.doubles.engines import Record
+
+
+def request(id: str, tokens: int | tuple[int, ...] = 4, *, max_tokens: int | None = 4, **fields: Any) -> Request:
+    """A request; a number of tokens stands for a prompt that shares no prefix with another id's."""
+    if isinstance(tokens, int):
+        first = 1000 + sum(ord(letter) << (8 * i) for i, letter in enumerate(id))
+        tokens = (first, *range(1, tokens))
+    params = fields.pop("params", None) or SamplingParams(max_tokens=max_tokens)
+    return Request(id=id, tokens=tokens, params=params, **fields)
+
+
+def step(engine: Engine, record: Record, count: int = 1, now: float = 0.0) -> None:
+    """Make ``count`` steps and check the books after each."""
+    for _ in range(count):
+        record.fold(engine.step(now))
+        engine.check_books()
+
+
+def plans(engine: Engine) -> list[StepPlan]:
+    """A list that every later plan of the engine is added to."""
+    seen: list[StepPlan] = []
+    launch = engine._runner.launch
+
+    def spy(plan: StepPlan, now: float) -> None:
+        seen.append(plan)
+        launch(plan, now)
+
+    engine._runner.launch = spy  # type: ignore[method-assign]
+    return seen
+
+
+def chunks(record: Record, request_id: str) -> list[tuple[int, int, str]]:
+    """Start, length and reason of each row of prefill."""
+    return [
+        (e.start, e.length, e.reason.value) for e in record.of(Chunked) if e.request_id == request_id
+    ]
+
+
+def skips(record: Record, request_id: str) -> list[str]:
+    """The reasons for which a request had to wait, as they were told."""
+    return [e.reason.value for e in record.of(Skipped) if e.request_id == request_id]
