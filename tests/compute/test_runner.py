@@ -48,9 +48,7 @@ def plans_alone(first: Entry, chunks: list[int], tokens: int) -> list[StepPlan]:
     plans, done, held = [], 0, 0
     for index, length in enumerate(chunks):
         done += length
-        rows = (
-            row(first.slot, done - length, length, own[held : needed(done)], done == len(first.tokens)),
-        )
+        rows = (row(first.slot, done - length, length, own[held : needed(done)], done == len(first.tokens)),)
         held = needed(done)
         plans.append(StepPlan(index, (first,) if index == 0 else (), (), rows))
     for _ in range(tokens - 1):
@@ -107,7 +105,9 @@ def test_mixed_batch_is_each_alone() -> None:
     a = entry(0, PROMPT, temperature=0.9, seed_=1, logprobs=3)
     b = entry(5, (1, 2, 3), temperature=1.3, seed_=2, top_k=7, prompt_logprobs=1)
     c = entry(3, (90, 4, 6, 7, 11), seed_=3)
-    alone = [run(make()[0], *plans_alone(each, chunks, 6)) for each, chunks in ((a, [9]), (b, [3]), (c, [2, 3]))]
+    alone = [
+        run(make()[0], *plans_alone(each, chunks, 6)) for each, chunks in ((a, [9]), (b, [3]), (c, [2, 3]))
+    ]
     plans = [plans_alone(each, chunks, 6) for each, chunks in ((a, [9]), (b, [3]), (c, [2, 3]))]
     runner, decoder, _ = make()
     got: list[list[object]] = [[], [], []]
@@ -167,7 +167,9 @@ def test_slot_is_forgotten_when_taken_again() -> None:
 
 @pytest.mark.parametrize("cut", [1, 3, 5])
 def test_preempted_and_resumed_is_undisturbed(cut: int) -> None:
-    params = dict(temperature=1.0, seed_=99, repetition_penalty=1.4, frequency_penalty=0.7, min_tokens=9, eos=(3, 5))
+    params = dict(
+        temperature=1.0, seed_=99, repetition_penalty=1.4, frequency_penalty=0.7, min_tokens=9, eos=(3, 5)
+    )
     whole = text(run(make()[0], *plans_alone(entry(1, PROMPT, **params), [9], 10)))
     runner, _, _ = make()
     before = text(run(runner, *plans_alone(entry(1, PROMPT, **params), [9], cut)))

@@ -1,0 +1,181 @@
+"""What this machine has, and what of it is used: device, dtype, threads, free memory.
+
+The files of the operating system are read here and nowhere else in `compute`. Knows no model; sizes come from
+`ledger`.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal, NamedTuple
+
+import torch
+
+from headrace.config import ConfigError
+
+DtypeName = Literal["auto", "bfloat16", "float16", "float32"]
+
+_DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
+_NATIVE_BF16 = frozenset({"avx512_bf16", "amx_bf16", "bf16"})
+_NOTED_FLAGS = frozenset(
+    {"avx2", "avx512f", "avx512_vnni", "avx_vnni", "amx_tile", "amx_int8", "asimd", "sve"} | _NATIVE_BF16
+)
+_BF16_CAPABILITY = (8, 0)
+
+
+class DtypeChoice(NamedTuple):
+    """The dtype to compute in, and why where it is not simply what the checkpoint or the user says."""
+
+    dtype: torch.dtype
+    reason: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceFacts:
+    """What `doctor` shows of a device. Memory in bytes; ``threads`` is 0 on CUDA.
+
+    ``isa`` is what torch's own kernels are dispatched to (for instance AVX512, or the compute capability on
+    CUDA); ``flags`` are the instruction sets that matter for inference, as the kernel reports them.
+    """
+
+    kind: Literal["cpu", "cuda"]
+    name: str
+    isa: str
+    flags: tuple[str, ...]
+    native_bfloat16: bool
+    cores: int
+    threads: int
+    memory_bytes: int
+    free_bytes: int
+
+
+def resolve_device(requested: Literal["auto", "cpu", "cuda"]) -> torch.device:
+    """The device to use. Raises ConfigError when CUDA is asked for and torch sees none."""
+    if requested == "cuda" and not torch.cuda.is_available():
+        raise ConfigError("--device cuda: torch sees no CUDA device here; use --device cpu or auto")
+    if requested == "cpu" or not torch.cuda.is_available():
+        return torch.device("cpu")
+    return torch.device("cuda", torch.cuda.current_device())
+
+
+def resolve_dtype(requested: DtypeName, stored: str, facts: DeviceFacts) -> DtypeChoice:
+    """The dtype to compute in, given what the user asked for and what the checkpoint is ``stored`` in.
+
+    ``auto`` takes the checkpoint's, unless the device would only emulate it. Raises ConfigError for a dtype
+    asked for by name that the device cannot compute in.
+    """
+    wanted = stored if requested == "auto" else requested
+    if wanted not in _DTYPES:
+        return DtypeChoice(torch.float32, f"weights are stored in {wanted}; computed in float32")
+    if facts.kind == "cpu" and wanted == "float16":
+        if requested != "auto":
+            raise ConfigError("--dtype float16: not computed on CPUs; use --dtype bfloat16 or float32")
+        return DtypeChoice(
+            torch.float32, "float16 is not computed on CPUs; float32 holds the same values exactly"
+        )
+    if wanted == "bfloat16" and not facts.native_bfloat16:
+        if facts.kind == "cuda":
+            if requested != "auto":
+                raise ConfigError(
+                    f"--dtype bfloat16: {facts.name} (sm {facts.isa}) needs sm 8.0; use float16"
+                )
+            return DtypeChoice(torch.float16, f"{facts.name} (sm {facts.isa}) has no bfloat16")
+        if requested == "auto":
+            return DtypeChoice(
+                torch.float32, "this CPU has neither AVX512-BF16 nor AMX: bfloat16 is emulated"
+            )
+        return DtypeChoice(torch.bfloat16, "asked for, though this CPU only emulates it; float32 is faster")
+    return DtypeChoice(_DTYPES[wanted])
+
+
+def device_facts(device: torch.device, root: Path = Path("/")) -> DeviceFacts:
+    """Look at ``device``; ``root`` is where the operating system's files are found."""
+    if device.type == "cuda":
+        properties = torch.cuda.get_device_properties(device)
+        free, total = torch.cuda.mem_get_info(device)
+        capability = (properties.major, properties.minor)
+        return DeviceFacts(
+            kind="cuda",
+            name=properties.name,
+            isa=f"{capability[0]}.{capability[1]}",
+            flags=(),
+            native_bfloat16=capability >= _BF16_CAPABILITY,
+            cores=properties.multi_processor_count,
+            threads=0,
+            memory_bytes=total,
+            free_bytes=free,
+        )
+    fields = _fields(root / "proc/cpuinfo")
+    flags = set((fields.get("flags") or fields.get("Features") or "").split())
+    memory = _fields(root / "proc/meminfo")
+    total = _kibibytes(memory.get("MemTotal"))
+    available = _kibibytes(memory.get("MemAvailable"))
+    limit, used = _memory_limit(root)
+    return DeviceFacts(
+        kind="cpu",
+        name=fields.get("model name") or "CPU",
+        isa=torch.backends.cpu.get_cpu_capability(),
+        flags=tuple(sorted(flags & _NOTED_FLAGS)),
+        native_bfloat16=bool(flags & _NATIVE_BF16),
+        cores=usable_cores(root),
+        threads=torch.get_num_threads(),
+        memory_bytes=min(total, limit) if limit else total,
+        free_bytes=max(0, min(available, limit - used)) if limit else available,
+    )
+
+
+def usable_cores(root: Path = Path("/")) -> int:
+    """Cores that this process may run on: its affinity, and a container's quota if that is less."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    quota, _, period = _text(root / "sys/fs/cgroup/cpu.max").partition(" ")
+    if quota.isdigit() and period.strip().isdigit():
+        cores = min(cores, math.ceil(int(quota) / int(period)))
+    return max(1, cores)
+
+
+def limit_threads() -> int:
+    """Let torch use no more threads than there are usable cores; returns how many it uses.
+
+    In a container torch counts the host's cores; threads beyond the quota stop all the others at every
+    barrier.
+    """
+    threads = min(torch.get_num_threads(), usable_cores())
+    torch.set_num_threads(threads)
+    return threads
+
+
+def _memory_limit(root: Path) -> tuple[int, int]:
+    """A container's memory limit and what of it is in use and cannot be dropped; 0, 0 without a limit."""
+    group = root / "sys/fs/cgroup"
+    limit, used = _text(group / "memory.max"), _text(group / "memory.current")
+    if not limit.isdigit() or not used.isdigit():
+        return 0, 0
+    droppable = 0
+    for line in _text(group / "memory.stat").splitlines():
+        if line.startswith("inactive_file "):
+            droppable = int(line.split()[1])
+    return int(limit), int(used) - droppable
+
+
+def _fields(path: Path) -> dict[str, str]:
+    """The ``name: value`` lines of a file, first of each name; empty where there is no such file."""
+    fields: dict[str, str] = {}
+    for line in _text(path).splitlines():
+        name, colon, value = line.partition(":")
+        if colon:
+            fields.setdefault(name.strip(), value.strip())
+    return fields
+
+
+def _kibibytes(value: str | None) -> int:
+    return int(value.split()[0]) * 1024 if value else 0
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_text().strip()
+    except OSError:
+        return ""

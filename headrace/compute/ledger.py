@@ -1,0 +1,147 @@
+"""Where the memory goes: weights, activations, and as many KV blocks as the rest holds.
+
+Sized once at start-up and printed, so that nothing is found out by running out. The bytes of a block come from
+`kv.bytes_per_block`, the blocks of a sequence from `core.capacity.blocks_needed`: start-up, admission and
+preemption cannot disagree. Next on the road: the planner prices other machines with the same ledger.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from headrace.compute.device import DeviceFacts
+from headrace.config import CacheOptions, ConfigError
+from headrace.core.capacity import blocks_needed
+
+CPU_KV_BYTES = 4 << 30
+CPU_KV_SHARE = 0.4
+"""On a CPU the cache takes `CPU_KV_BYTES`, or what one longest sequence needs if that is more, but never more
+than this share of what is available: others live there too."""
+
+_SAMPLER_COPIES = 4
+"""Float32 copies of the logits that sampling may hold at once (shaped rows, probabilities, sorted candidates)."""
+
+
+@dataclass(frozen=True, slots=True)
+class ModelSize:
+    """What sizing needs to know of a model; widths in elements, ``itemsize`` in bytes per activation."""
+
+    weight_bytes: int
+    block_bytes: int
+    hidden_size: int
+    intermediate_size: int
+    vocab_size: int
+    itemsize: int
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryLedger:
+    """How a device's memory is cut; all in bytes, but for the counts of blocks and tokens."""
+
+    device: str
+    free_bytes: int
+    weight_bytes: int
+    activation_bytes: int
+    block_bytes: int
+    block_size: int
+    num_blocks: int
+    max_model_len: int
+
+    @property
+    def kv_bytes(self) -> int:
+        return self.num_blocks * self.block_bytes
+
+    @property
+    def kv_tokens(self) -> int:
+        """Tokens whose keys and values fit at once."""
+        return self.num_blocks * self.block_size
+
+    @property
+    def concurrency(self) -> float:
+        """Sequences of ``max_model_len`` tokens that fit at once."""
+        return self.num_blocks / blocks_needed(self.max_model_len, self.block_size)
+
+    def describe(self) -> list[str]:
+        """The ledger as lines of text."""
+        return [
+            f"device       {self.device}",
+            f"weights      {shown_bytes(self.weight_bytes)}",
+            f"activations  {shown_bytes(self.activation_bytes)} (estimate)",
+            f"KV cache     {shown_bytes(self.kv_bytes)}: {self.num_blocks:,} blocks of {self.block_size} tokens,"
+            f" {shown_bytes(self.block_bytes)} each",
+            f"KV tokens    {self.kv_tokens:,}",
+            f"concurrency  {self.concurrency:.1f} sequences of --max-model-len {self.max_model_len:,}",
+        ]
+
+
+def activation_bytes(model: ModelSize, *, max_num_batched_tokens: int, max_num_seqs: int) -> int:
+    """An upper estimate of a step's activations beside weights and cache.
+
+    Per token: residual, its normed copy, attention in and out (8 hidden widths at the widest moment) and the
+    gate-up pair with its product (3 intermediate widths). Per sequence: the logits and what sampling makes of
+    them, in float32.
+    """
+    per_token = (8 * model.hidden_size + 3 * model.intermediate_size) * model.itemsize
+    per_sequence = (1 + _SAMPLER_COPIES) * model.vocab_size * 4
+    return max_num_batched_tokens * per_token + min(max_num_seqs, max_num_batched_tokens) * per_sequence
+
+
+def open_ledger(
+    facts: DeviceFacts,
+    model: ModelSize,
+    options: CacheOptions,
+    *,
+    max_model_len: int,
+    max_num_seqs: int,
+    max_num_batched_tokens: int,
+) -> MemoryLedger:
+    """Cut the memory that is free on the device, weights already loaded.
+
+    Raises:
+        ConfigError: a sequence of ``max_model_len`` would not fit; it names the longest that does.
+    """
+    activations = activation_bytes(
+        model, max_num_batched_tokens=max_num_batched_tokens, max_num_seqs=max_num_seqs
+    )
+    most = facts.free_bytes - activations
+    needed = blocks_needed(max_model_len, options.block_size) * model.block_bytes
+    if options.kv_cache_memory_bytes is not None:
+        budget, flag = options.kv_cache_memory_bytes, "--kv-cache-memory-bytes"
+        if budget > most:
+            raise ConfigError(
+                f"--kv-cache-memory-bytes {budget}: {facts.name} has {shown_bytes(facts.free_bytes)} free, of which"
+                f" activations may need {shown_bytes(activations)}; at most {max(0, most)} are left"
+            )
+    elif facts.kind == "cuda":
+        used = facts.memory_bytes - facts.free_bytes
+        budget = int(facts.memory_bytes * options.gpu_memory_utilization) - used - activations
+        flag = "--gpu-memory-utilization"
+    else:
+        budget, flag = min(max(CPU_KV_BYTES, needed), int(most * CPU_KV_SHARE)), "--kv-cache-memory-bytes"
+    num_blocks = max(0, budget) // model.block_bytes
+    fitting = num_blocks * options.block_size
+    if fitting < max_model_len:
+        cure = f"--max-model-len {fitting}" if fitting > 1 else "a smaller model or device with more memory"
+        raise ConfigError(
+            f"a sequence of --max-model-len {max_model_len} needs {shown_bytes(needed)} of KV cache, but"
+            f" {shown_bytes(max(0, budget))} are there ({shown_bytes(facts.free_bytes)} free, activations"
+            f" {shown_bytes(activations)}): use {cure}, or a larger {flag}"
+        )
+    return MemoryLedger(
+        device=facts.name,
+        free_bytes=facts.free_bytes,
+        weight_bytes=model.weight_bytes,
+        activation_bytes=activations,
+        block_bytes=model.block_bytes,
+        block_size=options.block_size,
+        num_blocks=num_blocks,
+        max_model_len=max_model_len,
+    )
+
+
+def shown_bytes(count: int) -> str:
+    """``count`` bytes in the unit that reads best."""
+    for unit, size in (("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10)):
+        if count >= size:
+            return f"{count / size:.2f} {unit}"
+    return f"{count} B"

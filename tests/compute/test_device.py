@@ -1,0 +1,106 @@
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from headrace.compute.device import (
+    DeviceFacts,
+    device_facts,
+    limit_threads,
+    resolve_device,
+    resolve_dtype,
+    usable_cores,
+)
+from headrace.config import ConfigError
+
+OLD_CPU = DeviceFacts("cpu", "old", "AVX2", ("avx2",), False, 2, 2, 1, 1)
+NEW_CPU = replace(OLD_CPU, flags=("avx512_bf16",), native_bfloat16=True)
+T4 = DeviceFacts("cuda", "T4", "7.5", (), False, 40, 0, 1, 1)
+H200 = DeviceFacts("cuda", "H200", "9.0", (), True, 132, 0, 1, 1)
+
+
+@pytest.mark.parametrize(
+    ("requested", "stored", "facts", "dtype", "explained"),
+    [
+        ("auto", "bfloat16", NEW_CPU, torch.bfloat16, False),
+        ("auto", "bfloat16", OLD_CPU, torch.float32, True),
+        ("auto", "float32", OLD_CPU, torch.float32, False),
+        ("auto", "float16", NEW_CPU, torch.float32, True),
+        ("auto", "float64", NEW_CPU, torch.float32, True),
+        ("auto", "float16", T4, torch.float16, False),
+        ("auto", "bfloat16", T4, torch.float16, True),
+        ("auto", "bfloat16", H200, torch.bfloat16, False),
+        ("bfloat16", "float32", OLD_CPU, torch.bfloat16, True),
+        ("float32", "bfloat16", NEW_CPU, torch.float32, False),
+        ("float16", "bfloat16", H200, torch.float16, False),
+    ],
+)
+def test_dtype(requested: str, stored: str, facts: DeviceFacts, dtype: torch.dtype, explained: bool) -> None:
+    choice = resolve_dtype(requested, stored, facts)  # type: ignore[arg-type]
+    assert choice.dtype == dtype
+    assert bool(choice.reason) == explained
+
+
+@pytest.mark.parametrize(("requested", "facts"), [("float16", NEW_CPU), ("bfloat16", T4)])
+def test_dtype_asked_for_by_name_and_impossible(requested: str, facts: DeviceFacts) -> None:
+    with pytest.raises(ConfigError, match=f"--dtype {requested}"):
+        resolve_dtype(requested, "float32", facts)  # type: ignore[arg-type]
+
+
+def test_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert resolve_device("cpu").type == "cpu"
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    assert resolve_device("auto").type == "cpu"
+    with pytest.raises(ConfigError, match="--device cuda"):
+        resolve_device("cuda")
+
+
+def system(root: Path, **files: str) -> Path:
+    for name, text in files.items():
+        path = root / name.replace("__", "/").replace("_dot_", ".")
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+    return root
+
+
+def test_cpu_facts(tmp_path: Path) -> None:
+    root = system(
+        tmp_path,
+        proc__cpuinfo="processor : 0\nmodel name : Some CPU\nflags : fpu avx2 avx512_bf16 mce\n",
+        proc__meminfo="MemTotal: 1000 kB\nMemFree: 1 kB\nMemAvailable: 600 kB\n",
+    )
+    facts = device_facts(torch.device("cpu"), root)
+    assert (facts.name, facts.flags, facts.native_bfloat16) == ("Some CPU", ("avx2", "avx512_bf16"), True)
+    assert (facts.memory_bytes, facts.free_bytes) == (1000 * 1024, 600 * 1024)
+
+
+def test_a_containers_limits_count(tmp_path: Path) -> None:
+    root = system(
+        tmp_path,
+        proc__meminfo="MemTotal: 1000 kB\nMemAvailable: 600 kB\n",
+        sys__fs__cgroup__memory_dot_max="204800\n",
+        sys__fs__cgroup__memory_dot_current="102400\n",
+        sys__fs__cgroup__memory_dot_stat="anon 5\ninactive_file 51200\n",
+        sys__fs__cgroup__cpu_dot_max="50000 100000\n",
+    )
+    facts = device_facts(torch.device("cpu"), root)
+    assert (facts.memory_bytes, facts.free_bytes) == (204800, 204800 - 51200)
+    assert usable_cores(root) == facts.cores == 1
+
+
+def test_no_limits_and_no_files(tmp_path: Path) -> None:
+    root = system(
+        tmp_path, sys__fs__cgroup__cpu_dot_max="max 100000\n", sys__fs__cgroup__memory_dot_max="max\n"
+    )
+    facts = device_facts(torch.device("cpu"), root)
+    assert facts.name == "CPU"
+    assert facts.cores >= 1
+
+
+def test_this_machine() -> None:
+    facts = device_facts(torch.device("cpu"))
+    assert facts.cores >= 1
+    assert 1 <= limit_threads() <= max(facts.cores, 1)

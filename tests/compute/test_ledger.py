@@ -1,0 +1,87 @@
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+
+import pytest
+
+from headrace.compute.device import DeviceFacts
+from headrace.compute.ledger import MemoryLedger, ModelSize, activation_bytes, open_ledger, shown_bytes
+from headrace.config import CacheOptions, ConfigError
+
+GIB = 1 << 30
+MODEL = ModelSize(
+    weight_bytes=GIB, block_bytes=1 << 20, hidden_size=64, intermediate_size=128, vocab_size=1000, itemsize=2
+)
+CPU = DeviceFacts("cpu", "a CPU", "AVX2", (), False, 4, 4, 16 * GIB, 8 * GIB)
+GPU = DeviceFacts("cuda", "a GPU", "9.0", (), True, 100, 0, 80 * GIB, 70 * GIB)
+
+
+def ledger(
+    facts: DeviceFacts = CPU, max_model_len: int = 4096, model: ModelSize = MODEL, **options: object
+) -> MemoryLedger:
+    return open_ledger(
+        facts,
+        model,
+        CacheOptions(**options),  # type: ignore[arg-type]
+        max_model_len=max_model_len,
+        max_num_seqs=8,
+        max_num_batched_tokens=512,
+    )
+
+
+ACTIVATIONS = activation_bytes(MODEL, max_num_batched_tokens=512, max_num_seqs=8)
+
+
+def test_cpu_takes_a_share_and_no_more_than_it_needs() -> None:
+    assert ledger().num_blocks == int((8 * GIB - ACTIVATIONS) * 0.4) >> 20
+    assert ledger(replace(CPU, free_bytes=100 * GIB)).kv_bytes == 4 * GIB
+    # One sequence of the longest context is worth more than the usual 4 GiB, within the share.
+    assert ledger(replace(CPU, free_bytes=100 * GIB), max_model_len=16 * 8192).num_blocks == 8192
+
+
+def test_gpu_counts_what_others_use() -> None:
+    expected = int(80 * GIB * 0.5) - 10 * GIB - ACTIVATIONS
+    assert ledger(GPU, gpu_memory_utilization=0.5).num_blocks == expected >> 20
+
+
+def test_explicit_bytes_are_taken_exactly() -> None:
+    made = ledger(kv_cache_memory_bytes=GIB + 5)
+    assert made.num_blocks == 1024
+    assert made.kv_bytes == GIB
+    assert made.kv_tokens == 16 * 1024
+    assert made.concurrency == pytest.approx(4.0)
+
+
+def test_more_than_is_free_is_refused() -> None:
+    with pytest.raises(ConfigError, match="--kv-cache-memory-bytes") as error:
+        ledger(kv_cache_memory_bytes=9 * GIB)
+    most = int(re.search(r"at most (\d+)", str(error.value))[1])  # type: ignore[index]
+    assert most == 8 * GIB - ACTIVATIONS
+    ledger(kv_cache_memory_bytes=most)
+
+
+@pytest.mark.parametrize("facts", [CPU, GPU])
+def test_what_cannot_fit_names_the_largest_that_can(facts: DeviceFacts) -> None:
+    with pytest.raises(ConfigError, match="--max-model-len") as error:
+        ledger(facts, max_model_len=10_000_000)
+    largest = int(re.search(r"use --max-model-len (\d+)", str(error.value))[1])  # type: ignore[index]
+    assert ledger(facts, max_model_len=largest).concurrency >= 1
+    with pytest.raises(ConfigError):
+        ledger(facts, max_model_len=largest + 1)
+
+
+def test_no_room_at_all_is_said_without_a_useless_number() -> None:
+    with pytest.raises(ConfigError, match="more memory"):
+        ledger(replace(CPU, free_bytes=1000))
+
+
+def test_concurrency_counts_whole_blocks() -> None:
+    assert ledger(max_model_len=17, kv_cache_memory_bytes=6 << 20).concurrency == 3.0
+
+
+def test_described() -> None:
+    lines = "\n".join(ledger(kv_cache_memory_bytes=GIB).describe())
+    for part in ("1.00 GiB", "1,024 blocks of 16 tokens", "16,384", "4.0 sequences", "4,096"):
+        assert part in lines
+    assert [shown_bytes(n) for n in (5, 2048, 3 << 20)] == ["5 B", "2.00 KiB", "3.00 MiB"]
