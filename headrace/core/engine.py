@@ -26,7 +26,7 @@ class Engine:
     ) -> None:
         self.scheduler = scheduler
         self.knobs = knobs
-        self._runner = runner
+        self.runner = runner
         self._events = events
         self._overlap = overlap
         self._in_flight: deque[StepPlan] = deque()
@@ -43,10 +43,10 @@ class Engine:
         """Launch the next plan and commit the oldest one that is due; what happened comes back in order."""
         plan = self.scheduler.plan(now, self.knobs)
         if plan.rows:
-            self._runner.launch(plan, now)
+            self.runner.launch(plan, now)
             self._in_flight.append(plan)
         if self._in_flight and (len(self._in_flight) > self._overlap or not plan.rows):
-            self.scheduler.commit(self._in_flight.popleft(), self._runner.collect())
+            self.scheduler.commit(self._in_flight.popleft(), self.runner.collect())
         return self.take_events()
 
     def take_events(self) -> list[Event]:

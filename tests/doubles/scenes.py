@@ -30,13 +30,13 @@ def step(engine: Engine, record: Record, count: int = 1, now: float = 0.0) -> No
 def plans(engine: Engine) -> list[StepPlan]:
     """A list that every later plan of the engine is added to."""
     seen: list[StepPlan] = []
-    launch = engine._runner.launch
+    launch = engine.runner.launch
 
     def spy(plan: StepPlan, now: float) -> None:
         seen.append(plan)
         launch(plan, now)
 
-    engine._runner.launch = spy  # type: ignore[method-assign]
+    engine.runner.launch = spy  # type: ignore[method-assign]
     return seen
 
 
