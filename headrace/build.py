@@ -1,0 +1,250 @@
+"""The composition root: the one place that knows every class and sees every option.
+
+``load`` makes an engine with its model, ``serve`` puts the HTTP server in front of it. Each class is handed just
+what it needs; nothing below this file knows how the others are made.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from headrace.compute.device import DeviceFacts, device_facts, limit_threads, resolve_device, resolve_dtype
+from headrace.compute.kernels import KernelsUnavailable, select
+from headrace.compute.kv import PagedKV, bytes_per_block
+from headrace.compute.ledger import MemoryLedger, ModelSize, open_ledger
+from headrace.compute.model.decoder import Decoder
+from headrace.compute.model.families import parse_config
+from headrace.compute.model.hub import resolve_folder
+from headrace.compute.model.spec import DecoderSpec, ModelError
+from headrace.compute.model.weights import dummy_weights, load_weights
+from headrace.compute.runner import LocalRunner
+from headrace.config import ConfigError, ModelOptions, Options, SchedulerOptions
+from headrace.core.blocks import BlockPool, LeastRecentlyUsed
+from headrace.core.engine import Engine
+from headrace.core.events import Event
+from headrace.core.knobs import Knobs
+from headrace.core.scheduler.admission import AdmissionPolicy, Continuous, StaticBatch
+from headrace.core.scheduler.order import ByPriority, FirstComeFirstServed, OrderPolicy
+from headrace.core.scheduler.scheduler import Scheduler
+from headrace.core.scheduler.victims import LastRanked
+from headrace.serve.text.stream import TextStreams
+from headrace.serve.text.template import ChatTemplate, TemplateError
+from headrace.serve.text.tokenizer import Tokenizer, TokenizerError
+
+BATCHED_TOKENS = {"cpu": 1024, "cuda": 8192}
+"""Default of ``--max-num-batched-tokens``: enough to fill the matrix units, little enough to keep steps short."""
+
+MIXED_PREFILL_TOKENS = {"cpu": 128, "cuda": 2048}
+"""Default of ``--mixed-prefill-tokens``: what a step may add to the latency of those that decode in it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Loaded:
+    """A model ready to run, and what a caller may want to know of it. ``seconds`` are those of each phase."""
+
+    name: str
+    folder: Path
+    spec: DecoderSpec
+    engine: Engine
+    runner: LocalRunner
+    tokenizer: Tokenizer
+    template: ChatTemplate
+    streams: TextStreams
+    ledger: MemoryLedger
+    facts: DeviceFacts
+    dtype: str
+    kernels: str
+    seed: int
+    notes: tuple[str, ...]
+    seconds: dict[str, float]
+
+
+def load(options: Options) -> Loaded:
+    """Load the model, size its memory, and build the engine.
+
+    Raises:
+        ConfigError: something asked for cannot be had; the message says what would work.
+    """
+    seconds: dict[str, float] = {}
+    try:
+        return _load(options, seconds)
+    except (ModelError, TokenizerError, TemplateError, KernelsUnavailable) as error:
+        raise ConfigError(str(error)) from error
+
+
+def _load(options: Options, seconds: dict[str, float]) -> Loaded:
+    model, cache, plans = options.model, options.cache, options.scheduler
+    with _timed(seconds, "text"):
+        folder = resolve_folder(model.model, model.revision)
+        text_folder = resolve_folder(model.tokenizer, None) if model.tokenizer else folder
+        tokenizer = Tokenizer.from_folder(text_folder)
+        template = ChatTemplate.from_folder(text_folder, tokenizer.special_tokens, model.chat_template)
+    with _timed(seconds, "weights"):
+        spec = _read_spec(folder)
+        max_model_len = _max_model_len(model, spec)
+        device = resolve_device(model.device)
+        limit_threads()
+        facts = device_facts(device)
+        choice = resolve_dtype(model.dtype, spec.dtype, facts)
+        kernels = select(model.kernels, device)
+        if model.load_format == "dummy":
+            weights = dummy_weights(spec, choice.dtype, device, model.seed)
+        else:
+            weights = load_weights(folder, spec, choice.dtype, device)
+        decoder = Decoder(spec, weights, kernels, max_model_len)
+    with _timed(seconds, "memory"):
+        knobs = _knobs(plans, device.type, max_model_len)
+        ledger = open_ledger(
+            device_facts(device),
+            ModelSize(
+                weight_bytes=weights.nbytes,
+                block_bytes=bytes_per_block(spec, cache.block_size, choice.dtype),
+                hidden_size=spec.hidden_size,
+                intermediate_size=spec.intermediate_size,
+                vocab_size=spec.vocab_size,
+                itemsize=choice.dtype.itemsize,
+            ),
+            cache,
+            max_model_len=max_model_len,
+            max_num_seqs=plans.max_num_seqs,
+            max_num_batched_tokens=knobs.batched_tokens,
+        )
+        runner = LocalRunner(
+            decoder,
+            PagedKV(spec, ledger.num_blocks, cache.block_size, choice.dtype, device),
+            vocab_size=spec.vocab_size,
+            max_num_seqs=plans.max_num_seqs,
+            max_model_len=max_model_len,
+            device=device,
+            background=plans.overlap > 0 and device.type == "cpu",
+        )
+    events: list[Event] = []
+    scheduler = Scheduler(
+        BlockPool(ledger.num_blocks, cache.block_size, LeastRecentlyUsed(), events.append),
+        _order(plans),
+        _admission(plans),
+        LastRanked(),
+        events,
+        max_num_seqs=plans.max_num_seqs,
+        max_model_len=max_model_len,
+        prefix_caching=cache.enable_prefix_caching,
+    )
+    return Loaded(
+        name=model.served_model_name or model.model,
+        folder=folder,
+        spec=spec,
+        engine=Engine(scheduler, runner, events, knobs, plans.overlap),
+        runner=runner,
+        tokenizer=tokenizer,
+        template=template,
+        streams=TextStreams(tokenizer),
+        ledger=ledger,
+        facts=facts,
+        dtype=str(choice.dtype).removeprefix("torch."),
+        kernels=kernels.name,
+        seed=model.seed,
+        notes=tuple(note for note in (choice.reason,) if note),
+        seconds=seconds,
+    )
+
+
+@contextmanager
+def _timed(seconds: dict[str, float], phase: str) -> Iterator[None]:
+    began = time.perf_counter()
+    yield
+    seconds[phase] = time.perf_counter() - began
+
+
+def _read_spec(folder: Path) -> DecoderSpec:
+    file = folder / "config.json"
+    try:
+        return parse_config(json.loads(file.read_text()))
+    except (OSError, ValueError) as error:
+        if isinstance(error, ModelError):
+            raise
+        raise ModelError(f"{file} cannot be read: {error}") from error
+
+
+def _max_model_len(model: ModelOptions, spec: DecoderSpec) -> int:
+    if model.max_model_len is None:
+        return spec.max_positions
+    if model.max_model_len > spec.max_positions:
+        raise ConfigError(
+            f"--max-model-len {model.max_model_len}: the model knows positions up to {spec.max_positions}"
+        )
+    return model.max_model_len
+
+
+def _knobs(plans: SchedulerOptions, device: str, max_model_len: int) -> Knobs:
+    tokens = plans.max_num_batched_tokens
+    if tokens is None:
+        tokens = max(BATCHED_TOKENS[device], plans.max_num_seqs)
+        if not plans.enable_chunked_prefill:
+            tokens = max(tokens, max_model_len)
+    elif tokens < plans.max_num_seqs:
+        raise ConfigError(
+            f"--max-num-batched-tokens {tokens} is less than --max-num-seqs {plans.max_num_seqs}: "
+            "not all running sequences could decode in one step"
+        )
+    elif not plans.enable_chunked_prefill and tokens < max_model_len:
+        raise ConfigError(
+            f"--max-num-batched-tokens {tokens}: without chunked prefill a step must hold a whole prompt, "
+            f"up to --max-model-len {max_model_len}"
+        )
+    mixed = plans.mixed_prefill_tokens
+    return Knobs(
+        batched_tokens=tokens,
+        chunked_prefill=plans.enable_chunked_prefill,
+        long_prefill_tokens=plans.long_prefill_token_threshold,
+        mixed_prefill_tokens=MIXED_PREFILL_TOKENS[device] if mixed is None else mixed,
+    )
+
+
+def _order(plans: SchedulerOptions) -> OrderPolicy:
+    return ByPriority() if plans.scheduling_policy == "priority" else FirstComeFirstServed()
+
+
+def _admission(plans: SchedulerOptions) -> AdmissionPolicy:
+    if plans.scheduling_policy == "static":
+        return StaticBatch(plans.max_num_seqs, plans.static_batch_timeout)
+    return Continuous()
+
+
+def describe(loaded: Loaded) -> list[str]:
+    """What was built, as lines for the terminal."""
+    parameters = loaded.spec.num_parameters
+    size = f"{parameters / 1e9:.2f}" + " B" if parameters >= 1e9 else f"{parameters / 1e6:.1f}" + " M"
+    spent = ", ".join(f"{phase} {seconds:.2f} s" for phase, seconds in loaded.seconds.items())
+    return [
+        f"model        {loaded.name}: {loaded.spec.architecture}, {size} parameters",
+        f"computing    {loaded.dtype}, kernels {loaded.kernels}, {loaded.facts.threads or 'no'} CPU threads",
+        *loaded.ledger.describe(),
+        *(f"note         {note}" for note in loaded.notes),
+        f"start-up     {spent}",
+    ]
+
+
+def warm_up(loaded: Loaded) -> None:
+    """Run one short request through the engine, so that the first caller does not pay for first uses."""
+    from headrace.core.events import Finished
+    from headrace.core.request import Request, SamplingParams
+
+    began = time.perf_counter()
+    now = time.monotonic()
+    params = SamplingParams(temperature=1.0, max_tokens=2, ignore_eos=True)
+    loaded.engine.submit(Request("warm-up", (0, 1, 2, 3), params, arrived=now), now)
+    while not any(isinstance(event, Finished) for event in loaded.engine.step(time.monotonic())):
+        pass
+    while loaded.engine.wake_at(time.monotonic()) is not None:
+        loaded.engine.step(time.monotonic())
+    loaded.engine.reset_prefix_cache()
+    loaded.engine.take_events()
+    loaded.seconds["warm-up"] = time.perf_counter() - began
+
+
+__all__ = ["Loaded", "describe", "load", "warm_up"]

@@ -1,0 +1,29 @@
+"""The command line. Commands import what they need when they run, so that ``--help`` answers at once."""
+
+from __future__ import annotations
+
+import sys
+
+import typer
+
+from headrace.cli.serve import serve
+
+app = typer.Typer(
+    name="headrace",
+    help="Serve large language models: continuous batching over a paged KV cache.",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    rich_markup_mode="rich",
+)
+app.command()(serve)
+
+
+def main() -> None:
+    """The ``headrace`` command: a wrong setting is one line on stderr, not a traceback."""
+    from headrace.config import ConfigError
+
+    try:
+        app()
+    except ConfigError as error:
+        print(f"headrace: {error}", file=sys.stderr)
+        raise SystemExit(2) from None

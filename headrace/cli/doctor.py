@@ -1,0 +1,59 @@
+"""``headrace doctor``: what this machine has, and what of it would be used."""
+
+from __future__ import annotations
+
+import platform
+from importlib import metadata
+from importlib.util import find_spec
+
+from rich.console import Console
+from rich.table import Table
+
+EXTRAS = {"bench": ("aiohttp", "matplotlib", "transformers")}
+
+
+def doctor() -> None:
+    """Say what this machine has and what would be used of it."""
+    import torch
+
+    from headrace.compute.device import device_facts, limit_threads, resolve_device, resolve_dtype
+    from headrace.compute.kernels import KernelsUnavailable, select
+    from headrace.compute.ledger import shown_bytes
+    from headrace.config import BUILTIN_MODEL
+
+    device = resolve_device("auto")
+    threads = limit_threads()
+    facts = device_facts(device)
+    dtype = resolve_dtype("auto", "bfloat16", facts)
+    table = Table(show_header=False, box=None, pad_edge=False)
+    table.add_row("headrace", f"{metadata.version('headrace')} on Python {platform.python_version()}")
+    table.add_row(
+        "torch", f"{torch.__version__}" + (f", CUDA {torch.version.cuda}" if torch.version.cuda else "")
+    )
+    table.add_row("device", f"{facts.name}, {facts.isa}, {facts.cores} cores" + _list(facts.flags))
+    table.add_row("memory", f"{shown_bytes(facts.free_bytes)} free of {shown_bytes(facts.memory_bytes)}")
+    table.add_row("threads", f"{threads} for torch and kernels together")
+    table.add_row(
+        "bfloat16 models",
+        str(dtype.dtype).removeprefix("torch.") + (f" ({dtype.reason})" if dtype.reason else ""),
+    )
+    for name in ("cpp", "torch"):
+        try:
+            select(name, device)
+            verdict = "ready"
+        except KernelsUnavailable as error:
+            verdict = str(error)
+        table.add_row(f"kernels {name}", verdict)
+    table.add_row("kernels used", select("auto", device).name)
+    for extra, packages in EXTRAS.items():
+        missing = [package for package in packages if find_spec(package) is None]
+        verdict = (
+            "installed" if not missing else f"lacks {', '.join(missing)}: pip install 'headrace[{extra}]'"
+        )
+        table.add_row(f"extra {extra}", verdict)
+    table.add_row("default model", BUILTIN_MODEL)
+    Console().print(table)
+
+
+def _list(flags: tuple[str, ...]) -> str:
+    return f" ({', '.join(flags)})" if flags else ""

@@ -1,0 +1,14 @@
+"""``headrace serve``: build everything, say what was built, listen."""
+
+from __future__ import annotations
+
+from headrace.cli.options import with_options
+from headrace.config import CacheOptions, ModelOptions, Options, SchedulerOptions, ServerOptions
+
+
+@with_options(ModelOptions, CacheOptions, SchedulerOptions, ServerOptions)
+def serve(given: Options) -> None:
+    """Serve a model behind the OpenAI API."""
+    from headrace.build import serve as run
+
+    run(given)

@@ -1,0 +1,295 @@
+"""Offline inference: the engine of the server without sockets.
+
+```
+from headrace import LLM, SamplingParams
+llm = LLM("builtin")
+for output in llm.generate(["Once upon a time"], SamplingParams(max_tokens=50)):
+    print(output.outputs[0].text)
+```
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+from headrace.build import Loaded, load
+from headrace.config import options
+from headrace.core.events import Admitted, Emitted, Event, Finished, PromptScored
+from headrace.core.plan import TokenLogprob
+from headrace.core.request import FinishReason, InvalidParameter, Request, SamplingParams
+from headrace.serve.text.stream import TextStream
+
+Prompt = str | Sequence[int]
+Message = Mapping[str, Any]
+
+
+@dataclass(slots=True)
+class CompletionOutput:
+    """One answer. ``stop_reason`` is the stop string or stop token id that ended it, None for an end token."""
+
+    index: int
+    text: str = ""
+    token_ids: list[int] = field(default_factory=list)
+    logprobs: list[TokenLogprob] = field(default_factory=list)
+    finish_reason: str | None = None
+    stop_reason: str | int | None = None
+
+
+@dataclass(slots=True)
+class RequestMetrics:
+    """When things happened, in seconds of the monotonic clock. ``token_times`` are those of the first answer."""
+
+    arrived: float
+    admitted: float = 0.0
+    finished: float = 0.0
+    cached_tokens: int = 0
+    token_times: list[float] = field(default_factory=list)
+
+    @property
+    def first_token(self) -> float:
+        return self.token_times[0] if self.token_times else self.finished
+
+
+@dataclass(slots=True)
+class RequestOutput:
+    """A prompt and its answers; ``prompt_logprobs`` score its tokens from the second on."""
+
+    request_id: str
+    prompt: str | None
+    prompt_token_ids: list[int]
+    outputs: list[CompletionOutput]
+    metrics: RequestMetrics
+    prompt_logprobs: list[TokenLogprob] = field(default_factory=list)
+
+
+class RequestError(RuntimeError):
+    """A request that the engine rejected or that failed; the message says why."""
+
+
+class LLM:
+    """A model and its engine in this process.
+
+    Args:
+        model: a local folder, a hub name, or ``"builtin"``.
+        given: any option of the command line, spelt with underscores (``max_num_seqs=8``).
+
+    Raises:
+        ConfigError: an option that cannot work, or a model that cannot be loaded.
+    """
+
+    def __init__(self, model: str = "builtin", **given: Any) -> None:
+        self.loaded: Loaded = load(options({"model": model, **given}))
+        self.tokenizer = self.loaded.tokenizer
+        self._number = 0
+
+    def generate(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+        *,
+        n: int = 1,
+        progress: bool = True,
+    ) -> list[RequestOutput]:
+        """Complete each prompt (text, or token ids), ``n`` times.
+
+        Returns:
+            One output per prompt, in order.
+
+        Raises:
+            InvalidParameter: a prompt or parameter that cannot be served.
+            RequestError: a request failed.
+        """
+        given = [prompts] if _is_one(prompts) else list(prompts)  # type: ignore[list-item]
+        tokens = [self.tokenizer.encode(p) if isinstance(p, str) else list(p) for p in given]  # type: ignore[arg-type]
+        texts = [p if isinstance(p, str) else None for p in given]
+        return self._run(texts, tokens, sampling_params, n, progress)
+
+    def chat(
+        self,
+        messages: Sequence[Message] | Sequence[Sequence[Message]],
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+        *,
+        n: int = 1,
+        progress: bool = True,
+    ) -> list[RequestOutput]:
+        """Answer one conversation, or each of several, through the model's chat template."""
+        conversations = [messages] if messages and isinstance(messages[0], Mapping) else messages
+        texts = [self.loaded.template.render(list(chat)) for chat in conversations]  # type: ignore[arg-type]
+        tokens = [self.tokenizer.encode(text, add_special_tokens=False) for text in texts]
+        return self._run(texts, tokens, sampling_params, n, progress)
+
+    def _run(
+        self,
+        texts: Sequence[str | None],
+        tokens: Sequence[list[int]],
+        params: SamplingParams | Sequence[SamplingParams] | None,
+        n: int,
+        progress: bool,
+    ) -> list[RequestOutput]:
+        if n < 1:
+            raise InvalidParameter("n", f"n must be at least 1, got {n}")
+        each = (
+            [params or SamplingParams()] * len(tokens) if not isinstance(params, Sequence) else list(params)
+        )
+        if len(each) != len(tokens):
+            raise InvalidParameter(
+                "sampling_params", f"{len(each)} sampling_params for {len(tokens)} prompts"
+            )
+        now = time.monotonic()
+        requests: list[Request] = []
+        outputs: list[RequestOutput] = []
+        for text, ids, one in zip(texts, tokens, each, strict=True):
+            self._number += 1
+            name = f"offline-{self._number}"
+            outputs.append(
+                RequestOutput(name, text, ids, [CompletionOutput(i) for i in range(n)], RequestMetrics(now))
+            )
+            requests += [self._request(f"{name}-{i}", ids, one, i, now) for i in range(n)]
+        pending = {
+            request.id: _Pending(request, outputs[i // n], i % n, self.loaded)
+            for i, request in enumerate(requests)
+        }
+        self._drive(requests, pending, progress)
+        failed = next((p.failure for p in pending.values() if p.failure), "")
+        if failed:
+            raise RequestError(failed)
+        return outputs
+
+    def _request(self, name: str, ids: list[int], params: SamplingParams, index: int, now: float) -> Request:
+        seed = self.loaded.seed + self._number if params.seed is None else params.seed
+        return Request(
+            id=name,
+            tokens=tuple(ids),
+            params=params,
+            arrived=now,
+            seed=seed + index,
+            eos_token_ids=self.tokenizer.eos_token_ids,
+        )
+
+    def _drive(self, requests: Sequence[Request], pending: dict[str, _Pending], progress: bool) -> None:
+        engine = self.loaded.engine
+        open_ids = set(pending)
+        try:
+            for request in requests:
+                engine.submit(request, request.arrived)
+            with _progress_bar(len(requests), progress) as advance:
+                while open_ids:
+                    now = time.monotonic()
+                    due = engine.wake_at(now)
+                    if due is not None and due > now:
+                        time.sleep(due - now)
+                    for event in engine.step(time.monotonic()):
+                        self._take(event, pending, open_ids, advance)
+        finally:  # an interrupt must not leave requests behind in an engine that lives on
+            for request_id in open_ids:
+                engine.cancel(request_id, FinishReason.CANCELLED, time.monotonic())
+
+    def _take(
+        self, event: Event, pending: dict[str, _Pending], open_ids: set[str], advance: Callable[[int], None]
+    ) -> None:
+        now = time.monotonic()
+        if isinstance(event, Emitted):
+            owner = pending.get(event.request_id)
+            if owner is not None and owner.emit(event, now):
+                self.loaded.engine.cancel(event.request_id, FinishReason.STOP, now)
+        elif isinstance(event, Finished) and event.request_id in open_ids:
+            open_ids.discard(event.request_id)
+            tokens = pending[event.request_id].finish(event, now)
+            advance(tokens)
+        elif isinstance(event, Admitted | PromptScored) and event.request_id in pending:
+            pending[event.request_id].note(event, now)
+
+
+class _Pending:
+    """One answer on its way: gathers tokens, and text where a stop string must be watched for."""
+
+    def __init__(self, request: Request, output: RequestOutput, index: int, loaded: Loaded) -> None:
+        params = request.params
+        self.failure = ""
+        self._first = index == 0
+        self._output = output
+        self._answer = output.outputs[index]
+        self._watch = bool(params.stop)
+        self._params = params
+        self._stream: TextStream = loaded.streams.open(
+            prompt=request.tokens,
+            stop=params.stop,
+            include_stop_str_in_output=params.include_stop_str_in_output,
+            skip_special_tokens=params.skip_special_tokens,
+            min_tokens=params.min_tokens,
+        )
+
+    def emit(self, event: Emitted, now: float) -> bool:
+        """Take tokens; whether a stop string has just ended the answer."""
+        answer = self._answer
+        if answer.stop_reason is not None:
+            return False  # drawn before the engine heard of the stop string
+        answer.token_ids += event.tokens
+        answer.logprobs += event.logprobs
+        if self._first:
+            self._output.metrics.token_times += [now] * len(event.tokens)
+        if self._watch:
+            delta = self._stream.push(self._shown(list(event.tokens)))
+            answer.text += delta.text
+            answer.stop_reason = delta.stopped
+        return answer.stop_reason is not None
+
+    def _shown(self, tokens: list[int]) -> list[int]:
+        """Without a stop token at the end, unless it was asked for."""
+        hidden = tokens[-1:] and tokens[-1] in self._params.stop_token_ids
+        return tokens[:-1] if hidden and not self._params.include_stop_str_in_output else tokens
+
+    def note(self, event: Admitted | PromptScored, now: float) -> None:
+        if isinstance(event, PromptScored):
+            self._output.prompt_logprobs += event.logprobs if self._first else ()
+        elif self._first and not self._output.metrics.admitted:
+            self._output.metrics.admitted = now
+            self._output.metrics.cached_tokens = event.cached_tokens
+
+    def finish(self, event: Finished, now: float) -> int:
+        """Close the answer; how many tokens it has."""
+        answer = self._answer
+        if event.reason in (FinishReason.REJECTED, FinishReason.FAILED, FinishReason.TIMEOUT):
+            self.failure = event.message or str(event.reason)
+        stopped_by_string = answer.stop_reason is not None
+        answer.finish_reason = str(FinishReason.STOP if stopped_by_string else event.reason)
+        if not stopped_by_string:
+            if not self._watch:
+                answer.text = self._stream.push(self._shown(answer.token_ids)).text
+            answer.text += self._stream.finish().text
+            if event.stop_token in self._params.stop_token_ids:
+                answer.stop_reason = event.stop_token
+        if self._first:
+            self._output.metrics.finished = now
+        return len(answer.token_ids)
+
+
+@contextmanager
+def _progress_bar(total: int, shown: bool) -> Iterator[Callable[[int], None]]:
+    """What to call with each finished request's number of tokens."""
+    if not shown:
+        yield lambda tokens: None
+        return
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+    columns = ("{task.description}", BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    with Progress(*columns, TextColumn("{task.fields[speed]}"), transient=True) as bar:
+        task = bar.add_task("generating", total=total, speed="")
+        began = time.monotonic()
+        done = 0
+
+        def advance(tokens: int) -> None:
+            nonlocal done
+            done += tokens
+            speed = done / max(time.monotonic() - began, 1e-9)
+            bar.update(task, advance=1, speed=f"{speed:.0f} tok/s")
+
+        yield advance
+
+
+def _is_one(prompts: Prompt | Sequence[Prompt]) -> bool:
+    return isinstance(prompts, str) or (len(prompts) > 0 and isinstance(prompts[0], int))
