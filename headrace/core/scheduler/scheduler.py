@@ -274,6 +274,8 @@ class Scheduler:
                 allowed -= 1
                 for sequence in passed:
                     sequence.skips += sequence.skip_reason is not SkipReason.PREFIX_IN_FLIGHT
+                if any(sequence.skips >= knobs.max_skips for sequence in passed):
+                    break
                 continue
             passed.append(head)
             if reason is not head.skip_reason:
