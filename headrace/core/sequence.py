@@ -87,7 +87,7 @@ class Sequence:
         self.keys: list[bytes] = []  # chained keys of the full blocks of `tokens`, as far as asked for
         self.registered = 0  # full blocks of the table that the pool can find
         self.promised = 0  # full blocks of the prompt that it told the pool it would compute
-        self.cached_tokens = 0
+        self.cached_tokens = 0  # of the prompt, found when it was first admitted: what the caller is told
         self.skips = 0
         self.skip_reason: SkipReason | None = None
 

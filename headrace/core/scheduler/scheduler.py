@@ -199,9 +199,12 @@ class Scheduler:
                 prefills.append(sequence)
         for sequence in prefills:
             if sequence.status is Status.RUNNING:
-                length, reason = self._chunk(sequence, step, knobs)
+                length, reason = self._chunk(remaining := sequence.known - sequence.planned, step, knobs)
+                if not length and not knobs.chunked_prefill:
+                    length = min(remaining, step.budget)  # cut already, before the knob was turned
                 if length:
-                    self._add_chunk(step, sequence, length, reason)
+                    whole = length == remaining
+                    self._add_chunk(step, sequence, length, ChunkReason.REST if whole else reason)
 
     def _may_grow(self, sequence: Sequence) -> bool:
         """False when what is in flight will already end the sequence."""
@@ -221,15 +224,11 @@ class Scheduler:
         sequence.table += self.pool.allocate(1)
         return True
 
-    def _chunk(self, sequence: Sequence, step: _Step, knobs: Knobs) -> tuple[int, ChunkReason]:
-        """How many positions of prefill this step takes, and what bounded them."""
-        remaining = sequence.known - sequence.planned
-        length, reason = (
-            remaining,
-            ChunkReason.REST if sequence.planned > sequence.cached_tokens else ChunkReason.WHOLE,
-        )
+    def _chunk(self, remaining: int, step: _Step, knobs: Knobs) -> tuple[int, ChunkReason]:
+        """How many of the remaining positions of a prefill this step takes, and what bounds them."""
         if not knobs.chunked_prefill:
-            return (length, reason) if length <= step.budget else (0, ChunkReason.BUDGET)
+            return (remaining, ChunkReason.WHOLE) if remaining <= step.budget else (0, ChunkReason.BUDGET)
+        length, reason = remaining, ChunkReason.WHOLE
         budget = step.budget
         if step.decodes and knobs.mixed_prefill_tokens:
             budget = min(budget, knobs.mixed_prefill_tokens - step.prefill_tokens)
@@ -302,10 +301,8 @@ class Scheduler:
         if not self.pool.can_allocate(fresh, hit.blocks, reserve=len(self._running)):
             return SkipReason.NO_BLOCKS
         cached = hit.tokens(self.pool.block_size)
-        sequence.planned = sequence.computed = sequence.cached_tokens = cached
-        length, reason = self._chunk(sequence, step, knobs)
+        length, reason = self._chunk(sequence.known - cached, step, knobs)
         if not length:
-            sequence.planned = sequence.computed = sequence.cached_tokens = 0
             return SkipReason.NO_BUDGET
         self._start(sequence, hit, fresh, step)
         self._add_chunk(step, sequence, length, reason)
@@ -324,6 +321,9 @@ class Scheduler:
 
     def _start(self, sequence: Sequence, hit: PrefixHit, fresh: int, step: _Step) -> None:
         reason = AdmitReason.NEW if sequence.status is Status.WAITING else AdmitReason.RESUMED
+        cached = sequence.planned = sequence.computed = hit.tokens(self.pool.block_size)
+        if reason is AdmitReason.NEW:
+            sequence.cached_tokens = cached
         sequence.enter(Status.RUNNING)
         self.pool.share(hit.blocks)
         sequence.table = [*hit.blocks, *self.pool.allocate(fresh)]
@@ -351,7 +351,7 @@ class Scheduler:
                 tuple(sequence.table),
             )
         )
-        self._events.append(Admitted(request.id, reason, sequence.cached_tokens, sequence.known))
+        self._events.append(Admitted(request.id, reason, cached, sequence.known))
 
     def _queue(self) -> Queue:
         head = self._peek_waiting()
