@@ -95,11 +95,10 @@ class Metered(SandboxedEnvironment):
     def _parse(self, source: str, name: str | None, filename: str | None) -> nodes.Template:
         tree = super()._parse(source, name, filename)
         _CheckConcat().visit(tree)
-        for node in (
-            *tree.find_all(nodes.For),
-            *tree.find_all(nodes.Macro),
-            *tree.find_all(nodes.CallBlock),
-        ):
+        repeated: list[nodes.For | nodes.Macro | nodes.CallBlock] = []
+        for kind in (nodes.For, nodes.Macro, nodes.CallBlock):
+            repeated.extend(tree.find_all(kind))
+        for node in repeated:
             node.body.insert(0, nodes.ExprStmt(_call("count_turn")).set_lineno(node.lineno))
         return tree
 

@@ -118,6 +118,8 @@ class PieceDetokenizer:
         else:
             piece = self._pieces.first(token)
             self._begun = self._pieces.knows(token)
+        if not piece:
+            return ""
         if isinstance(piece, str):
             text = self._break_off() + piece if self._unfinished else piece
         else:

@@ -24,7 +24,8 @@ from headrace.serve.text.budget import Budget, BudgetExceeded, Metered
 from headrace.serve.text.tokenizer import read_json
 
 MAX_INDENT = 32
-# Ends the last message while it is rendered, to find where that message ends in the prompt.
+# Ends the last message while it is rendered, to find where that message ends in the prompt. It is followed by
+# a space: where the template trims that space, it would have trimmed the message's own end too.
 _END = "\u2063END-OF-CONTINUED-MESSAGE\u2063"
 
 
@@ -160,14 +161,14 @@ def _marked(message: Mapping[str, Any]) -> dict[str, Any]:
     content = message.get("content")
     if not isinstance(content, str):
         raise TemplateError("continue_final_message needs a last message with text content")
-    return {**message, "content": content + _END}
+    return {**message, "content": content + _END + " "}
 
 
 def _cut_at_mark(text: str) -> str:
     end = text.rfind(_END)
     if end < 0:
         raise TemplateError("continue_final_message: the chat template leaves out the last message")
-    return text[:end]
+    return text[:end] if text.startswith(" ", end + len(_END)) else text[:end].rstrip()
 
 
 def _run(compiled: jinja2.Template, variables: Mapping[str, Any]) -> str:
@@ -193,7 +194,8 @@ def _run(compiled: jinja2.Template, variables: Mapping[str, Any]) -> str:
 @lru_cache(maxsize=32)
 def _compile(source: str) -> jinja2.Template:
     try:
-        return _ENVIRONMENT.from_string(source)
+        with Budget():  # jinja2 computes constant expressions while it compiles
+            return _ENVIRONMENT.from_string(source)
     except jinja2.TemplateSyntaxError as error:
         where = f"in line {error.lineno}"
         raise TemplateError(f"the chat template has a syntax error {where}: {error.message}") from error

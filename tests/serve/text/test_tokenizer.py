@@ -1,0 +1,176 @@
+import json
+import threading
+from pathlib import Path
+
+import pytest
+import tokenizers
+from tokenizers import AddedToken
+
+from headrace.serve.text.tokenizer import Tokenizer, TokenizerError
+from tests.serve.text.vocabularies import byte_fallback, byte_level
+
+
+def write_folder(folder: Path, tokenizer: Tokenizer, **files: object) -> Path:
+    tokenizer.backend.save(str(folder / "tokenizer.json"))
+    for name, value in files.items():
+        (folder / f"{name}.json").write_text(json.dumps(value), encoding="utf-8")
+    return folder
+
+
+def test_text_survives_a_round_trip() -> None:
+    tokenizer = byte_level()
+    text = "naïve 😀 text\n\twith   spaces"
+    assert tokenizer.decode(tokenizer.encode(text)) == text
+
+
+def test_special_tokens_are_added_by_the_post_processor_and_only_when_asked() -> None:
+    tokenizer = byte_fallback()
+    with_special = tokenizer.encode("the fox")
+    assert with_special[0] == tokenizer.bos_token_id
+    assert tokenizer.encode("the fox", add_special_tokens=False) == with_special[1:]
+
+
+def test_a_batch_is_encoded_like_its_texts_one_by_one() -> None:
+    tokenizer = byte_fallback()
+    texts = ["the fox", "", "日本 é"]
+    assert tokenizer.encode_batch(texts) == [tokenizer.encode(text) for text in texts]
+
+
+def test_bos_is_put_first_where_config_asks_and_the_post_processor_does_not(tmp_path: Path) -> None:
+    config = {"bos_token": "<s>", "add_bos_token": True}
+    lacking = Tokenizer.from_folder(write_folder(tmp_path, byte_level(), tokenizer_config=config))
+    assert lacking.encode("fox")[0] == lacking.bos_token_id
+    assert lacking.encode("fox", add_special_tokens=False) == byte_level().encode("fox")
+    having = Tokenizer.from_folder(write_folder(tmp_path, byte_fallback(), tokenizer_config=config))
+    assert having.encode("fox") == byte_fallback().encode("fox")  # not twice
+
+
+@pytest.mark.parametrize(
+    ("files", "expected"),
+    [
+        ({"generation_config": {"eos_token_id": [5, 6]}}, {1, 5, 6}),
+        ({"generation_config": {"eos_token_id": 7}, "config": {"eos_token_id": 8}}, {1, 7}),
+        ({"config": {"eos_token_id": 8}}, {1, 8}),
+        ({}, {1}),
+    ],
+)
+def test_eos_ids_come_from_the_generation_config_then_the_config(
+    tmp_path: Path, files: dict[str, object], expected: set[int]
+) -> None:
+    spec = {"eos_token": {"content": "</s>", "lstrip": False}}
+    folder = write_folder(tmp_path, byte_level(), special_tokens_map=spec, **files)
+    assert Tokenizer.from_folder(folder).eos_token_ids == expected
+
+
+def test_tokenizer_config_wins_over_special_tokens_map(tmp_path: Path) -> None:
+    folder = write_folder(
+        tmp_path,
+        byte_level(),
+        special_tokens_map={"eos_token": "<pad>", "bos_token": "<s>"},
+        tokenizer_config={"eos_token": "</s>"},
+    )
+    tokenizer = Tokenizer.from_folder(folder)
+    assert (tokenizer.eos_token, tokenizer.bos_token) == ("</s>", "<s>")
+
+
+def test_a_named_special_token_is_hidden_even_if_the_file_holds_it_as_a_word(tmp_path: Path) -> None:
+    folder = write_folder(tmp_path, byte_level(), tokenizer_config={"eos_token": "x"})
+    assert byte_level().backend.token_to_id("x") is not None
+    tokenizer = Tokenizer.from_folder(folder)
+    assert tokenizer.vocab_size == byte_level().vocab_size
+    assert tokenizer.eos_token_id in tokenizer.special_token_ids
+    assert tokenizer.decode(tokenizer.encode("fox")) == "fo"
+
+
+def test_tokens_that_only_the_config_names_are_added_at_their_id(tmp_path: Path) -> None:
+    size = byte_level().vocab_size
+    added = {
+        str(size): {"content": "<|call|>", "special": True, "lstrip": False, "normalized": False},
+        str(size + 9): {"content": "<|far|>", "special": True},  # not the next id: would land elsewhere
+    }
+    folder = write_folder(tmp_path, byte_level(), tokenizer_config={"added_tokens_decoder": added})
+    tokenizer = Tokenizer.from_folder(folder)
+    assert tokenizer.encode("<|call|>") == [size]
+    assert tokenizer.vocab_size == size + 1
+
+
+def test_truncation_and_padding_of_the_file_are_switched_off(tmp_path: Path) -> None:
+    backend = tokenizers.Tokenizer.from_str(byte_level().backend.to_str())
+    backend.enable_truncation(2)
+    backend.enable_padding(length=50)
+    backend.save(str(tmp_path / "tokenizer.json"))
+    text = "The quick brown fox"
+    assert Tokenizer.from_folder(tmp_path).encode(text) == byte_level().encode(text)
+
+
+def test_ids_outside_the_vocabulary_decode_to_nothing() -> None:
+    tokenizer = byte_level()
+    assert tokenizer.decode([*tokenizer.encode("fox"), tokenizer.vocab_size + 7]) == "fox"
+
+
+def test_a_lone_surrogate_is_refused_with_a_reason() -> None:
+    with pytest.raises(TokenizerError, match="surrogate"):
+        byte_level().encode("bad \ud800 text")
+
+
+def test_a_folder_without_a_tokenizer_says_so(tmp_path: Path) -> None:
+    with pytest.raises(TokenizerError, match=r"expected tokenizer\.json"):
+        Tokenizer.from_folder(tmp_path)
+
+
+def test_a_broken_file_is_named(tmp_path: Path) -> None:
+    (tmp_path / "tokenizer.json").write_text("{}")
+    with pytest.raises(TokenizerError, match=r"tokenizer\.json cannot be read"):
+        Tokenizer.from_folder(tmp_path)
+    (tmp_path / "tokenizer_config.json").write_text("[")
+    with pytest.raises(TokenizerError, match=r"tokenizer_config\.json is not valid JSON"):
+        Tokenizer.from_folder(tmp_path)
+
+
+def test_gpt2_files_are_converted(tmp_path: Path) -> None:
+    pytest.importorskip("transformers")
+    model = json.loads(byte_level().backend.to_str())["model"]
+    (tmp_path / "vocab.json").write_text(json.dumps(model["vocab"] | {"<|endoftext|>": len(model["vocab"])}))
+    merges = [" ".join(pair) if isinstance(pair, list) else pair for pair in model["merges"]]
+    (tmp_path / "merges.txt").write_text("\n".join(["#version: 0.2", *merges]))
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps({"tokenizer_class": "GPT2Tokenizer"}))
+    text = "The quick brown fox naïve"
+    tokenizer = Tokenizer.from_folder(tmp_path)
+    assert tokenizer.decode(tokenizer.encode(text)) == text
+    assert tokenizer.encode("The quick") == byte_level().encode("The quick")
+
+
+def test_older_formats_without_transformers_name_what_to_install(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "tokenizer.model").write_bytes(b"x")
+    monkeypatch.setitem(__import__("sys").modules, "transformers", None)
+    with pytest.raises(TokenizerError, match=r"pip install 'headrace\[bench\]'"):
+        Tokenizer.from_folder(tmp_path)
+
+
+def test_threads_may_share_a_tokenizer() -> None:
+    tokenizer = byte_level()
+    texts = [f"The fox number {number} jumps 😀" * 20 for number in range(8)]
+    expected = [tokenizer.encode(text) for text in texts]
+    wrong: list[int] = []
+
+    def work(number: int) -> None:
+        for _ in range(50):
+            tokens = tokenizer.encode(texts[number])
+            if tokens != expected[number] or tokenizer.decode(tokens) != texts[number]:
+                wrong.append(number)
+
+    threads = [threading.Thread(target=work, args=(number,)) for number in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not wrong
+
+
+def test_added_tokens_are_not_special_unless_they_say_so() -> None:
+    backend = tokenizers.Tokenizer.from_str(byte_level().backend.to_str())
+    backend.add_tokens([AddedToken("<think>", special=False)])
+    tokenizer = Tokenizer(backend)
+    assert tokenizer.decode(tokenizer.encode("<think>")) == "<think>"
