@@ -173,10 +173,9 @@ def test_preempted_and_resumed_is_undisturbed(cut: int) -> None:
     whole = text(run(make()[0], *plans_alone(entry(1, PROMPT, **params), [9], 10)))
     runner, _, _ = make()
     before = text(run(runner, *plans_alone(entry(1, PROMPT, **params), [9], cut)))
-    back = entry(6, PROMPT + tuple(before), prompt_tokens=len(PROMPT), **params)
-    run(runner, *plans_alone(entry(1, (1, 1, 1)), [3], 2))
-    # Slots 6 and 1 of this test use blocks that are written anew, so nothing old can help.
-    plans = plans_alone(back._replace(slot=2), [4, 5 + cut], 10 - cut)
+    run(runner, *plans_alone(entry(1, (1, 1, 1)), [3], 2))  # another takes the slot and its blocks
+    back = entry(2, PROMPT + tuple(before), prompt_tokens=len(PROMPT), **params)
+    plans = plans_alone(back, [4, 5 + cut], 10 - cut)
     assert before + text(run(runner, *plans)) == whole
 
 

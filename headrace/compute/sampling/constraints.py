@@ -141,8 +141,8 @@ def forbid_bad_words(
     at, flat_prefix, flat_tail = upload(
         logits.device, lines * logits.shape[1] + last, prefix.reshape(-1), tail_at.reshape(-1)
     )
-    wanted = flat_prefix.view(-1, width)
-    tail = history.view(-1)[flat_tail].view(-1, width)
+    wanted = flat_prefix.view(len(at), width)
+    tail = history.view(-1)[flat_tail].view(len(at), width)
     complete = ((wanted == tail) | (wanted == _ANY)).all(-1)
     penalty = torch.zeros(len(at), dtype=logits.dtype, device=logits.device)
     logits.view(-1).index_add_(0, at, penalty.masked_fill_(complete, -torch.inf))
