@@ -56,6 +56,7 @@ class Sequence:
         "registered",
         "request",
         "root",
+        "scored",
         "skip_reason",
         "skips",
         "slot",
@@ -88,6 +89,7 @@ class Sequence:
         self.registered = 0  # full blocks of the table that the pool can find
         self.promised = 0  # full blocks of the prompt that it told the pool it would compute
         self.cached_tokens = 0  # of the prompt, found when it was first admitted: what the caller is told
+        self.scored = 0  # positions of the prompt whose log-probabilities have been told
         self.skips = 0
         self.skip_reason: SkipReason | None = None
 

@@ -37,7 +37,7 @@ from headrace.core.events import (
     Stepped,
 )
 from headrace.core.knobs import Knobs
-from headrace.core.plan import Entry, Move, Row, StepOutput, StepPlan
+from headrace.core.plan import Entry, Move, Row, StepOutput, StepPlan, TokenLogprob
 from headrace.core.request import FinishReason, Request
 from headrace.core.scheduler.admission import AdmissionPolicy, Queue
 from headrace.core.scheduler.order import OrderPolicy
@@ -426,7 +426,7 @@ class Scheduler:
             return
         sequence.computed = row.start + row.length
         if i in output.prompt_logprobs:
-            self._events.append(PromptScored(request_id, row.start, output.prompt_logprobs[i]))
+            self._tell_scores(sequence, row.start, output.prompt_logprobs[i])
         reason = None
         if row.samples:
             sequence.pending -= 1
@@ -437,6 +437,13 @@ class Scheduler:
             self._register(sequence, tail=row.length > 1 and row.samples)
         if reason is not None:
             self._finish(sequence, reason)
+
+    def _tell_scores(self, sequence: Sequence, start: int, scores: tuple[TokenLogprob, ...]) -> None:
+        """Tell each position's score once, though a preempted prompt is computed again."""
+        new = scores[max(0, sequence.scored - start) :]
+        if new:
+            sequence.scored = start + len(scores)
+            self._events.append(PromptScored(sequence.request.id, sequence.scored - len(new), new))
 
     def _register(self, sequence: Sequence, *, tail: bool) -> None:
         """Make computed blocks findable: full ones always, the partly filled last one when ``tail``."""
