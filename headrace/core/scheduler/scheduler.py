@@ -436,7 +436,8 @@ class Scheduler:
         if self._prefix_caching:
             self._register(sequence, tail=row.length > 1 and row.samples)
         if reason is not None:
-            self._finish(sequence, reason)
+            stop = sequence.tokens[-1] if reason is FinishReason.STOP else None
+            self._finish(sequence, reason, stop_token=stop)
 
     def _tell_scores(self, sequence: Sequence, start: int, scores: tuple[TokenLogprob, ...]) -> None:
         """Tell each position's score once, though a preempted prompt is computed again."""
@@ -459,7 +460,9 @@ class Scheduler:
             parent = sequence.full_keys(size)[full - 1] if full else sequence.root
             self.pool.register(sequence.table[full], parent, sequence.tokens[full * size : sequence.computed])
 
-    def _finish(self, sequence: Sequence, reason: FinishReason, message: str = "") -> None:
+    def _finish(
+        self, sequence: Sequence, reason: FinishReason, message: str = "", stop_token: int | None = None
+    ) -> None:
         if sequence.status is Status.RUNNING:
             self._leave(sequence)
         else:
@@ -474,7 +477,7 @@ class Scheduler:
                 sequence.output_tokens,
                 sequence.cached_tokens,
                 message,
-                sequence.tokens[-1] if reason is FinishReason.STOP and sequence.output_tokens else None,
+                stop_token,
             )
         )
 
