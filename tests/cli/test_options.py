@@ -1,0 +1,74 @@
+from __future__ import annotations
+
+from dataclasses import fields
+from pathlib import Path
+
+import pytest
+import typer
+from typer.testing import CliRunner
+
+from headrace.cli.options import with_options
+from headrace.config import CacheOptions, ConfigError, ModelOptions, Options, SchedulerOptions, ServerOptions
+
+PARTS = (ModelOptions, CacheOptions, SchedulerOptions, ServerOptions)
+
+
+def run(*words: str) -> tuple[Options, int]:
+    """What a command gets from these words."""
+    got: list[tuple[Options, int]] = []
+
+    @with_options(*PARTS)
+    def command(given: Options, extra: int = 1) -> None:
+        """A command."""
+        got.append((given, extra))
+
+    app = typer.Typer()
+    app.command()(command)
+    result = CliRunner().invoke(app, list(words))
+    if result.exception and not isinstance(result.exception, SystemExit):
+        raise result.exception
+    assert got, result.output
+    return got[0]
+
+
+def test_no_words_give_the_defaults() -> None:
+    assert run() == (Options(), 1)
+
+
+def test_flags_reach_their_parts() -> None:
+    given, extra = run(
+        "some/model", "--max-num-seqs", "7", "--no-enable-prefix-caching", "--overlap", "0",
+        "--api-key", "a", "--api-key", "b", "--scheduling-policy", "static", "--extra", "5",
+    )  # fmt: skip
+    assert given.model.model == "some/model"
+    assert given.scheduler.max_num_seqs == 7
+    assert given.scheduler.overlap == 0
+    assert given.scheduler.scheduling_policy == "static"
+    assert given.cache.enable_prefix_caching is False
+    assert given.server.api_key == ("a", "b")
+    assert extra == 5
+
+
+def test_a_flag_wins_over_the_config_file(tmp_path: Path) -> None:
+    file = tmp_path / "c.yaml"
+    file.write_text("block-size: 8\nport: 9\n")
+    given, _ = run("--config", str(file), "--port", "10")
+    assert (given.cache.block_size, given.server.port) == (8, 10)
+
+
+def test_a_value_out_of_range_is_refused() -> None:
+    with pytest.raises(ConfigError, match="--block-size"):
+        run("--block-size", "0")
+
+
+def test_every_option_is_a_flag_with_help() -> None:
+    @with_options(*PARTS)
+    def command(given: Options) -> None:
+        """A command."""
+
+    app = typer.Typer()
+    app.command()(command)
+    shown = CliRunner().invoke(app, ["--help"], env={"COLUMNS": "300", "TERMINAL_WIDTH": "300"}).output
+    for part in PARTS:
+        for each in fields(part):
+            assert each.name.replace("_", "-") in shown.replace("_", "-")

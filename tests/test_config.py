@@ -1,0 +1,62 @@
+from __future__ import annotations
+
+from dataclasses import fields
+from pathlib import Path
+
+import pytest
+
+from headrace.config import PARTS, ConfigError, Options, options
+
+
+def test_defaults_are_those_of_the_parts() -> None:
+    assert options({}) == Options()
+
+
+def test_an_option_is_named_once() -> None:
+    names = [each.name for kind in PARTS.values() for each in fields(kind)]
+    assert len(names) == len(set(names))
+
+
+def test_what_is_given_wins_over_environment_over_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "serve.yaml"
+    file.write_text("port: 1\nblock-size: 8\nmax_num_seqs: 3\n")
+    monkeypatch.setenv("HEADRACE_PORT", "2")
+    monkeypatch.setenv("HEADRACE_BLOCK_SIZE", "4")
+    merged = options({"port": 3}, file)
+    assert (merged.server.port, merged.cache.block_size, merged.scheduler.max_num_seqs) == (3, 4, 3)
+
+
+def test_environment_lists_are_split(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HEADRACE_API_KEY", "one,two")
+    assert options({}).server.api_key == ("one", "two")
+
+
+@pytest.mark.parametrize(
+    ("given", "told"),
+    [
+        ({"block_size": 0}, "--block-size"),
+        ({"dtype": "int3"}, "--dtype"),
+        ({"gpu_memory_utilization": 1.5}, "--gpu-memory-utilization"),
+        ({"max_model_len": "long"}, "--max-model-len"),
+        ({"port": 70_000}, "--port"),
+        ({"no_such": 1}, "no_such"),
+    ],
+)
+def test_a_wrong_value_is_refused_by_name(given: dict[str, object], told: str) -> None:
+    with pytest.raises(ConfigError, match=told):
+        options(given)
+
+
+@pytest.mark.parametrize("content", ["- a list", "port: [", "no_such: 1"])
+def test_a_wrong_file_is_refused(tmp_path: Path, content: str) -> None:
+    file = tmp_path / "serve.yaml"
+    file.write_text(content)
+    with pytest.raises(ConfigError, match=r"serve\.yaml"):
+        options({}, file)
+
+
+def test_a_missing_file_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="cannot be read"):
+        options({}, tmp_path / "none.yaml")
