@@ -47,6 +47,9 @@ from headrace.core.sequence import Sequence, Status
 LOOKAHEAD = 8
 """Requests that do not fit looked past in one step at most, so that planning does not grow with the queue."""
 
+SWEEP = 64
+"""Ended requests that may lie in the queue beside as many as wait: those low in rank might never be met."""
+
 by_rank = attrgetter("rank")
 
 
@@ -157,6 +160,8 @@ class Scheduler:
         """When there is something to plan: ``-inf`` now, ``inf`` never, else a time."""
         if self._running:
             return -math.inf
+        while self._deadlines and self._deadlines[0][1] not in self._live:
+            heapq.heappop(self._deadlines)
         due = self._deadlines[0][0] if self._deadlines else math.inf
         if self._num_waiting:
             due = min(due, self._admission.ready_at(self._queue()))
@@ -468,6 +473,9 @@ class Scheduler:
         else:
             self._num_waiting -= 1
         sequence.enter(Status.FINISHED)
+        if len(self._waiting) > 2 * self._num_waiting + SWEEP:
+            self._waiting = [entry for entry in self._waiting if entry[1].status is not Status.FINISHED]
+            heapq.heapify(self._waiting)
         del self._live[sequence.request.id]
         self._events.append(
             Finished(

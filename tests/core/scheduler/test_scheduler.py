@@ -398,6 +398,13 @@ def test_a_deadline_ends_a_request_wherever_it_is(steps, overlap):
     assert record.ends["a"][0].reason is FinishReason.TIMEOUT
 
 
+def test_the_deadline_of_a_finished_request_wakes_nobody():
+    engine, _ = hashing_engine()
+    record = Record()
+    engine.submit(request("a", deadline=600.0), 0.0)
+    assert drain(engine, record) < 1.0
+
+
 def test_a_failing_row_fails_its_request_alone():
     engine, runner = hashing_engine(overlap=1)
     record = Record()
