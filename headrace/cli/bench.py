@@ -2,53 +2,55 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from headrace.cli.bench_targets import make_server_target, make_target, read_spec
 from headrace.cli.options import with_options
-from headrace.config import CacheOptions, ConfigError, ModelOptions, Options, SchedulerOptions, options
+from headrace.config import CacheOptions, ConfigError, ModelOptions, Options, SchedulerOptions
 
 if TYPE_CHECKING:
     from headrace.lab.bench.record import Target
     from headrace.lab.bench.report import Run
-    from headrace.lab.bench.spec import Spec
-    from headrace.lab.workload import Prompt, Work
+    from headrace.lab.workload import Work
 
 bench_app = typer.Typer(help="Measure engines and servers.", no_args_is_help=True)
 
 PANEL = "Workload options"
-DATASETS = ("high-variance", "high-variance-chats", "fixed", "log-normal", "shared-prefix", "jsonl")
 
-DatasetName = Annotated[str, typer.Option(help=f"One of: {', '.join(DATASETS)}.", rich_help_panel=PANEL)]
-DatasetPath = Annotated[
-    Path | None, typer.Option(help="File of prompts for the dataset jsonl.", rich_help_panel=PANEL)
-]
-NumPrompts = Annotated[int, typer.Option(min=1, help="Requests.", rich_help_panel=PANEL)]
-InputLen = Annotated[int, typer.Option(min=1, help="Prompt tokens (median or fixed).", rich_help_panel=PANEL)]
-OutputLen = Annotated[
-    int, typer.Option(min=1, help="Answer tokens (median, fixed or bound).", rich_help_panel=PANEL)
-]
-PrefixLen = Annotated[int, typer.Option(min=1, help="Shared tokens of shared-prefix.", rich_help_panel=PANEL)]
-WorkloadSeed = Annotated[int, typer.Option(help="Draws the workload.", rich_help_panel=PANEL)]
-RequestRate = Annotated[float, typer.Option(help="Requests per second, Poisson; inf: all at once.")]
-Burstiness = Annotated[float, typer.Option(help="Below 1 burstier than Poisson, above 1 more regular.")]
-MaxConcurrency = Annotated[int | None, typer.Option(min=1, help="Requests open at once (closed loop).")]
-Goodput = Annotated[
-    list[str] | None,
+DatasetName = Annotated[
+    str,
     typer.Option(
-        help="Bound that a good request meets, in seconds: ttft:1.0, tpot:0.1, itl:…, e2e:… Repeatable."
+        help="high-variance, high-variance-chats, fixed, log-normal, shared-prefix or jsonl.",
+        rich_help_panel=PANEL,
     ),
 ]
+DatasetPath = Annotated[str | None, typer.Option(help="File of prompts for jsonl.", rich_help_panel=PANEL)]
+NumPrompts = Annotated[int, typer.Option(min=1, help="Requests.", rich_help_panel=PANEL)]
+InputLen = Annotated[int, typer.Option(min=1, help="Prompt tokens.", rich_help_panel=PANEL)]
+OutputLen = Annotated[int, typer.Option(min=1, help="Answer tokens.", rich_help_panel=PANEL)]
+PrefixLen = Annotated[int, typer.Option(min=1, help="Tokens that prompts share.", rich_help_panel=PANEL)]
+WorkloadSeed = Annotated[int, typer.Option(help="What the workload is drawn from.", rich_help_panel=PANEL)]
+RequestRate = Annotated[
+    float, typer.Option(help="Requests per second, Poisson; inf: all at once.", rich_help_panel=PANEL)
+]
+Burstiness = Annotated[
+    float, typer.Option(min=0.01, help="Below 1: burstier than Poisson.", rich_help_panel=PANEL)
+]
+Goodput = Annotated[
+    list[str] | None,
+    typer.Option(help="A bound in seconds that good requests meet: ttft:1.0, tpot:0.1, itl:…, e2e:…"),
+]
 Output = Annotated[
-    Path | None, typer.Option(help="JSON file; the plot lies beside it. Default: bench-results/<command>-<time>.json")
-]  # fmt: skip
-Warmup = Annotated[int, typer.Option(min=0, help="Requests of the workload run beforehand, unmeasured.")]
+    Path | None, typer.Option(help="JSON file, with a PNG beside it [default: bench-results/…]")
+]
+Warmup = Annotated[int, typer.Option(min=0, help="Requests run beforehand, not measured.")]
 
 
 @bench_app.command()
@@ -72,19 +74,21 @@ def throughput(
 ) -> None:
     """Offline: all requests at once, as fast as it goes."""
     from headrace.lab.bench.measure import measure
+    from headrace.lab.workload.dataset import Dataset
 
-    work = _work(dataset_name, dataset_path, num_prompts, input_len, output_len, prefix_len, workload_seed)
-    slo = _slo(goodput)
-    spec = _spec(f"{backend},batch_size={batch_size}" if backend == "transformers-static" else backend)
-    target = _target(spec, given)
+    dataset = Dataset(
+        dataset_name, dataset_path, num_prompts, input_len, output_len, prefix_len, workload_seed
+    )
+    work, slo = _draw(dataset), _slo(goodput)
+    text = f"{backend},batch_size={batch_size}" if backend == "transformers-static" else backend
+    target = make_target(read_spec(text), given)
     try:
         _warm([target], work[:warmup])
         run = measure(target, work, slo)
     finally:
         target.close()
-    _tell(
-        [run], "throughput", output, _settings(locals(), given), _bounds(work, given.scheduler.max_num_seqs)
-    )
+    settings = {"dataset": dataset, "warmup": warmup, "options": _parts(given)}
+    _tell("throughput", [run], output, settings, {"bound": _bound(run, given.scheduler.max_num_seqs)})
 
 
 @bench_app.command()
@@ -95,7 +99,6 @@ def latency(
     input_len: InputLen = 32,
     output_len: OutputLen = 128,
     workload_seed: WorkloadSeed = 0,
-    rounds: Annotated[int, typer.Option(min=1, help="Batches measured, after one that is not.")] = 3,
     output: Output = None,
 ) -> None:
     """One batch of a fixed shape: where the time of a step goes, and what it costs outside the forward."""
@@ -103,37 +106,30 @@ def latency(
     from headrace.core.request import Request, SamplingParams
     from headrace.lab.bench import report
     from headrace.lab.bench.latency import Stopwatch, latency_table, time_steps
-    from headrace.lab.workload.tokens import fixed_lengths
+    from headrace.lab.workload.dataset import Dataset
 
     loaded = load(given)
-    runner = loaded.runner
-    engine = loaded.engine
+    engine, runner = loaded.engine, loaded.runner
     engine.runner = stopwatch = Stopwatch(runner)
-    times = []
-    for number in range(rounds + 1):
-        work = fixed_lengths(batch_size, input_len, output_len, workload_seed + number)
-        requests = [
-            Request(
-                f"{number}-{each.id}",
-                each.prompt,
-                SamplingParams(temperature=0.0, max_tokens=output_len, ignore_eos=True),
-            )
-            for each in work
-        ]
+    for seed in (workload_seed + 1, workload_seed):  # the first batch warms up
+        dataset = Dataset("fixed", None, batch_size, input_len, output_len, seed=seed)
+        params = SamplingParams(temperature=0.0, max_tokens=output_len, ignore_eos=True)
+        requests = [Request(f"{seed}-{w.id}", _tokens(w), params) for w in _draw(dataset)]
         times = time_steps(engine, stopwatch, lambda: runner.seconds, requests)
-    _console().print(
-        latency_table(times, f"{given.model.model}, batch {batch_size}, {input_len}+{output_len} tokens")
-    )
-    told = report.document([], _settings(locals(), given), {"steps": [asdict(each) for each in times]})
-    report.write(_path(output, "latency"), told)
+    title = f"{given.model.model}: batch of {batch_size}, {input_len} + {output_len} tokens"
+    _print(latency_table(times, title))
+    settings = {"dataset": dataset, "options": _parts(given)}
+    path = _path(output, "latency")
+    report.write(path, report.document([], _values(settings), {"steps": _values(times)}))
+    _print(f"written: {path}")
 
 
 @bench_app.command()
 def serve(
     base_url: Annotated[str, typer.Option(help="Any OpenAI-compatible server.")] = "http://127.0.0.1:8000",
-    model: Annotated[str, typer.Option(help="Model name in requests; default: the server's first.")] = "",
+    model: Annotated[str, typer.Option(help="Model name [default: the server's first].")] = "",
     api_key: Annotated[str, typer.Option(help="Sent as bearer token.")] = "",
-    extra_body: Annotated[str, typer.Option(help="JSON object added to every request's body.")] = "{}",
+    extra_body: Annotated[str, typer.Option(help="JSON object added to every body.")] = "{}",
     dataset_name: DatasetName = "high-variance",
     dataset_path: DatasetPath = None,
     num_prompts: NumPrompts = 300,
@@ -143,24 +139,27 @@ def serve(
     workload_seed: WorkloadSeed = 0,
     request_rate: RequestRate = math.inf,
     burstiness: Burstiness = 1.0,
-    max_concurrency: MaxConcurrency = None,
+    max_concurrency: Annotated[
+        int | None, typer.Option(min=1, help="Requests open at once: a closed loop.")
+    ] = None,
     warmup: Warmup = 4,
     goodput: Goodput = None,
     output: Output = None,
 ) -> None:
     """Load a server over HTTP: an open loop at a rate, or a closed loop of a concurrency."""
     from headrace.lab.bench.measure import measure
-    from headrace.lab.workload.arrivals import arriving, poisson
+    from headrace.lab.workload.dataset import Dataset
 
-    work = _work(dataset_name, dataset_path, num_prompts, input_len, output_len, prefix_len, workload_seed)
-    work = arriving(work, poisson(len(work), request_rate, workload_seed, burstiness))
-    settings = _settings(locals())
-    target = _server(
-        "server", base_url, {"model": model, "api_key": api_key, "extra_body": extra_body}, max_concurrency
+    dataset = Dataset(
+        *(dataset_name, dataset_path, num_prompts, input_len, output_len, prefix_len, workload_seed),
+        *(request_rate, burstiness),
     )
-    _warm([target], [_at_once(each) for each in work[:warmup]])
-    run = measure(target, work, _slo(goodput))
-    _tell([run], "serve", output, settings)
+    work, slo = _draw(dataset), _slo(goodput)
+    target = make_server_target("server", base_url, model, api_key, extra_body, max_concurrency)
+    _warm([target], work[:warmup])
+    run = measure(target, work, slo)
+    settings = {"dataset": dataset, "warmup": warmup, "base_url": base_url, "concurrency": max_concurrency}
+    _tell("serve", [run], output, settings)
     if run.summary.failed:
         raise typer.Exit(1)
 
@@ -172,8 +171,8 @@ def compare(
     target: Annotated[
         list[str],
         typer.Option(
-            help="[NAME=]KIND[,OPTION=VALUE…], KIND: headrace, headrace-static, transformers-static, or a URL. "
-            "At least two; ratios are to the first."
+            help="[NAME=]KIND[,OPTION=VALUE…]; KIND is headrace, headrace-static, transformers-static or a "
+            "URL. Give two or more; ratios are to the first."
         ),
     ],
     rounds: Annotated[int, typer.Option(min=1, help="Alternating rounds.")] = 3,
@@ -191,92 +190,136 @@ def compare(
     output: Output = None,
 ) -> None:
     """Two or more targets on one workload in alternating rounds: medians and ratios."""
-    from headrace.lab.bench.measure import compare as run_rounds
-    from headrace.lab.workload.arrivals import arriving, poisson
+    from headrace.lab.bench import measure
+    from headrace.lab.workload.dataset import Dataset
 
-    work = _work(dataset_name, dataset_path, num_prompts, input_len, output_len, prefix_len, workload_seed)
-    work = arriving(work, poisson(len(work), request_rate, workload_seed, burstiness))
-    settings = _settings(locals(), given)
-    slo = _slo(goodput)
-    specs = [_spec(text) for text in target]
-    console = _console()
+    dataset = Dataset(
+        *(dataset_name, dataset_path, num_prompts, input_len, output_len, prefix_len, workload_seed),
+        *(request_rate, burstiness),
+    )
+    work, slo = _draw(dataset), _slo(goodput)
+    specs = [read_spec(text) for text in target]
+    if len({spec.name for spec in specs}) < max(2, len(specs)):
+        raise ConfigError("compare needs two or more targets of different names")
     targets: list[Target] = []
     try:
-        targets += [_target(spec, given) for spec in specs]
-        _warm(targets, [_at_once(each) for each in work[:warmup]])
-        result = run_rounds(
-            targets,
-            work,
-            rounds,
-            slo,
-            lambda number, run: console.print(
-                f"round {number + 1} {run.target}: {run.summary.output_tokens_per_second:.1f} output tok/s"
-            ),
-        )
+        targets += [make_target(spec, given) for spec in specs]
+        _warm(targets, work[:warmup])
+        result = measure.compare(targets, work, rounds, slo, _told)
     finally:
         for each in targets:
             each.close()
-    more = {"ratios": result.ratios, **_bounds(work, given.scheduler.max_num_seqs)}
-    _tell(result.middle(), "compare", output, settings, more, [run for runs in result.rounds for run in runs])
+    settings = {
+        "dataset": dataset,
+        "warmup": warmup,
+        "targets": target,
+        "rounds": rounds,
+        "options": _parts(given),
+    }
+    bound = _bound(result.rounds[0][0], given.scheduler.max_num_seqs)
+    every = [run for runs in result.rounds for run in runs]
+    _tell("compare", result.middle(), output, settings, {"ratios": result.ratios, "bound": bound}, every)
     for name, ratios in result.ratios.items():
-        told = ", ".join(f"{figure} {ratio:.3f}" for figure, ratio in ratios.items() if not math.isnan(ratio))
-        console.print(f"{name} to {targets[0].name}, median of {rounds} rounds: {told}")
+        shown = ", ".join(f"{figure} {ratio:.3f}" for figure, ratio in ratios.items() if ratio == ratio)
+        _print(f"{name} to {targets[0].name}, medians of {rounds} rounds: {shown}")
 
 
-def _spec(text: str) -> Spec:
-    from headrace.lab.bench.spec import BadSpec, parse
+def _draw(dataset: Any) -> Sequence[Work]:
+    from headrace.lab.workload.dataset import BadDataset
+    from headrace.lab.workload.files import BadLine
 
     try:
-        return parse(text)
-    except BadSpec as error:
+        work: Sequence[Work] = dataset.draw()
+    except (BadDataset, BadLine, OSError) as error:
         raise ConfigError(str(error)) from None
+    return work
 
 
-def _target(spec: Spec, given: Options) -> Target:
-    """The target of a spec; an engine starts from the command's own options, and the spec's override them."""
-    if spec.kind == "http":
-        own = dict(spec.options)
-        concurrency = own.pop("concurrency", None)
-        return _server(spec.name, spec.url, own, int(concurrency) if concurrency else None)
-    if spec.kind == "transformers-static":
-        return _transformers(spec, given)
-    merged = {**_given(given), **spec.options}
-    if spec.kind == "headrace-static":
-        merged["scheduling_policy"] = "static"
-    return engine_target(spec.name, options(merged))
+def _tokens(work: Work) -> tuple[int, ...]:
+    return work.prompt  # type: ignore[return-value]
 
 
-def _given(given: Options) -> dict[str, Any]:
-    """Option values by name, defaults left out."""
-    default = Options()
-    return {
-        name: value
-        for part in ("model", "cache", "scheduler")
-        for name, value in asdict(getattr(given, part)).items()
-        if value != getattr(getattr(default, part), name)
-    }
+def _slo(goodput: Sequence[str] | None) -> dict[str, float]:
+    from headrace.lab.bench.stats import SLO_NAMES
+
+    slo = {}
+    for bound in (part for text in goodput or () for part in text.split()):
+        name, colon, seconds = bound.partition(":")
+        try:
+            slo[name] = float(seconds)
+        except ValueError:
+            colon = ""
+        if not colon or name not in SLO_NAMES:
+            raise ConfigError(f"--goodput {bound}: expected NAME:SECONDS with NAME of {', '.join(SLO_NAMES)}")
+    return slo
 
 
-def engine_target(name: str, given: Options) -> Target:
-    """An engine in this process as a target; it forgets cached prefixes before each run."""
-    from headrace.build import load
-    from headrace.lab.bench.engine import EngineTarget
-    from headrace.lab.workload.work import is_chat
+def _warm(targets: Sequence[Target], work: Sequence[Work]) -> None:
+    """Runs a little work unmeasured: first uses, connections and compiled kernels are not the subject."""
+    at_once = [dataclasses.replace(each, arrival=0.0) for each in work]
+    for target in targets if at_once else ():
+        target.run(at_once)
 
-    loaded = load(given)
 
-    def encode(prompt: Prompt) -> tuple[int, ...]:
-        if isinstance(prompt, str):
-            return tuple(loaded.tokenizer.encode(prompt))
-        if is_chat(prompt):
-            text = loaded.template.render([message._asdict() for message in prompt])
-            return tuple(loaded.tokenizer.encode(text, add_special_tokens=False))
-        return prompt  # type: ignore[return-value]
+def _bound(run: Run, batch: int) -> dict[str, float]:
+    """What refilling could gain on the answer lengths that were seen, in steps (see `lab.workload.bound`)."""
+    from headrace.lab.workload.bound import bound
 
-    return EngineTarget(
-        name,
-        loaded.engine,
-        encode,
-        eos_token_ids=loaded.tokenizer.eos_token_ids,
-        before=loaded.engine.reset_prefix_cache,
-    )
+    lengths = [record.output_tokens for record in run.records if record.output_tokens]
+    if not lengths:
+        return {}
+    limits = bound(lengths, batch)
+    return {"batch": batch, **dataclasses.asdict(limits), "gain": limits.gain, "most": limits.most}
+
+
+def _told(number: int, run: Run) -> None:
+    speed = f"{run.summary.output_tokens_per_second:.1f} output tok/s"
+    _print(f"round {number + 1}, {run.target}: {speed}, {run.summary.failed} failed")
+
+
+def _tell(
+    command: str,
+    shown: Sequence[Run],
+    output: Path | None,
+    settings: Mapping[str, Any],
+    more: Mapping[str, Any] | None = None,
+    every: Sequence[Run] | None = None,
+) -> None:
+    """Prints a table of the runs ``shown`` and writes ``every`` run as JSON, and the plot beside it."""
+    from headrace.lab.bench import plot, report
+
+    _print(report.table(shown, f"bench {command}"))
+    failed = [record for run in shown for record in run.records if record.error]
+    for record in failed[:3]:
+        _print(f"failed: {record.id}: {record.error}")
+    path = _path(output, command)
+    report.write(path, report.document(every or shown, _values(settings), more))
+    _print(f"written: {path}")
+    try:
+        plot.plot(shown, path.with_suffix(".png"), f"headrace bench {command}")
+    except plot.NoPlots as missing:
+        _print(str(missing))
+
+
+def _path(output: Path | None, command: str) -> Path:
+    return output or Path("bench-results") / f"{command}-{datetime.now(UTC):%Y%m%d-%H%M%S}.json"
+
+
+def _parts(given: Options) -> dict[str, Any]:
+    """The options that a measurement depends on; the server's, with its keys, are no part of a report."""
+    return {"model": given.model, "cache": given.cache, "scheduler": given.scheduler}
+
+
+def _values(value: Any) -> Any:
+    """Dataclasses within ``value`` as dictionaries."""
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return dataclasses.asdict(value)
+    if isinstance(value, Mapping):
+        return {key: _values(inner) for key, inner in value.items()}
+    return [_values(inner) for inner in value] if isinstance(value, list) else value
+
+
+def _print(what: Any) -> None:
+    from rich.console import Console
+
+    Console().print(what, highlight=False, soft_wrap=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
@@ -84,7 +85,7 @@ def document(
     """
     told: dict[str, Any] = _plain(
         {
-            "command": sys.argv,
+            "command": without_keys(sys.argv),
             "when": datetime.now(UTC).isoformat(timespec="seconds"),
             "machine": machine_facts(),
             "settings": dict(settings),
@@ -101,6 +102,14 @@ def document(
         }
     )
     return told
+
+
+def without_keys(command: Sequence[str]) -> list[str]:
+    """A command line with the API keys in it hidden, for reports that are passed on."""
+    shown = list(command)
+    for i, word in enumerate(shown):
+        shown[i] = "***" if i and shown[i - 1] == "--api-key" else re.sub(r"(api.key=)[^,]+", r"\1***", word)
+    return shown
 
 
 def write(path: Path, told: Mapping[str, Any]) -> None:

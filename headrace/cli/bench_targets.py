@@ -1,0 +1,136 @@
+"""What ``headrace bench`` can measure: engines in this process, padded batches, servers behind a URL."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from headrace.config import ConfigError, ModelOptions, Options, options
+
+if TYPE_CHECKING:
+    from headrace.lab.bench.record import Target
+    from headrace.lab.bench.spec import Spec
+    from headrace.lab.workload import Prompt
+
+
+def read_spec(text: str) -> Spec:
+    """A target as a command line names it; see `lab.bench.spec`.
+
+    Raises:
+        ConfigError: it cannot be understood.
+    """
+    from headrace.lab.bench.spec import BadSpec, parse
+
+    try:
+        return parse(text)
+    except BadSpec as error:
+        raise ConfigError(str(error)) from None
+
+
+def make_target(spec: Spec, given: Options) -> Target:
+    """The target of a spec. An engine has the command's own options, overridden by those of the spec.
+
+    Raises:
+        ConfigError: an option that the target does not have, or that cannot work.
+    """
+    own: dict[str, Any] = dict(spec.options)
+    if spec.kind == "http":
+        model, key = own.pop("model", ""), own.pop("api_key", "")
+        concurrency = own.pop("concurrency", None)
+        _refuse_rest(spec, own)
+        return make_server_target(
+            spec.name, spec.url, model, key, concurrency=int(concurrency) if concurrency else None
+        )
+    if spec.kind == "transformers-static":
+        batch_size = int(own.pop("batch_size", 16))
+        _refuse_rest(spec, own)
+        return _padded_target(spec.name, batch_size, given.model)
+    if spec.kind == "headrace-static":
+        own["scheduling_policy"] = "static"
+    return _engine_target(spec.name, options({**_changed(given), **own}))
+
+
+def make_server_target(
+    name: str, url: str, model: str, api_key: str = "", extra_body: str = "{}", concurrency: int | None = None
+) -> Target:
+    """A server as a target; without ``model`` the first that it names itself.
+
+    Raises:
+        ConfigError: no server answers there, or ``extra_body`` is no JSON object.
+    """
+    import httpx
+
+    from headrace.lab.bench.client import Endpoint
+    from headrace.lab.bench.load import ServerTarget
+
+    try:
+        extra = dict(json.loads(extra_body))
+    except (ValueError, TypeError):
+        raise ConfigError(f"--extra-body must be a JSON object, got {extra_body!r}") from None
+    if not model:
+        headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
+        try:
+            answer = httpx.get(f"{url.rstrip('/').removesuffix('/v1')}/v1/models", headers=headers)
+            model = answer.raise_for_status().json()["data"][0]["id"]
+        except (httpx.HTTPError, ValueError, LookupError) as error:
+            raise ConfigError(f"{url} names no model: {error}") from None
+    return ServerTarget(name, Endpoint(url, model, api_key, extra), concurrency)
+
+
+def _engine_target(name: str, given: Options) -> Target:
+    from headrace.build import load
+    from headrace.lab.bench.engine import EngineTarget
+    from headrace.lab.workload.work import is_chat
+
+    loaded = load(given)
+
+    def encode(prompt: Prompt) -> tuple[int, ...]:
+        if isinstance(prompt, str):
+            return tuple(loaded.tokenizer.encode(prompt))
+        if is_chat(prompt):
+            text = loaded.template.render([message._asdict() for message in prompt])
+            return tuple(loaded.tokenizer.encode(text, add_special_tokens=False))
+        return prompt  # type: ignore[return-value]
+
+    engine = loaded.engine
+    return EngineTarget(
+        name,
+        engine,
+        encode,
+        eos_token_ids=loaded.tokenizer.eos_token_ids,
+        before=engine.reset_prefix_cache,
+        close=loaded.runner.close,
+    )
+
+
+def _padded_target(name: str, batch_size: int, model: ModelOptions) -> Target:
+    from headrace.compute.device import resolve_device
+    from headrace.compute.model.hub import resolve_folder
+    from headrace.lab.bench.padded import TransformersStatic
+
+    return TransformersStatic(
+        name,
+        str(resolve_folder(model.model, model.revision)),
+        batch_size,
+        dtype=model.dtype,
+        device=resolve_device(model.device).type,
+        dummy=model.load_format == "dummy",
+    )
+
+
+def _refuse_rest(spec: Spec, rest: Mapping[str, str]) -> None:
+    if rest:
+        raise ConfigError(f"target {spec.name}: {spec.kind} has no option {', '.join(rest)}")
+
+
+def _changed(given: Options) -> dict[str, Any]:
+    """Option values by name, without those that are the default."""
+    default = Options()
+    return {
+        name: value
+        for part in ("model", "cache", "scheduler")
+        for name, value in dataclasses.asdict(getattr(given, part)).items()
+        if value != getattr(getattr(default, part), name)
+    }

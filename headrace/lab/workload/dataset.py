@@ -1,0 +1,64 @@
+"""Workloads by name: what a command line, a script and a report call the same thing."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from headrace.lab.workload.arrivals import arriving, poisson
+from headrace.lab.workload.chats import high_variance_chats
+from headrace.lab.workload.files import jsonl
+from headrace.lab.workload.tokens import fixed_lengths, high_variance, log_normal_lengths, shared_prefix
+from headrace.lab.workload.work import Work
+
+
+class BadDataset(ValueError):
+    """A dataset that does not exist or lacks its file."""
+
+
+@dataclass(frozen=True, slots=True)
+class Dataset:
+    """Everything that a workload is drawn from; equal values give equal workloads.
+
+    ``input_len`` and ``output_len`` are tokens, and mean what the dataset makes of them: fixed, a median, or
+    a bound. ``rate`` is in requests per second; infinite means that all are due at the start.
+    """
+
+    name: str = "high-variance"
+    path: str | None = None
+    count: int = 300
+    input_len: int = 24
+    output_len: int = 128
+    prefix_len: int = 1000
+    seed: int = 0
+    rate: float = math.inf
+    burstiness: float = 1.0
+
+    def draw(self) -> tuple[Work, ...]:
+        """The workload, in order of arrival.
+
+        Raises:
+            BadDataset: an unknown name, or ``jsonl`` without a path.
+        """
+        if self.name not in DATASETS:
+            raise BadDataset(f"there is no dataset {self.name!r}; there are {', '.join(DATASETS)}")
+        work = DATASETS[self.name](self)
+        return arriving(work, poisson(len(work), self.rate, self.seed, self.burstiness))
+
+
+def _jsonl(d: Dataset) -> tuple[Work, ...]:
+    if d.path is None:
+        raise BadDataset("the dataset jsonl needs the path of a file")
+    return jsonl(Path(d.path), d.count, d.output_len, d.seed)
+
+
+DATASETS: Mapping[str, Callable[[Dataset], tuple[Work, ...]]] = {
+    "high-variance": lambda d: high_variance(d.count, d.input_len, d.seed),
+    "high-variance-chats": lambda d: high_variance_chats(d.count, d.seed),
+    "fixed": lambda d: fixed_lengths(d.count, d.input_len, d.output_len, d.seed),
+    "log-normal": lambda d: log_normal_lengths(d.count, d.input_len, d.output_len, seed=d.seed),
+    "shared-prefix": lambda d: shared_prefix(d.count, d.prefix_len, d.input_len, d.output_len, d.seed),
+    "jsonl": _jsonl,
+}
