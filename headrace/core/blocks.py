@@ -23,6 +23,9 @@ from headrace.core.events import Event, Evicted, EvictReason
 CANDIDATES = 8
 """How many partly matching blocks are compared at most: bounds the cost of a look-up."""
 
+STALE = 64
+"""Entries of blocks in use again that the order of eviction may hold beside as many as are current."""
+
 
 class Block:
     """A page of the cache. ``tokens`` is the content known to be computed, empty while it is not findable."""
@@ -168,6 +171,15 @@ class BlockPool:
                     heapq.heappush(self._cached, (self._eviction.priority(block), block.stamp, block.id))
                 else:
                     self._blank.append(block.id)
+        if len(self._cached) > 2 * self._num_cached + STALE:
+            self._cached = [entry for entry in self._cached if self._is_current(entry)]
+            heapq.heapify(self._cached)
+
+    def _is_current(self, entry: tuple[float, int, int]) -> bool:
+        """Whether a block lies in the cache as it did when the entry was made."""
+        _, stamp, block_id = entry
+        block = self._blocks[block_id]
+        return block.refs == 0 and block.stamp == stamp and bool(block.tokens)
 
     def _tick(self) -> int:
         self._clock += 1
@@ -175,9 +187,9 @@ class BlockPool:
 
     def _evict(self) -> Block:
         while True:
-            _, stamp, block_id = heapq.heappop(self._cached)
-            block = self._blocks[block_id]
-            if block.refs == 0 and block.stamp == stamp and block.tokens:
+            entry = heapq.heappop(self._cached)
+            if self._is_current(entry):
+                block = self._blocks[entry[2]]
                 self._forget(block)
                 self._num_cached -= 1
                 self._tell(Evicted(block.id, EvictReason.ALLOCATION))

@@ -1,0 +1,83 @@
+from __future__ import annotations
+
+import pytest
+
+from headrace.core.request import FinishReason
+from tests.doubles.engines import Record, drain, hashing_engine
+from tests.doubles.hashing_runner import HashingRunner
+from tests.doubles.scenes import request, step
+
+
+class CountingRunner(HashingRunner):
+    """Notes the order of launches and collects."""
+
+    def __init__(self, *sizes: int) -> None:
+        super().__init__(*sizes)
+        self.calls = ""
+
+    def launch(self, plan, now):
+        self.calls += "L"
+        super().launch(plan, now)
+
+    def collect(self):
+        self.calls += "C"
+        return super().collect()
+
+
+@pytest.mark.parametrize(("overlap", "calls"), [(0, "LCLCLC"), (1, "LLCLCC"), (2, "LLLCCC")])
+def test_overlap_is_how_many_steps_may_be_uncollected_while_planning(overlap, calls):
+    engine, _ = hashing_engine(overlap=overlap)
+    runner = engine.runner = CountingRunner(64, 4, 8)
+    engine.submit(request("a", max_tokens=3), 0.0)
+    drain(engine, Record())
+    assert runner.calls == calls
+
+
+def test_an_idle_engine_wants_no_step():
+    engine, _ = hashing_engine()
+    assert engine.wake_at(1.0) is None
+    engine.submit(request("a", max_tokens=1), 1.0)
+    assert engine.wake_at(1.0) == 1.0
+    drain(engine, Record(), 1.0)
+    assert engine.wake_at(9.0) is None
+
+
+def test_untold_events_want_a_step():
+    engine, _ = hashing_engine()
+    engine.submit(request("a", ()), 0.0)
+    assert engine.wake_at(0.0) == 0.0
+    record = Record()
+    record.fold(engine.step(0.0))
+    assert record.ends["a"][0].reason is FinishReason.REJECTED
+    assert engine.wake_at(0.0) is None
+
+
+def test_events_are_handed_out_once():
+    engine, _ = hashing_engine()
+    engine.submit(request("a"), 0.0)
+    assert engine.take_events()
+    assert not engine.take_events()
+
+
+def test_cancelling_what_is_unknown_or_finished_is_no_error():
+    engine, _ = hashing_engine()
+    record = Record()
+    engine.cancel("nobody", FinishReason.CANCELLED, 0.0)
+    engine.submit(request("a", max_tokens=1), 0.0)
+    drain(engine, record)
+    engine.cancel("a", FinishReason.CANCELLED, 0.0)
+    drain(engine, record)
+    assert [end.reason for end in record.ends["a"]] == [FinishReason.LENGTH]
+
+
+def test_reset_prefix_cache_makes_the_next_request_compute_all():
+    engine, runner = hashing_engine()
+    record = Record()
+    for name in "abc":
+        if name == "c":
+            engine.reset_prefix_cache()
+        engine.submit(request(name, tuple(range(12)), max_tokens=1), 0.0)
+        drain(engine, record)
+    assert [record.ends[name][0].cached_tokens for name in "abc"] == [0, 11, 0]
+    assert runner.computed_tokens == 12 + 1 + 12
+    step(engine, record)

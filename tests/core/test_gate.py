@@ -1,0 +1,36 @@
+from __future__ import annotations
+
+import pytest
+
+from headrace.core.gate import MAX_RETRY_AFTER, Forward, Limits, Load, Reject, RejectReason, decide
+
+LIMITS = Limits(queued_requests=10, queued_tokens=100)
+
+
+@pytest.mark.parametrize(
+    ("load", "sequences", "tokens", "reason"),
+    [
+        (Load(0, 0, 0.0, False), 10, 100, None),
+        (Load(9, 0, 0.0, False), 1, 1, None),
+        (Load(9, 0, 0.0, False), 2, 1, RejectReason.QUEUE_FULL),
+        (Load(10, 0, 0.0, False), 1, 1, RejectReason.QUEUE_FULL),
+        (Load(1, 60, 0.0, False), 1, 40, None),
+        (Load(1, 60, 0.0, False), 1, 41, RejectReason.QUEUE_TOKENS),
+        (Load(0, 0, 0.0, True), 1, 1, RejectReason.DRAINING),
+    ],
+)
+def test_decide(load, sequences, tokens, reason):
+    decision = decide(load, sequences, tokens, LIMITS)
+    if reason is None:
+        assert decision == Forward()
+    else:
+        assert isinstance(decision, Reject)
+        assert decision.reason is reason
+
+
+@pytest.mark.parametrize(("rate", "seconds"), [(0.0, 1), (1000.0, 1), (2.0, 5), (0.01, MAX_RETRY_AFTER)])
+def test_retry_after_follows_the_speed_of_the_queue(rate, seconds):
+    decision = decide(Load(10, 0, rate, False), 1, 1, LIMITS)
+    assert isinstance(decision, Reject)
+    assert decision.retry_after == seconds
+    assert "10" in decision.message

@@ -1,0 +1,62 @@
+from __future__ import annotations
+
+import math
+
+import pytest
+
+from headrace.core.request import InvalidParameter, SamplingParams
+
+WRONG = [
+    ("temperature", -0.1),
+    ("temperature", math.nan),
+    ("temperature", math.inf),
+    ("top_p", 0.0),
+    ("top_p", 1.01),
+    ("top_p", math.nan),
+    ("top_k", -2),
+    ("min_p", -0.1),
+    ("min_p", 1.1),
+    ("repetition_penalty", 0.0),
+    ("presence_penalty", 2.1),
+    ("frequency_penalty", -2.1),
+    ("max_tokens", 0),
+    ("min_tokens", -1),
+    ("logprobs", -1),
+    ("prompt_logprobs", -1),
+    ("logit_bias", ((1, 100.5),)),
+    ("logit_bias", ((1, math.nan),)),
+    ("allowed_token_ids", ()),
+    ("bad_words", ((1,), ())),
+    ("stop", ("a", "")),
+]
+RIGHT = [
+    ("temperature", 0.0),
+    ("top_p", 1e-6),
+    ("top_k", -1),
+    ("top_k", 0),
+    ("min_p", 1.0),
+    ("presence_penalty", -2.0),
+    ("max_tokens", None),
+    ("logprobs", 0),
+    ("logit_bias", ((1, -100.0), (2, 100.0))),
+    ("allowed_token_ids", (3,)),
+]
+
+
+@pytest.mark.parametrize(("field", "value"), WRONG)
+def test_a_field_out_of_range_is_named(field, value):
+    with pytest.raises(InvalidParameter, match=field) as caught:
+        SamplingParams(**{field: value})
+    assert caught.value.param == field
+
+
+@pytest.mark.parametrize(("field", "value"), RIGHT)
+def test_the_ends_of_each_range_are_allowed(field, value):
+    assert getattr(SamplingParams(**{field: value}), field) == value
+
+
+def test_min_tokens_must_not_exceed_max_tokens():
+    SamplingParams(min_tokens=4, max_tokens=4)
+    with pytest.raises(InvalidParameter, match=r"min_tokens \(5\)") as caught:
+        SamplingParams(min_tokens=5, max_tokens=4)
+    assert caught.value.param == "min_tokens"
