@@ -167,9 +167,14 @@ def test_slot_is_forgotten_when_taken_again() -> None:
 
 @pytest.mark.parametrize("cut", [1, 3, 5])
 def test_preempted_and_resumed_is_undisturbed(cut: int) -> None:
-    params = dict(
-        temperature=1.0, seed_=99, repetition_penalty=1.4, frequency_penalty=0.7, min_tokens=9, eos=(3, 5)
-    )
+    params = {
+        "temperature": 1.0,
+        "seed_": 99,
+        "repetition_penalty": 1.4,
+        "frequency_penalty": 0.7,
+        "min_tokens": 9,
+        "eos": (3, 5),
+    }
     whole = text(run(make()[0], *plans_alone(entry(1, PROMPT, **params), [9], 10)))
     runner, _, _ = make()
     before = text(run(runner, *plans_alone(entry(1, PROMPT, **params), [9], cut)))

@@ -1,9 +1,9 @@
-"""Drawing one token per row from probabilities and one uniform number, by inverse distribution function.
+"""Choosing one token per row: the likeliest, or one drawn from weights by a uniform number.
 
-Tokens are summed in the order of their ids, so no order of sorting can change what is drawn. The sum goes in
-two levels: over pieces of the vocabulary, then inside the one piece that holds the answer, in double
-precision where it matters; a running sum over a vocabulary of 150,000 in single precision would misplace rare
-tokens, and in double precision would cost more than the rest of sampling.
+Both go in two levels: over pieces of the vocabulary, by a reduction that the processor does many numbers at a
+time, then inside the one piece that holds the answer. A plain argmax on a CPU takes several times as long; a
+running sum over 150,000 weights in single precision would misplace rare tokens, and in double precision would
+cost more than the rest of sampling.
 """
 
 from __future__ import annotations
@@ -17,20 +17,38 @@ PIECE = 128
 _BELOW_ONE = 1.0 - 2.0**-52
 
 
-def draw(probabilities: torch.Tensor, uniform: torch.Tensor) -> torch.Tensor:
-    """Tokens int64 [S] from ``probabilities`` float32 [S, V] and ``uniform`` float64 [S] in [0, 1).
+def likeliest(logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """The first token int64 [S] of the largest logit in ``logits`` float32 [S, V], and that logit [S].
 
-    Rows need not sum to one. A token of probability zero is never drawn. A row of NaN gives some token
-    inside the vocabulary; the caller knows such rows already.
+    A row with NaN gives NaN.
     """
-    vocab = probabilities.shape[1]
-    pieces = F.pad(probabilities, (0, -vocab % PIECE)).view(len(probabilities), -1, PIECE)
+    pieces = F.pad(logits, (0, -logits.shape[1] % PIECE), value=-torch.inf).view(len(logits), -1, PIECE)
+    piece = pieces.amax(-1).argmax(-1, keepdim=True)
+    inside = _piece(pieces, piece)
+    offset = inside.argmax(-1, keepdim=True)
+    return (piece * PIECE + offset).squeeze(1), inside.gather(1, offset).squeeze(1)
+
+
+def draw(weights: torch.Tensor, uniform: torch.Tensor) -> torch.Tensor:
+    """Tokens int64 [S] by inverse distribution function of ``weights`` float32 [S, V] at ``uniform`` [S].
+
+    Weights need not sum to one; ``uniform`` is float64 in [0, 1). Tokens are summed in the order of their
+    ids, so no order of sorting can change what is drawn. A token of weight zero is never drawn. A row of NaN
+    gives some token inside the vocabulary; the caller knows such rows already.
+    """
+    vocab = weights.shape[1]
+    pieces = F.pad(weights, (0, -vocab % PIECE)).view(len(weights), -1, PIECE)
     edges = pieces.sum(-1).double().cumsum(-1)
     target = (uniform * edges[:, -1]).unsqueeze(1)
     piece = torch.searchsorted(edges, target, right=True).clamp_(max=pieces.shape[1] - 1)
-    inside = pieces.gather(1, piece.unsqueeze(2).expand(-1, 1, PIECE)).squeeze(1).double().cumsum(-1)
+    inside = _piece(pieces, piece).double().cumsum(-1)
     before = F.pad(edges, (1, 0)).gather(1, piece)
     # The piece's single-precision sum and its running sum differ in the last digits: stay inside the piece.
     rest = torch.minimum(target - before, inside[:, -1:] * _BELOW_ONE)
     offset = torch.searchsorted(inside, rest, right=True).clamp_(max=PIECE - 1)
     return (piece * PIECE + offset).squeeze(1).clamp_(max=vocab - 1)
+
+
+def _piece(pieces: torch.Tensor, piece: torch.Tensor) -> torch.Tensor:
+    """Of each row [S, N, PIECE] the piece [S, PIECE] that ``piece`` [S, 1] names."""
+    return pieces.gather(1, piece.unsqueeze(2).expand(-1, 1, PIECE)).squeeze(1)

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import torch
 
-NUCLEUS = 1024
-"""Candidates looked at first for top-p; only a flatter distribution than that is sorted whole."""
+NUCLEUS = (64, 1024)
+"""How many candidates top-p looks at first; only a flatter distribution than that is sorted whole."""
 
 
 def min_p(logits: torch.Tensor, share: torch.Tensor) -> None:
@@ -31,13 +31,15 @@ def top_p(logits: torch.Tensor, mass: torch.Tensor) -> None:
     Nucleus sampling, Holtzman et al., arXiv:1904.09751.
     """
     total = logits.logsumexp(-1, keepdim=True)
+    vocab = logits.shape[1]
     # Whether the candidates suffice must be read on the host: free on a CPU; a GPU sorts faster than it asks.
-    count = min(NUCLEUS, logits.shape[1]) if logits.is_cpu else logits.shape[1]
-    threshold, held = _nucleus(logits, total, mass, count)
-    if count < logits.shape[1]:
+    stages = [count for count in NUCLEUS if count < vocab] if logits.is_cpu else []
+    threshold, held = _nucleus(logits, total, mass, [*stages, vocab][0])
+    for count in [*stages, vocab][1:]:
         short = (held < mass).nonzero().squeeze(1)
-        if len(short):
-            threshold[short], _ = _nucleus(logits[short], total[short], mass[short], logits.shape[1])
+        if not len(short):
+            break
+        threshold[short], held[short] = _nucleus(logits[short], total[short], mass[short], count)
     logits.masked_fill_(logits < threshold, -torch.inf)
 
 

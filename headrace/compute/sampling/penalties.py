@@ -1,8 +1,9 @@
-"""Penalties on what was already said, and the token counts they need.
+"""Penalties on what was already said.
 
-Counts are kept only for slots whose requests use a penalty: a lane of the table each, filled when the
-sequence takes the slot and increased by each token drawn, on the device, so that a step whose tokens the host
-has not seen yet can already be penalized.
+They touch only the tokens of the row's own sequence: those logits are gathered through the token history,
+changed and scattered back, so a vocabulary of 150,000 costs no more than one of 4,000. Counts of the output's
+tokens are kept only for slots whose requests use a penalty, a lane of the table each, increased on the device
+by each token drawn, so that a step whose tokens the host has not seen yet can already be penalized.
 """
 
 from __future__ import annotations
@@ -15,29 +16,27 @@ from headrace.compute.transfer import upload
 Ints = np.ndarray[tuple[int, ...], np.dtype[np.int64]]
 
 
-class TokenCounts:
-    """How often each token occurs: in the output (int32 [lanes, V]) and whether in the prompt (bool)."""
+class Penalties:
+    """How often each token occurs in the output of a slot (int32 [lanes, V]), and what follows from it.
 
-    def __init__(self, vocab_size: int, device: torch.device) -> None:
-        self._vocab_size = vocab_size
-        self._device = device
-        self._output = torch.zeros(0, vocab_size, dtype=torch.int32, device=device)
-        self._prompt = torch.zeros(0, vocab_size, dtype=torch.bool, device=device)
+    ``history`` int32 [slots, width] is the device's buffer of all tokens.
+    """
+
+    def __init__(self, history: torch.Tensor, vocab_size: int) -> None:
+        self._history = history
+        self._counts = torch.zeros(0, vocab_size, dtype=torch.int32, device=history.device)
         self._lane: dict[int, int] = {}
         self._free: list[int] = []
 
-    def admit(self, slot: int, tokens: Ints, prompt_tokens: int) -> None:
-        """Start a slot's counts from all tokens known, of which ``prompt_tokens`` are the prompt."""
+    def admit(self, slot: int, output: Ints) -> None:
+        """Start a slot's counts from the output tokens known so far."""
         if slot not in self._lane:
             if not self._free:
                 self._grow()
             self._lane[slot] = self._free.pop()
-        lane = self._lane[slot]
-        prompt, output = upload(self._device, tokens[:prompt_tokens], tokens[prompt_tokens:])
-        self._prompt[lane] = False
-        self._prompt[lane, prompt] = True
-        self._output[lane] = 0
-        self._output[lane].index_add_(0, output, torch.ones_like(output, dtype=torch.int32))
+        counts = self._counts[self._lane[slot]].zero_()
+        (tokens,) = upload(counts.device, output)
+        counts.index_add_(0, tokens, torch.ones_like(tokens, dtype=torch.int32))
 
     def release(self, slot: int) -> None:
         """The slot's new sequence needs no counts."""
@@ -46,39 +45,45 @@ class TokenCounts:
 
     def append(self, slots: Ints, tokens: torch.Tensor) -> None:
         """Count one drawn token (int64 [S], on the device) per slot; no slot occurs twice."""
-        self._output[self._lanes(slots), tokens] += 1
+        (lanes,) = upload(tokens.device, self._lanes(slots))
+        self._counts[lanes, tokens] += 1
 
-    def penalize(
+    def apply(
         self,
         logits: torch.Tensor,
+        rows: Ints,
         slots: Ints,
-        repetition: torch.Tensor,
-        presence: torch.Tensor,
-        frequency: torch.Tensor,
+        lengths: Ints,
+        repetition: np.ndarray[tuple[int, ...], np.dtype[np.float64]],
+        presence: np.ndarray[tuple[int, ...], np.dtype[np.float64]],
+        frequency: np.ndarray[tuple[int, ...], np.dtype[np.float64]],
     ) -> None:
-        """Apply the penalties (float [S] each) to ``logits`` float32 [S, V], in place.
+        """Penalize ``rows`` [P] of ``logits`` float32 [S, V] in place; all other arguments are [P].
 
-        Repetition (CTRL, arXiv:1909.05858) divides the positive and multiplies the negative logits of tokens
-        in prompt or output; frequency and presence (OpenAI) subtract per occurrence and once, output only.
+        ``lengths`` counts the tokens known of each slot, at least 1. Repetition (CTRL, arXiv:1909.05858)
+        divides the positive and multiplies the negative logits of tokens in prompt or output; then frequency
+        and presence (OpenAI) subtract per occurrence and once, output only.
         """
-        lanes = self._lanes(slots)
-        counts = self._output.index_select(0, lanes)
-        seen = counts > 0
-        factor = repetition.unsqueeze(1).to(logits.dtype)
-        repeated = torch.where(logits > 0, logits / factor, logits * factor)
-        torch.where(self._prompt.index_select(0, lanes) | seen, repeated, logits, out=logits)
-        logits -= counts * frequency.unsqueeze(1).to(logits.dtype)
-        logits -= seen * presence.unsqueeze(1).to(logits.dtype)
-
-    def _lanes(self, slots: Ints) -> torch.Tensor:
-        (lanes,) = upload(
-            self._device, np.array([self._lane[slot] for slot in slots.tolist()], dtype=np.int64)
+        rows_, slots_, lengths_, lanes, factor, once, each = upload(
+            logits.device, rows, slots, lengths, self._lanes(slots), repetition, presence, frequency
         )
-        return lanes
+        longest = int(lengths.max())
+        tokens = self._history[:, :longest].index_select(0, slots_).long()
+        # Past a row's end its first token stands in: it is written once more, with the same value.
+        beyond = torch.arange(longest, device=logits.device) >= lengths_.unsqueeze(1)
+        tokens = torch.where(beyond, tokens[:, :1], tokens)
+        places = rows_.unsqueeze(1), tokens
+        said = logits[places]
+        counts = self._counts[lanes.unsqueeze(1), tokens]
+        factor, once, each = (value.to(logits.dtype).unsqueeze(1) for value in (factor, once, each))
+        said = torch.where(said > 0, said / factor, said * factor) - each * counts - once * (counts > 0)
+        logits[places] = said
+
+    def _lanes(self, slots: Ints) -> Ints:
+        return np.array([self._lane[slot] for slot in slots.tolist()], dtype=np.int64)
 
     def _grow(self) -> None:
-        lanes = len(self._output)
+        lanes, vocab_size = self._counts.shape
         added = max(4, lanes)
-        self._output = torch.cat([self._output, self._output.new_zeros(added, self._vocab_size)])
-        self._prompt = torch.cat([self._prompt, self._prompt.new_zeros(added, self._vocab_size)])
+        self._counts = torch.cat([self._counts, self._counts.new_zeros(added, vocab_size)])
         self._free.extend(range(lanes + added - 1, lanes - 1, -1))

@@ -17,9 +17,9 @@ import torch
 
 from headrace.compute.sampling import constraints, filters
 from headrace.compute.sampling.constraints import Constraints, Rowed, checked
-from headrace.compute.sampling.draw import draw
+from headrace.compute.sampling.draw import draw, likeliest
 from headrace.compute.sampling.generator import uniforms
-from headrace.compute.sampling.penalties import TokenCounts
+from headrace.compute.sampling.penalties import Penalties
 from headrace.compute.transfer import upload
 from headrace.core.plan import Entry
 from headrace.core.request import SamplingParams
@@ -98,7 +98,7 @@ class Sampler:
     """The sampling parameters of all slots, and the sampling of a step's rows.
 
     ``history`` int32 [slots, width] is the device's buffer of all tokens (`Slots.tokens`); only bad words
-    read it.
+    and penalties read it.
     """
 
     def __init__(self, history: torch.Tensor, vocab_size: int) -> None:
@@ -106,7 +106,7 @@ class Sampler:
         self._vocab_size = vocab_size
         self._numbers = np.zeros(len(history), dtype=_NUMBERS)
         self._constraints: dict[int, Constraints] = {}
-        self._counts = TokenCounts(vocab_size, history.device)
+        self._penalties = Penalties(history, vocab_size)
 
     def admit(self, entry: Entry) -> Ints:
         """A sequence takes a slot; returns its tokens, checked.
@@ -116,7 +116,7 @@ class Sampler:
                 samples greedily, so that neighbours can go on.
         """
         self._numbers[entry.slot] = np.zeros((), dtype=_NUMBERS)
-        self._counts.release(entry.slot)
+        self._penalties.release(entry.slot)
         tokens = checked("prompt", entry.tokens, self._vocab_size)
         made = Constraints.of(entry, self._vocab_size)
         params = entry.params
@@ -135,7 +135,7 @@ class Sampler:
         )
         self._constraints[entry.slot] = made
         if features & Feature.PENALTIES:
-            self._counts.admit(entry.slot, tokens, entry.prompt_tokens)
+            self._penalties.admit(entry.slot, tokens[entry.prompt_tokens :])
         return tokens
 
     def sample(self, logits: torch.Tensor, slots: Ints, positions: Ints) -> torch.Tensor:
@@ -160,7 +160,7 @@ class Sampler:
         using = np.flatnonzero(self._numbers["features"][slots] & Feature.PENALTIES)
         if using.size:
             (at,) = upload(tokens.device, using)
-            self._counts.append(slots[using], tokens.index_select(0, at))
+            self._penalties.append(slots[using], tokens.index_select(0, at))
 
     def _shaped(
         self, logits: torch.Tensor, numbers: np.ndarray[Any, Any], slots: Ints, positions: Ints
@@ -168,14 +168,9 @@ class Sampler:
         """Sample rows that use some feature; ``logits`` may be overwritten."""
         features = numbers["features"]
         self._constrain(logits, features, slots, positions)
-        penalized = np.flatnonzero(features & Feature.PENALTIES)
-        if penalized.size:
-            chosen = numbers[penalized]
-            values = upload(
-                logits.device,
-                *(np.ascontiguousarray(chosen[name]) for name in ("repetition", "presence", "frequency")),
-            )
-            _on_rows(logits, penalized, lambda part: self._counts.penalize(part, slots[penalized], *values))
+        if (rows := np.flatnonzero(features & Feature.PENALTIES)).size:
+            kinds = (numbers[name][rows] for name in ("repetition", "presence", "frequency"))
+            self._penalties.apply(logits, rows, slots[rows], positions[rows], *kinds)
         drawn = np.flatnonzero(features & Feature.RANDOM)
         if drawn.size == slots.size:
             return self._random(logits, numbers, positions)
@@ -222,7 +217,7 @@ class Sampler:
         if (rows := np.flatnonzero(features & Feature.TOP_P)).size:
             (mass,) = upload(device, numbers["top_p"][rows])
             _on_rows(logits, rows, lambda part: filters.top_p(part, mass))
-        return _or_fault(draw(logits.softmax(-1), uniform), peak)
+        return _or_fault(draw(logits.exp_(), uniform), peak)
 
 
 def _on_rows(logits: torch.Tensor, rows: Ints, change: Callable[[torch.Tensor], None]) -> None:
@@ -237,8 +232,7 @@ def _on_rows(logits: torch.Tensor, rows: Ints, change: Callable[[torch.Tensor], 
 
 
 def _greedy(logits: torch.Tensor) -> torch.Tensor:
-    tokens = logits.argmax(-1)
-    return _or_fault(tokens, logits.gather(1, tokens.unsqueeze(1)).squeeze(1))
+    return _or_fault(*likeliest(logits))
 
 
 def _or_fault(tokens: torch.Tensor, peak: torch.Tensor) -> torch.Tensor:

@@ -5,7 +5,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from headrace.compute.sampling.draw import PIECE, draw
+from headrace.compute.sampling.draw import PIECE, draw, likeliest
 
 LAST = 1 - 2.0**-52
 
@@ -63,3 +63,15 @@ def test_rows_are_independent() -> None:
 def test_rows_of_nan_give_some_token() -> None:
     token = int(draw(torch.full((1, 200), torch.nan), torch.tensor([0.5], dtype=torch.float64)))
     assert 0 <= token < 200
+
+
+@pytest.mark.parametrize("vocab", [1, PIECE - 1, PIECE, 1000])
+def test_likeliest_is_the_first_of_the_largest(vocab: int) -> None:
+    logits = torch.randint(-3, 4, (64, vocab), generator=torch.Generator().manual_seed(1)).float()
+    logits[0] = -torch.inf
+    tokens, peaks = likeliest(logits)
+    rows = logits.tolist()
+    assert peaks.tolist() == [max(row) for row in rows]
+    assert tokens.tolist() == [row.index(max(row)) for row in rows]
+    logits[3, vocab // 2] = torch.nan
+    assert likeliest(logits)[1].isnan().nonzero().flatten().tolist() == [3]

@@ -113,7 +113,7 @@ def modified(logits: torch.Tensor, entry: Entry, monkeypatch: pytest.MonkeyPatch
     caught: list[torch.Tensor] = []
 
     def spy(probabilities: torch.Tensor, uniform: torch.Tensor) -> torch.Tensor:
-        caught.append(probabilities.clone())
+        caught.append(probabilities / probabilities.sum(-1, keepdim=True))
         return torch.zeros(len(probabilities), dtype=torch.int64)
 
     monkeypatch.setattr("headrace.compute.sampling.sampler.draw", spy)
@@ -210,7 +210,7 @@ def chi_square(counts: list[int], expected: list[float]) -> float:
 
 @pytest.mark.parametrize(
     "params",
-    [{}, {"temperature": 2.0, "top_k": 40}, {"top_p": 0.8}, {"min_p": 0.02, "repetition_penalty": 1.3}],
+    [{}, {"temperature": 2.0, "top_k": 40}, {"top_p": 0.8}, {"min_p": 0.02, "logit_bias": ((9, 2.0),)}],
     ids=str,
 )
 @pytest.mark.parametrize("by", ["seed", "position"])
@@ -296,19 +296,18 @@ def test_counts_kept_are_counts_recomputed(prompt: list[int], output: list[int],
     counted = Bench([make_entry(0, tuple(prompt + output), seed=5, prompt_tokens=len(prompt), **params)])
     logits = random_logits(1, seed=len(output))
     assert kept.sample(logits, [0]) == counted.sample(logits, [0])
-    assert torch.equal(kept.sampler._counts._output[0], counted.sampler._counts._output[0])
-    assert torch.equal(kept.sampler._counts._prompt[0], counted.sampler._counts._prompt[0])
+    assert torch.equal(kept.sampler._penalties._counts[0], counted.sampler._penalties._counts[0])
 
 
 def test_lanes_of_counts_are_reused_and_never_leak() -> None:
     bench = Bench([make_entry(slot, (slot,), frequency_penalty=1.0) for slot in range(9)])
-    lanes = len(bench.sampler._counts._output)
+    lanes = len(bench.sampler._penalties._counts)
     bench.append([4], [7])
     bench.sampler.admit(make_entry(4, (1,)))
     bench.sampler.admit(make_entry(2, (1,), frequency_penalty=1.0))
     bench.sampler.admit(make_entry(4, (1,), frequency_penalty=1.0))
-    assert len(bench.sampler._counts._output) == lanes
-    assert int(bench.sampler._counts._output.sum()) == 0
+    assert len(bench.sampler._penalties._counts) == lanes
+    assert int(bench.sampler._penalties._counts.sum()) == 0
 
 
 def test_given_logits_are_never_changed() -> None:
