@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
-from headrace.core.events import Admitted, Emitted, Event, Finished, PromptScored
+from headrace.core.events import AdmitReason, Admitted, Emitted, Event, Finished, PromptScored
 from headrace.core.gate import Limits, Load, Reject, decide
 from headrace.core.ports import Watcher
 from headrace.core.request import FinishReason, InvalidParameter, Request
@@ -50,18 +50,28 @@ class Health(NamedTuple):
 class Answer:
     """What the sequences of one call have said and nobody has read yet.
 
-    One reader. However many steps passed since it last looked, it is woken once and reads all of it.
+    One reader. However many steps passed since it last looked, it is woken once and reads all of it; with
+    ``each_step`` false it is woken only when the last sequence has ended. ``cached_tokens`` says of each
+    sequence how many tokens of its prompt were computed before, ``timer`` ends the call at its deadline.
     """
 
-    def __init__(self, requests: Sequence[Request]) -> None:
+    def __init__(self, requests: Sequence[Request], each_step: bool) -> None:
         self.requests = tuple(requests)
-        self.open = len(self.requests)
+        self.cached_tokens = [0] * len(self.requests)
+        self.timer: asyncio.TimerHandle | None = None
+        self._open = len(self.requests)
+        self._each_step = each_step
         self._told: list[Told] = []
         self._reader: asyncio.Future[None] | None = None
 
+    @property
+    def exhausted(self) -> bool:
+        """Whether all has been said and read."""
+        return not self._open and not self._told
+
     async def read(self) -> list[Told]:
         """Events since the last read, in order; waits for one. Empty when all has been read to the end."""
-        if not self._told and self.open:
+        if self._open and not (self._told and self._each_step):
             self._reader = asyncio.get_running_loop().create_future()
             try:
                 await self._reader
@@ -71,11 +81,11 @@ class Answer:
         return told
 
     def tell(self, index: int, event: Emitted | PromptScored | Finished) -> None:
-        """Add one event and wake the reader."""
+        """Add one event and wake the reader where it is time."""
         self._told.append((index, event))
         if type(event) is Finished:
-            self.open -= 1
-        if self._reader is not None and not self._reader.done():
+            self._open -= 1
+        if self._reader is not None and (self._each_step or not self._open) and not self._reader.done():
             self._reader.set_result(None)
 
 
@@ -136,8 +146,12 @@ class Service:
         self._loop = asyncio.get_running_loop()
         self.thread.start()
 
-    def open(self, requests: Sequence[Request]) -> Answer:
-        """Take the sequences of one call in, all or none.
+    def stop(self) -> None:
+        """End the engine's thread; calls that are still open hear nothing more."""
+        self.thread.stop()
+
+    def open(self, requests: Sequence[Request], each_step: bool = True) -> Answer:
+        """Take the sequences of one call in, all or none; they are given up at the first one's deadline.
 
         Raises:
             Refused: the queue is full or the server drains.
@@ -151,32 +165,41 @@ class Service:
         for request in requests:
             if request.id in self._routes:
                 raise InvalidParameter("request_id", f"request_id {request.id!r} is already in use")
-        answer = Answer(requests)
+        answer = Answer(requests, each_step)
         for index, request in enumerate(requests):
             self._routes[request.id] = _Route(answer, index, len(request.tokens))
             self._queued_requests += 1
             self._queued_tokens += len(request.tokens)
             self.thread.submit(request)
         self._idle.clear()
+        if (deadline := requests[0].deadline) is not None:
+            answer.timer = self._running_loop().call_later(
+                deadline - self.now(), self.close, answer, FinishReason.TIMEOUT
+            )
         return answer
 
-    def close(self, answer: Answer, why: FinishReason = FinishReason.CANCELLED, message: str = "") -> None:
-        """End what is still open of a call: its reader is told at once, the engine before its next step."""
+    def close(self, answer: Answer, why: FinishReason = FinishReason.CANCELLED) -> None:
+        """End what is still open of a call: its reader is told at once, the engine before its next step.
+
+        Its callers must call it in the end, also when nothing is open any more.
+        """
+        if answer.timer is not None:
+            answer.timer.cancel()
         for request in answer.requests:
             route = self._routes.get(request.id)
             if route is not None and route.answer is answer:
                 route.answer = None  # the engine's own Finished comes later, to nobody
                 self.thread.cancel(request.id, why)
-                answer.tell(route.index, Finished(request.id, why, len(request.tokens), 0, 0, message))
+                answer.tell(route.index, Finished(request.id, why, len(request.tokens), 0, 0))
 
     def stop_sequence(self, answer: Answer, index: int) -> None:
         """A stop string ended one sequence; its `Finished` follows."""
         self.thread.cancel(answer.requests[index].id, FinishReason.STOP)
 
-    def close_all(self, message: str) -> None:
-        """End every open call, telling each reader why."""
+    def close_all(self) -> None:
+        """End every open call; each reader is told."""
         for answer in {route.answer for route in self._routes.values() if route.answer is not None}:
-            self.close(answer, FinishReason.CANCELLED, message)
+            self.close(answer)
 
     async def drain(self, timeout: float) -> bool:
         """Take nothing new and wait for the open calls; whether all ended within ``timeout`` seconds."""
@@ -187,9 +210,9 @@ class Service:
             return False
         return True
 
-    async def between_steps(self, function: Callable[[], bool]) -> bool:
-        """The result of ``function``, run on the engine's thread while no step is."""
-        return bool(await asyncio.wrap_future(self.thread.call(function)))
+    async def between_steps(self, function: Callable[[], object]) -> None:
+        """Run ``function`` on the engine's thread, while no step is."""
+        await asyncio.wrap_future(self.thread.call(function))
 
     def load(self) -> Load:
         """What is queued now, and how fast the queue moves."""
@@ -216,12 +239,17 @@ class Service:
 
     def _deliver(self, events: list[Event], now: float) -> None:
         """On the engine's thread: one hop onto the loop for all that a step told."""
-        assert self._loop is not None
+        loop = self._running_loop()
         try:
-            self._loop.call_soon_threadsafe(self._take, events, now)
+            loop.call_soon_threadsafe(self._take, events, now)
         except RuntimeError:  # the loop is closed: nobody is left to listen
-            if not self._loop.is_closed():
+            if not loop.is_closed():
                 raise
+
+    def _running_loop(self) -> asyncio.AbstractEventLoop:
+        if self._loop is None:
+            raise RuntimeError("the service has not been started")
+        return self._loop
 
     def _take(self, events: list[Event], now: float) -> None:
         for event in events:
@@ -235,6 +263,8 @@ class Service:
                     route = self._routes.get(event.request_id)
                     if route is not None:
                         self._unqueue(route)
+                        if route.answer is not None and event.reason is AdmitReason.NEW:
+                            route.answer.cached_tokens[route.index] = event.cached_tokens
                 case Finished():
                     route = self._routes.pop(event.request_id, None)
                     if route is not None:

@@ -83,7 +83,9 @@ class EngineThread:
         self._mailbox = threading.Condition()
         self._mail: list[Request | _Cancel | _Call] = []
         self._stopping = False
-        self._open: dict[str, Request] = {}  # submitted, not yet Finished; the thread's own but for its length
+        self._open: dict[
+            str, Request
+        ] = {}  # submitted, not yet Finished; the thread's own but for its length
         self._pending_since: float | None = None  # when the oldest unanswered wait for a step began
         self._last_progress = clock()
         self._steps = 0

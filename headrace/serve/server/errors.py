@@ -14,7 +14,7 @@ from starlette.responses import Response
 
 from headrace.core.events import Finished
 from headrace.core.gate import Reject
-from headrace.core.request import FinishReason
+from headrace.core.request import FinishReason, InvalidParameter
 
 INVALID = "invalid_request_error"
 FAILED_MESSAGE = "The server had an error while processing your request."
@@ -63,7 +63,7 @@ def not_supported(param: str, what: str | None = None) -> ApiError:
     return invalid(f"{what or param} is not supported yet", param, "unsupported_parameter")
 
 
-def context_length_exceeded(prompt: int, asked: int, limit: int, param: str) -> ApiError:
+def context_length_exceeded(prompt: int, asked: int, limit: int, param: str | None) -> ApiError:
     """400: prompt and answer do not fit into the model's context."""
     return invalid(
         f"This model's maximum context length is {limit} tokens. However, you requested {prompt + asked} tokens "
@@ -97,7 +97,10 @@ def too_large(limit: int) -> ApiError:
 def timed_out(seconds: float) -> ApiError:
     """408: the deadline passed before the answer was whole."""
     return ApiError(
-        408, f"The request did not finish within {seconds:g} seconds.", type="timeout", code="deadline_exceeded"
+        408,
+        f"The request did not finish within {seconds:g} seconds.",
+        type="timeout",
+        code="deadline_exceeded",
     )
 
 
@@ -162,3 +165,9 @@ async def api_error(request: HttpRequest, error: Exception) -> Response:
     """What a route raised on purpose."""
     assert isinstance(error, ApiError)
     return error.response()
+
+
+async def invalid_parameter(request: HttpRequest, error: Exception) -> Response:
+    """What the core refused: it names the field as the caller spelt it."""
+    assert isinstance(error, InvalidParameter)
+    return invalid(str(error), error.param).response()

@@ -1,0 +1,116 @@
+"""The routes that generate and tokenize: a body in, a call opened, its answer out."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Route
+
+from headrace.serve.server import unsupported
+from headrace.serve.server.body import read_body
+from headrace.serve.server.call import Call, Caller
+from headrace.serve.server.chat import ChatWriter, open_chat, render
+from headrace.serve.server.chat_wire import ChatBody
+from headrace.serve.server.completions import CompletionWriter, open_completion
+from headrace.serve.server.completions_wire import CompletionBody
+from headrace.serve.server.edge import CALLER
+from headrace.serve.server.model import ServedModel
+from headrace.serve.server.notes import Notes
+from headrace.serve.server.responses import StreamedAnswer, WholeAnswer
+from headrace.serve.server.tokens_wire import DetokenizeBody, TokenizeBody, TokenizeChatBody
+from headrace.serve.server.unsupported import NotYet
+from headrace.serve.server.wire import WireT, parse
+from headrace.serve.server.writing import Writer
+from headrace.serve.service import Service
+
+
+class Api:
+    """The endpoints under one model and one service.
+
+    ``max_body_bytes`` bounds what is read of a request, ``request_timeout`` (seconds) how long it may take.
+    """
+
+    def __init__(
+        self,
+        service: Service,
+        model: ServedModel,
+        notes: Notes,
+        *,
+        max_body_bytes: int,
+        request_timeout: float,
+    ) -> None:
+        self._service = service
+        self._model = model
+        self._notes = notes
+        self._max_body_bytes = max_body_bytes
+        self._request_timeout = request_timeout
+
+    def routes(self) -> list[Route]:
+        """What to mount."""
+        return [
+            Route("/v1/chat/completions", self.chat_completions, methods=["POST"]),
+            Route("/v1/completions", self.completions, methods=["POST"]),
+            Route("/tokenize", self.tokenize, methods=["POST"]),
+            Route("/detokenize", self.detokenize, methods=["POST"]),
+        ]
+
+    async def chat_completions(self, request: Request) -> Response:
+        """``POST /v1/chat/completions``."""
+        body = await self._body(request, ChatBody, unsupported.CHAT)
+        self._model.check_name(body.model)
+        caller: Caller = request.scope[CALLER]
+        call = await open_chat(self._service, self._model, body, caller, self._request_timeout)
+        return self._answer(call, lambda: ChatWriter(call, body), body.metadata, bool(body.stream))
+
+    async def completions(self, request: Request) -> Response:
+        """``POST /v1/completions``."""
+        body = await self._body(request, CompletionBody, unsupported.COMPLETIONS)
+        self._model.check_name(body.model)
+        caller: Caller = request.scope[CALLER]
+        call = await open_completion(self._service, self._model, body, caller, self._request_timeout)
+        return self._answer(call, lambda: CompletionWriter(call, body), body.metadata, bool(body.stream))
+
+    async def tokenize(self, request: Request) -> Response:
+        """``POST /tokenize``: the tokens of a text or of a rendered conversation."""
+        raw = await read_body(request, self._max_body_bytes)
+        body: TokenizeBody | TokenizeChatBody
+        if b'"messages"' in raw:
+            body = parse(raw, TokenizeChatBody, unsupported.TOKENIZE)
+            text = await render(self._model, body)
+        else:
+            body = parse(raw, TokenizeBody, unsupported.TOKENIZE)
+            text = body.prompt
+        self._model.check_name(body.model)
+        tokens = await self._model.encode(text, body.add_special_tokens)
+        spelt = [self._model.tokenizer.token(token) for token in tokens] if body.return_token_strs else None
+        return JSONResponse(
+            {
+                "count": len(tokens),
+                "max_model_len": self._model.max_model_len,
+                "tokens": tokens,
+                "token_strs": spelt,
+            }
+        )
+
+    async def detokenize(self, request: Request) -> Response:
+        """``POST /detokenize``: the text of tokens, special ones included."""
+        body = await self._body(request, DetokenizeBody, unsupported.DETOKENIZE)
+        self._model.check_name(body.model)
+        self._model.check_tokens(body.tokens, "tokens")
+        return JSONResponse({"prompt": self._model.tokenizer.decode(body.tokens, skip_special_tokens=False)})
+
+    async def _body(self, request: Request, form: type[WireT], not_yet: NotYet) -> WireT:
+        return parse(await read_body(request, self._max_body_bytes), form, not_yet)
+
+    def _answer(
+        self, call: Call, make_writer: Callable[[], Writer], metadata: dict[str, str] | None, streamed: bool
+    ) -> Response:
+        try:
+            writer = make_writer()
+        except BaseException:
+            call.close()
+            raise
+        self._notes.put(call, metadata)
+        return StreamedAnswer(call, writer) if streamed else WholeAnswer(call, writer)

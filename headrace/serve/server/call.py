@@ -1,0 +1,196 @@
+"""One API call under way: its prompts, its sequences in the engine, and the choices that they become.
+
+The same for chat and completions, streamed or not; how it is written down is theirs (`chat`, `completions`).
+"""
+
+from __future__ import annotations
+
+import secrets
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+from headrace.core.events import Emitted, Finished, PromptScored
+from headrace.core.plan import TokenLogprob
+from headrace.core.request import FinishReason, Request, SamplingParams
+from headrace.serve.auth import tenant
+from headrace.serve.server.choices import Choice
+from headrace.serve.server.errors import invalid, of_finish, overloaded
+from headrace.serve.server.fields import SERVICE_TIERS, Generation
+from headrace.serve.server.model import ServedModel
+from headrace.serve.server.usage import usage
+from headrace.serve.service import Answer, Refused, Service
+from headrace.serve.text.stream import TextStream
+
+SEED_BITS = 63
+
+
+class Caller(NamedTuple):
+    """Who makes a call: the HTTP request's id, the API key's public id, and ``X-Tenant-Id``."""
+
+    request_id: str
+    key_id: str | None
+    tenant_header: str | None
+
+
+class Prompt(NamedTuple):
+    """What one or several choices answer.
+
+    ``continues`` says that the answer goes on with the prompt's text instead of beginning a new one, which
+    decides what becomes of a first word's leading space. ``mute`` asks for the prompt's scores alone.
+    """
+
+    tokens: tuple[int, ...]
+    params: SamplingParams
+    continues: bool
+    mute: bool = False
+
+
+class Call:
+    """Made by `open_call`; `advance` it until `done`, then `close` it, whatever happens."""
+
+    def __init__(
+        self,
+        id: str,
+        model: ServedModel,
+        prompts: Sequence[Prompt],
+        choices: Sequence[Choice],
+        service: Service,
+        answer: Answer,
+    ) -> None:
+        self.id = id
+        self.created = int(time.time())
+        self.model = model
+        self.prompts = tuple(prompts)
+        self.choices = tuple(choices)
+        self.choices_per_prompt = len(self.choices) // len(self.prompts)
+        self.prompt_scores: list[dict[int, TokenLogprob]] = [{} for _ in prompts]
+        self._service = service
+        self._answer = answer
+
+    @property
+    def done(self) -> bool:
+        """Whether every event of the call has been read."""
+        return self._answer.exhausted
+
+    async def advance(self) -> list[Choice]:
+        """Wait for events and apply them; the choices that they are about.
+
+        Raises:
+            ApiError: a sequence ended as none should; the call is over.
+        """
+        by_choice: dict[int, list[Emitted | PromptScored | Finished]] = {}
+        for index, event in await self._answer.read():
+            by_choice.setdefault(index, []).append(event)
+        touched = []
+        for index, events in by_choice.items():
+            choice = self.choices[index]
+            if choice.take(events):
+                self._service.stop_sequence(self._answer, index)
+            for event in events:
+                if type(event) is PromptScored:
+                    self._score_prompt(choice, event)
+                elif type(event) is Finished:
+                    self._check(choice, event)
+            touched.append(choice)
+        return touched
+
+    def close(self, why: FinishReason = FinishReason.CANCELLED) -> None:
+        """End what is still open; nothing happens where all has ended."""
+        self._service.close(self._answer, why)
+
+    def usage(self) -> dict[str, Any]:
+        """What the call has used so far."""
+        return usage(
+            sum(len(prompt.tokens) for prompt in self.prompts),
+            sum(choice.output_tokens for choice in self.choices),
+            sum(self._answer.cached_tokens[:: self.choices_per_prompt]),
+        )
+
+    def prompt_of(self, choice: Choice) -> int:
+        """The number of the prompt that a choice answers."""
+        return choice.index // self.choices_per_prompt
+
+    def _score_prompt(self, choice: Choice, event: PromptScored) -> None:
+        scores = self.prompt_scores[self.prompt_of(choice)]
+        for at, entry in enumerate(event.logprobs, event.start + 1):
+            scores[at] = entry
+
+    def _check(self, choice: Choice, finished: Finished) -> None:
+        deadline, arrived = choice.request.deadline, choice.request.arrived
+        error = of_finish(finished, 0.0 if deadline is None else deadline - arrived)
+        if error is not None and not choice.stopped_by_text:
+            raise error
+
+
+def open_call(
+    service: Service,
+    model: ServedModel,
+    body: Generation,
+    prompts: Sequence[Prompt],
+    caller: Caller,
+    *,
+    id_prefix: str,
+    choices_per_prompt: int,
+    request_timeout: float,
+) -> Call:
+    """Hand a call to the engine: for each prompt ``choices_per_prompt`` sequences of equal tokens.
+
+    Their seeds follow one another, so that a call with a seed is repeatable and its answers still differ. The
+    first one's scores of the prompt serve all.
+
+    Raises:
+        ApiError: the server takes nothing more now.
+        InvalidParameter: the request id is in use.
+    """
+    call_id = f"{id_prefix}-{body.request_id or secrets.token_hex(12)}"
+    who = tenant(caller.key_id, caller.tenant_header, body.user)
+    seed = secrets.randbits(SEED_BITS) if body.seed is None else body.seed
+    now = service.now()
+    alone = len(prompts) * choices_per_prompt == 1
+    choices: list[Choice] = []
+    for prompt in prompts:
+        for n in range(choices_per_prompt):
+            index = len(choices)
+            request = Request(
+                id=call_id if alone else f"{call_id}-{index}",
+                tokens=prompt.tokens,
+                params=replace(prompt.params, prompt_logprobs=None) if n else prompt.params,
+                arrived=now,
+                tenant=who,
+                priority=_priority(body),
+                deadline=now + request_timeout,
+                salt=f"{who}\0{body.cache_salt or ''}",
+                seed=(seed + n) % 2**SEED_BITS,
+                eos_token_ids=model.tokenizer.eos_token_ids,
+                group=call_id,
+            )
+            choices.append(Choice(index, request, _text_stream(model, prompt), prompt.mute))
+    try:
+        each_step = bool(body.stream or body.stop)
+        answer = service.open([choice.request for choice in choices], each_step=each_step)
+    except Refused as refused:
+        raise overloaded(refused.verdict) from None
+    return Call(call_id, model, prompts, choices, service, answer)
+
+
+def _text_stream(model: ServedModel, prompt: Prompt) -> TextStream:
+    params = prompt.params
+    return model.streams.open(
+        prompt=prompt.tokens if prompt.continues else (),
+        stop=params.stop,
+        include_stop_str_in_output=params.include_stop_str_in_output,
+        skip_special_tokens=params.skip_special_tokens,
+        min_tokens=params.min_tokens,
+    )
+
+
+def _priority(body: Generation) -> int:
+    """The number that decides, however it was named."""
+    tier = body.service_tier
+    if body.priority is None:
+        return SERVICE_TIERS[tier or "auto"]
+    if tier not in (None, "auto"):
+        raise invalid("give either priority or service_tier, not both", "priority")
+    return body.priority

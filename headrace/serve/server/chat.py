@@ -1,0 +1,162 @@
+"""``POST /v1/chat/completions``: messages to one prompt, and its answers written as OpenAI writes them."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+from headrace.serve.server.call import Call, Caller, Prompt, open_call
+from headrace.serve.server.chat_wire import ChatBody, Conversation
+from headrace.serve.server.choices import NOTHING, Choice, Delta
+from headrace.serve.server.errors import invalid, not_supported
+from headrace.serve.server.logprobs import chat_logprobs, prompt_entries, prompt_logprobs
+from headrace.serve.server.model import ServedModel
+from headrace.serve.server.sampling import answer_length, check_stream, sampling_params, truncated
+from headrace.serve.server.writing import Writer, encode, encode_text
+from headrace.serve.service import Service
+from headrace.serve.text.template import TemplateError
+
+RESERVED = ("messages", "template", "add_generation_prompt", "continue_final_message")
+"""Variables of a chat template that have fields of their own."""
+
+
+async def open_chat(
+    service: Service, model: ServedModel, body: ChatBody, caller: Caller, request_timeout: float
+) -> Call:
+    """Render, tokenize and submit a conversation.
+
+    Raises:
+        ApiError: it cannot be served as it is, or not now.
+    """
+    max_tokens, param = _max_tokens(body)
+    top = _top_logprobs(body)
+    check_stream(body)
+    text = await render(model, body)
+    tokens = truncated(await model.encode(text, bool(body.add_special_tokens)), body, model)
+    length = answer_length(len(tokens), max_tokens, None, param, model.max_model_len)
+    params = sampling_params(body, model, max_tokens=length, logprobs=top)
+    prompt = Prompt(tuple(tokens), params, continues=bool(body.continue_final_message))
+    return open_call(
+        service,
+        model,
+        body,
+        [prompt],
+        caller,
+        id_prefix="chatcmpl",
+        choices_per_prompt=body.n or 1,
+        request_timeout=request_timeout,
+    )
+
+
+async def render(model: ServedModel, body: Conversation) -> str:
+    """The prompt's text, rendered on a worker thread: a template's cost is its author's choice.
+
+    Raises:
+        ApiError: the template is broken or refuses the conversation.
+    """
+    variables = body.chat_template_kwargs or {}
+    for name in variables:
+        if name in RESERVED:
+            raise invalid(f"chat_template_kwargs must not have the key {name!r}", "chat_template_kwargs")
+        if name in ("tools", "documents"):
+            raise not_supported("chat_template_kwargs", f"The template variable {name!r}")
+    continues = bool(body.continue_final_message)
+    if continues and body.add_generation_prompt:
+        message = "add_generation_prompt and continue_final_message cannot both be true"
+        raise invalid(message, "continue_final_message")
+    opens = not continues if body.add_generation_prompt is None else body.add_generation_prompt
+    try:
+        return await asyncio.to_thread(
+            model.template.render,
+            [message.plain() for message in body.messages],
+            add_generation_prompt=opens,
+            continue_final_message=continues,
+            template=body.chat_template,
+            **variables,
+        )
+    except TemplateError as error:
+        param = "messages" if body.chat_template is None else "chat_template"
+        raise invalid(str(error), param, "template_error") from None
+
+
+class ChatWriter(Writer):
+    """Writes a call as a ``chat.completion`` or its chunks."""
+
+    object = "chat.completion"
+    chunk_object = "chat.completion.chunk"
+
+    def __init__(self, call: Call, body: ChatBody) -> None:
+        super().__init__(call, body)
+        self._top = _top_logprobs(body)
+        self._prompt_top = body.prompt_logprobs
+
+    @property
+    def tells_tokens(self) -> bool:
+        return self._top is not None or self._token_ids
+
+    def opening(self) -> bytes:
+        inner = '"delta":{"role":"assistant","content":""},"logprobs":null,"finish_reason":null'
+        if self._token_ids:
+            inner += f',"prompt_token_ids":{encode(self._call.prompts[0].tokens)}'
+        return b"".join([self._event(choice, inner) for choice in self._call.choices])
+
+    def chunk(self, choice: Choice, delta: Delta) -> bytes:
+        scores = (
+            "null"
+            if self._top is None
+            else encode(chat_logprobs(self._call.model, delta.logprobs, self._top))
+        )
+        inner = f'"delta":{{"content":{encode_text(delta.text)}}},"logprobs":{scores},"finish_reason":null'
+        if self._token_ids:
+            inner += f',"token_ids":{encode(delta.tokens)}'
+        return self._event(choice, inner)
+
+    def ending(self, choice: Choice) -> bytes:
+        return self._event(
+            choice,
+            f'"delta":{{}},"logprobs":null,"finish_reason":"{choice.finish_reason}",'
+            f'"stop_reason":{encode(choice.stop_reason)}',
+        )
+
+    def choices(self) -> list[dict[str, Any]]:
+        shown = []
+        for choice in self._call.choices:
+            delta = choice.gained() or NOTHING
+            scores = None if self._top is None else chat_logprobs(self._call.model, delta.logprobs, self._top)
+            shown.append(
+                {
+                    "index": choice.index,
+                    "message": {"role": "assistant", "content": delta.text, "refusal": None},
+                    "logprobs": scores,
+                    "finish_reason": choice.finish_reason,
+                    "stop_reason": choice.stop_reason,
+                }
+                | ({"token_ids": delta.tokens} if self._token_ids else {})
+            )
+        return shown
+
+    def _extra(self) -> dict[str, Any]:
+        prompt = self._call.prompts[0]
+        extra: dict[str, Any] = {"prompt_token_ids": prompt.tokens} if self._token_ids else {}
+        if self._prompt_top is not None:
+            entries = prompt_entries(prompt.tokens, self._call.prompt_scores[0])
+            extra["prompt_logprobs"] = prompt_logprobs(self._call.model, entries, self._prompt_top)
+        return extra
+
+
+def _max_tokens(body: ChatBody) -> tuple[int | None, str]:
+    """The length asked for, and the field that asks for it."""
+    new, old = body.max_completion_tokens, body.max_tokens
+    if new is not None and old is not None and new != old:
+        message = "max_tokens and max_completion_tokens must not differ; give one of them"
+        raise invalid(message, "max_completion_tokens")
+    return (old, "max_tokens") if new is None else (new, "max_completion_tokens")
+
+
+def _top_logprobs(body: ChatBody) -> int | None:
+    """How many alternatives per token are asked for; None for no log-probabilities at all."""
+    if body.logprobs:
+        return body.top_logprobs or 0
+    if body.top_logprobs:
+        raise invalid("top_logprobs needs logprobs to be true", "top_logprobs")
+    return None

@@ -1,0 +1,70 @@
+"""The body of ``POST /v1/chat/completions``."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import AfterValidator, Discriminator, Field, Tag
+
+from headrace.serve.server.fields import MAX_LOGPROBS, Generation
+from headrace.serve.server.wire import FORM_MARK, Wire, wrong_value
+
+
+class TextPart(Wire):
+    """A piece of a message's text."""
+
+    type: Literal["text"]
+    text: str
+
+
+def _form_of_content(value: Any) -> str | None:
+    if isinstance(value, str):
+        return FORM_MARK + "text"
+    return FORM_MARK + "parts" if isinstance(value, list) else None
+
+
+Content = Annotated[
+    Annotated[str, Tag(FORM_MARK + "text")] | Annotated[list[TextPart], Tag(FORM_MARK + "parts")],
+    Discriminator(
+        _form_of_content,
+        custom_error_type="content_type",
+        custom_error_message="must be a string or a list of content parts",
+    ),
+]
+
+
+class Message(Wire):
+    """One turn of the conversation."""
+
+    role: Literal["system", "developer", "user", "assistant"]
+    content: Content
+    name: str | None = None
+
+    def plain(self) -> dict[str, Any]:
+        """The message as chat templates know it; they know ``developer`` by its older name, ``system``."""
+        message = self.model_dump(exclude_none=True)
+        return message | {"role": "system"} if self.role == "developer" else message
+
+
+def _not_empty(messages: list[Message]) -> list[Message]:
+    if not messages:
+        raise wrong_value("must not be empty")
+    return messages
+
+
+class Conversation(Wire):
+    """Messages and how they become a prompt."""
+
+    messages: Annotated[list[Message], AfterValidator(_not_empty)]
+    add_generation_prompt: bool | None = Field(None, description="Open the assistant's turn. Default true.")
+    continue_final_message: bool | None = Field(None, description="Go on with the last message, in its turn.")
+    chat_template: str | None = Field(None, description="A Jinja template in place of the model's.")
+    chat_template_kwargs: dict[str, Any] | None = Field(None, description="Variables for the template.")
+
+
+class ChatBody(Generation, Conversation):
+    """A request for the next turn of a conversation."""
+
+    max_completion_tokens: int | None = None
+    logprobs: bool | None = None
+    top_logprobs: int | None = Field(None, ge=0, le=MAX_LOGPROBS)

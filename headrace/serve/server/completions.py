@@ -1,0 +1,175 @@
+"""``POST /v1/completions``: prompts go on as text, written as OpenAI writes it."""
+
+from __future__ import annotations
+
+from itertools import accumulate
+from typing import Any
+
+from headrace.core.plan import TokenLogprob
+from headrace.serve.server.call import Call, Caller, Prompt, open_call
+from headrace.serve.server.choices import NOTHING, Choice, Delta
+from headrace.serve.server.completions_wire import CompletionBody
+from headrace.serve.server.errors import invalid
+from headrace.serve.server.logprobs import completion_logprobs, prompt_entries, prompt_logprobs
+from headrace.serve.server.model import ServedModel
+from headrace.serve.server.sampling import answer_length, check_stream, sampling_params, truncated
+from headrace.serve.server.writing import Writer, encode, encode_text
+from headrace.serve.service import Service
+
+DEFAULT_MAX_TOKENS = 16
+"""OpenAI's default for this endpoint."""
+
+
+async def open_completion(
+    service: Service, model: ServedModel, body: CompletionBody, caller: Caller, request_timeout: float
+) -> Call:
+    """Tokenize and submit prompts.
+
+    ``max_tokens`` 0 with ``echo`` asks for the prompt's scores alone: one token is generated and not told.
+
+    Raises:
+        ApiError: it cannot be served as it is, or not now.
+    """
+    check_stream(body)
+    _check_together(body)
+    ranks = _candidates(body) > (body.n or 1)
+    scores_prompt = bool(body.echo) and body.logprobs is not None
+    mute = bool(body.echo) and body.max_tokens == 0
+    asked = 1 if mute else body.max_tokens
+    wanted = body.model_copy(update={"prompt_logprobs": body.logprobs}) if scores_prompt else body
+    logprobs = 0 if ranks and body.logprobs is None else body.logprobs
+    prompts = []
+    for given in body.prompts():
+        tokens = truncated(await _tokens(model, given, body), body, model)
+        length = answer_length(len(tokens), asked, DEFAULT_MAX_TOKENS, "max_tokens", model.max_model_len)
+        params = sampling_params(wanted, model, max_tokens=length, logprobs=logprobs)
+        prompts.append(Prompt(tuple(tokens), params, continues=True, mute=mute))
+    return open_call(
+        service,
+        model,
+        body,
+        prompts,
+        caller,
+        id_prefix="cmpl",
+        choices_per_prompt=_candidates(body),
+        request_timeout=request_timeout,
+    )
+
+
+class CompletionWriter(Writer):
+    """Writes a call as a ``text_completion`` or its chunks."""
+
+    object = "text_completion"
+    chunk_object = "text_completion"
+
+    def __init__(self, call: Call, body: CompletionBody) -> None:
+        super().__init__(call, body)
+        self._n = body.n or 1
+        self._echo = bool(body.echo)
+        self._logprobs = body.logprobs
+        self._prompt_top = body.prompt_logprobs
+        prompts = zip(body.prompts(), call.prompts, strict=True)
+        self._echoed = (
+            [self._text_of(given, prompt.tokens) for given, prompt in prompts] if self._echo else []
+        )
+
+    @property
+    def tells_tokens(self) -> bool:
+        return self._logprobs is not None or self._token_ids
+
+    def opening(self) -> bytes:
+        events = []
+        for choice in self._call.choices if self._echo or self._token_ids else ():
+            prompt = self._call.prompt_of(choice)
+            text = self._echoed[prompt] if self._echo else ""
+            inner = f'"text":{encode_text(text)},"logprobs":null,"finish_reason":null'
+            if self._token_ids:
+                inner += f',"prompt_token_ids":{encode(self._call.prompts[prompt].tokens)}'
+            events.append(self._event(choice, inner))
+        return b"".join(events)
+
+    def chunk(self, choice: Choice, delta: Delta) -> bytes:
+        scores = "null" if self._logprobs is None else encode(self._scores(choice, delta))
+        inner = f'"text":{encode_text(delta.text)},"logprobs":{scores},"finish_reason":null'
+        if self._token_ids:
+            inner += f',"token_ids":{encode(delta.tokens)}'
+        return self._event(choice, inner)
+
+    def ending(self, choice: Choice) -> bytes:
+        return self._event(
+            choice,
+            f'"text":"","logprobs":null,"finish_reason":"{choice.finish_reason}",'
+            f'"stop_reason":{encode(choice.stop_reason)}',
+        )
+
+    def choices(self) -> list[dict[str, Any]]:
+        of_each = self._call.choices_per_prompt
+        shown: list[dict[str, Any]] = []
+        for first in range(0, len(self._call.choices), of_each):
+            candidates = self._call.choices[first : first + of_each]
+            if of_each > self._n:
+                candidates = tuple(sorted(candidates, key=lambda c: c.mean_logprob, reverse=True)[: self._n])
+            for choice in candidates:
+                shown.append({"index": len(shown)} | self._choice(choice))
+        return shown
+
+    def _choice(self, choice: Choice) -> dict[str, Any]:
+        number = self._call.prompt_of(choice)
+        prompt = self._call.prompts[number]
+        delta = choice.gained() or NOTHING
+        shown: dict[str, Any] = {
+            "text": (self._echoed[number] if self._echo else "") + delta.text,
+            "logprobs": None if self._logprobs is None else self._scores(choice, delta),
+            "finish_reason": choice.finish_reason,
+            "stop_reason": choice.stop_reason,
+        }
+        if self._prompt_top is not None:
+            entries = prompt_entries(prompt.tokens, self._call.prompt_scores[number])
+            shown["prompt_logprobs"] = prompt_logprobs(self._call.model, entries, self._prompt_top)
+        if self._token_ids:
+            shown |= {"prompt_token_ids": prompt.tokens, "token_ids": delta.tokens}
+        return shown
+
+    def _scores(self, choice: Choice, delta: Delta) -> dict[str, Any]:
+        """The tokens' scores; where the prompt is echoed, the prompt's tokens come first."""
+        model, top = self._call.model, self._logprobs or 0
+        entries: list[TokenLogprob] = []
+        offsets: list[int] = []
+        begin = delta.offset
+        if self._echo:
+            number = self._call.prompt_of(choice)
+            entries = prompt_entries(self._call.prompts[number].tokens, self._call.prompt_scores[number])
+            lengths = [len(model.token_bytes(entry.token).decode("utf-8", "replace")) for entry in entries]
+            offsets = list(accumulate(lengths, initial=0))[:-1]
+            begin += len(self._echoed[number])
+        offsets += list(accumulate(map(len, delta.texts), initial=begin))[: len(delta.logprobs)]
+        return completion_logprobs(model, [*entries, *delta.logprobs], offsets, top)
+
+    def _text_of(self, given: str | list[int], tokens: tuple[int, ...]) -> str:
+        """The text of a prompt, which truncation may have shortened."""
+        model = self._call.model
+        if isinstance(given, str) and len(model.tokenizer.encode(given)) == len(tokens):
+            return given
+        return model.tokenizer.decode(tokens)
+
+
+async def _tokens(model: ServedModel, given: str | list[int], body: CompletionBody) -> list[int]:
+    if isinstance(given, str):
+        return await model.encode(given, body.add_special_tokens is not False)
+    model.check_tokens(given, "prompt")
+    return given
+
+
+def _candidates(body: CompletionBody) -> int:
+    """Answers generated per prompt, of which the best ``n`` are told."""
+    return max(body.n or 1, body.best_of or 1)
+
+
+def _check_together(body: CompletionBody) -> None:
+    n = body.n or 1
+    if body.best_of is not None and body.best_of < n:
+        raise invalid(f"best_of ({body.best_of}) must be at least n ({n})", "best_of")
+    if body.stream and _candidates(body) > n:
+        raise invalid("best_of cannot be streamed: the best is known only at the end", "best_of")
+    if body.stream and body.echo and body.logprobs is not None:
+        raise invalid("logprobs of an echoed prompt cannot be streamed", "echo")

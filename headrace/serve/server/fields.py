@@ -1,0 +1,113 @@
+"""The fields that chat and completions share, as they are spelt on the wire (OpenAI's, then vLLM's).
+
+Ranges of sampling parameters are not repeated here: `core.request.SamplingParams` checks them. Fields that a
+later capability brings are in `unsupported` until then.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import BeforeValidator, Field, SkipValidation
+
+from headrace.serve.server.wire import Wire, wrong_type, wrong_value
+
+MAX_CHOICES = 128
+MAX_LOGPROBS = 20
+MAX_STOPS = 64
+MAX_METADATA = 16
+
+SERVICE_TIERS = {"priority": -100, "auto": 0, "default": 0, "flex": 100}
+"""The number of `priority` that each ``service_tier`` stands for; lower runs sooner."""
+
+
+def _texts(value: Any) -> Any:
+    """A string or a list of strings; one message for both forms."""
+    if value is None or isinstance(value, str):
+        return value
+    if not isinstance(value, list) or not all(isinstance(text, str) for text in value):
+        raise wrong_type("a string or a list of strings")
+    if len(value) > MAX_STOPS:
+        raise wrong_value(f"must have at most {MAX_STOPS} strings, got {len(value)}")
+    return value
+
+
+def _biases(value: Any) -> Any:
+    """An object from token ids, written as strings as JSON must, to numbers."""
+    if value is None:
+        return None
+    if not isinstance(value, dict):
+        raise wrong_type("an object from token ids to numbers")
+    for token, bias in value.items():
+        if not (token.isascii() and token.isdigit()):
+            raise wrong_value(f"has the key {token!r}, which is no token id")
+        if isinstance(bias, bool) or not isinstance(bias, int | float):
+            raise wrong_type("an object from token ids to numbers")
+    return value
+
+
+def _metadata(value: Any) -> Any:
+    if value is None:
+        return None
+    if not isinstance(value, dict) or not all(isinstance(text, str) for text in value.values()):
+        raise wrong_type("an object from strings to strings")
+    if len(value) > MAX_METADATA or any(len(k) > 64 or len(v) > 512 for k, v in value.items()):
+        raise wrong_value(f"must have at most {MAX_METADATA} keys of 64 characters, with values of 512")
+    return value
+
+
+TokenId = Annotated[int, Field(ge=0)]
+
+
+class StreamOptions(Wire):
+    """What a stream carries beside the answer."""
+
+    include_usage: bool = Field(False, description="Send a last chunk with the usage of the whole call.")
+    continuous_usage_stats: bool = Field(False, description="Send the usage so far with every chunk.")
+    include_obfuscation: Literal[False] | None = Field(None, description="Chunks are never padded.")
+
+
+class Generation(Wire):
+    """Fields of every call that generates text."""
+
+    model: str | None = Field(None, description="The served model; the only one if left out.")
+    temperature: float | None = Field(None, description="0 is greedy. Default 1.")
+    top_p: float | None = None
+    top_k: int | None = Field(None, description="0 or -1: no bound.")
+    min_p: float | None = None
+    n: int | None = Field(None, ge=1, le=MAX_CHOICES, description="Answers per prompt.")
+    max_tokens: int | None = None
+    min_tokens: int | None = None
+    stop: Annotated[SkipValidation[str | list[str] | None], BeforeValidator(_texts)] = None
+    stop_token_ids: list[TokenId] | None = None
+    include_stop_str_in_output: bool | None = None
+    ignore_eos: bool | None = None
+    seed: int | None = Field(None, ge=-(2**63), lt=2**63)
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
+    repetition_penalty: float | None = None
+    logit_bias: Annotated[SkipValidation[dict[str, float] | None], BeforeValidator(_biases)] = None
+    allowed_token_ids: list[TokenId] | None = None
+    bad_words: list[str] | None = None
+    prompt_logprobs: int | None = Field(None, ge=0, le=MAX_LOGPROBS)
+    skip_special_tokens: bool | None = None
+    truncate_prompt_tokens: int | None = Field(
+        None, ge=-1, description="Keep only the last so many tokens of the prompt; -1: as many as fit."
+    )
+    add_special_tokens: bool | None = None
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    user: str | None = Field(None, max_length=512)
+    priority: int | None = Field(None, ge=-(2**31), lt=2**31, description="Lower runs sooner.")
+    service_tier: Literal["auto", "default", "flex", "priority"] | None = None
+    cache_salt: str | None = Field(
+        None, min_length=1, max_length=512, description="Share cached prefixes only with equal salts."
+    )
+    prompt_cache_key: str | None = Field(
+        None, max_length=512, description="A hint for choosing among replicas; one alone has no choice."
+    )
+    return_token_ids: bool | None = None
+    request_id: str | None = Field(None, pattern=r"^[A-Za-z0-9._:-]{1,128}$")
+    metadata: Annotated[SkipValidation[dict[str, str] | None], BeforeValidator(_metadata)] = Field(
+        None, description="Kept with the request's explanation."
+    )

@@ -1,0 +1,82 @@
+"""The model as the API sees it: a name, a context length, and its ways between text and tokens."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import time
+
+from headrace.serve.server.errors import invalid, model_not_found
+from headrace.serve.text.detokenize import Pieces, decoder_steps, has_pieces
+from headrace.serve.text.stream import TextStreams
+from headrace.serve.text.template import ChatTemplate
+from headrace.serve.text.tokenizer import Tokenizer
+
+INLINE_CHARACTERS = 4096
+"""Texts up to here are tokenized where they are met (under a millisecond); longer ones on a worker thread."""
+
+
+class ServedModel:
+    """What routes need to know of the model that is served.
+
+    Args:
+        name: what clients call it.
+        tokenizer, template: its text side.
+        max_model_len: tokens of one sequence, prompt and answer together.
+        vocab_size: rows of the model's output; ids from there on do not exist.
+        root: where it was loaded from, for ``/v1/models``.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        tokenizer: Tokenizer,
+        template: ChatTemplate,
+        max_model_len: int,
+        vocab_size: int,
+        root: str = "",
+    ) -> None:
+        self.name = name
+        self.tokenizer = tokenizer
+        self.template = template
+        self.max_model_len = max_model_len
+        self.vocab_size = vocab_size
+        self.streams = TextStreams(tokenizer)
+        self.created = int(time.time())
+        described = f"{name} {root} {max_model_len} {vocab_size}"
+        self.fingerprint = "fp_" + hashlib.sha256(described.encode()).hexdigest()[:10]
+        self.card = {
+            "id": name,
+            "object": "model",
+            "created": self.created,
+            "owned_by": "headrace",
+            "root": root or name,
+            "parent": None,
+            "max_model_len": max_model_len,
+        }
+        steps = decoder_steps(tokenizer)
+        self._pieces = Pieces(tokenizer, steps) if has_pieces(steps) else None
+
+    def check_name(self, asked: str | None) -> None:
+        """Raise `ApiError` 404 unless ``asked`` is this model or nothing."""
+        if asked is not None and asked != self.name:
+            raise model_not_found(asked)
+
+    def check_tokens(self, tokens: list[int] | tuple[int, ...], param: str) -> None:
+        """Raise `ApiError` 400 unless all ids exist."""
+        if tokens and not (min(tokens) >= 0 and max(tokens) < self.vocab_size):
+            wrong = next(token for token in tokens if not 0 <= token < self.vocab_size)
+            raise invalid(f"{param} has the token id {wrong}; ids are 0 to {self.vocab_size - 1}", param)
+
+    async def encode(self, text: str, add_special_tokens: bool) -> list[int]:
+        """The tokens of ``text``, without holding the loop up over a long one."""
+        if len(text) <= INLINE_CHARACTERS:
+            return self.tokenizer.encode(text, add_special_tokens)
+        return await asyncio.to_thread(self.tokenizer.encode, text, add_special_tokens)
+
+    def token_bytes(self, token: int) -> bytes:
+        """What one token spells by itself; half a character is half its bytes."""
+        if self._pieces is None:
+            return self.tokenizer.decode([token], skip_special_tokens=False).encode()
+        piece = self._pieces[token]
+        return piece if isinstance(piece, bytes) else piece.encode()

@@ -1,0 +1,35 @@
+"""What the edge alone knows of a call, kept for its explanation: its sequences and its metadata."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from typing import NamedTuple
+
+from headrace.serve.server.call import Call
+
+KEPT = 1000
+
+
+class Note(NamedTuple):
+    """One call: the engine's ids of its sequences, and what the caller wanted to find again."""
+
+    request_ids: tuple[str, ...]
+    metadata: dict[str, str]
+
+
+class Notes:
+    """The last `KEPT` calls that have more to tell than their one sequence's events."""
+
+    def __init__(self) -> None:
+        self._notes: OrderedDict[str, Note] = OrderedDict()
+
+    def put(self, call: Call, metadata: dict[str, str] | None) -> None:
+        """Remember a call."""
+        if metadata or len(call.choices) > 1:
+            self._notes[call.id] = Note(tuple(c.request.id for c in call.choices), metadata or {})
+            if len(self._notes) > KEPT:
+                self._notes.popitem(last=False)
+
+    def get(self, call_id: str) -> Note:
+        """What is known of a call; of an unknown one, that it has one sequence of the same id."""
+        return self._notes.get(call_id) or Note((call_id,), {})

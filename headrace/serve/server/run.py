@@ -1,0 +1,139 @@
+"""Serves until told to stop, and stops in good order.
+
+The first SIGTERM or SIGINT begins the drain: nothing new is taken, what runs may finish for a while, and then
+each remaining client is told. The second stops at once.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import logging
+import socket
+from collections.abc import Callable, Mapping
+from types import FrameType
+from typing import Any
+
+import uvicorn
+
+from headrace.config import ServerOptions
+from headrace.serve.auth import Keys, read_keys
+from headrace.serve.server.api import Api
+from headrace.serve.server.app import create_app
+from headrace.serve.server.model import ServedModel
+from headrace.serve.server.notes import Notes
+from headrace.serve.server.openapi import Docs
+from headrace.serve.server.status import Explain, Status
+from headrace.serve.service import Service
+
+logger = logging.getLogger(__name__)
+
+FAREWELL_SECONDS = 5
+"""What connections get to send their last bytes once every answer has ended."""
+
+KEEP_ALIVE_SECONDS = 75
+"""Longer than the pools of common clients keep a connection, so that they never write into a closing one."""
+
+
+def run_server(
+    service: Service,
+    model: ServedModel,
+    options: ServerOptions,
+    *,
+    explain: Explain,
+    metrics: Callable[[], bytes],
+    info: Callable[[], Mapping[str, Any]],
+    reset: Callable[[], object],
+    version: str,
+    ready: Callable[[str], None],
+) -> None:
+    """Serve until a signal ends it; must be called on the main thread.
+
+    Args:
+        service, model: what is served; the service is started here.
+        options: address, keys, TLS, bounds.
+        explain, metrics, info, reset, version: see `Status`.
+        ready: called once with the server's URL when it listens.
+
+    Raises:
+        ValueError: the API keys cannot be read.
+    """
+    keys = Keys(read_keys(options.api_key, options.api_key_file))
+    notes = Notes()
+    api = Api(
+        service,
+        model,
+        notes,
+        max_body_bytes=options.max_body_bytes,
+        request_timeout=options.request_timeout,
+    )
+    status = Status(
+        service, model, notes, explain=explain, metrics=metrics, info=info, reset=reset, version=version
+    )
+    app = create_app(service, [*api.routes(), *status.routes(), *Docs(version).routes()], keys)
+    config = uvicorn.Config(
+        app,
+        host=options.host,
+        port=options.port,
+        ssl_keyfile=options.ssl_keyfile,
+        ssl_certfile=options.ssl_certfile,
+        log_level="warning",
+        access_log=False,
+        server_header=False,
+        ws="none",
+        lifespan="on",
+        timeout_keep_alive=KEEP_ALIVE_SECONDS,
+        timeout_graceful_shutdown=FAREWELL_SECONDS,
+    )
+    # What start-up made stays; without this each full collection walks all of torch while the engine waits.
+    gc.collect()
+    gc.freeze()
+    try:
+        DrainingServer(config, service, options.drain_timeout, ready).run()
+    finally:
+        service.stop()
+
+
+class DrainingServer(uvicorn.Server):
+    """A uvicorn server that goes on listening while it drains, so that clients hear why they are refused."""
+
+    def __init__(
+        self, config: uvicorn.Config, service: Service, drain_timeout: float, ready: Callable[[str], None]
+    ) -> None:
+        super().__init__(config)
+        self._service = service
+        self._drain_timeout = drain_timeout
+        self._ready = ready
+        self._signals = 0
+        self._drain: asyncio.Task[None] | None = None
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """Listen, then say where."""
+        await super().startup(sockets)
+        if self.started:
+            port = self.servers[0].sockets[0].getsockname()[1]
+            host = f"[{self.config.host}]" if ":" in self.config.host else self.config.host
+            self._ready(f"{'https' if self.config.is_ssl else 'http'}://{host}:{port}")
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        """A signal: the first begins the drain at the next tick, the second ends the server."""
+        self._signals += 1
+        if self._signals > 1:
+            logging.getLogger("uvicorn.error").setLevel(logging.CRITICAL)  # cut answers are no news now
+            self.force_exit = self.should_exit = True
+
+    async def on_tick(self, counter: int) -> bool:
+        """Ten times a second: whether to leave the main loop."""
+        if self._signals and self._drain is None:
+            self._drain = asyncio.create_task(self._drain_service())
+        return await super().on_tick(counter)
+
+    async def _drain_service(self) -> None:
+        waiting = self._service.open_requests()
+        logger.warning("draining: %d requests may finish within %g s", waiting, self._drain_timeout)
+        if not await self._service.drain(self._drain_timeout):
+            logger.warning(
+                "drain ended with %d requests open; they are cancelled", self._service.open_requests()
+            )
+            self._service.close_all()
+        self.should_exit = True

@@ -1,0 +1,136 @@
+"""The routes that tell how the server is: health, model, metrics, one request's story."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Route
+
+from headrace.serve.server.edge import CALLER
+from headrace.serve.server.errors import ApiError
+from headrace.serve.server.model import ServedModel
+from headrace.serve.server.notes import Notes
+from headrace.serve.service import Health, Service
+
+METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+
+Explain = Callable[[str, float], Mapping[str, Any] | None]
+"""What is known of a request id at a time, or None."""
+
+
+class Status:
+    """The endpoints that only tell.
+
+    ``explain`` and ``metrics`` belong to `observe`, which this room must not know; ``info`` is what
+    ``/server_info`` shows beside what the service counts; ``reset`` empties the engine's prefix cache.
+    """
+
+    def __init__(
+        self,
+        service: Service,
+        model: ServedModel,
+        notes: Notes,
+        *,
+        explain: Explain,
+        metrics: Callable[[], bytes],
+        info: Callable[[], Mapping[str, Any]],
+        reset: Callable[[], object],
+        version: str,
+    ) -> None:
+        self._service = service
+        self._model = model
+        self._notes = notes
+        self._explain = explain
+        self._metrics = metrics
+        self._info = info
+        self._reset = reset
+        self._version = version
+
+    def routes(self) -> list[Route]:
+        """What to mount."""
+        return [
+            Route("/v1/models", self.models),
+            Route("/v1/models/{model:path}", self.retrieve_model),
+            Route("/v1/requests/{id}", self.explain),
+            Route("/health", self.health),
+            Route("/health/ready", self.ready),
+            Route("/ping", self.health, methods=["GET", "POST"]),
+            Route("/version", self.version),
+            Route("/server_info", self.server_info),
+            Route("/metrics", self.metrics),
+            Route("/reset_prefix_cache", self.reset_prefix_cache, methods=["POST"]),
+        ]
+
+    async def models(self, request: Request) -> Response:
+        """``GET /v1/models``."""
+        return JSONResponse({"object": "list", "data": [self._model.card]})
+
+    async def retrieve_model(self, request: Request) -> Response:
+        """``GET /v1/models/{model}``."""
+        self._model.check_name(request.path_params["model"])
+        return JSONResponse(self._model.card)
+
+    async def explain(self, request: Request) -> Response:
+        """``GET /v1/requests/{id}``: state, position, reasons, tokens so far; with several answers, of each.
+
+        With API keys, a request is shown only to the key that made it.
+        """
+        call_id = request.path_params["id"]
+        note = self._notes.get(call_id)
+        now = self._service.now()
+        told = [self._explain(request_id, now) for request_id in note.request_ids]
+        found = [each for each in told if each is not None]
+        key_id = request.scope[CALLER].key_id
+        if not found or (key_id is not None and any(each["tenant"] != key_id for each in found)):
+            raise ApiError(404, f"There is no request {call_id!r}.", param="id", code="request_not_found")
+        shown = dict(found[0]) if len(note.request_ids) == 1 else {"id": call_id, "sequences": found}
+        return JSONResponse(shown | {"metadata": note.metadata})
+
+    async def health(self, request: Request) -> Response:
+        """``GET /health``: 200 while steps progress, 503 with the reason when work waits and none does."""
+        health = self._service.health()
+        return JSONResponse(_health(health), 200 if health.well else 503)
+
+    async def ready(self, request: Request) -> Response:
+        """``GET /health/ready``: 200 while new calls are taken."""
+        health = self._service.health()
+        return JSONResponse(_health(health), 200 if health.ready else 503)
+
+    async def version(self, request: Request) -> Response:
+        """``GET /version``."""
+        return JSONResponse({"version": self._version})
+
+    async def server_info(self, request: Request) -> Response:
+        """``GET /server_info``: what runs here, and how much of it."""
+        load = self._service.load()
+        counts = {
+            "open_requests": self._service.open_requests(),
+            "queued_requests": load.queued_requests,
+            "queued_tokens": load.queued_tokens,
+            "draining": load.draining,
+            "steps": self._service.thread.progress().steps,
+        }
+        model = {"model": self._model.name, "max_model_len": self._model.max_model_len}
+        return JSONResponse({"version": self._version} | model | counts | dict(self._info()))
+
+    async def metrics(self, request: Request) -> Response:
+        """``GET /metrics``, in Prometheus' text format."""
+        return Response(self._metrics(), media_type=METRICS_TYPE)
+
+    async def reset_prefix_cache(self, request: Request) -> Response:
+        """``POST /reset_prefix_cache``: forget all computed prefixes, between two steps."""
+        await self._service.between_steps(self._reset)
+        return JSONResponse({"reset": True})
+
+
+def _health(health: Health) -> dict[str, Any]:
+    progress = health.progress
+    return {
+        "status": health.why or "ok",
+        "steps": progress.steps,
+        "open_requests": progress.open_requests,
+        "stalled_seconds": round(progress.stalled_seconds, 3),
+    }
