@@ -1,0 +1,28 @@
+from __future__ import annotations
+
+import pytest
+
+from headrace.core.events import Admitted, Chunked, Evicted, Preempted, Skipped, SkipReason
+from headrace.core.request import FinishReason
+from tests.property.random_runs import run
+
+SHARDS = 10
+
+
+@pytest.mark.parametrize("shard", range(SHARDS))
+def test_every_law_holds_in_random_lives(shard, pytestconfig):
+    for seed in range(shard, pytestconfig.getoption("--lives"), SHARDS):
+        try:
+            run(seed)
+        except Exception as error:
+            error.add_note(f"in the life of seed {seed}")
+            raise
+
+
+def test_random_lives_reach_every_corner():
+    events = [event for seed in range(300) for event in run(seed).events]
+    told = {type(event) for event in events}
+    assert told >= {Admitted, Chunked, Evicted, Preempted, Skipped}
+    reasons = {event.reason for event in events if hasattr(event, "reason")}
+    assert reasons >= set(FinishReason)
+    assert reasons >= set(SkipReason) - {SkipReason.BEHIND_SKIPPED}
