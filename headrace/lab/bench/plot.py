@@ -41,7 +41,8 @@ def plot(runs: Sequence[Run], path: Path, title: str) -> None:
         axis.set_ylabel("share of requests" if quantity != "ITL" else "share of gaps")
         axis.set_xscale("log")
         axis.grid(alpha=0.3)
-    axes[1].legend()
+    if axes[1].lines:
+        axes[1].legend()
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path, dpi=110)
     pyplot.close(figure)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any, Protocol
 
 from headrace.lab.workload import Work
@@ -49,8 +50,7 @@ class Record:
     @property
     def gaps(self) -> list[float]:
         """Inter-token latencies: the times between two parts of the answer."""
-        times = self.token_seconds
-        return [times[i] - times[i - 1] for i in range(1, len(times))]
+        return [later - earlier for earlier, later in pairwise(self.token_seconds)]
 
 
 class Target(Protocol):

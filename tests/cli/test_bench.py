@@ -1,0 +1,109 @@
+"""The benchmark's command line, over the hashing runner and a server that is not there."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from headrace.cli import bench
+from headrace.cli.bench import bench_app
+from headrace.config import ConfigError, Options
+from headrace.lab.bench.engine import EngineTarget
+from headrace.lab.bench.record import Target
+from headrace.lab.bench.spec import Spec
+from headrace.lab.workload import Prompt
+from tests.doubles.engines import hashing_engine
+
+
+def hashing_target(spec: Spec, given: Options) -> Target:
+    def tokens(prompt: Prompt) -> tuple[int, ...]:
+        assert not isinstance(prompt, str)
+        return tuple(int(token) for token in prompt)  # type: ignore[call-overload]
+
+    return EngineTarget(spec.name, hashing_engine()[0], tokens)
+
+
+def run(*words: str) -> Any:
+    return CliRunner().invoke(bench_app, words, catch_exceptions=False)
+
+
+@pytest.fixture(autouse=True)
+def no_model(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bench, "make_target", hashing_target)
+
+
+SMALL = ("--dataset-name", "fixed", "--num-prompts", "6", "--input-len", "5", "--output-len", "4")
+
+
+def test_throughput_prints_a_table_and_writes_what_it_takes_to_repeat_it(tmp_path: Path) -> None:
+    output = tmp_path / "run.json"
+    result = run("throughput", *SMALL, "--output", str(output), "--goodput", "ttft:60 e2e:60")
+    assert result.exit_code == 0
+    assert "output tok/s" in result.output
+    told = json.loads(output.read_text())
+    assert told["settings"]["dataset"] == {
+        "name": "fixed",
+        "path": None,
+        "count": 6,
+        "input_len": 5,
+        "output_len": 4,
+        "prefix_len": 1000,
+        "seed": 0,
+        "rate": None,
+        "burstiness": 1.0,
+    }
+    assert told["settings"]["options"]["scheduler"]["max_num_seqs"] == 64
+    assert "server" not in told["settings"]["options"], "it holds API keys"
+    assert told["runs"][0]["summary"]["output_tokens"] == 24
+    assert told["runs"][0]["summary"]["goodput"] > 0
+    assert told["bound"]["gain"] == 1.0
+    assert output.with_suffix(".png").exists()
+
+
+def test_compare_alternates_and_tells_ratios(tmp_path: Path) -> None:
+    output = tmp_path / "run.json"
+    targets = ("--target", "a=headrace", "--target", "b=headrace-static", "--rounds", "2")
+    result = run("compare", *targets, *SMALL, "--output", str(output))
+    assert result.exit_code == 0
+    assert "b to a, medians of 2 rounds" in result.output
+    told = json.loads(output.read_text())
+    assert [each["target"] for each in told["runs"]] == ["a", "b", "a", "b"]
+    assert told["ratios"]["b"]["output_tokens_per_second"] > 0
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("throughput", "--goodput", "speed:1"), "speed:1"),
+        (("throughput", "--goodput", "ttft"), "NAME:SECONDS"),
+        (("throughput", "--dataset-name", "nothing"), "high-variance"),
+        (("throughput", "--dataset-name", "jsonl"), "path"),
+        (("throughput", "--backend", "magic"), "magic"),
+        (("compare", "--target", "headrace"), "two or more"),
+        (("compare", "--target", "headrace", "--target", "headrace"), "different names"),
+        (("serve", "--base-url", "http://127.0.0.1:9"), "names no model"),
+        (("serve", "--model", "toy", "--extra-body", "[1"), "JSON object"),
+    ],
+)
+def test_a_wrong_setting_is_said_in_one_line(words: tuple[str, ...], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        run(*words)
+
+
+def test_a_server_that_fails_requests_fails_the_command(tmp_path: Path) -> None:
+    words = (
+        "--base-url",
+        "http://127.0.0.1:9",
+        "--model",
+        "toy",
+        *SMALL,
+        "--output",
+        str(tmp_path / "run.json"),
+    )
+    result = run("serve", *words)
+    assert result.exit_code == 1
+    assert "failed: w0: ClientConnectorError" in result.output

@@ -1,0 +1,151 @@
+"""The client against a small server that speaks the wire, well and badly."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+from aiohttp import web
+
+from headrace.lab.bench.client import Answer, Endpoint
+from headrace.lab.bench.load import offer
+from headrace.lab.bench.record import Record
+from headrace.lab.workload import Message, Work
+
+
+class FakeServer:
+    """Streams ``max_tokens`` chunks to whoever asks; a prompt text may ask it to misbehave."""
+
+    def __init__(self) -> None:
+        self.bodies: list[tuple[str, dict[str, Any]]] = []
+        self.open = self.most_open = 0
+
+    async def answer(self, request: web.Request) -> web.StreamResponse:
+        body = await request.json()
+        self.bodies.append((request.path, body))
+        if body.get("prompt") == "refuse":
+            return web.json_response({"error": {"message": "queue is full"}}, status=503)
+        self.open += 1
+        self.most_open = max(self.most_open, self.open)
+        response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
+        await response.prepare(request)
+        try:
+            await self.stream(response, body)
+        finally:
+            self.open -= 1
+        return response
+
+    async def stream(self, response: web.StreamResponse, body: dict[str, Any]) -> None:
+        async def send(choices: list[dict[str, Any]], **more: Any) -> None:
+            await response.write(f"data: {json.dumps({'choices': choices, **more})}\n\n".encode())
+
+        prompt = body.get("prompt")
+        await response.write(b": ping\n\n")
+        for number in range(body["max_tokens"]):
+            await asyncio.sleep(0.002)
+            text = f"w{number} é"
+            part = {"delta": {"content": text}} if "messages" in body else {"text": text}
+            await send([{"index": 0, "finish_reason": None, **part}])
+            if prompt == "break":
+                await response.write(b'data: {"error": {"message": "it broke"}}\n\ndata: [DONE]\n\n')
+                return
+            if prompt == "vanish":
+                return
+        await send([{"index": 0, "text": "", "finish_reason": "length"}])
+        count = body["max_tokens"] - (1 if prompt == "miscount" else 0)
+        usage = {
+            "prompt_tokens": 7,
+            "completion_tokens": count,
+            "prompt_tokens_details": {"cached_tokens": 3},
+        }
+        await send([], usage=usage)
+        await response.write(b"data: [DONE]\n\n")
+
+
+def ask_all(work: Sequence[Work], concurrency: int | None = None) -> tuple[list[Record], FakeServer]:
+    async def run() -> tuple[list[Record], FakeServer]:
+        server = FakeServer()
+        app = web.Application()
+        app.router.add_post("/v1/completions", server.answer)
+        app.router.add_post("/v1/chat/completions", server.answer)
+        runner = web.AppRunner(app)
+        await runner.setup()
+        site = web.TCPSite(runner, "127.0.0.1", 0)
+        await site.start()
+        host, port = runner.addresses[0][:2]
+        try:
+            endpoint = Endpoint(f"http://{host}:{port}/v1", "toy", "key", {"return_token_ids": False})
+            return await offer(endpoint, work, concurrency), server
+        finally:
+            await runner.cleanup()
+
+    return asyncio.run(run())
+
+
+def test_text_ids_and_chats_go_to_their_address_and_are_measured() -> None:
+    chat = (Message("user", "hello"),)
+    work = [Work("text", "hi", 3), Work("ids", (1, 2), 4, ignore_eos=True), Work("chat", chat, 5)]
+    records, server = ask_all(work)
+    assert [record.error for record in records] == ["", "", ""]
+    assert [record.output_tokens for record in records] == [3, 4, 5]
+    assert [len(record.token_seconds) for record in records] == [3, 4, 5]
+    assert {(r.prompt_tokens, r.cached_tokens, r.finish_reason) for r in records} == {(7, 3, "length")}
+    for record in records:
+        times = [record.arrived, *record.token_seconds, record.finished]
+        assert times == sorted(times)
+    sent = {path: body for path, body in server.bodies if "messages" in body or body["prompt"] == [1, 2]}
+    assert sent["/v1/chat/completions"]["messages"] == [{"role": "user", "content": "hello"}]
+    assert sent["/v1/completions"]["ignore_eos"] is True
+    assert all("ignore_eos" not in body for _, body in server.bodies if body.get("prompt") == "hi")
+    assert all(body["return_token_ids"] is False and body["stream"] is True for _, body in server.bodies)
+
+
+@pytest.mark.parametrize(
+    ("prompt", "error"),
+    [
+        ("refuse", "HTTP 503"),
+        ("break", "it broke"),
+        ("vanish", "without a finish_reason"),
+        ("miscount", "exactly 3 tokens, got 2"),
+    ],
+)
+def test_an_answer_that_did_not_end_properly_is_an_error_of_its_own(prompt: str, error: str) -> None:
+    bad, good = ask_all([Work("bad", prompt, 3, ignore_eos=True), Work("good", "hi", 3)])[0]
+    assert error in bad.error
+    assert not good.error
+
+
+def test_a_closed_loop_keeps_its_concurrency_and_counts_from_sending() -> None:
+    records, server = ask_all([Work(f"w{i}", "hi", 3) for i in range(9)], concurrency=3)
+    assert server.most_open == 3
+    assert max(record.arrived for record in records) > 0.0
+    assert all(record.ttft is not None and record.ttft < record.e2e for record in records)
+
+
+def test_an_open_loop_counts_from_the_time_a_request_was_due() -> None:
+    work = [Work(f"w{i}", "hi", 2, arrival=0.01 * i) for i in range(5)]
+    records, server = ask_all(work, concurrency=1)
+    assert server.most_open == 1
+    assert [record.arrived for record in records] == [each.arrival for each in work]
+
+
+def test_a_server_that_is_not_there() -> None:
+    record = asyncio.run(offer(Endpoint("http://127.0.0.1:9", "toy"), [Work("a", "hi", 1)]))[0]
+    assert "ClientConnectorError" in record.error
+
+
+@pytest.mark.parametrize("cut", range(1, 60, 7))
+def test_chunks_cut_anywhere_read_the_same(cut: int) -> None:
+    def line(text: str) -> str:
+        return f'data: {{"choices": [{{"text": "{text}", "token_ids": [5]}}]}}\n\n'
+
+    wire = (line("é") + ": ping\r\n\r\n" + line("b")).encode()
+    wire += b'data: {"choices": [{"text": "", "finish_reason": "stop"}]}\n\ndata: [DONE]\n\n'
+    answer = Answer()
+    for start in range(0, len(wire), cut):
+        answer.feed(wire[start : start + cut], float(start))
+    record = answer.record(Work("a", "x", 9), 0.0, 1000.0)
+    assert (record.error, record.output_tokens, len(record.token_seconds)) == ("", 2, 2)

@@ -1,0 +1,111 @@
+"""Alternation and ratios, with targets whose times are made up."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from headrace.lab.bench import report
+from headrace.lab.bench.measure import compare, measure
+from headrace.lab.bench.plot import plot
+from headrace.lab.bench.record import Record
+from headrace.lab.workload import Work
+from headrace.lab.workload.tokens import fixed_lengths
+
+WORK = fixed_lengths(4, 8, 5)
+
+
+class Scripted:
+    """A target that takes ``seconds[i]`` for its i-th run and tells a shared diary."""
+
+    def __init__(self, name: str, seconds: Sequence[float], diary: list[str]) -> None:
+        self.name = name
+        self._seconds = list(seconds)
+        self._diary = diary
+
+    def run(self, work: Sequence[Work]) -> list[Record]:
+        self._diary.append(self.name)
+        took = self._seconds.pop(0)
+        return [
+            Record(w.id, 0.0, took, (took / 2, took), len(w.prompt), w.max_tokens, 0, "length") for w in work
+        ]
+
+    def facts(self) -> dict[str, Any]:
+        return {"left": len(self._seconds)}
+
+    def close(self) -> None: ...
+
+
+def test_rounds_alternate_and_ratios_are_medians_per_round() -> None:
+    diary: list[str] = []
+    base = Scripted("base", [1.0, 10.0, 1.0], diary)  # the machine is slow in the second round
+    twice = Scripted("twice", [0.5, 5.0, 0.25], diary)
+    told: list[tuple[int, str]] = []
+    result = compare([base, twice], WORK, 3, told=lambda number, run: told.append((number, run.target)))
+    assert diary == ["base", "twice", "twice", "base", "base", "twice"]
+    assert [name for _, name in told] == diary
+    assert result.ratios["twice"]["output_tokens_per_second"] == pytest.approx(2.0)
+    assert result.ratios["twice"]["ttft_p99"] == pytest.approx(0.5)
+    assert [run.summary.seconds for run in result.middle()] == [1.0, 0.5]
+
+
+def test_one_target_or_two_of_a_name_cannot_be_compared() -> None:
+    one = Scripted("one", [1.0], [])
+    for targets in ([one], [one, one]):
+        with pytest.raises(ValueError, match="different names"):
+            compare(targets, WORK)
+
+
+def test_a_report_can_be_read_by_any_json_reader_and_holds_every_record(tmp_path: Path) -> None:
+    run = measure(Scripted("t", [1.0], []), WORK, {"ttft": 1.0})
+    path = tmp_path / "deep" / "report.json"
+    settings = {"seed": 0, "rate": float("inf")}
+    report.write(path, report.document([run], settings, {"ratios": {"x": float("nan")}}))
+    told = json.loads(path.read_text(), parse_constant=lambda text: pytest.fail(f"not JSON: {text}"))
+    assert told["settings"] == {"seed": 0, "rate": None}
+    assert told["machine"]["cores"] >= 1
+    assert told["runs"][0]["summary"]["output_tokens"] == 20
+    assert len(told["runs"][0]["records"]) == 4
+    assert told["command"]
+
+
+def test_a_report_hides_api_keys() -> None:
+    command = [
+        "bench",
+        "--api-key",
+        "secret",
+        "--target",
+        "http://h,api_key=secret,model=m",
+        "--api-key=secret",
+    ]
+    assert "secret" not in " ".join(report.without_keys(command))
+    assert "model=m" in " ".join(report.without_keys(command))
+
+
+def test_the_table_names_every_target_and_figure() -> None:
+    runs = [measure(Scripted(name, [1.0], []), WORK, {"tpot": 1.0}) for name in ("left", "right")]
+    console = Console(width=120, record=True, file=open("/dev/null", "w"))  # noqa: SIM115
+    console.print(report.table(runs, "title"))
+    text = console.export_text()
+    for word in ("left", "right", "output tok/s", "TTFT", "TPOT", "ITL", "E2E", "p99", "goodput"):
+        assert word in text
+
+
+def test_a_plot_is_written(tmp_path: Path) -> None:
+    runs = [measure(Scripted(name, [1.0], []), WORK) for name in ("left", "right")]
+    plot(runs, tmp_path / "plot.png", "title")
+    assert (tmp_path / "plot.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_without_matplotlib_the_plot_says_what_to_install(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    with pytest.raises(RuntimeError, match=r"headrace\[bench\]"):
+        plot([], tmp_path / "plot.png", "title")

@@ -1,0 +1,56 @@
+from __future__ import annotations
+
+import math
+import random
+
+import numpy as np
+import pytest
+
+from headrace.lab.bench.record import Record
+from headrace.lab.bench.stats import meets, percentile, spread, summarize
+
+FAST = Record("fast", 0.0, 2.0, (0.5, 1.0, 2.0), prompt_tokens=10, output_tokens=4, finish_reason="stop")
+SLOW = Record("slow", 1.0, 5.0, (4.0, 5.0), prompt_tokens=20, output_tokens=2, finish_reason="length")
+LOST = Record("lost", 0.0, 3.0, (0.1,), prompt_tokens=5, output_tokens=1, error="gone")
+
+
+@pytest.mark.parametrize("percent", [0, 1, 50, 95, 99, 100])
+def test_a_percentile_is_numpys(percent: float) -> None:
+    values = [random.Random(0).random() for _ in range(37)]
+    assert percentile(values, percent) == pytest.approx(float(np.percentile(values, percent)))
+
+
+def test_nothing_has_no_percentile() -> None:
+    assert math.isnan(percentile([], 50))
+    assert spread([]).count == 0
+
+
+def test_a_records_own_figures() -> None:
+    assert (FAST.ttft, FAST.e2e, FAST.tpot, FAST.gaps) == (0.5, 2.0, 0.5, [0.5, 1.0])
+    assert (SLOW.ttft, SLOW.e2e) == (3.0, 4.0)
+    single = Record("one", 0.0, 1.0, (1.0,), output_tokens=1)
+    assert (single.tpot, single.gaps) == (None, [])
+
+
+def test_a_summary_counts_only_answers_that_were_delivered() -> None:
+    summary = summarize([FAST, SLOW, LOST], {"ttft": 1.0, "tpot": 0.6})
+    assert (summary.requests, summary.failed, summary.seconds) == (3, 1, 5.0)
+    assert (summary.prompt_tokens, summary.output_tokens) == (30, 6)
+    assert summary.output_tokens_per_second == pytest.approx(6 / 5)
+    assert summary.total_tokens_per_second == pytest.approx(36 / 5)
+    assert summary.requests_per_second == pytest.approx(2 / 5)
+    assert summary.ttft.p50 == pytest.approx(1.75)
+    assert summary.itl.count == 3
+    assert summary.goodput == pytest.approx(1 / 5)
+
+
+def test_slos() -> None:
+    assert meets(FAST, {"ttft": 0.5, "itl": 1.0, "e2e": 2.0})
+    assert not meets(FAST, {"itl": 0.9})
+    assert not meets(LOST, {})
+    assert meets(Record("one", 0.0, 1.0, (1.0,), output_tokens=1), {"tpot": 0.001})
+
+
+def test_no_records_at_all() -> None:
+    summary = summarize([])
+    assert (summary.requests, summary.seconds, summary.output_tokens_per_second) == (0, 0.0, 0.0)
