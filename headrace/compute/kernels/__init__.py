@@ -103,13 +103,21 @@ class Kernels(Protocol):
         """``activation(gate) * up`` of a merged [T, 2 * I]: [T, I] (arXiv:2002.05202)."""
 
 
+def _cpp(device: torch.device) -> Kernels:
+    if device.type != "cpu":
+        raise KernelsUnavailable(f"kernels 'cpp' compute on the CPU, not on {device}")
+    from headrace.compute.kernels.cpp import CppKernels
+
+    return CppKernels()
+
+
 def _torch(device: torch.device) -> Kernels:
     from headrace.compute.kernels.reference import TorchKernels
 
     return TorchKernels()
 
 
-_BACKENDS: dict[str, Callable[[torch.device], Kernels]] = {"torch": _torch}
+_BACKENDS: dict[str, Callable[[torch.device], Kernels]] = {"cpp": _cpp, "torch": _torch}
 """Fastest first. Each makes its kernels for a device or raises `KernelsUnavailable`."""
 
 

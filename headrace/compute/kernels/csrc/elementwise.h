@@ -1,0 +1,135 @@
+// Norms, rotation and write of keys and values, gated activation: rows in parallel, float32 inside.
+
+// Threads are only woken when there is enough to do for them: below this many elements one is quicker.
+static const int64_t PARALLEL_ELEMENTS = 16384;
+
+template <class Call>
+HEADRACE_INLINE void with_type(int dtype, Call call) {
+  if (dtype == FLOAT32) call(Single{});
+  else if (dtype == BFLOAT16) call(Brain{});
+  else call(Half{});
+}
+
+template <class T>
+HEADRACE_INLINE float inverse_rms(const T *x, int64_t size, float eps) {
+  Floats squares = {};
+  each_vector(size, [&](int64_t i, int lanes) {
+    Floats v = load_at(x + i, lanes);
+    squares += v * v;
+  });
+  return 1.0f / __builtin_sqrtf(sum(squares) / (float)size + eps);
+}
+
+template <class T>
+static void norm_rows(const Norm &a) {
+#pragma omp parallel for schedule(static) if (a.count * a.size > PARALLEL_ELEMENTS)
+  for (int64_t row = 0; row < a.count; row++) {
+    const T *x = (const T *)a.x + row * a.size;
+    T *out = (T *)a.out + row * a.size;
+    if (a.residual) {
+      T *residual = (T *)a.residual + row * a.size;
+      each_vector(a.size, [&](int64_t i, int lanes) {
+        store_at(residual + i, load_at(residual + i, lanes) + load_at(x + i, lanes), lanes);
+      });
+      x = residual;
+    }
+    Floats scale = broadcast(inverse_rms(x, a.size, a.eps));
+    const Single *weight = (const Single *)a.weight;
+    each_vector(a.size, [&](int64_t i, int lanes) {
+      store_at(out + i, load_at(x + i, lanes) * scale * load_at(weight + i, lanes), lanes);
+    });
+  }
+}
+
+static void norm(const Norm &a) {
+  with_type(a.dtype, [&](auto t) { norm_rows<decltype(t)>(a); });
+}
+
+// One head: norm (rounded to T, as a norm of its own would be) and rotation, from x to float32 `out`.
+template <class T>
+HEADRACE_INLINE void turn_head(const T *x, const float *norm, const Rope &a, const float *rotation, float *out) {
+  Single *turned = (Single *)out;
+  float scale = norm ? inverse_rms(x, a.head_dim, a.eps) : 1.0f;
+  each_vector(a.head_dim, [&](int64_t i, int lanes) {
+    Floats v = load_at(x + i, lanes);
+    if (norm) {
+      T rounded[LANES];
+      store(rounded, v * scale * load_at((const Single *)norm + i, lanes));
+      v = load(rounded);
+    }
+    store_at(turned + i, v, lanes);
+  });
+  const int64_t half = a.rotary / 2;
+  const Single *cos = (const Single *)rotation, *sin = cos + a.rotary;
+  each_vector(half, [&](int64_t i, int lanes) {
+    Floats first = load_at(turned + i, lanes), second = load_at(turned + half + i, lanes);
+    Floats low = first * load_at(cos + i, lanes) + second * load_at(sin + i, lanes);
+    Floats high = second * load_at(cos + half + i, lanes) + first * load_at(sin + half + i, lanes);
+    store_at(turned + i, low, lanes);
+    store_at(turned + half + i, high, lanes);
+  });
+}
+
+template <class T, class KV>
+static void rope_rows(const Rope &a) {
+  const int64_t packed = (a.heads + 2 * a.kv_heads) * a.head_dim;
+#pragma omp parallel if (a.tokens * packed > PARALLEL_ELEMENTS)
+  {
+    float head[MAX_HEAD_DIM + LANES];
+#pragma omp for schedule(static)
+    for (int64_t token = 0; token < a.tokens; token++) {
+      const T *x = (const T *)a.qkv + token * packed;
+      T *queries = (T *)a.queries + token * a.heads * a.head_dim;
+      KV *keys = (KV *)a.keys + a.slots[token] * a.kv_heads * a.head_dim;
+      KV *values = (KV *)a.values + a.slots[token] * a.kv_heads * a.head_dim;
+      const float *rotation = a.rotation + token * 2 * a.rotary;
+      for (int64_t h = 0; h < a.heads + a.kv_heads; h++, x += a.head_dim) {
+        turn_head(x, a.norm ? a.norm + h * a.head_dim : nullptr, a, rotation, head);
+        each_vector(a.head_dim, [&](int64_t i, int lanes) {
+          Floats v = load_at((const Single *)head + i, lanes);
+          if (h < a.heads) {
+            store_at(queries + h * a.head_dim + i, v, lanes);
+          } else {
+            T rounded[LANES];
+            store(rounded, v);
+            store_at(keys + (h - a.heads) * a.head_dim + i, load(rounded), lanes);
+          }
+        });
+      }
+      each_vector(a.kv_heads * a.head_dim,
+                  [&](int64_t i, int lanes) { store_at(values + i, load_at(x + i, lanes), lanes); });
+    }
+  }
+}
+
+static void rope_write_kv(const Rope &a) {
+  with_type(a.dtype, [&](auto t) {
+    with_type(a.kv_dtype, [&](auto kv) { rope_rows<decltype(t), decltype(kv)>(a); });
+  });
+}
+
+HEADRACE_INLINE Floats silu(Floats x) { return x / (1.0f + exponential(-x)); }
+
+// 0.5 x (1 + tanh(u)) is x / (1 + e^(-2u)), without the cancellation.
+HEADRACE_INLINE Floats gelu_tanh(Floats x) {
+  return x / (1.0f + exponential(-1.5957691216057308f * (x + 0.044715f * x * x * x)));
+}
+
+template <class T>
+static void gate_rows(const Gate &a) {
+#pragma omp parallel for schedule(static) if (a.count * a.size > PARALLEL_ELEMENTS)
+  for (int64_t row = 0; row < a.count; row++) {
+    const T *gate = (const T *)a.x + row * 2 * a.size, *up = gate + a.size;
+    T *out = (T *)a.out + row * a.size;
+    each_vector(a.size, [&](int64_t i, int lanes) {
+      Floats g = load_at(gate + i, lanes);
+      T rounded[LANES];
+      store(rounded, a.gelu ? gelu_tanh(g) : silu(g));
+      store_at(out + i, load(rounded) * load_at(up + i, lanes), lanes);
+    });
+  }
+}
+
+static void gated_activation(const Gate &a) {
+  with_type(a.dtype, [&](auto t) { gate_rows<decltype(t)>(a); });
+}

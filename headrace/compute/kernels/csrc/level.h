@@ -1,0 +1,8 @@
+// The kernels of one level, as a table. Included once by each level_*.cpp, inside namespace headrace, after LANES
+// and the instruction set are set. No include guard on purpose: nothing here is shared between levels.
+
+namespace {
+#include "vectors.h"
+#include "elementwise.h"
+#include "attention.h"
+}  // namespace

@@ -1,0 +1,29 @@
+// Level avx2: x86-64-v3: Haswell (2013), Zen.
+#if defined(__x86_64__)
+#include <math.h>
+#include <omp.h>
+#include <stdint.h>
+#include <stdlib.h>
+
+#include <utility>
+
+#include "operations.h"
+
+#if defined(__clang__)
+#pragma clang attribute push(__attribute__((target("avx2,fma,f16c"))), apply_to = function)
+#else
+#pragma GCC target("avx2,fma,f16c")
+#endif
+
+#define LANES 8
+
+namespace headrace {
+#include "level.h"
+
+const Operations avx2_operations = {norm, rope_write_kv, gated_activation, attention};
+}  // namespace headrace
+
+#if defined(__clang__)
+#pragma clang attribute pop
+#endif
+#endif

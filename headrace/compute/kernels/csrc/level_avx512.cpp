@@ -1,0 +1,29 @@
+// Level avx512: x86-64-v4: Skylake-X (2017), Zen 4.
+#if defined(__x86_64__)
+#include <math.h>
+#include <omp.h>
+#include <stdint.h>
+#include <stdlib.h>
+
+#include <utility>
+
+#include "operations.h"
+
+#if defined(__clang__)
+#pragma clang attribute push(__attribute__((target("avx2,fma,f16c,avx512f,avx512bw,avx512dq,avx512vl"))), apply_to = function)
+#else
+#pragma GCC target("avx2,fma,f16c,avx512f,avx512bw,avx512dq,avx512vl")
+#endif
+
+#define LANES 16
+
+namespace headrace {
+#include "level.h"
+
+const Operations avx512_operations = {norm, rope_write_kv, gated_activation, attention};
+}  // namespace headrace
+
+#if defined(__clang__)
+#pragma clang attribute pop
+#endif
+#endif

@@ -1,0 +1,32 @@
+// Level avx512_bf16: with products of bfloat16 pairs: Cooper Lake (2020), Zen 4.
+#if defined(__x86_64__)
+#include <math.h>
+#include <omp.h>
+#include <stdint.h>
+#include <stdlib.h>
+
+#include <utility>
+
+#include "operations.h"
+
+#if defined(__clang__)
+#pragma clang attribute push(__attribute__((target("avx2,fma,f16c,avx512f,avx512bw,avx512dq,avx512vl,avx512bf16"))), apply_to = function)
+#else
+#pragma GCC target("avx2,fma,f16c,avx512f,avx512bw,avx512dq,avx512vl,avx512bf16")
+#endif
+
+#include <immintrin.h>
+#define HEADRACE_BF16_PAIRS 1
+
+#define LANES 16
+
+namespace headrace {
+#include "level.h"
+
+const Operations avx512_bf16_operations = {norm, rope_write_kv, gated_activation, attention};
+}  // namespace headrace
+
+#if defined(__clang__)
+#pragma clang attribute pop
+#endif
+#endif

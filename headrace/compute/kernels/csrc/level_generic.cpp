@@ -1,0 +1,17 @@
+// Level generic: what every machine of this architecture has (SSE2, NEON): the compiler's baseline.
+#include <math.h>
+#include <omp.h>
+#include <stdint.h>
+#include <stdlib.h>
+
+#include <utility>
+
+#include "operations.h"
+
+#define LANES 4
+
+namespace headrace {
+#include "level.h"
+
+const Operations generic_operations = {norm, rope_write_kv, gated_activation, attention};
+}  // namespace headrace

@@ -1,0 +1,264 @@
+// The Python module headrace.compute.kernels._cpu: addresses and sizes in, ranges checked, kernels run.
+// It knows no torch; `kernels/cpp.py` keeps the tensors alive and contiguous. OpenMP's symbols are left undefined, so
+// that they resolve to the runtime that torch has loaded: one thread pool in the process, sized by torch.
+
+#define PY_SSIZE_T_CLEAN
+#include <Python.h>
+
+#include "operations.h"
+
+namespace {
+
+using namespace headrace;
+
+struct Level {
+  const char *name;
+  const Operations *operations;
+  bool (*supported)();
+};
+
+const Level levels[] = {
+#if defined(__x86_64__)
+    {"avx512_bf16", &avx512_bf16_operations,
+     [] {
+       return __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+              __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl") &&
+              __builtin_cpu_supports("avx512bf16");
+     }},
+    {"avx512", &avx512_operations,
+     [] {
+       return __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+              __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl");
+     }},
+    {"avx2", &avx2_operations,
+     [] { return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("f16c"); }},
+#endif
+    {"generic", &generic_operations, [] { return true; }},
+};
+const int64_t LEVELS = sizeof levels / sizeof *levels;
+
+// Arguments in order: integers (an address is one), then floats. Fails with a Python exception.
+class Arguments {
+ public:
+  Arguments(PyObject *const *values, Py_ssize_t count) : values_(values), left_(count) {}
+
+  int64_t integer() {
+    if (failed_ || !take()) return 0;
+    const int64_t value = PyLong_AsLongLong(values_[-1]);
+    if (value == -1 && PyErr_Occurred()) failed_ = true;
+    return value;
+  }
+
+  template <class P>
+  P *pointer() {
+    return reinterpret_cast<P *>(integer());
+  }
+
+  float real() {
+    if (failed_ || !take()) return 0;
+    const double value = PyFloat_AsDouble(values_[-1]);
+    if (value == -1.0 && PyErr_Occurred()) failed_ = true;
+    return static_cast<float>(value);
+  }
+
+  const Operations *operations() {
+    const int64_t level = integer();
+    if (!failed_ && (level < 0 || level >= LEVELS || !levels[level].supported())) {
+      PyErr_Format(PyExc_ValueError, "level %lld does not exist on this machine", (long long)level);
+      failed_ = true;
+    }
+    return failed_ ? nullptr : levels[level].operations;
+  }
+
+  bool complete() {
+    if (!failed_ && left_) {
+      PyErr_SetString(PyExc_TypeError, "too many arguments");
+      failed_ = true;
+    }
+    return !failed_;
+  }
+
+ private:
+  bool take() {
+    if (!left_) {
+      PyErr_SetString(PyExc_TypeError, "too few arguments");
+      failed_ = true;
+      return false;
+    }
+    left_--;
+    values_++;
+    return true;
+  }
+
+  PyObject *const *values_;
+  Py_ssize_t left_;
+  bool failed_ = false;
+};
+
+PyObject *supported_levels(PyObject *, PyObject *) {
+  PyObject *found = PyDict_New();
+  if (!found) return nullptr;
+  for (int64_t i = 0; i < LEVELS; i++) {
+    if (!levels[i].supported()) continue;
+    PyObject *index = PyLong_FromLongLong(i);
+    if (!index || PyDict_SetItemString(found, levels[i].name, index) < 0) {
+      Py_XDECREF(index);
+      Py_DECREF(found);
+      return nullptr;
+    }
+    Py_DECREF(index);
+  }
+  return found;
+}
+
+// Short calls keep the interpreter's lock: giving it up costs more than it frees, and another thread that takes it
+// holds it for milliseconds.
+template <class Run>
+void run_unlocked_if(bool long_enough, Run run) {
+  if (!long_enough) return run();
+  PyThreadState *state = PyEval_SaveThread();
+  run();
+  PyEval_RestoreThread(state);
+}
+
+const int64_t LONG_CALL_ELEMENTS = 1 << 16;
+
+PyObject *norm(PyObject *, PyObject *const *values, Py_ssize_t count) {
+  Arguments in(values, count);
+  const Operations *operations = in.operations();
+  Norm a;
+  a.x = in.pointer<const void>();
+  a.residual = in.pointer<void>();
+  a.weight = in.pointer<const float>();
+  a.out = in.pointer<void>();
+  a.count = in.integer();
+  a.size = in.integer();
+  a.dtype = static_cast<int>(in.integer());
+  a.eps = in.real();
+  if (!in.complete()) return nullptr;
+  run_unlocked_if(a.count * a.size > LONG_CALL_ELEMENTS, [&] { operations->norm(a); });
+  Py_RETURN_NONE;
+}
+
+PyObject *rope_write_kv(PyObject *, PyObject *const *values, Py_ssize_t count) {
+  Arguments in(values, count);
+  const Operations *operations = in.operations();
+  Rope a;
+  a.qkv = in.pointer<const void>();
+  a.rotation = in.pointer<const float>();
+  a.norm = in.pointer<const float>();
+  a.slots = in.pointer<const int64_t>();
+  a.keys = in.pointer<void>();
+  a.values = in.pointer<void>();
+  a.queries = in.pointer<void>();
+  a.tokens = in.integer();
+  a.heads = in.integer();
+  a.kv_heads = in.integer();
+  a.head_dim = in.integer();
+  a.rotary = in.integer();
+  const int64_t num_slots = in.integer();
+  a.dtype = static_cast<int>(in.integer());
+  a.kv_dtype = static_cast<int>(in.integer());
+  a.eps = in.real();
+  if (!in.complete()) return nullptr;
+  for (int64_t i = 0; i < a.tokens; i++)
+    if (a.slots[i] < 0 || a.slots[i] >= num_slots)
+      return PyErr_Format(PyExc_IndexError, "slots[%lld] is %lld, outside the %lld slots of the pages", (long long)i,
+                          (long long)a.slots[i], (long long)num_slots);
+  const int64_t elements = a.tokens * (a.heads + 2 * a.kv_heads) * a.head_dim;
+  run_unlocked_if(elements > LONG_CALL_ELEMENTS, [&] { operations->rope_write_kv(a); });
+  Py_RETURN_NONE;
+}
+
+PyObject *gated_activation(PyObject *, PyObject *const *values, Py_ssize_t count) {
+  Arguments in(values, count);
+  const Operations *operations = in.operations();
+  Gate a;
+  a.x = in.pointer<const void>();
+  a.out = in.pointer<void>();
+  a.count = in.integer();
+  a.size = in.integer();
+  a.dtype = static_cast<int>(in.integer());
+  a.gelu = static_cast<int>(in.integer());
+  if (!in.complete()) return nullptr;
+  run_unlocked_if(a.count * a.size > LONG_CALL_ELEMENTS, [&] { operations->gated_activation(a); });
+  Py_RETURN_NONE;
+}
+
+// check_rows(query_starts, contexts, tables, rows, width, block_size, window): everything that attention will follow.
+// Returns one more than the largest block that is read; whether the pages have as many is asked at each call.
+PyObject *check_rows(PyObject *, PyObject *const *values, Py_ssize_t count) {
+  Arguments in(values, count);
+  const int32_t *query_starts = in.pointer<const int32_t>();
+  const int32_t *contexts = in.pointer<const int32_t>();
+  const int32_t *tables = in.pointer<const int32_t>();
+  const int64_t rows = in.integer(), width = in.integer(), block_size = in.integer(), window = in.integer();
+  if (!in.complete()) return nullptr;
+  int32_t blocks = 0;
+  if (rows > 0 && query_starts[0] != 0) return PyErr_Format(PyExc_IndexError, "query_starts[0] must be 0");
+  for (int64_t row = 0; row < rows; row++) {
+    const int64_t length = int64_t{query_starts[row + 1]} - query_starts[row], context = contexts[row];
+    if (length < 1 || context < length || context > width * block_size)
+      return PyErr_Format(PyExc_IndexError, "row %lld: %lld tokens with a context of %lld do not fit %lld blocks of %lld",
+                          (long long)row, (long long)length, (long long)context, (long long)width, (long long)block_size);
+    const int64_t first = context - length + 1 - window;
+    for (int64_t i = first > 0 ? first / block_size : 0; i <= (context - 1) / block_size; i++) {
+      const int32_t block = tables[row * width + i];
+      if (block < 0) return PyErr_Format(PyExc_IndexError, "row %lld reads block %d", (long long)row, (int)block);
+      if (block >= blocks) blocks = block + 1;
+    }
+  }
+  return PyLong_FromLong(blocks);
+}
+
+PyObject *attention(PyObject *, PyObject *const *values, Py_ssize_t count) {
+  Arguments in(values, count);
+  const Operations *operations = in.operations();
+  Attention a;
+  a.queries = in.pointer<const void>();
+  a.keys = in.pointer<const void>();
+  a.values = in.pointer<const void>();
+  a.out = in.pointer<void>();
+  a.query_starts = in.pointer<const int32_t>();
+  a.contexts = in.pointer<const int32_t>();
+  a.tables = in.pointer<const int32_t>();
+  a.rows = in.integer();
+  a.width = in.integer();
+  a.block_size = in.integer();
+  a.window = in.integer();
+  a.heads = in.integer();
+  a.kv_heads = in.integer();
+  a.head_dim = in.integer();
+  a.dtype = static_cast<int>(in.integer());
+  a.kv_dtype = static_cast<int>(in.integer());
+  a.scale = in.real();
+  a.softcap = in.real();
+  if (!in.complete()) return nullptr;
+  int enough = 0;
+  run_unlocked_if(true, [&] { enough = operations->attention(a); });
+  if (!enough) return PyErr_NoMemory();
+  Py_RETURN_NONE;
+}
+
+#define FAST(name) {#name, reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(name)), METH_FASTCALL, nullptr}
+
+PyMethodDef methods[] = {
+    {"supported_levels", supported_levels, METH_NOARGS, nullptr},
+    FAST(norm),
+    FAST(rope_write_kv),
+    FAST(gated_activation),
+    FAST(check_rows),
+    FAST(attention),
+    {nullptr, nullptr, 0, nullptr},
+};
+
+PyModuleDef definition = {PyModuleDef_HEAD_INIT, "_cpu", nullptr, 0, methods, nullptr, nullptr, nullptr, nullptr};
+
+}  // namespace
+
+PyMODINIT_FUNC PyInit__cpu(void) {
+#if defined(__x86_64__)
+  __builtin_cpu_init();
+#endif
+  return PyModule_Create(&definition);
+}

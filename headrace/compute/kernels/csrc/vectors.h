@@ -1,0 +1,164 @@
+// Vectors of LANES floats, written once in the compilers' vector extension: each level_*.cpp sets LANES and its
+// instruction set, then includes the kernels. No standard headers here: whatever this file defines is compiled for
+// one level and must not leak, as an inline function shared by name, into code that runs on lesser machines.
+
+#ifndef HEADRACE_INLINE
+#define HEADRACE_INLINE static inline __attribute__((always_inline))
+#endif
+
+typedef float Floats __attribute__((vector_size(4 * LANES)));
+typedef int32_t Ints __attribute__((vector_size(4 * LANES)));
+typedef uint32_t Words __attribute__((vector_size(4 * LANES)));
+typedef uint16_t Halves __attribute__((vector_size(2 * LANES)));
+
+HEADRACE_INLINE Floats broadcast(float x) { return x - Floats{}; }
+HEADRACE_INLINE Floats maximum(Floats a, Floats b) { return a > b ? a : b; }
+HEADRACE_INLINE Floats minimum(Floats a, Floats b) { return a < b ? a : b; }
+
+// Lane i of the result: a's where bit `H` of i is clear, else b's; plus the partner lane i ^ H of the same.
+// log2(LANES) rounds of it sum LANES vectors at once, each into its own lane.
+template <int H, int... I>
+HEADRACE_INLINE Floats fold(Floats a, Floats b, std::integer_sequence<int, I...>) {
+#if defined(__clang__)
+  return __builtin_shufflevector(a, b, ((I & H) ? LANES + I : I)...) +
+         __builtin_shufflevector(a, b, ((I & H) ? LANES + (I ^ H) : (I ^ H))...);
+#else
+  return __builtin_shuffle(a, b, Ints{((I & H) ? LANES + I : I)...}) +
+         __builtin_shuffle(a, b, Ints{((I & H) ? LANES + (I ^ H) : (I ^ H))...});
+#endif
+}
+
+template <int H = 1>
+HEADRACE_INLINE Floats sum_each(Floats *v) {
+  if constexpr (H == LANES) {
+    return v[0];
+  } else {
+#pragma GCC unroll 16
+    for (int i = 0; i < LANES / (2 * H); i++)
+      v[i] = fold<H>(v[2 * i], v[2 * i + 1], std::make_integer_sequence<int, LANES>{});
+    return sum_each<2 * H>(v);
+  }
+}
+
+template <int H = 1>
+HEADRACE_INLINE float sum(Floats v) {
+  if constexpr (H == LANES) return v[0];
+  else return sum<2 * H>(fold<H>(v, v, std::make_integer_sequence<int, LANES>{}));
+}
+
+HEADRACE_INLINE float largest(Floats v) {
+  float lanes[LANES];
+  __builtin_memcpy(lanes, &v, sizeof v);
+  float best = lanes[0];
+  for (int i = 1; i < LANES; i++) best = lanes[i] > best ? lanes[i] : best;
+  return best;
+}
+
+// e^x to about one unit in the last place for x in [-87, 88]; below that 0, so that exp(-inf) is 0.
+HEADRACE_INLINE Floats exponential(Floats x) {
+  const Floats low = broadcast(-87.0f), high = broadcast(88.0f);
+  Floats clamped = minimum(maximum(x, low), high);
+  const Floats magic = broadcast(12582912.0f);  // 1.5 * 2^23: adding it rounds to an integer
+  Floats n = clamped * 1.44269504f + magic;
+  Ints shift = ((Ints)n) << 23;
+  n -= magic;
+  Floats r = clamped - n * 0.693359375f;
+  r -= n * -2.12194440e-4f;
+  Floats y = broadcast(1.9875691500e-4f);
+  y = y * r + 1.3981999507e-3f;
+  y = y * r + 8.3334519073e-3f;
+  y = y * r + 4.1665795894e-2f;
+  y = y * r + 1.6666665459e-1f;
+  y = y * r + 5.0000001201e-1f;
+  y = y * r * r + r + 1.0f;
+  y = (Floats)((Ints)y + shift);
+  return x < low ? Floats{} : y;
+}
+
+HEADRACE_INLINE Floats hyperbolic_tangent(Floats x) { return 1.0f - 2.0f / (exponential(2.0f * x) + 1.0f); }
+
+// The element types of activations and of pages.
+struct Single { float value; };
+struct Brain { uint16_t bits; };   // bfloat16
+struct Half { uint16_t bits; };    // IEEE half
+
+HEADRACE_INLINE Floats load(const Single *p) {
+  Floats v;
+  __builtin_memcpy(&v, p, sizeof v);
+  return v;
+}
+
+HEADRACE_INLINE Words load_bits(const uint16_t *p) {
+  Halves h;
+  __builtin_memcpy(&h, p, sizeof h);
+  return __builtin_convertvector(h, Words);
+}
+
+HEADRACE_INLINE Floats load(const Brain *p) { return (Floats)(load_bits(&p->bits) << 16); }
+
+// Exponent and mantissa move into place and the bias is mended by a multiplication, which also makes subnormals
+// right; infinities and NaNs get the full exponent back.
+HEADRACE_INLINE Floats load(const Half *p) {
+  Words bits = load_bits(&p->bits), sign = (bits & 0x8000) << 16, rest = (bits & 0x7fff) << 13;
+  Floats value = (Floats)rest * 0x1p112f;
+  Words special = (Words)(rest >= (uint32_t)0x0f800000) & 0x7f800000u;
+  return (Floats)((Words)value | special | sign);
+}
+
+HEADRACE_INLINE void store(Single *p, Floats v) { __builtin_memcpy(p, &v, sizeof v); }
+
+HEADRACE_INLINE void store_bits(uint16_t *p, Words w) {
+  Halves h = __builtin_convertvector(w, Halves);
+  __builtin_memcpy(p, &h, sizeof h);
+}
+
+HEADRACE_INLINE Words to_brain_bits(Floats v) {
+  Words bits = (Words)v, rounded = (bits + 0x7fff + ((bits >> 16) & 1)) >> 16;
+  return v != v ? (bits >> 16) | 0x40 : rounded;
+}
+
+HEADRACE_INLINE void store(Brain *p, Floats v) { store_bits(&p->bits, to_brain_bits(v)); }
+
+// Round to nearest even: normal halves by integer arithmetic, subnormal ones by letting an addition round.
+HEADRACE_INLINE void store(Half *p, Floats v) {
+  Words bits = (Words)v, sign = (bits >> 16) & 0x8000, rest = bits & 0x7fffffff;
+  Words normal = (rest + 0xfff + ((rest >> 13) & 1) - (112u << 23)) >> 13;
+  Words tiny = (Words)((Floats)rest + 0.5f) - 0x3f000000u;
+  Words out = rest < (uint32_t)0x38800000 ? tiny : normal;
+  out = rest >= (uint32_t)0x477ff000 ? Words{} + 0x7c00u : out;
+  out = rest > (uint32_t)0x7f800000 ? Words{} + 0x7e00u : out;
+  store_bits(&p->bits, out | sign);
+}
+
+template <class T>
+HEADRACE_INLINE Floats load_some(const T *p, int count) {
+  T buffer[LANES] = {};
+  for (int i = 0; i < count; i++) buffer[i] = p[i];
+  return load(buffer);
+}
+
+template <class T>
+HEADRACE_INLINE void store_some(T *p, Floats v, int count) {
+  T buffer[LANES];
+  store(buffer, v);
+  for (int i = 0; i < count; i++) p[i] = buffer[i];
+}
+
+// Calls body(offset, lanes) over [0, size): whole vectors, then what is left of one.
+template <class Body>
+HEADRACE_INLINE void each_vector(int64_t size, Body body) {
+  int64_t i = 0;
+  for (; i + LANES <= size; i += LANES) body(i, LANES);
+  if (i < size) body(i, (int)(size - i));
+}
+
+template <class T>
+HEADRACE_INLINE Floats load_at(const T *p, int lanes) {
+  return lanes == LANES ? load(p) : load_some(p, lanes);
+}
+
+template <class T>
+HEADRACE_INLINE void store_at(T *p, Floats v, int lanes) {
+  if (lanes == LANES) store(p, v);
+  else store_some(p, v, lanes);
+}
