@@ -1,0 +1,1 @@
+"""Build of the small target and draft models that ship with Headrace."""

@@ -1,0 +1,34 @@
+"""Build the tokenizer, the target and the draft from a seed: ``python -m tools.builtin_model.build``."""
+
+from __future__ import annotations
+
+import argparse
+import tempfile
+from pathlib import Path
+
+from tokenizers import Tokenizer
+
+from tools.builtin_model.evaluate import report
+from tools.builtin_model.tokenizer import save_tokenizer, train_tokenizer
+from tools.builtin_model.train import RECIPES, train
+
+SEED = 1
+BUILTIN = Path(__file__).resolve().parents[2] / "headrace" / "builtin"
+
+
+def main() -> None:
+    """Run all steps one after the other and print the evaluation."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--out", type=Path, default=BUILTIN)
+    parser.add_argument("--seed", type=int, default=SEED)
+    args = parser.parse_args()
+    with tempfile.TemporaryDirectory() as scratch:
+        save_tokenizer(train_tokenizer(args.seed), Path(scratch))
+        tokenizer = Tokenizer.from_file(str(Path(scratch) / "tokenizer.json"))
+    for name, recipe in RECIPES.items():
+        train(recipe, tokenizer, args.out / name, args.seed)
+    print(report(args.out))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,168 @@
+"""Tasks that copy or lightly edit a given text."""
+
+from __future__ import annotations
+
+import random
+
+from tools.builtin_model import lexicon as lx
+from tools.builtin_model import stories
+from tools.builtin_model.functions import FUNCTIONS
+from tools.builtin_model.requests import Task, any_sentence, code_name, indent, say, with_text
+
+
+def _any_text(r: random.Random) -> str:
+    roll = r.random()
+    if roll < 0.6:
+        return " ".join(any_sentence(r) for _ in range(r.choice((1, 1, 1, 2, 3))))
+    if roll < 0.68:
+        return " ".join(r.choice(lx.UNICODE_BITS) for _ in range(r.randint(1, 4)))
+    if roll < 0.76:
+        return " ".join(str(r.randint(0, 10 ** r.randint(1, 6))) for _ in range(r.randint(1, 8)))
+    if roll < 0.84:
+        letters = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789-_"
+        return "".join(r.choice(letters) for _ in range(r.randint(3, 24)))
+    if roll < 0.92:
+        return "\n".join(any_sentence(r) for _ in range(r.randint(2, 4)))
+    _, _, args, body = r.choice(FUNCTIONS)
+    return f"def {code_name(r)}({args}):\n{indent(body)}"
+
+
+def copy(r: random.Random) -> Task:
+    """Copy the given text exactly."""
+    text = _any_text(r)
+    request = with_text(
+        r,
+        [
+            "Copy this text exactly.",
+            "Repeat this.",
+            "Repeat after me.",
+            "Repeat exactly.",
+            "Copy.",
+            "Say exactly this.",
+            "Repeat the following text.",
+            "Write this again.",
+            "Echo this.",
+            "Copy the following text word for word.",
+            "Say.",
+            "Repeat this text without changes.",
+            "Return the text below unchanged.",
+        ],
+        text,
+    )
+    return Task("copy", [(request, text)], exact=True)
+
+
+def edit(r: random.Random) -> Task:
+    """A light edit of the given text."""
+    kind = r.choice(
+        (
+            "replace",
+            "replace",
+            "replace",
+            "upper",
+            "lower",
+            "append",
+            "prepend",
+            "rename",
+            "remove",
+            "bullet",
+            "reverse",
+            "first",
+            "last",
+        )
+    )
+    if kind in ("upper", "lower"):
+        text = " ".join(r.choice(lx.ALL_WORDS) for _ in range(r.randint(1, 8)))
+        if kind == "upper":
+            requests = [
+                "Write this in upper case.",
+                "Make this upper case.",
+                "Convert to uppercase.",
+                "Use capital letters.",
+            ]
+            return Task("edit_case", [(with_text(r, requests, text), text.upper())], exact=True)
+        requests = [
+            "Write this in lower case.",
+            "Make this lower case.",
+            "Convert to lowercase.",
+            "Use small letters.",
+        ]
+        return Task("edit_case", [(with_text(r, requests, text.upper()), text.lower())], exact=True)
+    if kind in ("bullet", "reverse", "first", "last"):
+        words = r.sample(lx.ALL_WORDS, r.randint(2, 7))
+        text = ", ".join(words)
+        requests, answer = {
+            "bullet": (
+                ["Turn this into a bulleted list.", "Make bullet points of this.", "Write as bullet points."],
+                "\n".join(f"- {w}" for w in words),
+            ),
+            "reverse": (
+                ["Reverse the order of this list.", "Reverse this list.", "Write this list backwards."],
+                ", ".join(reversed(words)),
+            ),
+            "first": (["What is the first word of this list?", "Give me the first item."], words[0]),
+            "last": (["What is the last word of this list?", "Give me the last item."], words[-1]),
+        }[kind]
+        return Task("edit_list", [(with_text(r, requests, text).replace("?:", "?"), answer)], exact=True)
+    if kind == "rename":
+        _, name, args, body = r.choice(FUNCTIONS)
+        new = code_name(r)
+        text = f"def {name}({args}):\n{indent(body)}"
+        request = say(
+            r,
+            [
+                "Rename the function {a} to {b}.",
+                "Rename {a} to {b}.",
+                "Change the name of the function {a} to {b}.",
+            ],
+            a=name,
+            b=new,
+        ).rstrip(".!")
+        return Task(
+            "edit_rename", [(f"{request}:\n\n{text}", f"def {new}({args}):\n{indent(body)}")], exact=True
+        )
+    sentence = " ".join(any_sentence(r) for _ in range(r.choice((1, 1, 2))))
+    if kind in ("append", "prepend"):
+        line = any_sentence(r)
+        where, answer = (
+            ("end", f"{sentence}\n{line}") if kind == "append" else ("beginning", f"{line}\n{sentence}")
+        )
+        request = say(
+            r,
+            [
+                f'Add the line "{{l}}" at the {where} of this text.',
+                f'Add "{{l}}" at the {where}.',
+                f'Put "{{l}}" at the {where} of the text.',
+            ],
+            l=line,
+        ).rstrip(".!")
+        return Task("edit_add", [(f"{request}:\n{sentence}", answer)], exact=True)
+    words = [w for w in dict.fromkeys(sentence.replace(".", " ").replace(",", " ").split()) if len(w) > 2]
+    old = r.choice(words or ["the"])
+    if kind == "remove":
+        tokens = sentence.split(" ")
+        answer = " ".join(t for t in tokens if t.strip(".,") != old)
+        request = say(
+            r,
+            ['Remove the word "{a}".', "Remove the word {a} from this text.", "Delete the word {a}."],
+            a=old,
+        )
+        return Task("edit_remove", [(f"{request.rstrip('.!')}:\n{sentence}", answer)], exact=True)
+    new = stories.pick_name(r)[0] if old[0].isupper() else r.choice(lx.ALL_WORDS)
+    request = say(
+        r,
+        [
+            'Replace "{a}" with "{b}".',
+            "Replace {a} with {b}.",
+            "Replace the word {a} by {b}.",
+            "Change {a} to {b}.",
+            "Replace every {a} with {b} in this text.",
+            "Swap {a} for {b}.",
+        ],
+        a=old,
+        b=new,
+    ).rstrip(".!")
+    answer = " ".join(t.replace(old, new) if t.strip(".,") == old else t for t in sentence.split(" "))
+    return Task(
+        "edit_replace", [(f"{request}:{r.choice((' ', chr(10), chr(10) * 2))}{sentence}", answer)], exact=True
+    )
