@@ -19,36 +19,49 @@ def min_p(logits: torch.Tensor, share: torch.Tensor) -> None:
     logits.masked_fill_(logits < threshold, -torch.inf)
 
 
-def top_k(logits: torch.Tensor, k: torch.Tensor, largest: int) -> None:
-    """Keep the ``k`` (int64 [S], each in 1..largest) likeliest tokens and all that tie with the last."""
+def top_k(logits: torch.Tensor, k: torch.Tensor, mass: torch.Tensor, largest: int) -> None:
+    """Keep the ``k`` (int64 [S], each in 1..largest) likeliest tokens, and of these the nucleus of ``mass``.
+
+    Both in one function, because top-p after top-k needs to look at no further token. ``mass`` float64 [S] is
+    as in `top_p`, or infinite for no further filter.
+    """
     candidates = logits.topk(largest, dim=-1).values
-    logits.masked_fill_(logits < candidates.gather(1, k.unsqueeze(1) - 1), -torch.inf)
+    within = torch.arange(largest, device=logits.device) < k.unsqueeze(1)
+    candidates = candidates.masked_fill_(~within, -torch.inf)
+    threshold, _ = _nucleus(candidates, candidates.logsumexp(-1, keepdim=True), mass, within)
+    logits.masked_fill_(logits < threshold, -torch.inf)
 
 
 def top_p(logits: torch.Tensor, mass: torch.Tensor) -> None:
-    """Keep the fewest likeliest tokens whose probabilities sum to at least ``mass`` (float64 [S]), with ties.
+    """Keep the fewest likeliest tokens whose probabilities sum to at least ``mass`` (float64 [S]).
 
     Nucleus sampling, Holtzman et al., arXiv:1904.09751.
     """
     total = logits.logsumexp(-1, keepdim=True)
     vocab = logits.shape[1]
     # Whether the candidates suffice must be read on the host: free on a CPU; a GPU sorts faster than it asks.
-    stages = [count for count in NUCLEUS if count < vocab] if logits.is_cpu else []
-    threshold, held = _nucleus(logits, total, mass, [*stages, vocab][0])
-    for count in [*stages, vocab][1:]:
+    first, *more = ([count for count in NUCLEUS if count < vocab] if logits.is_cpu else []) + [vocab]
+    threshold, held = _nucleus(logits.topk(first, dim=-1).values, total, mass)
+    for count in more:
         short = (held < mass).nonzero().squeeze(1)
         if not len(short):
             break
-        threshold[short], held[short] = _nucleus(logits[short], total[short], mass[short], count)
+        candidates = logits[short].topk(count, dim=-1).values
+        threshold[short], held[short] = _nucleus(candidates, total[short], mass[short])
     logits.masked_fill_(logits < threshold, -torch.inf)
 
 
 def _nucleus(
-    logits: torch.Tensor, total: torch.Tensor, mass: torch.Tensor, count: int
+    candidates: torch.Tensor, total: torch.Tensor, mass: torch.Tensor, within: torch.Tensor | None = None
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """The smallest logit [S, 1] of the nucleus among the ``count`` likeliest, and the mass [S] that they hold."""
-    candidates = logits.topk(count, dim=-1).values
+    """The smallest logit [S, 1] of the nucleus, and the mass [S] of all ``candidates`` [S, K], largest first.
+
+    ``total`` [S, 1] is the logarithm of what counts as one; candidates not ``within`` are passed over.
+    """
     probabilities = (candidates - total).exp().double()
     summed = probabilities.cumsum(-1)
-    kept = (summed - probabilities < mass.unsqueeze(1)).sum(-1, keepdim=True).clamp_(min=1)
-    return candidates.gather(1, kept - 1), summed[:, -1]
+    kept = summed - probabilities < mass.unsqueeze(1)
+    if within is not None:
+        kept &= within
+    last = kept.sum(-1, keepdim=True).clamp_(min=1) - 1
+    return candidates.gather(1, last), summed[:, -1]

@@ -210,14 +210,16 @@ class Sampler:
         if (rows := np.flatnonzero(features & Feature.MIN_P)).size:
             (share,) = upload(device, numbers["min_p"][rows])
             _on_rows(logits, rows, lambda part: filters.min_p(part, share.to(part.dtype)))
+        masses = np.where(features & Feature.TOP_P, numbers["top_p"], np.inf)
         if (rows := np.flatnonzero(features & Feature.TOP_K)).size:
-            (k,) = upload(device, numbers["top_k"][rows])
-            largest = int(numbers["top_k"][rows].max())
-            _on_rows(logits, rows, lambda part: filters.top_k(part, k, largest))
-        if (rows := np.flatnonzero(features & Feature.TOP_P)).size:
-            (mass,) = upload(device, numbers["top_p"][rows])
+            counts = numbers["top_k"][rows]
+            k, mass = upload(device, counts, masses[rows])
+            largest = int(counts.max())
+            _on_rows(logits, rows, lambda part: filters.top_k(part, k, mass, largest))
+        if (rows := np.flatnonzero((features & (Feature.TOP_K | Feature.TOP_P)) == Feature.TOP_P)).size:
+            (mass,) = upload(device, masses[rows])
             _on_rows(logits, rows, lambda part: filters.top_p(part, mass))
-        return _or_fault(draw(logits.exp_(), uniform), peak)
+        return _or_fault(draw(logits.softmax(-1), uniform), peak)
 
 
 def _on_rows(logits: torch.Tensor, rows: Ints, change: Callable[[torch.Tensor], None]) -> None:
