@@ -15,7 +15,6 @@ import heapq
 import math
 from bisect import insort
 from collections import deque
-from collections.abc import Iterable
 from operator import attrgetter
 
 from headrace.core.blocks import NO_HIT, BlockPool, PrefixHit
@@ -40,15 +39,15 @@ from headrace.core.knobs import Knobs
 from headrace.core.plan import Entry, Move, Row, StepOutput, StepPlan, TokenLogprob
 from headrace.core.request import FinishReason, Request
 from headrace.core.scheduler.admission import AdmissionPolicy, Queue
+from headrace.core.scheduler.draft import Draft
+from headrace.core.scheduler.fence import Fence
 from headrace.core.scheduler.order import OrderPolicy
 from headrace.core.scheduler.victims import VictimPolicy
+from headrace.core.scheduler.waiting import WaitingQueue
 from headrace.core.sequence import Sequence, Status
 
 LOOKAHEAD = 8
 """Requests that do not fit looked past in one step at most, so that planning does not grow with the queue."""
-
-SWEEP = 64
-"""Ended requests that may lie in the queue beside as many as wait: those low in rank might never be met."""
 
 by_rank = attrgetter("rank")
 
@@ -88,16 +87,12 @@ class Scheduler:
         self._prefix_caching = prefix_caching
         self._events = events
         self._live: dict[str, Sequence] = {}
-        self._waiting: list[
-            tuple[tuple[float, ...], Sequence]
-        ] = []  # heap; finished ones are dropped when met
-        self._num_waiting = 0
+        self._waiting = WaitingQueue()
         self._running: list[Sequence] = []  # by rank
         self._slots = list(range(max_num_seqs - 1, -1, -1))
         self._deadlines: list[tuple[float, str]] = []
         self._launched: deque[tuple[StepPlan, list[tuple[Sequence, int]]]] = deque()
-        self._fenced: list[tuple[int, list[int]]] = []  # (step whose commit frees them, table)
-        self._num_fenced = 0
+        self._fence = Fence()
         self._step = 0
         self._committed = -1
         self._arrivals = 0
@@ -117,7 +112,7 @@ class Scheduler:
         self._arrivals += 1
         sequence = Sequence(request, self._order.rank(request, self._arrivals), self.max_model_len)
         self._live[request.id] = sequence
-        self._wait(sequence)
+        self._waiting.push(sequence)
         if request.deadline is not None:
             heapq.heappush(self._deadlines, (request.deadline, request.id))
 
@@ -154,7 +149,7 @@ class Scheduler:
 
     @property
     def num_waiting(self) -> int:
-        return self._num_waiting
+        return len(self._waiting)
 
     def wake_at(self) -> float:
         """When there is something to plan: ``-inf`` now, ``inf`` never, else a time."""
@@ -163,7 +158,7 @@ class Scheduler:
         while self._deadlines and self._deadlines[0][1] not in self._live:
             heapq.heappop(self._deadlines)
         due = self._deadlines[0][0] if self._deadlines else math.inf
-        if self._num_waiting:
+        if self._waiting:
             due = min(due, self._admission.ready_at(self._queue()))
         return due
 
@@ -172,12 +167,12 @@ class Scheduler:
     def plan(self, now: float, knobs: Knobs) -> StepPlan:
         """The next step: rows within ``knobs.batched_tokens``, decode before prefill."""
         self._expire(now)
-        step = _Step(self._step, knobs.batched_tokens)
+        step = Draft(self._step, knobs.batched_tokens)
         self._plan_running(step, knobs)
         self._admit(step, now, knobs)
         if not step.rows and not self._launched:
             self._ensure_liveness(now)
-        plan = StepPlan(step.number, tuple(step.entries), tuple(step.moves), tuple(step.rows))
+        plan = step.freeze()
         if plan.rows:
             self._step += 1
             self._launched.append((plan, step.launched))
@@ -190,7 +185,7 @@ class Scheduler:
             if sequence is not None and sequence.request.deadline == deadline:
                 self._finish(sequence, FinishReason.TIMEOUT)
 
-    def _plan_running(self, step: _Step, knobs: Knobs) -> None:
+    def _plan_running(self, step: Draft, knobs: Knobs) -> None:
         prefills = []
         for sequence in list(self._running):  # a copy: preemption shortens the list
             if sequence.status is not Status.RUNNING:
@@ -204,7 +199,7 @@ class Scheduler:
                 prefills.append(sequence)
         for sequence in prefills:
             if sequence.status is Status.RUNNING:
-                length, reason = self._chunk(remaining := sequence.known - sequence.planned, step, knobs)
+                length, reason = step.share(remaining := sequence.known - sequence.planned, knobs)
                 if not length and not knobs.chunked_prefill:
                     length = min(remaining, step.budget)  # cut already, before the knob was turned
                 if length:
@@ -215,12 +210,12 @@ class Scheduler:
         """False when what is in flight will already end the sequence."""
         return sequence.known < sequence.finish_length
 
-    def _grow(self, sequence: Sequence, step: _Step) -> bool:
+    def _grow(self, sequence: Sequence, step: Draft) -> bool:
         """See that the next position has a block; preempt others, or the sequence itself, for it."""
         if sequence.planned < len(sequence.table) * self.pool.block_size:
             return True
         while self.pool.num_free == 0:
-            if self._num_fenced:
+            if self._fence.num_blocks:
                 return False  # blocks come back when what is in flight has been committed
             victim = self._victims.choose([s for s in self._running if s.slot not in step.planned_slots])
             self._preempt(victim, PreemptReason.NO_BLOCKS)
@@ -229,26 +224,12 @@ class Scheduler:
         sequence.table += self.pool.allocate(1)
         return True
 
-    def _chunk(self, remaining: int, step: _Step, knobs: Knobs) -> tuple[int, ChunkReason]:
-        """How many of the remaining positions of a prefill this step takes, and what bounds them."""
-        if not knobs.chunked_prefill:
-            return (remaining, ChunkReason.WHOLE) if remaining <= step.budget else (0, ChunkReason.BUDGET)
-        length, reason = remaining, ChunkReason.WHOLE
-        budget = step.budget
-        if step.decodes and knobs.mixed_prefill_tokens:
-            budget = min(budget, knobs.mixed_prefill_tokens - step.prefill_tokens)
-        if budget < length:
-            length, reason = max(0, budget), ChunkReason.BUDGET
-        if 0 < knobs.long_prefill_tokens < length:
-            length, reason = knobs.long_prefill_tokens, ChunkReason.LONG_PROMPT
-        return length, reason
-
-    def _add_chunk(self, step: _Step, sequence: Sequence, length: int, reason: ChunkReason) -> None:
+    def _add_chunk(self, step: Draft, sequence: Sequence, length: int, reason: ChunkReason) -> None:
         self._events.append(Chunked(sequence.request.id, sequence.planned, length, reason))
         step.prefill_tokens += length
         self._add_row(step, sequence, length)
 
-    def _add_row(self, step: _Step, sequence: Sequence, length: int) -> None:
+    def _add_row(self, step: Draft, sequence: Sequence, length: int) -> None:
         start = sequence.planned
         end = start + length
         samples = end == sequence.known
@@ -264,13 +245,13 @@ class Scheduler:
 
     # -- admission ---------------------------------------------------------------------------------
 
-    def _admit(self, step: _Step, now: float, knobs: Knobs) -> None:
-        if not self._num_waiting:
+    def _admit(self, step: Draft, now: float, knobs: Knobs) -> None:
+        if not self._waiting:
             return
         allowed = self._admission.admit(self._queue(), now)
         passed: list[Sequence] = []
         while len(passed) < LOOKAHEAD:
-            head = self._pop_waiting()
+            head = self._waiting.pop()
             if head is None:
                 break
             reason = self._try_admit(head, step, knobs, allowed)
@@ -289,10 +270,9 @@ class Scheduler:
             if ends_step or step.budget <= 0 or head.skips >= knobs.max_skips:
                 break
         for sequence in passed:
-            heapq.heappush(self._waiting, (sequence.rank, sequence))
-            self._num_waiting += 1
+            self._waiting.push(sequence)
 
-    def _try_admit(self, sequence: Sequence, step: _Step, knobs: Knobs, allowed: int) -> SkipReason | None:
+    def _try_admit(self, sequence: Sequence, step: Draft, knobs: Knobs, allowed: int) -> SkipReason | None:
         if allowed <= 0:
             return SkipReason.BATCH_NOT_READY
         if not self._slots:
@@ -306,7 +286,7 @@ class Scheduler:
         if not self.pool.can_allocate(fresh, hit.blocks, reserve=len(self._running)):
             return SkipReason.NO_BLOCKS
         cached = hit.tokens(self.pool.block_size)
-        length, reason = self._chunk(sequence.known - cached, step, knobs)
+        length, reason = step.share(sequence.known - cached, knobs)
         if not length:
             return SkipReason.NO_BUDGET
         self._start(sequence, hit, fresh, step)
@@ -324,7 +304,7 @@ class Scheduler:
             return None
         return hit
 
-    def _start(self, sequence: Sequence, hit: PrefixHit, fresh: int, step: _Step) -> None:
+    def _start(self, sequence: Sequence, hit: PrefixHit, fresh: int, step: Draft) -> None:
         reason = AdmitReason.NEW if sequence.status is Status.WAITING else AdmitReason.RESUMED
         cached = sequence.planned = sequence.computed = hit.tokens(self.pool.block_size)
         if reason is AdmitReason.NEW:
@@ -359,29 +339,13 @@ class Scheduler:
         self._events.append(Admitted(request.id, reason, cached, sequence.known))
 
     def _queue(self) -> Queue:
-        head = self._peek_waiting()
+        head = self._waiting.peek()
         oldest = head.request.arrived if head else math.inf
-        return Queue(self._num_waiting, oldest, len(self._running), self._admissions)
-
-    def _wait(self, sequence: Sequence) -> None:
-        heapq.heappush(self._waiting, (sequence.rank, sequence))
-        self._num_waiting += 1
-
-    def _peek_waiting(self) -> Sequence | None:
-        while self._waiting and self._waiting[0][1].status is Status.FINISHED:
-            heapq.heappop(self._waiting)
-        return self._waiting[0][1] if self._waiting else None
-
-    def _pop_waiting(self) -> Sequence | None:
-        sequence = self._peek_waiting()
-        if sequence is not None:
-            heapq.heappop(self._waiting)
-            self._num_waiting -= 1
-        return sequence
+        return Queue(len(self._waiting), oldest, len(self._running), self._admissions)
 
     def _ensure_liveness(self, now: float) -> None:
         """With nothing planned or in flight: fail a head that can never be planned; all else would be a stall."""
-        head = self._peek_waiting()
+        head = self._waiting.peek()
         if not self._running and head is not None and head.skip_reason is SkipReason.NO_BUDGET:
             self._finish(
                 head, FinishReason.FAILED, f"{head.known} tokens do not fit in one step and may not be split"
@@ -405,7 +369,8 @@ class Scheduler:
             decodes += row.length == 1
             if sequence.epoch == epoch:
                 self._commit_row(sequence, row, i, output)
-        self._lift_fences()
+        for table in self._fence.lift(plan.step):
+            self.pool.release(table)
         size = self.pool.block_size
         held = self.pool.num_blocks - self.pool.num_free
         slack = sum(len(s.table) * size - s.planned for s in self._running)
@@ -416,7 +381,7 @@ class Scheduler:
                 prefill_rows=len(plan.rows) - decodes,
                 computed_tokens=computed,
                 running=len(self._running),
-                waiting=self._num_waiting,
+                waiting=len(self._waiting),
                 blocks_held=held,
                 blocks_total=self.pool.num_blocks,
                 slots_allocated=held * size,
@@ -468,14 +433,12 @@ class Scheduler:
     def _finish(
         self, sequence: Sequence, reason: FinishReason, message: str = "", stop_token: int | None = None
     ) -> None:
-        if sequence.status is Status.RUNNING:
+        waited = sequence.status is not Status.RUNNING
+        if not waited:
             self._leave(sequence)
-        else:
-            self._num_waiting -= 1
         sequence.enter(Status.FINISHED)
-        if len(self._waiting) > 2 * self._num_waiting + SWEEP:
-            self._waiting = [entry for entry in self._waiting if entry[1].status is not Status.FINISHED]
-            heapq.heapify(self._waiting)
+        if waited:
+            self._waiting.note_end()
         del self._live[sequence.request.id]
         self._events.append(
             Finished(
@@ -494,7 +457,7 @@ class Scheduler:
         self._leave(sequence)
         sequence.enter(Status.PREEMPTED)
         self._events.append(Preempted(sequence.request.id, reason, lost))
-        self._wait(sequence)
+        self._waiting.push(sequence)
 
     def _leave(self, sequence: Sequence) -> None:
         """Give slot and blocks back; computed content stays findable."""
@@ -504,8 +467,7 @@ class Scheduler:
         self._running.remove(sequence)
         self._slots.append(sequence.slot)
         if sequence.last_step > self._committed:
-            self._fenced.append((sequence.last_step, sequence.table))
-            self._num_fenced += len(sequence.table)
+            self._fence.hold(sequence.table, until_step=sequence.last_step)
         else:
             self.pool.release(sequence.table)
         sequence.epoch += 1
@@ -513,14 +475,6 @@ class Scheduler:
         sequence.table = []
         sequence.computed = sequence.planned = sequence.pending = 0
         sequence.registered = sequence.promised = 0
-
-    def _lift_fences(self) -> None:
-        lifted = [table for step, table in self._fenced if step <= self._committed]
-        if lifted:
-            self._fenced = [(step, table) for step, table in self._fenced if step > self._committed]
-            for table in lifted:
-                self._num_fenced -= len(table)
-                self.pool.release(table)
 
     # -- the rest ----------------------------------------------------------------------------------
 
@@ -531,41 +485,14 @@ class Scheduler:
     def check_books(self) -> None:
         """Raise AssertionError unless blocks, references, slots and queues agree with each other."""
         self.pool.check()
-        tables: Iterable[list[int]] = [s.table for s in self._running] + [table for _, table in self._fenced]
+        tables = [s.table for s in self._running] + [table for _, table in self._fence.tables]
         expected = [0] * self.pool.num_blocks
         for table in tables:
             for block in table:
                 expected[block] += 1
         assert expected == self.pool.references(), "references differ from the tables"
         assert len({s.slot for s in self._running}) == len(self._running), "a slot is used twice"
-        waiting = [s for _, s in self._waiting if s.status is not Status.FINISHED]
-        assert len(waiting) == self._num_waiting, f"{len(waiting)} wait, {self._num_waiting} counted"
+        waiting = list(self._waiting)
+        assert len(waiting) == len(self._waiting), f"{len(waiting)} wait, {len(self._waiting)} counted"
         assert len(self._live) == len(waiting) + len(self._running), "a live request is nowhere"
         assert all(s.status is Status.RUNNING for s in self._running), "a request runs that should not"
-
-
-class _Step:
-    """A plan while it is being made."""
-
-    __slots__ = (
-        "budget",
-        "decodes",
-        "entries",
-        "launched",
-        "moves",
-        "number",
-        "planned_slots",
-        "prefill_tokens",
-        "rows",
-    )
-
-    def __init__(self, number: int, budget: int) -> None:
-        self.number = number
-        self.budget = budget
-        self.entries: list[Entry] = []
-        self.moves: list[Move] = []
-        self.rows: list[Row] = []
-        self.launched: list[tuple[Sequence, int]] = []
-        self.planned_slots: set[int] = set()
-        self.prefill_tokens = 0
-        self.decodes = 0

@@ -179,7 +179,7 @@ def test_cancelled_requests_do_not_pile_up_in_the_queue():
         if i:
             engine.cancel(f"r{i}", FinishReason.CANCELLED, 0.0)
     assert engine.scheduler.num_waiting == 1
-    assert len(engine.scheduler._waiting) < 200
+    assert len(engine.scheduler._waiting._heap) < 200
 
 
 # -- shared prefixes -----------------------------------------------------------------------------------
