@@ -112,10 +112,10 @@ def _group(batch: Batch, rows: list[int], window: int | None, dtype: torch.dtype
         table = table[:, :width]
         hidden = offsets >= context[:, None]
     else:
-        first = (context - window).clamp_(min=0) // size
-        columns = (first[:, None] + offsets[:width]).clamp_(max=table.shape[1] - 1)
+        skipped = (context - window).clamp_(min=0) // size
+        columns = (skipped[:, None] + offsets[:width]).clamp_(max=table.shape[1] - 1)
         table = table.gather(1, columns.long())
-        positions = first[:, None] * size + offsets
+        positions = skipped[:, None] * size + offsets
         hidden = (positions >= context[:, None]) | (positions < context[:, None] - window)
     mask = torch.zeros(hidden.shape, dtype=dtype, device=device).masked_fill_(hidden, float("-inf"))
     return DecodeGroup(len(rows), index, table.flatten().long(), None, mask[:, None, None])

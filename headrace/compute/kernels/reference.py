@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from headrace.compute.batch import Batch
-from headrace.compute.kernels import Activation, HeadShape
+from headrace.compute.kernels import Activation, HeadShape, linear
 from headrace.compute.kernels.paging import AttentionPlan, DecodeGroup, PrefillTile, plan
 
 
@@ -20,11 +20,14 @@ class TorchKernels:
 
     name = "torch"
 
-    def prepare_linear(self, weight: Tensor) -> Tensor:
-        return weight
+    def __init__(self) -> None:
+        self._gathered: dict[tuple[int, torch.dtype, torch.device], Tensor] = {}
 
-    def linear(self, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-        return F.linear(x, weight, bias)
+    def prepare_linear(self, weight: Tensor) -> Tensor | linear.Packed:
+        return linear.prepare(weight)
+
+    def linear(self, x: Tensor, weight: Tensor | linear.Packed, bias: Tensor | None = None) -> Tensor:
+        return linear.apply(x, weight, bias)
 
     def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
         wide = x.float()
@@ -70,15 +73,71 @@ class TorchKernels:
     ) -> Tensor:
         out = torch.empty(queries.shape, dtype=queries.dtype, device=queries.device)
         for group in plan.groups:
-            _decode(queries, keys, values, group, scale, softcap, out)
+            self._decode(queries, keys, values, group, scale, softcap, out)
         for tile in plan.tiles:
-            _prefill(queries, keys, values, tile, scale, softcap, out)
+            self._prefill(queries, keys, values, tile, scale, softcap, out)
         return out.flatten(1)
 
     def gated_activation(self, gate_up: Tensor, activation: Activation) -> Tensor:
         gate, up = gate_up.chunk(2, -1)
         active = F.silu(gate) if activation == "silu" else F.gelu(gate, approximate="tanh")
         return active.mul_(up)
+
+    def _decode(
+        self,
+        queries: Tensor,
+        keys: Tensor,
+        values: Tensor,
+        group: DecodeGroup,
+        scale: float,
+        softcap: float | None,
+        out: Tensor,
+    ) -> None:
+        """Rows of one token: the query heads that share a key head are the "queries" of one small matrix."""
+        size, rows, kv_heads, head_dim = group.size, group.rows, *keys.shape[2:]
+        q = queries[:size] if rows is None else queries.index_select(0, rows)
+        q = q.reshape(size, kv_heads, -1, head_dim)
+        k = self._gather(0, keys, group.pages).view(size, -1, kv_heads, head_dim)
+        v = self._gather(1, values, group.pages).view(size, -1, kv_heads, head_dim)
+        if group.span is not None:
+            first, end = group.span
+            k, v = k[:, first:end], v[:, first:end]
+        y = _attend(q, k.transpose(1, 2), v.transpose(1, 2), group.mask, False, scale, softcap)
+        if rows is None:
+            out[:size] = y.reshape(size, -1, head_dim)
+        else:
+            out.index_copy_(0, rows, y.reshape(size, -1, head_dim))
+
+    def _prefill(
+        self,
+        queries: Tensor,
+        keys: Tensor,
+        values: Tensor,
+        tile: PrefillTile,
+        scale: float,
+        softcap: float | None,
+        out: Tensor,
+    ) -> None:
+        first, end = tile.span
+        q = queries[tile.begin : tile.end].transpose(0, 1)[None]
+        k = self._gather(0, keys, tile.pages).flatten(0, 1)[first:end].transpose(0, 1)[None]
+        v = self._gather(1, values, tile.pages).flatten(0, 1)[first:end].transpose(0, 1)[None]
+        y = _attend(q, k, v, tile.mask, tile.mask is None, scale, softcap)
+        out[tile.begin : tile.end] = y[0].transpose(0, 1)
+
+    def _gather(self, which: int, pages: Tensor, index: Tensor) -> Tensor:
+        """The indexed pages, in memory that is reused from call to call.
+
+        Fresh memory of this size comes from the system page by page, which costs more than the copy.
+        """
+        key = (which, pages.dtype, pages.device)
+        count = len(index) * pages[0].numel()
+        memory = self._gathered.get(key)
+        if memory is None or memory.numel() < count:
+            memory = torch.empty(count, dtype=pages.dtype, device=pages.device)
+            self._gathered[key] = memory
+        gathered = memory[:count].view(len(index), *pages.shape[1:])
+        return torch.index_select(pages, 0, index, out=gathered)
 
 
 def _rotate(x: Tensor, rotation: Tensor) -> Tensor:
@@ -88,51 +147,6 @@ def _rotate(x: Tensor, rotation: Tensor) -> Tensor:
     part = x if size == x.shape[-1] else x[..., :size]
     turned = (part * cos).addcmul_(part.roll(size // 2, -1).to(cos.dtype), sin).to(x.dtype)
     return turned if part is x else torch.cat((turned, x[..., size:]), -1)
-
-
-def _decode(
-    queries: Tensor,
-    keys: Tensor,
-    values: Tensor,
-    group: DecodeGroup,
-    scale: float,
-    softcap: float | None,
-    out: Tensor,
-) -> None:
-    """Rows of one token: the query heads that share a key head are the "queries" of one small matrix."""
-    count, kv_heads, head_dim = group.size, keys.shape[2], keys.shape[3]
-    rows = group.rows
-    q = queries[:count] if rows is None else queries.index_select(0, rows)
-    q = q.reshape(count, kv_heads, -1, head_dim)
-    k = keys.index_select(0, group.pages).view(count, -1, kv_heads, head_dim)
-    v = values.index_select(0, group.pages).view(count, -1, kv_heads, head_dim)
-    if group.span is not None:
-        first, end = group.span
-        k, v = k[:, first:end], v[:, first:end]
-    k, v = k.transpose(1, 2).to(q.dtype), v.transpose(1, 2).to(q.dtype)
-    y = _attend(q, k, v, group.mask, False, scale, softcap).reshape(count, -1, head_dim)
-    if rows is None:
-        out[:count] = y
-    else:
-        out.index_copy_(0, rows, y)
-
-
-def _prefill(
-    queries: Tensor,
-    keys: Tensor,
-    values: Tensor,
-    tile: PrefillTile,
-    scale: float,
-    softcap: float | None,
-    out: Tensor,
-) -> None:
-    kv_heads, head_dim = keys.shape[2:]
-    first, end = tile.span
-    q = queries[tile.begin : tile.end].transpose(0, 1)[None]
-    k = keys.index_select(0, tile.pages).view(1, -1, kv_heads, head_dim)[:, first:end].transpose(1, 2)
-    v = values.index_select(0, tile.pages).view(1, -1, kv_heads, head_dim)[:, first:end].transpose(1, 2)
-    y = _attend(q, k.to(q.dtype), v.to(q.dtype), tile.mask, tile.mask is None, scale, softcap)
-    out[tile.begin : tile.end] = y[0].transpose(0, 1)
 
 
 def _attend(
@@ -149,7 +163,7 @@ def _attend(
         (grouped @ k[:, :, None].transpose(-1, -2)).float().mul_(scale / softcap).tanh_().mul_(softcap)
     )
     if mask is not None:
-        scores += mask
+        scores += mask if mask.dim() == 2 else mask[:, :, None]
     elif causal:
         scores.masked_fill_(torch.ones_like(scores[0, 0, 0], dtype=torch.bool).triu_(1), float("-inf"))
     attended: Tensor = scores.softmax(-1).to(q.dtype) @ v[:, :, None]

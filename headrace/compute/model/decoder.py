@@ -48,7 +48,7 @@ class Decoder:
 
     Args:
         spec: the model.
-        weights: its weights; their device and dtype are where and in what the model computes.
+        weights: its weights, whose layers it takes over; their device and dtype are where and in what it computes.
         kernels: what computes.
         max_model_len: longest sequence that will be asked for; sizes the rotary tables.
     """
@@ -66,8 +66,7 @@ class Decoder:
         self._embedding_scale = torch.tensor(spec.embedding_scale, dtype=self.dtype).item()
         self._norm = weights.norm
         self._layers = tuple(
-            self._prepare(layer, layer_spec.window, layer_spec.rope)
-            for layer, layer_spec in zip(weights.layers, spec.layers, strict=True)
+            self._prepare(weights.layers.pop(0), layer.window, layer.rope) for layer in spec.layers
         )
         self._head = kernels.prepare_linear(weights.head)
         self._ropes = tuple(rope_table(rope, max_model_len, self.device) for rope in spec.ropes)

@@ -11,7 +11,6 @@ from typing import Literal
 
 from headrace.compute.kernels import Activation
 
-
 RopeKind = Literal["default", "linear", "dynamic", "llama3", "yarn", "longrope"]
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import torch
@@ -50,14 +50,22 @@ class LayerWeights:
     post_mlp_norm: Tensor | None
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class DecoderWeights:
-    """All weights; ``head`` is ``embedding`` itself where the model ties them."""
+    """All weights; ``head`` is ``embedding`` itself where the model ties them.
+
+    The decoder takes the layers out one by one as it prepares them, so that no weight lies in memory twice;
+    ``nbytes`` stays what all of them took when they were allocated.
+    """
 
     embedding: Tensor
-    layers: tuple[LayerWeights, ...]
+    layers: list[LayerWeights]
     norm: Tensor
     head: Tensor
+    nbytes: int = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.nbytes = sum(tensor.nbytes for tensor in self.tensors())
 
     def tensors(self) -> Iterator[Tensor]:
         """Every tensor once."""
@@ -78,10 +86,6 @@ class DecoderWeights:
             norms = (layer.input_norm, layer.qk_norm, layer.mlp_norm)
             after = (layer.post_attention_norm, layer.post_mlp_norm)
             yield from (norm for norm in norms + after if norm is not None)
-
-    @property
-    def nbytes(self) -> int:
-        return sum(tensor.nbytes for tensor in self.tensors())
 
 
 def empty_weights(spec: DecoderSpec, dtype: torch.dtype, device: torch.device | str) -> DecoderWeights:
@@ -116,7 +120,7 @@ def empty_weights(spec: DecoderSpec, dtype: torch.dtype, device: torch.device | 
 
     embedding = linear(spec.vocab_size, hidden)
     head = embedding if spec.tied_embeddings else linear(spec.vocab_size, hidden)
-    return DecoderWeights(embedding, tuple(layer() for _ in range(spec.num_layers)), norm(hidden), head)
+    return DecoderWeights(embedding, [layer() for _ in range(spec.num_layers)], norm(hidden), head)
 
 
 def destinations(spec: DecoderSpec, weights: DecoderWeights) -> dict[str, Tensor]:
@@ -227,7 +231,8 @@ def _files(folder: Path) -> list[Path]:
         if missing:
             raise ModelError(f"{folder} lacks {_listed(missing)}, named by {_INDEX}")
         return files
-    files = sorted(folder.glob("*.safetensors"))
+    whole = folder / "model.safetensors"
+    files = [whole] if whole.is_file() else sorted(folder.glob("*.safetensors"))
     if files:
         return files
     pickles = sorted(path.name for kind in ("*.bin", "*.pt", "*.pth") for path in folder.glob(kind))

@@ -1,0 +1,94 @@
+"""Where a model lies: a folder, the model that ships with the package, or a name on the Hugging Face hub.
+
+Knows nothing of what is in the files but ``config.json``; `families` and `weights` read the rest.
+"""
+
+from __future__ import annotations
+
+import json
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+from headrace.compute.model.spec import ModelError
+
+BUILTIN = {"builtin": "target", "builtin-draft": "draft"}
+"""Names of the models in the package, and their folders under ``headrace/builtin``."""
+
+_WANTED = ["*.safetensors", "*.json", "*.jinja", "merges.txt", "tokenizer*"]
+_UNWANTED = ["original/*", "consolidated*", "*.gguf", "onnx/*"]
+
+
+def resolve_folder(name: str, revision: str | None = None) -> Path:
+    """The local folder of a model, downloaded first if ``name`` is a hub name (``Qwen/Qwen3-0.6B``).
+
+    Args:
+        name: a folder, "builtin", "builtin-draft", or a hub name.
+        revision: branch, tag or commit on the hub; hub names only.
+
+    Raises:
+        ModelError: there is no such model, or the hub cannot be reached and has no copy here.
+    """
+    if name in BUILTIN:
+        return _with_config(Path(str(files("headrace"))) / "builtin" / BUILTIN[name])
+    folder = Path(name).expanduser()
+    if folder.is_dir():
+        return _with_config(folder)
+    if name.count("/") > 1 or name.startswith((".", "~", "/")):
+        raise ModelError(f"model folder {folder} does not exist")
+    return _with_config(_download(name, revision))
+
+
+def read_config(folder: Path) -> dict[str, Any]:
+    """The folder's ``config.json``.
+
+    Raises:
+        ModelError: the file is missing or is not a JSON object.
+    """
+    path = folder / "config.json"
+    try:
+        config = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise ModelError(f"{path} cannot be read: {error}") from error
+    if not isinstance(config, dict):
+        raise ModelError(f"{path} is not a JSON object")
+    return config
+
+
+def _with_config(folder: Path) -> Path:
+    if not (folder / "config.json").is_file():
+        raise ModelError(f"{folder} is not a model folder: it has no config.json")
+    return folder
+
+
+def _download(name: str, revision: str | None) -> Path:
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import (
+        GatedRepoError,
+        HFValidationError,
+        LocalEntryNotFoundError,
+        RepositoryNotFoundError,
+        RevisionNotFoundError,
+    )
+
+    try:
+        return Path(
+            snapshot_download(name, revision=revision, allow_patterns=_WANTED, ignore_patterns=_UNWANTED)
+        )
+    except GatedRepoError as error:
+        raise ModelError(
+            f"{name} asks for an agreement on the hub: accept it, then log in with `hf auth login`"
+        ) from error
+    except RepositoryNotFoundError as error:
+        raise ModelError(
+            f"the hub has no model '{name}', or it is private and needs `hf auth login`"
+        ) from error
+    except RevisionNotFoundError as error:
+        raise ModelError(f"model '{name}' has no revision '{revision}'") from error
+    except HFValidationError as error:
+        raise ModelError(f"'{name}' is neither a folder nor a name on the hub: {error}") from error
+    except (LocalEntryNotFoundError, OSError) as error:
+        raise ModelError(
+            f"'{name}' is no folder here, and the hub cannot be reached to download it ({error}); "
+            "give a local folder, or 'builtin' for the model that ships with the package"
+        ) from error

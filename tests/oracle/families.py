@@ -1,0 +1,114 @@
+"""Tiny models of every family, with random weights made by transformers, and options that matter switched on."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
+
+LENGTH = 40
+WINDOW = 7
+TRAINED = 16
+VOCAB = 96
+
+_SMALL: dict[str, Any] = {
+    "vocab_size": VOCAB,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 64,
+    "pad_token_id": 0,
+    "bos_token_id": None,
+    "eos_token_id": None,
+    "tie_word_embeddings": False,
+}
+_GEMMA = {"head_dim": 16, "query_pre_attn_scalar": 24, "sliding_window": WINDOW, "tie_word_embeddings": True}
+
+
+def _rope(kind: str, **options: Any) -> dict[str, Any]:
+    return {"rope_parameters": {"rope_type": kind, "rope_theta": 10_000.0, **options}}
+
+
+_LONGROPE = _rope(
+    "longrope",
+    short_factor=[1.0, 1.1, 1.2, 1.3],
+    long_factor=[1.0, 2.0, 3.0, 4.0],
+    original_max_position_embeddings=TRAINED,
+)
+
+
+@dataclass(frozen=True)
+class Case:
+    """``grows``: its rope depends on the length of the running sequence, so only equal lengths compare."""
+
+    model_type: str
+    options: dict[str, Any]
+    grows: bool = False
+
+    def build(self, folder: Path) -> PreTrainedModel:
+        """Make the model, save it as safetensors, return it for reference."""
+        torch.manual_seed(0)
+        config = AutoConfig.for_model(self.model_type, **(_SMALL | self.options))
+        model = AutoModelForCausalLM.from_config(config, attn_implementation="eager", dtype=torch.float32)
+        with torch.no_grad():
+            for parameter in model.parameters():  # norms and biases too, which start as ones and zeros
+                parameter.add_(torch.randn_like(parameter) * 0.15)
+        model.eval().save_pretrained(folder)
+        return model
+
+
+CASES: dict[str, Case] = {
+    "llama": Case("llama", {}),
+    "llama-all-heads-biases": Case(
+        "llama", {"num_key_value_heads": 4, "attention_bias": True, "mlp_bias": True, "head_dim": 12}
+    ),
+    "llama-linear": Case("llama", _rope("linear", factor=4.0)),
+    "llama-dynamic": Case(
+        "llama", _rope("dynamic", factor=2.0) | {"max_position_embeddings": TRAINED}, grows=True
+    ),
+    "llama-llama3": Case(
+        "llama",
+        _rope(
+            "llama3",
+            factor=8.0,
+            low_freq_factor=1.0,
+            high_freq_factor=4.0,
+            original_max_position_embeddings=TRAINED,
+        ),
+    ),
+    "llama-yarn": Case("llama", _rope("yarn", factor=4.0, original_max_position_embeddings=TRAINED)),
+    "smollm2": Case(
+        "llama",
+        {"tie_word_embeddings": True, "num_attention_heads": 3, "num_key_value_heads": 1, "hidden_size": 24},
+    ),
+    "mistral": Case("mistral", {"sliding_window": WINDOW, "head_dim": 16}),
+    "mistral-unbounded": Case("mistral", {"sliding_window": None}),
+    "qwen2": Case("qwen2", {}),
+    "qwen2-window": Case(
+        "qwen2", {"use_sliding_window": True, "sliding_window": WINDOW, "max_window_layers": 1}
+    ),
+    "qwen3": Case("qwen3", {"head_dim": 16, "tie_word_embeddings": True}),
+    "phi3": Case("phi3", {"sliding_window": WINDOW}),
+    "phi3-partial": Case("phi3", _rope("default", partial_rotary_factor=0.5)),
+    "phi3-longrope": Case(
+        "phi3", _LONGROPE | {"original_max_position_embeddings": TRAINED, "tie_word_embeddings": True}
+    ),
+    "gemma2": Case("gemma2", _GEMMA | {"attn_logit_softcapping": 5.0, "final_logit_softcapping": 8.0}),
+    "gemma3": Case("gemma3_text", _GEMMA | {"num_hidden_layers": 7}),
+    "gemma3-linear": Case(
+        "gemma3_text",
+        _GEMMA
+        | {
+            "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
+            "rope_parameters": {
+                "full_attention": {"rope_type": "linear", "factor": 8.0, "rope_theta": 1_000_000.0},
+                "sliding_attention": {"rope_type": "default", "rope_theta": 10_000.0},
+            },
+        },
+    ),
+}

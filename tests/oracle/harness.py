@@ -1,0 +1,89 @@
+"""Drives the decoder over paged memory without an engine, and makes tiny models with transformers to compare.
+
+`Rig` keeps sequences with block tables from a shuffled pool; `step` computes any mix of rows as one batch.
+"""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from headrace.compute.batch import pack
+from headrace.compute.kernels import select
+from headrace.compute.kv import PagedKV
+from headrace.compute.model.decoder import Decoder
+from headrace.compute.model.families import parse_config
+from headrace.compute.model.hub import read_config
+from headrace.compute.model.weights import load_weights
+
+CPU = torch.device("cpu")
+
+
+@dataclass
+class Sequence:
+    tokens: list[int]
+    blocks: list[int] = field(default_factory=list)
+    computed: int = 0
+
+
+class Rig:
+    def __init__(
+        self,
+        folder: Path,
+        max_model_len: int,
+        block_size: int = 4,
+        num_blocks: int = 128,
+        seed: int = 0,
+        kernels: str = "torch",
+        dtype: torch.dtype = torch.float32,
+    ) -> None:
+        self.spec = parse_config(read_config(folder))
+        weights = load_weights(folder, self.spec, dtype, CPU)
+        self.decoder = Decoder(self.spec, weights, select(kernels, CPU), max_model_len)
+        self.kv = PagedKV(self.spec, num_blocks, block_size, dtype, CPU)
+        self.block_size = block_size
+        self.free = list(range(num_blocks))
+        random.Random(seed).shuffle(self.free)
+
+    def step(self, rows: list[tuple[Sequence, int]], every: bool = True) -> list[Tensor]:
+        """Compute ``length`` further tokens of each sequence; logits [length, vocab] (or [1, vocab]) by row."""
+        rows = sorted(rows, key=lambda row: row[1] != 1)  # rows of one token come first
+        for sequence, length in rows:
+            while len(sequence.blocks) * self.block_size < sequence.computed + length:
+                sequence.blocks.append(self.free.pop())
+        starts = [sequence.computed for sequence, _ in rows]
+        lengths = [length for _, length in rows]
+        tables = np.zeros((len(rows), max(len(s.blocks) for s, _ in rows)), dtype=np.int32)
+        for table, (sequence, _) in zip(tables, rows, strict=True):
+            table[: len(sequence.blocks)] = sequence.blocks
+        tokens = [token for s, n in rows for token in s.tokens[s.computed : s.computed + n]]
+        ends = np.cumsum(lengths)
+        wanted = np.arange(len(tokens)) if every else ends - 1
+        batch = pack(torch.tensor(tokens), starts, lengths, tables, wanted, self.block_size)
+        logits = self.decoder.forward(batch, self.kv)
+        for sequence, length in rows:
+            sequence.computed += length
+        return list(logits.split(lengths if every else [1] * len(rows)))
+
+    def logits(self, sequence: Sequence, chunks: list[int]) -> Tensor:
+        """Logits of all positions, computed in chunks of the given sizes, repeated until the end."""
+        parts: list[Tensor] = []
+        while sequence.computed < len(sequence.tokens):
+            length = min(chunks[len(parts) % len(chunks)], len(sequence.tokens) - sequence.computed)
+            parts += self.step([(sequence, length)])
+        return torch.cat(parts)
+
+    def generate(self, prompts: list[list[int]], count: int) -> list[list[int]]:
+        """Greedy continuations of all prompts together: prompts in the first step, then row by row."""
+        sequences = [Sequence(list(prompt)) for prompt in prompts]
+        for _ in range(count):
+            rows = [(s, len(s.tokens) - s.computed) for s in sequences]
+            ordered = sorted(rows, key=lambda row: row[1] != 1)
+            for (sequence, _), logits in zip(ordered, self.step(rows, every=False), strict=True):
+                sequence.tokens.append(int(logits.argmax()))
+        return [s.tokens[len(p) :] for s, p in zip(sequences, prompts, strict=True)]
