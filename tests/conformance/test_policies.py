@@ -1,0 +1,137 @@
+"""What every policy must keep to; a new one is added to the lists below and has to pass.
+
+Deterministic: the same questions get the same answers. Conserving: nothing is lost, nothing served twice. Live: every
+request ends, though it may wait long.
+"""
+
+from __future__ import annotations
+
+import itertools
+import random
+
+import pytest
+
+from headrace.core.blocks import BlockPool, EvictionPolicy, LeastRecentlyUsed
+from headrace.core.engine import Engine
+from headrace.core.events import Admitted, Event
+from headrace.core.knobs import Knobs
+from headrace.core.request import FinishReason, Request
+from headrace.core.scheduler.admission import Continuous, Queue, StaticBatch
+from headrace.core.scheduler.order import ByPriority, FirstComeFirstServed
+from headrace.core.scheduler.scheduler import Scheduler
+from headrace.core.scheduler.victims import LastRanked
+from headrace.core.sequence import Sequence
+from tests.doubles.engines import Record, drain
+from tests.doubles.hashing_runner import HashingRunner, expected_tokens
+from tests.doubles.scenes import request
+
+ORDERS = [FirstComeFirstServed, ByPriority]
+ADMISSIONS = [Continuous, lambda: StaticBatch(3, 0.05), lambda: StaticBatch(1, 0.0)]
+VICTIMS = [LastRanked]
+EVICTIONS = [LeastRecentlyUsed]
+
+
+def crowd(count: int = 24) -> list[Request]:
+    rng = random.Random(7)
+    shared = tuple(range(9))
+    return [
+        request(
+            f"r{i}",
+            shared[: rng.randint(1, 9)] + tuple(rng.randrange(50) for _ in range(rng.randint(1, 12))),
+            max_tokens=rng.randint(1, 14),
+            priority=rng.randint(-2, 2),
+            tenant=rng.choice("ab"),
+        )
+        for i in range(count)
+    ]
+
+
+def live(order, admission, victims, eviction, overlap: int) -> Record:
+    events: list[Event] = []
+    pool = BlockPool(14, 4, eviction(), events.append)
+    scheduler = Scheduler(pool, order(), admission(), victims(), events, max_num_seqs=5, max_model_len=48)
+    engine = Engine(scheduler, HashingRunner(14, 4, 5), events, Knobs(batched_tokens=16), overlap)
+    record = Record()
+    now = 0.0
+    for each in crowd():
+        engine.submit(each, now)
+        now += 0.002
+        record.fold(engine.step(now))
+        engine.check_books()
+    drain(engine, record, now)
+    engine.check_books()
+    return record
+
+
+@pytest.mark.parametrize("overlap", [0, 1])
+@pytest.mark.parametrize(
+    ("order", "admission", "victims", "eviction"),
+    list(itertools.product(ORDERS, ADMISSIONS, VICTIMS, EVICTIONS)),
+)
+def test_every_combination_serves_everybody_the_right_text_and_does_so_again(
+    order, admission, victims, eviction, overlap
+):
+    record = live(order, admission, victims, eviction, overlap)
+    for each in crowd():
+        (end,) = record.ends[each.id]
+        assert end.reason is FinishReason.LENGTH
+        length = each.params.max_tokens
+        assert record.tokens[each.id] == expected_tokens(each.tokens, 0, length, frozenset())
+    assert live(order, admission, victims, eviction, overlap).events == record.events
+
+
+@pytest.mark.parametrize("make", ORDERS)
+def test_ranks_are_unique_comparable_and_repeatable(make):
+    ranks = [make().rank(each, number) for number, each in enumerate(crowd())]
+    assert len(set(ranks)) == len(ranks)
+    sorted(ranks)
+    assert ranks == [make().rank(each, number) for number, each in enumerate(crowd())]
+
+
+@pytest.mark.parametrize("make", ORDERS)
+def test_among_equals_the_earlier_ranks_first(make):
+    policy = make()
+    ranks = [policy.rank(request(f"r{i}"), i) for i in range(5)]
+    assert ranks == sorted(ranks)
+
+
+def test_first_come_is_first_served():
+    record = live(FirstComeFirstServed, Continuous, LastRanked, LeastRecentlyUsed, 0)
+    seen = [int(event.request_id[1:]) for event in record.of(Admitted) if event.reason == "new"]
+    for place, number in enumerate(seen):
+        overtaken = sum(later < number for later in seen[place + 1 :])
+        assert overtaken <= 8, "nobody looks past more than a few"
+    assert seen[0] == 0
+
+
+@pytest.mark.parametrize("make", ADMISSIONS)
+def test_admission_admits_nobody_who_does_not_wait_and_is_ready_when_it_says(make):
+    for waiting, running, oldest in itertools.product((1, 2, 5), (0, 1, 4), (0.0, 3.0)):
+        queue = Queue(waiting, oldest, running, admitted=9)
+        assert 0 <= make().admit(queue, 100.0) <= waiting
+        if running == 0:
+            due = max(make().ready_at(queue), 0.0)
+            assert make().admit(queue, due) > 0, "it named a time and then did not admit"
+
+
+@pytest.mark.parametrize("make", VICTIMS)
+def test_a_victim_is_one_of_the_candidates_and_not_the_first_of_many(make):
+    sequences = [Sequence(request(f"r{i}"), (i,), 64) for i in range(4)]
+    for count in range(1, 5):
+        chosen = make().choose(sequences[:count])
+        assert chosen in sequences[:count]
+        assert chosen is make().choose(sequences[:count])
+        assert count == 1 or chosen is not sequences[0], "whoever ranks first must make progress"
+
+
+@pytest.mark.parametrize("make", EVICTIONS)
+def test_eviction_gives_back_every_cached_block_once(make):
+    policy: EvictionPolicy = make()
+    pool = BlockPool(6, 2, policy, lambda event: None)
+    table = pool.allocate(6)
+    parent = b""
+    for i, block in enumerate(table):
+        parent = pool.register(block, parent, (i, i))
+    pool.release(table)
+    assert sorted(pool.allocate(6)) == list(range(6))
+    pool.check()
