@@ -53,7 +53,7 @@ TEMPLATES = {
 {%- if tools is not none -%}
     {%- for tool in tools -%}{{ describe(tool, loop.index) }}{%- endfor -%}
 {%- endif -%}
-{{- messages | length }} {{ ns.last['content'] | default('none') | length }} 
+{{- messages | length }} {{ ns.last['content'] | default('none') | length }}
 {{- messages | map(attribute='role') | join(', ') }}
 {%- if enable_thinking is defined and enable_thinking %}<think>{% endif -%}
 {%- if add_generation_prompt %}<ASSISTANT>{% endif -%}""",

@@ -1,0 +1,195 @@
+"""``headrace run-batch``: run a file of requests, and go on where a killed run left off."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from headrace.cli.connection import CONNECT_SECONDS, authorization, no_server, uses_proxies
+from headrace.config import ConfigError
+
+if TYPE_CHECKING:
+    import httpx
+    from rich.progress import Progress
+
+    from headrace.serve.batch.results import Results
+    from headrace.serve.batch.run import Outcome
+
+EXIT_FAILED_LINES = 1
+EXIT_STOPPED = 130
+
+
+def run_batch(
+    input_file: Annotated[Path, typer.Option("--input", "-i", help="requests, in OpenAI's batch JSONL")],
+    output_file: Annotated[Path, typer.Option("--output", "-o", help="results; gone on with if it exists")],
+    model: Annotated[
+        str | None, typer.Option(help="run all lines on this model, whichever they name")
+    ] = None,
+    url: Annotated[str | None, typer.Option(help="a running server; default: run in this process")] = None,
+    max_concurrency: Annotated[int, typer.Option(min=1, help="requests under way at once")] = 64,
+    config: Annotated[Path | None, typer.Option(help="YAML file of options, as for serve")] = None,
+    api_key: Annotated[str | None, typer.Option(help="if the server at --url asks for one")] = None,
+) -> None:
+    """Run a batch of requests from a file; exits with 1 if a line failed.
+
+    Killed at any moment and started again, it neither loses nor repeats a line.
+    """
+    from headrace.serve.batch.lines import DuplicateId, check_ids, read_lines
+    from headrace.serve.batch.results import Results, ResultsError
+
+    try:
+        with input_file.open("rb") as raw_lines:
+            keys = check_ids(read_lines(raw_lines))
+        results = Results(output_file)
+    except (OSError, DuplicateId, ResultsError) as error:
+        raise ConfigError(str(error)) from error
+    with results:
+        tally = Tally(total=len(keys), before=len(keys & results.keys))
+        reached = _server(url, api_key, model) if url else _in_process(model, config)
+        stopped = ""
+        try:
+            asyncio.run(_run(reached, input_file, results, max_concurrency, tally))
+        except ConnectionError as error:
+            stopped = no_server(url or "the engine in this process", error)
+        except KeyboardInterrupt:
+            stopped = "stopped"
+        typer.echo(tally.summary(output_file))
+        if stopped:
+            typer.echo(f"{stopped}\nRun the same command again to go on.", err=True)
+            raise typer.Exit(EXIT_STOPPED)
+        if results.failed:
+            raise typer.Exit(EXIT_FAILED_LINES)
+
+
+@dataclass(slots=True)
+class Tally:
+    """What a run has come to so far; ``before`` lines were done by earlier runs."""
+
+    total: int
+    before: int
+    succeeded: int = 0
+    failed: int = 0
+    prompt_tokens: int = 0
+    completion_tokens: int = 0
+    began: float = field(default_factory=time.monotonic)
+
+    def add(self, outcome: Outcome) -> None:
+        """Count one more line."""
+        self.succeeded += outcome.succeeded
+        self.failed += not outcome.succeeded
+        self.prompt_tokens += outcome.prompt_tokens
+        self.completion_tokens += outcome.completion_tokens
+
+    @property
+    def done(self) -> int:
+        """Lines that have a result, from this run and those before."""
+        return self.before + self.succeeded + self.failed
+
+    def rate(self) -> str:
+        """Output tokens per second."""
+        return f"{self.completion_tokens / max(time.monotonic() - self.began, 1e-9):,.0f} tok/s"
+
+    def summary(self, output_file: Path) -> str:
+        """The whole run in two lines."""
+        seconds = time.monotonic() - self.began
+        return (
+            f"{self.done} of {self.total} lines done: {self.succeeded} succeeded, {self.failed} failed, "
+            f"{self.before} done before; results in {output_file}\n"
+            f"{self.prompt_tokens:,} prompt and {self.completion_tokens:,} output tokens "
+            f"in {seconds:.1f} s ({self.rate()})"
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Reached:
+    """Where requests go, and the model named in them (None: each line's own)."""
+
+    client: httpx.AsyncClient
+    model: str | None
+
+
+@asynccontextmanager
+async def _server(url: str, api_key: str | None, model: str | None) -> AsyncIterator[Reached]:
+    import httpx
+
+    async with httpx.AsyncClient(
+        base_url=url,
+        headers=authorization(api_key),
+        timeout=httpx.Timeout(None, connect=CONNECT_SECONDS),
+        limits=httpx.Limits(max_connections=None),
+        trust_env=uses_proxies(url),
+    ) as client:
+        yield Reached(client, model)
+
+
+@asynccontextmanager
+async def _in_process(model: str | None, config: Path | None) -> AsyncIterator[Reached]:
+    """The engine in this process, behind the same application that `serve` listens with."""
+    import httpx
+
+    from headrace.build import build_app
+    from headrace.config import options
+
+    given = options({"model": model} if model else {}, config)
+    app, lifespan = build_app(given)
+    transport = httpx.ASGITransport(app, raise_app_exceptions=False)
+    keys = given.server.api_key
+    async with (
+        lifespan,
+        httpx.AsyncClient(
+            base_url="http://in-process",
+            headers=authorization(keys[0] if keys else None),
+            transport=transport,
+            timeout=None,
+        ) as client,
+    ):
+        yield Reached(client, (given.model.served_model_name or given.model.model) if model else None)
+
+
+async def _run(
+    reaching: AbstractAsyncContextManager[Reached],
+    input_file: Path,
+    results: Results,
+    concurrency: int,
+    tally: Tally,
+) -> None:
+    from headrace.serve.batch.lines import read_lines
+    from headrace.serve.batch.run import run_batch
+
+    async with reaching as reached:
+        tally.began = time.monotonic()  # loading a model is no part of the rate
+        with input_file.open("rb") as raw_lines, _progress() as progress:
+            bar = progress.add_task("", total=tally.total, completed=tally.before, note="")
+
+            def told(outcome: Outcome) -> None:
+                tally.add(outcome)
+                progress.update(bar, completed=tally.done, note=f"{tally.failed} failed  {tally.rate()}")
+
+            await run_batch(
+                reached.client,
+                read_lines(raw_lines),
+                results,
+                concurrency=concurrency,
+                told=told,
+                model=reached.model,
+            )
+
+
+def _progress() -> Progress:
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+    return Progress(
+        BarColumn(),
+        MofNCompleteColumn(),
+        TextColumn("{task.fields[note]}"),
+        TimeRemainingColumn(),
+        console=Console(stderr=True),
+    )

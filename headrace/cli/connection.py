@@ -1,0 +1,103 @@
+"""What the commands that talk to a running server share: finding it, streaming from it, saying what is wrong."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Any
+from urllib.parse import urlsplit
+
+import httpx
+
+DEFAULT_URL = "http://127.0.0.1:8000"
+CONNECT_SECONDS = 5.0
+
+
+class ServerError(Exception):
+    """The server cannot be reached, or refused a request; the message is for the user."""
+
+
+def open_client(url: str, api_key: str | None = None) -> httpx.Client:
+    """A client for the server at ``url``. It waits for answers as long as they take."""
+    return httpx.Client(
+        base_url=url,
+        headers=authorization(api_key),
+        timeout=httpx.Timeout(None, connect=CONNECT_SECONDS),
+        trust_env=uses_proxies(url),
+    )
+
+
+def authorization(api_key: str | None) -> dict[str, str]:
+    """The headers that carry an API key."""
+    return {"Authorization": f"Bearer {api_key}"} if api_key else {}
+
+
+def uses_proxies(url: str) -> bool:
+    """Whether the environment's proxies apply: never on the way to this machine itself."""
+    return urlsplit(url).hostname not in ("127.0.0.1", "localhost", "::1")
+
+
+def served_model(client: httpx.Client) -> str:
+    """The first model that the server offers.
+
+    Raises:
+        ServerError: there is no server, or it says no.
+    """
+    try:
+        response = client.get("/v1/models")
+    except httpx.TransportError as error:
+        raise ServerError(no_server(client.base_url, error)) from error
+    if response.status_code != httpx.codes.OK:
+        raise ServerError(_message(response))
+    try:
+        return str(response.json()["data"][0]["id"])
+    except (ValueError, KeyError, IndexError, TypeError) as error:
+        raise ServerError(f"what answers at {client.base_url} is no OpenAI-compatible server") from error
+
+
+def stream(client: httpx.Client, path: str, body: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    """The chunks of a streamed answer, as they arrive.
+
+    Raises:
+        ServerError: the server refuses, breaks off, or is gone.
+    """
+    try:
+        with client.stream("POST", path, json={**body, "stream": True}) as response:
+            if response.status_code != httpx.codes.OK:
+                response.read()
+                raise ServerError(_message(response))
+            for line in response.iter_lines():
+                if not line.startswith("data:"):
+                    continue  # a comment that keeps the connection awake, or the blank line between events
+                data = line.removeprefix("data:").strip()
+                if data == "[DONE]":
+                    return
+                chunk = json.loads(data)
+                if "error" in chunk:
+                    raise ServerError(str(chunk["error"].get("message", chunk["error"])))
+                yield chunk
+    except httpx.ConnectError as error:
+        raise ServerError(no_server(client.base_url, error)) from error
+    except httpx.TransportError as error:
+        raise ServerError(f"the connection broke: {error}") from error
+
+
+def no_server(url: httpx.URL | str, error: Exception) -> str:
+    """How to get a server where none answers."""
+    return (
+        f"no server answers at {url} ({error}).\n"
+        "Start one in another terminal with:  headrace serve\n"
+        "or name another with:  --url http://HOST:PORT"
+    )
+
+
+def printable(text: str) -> str:
+    """Text without control characters, so that an answer cannot steer the terminal."""
+    return "".join(char for char in text if char.isprintable() or char in "\n\t" or ord(char) > 0x9F)
+
+
+def _message(response: httpx.Response) -> str:
+    try:
+        return str(response.json()["error"]["message"])
+    except (ValueError, KeyError, TypeError):
+        return f"{response.status_code} {response.reason_phrase}: {response.text[:200]}"

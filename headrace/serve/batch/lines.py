@@ -1,0 +1,132 @@
+"""The lines of a batch, in OpenAI's JSONL format: requests in, results out.
+
+```
+in   {"custom_id": "a", "method": "POST", "url": "/v1/chat/completions", "body": {"messages": […], …}}
+out  {"id": "batch_req_1", "custom_id": "a", "response": {"status_code": 200, "request_id": …, "body": {…}},
+      "error": null}
+```
+It knows no files and no network: `batch.results` keeps the output, `batch.run` sends the requests.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator
+from typing import Any, NamedTuple
+
+MAX_CUSTOM_ID_CHARACTERS = 512
+
+
+class BatchRequest(NamedTuple):
+    """A good line: what to send where. ``number`` counts from 1."""
+
+    number: int
+    custom_id: str
+    url: str
+    body: dict[str, Any]
+
+    @property
+    def key(self) -> str:
+        """What tells this line's result from all others."""
+        return self.custom_id
+
+
+class BadLine(NamedTuple):
+    """A line that cannot be sent; ``custom_id`` is None where the line has none that can be read."""
+
+    number: int
+    custom_id: str | None
+    message: str
+
+    @property
+    def key(self) -> str:
+        """What tells this line's result from all others."""
+        return self.custom_id if self.custom_id is not None else line_id(self.number)
+
+
+class DuplicateId(ValueError):
+    """Two lines of one batch with the same ``custom_id``: their results could not be told apart."""
+
+
+def line_id(number: int) -> str:
+    """The ``id`` of the result of line ``number``."""
+    return f"batch_req_{number}"
+
+
+def read_lines(raw_lines: Iterable[bytes]) -> Iterator[BatchRequest | BadLine]:
+    """Parse a batch line by line; blank lines are passed over."""
+    for number, raw in enumerate(raw_lines, start=1):
+        if raw.strip():
+            yield parse_line(number, raw)
+
+
+def check_ids(lines: Iterable[BatchRequest | BadLine]) -> set[str]:
+    """The keys of all lines.
+
+    Raises:
+        DuplicateId: a ``custom_id`` comes twice.
+    """
+    seen: dict[str, int] = {}
+    for line in lines:
+        if line.key in seen:
+            raise DuplicateId(f"custom_id {line.key!r} is in line {seen[line.key]} and in line {line.number}")
+        seen[line.key] = line.number
+    return set(seen)
+
+
+def parse_line(number: int, raw: bytes) -> BatchRequest | BadLine:
+    """What a line asks for, or what is wrong with it."""
+    try:
+        value = json.loads(raw)
+    except (ValueError, RecursionError) as error:
+        return BadLine(number, None, f"line {number} is not valid JSON: {error}")
+    if not isinstance(value, dict):
+        return BadLine(number, None, f"line {number} must be a JSON object")
+    custom_id = value.get("custom_id")
+    if not isinstance(custom_id, str) or not 0 < len(custom_id) <= MAX_CUSTOM_ID_CHARACTERS:
+        wanted = f"a string of 1 to {MAX_CUSTOM_ID_CHARACTERS} characters"
+        return BadLine(number, None, f"line {number}: custom_id must be {wanted}")
+    url, body = value.get("url"), value.get("body")
+    wrong = None
+    if unknown := value.keys() - {"custom_id", "method", "url", "body"}:
+        wrong = f"unknown field {min(unknown)!r}"
+    elif value.get("method") != "POST":
+        wrong = 'method must be "POST"'
+    elif not isinstance(url, str) or not url.startswith("/v1/"):
+        wrong = "url must be a path that begins with /v1/"
+    elif not isinstance(body, dict):
+        wrong = "body must be a JSON object"
+    elif body.get("stream"):
+        wrong = "body.stream must not be set in a batch"
+    else:
+        return BatchRequest(number, custom_id, url, body)
+    return BadLine(number, custom_id, f"line {number}: {wrong}")
+
+
+def answered(request: BatchRequest, status_code: int, request_id: str, body: Any) -> dict[str, Any]:
+    """The result of a request that the server answered, well or not."""
+    response = {"status_code": status_code, "request_id": request_id, "body": body}
+    return {
+        "id": line_id(request.number),
+        "custom_id": request.custom_id,
+        "response": response,
+        "error": None,
+    }
+
+
+def refused(line: BadLine) -> dict[str, Any]:
+    """The result of a line that could not be sent."""
+    error = {"code": "invalid_line", "message": line.message}
+    return {"id": line_id(line.number), "custom_id": line.custom_id, "response": None, "error": error}
+
+
+def result_key(result: dict[str, Any]) -> str:
+    """The key of the line that a result belongs to."""
+    custom_id = result.get("custom_id")
+    return custom_id if isinstance(custom_id, str) else str(result.get("id"))
+
+
+def succeeded(result: dict[str, Any]) -> bool:
+    """Whether a result is an answer and no error."""
+    response = result.get("response")
+    return isinstance(response, dict) and response.get("status_code") == 200

@@ -1,0 +1,129 @@
+"""Sends the requests of a batch, so many at a time, and keeps their results.
+
+The client decides where they go: to a server's address, or through `httpx.ASGITransport` to an application in
+this process; here there is no difference.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
+
+import httpx
+
+from headrace.serve.batch.lines import BadLine, BatchRequest, answered, refused, succeeded
+from headrace.serve.batch.results import Results
+
+BUSY = frozenset({429, 503})
+BUSY_TRIES = 12
+LOST_TRIES = 4
+FIRST_WAIT_SECONDS = 0.5
+MAX_WAIT_SECONDS = 60.0
+
+
+class ServerGone(ConnectionError):
+    """The server stopped answering: the run ends, and what is missing is done by the next one."""
+
+
+class Outcome(NamedTuple):
+    """What one line came to, for progress."""
+
+    succeeded: bool
+    prompt_tokens: int
+    completion_tokens: int
+
+
+async def run_batch(
+    client: httpx.AsyncClient,
+    lines: Iterator[BatchRequest | BadLine],
+    results: Results,
+    *,
+    concurrency: int,
+    told: Callable[[Outcome], None],
+    model: str | None = None,
+) -> None:
+    """Run all lines that have no result yet.
+
+    Args:
+        client: bound to the server (``base_url``), or to an application.
+        lines: read as they are needed, so a batch may be larger than memory.
+        results: where the results go, in the order in which they arrive.
+        concurrency: so many requests are under way at once.
+        told: is called with each line's outcome after its result is written.
+        model: sent in place of the lines' own ``model``.
+
+    Raises:
+        ServerGone: a request found no server, several times over.
+    """
+    waiting = (line for line in lines if line.key not in results.keys)
+
+    async def work() -> None:
+        for line in waiting:
+            if isinstance(line, BadLine):
+                result = refused(line)
+            else:
+                body = line.body if model is None else {**line.body, "model": model}
+                result = await _send(client, line, body)
+            results.append(result)
+            told(_outcome(result))
+
+    workers = [asyncio.create_task(work()) for _ in range(concurrency)]
+    try:
+        await asyncio.gather(*workers)
+    finally:
+        for worker in workers:
+            worker.cancel()
+        await asyncio.gather(*workers, return_exceptions=True)
+
+
+async def _send(client: httpx.AsyncClient, line: BatchRequest, body: dict[str, Any]) -> dict[str, Any]:
+    """Send until there is an answer; a busy server is asked again, later each time."""
+    wait = FIRST_WAIT_SECONDS
+    busy = lost = 0
+    while True:
+        try:
+            response = await client.post(line.url, json=body)
+        except httpx.TransportError as error:
+            lost += 1
+            if lost == LOST_TRIES:
+                raise ServerGone(f"no answer from {client.base_url}: {error!r}") from error
+        else:
+            busy += response.status_code in BUSY
+            if response.status_code not in BUSY or busy == BUSY_TRIES:
+                return answered(line, response.status_code, _request_id(response), _body(response))
+            wait = max(wait, _retry_after(response))
+        await asyncio.sleep(min(wait, MAX_WAIT_SECONDS))
+        wait *= 2
+
+
+def _body(response: httpx.Response) -> Any:
+    try:
+        return response.json()
+    except ValueError:
+        return response.text
+
+
+def _request_id(response: httpx.Response) -> str:
+    """The server's name for the request: from the header, else the answer's own id."""
+    body = _body(response)
+    fallback = body.get("id", "") if isinstance(body, dict) else ""
+    return response.headers.get("x-request-id") or str(fallback)
+
+
+def _retry_after(response: httpx.Response) -> float:
+    try:
+        return max(0.0, float(response.headers.get("retry-after", "0")))
+    except ValueError:  # a date, which HTTP allows too: our own waits do
+        return 0.0
+
+
+def _outcome(result: dict[str, Any]) -> Outcome:
+    body = (result["response"] or {}).get("body")
+    usage = body.get("usage") if isinstance(body, dict) else None
+    usage = usage if isinstance(usage, dict) else {}
+    return Outcome(
+        succeeded(result),
+        int(usage.get("prompt_tokens") or 0),
+        int(usage.get("completion_tokens") or 0),
+    )

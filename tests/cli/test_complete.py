@@ -1,0 +1,43 @@
+from collections.abc import Iterator
+
+import pytest
+import typer
+from typer.testing import CliRunner
+
+from headrace.cli.complete import complete
+from tests.cli.fake_server import FakeServer, running
+
+app = typer.Typer()
+app.command()(complete)
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[FakeServer]:
+    with running() as server:
+        yield server
+
+
+def test_the_completion_goes_to_standard_output(server: FakeServer) -> None:
+    result = CliRunner().invoke(
+        app, ["Once upon", "--url", server.url, "--stop", "END", "--max-tokens", "7", "--seed", "3"]
+    )
+    assert (result.exit_code, result.stdout) == (0, "you said: Once upon\n")
+    assert server.bodies[-1] == {
+        "model": "echo",
+        "prompt": "Once upon",
+        "max_tokens": 7,
+        "seed": 3,
+        "stop": ["END"],
+        "stream": True,
+    }
+
+
+def test_the_prompt_may_come_from_a_pipe_and_be_echoed(server: FakeServer) -> None:
+    result = CliRunner().invoke(app, ["-", "--echo", "--url", server.url], input="a b")
+    assert result.stdout == "a byou said: a b\n"
+
+
+def test_a_missing_server_is_told_with_what_to_do() -> None:
+    result = CliRunner().invoke(app, ["x", "--url", "http://127.0.0.1:9"])
+    assert result.exit_code == 1
+    assert "headrace serve" in result.stderr
