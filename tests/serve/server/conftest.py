@@ -1,0 +1,117 @@
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import pytest
+from starlette.testclient import TestClient
+
+from headrace.core.blocks import BlockPool, LeastRecentlyUsed
+from headrace.core.engine import Engine
+from headrace.core.events import Event
+from headrace.core.gate import Limits
+from headrace.core.knobs import Knobs
+from headrace.core.scheduler.admission import Continuous
+from headrace.core.scheduler.order import FirstComeFirstServed
+from headrace.core.scheduler.scheduler import Scheduler
+from headrace.core.scheduler.victims import LastRanked
+from headrace.observe.metrics import Metrics
+from headrace.observe.requests import RequestBook
+from headrace.serve.auth import Keys
+from headrace.serve.server.api import Api
+from headrace.serve.server.app import create_app
+from headrace.serve.server.model import ServedModel
+from headrace.serve.server.notes import Notes
+from headrace.serve.server.openapi import Docs
+from headrace.serve.server.status import Status
+from headrace.serve.service import Service
+from headrace.serve.text.template import ChatTemplate
+from tests.doubles.scripted_runner import ScriptedRunner
+from tests.serve.text.vocabularies import byte_level
+
+TEMPLATE = (
+    "{% for m in messages %}{% if m.role == 'user' and m.content == 'explode' %}"
+    "{{ raise_exception('no explosives') }}{% endif %}[{{ m.role }}] {{ m.content }}\n{% endfor %}"
+    "{% if add_generation_prompt %}[assistant] {% endif %}"
+)
+ANSWER = "The naïve fox 😀 jumps over 日本語. END of it"
+
+
+@dataclass
+class House:
+    """A whole server in one process, over a scripted runner."""
+
+    client: TestClient
+    engine: Engine
+    runner: ScriptedRunner
+    service: Service
+    model: ServedModel
+    seen: list[Event]
+
+    def fold(self, event: Event, now: float) -> None:
+        self.seen.append(event)
+
+
+@pytest.fixture
+def options() -> dict:
+    """What a test may change before its `house` is built."""
+    return {}
+
+
+@pytest.fixture
+def house(options: dict) -> Iterator[House]:
+    tokenizer = byte_level()
+    max_num_seqs = options.get("max_num_seqs", 8)
+    answer = tokenizer.encode(options.get("answer", ANSWER), add_special_tokens=False)
+
+    def reply(prompt: tuple[int, ...], seed: int) -> list[int]:
+        return answer[seed % 3 :] if options.get("seeded") else answer
+
+    assert tokenizer.eos_token_id is not None
+    runner = ScriptedRunner(max_num_seqs, reply, tokenizer.eos_token_id, options.get("step_seconds", 0.0))
+    events: list[Event] = []
+    num_blocks, block_size, max_model_len = 256, 4, options.get("max_model_len", 256)
+    scheduler = Scheduler(
+        BlockPool(num_blocks, block_size, LeastRecentlyUsed(), events.append),
+        FirstComeFirstServed(),
+        Continuous(),
+        LastRanked(),
+        events,
+        max_num_seqs=max_num_seqs,
+        max_model_len=max_model_len,
+    )
+    engine = Engine(scheduler, runner, events, Knobs(), overlap=options.get("overlap", 1))
+    book, metrics = RequestBook(), Metrics()
+    seen: list[Event] = []
+    limits = Limits(options.get("queued_requests", 64), options.get("queued_tokens", 10_000))
+    model = ServedModel(
+        "fox", tokenizer, ChatTemplate({"default": TEMPLATE}), max_model_len, tokenizer.vocab_size
+    )
+    house = House(None, engine, runner, None, model, seen)  # type: ignore[arg-type]
+    service = Service(
+        engine, limits, [book, metrics, house], stall_seconds=options.get("stall_seconds", 60.0)
+    )
+    notes = Notes()
+    api = Api(
+        service,
+        model,
+        notes,
+        max_body_bytes=options.get("max_body_bytes", 100_000),
+        request_timeout=options.get("request_timeout", 30.0),
+    )
+    status = Status(
+        service,
+        model,
+        notes,
+        explain=book.explain,
+        metrics=metrics.render,
+        info=lambda: {"device": "none"},
+        reset=engine.reset_prefix_cache,
+        version="0",
+    )
+    routes = [*api.routes(), *status.routes(), *Docs("0").routes()]
+    app = create_app(service, routes, Keys(options.get("keys", ())))
+    with TestClient(app, raise_server_exceptions=False) as client:
+        house.client, house.service = client, service
+        yield house
+        runner.gate.set()

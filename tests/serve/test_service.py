@@ -1,0 +1,248 @@
+import asyncio
+import threading
+from contextlib import asynccontextmanager
+
+import pytest
+
+from headrace.core.events import Emitted, Finished
+from headrace.core.gate import Limits, RejectReason
+from headrace.core.request import FinishReason, InvalidParameter, Request, SamplingParams
+from headrace.serve.service import Refused, Service
+from tests.doubles.engines import hashing_engine
+from tests.doubles.hashing_runner import expected_tokens
+
+SOON = 10.0
+
+
+def request(name: str, max_tokens: int = 5, prompt=(1, 2, 3), **more) -> Request:
+    return Request(name, prompt, SamplingParams(max_tokens=max_tokens), **more)
+
+
+class Book:
+    """A watcher; it may be broken."""
+
+    def __init__(self, broken: bool = False) -> None:
+        self.events = []
+        self.threads = set()
+        self.broken = broken
+
+    def fold(self, event, now):
+        self.events.append(event)
+        self.threads.add(threading.get_ident())
+        if self.broken:
+            raise ZeroDivisionError
+
+
+class Gate:
+    """Holds the engine between two steps, so that a test sees things in order."""
+
+    def __init__(self, service: Service) -> None:
+        self.open = threading.Event()
+        service.thread.call(lambda: self.open.wait(SOON))
+
+
+@asynccontextmanager
+async def serving(limits=None, watchers=(), stall_seconds=60.0, **engine):
+    made, runner = hashing_engine(**engine)
+    service = Service(made, limits or Limits(64, 10_000), watchers, stall_seconds=stall_seconds)
+    service.runner = runner
+    service.engine = made
+    service.start()
+    try:
+        yield service
+    finally:
+        service.stop()
+
+
+async def read_all(answer):
+    told = []
+    while not answer.exhausted:
+        told += await asyncio.wait_for(answer.read(), SOON)
+    return told
+
+
+def tokens_of(told, index=0):
+    return [t for i, event in told if i == index and isinstance(event, Emitted) for t in event.tokens]
+
+
+def end_of(told, index=0):
+    ends = [event for i, event in told if i == index and isinstance(event, Finished)]
+    assert len(ends) == 1
+    return ends[0].reason
+
+
+def test_each_sequence_of_a_call_is_told_under_its_own_index():
+    async def run():
+        async with serving() as service:
+            told = await read_all(service.open([request("a", seed=1), request("b", seed=2)]))
+            for index, seed in enumerate((1, 2)):
+                assert tokens_of(told, index) == expected_tokens((1, 2, 3), seed, 5, frozenset())
+                assert end_of(told, index) is FinishReason.LENGTH
+            assert service.open_requests() == 0
+
+    asyncio.run(run())
+
+
+def test_a_reader_that_wants_only_the_end_is_woken_once():
+    async def run():
+        async with serving() as service:
+            answer = service.open([request("a", 20)], each_step=False)
+            told = await asyncio.wait_for(answer.read(), SOON)
+            assert len(tokens_of(told)) == 20
+            assert answer.exhausted
+
+    asyncio.run(run())
+
+
+def test_cached_tokens_are_those_of_the_first_admission():
+    async def run():
+        async with serving() as service:
+            prompt = tuple(range(10))
+            await read_all(service.open([request("a", prompt=prompt)]))
+            second = service.open([request("b", prompt=prompt)])
+            await read_all(second)
+            assert second.cached_tokens == [9]
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize(
+    ("limits", "reason"),
+    [(Limits(2, 1000), RejectReason.QUEUE_FULL), (Limits(10, 5), RejectReason.QUEUE_TOKENS)],
+)
+def test_the_gate_bounds_what_waits_and_opens_again(limits, reason):
+    async def run():
+        async with serving(limits) as service:
+            gate = Gate(service)
+            first = service.open([request("a")])
+            with pytest.raises(Refused) as refused:
+                service.open([request("b"), request("c")])
+            assert refused.value.verdict.reason is reason
+            assert refused.value.verdict.retry_after >= 1
+            assert service.load().queued_requests == 1
+            assert service.load().queued_tokens == 3
+            gate.open.set()
+            await read_all(first)
+            assert service.load()[:2] == (0, 0)
+            await read_all(service.open([request("b")]))
+
+    asyncio.run(run())
+
+
+def test_an_id_in_use_is_refused_and_free_again_afterwards():
+    async def run():
+        async with serving() as service:
+            answer = service.open([request("a")])
+            with pytest.raises(InvalidParameter) as error:
+                service.open([request("a")])
+            assert error.value.param == "request_id"
+            await read_all(answer)
+            await read_all(service.open([request("a")]))
+
+    asyncio.run(run())
+
+
+def test_close_tells_the_reader_at_once_and_frees_the_engine():
+    async def run():
+        async with serving(max_model_len=128) as service:
+            gate = Gate(service)
+            answer = service.open([request("a", 100)])
+            service.close(answer)
+            service.close(answer)
+            assert end_of(await read_all(answer)) is FinishReason.CANCELLED  # though the engine stands still
+            assert service.open_requests() == 1
+            gate.open.set()
+            assert await service.drain(SOON)
+            assert service.open_requests() == 0
+            assert service.load().queued_requests == 0
+            await service.between_steps(service.engine.check_books)
+            assert service.engine.scheduler.pool.num_free == service.engine.scheduler.pool.num_blocks
+
+    asyncio.run(run())
+
+
+def test_a_deadline_ends_a_call_even_when_the_engine_hangs():
+    async def run():
+        async with serving() as service:
+            gate = Gate(service)
+            answer = service.open([request("a", deadline=service.now() + 0.05)])
+            assert end_of(await read_all(answer)) is FinishReason.TIMEOUT
+            gate.open.set()
+
+    asyncio.run(run())
+
+
+def test_a_stop_string_ends_one_sequence_of_a_call():
+    async def run():
+        async with serving(max_model_len=128) as service:
+            gate = Gate(service)
+            answer = service.open([request("a", 100), request("b", 10)])
+            service.stop_sequence(answer, 0)
+            gate.open.set()
+            told = await read_all(answer)
+            assert end_of(told, 0) is FinishReason.STOP
+            assert end_of(told, 1) is FinishReason.LENGTH
+
+    asyncio.run(run())
+
+
+def test_draining_refuses_what_comes_and_lets_the_rest_finish():
+    async def run():
+        async with serving() as service:
+            gate = Gate(service)
+            answer = service.open([request("a")])
+            assert not await service.drain(0.01)
+            assert service.health().well
+            assert not service.health().ready
+            with pytest.raises(Refused) as refused:
+                service.open([request("b")])
+            assert refused.value.verdict.reason is RejectReason.DRAINING
+            gate.open.set()
+            assert await service.drain(SOON)
+            assert end_of(await read_all(answer)) is FinishReason.LENGTH
+
+    asyncio.run(run())
+
+
+def test_close_all_tells_everybody():
+    async def run():
+        async with serving() as service:
+            gate = Gate(service)
+            answers = [service.open([request(name)]) for name in "abc"]
+            service.close_all()
+            for answer in answers:
+                assert end_of(await read_all(answer)) is FinishReason.CANCELLED
+            gate.open.set()
+
+    asyncio.run(run())
+
+
+def test_watchers_are_folded_off_the_engines_thread_and_cannot_cost_an_answer():
+    async def run():
+        book, broken = Book(), Book(broken=True)
+        errors = []
+        asyncio.get_running_loop().set_exception_handler(lambda loop, context: errors.append(context))
+        async with serving(watchers=[book, broken]) as service:
+            assert end_of(await read_all(service.open([request("a")]))) is FinishReason.LENGTH
+            assert book.threads == {threading.get_ident()}
+            assert sum(isinstance(event, Finished) for event in book.events) == 1
+            assert errors
+
+    asyncio.run(run())
+
+
+def test_health_names_a_stall_and_a_failure():
+    async def run():
+        async with serving(stall_seconds=0.05) as service:
+            assert service.health().well
+            gate = Gate(service)
+            service.open([request("a")])
+            await asyncio.sleep(0.15)
+            assert "no step has progressed" in service.health().why
+            gate.open.set()
+            service.runner.pages.clear()
+            told = await read_all(service.open([request("b")]))
+            assert end_of(told) is FinishReason.FAILED
+            assert service.health().why == "the engine failed"
+
+    asyncio.run(run())
