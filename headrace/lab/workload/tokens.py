@@ -11,8 +11,8 @@ from collections.abc import Sequence
 from headrace.lab.workload.lengths import HIGH_VARIANCE, log_normal, mixture
 from headrace.lab.workload.work import Work
 
-VOCABULARY = range(300, 2000)
-"""Ids to draw from: above bytes and special tokens, and inside any tokenizer in use."""
+VOCABULARY = range(10, 500)
+"""Ids to draw from: above the usual special tokens, and inside even a tiny tokenizer."""
 
 
 def _drawn(

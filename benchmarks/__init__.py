@@ -1,0 +1,1 @@
+"""One script per published figure; each runs on its own with ``python -m benchmarks.<name>``."""

@@ -1,0 +1,77 @@
+"""Continuous against static batching where answer lengths vary much.
+
+First each static batcher is run over several batch sizes, to give it the one that suits it best; then
+continuous batching and the two winners are compared in alternating rounds. KV waste is of the continuous run.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+
+from benchmarks.stage import arguments, publish, say, target
+from headrace.lab.bench.measure import compare, measure
+from headrace.lab.workload.bound import bound
+from headrace.lab.workload.dataset import Dataset
+
+
+def main() -> None:
+    """Measure, print, write."""
+    parser = arguments(__doc__ or "")
+    parser.add_argument("--num-prompts", type=int, default=300)
+    parser.add_argument("--dataset", default="high-variance", help="or high-variance-chats")
+    parser.add_argument("--max-num-seqs", type=int, default=64, help="rows of continuous batching")
+    parser.add_argument("--batch-sizes", type=int, nargs="+", default=[4, 8, 16, 32, 64])
+    parser.add_argument("--sweep-prompts", type=int, default=150, help="requests per batch size tried")
+    args = parser.parse_args()
+    dataset = Dataset(args.dataset, count=args.num_prompts, seed=args.seed)
+    work = dataset.draw()
+
+    tried: dict[str, dict[int, float]] = {
+        "headrace-static,max_num_seqs": {},
+        "transformers-static,batch_size": {},
+    }
+    for kind, speeds in tried.items():
+        for size in args.batch_sizes:
+            candidate = target(f"{kind}={size}", args)
+            run = measure(candidate, work[: args.sweep_prompts])
+            candidate.close()
+            speeds[size] = run.summary.output_tokens_per_second
+            say(f"{kind}={size}: {speeds[size]:.1f} output tok/s")
+    best = {kind: max(speeds, key=lambda size: speeds[size]) for kind, speeds in tried.items()}
+
+    targets = [
+        target(f"static=headrace-static,max_num_seqs={best['headrace-static,max_num_seqs']}", args),
+        target(f"transformers=transformers-static,batch_size={best['transformers-static,batch_size']}", args),
+        target(f"continuous=headrace,max_num_seqs={args.max_num_seqs}", args),
+    ]
+    for each in targets:
+        each.run(work[:4])
+    result = compare(targets, work, args.rounds)
+    static, padded, continuous = result.middle()
+    lengths = [record.output_tokens for record in continuous.records]
+    limits = bound(lengths, best["headrace-static,max_num_seqs"], refill=args.max_num_seqs)
+    ratios = {
+        f"{figure} against {run.target}": getattr(continuous.summary, figure) / getattr(run.summary, figure)
+        for run in (static, padded)
+        for figure in ("output_tokens_per_second",)
+    }
+    ratios |= {
+        f"p99 TTFT against {run.target}": continuous.summary.ttft.p99 / run.summary.ttft.p99
+        for run in (static, padded)
+    }
+    every = [run for runs in result.rounds for run in runs]
+    told = {
+        "best_batch_sizes": best,
+        "tried": tried,
+        "ratios": ratios,
+        "bound": {**dataclasses.asdict(limits), "gain": limits.gain, "most": limits.most},
+    }
+    publish("continuous_batching", args, every, [continuous, static, padded], **told)
+    for name, ratio in ratios.items():
+        say(f"{name}: {ratio:.2f}x")
+    say(f"bound of the workload in steps: refilling {limits.gain:.2f}x, any scheduler {limits.most:.2f}x")
+    say(f"KV waste: {continuous.facts['kv_waste_percent']:.2f} %")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,38 @@
+"""What serving costs: output tokens per second over HTTP, streaming, against the engine alone.
+
+Both run the same requests, ``--streams`` at once. The client has its own process; on a small machine it
+takes its share of the cores, which the figure then contains.
+"""
+
+from __future__ import annotations
+
+from benchmarks.stage import arguments, publish, say, server, target
+from headrace.cli.bench_targets import make_server_target
+from headrace.lab.bench.measure import compare
+from headrace.lab.workload.tokens import fixed_lengths
+
+
+def main() -> None:
+    """Measure, print, write."""
+    parser = arguments(__doc__ or "")
+    parser.add_argument("--streams", type=int, default=32)
+    parser.add_argument("--num-prompts", type=int, default=96)
+    parser.add_argument("--input-len", type=int, default=32)
+    parser.add_argument("--output-len", type=int, default=128)
+    args = parser.parse_args()
+    work = fixed_lengths(args.num_prompts, args.input_len, args.output_len, args.seed)
+    offline = target(f"offline=headrace,max_num_seqs={args.streams}", args)
+    with server(args, "--max-num-seqs", str(args.streams)) as running:
+        served = make_server_target("served", running.url, "", concurrency=args.streams)
+        for each in (offline, served):
+            each.run(work[:4])
+        result = compare([offline, served], work, args.rounds)
+    every = [run for runs in result.rounds for run in runs]
+    publish("serving_overhead", args, every, result.middle(), ratios=result.ratios)
+    share = result.ratios["served"]["output_tokens_per_second"]
+    say(f"served at {100 * share:.1f} % of offline tokens per second, {args.streams} streams")
+    offline.close()
+
+
+if __name__ == "__main__":
+    main()

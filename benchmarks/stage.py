@@ -1,0 +1,122 @@
+"""What the scripts share: the model's flags, targets by their spec, and a real server in its own process."""
+
+from __future__ import annotations
+
+import argparse
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import httpx
+from rich.console import Console
+
+from headrace.cli.bench_targets import make_target, read_spec
+from headrace.config import options
+from headrace.lab.bench import report
+from headrace.lab.bench.plot import plot
+from headrace.lab.bench.record import Target
+from headrace.lab.bench.report import Run
+
+READY_SECONDS = 120.0
+say = Console(soft_wrap=True, highlight=False).print
+
+
+def arguments(about: str, **defaults: Any) -> argparse.ArgumentParser:
+    """A parser with the flags that all scripts have; ``defaults`` change theirs."""
+    parser = argparse.ArgumentParser(
+        description=about, formatter_class=argparse.ArgumentDefaultsHelpFormatter
+    )
+    parser.add_argument("--model", default="builtin", help="local folder, hub name or builtin")
+    parser.add_argument("--device", default="auto")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--output", type=Path, default=None, help="JSON; a PNG lies beside it")
+    parser.set_defaults(**defaults)
+    return parser
+
+
+def target(spec: str, args: argparse.Namespace, **given: Any) -> Target:
+    """A target by its spec, with the script's model."""
+    return make_target(read_spec(spec), options({"model": args.model, "device": args.device, **given}))
+
+
+def publish(
+    name: str, args: argparse.Namespace, runs: Sequence[Run], shown: Sequence[Run], **more: Any
+) -> None:
+    """Prints the table of ``shown`` and writes all ``runs`` and ``more``."""
+    path = args.output or Path("bench-results") / f"{name}.json"
+    if shown:
+        say(report.table(shown, name))
+        plot(shown, path.with_suffix(".png"), name)
+    report.write(path, report.document(runs, vars(args), more))
+    say(f"written: {path}")
+
+
+@dataclass(frozen=True, slots=True)
+class Server:
+    """A ``headrace serve`` that answers at ``url``."""
+
+    url: str
+    pid: int
+
+    def metrics(self) -> Mapping[str, float]:
+        """Samples of ``/metrics``, summed over labels, by name without the prefix."""
+        samples: dict[str, float] = {}
+        for line in httpx.get(f"{self.url}/metrics", timeout=30.0).text.splitlines():
+            if line.startswith("headrace:"):
+                name = line.removeprefix("headrace:").split("{")[0].split(" ")[0]
+                samples[name] = samples.get(name, 0.0) + float(line.rsplit(" ", 1)[1])
+        return samples
+
+    def resident_bytes(self) -> int:
+        """Memory of the server's process, as Linux counts it."""
+        status = Path(f"/proc/{self.pid}/status").read_text(encoding="utf-8")
+        line = next(line for line in status.splitlines() if line.startswith("VmRSS:"))
+        return int(line.split()[1]) * 1024
+
+
+@contextmanager
+def server(args: argparse.Namespace, *flags: str) -> Iterator[Server]:
+    """A server process on a free loopback port; it is ended, and its log shown if it failed."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    command = [sys.executable, "-m", "headrace", "serve", args.model, "--device", args.device]
+    command += ["--host", "127.0.0.1", "--port", str(port), *flags]
+    with tempfile.TemporaryFile("w+") as log:
+        process = subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT)
+        try:
+            url = f"http://127.0.0.1:{port}"
+            _wait_until_ready(url, process)
+            yield Server(url, process.pid)
+        except BaseException:
+            log.seek(0)
+            say(log.read()[-3000:])
+            raise
+        finally:
+            process.terminate()
+            try:
+                process.wait(30.0)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
+
+
+def _wait_until_ready(url: str, process: subprocess.Popen[bytes]) -> None:
+    deadline = time.monotonic() + READY_SECONDS
+    while time.monotonic() < deadline:
+        if process.poll() is not None:
+            raise RuntimeError(f"the server ended with code {process.returncode}")
+        try:
+            if httpx.get(f"{url}/health/ready", timeout=5.0).status_code == 200:
+                return
+        except httpx.TransportError:
+            time.sleep(0.1)
+    raise TimeoutError(f"the server was not ready after {READY_SECONDS:.0f} s")
