@@ -6,7 +6,7 @@ import pytest
 
 from headrace.core.events import Admitted, Preempted, PromptScored, Stepped
 from headrace.core.knobs import Knobs
-from headrace.core.plan import StepOutput, StepPlan, TokenLogprob
+from headrace.core.plan import Move, StepOutput, StepPlan, TokenLogprob
 from headrace.core.request import FinishReason, SamplingParams
 from headrace.core.scheduler.order import ByPriority
 from headrace.core.scheduler.scheduler import LOOKAHEAD
@@ -212,6 +212,23 @@ def test_a_promise_is_withdrawn_when_its_maker_goes(overlap):
     assert admitted(record) == ["a", "b"]
     drain(engine, record)
     assert record.tokens["b"] == expected_tokens(prompt, 0, 4, frozenset())
+
+
+def test_a_partly_equal_block_is_copied_before_it_is_written_to():
+    engine, _ = hashing_engine()
+    record = Record()
+    seen = plans(engine)
+    prompt = tuple(range(10))
+    engine.submit(request("a", prompt), 0.0)
+    step(engine, record)
+    engine.submit(request("b", (*prompt, 77, 78)), 0.0)
+    step(engine, record)
+    first, (entry,) = seen[0].entries[0], seen[1].entries
+    assert entry.blocks[:2] == first.blocks[:2]
+    assert seen[1].moves == (Move(first.blocks[2], entry.blocks[2]),)
+    assert seen[1].rows[-1][1:3] == (10, 2)
+    drain(engine, record)
+    assert record.tokens["b"] == expected_tokens((*prompt, 77, 78), 0, 4, frozenset())
 
 
 def test_salt_parts_what_is_shared():
