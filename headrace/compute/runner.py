@@ -25,7 +25,7 @@ from headrace.compute.kv import PagedKV
 from headrace.compute.sampling.logprobs import Scores, score
 from headrace.compute.sampling.sampler import FAULTS, Sampler
 from headrace.compute.slots import Ints, Rows, Slots, ramps
-from headrace.compute.transfer import Download
+from headrace.compute.transfer import Download, upload
 from headrace.core.plan import Entry, Move, StepOutput, StepPlan, Tier, TokenLogprob
 
 
@@ -133,9 +133,8 @@ class LocalRunner:
         sampling = np.flatnonzero(rows.samples)
         spans = np.clip(np.minimum(rows.end, self._prompt_end[rows.slot]) - rows.start, 0, None)
         last = np.cumsum(rows.length) - 1
-        wanted = last[sampling]
-        if spans.any():
-            wanted = np.concatenate([wanted, np.repeat(last + 1 - rows.length, spans) + ramps(spans)])
+        sampled_at, scored_at = last[sampling], np.repeat(last + 1 - rows.length, spans) + ramps(spans)
+        wanted = np.sort(np.concatenate([sampled_at, scored_at])) if scored_at.size else sampled_at
         batch = self._slots.pack(rows, wanted)
 
         prepared = time.perf_counter()
@@ -147,10 +146,11 @@ class LocalRunner:
         }
         sampled = None
         if sampling.size:
-            sampled = self._sample(logits[: sampling.size], rows, sampling, failures, download)
+            chosen = self._lines(logits, wanted, sampled_at)
+            sampled = self._sample(chosen, rows, sampling, failures, download)
         prompt_scores = None
-        if spans.any():
-            prompt_scores = self._score_prompts(logits[sampling.size :], rows, spans, download)
+        if scored_at.size:
+            prompt_scores = self._score_prompts(self._lines(logits, wanted, scored_at), rows, spans, download)
         download.seal()
         done = time.perf_counter()
         self.seconds["prepare"] += prepared - began
@@ -179,6 +179,13 @@ class LocalRunner:
             raise ValueError("this runner keeps blocks on the device only")
         self._kv.copy_blocks([move.source for move in moves], [move.target for move in moves])
 
+    def _lines(self, logits: torch.Tensor, wanted: Ints, some: Ints) -> torch.Tensor:
+        """Of the logits at the packed positions ``wanted`` (ascending) those at ``some`` of them."""
+        if some.size == wanted.size:
+            return logits
+        (at,) = upload(self._device, np.searchsorted(wanted, some))
+        return logits.index_select(0, at)
+
     def _sample(
         self, logits: torch.Tensor, rows: Rows, sampling: Ints, failures: dict[int, str], download: Download
     ) -> _Sampled:
@@ -194,7 +201,7 @@ class LocalRunner:
         scored = np.flatnonzero(top >= 0)
         scores = None
         if scored.size:
-            at = torch.from_numpy(scored).to(self._device)
+            (at,) = upload(self._device, scored)
             scores = score(logits.index_select(0, at), tokens.index_select(0, at), top[scored], download)
         return _Sampled(sampling.tolist(), download.add(drawn), scored.tolist(), scores)
 

@@ -94,7 +94,7 @@ class Slots:
     def pack(self, rows: Rows, logits_indices: Ints) -> Batch:
         """All rows behind one another as one batch, without padding.
 
-        ``logits_indices`` count tokens of the packed batch. Raises ValueError for a row beyond the context
+        ``logits_indices`` count tokens of the packed batch, ascending. Raises ValueError for a row beyond the context
         or beyond its slot's blocks: reading on would read another sequence's memory.
         """
         end = rows.end
@@ -136,4 +136,4 @@ class Slots:
 def ramps(counts: Ints) -> Ints:
     """0 .. counts[0]-1, 0 .. counts[1]-1, … behind one another."""
     ends = np.cumsum(counts)
-    return np.arange(ends[-1]) - np.repeat(ends - counts, counts)
+    return np.arange(ends[-1] if ends.size else 0) - np.repeat(ends - counts, counts)
