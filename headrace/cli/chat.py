@@ -85,8 +85,10 @@ class Conversation:
     def say(self, text: str) -> Generator[str]:
         """The answer to ``text``, piece by piece; a stopped answer stays as far as it went.
 
+        A turn without any answer is taken back, so that the user may try another.
+
         Raises:
-            ServerError: there is no answer; the turn is taken back, so that the user may try another.
+            ServerError: the server refused, or broke off.
         """
         self.messages.append({"role": "user", "content": text})
         pieces: list[str] = []
@@ -100,13 +102,11 @@ class Conversation:
                     if piece := choice["delta"].get("content"):
                         pieces.append(piece)
                         yield piece
-        except ServerError:
-            if not pieces:
-                self.messages.pop()
-            raise
         finally:
             if pieces:
                 self.messages.append({"role": "assistant", "content": "".join(pieces)})
+            else:
+                self.messages.pop()
 
 
 def _ask(console: Console) -> Iterator[str]:

@@ -1,13 +1,17 @@
-"""What the commands that talk to a running server share: finding it, streaming from it, saying what is wrong."""
+"""What the commands that talk to a running server share: finding it, streaming from it, saying what is wrong.
+
+httpx is imported where it is used, so that ``--help`` does not wait for it.
+"""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
-import httpx
+if TYPE_CHECKING:
+    import httpx
 
 DEFAULT_URL = "http://127.0.0.1:8000"
 CONNECT_SECONDS = 5.0
@@ -19,6 +23,8 @@ class ServerError(Exception):
 
 def open_client(url: str, api_key: str | None = None) -> httpx.Client:
     """A client for the server at ``url``. It waits for answers as long as they take."""
+    import httpx
+
     return httpx.Client(
         base_url=url,
         headers=authorization(api_key),
@@ -43,6 +49,8 @@ def served_model(client: httpx.Client) -> str:
     Raises:
         ServerError: there is no server, or it says no.
     """
+    import httpx
+
     try:
         response = client.get("/v1/models")
     except httpx.TransportError as error:
@@ -61,6 +69,8 @@ def stream(client: httpx.Client, path: str, body: dict[str, Any]) -> Iterator[di
     Raises:
         ServerError: the server refuses, breaks off, or is gone.
     """
+    import httpx
+
     try:
         with client.stream("POST", path, json={**body, "stream": True}) as response:
             if response.status_code != httpx.codes.OK:

@@ -16,7 +16,7 @@ from typing import Any
 
 from jinja2 import nodes
 from jinja2.runtime import Context
-from jinja2.sandbox import SandboxedEnvironment
+from jinja2.sandbox import MAX_RANGE, SandboxedEnvironment
 from jinja2.visitor import NodeTransformer
 
 MAX_TURNS = 200_000
@@ -191,9 +191,10 @@ def _check_operation(name: str, operands: tuple[Any, ...]) -> None:
     elif name == "replace" and len(texts) >= 3:
         subject, old, new = texts[:3]
         _check_size(len(subject) + subject.count(old) * len(new))
-    elif name == "join":
-        separator = max(map(len, texts), default=0)
-        _check_size(separator * max(map(_length, operands)))
+    elif name == "join" and texts:
+        rows = [operand for operand in operands if isinstance(operand, (list, tuple))]
+        turns = len(rows[0]) if rows else len(texts[1]) if len(texts) > 1 else MAX_RANGE
+        _check_size(len(texts[0]) * turns)
     if name not in _KEEPS_LISTS:
         for operand in operands:
             _check_text(operand)

@@ -39,6 +39,8 @@ class StopMatcher:
 
     def push(self, text: str) -> str | Match:
         """The text that may be shown now, or the match that ends it."""
+        if not self._stops:
+            return text
         text = self._held + text
         found = [(at + len(stop), at, stop) for stop in self._stops if (at := text.find(stop)) >= 0]
         if found:

@@ -182,6 +182,8 @@ def test_a_failing_template_says_why(source: str, message: str) -> None:
         "{{ ['a' * 1000000] * 1000000 }}",
         "{{ (['a' * 1000000] * 1000) | join }}",
         "{{ ','.join(['a' * 1000000] * 1000) }}",
+        "{{ range(99999) | map('string') | join('a' * 1000000) }}",
+        "{{ ('a' * 1000000).join('a' * 1000000) }}",
         "{{ (['a' * 1000000] * 1000) | tojson }}",
         "{% set ns = namespace(x='ab') %}{% for i in range(60) %}{% set ns.x = ns.x ~ ns.x %}{% endfor %}",
         "{% set ns = namespace(x='ab') %}{% for i in range(60) %}{% set ns.x = [ns.x, ns.x] %}{% endfor %}{{ ns.x }}",
