@@ -6,33 +6,47 @@ what it needs; nothing below this file knows how the others are made.
 
 from __future__ import annotations
 
-import json
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from starlette.types import ASGIApp
+
+from headrace import __version__
 from headrace.compute.device import DeviceFacts, device_facts, limit_threads, resolve_device, resolve_dtype
 from headrace.compute.kernels import KernelsUnavailable, select
 from headrace.compute.kv import PagedKV, bytes_per_block
 from headrace.compute.ledger import MemoryLedger, ModelSize, open_ledger
 from headrace.compute.model.decoder import Decoder
 from headrace.compute.model.families import parse_config
-from headrace.compute.model.hub import resolve_folder
+from headrace.compute.model.hub import read_config, resolve_folder
 from headrace.compute.model.spec import DecoderSpec, ModelError
 from headrace.compute.model.weights import dummy_weights, load_weights
 from headrace.compute.runner import LocalRunner
-from headrace.config import ConfigError, ModelOptions, Options, SchedulerOptions
+from headrace.config import ConfigError, ModelOptions, Options, SchedulerOptions, ServerOptions
 from headrace.core.blocks import BlockPool, LeastRecentlyUsed
 from headrace.core.engine import Engine
-from headrace.core.events import Event
+from headrace.core.events import Event, Finished
+from headrace.core.gate import Limits
 from headrace.core.knobs import Knobs
+from headrace.core.request import Request, SamplingParams
 from headrace.core.scheduler.admission import AdmissionPolicy, Continuous, StaticBatch
 from headrace.core.scheduler.order import ByPriority, FirstComeFirstServed, OrderPolicy
 from headrace.core.scheduler.scheduler import Scheduler
 from headrace.core.scheduler.victims import LastRanked
-from headrace.serve.text.stream import TextStreams
+from headrace.observe.metrics import Metrics
+from headrace.observe.requests import RequestBook
+from headrace.serve.auth import Keys, read_keys
+from headrace.serve.server.api import Api
+from headrace.serve.server.app import create_app
+from headrace.serve.server.model import ServedModel
+from headrace.serve.server.notes import Notes
+from headrace.serve.server.openapi import Docs
+from headrace.serve.server.run import run_server
+from headrace.serve.server.status import Status
+from headrace.serve.service import Service
 from headrace.serve.text.template import ChatTemplate, TemplateError
 from headrace.serve.text.tokenizer import Tokenizer, TokenizerError
 
@@ -54,12 +68,12 @@ class Loaded:
     runner: LocalRunner
     tokenizer: Tokenizer
     template: ChatTemplate
-    streams: TextStreams
     ledger: MemoryLedger
     facts: DeviceFacts
     dtype: str
     kernels: str
     seed: int
+    by_priority: bool
     notes: tuple[str, ...]
     seconds: dict[str, float]
 
@@ -85,7 +99,7 @@ def _load(options: Options, seconds: dict[str, float]) -> Loaded:
         tokenizer = Tokenizer.from_folder(text_folder)
         template = ChatTemplate.from_folder(text_folder, tokenizer.special_tokens, model.chat_template)
     with _timed(seconds, "weights"):
-        spec = _read_spec(folder)
+        spec = parse_config(read_config(folder))
         max_model_len = _max_model_len(model, spec)
         device = resolve_device(model.device)
         limit_threads()
@@ -142,12 +156,12 @@ def _load(options: Options, seconds: dict[str, float]) -> Loaded:
         runner=runner,
         tokenizer=tokenizer,
         template=template,
-        streams=TextStreams(tokenizer),
         ledger=ledger,
         facts=facts,
         dtype=str(choice.dtype).removeprefix("torch."),
         kernels=kernels.name,
         seed=model.seed,
+        by_priority=plans.scheduling_policy == "priority",
         notes=tuple(note for note in (choice.reason,) if note),
         seconds=seconds,
     )
@@ -158,16 +172,6 @@ def _timed(seconds: dict[str, float], phase: str) -> Iterator[None]:
     began = time.perf_counter()
     yield
     seconds[phase] = time.perf_counter() - began
-
-
-def _read_spec(folder: Path) -> DecoderSpec:
-    file = folder / "config.json"
-    try:
-        return parse_config(json.loads(file.read_text()))
-    except (OSError, ValueError) as error:
-        if isinstance(error, ModelError):
-            raise
-        raise ModelError(f"{file} cannot be read: {error}") from error
 
 
 def _max_model_len(model: ModelOptions, spec: DecoderSpec) -> int:
@@ -215,6 +219,100 @@ def _admission(plans: SchedulerOptions) -> AdmissionPolicy:
     return Continuous()
 
 
+def build_app(options: Options) -> tuple[ASGIApp, AbstractAsyncContextManager[None]]:
+    """The server's application for use without a socket, and the context in which its engine runs."""
+    loaded = load(options)
+    app, service = _make_app(loaded, options.server)
+
+    @asynccontextmanager
+    async def running() -> AsyncIterator[None]:
+        service.start()
+        try:
+            yield
+        finally:
+            service.stop()
+
+    return app, running()
+
+
+def serve(options: Options, say: Callable[[str], None]) -> None:
+    """Load, warm up, listen, until a signal ends it; ``say`` gets lines for the terminal.
+
+    Raises:
+        ConfigError: as `load`, or API keys that cannot be read.
+    """
+    began = time.perf_counter()
+    loaded = load(options)
+    warm_up(loaded)
+    app, service = _make_app(loaded, options.server)
+    for line in describe(loaded):
+        say(line)
+
+    def ready(url: str) -> None:
+        say(f"ready        {url} after {time.perf_counter() - began:.2f} s")
+
+    run_server(app, service, options.server, ready)
+
+
+def _make_app(loaded: Loaded, options: ServerOptions) -> tuple[ASGIApp, Service]:
+    try:
+        keys = Keys(read_keys(options.api_key, options.api_key_file))
+    except ValueError as error:
+        raise ConfigError(str(error)) from error
+    ledger = loaded.ledger
+    metrics = Metrics(
+        options.metrics_prefix,
+        model_name=loaded.name,
+        clock_offset=time.time() - time.monotonic(),
+        cache_config={"block_size": str(ledger.block_size), "num_gpu_blocks": str(ledger.num_blocks)},
+    )
+    book = RequestBook(by_priority=loaded.by_priority)
+    service = Service(
+        loaded.engine,
+        Limits(options.max_num_queued_reqs, options.max_num_queued_tokens),
+        watchers=(metrics, book),
+    )
+    model = ServedModel(
+        loaded.name,
+        loaded.tokenizer,
+        loaded.template,
+        ledger.max_model_len,
+        loaded.spec.vocab_size,
+        root=str(loaded.folder),
+    )
+
+    def render_metrics() -> bytes:
+        metrics.phases(loaded.runner.seconds)
+        return metrics.render()
+
+    notes = Notes()
+    api = Api(
+        service,
+        model,
+        notes,
+        max_body_bytes=options.max_body_bytes,
+        request_timeout=options.request_timeout,
+    )
+    status = Status(
+        service,
+        model,
+        notes,
+        explain=book.explain,
+        metrics=render_metrics,
+        info=lambda: (
+            {"model": loaded.name, "dtype": loaded.dtype, "kernels": loaded.kernels}
+            | {
+                "ledger": asdict(ledger),
+                "knobs": asdict(loaded.engine.knobs),
+                "startup_seconds": loaded.seconds,
+            }
+        ),
+        reset=loaded.engine.reset_prefix_cache,
+        version=__version__,
+    )
+    return create_app(service, [*api.routes(), *status.routes(), *Docs(__version__).routes()], keys), service
+
+
 def describe(loaded: Loaded) -> list[str]:
     """What was built, as lines for the terminal."""
     parameters = loaded.spec.num_parameters
@@ -231,9 +329,6 @@ def describe(loaded: Loaded) -> list[str]:
 
 def warm_up(loaded: Loaded) -> None:
     """Run one short request through the engine, so that the first caller does not pay for first uses."""
-    from headrace.core.events import Finished
-    from headrace.core.request import Request, SamplingParams
-
     began = time.perf_counter()
     now = time.monotonic()
     params = SamplingParams(temperature=1.0, max_tokens=2, ignore_eos=True)
@@ -245,6 +340,3 @@ def warm_up(loaded: Loaded) -> None:
     loaded.engine.reset_prefix_cache()
     loaded.engine.take_events()
     loaded.seconds["warm-up"] = time.perf_counter() - began
-
-
-__all__ = ["Loaded", "describe", "load", "warm_up"]

@@ -14,14 +14,14 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, cast
 
 from headrace.build import Loaded, load
 from headrace.config import options
 from headrace.core.events import Admitted, Emitted, Event, Finished, PromptScored
 from headrace.core.plan import TokenLogprob
 from headrace.core.request import FinishReason, InvalidParameter, Request, SamplingParams
-from headrace.serve.text.stream import TextStream
+from headrace.serve.text.stream import TextStream, TextStreams
 
 Prompt = str | Sequence[int]
 Message = Mapping[str, Any]
@@ -84,6 +84,7 @@ class LLM:
     def __init__(self, model: str = "builtin", **given: Any) -> None:
         self.loaded: Loaded = load(options({"model": model, **given}))
         self.tokenizer = self.loaded.tokenizer
+        self._streams = TextStreams(self.tokenizer)
         self._number = 0
 
     def generate(
@@ -103,9 +104,11 @@ class LLM:
             InvalidParameter: a prompt or parameter that cannot be served.
             RequestError: a request failed.
         """
-        given = [prompts] if _is_one(prompts) else list(prompts)  # type: ignore[list-item]
-        tokens = [self.tokenizer.encode(p) if isinstance(p, str) else list(p) for p in given]  # type: ignore[arg-type]
-        texts = [p if isinstance(p, str) else None for p in given]
+        given = _each(prompts)
+        tokens = [
+            self.tokenizer.encode(prompt) if isinstance(prompt, str) else list(prompt) for prompt in given
+        ]
+        texts = [prompt if isinstance(prompt, str) else None for prompt in given]
         return self._run(texts, tokens, sampling_params, n, progress)
 
     def chat(
@@ -150,7 +153,7 @@ class LLM:
             )
             requests += [self._request(f"{name}-{i}", ids, one, i, now) for i in range(n)]
         pending = {
-            request.id: _Pending(request, outputs[i // n], i % n, self.loaded)
+            request.id: _Pending(request, outputs[i // n], i % n, self._streams)
             for i, request in enumerate(requests)
         }
         self._drive(requests, pending, progress)
@@ -207,7 +210,7 @@ class LLM:
 class _Pending:
     """One answer on its way: gathers tokens, and text where a stop string must be watched for."""
 
-    def __init__(self, request: Request, output: RequestOutput, index: int, loaded: Loaded) -> None:
+    def __init__(self, request: Request, output: RequestOutput, index: int, streams: TextStreams) -> None:
         params = request.params
         self.failure = ""
         self._first = index == 0
@@ -215,7 +218,7 @@ class _Pending:
         self._answer = output.outputs[index]
         self._watch = bool(params.stop)
         self._params = params
-        self._stream: TextStream = loaded.streams.open(
+        self._stream: TextStream = streams.open(
             prompt=request.tokens,
             stop=params.stop,
             include_stop_str_in_output=params.include_stop_str_in_output,
@@ -291,5 +294,10 @@ def _progress_bar(total: int, shown: bool) -> Iterator[Callable[[int], None]]:
         yield advance
 
 
-def _is_one(prompts: Prompt | Sequence[Prompt]) -> bool:
-    return isinstance(prompts, str) or (len(prompts) > 0 and isinstance(prompts[0], int))
+def _each(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
+    """One prompt, or several, as a list; a list of numbers is one prompt of token ids."""
+    if isinstance(prompts, str):
+        return [prompts]
+    if prompts and isinstance(prompts[0], int):
+        return [cast(Sequence[int], prompts)]
+    return list(cast(Sequence[Prompt], prompts))

@@ -6,6 +6,11 @@ import sys
 
 import typer
 
+from headrace.cli.batch import run_batch
+from headrace.cli.bench import bench_app
+from headrace.cli.chat import chat
+from headrace.cli.complete import complete
+from headrace.cli.doctor import doctor
 from headrace.cli.serve import serve
 
 app = typer.Typer(
@@ -15,7 +20,9 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode="rich",
 )
-app.command()(serve)
+for command in (serve, chat, complete, run_batch, doctor):
+    app.command()(command)
+app.add_typer(bench_app, name="bench")
 
 
 def main() -> None:

@@ -11,4 +11,4 @@ def serve(given: Options) -> None:
     """Serve a model behind the OpenAI API."""
     from headrace.build import serve as run
 
-    run(given)
+    run(given, say=lambda line: print(line, flush=True))

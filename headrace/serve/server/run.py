@@ -10,20 +10,13 @@ import asyncio
 import gc
 import logging
 import socket
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from types import FrameType
-from typing import Any
 
 import uvicorn
+from starlette.types import ASGIApp
 
 from headrace.config import ServerOptions
-from headrace.serve.auth import Keys, read_keys
-from headrace.serve.server.api import Api
-from headrace.serve.server.app import create_app
-from headrace.serve.server.model import ServedModel
-from headrace.serve.server.notes import Notes
-from headrace.serve.server.openapi import Docs
-from headrace.serve.server.status import Explain, Status
 from headrace.serve.service import Service
 
 logger = logging.getLogger(__name__)
@@ -35,42 +28,15 @@ KEEP_ALIVE_SECONDS = 75
 """Longer than the pools of common clients keep a connection, so that they never write into a closing one."""
 
 
-def run_server(
-    service: Service,
-    model: ServedModel,
-    options: ServerOptions,
-    *,
-    explain: Explain,
-    metrics: Callable[[], bytes],
-    info: Callable[[], Mapping[str, Any]],
-    reset: Callable[[], object],
-    version: str,
-    ready: Callable[[str], None],
-) -> None:
+def run_server(app: ASGIApp, service: Service, options: ServerOptions, ready: Callable[[str], None]) -> None:
     """Serve until a signal ends it; must be called on the main thread.
 
     Args:
-        service, model: what is served; the service is started here.
-        options: address, keys, TLS, bounds.
-        explain, metrics, info, reset, version: see `Status`.
+        app: from `create_app`; it starts and stops ``service``.
+        service: whose calls are drained.
+        options: address, TLS, how long to drain.
         ready: called once with the server's URL when it listens.
-
-    Raises:
-        ValueError: the API keys cannot be read.
     """
-    keys = Keys(read_keys(options.api_key, options.api_key_file))
-    notes = Notes()
-    api = Api(
-        service,
-        model,
-        notes,
-        max_body_bytes=options.max_body_bytes,
-        request_timeout=options.request_timeout,
-    )
-    status = Status(
-        service, model, notes, explain=explain, metrics=metrics, info=info, reset=reset, version=version
-    )
-    app = create_app(service, [*api.routes(), *status.routes(), *Docs(version).routes()], keys)
     config = uvicorn.Config(
         app,
         host=options.host,
