@@ -1,10 +1,10 @@
 from collections.abc import Iterator
+from importlib import import_module
 
 import pytest
 import typer
 from typer.testing import CliRunner
 
-from headrace.cli import chat as chat_module
 from headrace.cli.chat import Conversation, chat
 from headrace.cli.connection import ServerError, open_client
 from tests.cli.fake_server import FakeServer, running
@@ -96,7 +96,7 @@ def test_ctrl_c_stops_the_answer_and_keeps_what_came(
             raise KeyboardInterrupt
         return text
 
-    monkeypatch.setattr(chat_module, "printable", interrupt_once)
+    monkeypatch.setattr(import_module("headrace.cli.chat"), "printable", interrupt_once)
     code, _, _ = talk(server, "one two three\nnext\n")
     assert code == 0
     assert [message["content"] for message in server.bodies[1]["messages"]] == [
