@@ -32,9 +32,8 @@ def run_server(app: ASGIApp, service: Service, options: ServerOptions, ready: Ca
     """Serve until a signal ends it; must be called on the main thread.
 
     Args:
-        app: from `create_app`; it starts and stops ``service``.
-        service: whose calls are drained.
-        options: address, TLS, how long to drain.
+        app, service: as `create_app` made them of each other; the app starts the service.
+        options: address, TLS, and how long the drain may take.
         ready: called once with the server's URL when it listens.
     """
     config = uvicorn.Config(

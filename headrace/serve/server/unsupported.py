@@ -66,7 +66,7 @@ TOKENIZE: NotYet = {"tools": ([],), "mm_processor_kwargs": ({},)}
 
 DETOKENIZE: NotYet = {}
 
-_MESSAGE: NotYet = {
+MESSAGE: NotYet = {
     "tool_calls": ([],),
     "tool_call_id": (),
     "function_call": (),
@@ -103,7 +103,7 @@ def _message(message: object, path: str) -> object:
         kind = part.get("type") if isinstance(part, dict) else None
         if isinstance(kind, str) and kind != "text":
             raise not_supported(f"{path}.content[{i}].type", f"Content of type {kind!r}")
-    return _without(message, _MESSAGE, f"{path}.")
+    return _without(message, MESSAGE, f"{path}.")
 
 
 def _without(body: Mapping[str, Any], not_yet: NotYet, path: str) -> dict[str, Any]:

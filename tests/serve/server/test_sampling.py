@@ -1,0 +1,116 @@
+from dataclasses import fields
+
+import pytest
+
+from headrace.core.request import InvalidParameter, SamplingParams
+from headrace.serve.server.chat_wire import ChatBody
+from headrace.serve.server.completions_wire import CompletionBody
+from headrace.serve.server.errors import ApiError
+from headrace.serve.server.model import ServedModel
+from headrace.serve.server.sampling import answer_length, sampling_params, truncated
+from headrace.serve.text.template import ChatTemplate
+from tests.serve.text.vocabularies import byte_level
+
+
+@pytest.fixture(scope="module")
+def model() -> ServedModel:
+    return ServedModel("fox", byte_level(), ChatTemplate({}), 100, 400)
+
+
+def params(model: ServedModel, **given) -> SamplingParams:
+    return sampling_params(CompletionBody(prompt="x", **given), model, max_tokens=7, logprobs=None)
+
+
+def test_nothing_given_means_the_cores_defaults(model):
+    assert params(model) == SamplingParams(max_tokens=7)
+
+
+def test_every_field_reaches_the_core(model):
+    given = {
+        "temperature": 0.5,
+        "top_p": 0.9,
+        "top_k": 5,
+        "min_p": 0.1,
+        "seed": 3,
+        "repetition_penalty": 1.1,
+        "presence_penalty": 0.2,
+        "frequency_penalty": -0.3,
+        "logit_bias": {"7": -100, "8": 1.5},
+        "allowed_token_ids": [1, 2],
+        "bad_words": ["fox"],
+        "min_tokens": 2,
+        "stop": ["a", "b"],
+        "stop_token_ids": [9],
+        "include_stop_str_in_output": True,
+        "ignore_eos": True,
+        "skip_special_tokens": False,
+        "prompt_logprobs": 1,
+    }
+    made = sampling_params(CompletionBody(prompt="x", **given), model, max_tokens=7, logprobs=4)
+    default = SamplingParams()
+    for field in fields(SamplingParams):
+        assert getattr(made, field.name) != getattr(default, field.name), field.name
+    assert made.logit_bias == ((7, -100), (8, 1.5))
+    assert made.stop == ("a", "b")
+
+
+def test_a_single_stop_string_is_a_list_of_one(model):
+    assert params(model, stop="END").stop == ("END",)
+
+
+def test_a_bad_word_is_bad_at_the_beginning_and_after_a_space(model):
+    encode = model.tokenizer.encode
+    spelt = {tuple(encode("fox", False)), tuple(encode(" fox", False))}
+    assert len(spelt) == 2
+    assert set(params(model, bad_words=["fox"]).bad_words) == spelt
+
+
+@pytest.mark.parametrize(
+    ("given", "param"),
+    [
+        ({"stop_token_ids": [400]}, "stop_token_ids"),
+        ({"allowed_token_ids": [0, 400]}, "allowed_token_ids"),
+        ({"logit_bias": {"400": 1}}, "logit_bias"),
+        ({"bad_words": [" "]}, "bad_words"),
+    ],
+)
+def test_tokens_that_do_not_exist_are_refused(model, given, param):
+    with pytest.raises(ApiError) as error:
+        params(model, **given)
+    assert error.value.param == param
+
+
+def test_a_range_is_the_cores_own(model):
+    with pytest.raises(InvalidParameter) as error:
+        params(model, top_p=0)
+    assert error.value.param == "top_p"
+
+
+@pytest.mark.parametrize(("keep", "kept"), [(None, 200), (3, 3), (500, 200), (-1, 99)])
+def test_truncation_keeps_the_end(model, keep, kept):
+    body = ChatBody(messages=[{"role": "user", "content": "x"}], truncate_prompt_tokens=keep)
+    assert truncated(list(range(200)), body, model) == list(range(200 - kept, 200))
+
+
+def test_the_answers_length_is_what_was_asked_or_what_is_left():
+    assert answer_length(10, 5, None, "max_tokens", 100) == 5
+    assert answer_length(10, 90, None, "max_tokens", 100) == 90
+    assert answer_length(10, None, None, "max_tokens", 100) == 90
+    assert answer_length(10, None, 16, "max_tokens", 100) == 16
+    assert answer_length(99, None, 16, "max_tokens", 100) == 1
+
+
+@pytest.mark.parametrize(("prompt", "asked"), [(100, None), (100, 1), (10, 91)])
+def test_what_does_not_fit_is_refused_with_the_numbers(prompt, asked):
+    with pytest.raises(ApiError) as error:
+        answer_length(prompt, asked, 16, "max_tokens", 100)
+    assert error.value.code == "context_length_exceeded"
+    for number in (100, prompt, asked or 1):
+        assert str(number) in str(error.value)
+
+
+@pytest.mark.parametrize("asked", [0, -1])
+def test_an_answer_has_at_least_one_token(asked):
+    with pytest.raises(ApiError) as error:
+        answer_length(10, asked, None, "max_completion_tokens", 100)
+    assert error.value.param == "max_completion_tokens"
