@@ -11,6 +11,7 @@ from headrace.core.knobs import Knobs
 from headrace.core.request import Request
 from headrace.core.scheduler.admission import StaticBatch
 from tests.doubles.engines import Record, drain, hashing_engine
+from tests.doubles.hashing_runner import expected_tokens
 from tests.doubles.scenes import request
 
 PLAIN = {"num_blocks": 400, "max_num_seqs": 16, "max_model_len": 64}
@@ -73,3 +74,28 @@ def test_every_way_gives_the_same_texts(way):
     assert bool(preempted) == way.startswith("preempted"), "the way was not gone"
     assert bool(cached) == (WAYS[way].get("prefix_caching") is not False)
     assert rows or not way.startswith("chunked")
+
+
+@pytest.mark.parametrize("overlap", [2, 3, 4])
+def test_a_row_of_an_earlier_stay_is_not_taken_for_one_of_the_present(overlap):
+    """Preempted and back again while rows are still in flight: only the epoch tells them apart."""
+    preempted = 0
+    for seed in range(40):
+        rng = random.Random(seed)
+        engine, _ = hashing_engine(
+            num_blocks=rng.randint(16, 24),
+            block_size=rng.choice([1, 2]),
+            max_model_len=16,
+            max_num_seqs=6,
+            overlap=overlap,
+        )
+        requests = [request(f"r{i}", rng.randint(1, 8), max_tokens=rng.randint(1, 8)) for i in range(8)]
+        record = Record()
+        for each in requests:
+            engine.submit(each, 0.0)
+        drain(engine, record)
+        preempted += len(record.of(Preempted))
+        for each in requests:
+            length = each.params.max_tokens
+            assert record.tokens[each.id] == expected_tokens(each.tokens, 0, length, frozenset())
+    assert preempted

@@ -23,7 +23,7 @@ def run(seed: int) -> Record:
         block_size=block_size,
         max_num_seqs=rng.randint(1, 6),
         max_model_len=max_model_len,
-        overlap=rng.choice([0, 1]),
+        overlap=rng.choice([0, 1, 1, 3]),
         knobs=Knobs(
             batched_tokens=rng.randint(1, 48) if (chunked := rng.random() < 0.8) else max_model_len,
             chunked_prefill=chunked,
