@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from headrace.lab.bench.record import Record
+from headrace.lab.bench.record import Record, wrong_length
 from headrace.lab.workload import Work
 from headrace.lab.workload.work import is_chat
 
@@ -108,8 +108,7 @@ class Answer:
         output = self._usage.get("completion_tokens") or self._token_ids or len(self.times)
         if not error and self._token_ids and output != self._token_ids:
             error = f"usage says {output} tokens, the stream carried {self._token_ids}"
-        if not error and work.ignore_eos and output != work.max_tokens:
-            error = f"asked for exactly {work.max_tokens} tokens, got {output}"
+        error = error or wrong_length(work, output)
         return Record(
             id=work.id,
             arrived=arrived,

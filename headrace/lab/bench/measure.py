@@ -6,18 +6,24 @@ take turns see the same changes, two that run one after the other do not.
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from headrace.lab.bench.record import Target
+from headrace.lab.bench.record import Target, wrong_length
 from headrace.lab.bench.report import Run
 from headrace.lab.bench.stats import Summary, median, summarize
 from headrace.lab.workload import Work
 
 
 def measure(target: Target, work: Sequence[Work], slo: Mapping[str, float] | None = None) -> Run:
-    """One run of one target."""
-    records = target.run(work)
+    """One run of one target. An answer of another length than its work fixes is an error, whoever gave it."""
+    records = [
+        record
+        if record.error
+        else dataclasses.replace(record, error=wrong_length(each, record.output_tokens))
+        for each, record in zip(work, target.run(work), strict=True)
+    ]
     return Run(target.name, records, summarize(records, slo), target.facts())
 
 

@@ -61,6 +61,10 @@ class TransformersStatic:
         else:
             loaded = transformers.AutoModelForCausalLM.from_pretrained(model, dtype=kind)
         self._model: Any = loaded.to(device).eval()
+        told = self._model.generation_config.eos_token_id
+        self._eos = [] if told is None else [told] if isinstance(told, int) else list(told)
+        # What a call leaves open is filled from here: a row must end by `_RowEnds` alone.
+        self._model.generation_config = self._transformers.GenerationConfig(pad_token_id=0)
         self._steps = 0
         self._rows_computed = 0
         self._rows_useful = 0
@@ -98,10 +102,6 @@ class TransformersStatic:
         text = self._tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
         return list(self._tokenizer(text, add_special_tokens=False)["input_ids"])
 
-    def _eos(self) -> list[int]:
-        told = self._model.generation_config.eos_token_id
-        return [] if told is None else [told] if isinstance(told, int) else list(told)
-
     def _batch(self, batch: Sequence[Work], prompts: Sequence[list[int]], began: float) -> list[Record]:
         torch = self._torch
         width = max(len(prompt) for prompt in prompts)
@@ -110,11 +110,10 @@ class TransformersStatic:
         for row, prompt in enumerate(prompts):
             tokens[row, width - len(prompt) :] = torch.tensor(prompt)
             mask[row, width - len(prompt) :] = 1
-        ends = _RowEnds(torch, batch, self._eos(), began)
+        ends = _RowEnds(torch, batch, self._eos, began)
         config = self._transformers.GenerationConfig(
             do_sample=False, max_new_tokens=max(each.max_tokens for each in batch), pad_token_id=0
         )
-        config.eos_token_id = None
         with torch.inference_mode():
             self._model.generate(
                 tokens.to(self._device),

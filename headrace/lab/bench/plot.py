@@ -23,7 +23,7 @@ def plot(runs: Sequence[Run], path: Path, title: str) -> None:
     except ImportError:
         raise NoPlots('no plot without matplotlib: pip install "headrace[bench]"') from None
     matplotlib.use("Agg")
-    from matplotlib import pyplot
+    from matplotlib import pyplot, ticker
 
     figure, axes = pyplot.subplots(1, 4, figsize=(16, 4), layout="constrained")
     figure.suptitle(title)
@@ -40,6 +40,7 @@ def plot(runs: Sequence[Run], path: Path, title: str) -> None:
         axis.set_xlabel(f"{quantity}, seconds")
         axis.set_ylabel("share of requests" if quantity != "ITL" else "share of gaps")
         axis.set_xscale("log")
+        axis.xaxis.set_minor_formatter(ticker.NullFormatter())
         axis.grid(alpha=0.3)
     if axes[1].lines:
         axes[1].legend()

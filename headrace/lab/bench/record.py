@@ -53,6 +53,13 @@ class Record:
         return [later - earlier for earlier, later in pairwise(self.token_seconds)]
 
 
+def wrong_length(work: Work, output_tokens: int) -> str:
+    """What is wrong with an answer's length; empty where the work leaves it to the model, or it is right."""
+    if not work.ignore_eos or output_tokens == work.max_tokens:
+        return ""
+    return f"asked for exactly {work.max_tokens} tokens, got {output_tokens}"
+
+
 class Target(Protocol):
     """Something that serves a workload: an engine in this process, a URL, another library."""
 

@@ -1,0 +1,79 @@
+"""Padded static batching on a tiny random model: rows end where they should."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+import transformers
+from tokenizers import Tokenizer, models
+
+from headrace.lab.bench.measure import measure
+from headrace.lab.bench.padded import TransformersStatic
+from headrace.lab.workload import Work
+
+EOS = 2
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    torch.manual_seed(0)
+    path = tmp_path_factory.mktemp("model")
+    config = transformers.LlamaConfig(
+        vocab_size=64,
+        hidden_size=16,
+        intermediate_size=32,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+        num_key_value_heads=1,
+        max_position_embeddings=256,
+        eos_token_id=EOS,
+        bos_token_id=1,
+    )
+    transformers.LlamaForCausalLM(config).save_pretrained(path)
+    words = {f"w{i}": i for i in range(64)}
+    inner = Tokenizer(models.WordLevel(words, unk_token="w0"))
+    transformers.PreTrainedTokenizerFast(tokenizer_object=inner).save_pretrained(path)
+    return path
+
+
+def always(target: TransformersStatic, token: int) -> None:
+    """Makes the model draw one token for ever."""
+    with torch.no_grad():
+        target._model.lm_head.weight.zero_()
+    target._model.lm_head = torch.nn.Linear(16, 64, bias=True)
+    with torch.no_grad():
+        target._model.lm_head.bias.zero_()
+        target._model.lm_head.bias[token] = 1e4
+
+
+def test_each_row_ends_at_its_own_limit_and_batches_wait_for_their_last(folder: Path) -> None:
+    target = TransformersStatic("tf", str(folder), 2)
+    limits = (2, 6, 3, 1, 4)
+    work = [Work(f"w{i}", tuple(range(5, 8 + i)), n, ignore_eos=True) for i, n in enumerate(limits)]
+    run = measure(target, work)
+    assert [record.error for record in run.records] == [""] * 5
+    assert [record.output_tokens for record in run.records] == list(limits)
+    assert [len(record.token_seconds) for record in run.records] == list(limits)
+    assert run.facts["steps"] == 6 + 3 + 4
+    assert run.facts["useful_rows_percent"] == pytest.approx(100 * 16 / (6 * 2 + 3 * 2 + 4))
+    first, second, third, *_ = run.records
+    assert first.finished < second.finished <= third.token_seconds[0]
+    assert all(record.arrived == 0.0 for record in run.records)
+
+
+def test_an_end_token_ends_a_row_unless_it_is_ignored(folder: Path) -> None:
+    target = TransformersStatic("tf", str(folder), 2)
+    always(target, EOS)
+    obeys, ignores = target.run([Work("a", (5, 6), 5), Work("b", (5, 6), 5, ignore_eos=True)])
+    assert (obeys.output_tokens, obeys.finish_reason) == (1, "stop")
+    assert (ignores.output_tokens, ignores.finish_reason) == (5, "length")
+
+
+def test_text_is_encoded_and_sampling_is_refused(folder: Path) -> None:
+    target = TransformersStatic("tf", str(folder), 2)
+    record = target.run([Work("a", "w5", 1, ignore_eos=True)])[0]
+    assert (record.prompt_tokens, record.output_tokens) == (1, 1)
+    with pytest.raises(ValueError, match="temperature"):
+        target.run([Work("a", (5,), 1, temperature=1.0)])
