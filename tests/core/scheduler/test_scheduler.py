@@ -156,9 +156,9 @@ def test_one_free_block_per_running_sequence_is_kept_back():
     record = Record()
     engine.submit(request("a", 8), 0.0)
     step(engine, record)
-    engine.submit(request("b", 8), 0.0)
+    engine.submit(request("b", 4), 0.0)
     step(engine, record)
-    assert skips(record, "b") == ["no_blocks"], "two blocks are free, but one is for the growth of a"
+    assert skips(record, "b") == ["no_blocks"], "one block is free, but it is for the growth of a"
 
 
 def test_lower_priority_value_goes_first():
