@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 from headrace.compute.batch import Batch
 from headrace.compute.kernels import Activation, HeadShape, KernelsUnavailable
@@ -18,6 +19,17 @@ from headrace.compute.kernels import Activation, HeadShape, KernelsUnavailable
 _DTYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
 _MAX_HEAD_DIM = 512
 _ALL_KEYS = 2**62
+
+
+class PackedWeight(NamedTuple):
+    """A weight [outputs, inputs] in panels of columns, as `csrc/matrix.h` reads it; ``packed`` owns the memory."""
+
+    packed: Tensor
+    address: int
+    inputs: int
+    outputs: int
+    dtype: torch.dtype
+    code: int
 
 
 class AttentionPlan(NamedTuple):
@@ -49,12 +61,45 @@ class CppKernels:
         if self.level not in supported:
             raise KernelsUnavailable(f"level '{level}' is not on this machine; it has {', '.join(supported)}")
         self._level = supported[self.level]
+        self._panel: int = self._cpu.panel(self._level)
 
-    def prepare_linear(self, weight: Tensor) -> Any:
-        return weight
+    def prepare_linear(self, weight: Tensor) -> PackedWeight | Tensor:
+        outputs, inputs = weight.shape
+        if weight.dtype == torch.float32:
+            words = weight
+        elif weight.dtype == torch.bfloat16 and inputs % 2 == 0:
+            words = weight.contiguous().view(torch.int32)
+        else:
+            return weight
+        panels = -(-outputs // self._panel)
+        packed = words.new_zeros((panels, words.shape[1], self._panel))
+        whole = outputs // self._panel
+        packed[:whole] = words[: whole * self._panel].unflatten(0, (whole, self._panel)).transpose(1, 2)
+        if whole < panels:
+            packed[whole, :, : outputs % self._panel] = words[whole * self._panel :].T
+        return PackedWeight(packed, packed.data_ptr(), inputs, outputs, weight.dtype, _DTYPES[weight.dtype])
 
-    def linear(self, x: Tensor, weight: Any, bias: Tensor | None = None) -> Tensor:
-        return torch.nn.functional.linear(x, weight, bias)
+    def linear(self, x: Tensor, weight: PackedWeight | Tensor, bias: Tensor | None = None) -> Tensor:
+        if isinstance(weight, Tensor):
+            return functional.linear(x, weight, bias)
+        _, packed, inputs, outputs, dtype, code = weight
+        count, width = x.shape
+        if width != inputs or x.dtype != dtype:
+            raise ValueError(f"linear of {x.dtype} [{count}, {width}] by {dtype} [{outputs}, {inputs}]")
+        x = x.contiguous()
+        out = x.new_empty((count, outputs))
+        self._cpu.linear(
+            self._level,
+            x.data_ptr(),
+            packed,
+            0 if bias is None else bias.data_ptr(),
+            out.data_ptr(),
+            count,
+            inputs,
+            outputs,
+            code,
+        )
+        return out
 
     def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
         x = x.contiguous()

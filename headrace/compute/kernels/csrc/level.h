@@ -4,5 +4,6 @@
 namespace {
 #include "vectors.h"
 #include "elementwise.h"
+#include "matrix.h"
 #include "attention.h"
 }  // namespace

@@ -23,7 +23,7 @@
 namespace headrace {
 #include "level.h"
 
-const Operations avx512_bf16_operations = {norm, rope_write_kv, gated_activation, attention};
+const Operations avx512_bf16_operations = {norm, rope_write_kv, gated_activation, attention, linear, PANEL};
 }  // namespace headrace
 
 #if defined(__clang__)

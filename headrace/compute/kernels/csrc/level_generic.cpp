@@ -13,5 +13,5 @@
 namespace headrace {
 #include "level.h"
 
-const Operations generic_operations = {norm, rope_write_kv, gated_activation, attention};
+const Operations generic_operations = {norm, rope_write_kv, gated_activation, attention, linear, PANEL};
 }  // namespace headrace

@@ -121,7 +121,7 @@ void run_unlocked_if(bool long_enough, Run run) {
   PyEval_RestoreThread(state);
 }
 
-const int64_t LONG_CALL_ELEMENTS = 1 << 16;
+const int64_t LONG_CALL_ELEMENTS = 1 << 16, LONG_CALL_PRODUCTS = 1 << 22;
 
 PyObject *norm(PyObject *, PyObject *const *values, Py_ssize_t count) {
   Arguments in(values, count);
@@ -240,6 +240,30 @@ PyObject *attention(PyObject *, PyObject *const *values, Py_ssize_t count) {
   Py_RETURN_NONE;
 }
 
+PyObject *linear(PyObject *, PyObject *const *values, Py_ssize_t count) {
+  Arguments in(values, count);
+  const Operations *operations = in.operations();
+  Linear a;
+  a.x = in.pointer<const void>();
+  a.packed = in.pointer<const void>();
+  a.bias = in.pointer<const void>();
+  a.out = in.pointer<void>();
+  a.count = in.integer();
+  a.inputs = in.integer();
+  a.outputs = in.integer();
+  a.dtype = static_cast<int>(in.integer());
+  if (!in.complete()) return nullptr;
+  run_unlocked_if(a.count * a.inputs * a.outputs > LONG_CALL_PRODUCTS, [&] { operations->linear(a); });
+  Py_RETURN_NONE;
+}
+
+// panel(level): columns of a panel of packed weights.
+PyObject *panel(PyObject *, PyObject *const *values, Py_ssize_t count) {
+  Arguments in(values, count);
+  const Operations *operations = in.operations();
+  return in.complete() ? PyLong_FromLongLong(operations->panel) : nullptr;
+}
+
 #define FAST(name) {#name, reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(name)), METH_FASTCALL, nullptr}
 
 PyMethodDef methods[] = {
@@ -249,6 +273,8 @@ PyMethodDef methods[] = {
     FAST(gated_activation),
     FAST(check_rows),
     FAST(attention),
+    FAST(linear),
+    FAST(panel),
     {nullptr, nullptr, 0, nullptr},
 };
 

@@ -58,6 +58,8 @@ struct Operations {
   void (*rope_write_kv)(const Rope &);
   void (*gated_activation)(const Gate &);
   int (*attention)(const Attention &);  // 0: out of memory
+  void (*linear)(const Linear &);
+  int64_t panel;  // columns of a panel of packed weights
 };
 
 extern const Operations generic_operations;

@@ -1,0 +1,125 @@
+// One small matrix product, used by linear layers and by both products of attention: rows of A, broadcast word by
+// word, times a panel of B. A word is a float32, or two bfloat16 of consecutive k (a pair), multiplied and summed in
+// float32. Every element of C is one chain of additions in the order of k, whatever the tiling: so a row's result does
+// not depend on how many other rows share the call.
+
+static const int ROWS = LANES == 16 ? 6 : 4;    // rows of the register tile
+static const int VECTORS = LANES == 16 ? 4 : 2;  // vectors of columns of it
+static const int PANEL = VECTORS * LANES;
+
+struct FloatWords {
+  struct Factor { Floats value; };
+  HEADRACE_INLINE Factor column(const uint32_t *p) { return {load((const Single *)p)}; }
+  HEADRACE_INLINE Factor row(uint32_t word) { return {(Floats)(Words{} + word)}; }
+  HEADRACE_INLINE Floats add(Floats sum, Factor a, Factor b) { return sum + a.value * b.value; }
+};
+
+#if defined(HEADRACE_BF16_PAIRS)
+struct PairWords {
+  struct Factor { __m512bh value; };
+  HEADRACE_INLINE Factor column(const uint32_t *p) { return {(__m512bh)_mm512_loadu_si512(p)}; }
+  HEADRACE_INLINE Factor row(uint32_t word) { return {(__m512bh)_mm512_set1_epi32((int)word)}; }
+  HEADRACE_INLINE Floats add(Floats sum, Factor a, Factor b) {
+    return (Floats)_mm512_dpbf16_ps((__m512)sum, a.value, b.value);
+  }
+};
+#else
+struct PairWords {
+  struct Factor { Floats even, odd; };
+  HEADRACE_INLINE Factor split(Words w) { return {(Floats)(w << 16), (Floats)(w & 0xffff0000u)}; }
+  HEADRACE_INLINE Factor column(const uint32_t *p) {
+    Words w;
+    __builtin_memcpy(&w, p, sizeof w);
+    return split(w);
+  }
+  HEADRACE_INLINE Factor row(uint32_t word) { return split(Words{} + word); }
+  HEADRACE_INLINE Floats add(Floats sum, Factor a, Factor b) { return sum + a.even * b.even + a.odd * b.odd; }
+};
+#endif
+
+// c[m, 0:NV*LANES] (+)= a[m, 0:depth] b[0:depth, :], for M rows held in registers.
+template <class Kind, int M, int NV>
+static void multiply_tile(const uint32_t *a, int64_t a_stride, const uint32_t *b, int64_t b_stride, int64_t depth,
+                          float *c, int64_t c_stride, bool accumulate) {
+  Floats sum[M][NV];
+#pragma GCC unroll 8
+  for (int m = 0; m < M; m++)
+#pragma GCC unroll 8
+    for (int i = 0; i < NV; i++)
+      sum[m][i] = accumulate ? load((const Single *)(c + m * c_stride + i * LANES)) : Floats{};
+  for (int64_t k = 0; k < depth; k++, b += b_stride) {
+    typename Kind::Factor column[NV];
+#pragma GCC unroll 8
+    for (int i = 0; i < NV; i++) column[i] = Kind::column(b + i * LANES);
+#pragma GCC unroll 8
+    for (int m = 0; m < M; m++) {
+      const typename Kind::Factor row = Kind::row(a[m * a_stride + k]);
+#pragma GCC unroll 8
+      for (int i = 0; i < NV; i++) sum[m][i] = Kind::add(sum[m][i], row, column[i]);
+    }
+  }
+#pragma GCC unroll 8
+  for (int m = 0; m < M; m++)
+#pragma GCC unroll 8
+    for (int i = 0; i < NV; i++) store((Single *)(c + m * c_stride + i * LANES), sum[m][i]);
+}
+
+// As multiply_tile, for any number of rows.
+template <class Kind, int NV>
+static void multiply_rows(const uint32_t *a, int64_t a_stride, const uint32_t *b, int64_t b_stride, int64_t depth,
+                          float *c, int64_t c_stride, int64_t rows, bool accumulate) {
+  for (; rows >= ROWS; rows -= ROWS, a += ROWS * a_stride, c += ROWS * c_stride)
+    multiply_tile<Kind, ROWS, NV>(a, a_stride, b, b_stride, depth, c, c_stride, accumulate);
+  switch (rows) {
+    case 5: if constexpr (ROWS > 5) multiply_tile<Kind, 5, NV>(a, a_stride, b, b_stride, depth, c, c_stride, accumulate); break;
+    case 4: if constexpr (ROWS > 4) multiply_tile<Kind, 4, NV>(a, a_stride, b, b_stride, depth, c, c_stride, accumulate); break;
+    case 3: multiply_tile<Kind, 3, NV>(a, a_stride, b, b_stride, depth, c, c_stride, accumulate); break;
+    case 2: multiply_tile<Kind, 2, NV>(a, a_stride, b, b_stride, depth, c, c_stride, accumulate); break;
+    case 1: multiply_tile<Kind, 1, NV>(a, a_stride, b, b_stride, depth, c, c_stride, accumulate); break;
+  }
+}
+
+// As multiply_rows, for any number of columns that is a multiple of LANES.
+template <class Kind>
+static void multiply(const uint32_t *a, int64_t a_stride, const uint32_t *b, int64_t b_stride, int64_t depth, float *c,
+                     int64_t c_stride, int64_t rows, int64_t columns, bool accumulate) {
+  int64_t j = 0;
+  for (; j + PANEL <= columns; j += PANEL)
+    multiply_rows<Kind, VECTORS>(a, a_stride, b + j, b_stride, depth, c + j, c_stride, rows, accumulate);
+  for (; j < columns; j += LANES)
+    multiply_rows<Kind, 1>(a, a_stride, b + j, b_stride, depth, c + j, c_stride, rows, accumulate);
+}
+
+static const int64_t BLOCK_ROWS = 96, BLOCK_DEPTH = 512;  // what is multiplied at once, to stay in the caches
+static const int64_t PARALLEL_PRODUCTS = 1 << 18;         // fewer multiplications than this are not worth a second thread
+
+// Weights are packed in panels [outputs / PANEL, words of inputs, PANEL], the last one padded with zeros.
+template <class T, class Kind>
+static void linear_of(const Linear &a) {
+  const int64_t depth = sizeof(T) == 4 ? a.inputs : a.inputs / 2;
+  const int64_t panels = (a.outputs + PANEL - 1) / PANEL, blocks = (a.count + BLOCK_ROWS - 1) / BLOCK_ROWS;
+#pragma omp parallel for schedule(static) if (a.count * depth * a.outputs > PARALLEL_PRODUCTS)
+  for (int64_t task = 0; task < panels * blocks; task++) {
+    float sums[BLOCK_ROWS * PANEL];
+    const int64_t panel = task / blocks, first = task % blocks * BLOCK_ROWS, column = panel * PANEL;
+    const int64_t rows = a.count - first < BLOCK_ROWS ? a.count - first : BLOCK_ROWS;
+    const int64_t columns = a.outputs - column < PANEL ? a.outputs - column : PANEL;
+    const uint32_t *x = (const uint32_t *)a.x + first * depth, *weights = (const uint32_t *)a.packed + panel * depth * PANEL;
+    for (int64_t k = 0; k < depth; k += BLOCK_DEPTH)
+      multiply_rows<Kind, VECTORS>(x + k, depth, weights + k * PANEL, PANEL, depth - k < BLOCK_DEPTH ? depth - k : BLOCK_DEPTH,
+                                   sums, PANEL, rows, k > 0);
+    for (int64_t row = 0; row < rows; row++) {
+      T *out = (T *)a.out + (first + row) * a.outputs + column;
+      const T *bias = a.bias ? (const T *)a.bias + column : nullptr;
+      each_vector(columns, [&](int64_t i, int lanes) {
+        Floats v = load((const Single *)(sums + row * PANEL + i));
+        store_at(out + i, bias ? v + load_at(bias + i, lanes) : v, lanes);
+      });
+    }
+  }
+}
+
+static void linear(const Linear &a) {
+  if (a.dtype == FLOAT32) linear_of<Single, FloatWords>(a);
+  else linear_of<Brain, PairWords>(a);
+}
