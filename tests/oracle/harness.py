@@ -5,15 +5,15 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 from dataclasses import dataclass, field
 from pathlib import Path
 
-import numpy as np
 import torch
 from torch import Tensor
 
-from headrace.compute.batch import pack
+from headrace.compute.batch import Batch
 from headrace.compute.kernels import select
 from headrace.compute.kv import PagedKV
 from headrace.compute.model.decoder import Decoder
@@ -21,7 +21,45 @@ from headrace.compute.model.families import parse_config
 from headrace.compute.model.hub import read_config
 from headrace.compute.model.weights import load_weights
 
-CPU = torch.device("cpu")
+DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+
+
+def pack(
+    tokens: list[int],
+    starts: list[int],
+    lengths: list[int],
+    tables: list[list[int]],
+    wanted: list[int],
+    block_size: int,
+    device: torch.device = DEVICE,
+) -> Batch:
+    """A batch from its rows, spelt out one token at a time; rows of one token must come first."""
+    positions = [start + i for start, length in zip(starts, lengths, strict=True) for i in range(length)]
+    owners = [row for row, length in enumerate(lengths) for _ in range(length)]
+    slots = [
+        tables[row][position // block_size] * block_size + position % block_size
+        for row, position in zip(owners, positions, strict=True)
+    ]
+    contexts = [start + length for start, length in zip(starts, lengths, strict=True)]
+    width = max(map(len, tables))
+    padded = [table + [0] * (width - len(table)) for table in tables]
+
+    def tensor(values: object, dtype: torch.dtype = torch.int64) -> Tensor:
+        return torch.tensor(values, dtype=dtype, device=device)
+
+    return Batch(
+        tokens=tensor(tokens),
+        positions=tensor(positions),
+        slot_mapping=tensor(slots),
+        query_starts=tensor([0, *itertools.accumulate(lengths)], torch.int32),
+        context_lens=tensor(contexts, torch.int32),
+        block_tables=tensor(padded, torch.int32),
+        logits_indices=tensor(wanted),
+        lengths=tuple(lengths),
+        contexts=tuple(contexts),
+        decode_rows=next((row for row, length in enumerate(lengths) if length != 1), len(lengths)),
+        block_size=block_size,
+    )
 
 
 @dataclass
@@ -43,9 +81,9 @@ class Rig:
         dtype: torch.dtype = torch.float32,
     ) -> None:
         self.spec = parse_config(read_config(folder))
-        weights = load_weights(folder, self.spec, dtype, CPU)
-        self.decoder = Decoder(self.spec, weights, select(kernels, CPU), max_model_len)
-        self.kv = PagedKV(self.spec, num_blocks, block_size, dtype, CPU)
+        weights = load_weights(folder, self.spec, dtype, DEVICE)
+        self.decoder = Decoder(self.spec, weights, select(kernels, DEVICE), max_model_len)
+        self.kv = PagedKV(self.spec, num_blocks, block_size, dtype, DEVICE)
         self.block_size = block_size
         self.free = list(range(num_blocks))
         random.Random(seed).shuffle(self.free)
@@ -58,14 +96,11 @@ class Rig:
                 sequence.blocks.append(self.free.pop())
         starts = [sequence.computed for sequence, _ in rows]
         lengths = [length for _, length in rows]
-        tables = np.zeros((len(rows), max(len(s.blocks) for s, _ in rows)), dtype=np.int32)
-        for table, (sequence, _) in zip(tables, rows, strict=True):
-            table[: len(sequence.blocks)] = sequence.blocks
+        tables = [sequence.blocks for sequence, _ in rows]
         tokens = [token for s, n in rows for token in s.tokens[s.computed : s.computed + n]]
-        ends = np.cumsum(lengths)
-        wanted = np.arange(len(tokens)) if every else ends - 1
-        batch = pack(torch.tensor(tokens), starts, lengths, tables, wanted, self.block_size)
-        logits = self.decoder.forward(batch, self.kv)
+        wanted = list(range(len(tokens))) if every else [end - 1 for end in itertools.accumulate(lengths)]
+        batch = pack(tokens, starts, lengths, tables, wanted, self.block_size)
+        logits = self.decoder.forward(batch, self.kv).cpu()
         for sequence, length in rows:
             sequence.computed += length
         return list(logits.split(lengths if every else [1] * len(rows)))

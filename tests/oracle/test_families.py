@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import json
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from headrace.compute.kernels import KernelsUnavailable, select
 from tests.oracle.families import CASES, LENGTH, VOCAB
-from tests.oracle.harness import Rig, Sequence
+from tests.oracle.harness import DEVICE, Rig, Sequence
 
 
 @dataclass
@@ -22,19 +25,30 @@ class Oracle:
     logits: list[Tensor]
     grows: bool
 
+    kernels: str = "torch"
+
     def rig(self, **options: int) -> Rig:
-        return Rig(self.folder, max_model_len=LENGTH, **options)
+        return Rig(self.folder, max_model_len=LENGTH, kernels=self.kernels, **options)
 
 
 @pytest.fixture(scope="module", params=CASES)
-def oracle(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Oracle:
-    case = CASES[request.param]
+def case(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Oracle:
+    made = CASES[request.param]
     folder = tmp_path_factory.mktemp(request.param)
-    model = case.build(folder)
+    model = made.build(folder)
     tokens = torch.randint(1, VOCAB, (5, LENGTH), generator=torch.Generator().manual_seed(1))
     with torch.inference_mode():
         logits = [model(row[None]).logits[0] for row in tokens]
-    return Oracle(model, folder, tokens.tolist(), logits, case.grows)
+    return Oracle(model, folder, tokens.tolist(), logits, made.grows)
+
+
+@pytest.fixture(params=["torch", "cpp"])
+def oracle(case: Oracle, request: pytest.FixtureRequest) -> Oracle:
+    try:
+        select(request.param, DEVICE)
+    except KernelsUnavailable as error:
+        pytest.skip(str(error))
+    return replace(case, kernels=request.param)
 
 
 def close(ours: Tensor, theirs: Tensor) -> None:
@@ -89,4 +103,22 @@ def test_greedy_text(oracle: Oracle) -> None:
         theirs = oracle.model.generate(
             torch.tensor(prompts), max_new_tokens=LENGTH - 24, do_sample=False, pad_token_id=0
         )
-    assert oracle.rig().generate(prompts, LENGTH - 24) == theirs[:, 24:].tolist()
+    ours = oracle.rig().generate(prompts, LENGTH - 24)
+    assert ours == theirs[:, 24:].tolist()
+
+
+def test_gemma3_text_model_inside_a_larger_one(tmp_path: Path) -> None:
+    model = CASES["gemma3"].build(tmp_path / "text")
+    config = json.loads((tmp_path / "text" / "config.json").read_text())
+    tensors = load_file(tmp_path / "text" / "model.safetensors")
+    tokens = list(range(1, LENGTH + 1))
+    with torch.inference_mode():
+        expected = model(torch.tensor([tokens])).logits[0]
+    for name, prefix in (("older", "language_model.model."), ("newer", "model.language_model.")):
+        folder = tmp_path / name
+        folder.mkdir()
+        renamed = {key.replace("model.", prefix, 1): value for key, value in tensors.items()}
+        save_file(renamed | {"vision_tower.patch.weight": torch.zeros(2)}, folder / "model.safetensors")
+        outer = {"architectures": ["Gemma3ForConditionalGeneration"], "text_config": config}
+        (folder / "config.json").write_text(json.dumps(outer))
+        close(Rig(folder, max_model_len=LENGTH).logits(Sequence(tokens), [LENGTH]), expected)

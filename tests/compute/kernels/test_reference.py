@@ -1,0 +1,182 @@
+"""The torch kernels against definitions written out densely, over random shapes."""
+
+from __future__ import annotations
+
+import math
+import random
+
+import pytest
+import torch
+import torch.nn.functional as F
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from headrace.compute.batch import Batch
+from headrace.compute.kernels import HeadShape, Kernels, KernelsUnavailable, linear, paging, select
+from headrace.compute.kernels.reference import TorchKernels
+from tests.oracle.harness import pack
+
+CPU = torch.device("cpu")
+KERNELS: Kernels = TorchKernels()
+
+
+def attention_by_definition(
+    q: Tensor, k: Tensor, v: Tensor, scale: float, window: int | None, softcap: float | None
+) -> Tensor:
+    """One row: q [Q, H, D] are the last positions of k, v [L, G, D]; one score at a time."""
+    queries, heads, _ = q.shape
+    length, groups, _ = k.shape
+    out = torch.zeros_like(q)
+    for index in range(queries):
+        position = length - queries + index
+        first = 0 if window is None else max(0, position + 1 - window)
+        for head in range(heads):
+            group = head // (heads // groups)
+            scores = k[first : position + 1, group] @ q[index, head] * scale
+            if softcap is not None:
+                scores = softcap * torch.tanh(scores / softcap)
+            out[index, head] = scores.softmax(0) @ v[first : position + 1, group]
+    return out
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    shape=st.sampled_from([(4, 4, 8), (4, 2, 8), (6, 1, 16), (3, 3, 4)]),
+    block_size=st.sampled_from([1, 4, 16]),
+    decodes=st.lists(st.integers(0, 70), max_size=9),
+    prefills=st.lists(st.tuples(st.integers(0, 40), st.integers(1, 30)), max_size=3),
+    window=st.sampled_from([None, 1, 5, 17]),
+    softcap=st.sampled_from([None, 3.0]),
+    seed=st.integers(0, 1000),
+)
+def test_attention(
+    shape: tuple[int, int, int],
+    block_size: int,
+    decodes: list[int],
+    prefills: list[tuple[int, int]],
+    window: int | None,
+    softcap: float | None,
+    seed: int,
+) -> None:
+    starts = decodes + [start for start, _ in prefills]
+    lengths = [1] * len(decodes) + [length for _, length in prefills]
+    if not starts:
+        return
+    heads, groups, size = shape
+    torch.manual_seed(seed)
+    needed = [-(-(start + length) // block_size) for start, length in zip(starts, lengths, strict=True)]
+    blocks = list(range(sum(needed) + 3))
+    random.Random(seed).shuffle(blocks)
+    tables = [[blocks.pop() for _ in range(count)] for count in needed]
+    keys, values = torch.randn(2, sum(needed) + 3, block_size, groups, size)
+    queries = torch.randn(sum(lengths), heads, size)
+    batch = pack([0] * sum(lengths), starts, lengths, tables, [], block_size, CPU)
+    plan = KERNELS.plan_attention(batch, window, torch.float32)
+    out = KERNELS.paged_attention(queries, keys, values, plan, 0.3, softcap).view(-1, heads, size)
+    begin = 0
+    for table, start, length in zip(tables, starts, lengths, strict=True):
+        k, v = (pages[table].flatten(0, 1)[: start + length] for pages in (keys, values))
+        expected = attention_by_definition(queries[begin : begin + length], k, v, 0.3, window, softcap)
+        torch.testing.assert_close(out[begin : begin + length], expected, rtol=1e-4, atol=1e-5)
+        begin += length
+
+
+@pytest.mark.parametrize("window", [None, 11])
+def test_attention_in_tiles_and_groups_is_the_same(
+    window: int | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    starts, lengths = [30, 3, 90, 31, 8, 9], [1, 1, 1, 1, 50, 33]
+    tables = [list(range(row * 40, row * 40 + 40)) for row in range(6)]
+    keys, values = torch.randn(2, 240, 4, 2, 8)
+    queries = torch.randn(sum(lengths), 4, 8)
+
+    def attend(batch: Batch) -> Tensor:
+        plan = KERNELS.plan_attention(batch, window, torch.float32)
+        return KERNELS.paged_attention(queries, keys, values, plan, 0.3, None)
+
+    batch = pack([0] * sum(lengths), starts, lengths, tables, [], 4, CPU)
+    whole = attend(batch)
+    monkeypatch.setattr(paging, "TILE_TOKENS", 7)
+    monkeypatch.setattr(paging, "GROUP_TOKENS", 64)
+    torch.testing.assert_close(attend(batch), whole)
+
+
+def test_decode_groups_are_few_and_hold_every_row_once() -> None:
+    contexts = [1, 900, 17, 450, 33, 890, 20, 16]
+    tables = [list(range(60))] * len(contexts)
+    batch = pack([0] * 8, [c - 1 for c in contexts], [1] * 8, tables, [], 16, CPU)
+    groups = paging.plan(batch, None, torch.float32).groups
+    rows = [row for group in groups for row in (group.rows.tolist() if group.rows is not None else [0])]
+    assert sorted(rows) == list(range(8))
+    assert len(groups) <= 4
+
+
+@pytest.mark.parametrize("partial", [8, 4])
+@pytest.mark.parametrize("normed", [False, True])
+def test_rope_write_kv(partial: int, normed: bool) -> None:
+    torch.manual_seed(0)
+    tokens, shape = 5, HeadShape(heads=4, kv_heads=2, head_dim=8)
+    qkv = torch.randn(tokens, 8 * 8)
+    angles = torch.randn(tokens, partial // 2)
+    cos, sin = angles.cos(), angles.sin()
+    rotation = torch.stack((torch.cat((cos, cos), -1), torch.cat((-sin, sin), -1)), 1)
+    weight = torch.rand(6, 8) + 0.5 if normed else None
+    keys, values = torch.zeros(2, 3, 4, 2, 8)
+    slots = torch.tensor([11, 0, 5, 7, 1])
+    packed = qkv.clone().view(tokens, 8, 8)
+    queries = KERNELS.rope_write_kv(qkv, shape, rotation, weight, 1e-6, slots, keys, values)
+
+    turned = packed[:, :6].clone()
+    if weight is not None:
+        turned = turned / (turned.square().mean(-1, keepdim=True) + 1e-6).sqrt() * weight
+    pairs = torch.complex(turned[..., : partial // 2], turned[..., partial // 2 : partial])
+    pairs = pairs * torch.complex(cos, sin)[:, None]
+    turned[..., :partial] = torch.cat((pairs.real, pairs.imag), -1)
+    torch.testing.assert_close(queries, turned[:, :4])
+    torch.testing.assert_close(keys.flatten(0, 1)[slots], turned[:, 4:])
+    torch.testing.assert_close(values.flatten(0, 1)[slots], packed[:, 6:])
+    untouched = sorted(set(range(12)) - set(slots.tolist()))
+    assert not keys.flatten(0, 1)[untouched].any()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_norms(dtype: torch.dtype) -> None:
+    x, residual = torch.randn(2, 7, 32).to(dtype)
+    weight = torch.rand(32) + 0.5
+    total = x + residual
+    normed, summed = KERNELS.add_rms_norm(x, residual.clone(), weight, 1e-5)
+    expected = F.rms_norm(total.float(), (32,), weight, 1e-5).to(dtype)
+    torch.testing.assert_close(summed, total)
+    torch.testing.assert_close(normed, expected)
+    torch.testing.assert_close(KERNELS.rms_norm(total, weight, 1e-5), expected)
+
+
+def test_gated_activation() -> None:
+    gate, up = torch.randn(2, 5, 12)
+    merged = torch.cat((gate, up), -1)
+    torch.testing.assert_close(KERNELS.gated_activation(merged, "silu"), gate * gate.sigmoid() * up)
+    inner = math.sqrt(2 / math.pi) * (gate + 0.044715 * gate**3)
+    torch.testing.assert_close(
+        KERNELS.gated_activation(merged, "gelu_tanh"), gate * (1 + inner.tanh()) / 2 * up
+    )
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("rows", [1, 5])
+@pytest.mark.parametrize("outputs", [24, 9000])
+def test_linear(dtype: torch.dtype, rows: int, outputs: int) -> None:
+    torch.manual_seed(0)
+    weight, x, bias = torch.randn(outputs, 128), torch.randn(rows, 128), torch.randn(outputs)
+    expected = x.to(dtype).float() @ weight.to(dtype).float().T + bias.to(dtype).float()
+    prepared = linear.prepare(weight.to(dtype))
+    out = linear.apply(x.to(dtype), prepared, bias.to(dtype))
+    assert out.dtype == dtype
+    torch.testing.assert_close(out.float(), expected, rtol=2e-2, atol=1e-4 if dtype == torch.float32 else 0.1)
+
+
+def test_unknown_kernels_are_refused_by_name() -> None:
+    with pytest.raises(KernelsUnavailable, match=r"'tritn' do not exist; choose auto or one of: .*torch"):
+        select("tritn", CPU)
+    assert select("torch", CPU).name == "torch"
+    assert select("auto", CPU).name

@@ -1,0 +1,127 @@
+"""Configs, older and newer spellings, and what is refused."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from headrace.compute.model.families import FAMILIES, parse_config
+from headrace.compute.model.spec import DecoderSpec, LayerSpec, ModelError
+from tests.compute.model.configs import LLAMA
+
+
+def parse(architecture: str = "LlamaForCausalLM", **fields: Any) -> DecoderSpec:
+    return parse_config(LLAMA | {"architectures": [architecture]} | fields)
+
+
+def windows(spec: DecoderSpec) -> list[int | None]:
+    return [layer.window for layer in spec.layers]
+
+
+def test_llama() -> None:
+    spec = parse()
+    assert (spec.head_dim, spec.num_kv_heads, spec.attention_scale) == (8, 2, 8**-0.5)
+    assert (spec.dtype, spec.tied_embeddings, spec.qk_norm) == ("bfloat16", False, False)
+    assert spec.layers == (LayerSpec(), LayerSpec())
+
+
+def test_heads_default_to_one_key_head_per_query_head() -> None:
+    config = {key: value for key, value in LLAMA.items() if key != "num_key_value_heads"}
+    assert parse_config(config).num_kv_heads == 4
+    assert parse_config(LLAMA | {"num_key_value_heads": None}).num_kv_heads == 4
+
+
+def test_biases_follow_the_family_or_the_config() -> None:
+    assert [parse("Qwen2ForCausalLM").qkv_bias, parse("Qwen2ForCausalLM").output_bias] == [True, False]
+    assert [parse(attention_bias=True).qkv_bias, parse(attention_bias=True).output_bias] == [True, True]
+    assert not parse("Qwen3ForCausalLM").qkv_bias
+    assert not parse("MistralForCausalLM", attention_bias=True).qkv_bias
+
+
+def test_which_layers_slide() -> None:
+    assert windows(parse("MistralForCausalLM", sliding_window=9)) == [9, 9]
+    assert windows(parse("MistralForCausalLM", sliding_window=None)) == [None, None]
+    qwen = {"sliding_window": 9, "max_window_layers": 1}
+    assert windows(parse("Qwen2ForCausalLM", **qwen)) == [None, None]
+    assert windows(parse("Qwen2ForCausalLM", use_sliding_window=True, **qwen)) == [None, 9]
+    assert windows(parse("Gemma2ForCausalLM", sliding_window=9)) == [9, None]
+    gemma3 = parse("Gemma3ForCausalLM", sliding_window=9, num_hidden_layers=7)
+    assert windows(gemma3) == [9, 9, 9, 9, 9, None, 9]
+    assert [layer.rope for layer in gemma3.layers] == [1, 1, 1, 1, 1, 0, 1]
+    listed = ["full_attention", "sliding_attention"]
+    assert windows(parse("Gemma2ForCausalLM", sliding_window=9, layer_types=listed)) == [None, 9]
+
+
+def test_a_sparse_gemma3_config_is_filled_with_the_family_defaults() -> None:
+    inner = {"hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2, "sliding_window": 9}
+    scaled = inner | {"rope_scaling": {"factor": 8.0, "rope_type": "linear"}}
+    spec = parse_config({"architectures": ["Gemma3ForConditionalGeneration"], "text_config": scaled})
+    assert (spec.num_heads, spec.num_kv_heads, spec.head_dim, spec.vocab_size) == (8, 4, 256, 262_208)
+    assert [(rope.theta, rope.kind, rope.factor) for rope in spec.ropes] == [
+        (1_000_000.0, "linear", 8.0),
+        (10_000.0, "default", 1.0),
+    ]
+    assert spec.tied_embeddings
+    assert spec.embedding_scale == 8.0
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"rope_theta": 5e5, "rope_scaling": {"type": "linear", "factor": 4.0}},
+        {"rope_theta": 5e5, "rope_scaling": {"rope_type": "linear", "factor": 4.0}},
+        {"rope_parameters": {"rope_type": "linear", "factor": 4.0, "rope_theta": 5e5}},
+    ],
+)
+def test_spellings_of_rope_mean_the_same(fields: dict[str, Any]) -> None:
+    (rope,) = parse(**fields).ropes
+    assert (rope.kind, rope.theta, rope.factor, rope.rotary_dim) == ("linear", 5e5, 4.0, 8)
+
+
+def test_phi3_longrope() -> None:
+    factors = {"type": "su", "short_factor": [1.0] * 3, "long_factor": [2.0] * 3}
+    spec = parse(
+        "Phi3ForCausalLM",
+        rope_scaling=factors,
+        partial_rotary_factor=0.75,
+        original_max_position_embeddings=32,
+    )
+    (rope,) = spec.ropes
+    assert (rope.kind, rope.rotary_dim, rope.original_positions) == ("longrope", 6, 32)
+    assert rope.attention_factor == pytest.approx((1 + 2 / 5) ** 0.5)
+    assert spec.merged_checkpoint
+
+
+def test_an_unknown_architecture_is_refused_with_the_list() -> None:
+    with pytest.raises(ModelError, match="names MambaForCausalLM; supported architectures are") as error:
+        parse("MambaForCausalLM")
+    assert all(name in str(error.value) for name in FAMILIES)
+    with pytest.raises(ModelError, match="no architecture at all"):
+        parse_config({})
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"hidden_act": "relu"}, "hidden_act 'relu' is not supported"),
+        ({"quantization_config": {"quant_method": "awq"}}, "quantization_config"),
+        ({"rope_scaling": {"rope_type": "proportional", "factor": 2.0}}, "rope type 'proportional'"),
+        ({"rope_scaling": {"rope_type": "llama3"}}, "rope type 'llama3' needs a factor"),
+        ({"rope_scaling": {"type": "mrope", "mrope_section": [1, 1]}}, "rope type 'mrope'"),
+        ({"rope_scaling": {"mrope_section": [1, 1]}}, "mrope_section"),
+        ({"rope_scaling": {"type": "longrope", "short_factor": [1.0]}}, "needs short_factor, a list of 4"),
+        ({"layer_types": ["full_attention", "linear_attention"]}, "layer_types: linear_attention"),
+        ({"layer_types": ["full_attention"]}, "layer_types has 1 entries for 2 layers"),
+        ({"use_bidirectional_attention": True}, "use_bidirectional_attention"),
+        ({"hidden_size": "many"}, "hidden_size must be a positive integer, the config has 'many'"),
+        ({"num_attention_heads": 0}, "num_attention_heads must be a positive integer"),
+        ({"num_key_value_heads": 3}, "not a multiple of num_key_value_heads"),
+        ({"rms_norm_eps": -1.0}, "rms_norm_eps must be a positive number"),
+        ({"tie_word_embeddings": "yes"}, "tie_word_embeddings must be true or false"),
+        ({"vocab_size": None}, "lacks vocab_size"),
+    ],
+)
+def test_unsupported_and_malformed_fields_are_refused_by_name(fields: dict[str, Any], message: str) -> None:
+    with pytest.raises(ModelError, match=message):
+        parse(**fields)

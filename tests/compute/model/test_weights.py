@@ -1,0 +1,150 @@
+"""Checkpoints: sharded, tied, converted; and every way in which one can be wrong."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import save_file
+from torch import Tensor
+
+from headrace.compute.model.families import parse_config
+from headrace.compute.model.spec import DecoderSpec, ModelError
+from headrace.compute.model.weights import (
+    DecoderWeights,
+    destinations,
+    dummy_weights,
+    empty_weights,
+    load_weights,
+)
+from tests.compute.model.configs import LLAMA
+
+SPEC = parse_config(LLAMA)
+
+
+def checkpoint(spec: DecoderSpec = SPEC, dtype: torch.dtype = torch.float32) -> dict[str, Tensor]:
+    torch.manual_seed(0)
+    places = destinations(spec, empty_weights(spec, torch.float32, "cpu"))
+    return {name: torch.randn(place.shape).to(dtype) for name, place in places.items()}
+
+
+def load(folder: Path, spec: DecoderSpec = SPEC, dtype: torch.dtype = torch.float32) -> DecoderWeights:
+    return load_weights(folder, spec, dtype, "cpu")
+
+
+def test_parts_are_merged_in_order(tmp_path: Path) -> None:
+    tensors = checkpoint()
+    save_file(tensors, tmp_path / "model.safetensors")
+    layer = load(tmp_path).layers[1]
+    attention, mlp = "model.layers.1.self_attn.", "model.layers.1.mlp."
+    assert torch.equal(layer.qkv, torch.cat([tensors[f"{attention}{x}_proj.weight"] for x in "qkv"]))
+    assert torch.equal(layer.gate_up, torch.cat([tensors[f"{mlp}{x}_proj.weight"] for x in ("gate", "up")]))
+
+
+def test_shards_are_read_by_their_index_and_strays_left_alone(tmp_path: Path) -> None:
+    tensors = checkpoint()
+    names = sorted(tensors)
+    shards = {"a.safetensors": names[::2], "b.safetensors": names[1::2]}
+    for file, held in shards.items():
+        save_file({name: tensors[name] for name in held}, tmp_path / file)
+    save_file({"stray": torch.zeros(1)}, tmp_path / "consolidated.safetensors")
+    index = {"weight_map": {name: file for file, held in shards.items() for name in held}}
+    (tmp_path / "model.safetensors.index.json").write_text(json.dumps(index))
+    assert torch.equal(load(tmp_path).head, tensors["lm_head.weight"])
+    (tmp_path / "b.safetensors").unlink()
+    with pytest.raises(ModelError, match=r"lacks b\.safetensors, named by model\.safetensors\.index\.json"):
+        load(tmp_path)
+
+
+@pytest.mark.parametrize("stored", [torch.float32, torch.float16, torch.bfloat16])
+def test_weights_are_converted_and_norms_stay_wide(tmp_path: Path, stored: torch.dtype) -> None:
+    tensors = checkpoint(dtype=stored)
+    save_file(tensors, tmp_path / "model.safetensors")
+    weights = load(tmp_path, dtype=torch.bfloat16)
+    assert torch.equal(weights.embedding, tensors["model.embed_tokens.weight"].bfloat16())
+    assert torch.equal(weights.norm, tensors["model.norm.weight"].float())
+
+
+def test_tied_embeddings_are_one_tensor_and_a_stored_copy_is_ignored(tmp_path: Path) -> None:
+    save_file(checkpoint(), tmp_path / "model.safetensors")
+    tied = replace(SPEC, tied_embeddings=True)
+    weights = load(tmp_path, tied)
+    assert weights.head is weights.embedding
+    assert weights.nbytes == load(tmp_path).nbytes - weights.embedding.nbytes
+
+
+def test_norm_offset_is_added_once(tmp_path: Path) -> None:
+    tensors = checkpoint()
+    save_file(tensors, tmp_path / "model.safetensors")
+    weights = load(tmp_path, replace(SPEC, norm_offset=1.0))
+    assert torch.equal(weights.norm, tensors["model.norm.weight"] + 1)
+    assert torch.equal(weights.layers[0].input_norm, tensors["model.layers.0.input_layernorm.weight"] + 1)
+
+
+def test_missing_unexpected_and_misshapen_tensors_are_named(tmp_path: Path) -> None:
+    tensors = checkpoint()
+    file = tmp_path / "model.safetensors"
+    save_file({name: t for name, t in tensors.items() if "layers.1.mlp.up" not in name}, file)
+    with pytest.raises(ModelError, match=r"lacks model\.layers\.1\.mlp\.up_proj\.weight"):
+        load(tmp_path)
+    save_file(tensors | {"model.layers.0.self_attn.q_proj.bias": torch.zeros(32)}, file)
+    with pytest.raises(
+        ModelError, match=r"LlamaForCausalLM does not use: model\.layers\.0\.self_attn\.q_proj"
+    ):
+        load(tmp_path)
+    save_file(tensors | {"model.norm.weight": torch.zeros(31)}, file)
+    with pytest.raises(ModelError, match=r"model\.norm\.weight has shape \[31\], the config says \[32\]"):
+        load(tmp_path)
+    save_file(tensors | {"model.layers.0.self_attn.rotary_emb.inv_freq": torch.zeros(4)}, file)
+    load(tmp_path)
+
+
+def test_a_shape_that_would_broadcast_is_refused(tmp_path: Path) -> None:
+    spec = replace(SPEC, qk_norm=True)
+    tensors = checkpoint(spec)
+    for name, tensor in tensors.items():
+        if "q_norm" in name or "k_norm" in name:
+            tensors[name] = tensor[0].clone()
+    save_file(tensors, tmp_path / "model.safetensors")
+    assert torch.equal(
+        load(tmp_path, spec).layers[0].qk_norm[3], tensors["model.layers.0.self_attn.q_norm.weight"]
+    )  # type: ignore[index]
+    save_file(
+        tensors | {"model.layers.0.self_attn.q_norm.weight": torch.ones(1)}, tmp_path / "model.safetensors"
+    )
+    with pytest.raises(ModelError, match=r"q_norm\.weight has shape \[1\]"):
+        load(tmp_path, spec)
+
+
+@pytest.mark.parametrize("name", ["pytorch_model.bin", "model.pt"])
+def test_pickles_are_refused_and_told_why(tmp_path: Path, name: str) -> None:
+    (tmp_path / name).write_bytes(b"\x80\x04.")
+    with pytest.raises(ModelError, match=f"only as pickle \\({name}\\), which can run code when opened"):
+        load(tmp_path)
+
+
+def test_no_weights_and_broken_weights(tmp_path: Path) -> None:
+    with pytest.raises(ModelError, match=r"has no \*\.safetensors"):
+        load(tmp_path)
+    (tmp_path / "model.safetensors").write_bytes(b"not at all")
+    with pytest.raises(ModelError, match="cannot be read as safetensors"):
+        load(tmp_path)
+    (tmp_path / "model.safetensors.index.json").write_text("[]")
+    with pytest.raises(ModelError, match="is not an index of safetensors"):
+        load(tmp_path)
+
+
+def test_dummy_weights_are_the_same_for_the_same_seed() -> None:
+    one, same, other = (dummy_weights(SPEC, torch.float32, "cpu", seed) for seed in (3, 3, 4))
+    assert all(torch.equal(a, b) for a, b in zip(one.tensors(), same.tensors(), strict=True))
+    assert not torch.equal(one.embedding, other.embedding)
+    assert (one.norm == 1).all()
+
+
+def test_parameters_are_counted_as_allocated() -> None:
+    for spec in (SPEC, replace(SPEC, tied_embeddings=True, post_norms=True)):
+        weights = empty_weights(spec, torch.float32, "cpu")
+        assert sum(tensor.numel() for tensor in weights.tensors()) == spec.num_parameters
