@@ -265,6 +265,7 @@ def _make_app(loaded: Loaded, options: ServerOptions) -> tuple[ASGIApp, Service]
         model_name=loaded.name,
         clock_offset=time.time() - time.monotonic(),
         cache_config={"block_size": str(ledger.block_size), "num_gpu_blocks": str(ledger.num_blocks)},
+        phase_seconds=lambda: loaded.runner.seconds,
     )
     book = RequestBook(by_priority=loaded.by_priority)
     service = Service(
@@ -281,10 +282,6 @@ def _make_app(loaded: Loaded, options: ServerOptions) -> tuple[ASGIApp, Service]
         root=str(loaded.folder),
     )
 
-    def render_metrics() -> bytes:
-        metrics.phases(loaded.runner.seconds)
-        return metrics.render()
-
     notes = Notes()
     api = Api(
         service,
@@ -298,7 +295,7 @@ def _make_app(loaded: Loaded, options: ServerOptions) -> tuple[ASGIApp, Service]
         model,
         notes,
         explain=book.explain,
-        metrics=render_metrics,
+        metrics=metrics.render,
         info=lambda: (
             {"model": loaded.name, "dtype": loaded.dtype, "kernels": loaded.kernels}
             | {

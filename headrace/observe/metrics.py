@@ -77,7 +77,8 @@ class Metrics:
     ``prefix`` is ``headrace`` or ``vllm``: metrics are called ``<prefix>:<name>`` and carry the label
     ``model_name``. ``clock_offset`` is Unix time minus the engine's clock, in seconds. ``cache_config``
     becomes the labels of ``cache_config_info`` (``block_size``, ``num_gpu_blocks`` ...). Tenants beyond the
-    first ``tenants`` are counted as ``other``.
+    first ``tenants`` are counted as ``other``. ``phase_seconds`` tells the seconds spent in each part of a step
+    (``forward``, ``sample`` ...) since the start; it is asked once per step.
 
     `fold` and `render` may run in different threads: each number is whole, and a scrape that falls between
     two additions sees the first without the second.
@@ -93,6 +94,7 @@ class Metrics:
         clock_offset: float = 0.0,
         cache_config: Mapping[str, str] | None = None,
         tenants: int = 100,
+        phase_seconds: Callable[[], Mapping[str, float]] = dict,
     ) -> None:
         self._prefix = prefix
         self._constant = {"model_name": model_name}
@@ -101,6 +103,8 @@ class Metrics:
         self._gauges: list[Family[Cell]] = []
         self._histograms: list[Family[Histogram]] = []
         self._live: dict[str, _Live] = {}
+        self._phase_seconds = phase_seconds
+        self._phase_totals: dict[str, float] = dict(phase_seconds())
 
         self._running = self._gauge("num_requests_running", "Requests in the running batch.").of()
         self._waiting = self._gauge("num_requests_waiting", "Requests waiting to be admitted.").of()
@@ -161,11 +165,6 @@ class Metrics:
         fold = self._folds.get(type(event))
         if fold is not None:
             fold(event, now)
-
-    def phases(self, seconds: Mapping[str, float]) -> None:
-        """Takes the parts of one step (``plan``, ``forward`` ...) in seconds, as the runner measured them."""
-        for phase, spent in seconds.items():
-            self._phases.of(phase).observe(spent)
 
     def render(self) -> bytes:
         """The page for ``/metrics``, in Prometheus' text format."""
@@ -271,3 +270,6 @@ class Metrics:
         empty = event.slots_allocated - event.slots_filled
         self._waste.value = empty / event.slots_allocated if event.slots_allocated else 0.0
         self._progress.value = now + self._clock_offset
+        for phase, total in dict(self._phase_seconds()).items():
+            self._phases.of(phase).observe(total - self._phase_totals.get(phase, 0.0))
+            self._phase_totals[phase] = total

@@ -143,10 +143,14 @@ def test_a_request_refused_before_it_arrived_is_counted_and_harms_nothing() -> N
 
 
 def test_phases_and_cache_config() -> None:
-    metrics = Metrics(cache_config={"block_size": "16", "num_gpu_blocks": "100"})
-    metrics.phases({"plan": 0.0005, "forward": 0.01})
-    metrics.phases({"plan": 0.0015})
+    seconds = {"plan": 1.0, "forward": 2.0}
+    metrics = Metrics(
+        cache_config={"block_size": "16", "num_gpu_blocks": "100"}, phase_seconds=lambda: seconds
+    )
+    for plan, forward in ((1.0005, 2.01), (1.002, 2.02)):
+        seconds.update(plan=plan, forward=forward)
+        metrics.fold(Stepped(0, 1, 0, 1, 1, 0, 1, 8, 16, 16), 1.0)
     samples = page(metrics)
     assert samples["headrace:scheduler_step_seconds_sum{phase=plan}"] == pytest.approx(0.002)
-    assert samples["headrace:scheduler_step_seconds_count{phase=forward}"] == 1
+    assert samples["headrace:scheduler_step_seconds_count{phase=forward}"] == 2
     assert samples["headrace:cache_config_info{block_size=16,num_gpu_blocks=100}"] == 1
