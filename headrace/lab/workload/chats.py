@@ -1,8 +1,7 @@
 """Workloads of chats for the built-in model, whose answers end by themselves.
 
 The model was trained on requests of these kinds, so the length of an answer follows from its request: a
-sum takes a few tokens, counting to three hundred takes many. ``expect`` says which; a report shows how often
-it came true.
+sum takes a few tokens, a story in ten chapters takes many. ``expect`` says which.
 """
 
 from __future__ import annotations
@@ -13,7 +12,7 @@ from headrace.lab.workload.work import Message, Work
 
 NAMES = ("Mia", "Tom", "Anna", "Ben", "Lily", "Max", "Sara", "Leo", "Emma", "Jack")
 GROUPS = ("animals", "fruits", "colours", "tools", "cities")
-LONGEST_TOKENS = 1400
+LONGEST_TOKENS = 2000
 """Bound of an answer's length, so that one that fails to end does not decide a measurement."""
 
 
@@ -21,7 +20,6 @@ def _short(rng: random.Random) -> str:
     return rng.choice(
         (
             f"What is {rng.randint(1, 20)} plus {rng.randint(1, 20)}?",
-            f"Count from 1 to {rng.randint(3, 8)}.",
             f"List 3 {rng.choice(GROUPS)}.",
             f"My name is {rng.choice(NAMES)}.",
             f"Hello, I am {rng.choice(NAMES)}.",
@@ -30,13 +28,11 @@ def _short(rng: random.Random) -> str:
 
 
 def _middle(rng: random.Random) -> str:
-    name = rng.choice(NAMES)
-    return rng.choice((f"Tell me a short story about {name}.", f"Count from 1 to {rng.randint(20, 60)}."))
+    return f"Tell me a short story about {rng.choice(NAMES)}."
 
 
 def _long(rng: random.Random) -> str:
-    first = rng.randint(1, 9)
-    return f"Count from {first} to {first + rng.randint(330, 380)}."
+    return f"Write a story about {rng.choice(NAMES)} with {rng.randint(8, 10)} chapters."
 
 
 def _chat(i: int, text: str, expect: str) -> Work:

@@ -25,8 +25,8 @@ class Work:
     """A prompt, how long its answer may get, and when it comes.
 
     ``arrival`` is in seconds after the start of the run. ``ignore_eos`` makes the answer exactly
-    ``max_tokens`` long on every engine, whatever the model says. ``expect`` names the class of answer that
-    the author expects (``short``, ``long`` ...), so that a report can say whether it came.
+    ``max_tokens`` long on every engine, whatever the model says. ``expect`` names the part that
+    the request plays in its workload (``short``, ``long``, ``intruder`` ...).
     """
 
     id: str
