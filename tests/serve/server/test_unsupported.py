@@ -42,7 +42,10 @@ def test_what_asks_for_something_is_refused_by_name(name, value):
     [
         ({"role": "tool", "content": "x"}, "messages[1].role"),
         ({"role": "assistant", "tool_calls": [{}]}, "messages[1].tool_calls"),
-        ({"role": "user", "content": [{"type": "text"}, {"type": "image_url"}]}, "messages[1].content[1].type"),
+        (
+            {"role": "user", "content": [{"type": "text"}, {"type": "image_url"}]},
+            "messages[1].content[1].type",
+        ),
         ({"role": "user", "content": [{"type": "input_audio"}]}, "messages[1].content[0].type"),
     ],
 )
