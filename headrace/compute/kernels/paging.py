@@ -15,7 +15,8 @@ from torch import Tensor
 from headrace.compute.batch import Batch
 
 TILE_TOKENS = 512
-GROUP_TOKENS = 4096
+GROUP_TOKENS = {"cpu": 4096, "cuda": 65536}
+"""Tokens gathered at once: on a CPU what stays in its cache, on CUDA few and large operations."""
 
 
 class DecodeGroup(NamedTuple):
@@ -77,12 +78,13 @@ def _similar(batch: Batch, window: int | None) -> list[list[int]]:
     blocks = [_blocks(context, window, batch.block_size) for context in batch.contexts[: batch.decode_rows]]
     if not blocks:
         return []
-    if len(blocks) * max(blocks) * batch.block_size <= GROUP_TOKENS and max(blocks) <= 2 * min(blocks):
+    most = GROUP_TOKENS[batch.tokens.device.type]
+    if len(blocks) * max(blocks) * batch.block_size <= most and max(blocks) <= 2 * min(blocks):
         return [list(range(len(blocks)))]
     parts: list[list[int]] = []
     for row in sorted(range(len(blocks)), key=blocks.__getitem__):
         part = parts[-1] if parts else []
-        fits = (len(part) + 1) * blocks[row] * batch.block_size <= GROUP_TOKENS
+        fits = (len(part) + 1) * blocks[row] * batch.block_size <= most
         if part and fits and 2 * blocks[row] <= 3 * blocks[part[0]] + 4:
             part.append(row)
         else:

@@ -118,12 +118,17 @@ class TorchKernels:
         softcap: float | None,
         out: Tensor,
     ) -> None:
+        kv_heads, head_dim = keys.shape[2:]
         first, end = tile.span
-        q = queries[tile.begin : tile.end].transpose(0, 1)[None]
-        k = self._gather(0, keys, tile.pages).flatten(0, 1)[first:end].transpose(0, 1)[None]
-        v = self._gather(1, values, tile.pages).flatten(0, 1)[first:end].transpose(0, 1)[None]
+        # One "batch" per key head, its keys repeated over the query heads by a stride of zero: unlike the
+        # grouped form, every backend of torch's attention takes this one together with a mask.
+        q = queries[tile.begin : tile.end].view(-1, kv_heads, queries.shape[1] // kv_heads, head_dim)
+        q = q.permute(1, 2, 0, 3)
+        k = self._gather(0, keys, tile.pages).flatten(0, 1)[first:end].transpose(0, 1)[:, None]
+        v = self._gather(1, values, tile.pages).flatten(0, 1)[first:end].transpose(0, 1)[:, None]
+        k, v = k.expand(-1, q.shape[1], -1, -1), v.expand(-1, q.shape[1], -1, -1)
         y = _attend(q, k, v, tile.mask, tile.mask is None, scale, softcap)
-        out[tile.begin : tile.end] = y[0].transpose(0, 1)
+        out[tile.begin : tile.end] = y.permute(2, 0, 1, 3).flatten(1, 2)
 
     def _gather(self, which: int, pages: Tensor, index: Tensor) -> Tensor:
         """The indexed pages, in memory that is reused from call to call.
@@ -152,19 +157,13 @@ def _rotate(x: Tensor, rotation: Tensor) -> Tensor:
 def _attend(
     q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, causal: bool, scale: float, softcap: float | None
 ) -> Tensor:
-    """Attention of [B, H, Q, D] over [B, G, L, D]; without a mask ``causal`` is the lower triangle."""
+    """Attention of [B, H, Q, D] over [B, H, L, D]; ``causal`` is the lower triangle of a square."""
     if softcap is None:
-        return F.scaled_dot_product_attention(
-            q, k, v, attn_mask=mask, is_causal=causal, scale=scale, enable_gqa=q.shape[1] != k.shape[1]
-        )
-    share = q.shape[1] // k.shape[1]
-    grouped = q.view(len(q), -1, share, *q.shape[2:])
-    scores: Tensor = (
-        (grouped @ k[:, :, None].transpose(-1, -2)).float().mul_(scale / softcap).tanh_().mul_(softcap)
-    )
+        return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=causal, scale=scale)
+    scores: Tensor = (q @ k.transpose(-1, -2)).float().mul_(scale / softcap).tanh_().mul_(softcap)
     if mask is not None:
-        scores += mask if mask.dim() == 2 else mask[:, :, None]
+        scores += mask
     elif causal:
-        scores.masked_fill_(torch.ones_like(scores[0, 0, 0], dtype=torch.bool).triu_(1), float("-inf"))
-    attended: Tensor = scores.softmax(-1).to(q.dtype) @ v[:, :, None]
-    return attended.flatten(1, 2)
+        scores.masked_fill_(torch.ones_like(scores[0, 0], dtype=torch.bool).triu_(1), float("-inf"))
+    attended: Tensor = scores.softmax(-1).to(q.dtype) @ v
+    return attended

@@ -98,7 +98,7 @@ def test_attention_in_tiles_and_groups_is_the_same(
     batch = pack([0] * sum(lengths), starts, lengths, tables, [], 4, CPU)
     whole = attend(batch)
     monkeypatch.setattr(paging, "TILE_TOKENS", 7)
-    monkeypatch.setattr(paging, "GROUP_TOKENS", 64)
+    monkeypatch.setattr(paging, "GROUP_TOKENS", {"cpu": 64})
     torch.testing.assert_close(attend(batch), whole)
 
 
