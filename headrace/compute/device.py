@@ -6,6 +6,7 @@ The files of the operating system are read here and nowhere else in `compute`. K
 
 from __future__ import annotations
 
+import ctypes
 import math
 import os
 from dataclasses import dataclass
@@ -24,6 +25,9 @@ _NOTED_FLAGS = frozenset(
     {"avx2", "avx512f", "avx512_vnni", "avx_vnni", "amx_tile", "amx_int8", "asimd", "sve"} | _NATIVE_BF16
 )
 _BF16_CAPABILITY = (8, 0)
+
+_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # malloc.h
+_KEPT_BYTES = 256 << 20
 
 
 class DtypeChoice(NamedTuple):
@@ -145,6 +149,21 @@ def limit_threads() -> int:
     threads = min(torch.get_num_threads(), usable_cores())
     torch.set_num_threads(threads)
     return threads
+
+
+def keep_freed_memory() -> bool:
+    """Let the C library keep freed buffers of a step for the next one; returns whether it could be told so.
+
+    By default glibc hands a buffer of some megabytes back to the system when it is freed, and the next step
+    pays for fresh zeroed pages again: at 256 rows that was most of the time of sampling. Call it once, before
+    the first step on a CPU.
+    """
+    try:
+        mallopt = ctypes.CDLL(None).mallopt
+    except (OSError, AttributeError):
+        return False
+    told = [mallopt(name, _KEPT_BYTES) for name in (_M_MMAP_THRESHOLD, _M_TRIM_THRESHOLD)]
+    return all(told)
 
 
 def _memory_limit(root: Path) -> tuple[int, int]:

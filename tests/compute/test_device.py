@@ -9,6 +9,7 @@ import torch
 from headrace.compute.device import (
     DeviceFacts,
     device_facts,
+    keep_freed_memory,
     limit_threads,
     resolve_device,
     resolve_dtype,
@@ -104,3 +105,4 @@ def test_this_machine() -> None:
     facts = device_facts(torch.device("cpu"))
     assert facts.cores >= 1
     assert 1 <= limit_threads() <= max(facts.cores, 1)
+    assert isinstance(keep_freed_memory(), bool)
