@@ -99,9 +99,9 @@ class Metrics:
         self._prefix = prefix
         self._constant = {"model_name": model_name}
         self._clock_offset = clock_offset
-        self._counters: list[Family[Cell]] = []
-        self._gauges: list[Family[Cell]] = []
-        self._histograms: list[Family[Histogram]] = []
+        self.counters: list[Family[Cell]] = []
+        self.gauges: list[Family[Cell]] = []
+        self.histograms: list[Family[Histogram]] = []
         self._live: dict[str, _Live] = {}
         self._phase_seconds = phase_seconds
         self._phase_totals: dict[str, float] = dict(phase_seconds())
@@ -173,26 +173,26 @@ class Metrics:
 
     def collect(self) -> Iterator[Metric]:
         """All families, for prometheus-client's registry."""
-        for counters in self._counters:
+        for counters in self.counters:
             yield counter_family(counters, self._constant)
-        for gauges in self._gauges:
+        for gauges in self.gauges:
             yield gauge_family(gauges, self._constant)
-        for histograms in self._histograms:
+        for histograms in self.histograms:
             yield histogram_family(histograms, self._constant)
 
     def _counter(self, name: str, help: str, labels: Sequence[str] = (), limit: int = 100) -> Family[Cell]:
-        self._counters.append(Family(f"{self._prefix}:{name}", help, Cell, labels, limit))
-        return self._counters[-1]
+        self.counters.append(Family(f"{self._prefix}:{name}", help, Cell, labels, limit))
+        return self.counters[-1]
 
     def _gauge(self, name: str, help: str, labels: Sequence[str] = ()) -> Family[Cell]:
-        self._gauges.append(Family(f"{self._prefix}:{name}", help, Cell, labels))
-        return self._gauges[-1]
+        self.gauges.append(Family(f"{self._prefix}:{name}", help, Cell, labels))
+        return self.gauges[-1]
 
     def _histogram(
         self, name: str, help: str, bounds: tuple[float, ...], labels: Sequence[str] = ()
     ) -> Family[Histogram]:
         family = Family(f"{self._prefix}:{name}", help, lambda: Histogram(bounds), labels)
-        self._histograms.append(family)
+        self.histograms.append(family)
         return family
 
     def _requests(self, name: str, help: str) -> Histogram:
