@@ -51,7 +51,8 @@ def chat(
             name = model or served_model(client)
             conversation = Conversation(client, {"model": name, **given}, system)
             if sys.stdin.isatty():
-                console.print(f"Chatting with {name} at {url}. /help shows what else there is.", style="dim")
+                welcome = f"Chatting with {name} at {url}. /help shows what else there is."
+                console.print(welcome, style="dim", markup=False, highlight=False)
                 failed = _run(conversation, _ask(console), console, errors)
             else:
                 failed = _run(conversation, (line.rstrip("\n") for line in sys.stdin), console, errors)

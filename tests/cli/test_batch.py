@@ -4,7 +4,10 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -12,8 +15,8 @@ import typer
 from typer.testing import CliRunner
 
 from headrace.cli.batch import run_batch
-from headrace.config import ConfigError
-from tests.cli.fake_server import running
+from headrace.config import ConfigError, Options
+from tests.cli.fake_server import FakeServer, running
 
 app = typer.Typer()
 app.command()(run_batch)
@@ -84,6 +87,30 @@ def test_a_missing_server_costs_no_line(tmp_path: Path, monkeypatch: pytest.Monk
     assert result.exit_code == 130
     assert "Run the same command again to go on" in result.stderr
     assert (tmp_path / "out").read_bytes() == b""
+
+
+def test_without_a_url_the_lines_run_in_this_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    fake, running_now, models = FakeServer(), [], []
+
+    @asynccontextmanager
+    async def engine() -> AsyncIterator[None]:
+        running_now.append("started")
+        yield
+        running_now.append("stopped")
+
+    def build_app(options: Options) -> tuple[Any, Any]:
+        models.append(options.model.model)
+        return fake.app, engine()
+
+    monkeypatch.setitem(sys.modules, "headrace.build", SimpleNamespace(build_app=build_app))
+    write_input(tmp_path / "in", 3)
+    flags = ["-i", str(tmp_path / "in"), "-o", str(tmp_path / "out"), "--model", "mine"]
+    result = CliRunner().invoke(app, flags)
+    assert result.exit_code == 0, result.output
+    assert running_now == ["started", "stopped"]
+    assert models == ["mine"]
+    assert {body["model"] for body in fake.bodies} == {"mine"}
+    assert read_results(tmp_path / "out").keys() == {"r0", "r1", "r2"}
 
 
 def start(tmp_path: Path, url: str) -> subprocess.Popen[bytes]:

@@ -144,6 +144,16 @@ def test_a_server_that_is_gone_ends_the_run_and_costs_no_line(tmp_path: Path) ->
     assert all(result["response"]["status_code"] == 200 for result in results.values())
 
 
+def test_when_the_run_ends_no_request_is_left_under_way(tmp_path: Path) -> None:
+    async def hang_or_go(request: httpx.Request) -> httpx.Response:
+        if json.loads(request.content)["n"] == 0:
+            await asyncio.Event().wait()
+        raise httpx.ConnectError("refused")
+
+    with pytest.raises(ServerGone):
+        run_lines(tmp_path / "out", [line("a", n=0), line("b", n=1)], hang_or_go)
+
+
 def test_the_model_of_all_lines_can_be_replaced(tmp_path: Path) -> None:
     results, _ = run_lines(tmp_path / "out", [line("a", model="gpt", prompt="x")], echo, model="mine")
     assert results["a"]["response"]["body"]["asked"] == {"model": "mine", "prompt": "x"}

@@ -1,7 +1,9 @@
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from headrace.serve.text.stops import Match, StopMatcher
+
+reproducible = settings(deadline=None, derandomize=True)
 
 LETTERS = st.text("abc", max_size=30)
 STOPS = st.lists(st.text("abc", min_size=1, max_size=5), max_size=4)
@@ -17,6 +19,7 @@ def cut_by_the_book(text: str, stops: list[str], include: bool) -> tuple[str, st
     return text, None
 
 
+@reproducible
 @given(LETTERS, STOPS, st.booleans(), st.lists(st.integers(1, 6), max_size=30))
 def test_the_result_does_not_depend_on_how_the_text_is_cut(
     text: str, stops: list[str], include: bool, sizes: list[int]
@@ -35,6 +38,7 @@ def test_the_result_does_not_depend_on_how_the_text_is_cut(
     assert (shown, stopped) == cut_by_the_book(text, stops, include)
 
 
+@reproducible
 @given(LETTERS, STOPS)
 def test_no_more_is_held_back_than_may_become_a_stop_string(text: str, stops: list[str]) -> None:
     matcher = StopMatcher(stops)

@@ -2,13 +2,15 @@ from collections.abc import Callable, Sequence
 from itertools import groupby
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from headrace.serve.text.stream import TextStream, TextStreams
 from headrace.serve.text.tokenizer import Tokenizer
 from tests.serve.text.test_stops import cut_by_the_book
 from tests.serve.text.vocabularies import byte_fallback, byte_level, metaspace, word_piece
+
+reproducible = settings(deadline=None, derandomize=True)
 
 MAKERS = [byte_level, byte_fallback, metaspace, word_piece]
 STREAMS = {make: TextStreams(make()) for make in MAKERS}
@@ -46,6 +48,7 @@ def decoded(tokenizer: Tokenizer, tokens: Sequence[int], skip_special_tokens: bo
 
 
 @every_tokenizer
+@reproducible
 @given(tokens=IDS, size=st.integers(1, 4), skip=st.booleans())
 def test_deltas_join_up_to_the_whole_text(
     make: Callable[[], Tokenizer], tokens: list[int], size: int, skip: bool
@@ -55,6 +58,7 @@ def test_deltas_join_up_to_the_whole_text(
 
 
 @pytest.mark.parametrize("make", [byte_level, byte_fallback])
+@reproducible
 @given(text=st.text(max_size=40))
 def test_any_text_is_streamed_exactly(make: Callable[[], Tokenizer], text: str) -> None:
     tokens = make().encode(text)
@@ -62,6 +66,7 @@ def test_any_text_is_streamed_exactly(make: Callable[[], Tokenizer], text: str) 
 
 
 @every_tokenizer
+@reproducible
 @given(tokens=IDS, stops=STOPS, size=st.integers(1, 4), include=st.booleans())
 def test_stop_strings_cut_the_text_wherever_tokens_begin(
     make: Callable[[], Tokenizer], tokens: list[int], stops: list[str], size: int, include: bool
@@ -71,6 +76,7 @@ def test_stop_strings_cut_the_text_wherever_tokens_begin(
 
 
 @every_tokenizer
+@reproducible
 @given(tokens=IDS, prompt=IDS)
 def test_an_answer_goes_on_where_its_prompt_ends(
     make: Callable[[], Tokenizer], tokens: list[int], prompt: list[int]
@@ -146,6 +152,7 @@ def test_stop_strings_are_not_looked_for_in_the_first_min_tokens() -> None:
 
 
 @every_tokenizer
+@reproducible
 @given(tokens=IDS, stops=STOPS)
 def test_texts_of_tokens_have_their_place_in_the_answer(
     make: Callable[[], Tokenizer], tokens: list[int], stops: list[str]

@@ -163,37 +163,6 @@ def test_a_failing_template_says_why(source: str, message: str) -> None:
         render(source)
 
 
-@pytest.mark.parametrize(
-    "source",
-    [
-        "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}",
-        "{% for i in range(50000) %}{{ 'a' * 1000 }}{% endfor %}",
-        "{{ 'a' * 10 ** 10 }}",
-        "{{ 10 ** 10 ** 9 * 'a' }}",
-        "{{ 7 ** (10 ** 9) }}",
-        "{{ '%1000000000d' % 1 }}",
-        "{{ '%1000000000d' | format(1) }}",
-        "{{ '{:1000000000}'.format(1) }}",
-        "{{ '{:{}}'.format('a', 1000000000) }}",
-        "{{ 'a' | center(1000000000) }}",
-        "{{ 'a'.ljust(1000000000) }}",
-        "{{ ('a' * 100000).replace('a', 'b' * 100000) }}",
-        "{{ ('a' * 100000) | replace('a', 'b' * 100000) }}",
-        "{{ ['a' * 1000000] * 1000000 }}",
-        "{{ (['a' * 1000000] * 1000) | join }}",
-        "{{ ','.join(['a' * 1000000] * 1000) }}",
-        "{{ range(99999) | map('string') | join('a' * 1000000) }}",
-        "{{ ('a' * 1000000).join('a' * 1000000) }}",
-        "{{ (['a' * 1000000] * 1000) | tojson }}",
-        "{% set ns = namespace(x='ab') %}{% for i in range(60) %}{% set ns.x = ns.x ~ ns.x %}{% endfor %}",
-        "{% set ns = namespace(x='ab') %}{% for i in range(60) %}{% set ns.x = [ns.x, ns.x] %}{% endfor %}{{ ns.x }}",
-    ],
-)
-def test_a_template_cannot_use_up_the_machine(source: str) -> None:
-    with pytest.raises(TemplateError, match="the chat template was stopped"):
-        render(source)
-
-
 def test_json_cannot_be_indented_without_end() -> None:
     with pytest.raises(TemplateError, match="indent must be at most"):
         render("{{ messages | tojson(indent=1000000000) }}")
