@@ -26,7 +26,6 @@ class SkipReason(StrEnum):
     NO_BUDGET = "no_budget"
     BATCH_NOT_READY = "batch_not_ready"
     PREFIX_IN_FLIGHT = "prefix_in_flight"
-    BEHIND_SKIPPED = "behind_skipped"
 
 
 class ChunkReason(StrEnum):
