@@ -32,8 +32,7 @@ class PagedKV:
     the order that paged flash attention on CUDA reads, and a loop over one head still streams whole cache
     lines (head_dim × 2..4 bytes). One tensor for all layers, so that moving a block is a single operation.
 
-    Pages start as zeros: attention multiplies what lies behind a row's context by a weight of zero, and zero
-    times an uninitialized NaN would not be zero.
+    Pages start as zeros, so that nothing ever reads an uninitialized NaN.
     """
 
     def __init__(

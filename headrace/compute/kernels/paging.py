@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -24,6 +25,8 @@ class DecodeGroup(NamedTuple):
 
     ``rows`` int64 [B] (None: the first ``size`` rows in order), ``pages`` int64 [B * blocks]. A lone row is
     cut out exactly by ``span``; several rows are padded to the longest and masked, [B, 1, 1, blocks * block_size].
+    ``padding`` int64 [P] are the gathered tokens behind their row's context: another sequence's leftovers. They
+    are overwritten, since a weight of zero does not silence a NaN.
     """
 
     size: int
@@ -31,6 +34,7 @@ class DecodeGroup(NamedTuple):
     pages: Tensor
     span: tuple[int, int] | None
     mask: Tensor | None
+    padding: Tensor | None
 
 
 class PrefillTile(NamedTuple):
@@ -73,6 +77,11 @@ def _blocks(context: int, window: int | None, block_size: int) -> int:
     return (context - 1) // block_size + 1 - _first_key(context - 1, window) // block_size
 
 
+def _seen_end(context: int, window: int | None, block_size: int) -> int:
+    """Where a row's context ends among its gathered tokens."""
+    return context - _first_key(context - 1, window) // block_size * block_size
+
+
 def _similar(batch: Batch, window: int | None) -> list[list[int]]:
     """Rows of one token, parted so that none is padded by more than half and a gather stays in cache."""
     blocks = [_blocks(context, window, batch.block_size) for context in batch.contexts[: batch.decode_rows]]
@@ -101,7 +110,7 @@ def _group(batch: Batch, rows: list[int], window: int | None, dtype: torch.dtype
         pages = batch.block_tables[row, skip : (batch.contexts[row] - 1) // size + 1]
         span = (first - skip * size, batch.contexts[row] - skip * size)
         index = None if row == 0 else torch.arange(row, row + 1, device=pages.device)
-        return DecodeGroup(1, index, pages.long(), span, None)
+        return DecodeGroup(1, index, pages.long(), span, None, None)
 
     device = batch.block_tables.device
     width = max(_blocks(batch.contexts[row], window, size) for row in rows)
@@ -120,7 +129,10 @@ def _group(batch: Batch, rows: list[int], window: int | None, dtype: torch.dtype
         positions = skipped[:, None] * size + offsets
         hidden = (positions >= context[:, None]) | (positions < context[:, None] - window)
     mask = torch.zeros(hidden.shape, dtype=dtype, device=device).masked_fill_(hidden, float("-inf"))
-    return DecodeGroup(len(rows), index, table.flatten().long(), None, mask[:, None, None])
+    ends = np.array([_seen_end(batch.contexts[row], window, size) for row in rows])
+    behind = np.flatnonzero(np.arange(width * size) >= ends[:, None])
+    padding = torch.from_numpy(behind).to(device) if behind.size else None
+    return DecodeGroup(len(rows), index, table.flatten().long(), None, mask[:, None, None], padding)
 
 
 def _tiles(batch: Batch, row: int, begin: int, window: int | None, dtype: torch.dtype) -> list[PrefillTile]:

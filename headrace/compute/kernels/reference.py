@@ -102,6 +102,9 @@ class TorchKernels:
         if group.span is not None:
             first, end = group.span
             k, v = k[:, first:end], v[:, first:end]
+        if group.padding is not None:
+            k.flatten(0, 1).index_fill_(0, group.padding, 0)
+            v.flatten(0, 1).index_fill_(0, group.padding, 0)
         y = _attend(q, k.transpose(1, 2), v.transpose(1, 2), group.mask, False, scale, softcap)
         if rows is None:
             out[:size] = y.reshape(size, -1, head_dim)

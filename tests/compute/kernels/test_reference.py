@@ -69,7 +69,13 @@ def test_attention(
     blocks = list(range(sum(needed) + 3))
     random.Random(seed).shuffle(blocks)
     tables = [[blocks.pop() for _ in range(count)] for count in needed]
-    keys, values = torch.randn(2, sum(needed) + 3, block_size, groups, size)
+    # What lies behind a row's context is another sequence's, and may be anything.
+    keys, values = torch.full((2, sum(needed) + 3, block_size, groups, size), math.nan)
+    for table, start, length in zip(tables, starts, lengths, strict=True):
+        for pages in (keys, values):
+            filled = torch.full((len(table) * block_size, groups, size), math.nan)
+            filled[: start + length] = torch.randn(start + length, groups, size)
+            pages[table] = filled.view(len(table), block_size, groups, size)
     queries = torch.randn(sum(lengths), heads, size)
     batch = pack([0] * sum(lengths), starts, lengths, tables, [], block_size, CPU)
     plan = KERNELS.plan_attention(batch, window, torch.float32)
