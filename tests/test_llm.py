@@ -1,0 +1,113 @@
+"""Offline use on the model that ships with the package."""
+
+from __future__ import annotations
+
+import pytest
+
+from headrace import LLM, SamplingParams
+from headrace.config import ConfigError
+from headrace.core.request import InvalidParameter
+from headrace.llm import RequestError
+
+GREEDY = SamplingParams(temperature=0, max_tokens=12)
+
+
+@pytest.fixture(scope="module")
+def llm() -> LLM:
+    return LLM("builtin", max_num_seqs=8, kv_cache_memory_bytes=64 << 20, max_model_len=1024)
+
+
+def test_one_prompt_or_many_text_or_tokens(llm: LLM) -> None:
+    (one,) = llm.generate("Once upon a time", GREEDY, progress=False)
+    ids = llm.tokenizer.encode("Once upon a time")
+    from_ids, again = llm.generate([ids, "Once upon a time"], GREEDY, progress=False)
+    (alone,) = llm.generate(ids, GREEDY, progress=False)
+    answers = [output.outputs[0] for output in (one, from_ids, again, alone)]
+    assert len({tuple(answer.token_ids) for answer in answers}) == 1
+    assert one.prompt == "Once upon a time"
+    assert from_ids.prompt is None
+    assert one.prompt_token_ids == ids
+    assert answers[0].text == llm.tokenizer.decode(answers[0].token_ids)
+
+
+def test_chat_ends_by_itself_and_hides_the_end_token(llm: LLM) -> None:
+    params = SamplingParams(temperature=0, max_tokens=400)
+    (output,) = llm.chat([{"role": "user", "content": "Hello!"}], params, progress=False)
+    answer = output.outputs[0]
+    assert answer.finish_reason == "stop"
+    assert answer.token_ids[-1] in llm.tokenizer.eos_token_ids
+    assert answer.text
+    assert "<|" not in answer.text
+
+
+def test_n_answers_share_the_prompt_and_differ(llm: LLM) -> None:
+    prompt = "Once upon a time there was a fox who lived by the river and loved the old stone bridge. " * 3
+    params = SamplingParams(temperature=1.0, seed=3, max_tokens=16)
+    (output,) = llm.generate(prompt, params, n=4, progress=False)
+    assert [answer.index for answer in output.outputs] == [0, 1, 2, 3]
+    assert len({tuple(answer.token_ids) for answer in output.outputs}) > 1
+    (again,) = llm.generate(prompt, params, n=4, progress=False)
+    assert [a.token_ids for a in again.outputs] == [a.token_ids for a in output.outputs]
+    assert again.metrics.cached_tokens == len(again.prompt_token_ids) - 1
+
+
+def test_a_stop_string_ends_the_answer_before_it(llm: LLM) -> None:
+    (free,) = llm.generate("Once upon a time", SamplingParams(temperature=0, max_tokens=60), progress=False)
+    text = free.outputs[0].text
+    word = text.split()[5]
+    stop = SamplingParams(temperature=0, max_tokens=60, stop=(word,))
+    (cut,) = llm.generate("Once upon a time", stop, progress=False)
+    assert cut.outputs[0].text == text[: text.index(word)]
+    assert (cut.outputs[0].finish_reason, cut.outputs[0].stop_reason) == ("stop", word)
+
+
+def test_a_stop_token_is_named_and_not_shown(llm: LLM) -> None:
+    (free,) = llm.generate("Once upon a time", GREEDY, progress=False)
+    ids = free.outputs[0].token_ids
+    stop = ids[4]
+    expected = ids[: ids.index(stop) + 1]
+    params = SamplingParams(temperature=0, max_tokens=12, stop_token_ids=(stop,))
+    (cut,) = llm.generate("Once upon a time", params, progress=False)
+    assert cut.outputs[0].token_ids == expected
+    assert cut.outputs[0].stop_reason == stop
+    assert cut.outputs[0].text == llm.tokenizer.decode(expected[:-1])
+
+
+def test_logprobs_and_prompt_logprobs(llm: LLM) -> None:
+    params = SamplingParams(temperature=0, max_tokens=5, logprobs=2, prompt_logprobs=1)
+    (output,) = llm.generate("Once upon a time", params, progress=False)
+    answer = output.outputs[0]
+    assert [entry.token for entry in answer.logprobs] == answer.token_ids
+    assert all(entry.rank == 1 and len(entry.top) == 2 and entry.logprob <= 0 for entry in answer.logprobs)
+    assert [entry.token for entry in output.prompt_logprobs] == output.prompt_token_ids[1:]
+
+
+def test_a_long_batch_leaves_nothing_behind(llm: LLM) -> None:
+    prompts = [f"Tell me a story about number {i}." for i in range(40)]
+    params = [SamplingParams(temperature=1.0, max_tokens=1 + i % 17) for i in range(40)]
+    outputs = llm.generate(prompts, params, progress=False)
+    assert all(len(o.outputs[0].token_ids) <= p.max_tokens for o, p in zip(outputs, params, strict=True))
+    llm.loaded.engine.check_books()
+    assert llm.loaded.engine.wake_at(0.0) is None
+
+
+def test_refusals(llm: LLM) -> None:
+    with pytest.raises(RequestError, match="empty"):
+        llm.generate([[]], GREEDY, progress=False)
+    with pytest.raises(RequestError, match="limit is 1023"):
+        llm.generate([[1] * 1024], GREEDY, progress=False)
+    with pytest.raises(InvalidParameter, match="n must be"):
+        llm.generate("a", GREEDY, n=0, progress=False)
+    with pytest.raises(InvalidParameter, match="2 sampling_params for 1"):
+        llm.generate("a", [GREEDY, GREEDY], progress=False)
+    (fine,) = llm.generate("a", GREEDY, progress=False)
+    assert fine.outputs[0].token_ids
+
+
+def test_what_cannot_fit_is_refused_with_what_can() -> None:
+    with pytest.raises(ConfigError, match=r"--max-model-len \d+"):
+        LLM("builtin", kv_cache_memory_bytes=1 << 20)
+    with pytest.raises(ConfigError, match="knows positions up to"):
+        LLM("builtin", max_model_len=1_000_000)
+    with pytest.raises(ConfigError, match="does not exist"):
+        LLM("./no/such/folder")
