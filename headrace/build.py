@@ -15,7 +15,14 @@ from pathlib import Path
 from starlette.types import ASGIApp
 
 from headrace import __version__
-from headrace.compute.device import DeviceFacts, device_facts, limit_threads, resolve_device, resolve_dtype
+from headrace.compute.device import (
+    DeviceFacts,
+    device_facts,
+    keep_freed_memory,
+    limit_threads,
+    resolve_device,
+    resolve_dtype,
+)
 from headrace.compute.kernels import KernelsUnavailable, select
 from headrace.compute.kv import PagedKV, bytes_per_block
 from headrace.compute.ledger import MemoryLedger, ModelSize, open_ledger
@@ -103,6 +110,7 @@ def _load(options: Options, seconds: dict[str, float]) -> Loaded:
         max_model_len = _max_model_len(model, spec)
         device = resolve_device(model.device)
         limit_threads()
+        keep_freed_memory()
         facts = device_facts(device)
         choice = resolve_dtype(model.dtype, spec.dtype, facts)
         kernels = select(model.kernels, device)
