@@ -1,84 +1,105 @@
 // Paged attention of mixed rows with online softmax (arXiv:1805.02867, arXiv:2205.14135). A tile is a run of one row's
-// queries with all query heads of one key head, so that a key or value is read once for all of them. When the tiles
-// are too few for the threads, the keys of a tile are cut too, and the pieces are merged at the end (split-KV).
+// queries with all query heads of one key head; for each chunk of keys it packs keys and values once and multiplies
+// all its queries by them. Long contexts are summed in segments, which are merged in order; when there are too few tiles
+// for the threads, each segment is a task of its own (split-KV). Chunks and segments begin at fixed positions,
+// so that a query's result depends neither on its tile nor on the rest of the batch, bit for bit.
 
-static const int CHUNK = 64;            // keys whose scores are held at once
-static const int64_t TILE_VECTORS = 32; // queries of a tile, times heads of a group
-static const int64_t MIN_PIECE = 256;   // keys of a piece, at least
+static const int CHUNK = 64;             // keys that are packed at once
+static const int64_t SEGMENT = 512;      // keys that are summed before a merge
+static const int64_t TILE_VECTORS = 48;  // queries of a tile, times heads of a group
 
 struct Piece {
   int64_t row, first_query, queries, first_key, end_key, part, parts;
-  int64_t partial;  // where its partial results lie, when parts > 1
+  int64_t partial;  // where the partial results of the tile lie, when it has several parts
+};
+
+// What is known of a tile's queries: weighted sums of values, and for each the largest score and the sum of weights.
+struct Partial {
+  float *sum, *best, *total;
 };
 
 struct Scratch {
-  float *query, *score, *sum, *best, *total;
-  uint16_t *pairs;
+  uint32_t *query, *keys, *values;
+  uint16_t *weights;
+  float *score;
+  Partial segment, whole;
 };
 
-// Dot products of one query with LANES keys, one per lane.
-template <class KV>
-HEADRACE_INLINE Floats dots(const float *query, const KV *const *keys, int64_t head_dim) {
-  Floats each[LANES];
-#pragma GCC unroll 16
-  for (int j = 0; j < LANES; j++) {
-    Floats v = {};
-    int64_t i = 0;
-    for (; i + LANES <= head_dim; i += LANES) v += load((const Single *)query + i) * load(keys[j] + i);
-    if (i < head_dim) v += load_at((const Single *)query + i, (int)(head_dim - i)) * load_at(keys[j] + i, (int)(head_dim - i));
-    each[j] = v;
-  }
-  return sum_each(each);
-}
+// Element types as words of a product; `FACTOR` elements to a word.
+template <class T>
+struct Float {
+  using Kind = FloatWords;
+  using Element = T;
+  static const int FACTOR = 1;
 
-// sum[m] += sum over keys of score[m][key] * value[key], for ROWS queries and VECTORS * LANES features.
-template <int ROWS, int VECTORS, class KV>
-HEADRACE_INLINE void weigh(const float *score, const KV *const *values, int count, int64_t feature, int64_t stride, float *sum) {
-  Floats acc[ROWS][VECTORS];
-#pragma GCC unroll 8
-  for (int m = 0; m < ROWS; m++)
-#pragma GCC unroll 8
-    for (int i = 0; i < VECTORS; i++) acc[m][i] = load((const Single *)(sum + m * stride + feature + i * LANES));
-  for (int key = 0; key < count; key++) {
-    Floats v[VECTORS];
-#pragma GCC unroll 8
-    for (int i = 0; i < VECTORS; i++) v[i] = load(values[key] + feature + i * LANES);
-#pragma GCC unroll 8
-    for (int m = 0; m < ROWS; m++) {
-      Floats weight = broadcast(score[m * CHUNK + key]);
-#pragma GCC unroll 8
-      for (int i = 0; i < VECTORS; i++) acc[m][i] += weight * v[i];
+  HEADRACE_INLINE Floats words(const T *p, int64_t left) { return load_at(p, left < LANES ? (int)left : LANES); }
+
+  // Values [key][feature] as they are, in float32.
+  HEADRACE_INLINE void pack_values(const T *const *values, int count, int64_t size, int64_t stride, uint32_t *out) {
+    for (int key = 0; key < count; key++)
+      for (int64_t i = 0; i < size; i += LANES) store((Single *)(out + key * stride + i), words(values[key] + i, size - i));
+  }
+
+  HEADRACE_INLINE const uint32_t *weights(const float *score, uint16_t *, int64_t) { return (const uint32_t *)score; }
+};
+
+struct Pairs {
+  using Kind = PairWords;
+  using Element = Brain;
+  static const int FACTOR = 2;
+
+  HEADRACE_INLINE Floats words(const Brain *p, int64_t left) {
+    Brain buffer[2 * LANES] = {};
+    if (left < 2 * LANES) {
+      for (int64_t i = 0; i < left; i++) buffer[i] = p[i];
+      p = buffer;
     }
+    return load((const Single *)p);
   }
-#pragma GCC unroll 8
-  for (int m = 0; m < ROWS; m++)
-#pragma GCC unroll 8
-    for (int i = 0; i < VECTORS; i++) store((Single *)(sum + m * stride + feature + i * LANES), acc[m][i]);
-}
 
-template <int ROWS, class KV>
-HEADRACE_INLINE void weigh_rows(const float *score, const KV *const *values, int count, int64_t head_dim, int64_t stride, float *sum) {
-  int64_t i = 0;
-  for (; i + 4 * LANES <= head_dim; i += 4 * LANES) weigh<ROWS, 4>(score, values, count, i, stride, sum);
-  for (; i + 2 * LANES <= head_dim; i += 2 * LANES) weigh<ROWS, 2>(score, values, count, i, stride, sum);
-  for (; i + LANES <= head_dim; i += LANES) weigh<ROWS, 1>(score, values, count, i, stride, sum);
-  if (i == head_dim) return;
-  for (int m = 0; m < ROWS; m++)
-    for (int key = 0; key < count; key++) {
-      Single *target = (Single *)(sum + m * stride + i);
-      Floats v = load_at(values[key] + i, (int)(head_dim - i));
-      store(target, load(target) + broadcast(score[m * CHUNK + key]) * v);
+  // Values of two keys side by side: [key / 2][feature] of pairs; an odd last one is paired with zeros.
+  HEADRACE_INLINE void pack_values(const Brain *const *values, int count, int64_t size, int64_t stride, uint32_t *out) {
+    for (int key = 0; key < count; key += 2)
+      for (int64_t i = 0; i < size; i += LANES) {
+        const int lanes = size - i < LANES ? (int)(size - i) : LANES;
+        Words low = (Words)load_at(values[key] + i, lanes) >> 16;
+        Words high = key + 1 < count ? (Words)load_at(values[key + 1] + i, lanes) : Words{};
+        store((Single *)(out + key / 2 * stride + i), (Floats)(low | high));
+      }
+  }
+
+  HEADRACE_INLINE const uint32_t *weights(const float *score, uint16_t *out, int64_t count) {
+    for (int64_t i = 0; i < count; i += LANES) store((Brain *)out + i, load((const Single *)score + i));
+    return (const uint32_t *)out;
+  }
+};
+
+// Keys [key][feature] become [words of features][CHUNK], by squares of LANES words.
+template <class Page>
+static void pack_keys(const typename Page::Element *const *keys, int count, int64_t size, uint32_t *out) {
+  for (int first = 0; first < count; first += LANES)
+    for (int64_t i = 0; i < size; i += LANES * Page::FACTOR) {
+      Floats square[LANES];
+#pragma GCC unroll 16
+      for (int j = 0; j < LANES; j++) square[j] = Page::words(keys[first + j] + i, size - i);
+      transpose(square);
+      uint32_t *target = out + i / Page::FACTOR * CHUNK + first;
+      const int64_t words = (size - i + Page::FACTOR - 1) / Page::FACTOR;
+#pragma GCC unroll 16
+      for (int j = 0; j < LANES; j++)
+        if (j < words) store((Single *)(target + j * CHUNK), square[j]);
     }
 }
 
 // Scores of one query with a chunk of keys become weights; returns by how much what was summed before shrinks.
 HEADRACE_INLINE float soften(float *score, int low, int high, int count, const Attention &a, float &best, float &total) {
   Floats top = broadcast(-INFINITY);
-  const Ints lane = []() { Ints v; for (int i = 0; i < LANES; i++) v[i] = i; return v; }();
+  Ints lane;
+  for (int i = 0; i < LANES; i++) lane[i] = i;
   for (int i = 0; i < count; i += LANES) {
     Floats v = load((const Single *)score + i) * a.scale;
     if (a.softcap != 0.0f) v = a.softcap * hyperbolic_tangent(v / a.softcap);
-    Ints at = lane + i;
+    const Ints at = lane + i;
     v = (at >= low) & (at < high) ? v : broadcast(-INFINITY);
     store((Single *)score + i, v);
     top = maximum(top, v);
@@ -86,40 +107,96 @@ HEADRACE_INLINE float soften(float *score, int low, int high, int count, const A
   float peak = largest(top);
   if (peak < best) peak = best;
   const float shrink = exponential(broadcast(best - peak))[0];
-  Floats added = {};
+  Floats added[CHUNK / LANES] = {};
   for (int i = 0; i < count; i += LANES) {
-    Floats v = exponential(load((const Single *)score + i) - peak);
+    const Floats v = exponential(load((const Single *)score + i) - peak);
     store((Single *)score + i, v);
-    added += v;
+    added[i / LANES] = v;
   }
+  Floats all = {};
+  for (int i = 0; i < CHUNK / LANES; i++) all += added[i];
   best = peak;
-  total = total * shrink + sum(added);
+  total = total * shrink + sum(all);
   return shrink;
 }
 
-template <class T, class KV>
-static void attend(const Attention &a, const Piece &p, int64_t kv_head, const Scratch &s, int64_t stride) {
-  const int64_t group = a.heads / a.kv_heads, vectors = p.queries * group, size = a.head_dim;
-  const int32_t *table = a.tables + p.row * a.width;
-  const int64_t packed = a.query_starts[p.row] + p.first_query;
-  const int64_t start = a.contexts[p.row] - (a.query_starts[p.row + 1] - a.query_starts[p.row]) + p.first_query;
+HEADRACE_INLINE void scale_sum(float *sum, int64_t stride, float factor) {
+  for (int64_t i = 0; i < stride; i += LANES) store((Single *)(sum + i), load((const Single *)(sum + i)) * factor);
+}
+
+static void clear(const Partial &p, int64_t vectors, int64_t stride) {
+  __builtin_memset(p.sum, 0, vectors * stride * sizeof(float));
   for (int64_t m = 0; m < vectors; m++) {
-    const T *q = (const T *)a.queries + ((packed + m / group) * a.heads + kv_head * group + m % group) * size;
-    each_vector(size, [&](int64_t i, int lanes) { store((Single *)(s.query + m * stride + i), load_at(q + i, lanes)); });
-    for (int64_t i = 0; i < stride; i += LANES) store((Single *)(s.sum + m * stride + i), Floats{});
-    s.best[m] = -INFINITY;
-    s.total[m] = 0.0f;
+    p.best[m] = -INFINITY;
+    p.total[m] = 0.0f;
   }
-  const KV *keys[CHUNK], *values[CHUNK];
-  for (int64_t first = p.first_key; first < p.end_key; first += CHUNK) {
-    const int count = (int)(p.end_key - first < CHUNK ? p.end_key - first : CHUNK);
-    for (int j = 0; j < CHUNK; j++) {
-      const int64_t position = first + (j < count ? j : count - 1);
-      const int64_t slot = table[position / a.block_size] * a.block_size + position % a.block_size;
-      keys[j] = (const KV *)a.keys + (slot * a.kv_heads + kv_head) * size;
-      values[j] = (const KV *)a.values + (slot * a.kv_heads + kv_head) * size;
+}
+
+// Add what a later segment found. A segment without a visible key for a query has total 0 and changes nothing.
+static void merge(const Partial &into, const Partial &later, int64_t vectors, int64_t stride) {
+  for (int64_t m = 0; m < vectors; m++) {
+    if (later.total[m] == 0.0f) continue;
+    const float peak = later.best[m] > into.best[m] ? later.best[m] : into.best[m];
+    const float old = exponential(broadcast(into.best[m] - peak))[0], fresh = exponential(broadcast(later.best[m] - peak))[0];
+    for (int64_t i = 0; i < stride; i += LANES) {
+      Single *target = (Single *)(into.sum + m * stride + i);
+      store(target, load(target) * old + load((const Single *)(later.sum + m * stride + i)) * fresh);
     }
-    for (int64_t m = 0; m < vectors; m++) {
+    into.total[m] = into.total[m] * old + later.total[m] * fresh;
+    into.best[m] = peak;
+  }
+}
+
+template <class Page>
+static void load_queries(const Attention &a, const Piece &p, int64_t kv_head, uint32_t *out, int64_t words) {
+  const int64_t group = a.heads / a.kv_heads, packed = a.query_starts[p.row] + p.first_query;
+  for (int64_t m = 0; m < p.queries * group; m++) {
+    const int64_t offset = ((packed + m / group) * a.heads + kv_head * group + m % group) * a.head_dim;
+    uint32_t *row = out + m * words;
+    if (Page::FACTOR == 2) {
+      row[words - 1] = 0;
+      __builtin_memcpy(row, (const Brain *)a.queries + offset, a.head_dim * sizeof(Brain));
+    } else {
+      with_type(a.dtype, [&](auto t) {
+        const decltype(t) *q = (const decltype(t) *)a.queries + offset;
+        each_vector(a.head_dim, [&](int64_t i, int lanes) { store_at((Single *)(row + i), load_at(q + i, lanes), lanes); });
+      });
+    }
+  }
+}
+
+// Attention of a tile's queries over keys [first_key, end_key), which lie within one segment.
+template <class Page>
+static void attend(const Attention &a, const Piece &p, int64_t first_key, int64_t end_key, int64_t kv_head,
+                   const Scratch &s, const Partial &result, int64_t stride) {
+  using Element = typename Page::Element;
+  using Kind = typename Page::Kind;
+  const int64_t group = a.heads / a.kv_heads, vectors = p.queries * group, size = a.head_dim;
+  const int64_t words = (size + Page::FACTOR - 1) / Page::FACTOR;
+  const int32_t *table = a.tables + p.row * a.width;
+  const int64_t length = a.query_starts[p.row + 1] - a.query_starts[p.row];
+  const int64_t start = a.contexts[p.row] - length + p.first_query;
+  clear(result, vectors, stride);
+  const Element *keys[CHUNK], *values[CHUNK];
+  for (int64_t first = first_key; first < end_key; first += CHUNK) {
+    const int count = (int)(end_key - first < CHUNK ? end_key - first : CHUNK);
+    const int columns = (count + LANES - 1) / LANES * LANES;
+    int64_t visible = 0;  // the first query that sees any of these keys
+    while (visible < p.queries && start + visible < first) visible++;
+    const int64_t begin = visible * group;
+    for (int j = 0; j < columns; j++) {
+      // Keys of blocks before every query's window may have been given up: look none of them up.
+      int64_t position = first + (j < count ? j : count - 1);
+      position = position < p.first_key ? p.first_key : position;
+      const int64_t slot = table[position / a.block_size] * a.block_size + position % a.block_size;
+      keys[j] = (const Element *)a.keys + (slot * a.kv_heads + kv_head) * size;
+      values[j] = (const Element *)a.values + (slot * a.kv_heads + kv_head) * size;
+    }
+    pack_keys<Page>(keys, columns, size, s.keys);
+    Page::pack_values(values, count, size, stride, s.values);
+    multiply<Kind>(s.query + begin * words, words, s.keys, CHUNK, words, s.score + begin * CHUNK, CHUNK, vectors - begin,
+                   columns, false);
+    for (int64_t m = begin; m < vectors; m++) {
       const int64_t position = start + m / group;
       int64_t low = position + 1 - a.window - first, high = position + 1 - first;
       low = low < 0 ? 0 : low;
@@ -129,64 +206,32 @@ static void attend(const Attention &a, const Piece &p, int64_t kv_head, const Sc
         __builtin_memset(score, 0, CHUNK * sizeof(float));
         continue;
       }
-      for (int j = 0; j < count; j += LANES)
-        store((Single *)score + j, dots(s.query + m * stride, keys + j, size));
-      const float shrink = soften(score, (int)low, (int)high, count, a, s.best[m], s.total[m]);
-      if (shrink != 1.0f)
-        for (int64_t i = 0; i < stride; i += LANES) {
-          Single *target = (Single *)(s.sum + m * stride + i);
-          store(target, load(target) * shrink);
-        }
+      const float shrink = soften(score, (int)low, (int)high, columns, a, result.best[m], result.total[m]);
+      if (shrink != 1.0f) scale_sum(result.sum + m * stride, stride, shrink);
     }
-    int64_t m = 0;
-    for (; m + 4 <= vectors; m += 4)
-      weigh_rows<4>(s.score + m * CHUNK, values, count, size, stride, s.sum + m * stride);
-    for (; m + 2 <= vectors; m += 2)
-      weigh_rows<2>(s.score + m * CHUNK, values, count, size, stride, s.sum + m * stride);
-    if (m < vectors) weigh_rows<1>(s.score + m * CHUNK, values, count, size, stride, s.sum + m * stride);
+    const uint32_t *weights = Page::weights(s.score + begin * CHUNK, s.weights, (vectors - begin) * CHUNK);
+    multiply<Kind>(weights, CHUNK / Page::FACTOR, s.values, stride, (count + Page::FACTOR - 1) / Page::FACTOR,
+                   result.sum + begin * stride, stride, vectors - begin, stride, true);
   }
 }
 
-template <class T>
-static void write_out(const Attention &a, const Piece &p, int64_t kv_head, const float *sum, const float *total, int64_t stride) {
+static void write_out(const Attention &a, const Piece &p, int64_t kv_head, const Partial &result, int64_t stride) {
   const int64_t group = a.heads / a.kv_heads, packed = a.query_starts[p.row] + p.first_query;
-  for (int64_t m = 0; m < p.queries * group; m++) {
-    T *out = (T *)a.out + ((packed + m / group) * a.heads + kv_head * group + m % group) * a.head_dim;
-    const Floats inverse = broadcast(1.0f / total[m]);
-    each_vector(a.head_dim, [&](int64_t i, int lanes) {
-      store_at(out + i, load((const Single *)(sum + m * stride + i)) * inverse, lanes);
-    });
-  }
+  with_type(a.dtype, [&](auto t) {
+    for (int64_t m = 0; m < p.queries * group; m++) {
+      decltype(t) *out = (decltype(t) *)a.out + ((packed + m / group) * a.heads + kv_head * group + m % group) * a.head_dim;
+      const float inverse = 1.0f / result.total[m];
+      each_vector(a.head_dim, [&](int64_t i, int lanes) {
+        store_at(out + i, load((const Single *)(result.sum + m * stride + i)) * inverse, lanes);
+      });
+    }
+  });
 }
 
-// The pieces of one tile into the first of them. A piece without visible keys for a query has total 0.
-static void merge(float *partials, int64_t parts, int64_t vectors, int64_t stride) {
-  const int64_t step = vectors * (stride + 2);
-  for (int64_t m = 0; m < vectors; m++) {
-    float peak = -INFINITY, total = 0.0f;
-    for (int64_t part = 0; part < parts; part++) {
-      const float best = partials[part * step + vectors * stride + m];
-      peak = best > peak ? best : peak;
-    }
-    for (int64_t part = 0; part < parts; part++) {
-      float *own = partials + part * step;
-      const float weight = exponential(broadcast(own[vectors * stride + m] - peak))[0];
-      total += weight * own[vectors * (stride + 1) + m];
-      for (int64_t i = 0; i < stride; i += LANES) {
-        Floats v = load((const Single *)(own + m * stride + i)) * weight;
-        Single *target = (Single *)(partials + m * stride + i);
-        store(target, part ? load(target) + v : v);
-      }
-    }
-    partials[vectors * (stride + 1) + m] = total;
-  }
-}
-
-// Cut the rows into pieces; returns how many. With `pieces` null only counts. `share` is the keys that one piece
-// should have at most, so that every thread gets work.
-static int64_t cut(const Attention &a, int64_t share, Piece *pieces, int64_t &partial_vectors) {
-  const int64_t group = a.heads / a.kv_heads;
-  const int64_t tile = TILE_VECTORS / group > 1 ? TILE_VECTORS / group : 1;
+// Cut the rows into tiles, and with `split` these into segments; returns how many pieces. With `pieces` null it only
+// counts. `first_key` is where the tile's first query begins to see; segments are counted from position 0.
+static int64_t cut(const Attention &a, bool split, Piece *pieces, int64_t &partial_vectors) {
+  const int64_t group = a.heads / a.kv_heads, tile = TILE_VECTORS > group ? TILE_VECTORS / group : 1;
   int64_t count = 0;
   partial_vectors = 0;
   for (int64_t row = 0; row < a.rows; row++) {
@@ -194,75 +239,95 @@ static int64_t cut(const Attention &a, int64_t share, Piece *pieces, int64_t &pa
     for (int64_t query = 0; query < length; query += tile) {
       const int64_t queries = length - query < tile ? length - query : tile;
       const int64_t low = start + query + 1 - a.window, first = low < 0 ? 0 : low, end = start + query + queries;
-      const int64_t parts = (end - first + share - 1) / share;
-      const int64_t span = ((end - first + parts - 1) / parts + CHUNK - 1) / CHUNK * CHUNK;
-      const int64_t used = (end - first + span - 1) / span;
-      for (int64_t part = 0; part < used; part++, count++) {
+      const int64_t parts = split ? (end - 1) / SEGMENT - first / SEGMENT + 1 : 1;
+      for (int64_t part = 0; part < parts; part++, count++) {
         if (!pieces) continue;
-        const int64_t from = first + part * span;
-        pieces[count] = {row, query, queries, from, from + span < end ? from + span : end, part, used, partial_vectors + part * queries * group};
+        const int64_t edge = (first / SEGMENT + part) * SEGMENT;
+        const int64_t from = part ? edge : first, to = part + 1 < parts ? edge + SEGMENT : end;
+        pieces[count] = {row, query, queries, from, to, part, parts, partial_vectors};
       }
-      if (used > 1) partial_vectors += used * queries * group;
+      if (parts > 1) partial_vectors += parts * queries * group;
     }
   }
   return count;
 }
 
-static int64_t keys_to_read(const Attention &a) {
-  int64_t keys = 0;
-  for (int64_t row = 0; row < a.rows; row++) {
-    const int64_t length = a.query_starts[row + 1] - a.query_starts[row], seen = a.contexts[row];
-    keys += (seen < a.window ? seen : a.window) * ((length + TILE_VECTORS - 1) / TILE_VECTORS);
-  }
-  return keys * a.kv_heads;
+static Partial partial_at(float *memory, int64_t vectors, int64_t stride) {
+  return {memory, memory + vectors * stride, memory + vectors * (stride + 1)};
 }
 
-template <class T, class KV>
+// Where part `part` of a tile keeps its results for a key head.
+static Partial partial_of(float *memory, const Piece &p, int64_t part, int64_t head, int64_t kv_heads, int64_t vectors,
+                          int64_t stride) {
+  return partial_at(memory + (p.partial * kv_heads + (head * p.parts + part) * vectors) * (stride + 2), vectors, stride);
+}
+
+// All segments of a piece, merged in order.
+template <class Page>
+static void attend_piece(const Attention &a, const Piece &p, int64_t head, const Scratch &s, const Partial &result,
+                         int64_t stride) {
+  const int64_t vectors = p.queries * (a.heads / a.kv_heads);
+  for (int64_t first = p.first_key / CHUNK * CHUNK, begun = 0; first < p.end_key; begun = 1) {
+    const int64_t edge = (first / SEGMENT + 1) * SEGMENT, end = edge < p.end_key ? edge : p.end_key;
+    attend<Page>(a, p, first, end, head, s, begun ? s.segment : result, stride);
+    if (begun) merge(result, s.segment, vectors, stride);
+    first = end;
+  }
+}
+
+template <class Page>
 static int run_attention(const Attention &a) {
   const int64_t group = a.heads / a.kv_heads, stride = (a.head_dim + LANES - 1) / LANES * LANES;
-  const int64_t tile = TILE_VECTORS > group ? TILE_VECTORS : group;
-  const int64_t work = keys_to_read(a);
-  const int threads = work * a.head_dim * group > 4 * PARALLEL_ELEMENTS ? omp_get_max_threads() : 1;
-  int64_t share = threads > 1 ? work / (4 * threads) : INT64_MAX / 4;
-  if (share < MIN_PIECE) share = MIN_PIECE;
-  int64_t partial_vectors;
-  const int64_t count = cut(a, share, nullptr, partial_vectors);
-  Piece *pieces = (Piece *)malloc(count * sizeof(Piece) + 1);
-  float *partials = (float *)malloc(partial_vectors * a.kv_heads * (stride + 2) * sizeof(float) + 1);
-  const int64_t floats = tile * (2 * stride + CHUNK + 2);
-  float *scratch = (float *)malloc((threads * floats + LANES) * sizeof(float));
+  const int64_t tile = TILE_VECTORS > group ? TILE_VECTORS / group * group : group;
+  int64_t partial_vectors, work = 0;
+  for (int64_t row = 0; row < a.rows; row++)
+    work += (a.contexts[row] < a.window ? a.contexts[row] : a.window) * (a.query_starts[row + 1] - a.query_starts[row]);
+  const int threads = work * a.heads * a.head_dim > PARALLEL_PRODUCTS ? omp_get_max_threads() : 1;
+  int64_t count = cut(a, false, nullptr, partial_vectors);
+  const bool split = threads > 1 && count * a.kv_heads < 4 * threads;
+  count = cut(a, split, nullptr, partial_vectors);
+  const int64_t tasks = count * a.kv_heads;
+  const int64_t floats = tile * (stride + CHUNK + CHUNK / 2 + 2 * (stride + 2)) + 2 * CHUNK * stride;
+  Piece *pieces = (Piece *)malloc((size_t)(count + 1) * sizeof(Piece));
+  float *partials = (float *)malloc((size_t)(partial_vectors * a.kv_heads * (stride + 2) + 1) * sizeof(float));
+  float *scratch = (float *)malloc((size_t)(threads * floats) * sizeof(float));
   const bool enough = pieces && partials && scratch;
   if (enough) {
-    cut(a, share, pieces, partial_vectors);
+    cut(a, split, pieces, partial_vectors);
 #pragma omp parallel num_threads(threads)
     {
       float *own = scratch + omp_get_thread_num() * floats;
-      Scratch s = {own, own + tile * stride, nullptr, nullptr, nullptr, nullptr};
-      s.sum = s.score + tile * CHUNK;
-      s.best = s.sum + tile * stride;
-      s.total = s.best + tile;
+      Scratch s;
+      s.keys = (uint32_t *)own;
+      s.values = s.keys + CHUNK * stride;
+      s.query = s.values + CHUNK * stride;
+      s.score = (float *)(s.query + tile * stride);
+      s.weights = (uint16_t *)(s.score + tile * CHUNK);
+      s.segment = partial_at(s.score + tile * (CHUNK + CHUNK / 2), tile, stride);
+      s.whole = partial_at(s.segment.sum + tile * (stride + 2), tile, stride);
 #pragma omp for schedule(dynamic)
-      for (int64_t task = 0; task < count * a.kv_heads; task++) {
+      for (int64_t task = 0; task < tasks; task++) {
         const Piece &p = pieces[task / a.kv_heads];
-        const int64_t head = task % a.kv_heads, vectors = p.queries * group;
-        Scratch mine = s;
-        if (p.parts > 1) {
-          mine.sum = partials + ((p.partial - p.part * vectors) * a.kv_heads + (head * p.parts + p.part) * vectors) * (stride + 2);
-          mine.best = mine.sum + vectors * stride;
-          mine.total = mine.best + vectors;
+        const int64_t head = task % a.kv_heads;
+        load_queries<Page>(a, p, head, s.query, (a.head_dim + Page::FACTOR - 1) / Page::FACTOR);
+        if (p.parts == 1) {
+          attend_piece<Page>(a, p, head, s, s.whole, stride);
+          write_out(a, p, head, s.whole, stride);
+        } else {
+          const Partial result = partial_of(partials, p, p.part, head, a.kv_heads, p.queries * group, stride);
+          attend_piece<Page>(a, p, head, s, result, stride);
         }
-        attend<T, KV>(a, p, head, mine, stride);
-        if (p.parts == 1) write_out<T>(a, p, head, mine.sum, mine.total, stride);
       }
       if (partial_vectors) {
 #pragma omp for schedule(dynamic)
-        for (int64_t task = 0; task < count * a.kv_heads; task++) {
+        for (int64_t task = 0; task < tasks; task++) {
           const Piece &p = pieces[task / a.kv_heads];
           if (p.parts == 1 || p.part) continue;
           const int64_t head = task % a.kv_heads, vectors = p.queries * group;
-          float *base = partials + (p.partial * a.kv_heads + head * p.parts * vectors) * (stride + 2);
-          merge(base, p.parts, vectors, stride);
-          write_out<T>(a, p, head, base, base + vectors * (stride + 1), stride);
+          const Partial result = partial_of(partials, p, 0, head, a.kv_heads, vectors, stride);
+          for (int64_t part = 1; part < p.parts; part++)
+            merge(result, partial_of(partials, p, part, head, a.kv_heads, vectors, stride), vectors, stride);
+          write_out(a, p, head, result, stride);
         }
       }
     }
@@ -274,9 +339,7 @@ static int run_attention(const Attention &a) {
 }
 
 static int attention(const Attention &a) {
-  int enough = 1;
-  with_type(a.dtype, [&](auto t) {
-    with_type(a.kv_dtype, [&](auto kv) { enough = run_attention<decltype(t), decltype(kv)>(a); });
-  });
-  return enough;
+  if (a.kv_dtype == FLOAT32) return run_attention<Float<Single>>(a);
+  if (a.kv_dtype == FLOAT16) return run_attention<Float<Half>>(a);
+  return a.dtype == BFLOAT16 ? run_attention<Pairs>(a) : run_attention<Float<Brain>>(a);
 }

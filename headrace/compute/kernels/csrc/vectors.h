@@ -15,35 +15,44 @@ HEADRACE_INLINE Floats broadcast(float x) { return x - Floats{}; }
 HEADRACE_INLINE Floats maximum(Floats a, Floats b) { return a > b ? a : b; }
 HEADRACE_INLINE Floats minimum(Floats a, Floats b) { return a < b ? a : b; }
 
-// Lane i of the result: a's where bit `H` of i is clear, else b's; plus the partner lane i ^ H of the same.
-// log2(LANES) rounds of it sum LANES vectors at once, each into its own lane.
+// Each lane and its partner i ^ H, added.
 template <int H, int... I>
-HEADRACE_INLINE Floats fold(Floats a, Floats b, std::integer_sequence<int, I...>) {
+HEADRACE_INLINE Floats fold(Floats v, std::integer_sequence<int, I...>) {
 #if defined(__clang__)
-  return __builtin_shufflevector(a, b, ((I & H) ? LANES + I : I)...) +
-         __builtin_shufflevector(a, b, ((I & H) ? LANES + (I ^ H) : (I ^ H))...);
+  return v + __builtin_shufflevector(v, v, (I ^ H)...);
 #else
-  return __builtin_shuffle(a, b, Ints{((I & H) ? LANES + I : I)...}) +
-         __builtin_shuffle(a, b, Ints{((I & H) ? LANES + (I ^ H) : (I ^ H))...});
+  return v + __builtin_shuffle(v, Ints{(I ^ H)...});
 #endif
-}
-
-template <int H = 1>
-HEADRACE_INLINE Floats sum_each(Floats *v) {
-  if constexpr (H == LANES) {
-    return v[0];
-  } else {
-#pragma GCC unroll 16
-    for (int i = 0; i < LANES / (2 * H); i++)
-      v[i] = fold<H>(v[2 * i], v[2 * i + 1], std::make_integer_sequence<int, LANES>{});
-    return sum_each<2 * H>(v);
-  }
 }
 
 template <int H = 1>
 HEADRACE_INLINE float sum(Floats v) {
   if constexpr (H == LANES) return v[0];
-  else return sum<2 * H>(fold<H>(v, v, std::make_integer_sequence<int, LANES>{}));
+  else return sum<2 * H>(fold<H>(v, std::make_integer_sequence<int, LANES>{}));
+}
+
+// Swap the off-diagonal squares of side H of two vectors.
+template <int H, int... I>
+HEADRACE_INLINE void exchange(Floats &a, Floats &b, std::integer_sequence<int, I...>) {
+#if defined(__clang__)
+  const Floats low = __builtin_shufflevector(a, b, ((I & H) ? LANES + (I ^ H) : I)...);
+  b = __builtin_shufflevector(a, b, ((I & H) ? LANES + I : (I ^ H))...);
+#else
+  const Floats low = __builtin_shuffle(a, b, Ints{((I & H) ? LANES + (I ^ H) : I)...});
+  b = __builtin_shuffle(a, b, Ints{((I & H) ? LANES + I : (I ^ H))...});
+#endif
+  a = low;
+}
+
+// A square of LANES vectors, in place.
+template <int H = 1>
+HEADRACE_INLINE void transpose(Floats *v) {
+  if constexpr (H < LANES) {
+#pragma GCC unroll 16
+    for (int i = 0; i < LANES; i++)
+      if (!(i & H)) exchange<H>(v[i], v[i ^ H], std::make_integer_sequence<int, LANES>{});
+    transpose<2 * H>(v);
+  }
 }
 
 HEADRACE_INLINE float largest(Floats v) {
