@@ -10,6 +10,9 @@ from setuptools import Extension, setup
 
 # -fopenmp is given to the compiler and not to the linker: OpenMP's symbols stay undefined and resolve to the
 # runtime that torch has loaded, so that there is one pool of threads. One that we linked would be a second one.
+COMPILE_ARGS = ["-std=c++17", "-O3", "-fopenmp", "-fno-math-errno", "-fvisibility=hidden", "-g0"]
+COMPILE_ARGS += ["-Wno-psabi", "-Wno-ignored-attributes"]
+
 setup(
     ext_modules=[
         Extension(
@@ -17,8 +20,7 @@ setup(
             sources=sorted(glob("headrace/compute/kernels/csrc/*.cpp")),
             depends=sorted(glob("headrace/compute/kernels/csrc/*.h")),
             language="c++",
-            extra_compile_args=["-std=c++17", "-O3", "-fopenmp", "-fno-math-errno", "-fvisibility=hidden"]
-            + ["-Wno-psabi", "-Wno-ignored-attributes"],
+            extra_compile_args=COMPILE_ARGS,
             optional=True,
         )
     ]

@@ -16,7 +16,15 @@ from torch.nn import functional
 from headrace.compute.batch import Batch
 from headrace.compute.kernels import Activation, HeadShape, KernelsUnavailable
 
-_DTYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
+
+class _Codes(dict[torch.dtype, int]):
+    """The extension's numbers of dtypes (`DType` in csrc/operations.h)."""
+
+    def __missing__(self, dtype: torch.dtype) -> int:
+        raise ValueError(f"kernels 'cpp' compute in {', '.join(map(str, self))}, not in {dtype}")
+
+
+_DTYPES = _Codes({torch.float32: 0, torch.bfloat16: 1, torch.float16: 2})
 _MAX_HEAD_DIM = 512
 _ALL_KEYS = 2**62
 
@@ -33,9 +41,12 @@ class PackedWeight(NamedTuple):
 
 
 class AttentionPlan(NamedTuple):
-    """A step's rows as the extension wants them; ``batch`` keeps the memory alive."""
+    """A step's rows as the extension wants them; ``lines`` own the memory that ``rows`` points into.
 
-    batch: Batch
+    ``blocks`` is one more than the largest block that is read.
+    """
+
+    lines: tuple[Tensor, ...]
     rows: tuple[int, ...]
     tokens: int
     blocks: int
@@ -62,6 +73,13 @@ class CppKernels:
             raise KernelsUnavailable(f"level '{level}' is not on this machine; it has {', '.join(supported)}")
         self._level = supported[self.level]
         self._panel: int = self._cpu.panel(self._level)
+
+    @property
+    def threads(self) -> int:
+        """How many threads of torch's pool the kernels use when called from this thread."""
+        torch.get_num_threads()
+        threads: int = self._cpu.max_threads()
+        return threads
 
     def prepare_linear(self, weight: Tensor) -> PackedWeight | Tensor:
         outputs, inputs = weight.shape
@@ -102,13 +120,24 @@ class CppKernels:
         return out
 
     def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
+        return self._norm(x, None, weight, eps)
+
+    def add_rms_norm(self, x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+        residual = residual.contiguous()
+        if residual.shape != x.shape or residual.dtype != x.dtype:
+            raise ValueError(f"residual {residual.dtype} {list(residual.shape)} of {x.dtype} {list(x.shape)}")
+        return self._norm(x, residual, weight, eps), residual
+
+    def _norm(self, x: Tensor, residual: Tensor | None, weight: Tensor, eps: float) -> Tensor:
         x = x.contiguous()
-        out = torch.empty_like(x)
         size = x.shape[-1]
+        if weight.numel() != size or weight.dtype != torch.float32:
+            raise ValueError(f"norm of width {size} by {weight.dtype} {list(weight.shape)}")
+        out = torch.empty_like(x)
         self._cpu.norm(
             self._level,
             x.data_ptr(),
-            0,
+            0 if residual is None else residual.data_ptr(),
             weight.data_ptr(),
             out.data_ptr(),
             x.numel() // size,
@@ -117,24 +146,6 @@ class CppKernels:
             eps,
         )
         return out
-
-    def add_rms_norm(self, x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
-        x = x.contiguous()
-        residual = residual.contiguous()
-        out = torch.empty_like(x)
-        size = x.shape[-1]
-        self._cpu.norm(
-            self._level,
-            x.data_ptr(),
-            residual.data_ptr(),
-            weight.data_ptr(),
-            out.data_ptr(),
-            x.numel() // size,
-            size,
-            _DTYPES[x.dtype],
-            eps,
-        )
-        return out, residual
 
     def rope_write_kv(
         self,
@@ -151,6 +162,22 @@ class CppKernels:
         tokens = len(qkv)
         heads, kv_heads, head_dim = shape
         num_blocks, block_size, _, _ = keys.shape
+        rotary = rotation.shape[-1]
+        if (
+            qkv.shape[1] != (heads + 2 * kv_heads) * head_dim
+            or rotation.shape != (tokens, 2, rotary)
+            or rotation.dtype != torch.float32
+            or rotary > head_dim
+            or rotary % 2
+            or len(slots) != tokens
+            or slots.dtype != torch.int64
+            or (qk_norm is not None and qk_norm.shape != (heads + kv_heads, head_dim))
+        ):
+            raise ValueError(
+                f"qkv {list(qkv.shape)}, rotation {rotation.dtype} {list(rotation.shape)}, slots {slots.dtype} "
+                f"{list(slots.shape)} do not fit {shape}"
+            )
+        _check_pages(keys, values, kv_heads, head_dim)
         queries = qkv.new_empty((tokens, heads, head_dim))
         self._cpu.rope_write_kv(
             self._level,
@@ -165,7 +192,7 @@ class CppKernels:
             heads,
             kv_heads,
             head_dim,
-            rotation.shape[-1],
+            rotary,
             num_blocks * block_size,
             _DTYPES[qkv.dtype],
             _DTYPES[keys.dtype],
@@ -176,15 +203,20 @@ class CppKernels:
     def plan_attention(self, batch: Batch, window: int | None, dtype: torch.dtype) -> AttentionPlan:
         # Also tells this thread's OpenMP how many threads torch uses; torch itself does so at its first parallel loop.
         torch.get_num_threads()
-        rows, width = batch.block_tables.shape
-        starts, contexts, tables = (
-            batch.query_starts.data_ptr(),
-            batch.context_lens.data_ptr(),
-            batch.block_tables.data_ptr(),
-        )
+        lines = (batch.query_starts, batch.context_lens, batch.block_tables.contiguous())
+        rows, width = lines[2].shape
+        if (
+            any(line.dtype != torch.int32 for line in lines)
+            or len(lines[0]) != rows + 1
+            or len(lines[1]) != rows
+        ):
+            raise ValueError(
+                f"rows of a batch do not fit: {[(line.dtype, list(line.shape)) for line in lines]}"
+            )
+        starts, contexts, tables = (line.data_ptr() for line in lines)
         sizes = (rows, width, batch.block_size, _ALL_KEYS if window is None else window)
         blocks = self._cpu.check_rows(starts, contexts, tables, *sizes)
-        return AttentionPlan(batch, (starts, contexts, tables, *sizes), len(batch.positions), blocks)
+        return AttentionPlan(lines, (starts, contexts, tables, *sizes), len(batch.positions), blocks)
 
     def paged_attention(
         self,
@@ -197,11 +229,14 @@ class CppKernels:
     ) -> Tensor:
         queries = queries.contiguous()
         tokens, heads, head_dim = queries.shape
-        num_blocks, _, kv_heads, _ = keys.shape
-        if plan.blocks > num_blocks or plan.tokens != tokens:
-            raise IndexError(
-                f"the plan reads block {plan.blocks - 1} for {plan.tokens} tokens; the pages have {num_blocks} "
-                f"blocks, and there are {tokens} queries"
+        num_blocks, block_size, kv_heads, _ = keys.shape
+        _check_pages(keys, values, kv_heads, head_dim)
+        if plan.blocks > num_blocks:
+            raise IndexError(f"the rows read block {plan.blocks - 1}, but the pages have {num_blocks} blocks")
+        if plan.tokens != tokens or plan.rows[5] != block_size or heads % kv_heads:
+            raise ValueError(
+                f"{list(queries.shape)} queries and {list(keys.shape)} keys do not fit the plan: {plan.tokens} tokens "
+                f"in blocks of {plan.rows[5]}"
             )
         out = queries.new_empty((tokens, heads * head_dim))
         self._cpu.attention(
@@ -235,6 +270,21 @@ class CppKernels:
             activation != "silu",
         )
         return out
+
+
+def _check_pages(keys: Tensor, values: Tensor, kv_heads: int, head_dim: int) -> None:
+    if (
+        keys.shape != values.shape
+        or keys.dtype != values.dtype
+        or keys.shape[2:] != (kv_heads, head_dim)
+        or head_dim > _MAX_HEAD_DIM
+        or not keys.is_contiguous()
+        or not values.is_contiguous()
+    ):
+        raise ValueError(
+            f"keys {keys.dtype} {list(keys.shape)} and values {values.dtype} {list(values.shape)} must be contiguous "
+            f"pages of {kv_heads} heads of {head_dim}, at most {_MAX_HEAD_DIM}"
+        )
 
 
 def _extension() -> Any:

@@ -4,6 +4,7 @@
 
 #define PY_SSIZE_T_CLEAN
 #include <Python.h>
+#include <omp.h>
 
 #include "operations.h"
 
@@ -36,6 +37,8 @@ const Level levels[] = {
     {"generic", &generic_operations, [] { return true; }},
 };
 const int64_t LEVELS = sizeof levels / sizeof *levels;
+
+PyObject *max_threads(PyObject *, PyObject *) { return PyLong_FromLong(omp_get_max_threads()); }
 
 // Arguments in order: integers (an address is one), then floats. Fails with a Python exception.
 class Arguments {
@@ -196,6 +199,9 @@ PyObject *check_rows(PyObject *, PyObject *const *values, Py_ssize_t count) {
   if (!in.complete()) return nullptr;
   int32_t blocks = 0;
   if (rows > 0 && query_starts[0] != 0) return PyErr_Format(PyExc_IndexError, "query_starts[0] must be 0");
+  if (block_size < 1 || window < 1)
+    return PyErr_Format(PyExc_ValueError, "block_size is %lld and window %lld; both must be at least 1",
+                        (long long)block_size, (long long)window);
   for (int64_t row = 0; row < rows; row++) {
     const int64_t length = int64_t{query_starts[row + 1]} - query_starts[row], context = contexts[row];
     if (length < 1 || context < length || context > width * block_size)
@@ -268,6 +274,7 @@ PyObject *panel(PyObject *, PyObject *const *values, Py_ssize_t count) {
 
 PyMethodDef methods[] = {
     {"supported_levels", supported_levels, METH_NOARGS, nullptr},
+    {"max_threads", max_threads, METH_NOARGS, nullptr},
     FAST(norm),
     FAST(rope_write_kv),
     FAST(gated_activation),

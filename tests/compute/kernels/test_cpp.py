@@ -1,0 +1,283 @@
+"""The C++ kernels against the torch kernels, at every instruction-set level that this machine has.
+
+To look for reads and writes outside the arguments, build with AddressSanitizer and run this file:
+
+    CFLAGS="-fsanitize=address -g -O1" LDFLAGS="-fsanitize=address" python setup.py build_ext --inplace --force
+    LD_PRELOAD="$(g++ -print-file-name=libasan.so) $(g++ -print-file-name=libstdc++.so)" ASAN_OPTIONS=detect_leaks=0 \\
+        pytest -n0 tests/compute/kernels/test_cpp.py
+"""
+
+from __future__ import annotations
+
+import random
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from headrace.compute.batch import Batch
+from headrace.compute.kernels import HeadShape, KernelsUnavailable, select
+from headrace.compute.kernels.cpp import CppKernels
+from headrace.compute.kernels.reference import TorchKernels
+from tests.oracle.harness import pack
+
+try:
+    LEVELS = CppKernels().levels
+except KernelsUnavailable as reason:
+    pytest.skip(str(reason), allow_module_level=True)
+
+CPU = torch.device("cpu")
+ORACLE = TorchKernels()
+DTYPES = [torch.float32, torch.bfloat16, torch.float16]
+TOLERANCE = {torch.float32: 2e-5, torch.bfloat16: 2e-2, torch.float16: 3e-3}
+pytestmark = pytest.mark.parametrize("level", LEVELS)
+quick = settings(max_examples=25, deadline=None, derandomize=True)
+
+
+def close(actual: Tensor, expected: Tensor, dtype: torch.dtype) -> None:
+    tolerance = TOLERANCE[dtype]
+    torch.testing.assert_close(actual.float(), expected.float(), rtol=tolerance, atol=tolerance)
+
+
+def rows_of(starts: list[int], lengths: list[int], block_size: int, seed: int) -> tuple[Batch, int]:
+    """A batch whose blocks lie in random order, and how many blocks the pages need."""
+    needed = [-(-(start + length) // block_size) for start, length in zip(starts, lengths, strict=True)]
+    blocks = list(range(sum(needed) + 2))
+    random.Random(seed).shuffle(blocks)
+    tables = [[blocks.pop() for _ in range(count)] for count in needed]
+    return pack([0] * sum(lengths), starts, lengths, tables, [], block_size, CPU), sum(needed) + 2
+
+
+@quick
+@given(
+    kv_heads=st.integers(1, 3),
+    group=st.sampled_from([1, 2, 3, 7, 50]),
+    head_dim=st.sampled_from([1, 6, 16, 32, 64, 80, 128]),
+    block_size=st.sampled_from([1, 4, 16]),
+    decodes=st.lists(st.integers(0, 150) | st.integers(0, 1600), max_size=4),
+    prefills=st.lists(st.tuples(st.integers(0, 700), st.integers(1, 90)), max_size=2),
+    window=st.sampled_from([None, 1, 5, 64, 700]),
+    softcap=st.sampled_from([None, 3.0]),
+    dtype=st.sampled_from(DTYPES),
+    page_dtype=st.sampled_from([None, *DTYPES]),
+    seed=st.integers(0, 1000),
+)
+def test_attention(
+    level: str,
+    kv_heads: int,
+    group: int,
+    head_dim: int,
+    block_size: int,
+    decodes: list[int],
+    prefills: list[tuple[int, int]],
+    window: int | None,
+    softcap: float | None,
+    dtype: torch.dtype,
+    page_dtype: torch.dtype | None,
+    seed: int,
+) -> None:
+    starts = decodes + [start for start, _ in prefills]
+    lengths = [1] * len(decodes) + [length for _, length in prefills]
+    if not starts:
+        return
+    batch, blocks = rows_of(starts, lengths, block_size, seed)
+    torch.manual_seed(seed)
+    keys, values = torch.randn(2, blocks, block_size, kv_heads, head_dim).to(page_dtype or dtype)
+    queries = torch.randn(sum(lengths), kv_heads * group, head_dim).to(dtype)
+    scale = head_dim**-0.5
+    kernels = CppKernels(level)
+    plan = kernels.plan_attention(batch, window, dtype)
+    actual = kernels.paged_attention(queries, keys, values, plan, scale, softcap)
+    exact = ORACLE.plan_attention(batch, window, torch.float32)
+    expected = ORACLE.paged_attention(queries.float(), keys.float(), values.float(), exact, scale, softcap)
+    assert actual.dtype == dtype
+    close(actual, expected, dtype)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("window", [None, 300])
+def test_a_query_is_the_same_bit_for_bit_in_any_company(
+    level: str, dtype: torch.dtype, window: int | None
+) -> None:
+    """Whole or in chunks, alone or batched, with one thread or more: the sums run in the same order."""
+    kernels = CppKernels(level)
+    torch.manual_seed(0)
+    length, table = 1200, [list(range(75))]
+    keys, values = torch.randn(2, 90, 16, 2, 32).to(dtype)
+    queries = torch.randn(length, 6, 32).to(dtype)
+
+    def attend(begin: int, end: int, others: int = 0) -> Tensor:
+        tables = [[80 + row] for row in range(others)] + table
+        batch = pack(
+            [0] * (others + end - begin),
+            [3] * others + [begin],
+            [1] * others + [end - begin],
+            tables,
+            [],
+            16,
+            CPU,
+        )
+        plan = kernels.plan_attention(batch, window, dtype)
+        rows = torch.cat((queries[:others], queries[begin:end]))
+        return kernels.paged_attention(rows, keys, values, plan, 0.2, None)[others:]
+
+    whole = attend(0, length)
+    assert torch.equal(torch.cat((attend(0, 500), attend(500, 507), attend(507, length))), whole)
+    assert torch.equal(attend(length - 1, length), whole[-1:])
+    assert torch.equal(attend(length - 1, length, others=9), whole[-1:])
+    threads = torch.get_num_threads()
+    for count in (1, 2):
+        try:
+            torch.set_num_threads(count)
+            assert torch.equal(attend(length - 1, length), whole[-1:])
+        finally:
+            torch.set_num_threads(threads)
+
+
+@quick
+@given(
+    count=st.integers(1, 110),
+    inputs=st.sampled_from([1, 2, 33, 64, 1030]),
+    outputs=st.sampled_from([1, 16, 64, 131]),
+    biased=st.booleans(),
+    dtype=st.sampled_from(DTYPES),
+)
+def test_linear(level: str, count: int, inputs: int, outputs: int, biased: bool, dtype: torch.dtype) -> None:
+    torch.manual_seed(count)
+    kernels = CppKernels(level)
+    x, weight = torch.randn(count, inputs).to(dtype), (torch.randn(outputs, inputs) / inputs**0.5).to(dtype)
+    bias = torch.randn(outputs).to(dtype) if biased else None
+    prepared = kernels.prepare_linear(weight)
+    actual = kernels.linear(x, prepared, bias)
+    close(
+        actual,
+        torch.nn.functional.linear(x.float(), weight.float(), None if bias is None else bias.float()),
+        dtype,
+    )
+    if not isinstance(prepared, Tensor):
+        assert torch.equal(kernels.linear(x[-1:], prepared, bias), actual[-1:])
+
+
+@quick
+@given(
+    heads=st.sampled_from([(1, 1), (4, 2), (3, 3)]),
+    head_dim=st.sampled_from([2, 8, 32, 64, 96]),
+    partial=st.booleans(),
+    normed=st.booleans(),
+    dtype=st.sampled_from(DTYPES),
+    page_dtype=st.sampled_from([None, torch.float32]),
+    tokens=st.integers(1, 40),
+)
+def test_rope_write_kv(
+    level: str,
+    heads: tuple[int, int],
+    head_dim: int,
+    partial: bool,
+    normed: bool,
+    dtype: torch.dtype,
+    page_dtype: torch.dtype | None,
+    tokens: int,
+) -> None:
+    torch.manual_seed(tokens)
+    shape = HeadShape(*heads, head_dim)
+    rotary = head_dim // 2 if partial and head_dim % 4 == 0 else head_dim
+    qkv = torch.randn(tokens, (heads[0] + 2 * heads[1]) * head_dim).to(dtype)
+    rotation = torch.randn(tokens, 2, rotary)
+    norm = torch.rand(sum(heads), head_dim) + 0.5 if normed else None
+    slots = torch.randperm(48)[:tokens]
+    results = []
+    for kernels in (CppKernels(level), ORACLE):
+        pages = torch.zeros(2, 12, 4, heads[1], head_dim, dtype=page_dtype or dtype)
+        queries = kernels.rope_write_kv(qkv.clone(), shape, rotation, norm, 1e-6, slots, *pages)
+        results.append((queries, pages))
+    for actual, expected in zip(*results, strict=True):
+        assert actual.dtype == expected.dtype
+        close(actual, expected, dtype)
+
+
+@quick
+@given(count=st.integers(1, 70), size=st.sampled_from([1, 8, 100, 576]), dtype=st.sampled_from(DTYPES))
+def test_norms(level: str, count: int, size: int, dtype: torch.dtype) -> None:
+    torch.manual_seed(count)
+    kernels = CppKernels(level)
+    x, residual = torch.randn(2, count, size).to(dtype)
+    weight = torch.rand(size) + 0.5
+    close(kernels.rms_norm(x, weight, 1e-5), ORACLE.rms_norm(x, weight, 1e-5), dtype)
+    actual = kernels.add_rms_norm(x, residual.clone(), weight, 1e-5)
+    expected = ORACLE.add_rms_norm(x, residual.clone(), weight, 1e-5)
+    close(actual[0], expected[0], dtype)
+    assert torch.equal(actual[1], expected[1])
+
+
+@pytest.mark.parametrize("activation", ["silu", "gelu_tanh"])
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_gated_activation(level: str, activation: str, dtype: torch.dtype) -> None:
+    for size in (1, 8, 704):
+        merged = (torch.randn(30, 2 * size) * 4).to(dtype)
+        merged[0] = -300.0
+        expected = ORACLE.gated_activation(merged.clone(), activation)
+        close(CppKernels(level).gated_activation(merged, activation), expected, dtype)
+
+
+def test_what_lies_outside_the_pages_is_refused(level: str) -> None:
+    kernels = CppKernels(level)
+    pages = torch.zeros(3, 4, 1, 8)
+    for slot in (-1, 12):
+        with pytest.raises(IndexError, match=rf"slots\[1\] is {slot}, outside the 12 slots"):
+            kernels.rope_write_kv(
+                torch.zeros(2, 24),
+                HeadShape(1, 1, 8),
+                torch.zeros(2, 2, 8),
+                None,
+                1e-6,
+                torch.tensor([0, slot]),
+                pages,
+                pages.clone(),
+            )
+    batch = pack([0], [5], [1], [[0, 3]], [], 4, CPU)
+    plan = kernels.plan_attention(batch, None, torch.float32)
+    with pytest.raises(IndexError, match="read block 3, but the pages have 3"):
+        kernels.paged_attention(torch.zeros(1, 1, 8), pages, pages, plan, 1.0, None)
+    with pytest.raises(IndexError, match="row 0 reads block -1"):
+        kernels.plan_attention(pack([0], [5], [1], [[0, -1]], [], 4, CPU), None, torch.float32)
+    batch = pack([0], [8], [1], [[0, 1, 2]], [], 4, CPU)
+    with pytest.raises(IndexError, match="context of 9 do not fit 2 blocks of 4"):
+        kernels.plan_attention(replace(batch, block_tables=batch.block_tables[:, :2]), None, torch.float32)
+
+
+def test_the_thread_pool_is_torchs(level: str) -> None:
+    kernels, threads = CppKernels(level), torch.get_num_threads()
+    try:
+        for count in (1, 3):
+            torch.set_num_threads(count)
+            assert kernels.threads == count
+    finally:
+        torch.set_num_threads(threads)
+    maps = Path("/proc/self/maps")
+    if maps.exists():
+        loaded = {
+            line.split()[-1]
+            for line in maps.read_text().splitlines()
+            if "libgomp" in line or "libomp" in line
+        }
+        assert len(loaded) == 1
+
+
+def test_without_the_extension_torch_computes(level: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "headrace.compute.kernels._cpu", None)
+    with pytest.raises(KernelsUnavailable, match=r"C\+\+ kernels of the CPU cannot be loaded .*compiler"):
+        select("cpp", CPU)
+    assert select("auto", CPU).name == "torch"
+
+
+def test_levels_and_devices_are_refused_by_name(level: str) -> None:
+    assert select("auto", CPU).name == "cpp"
+    with pytest.raises(KernelsUnavailable, match=r"'sse9' is not on this machine; it has .*generic"):
+        CppKernels("sse9")
+    with pytest.raises(KernelsUnavailable, match="not on meta"):
+        select("cpp", torch.device("meta"))
