@@ -45,11 +45,3 @@ class Batch:
     contexts: tuple[int, ...]
     decode_rows: int
     block_size: int
-
-    @property
-    def max_query_len(self) -> int:
-        return max(self.lengths)
-
-    @property
-    def max_context_len(self) -> int:
-        return max(self.contexts)

@@ -51,10 +51,6 @@ class PagedKV:
         self.values: tuple[Tensor, ...] = tuple(layer[1] for layer in self._pages)
 
     @property
-    def dtype(self) -> torch.dtype:
-        return self._pages.dtype
-
-    @property
     def nbytes(self) -> int:
         return self._pages.nbytes
 

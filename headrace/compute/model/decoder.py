@@ -58,7 +58,6 @@ class Decoder:
     ) -> None:
         self.spec = spec
         self.kernels = kernels
-        self.max_model_len = max_model_len
         self.device = weights.embedding.device
         self.dtype = weights.embedding.dtype
         self._heads = HeadShape(spec.num_heads, spec.num_kv_heads, spec.head_dim)
