@@ -157,14 +157,17 @@ class Service:
             Refused: the queue is full or the server drains.
             InvalidParameter: a request id that is in use.
         """
-        verdict = decide(
-            self.load(), len(requests), sum(len(request.tokens) for request in requests), self._limits
-        )
-        if isinstance(verdict, Reject):
-            raise Refused(verdict)
         for request in requests:
             if request.id in self._routes:
                 raise InvalidParameter("request_id", f"request_id {request.id!r} is already in use")
+        prompt_tokens = sum(len(request.tokens) for request in requests)
+        verdict = decide(self.load(), len(requests), prompt_tokens, self._limits)
+        if isinstance(verdict, Reject):
+            refusals = [
+                Finished(r.id, FinishReason.REJECTED, len(r.tokens), 0, 0, verdict.message) for r in requests
+            ]
+            self._running_loop().call_soon(self._fold, refusals, self.now())
+            raise Refused(verdict)
         answer = Answer(requests, each_step)
         for index, request in enumerate(requests):
             self._routes[request.id] = _Route(answer, index, len(request.tokens))
@@ -273,7 +276,10 @@ class Service:
                             route.answer.tell(route.index, event)
         if not self._routes:
             self._idle.set()
-        for watcher in self._watchers:  # last: a fold that raises must not cost anyone an answer
+        self._fold(events, now)  # last: a fold that raises must not cost anyone an answer
+
+    def _fold(self, events: Sequence[Event], now: float) -> None:
+        for watcher in self._watchers:
             for event in events:
                 watcher.fold(event, now)
 

@@ -13,7 +13,7 @@ from starlette.types import ASGIApp
 from headrace.core.request import InvalidParameter
 from headrace.serve.auth import Keys
 from headrace.serve.server.edge import Edge
-from headrace.serve.server.errors import ApiError, api_error, http_exception, invalid_parameter
+from headrace.serve.server.errors import ApiError, api_error, http_exception, invalid_parameter, unexpected
 from headrace.serve.service import Service
 
 
@@ -30,6 +30,7 @@ def create_app(service: Service, routes: Sequence[BaseRoute], keys: Keys) -> ASG
         ApiError: api_error,
         InvalidParameter: invalid_parameter,
         HTTPException: http_exception,
+        Exception: unexpected,
     }
     app = Starlette(routes=list(routes), exception_handlers=handlers, lifespan=lifespan)
     app.router.redirect_slashes = False

@@ -171,3 +171,8 @@ async def invalid_parameter(request: HttpRequest, error: Exception) -> Response:
     """What the core refused: it names the field as the caller spelt it."""
     assert isinstance(error, InvalidParameter)
     return invalid(str(error), error.param).response()
+
+
+async def unexpected(request: HttpRequest, error: Exception) -> Response:
+    """What nobody foresaw; the edge logs it."""
+    return failed().response()

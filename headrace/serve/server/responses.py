@@ -71,12 +71,12 @@ class StreamedAnswer(Response):
     status; then errors are events. Silence is filled with comments, which clients skip.
     """
 
-    def __init__(self, call: Call, writer: Writer, ping_seconds: float = PING_SECONDS) -> None:
+    def __init__(self, call: Call, writer: Writer) -> None:
         self._call = call
         self._writer = writer
-        self._ping_seconds = ping_seconds
         self._started = False
         self._quiet = True
+        self._ended = False
         self._gone = False
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -124,6 +124,7 @@ class StreamedAnswer(Response):
 
     async def _write(self, data: bytes, more: bool = True) -> None:
         self._quiet = False
+        self._ended = not more
         if not self._started:
             self._started = True
             head = Response(media_type="text/event-stream", headers=_SSE_HEADERS)
@@ -134,8 +135,8 @@ class StreamedAnswer(Response):
     async def _watch(self, receive: Receive) -> None:
         gone = asyncio.ensure_future(_hung_up(receive))
         try:
-            while not (await asyncio.wait([gone], timeout=self._ping_seconds))[0]:
-                if self._quiet:
+            while not (await asyncio.wait([gone], timeout=PING_SECONDS))[0]:
+                if self._quiet and not self._ended:
                     await self._write(PING)
                 self._quiet = True
         finally:

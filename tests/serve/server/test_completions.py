@@ -1,0 +1,95 @@
+import pytest
+
+from tests.serve.server.conftest import ANSWER
+from tests.serve.server.test_chat import events
+
+PATH = "/v1/completions"
+
+
+def ask(house, **more):
+    return house.client.post(PATH, json={"prompt": "hi fox", "max_tokens": 100} | more)
+
+
+def test_a_whole_answer(house):
+    answer = ask(house).json()
+    assert answer["object"] == "text_completion"
+    assert answer["choices"] == [
+        {"index": 0, "text": ANSWER, "logprobs": None, "finish_reason": "stop", "stop_reason": None}
+    ]
+
+
+def test_a_stream_joins_up_to_it(house):
+    said = events(ask(house, stream=True))
+    assert "".join(event["choices"][0]["text"] for event in said) == ANSWER
+    assert said[-1]["choices"][0]["finish_reason"] == "stop"
+
+
+def test_every_prompt_gets_n_choices_in_order(house):
+    answer = ask(house, prompt=["hi", "ho fox"], n=2, echo=True, max_tokens=1).json()
+    assert [choice["index"] for choice in answer["choices"]] == [0, 1, 2, 3]
+    assert [choice["text"][:2] for choice in answer["choices"]] == ["hi", "hi", "ho", "ho"]
+
+
+def test_sixteen_tokens_are_the_default(house):
+    answer = house.client.post(PATH, json={"prompt": "hi"}).json()
+    assert answer["usage"]["completion_tokens"] == 16
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_echo_puts_the_prompt_first(house, stream):
+    answer = ask(house, echo=True, stream=stream)
+    shown = (
+        "".join(e["choices"][0]["text"] for e in events(answer))
+        if stream
+        else answer.json()["choices"][0]["text"]
+    )
+    assert shown == "hi fox" + ANSWER
+
+
+def test_echo_of_tokens_and_of_a_truncated_prompt_is_their_text(house):
+    tokens = house.model.tokenizer.encode("hi fox", add_special_tokens=False)
+    assert ask(house, prompt=tokens, echo=True, max_tokens=1).json()["choices"][0]["text"] == "hi foxThe"
+    cut = ask(house, truncate_prompt_tokens=1, echo=True, max_tokens=1).json()
+    assert cut["choices"][0]["text"] == " foxThe"
+    assert cut["usage"]["prompt_tokens"] == 1
+
+
+def test_logprobs_of_prompt_and_answer(house):
+    choice = ask(house, echo=True, logprobs=2, max_tokens=3).json()["choices"][0]
+    scores = choice["logprobs"]
+    assert "".join(scores["tokens"]) == choice["text"]
+    assert scores["token_logprobs"][0] is None
+    assert scores["top_logprobs"][0] is None
+    assert len(scores["top_logprobs"][-1]) == 2
+    for offset, token in zip(scores["text_offset"], scores["tokens"], strict=True):
+        assert choice["text"][offset:].startswith(token)
+
+
+def test_a_prompt_alone_can_be_scored(house):
+    answer = ask(house, echo=True, logprobs=0, max_tokens=0).json()
+    assert answer["choices"][0]["text"] == "hi fox"
+    assert len(answer["choices"][0]["logprobs"]["tokens"]) == answer["usage"]["prompt_tokens"]
+    assert answer["usage"]["completion_tokens"] == 0
+    assert ask(house, max_tokens=0).status_code == 400
+
+
+def test_best_of_generates_more_than_it_tells(house):
+    answer = ask(house, n=2, best_of=4).json()
+    assert [choice["index"] for choice in answer["choices"]] == [0, 1]
+    assert all(choice["logprobs"] is None for choice in answer["choices"])
+    one = ask(house).json()
+    assert answer["usage"]["completion_tokens"] == 4 * one["usage"]["completion_tokens"]
+
+
+def test_token_ids_are_told_when_asked_for(house):
+    choice = ask(house, return_token_ids=True).json()["choices"][0]
+    assert house.model.tokenizer.decode(choice["prompt_token_ids"]) == "hi fox"
+    assert house.model.tokenizer.decode(choice["token_ids"]) == ANSWER
+
+
+@pytest.mark.parametrize("options", [{"max_model_len": 64}])
+def test_a_long_prompt_may_be_cut_to_what_fits(house):
+    prompt = [40] * 500
+    assert ask(house, prompt=prompt).json()["error"]["code"] == "context_length_exceeded"
+    answer = ask(house, prompt=prompt, max_tokens=1, truncate_prompt_tokens=-1)
+    assert answer.json()["usage"]["prompt_tokens"] == 63

@@ -1,0 +1,47 @@
+import json
+
+import pytest
+
+from headrace.core.events import Finished
+from headrace.core.gate import Reject, RejectReason
+from headrace.core.request import FinishReason
+from headrace.serve.server import errors
+
+
+def test_every_error_has_openais_shape():
+    made = [
+        errors.invalid("m", "p"),
+        errors.not_supported("tools"),
+        errors.context_length_exceeded(5, 6, 10, "max_tokens"),
+        errors.invalid_api_key(),
+        errors.model_not_found("x"),
+        errors.too_large(5),
+        errors.timed_out(1.5),
+        errors.overloaded(Reject(RejectReason.QUEUE_FULL, "full", 7)),
+        errors.shutting_down(),
+        errors.failed(),
+    ]
+    for error in made:
+        response = error.response()
+        body = json.loads(response.body)["error"]
+        assert set(body) == {"message", "type", "param", "code"}
+        assert body["code"]
+        assert ("retry-after" in response.headers) == (response.status_code == 503)
+
+
+@pytest.mark.parametrize("reason", list(FinishReason))
+def test_each_end_is_an_answer_or_an_error(reason):
+    error = errors.of_finish(Finished("r", reason, 1, 0, 0, "the inside"), 3.0)
+    status = None if error is None else error.status
+    assert (
+        status
+        == {
+            FinishReason.STOP: None,
+            FinishReason.LENGTH: None,
+            FinishReason.TIMEOUT: 408,
+            FinishReason.REJECTED: 400,
+            FinishReason.CANCELLED: 503,
+            FinishReason.FAILED: 500,
+        }[reason]
+    )
+    assert error is None or reason is FinishReason.REJECTED or "inside" not in str(error)
