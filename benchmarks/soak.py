@@ -93,7 +93,7 @@ class Soak:
             "stream_options": {"include_usage": True},
         }
         answer = Answer()
-        chunks = rng.randint(0, 10) if vanish else None
+        chunks = rng.randrange(min(10, length)) if vanish else None
         try:
             async with self._session.post(self._url, json=body) as response:
                 if response.status != 200:
@@ -157,9 +157,12 @@ def main() -> None:
     parser.add_argument("--clients", type=int, default=24)
     parser.add_argument("--max-requests", type=int, default=200_000)
     parser.add_argument("--sample-seconds", type=float, default=5.0)
+    parser.add_argument(
+        "--kv-bytes", type=int, default=128 << 20, help="small, so that it is all in use soon"
+    )
     parser.add_argument("--max-growth", type=float, default=0.02, help="of memory, second half over first")
     args = parser.parse_args()
-    with server(args) as running:
+    with server(args, "--kv-cache-memory-bytes", str(args.kv_bytes)) as running:
         tally = asyncio.run(soak(running, args))
         idle = dict(running.metrics())
         deadline = time.monotonic() + 30.0

@@ -106,16 +106,21 @@ def _engine_target(name: str, given: Options) -> Target:
 
 
 def _padded_target(name: str, batch_size: int, model: ModelOptions) -> Target:
-    from headrace.compute.device import resolve_device
-    from headrace.compute.model.hub import resolve_folder
+    """Padded batches of the same weights, on the same device, in the dtype that the engine would take."""
+    from headrace.compute.device import device_facts, resolve_device, resolve_dtype
+    from headrace.compute.model.families import parse_config
+    from headrace.compute.model.hub import read_config, resolve_folder
     from headrace.lab.bench.padded import TransformersStatic
 
+    folder = resolve_folder(model.model, model.revision)
+    device = resolve_device(model.device)
+    choice = resolve_dtype(model.dtype, parse_config(read_config(folder)).dtype, device_facts(device))
     return TransformersStatic(
         name,
-        str(resolve_folder(model.model, model.revision)),
+        str(folder),
         batch_size,
-        dtype=model.dtype,
-        device=resolve_device(model.device).type,
+        dtype=str(choice.dtype).removeprefix("torch."),
+        device=device.type,
         dummy=model.load_format == "dummy",
     )
 
