@@ -84,7 +84,7 @@ class CppKernels:
     def prepare_linear(self, weight: Tensor) -> PackedWeight | Tensor:
         outputs, inputs = weight.shape
         if weight.dtype == torch.float32:
-            words = weight
+            words = weight.contiguous()
         elif weight.dtype == torch.bfloat16 and inputs % 2 == 0:
             words = weight.contiguous().view(torch.int32)
         else:
@@ -92,7 +92,7 @@ class CppKernels:
         panels = -(-outputs // self._panel)
         packed = words.new_zeros((panels, words.shape[1], self._panel))
         whole = outputs // self._panel
-        packed[:whole] = words[: whole * self._panel].unflatten(0, (whole, self._panel)).transpose(1, 2)
+        packed[:whole] = words[: whole * self._panel].view(whole, self._panel, words.shape[1]).transpose(1, 2)
         if whole < panels:
             packed[whole, :, : outputs % self._panel] = words[whole * self._panel :].T
         return PackedWeight(packed, packed.data_ptr(), inputs, outputs, weight.dtype, _DTYPES[weight.dtype])

@@ -2,7 +2,7 @@
 
 To look for reads and writes outside the arguments, build with AddressSanitizer and run this file:
 
-    CFLAGS="-fsanitize=address -g -O1" LDFLAGS="-fsanitize=address" python setup.py build_ext --inplace --force
+    CXXFLAGS="-fsanitize=address" LDFLAGS="-fsanitize=address" python setup.py build_ext --inplace --force
     LD_PRELOAD="$(g++ -print-file-name=libasan.so) $(g++ -print-file-name=libstdc++.so)" ASAN_OPTIONS=detect_leaks=0 \\
         pytest -n0 tests/compute/kernels/test_cpp.py
 """

@@ -165,6 +165,34 @@ static void load_queries(const Attention &a, const Piece &p, int64_t kv_head, ui
   }
 }
 
+HEADRACE_INLINE int chunk_of(int64_t first, int64_t end) { return (int)(end - first < CHUNK ? end - first : CHUNK); }
+
+// Where the keys and values of a chunk lie. Asking for a chunk while the one before is computed hides the memory's
+// latency: pages are scattered, and a head is a small part of a token, so that no hardware sees what comes next.
+template <class Element>
+static void locate(const Attention &a, const Piece &p, int64_t kv_head, int64_t first, int count,
+                   const Element **keys, const Element **values) {
+  const int32_t *table = a.tables + p.row * a.width;
+  // Blocks before every query's window may have been given up: keys there stand for the first one that is seen.
+  const int64_t from = first > p.first_key ? first : p.first_key, last = first + count - 1;
+  int64_t block = from / a.block_size, offset = from % a.block_size, position = from;
+  for (int j = 0; j < CHUNK; j++) {
+    const int64_t place = ((table[block] * a.block_size + offset) * a.kv_heads + kv_head) * a.head_dim;
+    keys[j] = (const Element *)a.keys + place;
+    values[j] = (const Element *)a.values + place;
+    if (first + j < position || position >= last) continue;
+    for (int64_t i = 0; i < a.head_dim; i += 64 / (int64_t)sizeof(Element)) {
+      __builtin_prefetch(keys[j] + i);
+      __builtin_prefetch(values[j] + i);
+    }
+    position++;
+    if (++offset == a.block_size) {
+      offset = 0;
+      block++;
+    }
+  }
+}
+
 // Attention of a tile's queries over keys [first_key, end_key), which lie within one segment.
 template <class Page>
 static void attend(const Attention &a, const Piece &p, int64_t first_key, int64_t end_key, int64_t kv_head,
@@ -173,25 +201,19 @@ static void attend(const Attention &a, const Piece &p, int64_t first_key, int64_
   using Kind = typename Page::Kind;
   const int64_t group = a.heads / a.kv_heads, vectors = p.queries * group, size = a.head_dim;
   const int64_t words = (size + Page::FACTOR - 1) / Page::FACTOR;
-  const int32_t *table = a.tables + p.row * a.width;
   const int64_t length = a.query_starts[p.row + 1] - a.query_starts[p.row];
   const int64_t start = a.contexts[p.row] - length + p.first_query;
   clear(result, vectors, stride);
-  const Element *keys[CHUNK], *values[CHUNK];
-  for (int64_t first = first_key; first < end_key; first += CHUNK) {
-    const int count = (int)(end_key - first < CHUNK ? end_key - first : CHUNK);
-    const int columns = (count + LANES - 1) / LANES * LANES;
+  const Element *places[2][2][CHUNK];  // of this chunk and the next: keys, values
+  locate(a, p, kv_head, first_key, chunk_of(first_key, end_key), places[0][0], places[0][1]);
+  for (int64_t first = first_key, turn = 0; first < end_key; first += CHUNK, turn ^= 1) {
+    const Element **keys = places[turn][0], **values = places[turn][1];
+    const int count = chunk_of(first, end_key), columns = (count + LANES - 1) / LANES * LANES;
+    const int64_t next = first + CHUNK;
+    if (next < end_key) locate(a, p, kv_head, next, chunk_of(next, end_key), places[turn ^ 1][0], places[turn ^ 1][1]);
     int64_t visible = 0;  // the first query that sees any of these keys
     while (visible < p.queries && start + visible < first) visible++;
     const int64_t begin = visible * group;
-    for (int j = 0; j < columns; j++) {
-      // Keys of blocks before every query's window may have been given up: look none of them up.
-      int64_t position = first + (j < count ? j : count - 1);
-      position = position < p.first_key ? p.first_key : position;
-      const int64_t slot = table[position / a.block_size] * a.block_size + position % a.block_size;
-      keys[j] = (const Element *)a.keys + (slot * a.kv_heads + kv_head) * size;
-      values[j] = (const Element *)a.values + (slot * a.kv_heads + kv_head) * size;
-    }
     pack_keys<Page>(keys, columns, size, s.keys);
     Page::pack_values(values, count, size, stride, s.values);
     multiply<Kind>(s.query + begin * words, words, s.keys, CHUNK, words, s.score + begin * CHUNK, CHUNK, vectors - begin,
