@@ -27,9 +27,8 @@ SEED_BITS = 63
 
 
 class Caller(NamedTuple):
-    """Who makes a call: the HTTP request's id, the API key's public id, and ``X-Tenant-Id``."""
+    """Who makes a call: the API key's public id, and ``X-Tenant-Id``."""
 
-    request_id: str
     key_id: str | None
     tenant_header: str | None
 
@@ -39,12 +38,14 @@ class Prompt(NamedTuple):
 
     ``continues`` says that the answer goes on with the prompt's text instead of beginning a new one, which
     decides what becomes of a first word's leading space. ``mute`` asks for the prompt's scores alone.
+    ``echo`` is the prompt's text where it shall stand before the answer.
     """
 
     tokens: tuple[int, ...]
     params: SamplingParams
     continues: bool
     mute: bool = False
+    echo: str = ""
 
 
 class Call:

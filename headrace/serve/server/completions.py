@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import accumulate
 from typing import Any
 
 from headrace.core.plan import TokenLogprob
+from headrace.core.request import SamplingParams
 from headrace.serve.server.call import Call, Caller, Prompt, open_call
 from headrace.serve.server.choices import NOTHING, Choice, Delta
 from headrace.serve.server.completions_wire import CompletionBody
@@ -32,18 +34,19 @@ async def open_completion(
     """
     check_stream(body)
     _check_together(body)
-    ranks = _candidates(body) > (body.n or 1)
-    scores_prompt = bool(body.echo) and body.logprobs is not None
     mute = bool(body.echo) and body.max_tokens == 0
     asked = 1 if mute else body.max_tokens
-    wanted = body.model_copy(update={"prompt_logprobs": body.logprobs}) if scores_prompt else body
-    logprobs = 0 if ranks and body.logprobs is None else body.logprobs
+    params = _params(model, body)
     prompts = []
-    for given in body.prompts():
-        tokens = truncated(await _tokens(model, given, body), body, model)
+    for given, full in zip(body.prompts(), await _tokens(model, body), strict=True):
+        tokens = truncated(full, body, model)
         length = answer_length(len(tokens), asked, DEFAULT_MAX_TOKENS, "max_tokens", model.max_model_len)
-        params = sampling_params(wanted, model, max_tokens=length, logprobs=logprobs)
-        prompts.append(Prompt(tuple(tokens), params, continues=True, mute=mute))
+        echo = ""
+        if body.echo:
+            whole = isinstance(given, str) and len(tokens) == len(full)
+            echo = str(given) if whole else model.tokenizer.decode(tokens)
+        its_params = replace(params, max_tokens=length)
+        prompts.append(Prompt(tuple(tokens), its_params, continues=True, mute=mute, echo=echo))
     return open_call(
         service,
         model,
@@ -68,10 +71,6 @@ class CompletionWriter(Writer):
         self._echo = bool(body.echo)
         self._logprobs = body.logprobs
         self._prompt_top = body.prompt_logprobs
-        prompts = zip(body.prompts(), call.prompts, strict=True)
-        self._echoed = (
-            [self._text_of(given, prompt.tokens) for given, prompt in prompts] if self._echo else []
-        )
 
     @property
     def tells_tokens(self) -> bool:
@@ -81,7 +80,7 @@ class CompletionWriter(Writer):
         events = []
         for choice in self._call.choices if self._echo or self._token_ids else ():
             prompt = self._call.prompt_of(choice)
-            text = self._echoed[prompt] if self._echo else ""
+            text = self._call.prompts[prompt].echo
             inner = f'"text":{encode_text(text)},"logprobs":null,"finish_reason":null'
             if self._token_ids:
                 inner += f',"prompt_token_ids":{encode(self._call.prompts[prompt].tokens)}'
@@ -118,7 +117,7 @@ class CompletionWriter(Writer):
         prompt = self._call.prompts[number]
         delta = choice.gained() or NOTHING
         shown: dict[str, Any] = {
-            "text": (self._echoed[number] if self._echo else "") + delta.text,
+            "text": prompt.echo + delta.text,
             "logprobs": None if self._logprobs is None else self._scores(choice, delta),
             "finish_reason": choice.finish_reason,
             "stop_reason": choice.stop_reason,
@@ -139,25 +138,40 @@ class CompletionWriter(Writer):
         if self._echo:
             number = self._call.prompt_of(choice)
             entries = prompt_entries(self._call.prompts[number].tokens, self._call.prompt_scores[number])
-            lengths = [len(model.token_bytes(entry.token).decode("utf-8", "replace")) for entry in entries]
+            special = model.tokenizer.special_token_ids
+            texts = ["" if e.token in special else model.token_text(e.token) for e in entries]
+            lengths = map(len, texts)
             offsets = list(accumulate(lengths, initial=0))[:-1]
-            begin += len(self._echoed[number])
+            begin += len(self._call.prompts[number].echo)
         offsets += list(accumulate(map(len, delta.texts), initial=begin))[: len(delta.logprobs)]
         return completion_logprobs(model, [*entries, *delta.logprobs], offsets, top)
 
-    def _text_of(self, given: str | list[int], tokens: tuple[int, ...]) -> str:
-        """The text of a prompt, which truncation may have shortened."""
-        model = self._call.model
-        if isinstance(given, str) and len(model.tokenizer.encode(given)) == len(tokens):
-            return given
-        return model.tokenizer.decode(tokens)
 
-
-async def _tokens(model: ServedModel, given: str | list[int], body: CompletionBody) -> list[int]:
-    if isinstance(given, str):
-        return await model.encode(given, body.add_special_tokens is not False)
-    model.check_tokens(given, "prompt")
+async def _tokens(model: ServedModel, body: CompletionBody) -> list[list[int]]:
+    """The tokens of each prompt, which come all as text or all as tokens."""
+    prompts = body.prompts()
+    texts = [prompt for prompt in prompts if isinstance(prompt, str)]
+    if texts:
+        return await model.encode_batch(texts, body.add_special_tokens is not False)
+    given = [prompt for prompt in prompts if not isinstance(prompt, str)]
+    for tokens in given:
+        model.check_tokens(tokens, "prompt")
     return given
+
+
+def _params(model: ServedModel, body: CompletionBody) -> SamplingParams:
+    """How every answer is sampled, but for its length.
+
+    ``best_of`` ranks by log-probabilities also where nobody asked for them, and ``echo`` with ``logprobs``
+    scores the prompt.
+    """
+    logprobs = body.logprobs
+    if logprobs is None and _candidates(body) > (body.n or 1):
+        logprobs = 0
+    if body.echo and body.logprobs is not None:
+        most = max(body.logprobs, body.prompt_logprobs or 0)
+        body = body.model_copy(update={"prompt_logprobs": most})
+    return sampling_params(body, model, max_tokens=None, logprobs=logprobs)
 
 
 def _candidates(body: CompletionBody) -> int:

@@ -51,7 +51,7 @@ class Edge:
             await send(message)
 
         try:
-            scope[CALLER] = self._caller(scope["path"], headers, request_id)
+            scope[CALLER] = self._caller(scope["path"], headers)
             await self._app(scope, receive, send_with_id)
         except ApiError as error:
             await error.response()(scope, receive, send_with_id)
@@ -60,11 +60,11 @@ class Edge:
             if not started:
                 await failed().response()(scope, receive, send_with_id)
 
-    def _caller(self, path: str, headers: Headers, request_id: str) -> Caller:
+    def _caller(self, path: str, headers: Headers) -> Caller:
         key_id = self._keys.key_id(headers.get("authorization"))
         if self._keys.required and key_id is None and path not in OPEN_PATHS:
             raise invalid_api_key()
         tenant = headers.get("x-tenant-id")
         if tenant is not None and not _HEADER_VALUE.fullmatch(tenant):
             raise invalid("X-Tenant-Id must be 1 to 128 printable ASCII characters", "X-Tenant-Id")
-        return Caller(request_id, key_id, tenant)
+        return Caller(key_id, tenant)

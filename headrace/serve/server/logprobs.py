@@ -23,9 +23,8 @@ def chat_logprobs(model: ServedModel, logprobs: Sequence[TokenLogprob], top: int
 
 
 def _chat_entry(model: ServedModel, token: int, logprob: float) -> dict[str, Any]:
-    spelt = model.token_bytes(token)
-    text = spelt.decode("utf-8", "replace")
-    return {"token": text, "logprob": max(logprob, LOWEST), "bytes": list(spelt)}
+    spelt = list(model.token_bytes(token))
+    return {"token": model.token_text(token), "logprob": max(logprob, LOWEST), "bytes": spelt}
 
 
 UNSCORED = 0
@@ -38,7 +37,7 @@ def completion_logprobs(
     """The object ``logprobs`` of a completion choice: one entry per token, null where nothing predicts it."""
     scored = [entry.rank != UNSCORED for entry in entries]
     return {
-        "tokens": [_text(model, entry.token) for entry in entries],
+        "tokens": [model.token_text(entry.token) for entry in entries],
         "token_logprobs": [
             max(e.logprob, LOWEST) if known else None for e, known in zip(entries, scored, strict=True)
         ],
@@ -65,7 +64,7 @@ def _by_id(model: ServedModel, entry: TokenLogprob, top: int) -> dict[str, Any]:
     ranked = [(token, value, rank) for rank, (token, value) in enumerate(entry.top[:top], 1)]
     ranked.append((entry.token, entry.logprob, entry.rank))
     return {
-        str(token): {"logprob": max(value, LOWEST), "rank": rank, "decoded_token": _text(model, token)}
+        str(token): {"logprob": max(value, LOWEST), "rank": rank, "decoded_token": model.token_text(token)}
         for token, value, rank in ranked
     }
 
@@ -74,9 +73,5 @@ def _by_text(model: ServedModel, entry: TokenLogprob, top: int) -> dict[str, flo
     """Alternatives by their text, the likelier one where two are spelt alike; always with the chosen token."""
     shown: dict[str, float] = {}
     for token, value in (*entry.top[:top], (entry.token, entry.logprob)):
-        shown.setdefault(_text(model, token), max(value, LOWEST))
+        shown.setdefault(model.token_text(token), max(value, LOWEST))
     return shown
-
-
-def _text(model: ServedModel, token: int) -> str:
-    return model.token_bytes(token).decode("utf-8", "replace")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import time
+from collections.abc import Sequence
 
 from headrace.serve.server.errors import invalid, model_not_found
 from headrace.serve.text.detokenize import Pieces, decoder_steps, has_pieces
@@ -70,9 +71,13 @@ class ServedModel:
 
     async def encode(self, text: str, add_special_tokens: bool) -> list[int]:
         """The tokens of ``text``, without holding the loop up over a long one."""
-        if len(text) <= INLINE_CHARACTERS:
-            return self.tokenizer.encode(text, add_special_tokens)
-        return await asyncio.to_thread(self.tokenizer.encode, text, add_special_tokens)
+        return (await self.encode_batch([text], add_special_tokens))[0]
+
+    async def encode_batch(self, texts: Sequence[str], add_special_tokens: bool) -> list[list[int]]:
+        """The tokens of each text, without holding the loop up over long or many ones."""
+        if sum(map(len, texts)) <= INLINE_CHARACTERS:
+            return self.tokenizer.encode_batch(texts, add_special_tokens)
+        return await asyncio.to_thread(self.tokenizer.encode_batch, texts, add_special_tokens)
 
     def token_bytes(self, token: int) -> bytes:
         """What one token spells by itself; half a character is half its bytes."""
@@ -80,3 +85,7 @@ class ServedModel:
             return self.tokenizer.decode([token], skip_special_tokens=False).encode()
         piece = self._pieces[token]
         return piece if isinstance(piece, bytes) else piece.encode()
+
+    def token_text(self, token: int) -> str:
+        """What one token spells by itself; half a character is a replacement character."""
+        return self.token_bytes(token).decode("utf-8", "replace")

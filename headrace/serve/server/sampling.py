@@ -14,7 +14,7 @@ from headrace.serve.server.model import ServedModel
 
 
 def sampling_params(
-    body: Generation, model: ServedModel, *, max_tokens: int, logprobs: int | None
+    body: Generation, model: ServedModel, *, max_tokens: int | None, logprobs: int | None
 ) -> SamplingParams:
     """How to sample one answer; ``max_tokens`` and ``logprobs`` are spelt differently by each endpoint.
 

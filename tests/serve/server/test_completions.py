@@ -87,6 +87,26 @@ def test_token_ids_are_told_when_asked_for(house):
     assert house.model.tokenizer.decode(choice["token_ids"]) == ANSWER
 
 
+def test_scores_of_the_prompt_in_both_shapes(house):
+    choice = ask(house, echo=True, logprobs=1, prompt_logprobs=4, max_tokens=1).json()["choices"][0]
+    assert max(map(len, choice["prompt_logprobs"][1:])) >= 4
+    assert max(map(len, choice["logprobs"]["top_logprobs"][1:])) <= 2
+
+
+def test_special_tokens_of_a_prompt_take_no_room_in_its_text(house):
+    tokens = [house.model.tokenizer.bos_token_id, *house.model.tokenizer.encode("hi fox", False)]
+    choice = ask(house, prompt=tokens, echo=True, logprobs=0, max_tokens=1).json()["choices"][0]
+    assert choice["text"] == "hi foxThe"
+    assert choice["logprobs"]["text_offset"] == [0, 0, 1, 2, 6]
+
+
+def test_many_long_prompts_are_tokenized_as_one_by_one(house):
+    prompts = ["the lazy fox " * 10 + str(i) for i in range(40)]
+    answer = ask(house, prompt=prompts, max_tokens=1).json()
+    expected = sum(len(house.model.tokenizer.encode(prompt)) for prompt in prompts)
+    assert answer["usage"]["prompt_tokens"] == expected
+
+
 @pytest.mark.parametrize("options", [{"max_model_len": 64}])
 def test_a_long_prompt_may_be_cut_to_what_fits(house):
     prompt = [40] * 500
