@@ -261,12 +261,12 @@ class Service:
                     route = self._routes.get(event.request_id)
                     if route is not None and route.answer is not None:
                         route.answer.tell(route.index, event)
-                case Admitted():
+                case Admitted(reason=AdmitReason.NEW):
                     self._admissions.count(now)
                     route = self._routes.get(event.request_id)
                     if route is not None:
                         self._unqueue(route)
-                        if route.answer is not None and event.reason is AdmitReason.NEW:
+                        if route.answer is not None:
                             route.answer.cached_tokens[route.index] = event.cached_tokens
                 case Finished():
                     route = self._routes.pop(event.request_id, None)
