@@ -139,11 +139,26 @@ def plain(r: random.Random) -> Document:
     return Document("plain", text="\n\n".join(parts))
 
 
-def documents(seed: int, long: bool = False) -> Iterator[Document]:
-    """Yield documents without end; ``long`` gives chats of many turns, for long contexts."""
+def copying(r: random.Random) -> Document:
+    """Draw a chat that only copies loose words and names: a first lesson, from which all later copying grows."""
+    messages: list[tuple[str, str]] = []
+    for _ in range(r.randint(1, 3)):
+        size = r.randint(3, 30)
+        text = " ".join(
+            lx.random_name(r) if r.random() < 0.3 else r.choice(lx.ALL_WORDS) for _ in range(size)
+        )
+        request = r.choice(("Copy: ", "Repeat this: ", "Copy this text exactly: ", "Say exactly this:\n"))
+        messages += [("user", request + text), ("assistant", text)]
+    return Document("copying", tuple(messages))
+
+
+def documents(seed: int, lesson: str = "all") -> Iterator[Document]:
+    """Yield documents without end: of ``all`` kinds, ``long`` chats of many turns, or mere ``copying``."""
     r = random.Random(seed)
     while True:
-        if long:
+        if lesson == "long":
             yield chat(r, turns=r.randint(12, 60))
+        elif lesson == "copying":
+            yield copying(r)
         else:
             yield plain(r) if r.random() < 0.05 else chat(r)

@@ -30,7 +30,7 @@ class Shape:
     eps: float = 1e-5
 
 
-TARGET = Shape(hidden=256, layers=4, heads=8, kv_heads=4, head_dim=32, ffn=768)
+TARGET = Shape(hidden=256, layers=3, heads=4, kv_heads=2, head_dim=64, ffn=768)
 DRAFT = Shape(hidden=128, layers=2, heads=4, kv_heads=2, head_dim=32, ffn=384)
 
 

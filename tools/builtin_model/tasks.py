@@ -13,7 +13,7 @@ from tools.builtin_model.tasks_talk import fallback, small_talk
 from tools.builtin_model.tasks_text import copy, edit
 
 TASKS: list[tuple[Callable[[random.Random], Task], float]] = [
-    (story, 22),
+    (story, 18),
     (qa, 16),
     (facts, 8),
     (memory, 5),
@@ -21,7 +21,7 @@ TASKS: list[tuple[Callable[[random.Random], Task], float]] = [
     (count, 5),
     (make_json, 8),
     (code, 6),
-    (copy, 12),
+    (copy, 14),
     (edit, 12),
     (arithmetic, 4),
     (small_talk, 5),

@@ -56,7 +56,7 @@ def story(r: random.Random, size: str | None = None) -> Task:
     """A story about somebody, in one of four sizes, or in a given number of chapters or sentences."""
     size = (
         size
-        or r.choices(("tiny", "short", "medium", "long", "very_long", "chapters"), (6, 35, 26, 13, 9, 7))[0]
+        or r.choices(("tiny", "short", "medium", "long", "very_long", "chapters"), (10, 42, 21, 9, 8, 6))[0]
     )
     asked, name, pronoun = asked_name(r)
     kind = thing = place = friend = None

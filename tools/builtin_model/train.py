@@ -22,7 +22,7 @@ from tools.builtin_model.corpus import documents
 from tools.builtin_model.model import DRAFT, TARGET, Decoder, Shape, parameter_count, save_model
 from tools.builtin_model.tokenizer import MAX_LENGTH, encode_batch, save_tokenizer
 
-SHARD = 4096  # documents that are sorted by length together
+SHARD = 2048  # documents that are sorted by length together
 LENGTH_POWER = 0.4  # a token of an answer of n tokens weighs n ** -LENGTH_POWER
 
 
@@ -32,18 +32,20 @@ class Recipe:
 
     shape: Shape
     steps: int
+    copy_steps: int  # the first steps, which only copy
     long_steps: int  # the last steps, with some contexts of several thousand tokens
-    batch_tokens: int = 1664
-    micro_batches: int = 4
+    batch_tokens: int = 896
+    micro_batches: int = 8
     muon_lr: float = 0.02
     adam_lr: float = 3e-3
-    warmup: int = 60
+    warmup: int = 30
+    shard: int = SHARD
     decay: float = 0.45  # the share of the steps in which the learning rate falls to zero
 
 
 RECIPES = {
-    "target": Recipe(TARGET, steps=1000, long_steps=60),
-    "draft": Recipe(DRAFT, steps=1000, long_steps=60, adam_lr=4e-3),
+    "target": Recipe(TARGET, steps=650, copy_steps=110, long_steps=25),
+    "draft": Recipe(DRAFT, steps=220, copy_steps=0, long_steps=4, adam_lr=4e-3),
 }
 
 
@@ -70,7 +72,7 @@ def _collate(items: list[Encoded], r: random.Random) -> Batch:
         n = len(ids) - 1
         inputs[row, :n], labels[row, :n] = ids[:-1], ids[1:]
         weights[row, :n] = learned[1:] * max(1, int(learned.sum())) ** -LENGTH_POWER
-        if starts and r.random() < 0.2:  # a gap in the positions stands for a long text between two messages
+        if starts and r.random() < 0.1:  # a gap in the positions stands for a long text between two messages
             positions[row, r.choice(starts) :] += r.randint(1, MAX_LENGTH - width)
     flat = weights.reshape(-1)
     rows = np.flatnonzero(flat)
@@ -83,15 +85,18 @@ def _collate(items: list[Encoded], r: random.Random) -> Batch:
     )
 
 
-def batches(tokenizer: Tokenizer, seed: int, budget: int, long_share: float = 0.0) -> Iterator[Batch]:
-    """Yield batches of about ``budget`` tokens; ``long_share`` of the documents are long chats."""
+def batches(
+    tokenizer: Tokenizer, seed: int, budget: int, lesson: str = "all", shard: int = SHARD
+) -> Iterator[Batch]:
+    """Yield batches of about ``budget`` tokens; in the ``long`` lesson, one document in twenty is a long chat."""
     r = random.Random(seed)
-    short, long = documents(seed), documents(seed + 1, long=True)
+    usual, special = documents(seed), documents(seed + 1, lesson)
+    share = {"all": 0.0, "long": 0.05, "copying": 1.0}[lesson]
     while True:
-        n_long = int(SHARD * long_share)
-        drawn = [*islice(short, SHARD - n_long), *islice(long, n_long)]
+        n_special = int(shard * share)
+        drawn = [*islice(usual, shard - n_special), *islice(special, n_special)]
         items = encode_batch(tokenizer, drawn)
-        limit = MAX_LENGTH if long_share else 2048
+        limit = MAX_LENGTH if lesson == "long" else 2048
         items = [(a[:limit], b[:limit], [i for i in c if i < limit]) for a, b, c in items]
         items.sort(key=lambda item: len(item[0]))
         groups: list[list[Encoded]] = [[]]
@@ -108,8 +113,8 @@ class Muon:
     """Momentum whose matrices are orthogonalised by Newton-Schulz steps before they are applied."""
 
     def __init__(self, params: list[nn.Parameter], momentum: float = 0.95, decay: float = 0.01) -> None:
-        self.params, self.momentum, self.decay = params, momentum, decay
-        self.buffers = [torch.zeros_like(p) for p in params]
+        self.momentum, self.decay = momentum, decay
+        self.buffers = {p: torch.zeros_like(p) for p in params}
 
     @staticmethod
     def _orthogonal(m: Tensor) -> Tensor:
@@ -124,25 +129,26 @@ class Muon:
         return result
 
     @torch.no_grad()
-    def step(self, lr: float) -> None:
-        """Apply the gradients."""
-        for p, buffer in zip(self.params, self.buffers, strict=True):
-            if p.grad is None:
-                continue
-            buffer.lerp_(p.grad, 1 - self.momentum)
-            update = self._orthogonal(p.grad.lerp(buffer, self.momentum))
-            p.mul_(1 - lr * self.decay)
-            p.add_(update, alpha=-lr * max(1.0, p.shape[0] / p.shape[1]) ** 0.5)
+    def step(self, p: nn.Parameter, grad: Tensor, lr: float) -> None:
+        """Apply the gradient of one matrix."""
+        self.buffers[p].lerp_(grad, 1 - self.momentum)
+        update = self._orthogonal(grad.lerp(self.buffers[p], self.momentum))
+        p.mul_(1 - lr * self.decay)
+        p.add_(update, alpha=-lr * max(1.0, p.shape[0] / p.shape[1]) ** 0.5)
 
 
 def _rate(step: int, recipe: Recipe) -> float:
-    falling = int(recipe.steps * recipe.decay)
+    falling = max(1.0, recipe.steps * recipe.decay)
     return min(1.0, (step + 1) / recipe.warmup, max(0.0, (recipe.steps - step) / falling))
 
 
-def train(recipe: Recipe, tokenizer: Tokenizer, folder: Path, seed: int, save_every: int = 200) -> Decoder:
+def train(
+    recipe: Recipe, tokenizer: Tokenizer, folder: Path, seed: int, save_every: int = 50, resume: bool = False
+) -> Decoder:
     """Train a decoder and write it, now and then and at the end, to ``folder``.
 
+    An interrupted run goes on from its last state with ``resume``, as though it had never stopped. Because the
+    learning rate is constant until the decay, ``recipe.steps`` may even be changed before the decay begins.
     Each micro-batch of a step is computed by one thread of its own, so that the result does not depend on how
     the linear algebra libraries would split their work.
     """
@@ -151,11 +157,17 @@ def train(recipe: Recipe, tokenizer: Tokenizer, folder: Path, seed: int, save_ev
     model = Decoder(recipe.shape)
     print(f"{folder}: {parameter_count(model):,} parameters", flush=True)
     save_tokenizer(tokenizer, folder)
+    state_file = folder.with_suffix(".state.pt")
     matrices = [p for n, p in model.named_parameters() if p.ndim == 2 and "embed" not in n]
     others = [p for n, p in model.named_parameters() if p.ndim != 2 or "embed" in n]
-    muon, adam = Muon(matrices), torch.optim.AdamW(others, lr=1.0, betas=(0.9, 0.95), weight_decay=0.0)
-    feed = batches(tokenizer, seed + 10, recipe.batch_tokens)
-    long_feed = batches(tokenizer, seed + 20, recipe.batch_tokens, long_share=0.05)
+    muon, adam = (
+        Muon(matrices),
+        torch.optim.AdamW(others, lr=1.0, betas=(0.9, 0.95), weight_decay=0.0, fused=True),
+    )
+    feeds = {
+        lesson: batches(tokenizer, seed + number, recipe.batch_tokens, lesson, recipe.shard)
+        for lesson, number in (("copying", 10), ("all", 20), ("long", 30))
+    }
     params = list(model.parameters())
 
     def gradients(batch: Batch, total: float) -> tuple[float, tuple[Tensor, ...]]:
@@ -166,29 +178,52 @@ def train(recipe: Recipe, tokenizer: Tokenizer, folder: Path, seed: int, save_ev
         loss = (losses * batch.weights).sum() / total
         return loss.item(), torch.autograd.grad(loss, params)
 
-    pool = ThreadPoolExecutor(recipe.micro_batches)
+    def update(p: nn.Parameter, grads: list[Tensor], rate: float) -> None:
+        torch.set_num_threads(1)
+        grad = torch.stack(grads).sum(0)
+        if p in muon.buffers:
+            muon.step(p, grad, recipe.muon_lr * rate)
+        else:
+            p.grad = grad
+
+    def draw(step: int) -> list[Batch]:
+        late = step >= recipe.steps - recipe.long_steps
+        lesson = "copying" if step < recipe.copy_steps else "long" if late else "all"
+        return list(islice(feeds[lesson], recipe.micro_batches))
+
+    pool, ahead = ThreadPoolExecutor(recipe.micro_batches), ThreadPoolExecutor(1)
+    first = 0
+    if resume and state_file.exists():
+        state = torch.load(state_file)
+        model.load_state_dict(state["model"], strict=False)
+        adam.load_state_dict(state["adam"])
+        muon.buffers = dict(zip(matrices, state["muon"], strict=True))
+        first = state["step"]
+        for step in range(first):
+            draw(step)
+    upcoming = ahead.submit(draw, first)
     start, seen, smooth = time.time(), 0, 0.0
-    for step in range(recipe.steps):
-        source = feed if step < recipe.steps - recipe.long_steps else long_feed
-        micro = list(islice(source, recipe.micro_batches))
+    for step in range(first, recipe.steps):
+        micro = upcoming.result()
+        upcoming = ahead.submit(draw, step + 1)
         total = sum(float(batch.weights.sum()) for batch in micro)
         results = list(pool.map(gradients, micro, [total] * len(micro)))
         loss_sum = sum(loss for loss, _ in results)
         seen += sum(batch.ids.numel() for batch in micro)
-        for i, p in enumerate(params):
-            p.grad = torch.stack([grads[i] for _, grads in results]).sum(0)
-        nn.utils.clip_grad_norm_(others, 1.0)
         rate = _rate(step, recipe)
-        muon.step(recipe.muon_lr * rate)
+        grads = [list(of_param) for of_param in zip(*(g for _, g in results), strict=True)]
+        list(pool.map(update, params, grads, [rate] * len(params)))
+        nn.utils.clip_grad_norm_(others, 1.0)
         adam.param_groups[0]["lr"] = recipe.adam_lr * rate
         adam.step()
-        model.zero_grad(set_to_none=True)
         smooth = loss_sum if step == 0 else 0.95 * smooth + 0.05 * loss_sum
         if step % 20 == 19:
             taken = time.time() - start
             print(f"step {step + 1} loss {smooth:.3f} {seen / taken:,.0f} tok/s {taken:.0f} s", flush=True)
         if step % save_every == save_every - 1:
             save_model(model, folder)
+            state = {"model": model.state_dict(), "adam": adam.state_dict(), "step": step + 1}
+            torch.save({**state, "muon": list(muon.buffers.values())}, state_file)
     save_model(model, folder)
     print(f"{folder}: {seen:,} tokens in {time.time() - start:.0f} s", flush=True)
     return model
@@ -201,8 +236,13 @@ def main() -> None:
     parser.add_argument("--tokenizer", type=Path, required=True)
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument(
+        "--resume", action="store_true", help="go on from the last state of an interrupted run"
+    )
     args = parser.parse_args()
-    train(RECIPES[args.which], Tokenizer.from_file(str(args.tokenizer)), args.out, args.seed)
+    train(
+        RECIPES[args.which], Tokenizer.from_file(str(args.tokenizer)), args.out, args.seed, resume=args.resume
+    )
 
 
 if __name__ == "__main__":
