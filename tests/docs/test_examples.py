@@ -1,0 +1,95 @@
+"""Each example runs as a user runs it, against a real server."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.api.conftest import Server, serving
+
+ROOT = Path(__file__).parents[2]
+EXAMPLES = ROOT / "examples"
+
+
+@pytest.fixture(scope="module")
+def running() -> Iterator[Server]:
+    with serving() as server:
+        yield server
+
+
+def run(*command: str) -> str:
+    """What a Python process says that ends well."""
+    done = subprocess.run(
+        [sys.executable, *command],
+        cwd=ROOT,
+        env=os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "COLUMNS": "120"},
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+def test_openai_chat(running):
+    text = run("examples/openai_chat.py", running.url + "/v1")
+    told = re.search(r"\[builtin: (\d+) prompt \+ (\d+) output tokens\]$", text.strip())
+    assert told
+    assert int(told[1]) > 0
+    assert len(text[: told.start()].split()) > 5
+
+
+def test_langchain_chat(running):
+    pytest.importorskip("langchain_openai")
+    text = run("examples/langchain_chat.py", running.url + "/v1")
+    assert "'output_tokens': " in text
+    assert len(text.splitlines()[-1].split()) > 5
+
+
+def test_shared_prefix(running):
+    lines = run("examples/shared_prefix.py", running.url + "/v1").splitlines()
+    facts = [
+        [int(n) for n in re.search(r"prompt (\d+) .*cached_tokens=(\d+)", line).groups()] for line in lines
+    ]
+    (_, cold), *later = facts
+    assert len(later) == 2
+    assert cold < 16
+    assert all(cached > 0.95 * prompt for prompt, cached in later)
+
+
+def test_offline():
+    lines = run("examples/offline.py").splitlines()
+    completions = [line for line in lines if line.endswith(" tokens]")]
+    assert [line.split()[0] for line in completions] == ["Once", "There", "One"]
+    answers = [line[3:] for line in lines if line.startswith(("1: ", "2: "))]
+    assert len(answers) == 2
+    assert answers[0] != answers[1]
+
+
+def test_batch(running, tmp_path):
+    results = tmp_path / "results.jsonl"
+    command = ["-m", "headrace", "run-batch", "-i", "examples/batch.jsonl", "-o", str(results)]
+    assert "4 of 4 lines done: 4 succeeded" in run(*command, "--url", running.url)
+    first = results.read_text()
+    told = [json.loads(line) for line in first.splitlines()]
+    asked = [json.loads(line)["custom_id"] for line in (EXAMPLES / "batch.jsonl").read_text().splitlines()]
+    assert sorted(each["custom_id"] for each in told) == sorted(asked)
+    assert all(each["response"]["status_code"] == 200 for each in told)
+    assert "4 done before" in run(*command, "--url", running.url)
+    assert results.read_text() == first
+
+
+def test_every_example_is_listed_and_run_here():
+    page = (EXAMPLES / "README.md").read_text()
+    here = Path(__file__).read_text()
+    for file in EXAMPLES.iterdir():
+        if file.suffix in (".py", ".jsonl"):
+            assert f"({file.name})" in page
+            assert f"examples/{file.name}" in here
