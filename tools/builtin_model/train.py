@@ -15,6 +15,7 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 from numpy.typing import NDArray
+from safetensors.torch import load_file
 from tokenizers import Tokenizer
 from torch import Tensor, nn
 
@@ -43,9 +44,15 @@ class Recipe:
     decay: float = 0.45  # the share of the steps in which the learning rate falls to zero
 
 
-RECIPES = {
-    "target": Recipe(TARGET, steps=650, copy_steps=110, long_steps=25),
-    "draft": Recipe(DRAFT, steps=220, copy_steps=0, long_steps=4, adam_lr=4e-3),
+RECIPES = {  # stages; each later stage starts from the weights that the one before it has written
+    "target": [
+        Recipe(TARGET, steps=650, copy_steps=110, long_steps=25),
+        Recipe(TARGET, steps=240, copy_steps=0, long_steps=4, adam_lr=2e-3, warmup=15, decay=0.8),
+    ],
+    "draft": [
+        Recipe(DRAFT, steps=220, copy_steps=0, long_steps=4, adam_lr=4e-3),
+        Recipe(DRAFT, steps=240, copy_steps=0, long_steps=4, adam_lr=2e-3, warmup=15, decay=0.8),
+    ],
 }
 
 
@@ -143,7 +150,13 @@ def _rate(step: int, recipe: Recipe) -> float:
 
 
 def train(
-    recipe: Recipe, tokenizer: Tokenizer, folder: Path, seed: int, save_every: int = 50, resume: bool = False
+    recipe: Recipe,
+    tokenizer: Tokenizer,
+    folder: Path,
+    seed: int,
+    start: Path | None = None,
+    save_every: int = 50,
+    resume: bool = False,
 ) -> Decoder:
     """Train a decoder and write it, now and then and at the end, to ``folder``.
 
@@ -155,6 +168,8 @@ def train(
     torch.set_num_threads(1)
     torch.manual_seed(seed)
     model = Decoder(recipe.shape)
+    if start:
+        model.load_state_dict({k: v.float() for k, v in load_file(start / "model.safetensors").items()})
     print(f"{folder}: {parameter_count(model):,} parameters", flush=True)
     save_tokenizer(tokenizer, folder)
     state_file = folder.with_suffix(".state.pt")
@@ -202,7 +217,7 @@ def train(
         for step in range(first):
             draw(step)
     upcoming = ahead.submit(draw, first)
-    start, seen, smooth = time.time(), 0, 0.0
+    began, seen, smooth = time.time(), 0, 0.0
     for step in range(first, recipe.steps):
         micro = upcoming.result()
         upcoming = ahead.submit(draw, step + 1)
@@ -218,15 +233,24 @@ def train(
         adam.step()
         smooth = loss_sum if step == 0 else 0.95 * smooth + 0.05 * loss_sum
         if step % 20 == 19:
-            taken = time.time() - start
+            taken = time.time() - began
             print(f"step {step + 1} loss {smooth:.3f} {seen / taken:,.0f} tok/s {taken:.0f} s", flush=True)
         if step % save_every == save_every - 1:
             save_model(model, folder)
             state = {"model": model.state_dict(), "adam": adam.state_dict(), "step": step + 1}
             torch.save({**state, "muon": list(muon.buffers.values())}, state_file)
     save_model(model, folder)
-    print(f"{folder}: {seen:,} tokens in {time.time() - start:.0f} s", flush=True)
+    print(f"{folder}: {seen:,} tokens in {time.time() - began:.0f} s", flush=True)
     return model
+
+
+def train_all(
+    which: str, tokenizer: Tokenizer, folder: Path, seed: int, first: int = 0, resume: bool = False
+) -> None:
+    """Train one model through all stages of its recipe."""
+    for stage, recipe in enumerate(RECIPES[which]):
+        if stage >= first:
+            train(recipe, tokenizer, folder, seed + 1000 * stage, folder if stage else None, resume=resume)
 
 
 def main() -> None:
@@ -239,10 +263,10 @@ def main() -> None:
     parser.add_argument(
         "--resume", action="store_true", help="go on from the last state of an interrupted run"
     )
+    parser.add_argument("--stage", type=int, default=0, help="the stage to begin with")
     args = parser.parse_args()
-    train(
-        RECIPES[args.which], Tokenizer.from_file(str(args.tokenizer)), args.out, args.seed, resume=args.resume
-    )
+    tokenizer = Tokenizer.from_file(str(args.tokenizer))
+    train_all(args.which, tokenizer, args.out, args.seed, args.stage, args.resume)
 
 
 if __name__ == "__main__":
