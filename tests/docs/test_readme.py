@@ -105,6 +105,10 @@ COMMANDS = [
 NAMED = list(inline_commands())
 
 
+def shown(value: str | list[str]) -> str:
+    return value if isinstance(value, str) else " ".join(value)[:60]
+
+
 def leaf_of(words: list[str]):
     """The command that words name, and its arguments."""
     command, rest = typer.main.get_command(app), words[1:]
@@ -137,7 +141,7 @@ def test_the_two_commands_are_there():
 # -- commands --------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("where", "words"), COMMANDS, ids=lambda value: " ".join(value)[:60])
+@pytest.mark.parametrize(("where", "words"), COMMANDS, ids=shown)
 def test_a_command_could_be_typed(where: str, words: list[str]) -> None:
     command, rest = leaf_of(words)
     given = command.make_context(words[-1], rest).params
@@ -148,7 +152,7 @@ def test_a_command_could_be_typed(where: str, words: list[str]) -> None:
         read_spec(target)
 
 
-@pytest.mark.parametrize(("page", "words"), NAMED, ids=lambda value: " ".join(value)[:60])
+@pytest.mark.parametrize(("page", "words"), NAMED, ids=shown)
 def test_a_command_that_is_named_exists(page: str, words: list[str]) -> None:
     command, rest = leaf_of(words)
     assert {word for word in rest if word.startswith("--")} <= flags_of(command)
@@ -227,7 +231,7 @@ def test_curl_answers_as_shown(block: Block, running: Server) -> None:
 
 
 @pytest.mark.parametrize("page", PAGES, ids=name)
-def test_names_of_metrics_routes_and_variables_are_those_of_the_code(page: Path) -> None:
+def test_names_of_metrics_routes_variables_and_files_are_those_of_the_code(page: Path) -> None:
     text = page.read_text()
     metrics = (ROOT / "docs/reference/metrics.md").read_text()
     assert all(f"`{each}`" in metrics for each in re.findall(r"headrace:[a-z_]+", text))
@@ -235,6 +239,10 @@ def test_names_of_metrics_routes_and_variables_are_those_of_the_code(page: Path)
     assert all(path in routes for path in re.findall(r"`(?:GET |POST )?(/v1/[^` …]*)`", text))
     for variable in re.findall(rf"{ENVIRONMENT_PREFIX}([A-Z_]+)", text):
         assert variable.lower() in OPTIONS
+    for path in re.findall(r"`((?:headrace|tests|tools|docs|scripts)/[\w./]+)`", text):
+        assert (ROOT / path).exists(), path
+    for script in re.findall(r"`(?:python -m )?benchmarks\.(\w+)", text):
+        assert (ROOT / f"benchmarks/{script}.py").is_file(), script
 
 
 def test_the_limits_have_the_defaults_that_are_told():
