@@ -34,6 +34,7 @@ from headrace.compute.model.weights import dummy_weights, load_weights
 from headrace.compute.runner import LocalRunner
 from headrace.config import ConfigError, ModelOptions, Options, SchedulerOptions, ServerOptions
 from headrace.core.blocks import BlockPool, LeastRecentlyUsed
+from headrace.core.cost import StepCost
 from headrace.core.engine import Engine
 from headrace.core.events import Event, Finished
 from headrace.core.gate import Limits
@@ -60,8 +61,11 @@ from headrace.serve.text.tokenizer import Tokenizer, TokenizerError
 BATCHED_TOKENS = {"cpu": 1024, "cuda": 8192}
 """Default of ``--max-num-batched-tokens``: enough to fill the matrix units, little enough to keep steps short."""
 
-MIXED_PREFILL_TOKENS = {"cpu": 128, "cuda": 2048}
-"""Default of ``--mixed-prefill-tokens``: what a step may add to the latency of those that decode in it."""
+FIXED_TOKENS = {"cpu": 8.0, "cuda": 256.0}
+"""Tokens whose linear layers cost as much as a step's fixed part: little on a CPU, where compute binds at once."""
+
+ATTENTION_PENALTY = {"cpu": 3.0, "cuda": 2.0}
+"""How much slower an operation of attention is than one of a linear layer."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,6 +159,7 @@ def _load(options: Options, seconds: dict[str, float]) -> Loaded:
         max_num_seqs=plans.max_num_seqs,
         max_model_len=max_model_len,
         prefix_caching=cache.enable_prefix_caching,
+        cost=_step_cost(spec, device.type),
     )
     return Loaded(
         name=model.served_model_name or model.model,
@@ -208,13 +213,20 @@ def _knobs(plans: SchedulerOptions, device: str, max_model_len: int) -> Knobs:
             f"--max-num-batched-tokens {tokens}: without chunked prefill a step must hold a whole prompt, "
             f"up to --max-model-len {max_model_len}"
         )
-    mixed = plans.mixed_prefill_tokens
     return Knobs(
         batched_tokens=tokens,
         chunked_prefill=plans.enable_chunked_prefill,
         long_prefill_tokens=plans.long_prefill_token_threshold,
-        mixed_prefill_tokens=MIXED_PREFILL_TOKENS[device] if mixed is None else mixed,
+        mixed_prefill_ratio=plans.mixed_prefill_ratio,
     )
+
+
+def _step_cost(spec: DecoderSpec, device: str) -> StepCost:
+    """From counted operations: a token's linear layers take two per weight, its attention four per query element
+    and position of context (q·k and weights·v)."""
+    linear = 2 * (spec.num_parameters - spec.vocab_size * spec.hidden_size)
+    attention = 4 * spec.num_layers * spec.num_heads * spec.head_dim * ATTENTION_PENALTY[device]
+    return StepCost(FIXED_TOKENS[device], linear / attention)
 
 
 def _order(plans: SchedulerOptions) -> OrderPolicy:

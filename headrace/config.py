@@ -84,9 +84,10 @@ class SchedulerOptions:
     long_prefill_token_threshold: Annotated[
         int, Field(ge=0, description="prefill tokens of one request in a step (0: no bound)")
     ] = 0
-    mixed_prefill_tokens: Annotated[
-        int | None, Field(ge=0, description="prefill tokens in a step that also decodes (0: no bound)")
-    ] = None
+    mixed_prefill_ratio: Annotated[
+        float,
+        Field(ge=0, description="what prefill may add to a decoding step, as a share of it (0: no bound)"),
+    ] = 0.7
     static_batch_timeout: Annotated[
         float, Field(ge=0, description="seconds after which an incomplete gang starts")
     ] = 0.1

@@ -20,7 +20,7 @@ WAYS = {
     "pipeline": {"overlap": 3},
     "no sharing": {"prefix_caching": False},
     "chunked": {"knobs": Knobs(batched_tokens=5)},
-    "chunked while others decode": {"knobs": Knobs(mixed_prefill_tokens=3)},
+    "chunked while others decode": {"knobs": Knobs(mixed_prefill_ratio=2.0)},
     "whole prompts": {"knobs": Knobs(batched_tokens=64, chunked_prefill=False)},
     "preempted": {"num_blocks": 17},
     "preempted under overlap": {"num_blocks": 17, "overlap": 1},

@@ -28,7 +28,7 @@ def run(seed: int) -> Record:
             batched_tokens=rng.randint(1, 48) if (chunked := rng.random() < 0.8) else max_model_len,
             chunked_prefill=chunked,
             long_prefill_tokens=rng.choice([0, 0, 3]),
-            mixed_prefill_tokens=rng.choice([0, 0, 5]),
+            mixed_prefill_ratio=rng.choice([0.0, 0.5, 2.0]),
             max_skips=rng.randint(0, 4),
         ),
         order=rng.choice([FirstComeFirstServed(), ByPriority()]),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from headrace.core.cost import StepCost
 from headrace.core.events import ChunkReason
 from headrace.core.knobs import Knobs
 from headrace.core.plan import Entry, Move, Row, StepPlan
@@ -17,40 +18,50 @@ class Draft:
 
     __slots__ = (
         "budget",
+        "cost",
+        "decode_contexts",
         "decodes",
         "entries",
         "launched",
         "moves",
         "number",
         "planned_slots",
-        "prefill_tokens",
+        "prefill_cost",
         "rows",
     )
 
-    def __init__(self, number: int, budget: int) -> None:
+    def __init__(self, number: int, budget: int, cost: StepCost) -> None:
         self.number = number
         self.budget = budget
+        self.cost = cost
         self.entries: list[Entry] = []
         self.moves: list[Move] = []
         self.rows: list[Row] = []
         self.launched: list[tuple[Sequence, int]] = []
         self.planned_slots: set[int] = set()
-        self.prefill_tokens = 0
+        self.prefill_cost = 0.0
         self.decodes = 0
+        self.decode_contexts = 0
 
-    def share(self, remaining: int, knobs: Knobs) -> tuple[int, ChunkReason]:
-        """How many of the remaining positions of a prefill this step takes, and what bounds them."""
+    def share(self, start: int, remaining: int, knobs: Knobs) -> tuple[int, ChunkReason]:
+        """How many of the remaining positions of a prefill from ``start`` this step takes, and what bounds them."""
         if not knobs.chunked_prefill:
             return (remaining, ChunkReason.WHOLE) if remaining <= self.budget else (0, ChunkReason.BUDGET)
         length, reason = remaining, ChunkReason.WHOLE
         budget = self.budget
-        if self.decodes and knobs.mixed_prefill_tokens:
-            budget = min(budget, knobs.mixed_prefill_tokens - self.prefill_tokens)
+        if self.decodes and knobs.mixed_prefill_ratio:
+            budget = min(budget, self._beside_decoding(start, knobs.mixed_prefill_ratio))
         if budget < length:
             length, reason = max(0, budget), ChunkReason.BUDGET
         if 0 < knobs.long_prefill_tokens < length:
             length, reason = knobs.long_prefill_tokens, ChunkReason.LONG_PROMPT
         return length, reason
+
+    def _beside_decoding(self, start: int, ratio: float) -> int:
+        """Tokens of prefill that stretch the step by ``ratio`` of its decoding at most; one if it has none yet."""
+        decoding = self.cost.fixed_tokens + self.cost.rows(self.decodes, self.decode_contexts)
+        length = self.cost.longest(start, max(0.0, ratio * decoding - self.prefill_cost))
+        return length or int(self.prefill_cost == 0)
 
     def freeze(self) -> StepPlan:
         """The plan as a value."""

@@ -18,7 +18,8 @@ from collections import deque
 from operator import attrgetter
 
 from headrace.core.blocks import NO_HIT, BlockPool, PrefixHit
-from headrace.core.capacity import blocks_needed
+from headrace.core.capacity import blocks_needed, why_never
+from headrace.core.cost import TOKENS_ONLY, StepCost
 from headrace.core.events import (
     AdmitReason,
     Admitted,
@@ -65,6 +66,7 @@ class Scheduler:
         max_num_seqs: slots, the most sequences that run at once.
         max_model_len: the most tokens of one sequence, prompt and output together.
         prefix_caching: whether computed blocks are shared between equal prefixes.
+        cost: what rows cost beside each other, for `Knobs.mixed_prefill_ratio`.
     """
 
     def __init__(
@@ -78,6 +80,7 @@ class Scheduler:
         max_num_seqs: int,
         max_model_len: int,
         prefix_caching: bool = True,
+        cost: StepCost = TOKENS_ONLY,
     ) -> None:
         self.pool = pool
         self.max_model_len = max_model_len
@@ -85,6 +88,7 @@ class Scheduler:
         self._admission = admission
         self._victims = victims
         self._prefix_caching = prefix_caching
+        self._cost = cost
         self._events = events
         self._live: dict[str, Sequence] = {}
         self._waiting = WaitingQueue()
@@ -103,7 +107,9 @@ class Scheduler:
     def add(self, request: Request, now: float) -> None:
         """Take a request in; one that could never be served ends at once, with the reason."""
         self._events.append(Arrived(request.id, len(request.tokens), request.tenant, request.priority))
-        problem = self._problem(request)
+        problem = why_never(request, self.max_model_len, self.pool.num_blocks, self.pool.block_size)
+        if request.id in self._live:
+            problem = f"request id {request.id!r} is already in use"
         if problem:
             self._events.append(
                 Finished(request.id, FinishReason.REJECTED, len(request.tokens), 0, 0, problem)
@@ -115,25 +121,6 @@ class Scheduler:
         self._waiting.push(sequence)
         if request.deadline is not None:
             heapq.heappush(self._deadlines, (request.deadline, request.id))
-
-    def _problem(self, request: Request) -> str:
-        if request.id in self._live:
-            return f"request id {request.id!r} is already in use"
-        if not request.tokens:
-            return "the prompt is empty"
-        if len(request.tokens) >= self.max_model_len:
-            return (
-                f"the prompt has {len(request.tokens)} tokens; with room for one more token "
-                f"the limit is {self.max_model_len - 1}"
-            )
-        asked = request.params.max_tokens
-        upto = self.max_model_len if asked is None else min(self.max_model_len, len(request.tokens) + asked)
-        needed = blocks_needed(upto, self.pool.block_size)
-        if needed > self.pool.num_blocks:
-            return (
-                f"the request may need {needed} blocks of keys and values; there are {self.pool.num_blocks}"
-            )
-        return ""
 
     def cancel(self, request_id: str, why: FinishReason) -> None:
         """End a request now, wherever it is; an unknown or finished id is no error."""
@@ -167,7 +154,7 @@ class Scheduler:
     def plan(self, now: float, knobs: Knobs) -> StepPlan:
         """The next step: rows within ``knobs.batched_tokens``, decode before prefill."""
         self._expire(now)
-        step = Draft(self._step, knobs.batched_tokens)
+        step = Draft(self._step, knobs.batched_tokens, self._cost)
         self._plan_running(step, knobs)
         self._admit(step, now, knobs)
         if not step.rows and not self._launched:
@@ -194,12 +181,14 @@ class Scheduler:
             if remaining == 1:
                 if step.budget > 0 and self._may_grow(sequence) and self._grow(sequence, step):
                     step.decodes += 1
+                    step.decode_contexts += sequence.planned
                     self._add_row(step, sequence, 1)
             elif remaining > 1:
                 prefills.append(sequence)
         for sequence in prefills:
             if sequence.status is Status.RUNNING:
-                length, reason = step.share(remaining := sequence.known - sequence.planned, knobs)
+                remaining = sequence.known - sequence.planned
+                length, reason = step.share(sequence.planned, remaining, knobs)
                 if not length and not knobs.chunked_prefill:
                     length = min(remaining, step.budget)  # cut already, before the knob was turned
                 if length:
@@ -226,7 +215,7 @@ class Scheduler:
 
     def _add_chunk(self, step: Draft, sequence: Sequence, length: int, reason: ChunkReason) -> None:
         self._events.append(Chunked(sequence.request.id, sequence.planned, length, reason))
-        step.prefill_tokens += length
+        step.prefill_cost += self._cost.rows(length, length * sequence.planned + length * length // 2)
         self._add_row(step, sequence, length)
 
     def _add_row(self, step: Draft, sequence: Sequence, length: int) -> None:
@@ -286,7 +275,7 @@ class Scheduler:
         if not self.pool.can_allocate(fresh, hit.blocks, reserve=len(self._running)):
             return SkipReason.NO_BLOCKS
         cached = hit.tokens(self.pool.block_size)
-        length, reason = step.share(sequence.known - cached, knobs)
+        length, reason = step.share(cached, sequence.known - cached, knobs)
         if not length:
             return SkipReason.NO_BUDGET
         self._start(sequence, hit, fresh, step)

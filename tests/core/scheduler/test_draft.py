@@ -2,8 +2,11 @@ from __future__ import annotations
 
 import pytest
 
+from headrace.core.cost import TOKENS_ONLY, StepCost
 from headrace.core.knobs import Knobs
 from headrace.core.scheduler.draft import Draft
+
+HALF = Knobs(mixed_prefill_ratio=0.5)
 
 
 @pytest.mark.parametrize(
@@ -11,10 +14,12 @@ from headrace.core.scheduler.draft import Draft
     [
         (10, 0, 0, Knobs(), (10, "whole")),
         (20, 0, 0, Knobs(), (16, "budget")),
-        (10, 1, 0, Knobs(mixed_prefill_tokens=4), (4, "budget")),
-        (10, 0, 0, Knobs(mixed_prefill_tokens=4), (10, "whole")),
-        (10, 1, 4, Knobs(mixed_prefill_tokens=4), (0, "budget")),
-        (10, 1, 9, Knobs(mixed_prefill_tokens=4), (0, "budget")),
+        (10, 8, 0, HALF, (4, "budget")),
+        (10, 0, 0, HALF, (10, "whole")),
+        (10, 8, 3, HALF, (1, "budget")),
+        (10, 8, 4, HALF, (0, "budget")),
+        (10, 1, 0, HALF, (1, "budget")),
+        (10, 1, 1, HALF, (0, "budget")),
         (10, 0, 0, Knobs(long_prefill_tokens=3), (3, "long_prompt")),
         (3, 0, 0, Knobs(long_prefill_tokens=3), (3, "whole")),
         (16, 0, 0, Knobs(chunked_prefill=False, long_prefill_tokens=3), (16, "whole")),
@@ -22,6 +27,18 @@ from headrace.core.scheduler.draft import Draft
     ],
 )
 def test_share(remaining, decodes, planned, knobs, share):
-    draft = Draft(0, budget=16)
-    draft.decodes, draft.prefill_tokens = decodes, planned
-    assert draft.share(remaining, knobs) == share
+    draft = Draft(0, budget=16, cost=TOKENS_ONLY)
+    draft.decodes, draft.prefill_cost = decodes, planned
+    assert draft.share(0, remaining, knobs) == share
+
+
+def test_a_chunk_shrinks_as_its_context_grows_and_grows_with_what_decodes():
+    draft = Draft(0, budget=1000, cost=StepCost(fixed_tokens=4, context_tokens=100))
+    draft.decodes, draft.decode_contexts = 16, 16 * 100
+    lengths = [draft.share(start, 1000, Knobs(mixed_prefill_ratio=1.0))[0] for start in (0, 100, 400, 4000)]
+    assert lengths == sorted(lengths, reverse=True)
+    assert lengths[0] > 16
+    assert 0 < lengths[-1] <= 36 / 41 + 1
+    draft.decodes *= 2
+    draft.decode_contexts *= 2
+    assert draft.share(400, 1000, Knobs(mixed_prefill_ratio=1.0))[0] > lengths[2]

@@ -60,8 +60,8 @@ def test_long_prefill_tokens_bounds_the_chunk_of_one_request_only():
     assert chunks(record, "b") == [(0, 4, "whole")]
 
 
-def test_mixed_prefill_tokens_bounds_all_prefill_only_while_something_decodes():
-    engine, _ = hashing_engine(knobs=Knobs(batched_tokens=64, mixed_prefill_tokens=6))
+def test_mixed_prefill_ratio_bounds_all_prefill_only_while_something_decodes():
+    engine, _ = hashing_engine(knobs=Knobs(batched_tokens=64, mixed_prefill_ratio=6.0))
     record = Record()
     engine.submit(request("a", 12), 0.0)
     step(engine, record)
