@@ -9,6 +9,9 @@ from pydantic import AfterValidator, Discriminator, Field, Tag
 from headrace.serve.server.fields import MAX_LOGPROBS, Generation
 from headrace.serve.server.wire import FORM_MARK, Wire, wrong_value
 
+MAX_TEMPLATE_CHARACTERS = 65_536
+"""Compiling a template takes time by its length alone, which no budget bounds: here about a second."""
+
 
 class TextPart(Wire):
     """A piece of a message's text."""
@@ -58,7 +61,9 @@ class Conversation(Wire):
     messages: Annotated[list[Message], AfterValidator(_not_empty)]
     add_generation_prompt: bool | None = Field(None, description="Open the assistant's turn. Default true.")
     continue_final_message: bool | None = Field(None, description="Go on with the last message, in its turn.")
-    chat_template: str | None = Field(None, description="A Jinja template in place of the model's.")
+    chat_template: str | None = Field(
+        None, max_length=MAX_TEMPLATE_CHARACTERS, description="A Jinja template in place of the model's."
+    )
     chat_template_kwargs: dict[str, Any] | None = Field(None, description="Variables for the template.")
 
 

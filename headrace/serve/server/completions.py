@@ -10,7 +10,7 @@ from headrace.core.plan import TokenLogprob
 from headrace.core.request import SamplingParams
 from headrace.serve.server.call import Call, Caller, Prompt, open_call
 from headrace.serve.server.choices import NOTHING, Choice, Delta
-from headrace.serve.server.completions_wire import CompletionBody
+from headrace.serve.server.completions_wire import MAX_PROMPTS, CompletionBody
 from headrace.serve.server.errors import invalid
 from headrace.serve.server.logprobs import completion_logprobs, prompt_entries, prompt_logprobs
 from headrace.serve.server.model import ServedModel
@@ -183,6 +183,10 @@ def _check_together(body: CompletionBody) -> None:
     n = body.n or 1
     if body.best_of is not None and body.best_of < n:
         raise invalid(f"best_of ({body.best_of}) must be at least n ({n})", "best_of")
+    sequences = len(body.prompts()) * _candidates(body)
+    if sequences > MAX_PROMPTS:
+        param = "n" if n == _candidates(body) else "best_of"
+        raise invalid(f"prompts times {param} must be at most {MAX_PROMPTS}, got {sequences}", param)
     if body.stream and _candidates(body) > n:
         raise invalid("best_of cannot be streamed: the best is known only at the end", "best_of")
     if body.stream and body.echo and body.logprobs is not None:

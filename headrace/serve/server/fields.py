@@ -6,6 +6,7 @@ later capability brings are in `unsupported` until then.
 
 from __future__ import annotations
 
+import re
 from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field, SkipValidation
@@ -15,6 +16,9 @@ from headrace.serve.server.wire import Wire, wrong_type, wrong_value
 MAX_CHOICES = 128
 MAX_LOGPROBS = 20
 MAX_STOPS = 64
+MAX_STOP_TOKEN_IDS = 1024
+MAX_BAD_WORDS = 1024
+MAX_BAD_WORD_CHARACTERS = 128
 MAX_METADATA = 16
 
 SERVICE_TIERS = {"priority": -100, "auto": 0, "default": 0, "flex": 100}
@@ -39,11 +43,17 @@ def _biases(value: Any) -> Any:
     if not isinstance(value, dict):
         raise wrong_type("an object from token ids to numbers")
     for token, bias in value.items():
-        if not (token.isascii() and token.isdigit()):
-            raise wrong_value(f"has the key {token!r}, which is no token id")
+        if not _TOKEN_ID.fullmatch(token):
+            raise wrong_value(f"has the key {token[:40]!r}, which is no token id")
         if isinstance(bias, bool) or not isinstance(bias, int | float):
             raise wrong_type("an object from token ids to numbers")
+        if isinstance(bias, int) and bias.bit_length() > _BITS:
+            raise wrong_value(f"has a bias of more than {_BITS} bits")
     return value
+
+
+_TOKEN_ID = re.compile("0|[1-9][0-9]{0,17}")
+_BITS = 64
 
 
 def _metadata(value: Any) -> Any:
@@ -79,7 +89,7 @@ class Generation(Wire):
     max_tokens: int | None = None
     min_tokens: int | None = None
     stop: Annotated[SkipValidation[str | list[str] | None], BeforeValidator(_texts)] = None
-    stop_token_ids: list[TokenId] | None = None
+    stop_token_ids: list[TokenId] | None = Field(None, max_length=MAX_STOP_TOKEN_IDS)
     include_stop_str_in_output: bool | None = None
     ignore_eos: bool | None = None
     seed: int | None = Field(None, ge=-(2**63), lt=2**63)
@@ -88,7 +98,9 @@ class Generation(Wire):
     repetition_penalty: float | None = None
     logit_bias: Annotated[SkipValidation[dict[str, float] | None], BeforeValidator(_biases)] = None
     allowed_token_ids: list[TokenId] | None = None
-    bad_words: list[str] | None = None
+    bad_words: list[Annotated[str, Field(max_length=MAX_BAD_WORD_CHARACTERS)]] | None = Field(
+        None, max_length=MAX_BAD_WORDS
+    )
     prompt_logprobs: int | None = Field(None, ge=0, le=MAX_LOGPROBS)
     skip_special_tokens: bool | None = None
     truncate_prompt_tokens: int | None = Field(

@@ -22,23 +22,29 @@ def sampling_params(
         ApiError: a token id that does not exist.
         InvalidParameter: a value outside its range.
     """
-    allowed = body.allowed_token_ids
+    allowed = None if body.allowed_token_ids is None else tuple(dict.fromkeys(body.allowed_token_ids))
     biases = tuple((int(token), bias) for token, bias in (body.logit_bias or {}).items())
     stop_token_ids = tuple(body.stop_token_ids or ())
     model.check_tokens(stop_token_ids, "stop_token_ids")
     model.check_tokens(allowed or (), "allowed_token_ids")
     model.check_tokens([token for token, _ in biases], "logit_bias")
+    ends = {*stop_token_ids, *(() if body.ignore_eos else model.tokenizer.eos_token_ids)}
+    if allowed and body.min_tokens and ends.issuperset(allowed):
+        message = (
+            "allowed_token_ids leaves nothing to choose from before min_tokens: each of them ends the answer"
+        )
+        raise invalid(message, "allowed_token_ids")
     return SamplingParams(
         temperature=_or(body.temperature, 1.0),
         top_p=_or(body.top_p, 1.0),
-        top_k=_or(body.top_k, 0),
+        top_k=min(_or(body.top_k, 0), model.vocab_size),  # beyond it, no bound
         min_p=_or(body.min_p, 0.0),
         seed=body.seed,
         repetition_penalty=_or(body.repetition_penalty, 1.0),
         presence_penalty=_or(body.presence_penalty, 0.0),
         frequency_penalty=_or(body.frequency_penalty, 0.0),
         logit_bias=biases,
-        allowed_token_ids=None if allowed is None else tuple(allowed),
+        allowed_token_ids=allowed,
         bad_words=_bad_words(body.bad_words or [], model),
         max_tokens=max_tokens,
         min_tokens=_or(body.min_tokens, 0),

@@ -158,3 +158,8 @@ def test_prompt_logprobs_come_in_vllms_shape(house):
 )
 def test_the_service_tier_is_told_as_it_was_served(house, given, told):
     assert ask(house, max_tokens=1, **given).json().get("service_tier") == told
+
+
+def test_a_template_too_long_to_compile_quickly_is_refused(house):
+    answer = ask(house, chat_template="x" * 70_000)
+    assert (answer.status_code, answer.json()["error"]["param"]) == (400, "chat_template")

@@ -1,9 +1,11 @@
 from dataclasses import fields
 
 import pytest
+from pydantic import ValidationError
 
 from headrace.core.request import InvalidParameter, SamplingParams
 from headrace.serve.server.chat_wire import ChatBody
+from headrace.serve.server.completions import _check_together
 from headrace.serve.server.completions_wire import CompletionBody
 from headrace.serve.server.errors import ApiError
 from headrace.serve.server.model import ServedModel
@@ -114,3 +116,46 @@ def test_an_answer_has_at_least_one_token(asked):
     with pytest.raises(ApiError) as error:
         answer_length(10, asked, None, "max_completion_tokens", 100)
     assert error.value.param == "max_completion_tokens"
+
+
+def test_a_top_k_beyond_the_vocabulary_is_no_bound(model):
+    assert params(model, top_k=10**40).top_k == model.vocab_size
+
+
+@pytest.mark.parametrize(
+    "bias", [{"9" * 5000: 1}, {"07": 1}, {"-1": 1}, {"²": 1}, {"": 1}, {"7": 10**400}, {"7": -(10**40)}]
+)
+def test_biases_that_no_machine_number_holds_are_refused(bias):
+    with pytest.raises(ValidationError, match="logit_bias"):
+        CompletionBody(prompt="x", logit_bias=bias)
+
+
+@pytest.mark.parametrize(
+    "given",
+    [{"stop_token_ids": [1] * 2000}, {"bad_words": ["x"] * 2000}, {"bad_words": ["x" * 200]}],
+    ids=lambda given: next(iter(given)),
+)
+def test_lists_that_every_step_would_pay_for_are_bounded(given):
+    with pytest.raises(ValidationError, match="at most"):
+        CompletionBody(prompt="x", **given)
+
+
+def test_allowed_tokens_count_once(model):
+    assert params(model, allowed_token_ids=[5, 6, 5]).allowed_token_ids == (5, 6)
+
+
+def test_a_request_that_may_neither_end_nor_go_on_is_refused(model):
+    (eos,) = model.tokenizer.eos_token_ids
+    impossible = {"allowed_token_ids": [eos, 9], "stop_token_ids": [9], "min_tokens": 1}
+    with pytest.raises(ApiError) as error:
+        params(model, **impossible)
+    assert (error.value.status, error.value.param) == (400, "allowed_token_ids")
+    params(model, **impossible | {"min_tokens": 0})
+    params(model, **impossible | {"ignore_eos": True})
+
+
+def test_no_call_opens_more_sequences_than_a_call_may_have_prompts(model):
+    body = CompletionBody(prompt=[[1]] * 100, best_of=100)
+    with pytest.raises(ApiError) as error:
+        _check_together(body)
+    assert error.value.param == "best_of"
