@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 
 from starlette.requests import Request
@@ -24,6 +25,8 @@ from headrace.serve.server.unsupported import NotYet
 from headrace.serve.server.wire import WireT, parse
 from headrace.serve.server.writing import Writer
 from headrace.serve.service import Service
+
+_MESSAGES_KEY = re.compile(rb'"messages"\s*:')
 
 
 class Api:
@@ -76,7 +79,7 @@ class Api:
         """``POST /tokenize``: the tokens of a text or of a rendered conversation."""
         raw = await read_body(request, self._max_body_bytes)
         body: TokenizeBody | TokenizeChatBody
-        if b'"messages"' in raw:
+        if _MESSAGES_KEY.search(raw):
             body = parse(raw, TokenizeChatBody, unsupported.TOKENIZE)
             text = await render(self._model, body)
         else:

@@ -16,8 +16,8 @@ from headrace.serve.server.writing import Writer, encode, encode_text
 from headrace.serve.service import Service
 from headrace.serve.text.template import TemplateError
 
-RESERVED = ("messages", "template", "add_generation_prompt", "continue_final_message")
-"""Variables of a chat template that have fields of their own."""
+RESERVED = ("self", "messages", "template", "add_generation_prompt", "continue_final_message")
+"""Names in a chat template that are no caller's to give: they have fields of their own, or are jinja2's."""
 
 
 async def open_chat(

@@ -180,7 +180,9 @@ def _run(compiled: jinja2.Template, variables: Mapping[str, Any]) -> str:
             for part in compiled.generate(variables):
                 budget.write(len(part))
                 parts.append(part)
-        return "".join(parts)
+        text = "".join(parts)
+        text.encode()  # an expression can spell half a character (a lone surrogate)
+        return text
     except BudgetExceeded as error:
         raise TemplateError(f"the chat template was stopped: {error}") from error
     except jinja2.UndefinedError as error:

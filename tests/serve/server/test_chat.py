@@ -163,3 +163,14 @@ def test_the_service_tier_is_told_as_it_was_served(house, given, told):
 def test_a_template_too_long_to_compile_quickly_is_refused(house):
     answer = ask(house, chat_template="x" * 70_000)
     assert (answer.status_code, answer.json()["error"]["param"]) == (400, "chat_template")
+
+
+@pytest.mark.parametrize("name", ["self", "messages", "template", "add_generation_prompt"])
+def test_a_template_variable_with_a_name_of_ours_is_refused(house, name):
+    answer = ask(house, chat_template_kwargs={name: 1})
+    assert (answer.status_code, answer.json()["error"]["param"]) == (400, "chat_template_kwargs")
+
+
+def test_a_template_that_spells_half_a_character_is_refused(house):
+    answer = ask(house, chat_template="{{ '\\ud800' }}")
+    assert (answer.status_code, answer.json()["error"]["param"]) == (400, "chat_template")
