@@ -201,7 +201,7 @@ def _compile(source: str) -> jinja2.Template:
     except jinja2.TemplateSyntaxError as error:
         where = f"in line {error.lineno}"
         raise TemplateError(f"the chat template has a syntax error {where}: {error.message}") from error
-    except (jinja2.TemplateError, RecursionError, SyntaxError, MemoryError) as error:
+    except Exception as error:  # jinja2, Python's own parser and its limits raise what they like
         raise TemplateError(f"the chat template cannot be compiled: {error}") from error
 
 

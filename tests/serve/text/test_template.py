@@ -188,3 +188,8 @@ def test_the_command_line_may_give_a_file_or_a_source(tmp_path: Path) -> None:
     assert ChatTemplate.from_folder(tmp_path, TOKENS, "{{ eos_token }}!").render(CHATS[0]) == "</s>!"
     with pytest.raises(TemplateError, match="cannot be read"):
         ChatTemplate.from_folder(tmp_path, TOKENS, str(tmp_path / "none.jinja"))
+
+
+def test_a_source_beyond_the_compilers_limits_is_an_error_of_the_template():
+    with pytest.raises(TemplateError, match="cannot be compiled"):
+        ChatTemplate({"default": "{{ " + "9" * 5000 + " }}"})
