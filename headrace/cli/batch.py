@@ -6,7 +6,7 @@ import asyncio
 import time
 from collections.abc import AsyncIterator
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -138,14 +138,13 @@ async def _in_process(model: str | None, config: Path | None) -> AsyncIterator[R
     from headrace.config import options
 
     given = options({"model": model} if model else {}, config)
-    app, lifespan = build_app(given)
+    # The file may be a server's, with its keys: here nobody else can call.
+    app, lifespan = build_app(replace(given, server=replace(given.server, api_key=(), api_key_file=None)))
     transport = httpx.ASGITransport(app, raise_app_exceptions=False)
-    keys = given.server.api_key
     async with (
         lifespan,
         httpx.AsyncClient(
             base_url="http://in-process",
-            headers=authorization(keys[0] if keys else None),
             transport=transport,
             timeout=None,
         ) as client,

@@ -100,12 +100,15 @@ def test_without_a_url_the_lines_run_in_this_process(tmp_path: Path, monkeypatch
 
     def build_app(options: Options) -> tuple[Any, Any]:
         models.append(options.model.model)
+        assert (options.server.api_key, options.server.api_key_file) == ((), None)
         return fake.app, engine()
 
     monkeypatch.setitem(sys.modules, "headrace.build", SimpleNamespace(build_app=build_app))
     write_input(tmp_path / "in", 3)
+    servers_own = tmp_path / "serve.yaml"
+    servers_own.write_text("api-key: [secret]\napi-key-file: keys.txt\n")
     flags = ["-i", str(tmp_path / "in"), "-o", str(tmp_path / "out"), "--model", "mine"]
-    result = CliRunner().invoke(app, flags)
+    result = CliRunner().invoke(app, [*flags, "--config", str(servers_own)])
     assert result.exit_code == 0, result.output
     assert running_now == ["started", "stopped"]
     assert models == ["mine"]

@@ -63,8 +63,7 @@ async def run_batch(
             if isinstance(line, BadLine):
                 result = refused(line)
             else:
-                body = line.body if model is None else {**line.body, "model": model}
-                result = await _send(client, line, body)
+                result = await _send(client, line, model)
             results.append(result)
             told(_outcome(result))
 
@@ -77,13 +76,18 @@ async def run_batch(
         await asyncio.gather(*workers, return_exceptions=True)
 
 
-async def _send(client: httpx.AsyncClient, line: BatchRequest, body: dict[str, Any]) -> dict[str, Any]:
+async def _send(client: httpx.AsyncClient, line: BatchRequest, model: str | None) -> dict[str, Any]:
     """Send until there is an answer; a busy server is asked again, later each time."""
+    try:
+        body = line.body if model is None else {**line.body, "model": model}
+        request = client.build_request("POST", line.url, json=body)
+    except (ValueError, RecursionError, httpx.InvalidURL) as error:  # NaN, half a character, too deep
+        return refused(BadLine(line.number, line.custom_id, f"line {line.number} cannot be sent: {error}"))
     wait = FIRST_WAIT_SECONDS
     busy = lost = 0
     while True:
         try:
-            response = await client.post(line.url, json=body)
+            response = await client.send(request)
         except httpx.TransportError as error:
             lost += 1
             if lost == LOST_TRIES:

@@ -157,3 +157,20 @@ def test_when_the_run_ends_no_request_is_left_under_way(tmp_path: Path) -> None:
 def test_the_model_of_all_lines_can_be_replaced(tmp_path: Path) -> None:
     results, _ = run_lines(tmp_path / "out", [line("a", model="gpt", prompt="x")], echo, model="mine")
     assert results["a"]["response"]["body"]["asked"] == {"model": "mine", "prompt": "x"}
+
+
+@pytest.mark.parametrize(
+    "bad",
+    [
+        line("bad", temperature=float("nan")),
+        line("bad", prompt="\ud800"),
+        line("bad").replace(b"/v1/completions", b"/v1/\\n"),
+        line("bad").replace(b"/v1/completions", b"/v1/" + b"a" * 70_000),
+    ],
+    ids=["nan", "surrogate", "url", "long url"],
+)
+def test_a_line_that_cannot_be_sent_ends_alone(tmp_path: Path, bad: bytes) -> None:
+    results, _ = run_lines(tmp_path / "out", [line("a"), bad, line("b")], echo)
+    assert results.keys() == {"a", "bad", "b"}
+    assert results["bad"]["error"]["code"] == "invalid_line"
+    assert results["b"]["response"]["status_code"] == 200
