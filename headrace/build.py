@@ -52,7 +52,7 @@ from headrace.serve.server.app import create_app
 from headrace.serve.server.model import ServedModel
 from headrace.serve.server.notes import Notes
 from headrace.serve.server.openapi import Docs
-from headrace.serve.server.run import run_server
+from headrace.serve.server.run import check_tls, run_server
 from headrace.serve.server.status import Status
 from headrace.serve.service import Service
 from headrace.serve.text.template import ChatTemplate, TemplateError
@@ -241,8 +241,8 @@ def _admission(plans: SchedulerOptions) -> AdmissionPolicy:
 
 def build_app(options: Options) -> tuple[ASGIApp, AbstractAsyncContextManager[None]]:
     """The server's application for use without a socket, and the context in which its engine runs."""
-    loaded = load(options)
-    app, service = _make_app(loaded, options.server)
+    keys = _keys(options.server)
+    app, service = _make_app(load(options), options.server, keys)
 
     @asynccontextmanager
     async def running() -> AsyncIterator[None]:
@@ -259,12 +259,14 @@ def serve(options: Options, say: Callable[[str], None]) -> None:
     """Load, warm up, listen, until a signal ends it; ``say`` gets lines for the terminal.
 
     Raises:
-        ConfigError: as `load`, or API keys that cannot be read.
+        ConfigError: as `load`, or API keys or TLS files that cannot be read.
     """
     began = time.perf_counter()
+    check_tls(options.server)
+    keys = _keys(options.server)
     loaded = load(options)
     warm_up(loaded)
-    app, service = _make_app(loaded, options.server)
+    app, service = _make_app(loaded, options.server, keys)
     for line in describe(loaded):
         say(line)
 
@@ -274,11 +276,14 @@ def serve(options: Options, say: Callable[[str], None]) -> None:
     run_server(app, service, options.server, ready)
 
 
-def _make_app(loaded: Loaded, options: ServerOptions) -> tuple[ASGIApp, Service]:
+def _keys(options: ServerOptions) -> Keys:
     try:
-        keys = Keys(read_keys(options.api_key, options.api_key_file))
+        return Keys(read_keys(options.api_key, options.api_key_file))
     except ValueError as error:
         raise ConfigError(str(error)) from error
+
+
+def _make_app(loaded: Loaded, options: ServerOptions, keys: Keys) -> tuple[ASGIApp, Service]:
     ledger = loaded.ledger
     metrics = Metrics(
         options.metrics_prefix,

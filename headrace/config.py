@@ -91,7 +91,7 @@ class SchedulerOptions:
     static_batch_timeout: Annotated[
         float, Field(ge=0, description="seconds after which an incomplete gang starts")
     ] = 0.1
-    overlap: Annotated[Literal[0, 1], Field(description="1: plan a step while the one before it runs")] = 1
+    overlap: Annotated[int, Field(ge=0, le=1, description="1: plan a step while the one before it runs")] = 1
 
 
 @dataclass(frozen=True, slots=True)

@@ -33,6 +33,15 @@ def test_environment_lists_are_split(monkeypatch: pytest.MonkeyPatch) -> None:
     assert options({}).server.api_key == ("one", "two")
 
 
+@pytest.mark.parametrize("name", sorted(each.name for kind in PARTS.values() for each in fields(kind)))
+def test_every_default_can_be_given_as_text(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    parts = (getattr(Options(), part) for part in PARTS)
+    (default,) = (getattr(part, name) for part in parts if hasattr(part, name))
+    if default not in (None, ()):
+        monkeypatch.setenv(f"HEADRACE_{name.upper()}", str(default))
+        assert options({}) == Options()
+
+
 @pytest.mark.parametrize(
     ("given", "told"),
     [

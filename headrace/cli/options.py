@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import MISSING, Field, fields
 from pathlib import Path
 from types import UnionType
-from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, Union, get_args, get_origin, get_type_hints
 
 import typer
 from pydantic.fields import FieldInfo
@@ -74,11 +74,9 @@ def _parameter(each: Field[Any], part: type) -> inspect.Parameter:
 
 
 def _optional(kind: Any) -> Any:
-    """The type that typer parses: a list for a tuple, text for numbers of choice, None when not given."""
+    """The type that typer parses: a list for a tuple, None when not given."""
     if get_origin(kind) is tuple:
         return list[str] | None
-    if get_origin(kind) is Literal and not all(isinstance(value, str) for value in get_args(kind)):
-        return int | None
     if get_origin(kind) in (Union, UnionType):
         return kind
     return kind | None

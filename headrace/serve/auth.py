@@ -45,7 +45,7 @@ def read_keys(api_keys: Iterable[str], api_key_file: str | None) -> list[str]:
     """Keys given one by one and those of a file: one a line, empty lines and ``#`` comments left out.
 
     Raises:
-        ValueError: the file cannot be read or holds no key, or a key is empty.
+        ValueError: the file cannot be read or holds no key, or a key is empty or no HTTP header could carry it.
     """
     keys = [key.strip() for key in api_keys]
     if not all(keys):
@@ -59,6 +59,8 @@ def read_keys(api_keys: Iterable[str], api_key_file: str | None) -> list[str]:
         if not found:
             raise ValueError(f"--api-key-file {api_key_file} holds no key")
         keys += found
+    if not all(key.isascii() and key.isprintable() for key in keys):
+        raise ValueError("--api-key: a key must be printable ASCII, or no client could send it")
     return keys
 
 

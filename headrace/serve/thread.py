@@ -102,7 +102,8 @@ class EngineThread:
         with self._mailbox:
             self._stopping = True
             self._mailbox.notify()
-        self._thread.join(timeout)
+        if self._thread.ident is not None:  # a server may end before it has begun
+            self._thread.join(timeout)
         return not self._thread.is_alive()
 
     def submit(self, request: Request) -> None:

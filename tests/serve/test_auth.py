@@ -56,3 +56,9 @@ def test_the_tenant_is_the_key_then_the_header_then_the_user():
     assert tenant(None, "acme", "ann") == "acme"
     assert tenant(None, None, "ann") == "ann"
     assert tenant(None, None, None) == "default"
+
+
+@pytest.mark.parametrize("key", ["clé", "two\nlines", "\x00"])
+def test_a_key_that_no_header_can_carry_is_refused(key):
+    with pytest.raises(ValueError, match="printable ASCII"):
+        read_keys([key], None)

@@ -194,3 +194,7 @@ def test_stop_ends_the_thread():
     thread.start()
     assert thread.stop()
     assert not thread.progress().alive
+
+
+def test_what_never_began_can_be_stopped():
+    assert EngineThread(StubEngine(lambda now: []), Listener()).stop()

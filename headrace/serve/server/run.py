@@ -10,13 +10,14 @@ import asyncio
 import gc
 import logging
 import socket
+import ssl
 from collections.abc import Callable
 from types import FrameType
 
 import uvicorn
 from starlette.types import ASGIApp
 
-from headrace.config import ServerOptions
+from headrace.config import ConfigError, ServerOptions
 from headrace.serve.service import Service
 
 logger = logging.getLogger(__name__)
@@ -26,6 +27,19 @@ FAREWELL_SECONDS = 5
 
 KEEP_ALIVE_SECONDS = 75
 """Longer than the pools of common clients keep a connection, so that they never write into a closing one."""
+
+
+def check_tls(options: ServerOptions) -> None:
+    """Raise `ConfigError` where the certificate or its key cannot be used: before a model is loaded for them."""
+    if options.ssl_certfile is None:
+        if options.ssl_keyfile is not None:
+            raise ConfigError("--ssl-keyfile needs --ssl-certfile beside it")
+        return
+    try:
+        ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(options.ssl_certfile, options.ssl_keyfile)
+    except OSError as error:
+        files = " and ".join(filter(None, (options.ssl_certfile, options.ssl_keyfile)))
+        raise ConfigError(f"--ssl-certfile, --ssl-keyfile: {files} cannot be used: {error}") from error
 
 
 def run_server(app: ASGIApp, service: Service, options: ServerOptions, ready: Callable[[str], None]) -> None:
