@@ -142,6 +142,8 @@ class LLM:
             raise InvalidParameter(
                 "sampling_params", f"{len(each)} sampling_params for {len(tokens)} prompts"
             )
+        for number, ids in enumerate(tokens):
+            self._check(number, ids)
         now = time.monotonic()
         requests: list[Request] = []
         outputs: list[RequestOutput] = []
@@ -161,6 +163,20 @@ class LLM:
         if failed:
             raise RequestError(failed)
         return outputs
+
+    def _check(self, number: int, ids: list[int]) -> None:
+        """Refuse a prompt before any work is done, so that it costs the others nothing."""
+        vocab_size, limit = self.loaded.spec.vocab_size, self.loaded.ledger.max_model_len - 1
+        wrong = next((token for token in ids if not 0 <= token < vocab_size), None)
+        if not ids:
+            problem = "is empty"
+        elif len(ids) > limit:
+            problem = f"has {len(ids)} tokens; with room for one more token the limit is {limit}"
+        elif wrong is not None:
+            problem = f"has the token id {wrong}; ids are 0 to {vocab_size - 1}"
+        else:
+            return
+        raise InvalidParameter("prompts", f"prompt {number} {problem}")
 
     def _request(self, name: str, ids: list[int], params: SamplingParams, index: int, now: float) -> Request:
         seed = self.loaded.seed + self._number if params.seed is None else params.seed

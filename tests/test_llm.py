@@ -92,10 +92,16 @@ def test_a_long_batch_leaves_nothing_behind(llm: LLM) -> None:
 
 
 def test_refusals(llm: LLM) -> None:
-    with pytest.raises(RequestError, match="empty"):
-        llm.generate([[]], GREEDY, progress=False)
-    with pytest.raises(RequestError, match="limit is 1023"):
-        llm.generate([[1] * 1024], GREEDY, progress=False)
+    for prompt, problem in [
+        ([], "empty"),
+        ([1] * 1024, "limit is 1023"),
+        ([1, 10**30], "10{30}"),
+        ([-1], "-1"),
+    ]:
+        with pytest.raises(InvalidParameter, match=f"prompt 1 .*{problem}"):
+            llm.generate([[1], prompt], GREEDY, progress=False)
+    with pytest.raises(RequestError, match="outside the vocabulary"):
+        llm.generate([[1]], SamplingParams(stop_token_ids=(10**9,)), progress=False)
     with pytest.raises(InvalidParameter, match="n must be"):
         llm.generate("a", GREEDY, n=0, progress=False)
     with pytest.raises(InvalidParameter, match="2 sampling_params for 1"):
