@@ -70,11 +70,12 @@ class Choice:
         stop_token = None
         if ended is not None and ended.reason is FinishReason.STOP and tokens:
             stop_token = ended.stop_token
-        self.total_logprob += sum([entry.logprob for entry in logprobs])
+        before = self.output_tokens
         if tokens and not self._mute:
             hidden = stop_token is not None and not self.request.params.include_stop_str_in_output
             self._show(tokens[:-1] if hidden else tokens, logprobs)
             self.output_tokens += hidden and self.finish_reason is None
+        self.total_logprob += sum([entry.logprob for entry in logprobs[: self.output_tokens - before]])
         if self.finish_reason is not None:
             return ended is None
         if ended is not None:

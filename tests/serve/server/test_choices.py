@@ -118,3 +118,26 @@ def test_a_mute_choice_says_nothing():
     made.take([Emitted("r", encode("x")), finished(FinishReason.STOP, 5)])
     assert made.gained() is None
     assert (made.finish_reason, made.output_tokens) == ("length", 0)
+
+
+@pytest.mark.parametrize("steps_at_once", [1, 100])
+def test_a_mean_logprob_does_not_depend_on_what_came_after_the_stop_string(steps_at_once):
+    made, tokens = choice(stop=("fox",), logprobs=0), encode("the fox ran and ran")
+    events = [Emitted("r", (t,), (TokenLogprob(t, -1.0 - i, 1, ()),)) for i, t in enumerate(tokens)]
+    while events:
+        made.take(events[:steps_at_once])
+        del events[:steps_at_once]
+    used = len(encode("the fox"))
+    assert made.output_tokens == used
+    assert made.mean_logprob == pytest.approx(-1.0 - (used - 1) / 2)
+
+
+def test_a_hidden_stop_token_counts_in_the_mean_logprob():
+    made = choice(stop_token_ids=(7,), logprobs=0)
+    made.take(
+        [
+            Emitted("r", (70, 7), (TokenLogprob(70, -1.0, 1, ()), TokenLogprob(7, -3.0, 1, ()))),
+            finished(FinishReason.STOP, 7),
+        ]
+    )
+    assert (made.output_tokens, made.mean_logprob) == (2, -2.0)
