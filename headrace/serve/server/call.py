@@ -5,6 +5,7 @@ The same for chat and completions, streamed or not; how it is written down is th
 
 from __future__ import annotations
 
+import logging
 import secrets
 import time
 from collections.abc import Sequence
@@ -22,6 +23,8 @@ from headrace.serve.server.model import ServedModel
 from headrace.serve.server.usage import usage
 from headrace.serve.service import Answer, Refused, Service
 from headrace.serve.text.stream import TextStream
+
+logger = logging.getLogger(__name__)
 
 SEED_BITS = 63
 
@@ -119,6 +122,8 @@ class Call:
             scores[at] = entry
 
     def _check(self, choice: Choice, finished: Finished) -> None:
+        if finished.reason is FinishReason.FAILED:
+            logger.error("request %s failed: %s", finished.request_id, finished.message)
         deadline, arrived = choice.request.deadline, choice.request.arrived
         error = of_finish(finished, 0.0 if deadline is None else deadline - arrived)
         if error is not None and not choice.stopped_by_text:

@@ -24,7 +24,8 @@ class Notes:
         self._notes: OrderedDict[str, Note] = OrderedDict()
 
     def put(self, call: Call, metadata: dict[str, str] | None) -> None:
-        """Remember a call."""
+        """Remember a call, in place of an older one of the same id."""
+        self._notes.pop(call.id, None)
         if metadata or len(call.choices) > 1:
             self._notes[call.id] = Note(tuple(c.request.id for c in call.choices), metadata or {})
             if len(self._notes) > KEPT:

@@ -31,12 +31,14 @@ def later(seconds: float, action) -> None:
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_one_failed_request_fails_alone_and_tells_nothing_of_the_inside(house, stream):
+def test_one_failed_request_fails_alone_and_tells_nothing_of_the_inside(house, stream, caplog):
     house.runner.poison = {"cmpl-bad"}
     answer = house.client.post(PATH, json={"prompt": "x", "request_id": "bad", "stream": stream})
     assert answer.status_code == 500
     assert answer.json()["error"]["type"] == "server_error"
     assert "secret" not in answer.text
+    assert "cmpl-bad failed" in caplog.text
+    assert "secret" in caplog.text
     assert house.client.post(PATH, json={"prompt": "x"}).status_code == 200
 
 

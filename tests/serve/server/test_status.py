@@ -74,3 +74,11 @@ def test_the_prefix_cache_can_be_emptied(house):
     assert (cached(), cached()) == (0, 31)
     assert house.client.post("/reset_prefix_cache").status_code == 200
     assert cached() == 0
+
+
+def test_an_id_used_again_is_explained_anew(house):
+    body = {"prompt": "x", "max_tokens": 2, "request_id": "mine"}
+    house.client.post(PATH, json=body | {"n": 2, "metadata": {"a": "b"}})
+    house.client.post(PATH, json=body)
+    told = house.client.get("/v1/requests/cmpl-mine").json()
+    assert (told["id"], told["metadata"]) == ("cmpl-mine", {})
