@@ -240,6 +240,7 @@ def train(
             state = {"model": model.state_dict(), "adam": adam.state_dict(), "step": step + 1}
             torch.save({**state, "muon": list(muon.buffers.values())}, state_file)
     save_model(model, folder)
+    state_file.unlink(missing_ok=True)
     print(f"{folder}: {seen:,} tokens in {time.time() - began:.0f} s", flush=True)
     return model
 
