@@ -86,7 +86,7 @@ class SchedulerOptions:
     ] = 0
     mixed_prefill_ratio: Annotated[
         float,
-        Field(ge=0, description="what prefill may add to a decoding step, as a share of it (0: no bound)"),
+        Field(ge=0, description="what a prompt may add to a decoding step, as a share of it (0: no bound)"),
     ] = 0.7
     static_batch_timeout: Annotated[
         float, Field(ge=0, description="seconds after which an incomplete gang starts")

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import platform
-from importlib import metadata
 from importlib.util import find_spec
 
 from rich.console import Console
 from rich.table import Table
+
+from headrace import __version__
 
 EXTRAS = {"bench": ("aiohttp", "matplotlib", "transformers")}
 
@@ -26,7 +27,7 @@ def doctor() -> None:
     facts = device_facts(device)
     dtype = resolve_dtype("auto", "bfloat16", facts)
     table = Table(show_header=False, box=None, pad_edge=False)
-    table.add_row("headrace", f"{metadata.version('headrace')} on Python {platform.python_version()}")
+    table.add_row("headrace", f"{__version__} on Python {platform.python_version()}")
     table.add_row(
         "torch", f"{torch.__version__}" + (f", CUDA {torch.version.cuda}" if torch.version.cuda else "")
     )

@@ -27,6 +27,7 @@ class Draft:
         "number",
         "planned_slots",
         "prefill_cost",
+        "prompts",
         "rows",
     )
 
@@ -40,6 +41,7 @@ class Draft:
         self.launched: list[tuple[Sequence, int]] = []
         self.planned_slots: set[int] = set()
         self.prefill_cost = 0.0
+        self.prompts = 0  # sequences that want prefill in this step, running or about to be admitted
         self.decodes = 0
         self.decode_contexts = 0
 
@@ -58,9 +60,14 @@ class Draft:
         return length, reason
 
     def _beside_decoding(self, start: int, ratio: float) -> int:
-        """Tokens of prefill that stretch the step by ``ratio`` of its decoding at most; one if it has none yet."""
+        """Tokens of prefill from ``start`` that this step takes beside its decoding; at least one in all.
+
+        Each prompt that wants computing may stretch the step by ``ratio`` of its decoding: one long prompt hardly
+        disturbs the others, and a queue of prompts is not starved by them, which would empty the batch.
+        """
         decoding = self.cost.fixed_tokens + self.cost.rows(self.decodes, self.decode_contexts)
-        length = self.cost.longest(start, max(0.0, ratio * decoding - self.prefill_cost))
+        allowed = ratio * max(1, self.prompts) * decoding
+        length = self.cost.longest(start, max(0.0, allowed - self.prefill_cost))
         return length or int(self.prefill_cost == 0)
 
     def freeze(self) -> StepPlan:

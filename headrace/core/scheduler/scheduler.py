@@ -185,6 +185,7 @@ class Scheduler:
                     self._add_row(step, sequence, 1)
             elif remaining > 1:
                 prefills.append(sequence)
+        step.prompts = len(prefills) + min(len(self._waiting), len(self._slots))
         for sequence in prefills:
             if sequence.status is Status.RUNNING:
                 remaining = sequence.known - sequence.planned

@@ -42,3 +42,9 @@ def test_a_chunk_shrinks_as_its_context_grows_and_grows_with_what_decodes():
     draft.decodes *= 2
     draft.decode_contexts *= 2
     assert draft.share(400, 1000, Knobs(mixed_prefill_ratio=1.0))[0] > lengths[2]
+
+
+def test_each_prompt_that_wants_computing_has_its_share():
+    draft = Draft(0, budget=1000, cost=TOKENS_ONLY)
+    draft.decodes, draft.prompts = 8, 5
+    assert draft.share(0, 1000, HALF) == (20, "budget")

@@ -61,7 +61,7 @@ def test_long_prefill_tokens_bounds_the_chunk_of_one_request_only():
 
 
 def test_mixed_prefill_ratio_bounds_all_prefill_only_while_something_decodes():
-    engine, _ = hashing_engine(knobs=Knobs(batched_tokens=64, mixed_prefill_ratio=6.0))
+    engine, _ = hashing_engine(knobs=Knobs(batched_tokens=64, mixed_prefill_ratio=3.0))
     record = Record()
     engine.submit(request("a", 12), 0.0)
     step(engine, record)
