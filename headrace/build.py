@@ -6,6 +6,7 @@ what it needs; nothing below this file knows how the others are made.
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager
@@ -352,9 +353,9 @@ def describe(loaded: Loaded) -> list[str]:
 def warm_up(loaded: Loaded) -> None:
     """Run one short request through the engine, so that the first caller does not pay for first uses."""
     began = time.perf_counter()
-    now = time.monotonic()
     params = SamplingParams(temperature=1.0, max_tokens=2, ignore_eos=True)
-    loaded.engine.submit(Request("warm-up", (0, 1, 2, 3), params, arrived=now), now)
+    # It has waited for ever, so that no policy lets it wait for company.
+    loaded.engine.submit(Request("warm-up", (0, 1, 2, 3), params, arrived=-math.inf), time.monotonic())
     while not any(isinstance(event, Finished) for event in loaded.engine.step(time.monotonic())):
         pass
     while loaded.engine.wake_at(time.monotonic()) is not None:

@@ -32,7 +32,7 @@ async def open_chat(
     top = _top_logprobs(body)
     check_stream(body)
     text = await render(model, body)
-    tokens = truncated(await model.encode(text, bool(body.add_special_tokens)), body, model)
+    tokens = truncated(await model.encode(text, bool(body.add_special_tokens)), body, model, max_tokens or 1)
     length = answer_length(len(tokens), max_tokens, None, param, model.max_model_len)
     params = sampling_params(body, model, max_tokens=length, logprobs=top)
     prompt = Prompt(tuple(tokens), params, continues=bool(body.continue_final_message))

@@ -39,7 +39,7 @@ async def open_completion(
     params = _params(model, body)
     prompts = []
     for given, full in zip(body.prompts(), await _tokens(model, body), strict=True):
-        tokens = truncated(full, body, model)
+        tokens = truncated(full, body, model, DEFAULT_MAX_TOKENS if asked is None else asked)
         length = answer_length(len(tokens), asked, DEFAULT_MAX_TOKENS, "max_tokens", model.max_model_len)
         echo = ""
         if body.echo:

@@ -66,14 +66,14 @@ def check_stream(body: Generation) -> None:
         raise invalid("prompt_logprobs cannot be streamed", "prompt_logprobs")
 
 
-def truncated(tokens: list[int], body: Generation, model: ServedModel) -> list[int]:
-    """The last tokens of a prompt, as many as ``truncate_prompt_tokens`` leaves."""
+def truncated(tokens: list[int], body: Generation, model: ServedModel, answer: int) -> list[int]:
+    """The last tokens of a prompt, as many as ``truncate_prompt_tokens`` leaves: -1 all but ``answer``'s room."""
     keep = body.truncate_prompt_tokens
     if keep is None:
         return tokens
     if keep == 0:
         raise invalid("truncate_prompt_tokens must be at least 1, or -1", "truncate_prompt_tokens")
-    return tokens[-(model.max_model_len - 1 if keep == -1 else keep) :]
+    return tokens[-(max(1, model.max_model_len - max(1, answer)) if keep == -1 else keep) :]
 
 
 def answer_length(prompt: int, asked: int | None, default: int | None, param: str, limit: int) -> int:

@@ -88,10 +88,13 @@ def test_a_range_is_the_cores_own(model):
     assert error.value.param == "top_p"
 
 
-@pytest.mark.parametrize(("keep", "kept"), [(None, 200), (3, 3), (500, 200), (-1, 99)])
-def test_truncation_keeps_the_end(model, keep, kept):
+@pytest.mark.parametrize(
+    ("keep", "answer", "kept"),
+    [(None, 9, 200), (3, 9, 3), (500, 9, 200), (-1, 1, 99), (-1, 20, 80), (-1, 10**9, 1), (-1, -7, 99)],
+)
+def test_truncation_keeps_the_end_and_room_for_the_answer(model, keep, answer, kept):
     body = ChatBody(messages=[{"role": "user", "content": "x"}], truncate_prompt_tokens=keep)
-    assert truncated(list(range(200)), body, model) == list(range(200 - kept, 200))
+    assert truncated(list(range(200)), body, model, answer) == list(range(200 - kept, 200))
 
 
 def test_the_answers_length_is_what_was_asked_or_what_is_left():
