@@ -12,7 +12,7 @@ from typing import Annotated, Any, Union, get_args, get_origin, get_type_hints
 import typer
 from pydantic.fields import FieldInfo
 
-from headrace.config import Options, options
+from headrace.config import options
 
 
 def with_options(*parts: type) -> Callable[[Callable[..., None]], Callable[..., None]]:
@@ -80,6 +80,3 @@ def _optional(kind: Any) -> Any:
     if get_origin(kind) in (Union, UnionType):
         return kind
     return kind | None
-
-
-__all__ = ["Options", "with_options"]

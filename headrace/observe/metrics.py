@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
-from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_latest
+from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.metrics_core import Metric
 
 from headrace.core.events import (
@@ -84,8 +84,6 @@ class Metrics:
     two additions sees the first without the second.
     """
 
-    content_type = CONTENT_TYPE_LATEST
-
     def __init__(
         self,
         prefix: str = "headrace",
@@ -158,8 +156,8 @@ class Metrics:
             Preempted: self._preempted,
             Finished: self._finished,
         }
-        self.registry = CollectorRegistry(auto_describe=False)
-        self.registry.register(self)
+        self._registry = CollectorRegistry(auto_describe=False)
+        self._registry.register(self)
 
     def fold(self, event: Event, now: float) -> None:
         fold = self._folds.get(type(event))
@@ -168,7 +166,7 @@ class Metrics:
 
     def render(self) -> bytes:
         """The page for ``/metrics``, in Prometheus' text format."""
-        page: bytes = generate_latest(self.registry)
+        page: bytes = generate_latest(self._registry)
         return page
 
     def collect(self) -> Iterator[Metric]:

@@ -7,7 +7,6 @@ Joins `text.detokenize` (tokens to text) and `text.stops` (text to what may be s
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import accumulate
 from typing import NamedTuple
 
 from headrace.serve.text.detokenize import (
@@ -36,12 +35,6 @@ class TextDelta(NamedTuple):
     stopped: str | None = None
     texts: tuple[str, ...] = ()
     offset: int = 0
-
-    @property
-    def offsets(self) -> tuple[int, ...]:
-        """Where each of ``texts`` begins in the answer, in characters."""
-        starts = accumulate(map(len, self.texts), initial=self.offset)
-        return tuple(starts)[:-1]
 
 
 class TextStreams:

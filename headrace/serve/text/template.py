@@ -63,11 +63,6 @@ class ChatTemplate:
         templates = {"default": _given(chat_template)} if chat_template else load_templates(folder)
         return cls(templates, special_tokens)
 
-    @property
-    def available(self) -> bool:
-        """Whether there is a template to render with."""
-        return "default" in self._templates
-
     def render(
         self,
         messages: Sequence[Mapping[str, Any]],

@@ -135,7 +135,6 @@ def test_tools_choose_the_template_for_tools() -> None:
 
 def test_a_model_without_template_says_what_to_pass() -> None:
     template = ChatTemplate({}, TOKENS)
-    assert not template.available
     with pytest.raises(TemplateError, match="--chat-template"):
         template.render(CHATS[0])
 
