@@ -54,7 +54,7 @@ async def run_batch(
         model: sent in place of the lines' own ``model``.
 
     Raises:
-        ServerGone: a request found no server, several times over.
+        ServerGone: a request found no server, several times over, or one whose engine has failed.
     """
     waiting = (line for line in lines if line.key not in results.keys)
 
@@ -93,12 +93,22 @@ async def _send(client: httpx.AsyncClient, line: BatchRequest, model: str | None
             if lost == LOST_TRIES:
                 raise ServerGone(f"no answer from {client.base_url}: {error!r}") from error
         else:
+            if response.status_code == 500 and await _has_failed(client):
+                raise ServerGone(f"the engine behind {client.base_url} has failed")
             busy += response.status_code in BUSY
             if response.status_code not in BUSY or busy == BUSY_TRIES:
                 return answered(line, response.status_code, _request_id(response), _body(response))
             wait = max(wait, _retry_after(response))
         await asyncio.sleep(min(wait, MAX_WAIT_SECONDS))
         wait *= 2
+
+
+async def _has_failed(client: httpx.AsyncClient) -> bool:
+    """Whether a server error is the end of all requests and no fault of this one's."""
+    try:
+        return (await client.get("/health")).status_code == 503
+    except httpx.TransportError:
+        return True
 
 
 def _body(response: httpx.Response) -> Any:

@@ -174,3 +174,17 @@ def test_a_line_that_cannot_be_sent_ends_alone(tmp_path: Path, bad: bytes) -> No
     assert results.keys() == {"a", "bad", "b"}
     assert results["bad"]["error"]["code"] == "invalid_line"
     assert results["b"]["response"]["status_code"] == 200
+
+
+@pytest.mark.parametrize("health", [200, 503, 404])
+def test_a_server_error_is_a_result_unless_the_whole_engine_failed(tmp_path: Path, health: int) -> None:
+    async def fail(request: httpx.Request) -> httpx.Response:
+        return httpx.Response(health if request.url.path == "/health" else 500, json={})
+
+    if health == 503:
+        with pytest.raises(ServerGone, match="has failed"):
+            run_lines(tmp_path / "out", [line("a")], fail)
+        assert (tmp_path / "out").read_bytes() == b""
+    else:
+        results, _ = run_lines(tmp_path / "out", [line("a")], fail)
+        assert results["a"]["response"]["status_code"] == 500
