@@ -104,11 +104,11 @@ class ServerOptions:
     api_key_file: Annotated[str | None, Field(description="file with one API key per line")] = None
     ssl_keyfile: Annotated[str | None, Field(description="TLS private key (PEM)")] = None
     ssl_certfile: Annotated[str | None, Field(description="TLS certificate chain (PEM)")] = None
-    max_num_queued_reqs: Annotated[int, Field(ge=0, description="requests that may wait; more get 503")] = (
+    max_num_queued_reqs: Annotated[int, Field(ge=1, description="requests that may wait; more get 503")] = (
         1024
     )
     max_num_queued_tokens: Annotated[
-        int, Field(ge=0, description="prompt tokens that may wait; more get 503")
+        int, Field(ge=1, description="prompt tokens that may wait; more get 503")
     ] = 4_000_000
     request_timeout: Annotated[float, Field(gt=0, description="seconds until a request ends with 408")] = (
         600.0

@@ -50,6 +50,7 @@ def test_every_default_can_be_given_as_text(name: str, monkeypatch: pytest.Monke
         ({"gpu_memory_utilization": 1.5}, "--gpu-memory-utilization"),
         ({"max_model_len": "long"}, "--max-model-len"),
         ({"port": 70_000}, "--port"),
+        ({"max_num_queued_reqs": 0}, "--max-num-queued-reqs"),  # nothing could ever come in
         ({"no_such": 1}, "no_such"),
     ],
 )

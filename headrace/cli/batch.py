@@ -57,7 +57,7 @@ def run_batch(
         try:
             asyncio.run(_run(reached, input_file, results, max_concurrency, tally))
         except ConnectionError as error:
-            stopped = no_server(url or "the engine in this process", error)
+            stopped = no_server(url, error) if url else str(error)
         except KeyboardInterrupt:
             stopped = "stopped"
         typer.echo(tally.summary(output_file))
