@@ -38,13 +38,11 @@ def make_target(spec: Spec, given: Options) -> Target:
     own: dict[str, Any] = dict(spec.options)
     if spec.kind == "http":
         model, key = own.pop("model", ""), own.pop("api_key", "")
-        concurrency = own.pop("concurrency", None)
+        concurrency = _count(spec, "concurrency", own.pop("concurrency")) if "concurrency" in own else None
         _refuse_rest(spec, own)
-        return make_server_target(
-            spec.name, spec.url, model, key, concurrency=int(concurrency) if concurrency else None
-        )
+        return make_server_target(spec.name, spec.url, model, key, concurrency=concurrency)
     if spec.kind == "transformers-static":
-        batch_size = int(own.pop("batch_size", 16))
+        batch_size = _count(spec, "batch_size", own.pop("batch_size", "16"))
         _refuse_rest(spec, own)
         return _padded_target(spec.name, batch_size, given.model)
     if spec.kind == "headrace-static":
@@ -110,11 +108,16 @@ def _padded_target(name: str, batch_size: int, model: ModelOptions) -> Target:
     from headrace.compute.device import device_facts, resolve_device, resolve_dtype
     from headrace.compute.model.families import parse_config
     from headrace.compute.model.hub import read_config, resolve_folder
+    from headrace.compute.model.spec import ModelError
     from headrace.lab.bench.padded import TransformersStatic
 
-    folder = resolve_folder(model.model, model.revision)
+    try:
+        folder = resolve_folder(model.model, model.revision)
+        declared = parse_config(read_config(folder)).dtype
+    except ModelError as error:
+        raise ConfigError(str(error)) from error
     device = resolve_device(model.device)
-    choice = resolve_dtype(model.dtype, parse_config(read_config(folder)).dtype, device_facts(device))
+    choice = resolve_dtype(model.dtype, declared, device_facts(device))
     return TransformersStatic(
         name,
         str(folder),
@@ -123,6 +126,12 @@ def _padded_target(name: str, batch_size: int, model: ModelOptions) -> Target:
         device=device.type,
         dummy=model.load_format == "dummy",
     )
+
+
+def _count(spec: Spec, name: str, text: str) -> int:
+    if not (text.isascii() and text.isdigit() and int(text) > 0):
+        raise ConfigError(f"target {spec.name}: {name} must be a number of at least 1, got {text!r}")
+    return int(text)
 
 
 def _refuse_rest(spec: Spec, rest: Mapping[str, str]) -> None:
