@@ -106,8 +106,8 @@ def load(options: Options) -> Loaded:
 def _load(options: Options, seconds: dict[str, float]) -> Loaded:
     model, cache, plans = options.model, options.cache, options.scheduler
     with _timed(seconds, "text"):
-        folder = resolve_folder(model.model, model.revision)
-        text_folder = resolve_folder(model.tokenizer, None) if model.tokenizer else folder
+        folder = resolve_folder(model.model, model.revision, with_weights=model.load_format != "dummy")
+        text_folder = resolve_folder(model.tokenizer, with_weights=False) if model.tokenizer else folder
         tokenizer = Tokenizer.from_folder(text_folder)
         template = ChatTemplate.from_folder(text_folder, tokenizer.special_tokens, model.chat_template)
     with _timed(seconds, "weights"):

@@ -18,6 +18,7 @@ from typing import Any, cast
 
 from headrace.build import Loaded, load
 from headrace.config import options
+from headrace.core.capacity import why_never
 from headrace.core.events import Admitted, Emitted, Event, Finished, PromptScored
 from headrace.core.plan import TokenLogprob
 from headrace.core.request import FinishReason, InvalidParameter, Request, SamplingParams
@@ -29,7 +30,11 @@ Message = Mapping[str, Any]
 
 @dataclass(slots=True)
 class CompletionOutput:
-    """One answer. ``stop_reason`` is the stop string or stop token id that ended it, None for an end token."""
+    """One answer.
+
+    ``finish_reason`` is ``stop``, ``length``, or ``failed`` with the reason in ``error``. ``stop_reason`` is the
+    stop string or stop token id that ended it, None for an end token.
+    """
 
     index: int
     text: str = ""
@@ -37,6 +42,7 @@ class CompletionOutput:
     logprobs: list[TokenLogprob] = field(default_factory=list)
     finish_reason: str | None = None
     stop_reason: str | int | None = None
+    error: str = ""
 
 
 @dataclass(slots=True)
@@ -64,10 +70,6 @@ class RequestOutput:
     outputs: list[CompletionOutput]
     metrics: RequestMetrics
     prompt_logprobs: list[TokenLogprob] = field(default_factory=list)
-
-
-class RequestError(RuntimeError):
-    """A request that the engine rejected or that failed; the message says why."""
 
 
 class LLM:
@@ -101,8 +103,7 @@ class LLM:
             One output per prompt, in order.
 
         Raises:
-            InvalidParameter: a prompt or parameter that cannot be served.
-            RequestError: a request failed.
+            InvalidParameter: a prompt or parameter that cannot be served; nothing has run then.
         """
         given = _each(prompts)
         tokens = [
@@ -120,6 +121,10 @@ class LLM:
         progress: bool = True,
     ) -> list[RequestOutput]:
         """Answer one conversation, or each of several, through the model's chat template."""
+        if isinstance(messages, str):
+            raise InvalidParameter(
+                "messages", "messages must be a list of {'role': …, 'content': …}, got a string"
+            )
         conversations = [messages] if messages and isinstance(messages[0], Mapping) else messages
         texts = [self.loaded.template.render(list(chat)) for chat in conversations]  # type: ignore[arg-type]
         tokens = [self.tokenizer.encode(text, add_special_tokens=False) for text in texts]
@@ -142,8 +147,6 @@ class LLM:
             raise InvalidParameter(
                 "sampling_params", f"{len(each)} sampling_params for {len(tokens)} prompts"
             )
-        for number, ids in enumerate(tokens):
-            self._check(number, ids)
         now = time.monotonic()
         requests: list[Request] = []
         outputs: list[RequestOutput] = []
@@ -154,29 +157,13 @@ class LLM:
                 RequestOutput(name, text, ids, [CompletionOutput(i) for i in range(n)], RequestMetrics(now))
             )
             requests += [self._request(f"{name}-{i}", ids, one, i, now) for i in range(n)]
+            self._check(requests[-1], len(outputs) - 1)
         pending = {
             request.id: _Pending(request, outputs[i // n], i % n, self._streams)
             for i, request in enumerate(requests)
         }
         self._drive(requests, pending, progress)
-        failed = next((p.failure for p in pending.values() if p.failure), "")
-        if failed:
-            raise RequestError(failed)
         return outputs
-
-    def _check(self, number: int, ids: list[int]) -> None:
-        """Refuse a prompt before any work is done, so that it costs the others nothing."""
-        vocab_size, limit = self.loaded.spec.vocab_size, self.loaded.ledger.max_model_len - 1
-        wrong = next((token for token in ids if not 0 <= token < vocab_size), None)
-        if not ids:
-            problem = "is empty"
-        elif len(ids) > limit:
-            problem = f"has {len(ids)} tokens; with room for one more token the limit is {limit}"
-        elif wrong is not None:
-            problem = f"has the token id {wrong}; ids are 0 to {vocab_size - 1}"
-        else:
-            return
-        raise InvalidParameter("prompts", f"prompt {number} {problem}")
 
     def _request(self, name: str, ids: list[int], params: SamplingParams, index: int, now: float) -> Request:
         seed = self.loaded.seed + self._number if params.seed is None else params.seed
@@ -188,6 +175,19 @@ class LLM:
             seed=seed + index,
             eos_token_ids=self.tokenizer.eos_token_ids,
         )
+
+    def _check(self, request: Request, index: int) -> None:
+        """Refuse a prompt before any work is done, so that it costs the others nothing."""
+        vocab_size = self.loaded.spec.vocab_size
+        wrong = next((token for token in request.tokens if not 0 <= token < vocab_size), None)
+        if wrong is not None:
+            raise InvalidParameter(
+                "prompts", f"prompts[{index}] has the token id {wrong}; ids are 0 to {vocab_size - 1}"
+            )
+        ledger = self.loaded.ledger
+        problem = why_never(request, ledger.max_model_len, ledger.num_blocks, ledger.block_size)
+        if problem:
+            raise InvalidParameter("prompts", f"prompts[{index}]: {problem}")
 
     def _drive(self, requests: Sequence[Request], pending: dict[str, _Pending], progress: bool) -> None:
         engine = self.loaded.engine
@@ -228,7 +228,6 @@ class _Pending:
 
     def __init__(self, request: Request, output: RequestOutput, index: int, streams: TextStreams) -> None:
         params = request.params
-        self.failure = ""
         self._first = index == 0
         self._output = output
         self._answer = output.outputs[index]
@@ -273,7 +272,7 @@ class _Pending:
         """Close the answer; how many tokens it has."""
         answer = self._answer
         if event.reason in (FinishReason.REJECTED, FinishReason.FAILED, FinishReason.TIMEOUT):
-            self.failure = event.message or str(event.reason)
+            answer.error = event.message or str(event.reason)
         stopped_by_string = answer.stop_reason is not None
         answer.finish_reason = str(FinishReason.STOP if stopped_by_string else event.reason)
         if not stopped_by_string:

@@ -7,7 +7,6 @@ import pytest
 from headrace import LLM, SamplingParams
 from headrace.config import ConfigError
 from headrace.core.request import InvalidParameter
-from headrace.llm import RequestError
 
 GREEDY = SamplingParams(temperature=0, max_tokens=12)
 
@@ -91,23 +90,39 @@ def test_a_long_batch_leaves_nothing_behind(llm: LLM) -> None:
     assert llm.loaded.engine.wake_at(0.0) is None
 
 
-def test_refusals(llm: LLM) -> None:
-    for prompt, problem in [
-        ([], "empty"),
-        ([1] * 1024, "limit is 1023"),
-        ([1, 10**30], "10{30}"),
-        ([-1], "-1"),
-    ]:
-        with pytest.raises(InvalidParameter, match=f"prompt 1 .*{problem}"):
-            llm.generate([[1], prompt], GREEDY, progress=False)
-    with pytest.raises(RequestError, match="outside the vocabulary"):
-        llm.generate([[1]], SamplingParams(stop_token_ids=(10**9,)), progress=False)
+@pytest.mark.parametrize(
+    ("prompts", "told"),
+    [
+        (["fine", []], r"prompts\[1\]: the prompt is empty"),
+        ([[1] * 1024], "limit is 1023"),
+        ([[-1]], "token id -1"),
+        ([[1 << 70]], "ids are 0 to"),
+    ],
+)
+def test_a_bad_prompt_is_refused_before_anything_runs(llm: LLM, prompts: list, told: str) -> None:
+    with pytest.raises(InvalidParameter, match=told):
+        llm.generate(prompts, GREEDY, progress=False)
+    assert llm.loaded.engine.wake_at(0.0) is None
+    (fine,) = llm.generate("a", GREEDY, progress=False)
+    assert fine.outputs[0].token_ids
+
+
+def test_wrong_arguments_are_refused(llm: LLM) -> None:
     with pytest.raises(InvalidParameter, match="n must be"):
         llm.generate("a", GREEDY, n=0, progress=False)
     with pytest.raises(InvalidParameter, match="2 sampling_params for 1"):
         llm.generate("a", [GREEDY, GREEDY], progress=False)
-    (fine,) = llm.generate("a", GREEDY, progress=False)
-    assert fine.outputs[0].token_ids
+    with pytest.raises(InvalidParameter, match="got a string"):
+        llm.chat("Hi", GREEDY, progress=False)
+
+
+def test_a_request_that_fails_fails_alone(llm: LLM) -> None:
+    broken = SamplingParams(temperature=0, max_tokens=4, allowed_token_ids=(10**6,))
+    bad, good = llm.generate(["a", "a"], [broken, GREEDY], progress=False)
+    assert bad.outputs[0].finish_reason == "failed"
+    assert bad.outputs[0].error
+    assert len(good.outputs[0].token_ids) > 0
+    assert good.outputs[0].error == ""
 
 
 def test_what_cannot_fit_is_refused_with_what_can() -> None:

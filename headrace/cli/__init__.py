@@ -18,7 +18,7 @@ app = typer.Typer(
     help="Serve large language models: continuous batching over a paged KV cache.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
-    rich_markup_mode="rich",
+    rich_markup_mode=None,  # plain help wraps long flags, where tables cut them
 )
 for command in (serve, chat, complete, run_batch, doctor):
     app.command()(command)

@@ -55,7 +55,7 @@ def _parameter(each: Field[Any], part: type) -> inspect.Parameter:
     kind, info = get_args(hint)
     assert isinstance(info, FieldInfo)
     default = each.default if each.default is not MISSING else None
-    shown = "" if default in (None, ()) else f" [default: {default}]"
+    shown = "" if default in (None, ()) else f" (default: {default})"
     help_text = f"{info.description}{shown}"
     panel = part.__name__.removesuffix("Options") + " options"
     if each.name == "model":

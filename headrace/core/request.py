@@ -7,6 +7,7 @@ strings, which only `serve` matches. Next on the road: `core.gate` decides, `cor
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 
@@ -28,6 +29,27 @@ class InvalidParameter(ValueError):
     def __init__(self, param: str, message: str) -> None:
         super().__init__(message)
         self.param = param
+
+
+_NUMBERS = ("temperature", "top_p", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty")
+_COUNTS = ("top_k", "seed", "max_tokens", "min_tokens", "logprobs", "prompt_logprobs")
+_SWITCHES = ("include_stop_str_in_output", "ignore_eos", "skip_special_tokens")
+_OPTIONAL = frozenset({"seed", "max_tokens", "logprobs", "prompt_logprobs"})
+
+
+def _require_type(param: str, value: object, kinds: tuple[type, ...], shown: str) -> None:
+    optional = value is None and param in _OPTIONAL
+    if not optional and (not isinstance(value, kinds) or (isinstance(value, bool) and bool not in kinds)):
+        raise InvalidParameter(param, f"{param} must be {shown}, got {value!r}")
+
+
+def _integers(param: str, values: object) -> tuple[int, ...]:
+    if not isinstance(values, Iterable) or isinstance(values, str | bytes):
+        raise InvalidParameter(param, f"{param} must be a list of integers, got {values!r}")
+    listed = tuple(values)
+    for value in listed:
+        _require_type(param, value, (int,), "a list of integers")
+    return listed
 
 
 def _require(param: str, value: float, low: float, high: float, shown: str) -> None:
@@ -76,6 +98,7 @@ class SamplingParams:
     prompt_logprobs: int | None = None
 
     def __post_init__(self) -> None:
+        self._settle_types()
         _require("temperature", self.temperature, 0.0, 100.0, "between 0 and 100")
         _require("top_p", self.top_p, math.ulp(0.0), 1.0, "above 0 and at most 1")
         _require("min_p", self.min_p, 0.0, 1.0, "between 0 and 1")
@@ -99,6 +122,29 @@ class SamplingParams:
             raise InvalidParameter("bad_words", "bad_words must not contain an empty word")
         if any(not text for text in self.stop):
             raise InvalidParameter("stop", "stop must not contain an empty string")
+
+    def _settle_types(self) -> None:
+        """Refuse wrong types by name, and bring lists, a single stop string and a mapping of biases to tuples."""
+        for param in _NUMBERS:
+            _require_type(param, getattr(self, param), (int, float), "a number")
+        for param in _COUNTS:
+            _require_type(param, getattr(self, param), (int,), "an integer")
+        for param in _SWITCHES:
+            _require_type(param, getattr(self, param), (bool,), "true or false")
+        stop = (self.stop,) if isinstance(self.stop, str) else tuple(self.stop)
+        for text in stop:
+            _require_type("stop", text, (str,), "a string or a list of strings")
+        biases = self.logit_bias.items() if isinstance(self.logit_bias, Mapping) else self.logit_bias
+        settled: dict[str, object] = {
+            "stop": stop,
+            "stop_token_ids": _integers("stop_token_ids", self.stop_token_ids),
+            "logit_bias": tuple((token, bias) for token, bias in biases),
+            "bad_words": tuple(_integers("bad_words", word) for word in self.bad_words),
+        }
+        if self.allowed_token_ids is not None:
+            settled["allowed_token_ids"] = _integers("allowed_token_ids", self.allowed_token_ids)
+        for param, value in settled.items():
+            object.__setattr__(self, param, value)
 
 
 @dataclass(frozen=True, slots=True)

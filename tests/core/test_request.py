@@ -60,3 +60,35 @@ def test_min_tokens_must_not_exceed_max_tokens():
     with pytest.raises(InvalidParameter, match=r"min_tokens \(5\)") as caught:
         SamplingParams(min_tokens=5, max_tokens=4)
     assert caught.value.param == "min_tokens"
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("temperature", "hot"),
+        ("max_tokens", 3.5),
+        ("max_tokens", True),
+        ("top_k", None),
+        ("ignore_eos", 1),
+        ("stop", (1,)),
+        ("stop_token_ids", ("a",)),
+        ("stop_token_ids", 7),
+        ("allowed_token_ids", "abc"),
+        ("bad_words", ("word",)),
+    ],
+)
+def test_a_wrong_type_is_refused_by_name(field: str, value: object) -> None:
+    with pytest.raises(InvalidParameter, match=field) as caught:
+        SamplingParams(**{field: value})
+    assert caught.value.param == field
+
+
+def test_plain_forms_are_brought_to_tuples() -> None:
+    params = SamplingParams(stop="end", stop_token_ids=[1, 2], logit_bias={5: 1.0}, bad_words=[[1, 2]])
+    assert params.stop == ("end",)
+    assert params.stop_token_ids == (1, 2)
+    assert params.logit_bias == ((5, 1.0),)
+    assert params.bad_words == ((1, 2),)
+    assert hash(params) == hash(
+        SamplingParams(stop=("end",), stop_token_ids=(1, 2), logit_bias=((5, 1.0),), bad_words=((1, 2),))
+    )

@@ -15,16 +15,18 @@ from headrace.compute.model.spec import ModelError
 BUILTIN = {"builtin": "target", "builtin-draft": "draft"}
 """Names of the models in the package, and their folders under ``headrace/builtin``."""
 
-_WANTED = ["*.safetensors", "*.json", "*.jinja", "merges.txt", "tokenizer*"]
+_WEIGHTS = "*.safetensors"
+_WANTED = ["*.json", "*.jinja", "merges.txt", "tokenizer*"]
 _UNWANTED = ["original/*", "consolidated*", "*.gguf", "onnx/*"]
 
 
-def resolve_folder(name: str, revision: str | None = None) -> Path:
+def resolve_folder(name: str, revision: str | None = None, *, with_weights: bool = True) -> Path:
     """The local folder of a model, downloaded first if ``name`` is a hub name (``Qwen/Qwen3-0.6B``).
 
     Args:
         name: a folder, "builtin", "builtin-draft", or a hub name.
         revision: branch, tag or commit on the hub; hub names only.
+        with_weights: False leaves the weights on the hub, where only shapes or the tokenizer are wanted.
 
     Raises:
         ModelError: there is no such model, or the hub cannot be reached and has no copy here.
@@ -36,7 +38,7 @@ def resolve_folder(name: str, revision: str | None = None) -> Path:
         return _with_config(folder)
     if name.count("/") > 1 or name.startswith((".", "~", "/")):
         raise ModelError(f"model folder {folder} does not exist")
-    return _with_config(_download(name, revision))
+    return _with_config(_download(name, revision, with_weights))
 
 
 def read_config(folder: Path) -> dict[str, Any]:
@@ -61,7 +63,7 @@ def _with_config(folder: Path) -> Path:
     return folder
 
 
-def _download(name: str, revision: str | None) -> Path:
+def _download(name: str, revision: str | None, with_weights: bool) -> Path:
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import (
         GatedRepoError,
@@ -72,8 +74,9 @@ def _download(name: str, revision: str | None) -> Path:
     )
 
     try:
+        wanted = [*_WANTED, _WEIGHTS] if with_weights else _WANTED
         return Path(
-            snapshot_download(name, revision=revision, allow_patterns=_WANTED, ignore_patterns=_UNWANTED)
+            snapshot_download(name, revision=revision, allow_patterns=wanted, ignore_patterns=_UNWANTED)
         )
     except GatedRepoError as error:
         raise ModelError(
@@ -86,9 +89,15 @@ def _download(name: str, revision: str | None) -> Path:
     except RevisionNotFoundError as error:
         raise ModelError(f"model '{name}' has no revision '{revision}'") from error
     except HFValidationError as error:
-        raise ModelError(f"'{name}' is neither a folder nor a name on the hub: {error}") from error
+        raise ModelError(
+            f"'{name}' is neither a folder nor a name on the hub: {_first_line(error)}"
+        ) from error
     except (LocalEntryNotFoundError, OSError) as error:
         raise ModelError(
-            f"'{name}' is no folder here, and the hub cannot be reached to download it ({error}); "
+            f"'{name}' is no folder here, and the hub cannot be reached to download it ({_first_line(error)}); "
             "give a local folder, or 'builtin' for the model that ships with the package"
         ) from error
+
+
+def _first_line(error: Exception) -> str:
+    return str(error).partition("\n")[0]
