@@ -11,7 +11,9 @@ from headrace.core.request import Request, SamplingParams
 from tests.doubles.engines import Record
 
 
-def request(id: str, tokens: int | tuple[int, ...] = 4, *, max_tokens: int | None = 4, **fields: Any) -> Request:
+def request(
+    id: str, tokens: int | tuple[int, ...] = 4, *, max_tokens: int | None = 4, **fields: Any
+) -> Request:
     """A request; a number of tokens stands for a prompt that shares no prefix with another id's."""
     if isinstance(tokens, int):
         first = 1000 + sum(ord(letter) << (8 * i) for i, letter in enumerate(id))
@@ -42,9 +44,7 @@ def plans(engine: Engine) -> list[StepPlan]:
 
 def chunks(record: Record, request_id: str) -> list[tuple[int, int, str]]:
     """Start, length and reason of each row of prefill."""
-    return [
-        (e.start, e.length, e.reason.value) for e in record.of(Chunked) if e.request_id == request_id
-    ]
+    return [(e.start, e.length, e.reason.value) for e in record.of(Chunked) if e.request_id == request_id]
 
 
 def skips(record: Record, request_id: str) -> list[str]:
