@@ -22,15 +22,22 @@ class ServerError(Exception):
 
 
 def open_client(url: str, api_key: str | None = None) -> httpx.Client:
-    """A client for the server at ``url``. It waits for answers as long as they take."""
+    """A client for the server at ``url``. It waits for answers as long as they take.
+
+    Raises:
+        ServerError: that is no URL.
+    """
     import httpx
 
-    return httpx.Client(
-        base_url=url,
-        headers=authorization(api_key),
-        timeout=httpx.Timeout(None, connect=CONNECT_SECONDS),
-        trust_env=uses_proxies(url),
-    )
+    try:
+        return httpx.Client(
+            base_url=url,
+            headers=authorization(api_key),
+            timeout=httpx.Timeout(None, connect=CONNECT_SECONDS),
+            trust_env=uses_proxies(url),
+        )
+    except (httpx.InvalidURL, ValueError) as error:
+        raise ServerError(f"{url} is no address of a server: {error}") from error
 
 
 def authorization(api_key: str | None) -> dict[str, str]:
@@ -82,9 +89,12 @@ def stream(client: httpx.Client, path: str, body: dict[str, Any]) -> Iterator[di
                 data = line.removeprefix("data:").strip()
                 if data == "[DONE]":
                     return
-                chunk = json.loads(data)
+                try:
+                    chunk = json.loads(data)
+                except ValueError as error:
+                    raise ServerError(f"the server sent what is no JSON: {data[:100]}") from error
                 if "error" in chunk:
-                    raise ServerError(str(chunk["error"].get("message", chunk["error"])))
+                    raise ServerError(_error_text(chunk["error"]))
                 yield chunk
     except httpx.ConnectError as error:
         raise ServerError(no_server(client.base_url, error)) from error
@@ -106,8 +116,13 @@ def printable(text: str) -> str:
     return "".join(char for char in text if char.isprintable() or char in "\n\t" or ord(char) > 0x9F)
 
 
+def _error_text(error: Any) -> str:
+    """An error's message; some servers send an object, as OpenAI does, others the text alone."""
+    return str(error.get("message", error) if isinstance(error, dict) else error)
+
+
 def _message(response: httpx.Response) -> str:
     try:
-        return str(response.json()["error"]["message"])
+        return _error_text(response.json()["error"])
     except (ValueError, KeyError, TypeError):
         return f"{response.status_code} {response.reason_phrase}: {response.text[:200]}"

@@ -1,7 +1,7 @@
 import httpx
 import pytest
 
-from headrace.cli.connection import ServerError, printable, served_model, stream, uses_proxies
+from headrace.cli.connection import ServerError, open_client, printable, served_model, stream, uses_proxies
 
 
 def client(response: httpx.Response) -> httpx.Client:
@@ -29,6 +29,25 @@ def test_a_connection_that_breaks_is_told() -> None:
     broken = httpx.Client(transport=httpx.MockTransport(break_off), base_url="http://fake")
     with pytest.raises(ServerError, match="the connection broke: peer closed"):
         list(stream(broken, "/v1/completions", {}))
+
+
+@pytest.mark.parametrize(
+    ("data", "message"),
+    [
+        ('{"error": {"message": "too late"}}', "too late"),
+        ('{"error": "too late"}', "too late"),
+        ("<p>", "<p>"),
+    ],
+)
+def test_an_error_in_the_stream_is_told(data: str, message: str) -> None:
+    with pytest.raises(ServerError, match=message):
+        list(stream(client(httpx.Response(200, text=f"data: {data}\n\n")), "/x", {}))
+
+
+@pytest.mark.parametrize("url", ["http://[", "http://a:b", "http://a\n"])
+def test_what_is_no_address_is_told(url: str) -> None:
+    with pytest.raises(ServerError, match="no address"):
+        open_client(url)
 
 
 def test_comments_of_the_stream_are_passed_over() -> None:
