@@ -306,6 +306,7 @@ def _make_app(loaded: Loaded, options: ServerOptions, keys: Keys) -> tuple[ASGIA
         ledger.max_model_len,
         loaded.spec.vocab_size,
         root=str(loaded.folder),
+        by_priority=loaded.by_priority,
     )
 
     notes = Notes()

@@ -72,8 +72,9 @@ class SchedulerOptions:
     """How requests become steps."""
 
     scheduling_policy: Annotated[
-        Literal["fcfs", "priority", "static"], Field(description="static: gangs, the textbook baseline")
-    ] = "fcfs"
+        Literal["fcfs", "priority", "static"],
+        Field(description="fcfs: arrival alone; static: gangs, the textbook baseline"),
+    ] = "priority"
     max_num_seqs: Annotated[int, Field(ge=1, le=4096, description="sequences that run at once")] = 64
     max_num_batched_tokens: Annotated[
         int | None, Field(ge=1, description="tokens computed in one step at most")

@@ -6,6 +6,7 @@ import platform
 from importlib.util import find_spec
 
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 from headrace import __version__
@@ -51,7 +52,7 @@ def doctor() -> None:
         verdict = (
             "installed" if not missing else f"lacks {', '.join(missing)}: pip install 'headrace[{extra}]'"
         )
-        table.add_row(f"extra {extra}", verdict)
+        table.add_row(f"extra {extra}", escape(verdict))
     table.add_row("default model", BUILTIN_MODEL)
     Console().print(table)
 

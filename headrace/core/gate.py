@@ -13,6 +13,7 @@ class RejectReason(StrEnum):
     QUEUE_FULL = "queue_full"
     QUEUE_TOKENS = "queue_tokens"
     DRAINING = "draining"
+    TOO_LARGE = "too_large"
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +38,7 @@ class Forward(NamedTuple):
 
 
 class Reject(NamedTuple):
-    """Turn it away; it may come again after ``retry_after`` seconds."""
+    """Turn it away; it may come again after ``retry_after`` seconds, unless it is too large for any time."""
 
     reason: RejectReason
     message: str
@@ -51,6 +52,13 @@ def decide(load: Load, sequences: int, prompt_tokens: int, limits: Limits) -> Fo
     """Admit ``sequences`` with ``prompt_tokens`` in all, or say why not and when to come again."""
     if load.draining:
         return Reject(RejectReason.DRAINING, "the server is shutting down", 5)
+    if sequences > limits.queued_requests or prompt_tokens > limits.queued_tokens:
+        return Reject(
+            RejectReason.TOO_LARGE,
+            f"the call asks for {sequences} answers and {prompt_tokens} prompt tokens; at most "
+            f"{limits.queued_requests} and {limits.queued_tokens} may wait at once",
+            0,
+        )
     if load.queued_requests + sequences > limits.queued_requests:
         return Reject(
             RejectReason.QUEUE_FULL,

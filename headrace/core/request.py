@@ -154,7 +154,7 @@ class Request:
     ``arrived`` and ``deadline`` are seconds on the clock that `Engine.step` is given. ``salt`` parts the
     prefix cache: blocks are shared only between requests of equal salt and ``adapter``. ``seed`` is the
     resolved seed of the sampler's counter-based generator (the caller's, or one drawn at the edge).
-    Lower ``priority`` runs sooner. ``group`` joins the ``n`` sequences of one call, for `explain` only.
+    Lower ``priority`` runs sooner.
     """
 
     id: str
@@ -168,4 +168,3 @@ class Request:
     adapter: str = ""
     seed: int = 0
     eos_token_ids: frozenset[int] = frozenset()
-    group: str = ""

@@ -34,3 +34,12 @@ def test_retry_after_follows_the_speed_of_the_queue(rate, seconds):
     assert isinstance(decision, Reject)
     assert decision.retry_after == seconds
     assert "10" in decision.message
+
+
+@pytest.mark.parametrize(
+    ("sequences", "tokens"), [(LIMITS.queued_requests + 1, 1), (1, LIMITS.queued_tokens + 1)]
+)
+def test_what_is_too_large_for_an_empty_queue_is_not_told_to_come_again(sequences, tokens):
+    decision = decide(Load(0, 0, 0.0, False), sequences, tokens, LIMITS)
+    assert isinstance(decision, Reject)
+    assert decision.reason is RejectReason.TOO_LARGE

@@ -108,7 +108,7 @@ def test_cached_tokens_are_those_of_the_first_admission():
 
 @pytest.mark.parametrize(
     ("limits", "reason"),
-    [(Limits(2, 1000), RejectReason.QUEUE_FULL), (Limits(10, 5), RejectReason.QUEUE_TOKENS)],
+    [(Limits(2, 1000), RejectReason.QUEUE_FULL), (Limits(10, 8), RejectReason.QUEUE_TOKENS)],
 )
 def test_the_gate_bounds_what_waits_and_opens_again(limits, reason):
     async def run():

@@ -153,6 +153,7 @@ def open_call(
     call_id = f"{id_prefix}-{body.request_id or secrets.token_hex(12)}"
     who = tenant(caller.key_id, caller.tenant_header, body.user)
     seed = secrets.randbits(SEED_BITS) if body.seed is None else body.seed
+    priority = _priority(body, model)
     now = service.now()
     alone = len(prompts) * choices_per_prompt == 1
     choices: list[Choice] = []
@@ -165,12 +166,11 @@ def open_call(
                 params=replace(prompt.params, prompt_logprobs=None) if n else prompt.params,
                 arrived=now,
                 tenant=who,
-                priority=_priority(body),
+                priority=priority,
                 deadline=now + request_timeout,
                 salt=f"{who}\0{body.cache_salt or ''}",
                 seed=(seed + n) % 2**SEED_BITS,
                 eos_token_ids=model.tokenizer.eos_token_ids,
-                group=call_id,
             )
             choices.append(Choice(index, request, _text_stream(model, prompt), prompt.mute))
     try:
@@ -192,9 +192,16 @@ def _text_stream(model: ServedModel, prompt: Prompt) -> TextStream:
     )
 
 
-def _priority(body: Generation) -> int:
-    """The number that decides, however it was named."""
+def _priority(body: Generation, model: ServedModel) -> int:
+    """The number that decides, however it was named; refused where nothing would come of it."""
     tier = body.service_tier
+    if not model.by_priority:
+        for param, value, neutral in (
+            ("priority", body.priority, (None, 0)),
+            ("service_tier", tier, (None, "auto", "default")),
+        ):
+            if value not in neutral:
+                raise invalid(f"{param} needs a server with --scheduling-policy priority", param)
     if body.priority is None:
         return SERVICE_TIERS[tier or "auto"]
     if tier not in (None, "auto"):

@@ -13,7 +13,7 @@ from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 
 from headrace.core.events import Finished
-from headrace.core.gate import Reject
+from headrace.core.gate import Reject, RejectReason
 from headrace.core.request import FinishReason, InvalidParameter
 
 INVALID = "invalid_request_error"
@@ -105,7 +105,9 @@ def timed_out(seconds: float) -> ApiError:
 
 
 def overloaded(verdict: Reject) -> ApiError:
-    """503: the gate is shut to this call."""
+    """503: the gate is shut to this call; 400 where it will never be open to it."""
+    if verdict.reason is RejectReason.TOO_LARGE:
+        return invalid(f"{verdict.message}.")
     return ApiError(
         503,
         f"The server takes no further request now: {verdict.message}.",

@@ -26,6 +26,7 @@ class ServedModel:
         max_model_len: tokens of one sequence, prompt and answer together.
         vocab_size: rows of the model's output; ids from there on do not exist.
         root: where it was loaded from, for ``/v1/models``.
+        by_priority: whether the scheduler looks at a request's priority.
     """
 
     def __init__(
@@ -36,12 +37,14 @@ class ServedModel:
         max_model_len: int,
         vocab_size: int,
         root: str = "",
+        by_priority: bool = True,
     ) -> None:
         self.name = name
         self.tokenizer = tokenizer
         self.template = template
         self.max_model_len = max_model_len
         self.vocab_size = vocab_size
+        self.by_priority = by_priority
         self.streams = TextStreams(tokenizer)
         self.created = int(time.time())
         described = f"{name} {root} {max_model_len} {vocab_size}"
