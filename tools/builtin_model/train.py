@@ -45,10 +45,7 @@ class Recipe:
 
 
 RECIPES = {  # stages; each later stage starts from the weights that the one before it has written
-    "target": [
-        Recipe(TARGET, steps=650, copy_steps=110, long_steps=25),
-        Recipe(TARGET, steps=240, copy_steps=0, long_steps=4, adam_lr=2e-3, warmup=15, decay=0.8),
-    ],
+    "target": [Recipe(TARGET, steps=2400, copy_steps=250, long_steps=100, decay=0.4)],
     "draft": [
         Recipe(DRAFT, steps=220, copy_steps=0, long_steps=4, adam_lr=4e-3),
         Recipe(DRAFT, steps=240, copy_steps=0, long_steps=4, adam_lr=2e-3, warmup=15, decay=0.8),
