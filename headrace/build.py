@@ -65,6 +65,9 @@ BATCHED_TOKENS = {"cpu": 1024, "cuda": 8192}
 FIXED_TOKENS = {"cpu": 8.0, "cuda": 256.0}
 """Tokens whose linear layers cost as much as a step's fixed part: little on a CPU, where compute binds at once."""
 
+OVERLAP = {"cpu": 0, "cuda": 1}
+"""Default of ``--overlap``: on a CPU planning would only take a core, and the interpreter, from computing."""
+
 ATTENTION_PENALTY = {"cpu": 3.0, "cuda": 2.0}
 """How much slower an operation of attention is than one of a linear layer."""
 
@@ -126,6 +129,7 @@ def _load(options: Options, seconds: dict[str, float]) -> Loaded:
         decoder = Decoder(spec, weights, kernels, max_model_len)
     with _timed(seconds, "memory"):
         knobs = _knobs(plans, device.type, max_model_len)
+        overlap = OVERLAP[device.type] if plans.overlap is None else plans.overlap
         ledger = open_ledger(
             device_facts(device),
             ModelSize(
@@ -148,7 +152,7 @@ def _load(options: Options, seconds: dict[str, float]) -> Loaded:
             max_num_seqs=plans.max_num_seqs,
             max_model_len=max_model_len,
             device=device,
-            background=plans.overlap > 0 and device.type == "cpu",
+            background=overlap > 0 and device.type == "cpu",
         )
     events: list[Event] = []
     scheduler = Scheduler(
@@ -166,7 +170,7 @@ def _load(options: Options, seconds: dict[str, float]) -> Loaded:
         name=model.served_model_name or model.model,
         folder=folder,
         spec=spec,
-        engine=Engine(scheduler, runner, events, knobs, plans.overlap),
+        engine=Engine(scheduler, runner, events, knobs, overlap),
         runner=runner,
         tokenizer=tokenizer,
         template=template,

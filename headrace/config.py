@@ -92,7 +92,12 @@ class SchedulerOptions:
     static_batch_timeout: Annotated[
         float, Field(ge=0, description="seconds after which an incomplete gang starts")
     ] = 0.1
-    overlap: Annotated[int, Field(ge=0, le=1, description="1: plan a step while the one before it runs")] = 1
+    overlap: Annotated[
+        int | None,
+        Field(
+            ge=0, le=1, description="1: plan a step while the one before it runs; default: 1 on a GPU, else 0"
+        ),
+    ] = None
 
 
 @dataclass(frozen=True, slots=True)
