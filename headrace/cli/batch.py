@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from headrace.cli.connection import CONNECT_SECONDS, authorization, no_server, uses_proxies
+from headrace.cli.connection import CONNECT_SECONDS, authorization, no_server, server_root, uses_proxies
 from headrace.config import ConfigError
 
 if TYPE_CHECKING:
@@ -120,7 +120,7 @@ async def _server(url: str, api_key: str | None, model: str | None) -> AsyncIter
     import httpx
 
     async with httpx.AsyncClient(
-        base_url=url,
+        base_url=server_root(url),
         headers=authorization(api_key),
         timeout=httpx.Timeout(None, connect=CONNECT_SECONDS),
         limits=httpx.Limits(max_connections=None),

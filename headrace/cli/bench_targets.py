@@ -7,6 +7,7 @@ import json
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+from headrace.cli.connection import server_root
 from headrace.config import ConfigError, ModelOptions, Options, options
 
 if TYPE_CHECKING:
@@ -70,7 +71,7 @@ def make_server_target(
     if not model:
         headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
         try:
-            answer = httpx.get(f"{url.rstrip('/').removesuffix('/v1')}/v1/models", headers=headers)
+            answer = httpx.get(f"{server_root(url)}/v1/models", headers=headers)
             model = answer.raise_for_status().json()["data"][0]["id"]
         except (httpx.HTTPError, ValueError, LookupError) as error:
             raise ConfigError(f"{url} names no model: {error}") from None

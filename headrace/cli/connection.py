@@ -31,13 +31,18 @@ def open_client(url: str, api_key: str | None = None) -> httpx.Client:
 
     try:
         return httpx.Client(
-            base_url=url,
+            base_url=server_root(url),
             headers=authorization(api_key),
             timeout=httpx.Timeout(None, connect=CONNECT_SECONDS),
             trust_env=uses_proxies(url),
         )
     except (httpx.InvalidURL, ValueError) as error:
         raise ServerError(f"{url} is no address of a server: {error}") from error
+
+
+def server_root(url: str) -> str:
+    """The address without the ``/v1`` that OpenAI clients put behind it."""
+    return url.rstrip("/").removesuffix("/v1")
 
 
 def authorization(api_key: str | None) -> dict[str, str]:
