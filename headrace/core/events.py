@@ -1,7 +1,8 @@
 """Everything that happens, told once, each with its reason.
 
-Metrics, the page, explanations, traces and tests are folds over this one stream. Events carry no time:
-whoever folds them is given ``now`` beside them (see `core.ports.Watcher`).
+Metrics, the page, explanations, traces and tests are folds over this one stream. Whoever
+folds them is given ``now`` beside them (see `core.ports.Watcher`), which is the end of the step that told them. The two
+that happen before that step's work carry their own time in ``at`` (None: when it is told).
 """
 
 from __future__ import annotations
@@ -49,6 +50,7 @@ class Arrived(NamedTuple):
     prompt_tokens: int
     tenant: str
     priority: int
+    at: float | None = None
 
 
 class Admitted(NamedTuple):
@@ -58,6 +60,7 @@ class Admitted(NamedTuple):
     reason: AdmitReason
     cached_tokens: int
     known_tokens: int
+    at: float | None = None
 
 
 class Skipped(NamedTuple):

@@ -198,7 +198,8 @@ class Metrics:
 
     def _arrived(self, event: Arrived, now: float) -> None:
         generated = self._service.of(event.tenant, "generated")
-        self._live[event.request_id] = _Live(now, event.prompt_tokens, event.tenant, generated)
+        arrived = now if event.at is None else event.at
+        self._live[event.request_id] = _Live(arrived, event.prompt_tokens, event.tenant, generated)
         self._waiting.value += 1
 
     def _admitted(self, event: Admitted, now: float) -> None:
@@ -207,10 +208,10 @@ class Metrics:
         self._waiting.value -= 1
         self._running.value += 1
         if event.reason is AdmitReason.NEW:
-            live.admitted = now
+            live.admitted = now if event.at is None else event.at
             self._queries.value += event.known_tokens
             self._hits.value += event.cached_tokens
-            self._queue.observe(now - live.arrived)
+            self._queue.observe(max(0.0, live.admitted - live.arrived))
             self._service.of(live.tenant, "cached").value += event.cached_tokens
         else:
             self._recomputed.value += max(0, live.lost - event.cached_tokens)

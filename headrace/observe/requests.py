@@ -91,10 +91,12 @@ class RequestBook:
             if page.first is None:
                 page.first = now
         elif isinstance(event, Arrived):
-            self._live[event.request_id] = _Page(event, self._arrivals, now)
+            arrived = now if event.at is None else event.at
+            self._live[event.request_id] = _Page(event, self._arrivals, arrived)
             self._arrivals += 1
         elif isinstance(event, Admitted | Skipped | Chunked | Preempted):
-            self._note(self._live[event.request_id], event, now)
+            at = event.at if isinstance(event, Admitted) and event.at is not None else now
+            self._note(self._live[event.request_id], event, at)
         elif isinstance(event, Finished):
             self._finish(event, now)
 

@@ -154,3 +154,19 @@ def test_phases_and_cache_config() -> None:
     assert samples["headrace:scheduler_step_seconds_sum{phase=plan}"] == pytest.approx(0.002)
     assert samples["headrace:scheduler_step_seconds_count{phase=forward}"] == 2
     assert samples["headrace:cache_config_info{block_size=16,num_gpu_blocks=100}"] == 1
+
+
+def test_what_one_step_tells_at_once_happened_at_its_own_times() -> None:
+    metrics = Metrics()
+    for event in (
+        Arrived("a", 4, "t", 0, at=1.0),
+        Admitted("a", AdmitReason.NEW, 0, 4, at=1.5),
+        Emitted("a", (1,)),
+        Finished("a", FinishReason.LENGTH, 4, 1, 0),
+    ):
+        metrics.fold(event, 3.0)
+    samples = page(metrics)
+    assert samples["headrace:request_queue_time_seconds_sum"] == pytest.approx(0.5)
+    assert samples["headrace:request_prefill_time_seconds_sum"] == pytest.approx(1.5)
+    assert samples["headrace:time_to_first_token_seconds_sum"] == pytest.approx(2.0)
+    assert samples["headrace:e2e_request_latency_seconds_sum"] == pytest.approx(2.0)

@@ -24,6 +24,7 @@ class Draft:
         "entries",
         "launched",
         "moves",
+        "now",
         "number",
         "planned_slots",
         "prefill_cost",
@@ -31,10 +32,11 @@ class Draft:
         "rows",
     )
 
-    def __init__(self, number: int, budget: int, cost: StepCost) -> None:
+    def __init__(self, number: int, budget: int, cost: StepCost, now: float = 0.0) -> None:
         self.number = number
         self.budget = budget
         self.cost = cost
+        self.now = now
         self.entries: list[Entry] = []
         self.moves: list[Move] = []
         self.rows: list[Row] = []

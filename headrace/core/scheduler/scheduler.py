@@ -106,7 +106,9 @@ class Scheduler:
 
     def add(self, request: Request, now: float) -> None:
         """Take a request in; one that could never be served ends at once, with the reason."""
-        self._events.append(Arrived(request.id, len(request.tokens), request.tenant, request.priority))
+        self._events.append(
+            Arrived(request.id, len(request.tokens), request.tenant, request.priority, request.arrived)
+        )
         problem = why_never(request, self.max_model_len, self.pool.num_blocks, self.pool.block_size)
         if request.id in self._live:
             problem = f"request id {request.id!r} is already in use"
@@ -154,7 +156,7 @@ class Scheduler:
     def plan(self, now: float, knobs: Knobs) -> StepPlan:
         """The next step: rows within ``knobs.batched_tokens``, decode before prefill."""
         self._expire(now)
-        step = Draft(self._step, knobs.batched_tokens, self._cost)
+        step = Draft(self._step, knobs.batched_tokens, self._cost, now)
         self._plan_running(step, knobs)
         self._admit(step, now, knobs)
         if not step.rows and not self._launched:
@@ -326,7 +328,7 @@ class Scheduler:
                 tuple(sequence.table),
             )
         )
-        self._events.append(Admitted(request.id, reason, cached, sequence.known))
+        self._events.append(Admitted(request.id, reason, cached, sequence.known, step.now))
 
     def _queue(self) -> Queue:
         head = self._waiting.peek()
