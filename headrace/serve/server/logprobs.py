@@ -23,7 +23,7 @@ def chat_logprobs(model: ServedModel, logprobs: Sequence[TokenLogprob], top: int
 
 
 def _chat_entry(model: ServedModel, token: int, logprob: float) -> dict[str, Any]:
-    spelt = list(model.token_bytes(token))
+    spelt = list(model.streams.token_bytes(token))
     return {"token": model.token_text(token), "logprob": max(logprob, LOWEST), "bytes": spelt}
 
 

@@ -8,7 +8,6 @@ import time
 from collections.abc import Sequence
 
 from headrace.serve.server.errors import invalid, model_not_found
-from headrace.serve.text.detokenize import Pieces, decoder_steps, has_pieces
 from headrace.serve.text.stream import TextStreams
 from headrace.serve.text.template import ChatTemplate
 from headrace.serve.text.tokenizer import Tokenizer
@@ -58,8 +57,6 @@ class ServedModel:
             "parent": None,
             "max_model_len": max_model_len,
         }
-        steps = decoder_steps(tokenizer)
-        self._pieces = Pieces(tokenizer, steps) if has_pieces(steps) else None
 
     def check_name(self, asked: str | None) -> None:
         """Raise `ApiError` 404 unless ``asked`` is this model or nothing."""
@@ -82,13 +79,6 @@ class ServedModel:
             return self.tokenizer.encode_batch(texts, add_special_tokens)
         return await asyncio.to_thread(self.tokenizer.encode_batch, texts, add_special_tokens)
 
-    def token_bytes(self, token: int) -> bytes:
-        """What one token spells by itself; half a character is half its bytes."""
-        if self._pieces is None:
-            return self.tokenizer.decode([token], skip_special_tokens=False).encode()
-        piece = self._pieces[token]
-        return piece if isinstance(piece, bytes) else piece.encode()
-
     def token_text(self, token: int) -> str:
         """What one token spells by itself; half a character is a replacement character."""
-        return self.token_bytes(token).decode("utf-8", "replace")
+        return self.streams.token_bytes(token).decode("utf-8", "replace")

@@ -45,6 +45,13 @@ class TextStreams:
         steps = decoder_steps(tokenizer)
         self._pieces = Pieces(tokenizer, steps) if has_pieces(steps) else None
 
+    def token_bytes(self, token: int) -> bytes:
+        """What one token spells by itself; half a character is half its bytes."""
+        if self._pieces is None:
+            return self._tokenizer.decode([token], skip_special_tokens=False).encode()
+        piece = self._pieces[token]
+        return piece if isinstance(piece, bytes) else piece.encode()
+
     def open(
         self,
         *,

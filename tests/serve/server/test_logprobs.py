@@ -37,7 +37,7 @@ def test_chat_tells_text_bytes_and_alternatives(model):
 
 
 def test_half_a_character_shows_its_bytes(model):
-    token = next(t for t in range(420) if model.token_bytes(t) == b"\xf0")
+    token = next(t for t in range(420) if model.streams.token_bytes(t) == b"\xf0")
     entry = chat_logprobs(model, [TokenLogprob(token, -1.0, 1, ())], 0)["content"][0]
     assert entry["bytes"] == [0xF0]
     assert entry["token"] == "\ufffd"
@@ -76,4 +76,4 @@ def test_tokenizers_without_pieces_spell_tokens_too():
     tokenizer = word_piece()
     model = ServedModel("x", tokenizer, ChatTemplate({}), 100, tokenizer.vocab_size)
     token = tokenizer.encode("fox", add_special_tokens=False)[0]
-    assert model.token_bytes(token).decode() in "fox"
+    assert model.streams.token_bytes(token).decode() in "fox"
