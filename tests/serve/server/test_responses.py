@@ -84,20 +84,31 @@ def test_a_deadline_in_the_middle_is_an_event(house):
     assert done == "data: [DONE]"
 
 
-def test_silence_is_filled_with_comments(house, monkeypatch):
+def open_after_pings(house, monkeypatch, count: int) -> None:
+    """Hold the runner back until a stream has written so many comments, however long that takes."""
     monkeypatch.setattr(responses, "PING_SECONDS", 0.02)
     house.runner.gate.clear()
-    later(0.2, house.runner.gate.set)
+    write, pings = responses.StreamedAnswer._write, []
+
+    async def counting(self, data: bytes, more: bool = True) -> None:
+        await write(self, data, more)
+        pings.extend([data] if data == responses.PING else [])
+        if len(pings) >= count:
+            house.runner.gate.set()
+
+    monkeypatch.setattr(responses.StreamedAnswer, "_write", counting)
+
+
+def test_silence_is_filled_with_comments(house, monkeypatch):
+    open_after_pings(house, monkeypatch, 2)
     answer = house.client.post(PATH, json={"prompt": "x", "stream": True})
     assert answer.text.startswith(": ping\n\n: ping\n\n")
     assert answer.text.endswith("data: [DONE]\n\n")
 
 
 def test_what_fails_after_a_comment_is_an_event(house, monkeypatch):
-    monkeypatch.setattr(responses, "PING_SECONDS", 0.02)
-    house.runner.gate.clear()
+    open_after_pings(house, monkeypatch, 1)
     house.runner.crash = True
-    later(0.6, house.runner.gate.set)
     answer = house.client.post(PATH, json={"prompt": "x", "stream": True})
     assert answer.status_code == 200
     assert '"type": "server_error"' in answer.text
@@ -120,7 +131,7 @@ def test_an_exception_in_detokenizing_fails_that_request_alone(house, stream, mo
 
 @pytest.mark.parametrize("options", [{"step_seconds": 0.01}])
 def test_draining_tells_those_who_cannot_finish(house):
-    later(0.1, lambda: house.service._loop.call_soon_threadsafe(house.service.close_all))
+    later(0.5, lambda: house.service._loop.call_soon_threadsafe(house.service.close_all))
     answer = house.client.post(PATH, json={"prompt": "x", "max_tokens": 200, "ignore_eos": True})
     assert answer.status_code == 503
     assert answer.json()["error"]["code"] == "draining"
