@@ -16,7 +16,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, cast
 
-from headrace.build import Loaded, load
+from headrace.build.model import Loaded, load
 from headrace.config import options
 from headrace.core.capacity import why_never
 from headrace.core.events import Admitted, Emitted, Event, Finished, PromptScored

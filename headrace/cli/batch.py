@@ -134,7 +134,7 @@ async def _in_process(model: str | None, config: Path | None) -> AsyncIterator[R
     """The engine in this process, behind the same application that `serve` listens with."""
     import httpx
 
-    from headrace.build import build_app
+    from headrace.build.server import build_app
     from headrace.config import options
 
     given = options({"model": model} if model else {}, config)

@@ -102,7 +102,7 @@ def latency(
     output: Output = None,
 ) -> None:
     """One batch of a fixed shape: where the time of a step goes, and what it costs outside the forward."""
-    from headrace.build import load
+    from headrace.build.model import load
     from headrace.core.request import Request, SamplingParams
     from headrace.lab.bench import report
     from headrace.lab.bench.latency import Stopwatch, latency_table, time_steps

@@ -79,7 +79,7 @@ def make_server_target(
 
 
 def _engine_target(name: str, given: Options) -> Target:
-    from headrace.build import load
+    from headrace.build.model import load
     from headrace.lab.bench.engine import EngineTarget
     from headrace.lab.workload.work import is_chat
 

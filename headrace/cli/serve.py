@@ -9,6 +9,6 @@ from headrace.config import CacheOptions, ModelOptions, Options, SchedulerOption
 @with_options(ModelOptions, CacheOptions, SchedulerOptions, ServerOptions)
 def serve(given: Options) -> None:
     """Serve a model behind the OpenAI API."""
-    from headrace.build import serve as run
+    from headrace.build.server import serve as run
 
     run(given, say=lambda line: print(line, flush=True))

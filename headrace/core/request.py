@@ -10,6 +10,7 @@ import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
+from typing import NamedTuple
 
 
 class FinishReason(StrEnum):
@@ -147,14 +148,44 @@ class SamplingParams:
             object.__setattr__(self, param, value)
 
 
+class Slo(NamedTuple):
+    """What a caller hopes for: first token and mean time per further token, in seconds (None: no wish).
+
+    Unlike a deadline, a missed one ends nothing; it orders the queue and is counted (goodput).
+    """
+
+    ttft_seconds: float | None = None
+    tpot_seconds: float | None = None
+
+
+NO_SLO = Slo()
+
+
+class Retention(NamedTuple):
+    """How long the keys and values of prompt tokens ``[start, end)`` shall be kept (``end`` None: to the prompt's end).
+
+    ``priority`` is 0 to 100, higher stays longer; what nobody spoke for has `DEFAULT_RETENTION`. After ``seconds``
+    (None: never) it falls back to that.
+    """
+
+    start: int
+    end: int | None
+    priority: int
+    seconds: float | None = None
+
+
+DEFAULT_RETENTION = 35
+
+
 @dataclass(frozen=True, slots=True)
 class Request:
     """One sequence to generate: its tokens, how to sample, who asked, and until when it matters.
 
-    ``arrived`` and ``deadline`` are seconds on the clock that `Engine.step` is given. ``salt`` parts the
-    prefix cache: blocks are shared only between requests of equal salt and ``adapter``. ``seed`` is the
-    resolved seed of the sampler's counter-based generator (the caller's, or one drawn at the edge).
-    Lower ``priority`` runs sooner.
+    ``arrived`` and ``deadline`` are seconds on the clock that `Engine.step` is given: past the deadline the answer is
+    worth nothing and the request ends. ``service_class`` names the class whose share it uses, ``priority`` (lower runs
+    sooner) orders it within. ``salt`` parts the prefix cache: blocks are shared only between requests of equal salt
+    and ``adapter``. ``seed`` is the resolved seed of the sampler's counter-based generator (the caller's, or one drawn
+    at the edge). ``affinity`` names a group of alike requests that gain from running together (empty: none).
     """
 
     id: str
@@ -162,8 +193,12 @@ class Request:
     params: SamplingParams = field(default_factory=SamplingParams)
     arrived: float = 0.0
     tenant: str = "default"
+    service_class: str = "default"
     priority: int = 0
     deadline: float | None = None
+    slo: Slo = NO_SLO
+    retention: tuple[Retention, ...] = ()
+    affinity: str = ""
     salt: str = ""
     adapter: str = ""
     seed: int = 0

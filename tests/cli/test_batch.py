@@ -103,7 +103,7 @@ def test_without_a_url_the_lines_run_in_this_process(tmp_path: Path, monkeypatch
         assert (options.server.api_key, options.server.api_key_file) == ((), None)
         return fake.app, engine()
 
-    monkeypatch.setitem(sys.modules, "headrace.build", SimpleNamespace(build_app=build_app))
+    monkeypatch.setitem(sys.modules, "headrace.build.server", SimpleNamespace(build_app=build_app))
     write_input(tmp_path / "in", 3)
     servers_own = tmp_path / "serve.yaml"
     servers_own.write_text("api-key: [secret]\napi-key-file: keys.txt\n")

@@ -6,12 +6,12 @@ from types import SimpleNamespace
 
 import pytest
 
-from headrace import build
+from headrace.build import model
 from headrace.config import options
 
 
 def test_warming_up_waits_for_no_gang(monkeypatch: pytest.MonkeyPatch) -> None:
-    loaded = build.load(
+    loaded = model.load(
         options(
             {
                 "scheduling_policy": "static",
@@ -24,7 +24,7 @@ def test_warming_up_waits_for_no_gang(monkeypatch: pytest.MonkeyPatch) -> None:
     )
     ticks = iter(range(1000))
     clock = SimpleNamespace(monotonic=lambda: float(next(ticks)), perf_counter=lambda: 0.0)
-    monkeypatch.setattr(build, "time", clock)
-    build.warm_up(loaded)
+    monkeypatch.setattr(model, "time", clock)
+    model.warm_up(loaded)
     assert loaded.engine.wake_at(0.0) is None
     loaded.engine.check_books()

@@ -1,0 +1,40 @@
+"""Classes of service: who goes how soon, and what nobody can take from the others.
+
+A class has its own queue. Device time is shared between classes that have work in proportion to their weights; the
+floor is a share that a class gets whatever the others' weights are.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from headrace.core.request import NO_SLO, Slo
+
+
+@dataclass(frozen=True, slots=True)
+class ServiceClass:
+    """One class of service.
+
+    ``level`` orders classes where time cannot be shared (who gives blocks and slots back): lower is served first.
+    ``weight`` is its share of device time beside the others', ``floor`` the least share (0 to 1) while it has work.
+    ``prompt_tokens`` bounds the prompt tokens of this class that join in one step (0: no bound): small batches of
+    prompts answer soon, large ones cost least. ``gather_seconds`` is how long its oldest waiting request may be held
+    back for company while others run. ``slo`` stands in for wishes that a request does not state.
+    """
+
+    name: str
+    level: int
+    weight: float
+    floor: float = 0.0
+    prompt_tokens: int = 0
+    gather_seconds: float = 0.0
+    slo: Slo = NO_SLO
+
+
+PRIORITY = ServiceClass("priority", 0, 8.0, 0.10, 512, 0.0, Slo(1.0, 0.1))
+DEFAULT = ServiceClass("default", 1, 4.0, 0.10, 0, 0.0, Slo(5.0, 0.2))
+FLEX = ServiceClass("flex", 2, 1.0, 0.05, 0, 0.5)
+BACKGROUND = ServiceClass("background", 3, 0.0)
+"""Work that nobody waits for (warming): it runs only while no other class has work."""
+
+CLASSES = (PRIORITY, DEFAULT, FLEX, BACKGROUND)
