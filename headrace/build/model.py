@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from headrace.build.engine import make_engine, make_knobs, resolve_overlap
 from headrace.compute.device import (
     DeviceFacts,
     device_facts,
@@ -26,7 +27,6 @@ from headrace.compute.model.hub import read_config, resolve_folder
 from headrace.compute.model.spec import DecoderSpec, ModelError
 from headrace.compute.model.weights import dummy_weights, load_weights
 from headrace.compute.runner import LocalRunner
-from headrace.build.engine import make_engine, make_knobs, resolve_overlap
 from headrace.config import ConfigError, ModelOptions, Options
 from headrace.core.cost import StepCost
 from headrace.core.engine import Engine

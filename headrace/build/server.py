@@ -1,0 +1,123 @@
+"""The HTTP server in front of a loaded model: service, watchers, routes."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import AsyncIterator, Callable
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from dataclasses import asdict
+
+from starlette.types import ASGIApp
+
+from headrace import __version__
+from headrace.build.model import Loaded, describe, load, warm_up
+from headrace.config import ConfigError, Options, ServerOptions
+from headrace.core.gate import Limits
+from headrace.observe.metrics import Metrics
+from headrace.observe.requests import RequestBook
+from headrace.serve.auth import Keys, read_keys
+from headrace.serve.server.api import Api
+from headrace.serve.server.app import create_app
+from headrace.serve.server.model import ServedModel
+from headrace.serve.server.notes import Notes
+from headrace.serve.server.openapi import Docs
+from headrace.serve.server.run import check_tls, run_server
+from headrace.serve.server.status import Status
+from headrace.serve.service import Service
+
+
+def build_app(options: Options) -> tuple[ASGIApp, AbstractAsyncContextManager[None]]:
+    """The server's application for use without a socket, and the context in which its engine runs."""
+    keys = _keys(options.server)
+    app, service = _make_app(load(options), options.server, keys)
+
+    @asynccontextmanager
+    async def running() -> AsyncIterator[None]:
+        service.start()
+        try:
+            yield
+        finally:
+            service.stop()
+
+    return app, running()
+
+
+def serve(options: Options, say: Callable[[str], None]) -> None:
+    """Load, warm up, listen, until a signal ends it; ``say`` gets lines for the terminal.
+
+    Raises:
+        ConfigError: as `load`, or API keys or TLS files that cannot be read.
+    """
+    began = time.perf_counter()
+    check_tls(options.server)
+    keys = _keys(options.server)
+    loaded = load(options)
+    warm_up(loaded)
+    app, service = _make_app(loaded, options.server, keys)
+    for line in describe(loaded):
+        say(line)
+
+    def ready(url: str) -> None:
+        say(f"ready        {url} after {time.perf_counter() - began:.2f} s")
+
+    run_server(app, service, options.server, ready)
+
+
+def _keys(options: ServerOptions) -> Keys:
+    try:
+        return Keys(read_keys(options.api_key, options.api_key_file))
+    except ValueError as error:
+        raise ConfigError(str(error)) from error
+
+
+def _make_app(loaded: Loaded, options: ServerOptions, keys: Keys) -> tuple[ASGIApp, Service]:
+    ledger = loaded.ledger
+    metrics = Metrics(
+        options.metrics_prefix,
+        model_name=loaded.name,
+        clock_offset=time.time() - time.monotonic(),
+        cache_config={"block_size": str(ledger.block_size), "num_gpu_blocks": str(ledger.num_blocks)},
+        phase_seconds=lambda: loaded.runner.seconds,
+    )
+    book = RequestBook(by_priority=loaded.by_priority)
+    service = Service(
+        loaded.engine,
+        Limits(options.max_num_queued_reqs, options.max_num_queued_tokens),
+        watchers=(metrics, book),
+    )
+    model = ServedModel(
+        loaded.name,
+        loaded.tokenizer,
+        loaded.template,
+        ledger.max_model_len,
+        loaded.spec.vocab_size,
+        root=str(loaded.folder),
+        by_priority=loaded.by_priority,
+    )
+
+    notes = Notes()
+    api = Api(
+        service,
+        model,
+        notes,
+        max_body_bytes=options.max_body_bytes,
+        request_timeout=options.request_timeout,
+    )
+    status = Status(
+        service,
+        model,
+        notes,
+        explain=book.explain,
+        metrics=metrics.render,
+        info=lambda: (
+            {"model": loaded.name, "dtype": loaded.dtype, "kernels": loaded.kernels}
+            | {
+                "ledger": asdict(ledger),
+                "knobs": asdict(loaded.engine.knobs),
+                "startup_seconds": loaded.seconds,
+            }
+        ),
+        reset=loaded.engine.reset_prefix_cache,
+        version=__version__,
+    )
+    return create_app(service, [*api.routes(), *status.routes(), *Docs(__version__).routes()], keys), service
