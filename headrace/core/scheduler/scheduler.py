@@ -17,8 +17,8 @@ from bisect import insort
 from collections import deque
 from operator import attrgetter
 
-from headrace.core.blocks import NO_HIT, BlockPool, PrefixHit
-from headrace.core.capacity import blocks_needed, why_never
+from headrace.core.blocks import BlockPool, PrefixHit
+from headrace.core.capacity import why_never
 from headrace.core.cost import TOKENS_ONLY, StepCost
 from headrace.core.events import (
     AdmitReason,
@@ -37,12 +37,12 @@ from headrace.core.events import (
     Stepped,
 )
 from headrace.core.knobs import Knobs
-from headrace.core.plan import Entry, Move, Row, StepOutput, StepPlan, TokenLogprob
+from headrace.core.plan import Entry, Row, StepOutput, StepPlan, TokenLogprob
 from headrace.core.request import FinishReason, Request
 from headrace.core.scheduler.admission import AdmissionPolicy, Queue
 from headrace.core.scheduler.draft import Draft
-from headrace.core.scheduler.fence import Fence
 from headrace.core.scheduler.order import OrderPolicy
+from headrace.core.scheduler.pages import Pages
 from headrace.core.scheduler.victims import VictimPolicy
 from headrace.core.scheduler.waiting import WaitingQueue
 from headrace.core.sequence import Sequence, Status
@@ -87,7 +87,7 @@ class Scheduler:
         self._order = order
         self._admission = admission
         self._victims = victims
-        self._prefix_caching = prefix_caching
+        self._pages = Pages(pool, prefix_caching)
         self._cost = cost
         self._events = events
         self._live: dict[str, Sequence] = {}
@@ -96,7 +96,6 @@ class Scheduler:
         self._slots = list(range(max_num_seqs - 1, -1, -1))
         self._deadlines: list[tuple[float, str]] = []
         self._launched: deque[tuple[StepPlan, list[tuple[Sequence, int]]]] = deque()
-        self._fence = Fence()
         self._step = 0
         self._committed = -1
         self._arrivals = 0
@@ -204,16 +203,16 @@ class Scheduler:
 
     def _grow(self, sequence: Sequence, step: Draft) -> bool:
         """See that the next position has a block; preempt others, or the sequence itself, for it."""
-        if sequence.planned < len(sequence.table) * self.pool.block_size:
+        if self._pages.has_room(sequence):
             return True
         while self.pool.num_free == 0:
-            if self._fence.num_blocks:
+            if self._pages.fenced:
                 return False  # blocks come back when what is in flight has been committed
             victim = self._victims.choose([s for s in self._running if s.slot not in step.planned_slots])
             self._preempt(victim, PreemptReason.NO_BLOCKS)
             if victim is sequence:
                 return False
-        sequence.table += self.pool.allocate(1)
+        self._pages.grow(sequence)
         return True
 
     def _add_chunk(self, step: Draft, sequence: Sequence, length: int, reason: ChunkReason) -> None:
@@ -271,47 +270,27 @@ class Scheduler:
             return SkipReason.NO_SLOT
         if step.budget <= 0:
             return SkipReason.NO_BUDGET
-        hit = self._look_up(sequence)
+        hit = self._pages.look_up(sequence)
         if hit is None:
             return SkipReason.PREFIX_IN_FLIGHT
-        fresh = blocks_needed(sequence.known, self.pool.block_size) - len(hit.blocks)
+        fresh = self._pages.fresh_blocks(sequence, hit)
         if not self.pool.can_allocate(fresh, hit.blocks, reserve=len(self._running)):
             return SkipReason.NO_BLOCKS
         cached = hit.tokens(self.pool.block_size)
         length, reason = step.share(cached, sequence.known - cached, knobs)
         if not length:
             return SkipReason.NO_BUDGET
-        self._start(sequence, hit, fresh, step)
+        self._start(sequence, hit, step)
         self._add_chunk(step, sequence, length, reason)
         return None
 
-    def _look_up(self, sequence: Sequence) -> PrefixHit | None:
-        """What the cache holds of a sequence; None while a running one computes its next block."""
-        if not self._prefix_caching or sequence.request.params.prompt_logprobs is not None:
-            return NO_HIT
-        keys = sequence.full_keys(self.pool.block_size)
-        hit = self.pool.match(sequence.root, keys, sequence.tokens, limit=sequence.known - 1)
-        following = len(hit.blocks)
-        if following < len(keys) and self.pool.promised(keys[following]):
-            return None
-        return hit
-
-    def _start(self, sequence: Sequence, hit: PrefixHit, fresh: int, step: Draft) -> None:
+    def _start(self, sequence: Sequence, hit: PrefixHit, step: Draft) -> None:
         reason = AdmitReason.NEW if sequence.status is Status.WAITING else AdmitReason.RESUMED
-        cached = sequence.planned = sequence.computed = hit.tokens(self.pool.block_size)
-        if reason is AdmitReason.NEW:
-            sequence.cached_tokens = cached
         sequence.enter(Status.RUNNING)
-        self.pool.share(hit.blocks)
-        sequence.table = [*hit.blocks, *self.pool.allocate(fresh)]
-        sequence.told = len(sequence.table)
-        sequence.registered = len(hit.blocks)
+        step.moves += self._pages.take(sequence, hit)
+        if reason is AdmitReason.NEW:
+            sequence.cached_tokens = sequence.computed
         sequence.skips, sequence.skip_reason = 0, None
-        if hit.copied:
-            step.moves.append(Move(hit.source, sequence.table[len(hit.blocks)]))
-        if self._prefix_caching:
-            sequence.promised = len(sequence.full_keys(self.pool.block_size))
-            self.pool.promise(sequence.keys[sequence.registered :])
         sequence.slot = self._slots.pop()
         insort(self._running, sequence, key=by_rank)
         self._admissions += 1
@@ -328,7 +307,7 @@ class Scheduler:
                 tuple(sequence.table),
             )
         )
-        self._events.append(Admitted(request.id, reason, cached, sequence.known, step.now))
+        self._events.append(Admitted(request.id, reason, sequence.computed, sequence.known, step.now))
 
     def _queue(self) -> Queue:
         head = self._waiting.peek()
@@ -361,8 +340,7 @@ class Scheduler:
             decodes += row.length == 1
             if sequence.epoch == epoch:
                 self._commit_row(sequence, row, i, output)
-        for table in self._fence.lift(plan.step):
-            self.pool.release(table)
+        self._pages.lift(plan.step)
         size = self.pool.block_size
         held = self.pool.num_blocks - self.pool.num_free
         slack = sum(len(s.table) * size - s.planned for s in self._running)
@@ -395,8 +373,7 @@ class Scheduler:
             sequence.tokens += output.tokens[i]
             self._events.append(Emitted(request_id, output.tokens[i], output.logprobs.get(i, ())))
             reason = sequence.finish_reason()
-        if self._prefix_caching:
-            self._register(sequence, tail=row.length > 1 and row.samples)
+        self._pages.register(sequence, tail=row.length > 1 and row.samples)
         if reason is not None:
             stop = sequence.tokens[-1] if reason is FinishReason.STOP else None
             self._finish(sequence, reason, stop_token=stop)
@@ -407,20 +384,6 @@ class Scheduler:
         if new:
             sequence.scored = start + len(scores)
             self._events.append(PromptScored(sequence.request.id, sequence.scored - len(new), new))
-
-    def _register(self, sequence: Sequence, *, tail: bool) -> None:
-        """Make computed blocks findable: full ones always, the partly filled last one when ``tail``."""
-        size = self.pool.block_size
-        full = sequence.computed // size
-        if full > sequence.registered:
-            keys = sequence.full_keys(size)
-            for i in range(sequence.registered, full):
-                parent = keys[i - 1] if i else sequence.root
-                self.pool.register(sequence.table[i], parent, sequence.tokens[i * size : (i + 1) * size])
-            sequence.registered = full
-        if tail and sequence.computed % size:
-            parent = sequence.full_keys(size)[full - 1] if full else sequence.root
-            self.pool.register(sequence.table[full], parent, sequence.tokens[full * size : sequence.computed])
 
     def _finish(
         self, sequence: Sequence, reason: FinishReason, message: str = "", stop_token: int | None = None
@@ -453,20 +416,11 @@ class Scheduler:
 
     def _leave(self, sequence: Sequence) -> None:
         """Give slot and blocks back; computed content stays findable."""
-        if self._prefix_caching:
-            self._register(sequence, tail=True)
-            self.pool.withdraw(sequence.keys[sequence.registered : sequence.promised])
         self._running.remove(sequence)
         self._slots.append(sequence.slot)
-        if sequence.last_step > self._committed:
-            self._fence.hold(sequence.table, until_step=sequence.last_step)
-        else:
-            self.pool.release(sequence.table)
+        self._pages.give_back(sequence, self._committed)
         sequence.epoch += 1
         sequence.slot = -1
-        sequence.table = []
-        sequence.computed = sequence.planned = sequence.pending = 0
-        sequence.registered = sequence.promised = 0
 
     # -- the rest ----------------------------------------------------------------------------------
 
@@ -476,13 +430,7 @@ class Scheduler:
 
     def check_books(self) -> None:
         """Raise AssertionError unless blocks, references, slots and queues agree with each other."""
-        self.pool.check()
-        tables = [s.table for s in self._running] + [table for _, table in self._fence.tables]
-        expected = [0] * self.pool.num_blocks
-        for table in tables:
-            for block in table:
-                expected[block] += 1
-        assert expected == self.pool.references(), "references differ from the tables"
+        self._pages.check(self._running)
         assert len({s.slot for s in self._running}) == len(self._running), "a slot is used twice"
         waiting = list(self._waiting)
         assert len(waiting) == len(self._waiting), f"{len(waiting)} wait, {len(self._waiting)} counted"
