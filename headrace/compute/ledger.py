@@ -1,8 +1,8 @@
 """Where the memory goes: weights, activations, and as many KV blocks as the rest holds.
 
 Sized once at start-up and printed, so that nothing is found out by running out. The bytes of a block come from
-`kv.bytes_per_block`, the blocks of a sequence from `core.capacity.blocks_needed`: start-up, admission and
-preemption cannot disagree. Next on the road: the planner prices other machines with the same ledger.
+`kv.bytes_per_block`, the blocks of a sequence and the bytes of a step's activations from `core.capacity`: start-up,
+admission, preemption and the planner cannot disagree.
 """
 
 from __future__ import annotations
@@ -11,15 +11,12 @@ from dataclasses import dataclass
 
 from headrace.compute.device import DeviceFacts
 from headrace.config import CacheOptions, ConfigError
-from headrace.core.capacity import blocks_needed
+from headrace.core.capacity import activation_bytes, blocks_needed
 
 CPU_KV_BYTES = 4 << 30
 CPU_KV_SHARE = 0.4
 """On a CPU the cache takes `CPU_KV_BYTES`, or what one longest sequence needs if that is more, but never more
 than this share of what is available: others live there too."""
-
-_SAMPLER_COPIES = 4
-"""Float32 copies of the logits that sampling may hold at once (shaped rows, probabilities, sorted candidates)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,18 +71,6 @@ class MemoryLedger:
         ]
 
 
-def activation_bytes(model: ModelSize, *, max_num_batched_tokens: int, max_num_seqs: int) -> int:
-    """An upper estimate of a step's activations beside weights and cache.
-
-    Per token: residual, its normed copy, attention in and out (8 hidden widths at the widest moment) and the
-    gate-up pair with its product (3 intermediate widths). Per sequence: the logits and what sampling makes of
-    them, in float32.
-    """
-    per_token = (8 * model.hidden_size + 3 * model.intermediate_size) * model.itemsize
-    per_sequence = (1 + _SAMPLER_COPIES) * model.vocab_size * 4
-    return max_num_batched_tokens * per_token + min(max_num_seqs, max_num_batched_tokens) * per_sequence
-
-
 def open_ledger(
     facts: DeviceFacts,
     model: ModelSize,
@@ -101,7 +86,12 @@ def open_ledger(
         ConfigError: a sequence of ``max_model_len`` would not fit; it names the longest that does.
     """
     activations = activation_bytes(
-        model, max_num_batched_tokens=max_num_batched_tokens, max_num_seqs=max_num_seqs
+        hidden_size=model.hidden_size,
+        intermediate_size=model.intermediate_size,
+        vocab_size=model.vocab_size,
+        itemsize=model.itemsize,
+        max_num_batched_tokens=max_num_batched_tokens,
+        max_num_seqs=max_num_seqs,
     )
     most = facts.free_bytes - activations
     needed = blocks_needed(max_model_len, options.block_size) * model.block_bytes

@@ -6,8 +6,9 @@ from dataclasses import replace
 import pytest
 
 from headrace.compute.device import DeviceFacts
-from headrace.compute.ledger import MemoryLedger, ModelSize, activation_bytes, open_ledger, shown_bytes
+from headrace.compute.ledger import MemoryLedger, ModelSize, open_ledger, shown_bytes
 from headrace.config import CacheOptions, ConfigError
+from headrace.core.capacity import activation_bytes
 
 GIB = 1 << 30
 MODEL = ModelSize(
@@ -30,7 +31,14 @@ def ledger(
     )
 
 
-ACTIVATIONS = activation_bytes(MODEL, max_num_batched_tokens=512, max_num_seqs=8)
+ACTIVATIONS = activation_bytes(
+    hidden_size=64,
+    intermediate_size=128,
+    vocab_size=1000,
+    itemsize=2,
+    max_num_batched_tokens=512,
+    max_num_seqs=8,
+)
 
 
 def test_cpu_takes_a_share_and_no_more_than_it_needs() -> None:

@@ -1,0 +1,188 @@
+"""A model on a device (or on several, as one replica): what fits, and how long a step takes at least.
+
+A step takes as long as its arithmetic or its reading, whichever is longer, plus the device's fixed overhead:
+
+```
+ operations  2 x weights x tokens  +  2 x LM head x sampling rows  +  4 x layers x heads x head size x contexts
+ bytes       weights once          +  keys and values of every row's context
+ seconds     max(operations / reached rate, bytes / reached bandwidth) + overhead
+```
+A replica on several devices (tensor parallel) is the same with memory, arithmetic and bandwidth multiplied, less what
+`PARALLEL_SHARE` says. It knows no queue and no arrival: next on the road, `capacity` asks how many requests per second
+a replica bears, and `search` has the simulator confirm it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from headrace.core.capacity import activation_bytes, blocks_needed
+from headrace.lab.plan.devices import DeviceSpec
+from headrace.lab.plan.shapes import ModelShape
+
+MEMORY_SHARE = 0.9
+"""The part of a device's memory that an engine uses; the server's ``--gpu-memory-utilization`` by default."""
+
+PARALLEL_SHARE = 0.85
+"""What is left of each device's speed when several compute one layer together: two all-reduces a layer cost the
+rest. A round figure for links like NVLink; measure before buying for less."""
+
+HEAD_BYTES = 2
+"""Bytes per weight of embedding and LM head, which quantized models keep in bfloat16."""
+
+ACTIVATION_BYTES = 2
+
+
+class Precision(NamedTuple):
+    """Bytes per weight of the layers' matrices and per element of keys and values; whether matrices are
+    multiplied as 8-bit integers."""
+
+    weight_bytes: float = 2.0
+    kv_bytes: float = 2.0
+    int8: bool = False
+
+
+BFLOAT16 = Precision()
+
+WEIGHTS: dict[str, Precision] = {
+    "bfloat16": BFLOAT16,
+    "int8": Precision(weight_bytes=1.0, int8=True),  # weights and activations
+    "int4": Precision(weight_bytes=0.5 + 2 / 128),  # weights alone, a bfloat16 scale for each 128 of them
+}
+KV_BYTES: dict[str, float] = {
+    "bfloat16": 2.0,
+    "int8": 1.0 + 4 / 128,  # a float32 scale per token and head of 128
+}
+
+
+class Load(NamedTuple):
+    """The work of one step. ``decodes`` rows draw a token each, ``prefill_tokens`` belong to prompts.
+
+    ``contexts`` is the sum over all tokens of the context that each attends to; ``read_tokens`` the positions
+    whose keys and values are read (once a row, however many tokens it has); ``samples`` the rows that need the
+    LM head.
+    """
+
+    decodes: int
+    prefill_tokens: int
+    contexts: float
+    read_tokens: float
+    samples: int
+
+
+def decoding(rows: int, context: float) -> Load:
+    """A step in which ``rows`` sequences of a mean ``context`` draw one token each."""
+    return Load(rows, 0, rows * context, rows * context, rows)
+
+
+def chunk(start: int, length: int, *, last: bool) -> Load:
+    """Positions ``[start, start + length)`` of one prompt, alone in a step."""
+    return Load(0, length, length * (start + length / 2), start + length, int(last))
+
+
+@dataclass(frozen=True, slots=True)
+class Replica:
+    """One engine: a model on ``degree`` devices of a kind. Bytes are of all its devices together.
+
+    ``degree`` must divide the model's heads of keys and values.
+    """
+
+    shape: ModelShape
+    device: DeviceSpec
+    degree: int = 1
+    precision: Precision = BFLOAT16
+
+    # -- memory ------------------------------------------------------------------------------------
+
+    @property
+    def weight_bytes(self) -> int:
+        shape = self.shape
+        matrices = shape.linear_parameters * self.precision.weight_bytes
+        return round(matrices + (shape.num_parameters - shape.linear_parameters) * HEAD_BYTES)
+
+    @property
+    def kv_bytes_per_token(self) -> int:
+        return self.shape.kv_bytes_per_token(self.precision.kv_bytes)
+
+    def workspace_bytes(self, max_num_batched_tokens: int, max_num_seqs: int) -> int:
+        """What the activations of the largest step need, on every device."""
+        return self.degree * activation_bytes(
+            hidden_size=self.shape.hidden_size,
+            intermediate_size=self.shape.intermediate_size,
+            vocab_size=self.shape.vocab_size,
+            itemsize=ACTIVATION_BYTES,
+            max_num_batched_tokens=max_num_batched_tokens,
+            max_num_seqs=max_num_seqs,
+        )
+
+    def num_blocks(self, block_size: int, max_num_batched_tokens: int, max_num_seqs: int) -> int:
+        """Blocks of keys and values that fit beside weights and workspace; 0 where these alone do not fit."""
+        usable = int(self.degree * self.device.memory_bytes * MEMORY_SHARE)
+        left = usable - self.weight_bytes - self.workspace_bytes(max_num_batched_tokens, max_num_seqs)
+        return max(0, left) // (block_size * self.kv_bytes_per_token)
+
+    def sequences_that_fit(self, context: int, num_blocks: int, block_size: int) -> int:
+        """Sequences of ``context`` tokens that the blocks hold at once."""
+        return num_blocks // blocks_needed(context, block_size)
+
+    # -- time --------------------------------------------------------------------------------------
+
+    def step_seconds(self, load: Load) -> float:
+        """How long a step takes."""
+        arithmetic = self._linear_seconds(load) + self._attention_flops(load) / self._rate(
+            self.device.bf16_flops
+        )
+        return max(arithmetic, self._read_bytes(load) / self._bandwidth) + self.device.step_overhead_seconds
+
+    def prefill_seconds(self, prompt: int, max_num_batched_tokens: int) -> float:
+        """How long a prompt takes alone, in steps of at most ``max_num_batched_tokens``."""
+        total, start = 0.0, 0
+        while start < prompt:
+            length = min(max_num_batched_tokens, prompt - start)
+            total += self.step_seconds(chunk(start, length, last=start + length == prompt))
+            start += length
+        return total
+
+    def flops(self, load: Load) -> float:
+        """Operations that the model itself needs for a step: the numerator of MFU."""
+        shape = self.shape
+        tokens = load.decodes + load.prefill_tokens
+        matrices = 2 * (shape.linear_parameters * tokens + shape.table_parameters * load.samples)
+        return matrices + self._attention_flops(load)
+
+    def mfu(self, load: Load) -> float:
+        """Model FLOPs utilization: the step's operations as a share of the devices' bf16 peak."""
+        return self.flops(load) / (self.step_seconds(load) * self.degree * self.device.bf16_flops)
+
+    @property
+    def dollars_per_hour(self) -> float:
+        return self.degree * self.device.dollars_per_hour
+
+    # -- the parts ---------------------------------------------------------------------------------
+
+    @property
+    def _speed(self) -> float:
+        return 1.0 if self.degree == 1 else self.degree * PARALLEL_SHARE
+
+    @property
+    def _bandwidth(self) -> float:
+        return self.device.reached_bandwidth * self._speed
+
+    def _rate(self, peak: float) -> float:
+        return peak * self.device.efficiency_compute * self._speed
+
+    def _linear_seconds(self, load: Load) -> float:
+        tokens = load.decodes + load.prefill_tokens
+        matrices = 2 * self.shape.linear_parameters * tokens
+        head = 2 * self.shape.table_parameters * load.samples
+        peak = self.device.int8_ops if self.precision.int8 else self.device.bf16_flops
+        return matrices / self._rate(peak) + head / self._rate(self.device.bf16_flops)
+
+    def _attention_flops(self, load: Load) -> float:
+        return 4 * self.shape.num_layers * self.shape.num_heads * self.shape.head_dim * load.contexts
+
+    def _read_bytes(self, load: Load) -> float:
+        matrices = self.shape.linear_parameters * self.precision.weight_bytes
+        head = self.shape.table_parameters * HEAD_BYTES if load.samples else 0
+        return matrices + head + load.read_tokens * self.kv_bytes_per_token
