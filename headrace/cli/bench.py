@@ -27,11 +27,11 @@ PANEL = "Workload options"
 DatasetName = Annotated[
     str,
     typer.Option(
-        help="high-variance, high-variance-chats, fixed, log-normal, shared-prefix or jsonl.",
+        help="high-variance, high-variance-chats, fixed, log-normal, shared-prefix, jsonl or trace.",
         rich_help_panel=PANEL,
     ),
 ]
-DatasetPath = Annotated[str | None, typer.Option(help="File of prompts for jsonl.", rich_help_panel=PANEL)]
+DatasetPath = Annotated[str | None, typer.Option(help="File of jsonl or trace.", rich_help_panel=PANEL)]
 NumPrompts = Annotated[int, typer.Option(min=1, help="Requests.", rich_help_panel=PANEL)]
 InputLen = Annotated[int, typer.Option(min=1, help="Prompt tokens.", rich_help_panel=PANEL)]
 OutputLen = Annotated[int, typer.Option(min=1, help="Answer tokens.", rich_help_panel=PANEL)]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import random
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from headrace.lab.workload.work import Work
 
@@ -32,3 +32,48 @@ def poisson(count: int, rate: float, seed: int, burstiness: float = 1.0) -> list
 def arriving(work: Sequence[Work], times: Sequence[float]) -> tuple[Work, ...]:
     """The same work at other times, in order of arrival."""
     return tuple(dataclasses.replace(w, arrival=t) for w, t in zip(work, sorted(times), strict=True))
+
+
+def gamma_process(rate: float, rng: random.Random, burstiness: float = 1.0) -> Iterator[float]:
+    """Endless arrival times at a mean of ``rate`` per second; gaps as in `poisson`."""
+    now = 0.0
+    while True:
+        now += rng.gammavariate(burstiness, 1.0) / (burstiness * rate)
+        yield now
+
+
+def modulated(rate: float, rng: random.Random, ratio: float, stay: float) -> Iterator[float]:
+    """A Poisson process that turns between calm and a burst of ``ratio`` times the calm's rate.
+
+    Each state lasts ``stay`` seconds in the mean, exponentially distributed, and the mean over both is ``rate``: the
+    Markov-modulated Poisson process of two states.
+    """
+    calm = 2.0 * rate / (1.0 + ratio)
+    now, bursting, until = 0.0, False, rng.expovariate(1.0 / stay)
+    while True:
+        due = now + rng.expovariate(calm * ratio if bursting else calm)
+        if due < until:
+            now = due
+            yield now
+        else:  # memoryless: begin anew where the state changes
+            now, bursting, until = until, not bursting, until + rng.expovariate(1.0 / stay)
+
+
+DAY = 86_400.0
+DEPTH = 0.7
+"""By how much of the mean the rate of a day swings; production traces lie between 0.5 and 0.8."""
+
+
+def diurnal(rate: float, rng: random.Random, peak_hour: float = 15.0, day: float = DAY) -> Iterator[float]:
+    """A Poisson process whose rate follows a day: a sinusoid around ``rate`` with its crest at ``peak_hour``.
+
+    Time 0 is midnight. Drawn by thinning (Lewis and Shedler, 1979). A shorter ``day`` keeps its form.
+    """
+    most = rate * (1.0 + DEPTH)
+    now = 0.0
+    while True:
+        now += rng.expovariate(most)
+        hour = 24.0 * now / day
+        wanted = rate * (1.0 + DEPTH * math.cos(2.0 * math.pi * (hour - peak_hour) / 24.0))
+        if rng.random() * most < wanted:
+            yield now

@@ -10,7 +10,15 @@ from pathlib import Path
 from headrace.lab.workload.arrivals import arriving, poisson
 from headrace.lab.workload.chats import high_variance_chats
 from headrace.lab.workload.files import jsonl
-from headrace.lab.workload.tokens import fixed_lengths, high_variance, log_normal_lengths, shared_prefix
+from headrace.lab.workload.synthesis import Synthesis, replayed
+from headrace.lab.workload.tokens import (
+    VOCABULARY,
+    fixed_lengths,
+    high_variance,
+    log_normal_lengths,
+    shared_prefix,
+)
+from headrace.lab.workload.traces import BadTrace, read_trace
 from headrace.lab.workload.work import Work
 
 
@@ -23,7 +31,7 @@ class Dataset:
     """Everything that a workload is drawn from; equal values give equal workloads.
 
     ``input_len`` and ``output_len`` are tokens, and mean what the dataset makes of them: fixed, a median, or
-    a bound. ``rate`` is in requests per second; infinite means that all are due at the start.
+    a bound. ``rate`` is in requests per second; infinite means that all are due at the start, or when the trace says.
     """
 
     name: str = "high-variance"
@@ -40,11 +48,13 @@ class Dataset:
         """The workload, in order of arrival.
 
         Raises:
-            BadDataset: an unknown name, or ``jsonl`` without a path.
+            BadDataset: an unknown name, or a file that is missing or is no such file.
         """
         if self.name not in DATASETS:
             raise BadDataset(f"there is no dataset {self.name!r}; there are {', '.join(DATASETS)}")
         work = DATASETS[self.name](self)
+        if self.name == "trace" and math.isinf(self.rate):
+            return work  # it has its own times
         return arriving(work, poisson(len(work), self.rate, self.seed, self.burstiness))
 
 
@@ -54,6 +64,15 @@ def _jsonl(d: Dataset) -> tuple[Work, ...]:
     return jsonl(Path(d.path), d.count, d.output_len, d.seed)
 
 
+def _trace(d: Dataset) -> tuple[Work, ...]:
+    if d.path is None:
+        raise BadDataset("the dataset trace needs the path of a file")
+    try:
+        return tuple(replayed(read_trace(Path(d.path), d.count), Synthesis(VOCABULARY, d.seed)))
+    except BadTrace as error:
+        raise BadDataset(str(error)) from None
+
+
 DATASETS: Mapping[str, Callable[[Dataset], tuple[Work, ...]]] = {
     "high-variance": lambda d: high_variance(d.count, d.input_len, d.seed),
     "high-variance-chats": lambda d: high_variance_chats(d.count, d.seed),
@@ -61,4 +80,5 @@ DATASETS: Mapping[str, Callable[[Dataset], tuple[Work, ...]]] = {
     "log-normal": lambda d: log_normal_lengths(d.count, d.input_len, d.output_len, seed=d.seed),
     "shared-prefix": lambda d: shared_prefix(d.count, d.prefix_len, d.input_len, d.output_len, d.seed),
     "jsonl": _jsonl,
+    "trace": _trace,
 }

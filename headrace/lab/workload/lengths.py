@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 HIGH_VARIANCE: tuple[tuple[float, int, int], ...] = ((0.80, 4, 29), (0.16, 30, 200), (0.04, 801, 1200))
 """Shares of answers and their least and most tokens: many that are done at once, few that go on and on."""
@@ -33,3 +33,38 @@ def mixture(count: int, shares: Sequence[tuple[float, int, int]], rng: random.Ra
     lengths += [rng.randint(low, high) for _ in range(count - len(lengths))]
     rng.shuffle(lengths)
     return lengths
+
+
+Length = Callable[[random.Random], int]
+"""Draws one length."""
+
+LONGEST = 32
+"""Times the median that a drawn log-normal length may reach."""
+
+_FORMS = "N (fixed), uniform:LOW:HIGH or lognormal:MEDIAN:SIGMA"
+
+
+def length(text: str) -> Length:
+    """A distribution of lengths from its name: ``200``, ``uniform:50:400`` or ``lognormal:800:1.0``.
+
+    Log-normal lengths are cut at `LONGEST` times their median.
+
+    Raises:
+        ValueError: another form, or lengths below 1.
+    """
+    kind, _, rest = text.partition(":")
+    try:
+        numbers = [float(part) for part in (rest or kind).split(":")]
+        if not rest and numbers[0] >= 1:
+            fixed = int(numbers[0])
+            return lambda rng: fixed
+        first, second = numbers
+        if kind == "uniform" and 1 <= first <= second:
+            low, high = int(first), int(second)
+            return lambda rng: rng.randint(low, high)
+        if kind == "lognormal" and first >= 1 and second >= 0:
+            most = int(LONGEST * first)
+            return lambda rng: log_normal(1, int(first), second, 1, most, rng)[0]
+    except (ValueError, IndexError):
+        pass
+    raise ValueError(f"{text!r} is no distribution of lengths: expected {_FORMS}, of at least 1 token")

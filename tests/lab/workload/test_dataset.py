@@ -17,7 +17,7 @@ from headrace.lab.workload.files import BadLine, jsonl
 from headrace.lab.workload.lengths import log_normal
 from headrace.lab.workload.tokens import long_among_decoders, shared_prefix
 
-DRAWN = [name for name in DATASETS if name != "jsonl"]
+DRAWN = [name for name in DATASETS if name not in ("jsonl", "trace")]
 
 
 @pytest.mark.parametrize("name", DRAWN)
@@ -114,3 +114,17 @@ def test_an_unknown_dataset_is_refused() -> None:
         Dataset("nothing").draw()
     with pytest.raises(BadDataset, match="path"):
         Dataset("jsonl").draw()
+
+
+def test_a_trace_comes_at_its_own_times_unless_a_rate_is_given(tmp_path: Path) -> None:
+    path = tmp_path / "trace.csv"
+    path.write_text("timestamp_s,input_tokens,output_tokens\n0,5,3\n2,6,4\n4,7,5\n")
+    work = Dataset("trace", str(path), count=2).draw()
+    assert [(each.arrival, len(each.prompt), each.max_tokens) for each in work] == [(0.0, 5, 3), (2.0, 6, 4)]
+    denser = Dataset("trace", str(path), count=3, rate=10.0).draw()
+    assert denser[-1].arrival == pytest.approx(0.3)
+    with pytest.raises(BadDataset, match="needs the path"):
+        Dataset("trace").draw()
+    path.write_text("what\n")
+    with pytest.raises(BadDataset, match="no known trace"):
+        Dataset("trace", str(path)).draw()

@@ -1,0 +1,34 @@
+"""One call of a trace: when it came, how long it was and whose, without any text.
+
+Content is told by reference: a `Span` names a stream of tokens and a stretch of it. Two calls that name the same
+stretch share these tokens, whatever they are; `lab.workload.synthesis` makes them up.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+
+class Span(NamedTuple):
+    """Tokens ``[start, start + length)`` of a stream; equal streams have equal tokens, others differ."""
+
+    stream: int
+    start: int
+    length: int
+
+
+class Call(NamedTuple):
+    """A call of a language model.
+
+    ``arrival`` is in seconds after the first call. ``content`` are the prompt's spans, which add up to
+    ``prompt_tokens``; empty where nothing is known to be shared with anybody. ``answer`` is where the answer's
+    tokens come from, for a later turn that contains them.
+    """
+
+    arrival: float
+    prompt_tokens: int
+    output_tokens: int
+    tenant: str = "default"
+    service_class: str = "default"
+    content: tuple[Span, ...] = ()
+    answer: Span | None = None

@@ -1,0 +1,43 @@
+"""The same trace, denser, shorter or longer."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterable, Iterator, Sequence
+
+from headrace.lab.workload.call import Call
+
+RUN_CALLS = 64
+"""Neighbours that a longer trace takes over together, so that bursts stay bursts (a block bootstrap)."""
+
+
+def speedup(calls: Iterable[Call], factor: float) -> Iterator[Call]:
+    """The calls ``factor`` times as close to each other: so many times the load.
+
+    Raises:
+        ValueError: a factor that is not above 0.
+    """
+    if not factor > 0:
+        raise ValueError(f"a speedup must be above 0, got {factor:g}")
+    return (call._replace(arrival=call.arrival / factor) for call in calls)
+
+
+def resampled(calls: Sequence[Call], count: int, seed: int = 0) -> Iterator[Call]:
+    """``count`` calls drawn with replacement, each with its own gap to the call before it.
+
+    Runs of `RUN_CALLS` neighbours are drawn together. Content comes along: a call that is drawn twice asks for the
+    same tokens twice.
+
+    Raises:
+        ValueError: nothing to draw from.
+    """
+    if not calls:
+        raise ValueError("an empty trace cannot be drawn from")
+    rng = random.Random(seed)
+    now: float | None = None
+    for start in range(0, count, RUN_CALLS):
+        at = rng.randrange(len(calls))
+        for i in range(at, at + min(RUN_CALLS, count - start)):
+            before, call = calls[(i - 1) % len(calls)], calls[i % len(calls)]
+            now = 0.0 if now is None else now + max(0.0, call.arrival - before.arrival)
+            yield call._replace(arrival=now)

@@ -1,0 +1,89 @@
+"""Tokens for calls that have none: equal spans get equal tokens, different streams differ from their first token on.
+
+All streams are stretches of one random pool, so that a prompt of a thousand tokens costs two copies and not a
+thousand draws. What tells streams apart is a mark at their start, their number written in tokens; the stretch begins
+at a place of the pool that follows from the number too.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterable, Iterator
+
+from headrace.lab.workload.call import Call, Span
+from headrace.lab.workload.work import Work
+
+WIDE = range(1 << 40)
+"""Vocabulary where no model minds: a mark is one token, so that no two streams begin alike."""
+
+POOL_TOKENS = 1 << 16
+_NUMBERS = 1 << 40
+_SCATTER = 0x9E3779B1
+
+
+class Synthesis:
+    """Makes tokens of spans, all ids within ``vocabulary``.
+
+    Streams have numbers from 0 up; calls without content get streams of their own.
+    """
+
+    def __init__(self, vocabulary: range = WIDE, seed: int = 0) -> None:
+        rng = random.Random(seed)
+        pool = tuple(rng.choice(vocabulary) for _ in range(POOL_TOKENS))
+        self._pool = pool + pool
+        self._vocabulary = vocabulary
+        self._mark_tokens = 1
+        while len(vocabulary) ** self._mark_tokens < _NUMBERS:
+            self._mark_tokens += 1
+        self._alone = 0
+
+    def prompt(self, call: Call) -> tuple[int, ...]:
+        """The prompt of a call; one without content shares nothing with any other."""
+        if not call.content:
+            self._alone += 1
+            return self._tokens(2 * self._alone + 1, 0, call.prompt_tokens)
+        if len(call.content) == 1:
+            return self.span(call.content[0])
+        return tuple(token for span in call.content for token in self.span(span))
+
+    def answer(self, call: Call) -> tuple[int, ...]:
+        """The answer of a call."""
+        return self.span(call.answer) if call.answer else self._pool[: call.output_tokens]
+
+    def span(self, span: Span) -> tuple[int, ...]:
+        """The tokens of a span."""
+        return self._tokens(2 * span.stream, span.start, span.length)
+
+    def _tokens(self, number: int, start: int, length: int) -> tuple[int, ...]:
+        marked = self._mark_tokens - start
+        if marked > 0:
+            return (self._mark(number)[start:] + self._stretch(number, self._mark_tokens, length - marked))[
+                :length
+            ]
+        return self._stretch(number, start, length)
+
+    def _mark(self, number: int) -> tuple[int, ...]:
+        tokens = []
+        for _ in range(self._mark_tokens):
+            number, digit = divmod(number, len(self._vocabulary))
+            tokens.append(self._vocabulary[digit])
+        return tuple(tokens)
+
+    def _stretch(self, number: int, start: int, length: int) -> tuple[int, ...]:
+        at = (number * _SCATTER + start) % POOL_TOKENS
+        if length <= POOL_TOKENS:
+            return self._pool[at : at + max(0, length)]
+        return tuple(self._pool[(at + i) % POOL_TOKENS] for i in range(length))
+
+
+def replayed(calls: Iterable[Call], synthesis: Synthesis) -> Iterator[Work]:
+    """The calls as work for a server or engine, each answer exactly as long as it was."""
+    for number, call in enumerate(calls):
+        yield Work(
+            f"w{number}",
+            synthesis.prompt(call),
+            call.output_tokens,
+            call.arrival,
+            ignore_eos=True,
+            expect=call.tenant,
+        )
