@@ -1,0 +1,266 @@
+"""How long an answer will be, learnt from those that have ended: quantiles by tenant, adapter and ``max_tokens``.
+
+```
+ a request's key     tenant, adapter, class  ->  adapter, class  ->  class  ->  everybody  ->  prior
+ its distribution    what its key has seen, and BACK_OFF observations' worth of the next coarser one
+```
+The class is the power of two of ``max_tokens``: callers who allow 64 tokens and those who allow 4096 want different
+things. Because each key is mixed with the coarser one instead of being replaced by it, there is one distribution per
+request, and what it says of an answer that has already produced ``given`` tokens can only grow with ``given``.
+
+Lengths are counted in buckets an eighth of their power of two wide, older ones with decaying weight, so that drift is
+followed. Whoever reached the limit is counted apart from lengths: a request of the same class with another limit would
+have reached that one. Nothing here knows what the prediction is for.
+"""
+
+from __future__ import annotations
+
+import math
+from array import array
+from bisect import bisect_left
+from collections import OrderedDict
+from itertools import accumulate, pairwise
+
+from headrace.core.request import Request
+
+MEMORY = 1000
+"""Observations of one key after which an older one has lost 63 % of its weight."""
+
+BACK_OFF = 8.0
+"""How many observations of its own weigh as much as what the coarser key says."""
+
+MAX_KEYS = 512
+"""Keys that are remembered; the one without news for longest is forgotten first."""
+
+PRIOR_TOKENS = 256
+"""Mean of what is assumed before any answer has ended: the order of a chat answer in public traces."""
+
+RESCALE = 1e9
+"""The newest weight at which a key's weights are divided by it, before floats lose the oldest."""
+
+LONGEST = (1 << 24) - 1
+"""Answers are taken to be no longer than this."""
+
+
+def _bucket(tokens: int) -> int:
+    """The bucket of a length of at least 1: single tokens up to 15, then eight per power of two."""
+    shift = max(0, tokens.bit_length() - 4)
+    return (shift << 3) + (tokens >> shift) - 1
+
+
+def _shortest(bucket: int) -> int:
+    """The least length in a bucket."""
+    shift = max(0, (bucket + 1 >> 3) - 1)
+    return bucket + 1 - (shift << 3) << shift
+
+
+_Key = tuple[str | int, ...]
+
+BUCKETS = _bucket(LONGEST) + 1
+EDGES = [_shortest(bucket) - 1 for bucket in range(BUCKETS + 1)]
+"""Bucket ``i`` holds the lengths above ``EDGES[i]`` up to ``EDGES[i + 1]``."""
+
+WIDTHS = [high - low for low, high in pairwise(EDGES)]
+
+
+def _prior() -> list[float]:
+    """Mass per bucket of a Lomax law of shape 2: whoever has produced much may well produce as much again."""
+    survival = [(1 + edge / PRIOR_TOKENS) ** -2 for edge in EDGES]
+    return [*(high - low for high, low in pairwise(survival)), survival[-1]]
+
+
+PRIOR = _prior()
+
+
+class _Lengths:
+    """Weighted counts per bucket of one key, and the distribution made of them when it is asked for.
+
+    ``counts`` has one more entry than there are buckets: whoever reached the limit. ``weight`` is that of the newest
+    observation, which grows instead of the old ones shrinking. ``falling[i]`` is minus the probability of more than
+    ``EDGES[i]`` tokens: minus, so that it ascends for `bisect`, and summed from the tail, so that a rare long answer
+    keeps its digits. ``area[i]`` is the integral of that probability from ``EDGES[i]`` up.
+    """
+
+    __slots__ = (
+        "_base",
+        "_due",
+        "_settled",
+        "_total",
+        "_weight",
+        "area",
+        "coarser",
+        "counts",
+        "falling",
+        "key",
+        "mass",
+    )
+
+    def __init__(self, key: _Key, coarser: _Lengths | None) -> None:
+        self.key = key
+        self.coarser = coarser
+        self.counts = [0.0] * (BUCKETS + 1)
+        self._total = 0.0
+        self._weight = 1.0
+        self._due = 0.0
+        self._settled = -1
+        self._base: list[float] = []
+        self.mass: list[float] = []
+        self.falling = array("d")
+        self.area = array("d")
+
+    def add(self, bucket: int) -> None:
+        """Count one more, and let all before it weigh a little less."""
+        self._weight *= 1 + 1 / MEMORY
+        self.counts[bucket] += self._weight
+        self._total += self._weight
+        if self._weight > RESCALE:
+            self.counts = [count / self._weight for count in self.counts]
+            self._total /= self._weight
+            self._due /= self._weight
+            self._weight = 1.0
+
+    def settle(self, news: int) -> None:
+        """Bring the distribution up to date, if there is news since it was last asked for.
+
+        It is made anew when a sixteenth of what has been seen has been added, or the coarser one was made anew: the
+        work per observation stays a few operations.
+        """
+        if news == self._settled:
+            return
+        self._settled = news
+        base = PRIOR
+        if self.coarser is not None:
+            self.coarser.settle(news)
+            base = self.coarser.mass
+        if self._total < self._due and base is self._base:
+            return
+        self._base = base
+        seen = self._total / self._weight
+        self._due = self._total + self._weight * max(1.0, seen / 16)
+        own, borrowed = 1 / (self._weight * (seen + BACK_OFF)), BACK_OFF / (seen + BACK_OFF)
+        self.mass = [count * own + share * borrowed for count, share in zip(self.counts, base, strict=True)]
+        beyond = list(accumulate(reversed(self.mass)))  # from the top edge down to no token at all
+        self.falling = array("d", [-share for share in reversed(beyond)])
+        strips = [
+            (low + high) / 2 * width
+            for (low, high), width in zip(pairwise(beyond), reversed(WIDTHS), strict=True)
+        ]
+        self.area = array("d", [*accumulate(strips, initial=0.0)][::-1])
+
+    def beyond(self, tokens: int) -> float:
+        """The probability of more than so many tokens."""
+        if tokens <= 0:
+            return -self.falling[0]
+        i = _bucket(tokens)
+        here = self.falling[i]
+        return -here - (self.falling[i + 1] - here) * (tokens - EDGES[i]) / WIDTHS[i]
+
+    def area_beyond(self, tokens: int) -> float:
+        """The integral of `beyond` from so many tokens up."""
+        if tokens <= 0:
+            return self.area[0]
+        i = _bucket(tokens)
+        return self.area[i + 1] + (EDGES[i + 1] - tokens) * (self.beyond(tokens) - self.falling[i + 1]) / 2
+
+    def reaching(self, share: float) -> float:
+        """The length that an answer exceeds with probability ``share``; infinite if more reach their limit."""
+        i = bisect_left(self.falling, -share)
+        if i > BUCKETS:
+            return math.inf
+        if i == 0:
+            return 0.0
+        before = self.falling[i - 1]
+        return EDGES[i - 1] + WIDTHS[i - 1] * (-share - before) / (self.falling[i] - before)
+
+
+class LengthPredictor:
+    """Predicts the output tokens of requests from those that have ended.
+
+    Every answer lies between 1 (and ``min_tokens``) and the request's limit, which is the lesser of ``max_tokens`` and
+    what ``max_model_len`` leaves beside the prompt. A request that ignores the end of text reaches its limit.
+    """
+
+    def __init__(self, max_model_len: int) -> None:
+        self._max_model_len = max_model_len
+        self._keys: OrderedDict[_Key, _Lengths] = OrderedDict()
+        self._nothing = _Lengths((), None)
+        self._news = 0
+
+    def limit(self, request: Request) -> int:
+        """The most tokens that the answer can have."""
+        room = max(1, self._max_model_len - len(request.tokens))
+        asked = request.params.max_tokens
+        return min(room, LONGEST) if asked is None else min(room, asked, LONGEST)
+
+    def observe(self, request: Request, output_tokens: int) -> None:
+        """An answer has ended by itself or at its limit; one that was cancelled or failed says nothing of lengths."""
+        reached = output_tokens >= self.limit(request)
+        bucket = BUCKETS if reached else _bucket(max(1, output_tokens))
+        lengths: _Lengths | None = self._keys.get(_finest(request)) or self._found(request)
+        while lengths is not None:
+            lengths.add(bucket)
+            self._keys.move_to_end(lengths.key)  # after those below it: it is not forgotten before them
+            lengths = lengths.coarser
+        self._news += 1
+        while len(self._keys) > MAX_KEYS:
+            self._keys.popitem(last=False)
+
+    def quantile(self, request: Request, q: float, given: int = 0) -> int:
+        """The total output tokens that the answer stays within with probability ``q``.
+
+        Args:
+            request: whose answer.
+            q: at least 0 and below 1.
+            given: the tokens that it has produced already without ending.
+        """
+        limit = self.limit(request)
+        least = max(given + 1, min(request.params.min_tokens, limit))
+        if least >= limit or _certain(request):
+            return limit
+        lengths = self._lengths(request)
+        length = lengths.reaching(lengths.beyond(given) * (1 - q))
+        return limit if length >= limit else max(least, math.ceil(length - 1e-9))
+
+    def expected(self, request: Request, given: int = 0) -> float:
+        """The mean of the total output tokens, when ``given`` have been produced without ending."""
+        limit = self.limit(request)
+        least = max(given + 1, min(request.params.min_tokens, limit))
+        if least >= limit or _certain(request):
+            return float(limit)
+        lengths = self._lengths(request)
+        further = (lengths.area_beyond(given) - lengths.area_beyond(limit)) / lengths.beyond(given)
+        # Half a token: the integral takes a length of n to lie anywhere in the unit below n.
+        return min(float(limit), max(float(least), given + further + 0.5))
+
+    def _found(self, request: Request) -> _Lengths:
+        """Begin to remember a request's key, and those above it where they are new too."""
+        lengths = self._keys.setdefault((), self._nothing)
+        for key in _keys(request)[1:]:
+            lengths = self._keys.get(key) or _Lengths(key, lengths)
+            self._keys[key] = lengths
+        return lengths
+
+    def _lengths(self, request: Request) -> _Lengths:
+        lengths = self._keys.get(_finest(request))
+        if lengths is None:
+            known = (self._keys.get(key) for key in reversed(_keys(request)))
+            lengths = next((each for each in known if each is not None), self._nothing)
+        lengths.settle(self._news)
+        return lengths
+
+
+def _certain(request: Request) -> bool:
+    """Whether nothing but the limit can end the answer."""
+    params = request.params
+    return params.ignore_eos and not params.stop and not params.stop_token_ids
+
+
+def _finest(request: Request) -> _Key:
+    asked = request.params.max_tokens
+    return 0 if asked is None else asked.bit_length(), request.adapter, request.tenant
+
+
+def _keys(request: Request) -> list[_Key]:
+    """A request's keys, the coarsest first."""
+    finest = _finest(request)
+    return [finest[:parts] for parts in range(len(finest) + 1)]
