@@ -1,0 +1,115 @@
+"""How many requests per second one replica can bear, by arithmetic alone: what prunes the search.
+
+In a steady state ``n`` sequences run; a step draws ``n`` tokens, so ``n / output`` requests end in it and as many
+prompts begin: the step's prefill is ``n / output`` times what a prompt has to compute.
+
+```
+ requests per second = n / (output x seconds(step of n)),   with n bounded by
+   memory   blocks of n mean contexts              pace   seconds(step of n) <= tokens' pace that is promised
+```
+It is kind: no queue, no burst, an endless prefix cache. What fails here fails in the simulator too.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from headrace.core.capacity import blocks_needed
+from headrace.lab.plan.demand import Demand
+from headrace.lab.plan.roofline import Load, Replica, decoding
+
+MOST_SEQUENCES = 1024
+"""Sequences of one replica that the search will go up to."""
+
+
+@dataclass(frozen=True, slots=True)
+class Slo:
+    """What is promised: seconds to the first token, seconds per further token, to which share of the requests."""
+
+    ttft: float
+    tpot: float
+    share: float = 0.95
+
+
+class Settings(NamedTuple):
+    """The settings of an engine that the search chooses."""
+
+    max_num_seqs: int
+    max_num_batched_tokens: int
+    block_size: int = 16
+
+
+class Steady(NamedTuple):
+    """A replica in its steady state: sequences that run, the step's seconds, and what that makes per second."""
+
+    sequences: int
+    step_seconds: float
+    requests_per_second: float
+
+
+class Impossible(ValueError):
+    """A replica that cannot keep the promise at any load; the message says why."""
+
+
+def steady(replica: Replica, demand: Demand, sequences: int) -> Steady:
+    """The steady state with so many sequences running."""
+    ending = sequences / demand.output_tokens
+    prefill = ending * demand.fresh_tokens
+    load = Load(
+        decodes=sequences,
+        prefill_tokens=round(prefill),
+        contexts=sequences * demand.context + prefill * (demand.prompt_tokens - demand.fresh_tokens / 2),
+        read_tokens=sequences * demand.context + ending * demand.prompt_tokens,
+        samples=sequences + round(ending),
+    )
+    seconds = replica.step_seconds(load)
+    return Steady(sequences, seconds, ending / seconds)
+
+
+def best_steady(replica: Replica, demand: Demand, slo: Slo, settings: Settings) -> Steady:
+    """The steady state with the most requests per second that keeps the pace and fits in memory.
+
+    Raises:
+        Impossible: the weights, the longest request, one stream's pace or one prompt's time already break a bound.
+    """
+    name = f"{replica.degree} x {replica.device.name}"
+    blocks = replica.num_blocks(settings.block_size, settings.max_num_batched_tokens, settings.max_num_seqs)
+    if not blocks:
+        raise Impossible(
+            f"{name}: weights of {replica.weight_bytes / 1e9:.1f} GB and workspace leave no memory for keys and values"
+        )
+    if blocks_needed(demand.longest, settings.block_size) > blocks:
+        raise Impossible(
+            f"{name}: the longest request has {demand.longest} tokens; keys and values of"
+            f" {blocks * settings.block_size} fit beside the weights"
+        )
+    alone = replica.step_seconds(decoding(1, demand.context))
+    if alone > slo.tpot:
+        raise Impossible(
+            f"{name}: a single stream takes {1e3 * alone:.1f} ms per token; {1e3 * slo.tpot:.1f} are promised"
+        )
+    prompt = demand.prompt_at(slo.share)
+    first = replica.prefill_seconds(prompt, settings.max_num_batched_tokens)
+    if not demand.shares_prefixes and first > slo.ttft:
+        raise Impossible(
+            f"{name}: a prompt of {prompt} tokens alone takes {first:.2f} s; {slo.ttft:.2f} are promised"
+        )
+    mean_context = max(1, round(demand.context))
+    most = min(
+        settings.max_num_seqs,
+        max(1, replica.sequences_that_fit(mean_context, blocks, settings.block_size)),
+    )
+    return steady(replica, demand, _largest(replica, demand, slo.tpot, most))
+
+
+def _largest(replica: Replica, demand: Demand, pace: float, most: int) -> int:
+    """The most sequences, between 1 and ``most``, whose step keeps the pace: steps only grow with their number."""
+    low, high = 1, most
+    while low < high:
+        middle = (low + high + 1) // 2
+        if steady(replica, demand, middle).step_seconds <= pace:
+            low = middle
+        else:
+            high = middle - 1
+    return low

@@ -1,0 +1,200 @@
+"""The cheapest fleet that keeps a promise: arithmetic orders and prunes, a simulation confirms.
+
+```
+ candidates   device x devices per replica x step size         `candidates`; the impossible ones with their reason
+ order        by what the arithmetic says each would cost
+ each         fewest replicas with which the simulation keeps the promise (gallop, then bisect); none dearer than
+              the best one so far is tried
+```
+More replicas never do worse, up to the luck of routing, so the fewest is found by bisection. It does not know how a
+simulation is made: ``confirm`` is given, and tests give their own.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from headrace.lab.plan.capacity import MOST_SEQUENCES, Impossible, Settings, Slo, Steady, best_steady
+from headrace.lab.plan.demand import Demand
+from headrace.lab.plan.devices import DeviceSpec
+from headrace.lab.plan.roofline import Precision, Replica
+from headrace.lab.plan.shapes import ModelShape
+
+DEGREES = (1, 2, 4, 8)
+BATCHED_TOKENS = (512, 2048, 8192)
+
+
+class Candidate(NamedTuple):
+    """One kind of replica with its settings, and the steady state that arithmetic grants it."""
+
+    replica: Replica
+    settings: Settings
+    steady: Steady
+
+
+class Fleet(NamedTuple):
+    """So many equal replicas."""
+
+    replica: Replica
+    settings: Settings
+    replicas: int
+
+    @property
+    def devices(self) -> int:
+        return self.replicas * self.replica.degree
+
+    @property
+    def dollars_per_hour(self) -> float:
+        return self.replicas * self.replica.dollars_per_hour
+
+
+class Trial(NamedTuple):
+    """What a simulation of a fleet said: the share of requests that got what was promised, and where they stood."""
+
+    attained: float
+    ttft_p95: float
+    tpot_p95: float
+    output_tokens_per_second: float
+    preemptions: int
+
+
+class Refused(NamedTuple):
+    """A candidate that is out, and why."""
+
+    name: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """``best`` is None when no fleet keeps the promise; ``refused`` then says why, one by one."""
+
+    best: Fleet | None
+    trial: Trial | None
+    tried: tuple[tuple[Fleet, Trial], ...]
+    refused: tuple[Refused, ...]
+
+
+def candidates(
+    shape: ModelShape,
+    devices: Iterable[DeviceSpec],
+    precision: Precision,
+    demand: Demand,
+    slo: Slo,
+    block_size: int = 16,
+) -> tuple[list[Candidate], list[Refused]]:
+    """All kinds of replicas that arithmetic does not rule out, and why it rules out the others."""
+    possible: list[Candidate] = []
+    refused: list[Refused] = []
+    for device in devices:
+        for degree in DEGREES if device.name != "cpu" else (1,):
+            if shape.num_kv_heads % degree:
+                continue
+            replica = Replica(shape, device, degree, precision)
+            for tokens in BATCHED_TOKENS:
+                settings = Settings(min(MOST_SEQUENCES, tokens), tokens, block_size)
+                try:
+                    best = best_steady(replica, demand, slo, settings)
+                except Impossible as error:
+                    refused.append(Refused(_name(replica, tokens), str(error)))
+                    continue
+                possible.append(Candidate(replica, settings._replace(max_num_seqs=best.sequences), best))
+    return possible, refused
+
+
+def cheapest(
+    possible: Sequence[Candidate],
+    refused: Iterable[Refused],
+    demand: Demand,
+    slo: Slo,
+    confirm: Callable[[Fleet], Trial],
+    max_devices: int,
+) -> Verdict:
+    """The fleet of the lowest price whose simulation keeps the promise."""
+    best: tuple[Fleet, Trial] | None = None
+    tried: list[tuple[Fleet, Trial]] = []
+    out = list(refused)
+    for candidate in sorted(possible, key=lambda each: _expected_dollars(each, demand)):
+        most = max_devices // candidate.replica.degree
+        if best is not None:
+            cheaper = math.ceil(best[0].dollars_per_hour / candidate.replica.dollars_per_hour) - 1
+            most = min(most, cheaper)
+        name = _name(candidate.replica, candidate.settings.max_num_batched_tokens)
+        start = _expected_replicas(candidate, demand)
+        if start > 2 * most or not most:  # so far from enough that no simulation need say so
+            within = "within the price of the best" if best is not None else f"within {max_devices} devices"
+            out.append(
+                Refused(name, f"{name}: needs about {start} replicas by arithmetic; {most} are {within}")
+            )
+            continue
+        found = _fewest(candidate, min(start, most), most, slo.share, confirm, tried)
+        if found is None:
+            _, trial = tried[-1]
+            out.append(Refused(name, f"{name}: {most} replicas reach {100 * trial.attained:.1f} %"))
+        else:
+            best = found
+    if best is None:
+        return Verdict(None, None, tuple(tried), tuple(out))
+    return Verdict(*best, tuple(tried), tuple(out))
+
+
+def _expected_replicas(candidate: Candidate, demand: Demand) -> int:
+    return max(1, math.ceil(demand.requests_per_second / candidate.steady.requests_per_second))
+
+
+def _expected_dollars(candidate: Candidate, demand: Demand) -> float:
+    return _expected_replicas(candidate, demand) * candidate.replica.dollars_per_hour
+
+
+def _fewest(
+    candidate: Candidate,
+    start: int,
+    most: int,
+    share: float,
+    confirm: Callable[[Fleet], Trial],
+    tried: list[tuple[Fleet, Trial]],
+) -> tuple[Fleet, Trial] | None:
+    """The fewest replicas up to ``most`` that keep the promise, looked for from ``start`` in growing strides."""
+
+    def attempt(replicas: int) -> tuple[Fleet, Trial]:
+        fleet = Fleet(candidate.replica, candidate.settings, replicas)
+        tried.append((fleet, confirm(fleet)))
+        return tried[-1]
+
+    found = attempt(start)
+    stride = 1
+    if found[1].attained >= share:
+        failed, passed = 0, start
+        while passed > 1:
+            lower = max(1, passed - stride)
+            result = attempt(lower)
+            if result[1].attained < share:
+                failed = lower
+                break
+            found, passed, stride = result, lower, 2 * stride
+    else:
+        failed, passed = start, 0
+        while not passed:
+            if failed == most:
+                return None
+            higher = min(most, failed + stride)
+            result = attempt(higher)
+            if result[1].attained >= share:
+                found, passed = result, higher
+            else:
+                failed, stride = higher, 2 * stride
+    while passed - failed > 1:
+        middle = (passed + failed) // 2
+        result = attempt(middle)
+        if result[1].attained >= share:
+            found, passed = result, middle
+        else:
+            failed = middle
+    return found
+
+
+def _name(replica: Replica, tokens: int) -> str:
+    return f"{replica.degree} x {replica.device.name}, {tokens} batched tokens"

@@ -1,0 +1,79 @@
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+
+from headrace.lab.plan.capacity import Slo
+from headrace.lab.plan.demand import Demand
+from headrace.lab.plan.devices import A100, CPU, H100
+from headrace.lab.plan.roofline import BFLOAT16
+from headrace.lab.plan.search import Fleet, Trial, candidates, cheapest
+from headrace.lab.plan.shapes import SHAPES
+
+EIGHT_B = SHAPES["llama-3.1-8b"]
+SLO = Slo(ttft=2.0, tpot=0.05, share=0.95)
+
+
+def chat(rate: float) -> Demand:
+    return Demand(rate, 1000, 1000, 200, 1100, 2000, (1000,))
+
+
+def enough(needed: dict[str, int]):
+    """A simulation by decree: a fleet of the device with so many devices keeps the promise."""
+
+    def confirm(fleet: Fleet) -> Trial:
+        share = min(1.0, fleet.devices / needed.get(fleet.replica.device.name, 10_000))
+        return Trial(share, 1.0, 0.02, 1000.0, 0)
+
+    return confirm
+
+
+def search(devices, rate, needed, max_devices=64):
+    demand = chat(rate)
+    possible, refused = candidates(EIGHT_B, devices, BFLOAT16, demand, SLO)
+    return cheapest(possible, refused, demand, SLO, enough(needed), max_devices)
+
+
+@pytest.mark.parametrize("needed", [1, 2, 3, 7, 12, 13])
+def test_the_fewest_replicas_are_found_wherever_the_arithmetic_began(needed):
+    verdict = search([H100], rate=40.0, needed={"H100-SXM": needed})
+    assert verdict.best.devices == needed
+    assert verdict.trial.attained == 1.0
+    assert len({fleet for fleet, _ in verdict.tried}) == len(verdict.tried)
+
+
+def test_the_cheaper_of_two_devices_that_do_the_same_is_taken():
+    dear = dataclasses.replace(H100, name="dear", dollars_per_hour=2 * H100.dollars_per_hour)
+    verdict = search([dear, H100], rate=4.0, needed={"dear": 1, "H100-SXM": 1})
+    assert verdict.best.replica.device is H100
+    assert verdict.best.devices == 1
+
+
+def test_the_dearer_device_is_taken_where_fewer_of_it_cost_less():
+    verdict = search([A100, H100], rate=30.0, needed={"A100-80G": 6, "H100-SXM": 2})
+    assert verdict.best.replica.device is H100
+    assert verdict.best.dollars_per_hour == 2 * H100.dollars_per_hour
+    assert all(fleet.dollars_per_hour < 6 * A100.dollars_per_hour for fleet, _ in verdict.tried)
+
+
+def test_none_that_fits_comes_with_every_reason():
+    verdict = search([A100, CPU], rate=30.0, needed={}, max_devices=8)
+    assert verdict.best is None
+    told = "\n".join(each.reason for each in verdict.refused)
+    assert "cpu: a single stream takes" in told
+    assert "1 x A100-80G, 2048 batched tokens: 8 replicas reach 0.1 %" in told
+
+
+def test_a_load_far_beyond_all_devices_is_not_even_simulated():
+    verdict = search([A100], rate=10_000.0, needed={}, max_devices=8)
+    assert verdict.best is None
+    assert not verdict.tried
+    assert "8 are within 8 devices" in verdict.refused[0].reason
+
+
+def test_a_model_too_large_for_one_device_is_spread_over_several():
+    demand = chat(1.0)
+    possible, refused = candidates(SHAPES["llama-3.1-70b"], [A100], BFLOAT16, demand, SLO)
+    assert {each.replica.degree for each in possible} <= {2, 4, 8}
+    assert any("weights of 141.1 GB" in each.reason for each in refused)
