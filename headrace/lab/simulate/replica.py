@@ -1,0 +1,81 @@
+"""One engine with its own clock, its mailbox and the front before it."""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+
+from headrace.core.engine import Engine
+from headrace.core.events import Event
+from headrace.core.gate import Load
+from headrace.core.request import Request
+from headrace.core.routing import Standing
+from headrace.lab.simulate.front import Front
+from headrace.lab.simulate.runner import SimulatedRunner
+from headrace.lab.simulate.tally import Backlog, Tally
+
+
+class SimulatedReplica:
+    """Lives from one moment at which something happens to the next; ``due`` is the next one.
+
+    As in the server, requests that come during a step wait in the mailbox until it has ended, and what a step tells
+    is heard when it has ended.
+    """
+
+    def __init__(
+        self,
+        engine: Engine,
+        runner: SimulatedRunner,
+        tally: Tally,
+        answers: dict[str, tuple[int, ...]],
+        front: Front,
+    ) -> None:
+        self.due = math.inf
+        self.backlog = Backlog()
+        self.engine = engine
+        self.runner = runner
+        self._tally = tally
+        self._answers = answers
+        self._front = front
+        self._mail: deque[tuple[float, Request]] = deque()
+        self._told: list[Event] = []
+        self._began = 0.0
+        self._stepping = False
+
+    def load(self) -> Load:
+        """What the gate asks."""
+        return Load(self.backlog.queued_requests, self.backlog.queued_tokens, 0.0, False)
+
+    def standing(self) -> Standing:
+        """What a router asks."""
+        return Standing(self.backlog.open_requests, self.backlog.open_tokens)
+
+    def submit(self, request: Request, now: float) -> None:
+        """Take a request in at ``now``, its arrival."""
+        backlog, tokens = self.backlog, len(request.tokens)
+        backlog.open_requests += 1
+        backlog.open_tokens += tokens
+        backlog.queued_requests += 1
+        backlog.queued_tokens += tokens
+        ready = self._front.take(now)
+        self._mail.append((ready, request))
+        if not self._stepping:
+            self.due = min(self.due, ready)
+
+    def advance(self) -> None:
+        """Live the moment ``due``: hear what the last step told, read the mail, begin the next step."""
+        now = self.due
+        engine, mail = self.engine, self._mail
+        if self._stepping:
+            self._stepping = False
+            for request_id in self._tally.fold(self._told, self._began, now, self.backlog, self._front):
+                del self._answers[request_id]
+        while mail and mail[0][0] <= now:
+            engine.submit(mail.popleft()[1], now)
+        wake = engine.wake_at(now)
+        if wake is None or wake > now:
+            self.due = min(mail[0][0] if mail else math.inf, math.inf if wake is None else wake)
+            return
+        self._told = engine.step(now)
+        self._began, self._stepping = now, True
+        self.due = max(now, self.runner.time)

@@ -1,0 +1,59 @@
+"""A distribution in a few hundred numbers: logarithmic bins, each value known to within a percent.
+
+After DDSketch (Masson, Rim, Lee, VLDB 2019): a value falls into the bin of its logarithm, so the error is relative
+and memory grows with the range of the values, not with their number.
+"""
+
+from __future__ import annotations
+
+import math
+
+from headrace.lab.bench.stats import Spread
+
+ACCURACY = 0.005
+_GAMMA = (1.0 + ACCURACY) / (1.0 - ACCURACY)
+_LOG = math.log(_GAMMA)
+
+
+class Sketch:
+    """Counts of values at or above 0; ``percentile`` errs by `ACCURACY` of the value at most."""
+
+    def __init__(self) -> None:
+        self.count = 0
+        self.total = 0.0
+        self.most = 0.0
+        self._zeros = 0
+        self._bins: dict[int, int] = {}
+
+    def add(self, value: float, times: int = 1) -> None:
+        """Count a value ``times`` times."""
+        self.count += times
+        self.total += value * times
+        if value > self.most:
+            self.most = value
+        if value <= 0.0:
+            self._zeros += times
+            return
+        place = math.ceil(math.log(value) / _LOG)
+        self._bins[place] = self._bins.get(place, 0) + times
+
+    def percentile(self, percent: float) -> float:
+        """The value that ``percent`` of all values do not exceed; NaN of nothing."""
+        if not self.count:
+            return math.nan
+        rank = max(1, math.ceil(percent / 100.0 * self.count))
+        seen = self._zeros
+        if seen >= rank:
+            return 0.0
+        for place in sorted(self._bins):
+            seen += self._bins[place]
+            if seen >= rank:
+                return min(self.most, 2.0 * _GAMMA**place / (1.0 + _GAMMA))
+        return self.most
+
+    def spread(self) -> Spread:
+        """The figures that reports show."""
+        mean = self.total / self.count if self.count else math.nan
+        most = self.most if self.count else math.nan
+        p50, p95, p99 = (self.percentile(percent) for percent in (50.0, 95.0, 99.0))
+        return Spread(self.count, mean, p50, p95, p99, most)

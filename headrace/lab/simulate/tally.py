@@ -1,0 +1,208 @@
+"""What clients would have seen, folded from the events as they come; nothing is kept per token.
+
+Of a request four doubles stay when it has ended, so a million of them fit in some tens of megabytes; gaps between
+tokens go into a sketch, and everything over time into a bounded number of buckets.
+"""
+
+from __future__ import annotations
+
+import math
+from array import array
+from collections.abc import Sequence
+from typing import Any
+
+from headrace.core.events import AdmitReason, Admitted, Emitted, Event, Finished, Preempted, Stepped
+from headrace.core.request import FinishReason, Request
+from headrace.lab.simulate.front import Front
+from headrace.lab.simulate.sketch import Sketch
+from headrace.lab.simulate.timeline import Timeline
+
+MOST_TENANTS = 1000
+"""Tenants told apart; further ones are counted together as ``other``."""
+
+OTHER = "other"
+
+
+class Backlog:
+    """What one replica has been given and not done yet; gate and router look at it."""
+
+    __slots__ = ("open_requests", "open_tokens", "queued_requests", "queued_tokens")
+
+    def __init__(self) -> None:
+        self.open_requests = self.open_tokens = 0
+        self.queued_requests = self.queued_tokens = 0
+
+
+class _Open:
+    """A request under way. ``last`` is when its latest token was seen, before the first one below 0."""
+
+    __slots__ = ("arrived", "first", "group", "last", "prompt_tokens", "queued")
+
+    def __init__(self, arrived: float, group: int, prompt_tokens: int) -> None:
+        self.arrived = arrived
+        self.group = group
+        self.prompt_tokens = prompt_tokens
+        self.first = self.last = -1.0
+        self.queued = True
+
+
+class Group:
+    """Requests of one tenant in one class. Times in seconds; ``tpot`` is NaN for answers of one token."""
+
+    def __init__(self, tenant: str, service_class: str) -> None:
+        self.tenant = tenant
+        self.service_class = service_class
+        self.ttft, self.tpot, self.e2e = array("d"), array("d"), array("d")
+        self.prompt_tokens = self.output_tokens = self.cached_tokens = 0
+        self.failed: dict[str, int] = {}
+
+
+class Tally:
+    """All figures of a run, for any number of replicas.
+
+    ``steps`` sums over time what the engines say of themselves; ``service`` the tokens that each tenant got, and
+    ``waiting`` the seconds that its requests had waited for a first token.
+    """
+
+    def __init__(self) -> None:
+        self.groups: list[Group] = []
+        self.gaps = Sketch()
+        self.began = math.inf
+        self.ended = 0.0
+        self.preemptions = self.lost_tokens = 0
+        self.step_count = self.step_rows = self.computed_tokens = 0
+        self.blocks_peak = 0.0
+        self.steps = Timeline(("seconds", "running", "waiting", "kv"))
+        self.service = Timeline()
+        self.waiting = Timeline()
+        self._open: dict[str, _Open] = {}
+        self._places: dict[tuple[str, str], int] = {}
+        self._gap, self._gap_count = 0.0, 0
+
+    @property
+    def open_requests(self) -> int:
+        return len(self._open)
+
+    # -- arrivals ----------------------------------------------------------------------------------
+
+    def expect(self, request: Request) -> None:
+        """A request was taken on; its events follow."""
+        self.began = min(self.began, request.arrived)
+        group = self._group(request.tenant, request.service_class)
+        self._open[request.id] = _Open(request.arrived, group, len(request.tokens))
+
+    def refuse(self, request: Request, reason: str) -> None:
+        """A request was turned away at the door."""
+        self.began = min(self.began, request.arrived)
+        self.ended = max(self.ended, request.arrived)
+        failed = self.groups[self._group(request.tenant, request.service_class)].failed
+        failed[reason] = failed.get(reason, 0) + 1
+
+    def _group(self, tenant: str, service_class: str) -> int:
+        key = (tenant, service_class)
+        place = self._places.get(key)
+        if place is None:
+            if len(self._places) >= MOST_TENANTS and tenant != OTHER:
+                return self._group(OTHER, service_class)
+            place = self._places[key] = len(self.groups)
+            self.groups.append(Group(tenant, service_class))
+        return place
+
+    # -- events ------------------------------------------------------------------------------------
+
+    def fold(
+        self, events: Sequence[Event], began: float, now: float, backlog: Backlog, front: Front
+    ) -> list[str]:
+        """Take in what a step told that ran from ``began`` to ``now``; the ids of requests that ended come back."""
+        ended: list[str] = []
+        open_, each = self._open, front.event_seconds
+        seen = max(now, front.free_at) if each else now
+        for event in events:
+            kind = type(event)
+            if kind is Emitted:
+                request = open_[event[0]]  # type: ignore[index]
+                seen += each
+                if request.last >= 0.0:
+                    gap = seen - request.last
+                    if gap == self._gap:
+                        self._gap_count += 1
+                    else:
+                        self.gaps.add(self._gap, self._gap_count)
+                        self._gap, self._gap_count = gap, 1
+                else:
+                    request.first = seen
+                request.last = seen
+            elif isinstance(event, Finished):
+                self._finish(event, seen, backlog)
+                ended.append(event.request_id)
+            elif isinstance(event, Admitted):
+                if event.reason is AdmitReason.NEW:
+                    _dequeue(open_[event.request_id], backlog)
+            elif isinstance(event, Stepped):
+                self._step(event, began, now)
+            elif isinstance(event, Preempted):
+                self.preemptions += 1
+                self.lost_tokens += event.lost_tokens
+        if each:
+            front.free_at = seen
+        return ended
+
+    def _step(self, event: Stepped, began: float, now: float) -> None:
+        self.step_count += 1
+        self.step_rows += event.decode_rows + event.prefill_rows
+        self.computed_tokens += event.computed_tokens
+        held = event.blocks_held / event.blocks_total
+        self.blocks_peak = max(self.blocks_peak, held)
+        seconds, add = now - began, self.steps.add
+        add("seconds", began, now, seconds)
+        add("running", began, now, event.running * seconds)
+        add("waiting", began, now, event.waiting * seconds)
+        add("kv", began, now, held * seconds)
+
+    def _finish(self, event: Finished, now: float, backlog: Backlog) -> None:
+        request = self._open.pop(event.request_id)
+        backlog.open_requests -= 1
+        backlog.open_tokens -= request.prompt_tokens
+        _dequeue(request, backlog)
+        self.ended = max(self.ended, now)
+        group = self.groups[request.group]
+        self.waiting.add(
+            group.tenant,
+            request.arrived,
+            request.first if request.first >= 0.0 else now,
+            (request.first if request.first >= 0.0 else now) - request.arrived,
+        )
+        if event.reason not in (FinishReason.STOP, FinishReason.LENGTH):
+            group.failed[event.reason.value] = group.failed.get(event.reason.value, 0) + 1
+            return
+        group.ttft.append(request.first - request.arrived)
+        further = event.output_tokens - 1
+        group.tpot.append((request.last - request.first) / further if further else math.nan)
+        group.e2e.append(now - request.arrived)
+        group.prompt_tokens += event.prompt_tokens
+        group.output_tokens += event.output_tokens
+        group.cached_tokens += event.cached_tokens
+        computed = event.prompt_tokens - event.cached_tokens
+        self.service.add(group.tenant, request.first, request.first, computed)
+        self.service.add(group.tenant, request.first, request.last, OUTPUT_WEIGHT * event.output_tokens)
+
+    def close(self) -> None:
+        """The run is over: count what was held back."""
+        self.gaps.add(self._gap, self._gap_count)
+        self._gap_count = 0
+
+
+OUTPUT_WEIGHT = 2.0
+"""What a generated token counts beside a computed prompt token as service, as VTC has it (OSDI '24)."""
+
+
+def _dequeue(request: _Open, backlog: Backlog) -> None:
+    if request.queued:
+        request.queued = False
+        backlog.queued_requests -= 1
+        backlog.queued_tokens -= request.prompt_tokens
+
+
+def finite(values: Sequence[Any]) -> list[float]:
+    """The values that are numbers."""
+    return [value for value in values if value == value]

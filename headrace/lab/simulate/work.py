@@ -1,0 +1,43 @@
+"""What a step asks of a device, in the few sums that its time follows from."""
+
+from __future__ import annotations
+
+from operator import itemgetter
+from typing import NamedTuple
+
+from headrace.core.plan import StepPlan, Tier
+
+_start, _length, _samples = itemgetter(1), itemgetter(2), itemgetter(4)
+
+
+class StepWork(NamedTuple):
+    """The work of one step.
+
+    ``tokens`` are the positions computed, ``contexts`` the sum over them of the positions that each attends to,
+    ``read_tokens`` the positions whose keys and values are read (once a row, however many tokens it has), and
+    ``samples`` the rows that draw a token. ``copies`` are blocks copied on the device, ``transfers`` blocks that
+    cross to or from another tier.
+    """
+
+    rows: int
+    tokens: int
+    contexts: int
+    read_tokens: int
+    samples: int
+    copies: int = 0
+    transfers: int = 0
+
+
+def work_of(plan: StepPlan) -> StepWork:
+    """The sums of a plan, at little cost per row: this runs for every step that is simulated."""
+    rows = plan.rows
+    tokens: int = sum(map(_length, rows))
+    contexts = read = tokens + sum(map(_start, rows))
+    if tokens > len(rows):
+        for _, start, length, *_ in rows:
+            if length > 1:
+                contexts += (length - 1) * start + length * (length - 1) // 2
+    on_device = sum(move.source_tier is move.target_tier is Tier.DEVICE for move in plan.moves)
+    return StepWork(
+        len(rows), tokens, contexts, read, sum(map(_samples, rows)), on_device, len(plan.moves) - on_device
+    )
