@@ -72,9 +72,12 @@ class SchedulerOptions:
     """How requests become steps."""
 
     scheduling_policy: Annotated[
-        Literal["fcfs", "priority", "static"],
-        Field(description="fcfs: arrival alone; static: gangs, the textbook baseline"),
-    ] = "priority"
+        Literal["fair", "fcfs", "priority", "static"],
+        Field(
+            description="fair: shares of classes and tenants, then deadlines; fcfs: arrival alone; "
+            "priority: the lowest number first; static: gangs, the textbook baseline"
+        ),
+    ] = "fair"
     max_num_seqs: Annotated[int, Field(ge=1, le=4096, description="sequences that run at once")] = 64
     max_num_batched_tokens: Annotated[
         int | None, Field(ge=1, description="tokens computed in one step at most")

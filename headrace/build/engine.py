@@ -4,14 +4,18 @@ from __future__ import annotations
 
 from headrace.config import CacheOptions, ConfigError, SchedulerOptions
 from headrace.core.blocks import BlockPool, LeastRecentlyUsed
+from headrace.core.classes import CLASSES
 from headrace.core.cost import StepCost
 from headrace.core.engine import Engine
 from headrace.core.events import Event
 from headrace.core.knobs import Knobs
 from headrace.core.ports import Runner
 from headrace.core.scheduler.admission import AdmissionPolicy, Continuous, StaticBatch
-from headrace.core.scheduler.order import ByPriority, FirstComeFirstServed, OrderPolicy
+from headrace.core.scheduler.fair import FairQueue, single_file
+from headrace.core.scheduler.line import SlackLine
+from headrace.core.scheduler.order import ByAge, ByPriority, FirstComeFirstServed, OrderPolicy
 from headrace.core.scheduler.scheduler import Scheduler
+from headrace.core.scheduler.share import Books
 from headrace.core.scheduler.victims import LastRanked
 
 BATCHED_TOKENS = {"cpu": 1024, "cuda": 8192}
@@ -36,6 +40,7 @@ def make_engine(
     events: list[Event] = []
     scheduler = Scheduler(
         BlockPool(num_blocks, cache.block_size, LeastRecentlyUsed(), events.append),
+        _queue(plans),
         _order(plans),
         _admission(plans),
         LastRanked(),
@@ -82,7 +87,15 @@ def resolve_overlap(plans: SchedulerOptions, device: str) -> int:
     return OVERLAP[device] if plans.overlap is None else plans.overlap
 
 
+def _queue(plans: SchedulerOptions) -> FairQueue:
+    if plans.scheduling_policy == "fair":
+        return FairQueue(Books(CLASSES, {}), SlackLine)
+    return single_file()
+
+
 def _order(plans: SchedulerOptions) -> OrderPolicy:
+    if plans.scheduling_policy == "fair":
+        return ByAge()
     return ByPriority() if plans.scheduling_policy == "priority" else FirstComeFirstServed()
 
 

@@ -147,7 +147,7 @@ def _load(options: Options, seconds: dict[str, float]) -> Loaded:
         dtype=str(choice.dtype).removeprefix("torch."),
         kernels=kernels.name,
         seed=model.seed,
-        by_priority=plans.scheduling_policy == "priority",
+        by_priority=plans.scheduling_policy in ("fair", "priority"),
         notes=tuple(note for note in (choice.reason,) if note),
         seconds=seconds,
     )

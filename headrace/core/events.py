@@ -37,7 +37,15 @@ class ChunkReason(StrEnum):
 
 
 class PreemptReason(StrEnum):
+    """Why a running request gave its place up.
+
+    A running one could not grow; a waiting one of a better class or of a tenant served less was owed it; it only filled
+    idle time and the time is not idle any more.
+    """
+
     NO_BLOCKS = "no_blocks"
+    OWED = "owed"
+    YIELD = "yield"
 
 
 class EvictReason(StrEnum):

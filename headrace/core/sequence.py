@@ -14,11 +14,19 @@ launched rows will draw. Both meet when nothing is in flight. One rule makes all
 
 from __future__ import annotations
 
+import math
 from enum import StrEnum
+from typing import TYPE_CHECKING
 
 from headrace.core.blocks import chained_key, root_key
 from headrace.core.events import SkipReason
-from headrace.core.request import FinishReason, Request
+from headrace.core.request import NO_SLO, FinishReason, Request, Slo
+
+if TYPE_CHECKING:
+    from headrace.core.scheduler.share import TenantAccount
+
+Rank = tuple[float, ...]
+"""A place in an order: lower goes first, equal ones are told apart by their arrival's number."""
 
 
 class Status(StrEnum):
@@ -42,14 +50,20 @@ class Sequence:
     """The moving counts of one request; only the scheduler changes them."""
 
     __slots__ = (
+        "account",
         "cached_tokens",
         "computed",
         "epoch",
         "finish_length",
         "keys",
         "last_step",
+        "late",
+        "latest_start",
+        "passes",
         "pending",
+        "place",
         "planned",
+        "preemptions",
         "promised",
         "prompt_tokens",
         "rank",
@@ -59,6 +73,7 @@ class Sequence:
         "scored",
         "skip_reason",
         "skips",
+        "slo",
         "slot",
         "status",
         "table",
@@ -66,9 +81,17 @@ class Sequence:
         "told",
     )
 
-    def __init__(self, request: Request, rank: tuple[float, ...], max_model_len: int) -> None:
+    account: TenantAccount  # whose service its rows are; set where it enters the queue
+
+    def __init__(self, request: Request, rank: Rank, max_model_len: int) -> None:
         self.request = request
         self.rank = rank
+        self.place = rank  # among those that run: who gets blocks first
+        self.slo: Slo = NO_SLO  # the request's wishes, or its class's where it has none
+        self.latest_start = math.inf  # when it must start to be in time
+        self.late = False  # its latest start has passed
+        self.passes = 0  # how often a pick policy preferred another to it while it was first
+        self.preemptions = 0
         self.tokens = list(request.tokens)
         self.prompt_tokens = len(request.tokens)
         asked = request.params.max_tokens

@@ -12,23 +12,46 @@ import random
 import pytest
 
 from headrace.core.blocks import BlockPool, EvictionPolicy, LeastRecentlyUsed
+from headrace.core.classes import CLASSES
 from headrace.core.engine import Engine
-from headrace.core.events import Admitted, Event
+from headrace.core.events import Admitted, Event, Preempted
 from headrace.core.knobs import Knobs
 from headrace.core.request import FinishReason, Request
 from headrace.core.scheduler.admission import Continuous, Queue, StaticBatch
-from headrace.core.scheduler.order import ByPriority, FirstComeFirstServed
+from headrace.core.scheduler.fair import FairQueue, single_file
+from headrace.core.scheduler.line import RankedLine, SlackLine
+from headrace.core.scheduler.order import ByAge, ByPriority, FirstComeFirstServed, ShortestFirst
+from headrace.core.scheduler.running import MAX_PREEMPTIONS
 from headrace.core.scheduler.scheduler import Scheduler
+from headrace.core.scheduler.share import Books
 from headrace.core.scheduler.victims import LastRanked
 from headrace.core.sequence import Sequence
 from tests.doubles.engines import Record, drain
 from tests.doubles.hashing_runner import HashingRunner, expected_tokens
 from tests.doubles.scenes import request
 
-ORDERS = [FirstComeFirstServed, ByPriority]
+ORDERS = [
+    FirstComeFirstServed,
+    ByPriority,
+    ByAge,
+    lambda: ShortestFirst(lambda each: len(each.tokens) * 0.01),
+]
+QUEUES = [
+    single_file,
+    lambda: FairQueue(Books(CLASSES, {"a": 2.0}), RankedLine),
+    lambda: FairQueue(Books(CLASSES, {}), SlackLine),
+    lambda: FairQueue(Books(CLASSES, {}), lambda: RankedLine(LastOfWindow(), max_passes=3)),
+]
 ADMISSIONS = [Continuous, lambda: StaticBatch(3, 0.05), lambda: StaticBatch(1, 0.0)]
 VICTIMS = [LastRanked]
 EVICTIONS = [LeastRecentlyUsed]
+
+
+class LastOfWindow:
+    """A pick policy that is as unfair as it may be."""
+
+    def pick(self, window):
+        return len(window) - 1
 
 
 def crowd(count: int = 24) -> list[Request]:
@@ -41,15 +64,18 @@ def crowd(count: int = 24) -> list[Request]:
             max_tokens=rng.randint(1, 14),
             priority=rng.randint(-2, 2),
             tenant=rng.choice("ab"),
+            service_class=rng.choice(["priority", "default", "flex", "background"]),
         )
         for i in range(count)
     ]
 
 
-def live(order, admission, victims, eviction, overlap: int) -> Record:
+def live(order, admission, victims, eviction, overlap: int, queue=single_file) -> Record:
     events: list[Event] = []
     pool = BlockPool(14, 4, eviction(), events.append)
-    scheduler = Scheduler(pool, order(), admission(), victims(), events, max_num_seqs=5, max_model_len=48)
+    scheduler = Scheduler(
+        pool, single_file(), order(), admission(), victims(), events, max_num_seqs=5, max_model_len=48
+    )
     engine = Engine(scheduler, HashingRunner(14, 4, 5), events, Knobs(batched_tokens=16), overlap)
     record = Record()
     now = 0.0
@@ -78,6 +104,20 @@ def test_every_combination_serves_everybody_the_right_text_and_does_so_again(
         length = each.params.max_tokens
         assert record.tokens[each.id] == expected_tokens(each.tokens, 0, length, frozenset())
     assert live(order, admission, victims, eviction, overlap).events == record.events
+
+
+@pytest.mark.parametrize("overlap", [0, 1])
+@pytest.mark.parametrize("queue", QUEUES)
+@pytest.mark.parametrize("order", ORDERS)
+def test_every_queue_serves_everybody_the_right_text_and_does_so_again(order, queue, overlap):
+    record = live(order, Continuous, LastRanked, LeastRecentlyUsed, overlap, queue)
+    for each in crowd():
+        (end,) = record.ends[each.id]
+        assert end.reason is FinishReason.LENGTH
+        assert record.tokens[each.id] == expected_tokens(each.tokens, 0, each.params.max_tokens, frozenset())
+        wanted = [e for e in record.of(Preempted) if e.request_id == each.id and e.reason != "yield"]
+        assert len(wanted) <= MAX_PREEMPTIONS
+    assert live(order, Continuous, LastRanked, LeastRecentlyUsed, overlap, queue).events == record.events
 
 
 @pytest.mark.parametrize("make", ORDERS)
@@ -118,9 +158,9 @@ def test_admission_admits_nobody_who_does_not_wait_and_is_ready_when_it_says(mak
 def test_a_victim_is_one_of_the_candidates_and_not_the_first_of_many(make):
     sequences = [Sequence(request(f"r{i}"), (i,), 64) for i in range(4)]
     for count in range(1, 5):
-        chosen = make().choose(sequences[:count])
+        chosen = make().choose(sequences[:count], 0.0)
         assert chosen in sequences[:count]
-        assert chosen is make().choose(sequences[:count])
+        assert chosen is make().choose(sequences[:count], 0.0)
         assert count == 1 or chosen is not sequences[0], "whoever ranks first must make progress"
 
 

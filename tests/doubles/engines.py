@@ -9,6 +9,7 @@ from headrace.core.engine import Engine
 from headrace.core.events import Emitted, Event, Finished
 from headrace.core.knobs import Knobs
 from headrace.core.scheduler.admission import AdmissionPolicy, Continuous
+from headrace.core.scheduler.fair import FairQueue, single_file
 from headrace.core.scheduler.order import FirstComeFirstServed, OrderPolicy
 from headrace.core.scheduler.scheduler import Scheduler
 from headrace.core.scheduler.victims import LastRanked
@@ -23,6 +24,7 @@ def hashing_engine(
     max_model_len: int = 128,
     overlap: int = 0,
     knobs: Knobs | None = None,
+    queue: FairQueue | None = None,
     order: OrderPolicy | None = None,
     admission: AdmissionPolicy | None = None,
     prefix_caching: bool = True,
@@ -31,6 +33,7 @@ def hashing_engine(
     pool = BlockPool(num_blocks, block_size, LeastRecentlyUsed(), events.append)
     scheduler = Scheduler(
         pool,
+        queue or single_file(),
         order or FirstComeFirstServed(),
         admission or Continuous(),
         LastRanked(),

@@ -24,6 +24,7 @@ from headrace.core.events import AdmitReason, Admitted, Emitted, Event, Finished
 from headrace.core.knobs import Knobs
 from headrace.core.request import FinishReason, Request, SamplingParams
 from headrace.core.scheduler.admission import Continuous
+from headrace.core.scheduler.fair import single_file
 from headrace.core.scheduler.order import FirstComeFirstServed
 from headrace.core.scheduler.scheduler import Scheduler
 from headrace.core.scheduler.victims import LastRanked
@@ -102,6 +103,7 @@ def run(
     events: list[Event] = []
     scheduler = Scheduler(
         BlockPool(blocks, BLOCK, LeastRecentlyUsed(), events.append),
+        single_file(),
         FirstComeFirstServed(),
         Continuous(),
         LastRanked(),

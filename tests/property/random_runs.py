@@ -4,12 +4,24 @@ from __future__ import annotations
 
 import random
 
+from headrace.core.classes import CLASSES
+from headrace.core.events import Preempted
 from headrace.core.knobs import Knobs
 from headrace.core.request import FinishReason, Request, SamplingParams
 from headrace.core.scheduler.admission import Continuous, StaticBatch
-from headrace.core.scheduler.order import ByPriority, FirstComeFirstServed
+from headrace.core.scheduler.fair import FairQueue, single_file
+from headrace.core.scheduler.line import RankedLine, SlackLine
+from headrace.core.scheduler.order import ByAge, ByPriority, FirstComeFirstServed
+from headrace.core.scheduler.running import MAX_PREEMPTIONS
+from headrace.core.scheduler.share import Books
 from tests.doubles.engines import Record, drain, hashing_engine
 from tests.doubles.hashing_runner import VOCAB, expected_tokens
+
+QUEUES = [
+    single_file,
+    lambda: FairQueue(Books(CLASSES, {"a": 3.0}), RankedLine),
+    lambda: FairQueue(Books(CLASSES, {}), SlackLine),
+]
 
 
 def run(seed: int) -> Record:
@@ -31,7 +43,8 @@ def run(seed: int) -> Record:
             mixed_prefill_ratio=rng.choice([0.0, 0.5, 2.0]),
             max_skips=rng.randint(0, 4),
         ),
-        order=rng.choice([FirstComeFirstServed(), ByPriority()]),
+        queue=rng.choice(QUEUES)(),
+        order=rng.choice([FirstComeFirstServed(), ByPriority(), ByAge()]),
         admission=StaticBatch(rng.randint(1, 5), 0.05) if rng.random() < 0.2 else Continuous(),
         prefix_caching=rng.random() < 0.8,
     )
@@ -54,6 +67,8 @@ def run(seed: int) -> Record:
                 stop_token_ids=(5,) if rng.random() < 0.3 else (),
             ),
             arrived=now,
+            tenant=rng.choice("ab"),
+            service_class=rng.choice(["priority", "default", "default", "flex", "background"]),
             priority=rng.randint(-1, 1),
             deadline=now + rng.random() * 0.05 if rng.random() < 0.1 else None,
             salt=rng.choice(["", "a"]),
@@ -78,6 +93,9 @@ def run(seed: int) -> Record:
     drain(engine, record, now, max_steps=20_000)
     engine.check_books()
     _check_ends(requests, disturbed, record, max_model_len)
+    for request_id in requests:
+        losses = [e for e in record.of(Preempted) if e.request_id == request_id and e.reason != "yield"]
+        assert len(losses) <= MAX_PREEMPTIONS, f"{request_id} was preempted {len(losses)} times"
     return record
 
 

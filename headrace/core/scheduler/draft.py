@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from headrace.core.classes import ServiceClass
 from headrace.core.cost import StepCost
 from headrace.core.events import ChunkReason
 from headrace.core.knobs import Knobs
@@ -22,6 +23,7 @@ class Draft:
         "decode_contexts",
         "decodes",
         "entries",
+        "joined",
         "launched",
         "moves",
         "now",
@@ -29,6 +31,7 @@ class Draft:
         "planned_slots",
         "prefill_cost",
         "prompts",
+        "row_cost",
         "rows",
     )
 
@@ -44,6 +47,8 @@ class Draft:
         self.planned_slots: set[int] = set()
         self.prefill_cost = 0.0
         self.prompts = 0  # sequences that want prefill in this step, running or about to be admitted
+        self.joined: dict[str, int] = {}  # prompt tokens of each class that begin in this step
+        self.row_cost = 0.0  # each row's part of the step's fixed cost
         self.decodes = 0
         self.decode_contexts = 0
 
@@ -71,6 +76,14 @@ class Draft:
         allowed = ratio * max(1, self.prompts) * decoding
         length = self.cost.longest(start, max(0.0, allowed - self.prefill_cost))
         return length or int(self.prefill_cost == 0)
+
+    def may_join(self, terms: ServiceClass, length: int) -> bool:
+        """Whether a prompt of this class may begin with so many tokens; the first one of a step always may."""
+        joined = self.joined.get(terms.name, 0)
+        if terms.prompt_tokens and joined and joined + length > terms.prompt_tokens:
+            return False
+        self.joined[terms.name] = joined + length
+        return True
 
     def freeze(self) -> StepPlan:
         """The plan as a value."""

@@ -4,7 +4,7 @@
  plan    expire deadlines -> decode rows -> rows of started prompts -> admissions      => StepPlan
  commit  confirm what was computed -> append tokens -> finish -> make blocks findable  => events
 ```
-Its choices are policies (order, admission, victims, eviction); it knows no tensor, text or clock. A sequence
+Its choices are policies (shares, order, admission, victims, eviction); it knows no tensor, text or clock. A sequence
 may have rows in flight when it is preempted or finished: its epoch makes those rows stale, and its blocks stay
 fenced until the last of them has been committed.
 """
@@ -13,44 +13,38 @@ from __future__ import annotations
 
 import heapq
 import math
-from bisect import insort
 from collections import deque
-from operator import attrgetter
 
-from headrace.core.blocks import BlockPool, PrefixHit
+from headrace.core.blocks import BlockPool
 from headrace.core.capacity import why_never
 from headrace.core.cost import TOKENS_ONLY, StepCost
 from headrace.core.events import (
-    AdmitReason,
-    Admitted,
     Arrived,
     Chunked,
     ChunkReason,
     Emitted,
     Event,
     Finished,
-    Preempted,
-    PreemptReason,
     PromptScored,
     Skipped,
     SkipReason,
     Stepped,
 )
 from headrace.core.knobs import Knobs
-from headrace.core.plan import Entry, Row, StepOutput, StepPlan, TokenLogprob
+from headrace.core.plan import Row, StepOutput, StepPlan, TokenLogprob
 from headrace.core.request import FinishReason, Request
 from headrace.core.scheduler.admission import AdmissionPolicy, Queue
 from headrace.core.scheduler.draft import Draft
+from headrace.core.scheduler.fair import FairQueue
+from headrace.core.scheduler.line import PolicyFailed
 from headrace.core.scheduler.order import OrderPolicy
 from headrace.core.scheduler.pages import Pages
+from headrace.core.scheduler.running import Running
 from headrace.core.scheduler.victims import VictimPolicy
-from headrace.core.scheduler.waiting import WaitingQueue
 from headrace.core.sequence import Sequence, Status
 
 LOOKAHEAD = 8
 """Requests that do not fit looked past in one step at most, so that planning does not grow with the queue."""
-
-by_rank = attrgetter("rank")
 
 
 class Stalled(AssertionError):
@@ -62,6 +56,7 @@ class Scheduler:
 
     Args:
         pool: the blocks of the device; events about them come through ``tell`` of the same scheduler.
+        queue: those that wait, in the order of their shares.
         order, admission, victims: the policies.
         max_num_seqs: slots, the most sequences that run at once.
         max_model_len: the most tokens of one sequence, prompt and output together.
@@ -72,6 +67,7 @@ class Scheduler:
     def __init__(
         self,
         pool: BlockPool,
+        queue: FairQueue,
         order: OrderPolicy,
         admission: AdmissionPolicy,
         victims: VictimPolicy,
@@ -86,20 +82,17 @@ class Scheduler:
         self.max_model_len = max_model_len
         self._order = order
         self._admission = admission
-        self._victims = victims
-        self._pages = Pages(pool, prefix_caching)
+        self._running = Running(Pages(pool, prefix_caching), victims, queue, events, max_num_seqs)
         self._cost = cost
         self._events = events
         self._live: dict[str, Sequence] = {}
-        self._waiting = WaitingQueue()
-        self._running: list[Sequence] = []  # by rank
-        self._slots = list(range(max_num_seqs - 1, -1, -1))
+        self._waiting = queue
         self._deadlines: list[tuple[float, str]] = []
         self._launched: deque[tuple[StepPlan, list[tuple[Sequence, int]]]] = deque()
         self._step = 0
-        self._committed = -1
+        self._last_rows = 1
+        self._now = -math.inf  # of the last plan
         self._arrivals = 0
-        self._admissions = 0
 
     # -- the ways in -------------------------------------------------------------------------------
 
@@ -108,20 +101,30 @@ class Scheduler:
         self._events.append(
             Arrived(request.id, len(request.tokens), request.tenant, request.priority, request.arrived)
         )
-        problem = why_never(request, self.max_model_len, self.pool.num_blocks, self.pool.block_size)
-        if request.id in self._live:
-            problem = f"request id {request.id!r} is already in use"
+        problem = self._why_not(request)
+        reason = FinishReason.REJECTED
+        if not problem:
+            self._arrivals += 1
+            try:
+                rank = self._order.rank(request, self._arrivals)
+            except Exception as error:  # a policy that fails must not cost others their answers
+                problem = f"the order policy failed: {type(error).__name__}: {error}"
+                reason = FinishReason.FAILED
         if problem:
-            self._events.append(
-                Finished(request.id, FinishReason.REJECTED, len(request.tokens), 0, 0, problem)
-            )
+            self._events.append(Finished(request.id, reason, len(request.tokens), 0, 0, problem))
             return
-        self._arrivals += 1
-        sequence = Sequence(request, self._order.rank(request, self._arrivals), self.max_model_len)
+        sequence = Sequence(request, rank, self.max_model_len)
         self._live[request.id] = sequence
-        self._waiting.push(sequence)
+        self._waiting.enter(sequence)
         if request.deadline is not None:
             heapq.heappush(self._deadlines, (request.deadline, request.id))
+
+    def _why_not(self, request: Request) -> str:
+        if request.id in self._live:
+            return f"request id {request.id!r} is already in use"
+        if not self._waiting.knows(request.service_class):
+            return f"there is no class of service {request.service_class!r}"
+        return why_never(request, self.max_model_len, self.pool.num_blocks, self.pool.block_size)
 
     def cancel(self, request_id: str, why: FinishReason) -> None:
         """End a request now, wherever it is; an unknown or finished id is no error."""
@@ -155,7 +158,10 @@ class Scheduler:
     def plan(self, now: float, knobs: Knobs) -> StepPlan:
         """The next step: rows within ``knobs.batched_tokens``, decode before prefill."""
         self._expire(now)
+        self._now = now
+        self._make_way(now)
         step = Draft(self._step, knobs.batched_tokens, self._cost, now)
+        step.row_cost = self._cost.fixed_tokens / self._last_rows
         self._plan_running(step, knobs)
         self._admit(step, now, knobs)
         if not step.rows and not self._launched:
@@ -164,6 +170,7 @@ class Scheduler:
         if plan.rows:
             self._step += 1
             self._launched.append((plan, step.launched))
+            self._last_rows = len(plan.rows)
         return plan
 
     def _expire(self, now: float) -> None:
@@ -172,6 +179,12 @@ class Scheduler:
             sequence = self._live.get(request_id)
             if sequence is not None and sequence.request.deadline == deadline:
                 self._finish(sequence, FinishReason.TIMEOUT)
+
+    def _make_way(self, now: float) -> None:
+        try:
+            self._running.make_way(now)
+        except PolicyFailed as failed:
+            self._finish(failed.sequence, FinishReason.FAILED, str(failed))
 
     def _plan_running(self, step: Draft, knobs: Knobs) -> None:
         prefills = []
@@ -186,7 +199,7 @@ class Scheduler:
                     self._add_row(step, sequence, 1)
             elif remaining > 1:
                 prefills.append(sequence)
-        step.prompts = len(prefills) + min(len(self._waiting), len(self._slots))
+        step.prompts = len(prefills) + min(len(self._waiting), self._running.free_slots)
         for sequence in prefills:
             if sequence.status is Status.RUNNING:
                 remaining = sequence.known - sequence.planned
@@ -202,18 +215,11 @@ class Scheduler:
         return sequence.known < sequence.finish_length
 
     def _grow(self, sequence: Sequence, step: Draft) -> bool:
-        """See that the next position has a block; preempt others, or the sequence itself, for it."""
-        if self._pages.has_room(sequence):
-            return True
-        while self.pool.num_free == 0:
-            if self._pages.fenced:
-                return False  # blocks come back when what is in flight has been committed
-            victim = self._victims.choose([s for s in self._running if s.slot not in step.planned_slots])
-            self._preempt(victim, PreemptReason.NO_BLOCKS)
-            if victim is sequence:
-                return False
-        self._pages.grow(sequence)
-        return True
+        try:
+            return self._running.grow(sequence, step)
+        except PolicyFailed as failed:
+            self._finish(failed.sequence, FinishReason.FAILED, str(failed))
+            return False
 
     def _add_chunk(self, step: Draft, sequence: Sequence, length: int, reason: ChunkReason) -> None:
         self._events.append(Chunked(sequence.request.id, sequence.planned, length, reason))
@@ -227,6 +233,9 @@ class Scheduler:
         new_blocks = tuple(sequence.table[sequence.told :])
         sequence.told = len(sequence.table)
         step.rows.append(Row(sequence.slot, start, length, new_blocks, samples))
+        sequence.account.charge(
+            self._cost.rows(length, length * start + length * length // 2) + step.row_cost
+        )
         step.launched.append((sequence, sequence.epoch))
         step.planned_slots.add(sequence.slot)
         step.budget -= length
@@ -242,7 +251,11 @@ class Scheduler:
         allowed = self._admission.admit(self._queue(), now)
         passed: list[Sequence] = []
         while len(passed) < LOOKAHEAD:
-            head = self._waiting.pop()
+            try:
+                head = self._waiting.pop(now)
+            except PolicyFailed as failed:
+                self._finish(failed.sequence, FinishReason.FAILED, str(failed))
+                continue
             if head is None:
                 break
             reason = self._try_admit(head, step, knobs, allowed)
@@ -266,62 +279,39 @@ class Scheduler:
     def _try_admit(self, sequence: Sequence, step: Draft, knobs: Knobs, allowed: int) -> SkipReason | None:
         if allowed <= 0:
             return SkipReason.BATCH_NOT_READY
-        if not self._slots:
+        if not self._running.free_slots:
             return SkipReason.NO_SLOT
         if step.budget <= 0:
             return SkipReason.NO_BUDGET
-        hit = self._pages.look_up(sequence)
+        hit = self._running.pages.look_up(sequence)
         if hit is None:
             return SkipReason.PREFIX_IN_FLIGHT
-        fresh = self._pages.fresh_blocks(sequence, hit)
+        fresh = self._running.pages.fresh_blocks(sequence, hit)
         if not self.pool.can_allocate(fresh, hit.blocks, reserve=len(self._running)):
+            return SkipReason.NO_BLOCKS
+        if self._running.is_kept(sequence) and not self._running.can_keep(sequence):
             return SkipReason.NO_BLOCKS
         cached = hit.tokens(self.pool.block_size)
         length, reason = step.share(cached, sequence.known - cached, knobs)
-        if not length:
+        if not length or not step.may_join(sequence.account.owner.terms, length):
             return SkipReason.NO_BUDGET
-        self._start(sequence, hit, step)
+        self._running.start(sequence, hit, step)
         self._add_chunk(step, sequence, length, reason)
         return None
 
-    def _start(self, sequence: Sequence, hit: PrefixHit, step: Draft) -> None:
-        reason = AdmitReason.NEW if sequence.status is Status.WAITING else AdmitReason.RESUMED
-        sequence.enter(Status.RUNNING)
-        step.moves += self._pages.take(sequence, hit)
-        if reason is AdmitReason.NEW:
-            sequence.cached_tokens = sequence.computed
-        sequence.skips, sequence.skip_reason = 0, None
-        sequence.slot = self._slots.pop()
-        insort(self._running, sequence, key=by_rank)
-        self._admissions += 1
-        request = sequence.request
-        step.entries.append(
-            Entry(
-                sequence.slot,
-                request.id,
-                tuple(sequence.tokens),
-                sequence.prompt_tokens,
-                request.params,
-                request.seed,
-                request.eos_token_ids,
-                tuple(sequence.table),
-            )
-        )
-        self._events.append(Admitted(request.id, reason, sequence.computed, sequence.known, step.now))
-
     def _queue(self) -> Queue:
-        head = self._waiting.peek()
+        head = self._waiting.peek(self._now)
         oldest = head.request.arrived if head else math.inf
-        return Queue(len(self._waiting), oldest, len(self._running), self._admissions)
+        return Queue(len(self._waiting), oldest, len(self._running), self._running.admissions)
 
     def _ensure_liveness(self, now: float) -> None:
         """With nothing planned or in flight: fail a head that can never be planned; all else would be a stall."""
-        head = self._waiting.peek()
+        head = self._waiting.peek(now)
         if not self._running and head is not None and head.skip_reason is SkipReason.NO_BUDGET:
             self._finish(
                 head, FinishReason.FAILED, f"{head.known} tokens do not fit in one step and may not be split"
             )
-        elif self._running or (head is not None and self.wake_at() <= now):
+        elif self._running or (self._waiting and (head is None or self.wake_at() <= now)):
             raise Stalled(f"{self.num_running} running, {self.num_waiting} waiting, nothing planned")
 
     # -- commit ------------------------------------------------------------------------------------
@@ -333,14 +323,14 @@ class Scheduler:
             raise ValueError(
                 f"step {output.step} is committed, step {launched_plan.step} is the oldest in flight"
             )
-        self._committed = plan.step
+        self._running.committed = plan.step
         decodes = computed = 0
         for i, (row, (sequence, epoch)) in enumerate(zip(plan.rows, launched, strict=True)):
             computed += row.length
             decodes += row.length == 1
             if sequence.epoch == epoch:
                 self._commit_row(sequence, row, i, output)
-        self._pages.lift(plan.step)
+        self._running.pages.lift(plan.step)
         size = self.pool.block_size
         held = self.pool.num_blocks - self.pool.num_free
         slack = sum(len(s.table) * size - s.planned for s in self._running)
@@ -373,7 +363,7 @@ class Scheduler:
             sequence.tokens += output.tokens[i]
             self._events.append(Emitted(request_id, output.tokens[i], output.logprobs.get(i, ())))
             reason = sequence.finish_reason()
-        self._pages.register(sequence, tail=row.length > 1 and row.samples)
+        self._running.pages.register(sequence, tail=row.length > 1 and row.samples)
         if reason is not None:
             stop = sequence.tokens[-1] if reason is FinishReason.STOP else None
             self._finish(sequence, reason, stop_token=stop)
@@ -390,10 +380,9 @@ class Scheduler:
     ) -> None:
         waited = sequence.status is not Status.RUNNING
         if not waited:
-            self._leave(sequence)
+            self._running.leave(sequence)
         sequence.enter(Status.FINISHED)
-        if waited:
-            self._waiting.note_end()
+        self._waiting.end(sequence, waited)
         del self._live[sequence.request.id]
         self._events.append(
             Finished(
@@ -407,21 +396,6 @@ class Scheduler:
             )
         )
 
-    def _preempt(self, sequence: Sequence, reason: PreemptReason) -> None:
-        lost = sequence.computed
-        self._leave(sequence)
-        sequence.enter(Status.PREEMPTED)
-        self._events.append(Preempted(sequence.request.id, reason, lost))
-        self._waiting.push(sequence)
-
-    def _leave(self, sequence: Sequence) -> None:
-        """Give slot and blocks back; computed content stays findable."""
-        self._running.remove(sequence)
-        self._slots.append(sequence.slot)
-        self._pages.give_back(sequence, self._committed)
-        sequence.epoch += 1
-        sequence.slot = -1
-
     # -- the rest ----------------------------------------------------------------------------------
 
     def reset_prefix_cache(self) -> None:
@@ -430,9 +404,7 @@ class Scheduler:
 
     def check_books(self) -> None:
         """Raise AssertionError unless blocks, references, slots and queues agree with each other."""
-        self._pages.check(self._running)
-        assert len({s.slot for s in self._running}) == len(self._running), "a slot is used twice"
+        self._running.check()
         waiting = list(self._waiting)
         assert len(waiting) == len(self._waiting), f"{len(waiting)} wait, {len(self._waiting)} counted"
         assert len(self._live) == len(waiting) + len(self._running), "a live request is nowhere"
-        assert all(s.status is Status.RUNNING for s in self._running), "a request runs that should not"

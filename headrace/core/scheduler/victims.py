@@ -9,13 +9,13 @@ from headrace.core.sequence import Sequence
 
 
 class VictimPolicy(Protocol):
-    """Chooses one of the candidates; they come in rank order and none has been planned in this step."""
+    """Chooses one of the candidates; they come in the order of their place and none has been planned in this step."""
 
-    def choose(self, candidates: Many[Sequence]) -> Sequence: ...
+    def choose(self, candidates: Many[Sequence], now: float) -> Sequence: ...
 
 
 class LastRanked:
     """The one that would be served last: whoever ranks first always makes progress."""
 
-    def choose(self, candidates: Many[Sequence]) -> Sequence:
+    def choose(self, candidates: Many[Sequence], now: float) -> Sequence:
         return candidates[-1]

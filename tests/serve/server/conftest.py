@@ -12,6 +12,7 @@ from headrace.core.events import Event
 from headrace.core.gate import Limits
 from headrace.core.knobs import Knobs
 from headrace.core.scheduler.admission import Continuous
+from headrace.core.scheduler.fair import single_file
 from headrace.core.scheduler.order import FirstComeFirstServed
 from headrace.core.scheduler.scheduler import Scheduler
 from headrace.core.scheduler.victims import LastRanked
@@ -73,6 +74,7 @@ def house(options: dict) -> Iterator[House]:
     num_blocks, block_size, max_model_len = 256, 4, options.get("max_model_len", 256)
     scheduler = Scheduler(
         BlockPool(num_blocks, block_size, LeastRecentlyUsed(), events.append),
+        single_file(),
         FirstComeFirstServed(),
         Continuous(),
         LastRanked(),

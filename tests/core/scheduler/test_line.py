@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from headrace.core.scheduler.waiting import SWEEP, WaitingQueue
+from headrace.core.scheduler.line import SWEEP, RankedLine
 from headrace.core.sequence import Sequence, Status
 from tests.doubles.scenes import request
 
@@ -10,24 +10,24 @@ def sequences(count: int) -> list[Sequence]:
 
 
 def test_lowest_rank_first_whoever_came_when():
-    queue = WaitingQueue()
+    queue = RankedLine()
     a, b, c = sequences(3)
     for sequence in (c, a, b):
         queue.push(sequence)
-    assert queue.peek() is a
-    assert [queue.pop(), queue.pop(), queue.pop(), queue.pop()] == [a, b, c, None]
+    assert queue.peek(0.0) is a
+    assert [queue.pop(0.0), queue.pop(0.0), queue.pop(0.0), queue.pop(0.0)] == [a, b, c, None]
     assert not queue
 
 
 def test_those_that_ended_are_neither_counted_nor_met():
-    queue = WaitingQueue()
+    queue = RankedLine()
     many = sequences(3 * SWEEP)
     for sequence in many:
         queue.push(sequence)
     for sequence in many[:-1]:
         sequence.enter(Status.FINISHED)
-        queue.note_end()
-        assert len(queue._heap) <= 2 * len(queue) + SWEEP
+        queue.note_end(sequence)
+        assert len(queue._heap._heap) <= 2 * len(queue) + SWEEP
     assert len(queue) == len(list(queue)) == 1
-    assert queue.pop() is many[-1]
-    assert queue.peek() is None
+    assert queue.pop(0.0) is many[-1]
+    assert queue.peek(0.0) is None

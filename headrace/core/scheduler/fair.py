@@ -1,0 +1,203 @@
+"""The queue of all that wait: classes by share, tenants of a class by share, each tenant's line by its own order.
+
+It does not know why a sequence waits or whether one fits; that is the word of `scheduler` and its admission policies.
+First come, first served is this queue with one class and one tenant.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Callable, Iterator
+from collections.abc import Sequence as Many
+
+from headrace.core.classes import CLASSES
+from headrace.core.scheduler.line import Line, RankedLine
+from headrace.core.scheduler.share import Books, ClassAccount, TenantAccount
+from headrace.core.sequence import Sequence
+
+OWED_TOKENS = 4096.0
+"""Cost, in tokens, by which one tenant must have been served less than another before it may push it out."""
+
+
+class _Tenant:
+    """One tenant's line; ``queued`` while the class's heap has an entry for it."""
+
+    __slots__ = ("account", "line", "queued")
+
+    def __init__(self, account: TenantAccount, line: Line) -> None:
+        self.account = account
+        self.line = line
+        self.queued = False
+
+
+class _Class:
+    """The tenants' lines of one class; the heap is by virtual time as it was, which only grows."""
+
+    __slots__ = ("account", "heap", "tenants", "waiting")
+
+    def __init__(self, account: ClassAccount) -> None:
+        self.account = account
+        self.tenants: dict[str, _Tenant] = {}
+        self.heap: list[tuple[float, str]] = []
+        self.waiting = 0
+
+    def push(self, tenant: _Tenant) -> None:
+        if not tenant.queued:
+            tenant.queued = True
+            heapq.heappush(self.heap, (tenant.account.virtual, tenant.account.name))
+
+    def next_line(self) -> Line | None:
+        """The line of the least served tenant that waits."""
+        while self.heap:
+            virtual, name = self.heap[0]
+            tenant = self.tenants.get(name)
+            if tenant is None:
+                heapq.heappop(self.heap)
+            elif not tenant.line:
+                heapq.heappop(self.heap)
+                tenant.queued = False
+            elif tenant.account.virtual > virtual:
+                heapq.heapreplace(self.heap, (tenant.account.virtual, name))
+            else:
+                return tenant.line
+        return None
+
+
+class FairQueue:
+    """Sequences that wait for a slot.
+
+    ``line`` makes the line of one tenant. ``alike`` puts all requests into one account: then only the line's order
+    counts.
+    """
+
+    def __init__(self, books: Books, line: Callable[[], Line], *, alike: bool = False) -> None:
+        self._books = books
+        self._line = line
+        self._alike = alike
+        self._classes = {name: _Class(account) for name, account in books.classes.items()}
+        self._waiting = 0
+
+    def __len__(self) -> int:
+        return self._waiting
+
+    def __iter__(self) -> Iterator[Sequence]:
+        """Those that wait, in no particular order."""
+        for each in self._classes.values():
+            for tenant in each.tenants.values():
+                yield from tenant.line
+
+    def knows(self, service_class: str) -> bool:
+        """Whether there is a class of this name."""
+        return self._alike or service_class in self._classes
+
+    # -- coming and going --------------------------------------------------------------------------
+
+    def enter(self, sequence: Sequence) -> None:
+        """A new sequence: it gets its account and waits."""
+        request = sequence.request
+        names = ("default", "") if self._alike else (request.service_class, request.tenant)
+        sequence.account = self._books.enter(*names)
+        self.push(sequence)
+
+    def push(self, sequence: Sequence) -> None:
+        """Let a sequence wait at its place in its tenant's line."""
+        account = sequence.account
+        group = self._classes[account.owner.name]
+        tenant = group.tenants.get(account.name)
+        if tenant is None:
+            tenant = group.tenants[account.name] = _Tenant(account, self._line())
+        tenant.line.push(sequence)
+        group.push(tenant)
+        group.waiting += 1
+        self._waiting += 1
+
+    def end(self, sequence: Sequence, waited: bool) -> None:
+        """A sequence has just entered ``FINISHED``; whether it ``waited`` until then."""
+        account = sequence.account
+        group = self._classes[account.owner.name]
+        if waited:
+            group.tenants[account.name].line.note_end(sequence)
+            group.waiting -= 1
+            self._waiting -= 1
+        self._books.leave(account)
+        if not account.live:
+            group.tenants.pop(account.name, None)
+
+    # -- who is next -------------------------------------------------------------------------------
+
+    def peek(self, now: float) -> Sequence | None:
+        """The one that is served next; None when nobody waits, or all who do are held back for company."""
+        group = self._next_class(now)
+        line = group.next_line() if group else None
+        return line.peek(now) if line else None
+
+    def pop(self, now: float) -> Sequence | None:
+        """Take out the one that is served next.
+
+        Raises:
+            PolicyFailed: the line's order failed; nobody was taken out.
+        """
+        group = self._next_class(now)
+        line = group.next_line() if group else None
+        if group is None or line is None:
+            return None
+        sequence = line.pop(now)
+        group.waiting -= 1
+        self._waiting -= 1
+        return sequence
+
+    def _next_class(self, now: float) -> _Class | None:
+        best: _Class | None = None
+        for group in self._classes.values():
+            behind = best is None or group.account.virtual < best.account.virtual
+            if group.waiting and behind and self._is_ready(group, now):
+                best = group
+        return best
+
+    def _is_ready(self, group: _Class, now: float) -> bool:
+        terms = group.account.terms
+        if not terms.weight:
+            return not self.foreground
+        if not terms.gather_seconds or not any(
+            other.account.live > other.waiting for other in self._classes.values()
+        ):
+            return True
+        line = group.next_line()
+        head = line.peek(now) if line else None
+        return head is not None and now - head.request.arrived >= terms.gather_seconds
+
+    # -- what is owed ------------------------------------------------------------------------------
+
+    @property
+    def foreground(self) -> bool:
+        """Whether somebody has work that is not only to fill idle time."""
+        return any(each.account.live for each in self._classes.values() if each.account.terms.weight)
+
+    def yielding(self, running: Many[Sequence]) -> list[Sequence]:
+        """Those that only fill idle time while the time is not idle."""
+        filling = any(
+            each.account.live > each.waiting
+            for each in self._classes.values()
+            if not each.account.terms.weight
+        )
+        if not filling or not self.foreground:
+            return []
+        return [sequence for sequence in running if not sequence.account.owner.terms.weight]
+
+    def is_owed(self, waiting: Sequence, running: Sequence) -> bool:
+        """Whether one that waits has been served so much less that it may push a running one out.
+
+        Of a lower class: as soon as its class is not ahead in its share. Of its own class: when its tenant is behind
+        by more than `OWED_TOKENS`.
+        """
+        mine, other = waiting.account, running.account
+        if mine.owner is not other.owner:
+            return (
+                mine.owner.terms.level < other.owner.terms.level and mine.owner.virtual <= other.owner.virtual
+            )
+        return mine.virtual + OWED_TOKENS * mine.rate < other.virtual
+
+
+def single_file() -> FairQueue:
+    """Everybody in one line, by rank alone."""
+    return FairQueue(Books(CLASSES, {}), RankedLine, alike=True)

@@ -1,0 +1,192 @@
+"""The line of one tenant in one class: who of them goes next.
+
+```
+ RankedLine   one heap by rank; a pick policy may prefer another of the first few, a bounded number of times
+ SlackLine    those who can still make their first token in time, by latest start
+              ──(their latest start has passed)──> the late, by rank; every LATE_TURN-th turn is theirs
+```
+A sequence that ends while it waits is not searched for: it stays in its heap, is dropped when it is met, and all such
+are swept out before they outnumber those that wait.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Iterator
+from collections.abc import Sequence as Many
+from typing import Protocol
+
+from headrace.core.sequence import Rank, Sequence, Status
+
+SWEEP = 64
+"""Ended sequences that may lie in a heap beside as many as wait: those low in rank might never be met."""
+
+WINDOW = 32
+"""Sequences among which a pick policy chooses: bounds the cost of a choice."""
+
+LATE_TURN = 4
+"""Every so many turns one of the late goes, however many others could still be in time."""
+
+
+class Line(Protocol):
+    """Sequences of equal share that wait. ``now`` never goes back."""
+
+    def __len__(self) -> int: ...
+
+    def __iter__(self) -> Iterator[Sequence]: ...
+
+    def push(self, sequence: Sequence) -> None: ...
+
+    def peek(self, now: float) -> Sequence | None: ...
+
+    def pop(self, now: float) -> Sequence | None: ...
+
+    def note_end(self, sequence: Sequence) -> None: ...
+
+
+class PolicyFailed(Exception):
+    """A policy raised or returned nonsense when it was asked for ``sequence``, which pays for it alone."""
+
+    def __init__(self, sequence: Sequence, policy: str, error: Exception) -> None:
+        super().__init__(f"the {policy} policy failed: {type(error).__name__}: {error}")
+        self.sequence = sequence
+
+
+class PickPolicy(Protocol):
+    """Which of the first few of a line goes next (their index), when there is a better one than the first."""
+
+    def pick(self, window: Many[Sequence]) -> int: ...
+
+
+class Heap:
+    """Waiting sequences by a key, lowest first; its length counts only those that really wait."""
+
+    def __init__(self) -> None:
+        self._heap: list[tuple[Rank, Sequence]] = []
+        self._length = 0
+
+    def __len__(self) -> int:
+        return self._length
+
+    def __iter__(self) -> Iterator[Sequence]:
+        """Those that wait, in no particular order."""
+        return (sequence for _, sequence in self._heap if sequence.status is not Status.FINISHED)
+
+    def push(self, key: Rank, sequence: Sequence) -> None:
+        heapq.heappush(self._heap, (key, sequence))
+        self._length += 1
+
+    def peek(self) -> Sequence | None:
+        while self._heap and self._heap[0][1].status is Status.FINISHED:
+            heapq.heappop(self._heap)
+        return self._heap[0][1] if self._heap else None
+
+    def pop(self) -> Sequence | None:
+        sequence = self.peek()
+        if sequence is not None:
+            heapq.heappop(self._heap)
+            self._length -= 1
+        return sequence
+
+    def note_end(self) -> None:
+        """One that waited here has just entered ``FINISHED``."""
+        self._length -= 1
+        if len(self._heap) > 2 * self._length + SWEEP:
+            self._heap = [entry for entry in self._heap if entry[1].status is not Status.FINISHED]
+            heapq.heapify(self._heap)
+
+
+class RankedLine:
+    """By rank alone, unless ``pick`` prefers another of the first `WINDOW`; nobody is passed over more than
+    ``max_passes`` times."""
+
+    def __init__(self, pick: PickPolicy | None = None, max_passes: int = 0) -> None:
+        self._heap = Heap()
+        self._pick = pick
+        self._max_passes = max_passes
+
+    def __len__(self) -> int:
+        return len(self._heap)
+
+    def __iter__(self) -> Iterator[Sequence]:
+        return iter(self._heap)
+
+    def push(self, sequence: Sequence) -> None:
+        self._heap.push(sequence.rank, sequence)
+
+    def peek(self, now: float) -> Sequence | None:
+        return self._heap.peek()
+
+    def pop(self, now: float) -> Sequence | None:
+        first = self._heap.pop()
+        if first is None or self._pick is None or first.passes >= self._max_passes or not self._heap:
+            return first
+        window = [first]
+        while len(window) < WINDOW and (following := self._heap.pop()) is not None:
+            window.append(following)
+        chosen = self._choose(self._pick, window)
+        for sequence in window:
+            if sequence is not chosen:
+                self._heap.push(sequence.rank, sequence)
+        first.passes += chosen is not first
+        return chosen
+
+    def _choose(self, policy: PickPolicy, window: list[Sequence]) -> Sequence:
+        try:
+            return window[policy.pick(window)]
+        except Exception as error:
+            for sequence in window:
+                self._heap.push(sequence.rank, sequence)
+            raise PolicyFailed(window[0], "pick", error) from error
+
+    def note_end(self, sequence: Sequence) -> None:
+        self._heap.note_end()
+
+
+class SlackLine:
+    """Earliest latest-start first, while it can be met; who cannot be in time any more waits behind, with a turn.
+
+    A first token that is late already is late whatever comes next, so those who can still make theirs go first: this
+    is what keeps goodput from collapsing where first come, first served makes everybody late.
+    """
+
+    def __init__(self) -> None:
+        self._timely = Heap()
+        self._late = Heap()
+        self._turns = 0
+
+    def __len__(self) -> int:
+        return len(self._timely) + len(self._late)
+
+    def __iter__(self) -> Iterator[Sequence]:
+        yield from self._timely
+        yield from self._late
+
+    def push(self, sequence: Sequence) -> None:
+        if sequence.late:
+            self._late.push(sequence.rank, sequence)
+        else:
+            self._timely.push((sequence.latest_start, *sequence.rank), sequence)
+
+    def peek(self, now: float) -> Sequence | None:
+        return self._next(now).peek()
+
+    def pop(self, now: float) -> Sequence | None:
+        heap = self._next(now)
+        if self._late and self._timely:
+            self._turns += 1
+        return heap.pop()
+
+    def _next(self, now: float) -> Heap:
+        while (first := self._timely.peek()) is not None and first.latest_start < now:
+            self._timely.pop()
+            first.late = True
+            self._late.push(first.rank, first)
+        if not self._late:
+            return self._timely
+        if not self._timely or self._turns % LATE_TURN == LATE_TURN - 1:
+            return self._late
+        return self._timely
+
+    def note_end(self, sequence: Sequence) -> None:
+        (self._late if sequence.late else self._timely).note_end()

@@ -1,0 +1,166 @@
+"""Those that run: their slots, their places, and who gives way when there is not room for all.
+
+A sequence's place orders the batch: those that may not be preempted again, then better classes, then rank. Whoever
+comes first in it gets blocks first and always makes progress. Waiting and admission are `scheduler`'s.
+"""
+
+from __future__ import annotations
+
+from bisect import insort
+from collections.abc import Iterator
+from operator import attrgetter
+
+from headrace.core.blocks import PrefixHit
+from headrace.core.capacity import blocks_needed
+from headrace.core.events import AdmitReason, Admitted, Event, Preempted, PreemptReason, SkipReason
+from headrace.core.plan import Entry
+from headrace.core.scheduler.draft import Draft
+from headrace.core.scheduler.fair import FairQueue
+from headrace.core.scheduler.line import PolicyFailed
+from headrace.core.scheduler.pages import Pages
+from headrace.core.scheduler.victims import VictimPolicy
+from headrace.core.sequence import Sequence, Status
+
+MAX_PREEMPTIONS = 3
+"""How often one request may be preempted; when it comes back for the last time, all it may ever need is kept for it."""
+
+by_place = attrgetter("place")
+
+
+class Running:
+    """The running sequences by place, over ``slots`` slots of the runner."""
+
+    def __init__(
+        self, pages: Pages, victims: VictimPolicy, waiting: FairQueue, events: list[Event], slots: int
+    ) -> None:
+        self.pages = pages
+        self.committed = -1  # the last committed step
+        self.admissions = 0
+        self._victims = victims
+        self._waiting = waiting
+        self._events = events
+        self._sequences: list[Sequence] = []
+        self._slots = list(range(slots - 1, -1, -1))
+
+    def __len__(self) -> int:
+        return len(self._sequences)
+
+    def __iter__(self) -> Iterator[Sequence]:
+        return iter(self._sequences)
+
+    @property
+    def free_slots(self) -> int:
+        return len(self._slots)
+
+    def start(self, sequence: Sequence, hit: PrefixHit, step: Draft) -> None:
+        """Give a waiting sequence a slot and blocks for all that it knows; ``step`` gets its entry and moves."""
+        reason = AdmitReason.NEW if sequence.status is Status.WAITING else AdmitReason.RESUMED
+        sequence.enter(Status.RUNNING)
+        step.moves += self.pages.take(sequence, hit)
+        if reason is AdmitReason.NEW:
+            sequence.cached_tokens = sequence.computed
+        sequence.skips, sequence.skip_reason = 0, None
+        sequence.slot = self._slots.pop()
+        sequence.place = (not self.is_kept(sequence), sequence.account.owner.terms.level, *sequence.rank)
+        insort(self._sequences, sequence, key=by_place)
+        self.admissions += 1
+        request = sequence.request
+        step.entries.append(
+            Entry(
+                sequence.slot,
+                request.id,
+                tuple(sequence.tokens),
+                sequence.prompt_tokens,
+                request.params,
+                request.seed,
+                request.eos_token_ids,
+                tuple(sequence.table),
+            )
+        )
+        self._events.append(Admitted(request.id, reason, sequence.computed, sequence.known, step.now))
+
+    def leave(self, sequence: Sequence) -> None:
+        """Take slot and blocks back; computed content stays findable."""
+        self._sequences.remove(sequence)
+        self._slots.append(sequence.slot)
+        self.pages.give_back(sequence, self.committed)
+        sequence.epoch += 1
+        sequence.slot = -1
+
+    def preempt(self, sequence: Sequence, reason: PreemptReason) -> None:
+        """Let a sequence wait again; one that only fills idle time may have to as often as it takes."""
+        lost = sequence.computed
+        self.leave(sequence)
+        sequence.preemptions += reason is not PreemptReason.YIELD
+        sequence.enter(Status.PREEMPTED)
+        self._events.append(Preempted(sequence.request.id, reason, lost))
+        self._waiting.push(sequence)
+
+    # -- who gives way -----------------------------------------------------------------------------
+
+    def make_way(self, now: float) -> None:
+        """Preempt for a head that is owed what others hold: idle-time work at once, of the rest one in a step.
+
+        Raises:
+            PolicyFailed: the victim policy failed when it was asked for the head.
+        """
+        for sequence in self._waiting.yielding(self._sequences):
+            self.preempt(sequence, PreemptReason.YIELD)
+        head = self._waiting.peek(now)
+        if head is None or self.pages.fenced:  # what is fenced comes back by itself
+            return
+        if self._slots and head.skip_reason is not SkipReason.NO_BLOCKS:
+            return
+        owing = [s for s in self._sequences if not self.is_kept(s) and self._waiting.is_owed(head, s)]
+        if owing:
+            self.preempt(self._choose(owing, now, head), PreemptReason.OWED)
+
+    def grow(self, sequence: Sequence, step: Draft) -> bool:
+        """See that the next position has a block; preempt others, or the sequence itself, for it.
+
+        Raises:
+            PolicyFailed: the victim policy failed when it was asked for this sequence.
+        """
+        if self.pages.has_room(sequence):
+            return True
+        while self.pages.pool.num_free == 0:
+            if self.pages.fenced:
+                return False  # blocks come back when what is in flight has been committed
+            candidates = [
+                s for s in self._sequences if s.slot not in step.planned_slots and not self.is_kept(s)
+            ]
+            if not candidates:
+                return False  # only kept ones are left, and all of them together fit
+            victim = self._choose(candidates, step.now, sequence)
+            self.preempt(victim, PreemptReason.NO_BLOCKS)
+            if victim is sequence:
+                return False
+        self.pages.grow(sequence)
+        return True
+
+    def _choose(self, candidates: list[Sequence], now: float, asking: Sequence) -> Sequence:
+        try:
+            victim = self._victims.choose(candidates, now)
+            if victim not in candidates:
+                raise ValueError("it chose none of the candidates")
+        except Exception as error:
+            raise PolicyFailed(asking, "victim", error) from error
+        return victim
+
+    def is_kept(self, sequence: Sequence) -> bool:
+        """Whether a sequence has been preempted so often that it must now be let finish."""
+        return sequence.preemptions >= MAX_PREEMPTIONS
+
+    def can_keep(self, sequence: Sequence) -> bool:
+        """Whether all that this and the kept ones may ever need fits in the pool together."""
+        size = self.pages.pool.block_size
+        kept = [s for s in self._sequences if self.is_kept(s)]
+        return (
+            sum(blocks_needed(s.finish_length, size) for s in (*kept, sequence)) <= self.pages.pool.num_blocks
+        )
+
+    def check(self) -> None:
+        """Raise AssertionError unless blocks, slots and states agree."""
+        self.pages.check(self._sequences)
+        assert len({s.slot for s in self._sequences}) == len(self._sequences), "a slot is used twice"
+        assert all(s.status is Status.RUNNING for s in self._sequences), "a request runs that should not"
