@@ -1,0 +1,142 @@
+"""The recorded life again, call by call: same ways in, same times, and every event compared with the recorded one."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, NamedTuple
+
+from headrace.core.engine import Engine
+from headrace.core.events import Event
+from headrace.core.ports import Runner
+from headrace.lab.replay.board import Board, Waiting
+from headrace.lab.replay.runner import NOTHING, PlannedRow, RecordedRunner
+from headrace.lab.replay.trace import Drained, Step, Trace
+from headrace.observe.recording.moments import Cancelled, Raised, Reset, Submitted, Turned
+from headrace.observe.recording.wire import event_line
+
+Compose = Callable[[Mapping[str, Any], Runner], Engine]
+"""Makes an engine from a trace's settings and a runner."""
+
+
+class Divergence(NamedTuple):
+    """Where the replay first told something else than the recording; None where one of them told nothing more."""
+
+    line: int
+    recorded: list[Any] | None
+    replayed: list[Any] | None
+
+
+class Scene(NamedTuple):
+    """The engine after one step. ``step`` counts calls of `Engine.step` from 0; ``line`` is the file's.
+
+    ``rows`` were launched in this step. ``error`` is what the step raised, ``recorded_error`` what it raised when it
+    was recorded; empty where it did not.
+    """
+
+    step: int
+    line: int
+    now: float
+    seconds: float
+    rows: tuple[PlannedRow, ...]
+    running: int
+    waiting: tuple[Waiting, ...]
+    blocks_held: int
+    blocks_total: int
+    events: tuple[Event, ...]
+    error: str = ""
+    recorded_error: str = ""
+
+
+class Replay:
+    """One run through a trace. ``divergence`` is None as long as all events were equal."""
+
+    def __init__(self, trace: Trace, compose: Compose) -> None:
+        self.divergence: Divergence | None = None
+        self._trace = trace
+        self._runner = RecordedRunner(trace.answers)
+        self._engine = compose(trace.settings, self._runner)
+        self._board = Board()
+
+    def scenes(self) -> Iterator[Scene]:
+        """Live the trace; a scene per step, up to the first divergence or the step that raised."""
+        engine, step = self._engine, 0
+        for number, happening in self._trace.lines:
+            match happening:
+                case Submitted(request, now):
+                    engine.submit(request, now)
+                case Cancelled(request_id, why, now):
+                    engine.cancel(request_id, why, now)
+                case Turned(knobs):
+                    engine.knobs = knobs
+                case Reset():
+                    engine.reset_prefix_cache()
+                case Drained(events):
+                    self._compare(number, events, engine.take_events())
+                case Step():
+                    yield self._step(step, number, happening)
+                    step += 1
+                case Raised(now, error):
+                    yield self._raised(step, number, now, error)
+                    return
+            if self.divergence is not None:
+                return
+
+    def _step(self, step: int, number: int, recorded: Step) -> Scene:
+        self._runner.outcome = recorded.outcome or NOTHING
+        self._runner.rows = ()
+        try:
+            events = self._engine.step(recorded.now)
+        except Exception as error:  # whatever it is, it did not happen when this was recorded
+            self.divergence = Divergence(
+                number, ["no error", {}], [type(error).__name__, {"message": str(error)}]
+            )
+            return self._scene(step, number, recorded.now, recorded.seconds, ())._replace(error=_shown(error))
+        self._compare(number, recorded.events, events)
+        return self._scene(step, number, recorded.now, recorded.seconds, tuple(events))
+
+    def _raised(self, step: int, number: int, now: float, recorded: str) -> Scene:
+        self._runner.outcome = NOTHING
+        self._runner.rows = ()
+        error = ""
+        try:
+            events = tuple(self._engine.step(now))
+        except Exception as caught:
+            error, events = _shown(caught), tuple(self._engine.take_events())
+        return self._scene(step, number, now, 0.0, events)._replace(error=error, recorded_error=recorded)
+
+    def _scene(self, step: int, line: int, now: float, seconds: float, events: tuple[Event, ...]) -> Scene:
+        for event in events:
+            self._board.fold(event, now)
+        pool = self._engine.scheduler.pool
+        return Scene(
+            step,
+            line,
+            now,
+            seconds,
+            self._runner.rows,
+            len(self._board.running),
+            tuple(self._board.waiting.values()),
+            pool.num_blocks - pool.num_free,
+            pool.num_blocks,
+            events,
+        )
+
+    def _compare(self, number: int, recorded: list[list[Any]], events: list[Event]) -> None:
+        replayed = json.loads(json.dumps([event_line(event, _as_they_are) for event in events]))
+        if recorded == replayed:
+            return
+        for i in range(max(len(recorded), len(replayed))):
+            old = recorded[i] if i < len(recorded) else None
+            new = replayed[i] if i < len(replayed) else None
+            if old != new:
+                self.divergence = Divergence(number, old, new)
+                return
+
+
+def _as_they_are(request_id: str, tokens: tuple[int, ...]) -> tuple[int, ...]:
+    return tokens
+
+
+def _shown(error: Exception) -> str:
+    return f"{type(error).__name__}: {error}"

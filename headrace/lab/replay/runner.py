@@ -1,0 +1,61 @@
+"""A runner that answers from a recording: the tokens of each request at each position, as fingerprints."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Mapping
+from typing import NamedTuple
+
+from headrace.core.plan import Row, StepOutput, StepPlan, TokenLogprob
+from headrace.lab.replay.trace import Answer
+from headrace.observe.recording.fingerprints import SIZE
+from headrace.observe.recording.moments import Outcome
+
+NOTHING = Outcome({}, {}, {})
+UNKNOWN = 1 << (8 * SIZE)
+"""Tokens from here up were drawn and never told (a stale row): no fingerprint is so large."""
+
+_SCORE = TokenLogprob(0, 0.0, 1, ())
+
+
+class PlannedRow(NamedTuple):
+    """A row with the request that it belongs to; ``prompt_tokens`` of the sequence are its prompt."""
+
+    request_id: str
+    prompt_tokens: int
+    row: Row
+
+
+class RecordedRunner:
+    """`core.ports.Runner` over recorded answers.
+
+    ``outcome`` is what the next collected step returns beside its tokens; whoever drives the engine sets it.
+    ``rows`` are the rows launched last.
+    """
+
+    def __init__(self, answers: Mapping[str, Answer]) -> None:
+        self.outcome = NOTHING
+        self.rows: tuple[PlannedRow, ...] = ()
+        self._answers = answers
+        self._owners: dict[int, tuple[str, int]] = {}
+        self._launched: deque[tuple[StepPlan, tuple[PlannedRow, ...]]] = deque()
+
+    def launch(self, plan: StepPlan, now: float) -> None:
+        for entry in plan.entries:
+            self._owners[entry.slot] = (entry.request_id, entry.prompt_tokens)
+        self.rows = tuple(PlannedRow(*self._owners[row.slot], row) for row in plan.rows)
+        self._launched.append((plan, self.rows))
+
+    def collect(self) -> StepOutput:
+        plan, rows = self._launched.popleft()
+        tokens = tuple(
+            self._drawn(each, self.outcome.counts.get(i, 1)) if each.row.samples else ()
+            for i, each in enumerate(rows)
+        )
+        scores = {i: (_SCORE,) * count for i, count in self.outcome.scores.items()}
+        return StepOutput(plan.step, tokens, prompt_logprobs=scores, failures=self.outcome.failures)
+
+    def _drawn(self, planned: PlannedRow, count: int) -> tuple[int, ...]:
+        position = planned.row.start + planned.row.length - planned.prompt_tokens
+        answer = self._answers.get(planned.request_id, Answer()).tokens[position : position + count]
+        return (*answer, *(UNKNOWN + position + i for i in range(len(answer), count)))

@@ -1,0 +1,207 @@
+"""A trace file, read whole and checked: the ways in and the steps in order, and what each request was answered.
+
+Next on the road: `exact` lives it again as it was, `rerun` with other settings.
+"""
+
+from __future__ import annotations
+
+import gzip
+import json
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from headrace.core.knobs import Knobs
+from headrace.core.request import FinishReason, Request, Retention, SamplingParams, Slo
+from headrace.observe.recording.fingerprints import STOP, read
+from headrace.observe.recording.moments import Cancelled, Outcome, Raised, Reset, Submitted, Turned
+from headrace.observe.recording.wire import MAGIC, TOLD, TOLD_PARAMS, VERSION
+
+
+class BadTrace(ValueError):
+    """A file that is no trace, or a line of it that cannot be read; the message names file and line."""
+
+
+class Step(NamedTuple):
+    """One recorded call of `Engine.step`; ``events`` as the file has them."""
+
+    now: float
+    seconds: float
+    outcome: Outcome | None
+    events: list[list[Any]]
+
+
+class Drained(NamedTuple):
+    """Events that were taken between two steps."""
+
+    events: list[list[Any]]
+
+
+Happening = Submitted | Cancelled | Turned | Reset | Step | Drained | Raised
+
+
+class Line(NamedTuple):
+    """What a line of the file says; lines count from 1."""
+
+    number: int
+    happening: Happening
+
+
+@dataclass(slots=True)
+class Answer:
+    """What a request was answered, as fingerprints, and how it ended (None: not in this trace)."""
+
+    tokens: list[int] = field(default_factory=list)
+    reason: FinishReason | None = None
+    message: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Trace:
+    """A whole recording. ``cut`` says why it ended before the engine did; empty where it did not."""
+
+    path: Path
+    version: str
+    settings: Mapping[str, Any]
+    lines: tuple[Line, ...]
+    answers: Mapping[str, Answer]
+    cut: str
+
+    def of(self, kind: type) -> list[Any]:
+        """All happenings of a kind, in order."""
+        return [line.happening for line in self.lines if isinstance(line.happening, kind)]
+
+
+def read_trace(path: Path) -> Trace:
+    """The trace in a file, compressed or not.
+
+    A last line that breaks off is what a killed server leaves: the trace then ends before it.
+
+    Raises:
+        BadTrace: another kind of file, or a line that makes no sense.
+        OSError: no such file.
+    """
+    raw = _lines(path)
+    number, first = next(raw, (1, ""))
+    header = _object(path, number, first)
+    if header.get(MAGIC) != VERSION:
+        wrong = (
+            f"is of version {header[MAGIC]}, this Headrace reads {VERSION}"
+            if MAGIC in header
+            else "is no trace"
+        )
+        raise BadTrace(f"{path}:1: this {wrong} (expected a first line with {MAGIC!r}: {VERSION})")
+    lines: list[Line] = []
+    answers: dict[str, Answer] = {}
+    cut = ""
+    for number, text in raw:
+        if not text.endswith("\n"):
+            cut = f"line {number} breaks off"
+            break
+        told = _object(path, number, text)
+        if "stopped" in told:
+            cut = str(told["stopped"])
+            break
+        try:
+            happening = _happening(told)
+            if isinstance(happening, Step | Drained):
+                _collect(happening.events, answers)
+        except (KeyError, ValueError, TypeError, AttributeError) as error:
+            why = f"it lacks {error}" if isinstance(error, KeyError) else str(error)
+            raise BadTrace(f"{path}:{number}: this line cannot be read: {why}") from None
+        lines.append(Line(number, happening))
+    return Trace(path, str(header.get("version", "")), header.get("settings", {}), tuple(lines), answers, cut)
+
+
+def _lines(path: Path) -> Iterator[tuple[int, str]]:
+    """The file's lines with their numbers; a compressed file that breaks off ends where it does."""
+    opened: Callable[..., Any] = gzip.open if path.suffix == ".gz" else open
+    with opened(path, "rt", encoding="utf-8") as file:
+        number = 0
+        while True:
+            number += 1
+            try:
+                line = file.readline()
+            except EOFError:
+                return
+            except (UnicodeDecodeError, gzip.BadGzipFile) as error:
+                raise BadTrace(f"{path}:{number}: this is no text: {error}") from None
+            if not line:
+                return
+            yield number, line
+
+
+def _object(path: Path, number: int, text: str) -> dict[str, Any]:
+    try:
+        told = json.loads(text)
+    except json.JSONDecodeError as error:
+        raise BadTrace(f"{path}:{number}: this is not JSON: {error.msg}") from None
+    if not isinstance(told, dict):
+        raise BadTrace(f"{path}:{number}: expected a JSON object")
+    return told
+
+
+def _happening(told: Mapping[str, Any]) -> Happening:
+    match told:
+        case {"submit": request, "now": now}:
+            return Submitted(_request(request), float(now))
+        case {"cancel": request_id, "why": why, "now": now}:
+            return Cancelled(str(request_id), FinishReason(why), float(now))
+        case {"knobs": knobs}:
+            return Turned(Knobs(**knobs))
+        case {"reset": True}:
+            return Reset()
+        case {"step": now, "seconds": seconds, "events": events}:
+            return Step(float(now), float(seconds), _outcome(told.get("out")), _events(events))
+        case {"events": events}:
+            return Drained(_events(events))
+        case {"raised": error, "now": now}:
+            return Raised(float(now), str(error))
+    raise ValueError(f"no kind of line has the fields {', '.join(told)}")
+
+
+def _request(told: Mapping[str, Any]) -> Request:
+    unknown = told.keys() - {*TOLD, *TOLD_PARAMS, "tokens"}
+    if unknown:
+        raise ValueError(f"a request has no field {', '.join(sorted(unknown))}")
+    fields = {name: value for name, value in told.items() if name in TOLD}
+    return Request(
+        **fields
+        | {
+            "arrived": float(told["arrived"]),
+            "deadline": None if told["deadline"] is None else float(told["deadline"]),
+            "slo": Slo(*told["slo"]),
+            "retention": tuple(Retention(*each) for each in told["retention"]),
+            "tokens": read(told["tokens"]),
+            "params": SamplingParams(**{name: told[name] for name in TOLD_PARAMS}),
+            "eos_token_ids": frozenset({STOP}),
+        }
+    )
+
+
+def _outcome(told: Mapping[str, Mapping[str, Any]] | None) -> Outcome | None:
+    if told is None:
+        return None
+    by_row = {
+        name: {int(row): value for row, value in told.get(name, {}).items()} for name in Outcome._fields
+    }
+    return Outcome(**by_row)
+
+
+def _events(told: Any) -> list[list[Any]]:
+    for event in told:
+        name, fields = event
+        if not isinstance(name, str) or not isinstance(fields, dict):
+            raise ValueError(f"{event!r} is no event")
+    return list(told)
+
+
+def _collect(events: list[list[Any]], answers: dict[str, Answer]) -> None:
+    for name, fields in events:
+        if name == "Emitted":
+            answers.setdefault(fields["request_id"], Answer()).tokens.extend(read(fields["tokens"]))
+        elif name == "Finished":
+            answer = answers.setdefault(fields["request_id"], Answer())
+            answer.reason = FinishReason(fields["reason"])
+            answer.message = fields.get("message", "")

@@ -1,0 +1,107 @@
+"""An engine that tells a tape everything that goes in and comes out; in all else it is the engine."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+from headrace.core.engine import Engine
+from headrace.core.events import Event
+from headrace.core.knobs import Knobs
+from headrace.core.plan import StepOutput, StepPlan
+from headrace.core.ports import Runner
+from headrace.core.request import FinishReason, Request
+from headrace.core.scheduler.scheduler import Scheduler
+from headrace.observe.recording.moments import (
+    Cancelled,
+    Drained,
+    Moment,
+    Outcome,
+    Raised,
+    Reset,
+    Submitted,
+    Took,
+    Turned,
+)
+
+Tell = Callable[[Moment], None]
+"""Takes a moment and returns at once."""
+
+
+class RecordedEngine(Engine):
+    """Tells ``tell`` of every way in before it is taken, and of every step after it."""
+
+    def __init__(
+        self,
+        scheduler: Scheduler,
+        runner: Runner,
+        events: list[Event],
+        knobs: Knobs,
+        overlap: int,
+        tell: Tell,
+        clock: Callable[[], float] = time.perf_counter,
+    ) -> None:
+        self._overheard = _Overheard(runner)
+        super().__init__(scheduler, self._overheard, events, knobs, overlap)
+        self._tell = tell
+        self._clock = clock
+        self._told_knobs = knobs
+        self._stepping = False
+
+    def submit(self, request: Request, now: float) -> None:
+        self._tell(Submitted(request, now))
+        super().submit(request, now)
+
+    def cancel(self, request_id: str, why: FinishReason, now: float) -> None:
+        self._tell(Cancelled(request_id, why, now))
+        super().cancel(request_id, why, now)
+
+    def reset_prefix_cache(self) -> None:
+        self._tell(Reset())
+        super().reset_prefix_cache()
+
+    def step(self, now: float) -> list[Event]:
+        if self.knobs is not self._told_knobs:
+            self._told_knobs = self.knobs
+            self._tell(Turned(self.knobs))
+        began = self._clock()
+        self._stepping = True
+        try:
+            events = super().step(now)
+        except Exception as error:
+            self._tell(Raised(now, f"{type(error).__name__}: {error}"))
+            raise
+        finally:
+            self._stepping = False
+        self._tell(Took(now, self._clock() - began, self._overheard.take(), tuple(events)))
+        return events
+
+    def take_events(self) -> list[Event]:
+        events = super().take_events()
+        if events and not self._stepping:
+            self._tell(Drained(tuple(events)))
+        return events
+
+
+class _Overheard:
+    """A runner whose answers are remembered in shape, for the step that collects them."""
+
+    def __init__(self, runner: Runner) -> None:
+        self._runner = runner
+        self._outcome: Outcome | None = None
+
+    def launch(self, plan: StepPlan, now: float) -> None:
+        self._runner.launch(plan, now)
+
+    def collect(self) -> StepOutput:
+        output = self._runner.collect()
+        self._outcome = Outcome(
+            counts={i: len(tokens) for i, tokens in enumerate(output.tokens) if len(tokens) > 1},
+            scores={i: len(scores) for i, scores in output.prompt_logprobs.items()},
+            failures=dict(output.failures),
+        )
+        return output
+
+    def take(self) -> Outcome | None:
+        outcome, self._outcome = self._outcome, None
+        return outcome

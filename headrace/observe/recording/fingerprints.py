@@ -1,0 +1,92 @@
+"""Tokens made unreadable, so that equal prefixes stay equal and nothing else can be told of them.
+
+A token's fingerprint hashes the token with all that came before it (salt and adapter first) under a key that is drawn
+for one recording and never written. So two prompts have equal fingerprints just as far as they are equal, to the token
+and not only to the block: the prefix cache copies parts of blocks, and a replay must find the same parts. Without the
+key nobody can try out what a prompt may have been.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+from collections.abc import Iterable
+
+from headrace.core.blocks import root_key
+from headrace.core.request import Request
+
+SIZE = 3
+"""Bytes of a fingerprint: two different tokens behind one prefix look alike once in 16 million times."""
+
+STOP = 0
+"""Stands for every token that ends an answer; fingerprints are never 0."""
+
+
+def written(fingerprints: Iterable[int]) -> str:
+    """Fingerprints as text, four characters each."""
+    return base64.b64encode(b"".join(value.to_bytes(SIZE, "big") for value in fingerprints)).decode()
+
+
+def read(text: str) -> tuple[int, ...]:
+    """The inverse of `written`.
+
+    Raises:
+        ValueError: no such text.
+    """
+    raw = base64.b64decode(text, validate=True)
+    if len(raw) % SIZE:
+        raise ValueError(f"{len(raw)} bytes are no whole number of fingerprints")
+    return tuple(int.from_bytes(raw[i : i + SIZE], "big") for i in range(0, len(raw), SIZE))
+
+
+class _Chain:
+    """The running hash of one request, and the tokens that end its answer."""
+
+    __slots__ = ("hash", "holders", "stops")
+
+    def __init__(self, request: Request, key: bytes) -> None:
+        self.hash = hashlib.blake2b(root_key(request.salt, request.adapter), digest_size=SIZE, key=key)
+        self.stops = frozenset(request.params.stop_token_ids)
+        if not request.params.ignore_eos:
+            self.stops |= request.eos_token_ids
+        self.holders = 1
+
+    def extend(self, tokens: Iterable[int]) -> list[int]:
+        values = []
+        for token in tokens:
+            self.hash.update(token.to_bytes(8, "little"))
+            values.append(int.from_bytes(self.hash.digest(), "big") or 1)
+        return values
+
+
+class Fingerprints:
+    """The fingerprints of all live requests of one engine; ``key`` is the recording's secret, up to 64 bytes."""
+
+    def __init__(self, key: bytes) -> None:
+        self._key = key
+        self._chains: dict[str, _Chain] = {}
+
+    def prompt(self, request: Request) -> tuple[int, ...]:
+        """A new request's prompt. A second one of a live id is refused by the core: it changes nothing here."""
+        chain = _Chain(request, self._key)
+        if request.id in self._chains:
+            self._chains[request.id].holders += 1
+        else:
+            self._chains[request.id] = chain
+        return tuple(chain.extend(request.tokens))
+
+    def answer(self, request_id: str, tokens: Iterable[int]) -> tuple[int, ...]:
+        """The next tokens of a request's answer; one that ends it is `STOP`."""
+        chain = self._chains[request_id]
+        drawn = tuple(tokens)
+        return tuple(
+            STOP if token in chain.stops else value
+            for token, value in zip(drawn, chain.extend(drawn), strict=True)
+        )
+
+    def end(self, request_id: str) -> None:
+        """Forget a finished request."""
+        chain = self._chains[request_id]
+        chain.holders -= 1
+        if not chain.holders:
+            del self._chains[request_id]

@@ -1,0 +1,140 @@
+"""The lines of a trace file: one JSON object each, made from moments and, in a replay, compared with what comes anew.
+
+| line | is |
+|---|---|
+| ``{"headrace_trace": 1, "version": …, "settings": {…}}`` | the first: how the engine was composed |
+| ``{"submit": {…}, "now": …}`` | a request by its lengths and what scheduling goes by |
+| ``{"cancel": id, "why": …, "now": …}`` ``{"knobs": {…}}`` ``{"reset": true}`` | the other ways in |
+| ``{"step": now, "seconds": …, "out": {…}, "events": […]}`` | a step, what the runner returned, what it told |
+| ``{"events": […]}`` | events that were taken between steps |
+| ``{"raised": …, "now": …}`` | the step that ended the engine |
+| ``{"stopped": why}`` | the recording ended before the engine did |
+
+An event is its name and the fields that differ from their defaults. There is no text in a trace and no token: tokens
+are `fingerprints`; of log-probabilities those of a prompt are counted, those of an answer left out.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import asdict
+from typing import Any
+
+from headrace.core.events import Emitted, Event, Finished
+from headrace.core.request import Request
+from headrace.observe.recording.fingerprints import STOP, Fingerprints, written
+from headrace.observe.recording.moments import (
+    Begun,
+    Cancelled,
+    Drained,
+    Moment,
+    Outcome,
+    Raised,
+    Reset,
+    Submitted,
+    Took,
+    Turned,
+)
+
+MAGIC = "headrace_trace"
+VERSION = 1
+
+TOLD = (
+    "id",
+    "arrived",
+    "tenant",
+    "service_class",
+    "priority",
+    "deadline",
+    "slo",
+    "retention",
+    "affinity",
+    "adapter",
+)
+"""Fields of a request that scheduling goes by and that are written as they are."""
+
+TOLD_PARAMS = ("max_tokens", "prompt_logprobs")
+"""The sampling parameters that scheduling goes by."""
+
+WITHHELD = ("tokens", "params", "salt", "seed", "eos_token_ids")
+"""Fields of a request that stay here: told as fingerprints, in part, or not at all."""
+
+
+class Scribe:
+    """Turns the moments of one recording into lines; ``key`` is its secret."""
+
+    def __init__(self, key: bytes) -> None:
+        self._fingerprints = Fingerprints(key)
+
+    def line(self, moment: Moment) -> dict[str, Any]:
+        """The line of a moment, as plain values."""
+        match moment:
+            case Begun(version, settings):
+                return {MAGIC: VERSION, "version": version, "settings": plain(settings)}
+            case Submitted(request, now):
+                return {"submit": self._request(request), "now": now}
+            case Cancelled(request_id, why, now):
+                return {"cancel": request_id, "why": why, "now": now}
+            case Turned(knobs):
+                return {"knobs": asdict(knobs)}
+            case Reset():
+                return {"reset": True}
+            case Took(now, seconds, outcome, events):
+                line: dict[str, Any] = {"step": now, "seconds": round(seconds, 7)}
+                if outcome is not None:
+                    line["out"] = _outcome(outcome)
+                return line | {"events": self._events(events)}
+            case Drained(events):
+                return {"events": self._events(events)}
+            case Raised(now, error):
+                return {"raised": error, "now": now}
+
+    def _request(self, request: Request) -> dict[str, Any]:
+        told = {name: plain(getattr(request, name)) for name in TOLD}
+        params = {name: getattr(request.params, name) for name in TOLD_PARAMS}
+        return told | params | {"tokens": written(self._fingerprints.prompt(request))}
+
+    def _events(self, events: tuple[Event, ...]) -> list[list[Any]]:
+        lines = []
+        for event in events:
+            lines.append(event_line(event, self._fingerprints.answer))
+            if isinstance(event, Finished):
+                self._fingerprints.end(event.request_id)
+        return lines
+
+
+def event_line(event: Event, shown: Callable[[str, tuple[int, ...]], tuple[int, ...]]) -> list[Any]:
+    """An event as its name and the fields that differ from their defaults; ``shown`` makes tokens unreadable."""
+    fields: dict[str, Any] = {}
+    for name, value in event._asdict().items():
+        if name == "tokens" and isinstance(event, Emitted):
+            fields[name] = written(shown(event.request_id, value))
+        elif name == "stop_token":
+            if value is not None:
+                fields[name] = STOP
+        elif name == "logprobs":
+            if not isinstance(event, Emitted):
+                fields[name] = len(value)
+        elif name not in event._field_defaults or value != event._field_defaults[name]:
+            fields[name] = plain(value)
+    return [type(event).__name__, fields]
+
+
+def _outcome(outcome: Outcome) -> dict[str, Any]:
+    return {
+        name: {str(row): told for row, told in rows.items()}
+        for name, rows in outcome._asdict().items()
+        if rows
+    }
+
+
+def plain(value: Any) -> Any:
+    """A value as JSON has it: tuples are lists, infinite numbers text."""
+    if isinstance(value, Mapping):
+        return {str(key): plain(inner) for key, inner in value.items()}
+    if isinstance(value, list | tuple | set | frozenset):
+        return [plain(inner) for inner in value]
+    if isinstance(value, float) and not math.isfinite(value):
+        return str(value)
+    return value

@@ -1,0 +1,52 @@
+"""Random lives of the pure core, recorded to files, and what lives them again."""
+
+from __future__ import annotations
+
+import copy
+import json
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from headrace.core.engine import Engine
+from headrace.core.ports import Runner
+from headrace.observe.recording.engine import RecordedEngine
+from headrace.observe.recording.moments import Begun, Moment
+from headrace.observe.recording.wire import Scribe
+from tests.doubles.engines import Record, hashing_engine
+from tests.property import random_runs
+
+Compose = Callable[[Mapping[str, Any], Runner], Engine]
+
+
+def record_life(seed: int, path: Path, monkeypatch) -> tuple[Record, Compose]:
+    """Records the random life of a seed; what it told, and how its engine is composed anew."""
+    moments: list[Moment] = [Begun("test", {})]
+    kept: dict[str, Any] = {}
+
+    def make(**kwargs):
+        kept.update(copy.deepcopy(kwargs))
+        engine, runner = hashing_engine(**kwargs)
+        return recorded(engine, moments.append), runner
+
+    monkeypatch.setattr(random_runs, "hashing_engine", make)
+    told = random_runs.run(seed)
+    write(path, moments)
+
+    def compose(settings: Mapping[str, Any], runner: Runner) -> Engine:
+        engine, _ = hashing_engine(**copy.deepcopy(kept))
+        engine.runner = runner
+        return engine
+
+    return told, compose
+
+
+def recorded(engine: Engine, tell: Callable[[Moment], None]) -> RecordedEngine:
+    """The engine, with a tape behind it."""
+    parts = (engine.scheduler, engine.runner, engine._events, engine.knobs, engine._overlap)
+    return RecordedEngine(*parts, tell)
+
+
+def write(path: Path, moments: list[Moment]) -> None:
+    scribe = Scribe(b"a secret")
+    path.write_text("".join(json.dumps(scribe.line(moment)) + "\n" for moment in moments))

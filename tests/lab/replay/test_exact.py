@@ -1,0 +1,102 @@
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from headrace.core.events import Admitted, Evicted, EvictReason, Finished, Preempted, Skipped
+from headrace.core.request import FinishReason, Request, SamplingParams
+from headrace.core.scheduler.scheduler import Stalled
+from headrace.lab.replay.exact import Replay
+from headrace.lab.replay.trace import read_trace
+from headrace.observe.recording.moments import Begun
+from tests.doubles.engines import hashing_engine
+from tests.lab.replay.recorded import record_life, recorded, write
+
+SEEDS = 120
+
+
+def test_random_lives_are_lived_again_event_by_event(tmp_path, monkeypatch):
+    told = set()
+    for seed in range(SEEDS):
+        path = tmp_path / f"{seed}.jsonl"
+        record, compose = record_life(seed, path, monkeypatch)
+        replay = Replay(read_trace(path), compose)
+        events = [event for scene in replay.scenes() for event in scene.events]
+        assert replay.divergence is None, f"seed {seed}: {replay.divergence}"
+        shapes = [(type(event), getattr(event, "request_id", None)) for event in events]
+        assert shapes == [(type(event), getattr(event, "request_id", None)) for event in record.events]
+        told |= {(type(event), getattr(event, "reason", None)) for event in events}
+        told |= {("shared", event.cached_tokens > 0) for event in events if isinstance(event, Admitted)}
+    assert {kind for kind, _ in told} >= {Admitted, Evicted, Preempted, Skipped, Finished}
+    assert {(Finished, reason) for reason in FinishReason} <= told
+    assert {("shared", True), (Evicted, EvictReason.RESET)} <= told
+
+
+def test_a_changed_life_is_told_by_its_first_difference(tmp_path, monkeypatch):
+    path = tmp_path / "trace.jsonl"
+    _, compose = record_life(3, path, monkeypatch)
+    lines = path.read_text().splitlines()
+    for number, line in enumerate(lines, start=1):
+        told = json.loads(line)
+        admitted = [event for event in told.get("events", []) if event[0] == "Admitted"]
+        if admitted:
+            admitted[0][1]["known_tokens"] += 1
+            lines[number - 1] = json.dumps(told)
+            break
+    path.write_text("\n".join(lines) + "\n")
+    replay = Replay(read_trace(path), compose)
+    last = list(replay.scenes())[-1]
+    assert replay.divergence.line == last.line == number
+    assert replay.divergence.recorded[1]["known_tokens"] == replay.divergence.replayed[1]["known_tokens"] + 1
+
+
+def deadlocked(path):
+    """An engine whose admission never lets anything in, although nothing runs: a bug, as it would be recorded."""
+
+    class Never:
+        def admit(self, queue, now):
+            return 0
+
+        def ready_at(self, queue):
+            return now
+
+    now = 1.0
+    moments = [Begun("test", {})]
+    engine = recorded(hashing_engine(admission=Never())[0], moments.append)
+    engine.submit(Request("stuck", (1, 2, 3), SamplingParams(max_tokens=2), arrived=0.5), now)
+    with pytest.raises(Stalled):
+        engine.step(now)
+    write(path, moments)
+    return lambda settings, runner: hashing_engine(admission=Never())[0]  # no step ever reaches a runner
+
+
+def test_a_recorded_deadlock_shows_who_waits_and_why(tmp_path):
+    path = tmp_path / "trace.jsonl"
+    compose = deadlocked(path)
+    (scene,) = Replay(read_trace(path), compose).scenes()
+    assert scene.error == scene.recorded_error == "Stalled: 0 running, 1 waiting, nothing planned"
+    ((request_id, since, reason),) = scene.waiting
+    assert (request_id, since, reason) == ("stuck", 1.0, "batch_not_ready")
+    assert scene.blocks_held == 0
+
+
+def test_what_only_the_device_did_is_not_laid_to_the_core(tmp_path):
+    moments = [Begun("test", {})]
+    engine, runner = hashing_engine()
+    engine = recorded(engine, moments.append)
+    engine.submit(Request("r", (1, 2, 3), SamplingParams(max_tokens=2)), 0.0)
+    runner.pages.clear()  # the "device" is gone
+    with pytest.raises(IndexError):
+        engine.step(0.1)
+    write(tmp_path / "trace.jsonl", moments)
+
+    def compose(settings, runner):
+        engine, _ = hashing_engine()
+        engine.runner = runner
+        return engine
+
+    (scene,) = Replay(read_trace(tmp_path / "trace.jsonl"), compose).scenes()
+    assert scene.recorded_error.startswith("IndexError")
+    assert not scene.error
+    assert scene.rows[0].request_id == "r"

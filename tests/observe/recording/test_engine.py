@@ -1,0 +1,86 @@
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+
+from headrace.core.events import Evicted, Finished
+from headrace.core.knobs import Knobs
+from headrace.core.request import FinishReason, Request, SamplingParams
+from headrace.observe.recording.engine import RecordedEngine
+from headrace.observe.recording.moments import (
+    Cancelled,
+    Drained,
+    Outcome,
+    Raised,
+    Reset,
+    Submitted,
+    Took,
+    Turned,
+)
+from tests.doubles.engines import hashing_engine
+
+
+def recorded_engine(**more):
+    moments = []
+    plain, runner = hashing_engine(**more)
+    clock = iter(range(1000))
+    parts = (plain.scheduler, plain.runner, plain._events, plain.knobs, plain._overlap)
+    return RecordedEngine(*parts, moments.append, clock=lambda: next(clock)), runner, moments
+
+
+def test_every_way_in_is_told_before_it_is_taken():
+    engine, _, moments = recorded_engine()
+    request = Request("r", (1, 2, 3), SamplingParams(max_tokens=4))
+    engine.submit(request, 0.5)
+    engine.step(1.0)
+    engine.cancel("r", FinishReason.CANCELLED, 1.5)
+    events = engine.step(2.0)
+    assert [type(moment) for moment in moments] == [Submitted, Took, Cancelled, Took]
+    assert moments[0] == Submitted(request, 0.5)
+    assert moments[2] == Cancelled("r", FinishReason.CANCELLED, 1.5)
+    assert moments[1][:3] == (1.0, 1, Outcome({}, {}, {}))
+    assert moments[3].outcome is None  # nothing was launched, nothing collected
+    assert moments[3].events == tuple(events)
+    assert isinstance(events[0], Finished)
+
+
+def test_failures_and_scores_are_told_in_shape():
+    engine, runner, moments = recorded_engine()
+    engine.submit(Request("bad", (1,), SamplingParams(max_tokens=4)), 0.0)
+    runner.poison.add("bad")
+    engine.step(0.0)
+    assert list(moments[-1].outcome.failures) == [0]
+
+
+def test_knobs_are_told_when_they_have_been_swapped():
+    engine, _, moments = recorded_engine()
+    engine.step(0.0)
+    engine.knobs = dataclasses.replace(engine.knobs, batched_tokens=7)
+    engine.step(1.0)
+    engine.step(2.0)
+    assert [type(moment) for moment in moments] == [Took, Turned, Took, Took]
+    assert moments[1] == Turned(Knobs(batched_tokens=7))
+
+
+def test_a_reset_and_events_taken_between_steps_are_told():
+    engine, _, moments = recorded_engine()
+    engine.submit(Request("r", (1, 2, 3, 4, 5), SamplingParams(max_tokens=1)), 0.0)
+    engine.step(0.0)
+    engine.reset_prefix_cache()
+    taken = engine.take_events()
+    assert all(isinstance(event, Evicted) for event in taken)
+    assert moments[-2:] == [Reset(), Drained(tuple(taken))]
+    assert not engine.take_events()
+    assert len(moments) == 4
+
+
+def test_a_step_that_ends_the_engine_is_told_and_raised():
+    engine, runner, moments = recorded_engine()
+    engine.submit(Request("r", (1, 2)), 0.0)
+    runner.pages.clear()
+    with pytest.raises(IndexError):
+        engine.step(3.0)
+    assert moments[-1].now == 3.0
+    assert isinstance(moments[-1], Raised)
+    assert moments[-1].error.startswith("IndexError: ")
