@@ -186,6 +186,8 @@ class Request:
     sooner) orders it within. ``salt`` parts the prefix cache: blocks are shared only between requests of equal salt
     and ``adapter``. ``seed`` is the resolved seed of the sampler's counter-based generator (the caller's, or one drawn
     at the edge). ``affinity`` names a group of alike requests that gain from running together (empty: none).
+    ``answered`` are tokens with which the answer is known to begin, at most ``max_tokens``: they are neither drawn nor
+    emitted again, and count as output everywhere (length, penalties, ``min_tokens``, the sampler's position).
     """
 
     id: str
@@ -199,6 +201,7 @@ class Request:
     slo: Slo = NO_SLO
     retention: tuple[Retention, ...] = ()
     affinity: str = ""
+    answered: tuple[int, ...] = ()
     salt: str = ""
     adapter: str = ""
     seed: int = 0

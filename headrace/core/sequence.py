@@ -92,7 +92,7 @@ class Sequence:
         self.late = False  # its latest start has passed
         self.passes = 0  # how often a pick policy preferred another to it while it was first
         self.preemptions = 0
-        self.tokens = list(request.tokens)
+        self.tokens = [*request.tokens, *request.answered]
         self.prompt_tokens = len(request.tokens)
         asked = request.params.max_tokens
         self.finish_length = (
@@ -149,3 +149,7 @@ class Sequence:
         if len(self.tokens) >= self.finish_length:
             return FinishReason.LENGTH
         return None
+
+    def stop_token(self, reason: FinishReason) -> int | None:
+        """The token that ended the answer, if one did."""
+        return self.tokens[-1] if reason is FinishReason.STOP else None

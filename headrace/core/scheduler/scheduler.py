@@ -118,6 +118,8 @@ class Scheduler:
         self._waiting.enter(sequence)
         if request.deadline is not None:
             heapq.heappush(self._deadlines, (request.deadline, request.id))
+        if request.answered and (ended := sequence.finish_reason()) is not None:
+            self._finish(sequence, ended, stop_token=sequence.stop_token(ended))
 
     def _why_not(self, request: Request) -> str:
         if request.id in self._live:
@@ -365,8 +367,7 @@ class Scheduler:
             reason = sequence.finish_reason()
         self._running.pages.register(sequence, tail=row.length > 1 and row.samples)
         if reason is not None:
-            stop = sequence.tokens[-1] if reason is FinishReason.STOP else None
-            self._finish(sequence, reason, stop_token=stop)
+            self._finish(sequence, reason, stop_token=sequence.stop_token(reason))
 
     def _tell_scores(self, sequence: Sequence, start: int, scores: tuple[TokenLogprob, ...]) -> None:
         """Tell each position's score once, though a preempted prompt is computed again."""
