@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from headrace.config import CacheOptions, ConfigError, SchedulerOptions
-from headrace.core.blocks import BlockPool, LeastRecentlyUsed
+from headrace.core.blocks import BlockPool
 from headrace.core.classes import CLASSES
 from headrace.core.cost import StepCost
 from headrace.core.engine import Engine
 from headrace.core.events import Event
+from headrace.core.eviction import LeastWorth
 from headrace.core.knobs import Knobs
 from headrace.core.ports import Runner
 from headrace.core.scheduler.admission import AdmissionPolicy, Continuous, StaticBatch
@@ -39,7 +40,9 @@ def make_engine(
     """An engine over ``num_blocks`` blocks of the device, with the policies that the options name."""
     events: list[Event] = []
     scheduler = Scheduler(
-        BlockPool(num_blocks, cache.block_size, LeastRecentlyUsed(), events.append),
+        BlockPool(
+            num_blocks, cache.block_size, LeastWorth(num_blocks, cache.block_size, cost), events.append
+        ),
         _queue(plans),
         _order(plans),
         _admission(plans),

@@ -13,46 +13,15 @@ The pool knows ids and tokens, never tensors: copying content is a `Move` that t
 from __future__ import annotations
 
 import hashlib
-import heapq
 from array import array
 from collections.abc import Callable, Iterable, Sequence
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 from headrace.core.events import Event, Evicted, EvictReason
+from headrace.core.eviction import Block, EvictionOrder, EvictionPolicy
 
 CANDIDATES = 8
 """How many partly matching blocks are compared at most: bounds the cost of a look-up."""
-
-STALE = 64
-"""Entries of blocks in use again that the order of eviction may hold beside as many as are current."""
-
-
-class Block:
-    """A page of the cache. ``tokens`` is the content known to be computed, empty while it is not findable."""
-
-    __slots__ = ("id", "key", "parent", "refs", "stamp", "tokens", "used")
-
-    def __init__(self, block_id: int) -> None:
-        self.id = block_id
-        self.refs = 0
-        self.key: bytes | None = None
-        self.parent = b""
-        self.tokens: tuple[int, ...] = ()
-        self.used = 0
-        self.stamp = 0
-
-
-class EvictionPolicy(Protocol):
-    """Which cached block loses its content first: the one of lowest priority."""
-
-    def priority(self, block: Block) -> float: ...
-
-
-class LeastRecentlyUsed:
-    """Evict what was released longest ago; a sequence's last block goes before its first."""
-
-    def priority(self, block: Block) -> float:
-        return block.used
 
 
 class PrefixHit(NamedTuple):
@@ -98,15 +67,13 @@ class BlockPool:
             raise ValueError(f"a pool needs blocks and a block size, got {num_blocks} and {block_size}")
         self.block_size = block_size
         self._blocks = [Block(i) for i in range(num_blocks)]
-        self._eviction = eviction
         self._tell = tell
         self._blank = list(range(num_blocks - 1, -1, -1))
-        self._cached: list[tuple[float, int, int]] = []  # heap of (priority, stamp, id)
-        self._num_cached = 0
-        self._clock = 0
+        self._cached = EvictionOrder(eviction)
         self._by_key: dict[bytes, Block] = {}
         self._children: dict[tuple[bytes, int], dict[int, Block]] = {}
         self._promised: dict[bytes, int] = {}
+        self._wanted: dict[bytes, int] = {}
 
     @property
     def num_blocks(self) -> int:
@@ -115,12 +82,12 @@ class BlockPool:
     @property
     def num_free(self) -> int:
         """Blocks without references, cached or blank: all of them can be allocated."""
-        return len(self._blank) + self._num_cached
+        return len(self._blank) + len(self._cached)
 
     @property
     def num_cached(self) -> int:
         """Blocks without references whose content can still be found."""
-        return self._num_cached
+        return len(self._cached)
 
     def references(self) -> list[int]:
         """The reference count of every block, by id."""
@@ -153,9 +120,9 @@ class BlockPool:
         for block_id in block_ids:
             block = self._blocks[block_id]
             if block.refs == 0:
-                self._num_cached -= 1
-                block.stamp = self._tick()
+                self._cached.discard(block)
             block.refs += 1
+            block.hits += 1
 
     def release(self, table: Sequence[int]) -> None:
         """Give back one reference to each block of a table, the tail first, so that it is evicted first."""
@@ -164,36 +131,22 @@ class BlockPool:
             if block.refs <= 0:
                 raise ValueError(f"block {block_id} is released but nobody holds it")
             block.refs -= 1
+            block.chain = max(block.chain, len(table))
             if block.refs == 0:
                 if block.tokens:
-                    block.used = block.stamp = self._tick()
-                    self._num_cached += 1
-                    heapq.heappush(self._cached, (self._eviction.priority(block), block.stamp, block.id))
+                    self._cached.add(block)
                 else:
                     self._blank.append(block.id)
-        if len(self._cached) > 2 * self._num_cached + STALE:
-            self._cached = [entry for entry in self._cached if self._is_current(entry)]
-            heapq.heapify(self._cached)
 
-    def _is_current(self, entry: tuple[float, int, int]) -> bool:
-        """Whether a block lies in the cache as it did when the entry was made."""
-        _, stamp, block_id = entry
-        block = self._blocks[block_id]
-        return block.refs == 0 and block.stamp == stamp and bool(block.tokens)
-
-    def _tick(self) -> int:
-        self._clock += 1
-        return self._clock
+    def advance(self, now: float) -> None:
+        """Let time pass, in seconds: what was to be kept for some time only is no longer."""
+        self._cached.advance(now)
 
     def _evict(self) -> Block:
-        while True:
-            entry = heapq.heappop(self._cached)
-            if self._is_current(entry):
-                block = self._blocks[entry[2]]
-                self._forget(block)
-                self._num_cached -= 1
-                self._tell(Evicted(block.id, EvictReason.ALLOCATION))
-                return block
+        block = self._cached.pop()
+        self._forget(block)
+        self._tell(Evicted(block.id, EvictReason.ALLOCATION))
+        return block
 
     # -- content -----------------------------------------------------------------------------------
 
@@ -217,8 +170,13 @@ class BlockPool:
         self._children.setdefault((parent, tokens[0]), {})[block_id] = block
         if full:
             block.key = key
+            block.wanted = key in self._wanted
             self._by_key[key] = block
         return key
+
+    def keep(self, block_id: int, retention: int, seconds: float | None) -> None:
+        """Ask for a held block's content to be kept with this priority, until ``seconds`` after its last use."""
+        self._blocks[block_id].keep(retention, seconds)
 
     def _forget(self, block: Block) -> None:
         siblings = self._children[block.parent, block.tokens[0]]
@@ -227,8 +185,7 @@ class BlockPool:
             del self._children[block.parent, block.tokens[0]]
         if block.key is not None:
             del self._by_key[block.key]
-            block.key = None
-        block.tokens = ()
+        block.forget()
 
     def match(self, root: bytes, keys: Sequence[bytes], tokens: Sequence[int], limit: int) -> PrefixHit:
         """The longest computed prefix of ``tokens[:limit]``, token-exact.
@@ -276,23 +233,47 @@ class BlockPool:
         """Whether a running sequence is computing the block of this key right now."""
         return key in self._promised
 
+    def want(self, keys: Iterable[bytes]) -> None:
+        """A waiting request will ask for the full blocks of these keys: they outlive what nobody waits for."""
+        for key in keys:
+            self._wanted[key] = self._wanted.get(key, 0) + 1
+            if self._wanted[key] == 1:
+                self._mark(key, wanted=True)
+
+    def unwant(self, keys: Iterable[bytes]) -> None:
+        """Undo `want`: the request has started, or has ended."""
+        for key in keys:
+            self._wanted[key] -= 1
+            if not self._wanted[key]:
+                del self._wanted[key]
+                self._mark(key, wanted=False)
+
+    def _mark(self, key: bytes, *, wanted: bool) -> None:
+        block = self._by_key.get(key)
+        if block is not None:
+            block.wanted = wanted
+            self._cached.update(block)
+
     def reset(self) -> None:
         """Forget all content; held blocks stay held and are not found again."""
         for block in self._blocks:
             if block.tokens:
-                self._forget(block)
                 if block.refs == 0:
+                    self._cached.discard(block)
                     self._blank.append(block.id)
                     self._tell(Evicted(block.id, EvictReason.RESET))
-        self._cached.clear()
-        self._num_cached = 0
+                self._forget(block)
 
     def check(self) -> None:
         """Raise AssertionError when the pool's own books disagree."""
         free = sum(block.refs == 0 for block in self._blocks)
         cached = sum(block.refs == 0 and bool(block.tokens) for block in self._blocks)
         assert free == self.num_free, f"{free} blocks without references, {self.num_free} counted free"
-        assert cached == self._num_cached, f"{cached} blocks cached, {self._num_cached} counted"
+        assert cached == len(self._cached), f"{cached} blocks cached, {len(self._cached)} counted"
+        assert all(
+            (block in self._cached) == (block.refs == 0 and bool(block.tokens)) for block in self._blocks
+        )
+        assert all(block.wanted == (block.key in self._wanted) for block in self._by_key.values())
         blank = [self._blocks[i] for i in self._blank]
         assert len({block.id for block in blank}) == len(blank), "a block is blank twice"
         assert all(block.refs == 0 and not block.tokens for block in blank), "a blank block is in use"

@@ -11,10 +11,12 @@ import random
 
 import pytest
 
-from headrace.core.blocks import BlockPool, EvictionPolicy, LeastRecentlyUsed
+from headrace.core.blocks import BlockPool
 from headrace.core.classes import CLASSES
+from headrace.core.cost import StepCost
 from headrace.core.engine import Engine
 from headrace.core.events import Admitted, Event, Preempted
+from headrace.core.eviction import EvictionPolicy, LeastRecentlyUsed, LeastWorth
 from headrace.core.knobs import Knobs
 from headrace.core.request import FinishReason, Request
 from headrace.core.scheduler.admission import Continuous, Queue, StaticBatch
@@ -44,7 +46,7 @@ QUEUES = [
 ]
 ADMISSIONS = [Continuous, lambda: StaticBatch(3, 0.05), lambda: StaticBatch(1, 0.0)]
 VICTIMS = [LastRanked]
-EVICTIONS = [LeastRecentlyUsed]
+EVICTIONS = [LeastRecentlyUsed, lambda: LeastWorth(14, 4, StepCost(2.0, 8.0))]
 
 
 class LastOfWindow:

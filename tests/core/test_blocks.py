@@ -6,12 +6,12 @@ from headrace.core.blocks import (
     CANDIDATES,
     NO_HIT,
     BlockPool,
-    LeastRecentlyUsed,
     PrefixHit,
     chained_key,
     root_key,
 )
 from headrace.core.events import Event, Evicted, EvictReason
+from headrace.core.eviction import LeastRecentlyUsed
 
 ROOT = root_key("", "")
 SIZE = 4
@@ -178,7 +178,7 @@ def test_sharing_what_is_cached_for_ever_does_not_grow_the_books():
     for _ in range(5000):
         pool.share(table)
         pool.release(table)
-    assert len(pool._cached) < 100
+    assert len(pool._cached._heap) < 100
     assert pool.allocate(8)[-1] == table[0], "the order of eviction has survived"
 
 

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from headrace.core.blocks import BlockPool, LeastRecentlyUsed
+from headrace.core.blocks import BlockPool
 from headrace.core.engine import Engine
 from headrace.core.events import Emitted, Event, Finished
+from headrace.core.eviction import LeastRecentlyUsed
 from headrace.core.knobs import Knobs
 from headrace.core.scheduler.admission import AdmissionPolicy, Continuous
 from headrace.core.scheduler.fair import FairQueue, single_file

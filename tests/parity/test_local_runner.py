@@ -18,9 +18,10 @@ from headrace.compute.model.decoder import Decoder
 from headrace.compute.model.families import parse_config
 from headrace.compute.model.weights import dummy_weights
 from headrace.compute.runner import LocalRunner
-from headrace.core.blocks import BlockPool, LeastRecentlyUsed
+from headrace.core.blocks import BlockPool
 from headrace.core.engine import Engine
 from headrace.core.events import AdmitReason, Admitted, Emitted, Event, Finished, Preempted, PromptScored
+from headrace.core.eviction import LeastRecentlyUsed
 from headrace.core.knobs import Knobs
 from headrace.core.request import FinishReason, Request, SamplingParams
 from headrace.core.scheduler.admission import Continuous

@@ -6,9 +6,10 @@ from dataclasses import dataclass
 import pytest
 from starlette.testclient import TestClient
 
-from headrace.core.blocks import BlockPool, LeastRecentlyUsed
+from headrace.core.blocks import BlockPool
 from headrace.core.engine import Engine
 from headrace.core.events import Event
+from headrace.core.eviction import LeastRecentlyUsed
 from headrace.core.gate import Limits
 from headrace.core.knobs import Knobs
 from headrace.core.scheduler.admission import Continuous

@@ -1,0 +1,115 @@
+"""What the order of eviction is worth: a trace replayed through the block pool alone, one request after the other.
+
+Every block of the trace is one block of the pool. Hits are counted in blocks and given as a share of those of a pool
+that never evicts; beside them what evicting with knowledge of the whole trace would reach (Belady's rule), which is
+the bound of every policy that serves requests in the order of their arrival.
+"""
+
+from __future__ import annotations
+
+import argparse
+import heapq
+import math
+from collections.abc import Iterable
+from pathlib import Path
+
+from headrace.core.blocks import BlockPool, chained_key, root_key
+from headrace.core.cost import StepCost
+from headrace.core.eviction import EvictionPolicy, LeastRecentlyUsed, LeastWorth
+from headrace.lab.workload.traces import MOONCAKE_BLOCK, read_trace
+
+CONTEXT_TOKENS = 13_000
+"""At which a token's attention costs as much as its linear layers: a dense model of 8 billion parameters."""
+
+SIZE = 2
+"""Tokens that stand for a block of the trace: both for a full one, one for the part at the end of a prompt."""
+
+Prompt = tuple[int, ...]
+ROOT = root_key("", "")
+
+
+def prompts(path: Path) -> list[Prompt]:
+    """The prompts of a trace, each block by its id, twice where it is full."""
+    return [
+        tuple(
+            span.stream for span in call.content for _ in range(SIZE if span.length == MOONCAKE_BLOCK else 1)
+        )
+        for call in read_trace(path)
+    ]
+
+
+def keys_of(tokens: Prompt) -> list[bytes]:
+    """Chained keys of the full blocks."""
+    keys = [ROOT]
+    for i in range(len(tokens) // SIZE):
+        keys.append(chained_key(keys[-1], tokens[i * SIZE : (i + 1) * SIZE]))
+    return keys[1:]
+
+
+def replay(todo: Iterable[Prompt], num_blocks: int, policy: EvictionPolicy) -> int:
+    """Blocks found in a pool, whole or in part."""
+    pool = BlockPool(num_blocks, SIZE, policy, lambda event: None)
+    hits = 0
+    for tokens in todo:
+        keys = keys_of(tokens)
+        hit = pool.match(ROOT, keys, tokens, len(tokens))
+        hits += len(hit.blocks) + (hit.copied > 0)
+        pool.share(hit.blocks)
+        table = [*hit.blocks, *pool.allocate(-(-len(tokens) // SIZE) - len(hit.blocks))]
+        for i in range(len(hit.blocks), len(table)):
+            pool.register(table[i], keys[i - 1] if i else ROOT, tokens[i * SIZE : (i + 1) * SIZE])
+        pool.release(table)
+    return hits
+
+
+def foreseen(todo: list[Prompt], num_blocks: int) -> int:
+    """Blocks found when that block goes which is needed again last."""
+    chains = [tuple(dict.fromkeys(tokens)) for tokens in todo]
+    following: list[dict[int, float]] = []
+    next_use: dict[int, float] = {}
+    for number in range(len(chains) - 1, -1, -1):
+        following.append({block: next_use.get(block, math.inf) for block in chains[number]})
+        next_use.update(dict.fromkeys(chains[number], number))
+    following.reverse()
+    held: dict[int, float] = {}
+    order: list[tuple[float, int]] = []
+    hits = 0
+    for number, chain in enumerate(chains):
+        hits += next((i for i, block in enumerate(chain) if block not in held), len(chain))
+        for block in chain:
+            held[block] = following[number][block]
+            heapq.heappush(order, (-held[block], block))
+        while len(held) > num_blocks:
+            use, block = heapq.heappop(order)
+            if held.get(block) == -use:
+                del held[block]
+    return hits
+
+
+def main() -> None:
+    """Replay, print a table."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser.add_argument("trace", type=Path, help="a trace with block ids (Mooncake's format)")
+    parser.add_argument(
+        "--shares", default="5,10,16,25", help="pool sizes, in %% of the trace's unique blocks"
+    )
+    args = parser.parse_args()
+    todo = prompts(args.trace)
+    unique = len({block for tokens in todo for block in tokens})
+    everything = replay(todo, 2 * unique, LeastRecentlyUsed())
+    print(f"{len(todo)} requests, {unique} unique blocks, {everything} hits in a pool that never evicts")
+    print(f"{'pool':>6} {'blocks':>8} {'LRU':>8} {'worth':>8} {'foreseen':>9}   share of those hits")
+    for percent in args.shares.split(","):
+        size = int(unique * float(percent) / 100)
+        worth = LeastWorth(size, SIZE, StepCost(context_tokens=CONTEXT_TOKENS * SIZE / MOONCAKE_BLOCK))
+        found = [
+            replay(todo, size, LeastRecentlyUsed()),
+            replay(todo, size, worth),
+            foreseen(todo, size),
+        ]
+        shown = " ".join(f"{hits / everything:>8.3f}" for hits in found)
+        print(f"{percent + ' %':>6} {size:>8} {shown}", flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,188 @@
+"""Which content goes first when a tier is full: an order over its idle blocks, and the policies that rank them.
+
+```
+ release -> add ──> (priority, stamp, block) ──> heap ──pop──> the block of lowest priority
+              use again -> discard          the stamp tells an entry that has been overtaken
+              wanted, retention ends -> update
+```
+Entries are never searched for: what changes gets a new stamp and a new entry, and an old one is dropped when it is
+met, so every operation is O(log n) amortized. Time enters as an argument; only what was asked to be kept for some
+seconds depends on it.
+"""
+
+from __future__ import annotations
+
+import heapq
+from typing import Protocol
+
+from headrace.core.cost import TOKENS_ONLY, StepCost
+from headrace.core.request import DEFAULT_RETENTION
+
+STALE = 64
+"""Overtaken entries that a heap may hold beside as many as are current."""
+
+HIT_TURNOVERS = 1.0
+"""A block that was found again stays longer by the time in which so many times the tier's blocks are released."""
+
+COST_TURNOVERS = 0.05
+"""The same for each first token's cost that attention adds to a token at the end of its chain, up to one turnover."""
+
+PART_TURNOVERS = -1.0
+"""A partly filled block goes sooner by that: it saves little, and a longer prompt rarely goes on just where it ends."""
+
+
+class Block:
+    """A page of one tier. ``tokens`` is the content known to be computed, empty while it is not findable.
+
+    ``used`` is the tick of its last release, ``hits`` how often the content was found and used again, ``chain`` the
+    blocks of the longest sequence that held it. ``retention`` lasts until ``seconds`` after the last use (None: as long
+    as the content); ``wanted`` says that a waiting request will ask for it.
+    """
+
+    __slots__ = (
+        "chain",
+        "due",
+        "hits",
+        "id",
+        "key",
+        "parent",
+        "refs",
+        "retention",
+        "seconds",
+        "stamp",
+        "tokens",
+        "used",
+        "wanted",
+    )
+
+    def __init__(self, block_id: int) -> None:
+        self.id = block_id
+        self.refs = 0
+        self.stamp = 0  # 0: not in the order of eviction
+        self.used = 0
+        self.due: float | None = None  # when the retention ends, while in the order
+        self.forget()
+
+    def forget(self) -> None:
+        """Back to a blank page."""
+        self.key: bytes | None = None
+        self.parent = b""
+        self.tokens: tuple[int, ...] = ()
+        self.hits = 0
+        self.chain = 0
+        self.retention = DEFAULT_RETENTION
+        self.seconds: float | None = None
+        self.wanted = False
+
+    def keep(self, retention: int, seconds: float | None) -> None:
+        """Somebody asks for a retention: it replaces the default, beside another the higher and longer counts."""
+        if self.retention == DEFAULT_RETENTION or retention > self.retention:
+            self.retention, self.seconds = retention, seconds
+        elif retention == self.retention and self.seconds is not None:
+            self.seconds = None if seconds is None else max(seconds, self.seconds)
+
+
+class EvictionPolicy(Protocol):
+    """Ranks an idle block: the one of lowest priority loses its content first. Asked again whenever it changes."""
+
+    def priority(self, block: Block) -> tuple[float, ...]: ...
+
+
+class LeastRecentlyUsed:
+    """Evict what was released longest ago; a sequence's last block goes before its first."""
+
+    def priority(self, block: Block) -> tuple[float, ...]:
+        return (block.used,)
+
+
+class LeastWorth:
+    """Evict by retention, then what no waiting request wants, then by age against the cost of computing it again.
+
+    Age is counted in released blocks, so that nothing depends on how quickly time passes; one turnover of the tier is
+    ``num_blocks``. The cost is that of the last block of the chain, not of the block itself: a chain is of use only
+    from its head on, so a head must never go before its tail. The weights are those that keep most hits of recorded
+    conversations (`benchmarks/cache_order.py`).
+    """
+
+    def __init__(self, num_blocks: int, block_size: int, cost: StepCost = TOKENS_ONLY) -> None:
+        self._turnover = num_blocks
+        self._context_blocks = cost.context_tokens / block_size
+
+    def priority(self, block: Block) -> tuple[float, ...]:
+        turnovers = HIT_TURNOVERS if block.hits else 0.0
+        turnovers += min(1.0, COST_TURNOVERS * block.chain / self._context_blocks)
+        turnovers += PART_TURNOVERS if block.key is None else 0.0
+        return (block.retention, block.wanted, block.used + turnovers * self._turnover)
+
+
+class EvictionOrder:
+    """The idle blocks of one tier, by a policy's priority."""
+
+    def __init__(self, policy: EvictionPolicy) -> None:
+        self._policy = policy
+        self._heap: list[tuple[tuple[float, ...], int, Block]] = []
+        self._ends: list[tuple[float, int, Block]] = []  # of retention
+        self._length = 0
+        self._stamp = 0
+        self._used = 0
+        self._now = 0.0
+
+    def __len__(self) -> int:
+        return self._length
+
+    def __contains__(self, block: Block) -> bool:
+        return block.stamp > 0
+
+    def add(self, block: Block) -> None:
+        """A block is idle from now on."""
+        self._length += 1
+        self._used += 1
+        block.used = self._used
+        if block.seconds is not None:
+            block.due = self._now + block.seconds
+            heapq.heappush(self._ends, (block.due, self._stamp, block))
+        self._push(block)
+        if len(self._heap) > 2 * self._length + STALE:
+            self._heap = [entry for entry in self._heap if entry[1] == entry[2].stamp]
+            heapq.heapify(self._heap)
+        if len(self._ends) > 2 * self._length + STALE:
+            ends = {id(entry[2]): entry for entry in self._ends if entry[2].due == entry[0]}
+            self._ends = list(ends.values())
+            heapq.heapify(self._ends)
+
+    def discard(self, block: Block) -> None:
+        """A block is in use again, or has lost its content."""
+        self._length -= 1
+        block.stamp = 0
+        block.due = None
+
+    def update(self, block: Block) -> None:
+        """What the policy goes by has changed; nothing happens to a block that is not idle."""
+        if block.stamp:
+            self._push(block)
+
+    def pop(self) -> Block:
+        """Take out the block of lowest priority.
+
+        Raises:
+            IndexError: there is none.
+        """
+        while True:
+            _, stamp, block = heapq.heappop(self._heap)
+            if block.stamp == stamp:
+                self.discard(block)
+                return block
+
+    def advance(self, now: float) -> None:
+        """Let time pass: retentions that end fall back to the default."""
+        self._now = now
+        while self._ends and self._ends[0][0] <= now:
+            due, _, block = heapq.heappop(self._ends)
+            if block.due == due:
+                block.retention, block.seconds, block.due = DEFAULT_RETENTION, None, None
+                self.update(block)
+
+    def _push(self, block: Block) -> None:
+        self._stamp += 1
+        block.stamp = self._stamp
+        heapq.heappush(self._heap, (self._policy.priority(block), self._stamp, block))

@@ -1,0 +1,49 @@
+"""What a request's wish to keep its prompt means for each of its blocks."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import NamedTuple
+
+from headrace.core.request import DEFAULT_RETENTION, Request
+
+
+class Kept(NamedTuple):
+    """The retention of one block: its priority, and the seconds after its last use that it lasts (None: no end)."""
+
+    priority: int = DEFAULT_RETENTION
+    seconds: float | None = None
+
+
+NOTHING_SAID = Kept()
+
+
+def kept_blocks(request: Request, block_size: int, num_blocks: int) -> list[Kept]:
+    """The retention of each of the first ``num_blocks`` blocks of a request.
+
+    A block that touches a range has its priority. The answer's blocks follow the prompt's last one. Whatever comes
+    before a block is kept at least as long as it, since a block is found by all that comes before it.
+    """
+    prompt = len(request.tokens)
+    last = (prompt - 1) // block_size
+    kept: list[Kept] = []
+    best: Kept | None = None
+    for i in range(num_blocks - 1, -1, -1):
+        own = _spoken_for(request, min(i, last), block_size)
+        best = own if best is None else _longest((best, own))
+        kept.append(best)
+    return kept[::-1]
+
+
+def _spoken_for(request: Request, block: int, block_size: int) -> Kept:
+    begin, end = block * block_size, min((block + 1) * block_size, len(request.tokens))
+    touching = [
+        Kept(each.priority, each.seconds)
+        for each in request.retention
+        if each.start < end and (each.end is None or each.end > begin)
+    ]
+    return _longest(touching) if touching else NOTHING_SAID
+
+
+def _longest(kept: Iterable[Kept]) -> Kept:
+    return max(kept, key=lambda each: (each.priority, each.seconds is None, each.seconds or 0.0))

@@ -1,0 +1,248 @@
+from __future__ import annotations
+
+import pytest
+
+from headrace.core.blocks import BlockPool, chained_key, root_key
+from headrace.core.cost import TOKENS_ONLY, StepCost
+from headrace.core.events import Evicted
+from headrace.core.eviction import STALE, Block, EvictionOrder, LeastRecentlyUsed, LeastWorth
+from headrace.core.request import DEFAULT_RETENTION
+
+ROOT = root_key("", "")
+
+
+def pool_of(num_blocks: int, cost: StepCost = TOKENS_ONLY) -> tuple[BlockPool, list]:
+    events: list = []
+    return BlockPool(num_blocks, 2, LeastWorth(num_blocks, 2, cost), events.append), events
+
+
+def keys_of(*tokens: int) -> list[bytes]:
+    keys = [ROOT]
+    for i in range(0, len(tokens) - 1, 2):
+        keys.append(chained_key(keys[-1], tokens[i : i + 2]))
+    return keys[1:]
+
+
+def hold(pool: BlockPool, *tokens: int) -> list[int]:
+    """Compute ``tokens``: a held table of registered blocks."""
+    table, keys = pool.allocate(-(-len(tokens) // 2)), [ROOT, *keys_of(*tokens)]
+    for i, block in enumerate(table):
+        pool.register(block, keys[i], tokens[2 * i : 2 * i + 2])
+    return table
+
+
+def leave(pool: BlockPool, *tokens: int, retention: int | None = None, seconds: float | None = None) -> int:
+    """Compute a prompt of one block and leave it to the cache."""
+    (block,) = hold(pool, *tokens)
+    if retention is not None:
+        pool.keep(block, retention, seconds)
+    pool.release([block])
+    return block
+
+
+def evicted(pool: BlockPool, events: list, count: int) -> list[int]:
+    """The blocks that go when so many are needed, in their order."""
+    events.clear()
+    pool.release(pool.allocate(count))
+    pool.check()
+    return [event.block for event in events if isinstance(event, Evicted)]
+
+
+# -- the order: heap, stamps, time ---------------------------------------------------------------------
+
+
+def idle(number: int) -> Block:
+    block = Block(number)
+    block.tokens = (number,)
+    return block
+
+
+def test_the_order_gives_back_each_member_once_lowest_first():
+    order = EvictionOrder(LeastRecentlyUsed())
+    blocks = [idle(i) for i in range(5)]
+    for block in blocks:
+        order.add(block)
+    order.discard(blocks[1])
+    assert blocks[1] not in order
+    assert len(order) == 4
+    assert [order.pop().id for _ in range(4)] == [0, 2, 3, 4]
+    with pytest.raises(IndexError):
+        order.pop()
+
+
+def test_what_changes_moves_and_what_is_not_idle_does_not_come_in():
+    class ByRetention:
+        def priority(self, block: Block) -> tuple[float, ...]:
+            return (block.retention,)
+
+    order = EvictionOrder(ByRetention())
+    blocks = [idle(i) for i in range(3)]
+    for block in blocks:
+        order.add(block)
+    blocks[0].retention = 99
+    order.update(blocks[0])
+    order.discard(blocks[1])
+    order.update(blocks[1])
+    assert len(order) == 2
+    assert [order.pop().id, order.pop().id] == [2, 0]
+
+
+def test_changing_for_ever_does_not_grow_the_books():
+    order = EvictionOrder(LeastRecentlyUsed())
+    blocks = [idle(i) for i in range(4)]
+    for turn in range(2000):
+        for block in blocks:
+            block.seconds = 1.0 + turn
+            order.add(block)
+            order.update(block)
+            order.discard(block)
+    assert len(order._heap) <= 2 * STALE
+    assert len(order._ends) <= 2 * STALE
+
+
+# -- retention -----------------------------------------------------------------------------------------
+
+
+def test_low_retention_goes_first_and_high_last():
+    pool, events = pool_of(4)
+    high = leave(pool, 1, 1, retention=80)
+    plain = leave(pool, 2, 2)
+    low = leave(pool, 3, 3, retention=10)
+    newest = leave(pool, 4, 4)
+    assert evicted(pool, events, 4) == [low, plain, newest, high]
+
+
+def test_retention_ends_so_many_seconds_after_the_last_use():
+    pool, events = pool_of(2)
+    pool.advance(100.0)
+    kept = leave(pool, 1, 1, retention=80, seconds=5.0)
+    pool.advance(104.0)
+    pool.share([kept])
+    pool.advance(120.0)
+    pool.release([kept])  # in use until now: the five seconds begin here
+    plain = leave(pool, 2, 2)
+    pool.advance(124.9)
+    pool.share([plain])
+    pool.release([plain])
+    assert evicted(pool, events, 1) == [plain]
+    assert leave(pool, 3, 3) == plain
+    pool.advance(125.0)
+    assert evicted(pool, events, 1) == [kept], "its time is over, and it is the older one"
+
+
+def test_a_low_retention_ends_too():
+    pool, events = pool_of(2)
+    older = leave(pool, 1, 1)
+    low = leave(pool, 2, 2, retention=0, seconds=1.0)
+    pool.advance(2.0)
+    assert evicted(pool, events, 2) == [older, low]
+
+
+@pytest.mark.parametrize(
+    ("asked", "settled"),
+    [
+        ([(10, None)], (10, None)),
+        ([(10, None), (80, 5.0)], (80, 5.0)),
+        ([(80, 5.0), (10, None)], (80, 5.0)),
+        ([(80, 5.0), (80, 9.0)], (80, 9.0)),
+        ([(80, 9.0), (80, 5.0)], (80, 9.0)),
+        ([(80, 5.0), (80, None)], (80, None)),
+        ([(80, None), (80, 5.0)], (80, None)),
+    ],
+)
+def test_of_several_wishes_the_higher_and_longer_counts(asked, settled):
+    block = Block(0)
+    assert (block.retention, block.seconds) == (DEFAULT_RETENTION, None)
+    for retention, seconds in asked:
+        block.keep(retention, seconds)
+    assert (block.retention, block.seconds) == settled
+
+
+def test_new_content_does_not_inherit_what_was_asked_for_the_old():
+    pool, _events = pool_of(1)
+    leave(pool, 1, 1, retention=80)
+    block = leave(pool, 2, 2)
+    assert pool._blocks[block].retention == DEFAULT_RETENTION
+
+
+# -- wanted --------------------------------------------------------------------------------------------
+
+
+def test_what_a_waiting_request_wants_outlives_what_nobody_waits_for():
+    pool, events = pool_of(3)
+    wanted, other, newest = leave(pool, 1, 1), leave(pool, 2, 2), leave(pool, 3, 3)
+    pool.want(keys_of(1, 1))
+    assert evicted(pool, events, 2) == [other, newest]
+    pool.check()
+    pool.unwant(keys_of(1, 1))
+    leave(pool, 2, 2), leave(pool, 3, 3)
+    assert evicted(pool, events, 1) == [wanted]
+
+
+def test_wanted_as_long_as_one_of_several_waits():
+    pool, events = pool_of(2)
+    _wanted, other = leave(pool, 1, 1), leave(pool, 2, 2)
+    pool.want(keys_of(1, 1))
+    pool.want(keys_of(1, 1))
+    pool.unwant(keys_of(1, 1))
+    assert evicted(pool, events, 1) == [other]
+    pool.unwant(keys_of(1, 1))
+    assert not pool._wanted
+
+
+def test_wanted_before_it_is_computed():
+    pool, events = pool_of(2)
+    pool.want(keys_of(1, 1))
+    wanted, other = leave(pool, 1, 1), leave(pool, 2, 2)
+    assert evicted(pool, events, 2) == [other, wanted]
+
+
+def test_retention_counts_more_than_being_wanted():
+    pool, events = pool_of(2)
+    kept, wanted = leave(pool, 1, 1, retention=80), leave(pool, 2, 2)
+    pool.want(keys_of(2, 2))
+    assert evicted(pool, events, 2) == [wanted, kept]
+
+
+# -- age against cost ----------------------------------------------------------------------------------
+
+
+def test_what_was_found_again_stays_for_a_turnover_longer():
+    pool, events = pool_of(4)
+    found = leave(pool, 1, 1)
+    pool.share([found])
+    pool.release([found])
+    rest = [leave(pool, i, i) for i in range(2, 5)]
+    assert evicted(pool, events, 3) == rest
+    for i in range(12, 15):
+        leave(pool, i, i)
+    assert evicted(pool, events, 1) == [found], "only for one turnover"
+
+
+def test_a_part_goes_before_an_older_whole():
+    pool, events = pool_of(2)
+    whole, part = leave(pool, 1, 1), leave(pool, 2)
+    assert evicted(pool, events, 2) == [part, whole]
+
+
+@pytest.mark.parametrize("context", [0.01, 1.0, 4.0, 1e9])
+def test_no_head_goes_before_its_tail(context):
+    pool, events = pool_of(32, StepCost(context_tokens=context))
+    long, short = hold(pool, *range(30)), hold(pool, *range(100, 110))
+    pool.release(long)
+    pool.release(short)
+    pool.share(long[:3])  # a shorter one that shares the head
+    pool.release(long[:3])
+    order = evicted(pool, events, 32)
+    assert [block for block in order if block in long] == long[::-1]
+    assert [block for block in order if block in short] == short[::-1]
+
+
+def test_of_two_chains_the_one_that_costs_more_stays_where_context_costs():
+    for context, first in ((1e9, "long"), (1.0, "short")):
+        pool, events = pool_of(24, StepCost(context_tokens=context))
+        chains = {"long": hold(pool, *range(40)), "short": hold(pool, 100, 101)}
+        pool.release(chains["long"])
+        pool.release(chains["short"])
+        pool.allocate(3)
+        assert evicted(pool, events, 1) == [chains[first][-1]]
