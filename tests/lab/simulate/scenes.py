@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from headrace.core.blocks import BlockPool, LeastRecentlyUsed
+from headrace.core.blocks import BlockPool
 from headrace.core.engine import Engine
 from headrace.core.events import Event
+from headrace.core.eviction import LeastRecentlyUsed
 from headrace.core.gate import Limits
 from headrace.core.knobs import Knobs
 from headrace.core.routing import RoundRobin, RoutingPolicy
