@@ -1,0 +1,94 @@
+"""The order of a whole job that is known beforehand: by a global prefix tree, so that each prefix is computed once.
+
+```
+ prompts            tree                          order
+ A B x              A ─┬─ B ─┬─ x   (short)       C D, C E      the group that decodes most per token of prefill
+ C D                   │     └─ y   (long)        A B y, A B x  then the next; within it the same again
+ A z                   └─ z                       A z
+ A B y              C ─┬─ D
+ C E                   └─ E
+```
+A group's requests follow each other: its prefix is found while it is in memory, and dies when the last of them has
+started instead of being evicted and computed again. What must stay in memory besides the requests that run is the path
+from the root to the present group, however large the job is. Groups with much decoding per token of prefill go first,
+so that the prefill of those behind them shares its steps with many rows of decode (BatchLLM, Zheng et al., 2024).
+
+The tree is that of the sorted prompts, level by level of ``grain`` bytes: finer prefixes are not worth an order. It
+knows no tokens: prompts are bytes, those of token ids or of text.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Iterable
+from collections.abc import Sequence as Many
+
+TOKEN_BYTES = array("i").itemsize
+
+
+def token_bytes(tokens: Iterable[int]) -> bytes:
+    """Token ids as bytes whose common prefixes are those of the tokens, `TOKEN_BYTES` each."""
+    return array("i", tokens).tobytes()
+
+
+def order_job(prompts: Many[bytes], expected_outputs: Many[float], grain: int) -> list[int]:
+    """In which order to submit the requests of a job.
+
+    Args:
+        prompts: of each request, as `token_bytes` or as text.
+        expected_outputs: how much each decodes, in any unit.
+        grain: bytes of a level of the tree; for tokens, those of a block.
+
+    Returns:
+        Indices into ``prompts``, each once. Equal prompts keep their order.
+    """
+    by_prefix = sorted(range(len(prompts)), key=prompts.__getitem__)
+    path = [_Group(0)]
+    for place, index in enumerate(by_prefix):
+        prompt = prompts[index]
+        following = by_prefix[place + 1 : place + 2]
+        shared = _common_length(prompt, prompts[following[0]], grain) if following else 0
+        if shared > path[-1].depth:
+            path.append(_Group(shared))
+        path[-1].add(len(prompt), expected_outputs[index], [index])
+        while path[-1].depth > shared:
+            done = path.pop()
+            if path[-1].depth < shared:
+                path.append(_Group(shared))
+            path[-1].add(done.depth, done.decode, done.order(), done.prefill)
+    return path[0].order()
+
+
+class _Group:
+    """Requests that share their first ``depth`` bytes; what is prefilled below them, and decoded."""
+
+    __slots__ = ("_members", "decode", "depth", "prefill")
+
+    def __init__(self, depth: int) -> None:
+        self.depth = depth
+        self.prefill = 0
+        self.decode = 0.0
+        self._members: list[tuple[float, int, list[int]]] = []
+
+    def add(self, end: int, decode: float, order: list[int], below: int = 0) -> None:
+        """A request, or a group, that shares this prefix and goes on to ``end``; ``below`` is prefilled under it."""
+        prefill = end - self.depth + below
+        self.prefill += prefill
+        self.decode += decode
+        self._members.append((-decode / max(1, prefill), min(order), order))
+
+    def order(self) -> list[int]:
+        """The requests of the group, those members first that decode most per byte of prefill."""
+        return [index for _, _, order in sorted(self._members) for index in order]
+
+
+def _common_length(left: bytes, right: bytes, grain: int) -> int:
+    """Bytes of the longest common prefix, in whole grains."""
+    low, high = 0, min(len(left), len(right)) // grain
+    while low < high:
+        middle = (low + high + 1) // 2
+        if left[low * grain : middle * grain] == right[low * grain : middle * grain]:
+            low = middle
+        else:
+            high = middle - 1
+    return low * grain
