@@ -9,7 +9,6 @@ from __future__ import annotations
 import math
 from array import array
 from collections.abc import Sequence
-from typing import Any
 
 from headrace.core.events import AdmitReason, Admitted, Emitted, Event, Finished, Preempted, Stepped
 from headrace.core.request import FinishReason, Request
@@ -21,6 +20,10 @@ MOST_TENANTS = 1000
 """Tenants told apart; further ones are counted together as ``other``."""
 
 OTHER = "other"
+
+
+OUTPUT_WEIGHT = 2.0
+"""What a generated token counts beside a computed prompt token as service, as VTC has it (OSDI '24)."""
 
 
 class Backlog:
@@ -166,12 +169,8 @@ class Tally:
         _dequeue(request, backlog)
         self.ended = max(self.ended, now)
         group = self.groups[request.group]
-        self.waiting.add(
-            group.tenant,
-            request.arrived,
-            request.first if request.first >= 0.0 else now,
-            (request.first if request.first >= 0.0 else now) - request.arrived,
-        )
+        answered = request.first if request.first >= 0.0 else now
+        self.waiting.add(group.tenant, request.arrived, answered, answered - request.arrived)
         if event.reason not in (FinishReason.STOP, FinishReason.LENGTH):
             group.failed[event.reason.value] = group.failed.get(event.reason.value, 0) + 1
             return
@@ -192,17 +191,8 @@ class Tally:
         self._gap_count = 0
 
 
-OUTPUT_WEIGHT = 2.0
-"""What a generated token counts beside a computed prompt token as service, as VTC has it (OSDI '24)."""
-
-
 def _dequeue(request: _Open, backlog: Backlog) -> None:
     if request.queued:
         request.queued = False
         backlog.queued_requests -= 1
         backlog.queued_tokens -= request.prompt_tokens
-
-
-def finite(values: Sequence[Any]) -> list[float]:
-    """The values that are numbers."""
-    return [value for value in values if value == value]

@@ -35,6 +35,14 @@ class Timeline:
             column[place] += density * width
         column[last] += density * (end - last * width)
 
+    def coarse(self, name: str, width: float) -> list[float]:
+        """A quantity in buckets of ``width``, which is this line's own or a power of two times that."""
+        column, own = list(self.columns[name]), self.width
+        while own < width:
+            column = [column[i] + column[i + 1] for i in range(0, len(column), 2)]
+            own *= 2.0
+        return column + [0.0] * (BUCKETS - len(column))
+
     def _widen(self) -> None:
         self.width *= 2.0
         for name, column in self.columns.items():

@@ -4,17 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from headrace.core.blocks import BlockPool
-from headrace.core.engine import Engine
-from headrace.core.events import Event
-from headrace.core.eviction import LeastRecentlyUsed
+from headrace.build.engine import make_engine
+from headrace.config import CacheOptions, SchedulerOptions
+from headrace.core.cost import TOKENS_ONLY
 from headrace.core.gate import Limits
 from headrace.core.knobs import Knobs
 from headrace.core.routing import RoundRobin, RoutingPolicy
-from headrace.core.scheduler.admission import Continuous
-from headrace.core.scheduler.order import FirstComeFirstServed
-from headrace.core.scheduler.scheduler import Scheduler
-from headrace.core.scheduler.victims import LastRanked
+from headrace.lab.simulate.asked import from_calls
 from headrace.lab.simulate.device import Device
 from headrace.lab.simulate.fleet import Fleet
 from headrace.lab.simulate.front import Front
@@ -56,27 +52,26 @@ def fleet(
     routing: RoutingPolicy | None = None,
     limits: Limits = OPEN_DOOR,
     front: Sequence[float] = (0.0, 0.0),
-    max_tokens: int | None = None,
+    policy: str = "fcfs",
 ) -> Fleet:
     tally, answers = Tally(), {}
     replicas = []
     for _ in range(count):
-        events: list[Event] = []
-        scheduler = Scheduler(
-            BlockPool(num_blocks, block_size, LeastRecentlyUsed(), events.append),
-            FirstComeFirstServed(),
-            Continuous(),
-            LastRanked(),
-            events,
-            max_num_seqs=max_num_seqs,
-            max_model_len=max_model_len,
-        )
         runner = SimulatedRunner(device, answers)
-        engine = Engine(scheduler, runner, events, Knobs(batched_tokens=batched_tokens), overlap)
+        engine = make_engine(
+            SchedulerOptions(max_num_seqs=max_num_seqs, scheduling_policy=policy),
+            CacheOptions(block_size=block_size),
+            runner,
+            num_blocks=num_blocks,
+            max_model_len=max_model_len,
+            knobs=Knobs(batched_tokens=batched_tokens),
+            cost=TOKENS_ONLY,
+            overlap=overlap,
+        )
         replicas.append(SimulatedReplica(engine, runner, tally, answers, Front(*front)))
-    return Fleet(replicas, routing or RoundRobin(), limits, tally, answers, max_tokens=max_tokens)
+    return Fleet(replicas, routing or RoundRobin(), limits, tally, answers)
 
 
-def run(live: Fleet, calls: Iterable[Call]) -> Tally:
-    live.run(calls, Synthesis())
+def run(live: Fleet, calls: Iterable[Call], max_tokens: int | None = None) -> Tally:
+    live.run(from_calls(calls, Synthesis(), max_tokens))
     return live.tally

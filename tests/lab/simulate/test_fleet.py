@@ -103,7 +103,7 @@ def test_overlap_changes_times_but_no_text(monkeypatch):
 
 
 def test_the_scheduler_has_no_oracle():
-    live = fleet(Fixed(), max_tokens=40)
+    live = fleet(Fixed())
     finish = []
     monitor = live.replicas[0].engine.scheduler.add
 
@@ -112,7 +112,7 @@ def test_the_scheduler_has_no_oracle():
         monitor(request, now)
 
     live.replicas[0].engine.scheduler.add = watched
-    tally = run(live, [Call(0.0, 4, 3), Call(0.0, 4, 80)])
+    tally = run(live, [Call(0.0, 4, 3), Call(0.0, 4, 80)], max_tokens=40)
     assert finish == [40, 40]
     assert tally.groups[0].output_tokens == 3 + 40, "the longer one is cut at what it asked for"
 

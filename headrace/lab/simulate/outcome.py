@@ -1,0 +1,193 @@
+"""A finished run in figures, in the terms in which `lab.bench` tells measured ones."""
+
+from __future__ import annotations
+
+import math
+from array import array
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from headrace.lab.bench.stats import Spread, Summary, spread
+from headrace.lab.simulate.tally import Group, Tally
+
+SLO_NAMES = ("ttft", "tpot", "e2e")
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """The requests of one tenant or one class. ``attained`` is the share of all its requests that met every bound
+    (None where no bound was given); a refused or failed one met none."""
+
+    name: str
+    requests: int
+    failed: int
+    output_tokens: int
+    ttft: Spread
+    tpot: Spread
+    e2e: Spread
+    attained: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """All figures of a run.
+
+    ``facts`` are the engines' own (steps, preemptions, cache, memory, fairness), ``timeline`` has one list per
+    quantity with a value per bucket, of which ``seconds`` says when each begins. ``failures`` counts requests by
+    the reason why they have no answer.
+    """
+
+    summary: Summary
+    facts: Mapping[str, Any]
+    failures: Mapping[str, int]
+    tenants: Sequence[Part]
+    classes: Sequence[Part]
+    timeline: Mapping[str, Sequence[float]]
+    ttft: Sequence[float]
+    tpot: Sequence[float]
+
+
+def outcome(tally: Tally, slo: Mapping[str, float], busy_seconds: Sequence[float] = ()) -> Outcome:
+    """The figures of a run that is over; ``busy_seconds`` are those of each replica's device."""
+    groups = tally.groups
+    seconds = max(0.0, tally.ended - tally.began) if groups else 0.0
+    per_second = 1.0 / seconds if seconds else 0.0
+    whole = sum(len(group.e2e) for group in groups)
+    failures: dict[str, int] = {}
+    for group in groups:
+        for reason, count in group.failed.items():
+            failures[reason] = failures.get(reason, 0) + count
+    prompt, output, cached = (
+        sum(getattr(group, name) for group in groups)
+        for name in ("prompt_tokens", "output_tokens", "cached_tokens")
+    )
+    ttft, tpot = _joined(groups, "ttft"), _numbers(_joined(groups, "tpot"))
+    met = sum(_met(group, slo) for group in groups)
+    summary = Summary(
+        requests=whole + sum(failures.values()),
+        failed=sum(failures.values()),
+        seconds=seconds,
+        prompt_tokens=prompt,
+        output_tokens=output,
+        cached_tokens=cached,
+        requests_per_second=whole * per_second,
+        output_tokens_per_second=output * per_second,
+        total_tokens_per_second=(prompt + output) * per_second,
+        ttft=spread(ttft),
+        tpot=spread(tpot),
+        itl=tally.gaps.spread(),
+        e2e=spread(_joined(groups, "e2e")),
+        slo=dict(slo),
+        goodput=met * per_second if slo else None,
+    )
+    line = timeline(tally)
+    stepping = sum(tally.steps.columns["seconds"])
+    facts = {
+        "steps": tally.step_count,
+        "batch_rows_mean": tally.step_rows / tally.step_count if tally.step_count else 0.0,
+        "computed_tokens": tally.computed_tokens,
+        "preemptions": tally.preemptions,
+        "preempted_tokens": tally.lost_tokens,
+        "cache_hit_percent": 100.0 * cached / prompt if prompt else 0.0,
+        "kv_used_percent_mean": 100.0 * sum(tally.steps.columns["kv"]) / stepping if stepping else 0.0,
+        "kv_used_percent_peak": 100.0 * tally.blocks_peak,
+        "device_busy_percent": (
+            100.0 * sum(busy_seconds) / (len(busy_seconds) * seconds) if seconds and busy_seconds else 0.0
+        ),
+        "jain_service": jain([sum(column) for column in tally.service.columns.values()]),
+        "jain_backlogged": _mean(finite(line["jain"])),
+    }
+    return Outcome(
+        summary,
+        facts,
+        dict(sorted(failures.items())),
+        [_part(name, mine, slo) for name, mine in _by(groups, "tenant").items()],
+        [_part(name, mine, slo) for name, mine in _by(groups, "service_class").items()],
+        line,
+        ttft,
+        tpot,
+    )
+
+
+def jain(shares: Sequence[float]) -> float:
+    """Jain's index of fairness (1984): 1 where all get the same, 1/n where one of n gets all; NaN of nothing."""
+    squares = sum(share * share for share in shares)
+    return sum(shares) ** 2 / (len(shares) * squares) if squares else math.nan
+
+
+def timeline(tally: Tally) -> dict[str, list[float]]:
+    """Means per bucket: rows that run, requests that wait, share of blocks held, and fairness between the tenants
+    that had something waiting throughout (NaN with fewer than two of them)."""
+    steps = tally.steps.columns
+    width = max(line.width for line in (tally.steps, tally.service, tally.waiting))
+    used = math.ceil(tally.ended / width) if tally.ended else 0
+    stepping = tally.steps.coarse("seconds", width)
+    means = {
+        name: [
+            amount / seconds if seconds else 0.0
+            for amount, seconds in zip(tally.steps.coarse(name, width), stepping, strict=True)
+        ][:used]
+        for name in steps
+        if name != "seconds"
+    }
+    services = {name: tally.service.coarse(name, width) for name in tally.service.columns}
+    waits = {name: tally.waiting.coarse(name, width) for name in tally.waiting.columns}
+    fairness = []
+    for place in range(used):
+        backlogged = [name for name, wait in waits.items() if wait[place] >= width]
+        given = [services[name][place] if name in services else 0.0 for name in backlogged]
+        fairness.append(jain(given) if len(given) > 1 else math.nan)
+    return {"seconds": [width * place for place in range(used)], **means, "jain": fairness}
+
+
+def _joined(groups: Iterable[Group], name: str) -> array[float]:
+    values = array("d")
+    for group in groups:
+        values.extend(getattr(group, name))
+    return values
+
+
+def _numbers(values: Iterable[float]) -> array[float]:
+    return array("d", (value for value in values if value == value))
+
+
+def finite(values: Iterable[float]) -> list[float]:
+    """The values that are numbers."""
+    return [value for value in values if math.isfinite(value)]
+
+
+def _mean(values: Sequence[float]) -> float:
+    return math.fsum(values) / len(values) if values else math.nan
+
+
+def _met(group: Group, slo: Mapping[str, float]) -> int:
+    """Requests within every bound; an answer of one token has no time per token and keeps that bound."""
+    ttft, tpot, e2e = (slo.get(name, math.inf) for name in SLO_NAMES)
+    return sum(
+        first <= ttft and not pace > tpot and whole <= e2e
+        for first, pace, whole in zip(group.ttft, group.tpot, group.e2e, strict=True)
+    )
+
+
+def _by(groups: Sequence[Group], key: str) -> dict[str, list[Group]]:
+    parts: dict[str, list[Group]] = {}
+    for group in groups:
+        parts.setdefault(getattr(group, key), []).append(group)
+    return dict(sorted(parts.items()))
+
+
+def _part(name: str, groups: Sequence[Group], slo: Mapping[str, float]) -> Part:
+    whole = sum(len(group.e2e) for group in groups)
+    failed = sum(sum(group.failed.values()) for group in groups)
+    met = sum(_met(group, slo) for group in groups)
+    return Part(
+        name,
+        whole + failed,
+        failed,
+        sum(group.output_tokens for group in groups),
+        spread(_joined(groups, "ttft")),
+        spread(_numbers(_joined(groups, "tpot"))),
+        spread(_joined(groups, "e2e")),
+        met / (whole + failed) if slo and whole + failed else None,
+    )

@@ -1,0 +1,86 @@
+from __future__ import annotations
+
+import math
+
+import pytest
+
+from headrace.core.gate import Limits
+from headrace.lab.bench.plot import NoPlots
+from headrace.lab.simulate.asked import from_work
+from headrace.lab.simulate.outcome import jain, outcome
+from headrace.lab.simulate.plot import plot
+from headrace.lab.workload.call import Call
+from headrace.lab.workload.work import Work
+from tests.lab.simulate.scenes import Fixed, fleet, run
+
+
+def test_figures_by_hand():
+    # Steps of a second: the first request runs alone, then both, then the second alone.
+    tally = run(fleet(Fixed(1.0)), [Call(0.0, 4, 3, "a"), Call(0.5, 8, 3, "b")])
+    told = outcome(tally, {"ttft": 1.2, "tpot": 1.0}, busy_seconds=[4.0])
+    assert (told.summary.requests, told.summary.failed, told.summary.seconds) == (2, 0, 4.0)
+    assert told.summary.output_tokens_per_second == pytest.approx(6 / 4)
+    assert (told.summary.ttft.p50, told.summary.ttft.most) == (1.25, 1.5)
+    assert told.summary.tpot.mean == 1.0
+    assert told.summary.itl.p99 == pytest.approx(1.0, rel=0.01)
+    assert told.summary.goodput == pytest.approx(1 / 4), "the second came too late"
+    assert [(part.name, part.attained) for part in told.tenants] == [("a", 1.0), ("b", 0.0)]
+    assert [(part.name, part.attained) for part in told.classes] == [("default", 0.5)]
+    assert told.facts["steps"] == 4
+    assert told.facts["batch_rows_mean"] == 6 / 4
+    assert told.facts["device_busy_percent"] == 100.0
+    assert told.facts["jain_service"] == pytest.approx((10 + 14) ** 2 / (2 * (10**2 + 14**2)))
+
+
+def test_requests_without_an_answer_meet_no_bound():
+    tally = run(
+        fleet(Fixed(1.0), max_num_seqs=1, limits=Limits(1, 1000)), [Call(0.0, 4, 2), Call(0.1, 4, 2, "b")]
+    )
+    told = outcome(tally, {"e2e": 9.0})
+    assert told.failures == {"queue_full": 1}
+    assert [part.attained for part in told.tenants] == [0.0, 1.0]
+    assert told.summary.failed == 1
+
+
+def test_jains_index():
+    assert jain([3.0, 3.0, 3.0]) == pytest.approx(1.0)
+    assert jain([5.0, 0.0, 0.0, 0.0]) == pytest.approx(0.25)
+    assert math.isnan(jain([]))
+
+
+def test_fairness_is_judged_while_tenants_wait():
+    calls = [Call(0.0, 8, 20, "ab"[i % 2]) for i in range(40)]
+    told = outcome(run(fleet(Fixed(0.5), max_num_seqs=4), calls), {})
+    line = told.timeline
+    assert told.facts["jain_backlogged"] > 0.9
+    assert len(line["seconds"]) == len(line["jain"]) == len(line["running"])
+    assert max(line["running"]) == pytest.approx(4.0)
+    assert line["waiting"][1] > line["waiting"][-1]
+
+
+def test_nothing_at_all_has_figures_too():
+    told = outcome(run(fleet(Fixed()), []), {"ttft": 1.0})
+    assert (told.summary.requests, told.summary.seconds, told.summary.goodput) == (0, 0.0, 0.0)
+
+
+def test_work_can_be_simulated_as_it_is():
+    live = fleet(Fixed(1.0))
+    live.run(from_work([Work("w0", (1, 2, 3), 4, 0.0), Work("w1", (1, 2, 3), 2, 10.0)]))
+    assert outcome(live.tally, {}).summary.output_tokens == 6
+    with pytest.raises(ValueError, match="w0: only prompts of token ids"):
+        live.run(from_work([Work("w0", "text", 4)]))
+
+
+def test_pictures_are_written(tmp_path):
+    pytest.importorskip("matplotlib")
+    calls = [Call(0.0, 8, 20, "ab"[i % 2]) for i in range(40)]
+    told = outcome(run(fleet(Fixed(0.5), max_num_seqs=4), calls), {"ttft": 1.0})
+    written = plot(told, tmp_path / "plots", "a title")
+    assert [path.name for path in written] == ["timeline.png", "latency.png", "fairness.png"]
+    assert all(path.read_bytes().startswith(b"\x89PNG") for path in written)
+
+
+def test_without_matplotlib_it_says_what_to_install(tmp_path, monkeypatch):
+    monkeypatch.setitem(__import__("sys").modules, "matplotlib", None)
+    with pytest.raises(NoPlots, match="pip install"):
+        plot(outcome(run(fleet(Fixed()), []), {}), tmp_path, "t")
