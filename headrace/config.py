@@ -127,6 +127,13 @@ class ServerOptions:
     metrics_prefix: Annotated[
         str, Field(pattern="^[a-zA-Z_][a-zA-Z0-9_]*$", description="'vllm' keeps existing boards working")
     ] = "headrace"
+    record_trace: Annotated[
+        str | None,
+        Field(description="file for all that happens to the engine, without text or tokens: see replay"),
+    ] = None
+    record_trace_bytes: Annotated[int, Field(ge=1, description="bytes after which the recording ends")] = (
+        256 << 20
+    )
 
 
 @dataclass(frozen=True, slots=True)

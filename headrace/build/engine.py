@@ -18,6 +18,7 @@ from headrace.core.scheduler.order import ByAge, ByPriority, FirstComeFirstServe
 from headrace.core.scheduler.scheduler import Scheduler
 from headrace.core.scheduler.share import Books
 from headrace.core.scheduler.victims import LastRanked
+from headrace.observe.recording.engine import RecordedEngine, Tell
 
 BATCHED_TOKENS = {"cpu": 1024, "cuda": 8192}
 """Default of ``--max-num-batched-tokens``: enough to fill the matrix units, little enough to keep steps short."""
@@ -36,8 +37,12 @@ def make_engine(
     knobs: Knobs,
     cost: StepCost,
     overlap: int,
+    tell: Tell | None = None,
 ) -> Engine:
-    """An engine over ``num_blocks`` blocks of the device, with the policies that the options name."""
+    """An engine over ``num_blocks`` blocks of the device, with the policies that the options name.
+
+    ``tell`` is told of all that goes in and comes out: a recording.
+    """
     events: list[Event] = []
     scheduler = Scheduler(
         BlockPool(
@@ -53,6 +58,8 @@ def make_engine(
         prefix_caching=cache.enable_prefix_caching,
         cost=cost,
     )
+    if tell is not None:
+        return RecordedEngine(scheduler, runner, events, knobs, overlap, tell)
     return Engine(scheduler, runner, events, knobs, overlap)
 
 

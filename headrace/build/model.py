@@ -7,9 +7,11 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from headrace.build.engine import make_engine, make_knobs, resolve_overlap
+from headrace.build.recording import make_recorded_engine
 from headrace.compute.device import (
     DeviceFacts,
     device_facts,
@@ -32,6 +34,7 @@ from headrace.core.cost import StepCost
 from headrace.core.engine import Engine
 from headrace.core.events import Finished
 from headrace.core.request import Request, SamplingParams
+from headrace.observe.recording.engine import Tell
 from headrace.serve.text.template import ChatTemplate, TemplateError
 from headrace.serve.text.tokenizer import Tokenizer, TokenizerError
 
@@ -63,20 +66,20 @@ class Loaded:
     seconds: dict[str, float]
 
 
-def load(options: Options) -> Loaded:
-    """Load the model, size its memory, and build the engine.
+def load(options: Options, tell: Tell | None = None) -> Loaded:
+    """Load the model, size its memory, and build the engine; ``tell`` records its life from the beginning.
 
     Raises:
         ConfigError: something asked for cannot be had; the message says what would work.
     """
     seconds: dict[str, float] = {}
     try:
-        return _load(options, seconds)
+        return _load(options, seconds, tell)
     except (ModelError, TokenizerError, TemplateError, KernelsUnavailable) as error:
         raise ConfigError(str(error)) from error
 
 
-def _load(options: Options, seconds: dict[str, float]) -> Loaded:
+def _load(options: Options, seconds: dict[str, float], tell: Tell | None) -> Loaded:
     model, cache, plans = options.model, options.cache, options.scheduler
     with _timed(seconds, "text"):
         folder = resolve_folder(model.model, model.revision, with_weights=model.load_format != "dummy")
@@ -124,7 +127,8 @@ def _load(options: Options, seconds: dict[str, float]) -> Loaded:
             device=device,
             background=overlap > 0 and device.type == "cpu",
         )
-    engine = make_engine(
+    compose = make_engine if tell is None else partial(make_recorded_engine, tell)
+    engine = compose(
         plans,
         cache,
         runner,

@@ -11,6 +11,7 @@ from starlette.types import ASGIApp
 
 from headrace import __version__
 from headrace.build.model import Loaded, describe, load, warm_up
+from headrace.build.recording import open_tape
 from headrace.config import ConfigError, Options, ServerOptions
 from headrace.core.gate import Limits
 from headrace.observe.metrics import Metrics
@@ -29,7 +30,8 @@ from headrace.serve.service import Service
 def build_app(options: Options) -> tuple[ASGIApp, AbstractAsyncContextManager[None]]:
     """The server's application for use without a socket, and the context in which its engine runs."""
     keys = _keys(options.server)
-    app, service = _make_app(load(options), options.server, keys)
+    tape = open_tape(options.server)
+    app, service = _make_app(load(options, tape.tell if tape else None), options.server, keys)
 
     @asynccontextmanager
     async def running() -> AsyncIterator[None]:
@@ -38,6 +40,8 @@ def build_app(options: Options) -> tuple[ASGIApp, AbstractAsyncContextManager[No
             yield
         finally:
             service.stop()
+            if tape:
+                tape.close()
 
     return app, running()
 
@@ -46,12 +50,13 @@ def serve(options: Options, say: Callable[[str], None]) -> None:
     """Load, warm up, listen, until a signal ends it; ``say`` gets lines for the terminal.
 
     Raises:
-        ConfigError: as `load`, or API keys or TLS files that cannot be read.
+        ConfigError: as `load`, or API keys, TLS files or a recording that cannot be read or written.
     """
     began = time.perf_counter()
     check_tls(options.server)
     keys = _keys(options.server)
-    loaded = load(options)
+    tape = open_tape(options.server)
+    loaded = load(options, tape.tell if tape else None)
     warm_up(loaded)
     app, service = _make_app(loaded, options.server, keys)
     for line in describe(loaded):
@@ -60,7 +65,11 @@ def serve(options: Options, say: Callable[[str], None]) -> None:
     def ready(url: str) -> None:
         say(f"ready        {url} after {time.perf_counter() - began:.2f} s")
 
-    run_server(app, service, options.server, ready)
+    try:
+        run_server(app, service, options.server, ready)
+    finally:
+        if tape:
+            tape.close()
 
 
 def _keys(options: ServerOptions) -> Keys:

@@ -11,6 +11,7 @@ from headrace.cli.bench import bench_app
 from headrace.cli.chat import chat
 from headrace.cli.complete import complete
 from headrace.cli.doctor import doctor
+from headrace.cli.replay import replay
 from headrace.cli.serve import serve
 
 app = typer.Typer(
@@ -20,7 +21,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode=None,  # plain help wraps long flags, where tables cut them
 )
-for command in (serve, chat, complete, run_batch, doctor):
+for command in (serve, chat, complete, run_batch, replay, doctor):
     app.command()(command)
 app.add_typer(bench_app, name="bench")
 

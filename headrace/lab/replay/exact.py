@@ -28,10 +28,11 @@ class Divergence(NamedTuple):
 
 
 class Scene(NamedTuple):
-    """The engine after one step. ``step`` counts calls of `Engine.step` from 0; ``line`` is the file's.
+    """The engine after one step.
 
-    ``rows`` were launched in this step. ``error`` is what the step raised, ``recorded_error`` what it raised when it
-    was recorded; empty where it did not.
+    ``step`` counts calls of `Engine.step` from 0, ``line`` is the file's. ``rows`` were launched in this step,
+    ``collected`` are those whose output came in it. ``error`` is what the step raised, ``recorded_error`` what it
+    raised when it was recorded; empty where it did not.
     """
 
     step: int
@@ -39,6 +40,7 @@ class Scene(NamedTuple):
     now: float
     seconds: float
     rows: tuple[PlannedRow, ...]
+    collected: tuple[PlannedRow, ...]
     running: int
     waiting: tuple[Waiting, ...]
     blocks_held: int
@@ -84,7 +86,7 @@ class Replay:
 
     def _step(self, step: int, number: int, recorded: Step) -> Scene:
         self._runner.outcome = recorded.outcome or NOTHING
-        self._runner.rows = ()
+        self._runner.rows = self._runner.collected = ()
         try:
             events = self._engine.step(recorded.now)
         except Exception as error:  # whatever it is, it did not happen when this was recorded
@@ -97,7 +99,7 @@ class Replay:
 
     def _raised(self, step: int, number: int, now: float, recorded: str) -> Scene:
         self._runner.outcome = NOTHING
-        self._runner.rows = ()
+        self._runner.rows = self._runner.collected = ()
         error = ""
         try:
             events = tuple(self._engine.step(now))
@@ -115,6 +117,7 @@ class Replay:
             now,
             seconds,
             self._runner.rows,
+            self._runner.collected,
             len(self._board.running),
             tuple(self._board.waiting.values()),
             pool.num_blocks - pool.num_free,

@@ -30,12 +30,13 @@ class RecordedRunner:
     """`core.ports.Runner` over recorded answers.
 
     ``outcome`` is what the next collected step returns beside its tokens; whoever drives the engine sets it.
-    ``rows`` are the rows launched last.
+    ``rows`` are the rows launched last, ``collected`` those whose output was returned last.
     """
 
     def __init__(self, answers: Mapping[str, Answer]) -> None:
         self.outcome = NOTHING
         self.rows: tuple[PlannedRow, ...] = ()
+        self.collected: tuple[PlannedRow, ...] = ()
         self._answers = answers
         self._owners: dict[int, tuple[str, int]] = {}
         self._launched: deque[tuple[StepPlan, tuple[PlannedRow, ...]]] = deque()
@@ -48,6 +49,7 @@ class RecordedRunner:
 
     def collect(self) -> StepOutput:
         plan, rows = self._launched.popleft()
+        self.collected = rows
         tokens = tuple(
             self._drawn(each, self.outcome.counts.get(i, 1)) if each.row.samples else ()
             for i, each in enumerate(rows)

@@ -50,7 +50,10 @@ class Line(NamedTuple):
 
 @dataclass(slots=True)
 class Answer:
-    """What a request was answered, as fingerprints, and how it ended (None: not in this trace)."""
+    """What a request was answered, as fingerprints, and how it ended (None: not in this trace).
+
+    What it brought of its answer is part of it.
+    """
 
     tokens: list[int] = field(default_factory=list)
     reason: FinishReason | None = None
@@ -105,7 +108,9 @@ def read_trace(path: Path) -> Trace:
             break
         try:
             happening = _happening(told)
-            if isinstance(happening, Step | Drained):
+            if isinstance(happening, Submitted):
+                answers.setdefault(happening.request.id, Answer(list(happening.request.answered)))
+            elif isinstance(happening, Step | Drained):
                 _collect(happening.events, answers)
         except (KeyError, ValueError, TypeError, AttributeError) as error:
             why = f"it lacks {error}" if isinstance(error, KeyError) else str(error)
@@ -162,7 +167,7 @@ def _happening(told: Mapping[str, Any]) -> Happening:
 
 
 def _request(told: Mapping[str, Any]) -> Request:
-    unknown = told.keys() - {*TOLD, *TOLD_PARAMS, "tokens"}
+    unknown = told.keys() - {*TOLD, *TOLD_PARAMS, "tokens", "answered"}
     if unknown:
         raise ValueError(f"a request has no field {', '.join(sorted(unknown))}")
     fields = {name: value for name, value in told.items() if name in TOLD}
@@ -174,6 +179,7 @@ def _request(told: Mapping[str, Any]) -> Request:
             "slo": Slo(*told["slo"]),
             "retention": tuple(Retention(*each) for each in told["retention"]),
             "tokens": read(told["tokens"]),
+            "answered": read(told["answered"]),
             "params": SamplingParams(**{name: told[name] for name in TOLD_PARAMS}),
             "eos_token_ids": frozenset({STOP}),
         }
@@ -200,8 +206,8 @@ def _events(told: Any) -> list[list[Any]]:
 def _collect(events: list[list[Any]], answers: dict[str, Answer]) -> None:
     for name, fields in events:
         if name == "Emitted":
-            answers.setdefault(fields["request_id"], Answer()).tokens.extend(read(fields["tokens"]))
+            answers[fields["request_id"]].tokens.extend(read(fields["tokens"]))
         elif name == "Finished":
-            answer = answers.setdefault(fields["request_id"], Answer())
+            answer = answers[fields["request_id"]]
             answer.reason = FinishReason(fields["reason"])
             answer.message = fields.get("message", "")

@@ -49,14 +49,15 @@ class _Chain:
         self.stops = frozenset(request.params.stop_token_ids)
         if not request.params.ignore_eos:
             self.stops |= request.eos_token_ids
-        self.holders = 1
+        self.holders = 0
 
-    def extend(self, tokens: Iterable[int]) -> list[int]:
+    def extend(self, tokens: Iterable[int], stops: frozenset[int] = frozenset()) -> tuple[int, ...]:
         values = []
         for token in tokens:
             self.hash.update(token.to_bytes(8, "little"))
-            values.append(int.from_bytes(self.hash.digest(), "big") or 1)
-        return values
+            value = int.from_bytes(self.hash.digest(), "big") or 1
+            values.append(STOP if token in stops else value)
+        return tuple(values)
 
 
 class Fingerprints:
@@ -66,23 +67,20 @@ class Fingerprints:
         self._key = key
         self._chains: dict[str, _Chain] = {}
 
-    def prompt(self, request: Request) -> tuple[int, ...]:
-        """A new request's prompt. A second one of a live id is refused by the core: it changes nothing here."""
+    def begin(self, request: Request) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        """A new request's prompt, and what of its answer it brings.
+
+        A second one of a live id is refused by the core: it changes nothing here.
+        """
         chain = _Chain(request, self._key)
-        if request.id in self._chains:
-            self._chains[request.id].holders += 1
-        else:
-            self._chains[request.id] = chain
-        return tuple(chain.extend(request.tokens))
+        shown = chain.extend(request.tokens), chain.extend(request.answered, chain.stops)
+        self._chains.setdefault(request.id, chain).holders += 1
+        return shown
 
     def answer(self, request_id: str, tokens: Iterable[int]) -> tuple[int, ...]:
         """The next tokens of a request's answer; one that ends it is `STOP`."""
         chain = self._chains[request_id]
-        drawn = tuple(tokens)
-        return tuple(
-            STOP if token in chain.stops else value
-            for token, value in zip(drawn, chain.extend(drawn), strict=True)
-        )
+        return chain.extend(tokens, chain.stops)
 
     def end(self, request_id: str) -> None:
         """Forget a finished request."""

@@ -57,7 +57,7 @@ TOLD = (
 TOLD_PARAMS = ("max_tokens", "prompt_logprobs")
 """The sampling parameters that scheduling goes by."""
 
-WITHHELD = ("tokens", "params", "salt", "seed", "eos_token_ids")
+WITHHELD = ("tokens", "answered", "params", "salt", "seed", "eos_token_ids")
 """Fields of a request that stay here: told as fingerprints, in part, or not at all."""
 
 
@@ -93,7 +93,8 @@ class Scribe:
     def _request(self, request: Request) -> dict[str, Any]:
         told = {name: plain(getattr(request, name)) for name in TOLD}
         params = {name: getattr(request.params, name) for name in TOLD_PARAMS}
-        return told | params | {"tokens": written(self._fingerprints.prompt(request))}
+        tokens, answered = self._fingerprints.begin(request)
+        return told | params | {"tokens": written(tokens), "answered": written(answered)}
 
     def _events(self, events: tuple[Event, ...]) -> list[list[Any]]:
         lines = []

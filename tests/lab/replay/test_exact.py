@@ -100,3 +100,28 @@ def test_what_only_the_device_did_is_not_laid_to_the_core(tmp_path):
     assert scene.recorded_error.startswith("IndexError")
     assert not scene.error
     assert scene.rows[0].request_id == "r"
+
+
+def test_an_answer_that_was_begun_elsewhere_is_continued(tmp_path):
+    moments = [Begun("test", {})]
+    plain, _ = hashing_engine()
+    engine = recorded(plain, moments.append)
+    params = SamplingParams(max_tokens=6, ignore_eos=True)
+    engine.submit(Request("r", tuple(range(9)), params, answered=(11, 12)), 0.0)
+    engine.submit(Request("whole", (1, 2), params, answered=(3,) * 6), 0.0)
+    for now in range(6):
+        engine.step(float(now))
+    path = tmp_path / "trace.jsonl"
+    write(path, moments)
+
+    def compose(settings, runner):
+        again, _ = hashing_engine()
+        again.runner = runner
+        return again
+
+    trace = read_trace(path)
+    replay = Replay(trace, compose)
+    assert [scene.step for scene in replay.scenes()] == list(range(6))
+    assert replay.divergence is None
+    assert len(trace.answers["r"].tokens) == len(trace.answers["whole"].tokens) == 6
+    assert trace.answers["r"].reason is FinishReason.LENGTH

@@ -47,7 +47,14 @@ def test_no_text_and_no_token_reaches_the_file():
     params = SamplingParams(
         max_tokens=9, stop=("secret stop",), stop_token_ids=(700_001,), bad_words=((700_002,),), seed=700_003
     )
-    request = Request("r", (700_004, 700_005), params, salt="secret salt", eos_token_ids=frozenset({700_006}))
+    request = Request(
+        "r",
+        (700_004, 700_005),
+        params,
+        salt="secret salt",
+        eos_token_ids=frozenset({700_006}),
+        answered=(700_010,),
+    )
     score = TokenLogprob(700_007, -1.0, 1, ((700_008, -2.0),))
     lines = [
         scribe.line(Submitted(request, 1.0)),

@@ -1,0 +1,165 @@
+"""``headrace replay``: a recorded engine lives again, step by step, or under other settings."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from headrace.config import ConfigError
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from headrace.lab.replay.exact import Replay, Scene
+    from headrace.lab.replay.trace import Trace
+
+LONGEST_PAUSE_SECONDS = 1.0
+"""``--follow`` keeps the recorded pace, but never waits longer than this for the next step."""
+
+First = Annotated[int | None, typer.Option("--from", min=0, help="Show steps from this one on.")]
+Last = Annotated[int | None, typer.Option("--to", min=0, help="Show steps up to this one.")]
+
+
+def replay(
+    trace: Annotated[Path, typer.Argument(help="A file written by headrace serve --record-trace.")],
+    first: First = None,
+    last: Last = None,
+    request: Annotated[str | None, typer.Option(help="Show what happened to one request.")] = None,
+    follow: Annotated[bool, typer.Option("--follow", help="Show the steps at the pace they had.")] = False,
+    policy: Annotated[
+        str | None, typer.Option(help="Live again under another --scheduling-policy and compare.")
+    ] = None,
+    change: Annotated[
+        list[str] | None,
+        typer.Option("--set", metavar="NAME=VALUE", help="Live again with another option and compare."),
+    ] = None,
+) -> None:
+    """Check that the engine decides as it did when it was recorded; show its steps, or what other settings would do."""
+    from rich.console import Console
+
+    from headrace.lab.replay.trace import BadTrace, read_trace
+
+    try:
+        recording = read_trace(trace)
+    except OSError as error:
+        raise ConfigError(f"{trace}: {error.strerror}") from None
+    except BadTrace as error:
+        raise ConfigError(str(error)) from None
+    console = Console(highlight=False, soft_wrap=True)
+    console.print(*_describe(recording), sep="\n")
+    changes = _changes(policy, change or [])
+    shows = (first, last, request) != (None, None, None) or follow
+    if changes and shows:
+        raise ConfigError(
+            "--policy and --set compare whole lives; --from, --to, --request and --follow show one"
+        )
+    agrees = (
+        _compare(console, recording, changes)
+        if changes
+        else _show(console, recording, first, last, request, follow=follow, quiet=not shows)
+    )
+    if not agrees:
+        raise typer.Exit(1)
+
+
+def _describe(recording: Trace) -> list[str]:
+    from headrace.lab.replay.trace import Step
+    from headrace.observe.recording.moments import Submitted
+
+    steps = recording.of(Step)
+    seconds = steps[-1].now - steps[0].now if steps else 0.0
+    lines = [
+        f"trace     {recording.path}: Headrace {recording.version}",
+        f"recorded  {len(steps):,} steps in {seconds:.2f} s, {len(recording.of(Submitted)):,} requests",
+    ]
+    return lines + ([f"cut       {recording.cut}"] if recording.cut else [])
+
+
+def _changes(policy: str | None, given: list[str]) -> dict[str, str]:
+    changes = {} if policy is None else {"scheduling_policy": policy}
+    for text in given:
+        name, equals, value = text.partition("=")
+        if not equals or not name:
+            raise ConfigError(f"--set {text}: expected NAME=VALUE, for example --set max-num-seqs=8")
+        changes[name] = value
+    return changes
+
+
+def _show(
+    console: Console,
+    recording: Trace,
+    first: int | None,
+    last: int | None,
+    request: str | None,
+    *,
+    follow: bool,
+    quiet: bool,
+) -> bool:
+    from headrace.build.recording import make_engine_again
+    from headrace.lab.replay.exact import Replay
+    from headrace.lab.replay.show import Timeline, scene_panel
+
+    life = Replay(recording, make_engine_again)
+    timeline = None if request is None else Timeline(request)
+    start: float | None = None
+    scene: Scene | None = None
+    shown: Scene | None = None
+    for scene in life.scenes():
+        start = scene.now if start is None else start
+        if (first is not None and scene.step < first) or (last is not None and scene.step > last):
+            continue
+        if timeline is not None:
+            timeline.add(scene)
+        elif not quiet:
+            if follow and shown is not None:
+                time.sleep(min(LONGEST_PAUSE_SECONDS, max(0.0, scene.now - shown.now)))
+            console.print(scene_panel(scene, start))
+            shown = scene
+    if timeline is not None:
+        if (table := timeline.table()) is None:
+            raise ConfigError(f"--request {request}: nothing happened to it in the steps looked at")
+        console.print(table)
+    telling = scene is not None and (scene.waiting or scene.recorded_error or life.divergence is not None)
+    if scene is not None and start is not None and telling and shown is not scene and timeline is None:
+        console.print(scene_panel(scene, start))
+    return _verdict(console, life, scene)
+
+
+def _verdict(console: Console, life: Replay, scene: Scene | None) -> bool:
+    from headrace.lab.replay.show import divergence_text
+
+    if life.divergence is not None:
+        console.print(*divergence_text(life.divergence), sep="\n", markup=False)
+        return False
+    if scene is not None and scene.recorded_error:
+        again = "raised again" if scene.error == scene.recorded_error else "not raised again"
+        console.print(f"replay    every event as recorded; the error that ended the engine is {again}")
+        return True
+    console.print("replay    every event as recorded")
+    return True
+
+
+def _compare(console: Console, recording: Trace, changes: Mapping[str, str]) -> bool:
+    from headrace.build.recording import make_engine_again
+    from headrace.lab.replay.rerun import recorded, rerun
+    from headrace.lab.replay.show import comparison, divergence_text
+
+    told = recorded(recording, make_engine_again)
+    if told.divergence is not None:
+        console.print(*divergence_text(told.divergence), sep="\n", markup=False)
+        return False
+    lives = {
+        "as recorded": told.tally,
+        "reckoned, unchanged": rerun(recording, make_engine_again, told.times),
+        "reckoned, " + ", ".join(f"{name}={value}" for name, value in changes.items()): rerun(
+            recording, partial(make_engine_again, changes=changes), told.times
+        ),
+    }
+    console.print(comparison(lives))
+    console.print(f"steps are foretold to within {100 * told.times.spread:.0f} % on average")
+    return True

@@ -1,0 +1,185 @@
+"""The same requests under other settings: when would they have been answered?
+
+The requests come when they came and get the answers they got; what changes is who waits for whom. Time is virtual: a
+step takes what `core.cost.StepTimes` has learnt from the recorded ones. That model is not the machine, so the changed
+life is compared with the unchanged one under the same model, and how far the model is from the recording is shown
+beside it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Mapping
+from operator import itemgetter
+from typing import NamedTuple
+
+from headrace.core.cost import StepTimes
+from headrace.core.engine import Engine
+from headrace.core.events import Emitted
+from headrace.core.plan import StepOutput, StepPlan
+from headrace.core.request import FinishReason
+from headrace.lab.replay.exact import Compose, Divergence, Replay
+from headrace.lab.replay.runner import PlannedRow, RecordedRunner
+from headrace.lab.replay.tally import Tally
+from headrace.lab.replay.trace import Answer, Trace
+from headrace.observe.recording.moments import Cancelled, Outcome, Reset, Submitted
+
+IDLE_SECONDS = 1e-3
+"""How far time goes on when a step had nothing to do and does not say when it will."""
+
+
+class Recorded(NamedTuple):
+    """What the recording itself says: its figures, the seconds of steps learnt from it, and where it diverged."""
+
+    tally: Tally
+    times: StepTimes
+    divergence: Divergence | None
+
+
+def recorded(trace: Trace, compose: Compose) -> Recorded:
+    """Live the trace once as it was, and learn what its steps cost."""
+    replay = Replay(trace, compose)
+    tally, times = Tally(), StepTimes()
+    for happening in trace.of(Submitted):
+        tally.expect(happening.request)
+    for scene in replay.scenes():
+        if scene.collected:
+            times.observe(*_sizes(scene.collected), scene.seconds)
+            tally.busy_seconds += scene.seconds
+        for event in scene.events:
+            tally.fold(event, scene.now + scene.seconds)
+    return Recorded(tally, times, replay.divergence)
+
+
+def rerun(trace: Trace, compose: Compose, times: StepTimes) -> Tally:
+    """Live the trace's requests in virtual time.
+
+    A cancel comes when it came, but for a stop string, which ends the same answer at the same token. Knobs that were
+    turned in the recording are left alone: they may be what has been changed.
+    """
+    runner = _TimedRunner(trace.answers, times)
+    return _Life(trace, compose(trace.settings, runner), runner).live()
+
+
+class _Life:
+    """One life in virtual time."""
+
+    def __init__(self, trace: Trace, engine: Engine, runner: _TimedRunner) -> None:
+        self._engine = engine
+        self._runner = runner
+        self._tally = Tally()
+        self._ways = deque(_timed_ways(trace))
+        stopped = {each.request_id for each in trace.of(Cancelled) if each.why is FinishReason.STOP}
+        brought = {each.request.id: len(each.request.answered) for each in trace.of(Submitted)}
+        self._to_draw = {
+            request_id: len(answer.tokens) - brought[request_id]
+            for request_id, answer in trace.answers.items()
+            if request_id in stopped or answer.reason is None
+        }
+        self._now = self._ways[0][0] if self._ways else 0.0
+
+    def live(self) -> Tally:
+        while True:
+            self._take_ways()
+            due = self._engine.wake_at(self._now)
+            if due is None or due > self._now:
+                coming = self._ways[0][0] if self._ways else math.inf
+                following = min(coming, math.inf if due is None else due)
+                if following == math.inf:
+                    return self._tally
+                self._now = following
+                continue
+            self._step()
+
+    def _take_ways(self) -> None:
+        while self._ways and self._ways[0][0] <= self._now:
+            match self._ways.popleft()[1]:
+                case Submitted(request):
+                    self._tally.expect(request)
+                    self._engine.submit(request, self._now)
+                case Cancelled(request_id, why):
+                    self._engine.cancel(request_id, why, self._now)
+                case Reset():
+                    self._engine.reset_prefix_cache()
+
+    def _step(self) -> None:
+        runner = self._runner
+        runner.rows = ()
+        before = runner.busy_seconds
+        events = self._engine.step(self._now)
+        end = max(self._now, runner.time)
+        if end == self._now and not events and not runner.rows:
+            end += IDLE_SECONDS
+        self._now = end
+        self._tally.busy_seconds += runner.busy_seconds - before
+        for event in events:
+            self._tally.fold(event, self._now)
+            if isinstance(event, Emitted) and event.request_id in self._to_draw:
+                self._to_draw[event.request_id] -= len(event.tokens)
+                if self._to_draw[event.request_id] <= 0:
+                    self._engine.cancel(event.request_id, FinishReason.STOP, self._now)
+
+
+class _TimedRunner(RecordedRunner):
+    """Answers from the recording, in virtual time; ``time`` is when the step collected last was done.
+
+    A request that failed fails again when it has drawn as many tokens.
+    """
+
+    def __init__(self, answers: Mapping[str, Answer], times: StepTimes) -> None:
+        super().__init__(answers)
+        self.time = -math.inf
+        self.busy_seconds = 0.0
+        self._times = times
+        self._ends: deque[float] = deque()
+        self._free_at = -math.inf
+        self._plans: deque[tuple[PlannedRow, ...]] = deque()
+
+    def launch(self, plan: StepPlan, now: float) -> None:
+        super().launch(plan, now)
+        seconds = self._times.predict(*_sizes(self.rows))
+        self.busy_seconds += seconds
+        self._free_at = max(self._free_at, now) + seconds
+        self._ends.append(self._free_at)
+        self._plans.append(self.rows)
+
+    def collect(self) -> StepOutput:
+        self.time = self._ends.popleft()
+        self.outcome = Outcome({}, {}, dict(self._failing(self._plans.popleft())))
+        return super().collect()
+
+    def _failing(self, rows: tuple[PlannedRow, ...]) -> list[tuple[int, str]]:
+        failing = []
+        for i, each in enumerate(rows):
+            answer = self._answers.get(each.request_id)
+            if answer is not None and answer.reason is FinishReason.FAILED and each.row.samples:
+                drawn = each.row.start + each.row.length - each.prompt_tokens
+                if drawn >= len(answer.tokens):
+                    failing.append((i, answer.message))
+        return failing
+
+
+def _timed_ways(trace: Trace) -> list[tuple[float, Submitted | Cancelled | Reset]]:
+    """The ways in by their times: a request comes when it arrived, however busy the engine was that recorded it; a
+    reset when the line before it happened."""
+    now = 0.0
+    ways: list[tuple[float, Submitted | Cancelled | Reset]] = []
+    for _, happening in trace.lines:
+        now = getattr(happening, "now", now)
+        match happening:
+            case Submitted(request):
+                ways.append((min(now, request.arrived) if math.isfinite(request.arrived) else now, happening))
+            case Cancelled(_, why) if why is not FinishReason.STOP:
+                ways.append((now, happening))
+            case Reset():
+                ways.append((now, happening))
+    return sorted(ways, key=itemgetter(0))
+
+
+def _sizes(rows: tuple[PlannedRow, ...]) -> tuple[int, int, int]:
+    """Rows, tokens, and the sum over the tokens of the positions that each attends to."""
+    planned = [each.row for each in rows]
+    tokens = sum(row.length for row in planned)
+    contexts = sum(row.length * row.start + row.length * (row.length + 1) // 2 for row in planned)
+    return len(planned), tokens, contexts

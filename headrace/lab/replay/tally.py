@@ -1,0 +1,55 @@
+"""What a life made of its requests, in the figures that are compared between two lives."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+
+from headrace.core.events import AdmitReason, Admitted, Emitted, Event, Finished, Preempted, Stepped
+from headrace.core.request import FinishReason, Request
+
+
+@dataclass(slots=True)
+class Tally:
+    """A fold over one life; times in seconds from a request's arrival.
+
+    ``waits`` are until the first admission, ``ttft`` until the first token, ``e2e`` until the end of answers that
+    came to an end of their own.
+    """
+
+    waits: list[float] = field(default_factory=list)
+    ttft: list[float] = field(default_factory=list)
+    e2e: list[float] = field(default_factory=list)
+    preemptions: int = 0
+    lost_tokens: int = 0
+    cached_tokens: int = 0
+    steps: int = 0
+    busy_seconds: float = 0.0
+    _since: dict[str, float] = field(default_factory=dict)
+    _silent: set[str] = field(default_factory=set)
+
+    def expect(self, request: Request) -> None:
+        """A request has come; the server's own warm-up, which has waited for ever, is not counted."""
+        if request.arrived != -math.inf:
+            self._since[request.id] = request.arrived
+            self._silent.add(request.id)
+
+    def fold(self, event: Event, now: float) -> None:
+        match event:
+            case Admitted(request_id, reason, cached) if request_id in self._since:
+                self.cached_tokens += cached
+                if reason is AdmitReason.NEW:
+                    self.waits.append((now if event.at is None else event.at) - self._since[request_id])
+            case Emitted(request_id) if request_id in self._silent:
+                self._silent.discard(request_id)
+                self.ttft.append(now - self._since[request_id])
+            case Preempted():
+                self.preemptions += 1
+                self.lost_tokens += event.lost_tokens
+            case Finished(request_id, reason) if request_id in self._since:
+                since = self._since.pop(request_id)
+                self._silent.discard(request_id)
+                if reason in (FinishReason.STOP, FinishReason.LENGTH):
+                    self.e2e.append(now - since)
+            case Stepped():
+                self.steps += 1

@@ -1,0 +1,36 @@
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+
+from headrace.build.recording import make_engine_again
+from headrace.core.events import Finished
+from headrace.core.request import FinishReason
+from headrace.lab.replay.exact import Replay
+from headrace.lab.replay.trace import read_trace
+from headrace.observe.recording.moments import Cancelled
+from tests.api.conftest import serving
+
+
+def test_a_server_that_was_killed_leaves_a_trace_that_replays(tmp_path):
+    path = tmp_path / "trace.jsonl"
+    secret = "Once upon a time there was a very secret fox. "
+    with serving("--record-trace", str(path), "--max-num-seqs", "2") as server:
+
+        def ask(number: int) -> None:
+            stop = ["."] if number % 2 else None
+            body = {"model": "builtin", "prompt": secret + str(number % 3), "max_tokens": 30, "stop": stop}
+            assert server.post("/v1/completions", body).status_code == 200
+
+        with ThreadPoolExecutor(4) as pool:
+            list(pool.map(ask, range(8)))
+        assert server.post("/reset_prefix_cache").status_code == 200
+        ask(0)
+        server.process.kill()  # no time to close anything
+    trace = read_trace(path)
+    replay = Replay(trace, make_engine_again)
+    events = [event for scene in replay.scenes() for event in scene.events]
+    assert replay.divergence is None
+    ends = [event for event in events if isinstance(event, Finished) and event.request_id != "warm-up"]
+    assert len(ends) in (8, 9)  # what came last may not have been written yet
+    assert any(each.why is FinishReason.STOP for each in trace.of(Cancelled))
+    assert "secret" not in path.read_text()

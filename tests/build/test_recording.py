@@ -1,0 +1,127 @@
+from __future__ import annotations
+
+import pytest
+
+from headrace.build.engine import make_engine, make_knobs
+from headrace.build.recording import make_engine_again, make_recorded_engine, open_tape
+from headrace.config import CacheOptions, ConfigError, SchedulerOptions, ServerOptions
+from headrace.core.cost import StepCost
+from headrace.core.engine import Engine
+from headrace.core.request import Request, SamplingParams
+from headrace.lab.replay.exact import Replay
+from headrace.lab.replay.trace import read_trace
+from headrace.observe.recording.engine import RecordedEngine
+from tests.doubles.hashing_runner import HashingRunner
+
+PLANS = SchedulerOptions(scheduling_policy="priority", max_num_seqs=3, max_num_batched_tokens=24)
+CACHE = CacheOptions(block_size=8)
+
+
+def recorded(path, plans=PLANS, **more):
+    """A recorded engine's life, written to a file by the tape of a server."""
+    tape = open_tape(ServerOptions(record_trace=str(path)))
+    engine = make_recorded_engine(
+        tape.tell,
+        plans,
+        CACHE,
+        HashingRunner(20, 8, 3),
+        num_blocks=20,
+        max_model_len=64,
+        knobs=make_knobs(plans, "cpu", 64),
+        cost=StepCost(8.0, 300.0),
+        overlap=1,
+        **more,
+    )
+    for i in range(8):
+        params = SamplingParams(max_tokens=12)
+        engine.submit(
+            Request(f"r{i}", tuple(range(i % 3, 30)), params, arrived=0.01 * i, priority=-i), 0.01 * i
+        )
+        engine.step(0.01 * i)
+    now = 1.0
+    while engine.wake_at(now) is not None:
+        engine.step(now := now + 0.01)
+    tape.close()
+    return read_trace(path)
+
+
+def test_what_is_not_recorded_is_the_plain_engine():
+    assert open_tape(ServerOptions()) is None
+    made = make_engine(
+        PLANS,
+        CACHE,
+        HashingRunner(4, 8, 3),
+        num_blocks=20,
+        max_model_len=64,
+        knobs=make_knobs(PLANS, "cpu", 64),
+        cost=StepCost(),
+        overlap=0,
+    )
+    assert type(made) is Engine
+    assert not isinstance(made, RecordedEngine)
+
+
+@pytest.mark.parametrize("policy", ["fcfs", "priority", "fair"])
+def test_the_engine_comes_back_from_its_recording(tmp_path, policy):
+    plans = SchedulerOptions(scheduling_policy=policy, max_num_seqs=3)
+    trace = recorded(tmp_path / "trace.jsonl", plans)
+    replay = Replay(trace, make_engine_again)
+    assert len(list(replay.scenes())) > 8
+    assert replay.divergence is None
+
+
+def test_another_policy_diverges_from_the_recording(tmp_path):
+    trace = recorded(tmp_path / "trace.jsonl")
+    replay = Replay(
+        trace, lambda settings, runner: make_engine_again(settings, runner, {"scheduling-policy": "fcfs"})
+    )
+    list(replay.scenes())
+    assert replay.divergence is not None
+
+
+def test_changes_reach_the_engine(tmp_path):
+    settings = recorded(tmp_path / "trace.jsonl").settings
+    changes = {"block-size": "4", "max_num_batched_tokens": "17", "overlap": "0", "max_model_len": "32"}
+    engine = make_engine_again(settings, HashingRunner(40, 4, 3), changes)
+    assert engine.scheduler.pool.block_size == 4
+    assert engine.scheduler.pool.num_blocks == 40  # the same memory
+    assert engine.knobs.batched_tokens == 17
+    assert engine.scheduler.max_model_len == 32
+    assert (
+        make_engine_again(settings, HashingRunner(4, 4, 3), {"num_blocks": "7"}).scheduler.pool.num_blocks
+        == 7
+    )
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"colour": "red"}, "cannot change 'colour'; it can change scheduling_policy"),
+        ({"max-num-seqs": "many"}, "max-num-seqs=many: "),
+        ({"scheduling_policy": "random"}, "scheduling_policy=random: "),
+        ({"max_num_batched_tokens": "1"}, "less than --max-num-seqs"),
+    ],
+)
+def test_a_change_that_makes_no_sense_is_refused(tmp_path, changes, message):
+    settings = recorded(tmp_path / "trace.jsonl").settings
+    with pytest.raises(ConfigError, match=message):
+        make_engine_again(settings, HashingRunner(4, 4, 3), changes)
+
+
+@pytest.mark.parametrize(
+    ("spoil", "message"),
+    [
+        ({"colour": 1}, "settings that this Headrace does not know: colour"),
+        ({"cache": {"colour": 1}}, "cache that this Headrace does not know: colour"),
+        ({"num_blocks": "many"}, "num_blocks cannot be read"),
+    ],
+)
+def test_settings_of_another_kind_are_refused(tmp_path, spoil, message):
+    settings = {**recorded(tmp_path / "trace.jsonl").settings, **spoil}
+    with pytest.raises(ConfigError, match=message):
+        make_engine_again(settings, HashingRunner(4, 4, 3))
+
+
+def test_a_file_that_cannot_be_written_is_refused_at_the_start(tmp_path):
+    with pytest.raises(ConfigError, match=r"--record-trace .*No such file"):
+        open_tape(ServerOptions(record_trace=str(tmp_path / "no" / "trace.jsonl")))

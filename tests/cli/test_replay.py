@@ -1,0 +1,100 @@
+from __future__ import annotations
+
+import json
+import re
+
+import pytest
+from typer.testing import CliRunner
+
+from headrace.cli import app
+from headrace.config import ConfigError
+from tests.build.test_recording import recorded
+
+
+@pytest.fixture
+def trace(tmp_path):
+    path = tmp_path / "trace.jsonl"
+    recorded(path)
+    return path
+
+
+def run(*words, code=0) -> str:
+    result = CliRunner().invoke(app, ["replay", *map(str, words)], env={"COLUMNS": "160"})
+    if result.exception and not isinstance(result.exception, SystemExit):
+        raise result.exception
+    assert result.exit_code == code, result.output
+    return result.output
+
+
+def test_a_trace_that_agrees_says_so_and_no_more(trace):
+    text = run(trace)
+    assert re.search(r"recorded  \d+ steps in \d\.\d\d s, 8 requests", text)
+    assert text.endswith("replay    every event as recorded\n")
+    assert "step 0" not in text
+
+
+def test_steps_are_shown_in_their_range(trace):
+    text = run(trace, "--from", "2", "--to", "3")
+    assert re.findall(r"─ step (\d+) ", text) == ["2", "3"]
+    assert "waits" in text
+
+
+def test_following_shows_every_step(trace):
+    shown = re.findall(r"─ step (\d+) ", run(trace, "--follow"))
+    assert shown == [str(i) for i in range(len(shown))]
+    assert len(shown) > 8
+
+
+def test_one_request(trace):
+    text = run(trace, "--request", "r2")
+    assert "finished (length) after 12 tokens" in text
+    with pytest.raises(ConfigError, match="--request nobody"):
+        run(trace, "--request", "nobody")
+
+
+def test_other_settings_are_compared(trace):
+    text = run(trace, "--policy", "fcfs", "--set", "max-num-seqs=1")
+    assert "scheduling_policy=fcfs, max-num-seqs=1" in re.sub(r"\s+", " ", text.replace("┃", " "))
+    assert "reckoned, unchanged" in text
+    assert "preemptions" in text
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--set", "fcfs"], "--set fcfs: expected NAME=VALUE"),
+        (["--policy", "random"], "scheduling_policy=random"),
+        (["--policy", "fcfs", "--from", "1"], "compare whole lives"),
+    ],
+)
+def test_what_makes_no_sense_is_one_line(trace, words, message):
+    with pytest.raises(ConfigError, match=message):
+        run(trace, *words)
+
+
+def test_a_file_that_is_no_trace_is_one_line(tmp_path):
+    (tmp_path / "x").write_text("{}\n")
+    with pytest.raises(ConfigError, match=r"x:1: this is no trace"):
+        run(tmp_path / "x")
+    with pytest.raises(ConfigError, match="No such file"):
+        run(tmp_path / "y")
+
+
+def test_a_life_that_differs_is_shown_and_fails(trace):
+    lines = trace.read_text().splitlines()
+    (number,) = (i for i, line in enumerate(lines) if '"Finished",{"request_id":"r1"' in line)
+    told = json.loads(lines[number])
+    (fields,) = (
+        fields for name, fields in told["events"] if name == "Finished" and fields["request_id"] == "r1"
+    )
+    fields["output_tokens"] += 1
+    trace.write_text("\n".join([*lines[:number], json.dumps(told), *lines[number + 1 :]]) + "\n")
+    text = run(trace, code=1)
+    assert f"the replay differs from line {number + 1} on" in text
+    assert "step " in text
+    assert "differs" in run(trace, "--policy", "fcfs", code=1)
+
+
+def test_a_cut_trace_says_why(trace):
+    trace.write_text(trace.read_text()[:-30])
+    assert re.search(r"cut       line \d+ breaks off", run(trace))
