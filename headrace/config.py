@@ -78,6 +78,13 @@ class SchedulerOptions:
             "priority: the lowest number first; static: gangs, the textbook baseline"
         ),
     ] = "fair"
+    queue_order: Annotated[
+        Literal["arrival", "prefix", "shortest"],
+        Field(
+            description="within a tenant's share, after deadlines and age: prefix lets those go first whose prompt is "
+            "in the cache, shortest those predicted to take least"
+        ),
+    ] = "prefix"
     max_num_seqs: Annotated[int, Field(ge=1, le=4096, description="sequences that run at once")] = 64
     max_num_batched_tokens: Annotated[
         int | None, Field(ge=1, description="tokens computed in one step at most")
@@ -92,6 +99,9 @@ class SchedulerOptions:
         float,
         Field(ge=0, description="what a prompt may add to a decoding step, as a share of it (0: no bound)"),
     ] = 0.7
+    max_step_seconds: Annotated[
+        float, Field(ge=0, description="predicted time of a step that decodes (0: as callers' SLOs demand)")
+    ] = 0.0
     static_batch_timeout: Annotated[
         float, Field(ge=0, description="seconds after which an incomplete gang starts")
     ] = 0.1

@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
+
 from headrace.config import CacheOptions, ConfigError, SchedulerOptions
 from headrace.core.blocks import BlockPool
-from headrace.core.classes import CLASSES
-from headrace.core.cost import StepCost
+from headrace.core.classes import CLASSES, ServiceClass
+from headrace.core.cost import StepCost, StepTimes
 from headrace.core.engine import Engine
 from headrace.core.events import Event
 from headrace.core.eviction import LeastWorth
 from headrace.core.knobs import Knobs
+from headrace.core.lengths import LengthPredictor
 from headrace.core.ports import Runner
 from headrace.core.scheduler.admission import AdmissionPolicy, Continuous, StaticBatch
 from headrace.core.scheduler.fair import FairQueue, single_file
-from headrace.core.scheduler.line import SlackLine
-from headrace.core.scheduler.order import ByAge, ByPriority, FirstComeFirstServed, OrderPolicy
+from headrace.core.scheduler.line import Line
+from headrace.core.scheduler.order import ByAge, ByPriority, FirstComeFirstServed, OrderPolicy, ShortestFirst
+from headrace.core.scheduler.outlook import Outlook
+from headrace.core.scheduler.pick import LongestPrefix
 from headrace.core.scheduler.scheduler import Scheduler
 from headrace.core.scheduler.share import Books
 from headrace.core.scheduler.victims import LastRanked
@@ -25,6 +31,9 @@ BATCHED_TOKENS = {"cpu": 1024, "cuda": 8192}
 
 OVERLAP = {"cpu": 0, "cuda": 1}
 """Default of ``--overlap``: on a CPU planning would only take a core, and the interpreter, from computing."""
+
+MAX_PASSES = 16
+"""How often a request at the head of its line may be passed over for one that finds more in the cache."""
 
 
 def make_engine(
@@ -37,19 +46,24 @@ def make_engine(
     knobs: Knobs,
     cost: StepCost,
     overlap: int,
+    classes: Sequence[ServiceClass] = CLASSES,
+    weights: Mapping[str, float] = MappingProxyType({}),
     tell: Tell | None = None,
 ) -> Engine:
     """An engine over ``num_blocks`` blocks of the device, with the policies that the options name.
 
+    ``classes`` are the classes of service and ``weights`` those of the tenants named, for the policy ``fair``.
     ``tell`` is told of all that goes in and comes out: a recording.
     """
     events: list[Event] = []
+    eviction = LeastWorth(num_blocks, cache.block_size, cost)
+    pool = BlockPool(num_blocks, cache.block_size, eviction, events.append)
+    fair = plans.scheduling_policy == "fair"
+    outlook = Outlook(StepTimes(cost), LengthPredictor(max_model_len), {each.name: each for each in classes})
     scheduler = Scheduler(
-        BlockPool(
-            num_blocks, cache.block_size, LeastWorth(num_blocks, cache.block_size, cost), events.append
-        ),
-        _queue(plans),
-        _order(plans),
+        pool,
+        FairQueue(Books(classes, weights), _line(plans, cache, pool)) if fair else single_file(),
+        _order(plans, outlook),
         _admission(plans),
         LastRanked(),
         events,
@@ -57,6 +71,7 @@ def make_engine(
         max_model_len=max_model_len,
         prefix_caching=cache.enable_prefix_caching,
         cost=cost,
+        outlook=outlook if fair else None,
     )
     if tell is not None:
         return RecordedEngine(scheduler, runner, events, knobs, overlap, tell)
@@ -89,6 +104,7 @@ def make_knobs(plans: SchedulerOptions, device: str, max_model_len: int) -> Knob
         chunked_prefill=plans.enable_chunked_prefill,
         long_prefill_tokens=plans.long_prefill_token_threshold,
         mixed_prefill_ratio=plans.mixed_prefill_ratio,
+        step_seconds=plans.max_step_seconds,
     )
 
 
@@ -97,15 +113,15 @@ def resolve_overlap(plans: SchedulerOptions, device: str) -> int:
     return OVERLAP[device] if plans.overlap is None else plans.overlap
 
 
-def _queue(plans: SchedulerOptions) -> FairQueue:
-    if plans.scheduling_policy == "fair":
-        return FairQueue(Books(CLASSES, {}), SlackLine)
-    return single_file()
+def _line(plans: SchedulerOptions, cache: CacheOptions, pool: BlockPool) -> Callable[[], Line]:
+    if plans.queue_order == "prefix" and cache.enable_prefix_caching:
+        return lambda: Line(LongestPrefix(pool), MAX_PASSES)
+    return Line
 
 
-def _order(plans: SchedulerOptions) -> OrderPolicy:
+def _order(plans: SchedulerOptions, outlook: Outlook) -> OrderPolicy:
     if plans.scheduling_policy == "fair":
-        return ByAge()
+        return ShortestFirst(outlook.work_seconds) if plans.queue_order == "shortest" else ByAge()
     return ByPriority() if plans.scheduling_policy == "priority" else FirstComeFirstServed()
 
 

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import hashlib
 from array import array
+from bisect import bisect_left
 from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
 
@@ -215,6 +216,11 @@ class BlockPool:
                 if common > copied:
                     best, copied = block.id, common
         return PrefixHit(tuple(shared), best, copied)
+
+    def leading(self, keys: Sequence[bytes]) -> int:
+        """How many of the first blocks of a chain are known or promised, as far as one can tell by bisection: a chain
+        is evicted from its end, so those that are there come first."""
+        return bisect_left(keys, True, key=lambda key: key not in self._by_key and key not in self._promised)
 
     def promise(self, keys: Iterable[bytes]) -> None:
         """Somebody is about to compute the full blocks of these keys."""

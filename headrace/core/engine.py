@@ -30,6 +30,9 @@ class Engine:
         self._events = events
         self._overlap = overlap
         self._in_flight: deque[StepPlan] = deque()
+        self._since: float | None = (
+            None  # the last call of `step`, if it had a plan collected and work left to do
+        )
 
     def submit(self, request: Request, now: float) -> None:
         """Take a request in. It ends in exactly one `Finished`, whatever happens."""
@@ -41,12 +44,17 @@ class Engine:
 
     def step(self, now: float) -> list[Event]:
         """Launch the next plan and commit the oldest one that is due; what happened comes back in order."""
+        if self._since is not None:
+            self.scheduler.took(now - self._since)
+            self._since = None
         plan = self.scheduler.plan(now, self.knobs)
         if plan.rows:
             self.runner.launch(plan, now)
             self._in_flight.append(plan)
         if self._in_flight and (len(self._in_flight) > self._overlap or not plan.rows):
             self.scheduler.commit(self._in_flight.popleft(), self.runner.collect())
+            if self.scheduler.num_running:  # who calls, calls again at once: the time between is this step's
+                self._since = now
         return self.take_events()
 
     def take_events(self) -> list[Event]:

@@ -27,6 +27,7 @@ class SkipReason(StrEnum):
     NO_BUDGET = "no_budget"
     BATCH_NOT_READY = "batch_not_ready"
     PREFIX_IN_FLIGHT = "prefix_in_flight"
+    STEP_FULL = "step_full"
 
 
 class ChunkReason(StrEnum):

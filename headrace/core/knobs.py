@@ -13,7 +13,8 @@ class Knobs:
     steps; without it a prompt waits until it fits whole. ``long_prefill_tokens`` bounds one request's chunk
     (0: no bound). ``mixed_prefill_ratio`` bounds what each prompt may add to a step that also decodes,
     as a share of what its decoding costs (0: no bound): at 0.7 one long prompt keeps the others' inter-token
-    latency under 1.7 times, however long it is. ``max_skips`` bounds how often a
+    latency under 1.7 times, however long it is. ``step_seconds`` bounds the predicted time of a step that decodes
+    (0: only by the wishes of those who decode). ``max_skips`` bounds how often a
     waiting request that does not fit may be overtaken.
     """
 
@@ -21,4 +22,5 @@ class Knobs:
     chunked_prefill: bool = True
     long_prefill_tokens: int = 0
     mixed_prefill_ratio: float = 0.0
+    step_seconds: float = 0.0
     max_skips: int = 16

@@ -20,6 +20,7 @@ class FinishReason(StrEnum):
     LENGTH = "length"
     CANCELLED = "cancelled"
     TIMEOUT = "timeout"
+    UNREACHABLE = "unreachable"
     REJECTED = "rejected"
     FAILED = "failed"
 

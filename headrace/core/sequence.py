@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING
 
 from headrace.core.blocks import chained_key, root_key
 from headrace.core.events import SkipReason
-from headrace.core.request import NO_SLO, FinishReason, Request, Slo
+from headrace.core.request import FinishReason, Request
 
 if TYPE_CHECKING:
     from headrace.core.scheduler.share import TenantAccount
@@ -73,12 +73,13 @@ class Sequence:
         "scored",
         "skip_reason",
         "skips",
-        "slo",
         "slot",
+        "started",
         "status",
         "table",
         "tokens",
         "told",
+        "tpot_seconds",
     )
 
     account: TenantAccount  # whose service its rows are; set where it enters the queue
@@ -87,7 +88,8 @@ class Sequence:
         self.request = request
         self.rank = rank
         self.place = rank  # among those that run: who gets blocks first
-        self.slo: Slo = NO_SLO  # the request's wishes, or its class's where it has none
+        self.tpot_seconds = math.inf  # the longest time per token that its caller hopes for
+        self.started = math.nan  # when it was first admitted
         self.latest_start = math.inf  # when it must start to be in time
         self.late = False  # its latest start has passed
         self.passes = 0  # how often a pick policy preferred another to it while it was first

@@ -21,7 +21,7 @@ from headrace.core.knobs import Knobs
 from headrace.core.request import FinishReason, Request
 from headrace.core.scheduler.admission import Continuous, Queue, StaticBatch
 from headrace.core.scheduler.fair import FairQueue, single_file
-from headrace.core.scheduler.line import RankedLine, SlackLine
+from headrace.core.scheduler.line import Line
 from headrace.core.scheduler.order import ByAge, ByPriority, FirstComeFirstServed, ShortestFirst
 from headrace.core.scheduler.running import MAX_PREEMPTIONS
 from headrace.core.scheduler.scheduler import Scheduler
@@ -40,9 +40,9 @@ ORDERS = [
 ]
 QUEUES = [
     single_file,
-    lambda: FairQueue(Books(CLASSES, {"a": 2.0}), RankedLine),
-    lambda: FairQueue(Books(CLASSES, {}), SlackLine),
-    lambda: FairQueue(Books(CLASSES, {}), lambda: RankedLine(LastOfWindow(), max_passes=3)),
+    lambda: FairQueue(Books(CLASSES, {"a": 2.0}), Line),
+    lambda: FairQueue(Books(CLASSES, {}), Line),
+    lambda: FairQueue(Books(CLASSES, {}), lambda: Line(LastOfWindow(), max_passes=3)),
 ]
 ADMISSIONS = [Continuous, lambda: StaticBatch(3, 0.05), lambda: StaticBatch(1, 0.0)]
 VICTIMS = [LastRanked]

@@ -12,6 +12,7 @@ from headrace.core.knobs import Knobs
 from headrace.core.scheduler.admission import AdmissionPolicy, Continuous
 from headrace.core.scheduler.fair import FairQueue, single_file
 from headrace.core.scheduler.order import FirstComeFirstServed, OrderPolicy
+from headrace.core.scheduler.outlook import Outlook
 from headrace.core.scheduler.scheduler import Scheduler
 from headrace.core.scheduler.victims import LastRanked
 from tests.doubles.hashing_runner import HashingRunner
@@ -29,6 +30,7 @@ def hashing_engine(
     order: OrderPolicy | None = None,
     admission: AdmissionPolicy | None = None,
     prefix_caching: bool = True,
+    outlook: Outlook | None = None,
 ) -> tuple[Engine, HashingRunner]:
     events: list[Event] = []
     pool = BlockPool(num_blocks, block_size, LeastRecentlyUsed(), events.append)
@@ -42,6 +44,7 @@ def hashing_engine(
         max_num_seqs=max_num_seqs,
         max_model_len=max_model_len,
         prefix_caching=prefix_caching,
+        outlook=outlook,
     )
     runner = HashingRunner(num_blocks, block_size, max_num_seqs)
     return Engine(scheduler, runner, events, knobs or Knobs(), overlap), runner

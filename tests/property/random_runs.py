@@ -5,13 +5,16 @@ from __future__ import annotations
 import random
 
 from headrace.core.classes import CLASSES
+from headrace.core.cost import StepTimes
 from headrace.core.events import Preempted
 from headrace.core.knobs import Knobs
-from headrace.core.request import FinishReason, Request, SamplingParams
+from headrace.core.lengths import LengthPredictor
+from headrace.core.request import NO_SLO, FinishReason, Request, SamplingParams, Slo
 from headrace.core.scheduler.admission import Continuous, StaticBatch
 from headrace.core.scheduler.fair import FairQueue, single_file
-from headrace.core.scheduler.line import RankedLine, SlackLine
+from headrace.core.scheduler.line import Line
 from headrace.core.scheduler.order import ByAge, ByPriority, FirstComeFirstServed
+from headrace.core.scheduler.outlook import ENOUGH_STEPS, Outlook
 from headrace.core.scheduler.running import MAX_PREEMPTIONS
 from headrace.core.scheduler.share import Books
 from tests.doubles.engines import Record, drain, hashing_engine
@@ -19,9 +22,17 @@ from tests.doubles.hashing_runner import VOCAB, expected_tokens
 
 QUEUES = [
     single_file,
-    lambda: FairQueue(Books(CLASSES, {"a": 3.0}), RankedLine),
-    lambda: FairQueue(Books(CLASSES, {}), SlackLine),
+    lambda: FairQueue(Books(CLASSES, {"a": 3.0}), Line),
+    lambda: FairQueue(Books(CLASSES, {}), Line),
 ]
+
+
+def outlook(max_model_len: int) -> Outlook:
+    """Predictions that have seen enough to be trusted."""
+    seen = Outlook(StepTimes(), LengthPredictor(max_model_len), {each.name: each for each in CLASSES})
+    for _ in range(ENOUGH_STEPS):
+        seen.saw_step(1, 1, 1, 0.001)
+    return seen
 
 
 def run(seed: int) -> Record:
@@ -47,6 +58,7 @@ def run(seed: int) -> Record:
         order=rng.choice([FirstComeFirstServed(), ByPriority(), ByAge()]),
         admission=StaticBatch(rng.randint(1, 5), 0.05) if rng.random() < 0.2 else Continuous(),
         prefix_caching=rng.random() < 0.8,
+        outlook=outlook(max_model_len) if rng.random() < 0.5 else None,
     )
     record = Record()
     requests: dict[str, Request] = {}
@@ -71,6 +83,7 @@ def run(seed: int) -> Record:
             service_class=rng.choice(["priority", "default", "default", "flex", "background"]),
             priority=rng.randint(-1, 1),
             deadline=now + rng.random() * 0.05 if rng.random() < 0.1 else None,
+            slo=rng.choice([NO_SLO, Slo(0.01), Slo(0.05, 0.004)]),
             salt=rng.choice(["", "a"]),
             seed=rng.choice([0, number]),
             eos_token_ids=frozenset({7, 8}),
@@ -122,7 +135,7 @@ def _check_ends(
         if end.reason in (FinishReason.STOP, FinishReason.LENGTH):
             assert got == want
             assert (end.reason is FinishReason.STOP) == (want[-1] in stops)
-        elif end.reason is FinishReason.TIMEOUT:
+        elif end.reason in (FinishReason.TIMEOUT, FinishReason.UNREACHABLE):
             assert request.deadline is not None
         else:
             assert request_id in disturbed, f"{request_id} ended with {end.reason}: {end.message}"

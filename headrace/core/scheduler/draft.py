@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import math
+
 from headrace.core.classes import ServiceClass
-from headrace.core.cost import StepCost
+from headrace.core.cost import StepCost, StepTimes
 from headrace.core.events import ChunkReason
 from headrace.core.knobs import Knobs
 from headrace.core.plan import Entry, Move, Row, StepPlan
 from headrace.core.sequence import Sequence
+
+LEAST_PREFILL = 16
+"""Tokens of prefill that fit in a step though its limit in seconds is spent."""
 
 
 class Draft:
@@ -19,12 +24,16 @@ class Draft:
 
     __slots__ = (
         "budget",
+        "contexts",
         "cost",
         "decode_contexts",
+        "decode_seconds",
         "decodes",
         "entries",
+        "fraction",
         "joined",
         "launched",
+        "limit_seconds",
         "moves",
         "now",
         "number",
@@ -33,6 +42,9 @@ class Draft:
         "prompts",
         "row_cost",
         "rows",
+        "times",
+        "tokens",
+        "tpot_seconds",
     )
 
     def __init__(self, number: int, budget: int, cost: StepCost, now: float = 0.0) -> None:
@@ -51,6 +63,19 @@ class Draft:
         self.row_cost = 0.0  # each row's part of the step's fixed cost
         self.decodes = 0
         self.decode_contexts = 0
+        self.tokens = 0
+        self.contexts = 0
+        self.tpot_seconds = math.inf  # the tightest wish among those that decode
+        self.times: StepTimes | None = None  # set where the step is bounded in seconds
+        self.limit_seconds = math.inf
+        self.decode_seconds = 0.0
+        self.fraction = 1.0  # of what prefill may take, while a long prompt's part is held back for it
+
+    def bound(self, times: StepTimes, limit_seconds: float) -> None:
+        """All decoding is planned: what follows may stretch the step to ``limit_seconds``, as ``times`` foretell it."""
+        self.times = times
+        self.limit_seconds = limit_seconds
+        self.decode_seconds = times.predict(len(self.rows), self.tokens, self.contexts)
 
     def share(self, start: int, remaining: int, knobs: Knobs) -> tuple[int, ChunkReason]:
         """How many of the remaining positions of a prefill from ``start`` this step takes, and what bounds them."""
@@ -58,8 +83,12 @@ class Draft:
             return (remaining, ChunkReason.WHOLE) if remaining <= self.budget else (0, ChunkReason.BUDGET)
         length, reason = remaining, ChunkReason.WHOLE
         budget = self.budget
+        if self.fraction < 1.0:
+            budget -= int(knobs.batched_tokens * (1.0 - self.fraction))
         if self.decodes and knobs.mixed_prefill_ratio:
             budget = min(budget, self._beside_decoding(start, knobs.mixed_prefill_ratio))
+        if self.decodes and self.times is not None:
+            budget = min(budget, self._in_time(start, self.times))
         if budget < length:
             length, reason = max(0, budget), ChunkReason.BUDGET
         if 0 < knobs.long_prefill_tokens < length:
@@ -73,9 +102,16 @@ class Draft:
         disturbs the others, and a queue of prompts is not starved by them, which would empty the batch.
         """
         decoding = self.cost.fixed_tokens + self.cost.rows(self.decodes, self.decode_contexts)
-        allowed = ratio * max(1, self.prompts) * decoding
+        allowed = self.fraction * ratio * max(1, self.prompts) * decoding
         length = self.cost.longest(start, max(0.0, allowed - self.prefill_cost))
         return length or int(self.prefill_cost == 0)
+
+    def _in_time(self, start: int, times: StepTimes) -> int:
+        """Tokens of prefill from ``start`` that keep the step within its limit; `LEAST_PREFILL` in all at least, or
+        those who decode would shut out all others for good."""
+        room = self.fraction * max(0.0, self.limit_seconds - self.decode_seconds)
+        length = times.longest(start, self.decode_seconds + room, len(self.rows), self.tokens, self.contexts)
+        return max(length, LEAST_PREFILL if self.prefill_cost == 0 else 0)
 
     def may_join(self, terms: ServiceClass, length: int) -> bool:
         """Whether a prompt of this class may begin with so many tokens; the first one of a step always may."""

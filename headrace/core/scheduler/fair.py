@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from collections.abc import Sequence as Many
 
 from headrace.core.classes import CLASSES
-from headrace.core.scheduler.line import Line, RankedLine
+from headrace.core.scheduler.line import Line
 from headrace.core.scheduler.share import Books, ClassAccount, TenantAccount
 from headrace.core.sequence import Sequence
 
@@ -200,4 +200,4 @@ class FairQueue:
 
 def single_file() -> FairQueue:
     """Everybody in one line, by rank alone."""
-    return FairQueue(Books(CLASSES, {}), RankedLine, alike=True)
+    return FairQueue(Books(CLASSES, {}), Line, alike=True)

@@ -1,9 +1,8 @@
 """The line of one tenant in one class: who of them goes next.
 
 ```
- RankedLine   one heap by rank; a pick policy may prefer another of the first few, a bounded number of times
- SlackLine    those who can still make their first token in time, by latest start
-              ──(their latest start has passed)──> the late, by rank; every LATE_TURN-th turn is theirs
+ timely: can still make their first token in time, by latest start
+   ──(their latest start has passed)──>  late: by rank; every LATE_TURN-th turn is theirs
 ```
 A sequence that ends while it waits is not searched for: it stays in its heap, is dropped when it is met, and all such
 are swept out before they outnumber those that wait.
@@ -27,21 +26,8 @@ WINDOW = 32
 LATE_TURN = 4
 """Every so many turns one of the late goes, however many others could still be in time."""
 
-
-class Line(Protocol):
-    """Sequences of equal share that wait. ``now`` never goes back."""
-
-    def __len__(self) -> int: ...
-
-    def __iter__(self) -> Iterator[Sequence]: ...
-
-    def push(self, sequence: Sequence) -> None: ...
-
-    def peek(self, now: float) -> Sequence | None: ...
-
-    def pop(self, now: float) -> Sequence | None: ...
-
-    def note_end(self, sequence: Sequence) -> None: ...
+LITTLE_SLACK_SECONDS = 0.25
+"""The first of a line is not passed over when it must start within so many seconds."""
 
 
 class PolicyFailed(Exception):
@@ -96,86 +82,68 @@ class Heap:
             heapq.heapify(self._heap)
 
 
-class RankedLine:
-    """By rank alone, unless ``pick`` prefers another of the first `WINDOW`; nobody is passed over more than
-    ``max_passes`` times."""
-
-    def __init__(self, pick: PickPolicy | None = None, max_passes: int = 0) -> None:
-        self._heap = Heap()
-        self._pick = pick
-        self._max_passes = max_passes
-
-    def __len__(self) -> int:
-        return len(self._heap)
-
-    def __iter__(self) -> Iterator[Sequence]:
-        return iter(self._heap)
-
-    def push(self, sequence: Sequence) -> None:
-        self._heap.push(sequence.rank, sequence)
-
-    def peek(self, now: float) -> Sequence | None:
-        return self._heap.peek()
-
-    def pop(self, now: float) -> Sequence | None:
-        first = self._heap.pop()
-        if first is None or self._pick is None or first.passes >= self._max_passes or not self._heap:
-            return first
-        window = [first]
-        while len(window) < WINDOW and (following := self._heap.pop()) is not None:
-            window.append(following)
-        chosen = self._choose(self._pick, window)
-        for sequence in window:
-            if sequence is not chosen:
-                self._heap.push(sequence.rank, sequence)
-        first.passes += chosen is not first
-        return chosen
-
-    def _choose(self, policy: PickPolicy, window: list[Sequence]) -> Sequence:
-        try:
-            return window[policy.pick(window)]
-        except Exception as error:
-            for sequence in window:
-                self._heap.push(sequence.rank, sequence)
-            raise PolicyFailed(window[0], "pick", error) from error
-
-    def note_end(self, sequence: Sequence) -> None:
-        self._heap.note_end()
-
-
-class SlackLine:
+class Line:
     """Earliest latest-start first, while it can be met; who cannot be in time any more waits behind, with a turn.
 
     A first token that is late already is late whatever comes next, so those who can still make theirs go first: this
-    is what keeps goodput from collapsing where first come, first served makes everybody late.
+    is what keeps goodput from collapsing where first come, first served makes everybody late. Where nobody has a wish
+    the order is rank alone. ``pick`` may prefer another of the first `WINDOW` to the first one, but not more than
+    ``max_passes`` times, nor when the first has little slack.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, pick: PickPolicy | None = None, max_passes: int = 0) -> None:
         self._timely = Heap()
         self._late = Heap()
         self._turns = 0
+        self._pick = pick
+        self._max_passes = max_passes
 
     def __len__(self) -> int:
         return len(self._timely) + len(self._late)
 
     def __iter__(self) -> Iterator[Sequence]:
+        """Those that wait, in no particular order."""
         yield from self._timely
         yield from self._late
 
     def push(self, sequence: Sequence) -> None:
+        """Let a sequence wait at its place."""
         if sequence.late:
             self._late.push(sequence.rank, sequence)
         else:
             self._timely.push((sequence.latest_start, *sequence.rank), sequence)
 
     def peek(self, now: float) -> Sequence | None:
+        """The first one, which a pick policy may yet pass over."""
         return self._next(now).peek()
 
     def pop(self, now: float) -> Sequence | None:
+        """Take out the one that goes next; ``now`` never goes back.
+
+        Raises:
+            PolicyFailed: the pick policy failed; nobody was taken out.
+        """
         heap = self._next(now)
         if self._late and self._timely:
             self._turns += 1
-        return heap.pop()
+        first = heap.pop()
+        if first is None or self._pick is None or not heap:
+            return first
+        if first.passes >= self._max_passes or first.latest_start - now < LITTLE_SLACK_SECONDS:
+            return first
+        window = [first]
+        while len(window) < WINDOW and (following := heap.pop()) is not None:
+            window.append(following)
+        chosen = self._choose(self._pick, window)
+        for sequence in window:
+            if sequence is not chosen:
+                self.push(sequence)
+        first.passes += chosen is not first
+        return chosen
+
+    def note_end(self, sequence: Sequence) -> None:
+        """One that waited here has just entered ``FINISHED``."""
+        (self._late if sequence.late else self._timely).note_end()
 
     def _next(self, now: float) -> Heap:
         while (first := self._timely.peek()) is not None and first.latest_start < now:
@@ -188,5 +156,10 @@ class SlackLine:
             return self._late
         return self._timely
 
-    def note_end(self, sequence: Sequence) -> None:
-        (self._late if sequence.late else self._timely).note_end()
+    def _choose(self, policy: PickPolicy, window: list[Sequence]) -> Sequence:
+        try:
+            return window[policy.pick(window)]
+        except Exception as error:
+            for sequence in window:
+                self.push(sequence)
+            raise PolicyFailed(window[0], "pick", error) from error

@@ -59,6 +59,7 @@ class Running:
         step.moves += self.pages.take(sequence, hit)
         if reason is AdmitReason.NEW:
             sequence.cached_tokens = min(sequence.computed, sequence.prompt_tokens)
+            sequence.started = step.now
         sequence.skips, sequence.skip_reason = 0, None
         sequence.slot = self._slots.pop()
         sequence.place = (not self.is_kept(sequence), sequence.account.owner.terms.level, *sequence.rank)

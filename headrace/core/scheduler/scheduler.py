@@ -38,6 +38,7 @@ from headrace.core.scheduler.draft import Draft
 from headrace.core.scheduler.fair import FairQueue
 from headrace.core.scheduler.line import PolicyFailed
 from headrace.core.scheduler.order import OrderPolicy
+from headrace.core.scheduler.outlook import Outlook
 from headrace.core.scheduler.pages import Pages
 from headrace.core.scheduler.running import Running
 from headrace.core.scheduler.victims import VictimPolicy
@@ -45,6 +46,13 @@ from headrace.core.sequence import Sequence, Status
 
 LOOKAHEAD = 8
 """Requests that do not fit looked past in one step at most, so that planning does not grow with the queue."""
+
+
+LONG_PROMPT_SHARE = 0.5
+"""What a prompt of several steps gets of a step's prefill while others take their turn beside it."""
+
+TPOT_SHARE = 0.8
+"""What a step may take of the time per token that somebody hopes for: the rest is for what was not foreseen."""
 
 
 class Stalled(AssertionError):
@@ -61,7 +69,8 @@ class Scheduler:
         max_num_seqs: slots, the most sequences that run at once.
         max_model_len: the most tokens of one sequence, prompt and output together.
         prefix_caching: whether computed blocks are shared between equal prefixes.
-        cost: what rows cost beside each other, for `Knobs.mixed_prefill_ratio`.
+        cost: what rows cost beside each other, for `Knobs.mixed_prefill_ratio` and for the shares.
+        outlook: predictions; without them nobody's wishes are looked at and no deadline is given up early.
     """
 
     def __init__(
@@ -77,6 +86,7 @@ class Scheduler:
         max_model_len: int,
         prefix_caching: bool = True,
         cost: StepCost = TOKENS_ONLY,
+        outlook: Outlook | None = None,
     ) -> None:
         self.pool = pool
         self.max_model_len = max_model_len
@@ -84,11 +94,14 @@ class Scheduler:
         self._admission = admission
         self._running = Running(Pages(pool, prefix_caching), victims, queue, events, max_num_seqs)
         self._cost = cost
+        self._outlook = outlook
         self._events = events
         self._live: dict[str, Sequence] = {}
         self._waiting = queue
         self._deadlines: list[tuple[float, str]] = []
-        self._launched: deque[tuple[StepPlan, list[tuple[Sequence, int]]]] = deque()
+        self._launched: deque[tuple[StepPlan, Draft]] = deque()
+        self._collected: Draft | None = None  # the step whose seconds are being measured
+        self._firsts: list[Sequence] = []  # those whose first token has just been drawn
         self._step = 0
         self._last_rows = 1
         self._now = -math.inf  # of the last plan
@@ -103,6 +116,9 @@ class Scheduler:
         )
         problem = self._why_not(request)
         reason = FinishReason.REJECTED
+        if not problem and self._outlook is not None:
+            problem = self._outlook.unreachable(request, now)
+            reason = FinishReason.UNREACHABLE
         if not problem:
             self._arrivals += 1
             try:
@@ -114,6 +130,10 @@ class Scheduler:
             self._events.append(Finished(request.id, reason, len(request.tokens), 0, 0, problem))
             return
         sequence = Sequence(request, rank, self.max_model_len)
+        if self._outlook is not None:
+            slo = self._outlook.slo(request)
+            sequence.latest_start = self._outlook.latest_start(request, slo)
+            sequence.tpot_seconds = slo.tpot_seconds or math.inf
         self._live[request.id] = sequence
         self._waiting.enter(sequence)
         if request.deadline is not None:
@@ -161,17 +181,27 @@ class Scheduler:
         """The next step: rows within ``knobs.batched_tokens``, decode before prefill."""
         self._expire(now)
         self._now = now
+        self._note_firsts(now)
         self._make_way(now)
         step = Draft(self._step, knobs.batched_tokens, self._cost, now)
         step.row_cost = self._cost.fixed_tokens / self._last_rows
-        self._plan_running(step, knobs)
-        self._admit(step, now, knobs)
+        prefills = self._plan_decodes(step, knobs)
+        long = self._longest(prefills, knobs)
+        if long is None:
+            self._plan_prefills(step, prefills, knobs)
+            self._admit(step, now, knobs)
+        else:
+            step.fraction = 1.0 - LONG_PROMPT_SHARE
+            self._plan_prefills(step, [s for s in prefills if s is not long], knobs)
+            self._admit(step, now, knobs)
+            step.fraction = 1.0
+            self._plan_prefills(step, [long], knobs)
         if not step.rows and not self._launched:
             self._ensure_liveness(now)
         plan = step.freeze()
         if plan.rows:
             self._step += 1
-            self._launched.append((plan, step.launched))
+            self._launched.append((plan, step))
             self._last_rows = len(plan.rows)
         return plan
 
@@ -182,13 +212,27 @@ class Scheduler:
             if sequence is not None and sequence.request.deadline == deadline:
                 self._finish(sequence, FinishReason.TIMEOUT)
 
+    def took(self, seconds: float) -> None:
+        """The step committed last has taken so long."""
+        step = self._collected
+        if self._outlook is not None and step is not None:
+            self._outlook.saw_step(len(step.rows), step.tokens, step.contexts, seconds)
+
+    def _note_firsts(self, now: float) -> None:
+        if self._outlook is not None:
+            for sequence in self._firsts:
+                computed = sequence.prompt_tokens - sequence.cached_tokens
+                self._outlook.saw_first_token(computed, now - sequence.started)
+        self._firsts.clear()
+
     def _make_way(self, now: float) -> None:
         try:
             self._running.make_way(now)
         except PolicyFailed as failed:
             self._finish(failed.sequence, FinishReason.FAILED, str(failed))
 
-    def _plan_running(self, step: Draft, knobs: Knobs) -> None:
+    def _plan_decodes(self, step: Draft, knobs: Knobs) -> list[Sequence]:
+        """Rows for all that only need their next token; those that need more come back."""
         prefills = []
         for sequence in list(self._running):  # a copy: preemption shortens the list
             if sequence.status is not Status.RUNNING:
@@ -198,11 +242,19 @@ class Scheduler:
                 if step.budget > 0 and self._may_grow(sequence) and self._grow(sequence, step):
                     step.decodes += 1
                     step.decode_contexts += sequence.planned
+                    if sequence.tpot_seconds < step.tpot_seconds:
+                        step.tpot_seconds = sequence.tpot_seconds
                     self._add_row(step, sequence, 1)
             elif remaining > 1:
                 prefills.append(sequence)
         step.prompts = len(prefills) + min(len(self._waiting), self._running.free_slots)
-        for sequence in prefills:
+        limit = min(knobs.step_seconds or math.inf, TPOT_SHARE * step.tpot_seconds)
+        if limit < math.inf and self._outlook is not None and self._outlook.ready:
+            step.bound(self._outlook.times, limit)
+        return prefills
+
+    def _plan_prefills(self, step: Draft, sequences: list[Sequence], knobs: Knobs) -> None:
+        for sequence in sequences:
             if sequence.status is Status.RUNNING:
                 remaining = sequence.known - sequence.planned
                 length, reason = step.share(sequence.planned, remaining, knobs)
@@ -211,6 +263,14 @@ class Scheduler:
                 if length:
                     whole = length == remaining
                     self._add_chunk(step, sequence, length, ChunkReason.REST if whole else reason)
+
+    def _longest(self, prefills: list[Sequence], knobs: Knobs) -> Sequence | None:
+        """The first prompt that will take several steps, if others wait that may take their turn beside it."""
+        if knobs.chunked_prefill and (len(prefills) > 1 or self._waiting):
+            for sequence in prefills:
+                if sequence.known - sequence.planned > knobs.batched_tokens // 2:
+                    return sequence
+        return None
 
     def _may_grow(self, sequence: Sequence) -> bool:
         """False when what is in flight will already end the sequence."""
@@ -235,9 +295,10 @@ class Scheduler:
         new_blocks = tuple(sequence.table[sequence.told :])
         sequence.told = len(sequence.table)
         step.rows.append(Row(sequence.slot, start, length, new_blocks, samples))
-        sequence.account.charge(
-            self._cost.rows(length, length * start + length * length // 2) + step.row_cost
-        )
+        contexts = length * start + length * length // 2
+        step.tokens += length
+        step.contexts += contexts
+        sequence.account.charge(self._cost.rows(length, contexts) + step.row_cost)
         step.launched.append((sequence, sequence.epoch))
         step.planned_slots.add(sequence.slot)
         step.budget -= length
@@ -285,6 +346,8 @@ class Scheduler:
             return SkipReason.NO_SLOT
         if step.budget <= 0:
             return SkipReason.NO_BUDGET
+        if self._is_full(sequence, step):
+            return SkipReason.STEP_FULL
         hit = self._running.pages.look_up(sequence)
         if hit is None:
             return SkipReason.PREFIX_IN_FLIGHT
@@ -300,6 +363,16 @@ class Scheduler:
         self._running.start(sequence, hit, step)
         self._add_chunk(step, sequence, length, reason)
         return None
+
+    def _is_full(self, sequence: Sequence, step: Draft) -> bool:
+        """Whether one more that decodes would make steps longer than somebody hopes, though they could be shorter."""
+        wish = TPOT_SHARE * min(step.tpot_seconds, sequence.tpot_seconds)
+        if wish == math.inf or self._outlook is None or not self._outlook.ready:
+            return False
+        times, rows = self._outlook.times, len(self._running) + 1
+        alone = times.predict(1, 1, sequence.known)
+        together = times.predict(rows, rows, step.decode_contexts + sequence.known)
+        return alone < wish < together
 
     def _queue(self) -> Queue:
         head = self._waiting.peek(self._now)
@@ -320,19 +393,20 @@ class Scheduler:
 
     def commit(self, plan: StepPlan, output: StepOutput) -> None:
         """Confirm the oldest launched plan with what the runner made of it."""
-        launched_plan, launched = self._launched.popleft()
+        launched_plan, draft = self._launched.popleft()
         if launched_plan is not plan or output.step != plan.step:
             raise ValueError(
                 f"step {output.step} is committed, step {launched_plan.step} is the oldest in flight"
             )
         self._running.committed = plan.step
         decodes = computed = 0
-        for i, (row, (sequence, epoch)) in enumerate(zip(plan.rows, launched, strict=True)):
+        for i, (row, (sequence, epoch)) in enumerate(zip(plan.rows, draft.launched, strict=True)):
             computed += row.length
             decodes += row.length == 1
             if sequence.epoch == epoch:
                 self._commit_row(sequence, row, i, output)
         self._running.pages.lift(plan.step)
+        self._collected = draft
         size = self.pool.block_size
         held = self.pool.num_blocks - self.pool.num_free
         slack = sum(len(s.table) * size - s.planned for s in self._running)
@@ -363,6 +437,8 @@ class Scheduler:
         if row.samples:
             sequence.pending -= 1
             sequence.tokens += output.tokens[i]
+            if sequence.output_tokens == len(output.tokens[i]):
+                self._firsts.append(sequence)
             self._events.append(Emitted(request_id, output.tokens[i], output.logprobs.get(i, ())))
             reason = sequence.finish_reason()
         self._running.pages.register(sequence, tail=row.length > 1 and row.samples)
@@ -383,6 +459,8 @@ class Scheduler:
         if not waited:
             self._running.leave(sequence)
         sequence.enter(Status.FINISHED)
+        if self._outlook is not None and reason in (FinishReason.STOP, FinishReason.LENGTH):
+            self._outlook.saw_end(sequence.request, sequence.output_tokens)
         self._waiting.end(sequence, waited)
         del self._live[sequence.request.id]
         self._events.append(

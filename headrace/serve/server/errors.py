@@ -140,6 +140,13 @@ def of_finish(finished: Finished, timeout: float) -> ApiError | None:
             return None
         case FinishReason.TIMEOUT:
             return timed_out(timeout)
+        case FinishReason.UNREACHABLE:
+            return ApiError(
+                408,
+                f"The request's deadline cannot be met: {finished.message}.",
+                type="timeout",
+                code="deadline_unreachable",
+            )
         case FinishReason.REJECTED:
             return invalid(f"The request cannot be served: {finished.message}.", code="request_rejected")
         case FinishReason.CANCELLED:

@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from headrace.core.scheduler.line import SWEEP, RankedLine
+from headrace.core.scheduler.line import SWEEP, Line
 from headrace.core.sequence import Sequence, Status
 from tests.doubles.scenes import request
 
@@ -10,7 +10,7 @@ def sequences(count: int) -> list[Sequence]:
 
 
 def test_lowest_rank_first_whoever_came_when():
-    queue = RankedLine()
+    queue = Line()
     a, b, c = sequences(3)
     for sequence in (c, a, b):
         queue.push(sequence)
@@ -20,14 +20,14 @@ def test_lowest_rank_first_whoever_came_when():
 
 
 def test_those_that_ended_are_neither_counted_nor_met():
-    queue = RankedLine()
+    queue = Line()
     many = sequences(3 * SWEEP)
     for sequence in many:
         queue.push(sequence)
     for sequence in many[:-1]:
         sequence.enter(Status.FINISHED)
         queue.note_end(sequence)
-        assert len(queue._heap._heap) <= 2 * len(queue) + SWEEP
+        assert len(queue._timely._heap) <= 2 * len(queue) + SWEEP
     assert len(queue) == len(list(queue)) == 1
     assert queue.pop(0.0) is many[-1]
     assert queue.peek(0.0) is None

@@ -69,7 +69,7 @@ def test_a_compressed_trace_is_read_and_so_is_half_of_one(tmp_path, monkeypatch)
 
 def test_what_requests_were_answered_is_collected(tmp_path, monkeypatch):
     path = tmp_path / "trace.jsonl"
-    record, _ = record_life(0, path, monkeypatch)
+    record, _ = record_life(1, path, monkeypatch)
     trace = read_trace(path)
     assert {name: len(answer.tokens) for name, answer in trace.answers.items() if answer.tokens} == {
         name: len(tokens) for name, tokens in record.tokens.items()
