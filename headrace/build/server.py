@@ -17,6 +17,7 @@ from headrace.core.gate import Limits
 from headrace.observe.metrics import Metrics
 from headrace.observe.requests import RequestBook
 from headrace.serve.auth import Keys, read_keys
+from headrace.serve.recall import Recall
 from headrace.serve.server.api import Api
 from headrace.serve.server.app import create_app
 from headrace.serve.server.model import ServedModel
@@ -106,7 +107,7 @@ def _make_app(loaded: Loaded, options: ServerOptions, keys: Keys) -> tuple[ASGIA
 
     notes = Notes()
     api = Api(
-        service,
+        Recall(service),
         model,
         notes,
         max_body_bytes=options.max_body_bytes,

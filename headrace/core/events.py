@@ -10,6 +10,7 @@ from __future__ import annotations
 from enum import StrEnum
 from typing import NamedTuple
 
+from headrace.core.cache.entry import Layer
 from headrace.core.plan import TokenLogprob
 from headrace.core.request import FinishReason
 
@@ -52,6 +53,23 @@ class PreemptReason(StrEnum):
 class EvictReason(StrEnum):
     ALLOCATION = "allocation"
     RESET = "reset"
+
+
+class Lookup(StrEnum):
+    """How asking a response cache ended."""
+
+    HIT = "hit"
+    MISS = "miss"
+    BYPASS = "bypass"
+
+
+class Fault(StrEnum):
+    """What was wrong with a store of answers."""
+
+    SLOW = "slow"
+    DAMAGED = "damaged"
+    FAILED = "failed"
+    RESTING = "resting"
 
 
 class Arrived(NamedTuple):
@@ -146,6 +164,47 @@ class Stepped(NamedTuple):
     slots_filled: int
 
 
+class LookedUp(NamedTuple):
+    """A response cache was asked for a request, or was not (``BYPASS``), and why it ended so."""
+
+    request_id: str
+    layer: Layer
+    outcome: Lookup
+    seconds: float
+    reason: str = ""
+
+
+class Spared(NamedTuple):
+    """A request was answered with tokens that had been computed before, or were being computed for another."""
+
+    request_id: str
+    tenant: str
+    layer: Layer
+    prompt_tokens: int
+    output_tokens: int
+    age_seconds: float
+
+
+class StoreFaulted(NamedTuple):
+    """A store of answers could not be used; for the request it was a miss."""
+
+    store: str
+    fault: Fault
+    message: str = ""
+
+
 Event = (
-    Arrived | Admitted | Skipped | Chunked | Emitted | PromptScored | Preempted | Evicted | Finished | Stepped
+    Arrived
+    | Admitted
+    | Skipped
+    | Chunked
+    | Emitted
+    | PromptScored
+    | Preempted
+    | Evicted
+    | Finished
+    | Stepped
+    | LookedUp
+    | Spared
+    | StoreFaulted
 )

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Protocol
 
+from headrace.core.cache.ask import Ask
+from headrace.core.cache.entry import Entry, Hit, Layer, Miss, StoreFacts
 from headrace.core.events import Event
 from headrace.core.plan import StepOutput, StepPlan
 
@@ -25,3 +28,52 @@ class Watcher(Protocol):
     """A fold over the event stream."""
 
     def fold(self, event: Event, now: float) -> None: ...
+
+
+class Store(Protocol):
+    """Keeps bytes under 32-byte keys, for some time and as long as there is room.
+
+    It may forget at any moment, and raise whatever it likes: who asks it takes that for a miss. ``tags`` are what
+    `clear` goes by. A tag's version counts its clearings; a store that outlives the process or is shared keeps the
+    versions too, so that other processes learn of a clearing through `versions`.
+    """
+
+    name: str
+
+    async def get(self, key: bytes) -> bytes | None: ...
+
+    async def put(self, key: bytes, value: bytes, ttl: float, tags: tuple[str, ...]) -> None: ...
+
+    async def delete(self, key: bytes) -> None: ...
+
+    async def clear(self, tag: str) -> None: ...
+
+    async def versions(self) -> Mapping[str, int]: ...
+
+    def facts(self) -> StoreFacts: ...
+
+    async def close(self) -> None: ...
+
+
+class Level(Protocol):
+    """Another way to answer without computing, asked after the exact cache has missed."""
+
+    layer: Layer
+
+    async def find(self, ask: Ask) -> Hit | Miss: ...
+
+
+class Keeper(Protocol):
+    """Is told what becomes of answers that may be kept; it must return at once.
+
+    ``kept``: an answer is whole. ``broken_off``: one ended before it was, after ``tokens``. ``cleared`` and ``barred``:
+    everything with a tag, or under a key, must be forgotten.
+    """
+
+    def kept(self, ask: Ask, entry: Entry) -> None: ...
+
+    def broken_off(self, ask: Ask, tokens: tuple[int, ...]) -> None: ...
+
+    def cleared(self, tag: str) -> None: ...
+
+    def barred(self, key: bytes) -> None: ...

@@ -3,7 +3,7 @@
 Lives on one asyncio loop. It asks `core.gate` before anything is queued, hands requests to the engine's
 thread, and carries each step's events back in one hop. It must not know HTTP, text or wire formats; watchers
 (metrics, the book of requests) are folded here, so that counting never costs the engine's thread a step.
-Next on the road: response caches answer in `open` before the gate does.
+What comes here must be computed: `serve.recall` has looked for an answer before.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import asyncio
 import math
 import time
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 from headrace.core.events import AdmitReason, Admitted, Emitted, Event, Finished, PromptScored
 from headrace.core.gate import Limits, Load, Reject, decide
@@ -28,6 +28,15 @@ RATE_SECONDS = 10.0
 
 Told = tuple[int, Emitted | PromptScored | Finished]
 """An event of one call, with the index of the call's sequence that it is about."""
+
+
+class Listener(Protocol):
+    """Hears what becomes of ``requests``; events come with the index of the request that they are about."""
+
+    requests: tuple[Request, ...]
+    cached_tokens: list[int]
+
+    def tell(self, index: int, event: Emitted | PromptScored | Finished) -> None: ...
 
 
 class Refused(Exception):
@@ -52,15 +61,17 @@ class Answer:
 
     One reader. However many steps passed since it last looked, it is woken once and reads all of it; with
     ``each_step`` false it is woken only when the last sequence has ended. ``cached_tokens`` says of each
-    sequence how many tokens of its prompt were computed before, ``timer`` ends the call at its deadline.
+    sequence how many tokens of its prompt were computed before, ``timer`` ends the call at its deadline. ``note`` says
+    how a response cache took part; empty where there is none.
     """
 
     def __init__(self, requests: Sequence[Request], each_step: bool) -> None:
         self.requests = tuple(requests)
         self.cached_tokens = [0] * len(self.requests)
         self.timer: asyncio.TimerHandle | None = None
+        self.note = ""
         self._open = len(self.requests)
-        self._each_step = each_step
+        self.each_step = each_step
         self._told: list[Told] = []
         self._reader: asyncio.Future[None] | None = None
 
@@ -71,7 +82,7 @@ class Answer:
 
     async def read(self) -> list[Told]:
         """Events since the last read, in order; waits for one. Empty when all has been read to the end."""
-        if self._open and not (self._told and self._each_step):
+        if self._open and not (self._told and self.each_step):
             self._reader = asyncio.get_running_loop().create_future()
             try:
                 await self._reader
@@ -85,7 +96,7 @@ class Answer:
         self._told.append((index, event))
         if type(event) is Finished:
             self._open -= 1
-        if self._reader is not None and (self._each_step or not self._open) and not self._reader.done():
+        if self._reader is not None and (self.each_step or not self._open) and not self._reader.done():
             self._reader.set_result(None)
 
 
@@ -105,12 +116,12 @@ class _Rate:
 
 
 class _Route:
-    """Where the events of one request go; ``answer`` is None once nobody listens."""
+    """Where the events of one request go; ``listener`` is None once nobody listens."""
 
-    __slots__ = ("answer", "index", "prompt_tokens", "queued")
+    __slots__ = ("index", "listener", "prompt_tokens", "queued")
 
-    def __init__(self, answer: Answer, index: int, prompt_tokens: int) -> None:
-        self.answer: Answer | None = answer
+    def __init__(self, listener: Listener, index: int, prompt_tokens: int) -> None:
+        self.listener: Listener | None = listener
         self.index = index
         self.prompt_tokens = prompt_tokens
         self.queued = True
@@ -157,6 +168,19 @@ class Service:
             Refused: the queue is full or the server drains.
             InvalidParameter: a request id that is in use.
         """
+        answer = Answer(requests, each_step)
+        self.submit([answer])
+        self.end_in_time(answer, self.close)
+        return answer
+
+    def submit(self, listeners: Sequence[Listener]) -> None:
+        """Take in the requests of all ``listeners``, or none of them.
+
+        Raises:
+            Refused: the queue is full or the server drains.
+            InvalidParameter: a request id that is in use.
+        """
+        requests = [request for listener in listeners for request in listener.requests]
         for request in requests:
             if request.id in self._routes:
                 raise InvalidParameter("request_id", f"request_id {request.id!r} is already in use")
@@ -166,20 +190,22 @@ class Service:
             refusals = [
                 Finished(r.id, FinishReason.REJECTED, len(r.tokens), 0, 0, verdict.message) for r in requests
             ]
-            self._running_loop().call_soon(self._fold, refusals, self.now())
+            self.note(*refusals)
             raise Refused(verdict)
-        answer = Answer(requests, each_step)
-        for index, request in enumerate(requests):
-            self._routes[request.id] = _Route(answer, index, len(request.tokens))
-            self._queued_requests += 1
-            self._queued_tokens += len(request.tokens)
-            self.thread.submit(request)
-        self._idle.clear()
-        if (deadline := requests[0].deadline) is not None:
-            answer.timer = self._running_loop().call_later(
-                deadline - self.now(), self.close, answer, FinishReason.TIMEOUT
-            )
-        return answer
+        for listener in listeners:
+            for index, request in enumerate(listener.requests):
+                self._routes[request.id] = _Route(listener, index, len(request.tokens))
+                self._queued_requests += 1
+                self._queued_tokens += len(request.tokens)
+                self.thread.submit(request)
+        if requests:
+            self._idle.clear()
+
+    def end_in_time(self, answer: Answer, close: Callable[[Answer, FinishReason], None]) -> None:
+        """Have ``close`` called at the deadline of the answer's first request."""
+        if (deadline := answer.requests[0].deadline) is not None:
+            seconds = deadline - self.now()
+            answer.timer = self._running_loop().call_later(seconds, close, answer, FinishReason.TIMEOUT)
 
     def close(self, answer: Answer, why: FinishReason = FinishReason.CANCELLED) -> None:
         """End what is still open of a call: its reader is told at once, the engine before its next step.
@@ -188,12 +214,16 @@ class Service:
         """
         if answer.timer is not None:
             answer.timer.cancel()
-        for request in answer.requests:
+        self.withdraw(answer, why)
+
+    def withdraw(self, listener: Listener, why: FinishReason) -> None:
+        """End the requests of ``listener`` that are still open; it is told at once."""
+        for request in listener.requests:
             route = self._routes.get(request.id)
-            if route is not None and route.answer is answer:
-                route.answer = None  # the engine's own Finished comes later, to nobody
+            if route is not None and route.listener is listener:
+                route.listener = None  # the engine's own Finished comes later, to nobody
                 self.thread.cancel(request.id, why)
-                answer.tell(route.index, Finished(request.id, why, len(request.tokens), 0, 0))
+                listener.tell(route.index, Finished(request.id, why, len(request.tokens), 0, 0))
 
     def stop_sequence(self, answer: Answer, index: int) -> None:
         """A stop string ended one sequence; its `Finished` follows."""
@@ -201,8 +231,9 @@ class Service:
 
     def close_all(self) -> None:
         """End every open call; each reader is told."""
-        for answer in {route.answer for route in self._routes.values() if route.answer is not None}:
-            self.close(answer)
+        open_routes = self._routes.values()
+        for listener in {route.listener for route in open_routes if route.listener is not None}:
+            self.withdraw(listener, FinishReason.CANCELLED)
 
     async def drain(self, timeout: float) -> bool:
         """Take nothing new and wait for the open calls; whether all ended within ``timeout`` seconds."""
@@ -259,24 +290,28 @@ class Service:
             match event:
                 case Emitted() | PromptScored():
                     route = self._routes.get(event.request_id)
-                    if route is not None and route.answer is not None:
-                        route.answer.tell(route.index, event)
+                    if route is not None and route.listener is not None:
+                        route.listener.tell(route.index, event)
                 case Admitted(reason=AdmitReason.NEW):
                     self._admissions.count(now)
                     route = self._routes.get(event.request_id)
                     if route is not None:
                         self._unqueue(route)
-                        if route.answer is not None:
-                            route.answer.cached_tokens[route.index] = event.cached_tokens
+                        if route.listener is not None:
+                            route.listener.cached_tokens[route.index] = event.cached_tokens
                 case Finished():
                     route = self._routes.pop(event.request_id, None)
                     if route is not None:
                         self._unqueue(route)
-                        if route.answer is not None:
-                            route.answer.tell(route.index, event)
+                        if route.listener is not None:
+                            route.listener.tell(route.index, event)
         if not self._routes:
             self._idle.set()
         self._fold(events, now)  # last: a fold that raises must not cost anyone an answer
+
+    def note(self, *events: Event) -> None:
+        """Tell the watchers of what happened outside the engine; soon, so that no caller pays for a fold."""
+        self._running_loop().call_soon(self._fold, events, self.now())
 
     def _fold(self, events: Sequence[Event], now: float) -> None:
         for watcher in self._watchers:

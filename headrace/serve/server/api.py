@@ -9,6 +9,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
+from headrace.serve.recall import Recall
 from headrace.serve.server import unsupported
 from headrace.serve.server.body import read_body
 from headrace.serve.server.call import Call, Caller
@@ -24,27 +25,26 @@ from headrace.serve.server.tokens_wire import DetokenizeBody, TokenizeBody, Toke
 from headrace.serve.server.unsupported import NotYet
 from headrace.serve.server.wire import WireT, parse
 from headrace.serve.server.writing import Writer
-from headrace.serve.service import Service
 
 _MESSAGES_KEY = re.compile(rb'"messages"\s*:')
 
 
 class Api:
-    """The endpoints under one model and one service.
+    """The endpoints under one model and one road to its answers.
 
     ``max_body_bytes`` bounds what is read of a request, ``request_timeout`` (seconds) how long it may take.
     """
 
     def __init__(
         self,
-        service: Service,
+        recall: Recall,
         model: ServedModel,
         notes: Notes,
         *,
         max_body_bytes: int,
         request_timeout: float,
     ) -> None:
-        self._service = service
+        self._recall = recall
         self._model = model
         self._notes = notes
         self._max_body_bytes = max_body_bytes
@@ -64,7 +64,7 @@ class Api:
         body = await self._body(request, ChatBody, unsupported.CHAT)
         self._model.check_name(body.model)
         caller: Caller = request.scope[CALLER]
-        call = await open_chat(self._service, self._model, body, caller, self._request_timeout)
+        call = await open_chat(self._recall, self._model, body, caller, self._request_timeout)
         return self._answer(call, lambda: ChatWriter(call, body), body.metadata, bool(body.stream))
 
     async def completions(self, request: Request) -> Response:
@@ -72,7 +72,7 @@ class Api:
         body = await self._body(request, CompletionBody, unsupported.COMPLETIONS)
         self._model.check_name(body.model)
         caller: Caller = request.scope[CALLER]
-        call = await open_completion(self._service, self._model, body, caller, self._request_timeout)
+        call = await open_completion(self._recall, self._model, body, caller, self._request_timeout)
         return self._answer(call, lambda: CompletionWriter(call, body), body.metadata, bool(body.stream))
 
     async def tokenize(self, request: Request) -> Response:

@@ -10,18 +10,24 @@ import secrets
 import time
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any, NamedTuple
 
+from headrace.core.cache.ask import Turn
 from headrace.core.events import Emitted, Finished, PromptScored
 from headrace.core.plan import TokenLogprob
 from headrace.core.request import FinishReason, Request, SamplingParams
 from headrace.serve.auth import tenant
+from headrace.serve.question import Question
+from headrace.serve.recall import NotCached, Recall
+from headrace.serve.server.cache_wire import control
+from headrace.serve.server.cacheable import unknown_field
 from headrace.serve.server.choices import Choice
-from headrace.serve.server.errors import invalid, of_finish, overloaded
+from headrace.serve.server.errors import invalid, not_cached, of_finish, overloaded
 from headrace.serve.server.fields import SERVICE_TIERS, Generation
 from headrace.serve.server.model import ServedModel
 from headrace.serve.server.usage import usage
-from headrace.serve.service import Answer, Refused, Service
+from headrace.serve.service import Answer, Refused
 from headrace.serve.text.stream import TextStream
 
 logger = logging.getLogger(__name__)
@@ -30,10 +36,11 @@ SEED_BITS = 63
 
 
 class Caller(NamedTuple):
-    """Who makes a call: the API key's public id, and ``X-Tenant-Id``."""
+    """Who makes a call: the API key's public id, ``X-Tenant-Id``, and ``Cache-Control``."""
 
     key_id: str | None
     tenant_header: str | None
+    cache_control: str | None = None
 
 
 class Prompt(NamedTuple):
@@ -60,7 +67,7 @@ class Call:
         model: ServedModel,
         prompts: Sequence[Prompt],
         choices: Sequence[Choice],
-        service: Service,
+        recall: Recall,
         answer: Answer,
     ) -> None:
         self.id = id
@@ -70,8 +77,13 @@ class Call:
         self.choices = tuple(choices)
         self.choices_per_prompt = len(self.choices) // len(self.prompts)
         self.prompt_scores: list[dict[int, TokenLogprob]] = [{} for _ in prompts]
-        self._service = service
+        self._recall = recall
         self._answer = answer
+
+    @property
+    def cache_note(self) -> str:
+        """How the response caches took part; empty where there are none."""
+        return self._answer.note
 
     @property
     def done(self) -> bool:
@@ -91,7 +103,7 @@ class Call:
         for index, events in by_choice.items():
             choice = self.choices[index]
             if choice.take(events):
-                self._service.stop_sequence(self._answer, index)
+                self._recall.stop_sequence(self._answer, index)
             for event in events:
                 if type(event) is PromptScored:
                     self._score_prompt(choice, event)
@@ -102,7 +114,7 @@ class Call:
 
     def close(self, why: FinishReason = FinishReason.CANCELLED) -> None:
         """End what is still open; nothing happens where all has ended."""
-        self._service.close(self._answer, why)
+        self._recall.close(self._answer, why)
 
     def usage(self) -> dict[str, Any]:
         """What the call has used so far."""
@@ -130,8 +142,8 @@ class Call:
             raise error
 
 
-def open_call(
-    service: Service,
+async def open_call(
+    recall: Recall,
     model: ServedModel,
     body: Generation,
     prompts: Sequence[Prompt],
@@ -140,24 +152,29 @@ def open_call(
     id_prefix: str,
     choices_per_prompt: int,
     request_timeout: float,
+    turn: Turn | None = None,
 ) -> Call:
-    """Hand a call to the engine: for each prompt ``choices_per_prompt`` sequences of equal tokens.
+    """Have a call answered: for each prompt ``choices_per_prompt`` sequences of equal tokens.
 
     Their seeds follow one another, so that a call with a seed is repeatable and its answers still differ. The
-    first one's scores of the prompt serve all.
+    first one's scores of the prompt serve all. ``turn`` is what the user said last, where the prompt is a conversation.
 
     Raises:
-        ApiError: the server takes nothing more now.
+        ApiError: the server takes nothing more now, or has no answer to a caller who wants none computed.
         InvalidParameter: the request id is in use.
     """
     call_id = f"{id_prefix}-{body.request_id or secrets.token_hex(12)}"
     who = tenant(caller.key_id, caller.tenant_header, body.user)
     seed = secrets.randbits(SEED_BITS) if body.seed is None else body.seed
     priority = _priority(body, model)
-    now = service.now()
+    now = recall.now()
+    wishes = control(body.response_cache, caller.cache_control)
+    bars = unknown_field(body)
     alone = len(prompts) * choices_per_prompt == 1
     choices: list[Choice] = []
+    questions: list[Question] = []
     for prompt in prompts:
+        stops = partial(_text_stream, model, prompt) if prompt.params.stop else None
         for n in range(choices_per_prompt):
             index = len(choices)
             request = Request(
@@ -173,12 +190,14 @@ def open_call(
                 eos_token_ids=model.tokenizer.eos_token_ids,
             )
             choices.append(Choice(index, request, _text_stream(model, prompt), prompt.mute))
+            questions.append(Question(request, wishes, prompt.continues, stops, turn, bars))
     try:
-        each_step = bool(body.stream or body.stop)
-        answer = service.open([choice.request for choice in choices], each_step=each_step)
+        answer = await recall.open(questions, each_step=bool(body.stream or body.stop))
     except Refused as refused:
         raise overloaded(refused.verdict) from None
-    return Call(call_id, model, prompts, choices, service, answer)
+    except NotCached:
+        raise not_cached() from None
+    return Call(call_id, model, prompts, choices, recall, answer)
 
 
 def _text_stream(model: ServedModel, prompt: Prompt) -> TextStream:

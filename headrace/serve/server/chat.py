@@ -5,6 +5,9 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
+from headrace.core.cache.ask import Turn
+from headrace.core.cache.key import Unkeyable, digest
+from headrace.serve.recall import Recall
 from headrace.serve.server.call import Call, Caller, Prompt, open_call
 from headrace.serve.server.chat_wire import ChatBody, Conversation
 from headrace.serve.server.choices import NOTHING, Choice, Delta
@@ -13,7 +16,6 @@ from headrace.serve.server.logprobs import chat_logprobs, prompt_entries, prompt
 from headrace.serve.server.model import ServedModel
 from headrace.serve.server.sampling import answer_length, check_stream, sampling_params, truncated
 from headrace.serve.server.writing import Writer, encode, encode_text
-from headrace.serve.service import Service
 from headrace.serve.text.template import TemplateError
 
 RESERVED = ("self", "messages", "template", "add_generation_prompt", "continue_final_message")
@@ -21,7 +23,7 @@ RESERVED = ("self", "messages", "template", "add_generation_prompt", "continue_f
 
 
 async def open_chat(
-    service: Service, model: ServedModel, body: ChatBody, caller: Caller, request_timeout: float
+    recall: Recall, model: ServedModel, body: ChatBody, caller: Caller, request_timeout: float
 ) -> Call:
     """Render, tokenize and submit a conversation.
 
@@ -36,8 +38,8 @@ async def open_chat(
     length = answer_length(len(tokens), max_tokens, None, param, model.max_model_len)
     params = sampling_params(body, model, max_tokens=length, logprobs=top)
     prompt = Prompt(tuple(tokens), params, continues=bool(body.continue_final_message))
-    return open_call(
-        service,
+    return await open_call(
+        recall,
         model,
         body,
         [prompt],
@@ -45,6 +47,7 @@ async def open_chat(
         id_prefix="chatcmpl",
         choices_per_prompt=body.n or 1,
         request_timeout=request_timeout,
+        turn=_turn(body),
     )
 
 
@@ -142,6 +145,27 @@ class ChatWriter(Writer):
             entries = prompt_entries(prompt.tokens, self._call.prompt_scores[0])
             extra["prompt_logprobs"] = prompt_logprobs(self._call.model, entries, self._prompt_top)
         return extra
+
+
+def _turn(body: ChatBody) -> Turn | None:
+    """What the user said last, apart from all else that shapes the prompt; None where it is not the last word."""
+    last = body.messages[-1]
+    if last.role != "user" or (body.n or 1) > 1:
+        return None
+    try:
+        context = digest(
+            [message.plain() for message in body.messages[:-1]],
+            last.name,
+            body.add_generation_prompt,
+            body.continue_final_message,
+            body.chat_template,
+            body.chat_template_kwargs,
+            body.add_special_tokens,
+            body.truncate_prompt_tokens,
+        )
+    except Unkeyable:
+        return None
+    return Turn(last.text(), context)
 
 
 def _max_tokens(body: ChatBody) -> tuple[int | None, str]:

@@ -48,6 +48,10 @@ class Message(Wire):
         message = self.model_dump(exclude_none=True)
         return message | {"role": "system"} if self.role == "developer" else message
 
+    def text(self) -> str:
+        """What it says, its parts joined as chat templates join them."""
+        return self.content if isinstance(self.content, str) else "\n".join(p.text for p in self.content)
+
 
 def _not_empty(messages: list[Message]) -> list[Message]:
     if not messages:

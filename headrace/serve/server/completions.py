@@ -8,6 +8,7 @@ from typing import Any
 
 from headrace.core.plan import TokenLogprob
 from headrace.core.request import SamplingParams
+from headrace.serve.recall import Recall
 from headrace.serve.server.call import Call, Caller, Prompt, open_call
 from headrace.serve.server.choices import NOTHING, Choice, Delta
 from headrace.serve.server.completions_wire import MAX_PROMPTS, CompletionBody
@@ -16,14 +17,13 @@ from headrace.serve.server.logprobs import completion_logprobs, prompt_entries, 
 from headrace.serve.server.model import ServedModel
 from headrace.serve.server.sampling import answer_length, check_stream, sampling_params, truncated
 from headrace.serve.server.writing import Writer, encode, encode_text
-from headrace.serve.service import Service
 
 DEFAULT_MAX_TOKENS = 16
 """OpenAI's default for this endpoint."""
 
 
 async def open_completion(
-    service: Service, model: ServedModel, body: CompletionBody, caller: Caller, request_timeout: float
+    recall: Recall, model: ServedModel, body: CompletionBody, caller: Caller, request_timeout: float
 ) -> Call:
     """Tokenize and submit prompts.
 
@@ -47,8 +47,8 @@ async def open_completion(
             echo = str(given) if whole else model.tokenizer.decode(tokens)
         its_params = replace(params, max_tokens=length)
         prompts.append(Prompt(tuple(tokens), its_params, continues=True, mute=mute, echo=echo))
-    return open_call(
-        service,
+    return await open_call(
+        recall,
         model,
         body,
         prompts,

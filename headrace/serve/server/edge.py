@@ -67,4 +67,4 @@ class Edge:
         tenant = headers.get("x-tenant-id")
         if tenant is not None and not _HEADER_VALUE.fullmatch(tenant):
             raise invalid("X-Tenant-Id must be 1 to 128 printable ASCII characters", "X-Tenant-Id")
-        return Caller(key_id, tenant)
+        return Caller(key_id, tenant, headers.get("cache-control"))

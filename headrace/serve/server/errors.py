@@ -117,6 +117,17 @@ def overloaded(verdict: Reject) -> ApiError:
     )
 
 
+def not_cached() -> ApiError:
+    """504, as RFC 9111 has it for ``only-if-cached``: there is no kept answer, and the caller wants none computed."""
+    return ApiError(
+        504,
+        "There is no cached answer to this request, and it asked for none to be computed.",
+        type="not_cached",
+        param="response_cache",
+        code="not_cached",
+    )
+
+
 def shutting_down() -> ApiError:
     """503: the drain ended before the answer did."""
     return ApiError(

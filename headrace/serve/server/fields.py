@@ -11,6 +11,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field, SkipValidation
 
+from headrace.serve.server.cache_wire import CacheWishes
 from headrace.serve.server.wire import Wire, wrong_type, wrong_value
 
 MAX_CHOICES = 128
@@ -114,6 +115,9 @@ class Generation(Wire):
     service_tier: Literal["auto", "default", "flex", "priority"] | None = None
     cache_salt: str | None = Field(
         None, min_length=1, max_length=512, description="Share cached prefixes only with equal salts."
+    )
+    response_cache: CacheWishes | None = Field(
+        None, description="What is asked of the response caches; `Cache-Control` says a part of it too."
     )
     prompt_cache_key: str | None = Field(
         None, max_length=512, description="A hint for choosing among replicas; one alone has no choice."

@@ -23,6 +23,13 @@ PING_SECONDS = 5.0
 _SSE_HEADERS = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
 
 
+CACHE_HEADER = "X-Headrace-Cache"
+
+
+def _cache_header(call: Call) -> dict[str, str]:
+    return {CACHE_HEADER: call.cache_note} if call.cache_note else {}
+
+
 async def _hung_up(receive: Receive) -> None:
     """Returns when the client is gone."""
     while (await receive())["type"] != "http.disconnect":
@@ -51,7 +58,9 @@ class WholeAnswer(Response):
         try:
             while not self._call.done:
                 await self._call.advance()
-            return Response(self._writer.whole(), media_type="application/json")
+            return Response(
+                self._writer.whole(), headers=_cache_header(self._call), media_type="application/json"
+            )
         except ApiError as error:
             return error.response()
         except Exception:
@@ -127,7 +136,8 @@ class StreamedAnswer(Response):
         self._ended = not more
         if not self._started:
             self._started = True
-            head = Response(media_type="text/event-stream", headers=_SSE_HEADERS)
+            headers = _SSE_HEADERS | _cache_header(self._call)
+            head = Response(media_type="text/event-stream", headers=headers)
             del head.headers["content-length"]
             await self._send({"type": "http.response.start", "status": 200, "headers": head.raw_headers})
         await self._send({"type": "http.response.body", "body": data, "more_body": more})

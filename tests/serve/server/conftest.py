@@ -20,6 +20,7 @@ from headrace.core.scheduler.victims import LastRanked
 from headrace.observe.metrics import Metrics
 from headrace.observe.requests import RequestBook
 from headrace.serve.auth import Keys
+from headrace.serve.recall import Recall
 from headrace.serve.server.api import Api
 from headrace.serve.server.app import create_app
 from headrace.serve.server.model import ServedModel
@@ -96,7 +97,7 @@ def house(options: dict) -> Iterator[House]:
     )
     notes = Notes()
     api = Api(
-        service,
+        Recall(service),
         model,
         notes,
         max_body_bytes=options.get("max_body_bytes", 100_000),

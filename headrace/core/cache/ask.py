@@ -1,0 +1,35 @@
+"""One sequence on its way to the engine, as the caches see it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from headrace.core.cache.classes import CacheClass
+from headrace.core.cache.control import Control
+from headrace.core.request import Request
+
+
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """The last thing a user said, apart from everything else that shapes the prompt.
+
+    ``text`` is what a near question may differ in; ``context`` is a digest of all that must be equal: the turns
+    before, the template and its variables.
+    """
+
+    text: str
+    context: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Ask:
+    """A request with its names: ``key`` is its own, ``partition`` that of all requests that differ from it in
+    ``turn.text`` alone (empty without a turn). ``allowed`` says which caches may be asked at all.
+    """
+
+    request: Request
+    control: Control
+    allowed: CacheClass
+    key: bytes
+    turn: Turn | None = None
+    partition: bytes = b""

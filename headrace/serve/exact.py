@@ -1,0 +1,189 @@
+"""The exact cache (L1): an answer under its own key, through one or several stores in the order of their cost."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import math
+import random
+import time
+from collections import OrderedDict
+from collections.abc import Callable, Mapping, Sequence
+from typing import NamedTuple
+
+from headrace.core.cache.ask import Ask
+from headrace.core.cache.control import Control
+from headrace.core.cache.entry import Entry, Freshness, StoreFacts, freshness
+from headrace.core.cache.pool import slot_key, slot_served
+from headrace.core.cache.versions import EVERYTHING, Versions, tenant_tag, user_tag
+from headrace.core.request import FinishReason
+from headrace.serve.stores.tier import Tier
+
+logger = logging.getLogger(__name__)
+
+POLL_SECONDS = 1.0
+"""How often to ask the stores what others have cleared: so long a cleared answer may still be served elsewhere."""
+
+BARRED_SECONDS = 30 * 86400.0
+"""How long a wrong answer is remembered."""
+
+COUNTED_POOLS = 10_000
+
+
+class Found(NamedTuple):
+    """An entry that may be served: under which key, and whether a newer one should be computed."""
+
+    entry: Entry
+    key: bytes
+    refresh: bool
+
+
+class ExactCache:
+    """Looks entries up, keeps them, and makes them unservable.
+
+    Args:
+        tiers: the nearest first; what a further one has is put into the nearer ones.
+        versions: of all tags; `watch` keeps them up to date.
+        wall: Unix time, which other processes and later ones share.
+        seed: of the early renewals' randomness.
+    """
+
+    def __init__(
+        self,
+        tiers: Sequence[Tier],
+        versions: Versions,
+        wall: Callable[[], float] = time.time,
+        seed: int = 0,
+    ) -> None:
+        self._tiers = tuple(tiers)
+        self._versions = versions
+        self.wall = wall
+        self._random = random.Random(seed)
+        self._heard: set[str] = {tier.name for tier in tiers if tier.at_hand}  # whose versions are known
+        self._samples: OrderedDict[bytes, int] = OrderedDict()  # kept so far, of pools under way
+        self._filling = asyncio.Lock()
+        self._watching: asyncio.Task[None] | None = None
+
+    @property
+    def at_hand(self) -> bool:
+        """Whether a look-up never waits."""
+        return all(tier.at_hand for tier in self._tiers)
+
+    def start(self) -> None:
+        """Begin to follow what other processes clear; on the running loop."""
+        if not self.at_hand:
+            self._watching = asyncio.get_running_loop().create_task(self._watch())
+
+    async def close(self) -> None:
+        """Let go of all stores."""
+        if self._watching is not None:
+            self._watching.cancel()
+        for tier in self._tiers:
+            await tier.close()
+
+    def snapshot(self, ask: Ask) -> tuple[tuple[str, int], ...]:
+        """The tags of the answer to ``ask`` as they are now: to be taken when its computing begins."""
+        tenant = ask.request.tenant
+        own = [user_tag(tenant, tag) for tag in ask.control.tags]
+        return self._versions.snapshot([EVERYTHING, tenant_tag(tenant), *own])
+
+    async def find(self, ask: Ask) -> Found | None:
+        """What may be served for ``ask``, if anything may."""
+        if not ask.allowed.pool:
+            return await self._find(ask.key, ask.control)
+        samples = ask.allowed.pool
+        if await self._find(slot_key(ask.key, samples - 1), ask.control) is None:
+            return None  # not full: who came first would be served more often than the others
+        found = await self._find(slot_key(ask.key, slot_served(ask.request.seed, samples)), ask.control)
+        return None if found is None else found._replace(refresh=False)
+
+    async def at(self, key: bytes) -> Entry | None:
+        """The entry under ``key`` as it is kept, for those who hold another answer's key."""
+        found = await self._find(key, Control())
+        return None if found is None else found.entry
+
+    async def keep(self, ask: Ask, entry: Entry) -> None:
+        """Put an answer into every store, unless it has been cleared or barred meanwhile."""
+        key = ask.key if not ask.allowed.pool else await self._free_slot(ask)
+        for tier in self._tiers:
+            known = await tier.find(key)
+            if known is not None and known.barred and known.expires > self.wall():
+                return
+        if self._versions.current(entry.versions):
+            for tier in self._tiers:
+                await tier.keep(key, entry, entry.stale_until - self.wall())
+
+    async def bar(self, key: bytes) -> None:
+        """Forget the answer under ``key`` and keep none there: it was wrong."""
+        now = self.wall()
+        until = now + BARRED_SECONDS
+        barred = Entry((), FinishReason.STOP, 0, 0.0, now, until, until, barred=True)
+        for tier in self._tiers:
+            await tier.keep(key, barred, BARRED_SECONDS)
+
+    async def clear(self, tag: str) -> Mapping[str, bool]:
+        """Make all entries with ``tag`` unservable here at once; of each store, whether it has heard of it."""
+        self._versions.raise_(tag)
+        return {tier.name: await tier.clear(tag) for tier in self._tiers}
+
+    def age(self, entry: Entry) -> float:
+        """Seconds since ``entry`` was computed."""
+        return max(0.0, self.wall() - entry.created)
+
+    def facts(self) -> Mapping[str, StoreFacts]:
+        """How full each store is."""
+        return {tier.name: tier.facts() for tier in self._tiers}
+
+    async def _find(self, key: bytes, control: Control) -> Found | None:
+        for number, tier in enumerate(self._tiers):
+            if tier.name not in self._heard:
+                continue
+            entry = await tier.find(key)
+            if entry is None:
+                continue
+            if entry.barred:
+                return None
+            now = self.wall()
+            state = freshness(entry, now, self._chance(), control.max_age)
+            if state is Freshness.GONE or not self._versions.current(entry.versions):
+                continue
+            if state is Freshness.STALE and now - entry.expires > control.stale_while_revalidate:
+                continue
+            for nearer in self._tiers[:number]:
+                await nearer.keep(key, entry, entry.stale_until - now)
+            return Found(entry, key, refresh=state is not Freshness.FRESH)
+        return None
+
+    def _chance(self) -> float:
+        return -math.log(1.0 - self._random.random())
+
+    async def _free_slot(self, ask: Ask) -> bytes:
+        """Where the next sample of a pool goes: the first free place, or the drawn one's where none is."""
+        samples = ask.allowed.pool
+        async with self._filling:
+            kept = self._samples.pop(ask.key, None)
+            if kept is None:
+                kept = 0
+                while kept < samples and await self._find(slot_key(ask.key, kept), Control()) is not None:
+                    kept += 1
+            self._samples[ask.key] = min(kept + 1, samples)
+            while len(self._samples) > COUNTED_POOLS:
+                self._samples.popitem(last=False)
+        if kept == samples:
+            last = slot_key(ask.key, samples - 1)
+            full = await self._find(last, Control()) is not None
+            return slot_key(ask.key, slot_served(ask.request.seed, samples)) if full else last
+        return slot_key(ask.key, kept)
+
+    async def _watch(self) -> None:
+        while True:
+            for tier in self._tiers:
+                numbers = await tier.versions()
+                if numbers is None:
+                    continue
+                self._heard.add(tier.name)
+                for tag in self._versions.merge(numbers):
+                    for nearer in self._tiers:
+                        if nearer.at_hand:
+                            await nearer.clear(tag)
+            await asyncio.sleep(POLL_SECONDS)

@@ -1,0 +1,205 @@
+"""One computation and all who read it: its answer so far is a log that each reads from the beginning.
+
+It belongs to nobody's connection. Who hangs up leaves; the computation ends with the last of them. Nobody waits for
+anybody: each reader has its own queue of references into the one log. It finds stop strings itself, so that what is
+kept ends where the answer ends, whoever reads it.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from dataclasses import replace
+
+from headrace.core.cache.ask import Ask
+from headrace.core.cache.entry import Pulse
+from headrace.core.events import Emitted, Finished, PromptScored
+from headrace.core.plan import TokenLogprob
+from headrace.core.request import FinishReason, Request
+from headrace.serve.service import Answer
+from headrace.serve.text.stream import TextStream
+
+logger = logging.getLogger(__name__)
+
+RETRYABLE = (FinishReason.FAILED, FinishReason.TIMEOUT)
+"""Ends that are one caller's misfortune or one attempt's: the others may still get their answer."""
+
+
+class Flight:
+    """A `serve.service.Listener` that passes on what it hears.
+
+    Args:
+        ask: what is computed.
+        request: under which id; the answer is the same whatever its id.
+        versions: of its tags, taken now.
+        stops: finds the stop strings of the request; None where it has none.
+        clock: seconds, of any origin.
+        ended: called once, with the flight and its end, before its readers are told.
+        again: asked when computing has failed or run out of its first caller's time; whether it has been started
+            anew, by `restart`, for those who still wait.
+    """
+
+    def __init__(
+        self,
+        ask: Ask,
+        request: Request,
+        versions: tuple[tuple[str, int], ...],
+        stops: TextStream | None,
+        clock: Callable[[], float],
+        ended: Callable[[Flight, Finished], None],
+        again: Callable[[Flight, Finished], bool],
+    ) -> None:
+        self.ask = ask
+        self.requests: tuple[Request, ...] = (request,)
+        self.cached_tokens = [0]
+        self.versions = versions
+        self.began = clock()
+        self.pulses: list[Pulse] = []
+        self.alone = False  # computed for the cache, with or without readers
+        self.attempts = 1
+        self.over = False
+        self._log: list[Emitted] = []
+        self._readers: list[tuple[Answer, int]] = []
+        self._stops = stops
+        self._ends = _hidden_ends(request)
+        self._clock = clock
+        self._ended = ended
+        self._again = again
+        self._when_over: list[Callable[[], None]] = []
+
+    @property
+    def rank(self) -> tuple[bool, int]:
+        """How soon it is computed; lower is sooner."""
+        request = self.requests[0]
+        return request.service_class == "background", request.priority
+
+    @property
+    def deserted(self) -> bool:
+        """Whether nobody reads it."""
+        return not self._readers
+
+    @property
+    def followers(self) -> list[Request]:
+        """The requests that read it and did not begin it."""
+        everybody = [answer.requests[index] for answer, index in self._readers]
+        return [request for request in everybody if request is not self.ask.request]
+
+    @property
+    def tokens(self) -> tuple[int, ...]:
+        """The answer so far."""
+        return tuple([token for event in self._log for token in event.tokens])
+
+    @property
+    def logprobs(self) -> tuple[TokenLogprob, ...]:
+        """The scores of the answer's tokens, where they were asked for."""
+        return tuple([score for event in self._log for score in event.logprobs])
+
+    def join(self, answer: Answer, index: int) -> None:
+        """From now on ``answer`` hears all of it, what has been said included, about its sequence ``index``."""
+        self._readers.append((answer, index))
+        self._count_cached(answer, index)
+        if answer.each_step:
+            for event in self._log:
+                answer.tell(index, event)
+
+    def leave(self, answer: Answer, index: int) -> None:
+        """``answer`` hears nothing more about its sequence ``index``."""
+        self._readers.remove((answer, index))
+
+    def when_over(self, call: Callable[[], None]) -> None:
+        """Have ``call`` called when it is over, however it ends."""
+        self._when_over.append(call)
+
+    def restart(self, failed: Finished, deadline: float | None) -> None:
+        """Have a second attempt ready in ``requests``, which goes on where the first one ended.
+
+        Where that one failed, its caller is told; who joined him goes on waiting, until ``deadline``.
+        """
+        if failed.reason is FinishReason.FAILED and self._readers:
+            answer, index = self._readers.pop(0)
+            answer.tell(index, failed)
+        again = replace(
+            self.requests[0],
+            id=f"{self.ask.request.id}~{self.attempts}",
+            deadline=deadline,
+            answered=self.tokens,
+        )
+        self.attempts += 1
+        self.requests = (again,)
+
+    def deadline(self) -> float | None:
+        """When the last of its readers gives up; None if one never does."""
+        deadlines = [answer.requests[index].deadline for answer, index in self._readers]
+        known = [deadline for deadline in deadlines if deadline is not None]
+        return max(known) if len(known) == len(deadlines) and known else None
+
+    def tell(self, index: int, event: Emitted | PromptScored | Finished) -> None:
+        """Take what the engine says; the end comes once, whoever says it first."""
+        if self.over:
+            return
+        if isinstance(event, Finished):
+            if event.reason not in RETRYABLE or not self._again(self, event):
+                self._end(event)
+        elif isinstance(event, Emitted):
+            try:
+                self._extend(event)
+            except Exception:
+                logger.exception("the text of %s could not be followed", self.requests[0].id)
+                self._end(self._finished(FinishReason.FAILED))
+
+    def _extend(self, event: Emitted) -> None:
+        used, stopped = self._watch(event.tokens)
+        event = Emitted(event.request_id, event.tokens[:used], event.logprobs[:used])
+        self._log.append(event)
+        self.pulses.append(Pulse(self._clock() - self.began, len(event.tokens)))
+        for answer, index in self._readers:
+            if answer.each_step:
+                self._count_cached(answer, index)
+                answer.tell(index, event)
+        if stopped:
+            self._end(self._finished(FinishReason.STOP))
+
+    def _watch(self, tokens: tuple[int, ...]) -> tuple[int, bool]:
+        """How many of ``tokens`` belong to the answer, and whether a stop string ends it with them.
+
+        A token that ends the answer by itself has no text in it, unless it was asked for.
+        """
+        if self._stops is None:
+            return len(tokens), False
+        hidden = tokens[-1:] if tokens[-1] in self._ends else ()
+        delta = self._stops.push(tokens[: len(tokens) - len(hidden)])
+        if delta.stopped is not None:
+            return len(delta.texts), True
+        return len(tokens), False
+
+    def _finished(self, reason: FinishReason) -> Finished:
+        request = self.requests[0]
+        return Finished(request.id, reason, len(request.tokens), len(self.tokens), self.cached_tokens[0])
+
+    def _count_cached(self, answer: Answer, index: int) -> None:
+        """Of the prompt, the first caller was spared what the engine says, the others all of it."""
+        request = answer.requests[index]
+        leads = request is self.ask.request
+        answer.cached_tokens[index] = self.cached_tokens[0] if leads else len(request.tokens)
+
+    def _end(self, finished: Finished) -> None:
+        self.over = True
+        self._ended(self, finished)
+        whole = Emitted(self.requests[0].id, self.tokens, self.logprobs)
+        for answer, index in self._readers:
+            self._count_cached(answer, index)
+            if not answer.each_step and whole.tokens:
+                answer.tell(index, whole)
+            answer.tell(index, finished)
+        self._readers = []
+        for call in self._when_over:
+            call()
+
+
+def _hidden_ends(request: Request) -> frozenset[int]:
+    """Tokens that end the answer and whose text is not part of it."""
+    params = request.params
+    if params.include_stop_str_in_output:
+        return frozenset()
+    eos = frozenset[int]() if params.ignore_eos else request.eos_token_ids
+    return eos.union(params.stop_token_ids)

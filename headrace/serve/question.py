@@ -1,0 +1,26 @@
+"""What the edge hands in to have answered: a request, and what only text and its caller know of it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+from headrace.core.cache.ask import Turn
+from headrace.core.cache.control import NO_WISHES, Control
+from headrace.core.request import Request
+from headrace.serve.text.stream import TextStream
+
+
+class Question(NamedTuple):
+    """One sequence of a call.
+
+    ``continues`` says that the answer goes on with the prompt's text. ``stops`` makes a text stream that finds the
+    request's stop strings, None where it has none. ``bars`` names a field that forbids caching, if one does.
+    """
+
+    request: Request
+    control: Control = NO_WISHES
+    continues: bool = False
+    stops: Callable[[], TextStream] | None = None
+    turn: Turn | None = None
+    bars: str = ""

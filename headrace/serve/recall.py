@@ -1,0 +1,392 @@
+"""The road of a call before the engine: who can answer it without computing, in which order, and who learns of it.
+
+    allowed at all? → exact cache → other levels → is it being computed already? → engine → kept, keepers told
+
+Everything before the engine may only say "no": a cache that fails, or a level that raises, is a miss. It must not
+know HTTP or text. What is cached is one sequence, so some answers of a call may be found and others computed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from headrace.core.cache.ask import Ask
+from headrace.core.cache.classes import CacheClass, classify
+from headrace.core.cache.entry import Entry, Hit, Layer, Miss, lifetime
+from headrace.core.cache.key import Unkeyable, answer_key
+from headrace.core.classes import BACKGROUND
+from headrace.core.events import Finished, LookedUp, Lookup, Spared
+from headrace.core.ports import Keeper, Level
+from headrace.core.request import FinishReason, Request
+from headrace.serve.exact import ExactCache
+from headrace.serve.flight import Flight
+from headrace.serve.question import Question
+from headrace.serve.replay import Pace, tell_paced, tell_whole
+from headrace.serve.service import Answer, Refused, Service
+
+logger = logging.getLogger(__name__)
+
+RENEWALS = 4
+"""Answers that may be renewed early at once; more are left until somebody asks again."""
+
+ATTEMPTS = 2
+"""How often one answer is tried for those who joined another's computation."""
+
+WHOLE = (FinishReason.STOP, FinishReason.LENGTH)
+"""Ends after which an answer is all that it can be; others are never kept."""
+
+
+class NotCached(Exception):
+    """The caller wants nothing computed, and there is nothing to serve."""
+
+
+class Recalled(Answer):
+    """An answer whose sequences come from elsewhere than straight from the engine: from flights, or told again."""
+
+    def __init__(self, requests: Sequence[Request], each_step: bool) -> None:
+        super().__init__(requests, each_step)
+        self.flights: list[tuple[int, Flight]] = []
+        self.replays: list[tuple[int, asyncio.Task[None]]] = []
+
+
+class Recall:
+    """Takes calls, and lets through to the engine only what must be computed.
+
+    Args:
+        service: computes.
+        exact: the exact cache; without one every call is computed.
+        fingerprint: of the engine, see `core.cache.key.Engine`.
+        ttl: seconds that an answer is kept unless its caller says otherwise.
+        pace: of streams that are told again.
+        levels: asked in order after the exact cache, for requests whose class allows it.
+        keepers: told of every answer that may be kept.
+    """
+
+    def __init__(
+        self,
+        service: Service,
+        exact: ExactCache | None = None,
+        fingerprint: bytes = b"",
+        *,
+        ttl: float = 3600.0,
+        pace: Pace = Pace.IMMEDIATE,
+        levels: Sequence[Level] = (),
+        keepers: Sequence[Keeper] = (),
+    ) -> None:
+        self.now = service.now
+        self._service = service
+        self._exact = exact
+        self._fingerprint = fingerprint
+        self._ttl = ttl
+        self._pace = pace
+        self._levels = tuple(levels)
+        self._keepers = tuple(keepers)
+        self._flights: dict[bytes, Flight] = {}
+        self._finding: dict[bytes, asyncio.Task[Hit | Miss]] = {}
+        self._renewing = 0
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    async def open(self, questions: Sequence[Question], each_step: bool = True) -> Answer:
+        """Answer the sequences of one call, or have them computed; all or none.
+
+        Raises:
+            NotCached: the caller wants only what is cached, and something is not.
+            Refused: the queue is full or the server drains, and something must be computed.
+            InvalidParameter: a request id that is in use.
+        """
+        asks = [self.ask(question) for question in questions]
+        if self._exact is None or not all(ask.allowed.exact for ask in asks):
+            return self._compute(asks, each_step)
+        hits = [await self._find(ask, question) for ask, question in zip(asks, questions, strict=True)]
+        answer = Recalled([question.request for question in questions], each_step)
+        layers: list[Layer | None] = []
+        leading: dict[bytes, Flight] = {}
+        begun: list[Flight] = []
+        for index, (question, ask, hit) in enumerate(zip(questions, asks, hits, strict=True)):
+            if isinstance(hit, Hit):
+                layers.append(hit.layer)
+                continue
+            if ask.control.only_if_cached:
+                raise NotCached
+            flight = self._followed(ask) or leading.get(ask.key)
+            layers.append(None if flight is None else Layer.COALESCED)
+            if flight is None:
+                flight = self._flight(ask, question, ask.request)
+                begun.append(flight)
+                if ask.allowed.coalesce:
+                    leading[ask.key] = flight
+            answer.flights.append((index, flight))
+        if begun:
+            self._service.submit(begun)  # raises before anything has been changed
+        for flight in begun:
+            self._register(flight)
+        for index, flight in answer.flights:
+            flight.join(answer, index)
+        for index, hit in enumerate(hits):
+            if isinstance(hit, Hit):
+                self._replay(answer, index, hit)
+        answer.note = _note(layers, hits)
+        self._service.end_in_time(answer, self.close)
+        return answer
+
+    def close(self, answer: Answer, why: FinishReason = FinishReason.CANCELLED) -> None:
+        """End what is still open of a call; what others read too goes on for them. As `Service.close`."""
+        self._service.close(answer, why)
+        if not isinstance(answer, Recalled):
+            return
+        for index, replay in answer.replays:
+            if replay.cancel():
+                self._end(answer, index, why)
+        for index, flight in answer.flights:
+            if not flight.over:
+                flight.leave(answer, index)
+                self._end(answer, index, why)
+                if flight.deserted and not flight.alone:
+                    self._service.withdraw(flight, why)
+
+    def stop_sequence(self, answer: Answer, index: int) -> None:
+        """A stop string ended one sequence. A flight has found it itself."""
+        if not isinstance(answer, Recalled):
+            self._service.stop_sequence(answer, index)
+
+    def ask(self, question: Question) -> Ask:
+        """``question`` with its key and class."""
+        request = question.request
+        allowed = classify(request, question.control)
+        key = partition = b""
+        turn = question.turn if allowed.semantic else None
+        if question.bars:
+            allowed = CacheClass(exact=False, semantic=False, coalesce=False, why=question.bars)
+        named = (
+            replace(request, seed=0) if allowed.pool else request
+        )  # a pool's samples are told apart by their slots
+        try:
+            if allowed.exact:
+                key = answer_key(self._fingerprint, named, question.continues)
+            if allowed.exact and turn is not None:
+                partition = answer_key(self._fingerprint, named, question.continues, turn.context)
+        except Unkeyable as error:
+            allowed = CacheClass(exact=False, semantic=False, coalesce=False, why=str(error))
+        return Ask(request, question.control, allowed, key, turn, partition)
+
+    def renew(self, question: Question) -> Flight | None:
+        """Compute an answer for the cache alone, when nothing else is to be done; None where it is being computed.
+
+        Raises:
+            Refused: as `open`.
+        """
+        request = replace(
+            question.request, service_class=BACKGROUND.name, deadline=None, arrived=self._service.now()
+        )
+        ask = self.ask(question)
+        if not ask.allowed.exact or ask.key in self._flights:
+            return None
+        flight = self._flight(ask, question, request)
+        flight.alone = True
+        self._service.submit([flight])
+        self._register(flight)
+        return flight
+
+    async def clear(self, tag: str) -> Mapping[str, bool]:
+        """Make all answers with ``tag`` unservable; of each store, whether it has heard of it."""
+        heard = {} if self._exact is None else await self._exact.clear(tag)
+        self._tell_keepers(lambda keeper: keeper.cleared(tag))
+        return heard
+
+    async def bar(self, key: bytes) -> None:
+        """Forget a wrong answer, and keep none under its key."""
+        if self._exact is not None:
+            await self._exact.bar(key)
+        self._tell_keepers(lambda keeper: keeper.barred(key))
+
+    def start(self) -> None:
+        """Begin; on the running loop."""
+        if self._exact is not None:
+            self._exact.start()
+
+    async def stop(self) -> None:
+        """Finish what is being written and let go of the stores."""
+        if self._tasks:
+            await asyncio.wait(self._tasks, timeout=2.0)
+        if self._exact is not None:
+            await self._exact.close()
+
+    def _compute(self, asks: Sequence[Ask], each_step: bool) -> Answer:
+        """A call that no cache may answer, straight to the engine."""
+        if any(ask.control.only_if_cached for ask in asks):
+            raise NotCached
+        answer = self._service.open([ask.request for ask in asks], each_step)
+        if self._exact is not None:
+            why = next(ask.allowed.why for ask in asks if not ask.allowed.exact)
+            answer.note = f"bypass; reason={why.replace(' ', '-')}"
+            for ask in asks:
+                self._service.note(LookedUp(ask.request.id, Layer.EXACT, Lookup.BYPASS, 0.0, why))
+        return answer
+
+    async def _find(self, ask: Ask, question: Question) -> Hit | Miss:
+        """What the caches have; equal questions at one time are looked up once."""
+        if ask.control.no_cache:
+            return Miss("no_cache")
+        exact = self._exact
+        assert exact is not None
+        if (exact.at_hand and not (self._levels and ask.allowed.semantic)) or not ask.allowed.coalesce:
+            return await self._look_up(exact, ask, question)
+        if self._followed(ask) is not None:
+            return Miss("coalesced")
+        task = self._finding.get(ask.key)
+        if task is None:
+            task = asyncio.get_running_loop().create_task(self._look_up(exact, ask, question))
+            self._finding[ask.key] = task
+            task.add_done_callback(lambda _: self._finding.pop(ask.key, None))
+        return await asyncio.shield(task)
+
+    async def _look_up(self, exact: ExactCache, ask: Ask, question: Question) -> Hit | Miss:
+        began = self.now()
+        found = await exact.find(ask)
+        outcome = Lookup.MISS if found is None else Lookup.HIT
+        self._service.note(LookedUp(ask.request.id, Layer.EXACT, outcome, self.now() - began))
+        if found is not None:
+            if found.refresh:
+                self._renew_early(question)
+            return Hit(found.entry, Layer.EXACT, found.key, exact.age(found.entry))
+        for level in self._levels if ask.allowed.semantic else ():
+            began = self.now()
+            try:
+                hit = await level.find(ask)
+            except Exception:
+                logger.exception("the %s cache failed on request %s", level.layer, ask.request.id)
+                hit = Miss("failed")
+            outcome = Lookup.HIT if isinstance(hit, Hit) else Lookup.MISS
+            why = hit.why if isinstance(hit, Miss) else ""
+            self._service.note(LookedUp(ask.request.id, level.layer, outcome, self.now() - began, why))
+            if isinstance(hit, Hit):
+                return hit
+        return Miss()
+
+    def _followed(self, ask: Ask) -> Flight | None:
+        """A flight that answers ``ask`` too, and no later than one of its own would."""
+        flight = self._flights.get(ask.key) if ask.allowed.coalesce else None
+        urgent = (ask.request.service_class == BACKGROUND.name, ask.request.priority)
+        return flight if flight is not None and flight.rank <= urgent else None
+
+    def _flight(self, ask: Ask, question: Question, request: Request) -> Flight:
+        assert self._exact is not None
+        stops = None if question.stops is None else question.stops()
+        return Flight(ask, request, self._exact.snapshot(ask), stops, self.now, self._ended, self._again)
+
+    def _register(self, flight: Flight) -> None:
+        if not flight.ask.allowed.coalesce:
+            return
+        slower = self._flights.get(flight.ask.key)
+        self._flights[flight.ask.key] = flight
+        if slower is not None and slower.deserted:
+            self._service.withdraw(slower, FinishReason.CANCELLED)  # it is being computed sooner now
+
+    def _replay(self, answer: Recalled, index: int, hit: Hit) -> None:
+        request = answer.requests[index]
+        self._service.note(
+            Spared(
+                request.id,
+                request.tenant,
+                hit.layer,
+                len(request.tokens),
+                len(hit.entry.tokens),
+                hit.age_seconds,
+            )
+        )
+        if answer.each_step:
+            work = tell_paced(answer, index, hit.entry, self._pace)
+            answer.replays.append((index, asyncio.get_running_loop().create_task(work)))
+        else:
+            tell_whole(answer, index, hit.entry)
+
+    def _again(self, flight: Flight, failed: Finished) -> bool:
+        """Start ``flight`` anew for those who joined it; whether there are such and it could be."""
+        left = not flight.deserted if failed.reason is FinishReason.TIMEOUT else bool(flight.followers)
+        deadline = flight.deadline()
+        now = self.now()
+        if not left or flight.attempts >= ATTEMPTS or (deadline is not None and deadline <= now):
+            return False
+        flight.restart(failed, deadline)
+        try:
+            self._service.submit([flight])
+        except Refused:
+            return False
+        return True
+
+    def _ended(self, flight: Flight, finished: Finished) -> None:
+        ask = flight.ask
+        if self._flights.get(ask.key) is flight:
+            del self._flights[ask.key]
+        self._service.withdraw(flight, finished.reason)  # where the flight has found the end itself
+        if finished.reason not in WHOLE:
+            self._tell_keepers(lambda keeper: keeper.broken_off(ask, flight.tokens))
+            return
+        tokens = flight.tokens
+        for request in flight.followers:
+            tenant, prompt = request.tenant, len(request.tokens)
+            self._service.note(Spared(request.id, tenant, Layer.COALESCED, prompt, len(tokens), 0.0))
+        assert self._exact is not None
+        now = self._exact.wall()
+        ttl = lifetime(self._ttl if ask.control.ttl is None else ask.control.ttl, ask.key)
+        entry = Entry(
+            tokens=tokens,
+            reason=finished.reason,
+            prompt_tokens=len(ask.request.tokens),
+            seconds=self.now() - flight.began,
+            created=now,
+            expires=now + ttl,
+            stale_until=now + ttl + ask.control.stale_while_revalidate,
+            logprobs=flight.logprobs,
+            stop_token=finished.stop_token,
+            pulses=tuple(flight.pulses),
+            versions=flight.versions,
+        )
+        self._spawn(self._exact.keep(ask, entry))
+        self._tell_keepers(lambda keeper: keeper.kept(ask, entry))
+
+    def _renew_early(self, question: Question) -> None:
+        if self._renewing >= RENEWALS:
+            return
+        request = replace(question.request, id=f"{question.request.id}-renewed")
+        try:
+            flight = self.renew(question._replace(request=request))
+        except Refused:
+            return
+        if flight is not None:
+            self._renewing += 1
+            flight.when_over(self._renewed)
+
+    def _renewed(self) -> None:
+        self._renewing -= 1
+
+    def _end(self, answer: Recalled, index: int, why: FinishReason) -> None:
+        request = answer.requests[index]
+        answer.tell(index, Finished(request.id, why, len(request.tokens), 0, 0))
+
+    def _tell_keepers(self, tell: Callable[[Keeper], None]) -> None:
+        for keeper in self._keepers:
+            try:
+                tell(keeper)
+            except Exception:  # it is told after the fact: no caller shall pay for it
+                logger.exception("%s failed to take note of an answer", type(keeper).__name__)
+
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.get_running_loop().create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+
+def _note(layers: Sequence[Layer | None], hits: Sequence[Hit | Miss]) -> str:
+    """What the header says: a hit only where nothing of the call had to wait for computing."""
+    if None in layers:
+        return "miss"
+    spared = {str(hit.layer) for hit in hits if isinstance(hit, Hit)}
+    if not spared or Layer.COALESCED in layers:
+        return "coalesced"
+    age = max(hit.age_seconds for hit in hits if isinstance(hit, Hit))
+    return f"hit; layer={'+'.join(sorted(spared))}; age={age:.0f}"
