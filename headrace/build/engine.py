@@ -17,6 +17,7 @@ from headrace.core.lengths import LengthPredictor
 from headrace.core.ports import Runner
 from headrace.core.scheduler.admission import AdmissionPolicy, Continuous, StaticBatch
 from headrace.core.scheduler.fair import FairQueue, single_file
+from headrace.core.scheduler.headroom import AlwaysFits, Headroom, RoomPolicy
 from headrace.core.scheduler.line import Line
 from headrace.core.scheduler.order import ByAge, ByPriority, FirstComeFirstServed, OrderPolicy, ShortestFirst
 from headrace.core.scheduler.outlook import Outlook
@@ -31,6 +32,9 @@ BATCHED_TOKENS = {"cpu": 1024, "cuda": 8192}
 
 OVERLAP = {"cpu": 0, "cuda": 1}
 """Default of ``--overlap``: on a CPU planning would only take a core, and the interpreter, from computing."""
+
+WATERMARK = 100
+"""One in so many blocks is left free at the predicted peak."""
 
 MAX_PASSES = 16
 """How often a request at the head of its line may be passed over for one that finds more in the cache."""
@@ -66,6 +70,7 @@ def make_engine(
         _order(plans, outlook),
         _admission(plans),
         LastRanked(),
+        _room(plans, outlook, cache, num_blocks),
         events,
         max_num_seqs=plans.max_num_seqs,
         max_model_len=max_model_len,
@@ -123,6 +128,12 @@ def _order(plans: SchedulerOptions, outlook: Outlook) -> OrderPolicy:
     if plans.scheduling_policy == "fair":
         return ShortestFirst(outlook.work_seconds) if plans.queue_order == "shortest" else ByAge()
     return ByPriority() if plans.scheduling_policy == "priority" else FirstComeFirstServed()
+
+
+def _room(plans: SchedulerOptions, outlook: Outlook, cache: CacheOptions, num_blocks: int) -> RoomPolicy:
+    if plans.scheduling_policy != "fair":
+        return AlwaysFits()
+    return Headroom(outlook.lengths, cache.block_size, watermark=num_blocks // WATERMARK)
 
 
 def _admission(plans: SchedulerOptions) -> AdmissionPolicy:

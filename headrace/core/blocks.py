@@ -111,10 +111,9 @@ class BlockPool:
             taken.append(block.id)
         return taken
 
-    def can_allocate(self, count: int, shared: Sequence[int], reserve: int) -> bool:
-        """Whether ``count`` blocks and ``reserve`` more are free once ``shared`` have been taken too."""
-        revived = sum(self._blocks[block_id].refs == 0 for block_id in shared)
-        return count + reserve <= self.num_free - revived
+    def num_idle(self, block_ids: Iterable[int]) -> int:
+        """How many of these have no references: free ones that would be taken back into use."""
+        return sum(self._blocks[block_id].refs == 0 for block_id in block_ids)
 
     def share(self, block_ids: Iterable[int]) -> None:
         """Take one more reference to each block."""

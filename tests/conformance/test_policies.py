@@ -21,6 +21,7 @@ from headrace.core.knobs import Knobs
 from headrace.core.request import FinishReason, Request
 from headrace.core.scheduler.admission import Continuous, Queue, StaticBatch
 from headrace.core.scheduler.fair import FairQueue, single_file
+from headrace.core.scheduler.headroom import AlwaysFits
 from headrace.core.scheduler.line import Line
 from headrace.core.scheduler.order import ByAge, ByPriority, FirstComeFirstServed, ShortestFirst
 from headrace.core.scheduler.running import MAX_PREEMPTIONS
@@ -76,7 +77,15 @@ def live(order, admission, victims, eviction, overlap: int, queue=single_file) -
     events: list[Event] = []
     pool = BlockPool(14, 4, eviction(), events.append)
     scheduler = Scheduler(
-        pool, single_file(), order(), admission(), victims(), events, max_num_seqs=5, max_model_len=48
+        pool,
+        single_file(),
+        order(),
+        admission(),
+        victims(),
+        AlwaysFits(),
+        events,
+        max_num_seqs=5,
+        max_model_len=48,
     )
     engine = Engine(scheduler, HashingRunner(14, 4, 5), events, Knobs(batched_tokens=16), overlap)
     record = Record()

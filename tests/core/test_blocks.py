@@ -193,15 +193,14 @@ def test_the_heads_of_a_long_table_outlive_a_sweep_of_the_books():
     assert pool.allocate(256)[6:] == table[::-1]
 
 
-def test_can_allocate_counts_revived_blocks_and_the_reserve():
+def test_idle_blocks_are_those_without_references():
     pool, _ = pool_of(4)
     table = fill(pool, tuple(range(8)))
-    assert pool.can_allocate(2, table, reserve=0)
-    assert not pool.can_allocate(2, table, reserve=1)
+    assert pool.num_idle(table) == 0
     pool.release(table)
-    assert pool.can_allocate(2, table, reserve=0)
-    assert not pool.can_allocate(3, table, reserve=0), "two of the four free ones are to be shared"
-    assert pool.can_allocate(4, (), reserve=0)
+    assert pool.num_idle(table) == len(table)
+    pool.share(table[:1])
+    assert pool.num_idle(table) == len(table) - 1
 
 
 def test_allocating_or_releasing_too_much_is_an_error():

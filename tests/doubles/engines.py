@@ -11,6 +11,7 @@ from headrace.core.eviction import LeastRecentlyUsed
 from headrace.core.knobs import Knobs
 from headrace.core.scheduler.admission import AdmissionPolicy, Continuous
 from headrace.core.scheduler.fair import FairQueue, single_file
+from headrace.core.scheduler.headroom import AlwaysFits, RoomPolicy
 from headrace.core.scheduler.order import FirstComeFirstServed, OrderPolicy
 from headrace.core.scheduler.outlook import Outlook
 from headrace.core.scheduler.scheduler import Scheduler
@@ -31,6 +32,7 @@ def hashing_engine(
     admission: AdmissionPolicy | None = None,
     prefix_caching: bool = True,
     outlook: Outlook | None = None,
+    room: RoomPolicy | None = None,
 ) -> tuple[Engine, HashingRunner]:
     events: list[Event] = []
     pool = BlockPool(num_blocks, block_size, LeastRecentlyUsed(), events.append)
@@ -40,6 +42,7 @@ def hashing_engine(
         order or FirstComeFirstServed(),
         admission or Continuous(),
         LastRanked(),
+        room or AlwaysFits(),
         events,
         max_num_seqs=max_num_seqs,
         max_model_len=max_model_len,

@@ -26,6 +26,7 @@ from headrace.core.knobs import Knobs
 from headrace.core.request import FinishReason, Request, SamplingParams
 from headrace.core.scheduler.admission import Continuous
 from headrace.core.scheduler.fair import single_file
+from headrace.core.scheduler.headroom import AlwaysFits
 from headrace.core.scheduler.order import FirstComeFirstServed
 from headrace.core.scheduler.scheduler import Scheduler
 from headrace.core.scheduler.victims import LastRanked
@@ -108,6 +109,7 @@ def run(
         FirstComeFirstServed(),
         Continuous(),
         LastRanked(),
+        AlwaysFits(),
         events,
         max_num_seqs=SEQS,
         max_model_len=MAX_LEN,

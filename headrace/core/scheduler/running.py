@@ -16,6 +16,7 @@ from headrace.core.events import AdmitReason, Admitted, Event, Preempted, Preemp
 from headrace.core.plan import Entry
 from headrace.core.scheduler.draft import Draft
 from headrace.core.scheduler.fair import FairQueue
+from headrace.core.scheduler.headroom import RoomPolicy
 from headrace.core.scheduler.line import PolicyFailed
 from headrace.core.scheduler.pages import Pages
 from headrace.core.scheduler.victims import VictimPolicy
@@ -31,12 +32,19 @@ class Running:
     """The running sequences by place, over ``slots`` slots of the runner."""
 
     def __init__(
-        self, pages: Pages, victims: VictimPolicy, waiting: FairQueue, events: list[Event], slots: int
+        self,
+        pages: Pages,
+        victims: VictimPolicy,
+        room: RoomPolicy,
+        waiting: FairQueue,
+        events: list[Event],
+        slots: int,
     ) -> None:
         self.pages = pages
         self.committed = -1  # the last committed step
         self.admissions = 0
         self._victims = victims
+        self._room = room
         self._waiting = waiting
         self._events = events
         self._sequences: list[Sequence] = []
@@ -51,6 +59,22 @@ class Running:
     @property
     def free_slots(self) -> int:
         return len(self._slots)
+
+    def has_room(self, sequence: Sequence, hit: PrefixHit) -> bool:
+        """Whether a waiting sequence may start: by the room policy, and for a last time only if it can be kept.
+
+        Raises:
+            PolicyFailed: the room policy failed.
+        """
+        pool = self.pages.pool
+        fresh = self.pages.fresh_blocks(sequence, hit)
+        free = pool.num_free - pool.num_idle(hit.blocks)
+        if fresh > free or (self.is_kept(sequence) and not self._can_keep(sequence)):
+            return False
+        try:
+            return bool(self._room.fits(self._sequences, sequence, fresh, free))
+        except Exception as error:
+            raise PolicyFailed(sequence, "room", error) from error
 
     def start(self, sequence: Sequence, hit: PrefixHit, step: Draft) -> None:
         """Give a waiting sequence a slot and blocks for all that it knows; ``step`` gets its entry and moves."""
@@ -152,7 +176,7 @@ class Running:
         """Whether a sequence has been preempted so often that it must now be let finish."""
         return sequence.preemptions >= MAX_PREEMPTIONS
 
-    def can_keep(self, sequence: Sequence) -> bool:
+    def _can_keep(self, sequence: Sequence) -> bool:
         """Whether all that this and the kept ones may ever need fits in the pool together."""
         size = self.pages.pool.block_size
         kept = [s for s in self._sequences if self.is_kept(s)]

@@ -36,6 +36,7 @@ from headrace.core.request import FinishReason, Request
 from headrace.core.scheduler.admission import AdmissionPolicy, Queue
 from headrace.core.scheduler.draft import Draft
 from headrace.core.scheduler.fair import FairQueue
+from headrace.core.scheduler.headroom import RoomPolicy
 from headrace.core.scheduler.line import PolicyFailed
 from headrace.core.scheduler.order import OrderPolicy
 from headrace.core.scheduler.outlook import Outlook
@@ -65,7 +66,7 @@ class Scheduler:
     Args:
         pool: the blocks of the device; events about them come through ``tell`` of the same scheduler.
         queue: those that wait, in the order of their shares.
-        order, admission, victims: the policies.
+        order, admission, victims, room: the policies.
         max_num_seqs: slots, the most sequences that run at once.
         max_model_len: the most tokens of one sequence, prompt and output together.
         prefix_caching: whether computed blocks are shared between equal prefixes.
@@ -80,6 +81,7 @@ class Scheduler:
         order: OrderPolicy,
         admission: AdmissionPolicy,
         victims: VictimPolicy,
+        room: RoomPolicy,
         events: list[Event],
         *,
         max_num_seqs: int,
@@ -92,7 +94,7 @@ class Scheduler:
         self.max_model_len = max_model_len
         self._order = order
         self._admission = admission
-        self._running = Running(Pages(pool, prefix_caching), victims, queue, events, max_num_seqs)
+        self._running = Running(Pages(pool, prefix_caching), victims, room, queue, events, max_num_seqs)
         self._cost = cost
         self._outlook = outlook
         self._events = events
@@ -321,7 +323,12 @@ class Scheduler:
                 continue
             if head is None:
                 break
-            reason = self._try_admit(head, step, knobs, allowed)
+            try:
+                reason = self._try_admit(head, step, knobs, allowed)
+            except PolicyFailed as failed:
+                self._waiting.push(head)
+                self._finish(head, FinishReason.FAILED, str(failed))
+                continue
             if reason is None:
                 allowed -= 1
                 for sequence in passed:
@@ -351,10 +358,7 @@ class Scheduler:
         hit = self._running.pages.look_up(sequence)
         if hit is None:
             return SkipReason.PREFIX_IN_FLIGHT
-        fresh = self._running.pages.fresh_blocks(sequence, hit)
-        if not self.pool.can_allocate(fresh, hit.blocks, reserve=len(self._running)):
-            return SkipReason.NO_BLOCKS
-        if self._running.is_kept(sequence) and not self._running.can_keep(sequence):
+        if not self._running.has_room(sequence, hit):
             return SkipReason.NO_BLOCKS
         cached = hit.tokens(self.pool.block_size)
         length, reason = step.share(cached, sequence.known - cached, knobs)

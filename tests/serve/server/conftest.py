@@ -14,6 +14,7 @@ from headrace.core.gate import Limits
 from headrace.core.knobs import Knobs
 from headrace.core.scheduler.admission import Continuous
 from headrace.core.scheduler.fair import single_file
+from headrace.core.scheduler.headroom import AlwaysFits
 from headrace.core.scheduler.order import FirstComeFirstServed
 from headrace.core.scheduler.scheduler import Scheduler
 from headrace.core.scheduler.victims import LastRanked
@@ -80,6 +81,7 @@ def house(options: dict) -> Iterator[House]:
         FirstComeFirstServed(),
         Continuous(),
         LastRanked(),
+        AlwaysFits(),
         events,
         max_num_seqs=max_num_seqs,
         max_model_len=max_model_len,
