@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Protocol
 
 from headrace.core.cache.ask import Ask
-from headrace.core.cache.entry import Entry, Hit, Layer, Miss, StoreFacts
+from headrace.core.cache.entry import Entry, Hit, Layer, Miss, Served, StoreFacts
 from headrace.core.events import Event
 from headrace.core.plan import StepOutput, StepPlan
 
@@ -66,8 +66,8 @@ class Level(Protocol):
 class Keeper(Protocol):
     """Is told what becomes of answers that may be kept; it must return at once.
 
-    ``kept``: an answer is whole. ``broken_off``: one ended before it was, after ``tokens``. ``cleared`` and ``barred``:
-    everything with a tag, or under a key, must be forgotten.
+    ``kept``: an answer is whole. ``broken_off``: one ended before it was, after ``tokens``. ``cleared``:
+    everything with a tag must be forgotten. ``barred``: an answer was wrong.
     """
 
     def kept(self, ask: Ask, entry: Entry) -> None: ...
@@ -76,4 +76,4 @@ class Keeper(Protocol):
 
     def cleared(self, tag: str) -> None: ...
 
-    def barred(self, key: bytes) -> None: ...
+    def barred(self, served: Served) -> None: ...

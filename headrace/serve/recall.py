@@ -10,13 +10,14 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections import OrderedDict
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 from headrace.core.cache.ask import Ask
 from headrace.core.cache.classes import CacheClass, classify
-from headrace.core.cache.entry import Entry, Hit, Layer, Miss, lifetime
+from headrace.core.cache.entry import Entry, Hit, Layer, Miss, Served, lifetime
 from headrace.core.cache.key import Unkeyable, answer_key
 from headrace.core.classes import BACKGROUND
 from headrace.core.events import Finished, LookedUp, Lookup, Spared
@@ -32,6 +33,9 @@ logger = logging.getLogger(__name__)
 
 RENEWALS = 4
 """Answers that may be renewed early at once; more are left until somebody asks again."""
+
+REMEMBERED = 10_000
+"""Answers of which it is known what they were, so that they can be called wrong."""
 
 ATTEMPTS = 2
 """How often one answer is tried for those who joined another's computation."""
@@ -87,6 +91,7 @@ class Recall:
         self._keepers = tuple(keepers)
         self._flights: dict[bytes, Flight] = {}
         self._finding: dict[bytes, asyncio.Task[Hit | Miss]] = {}
+        self._served: OrderedDict[str, Served] = OrderedDict()
         self._renewing = 0
         self._tasks: set[asyncio.Task[None]] = set()
 
@@ -129,6 +134,8 @@ class Recall:
         for index, hit in enumerate(hits):
             if isinstance(hit, Hit):
                 self._replay(answer, index, hit)
+        for ask, layer, hit in zip(asks, layers, hits, strict=True):
+            self._remember(ask, layer, hit.key if isinstance(hit, Hit) else None)
         answer.note = _note(layers, hits)
         self._service.end_in_time(answer, self.close)
         return answer
@@ -197,11 +204,18 @@ class Recall:
         self._tell_keepers(lambda keeper: keeper.cleared(tag))
         return heard
 
-    async def bar(self, key: bytes) -> None:
-        """Forget a wrong answer, and keep none under its key."""
-        if self._exact is not None:
-            await self._exact.bar(key)
-        self._tell_keepers(lambda keeper: keeper.barred(key))
+    def served(self, request_id: str) -> Served | None:
+        """What went out under a request's id, if it was lately and could be kept."""
+        return self._served.get(request_id)
+
+    async def bar(self, served: Served) -> None:
+        """Forget a wrong answer and keep none in its place.
+
+        Another question's answer may be right for that question: it stays, and its level learns that it was wrong here.
+        """
+        if self._exact is not None and served.layer in (None, Layer.EXACT, Layer.COALESCED):
+            await self._exact.bar(served.source or served.key)
+        self._tell_keepers(lambda keeper: keeper.barred(served))
 
     def start(self) -> None:
         """Begin; on the running loop."""
@@ -303,6 +317,13 @@ class Recall:
             answer.replays.append((index, asyncio.get_running_loop().create_task(work)))
         else:
             tell_whole(answer, index, hit.entry)
+
+    def _remember(self, ask: Ask, layer: Layer | None, source: bytes | None) -> None:
+        text = None if ask.turn is None else ask.turn.text
+        served = Served(ask.request.tenant, ask.key, layer, source, text, ask.partition)
+        self._served[ask.request.id] = served
+        if len(self._served) > REMEMBERED:
+            self._served.popitem(last=False)
 
     def _again(self, flight: Flight, failed: Finished) -> bool:
         """Start ``flight`` anew for those who joined it; whether there are such and it could be."""

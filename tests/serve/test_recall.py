@@ -51,7 +51,7 @@ class Witness:
     def cleared(self, tag):
         pass
 
-    def barred(self, key):
+    def barred(self, served):
         pass
 
 
@@ -375,11 +375,14 @@ def test_what_is_cleared_is_gone_also_what_was_being_computed():
 def test_a_wrong_answer_is_not_kept_again():
     async def run():
         async with house() as h:
-            question = h.question()
-            await h.answer()
-            await h.recall.bar(h.recall.ask(question).key)
-            for _ in range(2):
-                assert await h.answer() == ("miss", truth())
+            for id_of_the_wrong_one in ("r1", "r2"):
+                await h.answer()
+                served = h.recall.served(id_of_the_wrong_one)
+                assert served.tenant == "default"
+                await h.recall.bar(served)
+                for _ in range(2):
+                    assert await h.answer() == ("miss", truth())
+            assert h.recall.served("unknown") is None
 
     asyncio.run(run())
 

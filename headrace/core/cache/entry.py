@@ -72,6 +72,21 @@ class Miss(NamedTuple):
     why: str = "unknown"
 
 
+class Served(NamedTuple):
+    """What is remembered of an answer that went out, so that its reader can say later that it was wrong.
+
+    ``key`` is the asker's own; ``source`` is that of the entry which was served, None where the answer was computed.
+    ``text`` and ``partition`` are those of its `Turn`, where another level could have answered.
+    """
+
+    tenant: str
+    key: bytes
+    layer: Layer | None = None
+    source: bytes | None = None
+    text: str | None = None
+    partition: bytes = b""
+
+
 class StoreFacts(NamedTuple):
     """How full a store is; None where it does not know. ``evictions`` are entries that it dropped for want of room."""
 
