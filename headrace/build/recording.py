@@ -7,7 +7,7 @@ them forgot.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, fields, is_dataclass, replace
+from dataclasses import fields, is_dataclass, replace
 from pathlib import Path
 from typing import Any, get_type_hints
 
@@ -46,7 +46,14 @@ def make_recorded_engine(
 ) -> Engine:
     """`make_engine`, whose arguments and whose engine's life are told."""
     given = {"plans": plans, "cache": cache} | rest
-    tell(Begun(__version__, {name: plain(_fields(value)) for name, value in given.items()}))
+    hints = get_type_hints(make_engine, include_extras=True)
+    settings = {
+        name: plain(
+            TypeAdapter(hints[name]).dump_python(dict(value) if isinstance(value, Mapping) else value)
+        )
+        for name, value in given.items()
+    }
+    tell(Begun(__version__, settings))
     return make_engine(plans, cache, runner, **rest, tell=tell)
 
 
@@ -62,10 +69,6 @@ def make_engine_again(
     if changes:
         _change(given, changes)
     return make_engine(runner=runner, **given)
-
-
-def _fields(value: Any) -> Any:
-    return asdict(value) if is_dataclass(value) and not isinstance(value, type) else value
 
 
 def _read_settings(settings: Mapping[str, Any]) -> dict[str, Any]:

@@ -1,13 +1,16 @@
 from __future__ import annotations
 
+from types import MappingProxyType
+
 import pytest
 
 from headrace.build.engine import make_engine, make_knobs
 from headrace.build.recording import make_engine_again, make_recorded_engine, open_tape
 from headrace.config import CacheOptions, ConfigError, SchedulerOptions, ServerOptions
+from headrace.core.classes import ServiceClass
 from headrace.core.cost import StepCost
 from headrace.core.engine import Engine
-from headrace.core.request import Request, SamplingParams
+from headrace.core.request import Request, SamplingParams, Slo
 from headrace.lab.replay.exact import Replay
 from headrace.lab.replay.trace import read_trace
 from headrace.observe.recording.engine import RecordedEngine
@@ -67,6 +70,18 @@ def test_the_engine_comes_back_from_its_recording(tmp_path, policy):
     trace = recorded(tmp_path / "trace.jsonl", plans)
     replay = Replay(trace, make_engine_again)
     assert len(list(replay.scenes())) > 8
+    assert replay.divergence is None
+
+
+def test_classes_and_tenants_come_back_too(tmp_path):
+    classes = (ServiceClass("gold", 0, 8.0, slo=Slo(0.5)), ServiceClass("default", 1, 2.0))
+    more = {"classes": classes, "weights": MappingProxyType({"someone": 3.0})}
+    trace = recorded(
+        tmp_path / "trace.jsonl", SchedulerOptions(scheduling_policy="fair", max_num_seqs=3), **more
+    )
+    assert [each["name"] for each in trace.settings["classes"]] == ["gold", "default"]
+    replay = Replay(trace, make_engine_again)
+    assert list(replay.scenes())
     assert replay.divergence is None
 
 

@@ -1,7 +1,7 @@
 """What a workload asks of a fleet, in a few numbers: rates, lengths, and how much of the prompts is new.
 
-A workload is a list of `Work` with token ids and arrival times, drawn from distributions or read from a trace. Next on
-the road: `capacity` sets these numbers against a replica, the simulator takes the workload itself.
+A workload is a list of `Call`s, made up or read from a trace. Next on the road: `capacity` sets these numbers against a
+replica, the simulator takes the calls themselves.
 """
 
 from __future__ import annotations
@@ -10,8 +10,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from headrace.core.blocks import chained_key, root_key
-from headrace.lab.workload import Work
+from headrace.lab.workload.call import Call
 
 
 class BadDemand(ValueError):
@@ -22,7 +21,7 @@ class BadDemand(ValueError):
 class Demand:
     """A workload in numbers; all lengths in tokens.
 
-    ``fresh_tokens`` is the mean of what a prompt shares with no earlier one, in whole blocks: an endless prefix cache
+    ``fresh_tokens`` is the mean of what a prompt shares with no earlier call of its tenant: an endless prefix cache
     computes that much. ``context`` is the mean context of a token that is drawn. ``prompts`` are all prompt lengths,
     shortest first.
     """
@@ -36,10 +35,6 @@ class Demand:
     prompts: tuple[int, ...]
 
     @property
-    def output_tokens_per_second(self) -> float:
-        return self.requests_per_second * self.output_tokens
-
-    @property
     def shares_prefixes(self) -> bool:
         """Whether a prompt may be answered sooner than all of it could be computed."""
         return self.fresh_tokens < self.prompt_tokens
@@ -49,47 +44,48 @@ class Demand:
         return self.prompts[max(0, math.ceil(share * len(self.prompts)) - 1)]
 
 
-def demand(work: Sequence[Work], block_size: int) -> Demand:
-    """The demand of a workload, whose rate is its requests over the time in which they arrive.
+def demand(calls: Sequence[Call]) -> Demand:
+    """The demand of a workload, whose rate is its calls over the time in which they come.
 
     Raises:
-        BadDemand: no requests, all at once, or prompts that are not token ids.
+        BadDemand: no calls, or all at once.
     """
-    if not work:
+    if not calls:
         raise BadDemand("the workload is empty")
-    until = max(each.arrival for each in work)
+    until = max(call.arrival for call in calls)
     if until <= 0:
-        raise BadDemand("all requests come at once: planning needs a rate (requests per second)")
-    lengths = [(len(_tokens(each)), each.max_tokens) for each in work]
-    drawn = sum(output for _, output in lengths)
-    count = len(work)
+        raise BadDemand("all calls come at once: planning needs a rate")
+    count = len(calls)
+    drawn = sum(call.output_tokens for call in calls)
+    contexts = sum(call.output_tokens * (call.prompt_tokens + call.output_tokens / 2) for call in calls)
     return Demand(
         requests_per_second=count / until,
-        prompt_tokens=sum(prompt for prompt, _ in lengths) / count,
-        fresh_tokens=_fresh(work, block_size) / count,
+        prompt_tokens=sum(call.prompt_tokens for call in calls) / count,
+        fresh_tokens=_fresh(calls) / count,
         output_tokens=drawn / count,
-        context=sum(output * (prompt + output / 2) for prompt, output in lengths) / drawn,
-        longest=max(prompt + output for prompt, output in lengths),
-        prompts=tuple(sorted(prompt for prompt, _ in lengths)),
+        context=contexts / drawn,
+        longest=max(call.prompt_tokens + call.output_tokens for call in calls),
+        prompts=tuple(sorted(call.prompt_tokens for call in calls)),
     )
 
 
-def _tokens(work: Work) -> tuple[int, ...]:
-    if isinstance(work.prompt, str) or not all(isinstance(token, int) for token in work.prompt[:1]):
-        raise BadDemand(f"request {work.id}: planning needs prompts as token ids, this one is text")
-    return work.prompt  # type: ignore[return-value]
-
-
-def _fresh(work: Sequence[Work], block_size: int) -> int:
-    """Prompt tokens that no earlier request has brought, as an endless cache of whole blocks would count them."""
-    seen: set[bytes] = set()
+def _fresh(calls: Sequence[Call]) -> int:
+    """Prompt tokens that no earlier call of the tenant has brought, answers counted as brought too."""
+    known: dict[tuple[object, ...], int] = {}  # the spans before one, and its stream: how far it is known
     fresh = 0
-    root = root_key("", "")
-    for each in sorted(work, key=lambda one: one.arrival):
-        tokens, key, found = _tokens(each), root, 0
-        for start in range(0, len(tokens) - block_size + 1, block_size):
-            key = chained_key(key, tokens[start : start + block_size])
-            found += key in seen
-            seen.add(key)
-        fresh += len(tokens) - found * block_size
+    for call in sorted(calls, key=lambda each: each.arrival):
+        before: tuple[object, ...] = (call.tenant,)
+        shared, unbroken = 0, True
+        for span in call.content:
+            place = (before, span.stream, span.start)
+            if unbroken:
+                shared += min(known.get(place, 0), span.length)
+                unbroken = known.get(place, 0) >= span.length
+            known[place] = max(known.get(place, 0), span.length)
+            before = (hash(before), span)
+        if call.content and call.answer is not None:
+            last = call.content[-1]
+            if (call.answer.stream, call.answer.start) == (last.stream, last.start + last.length):
+                known[place] = max(known[place], last.length + call.answer.length)
+        fresh += call.prompt_tokens - shared
     return fresh

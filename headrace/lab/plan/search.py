@@ -3,11 +3,12 @@
 ```
  candidates   device x devices per replica x step size         `candidates`; the impossible ones with their reason
  order        by what the arithmetic says each would cost
- each         fewest replicas with which the simulation keeps the promise (gallop, then bisect); none dearer than
+ each         fewest replicas with which the simulation keeps the promise (gallop up, then bisect); none dearer than
               the best one so far is tried
 ```
-More replicas never do worse, up to the luck of routing, so the fewest is found by bisection. It does not know how a
-simulation is made: ``confirm`` is given, and tests give their own.
+Arithmetic also says where to begin: with fewer replicas the queue would grow for ever, which a short simulation might
+not show. More replicas never do worse, up to the luck of routing, so the fewest is found by bisection. It does not know
+how a simulation is made: ``confirm`` is given, and tests give their own.
 """
 
 from __future__ import annotations
@@ -61,21 +62,23 @@ class Trial(NamedTuple):
     preemptions: int
 
 
-class Refused(NamedTuple):
-    """A candidate that is out, and why."""
-
-    name: str
-    reason: str
-
-
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """``best`` is None when no fleet keeps the promise; ``refused`` then says why, one by one."""
+    """``best`` is None when no fleet keeps the promise; ``refused`` says of each that is out why."""
 
     best: Fleet | None
     trial: Trial | None
     tried: tuple[tuple[Fleet, Trial], ...]
-    refused: tuple[Refused, ...]
+    refused: tuple[str, ...]
+
+
+def degrees(shape: ModelShape, device: DeviceSpec) -> list[int]:
+    """How many devices can share the model: whole heads each, and processors of one server only as one."""
+    return [
+        degree
+        for degree in DEGREES
+        if shape.num_kv_heads % degree == 0 and (degree == 1 or device.name != "cpu")
+    ]
 
 
 def candidates(
@@ -85,29 +88,27 @@ def candidates(
     demand: Demand,
     slo: Slo,
     block_size: int = 16,
-) -> tuple[list[Candidate], list[Refused]]:
+) -> tuple[list[Candidate], list[str]]:
     """All kinds of replicas that arithmetic does not rule out, and why it rules out the others."""
     possible: list[Candidate] = []
-    refused: list[Refused] = []
+    refused: dict[str, None] = {}  # in order, each reason once
     for device in devices:
-        for degree in DEGREES if device.name != "cpu" else (1,):
-            if shape.num_kv_heads % degree:
-                continue
+        for degree in degrees(shape, device):
             replica = Replica(shape, device, degree, precision)
             for tokens in BATCHED_TOKENS:
                 settings = Settings(min(MOST_SEQUENCES, tokens), tokens, block_size)
                 try:
                     best = best_steady(replica, demand, slo, settings)
                 except Impossible as error:
-                    refused.append(Refused(_name(replica, tokens), str(error)))
+                    refused[str(error)] = None
                     continue
                 possible.append(Candidate(replica, settings._replace(max_num_seqs=best.sequences), best))
-    return possible, refused
+    return possible, list(refused)
 
 
 def cheapest(
     possible: Sequence[Candidate],
-    refused: Iterable[Refused],
+    refused: Iterable[str],
     demand: Demand,
     slo: Slo,
     confirm: Callable[[Fleet], Trial],
@@ -124,16 +125,14 @@ def cheapest(
             most = min(most, cheaper)
         name = _name(candidate.replica, candidate.settings.max_num_batched_tokens)
         start = _expected_replicas(candidate, demand)
-        if start > 2 * most or not most:  # so far from enough that no simulation need say so
-            within = "within the price of the best" if best is not None else f"within {max_devices} devices"
-            out.append(
-                Refused(name, f"{name}: needs about {start} replicas by arithmetic; {most} are {within}")
-            )
+        if start > most:
+            within = "cheaper than the best" if best is not None else f"within {max_devices} devices"
+            out.append(f"{name}: needs {start} replicas by arithmetic; {most} are {within}")
             continue
-        found = _fewest(candidate, min(start, most), most, slo.share, confirm, tried)
+        found = _fewest(candidate, start, most, slo.share, confirm, tried)
         if found is None:
             _, trial = tried[-1]
-            out.append(Refused(name, f"{name}: {most} replicas reach {100 * trial.attained:.1f} %"))
+            out.append(f"{name}: {most} replicas keep the promise to {100 * trial.attained:.1f} %")
         else:
             best = found
     if best is None:
@@ -157,42 +156,20 @@ def _fewest(
     confirm: Callable[[Fleet], Trial],
     tried: list[tuple[Fleet, Trial]],
 ) -> tuple[Fleet, Trial] | None:
-    """The fewest replicas up to ``most`` that keep the promise, looked for from ``start`` in growing strides."""
-
-    def attempt(replicas: int) -> tuple[Fleet, Trial]:
+    """The fewest replicas from ``start`` to ``most`` that keep the promise, looked for in growing strides."""
+    failed, passed, stride = start - 1, 0, 1
+    found: tuple[Fleet, Trial] | None = None
+    while found is None or passed - failed > 1:
+        replicas = (passed + failed) // 2 if found else min(most, failed + stride)
         fleet = Fleet(candidate.replica, candidate.settings, replicas)
-        tried.append((fleet, confirm(fleet)))
-        return tried[-1]
-
-    found = attempt(start)
-    stride = 1
-    if found[1].attained >= share:
-        failed, passed = 0, start
-        while passed > 1:
-            lower = max(1, passed - stride)
-            result = attempt(lower)
-            if result[1].attained < share:
-                failed = lower
-                break
-            found, passed, stride = result, lower, 2 * stride
-    else:
-        failed, passed = start, 0
-        while not passed:
-            if failed == most:
-                return None
-            higher = min(most, failed + stride)
-            result = attempt(higher)
-            if result[1].attained >= share:
-                found, passed = result, higher
-            else:
-                failed, stride = higher, 2 * stride
-    while passed - failed > 1:
-        middle = (passed + failed) // 2
-        result = attempt(middle)
-        if result[1].attained >= share:
-            found, passed = result, middle
+        trial = confirm(fleet)
+        tried.append((fleet, trial))
+        if trial.attained >= share:
+            found, passed = (fleet, trial), replicas
+        elif replicas == most:
+            return None
         else:
-            failed = middle
+            failed, stride = replicas, 2 * stride
     return found
 
 

@@ -107,16 +107,18 @@ class Scribe:
 
 def event_line(event: Event, shown: Callable[[str, tuple[int, ...]], tuple[int, ...]]) -> list[Any]:
     """An event as its name and the fields that differ from their defaults; ``shown`` makes tokens unreadable."""
+    if isinstance(event, Emitted):  # nearly all events are: the short way
+        return [
+            "Emitted",
+            {"request_id": event.request_id, "tokens": written(shown(event.request_id, event.tokens))},
+        ]
     fields: dict[str, Any] = {}
     for name, value in event._asdict().items():
-        if name == "tokens" and isinstance(event, Emitted):
-            fields[name] = written(shown(event.request_id, value))
-        elif name == "stop_token":
+        if name == "stop_token":
             if value is not None:
                 fields[name] = STOP
         elif name == "logprobs":
-            if not isinstance(event, Emitted):
-                fields[name] = len(value)
+            fields[name] = len(value)
         elif name not in event._field_defaults or value != event._field_defaults[name]:
             fields[name] = plain(value)
     return [type(event).__name__, fields]

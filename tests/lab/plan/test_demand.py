@@ -3,38 +3,43 @@ from __future__ import annotations
 import pytest
 
 from headrace.lab.plan.demand import BadDemand, demand
-from headrace.lab.workload import Work
+from headrace.lab.workload.call import Call, Span
 
 
 def test_a_workload_in_numbers():
-    work = [
-        Work("a", tuple(range(100)), max_tokens=10, arrival=1.0),
-        Work("b", tuple(range(300, 600)), max_tokens=30, arrival=2.0),
-    ]
-    told = demand(work, block_size=16)
+    told = demand([Call(1.0, 100, 10), Call(2.0, 300, 30)])
     assert told.requests_per_second == 1.0
     assert (told.prompt_tokens, told.fresh_tokens, told.output_tokens) == (200, 200, 20)
-    assert told.output_tokens_per_second == 20
     assert told.context == (10 * 105 + 30 * 315) / 40
     assert told.longest == 330
     assert (told.prompt_at(0.5), told.prompt_at(0.51), told.prompt_at(1.0)) == (100, 300, 300)
     assert not told.shares_prefixes
 
 
-def test_what_prompts_share_is_computed_once_in_whole_blocks():
-    prefix = tuple(range(40))  # two blocks of 16 and a half
-    work = [Work(str(i), (*prefix, 100 + i), 1, arrival=1.0 + i) for i in range(4)]
-    assert demand(work, block_size=16).fresh_tokens == 41 - 32 * 3 / 4
+def test_a_system_prompt_is_computed_once_per_tenant():
+    calls = [
+        Call(float(i + 1), 140, 5, tenant, content=(Span(1, 0, 100), Span(10 + i, 0, 40)))
+        for i, tenant in enumerate(["a", "a", "a", "b"])
+    ]
+    assert demand(calls).fresh_tokens == (140 + 40 + 40 + 140) / 4
+    assert demand(calls).shares_prefixes
 
 
-@pytest.mark.parametrize(
-    ("work", "message"),
-    [
-        ([], "empty"),
-        ([Work("a", (1, 2), 4)], "needs a rate"),
-        ([Work("a", "text", 4, arrival=1.0)], "request a: .* token ids"),
-    ],
-)
-def test_what_cannot_be_planned_for_is_refused(work, message):
+def test_a_later_turn_computes_only_what_was_asked_since():
+    turns = [
+        Call(1.0, 150, 30, content=(Span(1, 0, 100), Span(2, 0, 50)), answer=Span(2, 50, 30)),
+        Call(2.0, 190, 30, content=(Span(1, 0, 100), Span(2, 0, 90)), answer=Span(2, 90, 30)),
+    ]
+    assert demand(turns).fresh_tokens == (150 + 10) / 2
+
+
+def test_what_follows_a_difference_is_fresh_though_it_was_seen_elsewhere():
+    first, second = Span(1, 0, 100), Span(2, 0, 100)
+    calls = [Call(1.0, 200, 5, content=(first, second)), Call(2.0, 200, 5, content=(Span(3, 0, 100), second))]
+    assert demand(calls).fresh_tokens == 200
+
+
+@pytest.mark.parametrize(("calls", "message"), [([], "empty"), ([Call(0.0, 2, 4)], "needs a rate")])
+def test_what_cannot_be_planned_for_is_refused(calls, message):
     with pytest.raises(BadDemand, match=message):
-        demand(work, 16)
+        demand(calls)

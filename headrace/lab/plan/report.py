@@ -1,0 +1,129 @@
+"""A plan for the eye: sheets side by side, the fleet that was found, and why the others were not."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from rich.table import Table
+
+from headrace.lab.plan.capacity import Slo
+from headrace.lab.plan.demand import Demand
+from headrace.lab.plan.search import Fleet, Trial, Verdict
+from headrace.lab.plan.shapes import ModelShape
+from headrace.lab.plan.sheet import BATCHES, Decode, Sheet
+
+
+def shape_line(shape: ModelShape, sheets: Sequence[Sheet]) -> str:
+    """The model in a line."""
+    return (
+        f"{shape.name}: {shape.num_parameters / 1e9:.3g} B parameters, {sheets[0].kv_bytes_per_token / 1024:.1f} KiB"
+        f" of keys and values per token; prompts and contexts of {sheets[0].context:,} tokens"
+    )
+
+
+def sheet_table(sheets: Sequence[Sheet]) -> Table:
+    """Devices side by side."""
+    table = Table(header_style="bold")
+    table.add_column("")
+    for each in sheets:
+        table.add_column(f"{each.degree} x {each.device}", justify="right")
+    rows = {
+        "weights GB": [f"{each.weight_bytes / 1e9:.2f}" for each in sheets],
+        "workspace GB": [f"{each.workspace_bytes / 1e9:.2f}" for each in sheets],
+        "tokens that fit": [f"{each.kv_tokens:,}" if each.kv_tokens else "none" for each in sheets],
+        "sequences that fit": [f"{each.sequences:,}" for each in sheets],
+        "prefill s (MFU)": [
+            f"{each.prefill_seconds:.3f} ({100 * each.prefill_mfu:.0f} %)" if each.fits else "-"
+            for each in sheets
+        ],
+    }
+    for batch in BATCHES:
+        rows[f"decode {batch}: ms, tok/s (MFU)"] = [_decode(each, batch) for each in sheets]
+    rows |= {
+        "$ per hour": [f"{each.dollars_per_hour:.2f}" for each in sheets],
+        "$ per million prompt tokens": [
+            f"{each.prefill_dollars_per_million:.3f}" if each.fits else "-" for each in sheets
+        ],
+        "$ per million answer tokens": [
+            f"{min(d.dollars_per_million for d in each.decode):.3f}" if each.decode else "-"
+            for each in sheets
+        ],
+    }
+    for label, cells in rows.items():
+        table.add_row(label, *cells)
+    return table
+
+
+def _decode(sheet: Sheet, batch: int) -> str:
+    found: Decode | None = next((each for each in sheet.decode if each.batch == batch), None)
+    if found is None:
+        return "-"
+    return f"{1e3 * found.step_seconds:.2f}, {found.tokens_per_second:,.0f} ({100 * found.mfu:.1f} %)"
+
+
+def demand_lines(demand: Demand, slo: Slo) -> list[str]:
+    """What is asked for, as lines."""
+    fresh = 100 * demand.fresh_tokens / demand.prompt_tokens
+    return [
+        f"demand    {demand.requests_per_second:.3g} requests/s of {demand.prompt_tokens:,.0f} prompt tokens"
+        f" ({fresh:.0f} % of them new) and {demand.output_tokens:,.0f} answer tokens",
+        f"promise   first token in {slo.ttft:g} s and {1e3 * slo.tpot:g} ms per further token,"
+        f" to {100 * slo.share:g} % of the requests",
+    ]
+
+
+def verdict_lines(verdict: Verdict, demand: Demand) -> list[str]:
+    """What was found, or why nothing was, as lines."""
+    if verdict.best is None or verdict.trial is None:
+        return ["no fleet keeps the promise:", *(f"  {reason}" for reason in verdict.refused)]
+    fleet, trial = verdict.best, verdict.trial
+    tokens_per_hour = 3600 * demand.requests_per_second * demand.output_tokens
+    flags = f"--max-num-seqs {fleet.settings.max_num_seqs}"
+    flags += f" --max-num-batched-tokens {fleet.settings.max_num_batched_tokens}"
+    return [
+        f"cheapest  {fleet_text(fleet)}: {fleet.dollars_per_hour:.2f} $ per hour,"
+        f" {1e6 * fleet.dollars_per_hour / tokens_per_hour:.3f} $ per million answer tokens at this load",
+        f"settings  {flags}",
+        f"expected  {trial_text(trial)}",
+    ]
+
+
+def trials_table(verdict: Verdict) -> Table:
+    """All fleets that were simulated."""
+    table = Table(header_style="bold")
+    for name in (
+        "fleet",
+        "step tokens",
+        "$ per hour",
+        "promise kept",
+        "TTFT p95 s",
+        "TPOT p95 ms",
+        "preempted",
+    ):
+        table.add_column(name, justify="left" if name == "fleet" else "right")
+    for fleet, trial in verdict.tried:
+        table.add_row(
+            fleet_text(fleet),
+            str(fleet.settings.max_num_batched_tokens),
+            f"{fleet.dollars_per_hour:.2f}",
+            f"{100 * trial.attained:.1f} %",
+            f"{trial.ttft_p95:.3f}",
+            f"{1e3 * trial.tpot_p95:.1f}",
+            str(trial.preemptions),
+        )
+    return table
+
+
+def fleet_text(fleet: Fleet) -> str:
+    """A fleet in words."""
+    replica = fleet.replica
+    each = "" if replica.degree == 1 else f" of {replica.degree} devices"
+    return f"{fleet.replicas} x {replica.device.name}{each}"
+
+
+def trial_text(trial: Trial) -> str:
+    """A simulation's figures in words."""
+    return (
+        f"the promise kept to {100 * trial.attained:.1f} %, TTFT p95 {trial.ttft_p95:.3f} s,"
+        f" TPOT p95 {1e3 * trial.tpot_p95:.1f} ms, {trial.output_tokens_per_second:,.0f} tokens/s"
+    )

@@ -1,0 +1,74 @@
+from __future__ import annotations
+
+import io
+
+import pytest
+from rich.console import Console
+
+from headrace.lab.plan.capacity import Settings, Slo
+from headrace.lab.plan.demand import Demand
+from headrace.lab.plan.devices import CPU, H100
+from headrace.lab.plan.report import demand_lines, shape_line, sheet_table, trials_table, verdict_lines
+from headrace.lab.plan.roofline import Replica, chunk, decoding
+from headrace.lab.plan.search import Fleet, Trial, Verdict
+from headrace.lab.plan.shapes import SHAPES
+from headrace.lab.plan.sheet import sheet
+
+EIGHT_B = SHAPES["llama-3.1-8b"]
+SETTINGS = Settings(256, 2048)
+REPLICA = Replica(EIGHT_B, H100)
+
+
+def text_of(shown) -> str:
+    out = io.StringIO()
+    Console(file=out, width=200).print(shown)
+    return out.getvalue()
+
+
+def test_a_sheet_agrees_with_the_roofline():
+    told = sheet(REPLICA, SETTINGS, 1024)
+    assert told.kv_bytes_per_token == 128 * 1024
+    assert told.kv_tokens == 16 * REPLICA.num_blocks(16, 2048, 256)
+    assert told.sequences == told.kv_tokens // 1024
+    assert [each.batch for each in told.decode] == [1, 8, 32, 64, 128, 256]
+    one = told.decode[0]
+    seconds = REPLICA.step_seconds(decoding(1, 1024))
+    assert one.step_seconds == seconds
+    assert one.tokens_per_second == 1 / seconds
+    assert one.dollars_per_million == pytest.approx(1e6 * H100.dollars_per_hour / 3600 * seconds)
+    assert told.prefill_seconds == REPLICA.step_seconds(chunk(0, 1024, last=True))
+    assert 0.4 < told.prefill_mfu < 0.6
+    assert told.decode[-1].dollars_per_million < one.dollars_per_million / 50
+
+
+def test_batches_that_do_not_fit_are_left_out():
+    told = sheet(Replica(SHAPES["qwen3-0.6b"], CPU), SETTINGS, 20_000)
+    assert 0 < told.sequences < 32
+    assert [each.batch for each in told.decode] == [1, 8]
+    assert not sheet(Replica(SHAPES["llama-3.1-70b"], H100), SETTINGS, 1024).fits
+
+
+def test_sheets_side_by_side():
+    sheets = [sheet(Replica(EIGHT_B, H100), SETTINGS, 1024), sheet(Replica(EIGHT_B, H100, 2), SETTINGS, 1024)]
+    line = shape_line(EIGHT_B, sheets)
+    assert line.startswith("llama-3.1-8b: 8.03 B parameters, 128.0 KiB of keys and values per token; ")
+    text = text_of(sheet_table(sheets))
+    assert "2 x H100-SXM" in text
+    assert "5.98" in text
+    assert "decode 256: ms, tok/s (MFU)" in text
+    none = sheet(Replica(SHAPES["llama-3.1-70b"], H100), SETTINGS, 1024)
+    assert "none" in text_of(sheet_table([none]))
+
+
+def test_a_verdict_in_words():
+    demand = Demand(2.0, 1000, 500, 100, 1050, 1100, (1000,))
+    assert "(50 % of them new)" in demand_lines(demand, Slo(1.0, 0.05))[0]
+    fleet = Fleet(REPLICA, Settings(32, 2048), 2)
+    trial = Trial(0.97, 0.5, 0.02, 200.0, 3)
+    lines = verdict_lines(Verdict(fleet, trial, ((fleet, trial),), ()), demand)
+    # 200 tokens a second are 0.72 million an hour.
+    assert lines[0].startswith("cheapest  2 x H100-SXM: 5.98 $ per hour, 8.306 $ per million")
+    assert lines[1] == "settings  --max-num-seqs 32 --max-num-batched-tokens 2048"
+    assert "97.0 %" in lines[2]
+    assert "97.0 %" in text_of(trials_table(Verdict(fleet, trial, ((fleet, trial),), ())))
+    assert verdict_lines(Verdict(None, None, (), ("too slow",)), demand)[1] == "  too slow"
