@@ -39,6 +39,12 @@ WATERMARK = 100
 MAX_PASSES = 16
 """How often a request at the head of its line may be passed over for one that finds more in the cache."""
 
+FIXED_TOKENS = {"cpu": 8.0, "cuda": 256.0}
+"""Tokens whose linear layers cost as much as a step's fixed part: little on a CPU, where compute binds at once."""
+
+ATTENTION_PENALTY = {"cpu": 3.0, "cuda": 2.0}
+"""How much slower an operation of attention is than one of a linear layer."""
+
 
 def make_engine(
     plans: SchedulerOptions,
@@ -116,6 +122,14 @@ def make_knobs(plans: SchedulerOptions, device: str, max_model_len: int) -> Knob
 def resolve_overlap(plans: SchedulerOptions, device: str) -> int:
     """Steps in flight while the next is planned: as asked for, or what pays on this kind of device."""
     return OVERLAP[device] if plans.overlap is None else plans.overlap
+
+
+def step_cost(linear_parameters: int, query_width: int, device: str) -> StepCost:
+    """From counted operations: a token's linear layers take two per weight, its attention four per query element
+    (of all layers) and position of context (q·k and weights·v)."""
+    return StepCost(
+        FIXED_TOKENS[device], 2 * linear_parameters / (4 * query_width * ATTENTION_PENALTY[device])
+    )
 
 
 def _line(plans: SchedulerOptions, cache: CacheOptions, pool: BlockPool) -> Callable[[], Line]:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from headrace.build.engine import make_engine, make_knobs, resolve_overlap
+from headrace.build.engine import make_engine, make_knobs, resolve_overlap, step_cost
 from headrace.build.recording import make_recorded_engine
 from headrace.compute.device import (
     DeviceFacts,
@@ -37,12 +37,6 @@ from headrace.core.request import Request, SamplingParams
 from headrace.observe.recording.engine import Tell
 from headrace.serve.text.template import ChatTemplate, TemplateError
 from headrace.serve.text.tokenizer import Tokenizer, TokenizerError
-
-FIXED_TOKENS = {"cpu": 8.0, "cuda": 256.0}
-"""Tokens whose linear layers cost as much as a step's fixed part: little on a CPU, where compute binds at once."""
-
-ATTENTION_PENALTY = {"cpu": 3.0, "cuda": 2.0}
-"""How much slower an operation of attention is than one of a linear layer."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,7 +129,7 @@ def _load(options: Options, seconds: dict[str, float], tell: Tell | None) -> Loa
         num_blocks=ledger.num_blocks,
         max_model_len=max_model_len,
         knobs=knobs,
-        cost=_step_cost(spec, device.type),
+        cost=decoder_cost(spec, device.type),
         overlap=overlap,
     )
     return Loaded(
@@ -174,12 +168,10 @@ def _max_model_len(model: ModelOptions, spec: DecoderSpec) -> int:
     return model.max_model_len
 
 
-def _step_cost(spec: DecoderSpec, device: str) -> StepCost:
-    """From counted operations: a token's linear layers take two per weight, its attention four per query element
-    and position of context (q·k and weights·v)."""
-    linear = 2 * (spec.num_parameters - spec.vocab_size * spec.hidden_size)
-    attention = 4 * spec.num_layers * spec.num_heads * spec.head_dim * ATTENTION_PENALTY[device]
-    return StepCost(FIXED_TOKENS[device], linear / attention)
+def decoder_cost(spec: DecoderSpec, device: str) -> StepCost:
+    """What rows of a model cost beside each other."""
+    linear = spec.num_parameters - spec.vocab_size * spec.hidden_size
+    return step_cost(linear, spec.num_layers * spec.num_heads * spec.head_dim, device)
 
 
 def describe(loaded: Loaded) -> list[str]:

@@ -13,6 +13,7 @@ from headrace.cli.complete import complete
 from headrace.cli.doctor import doctor
 from headrace.cli.replay import replay
 from headrace.cli.serve import serve
+from headrace.cli.simulate import simulate
 
 app = typer.Typer(
     name="headrace",
@@ -21,7 +22,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode=None,  # plain help wraps long flags, where tables cut them
 )
-for command in (serve, chat, complete, run_batch, replay, doctor):
+for command in (serve, chat, complete, run_batch, replay, simulate, doctor):
     app.command()(command)
 app.add_typer(bench_app, name="bench")
 

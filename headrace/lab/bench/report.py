@@ -70,7 +70,7 @@ def _ms(seconds: float) -> str:
 
 
 def _fact(value: Any) -> str:
-    if value is None:
+    if value is None or value != value:
         return "-"
     return f"{value:.4g}" if isinstance(value, float) else str(value)
 
@@ -83,7 +83,7 @@ def document(
     ``settings`` are the benchmark's own (seeds, rounds, rates, workload); ``more`` are figures over several
     runs (ratios, bounds). Infinite and undefined numbers become null, since JSON has none.
     """
-    told: dict[str, Any] = _plain(
+    told: dict[str, Any] = plain(
         {
             "command": without_keys(sys.argv),
             "when": datetime.now(UTC).isoformat(timespec="seconds"),
@@ -118,11 +118,12 @@ def write(path: Path, told: Mapping[str, Any]) -> None:
     path.write_text(json.dumps(told, indent=1, allow_nan=False) + "\n", encoding="utf-8")
 
 
-def _plain(value: Any) -> Any:
+def plain(value: Any) -> Any:
+    """Plain values for JSON, which has no infinite or undefined numbers: those become null."""
     if isinstance(value, Mapping):
-        return {str(key): _plain(inner) for key, inner in value.items()}
+        return {str(key): plain(inner) for key, inner in value.items()}
     if isinstance(value, list | tuple):
-        return [_plain(inner) for inner in value]
+        return [plain(inner) for inner in value]
     if isinstance(value, float):
         return round(value, 7) if math.isfinite(value) else None
     return value if value is None or isinstance(value, str | int | bool) else str(value)

@@ -116,9 +116,15 @@ class Replica:
             max_num_seqs=max_num_seqs,
         )
 
-    def num_blocks(self, block_size: int, max_num_batched_tokens: int, max_num_seqs: int) -> int:
+    def num_blocks(
+        self,
+        block_size: int,
+        max_num_batched_tokens: int,
+        max_num_seqs: int,
+        memory_share: float = MEMORY_SHARE,
+    ) -> int:
         """Blocks of keys and values that fit beside weights and workspace; 0 where these alone do not fit."""
-        usable = int(self.degree * self.device.memory_bytes * MEMORY_SHARE)
+        usable = int(self.degree * self.device.memory_bytes * memory_share)
         left = usable - self.weight_bytes - self.workspace_bytes(max_num_batched_tokens, max_num_seqs)
         return max(0, left) // (block_size * self.kv_bytes_per_token)
 

@@ -1,0 +1,190 @@
+"""A simulated fleet from its options: the engine of `build.engine`, a runner in virtual time, a device by name or file.
+
+Nothing here needs torch, unless a model's shape has to be read from its ``config.json``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from headrace.build.engine import make_engine, make_knobs, resolve_overlap, step_cost
+from headrace.config import CacheOptions, ConfigError, SchedulerOptions
+from headrace.core.cost import StepCost
+from headrace.core.gate import Limits
+from headrace.core.routing import LeastLoaded, PrefixAffinity, RoundRobin, RoutingPolicy
+from headrace.lab.plan.roofline import Replica
+from headrace.lab.plan.shapes import SHAPES, ModelShape
+from headrace.lab.simulate.calibration import BadCalibration, Calibrated, Calibration
+from headrace.lab.simulate.device import Device, Roofline
+from headrace.lab.simulate.fleet import Fleet
+from headrace.lab.simulate.front import Front
+from headrace.lab.simulate.replica import SimulatedReplica
+from headrace.lab.simulate.runner import SimulatedRunner
+from headrace.lab.simulate.tally import Tally
+
+ROUTINGS: Mapping[str, Callable[[], RoutingPolicy]] = {
+    "least-loaded": LeastLoaded,
+    "round-robin": RoundRobin,
+    "prefix-affinity": PrefixAffinity,
+}
+
+LONGEST = 131_072
+"""Tokens of a sequence, where the model's own limit is not known and the memory holds more."""
+
+
+@dataclass(frozen=True, slots=True)
+class Machine:
+    """What one simulated replica runs on. ``kind`` (``cpu`` or ``cuda``) chooses an engine's defaults there."""
+
+    name: str
+    kind: str
+    device: Device
+    kv_tokens: int
+    max_model_len: int
+    cost: StepCost
+    front: Front
+
+
+def roofline_machine(
+    replica: Replica,
+    cache: CacheOptions,
+    plans: SchedulerOptions,
+    max_model_len: int | None = None,
+    front: Front | None = None,
+) -> Machine:
+    """A model on devices that are known from their data sheets.
+
+    Raises:
+        ConfigError: the weights leave no room for one sequence.
+    """
+    kind = "cpu" if replica.device.name == "cpu" else "cuda"
+    batched = make_knobs(plans, kind, max_model_len or LONGEST).batched_tokens
+    block_bytes = cache.block_size * replica.kv_bytes_per_token
+    if cache.kv_cache_memory_bytes is not None:
+        num_blocks = cache.kv_cache_memory_bytes // block_bytes
+    else:
+        num_blocks = replica.num_blocks(
+            cache.block_size, batched, plans.max_num_seqs, cache.gpu_memory_utilization
+        )
+    name = f"{replica.shape.name} on {replica.degree} x {replica.device.name}"
+    return Machine(
+        name,
+        kind,
+        Roofline(replica, cache.block_size),
+        num_blocks * cache.block_size,
+        _fitting(name, max_model_len, num_blocks * cache.block_size, LONGEST),
+        shape_cost(replica.shape, kind),
+        front or Front(),
+    )
+
+
+def calibrated_machine(
+    path: Path, cache: CacheOptions, max_model_len: int | None = None, front: bool = True
+) -> Machine:
+    """The machine of a calibration; without ``front`` the engine alone.
+
+    Raises:
+        ConfigError: the file cannot be read.
+    """
+    try:
+        calibration = Calibration.read_file(path)
+    except (BadCalibration, OSError) as error:
+        raise ConfigError(str(error)) from None
+    if cache.kv_cache_memory_bytes is not None:
+        raise ConfigError("--kv-cache-memory-bytes: a calibration says how many tokens its cache holds")
+    name = f"{calibration.model} on {calibration.machine}"
+    return Machine(
+        name,
+        calibration.kind,
+        Calibrated(calibration),
+        calibration.kv_tokens,
+        _fitting(name, max_model_len, calibration.kv_tokens, calibration.max_model_len),
+        StepCost(calibration.fixed_tokens, calibration.context_tokens),
+        calibration.front() if front else Front(),
+    )
+
+
+def _fitting(name: str, asked: int | None, kv_tokens: int, limit: int) -> int:
+    if asked is not None and asked > kv_tokens:
+        raise ConfigError(f"--max-model-len {asked}: {name} holds the keys and values of {kv_tokens} tokens")
+    fitting = min(limit, kv_tokens) if asked is None else asked
+    if fitting < 2:
+        raise ConfigError(f"{name}: the weights leave no room for keys and values")
+    return fitting
+
+
+def shape_cost(shape: ModelShape, kind: str) -> StepCost:
+    """What rows cost beside each other, as the real engine reckons it."""
+    return step_cost(
+        shape.num_parameters - shape.table_parameters,
+        shape.num_layers * shape.num_heads * shape.head_dim,
+        kind,
+    )
+
+
+def make_fleet(
+    plans: SchedulerOptions,
+    cache: CacheOptions,
+    machine: Machine,
+    *,
+    replicas: int = 1,
+    routing: str = "least-loaded",
+    limits: Limits | None = None,
+) -> Fleet:
+    """So many replicas on such machines, each with the engine that a server would have there.
+
+    Without ``limits`` everything may wait.
+    """
+    tally = Tally()
+    answers: dict[str, tuple[int, ...]] = {}
+    made = []
+    for _ in range(replicas):
+        runner = SimulatedRunner(machine.device, answers)
+        engine = make_engine(
+            plans,
+            cache,
+            runner,
+            num_blocks=machine.kv_tokens // cache.block_size,
+            max_model_len=machine.max_model_len,
+            knobs=make_knobs(plans, machine.kind, machine.max_model_len),
+            cost=machine.cost,
+            overlap=resolve_overlap(plans, machine.kind),
+        )
+        front = Front(machine.front.request_seconds, machine.front.event_seconds)
+        made.append(SimulatedReplica(engine, runner, tally, answers, front))
+    door = limits or Limits(1 << 62, 1 << 62)
+    return Fleet(made, ROUTINGS[routing](), door, tally, answers)
+
+
+def shape_of(model: str) -> ModelShape:
+    """A model's shape: one of `SHAPES`, or what the ``config.json`` of a folder or hub model says.
+
+    Raises:
+        ConfigError: neither.
+    """
+    if (known := SHAPES.get(model.lower())) is not None:
+        return known
+    from headrace.compute.model.families import parse_config
+    from headrace.compute.model.hub import read_config, resolve_folder
+    from headrace.compute.model.spec import ModelError
+
+    try:
+        spec = parse_config(read_config(resolve_folder(model, with_weights=False)))
+    except ModelError as error:
+        raise ConfigError(f"{error}; shapes known by name are {', '.join(SHAPES)}") from None
+    return ModelShape(
+        model,
+        spec.num_layers,
+        spec.hidden_size,
+        spec.num_heads,
+        spec.num_kv_heads,
+        spec.head_dim,
+        spec.intermediate_size,
+        spec.vocab_size,
+        tied_embeddings=spec.tied_embeddings,
+        qkv_bias=spec.qkv_bias,
+        qk_norm=spec.qk_norm,
+        post_norms=spec.post_norms,
+    )

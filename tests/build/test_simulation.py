@@ -1,0 +1,98 @@
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+
+from headrace.build.simulation import (
+    LONGEST,
+    calibrated_machine,
+    make_fleet,
+    roofline_machine,
+    shape_cost,
+    shape_of,
+)
+from headrace.config import CacheOptions, ConfigError, SchedulerOptions
+from headrace.lab.plan.devices import CPU, H100
+from headrace.lab.plan.roofline import Replica
+from headrace.lab.plan.shapes import SHAPES
+from headrace.lab.simulate.asked import from_calls
+from headrace.lab.simulate.outcome import outcome
+from headrace.lab.workload.call import Call
+from headrace.lab.workload.synthesis import Synthesis
+from tests.lab.simulate.test_calibration import CALIBRATION
+
+LLAMA = SHAPES["llama-3.1-8b"]
+SMALL = SHAPES["smollm2-135m"]
+
+
+def test_memory_is_what_the_weights_leave():
+    machine = roofline_machine(Replica(LLAMA, H100), CacheOptions(), SchedulerOptions())
+    used = 0.9 * H100.memory_bytes - 8.03e9 * 2
+    assert machine.kv_tokens == pytest.approx(used / 131_072, rel=0.05)
+    assert machine.kv_tokens % 16 == 0
+    assert machine.max_model_len == LONGEST
+    half = roofline_machine(
+        Replica(LLAMA, H100), CacheOptions(gpu_memory_utilization=0.45), SchedulerOptions()
+    )
+    assert half.kv_tokens < machine.kv_tokens / 2
+    given = roofline_machine(
+        Replica(LLAMA, H100), CacheOptions(kv_cache_memory_bytes=131_072 * 1000), SchedulerOptions()
+    )
+    assert given.kv_tokens == given.max_model_len == 992
+
+
+def test_what_does_not_fit_is_refused():
+    with pytest.raises(ConfigError, match="leave no room"):
+        roofline_machine(Replica(SHAPES["llama-3.1-70b"], H100), CacheOptions(), SchedulerOptions())
+    with pytest.raises(ConfigError, match=r"--max-model-len 2000: .* of 992 tokens"):
+        roofline_machine(
+            Replica(LLAMA, H100), CacheOptions(kv_cache_memory_bytes=131_072 * 1000), SchedulerOptions(), 2000
+        )
+
+
+def test_a_fleet_has_the_engine_that_a_server_would_have():
+    plans = SchedulerOptions(max_num_seqs=7)
+    machine = roofline_machine(Replica(SMALL, CPU), CacheOptions(), plans, 4096)
+    fleet = make_fleet(plans, CacheOptions(), machine, replicas=2)
+    engine = fleet.replicas[0].engine
+    assert engine.knobs.batched_tokens == 1024, "a CPU's default"
+    assert engine.scheduler.max_model_len == 4096
+    fleet.run(from_calls([Call(0.0, 50, 5), Call(0.0, 60, 6)], Synthesis()))
+    told = outcome(fleet.tally, {})
+    assert (told.summary.requests, told.summary.output_tokens) == (2, 11)
+    assert all(replica.runner.busy_seconds for replica in fleet.replicas), "both had work"
+
+
+def test_a_calibration_is_a_machine_too(tmp_path):
+    path = tmp_path / "c.json"
+    CALIBRATION.write(path)
+    machine = calibrated_machine(path, CacheOptions())
+    assert (machine.kv_tokens, machine.max_model_len, machine.kind) == (4096, 2048, "cpu")
+    assert machine.front.request_seconds == 0.004
+    assert calibrated_machine(path, CacheOptions(), front=False).front.request_seconds == 0.0
+    with pytest.raises(ConfigError, match="No such file"):
+        calibrated_machine(tmp_path / "none", CacheOptions())
+    with pytest.raises(ConfigError, match="says how many tokens"):
+        calibrated_machine(path, CacheOptions(kv_cache_memory_bytes=1))
+
+
+def test_shapes_by_name_or_from_a_config():
+    assert shape_of("Llama-3.1-8B") is LLAMA
+    builtin = shape_of("builtin")
+    assert builtin.num_layers > 0
+    assert dataclasses.replace(builtin, name="x") != dataclasses.replace(LLAMA, name="x")
+    with pytest.raises(ConfigError, match="shapes known by name are"):
+        shape_of("./no-such-folder")
+
+
+def test_the_simulated_engine_reckons_as_the_real_one():
+    from headrace.build.model import decoder_cost
+    from headrace.compute.model.families import parse_config
+    from headrace.compute.model.hub import read_config, resolve_folder
+
+    spec = parse_config(read_config(resolve_folder("builtin")))
+    shape = shape_of("builtin")
+    assert shape_cost(shape, "cpu").context_tokens == pytest.approx(
+        decoder_cost(spec, "cpu").context_tokens, rel=1e-3
+    )

@@ -1,0 +1,92 @@
+from __future__ import annotations
+
+import json
+
+import pytest
+from typer.testing import CliRunner
+
+from headrace.cli import app
+from headrace.config import ConfigError
+from tests.lab.simulate.test_calibration import CALIBRATION
+
+TRACE = "req_time_s,client,prompt_len,output_len\n" + "".join(
+    f"{0.05 * i},{i % 3},{20 + 7 * i % 90},{3 + i % 11}\n" for i in range(60)
+)
+
+
+@pytest.fixture
+def trace(tmp_path):
+    path = tmp_path / "trace.csv"
+    path.write_text(TRACE)
+    return path
+
+
+def run(*words: object) -> str:
+    result = CliRunner().invoke(app, ["simulate", *map(str, words)], catch_exceptions=False)
+    assert result.exit_code == 0, result.output
+    return result.output
+
+
+def test_a_trace_on_a_device_is_told_and_written(trace, tmp_path):
+    out = tmp_path / "out" / "sim.json"
+    shown = run("--trace", trace, "--slo-ttft", "0.5", "--output", out, "--replicas", "2")
+    assert "llama-3.1-8b on 1 x H100-SXM" in shown
+    assert "per tenant" in shown
+    told = json.loads(out.read_text())
+    assert told["summary"]["requests"] == 60
+    assert told["summary"]["failed"] == 0
+    assert {part["name"] for part in told["tenants"]} == {"0", "1", "2"}
+    assert told["settings"]["scheduler"]["max_num_seqs"] == 64
+    assert told["settings"]["replicas"] == 2
+
+
+@pytest.mark.parametrize("policy", ["fair", "fcfs", "priority", "static"])
+def test_equal_runs_write_equal_files(trace, tmp_path, policy):
+    files = [tmp_path / "a.json", tmp_path / "b.json"]
+    for path in files:
+        run(
+            *("--trace", trace, "--requests", "90", "--resample", "--seed", "3", "--output", path),
+            *("--scheduling-policy", policy, "--device", "cpu", "smollm2-135m", "--speedup", "3"),
+        )
+    assert files[0].read_bytes() == files[1].read_bytes()
+    run(*("--trace", trace, "--requests", "90", "--resample", "--seed", "4", "--output", files[1]))
+    assert files[0].read_bytes() != files[1].read_bytes()
+
+
+def test_a_population_on_a_calibrated_machine(tmp_path):
+    path = tmp_path / "c.json"
+    CALIBRATION.write(path)
+    shown = run(
+        *("--calibration", path, "--requests", "50", "--plot", tmp_path / "plots"),
+        *("--workload", "tenant=chat,rate=2,prompt=100,answer=20,turns=3,system=64"),
+        *("--workload", "tenant=jobs,rate=1,prompt=uniform:50:90,answer=5,class=flex"),
+    )
+    assert "m on a machine" in shown
+    assert "per class" in shown
+    assert (tmp_path / "plots" / "timeline.png").exists()
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ((), "either --trace FILE or --workload"),
+        (("--workload", "rate=1", "--resample"), "--resample"),
+        (("--workload", "rate=fast"), "workload 'rate=fast'"),
+        (("--trace", "/nowhere.csv"), "No such file"),
+        (("--workload", "rate=1", "--device", "abacus"), "--device: there is no device 'abacus'"),
+        (("--workload", "rate=1", "--weights", "fp3"), "--weights fp3: expected one of"),
+        (("--workload", "rate=1", "--degree", "3"), "--degree 3: llama-3.1-8b has 8 heads"),
+        (("--workload", "rate=1", "--routing", "luck"), "--routing luck"),
+        (("--workload", "rate=1", "--speedup", "0"), "above 0"),
+    ],
+)
+def test_what_makes_no_sense_is_one_line(words, message):
+    with pytest.raises(ConfigError, match=message):
+        run(*words)
+
+
+def test_a_broken_trace_is_told_by_its_line(tmp_path):
+    path = tmp_path / "t.csv"
+    path.write_text(TRACE + "3.5,1,many,3\n")
+    with pytest.raises(ConfigError, match=r"t.csv:62: "):
+        run("--trace", path)
