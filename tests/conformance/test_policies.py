@@ -27,7 +27,7 @@ from headrace.core.scheduler.order import ByAge, ByPriority, FirstComeFirstServe
 from headrace.core.scheduler.running import MAX_PREEMPTIONS
 from headrace.core.scheduler.scheduler import Scheduler
 from headrace.core.scheduler.share import Books
-from headrace.core.scheduler.victims import LastRanked
+from headrace.core.scheduler.victims import LastRanked, LeastLoss
 from headrace.core.sequence import Sequence
 from tests.doubles.engines import Record, drain
 from tests.doubles.hashing_runner import HashingRunner, expected_tokens
@@ -46,7 +46,7 @@ QUEUES = [
     lambda: FairQueue(Books(CLASSES, {}), lambda: Line(LastOfWindow(), max_passes=3)),
 ]
 ADMISSIONS = [Continuous, lambda: StaticBatch(3, 0.05), lambda: StaticBatch(1, 0.0)]
-VICTIMS = [LastRanked]
+VICTIMS = [LastRanked, LeastLoss]
 EVICTIONS = [LeastRecentlyUsed, lambda: LeastWorth(14, 4, StepCost(2.0, 8.0))]
 
 
@@ -78,7 +78,7 @@ def live(order, admission, victims, eviction, overlap: int, queue=single_file) -
     pool = BlockPool(14, 4, eviction(), events.append)
     scheduler = Scheduler(
         pool,
-        single_file(),
+        queue(),
         order(),
         admission(),
         victims(),

@@ -1,10 +1,92 @@
 from __future__ import annotations
 
-from headrace.core.scheduler.victims import LastRanked
+import math
+
+import pytest
+
+from headrace.core.cost import StepCost
+from headrace.core.request import Slo
+from headrace.core.scheduler.victims import LastRanked, LeastLoss, slack_seconds
 from headrace.core.sequence import Sequence
 from tests.doubles.scenes import request
+
+
+def running(rank: int, computed: int, *, produced: int = 0, cached: int = 0, **fields) -> Sequence:
+    sequence = Sequence(request(f"r{rank}", computed, max_tokens=100, **fields), (rank,), 10_000)
+    sequence.tokens += [7] * produced
+    sequence.computed = sequence.planned = computed + produced
+    sequence.cached_tokens = cached
+    return sequence
+
+
+FIRST = running(0, 1)
 
 
 def test_whoever_would_be_served_last_gives_way():
     candidates = [Sequence(request(f"r{i}"), (i,), 64) for i in range(3)]
     assert LastRanked().choose(candidates, 0.0) is candidates[2]
+
+
+def test_the_least_work_is_lost_and_the_first_goes_on_though_it_has_least():
+    candidates = [FIRST, running(1, 300), running(2, 40, produced=5), running(3, 500)]
+    assert LeastLoss().choose(candidates, 0.0) is candidates[2]
+
+
+def test_of_equals_the_last_gives_way():
+    candidates = [FIRST, running(1, 30), running(2, 30), running(3, 30)]
+    assert LeastLoss().choose(candidates, 0.0) is candidates[3]
+
+
+def test_what_was_found_in_the_cache_is_not_lost():
+    candidates = [FIRST, running(1, 100), running(2, 1000, cached=950)]
+    assert LeastLoss().choose(candidates, 0.0) is candidates[2]
+
+
+def test_long_contexts_cost_more_to_compute_again():
+    candidates = [FIRST, running(1, 2100), running(2, 60_000, cached=58_000)]
+    assert LeastLoss().choose(candidates, 0.0) is candidates[2]
+    assert LeastLoss(StepCost(0, 1000)).choose(candidates, 0.0) is candidates[1]
+
+
+def test_a_lower_class_gives_first_whatever_it_loses():
+    candidates = [
+        FIRST,
+        running(1, 10, service_class="priority"),
+        running(2, 900, service_class="flex"),
+        running(3, 10, service_class="default"),
+    ]
+    assert LeastLoss().choose(candidates, 0.0) is candidates[2]
+
+
+def test_who_has_little_slack_is_spared_and_who_is_late_already_is_not():
+    soon = running(1, 100, slo=Slo(ttft_seconds=2.0))
+    calm = running(2, 160)
+    assert LeastLoss().choose([FIRST, soon, calm], 0.0) is soon, "two seconds: half as much again"
+    assert LeastLoss().choose([FIRST, soon, calm], 1.5) is calm, "half a second: three times as much"
+    assert LeastLoss().choose([FIRST, soon, calm], 2.5) is soon, "too late for it in any case"
+
+
+def test_who_has_given_way_before_is_spared():
+    once = running(1, 100)
+    once.preemptions = 1
+    other = running(2, 150)
+    assert LeastLoss().choose([FIRST, once, other], 0.0) is other
+
+
+@pytest.mark.parametrize(
+    ("fields", "produced", "now", "slack"),
+    [
+        ({}, 0, 5.0, math.inf),
+        ({"deadline": 9.0}, 0, 5.0, 4.0),
+        ({"deadline": 9.0}, 0, 10.0, math.inf),
+        ({"slo": Slo(1.0, 0.1)}, 0, 0.25, 0.75),
+        ({"slo": Slo(1.0, 0.1)}, 0, 1.5, math.inf),
+        ({"slo": Slo(1.0, 0.1)}, 30, 1.5, 2.5),
+        ({"slo": Slo(1.0, 0.1), "deadline": 2.0}, 30, 1.5, 0.5),
+        ({"slo": Slo(None, 0.1)}, 30, 1.5, 1.5),
+        ({"slo": Slo(1.0, None)}, 30, 0.5, math.inf),
+        ({"slo": Slo(1.0, 0.1), "arrived": 100.0}, 30, 101.5, 2.5),
+    ],
+)
+def test_slack_is_the_time_until_the_next_promise_that_can_still_be_kept(fields, produced, now, slack):
+    assert slack_seconds(running(1, 8, produced=produced, **fields), now) == pytest.approx(slack)
