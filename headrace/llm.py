@@ -20,8 +20,10 @@ from headrace.build.model import Loaded, load
 from headrace.config import options
 from headrace.core.capacity import why_never
 from headrace.core.events import Admitted, Emitted, Event, Finished, PromptScored
+from headrace.core.lengths import LengthPredictor
 from headrace.core.plan import TokenLogprob
 from headrace.core.request import FinishReason, InvalidParameter, Request, SamplingParams
+from headrace.core.scheduler.jobs import TOKEN_BYTES, order_job, token_bytes
 from headrace.serve.text.stream import TextStream, TextStreams
 
 Prompt = str | Sequence[int]
@@ -87,6 +89,7 @@ class LLM:
         self.loaded: Loaded = load(options({"model": model, **given}))
         self.tokenizer = self.loaded.tokenizer
         self._streams = TextStreams(self.tokenizer)
+        self._lengths = LengthPredictor(self.loaded.ledger.max_model_len)
         self._number = 0
 
     def generate(
@@ -98,6 +101,8 @@ class LLM:
         progress: bool = True,
     ) -> list[RequestOutput]:
         """Complete each prompt (text, or token ids), ``n`` times.
+
+        They run in the order in which they are best computed: prompts with a common prefix together.
 
         Returns:
             One output per prompt, in order.
@@ -193,7 +198,7 @@ class LLM:
         engine = self.loaded.engine
         open_ids = set(pending)
         try:
-            for request in requests:
+            for request in self._in_job_order(requests):
                 engine.submit(request, request.arrived)
             with _progress_bar(len(requests), progress) as advance:
                 while open_ids:
@@ -207,6 +212,12 @@ class LLM:
             for request_id in open_ids:
                 engine.cancel(request_id, FinishReason.CANCELLED, time.monotonic())
 
+    def _in_job_order(self, requests: Sequence[Request]) -> list[Request]:
+        prompts = [token_bytes(request.tokens) for request in requests]
+        outputs = [self._lengths.expected(request) for request in requests]
+        grain = TOKEN_BYTES * self.loaded.ledger.block_size
+        return [requests[index] for index in order_job(prompts, outputs, grain)]
+
     def _take(
         self, event: Event, pending: dict[str, _Pending], open_ids: set[str], advance: Callable[[int], None]
     ) -> None:
@@ -217,6 +228,8 @@ class LLM:
                 self.loaded.engine.cancel(event.request_id, FinishReason.STOP, now)
         elif isinstance(event, Finished) and event.request_id in open_ids:
             open_ids.discard(event.request_id)
+            if event.reason in (FinishReason.STOP, FinishReason.LENGTH):
+                self._lengths.observe(pending[event.request_id].request, event.output_tokens)
             tokens = pending[event.request_id].finish(event, now)
             advance(tokens)
         elif isinstance(event, Admitted | PromptScored) and event.request_id in pending:
@@ -228,6 +241,7 @@ class _Pending:
 
     def __init__(self, request: Request, output: RequestOutput, index: int, streams: TextStreams) -> None:
         params = request.params
+        self.request = request
         self._first = index == 0
         self._output = output
         self._answer = output.outputs[index]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import pytest
 
 from headrace import LLM, SamplingParams
@@ -134,3 +136,24 @@ def test_what_cannot_fit_is_refused_with_what_can() -> None:
         LLM("builtin", max_model_len=1_000_000)
     with pytest.raises(ConfigError, match="does not exist"):
         LLM("./no/such/folder")
+
+
+def test_prompts_with_a_common_prefix_run_together_and_answers_keep_the_callers_order(
+    llm: LLM, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stories = ["The fox who lived by the river and loved the old stone bridge said: ", "Long ago a king had "]
+    prompts = [stories[i % 2] * 4 + f"number {i}" for i in range(8)]
+    submitted: list[tuple[int, ...]] = []
+    submit = llm.loaded.engine.submit
+    monkeypatch.setattr(
+        llm.loaded.engine,
+        "submit",
+        lambda request, now: submitted.append(request.tokens) or submit(request, now),
+    )
+    outputs = llm.generate(prompts, GREEDY, progress=False)
+    assert [output.prompt for output in outputs] == prompts
+    for output in outputs:
+        (alone,) = llm.generate(output.prompt_token_ids, GREEDY, progress=False)
+        assert alone.outputs[0].token_ids == output.outputs[0].token_ids
+    first_tokens = [tokens[:12] for tokens in submitted[:8]]
+    assert sum(a != b for a, b in itertools.pairwise(first_tokens)) == 1

@@ -72,6 +72,11 @@ def _prior() -> list[float]:
 PRIOR = _prior()
 
 
+def prior_tokens(limit: float) -> float:
+    """The mean length, by the prior alone, of an answer of at most ``limit`` tokens."""
+    return PRIOR_TOKENS / (1 + PRIOR_TOKENS / limit)
+
+
 class _Lengths:
     """Weighted counts per bucket of one key, and the distribution made of them when it is asked for.
 

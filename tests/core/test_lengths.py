@@ -166,3 +166,11 @@ def test_many_tenants_do_not_fill_the_memory_and_the_coarser_keys_are_kept():
         known.coarser is None or known.coarser.key in predictor._keys for known in predictor._keys.values()
     )
     assert predictor.quantile(request("r", max_tokens=1 << 13, tenant="never seen"), 0.9) < 10
+
+
+@pytest.mark.parametrize("limit", [5, 100, 4000])
+def test_the_prior_alone_has_a_closed_form(limit):
+    assert lengths.prior_tokens(limit) == pytest.approx(
+        LengthPredictor(MODEL_LEN).expected(request("r", max_tokens=limit)), rel=0.02, abs=0.6
+    )
+    assert lengths.prior_tokens(float("inf")) == lengths.PRIOR_TOKENS

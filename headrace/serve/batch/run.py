@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 import httpx
 
+from headrace.serve.batch.job import in_job_order
 from headrace.serve.batch.lines import BadLine, BatchRequest, answered, refused, succeeded
 from headrace.serve.batch.results import Results
 
@@ -47,7 +48,7 @@ async def run_batch(
 
     Args:
         client: bound to the server (``base_url``), or to an application.
-        lines: read as they are needed, so a batch may be larger than memory.
+        lines: read some way ahead and sent in the order in which they are best computed.
         results: where the results go, in the order in which they arrive.
         concurrency: so many requests are under way at once.
         told: is called with each line's outcome after its result is written.
@@ -56,7 +57,7 @@ async def run_batch(
     Raises:
         ServerGone: a request found no server, several times over, or one whose engine has failed.
     """
-    waiting = (line for line in lines if line.key not in results.keys)
+    waiting = in_job_order(line for line in lines if line.key not in results.keys)
 
     async def work() -> None:
         for line in waiting:
