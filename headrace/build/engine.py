@@ -24,7 +24,7 @@ from headrace.core.scheduler.outlook import Outlook
 from headrace.core.scheduler.pick import LongestPrefix
 from headrace.core.scheduler.scheduler import Scheduler
 from headrace.core.scheduler.share import Books
-from headrace.core.scheduler.victims import LastRanked
+from headrace.core.scheduler.victims import LastRanked, LeastLoss
 from headrace.observe.recording.engine import RecordedEngine, Tell
 
 BATCHED_TOKENS = {"cpu": 1024, "cuda": 8192}
@@ -75,7 +75,7 @@ def make_engine(
         FairQueue(Books(classes, weights), _line(plans, cache, pool)) if fair else single_file(),
         _order(plans, outlook),
         _admission(plans),
-        LastRanked(),
+        LeastLoss(cost, classes) if fair else LastRanked(),
         _room(plans, outlook, cache, num_blocks),
         events,
         max_num_seqs=plans.max_num_seqs,

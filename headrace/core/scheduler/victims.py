@@ -59,17 +59,11 @@ class LeastLoss:
 def slack_seconds(sequence: Sequence, now: float) -> float:
     """How long a sequence may stand still before it breaks its next promise; infinite if there is none to keep.
 
-    Its promises are the deadline, the first token, and after that the mean time per token: a token that is not due yet
-    is slack. One that is broken already cannot be broken again.
+    Its promises are the deadline, the start that its first token needs, and after that the mean time per token: a token
+    that is not due yet is slack. One that is broken already cannot be broken again.
     """
-    request, slo = sequence.request, sequence.request.slo
-    produced = len(sequence.tokens) - sequence.prompt_tokens
-    due = math.inf
-    if not produced:
-        due = request.arrived + (math.inf if slo.ttft_seconds is None else slo.ttft_seconds)
-    elif slo.tpot_seconds is not None:
-        first = slo.ttft_seconds or 0.0  # without a wish for the first token: it came at once
-        due = request.arrived + first + produced * slo.tpot_seconds
-    deadline = math.inf if request.deadline is None else request.deadline
-    promises = [each - now for each in (due, deadline) if each > now]
-    return min(promises, default=math.inf)
+    due = sequence.latest_start
+    if sequence.output_tokens:
+        due = sequence.started + sequence.output_tokens * sequence.tpot_seconds
+    deadline = math.inf if sequence.request.deadline is None else sequence.request.deadline
+    return min((each - now for each in (due, deadline) if each > now), default=math.inf)

@@ -5,17 +5,27 @@ import math
 import pytest
 
 from headrace.core.cost import StepCost
-from headrace.core.request import Slo
 from headrace.core.scheduler.victims import LastRanked, LeastLoss, slack_seconds
 from headrace.core.sequence import Sequence
 from tests.doubles.scenes import request
 
 
-def running(rank: int, computed: int, *, produced: int = 0, cached: int = 0, **fields) -> Sequence:
+def running(
+    rank: int,
+    computed: int,
+    *,
+    produced: int = 0,
+    cached: int = 0,
+    latest_start: float = math.inf,
+    started: float = 0.0,
+    tpot_seconds: float = math.inf,
+    **fields,
+) -> Sequence:
     sequence = Sequence(request(f"r{rank}", computed, max_tokens=100, **fields), (rank,), 10_000)
     sequence.tokens += [7] * produced
     sequence.computed = sequence.planned = computed + produced
     sequence.cached_tokens = cached
+    sequence.latest_start, sequence.started, sequence.tpot_seconds = latest_start, started, tpot_seconds
     return sequence
 
 
@@ -59,7 +69,7 @@ def test_a_lower_class_gives_first_whatever_it_loses():
 
 
 def test_who_has_little_slack_is_spared_and_who_is_late_already_is_not():
-    soon = running(1, 100, slo=Slo(ttft_seconds=2.0))
+    soon = running(1, 100, latest_start=2.0)
     calm = running(2, 160)
     assert LeastLoss().choose([FIRST, soon, calm], 0.0) is soon, "two seconds: half as much again"
     assert LeastLoss().choose([FIRST, soon, calm], 1.5) is calm, "half a second: three times as much"
@@ -79,13 +89,12 @@ def test_who_has_given_way_before_is_spared():
         ({}, 0, 5.0, math.inf),
         ({"deadline": 9.0}, 0, 5.0, 4.0),
         ({"deadline": 9.0}, 0, 10.0, math.inf),
-        ({"slo": Slo(1.0, 0.1)}, 0, 0.25, 0.75),
-        ({"slo": Slo(1.0, 0.1)}, 0, 1.5, math.inf),
-        ({"slo": Slo(1.0, 0.1)}, 30, 1.5, 2.5),
-        ({"slo": Slo(1.0, 0.1), "deadline": 2.0}, 30, 1.5, 0.5),
-        ({"slo": Slo(None, 0.1)}, 30, 1.5, 1.5),
-        ({"slo": Slo(1.0, None)}, 30, 0.5, math.inf),
-        ({"slo": Slo(1.0, 0.1), "arrived": 100.0}, 30, 101.5, 2.5),
+        ({"latest_start": 1.0}, 0, 0.25, 0.75),
+        ({"latest_start": 1.0}, 0, 1.5, math.inf),
+        ({"latest_start": 1.0}, 30, 0.25, math.inf),
+        ({"started": 1.0, "tpot_seconds": 0.1}, 30, 1.5, 2.5),
+        ({"started": 1.0, "tpot_seconds": 0.1}, 30, 4.5, math.inf),
+        ({"started": 1.0, "tpot_seconds": 0.1, "deadline": 2.0}, 30, 1.5, 0.5),
     ],
 )
 def test_slack_is_the_time_until_the_next_promise_that_can_still_be_kept(fields, produced, now, slack):
