@@ -81,17 +81,13 @@ def roofline_machine(
 
 
 def calibrated_machine(
-    path: Path, cache: CacheOptions, max_model_len: int | None = None, front: bool = True
+    calibration: Calibration, cache: CacheOptions, max_model_len: int | None = None, front: bool = True
 ) -> Machine:
     """The machine of a calibration; without ``front`` the engine alone.
 
     Raises:
-        ConfigError: the file cannot be read.
+        ConfigError: options that contradict it.
     """
-    try:
-        calibration = Calibration.read_file(path)
-    except (BadCalibration, OSError) as error:
-        raise ConfigError(str(error)) from None
     if cache.kv_cache_memory_bytes is not None:
         raise ConfigError("--kv-cache-memory-bytes: a calibration says how many tokens its cache holds")
     name = f"{calibration.model} on {calibration.machine}"
@@ -104,6 +100,18 @@ def calibrated_machine(
         StepCost(calibration.fixed_tokens, calibration.context_tokens),
         calibration.front() if front else Front(),
     )
+
+
+def read_calibration(path: Path) -> Calibration:
+    """A calibration from its file.
+
+    Raises:
+        ConfigError: the file cannot be read.
+    """
+    try:
+        return Calibration.read_file(path)
+    except (BadCalibration, OSError) as error:
+        raise ConfigError(str(error)) from None
 
 
 def _fitting(name: str, asked: int | None, kv_tokens: int, limit: int) -> int:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from headrace.cli.bench_targets import make_server_target, make_target, read_spec
+from headrace.cli.calibrate import calibrate
 from headrace.cli.options import with_options
 from headrace.config import CacheOptions, ConfigError, ModelOptions, Options, SchedulerOptions
 
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
     from headrace.lab.workload import Work
 
 bench_app = typer.Typer(help="Measure engines and servers.", no_args_is_help=True)
+bench_app.command()(calibrate)
 
 PANEL = "Workload options"
 

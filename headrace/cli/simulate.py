@@ -197,13 +197,13 @@ def _machine(
     front: bool,
     max_model_len: int | None,
 ) -> Machine:
-    from headrace.build.simulation import calibrated_machine, roofline_machine, shape_of
+    from headrace.build.simulation import calibrated_machine, read_calibration, roofline_machine, shape_of
     from headrace.lab.plan.devices import UnknownDevice
     from headrace.lab.plan.devices import device as device_spec
     from headrace.lab.plan.roofline import KV_BYTES, WEIGHTS, Replica
 
     if calibration is not None:
-        return calibrated_machine(calibration, given.cache, max_model_len, front)
+        return calibrated_machine(read_calibration(calibration), given.cache, max_model_len, front)
     try:
         spec = device_spec(device)
     except UnknownDevice as error:

@@ -8,6 +8,7 @@ from headrace.build.simulation import (
     LONGEST,
     calibrated_machine,
     make_fleet,
+    read_calibration,
     roofline_machine,
     shape_cost,
     shape_of,
@@ -67,14 +68,15 @@ def test_a_fleet_has_the_engine_that_a_server_would_have():
 def test_a_calibration_is_a_machine_too(tmp_path):
     path = tmp_path / "c.json"
     CALIBRATION.write(path)
-    machine = calibrated_machine(path, CacheOptions())
+    calibration = read_calibration(path)
+    machine = calibrated_machine(calibration, CacheOptions())
     assert (machine.kv_tokens, machine.max_model_len, machine.kind) == (4096, 2048, "cpu")
     assert machine.front.request_seconds == 0.004
-    assert calibrated_machine(path, CacheOptions(), front=False).front.request_seconds == 0.0
+    assert calibrated_machine(calibration, CacheOptions(), front=False).front.request_seconds == 0.0
     with pytest.raises(ConfigError, match="No such file"):
-        calibrated_machine(tmp_path / "none", CacheOptions())
+        read_calibration(tmp_path / "none")
     with pytest.raises(ConfigError, match="says how many tokens"):
-        calibrated_machine(path, CacheOptions(kv_cache_memory_bytes=1))
+        calibrated_machine(calibration, CacheOptions(kv_cache_memory_bytes=1))
 
 
 def test_shapes_by_name_or_from_a_config():

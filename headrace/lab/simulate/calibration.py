@@ -6,7 +6,7 @@
 ```
 All coefficients are at least 0, so that no step is predicted to take less for doing more. The fit minimizes relative
 errors, since a step of a millisecond matters as much as one of a second, and bounds the weight of steps that were
-disturbed (Huber, 1964, by reweighting).
+disturbed (Huber, 1964, by reweighting). On a busy machine it finds the typical step, not the undisturbed one.
 """
 
 from __future__ import annotations
@@ -78,7 +78,6 @@ class Calibration:
     error_p90: float
     front_request: float = 0.0
     front_event: float = 0.0
-    shared_cores: bool = False
 
     def front(self) -> Front:
         """A server's HTTP side as it was measured."""
@@ -125,7 +124,7 @@ class Calibrated:
         c = calibration
         self._device = (c.step, c.row, c.token, c.context, c.read, c.sample)
         self._host_step = c.host_step
-        self._host_row = c.host_row + c.front_event * c.shared_cores
+        self._host_row = c.host_row + c.front_event
 
     def seconds(self, work: StepWork) -> float:
         step, row, token, context, read, sample = self._device
@@ -145,8 +144,14 @@ class Calibrated:
 class Fit(NamedTuple):
     """Coefficients of `Calibration` from measured steps, and how well they explain them."""
 
-    device: tuple[float, ...]
-    host: tuple[float, ...]
+    step: float
+    row: float
+    token: float
+    context: float
+    read: float
+    sample: float
+    host_step: float
+    host_row: float
     error_p50: float
     error_p90: float
 
@@ -165,25 +170,30 @@ def fit(measured: Sequence[Measured]) -> Fit:
     host_features = np.array([(1, each.work.rows) for each in hosts], dtype=np.float64)
     host, _ = _robust(host_features, np.array([each.host_seconds for each in hosts]))
     p50, p90 = np.percentile(np.abs(errors), [50.0, 90.0])
-    return Fit(tuple(device.tolist()), tuple(host.tolist()), float(p50), float(p90))
+    return Fit._make([*device.tolist(), *host.tolist(), float(p50), float(p90)])
 
 
 _Floats = npt.NDArray[np.float64]
 
 
 def _robust(features: _Floats, seconds: _Floats) -> tuple[_Floats, _Floats]:
-    """Coefficients at least 0, and the relative errors that they leave."""
-    relative = features / seconds[:, None]
-    scale = relative.max(axis=0)
-    scale[scale == 0.0] = 1.0
-    relative = relative / scale
-    weights = np.ones(len(seconds))
+    """Coefficients at least 0, and the relative errors of what they predict.
+
+    An error is divided by the geometric mean of prediction and measurement, which is nearly the difference of their
+    logarithms: twice as much and half as much weigh the same.
+    """
+    columns = features.max(axis=0)
+    columns[columns == 0.0] = 1.0
+    features = features / columns
+    predicted, weights = seconds, np.ones(len(seconds))
     for _ in range(_REWEIGHTINGS):
-        found = _non_negative(relative * weights[:, None], weights)
-        errors = relative @ found - 1.0
-        spread = 1.4826 * np.median(np.abs(errors)) + 1e-9
-        weights = np.sqrt(np.minimum(1.0, _TOLERATED * spread / np.maximum(np.abs(errors), 1e-12)))
-    return found / scale, errors
+        scale = np.sqrt(seconds * np.maximum(predicted, 0.01 * seconds))
+        found = _non_negative(features * (weights / scale)[:, None], weights * seconds / scale)
+        predicted = features @ found
+        errors = np.abs(predicted - seconds) / scale
+        tolerated = _TOLERATED * 1.4826 * np.median(errors) + 1e-9
+        weights = np.sqrt(np.minimum(1.0, tolerated / np.maximum(errors, 1e-12)))
+    return found / columns, predicted / seconds - 1.0
 
 
 def _non_negative(matrix: _Floats, target: _Floats) -> _Floats:

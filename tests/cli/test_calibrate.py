@@ -1,0 +1,35 @@
+"""Calibrating the built-in model, and simulating the machine that was measured."""
+
+from __future__ import annotations
+
+import json
+
+from typer.testing import CliRunner
+
+from headrace.cli import app
+from tests.api.conftest import serving
+
+
+def run(*words: object) -> str:
+    result = CliRunner().invoke(app, [*map(str, words)], catch_exceptions=False)
+    assert result.exit_code == 0, result.output
+    return result.output
+
+
+def test_a_machine_is_measured_and_then_simulated(tmp_path):
+    path = tmp_path / "calibration.json"
+    limits = ("--max-num-seqs", "4", "--kv-cache-memory-bytes", str(64 << 20))
+    with serving("--max-num-seqs", "4") as server:
+        shown = run(
+            *("bench", "calibrate", "builtin", *limits, "--max-model-len", "512", "--base-url", server.url),
+            *("--output", path),
+        )
+    assert "builtin on" in shown
+    told = json.loads(path.read_text())
+    assert told["steps"] > 30
+    assert sum(told[name] for name in ("step", "row", "token", "context", "read", "sample")) > 0
+    assert told["front_request"] > 0
+    shown = run(
+        "simulate", "--calibration", path, "--workload", "prompt=40,answer=9,rate=20", "--requests", "40"
+    )
+    assert "40 (0)" in shown
