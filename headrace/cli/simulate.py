@@ -115,6 +115,7 @@ def simulate(
     from headrace.lab.simulate.asked import from_calls
     from headrace.lab.simulate.outcome import outcome
     from headrace.lab.workload.synthesis import Synthesis
+    from headrace.lab.workload.traces import BadTrace
 
     calls = _calls(trace, workload or [], requests, resample, speedup, seed)
     machine = _machine(given, shape, device, degree, weights, kv, calibration, front, max_model_len)
@@ -127,8 +128,10 @@ def simulate(
         routing=_one_of("--routing", routing, ("least-loaded", "round-robin", "prefix-affinity")),
         limits=limits,
     )
-    asked = from_calls(calls, Synthesis(seed=seed), max_tokens)
-    _run(fleet.run, asked)
+    try:
+        fleet.run(from_calls(calls, Synthesis(seed=seed), max_tokens))
+    except BadTrace as error:  # a line in the middle of the file
+        raise ConfigError(str(error)) from None
     slo = {
         name: at for name, at in (("ttft", slo_ttft), ("tpot", slo_tpot), ("e2e", slo_e2e)) if at is not None
     }
@@ -225,21 +228,6 @@ def _one_of(flag: str, value: str, known: Iterable[str]) -> str:
     if value not in known:
         raise ConfigError(f"{flag} {value}: expected one of {', '.join(known)}")
     return value
-
-
-def _run(run: Any, asked: Any) -> None:
-    """Runs it without the collector of cycles: values without any are all that a simulation makes."""
-    import gc
-
-    from headrace.lab.workload.traces import BadTrace
-
-    gc.disable()
-    try:
-        run(asked)
-    except BadTrace as error:
-        raise ConfigError(str(error)) from None
-    finally:
-        gc.enable()
 
 
 def _show(told: Outcome, title: str) -> None:

@@ -1,0 +1,206 @@
+"""How well the simulator predicts a real server: one trace at three loads, measured over HTTP and simulated.
+
+The machine is calibrated on made-up batches and on streams (`headrace bench calibrate`), never on the trace that is
+predicted. A closed loop finds what the server can do; the trace is then replayed at shares of that. Without ``--model``
+the server runs SmolLM2-135M's shape with random weights; without ``--trace`` a bursty population of log-normal lengths
+is replayed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+import math
+import shutil
+import tempfile
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import httpx
+from rich.table import Table
+
+from benchmarks.stage import Server, arguments, publish, say, server
+from headrace.build.simulation import calibrated_machine, make_fleet
+from headrace.cli.bench_targets import make_server_target
+from headrace.cli.calibrate import describe, measure, with_front
+from headrace.compute.model.hub import resolve_folder
+from headrace.config import Options, options
+from headrace.lab.bench.measure import measure as run_target
+from headrace.lab.bench.record import Target
+from headrace.lab.bench.report import Run
+from headrace.lab.bench.stats import Summary, median
+from headrace.lab.simulate.asked import from_work
+from headrace.lab.simulate.calibration import Calibration
+from headrace.lab.simulate.outcome import outcome
+from headrace.lab.workload import Work
+from headrace.lab.workload.call import Call
+from headrace.lab.workload.population import calls as population_calls
+from headrace.lab.workload.population import parse
+from headrace.lab.workload.synthesis import Synthesis, replayed
+from headrace.lab.workload.tokens import VOCABULARY
+from headrace.lab.workload.traces import read_trace
+
+SMOLLM2 = {
+    "architectures": ["LlamaForCausalLM"],
+    "model_type": "llama",
+    "hidden_size": 576,
+    "intermediate_size": 1536,
+    "num_hidden_layers": 30,
+    "num_attention_heads": 9,
+    "num_key_value_heads": 3,
+    "vocab_size": 49152,
+    "max_position_embeddings": 8192,
+    "rms_norm_eps": 1e-05,
+    "rope_theta": 100000,
+    "tie_word_embeddings": True,
+    "torch_dtype": "bfloat16",
+    "hidden_act": "silu",
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+}
+LOADS = (0.3, 0.6, 0.9)
+FIGURES = ("tok/s", "TTFT p50", "TTFT p99", "TPOT p50", "TPOT p99")
+
+
+def main() -> None:
+    """Calibrate, measure, simulate, print, write."""
+    parser = arguments(__doc__ or "", model="smollm2")
+    parser.add_argument("--trace", type=Path, default=None)
+    parser.add_argument("--requests", type=int, default=60, help="of the trace, at each load")
+    parser.add_argument(
+        "--scale", type=float, default=0.15, help="of the trace's lengths, for small machines"
+    )
+    parser.add_argument("--max-num-seqs", type=int, default=16)
+    parser.add_argument("--max-model-len", type=int, default=2048)
+    parser.add_argument("--calibration", type=Path, default=None, help="use this one; do not measure")
+    parser.set_defaults(rounds=1)
+    args = parser.parse_args()
+    with _model(args) as model:
+        args.model = model
+        given = options(
+            {
+                "model": model,
+                "device": args.device,
+                "load_format": "dummy" if model != "builtin" else "auto",
+                "max_num_seqs": args.max_num_seqs,
+                "max_model_len": args.max_model_len,
+            }
+        )
+        flags = ["--max-num-seqs", str(args.max_num_seqs), "--max-model-len", str(args.max_model_len)]
+        flags += ["--load-format", given.model.load_format]
+        calibration = Calibration.read_file(args.calibration) if args.calibration else measure(given)
+        with server(args, *flags) as running:
+            if not args.calibration:
+                calibration = with_front(calibration, given, running.url)
+            say(describe(calibration))
+            target = make_server_target("server", running.url, "")
+            work = _work(args)
+            closed = make_server_target("closed", running.url, "", concurrency=args.max_num_seqs)
+            most = _run(running, closed, _paced(work, math.inf)).summary.requests_per_second
+            say(f"capacity in a closed loop: {most:.2f} requests per second")
+            runs, rows = [], []
+            for load in LOADS:
+                paced = _paced(work, load * most)
+                real = [_run(running, target, paced) for _ in range(args.rounds)]
+                simulated = _simulate(given, calibration, paced)
+                runs += real
+                rows.append((load, [run.summary for run in real], simulated))
+    errors = _show(rows)
+    told: dict[str, Any] = {"calibration": describe(calibration), "capacity": most, "errors": errors}
+    publish("fidelity", args, runs, [], **told)
+
+
+@contextmanager
+def _model(args: argparse.Namespace) -> Iterator[str]:
+    """The model to serve: a folder with SmolLM2's shape and the built-in tokenizer, unless another was named."""
+    if args.model != "smollm2":
+        yield args.model
+        return
+    with tempfile.TemporaryDirectory() as folder:
+        for name in ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json"):
+            shutil.copy(resolve_folder("builtin") / name, folder)
+        (Path(folder) / "config.json").write_text(json.dumps(SMOLLM2), encoding="utf-8")
+        yield folder
+
+
+def _work(args: argparse.Namespace) -> list[Work]:
+    """The trace's first requests with scaled lengths, all answers as long as theirs."""
+    if args.trace is None:
+        tenants = [parse("rate=1,arrivals=bursty:0.5,prompt=lognormal:800:0.9,answer=lognormal:150:0.7")]
+        calls: Iterator[Call] = population_calls(tenants, args.requests, args.seed + 1)
+    else:
+        calls = islice(read_trace(args.trace), args.requests)
+    limit = args.max_model_len // 2 - 1
+
+    def scaled(tokens: int) -> int:
+        return max(1, min(limit, round(args.scale * tokens)))
+
+    small = (
+        call._replace(
+            prompt_tokens=scaled(call.prompt_tokens),
+            output_tokens=scaled(call.output_tokens),
+            content=(),
+            answer=None,
+        )
+        for call in calls
+    )
+    return list(replayed(small, Synthesis(VOCABULARY, args.seed)))
+
+
+def _run(running: Server, target: Target, work: Sequence[Work]) -> Run:
+    """One measured run that finds nothing in the prefix cache, as the simulated one does."""
+    httpx.post(f"{running.url}/reset_prefix_cache", timeout=30.0).raise_for_status()
+    return run_target(target, work)
+
+
+def _paced(work: Sequence[Work], rate: float) -> list[Work]:
+    """The same arrivals stretched to a mean of ``rate`` per second; infinite: all at once."""
+    span = max(each.arrival for each in work) or 1.0
+    stretch = 0.0 if rate == math.inf else len(work) / rate / span
+    return [dataclasses.replace(each, arrival=each.arrival * stretch) for each in work]
+
+
+def _simulate(given: Options, calibration: Calibration, work: Sequence[Work]) -> Summary:
+    machine = calibrated_machine(calibration, given.cache, given.model.max_model_len)
+    fleet = make_fleet(given.scheduler, given.cache, machine)
+    fleet.run(from_work(work))
+    return outcome(fleet.tally, {}).summary
+
+
+def _figures(summary: Summary) -> list[float]:
+    return [
+        summary.output_tokens_per_second,
+        summary.ttft.p50,
+        summary.ttft.p99,
+        summary.tpot.p50,
+        summary.tpot.p99,
+    ]
+
+
+def _show(rows: Sequence[tuple[float, Sequence[Summary], Summary]]) -> dict[str, dict[str, float]]:
+    """Prints real, simulated and error per load; errors come back, by load and figure."""
+    table = Table(title="real / simulated (error)", title_justify="left", header_style="bold")
+    table.add_column("load")
+    for name in FIGURES:
+        table.add_column(name, justify="right")
+    errors: dict[str, dict[str, float]] = {}
+    for load, real, simulated in rows:
+        cells = []
+        for i, name in enumerate(FIGURES):
+            measured = median([_figures(summary)[i] for summary in real])
+            predicted = _figures(simulated)[i]
+            error = predicted / measured - 1.0
+            errors.setdefault(f"{load:g}", {})[name] = error
+            unit = (lambda v: f"{v:.1f}") if name == "tok/s" else (lambda v: f"{1e3 * v:.1f} ms")
+            cells.append(f"{unit(measured)} / {unit(predicted)} ({100 * error:+.1f} %)")
+        table.add_row(f"{100 * load:.0f} %", *cells)
+    say(table)
+    return errors
+
+
+if __name__ == "__main__":
+    main()
