@@ -50,6 +50,16 @@ def chained_key(parent: bytes, tokens: Sequence[int]) -> bytes:
     return hashlib.sha256(parent + array("q", tokens).tobytes()).digest()
 
 
+def chained_keys(parent: bytes, tokens: Sequence[int], block_size: int) -> list[bytes]:
+    """The keys of all full blocks of ``tokens``, each the parent of the next."""
+    packed, width = array("q", tokens).tobytes(), 8 * block_size
+    keys = []
+    for at in range(0, len(packed) - width + 1, width):
+        parent = hashlib.sha256(parent + packed[at : at + width]).digest()
+        keys.append(parent)
+    return keys
+
+
 class BlockPool:
     """All blocks of one tier, with references, content keys and the order of eviction.
 
@@ -150,15 +160,17 @@ class BlockPool:
 
     # -- content -----------------------------------------------------------------------------------
 
-    def register(self, block_id: int, parent: bytes, tokens: Sequence[int]) -> bytes:
+    def register(
+        self, block_id: int, parent: bytes, tokens: Sequence[int], key: bytes | None = None
+    ) -> bytes:
         """Make a held block's computed content findable; a full block's chained key comes back.
 
         A part of a block may be registered first and the whole later. When an equal full block is known
-        already, that one stays the one that is found.
+        already, that one stays the one that is found. ``key`` is a full block's, where the caller has it.
         """
         block = self._blocks[block_id]
         full = len(tokens) == self.block_size
-        key = chained_key(parent, tokens) if full else parent
+        key = key or (chained_key(parent, tokens) if full else parent)
         if full:
             self._promised.pop(key, None)
             if key in self._by_key:

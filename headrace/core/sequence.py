@@ -18,7 +18,7 @@ import math
 from enum import StrEnum
 from typing import TYPE_CHECKING
 
-from headrace.core.blocks import chained_key, root_key
+from headrace.core.blocks import chained_keys, root_key
 from headrace.core.events import SkipReason
 from headrace.core.request import FinishReason, Request
 
@@ -138,9 +138,10 @@ class Sequence:
 
     def full_keys(self, block_size: int) -> list[bytes]:
         """Chained keys of all full blocks of the confirmed tokens."""
-        for i in range(len(self.keys), len(self.tokens) // block_size):
+        done = len(self.keys) * block_size
+        if len(self.tokens) >= done + block_size:
             parent = self.keys[-1] if self.keys else self.root
-            self.keys.append(chained_key(parent, self.tokens[i * block_size : (i + 1) * block_size]))
+            self.keys += chained_keys(parent, self.tokens[done:], block_size)
         return self.keys
 
     def finish_reason(self) -> FinishReason | None:

@@ -8,6 +8,7 @@ from headrace.core.blocks import (
     BlockPool,
     PrefixHit,
     chained_key,
+    chained_keys,
     root_key,
 )
 from headrace.core.events import Event, Evicted, EvictReason
@@ -52,6 +53,7 @@ def test_a_key_covers_its_tokens_and_all_before_them():
     assert one != two
     assert chained_key(one, (9, 9, 9, 9)) != chained_key(two, (9, 9, 9, 9))
     assert chained_key(ROOT, [1, 2, 3, 4]) == one
+    assert chained_keys(ROOT, [1, 2, 3, 4, 9, 9, 9, 9, 5, 5], 4) == [one, chained_key(one, (9, 9, 9, 9))]
 
 
 def test_roots_cannot_be_forged_by_moving_a_letter():

@@ -76,7 +76,8 @@ class Pages:
             keys = sequence.full_keys(size)
             for i in range(sequence.registered, full):
                 parent = keys[i - 1] if i else sequence.root
-                self.pool.register(sequence.table[i], parent, sequence.tokens[i * size : (i + 1) * size])
+                tokens = sequence.tokens[i * size : (i + 1) * size]
+                self.pool.register(sequence.table[i], parent, tokens, keys[i])
             sequence.registered = full
         if tail and sequence.computed % size:
             parent = sequence.full_keys(size)[full - 1] if full else sequence.root
