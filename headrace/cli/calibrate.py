@@ -45,7 +45,8 @@ def measure(given: Options, seed: int = 0) -> Calibration:
     """
     from headrace.build.model import decoder_cost, load, warm_up
     from headrace.lab.bench.machine import machine_facts
-    from headrace.lab.simulate.calibration import BadCalibration, Calibration, fit
+    from headrace.lab.simulate.calibration import BadCalibration, Calibration
+    from headrace.lab.simulate.fit import fit
     from headrace.lab.simulate.measure import batches, measure_steps
     from headrace.lab.simulate.recorder import StepRecorder
 
@@ -114,7 +115,7 @@ def describe(calibration: Calibration) -> str:
     c = calibration
     device = " ".join(
         f"{name} {1e6 * getattr(c, name):.4g}"
-        for name in ("step", "row", "token", "context", "read", "sample")
+        for name in ("step", "row", "few", "token", "many", "context", "read", "sample")
     )
     return (
         f"{c.model} on {c.machine}, {c.dtype}, kernels {c.kernels}: {c.steps} steps\n"

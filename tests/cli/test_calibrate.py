@@ -27,7 +27,9 @@ def test_a_machine_is_measured_and_then_simulated(tmp_path):
     assert "builtin on" in shown
     told = json.loads(path.read_text())
     assert told["steps"] > 30
-    assert sum(told[name] for name in ("step", "row", "token", "context", "read", "sample")) > 0
+    assert (
+        sum(told[name] for name in ("step", "row", "few", "token", "many", "context", "read", "sample")) > 0
+    )
     assert told["front_request"] > 0
     shown = run(
         "simulate", "--calibration", path, "--workload", "prompt=40,answer=9,rate=20", "--requests", "40"

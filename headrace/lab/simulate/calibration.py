@@ -1,49 +1,49 @@
 """How long steps take on a machine that was measured: a few coefficients, fitted once and kept as a small file.
 
 ```
- device  step + row·rows + token·tokens + context·contexts + read·read_tokens + sample·samples
- host    step + row·rows                                                        (planning, packing, telling)
+ device  step + row·rows + few·min(tokens, 8) + token·tokens + many·max(0, tokens - 128)
+              + context·contexts + read·read_tokens + sample·samples
+ host    step + row·rows                                       (planning, packing, telling)
 ```
-All coefficients are at least 0, so that no step is predicted to take less for doing more. The fit minimizes relative
-errors, since a step of a millisecond matters as much as one of a second, and bounds the weight of steps that were
-disturbed (Huber, 1964, by reweighting). On a busy machine it finds the typical step, not the undisturbed one.
+Two bends let the cost of a token change: the first few may cost more than those that follow (matrices of a few rows
+are slow on a CPU), and many may cost more than few (on a GPU they come free until its arithmetic is busy). Next on the
+road: `fit` finds the coefficients.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import json
-import math
-from collections.abc import Sequence
 from dataclasses import dataclass
+from operator import mul
 from pathlib import Path
-from typing import Any, NamedTuple
-
-import numpy as np
-import numpy.typing as npt
+from typing import Any
 
 from headrace.lab.simulate.front import Front
 from headrace.lab.simulate.work import StepWork
 
-LEAST_STEPS = 30
-"""Fewer measured steps than this say too little."""
-
-_TOLERATED = 1.345
-"""Errors beyond so many standard deviations lose weight: 95 % as efficient as least squares on clean data."""
-
-_REWEIGHTINGS = 30
+FEW = 8
+MANY = 128
+"""Tokens of a step at which the cost of one more changes."""
 
 
 class BadCalibration(ValueError):
     """A file that is no calibration, or measurements that make none; the message says what is wrong."""
 
 
-class Measured(NamedTuple):
-    """One step of a real runner: its work, the device's seconds and the host's before it (NaN: it had paused)."""
-
-    work: StepWork
-    seconds: float
-    host_seconds: float
+def features(work: StepWork) -> tuple[float, ...]:
+    """What the device's coefficients are multiplied with, in the order of the fields of `Calibration`."""
+    tokens = work.tokens
+    return (
+        1,
+        work.rows,
+        min(tokens, FEW),
+        tokens,
+        max(0, tokens - MANY),
+        work.contexts,
+        work.read_tokens,
+        work.samples,
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,8 +52,8 @@ class Calibration:
 
     ``kind`` (``cpu`` or ``cuda``) chooses the defaults that an engine has there, ``fixed_tokens`` and
     ``context_tokens`` are the `StepCost` that it plans with, ``kv_tokens`` is what its cache holds. The ``front``
-    coefficients are those of `Front`; where ``shared_cores`` is set, the front works on the cores that compute, and
-    each step takes so much longer. ``error_p50`` and ``error_p90`` are relative errors on the measured steps.
+    coefficients are those of `Front`; its work for an event also keeps the engine's host part waiting, for the two
+    share an interpreter. ``error_p50`` and ``error_p90`` are relative errors on the measured steps.
     """
 
     model: str
@@ -68,7 +68,9 @@ class Calibration:
     steps: int
     step: float
     row: float
+    few: float
     token: float
+    many: float
     context: float
     read: float
     sample: float
@@ -122,99 +124,13 @@ class Calibrated:
 
     def __init__(self, calibration: Calibration) -> None:
         c = calibration
-        self._device = (c.step, c.row, c.token, c.context, c.read, c.sample)
+        self._device = (c.step, c.row, c.few, c.token, c.many, c.context, c.read, c.sample)
         self._host_step = c.host_step
         self._host_row = c.host_row + c.front_event
 
     def seconds(self, work: StepWork) -> float:
-        step, row, token, context, read, sample = self._device
-        return (
-            step
-            + row * work.rows
-            + token * work.tokens
-            + context * work.contexts
-            + read * work.read_tokens
-            + sample * work.samples
-        )
+        seconds: float = sum(map(mul, self._device, features(work)))
+        return seconds
 
     def host_seconds(self, work: StepWork) -> float:
         return self._host_step + self._host_row * work.rows
-
-
-class Fit(NamedTuple):
-    """Coefficients of `Calibration` from measured steps, and how well they explain them."""
-
-    step: float
-    row: float
-    token: float
-    context: float
-    read: float
-    sample: float
-    host_step: float
-    host_row: float
-    error_p50: float
-    error_p90: float
-
-
-def fit(measured: Sequence[Measured]) -> Fit:
-    """Coefficients for the steps that were measured.
-
-    Raises:
-        BadCalibration: fewer than `LEAST_STEPS` steps.
-    """
-    if len(measured) < LEAST_STEPS:
-        raise BadCalibration(f"{len(measured)} steps were measured; at least {LEAST_STEPS} are needed")
-    features = np.array([(1, *each.work[:5]) for each in measured], dtype=np.float64)
-    device, errors = _robust(features, np.array([each.seconds for each in measured]))
-    hosts = [each for each in measured if math.isfinite(each.host_seconds)]
-    host_features = np.array([(1, each.work.rows) for each in hosts], dtype=np.float64)
-    host, _ = _robust(host_features, np.array([each.host_seconds for each in hosts]))
-    p50, p90 = np.percentile(np.abs(errors), [50.0, 90.0])
-    return Fit._make([*device.tolist(), *host.tolist(), float(p50), float(p90)])
-
-
-_Floats = npt.NDArray[np.float64]
-
-
-def _robust(features: _Floats, seconds: _Floats) -> tuple[_Floats, _Floats]:
-    """Coefficients at least 0, and the relative errors of what they predict.
-
-    An error is divided by the geometric mean of prediction and measurement, which is nearly the difference of their
-    logarithms: twice as much and half as much weigh the same.
-    """
-    columns = features.max(axis=0)
-    columns[columns == 0.0] = 1.0
-    features = features / columns
-    predicted, weights = seconds, np.ones(len(seconds))
-    for _ in range(_REWEIGHTINGS):
-        scale = np.sqrt(seconds * np.maximum(predicted, 0.01 * seconds))
-        found = _non_negative(features * (weights / scale)[:, None], weights * seconds / scale)
-        predicted = features @ found
-        errors = np.abs(predicted - seconds) / scale
-        tolerated = _TOLERATED * 1.4826 * np.median(errors) + 1e-9
-        weights = np.sqrt(np.minimum(1.0, tolerated / np.maximum(errors, 1e-12)))
-    return found / columns, predicted / seconds - 1.0
-
-
-def _non_negative(matrix: _Floats, target: _Floats) -> _Floats:
-    """Least squares with all unknowns at least 0 (Lawson and Hanson, 1974, chapter 23)."""
-    count = matrix.shape[1]
-    found, free = np.zeros(count), np.zeros(count, dtype=bool)
-    for _ in range(3 * count):
-        pull = matrix.T @ (target - matrix @ found)
-        pull[free] = 0.0
-        if pull.max() <= 1e-10 * len(target):
-            break
-        free[int(pull.argmax())] = True
-        while True:
-            wanted = np.zeros(count)
-            wanted[free] = np.linalg.lstsq(matrix[:, free], target, rcond=None)[0]
-            below = free & (wanted <= 0.0)
-            if not below.any():
-                found = wanted
-                break
-            step = (found[below] / (found[below] - wanted[below])).min()
-            found = found + step * (wanted - found)
-            free &= found > 1e-15
-            found[~free] = 0.0
-    return found
