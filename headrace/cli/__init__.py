@@ -11,6 +11,7 @@ from headrace.cli.bench import bench_app
 from headrace.cli.chat import chat
 from headrace.cli.complete import complete
 from headrace.cli.doctor import doctor
+from headrace.cli.plan import plan
 from headrace.cli.replay import replay
 from headrace.cli.serve import serve
 from headrace.cli.simulate import simulate
@@ -22,7 +23,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode=None,  # plain help wraps long flags, where tables cut them
 )
-for command in (serve, chat, complete, run_batch, replay, simulate, doctor):
+for command in (serve, chat, complete, run_batch, replay, simulate, plan, doctor):
     app.command()(command)
 app.add_typer(bench_app, name="bench")
 

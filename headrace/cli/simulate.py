@@ -117,7 +117,7 @@ def simulate(
     from headrace.lab.workload.synthesis import Synthesis
     from headrace.lab.workload.traces import BadTrace
 
-    calls = _calls(trace, workload or [], requests, resample, speedup, seed)
+    calls = read_calls(trace, workload or [], requests, speedup, seed, resample=resample)
     machine = _machine(given, shape, device, degree, weights, kv, calibration, front, max_model_len)
     limits = Limits(max_num_queued_reqs or 1 << 62, max_num_queued_tokens or 1 << 62)
     fleet = make_fleet(
@@ -158,14 +158,20 @@ def simulate(
         _plot(told, plot, title)
 
 
-def _calls(
+def read_calls(
     trace: Path | None,
     workload: list[str],
     requests: int | None,
-    resample: bool,
     faster: float,
     seed: int,
+    *,
+    resample: bool = False,
 ) -> Iterator[Call]:
+    """The calls of a trace or of a population, as the flags say.
+
+    Raises:
+        ConfigError: neither or both, or what cannot be read.
+    """
     from headrace.lab.workload import population
     from headrace.lab.workload.reshape import resampled, speedup
     from headrace.lab.workload.traces import BadTrace, read_trace

@@ -38,13 +38,16 @@ def sheet_table(sheets: Sequence[Sheet]) -> Table:
         ],
     }
     for batch in BATCHES:
-        rows[f"decode {batch}: ms, tok/s (MFU)"] = [_decode(each, batch) for each in sheets]
+        rows[f"decode {batch}: ms / tok/s"] = [_decode(each, batch) for each in sheets]
     rows |= {
+        "MFU of the largest": [
+            f"{100 * each.decode[-1].mfu:.0f} %" if each.decode else "-" for each in sheets
+        ],
         "$ per hour": [f"{each.dollars_per_hour:.2f}" for each in sheets],
-        "$ per million prompt tokens": [
+        "$ per M prompt tokens": [
             f"{each.prefill_dollars_per_million:.3f}" if each.fits else "-" for each in sheets
         ],
-        "$ per million answer tokens": [
+        "$ per M answer tokens": [
             f"{min(d.dollars_per_million for d in each.decode):.3f}" if each.decode else "-"
             for each in sheets
         ],
@@ -58,7 +61,7 @@ def _decode(sheet: Sheet, batch: int) -> str:
     found: Decode | None = next((each for each in sheet.decode if each.batch == batch), None)
     if found is None:
         return "-"
-    return f"{1e3 * found.step_seconds:.2f}, {found.tokens_per_second:,.0f} ({100 * found.mfu:.1f} %)"
+    return f"{1e3 * found.step_seconds:.2f} / {found.tokens_per_second:,.0f}"
 
 
 def demand_lines(demand: Demand, slo: Slo) -> list[str]:

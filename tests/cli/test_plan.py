@@ -1,0 +1,105 @@
+from __future__ import annotations
+
+import json
+
+import pytest
+from typer.testing import CliRunner
+
+from headrace.cli import app
+from headrace.config import ConfigError
+
+CHAT = "rate=2,prompt=uniform:200:400,answer=uniform:20:60"
+
+
+def run(*words) -> str:
+    result = CliRunner().invoke(app, ["plan", *map(str, words)], env={"COLUMNS": "220"})
+    if result.exception and not isinstance(result.exception, SystemExit):
+        raise result.exception
+    assert result.exit_code == 0, result.output
+    return result.output
+
+
+def told(*words):
+    return json.loads(run(*words, "--json"))
+
+
+def test_a_sheet_of_every_device():
+    text = run("llama-3.1-8b")
+    assert "llama-3.1-8b: 8.03 B parameters, 128.0 KiB of keys and values per token" in text
+    for name in ("1 x A100-80G", "1 x H100-SXM", "1 x H200", "1 x MI300X", "1 x cpu"):
+        assert name in text
+    assert "simulated" not in text
+
+
+def test_a_model_too_large_for_one_device_is_shown_on_several():
+    sheets = {each["device"]: each for each in told("llama-3.1-70b")["sheets"]}
+    assert (sheets["H100-SXM"]["degree"], sheets["H200"]["degree"]) == (2, 2)
+    assert sheets["cpu"]["sequences"] == 0
+
+
+def test_quantized_weights_and_cache_take_less():
+    plain = told("qwen3-8b", "--device", "H200")["sheets"][0]
+    small = told("qwen3-8b", "--device", "h200", "--weights", "int4", "--kv", "int8")["sheets"][0]
+    assert small["weight_bytes"] < plain["weight_bytes"] / 2
+    assert small["kv_tokens"] > 1.9 * plain["kv_tokens"]
+
+
+def test_a_folder_with_a_config_is_a_model(tmp_path):
+    config = {
+        "architectures": ["LlamaForCausalLM"],
+        "hidden_size": 64,
+        "intermediate_size": 128,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "vocab_size": 1000,
+        "max_position_embeddings": 512,
+    }
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    model = told(tmp_path, "--device", "cpu")["model"]
+    assert (model["num_layers"], model["head_dim"]) == (2, 16)
+    assert model["num_parameters"] == 2 * (64 * 16 * 12 + 3 * 64 * 128 + 128) + 64 + 2 * 64_000
+
+
+def test_the_cheapest_fleet_for_a_workload_is_found_and_simulated():
+    flags = ["--device", "A100-80G", "--device", "H100-SXM", "--workload", CHAT, "--requests", 40]
+    verdict = told("llama-3.1-8b", *flags, "--price", "H100-SXM=9")["verdict"]
+    assert verdict["best"]["device"] == "A100-80G"
+    assert (verdict["best"]["replicas"], verdict["best"]["degree"]) == (1, 1)
+    assert verdict["tried"][0]["attained"] >= 0.95
+    assert verdict["tried"][0]["output_tokens_per_second"] > 0
+    dearer = told("llama-3.1-8b", *flags, "--price", "a100-80g=20", "--price", "H100-SXM=1")["verdict"]
+    assert dearer["best"]["device"] == "H100-SXM"
+
+
+def test_a_fleet_in_words():
+    text = run("llama-3.1-8b", "--device", "H100-SXM", "--workload", CHAT, "--requests", 40)
+    assert "demand    2" in text
+    assert "cheapest  1 x H100-SXM: 2.99 $ per hour" in text
+    assert "settings  --max-num-seqs" in text
+
+
+def test_that_none_fits_comes_with_reasons():
+    text = run("llama-3.1-70b", "--device", "cpu", "--workload", CHAT, "--requests", 10)
+    assert "no fleet keeps the promise:" in text
+    assert "1 x cpu: weights of 141.1 GB" in text
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--device", "T4"], "no device 'T4'"),
+        (["--weights", "int3"], "--weights int3: expected one of bfloat16"),
+        (["--kv", "int4"], "--kv int4"),
+        (["--price", "H100-SXM=free"], "expected DEVICE=DOLLARS"),
+        (["--price", "H100-SXM=0"], "expected DEVICE=DOLLARS"),
+        (["--price", "T4=1"], "no device 'T4'"),
+        (["--device", "H200", "--price", "cpu=1"], "cpu is not among the devices"),
+        (["--workload", "colour=red"], "colour=red"),
+        (["--workload", CHAT, "--routing", "best"], "--routing best: expected one of"),
+        (["no/such/model/at/all"], "shapes known by name are"),
+    ],
+)
+def test_what_makes_no_sense_is_one_line(words, message):
+    with pytest.raises(ConfigError, match=message):
+        run(*words)
