@@ -100,8 +100,9 @@ class SchedulerOptions:
         Field(ge=0, description="what a prompt may add to a decoding step, as a share of it (0: no bound)"),
     ] = 0.7
     max_step_seconds: Annotated[
-        float, Field(ge=0, description="predicted time of a step that decodes (0: as callers' SLOs demand)")
-    ] = 0.0
+        float,
+        Field(ge=0, description="predicted time of a step that decodes (0: only as callers' SLOs demand)"),
+    ] = 0.2
     static_batch_timeout: Annotated[
         float, Field(ge=0, description="seconds after which an incomplete gang starts")
     ] = 0.1

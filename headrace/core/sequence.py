@@ -55,6 +55,7 @@ class Sequence:
         "computed",
         "epoch",
         "finish_length",
+        "foreseen",
         "keys",
         "last_step",
         "late",
@@ -89,6 +90,7 @@ class Sequence:
         self.rank = rank
         self.place = rank  # among those that run: who gets blocks first
         self.tpot_seconds = math.inf  # the longest time per token that its caller hopes for
+        self.foreseen = 0  # the length that it was last predicted to end at
         self.started = math.nan  # when it was first admitted
         self.latest_start = math.inf  # when it must start to be in time
         self.late = False  # its latest start has passed

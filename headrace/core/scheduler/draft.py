@@ -71,11 +71,16 @@ class Draft:
         self.decode_seconds = 0.0
         self.fraction = 1.0  # of what prefill may take, while a long prompt's part is held back for it
 
-    def bound(self, times: StepTimes, limit_seconds: float) -> None:
-        """All decoding is planned: what follows may stretch the step to ``limit_seconds``, as ``times`` foretell it."""
-        self.times = times
-        self.limit_seconds = limit_seconds
+    def bound(self, times: StepTimes, usual_seconds: float, wished_seconds: float) -> None:
+        """All decoding is planned: bound what ``times`` foretell of the step with all that follows.
+
+        The ``usual_seconds`` (0: no bound) are for devices on which decoding takes a small part of them; where it takes
+        more, prefill may take as long as it. What callers wished for is kept as it is.
+        """
         self.decode_seconds = times.predict(len(self.rows), self.tokens, self.contexts)
+        usual = max(usual_seconds, 2 * self.decode_seconds) if usual_seconds else math.inf
+        self.limit_seconds = min(usual, wished_seconds)
+        self.times = times if self.limit_seconds < math.inf else None
 
     def share(self, start: int, remaining: int, knobs: Knobs) -> tuple[int, ChunkReason]:
         """How many of the remaining positions of a prefill from ``start`` this step takes, and what bounds them."""

@@ -88,7 +88,6 @@ class Headroom:
         self._block_size = block_size
         self._watermark = watermark
         self._q = q
-        self._finals: dict[Sequence, int] = {}
 
     def fits(self, running: Many[Sequence], candidate: Sequence, fresh: int, free: int) -> bool:
         if not running:
@@ -97,23 +96,26 @@ class Headroom:
         if available < 0:
             return False
         size = self._block_size
-        finals = self._finals = {sequence: self._final(sequence) for sequence in running}
         known, final = candidate.known, self._final(candidate)
-        growth = blocks_needed(final, size) - blocks_needed(known, size)
-        wanted = sum(blocks_needed(end, size) - len(sequence.table) for sequence, end in finals.items())
-        if wanted + growth <= available:
+        wanted = blocks_needed(final, size) - blocks_needed(known, size)
+        for sequence in running:
+            end = sequence.foreseen
+            if end <= len(sequence.tokens) + sequence.pending:
+                end = self._final(sequence)
+            wanted += -(-end // size) - len(sequence.table)
+        if wanted <= available:
             return True  # even if nobody gave anything back
         # Blocks found at admission may be in use elsewhere, and then do not come free with this sequence.
-        lives = [Life(s.known, end, s.cached_tokens // size) for s, end in finals.items()]
+        lives = [Life(s.known, s.foreseen, s.cached_tokens // size) for s in running]
         lives.append(Life(known, final, blocks_needed(known, size) - fresh))
         owed = sum(blocks_needed(sequence.known, size) - len(sequence.table) for sequence in running)
         return peak_growth(lives, size) + owed <= available
 
     def _final(self, sequence: Sequence) -> int:
         """The length that a sequence is predicted to end at: asked anew only when it has outlived the last answer."""
-        final = self._finals.get(sequence, 0)
-        if final <= sequence.known:
-            request = sequence.request
-            produced = sequence.known - sequence.prompt_tokens
-            final = sequence.prompt_tokens + self._lengths.quantile(request, self._q, given=produced)
-        return max(final, sequence.known)
+        known = sequence.known
+        if sequence.foreseen <= known:
+            produced = known - sequence.prompt_tokens
+            final = sequence.prompt_tokens + self._lengths.quantile(sequence.request, self._q, given=produced)
+            sequence.foreseen = max(final, known)
+        return sequence.foreseen

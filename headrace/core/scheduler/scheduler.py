@@ -96,6 +96,7 @@ class Scheduler:
         self._admission = admission
         self._running = Running(Pages(pool, prefix_caching), victims, room, queue, events, max_num_seqs)
         self._cost = cost
+        self._context_cost = 1 / cost.context_tokens
         self._outlook = outlook
         self._events = events
         self._live: dict[str, Sequence] = {}
@@ -250,9 +251,8 @@ class Scheduler:
             elif remaining > 1:
                 prefills.append(sequence)
         step.prompts = len(prefills) + min(len(self._waiting), self._running.free_slots)
-        limit = min(knobs.step_seconds or math.inf, TPOT_SHARE * step.tpot_seconds)
-        if limit < math.inf and self._outlook is not None and self._outlook.ready:
-            step.bound(self._outlook.times, limit)
+        if self._outlook is not None and self._outlook.ready:
+            step.bound(self._outlook.times, knobs.step_seconds, TPOT_SHARE * step.tpot_seconds)
         return prefills
 
     def _plan_prefills(self, step: Draft, sequences: list[Sequence], knobs: Knobs) -> None:
@@ -300,7 +300,7 @@ class Scheduler:
         contexts = length * start + length * length // 2
         step.tokens += length
         step.contexts += contexts
-        sequence.account.charge(self._cost.rows(length, contexts) + step.row_cost)
+        sequence.account.charge(length + contexts * self._context_cost + step.row_cost)
         step.launched.append((sequence, sequence.epoch))
         step.planned_slots.add(sequence.slot)
         step.budget -= length
@@ -430,22 +430,24 @@ class Scheduler:
         )
 
     def _commit_row(self, sequence: Sequence, row: Row, i: int, output: StepOutput) -> None:
-        request_id = sequence.request.id
-        if i in output.failures:
+        if output.failures and i in output.failures:
             self._finish(sequence, FinishReason.FAILED, output.failures[i])
             return
         sequence.computed = row.start + row.length
-        if i in output.prompt_logprobs:
+        if output.prompt_logprobs and i in output.prompt_logprobs:
             self._tell_scores(sequence, row.start, output.prompt_logprobs[i])
         reason = None
         if row.samples:
             sequence.pending -= 1
-            sequence.tokens += output.tokens[i]
-            if sequence.output_tokens == len(output.tokens[i]):
+            drawn = output.tokens[i]
+            sequence.tokens += drawn
+            if len(sequence.tokens) == sequence.prompt_tokens + len(drawn):
                 self._firsts.append(sequence)
-            self._events.append(Emitted(request_id, output.tokens[i], output.logprobs.get(i, ())))
+            logprobs = output.logprobs.get(i, ()) if output.logprobs else ()
+            self._events.append(Emitted(sequence.request.id, drawn, logprobs))
             reason = sequence.finish_reason()
-        self._running.pages.register(sequence, tail=row.length > 1 and row.samples)
+        if row.length > 1 or sequence.computed % self.pool.block_size == 0:
+            self._running.pages.register(sequence, tail=row.length > 1 and row.samples)
         if reason is not None:
             self._finish(sequence, reason, stop_token=sequence.stop_token(reason))
 
