@@ -34,11 +34,6 @@ class DeviceSpec:
     dollars_per_hour: float
 
     @property
-    def reached_flops(self) -> float:
-        """bf16 operations per second that an engine reaches."""
-        return self.bf16_flops * self.efficiency_compute
-
-    @property
     def reached_bandwidth(self) -> float:
         """Bytes of its own memory per second that an engine reads."""
         return self.bandwidth * self.efficiency_bandwidth

@@ -4,8 +4,10 @@ import dataclasses
 
 import pytest
 
+from headrace.core.engine import Engine
 from headrace.core.events import Evicted, Finished
 from headrace.core.knobs import Knobs
+from headrace.core.plan import StepOutput
 from headrace.core.request import FinishReason, Request, SamplingParams
 from headrace.observe.recording.engine import RecordedEngine
 from headrace.observe.recording.moments import (
@@ -84,3 +86,16 @@ def test_a_step_that_ends_the_engine_is_told_and_raised():
     assert moments[-1].now == 3.0
     assert isinstance(moments[-1], Raised)
     assert moments[-1].error.startswith("IndexError: ")
+
+
+def test_every_way_into_an_engine_is_recorded():
+    """A new public method of the engine must be decided on: told to the tape, or one that only looks."""
+    only_look = {"wake_at", "check_books"}
+    ways = {name for name, value in vars(Engine).items() if callable(value) and not name.startswith("_")}
+    told = {name for name, value in vars(RecordedEngine).items() if callable(value)}
+    assert ways - told == only_look
+
+
+def test_all_that_a_runner_returns_is_told_or_withheld():
+    told = {"tokens", "prompt_logprobs", "failures"}  # in shape; step numbers follow from the plans
+    assert {*StepOutput._fields} == {*told, "step", "logprobs"}
