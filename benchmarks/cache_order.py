@@ -14,7 +14,6 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from headrace.core.blocks import BlockPool, chained_key, root_key
-from headrace.core.cost import StepCost
 from headrace.core.eviction import EvictionPolicy, LeastRecentlyUsed, LeastWorth
 from headrace.lab.workload.traces import MOONCAKE_BLOCK, read_trace
 
@@ -101,7 +100,7 @@ def main() -> None:
     print(f"{'pool':>6} {'blocks':>8} {'LRU':>8} {'worth':>8} {'foreseen':>9}   share of those hits")
     for percent in args.shares.split(","):
         size = int(unique * float(percent) / 100)
-        worth = LeastWorth(size, SIZE, StepCost(context_tokens=CONTEXT_TOKENS * SIZE / MOONCAKE_BLOCK))
+        worth = LeastWorth(size, CONTEXT_TOKENS / MOONCAKE_BLOCK)
         found = [
             replay(todo, size, LeastRecentlyUsed()),
             replay(todo, size, worth),

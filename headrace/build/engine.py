@@ -66,7 +66,7 @@ def make_engine(
     ``tell`` is told of all that goes in and comes out: a recording.
     """
     events: list[Event] = []
-    eviction = LeastWorth(num_blocks, cache.block_size, cost)
+    eviction = LeastWorth(num_blocks, cost.context_tokens / cache.block_size)
     pool = BlockPool(num_blocks, cache.block_size, eviction, events.append)
     fair = plans.scheduling_policy == "fair"
     outlook = Outlook(StepTimes(cost), LengthPredictor(max_model_len), {each.name: each for each in classes})

@@ -20,20 +20,35 @@ from typing import NamedTuple
 
 from headrace.core.events import Event, Evicted, EvictReason
 from headrace.core.eviction import Block, EvictionOrder, EvictionPolicy
+from headrace.core.plan import Tier
+from headrace.core.tiers import Held, LowerTiers
 
 CANDIDATES = 8
 """How many partly matching blocks are compared at most: bounds the cost of a look-up."""
 
 
 class PrefixHit(NamedTuple):
-    """What the cache holds of a sequence: whole blocks to share, then one of which ``copied`` tokens fit."""
+    """What the cache holds of a sequence: whole blocks to share, whole blocks to bring up from lower tiers, and one of
+    which ``copied`` tokens fit. ``declined`` more blocks lie below, but are quicker to compute."""
 
     blocks: tuple[int, ...]
     source: int
     copied: int
+    below: tuple[Held, ...] = ()
+    declined: int = 0
+
+    @property
+    def full(self) -> int:
+        """Whole blocks that need no computing."""
+        return len(self.blocks) + len(self.below)
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether all of it can be used in the step that is being planned."""
+        return all(held.tier is Tier.HOST and held.ready for held in self.below)
 
     def tokens(self, block_size: int) -> int:
-        return len(self.blocks) * block_size + self.copied
+        return self.full * block_size + self.copied
 
 
 NO_HIT = PrefixHit((), 0, 0)
@@ -73,18 +88,24 @@ class BlockPool:
         block_size: int,
         eviction: EvictionPolicy,
         tell: Callable[[Event], None],
+        lower: LowerTiers | None = None,
     ) -> None:
         if num_blocks < 1 or block_size < 1:
             raise ValueError(f"a pool needs blocks and a block size, got {num_blocks} and {block_size}")
         self.block_size = block_size
         self._blocks = [Block(i) for i in range(num_blocks)]
         self._tell = tell
+        self.lower = lower
         self._blank = list(range(num_blocks - 1, -1, -1))
         self._cached = EvictionOrder(eviction)
         self._by_key: dict[bytes, Block] = {}
         self._children: dict[tuple[bytes, int], dict[int, Block]] = {}
         self._promised: dict[bytes, int] = {}
         self._wanted: dict[bytes, int] = {}
+
+    def full_blocks(self) -> list[Block]:
+        """All blocks whose whole content can be found."""
+        return list(self._by_key.values())
 
     @property
     def num_blocks(self) -> int:
@@ -151,9 +172,13 @@ class BlockPool:
     def advance(self, now: float) -> None:
         """Let time pass, in seconds: what was to be kept for some time only is no longer."""
         self._cached.advance(now)
+        if self.lower:
+            self.lower.advance(now)
 
     def _evict(self) -> Block:
         block = self._cached.pop()
+        if self.lower:
+            self.lower.take_down(block)
         self._forget(block)
         self._tell(Evicted(block.id, EvictReason.ALLOCATION))
         return block
@@ -199,7 +224,15 @@ class BlockPool:
             del self._by_key[block.key]
         block.forget()
 
-    def match(self, root: bytes, keys: Sequence[bytes], tokens: Sequence[int], limit: int) -> PrefixHit:
+    def match(
+        self,
+        root: bytes,
+        keys: Sequence[bytes],
+        tokens: Sequence[int],
+        limit: int,
+        *,
+        from_disk: bool = True,
+    ) -> PrefixHit:
         """The longest computed prefix of ``tokens[:limit]``, token-exact.
 
         Args:
@@ -207,6 +240,7 @@ class BlockPool:
             keys: chained keys of the full blocks of ``tokens``.
             tokens: what the sequence knows.
             limit: tokens that may come from the cache (one less than known: the last one must be computed).
+            from_disk: whether there is time to fetch what is not even in the host tier.
         """
         size = self.block_size
         shared: list[int] = []
@@ -217,7 +251,13 @@ class BlockPool:
                 break
             shared.append(block.id)
             parent = key
-        start = len(shared) * size
+        below: tuple[Held, ...] = ()
+        declined = 0
+        if self.lower:
+            following = keys[len(shared) : limit // size]
+            below, declined = self.lower.find(following, tokens, len(shared) * size, from_disk=from_disk)
+            parent = following[len(below) - 1] if below else parent
+        start = (len(shared) + len(below)) * size
         rest = tuple(tokens[start : min(start + size, limit)])
         best, copied = 0, 0
         if rest:
@@ -226,7 +266,18 @@ class BlockPool:
                 common = _common_length(block.tokens, rest)
                 if common > copied:
                     best, copied = block.id, common
-        return PrefixHit(tuple(shared), best, copied)
+        return PrefixHit(tuple(shared), best, copied, below, declined)
+
+    def bring_up(self, hit: PrefixHit, targets: Sequence[int]) -> None:
+        """Fill held blocks, one for each of ``hit.below``, from the host tier; they can be found at once."""
+        if self.lower is None:
+            return
+        for held, target in zip(hit.below, targets, strict=True):
+            content = self.lower.bring_up(held, target)
+            self.register(target, content.parent, content.tokens)
+            block = self._blocks[target]
+            block.hits, block.chain = content.hits, content.chain
+            block.retention, block.seconds = content.retention, content.seconds
 
     def leading(self, keys: Sequence[bytes]) -> int:
         """How many of the first blocks of a chain are known or promised, as far as one can tell by bisection: a chain
@@ -270,9 +321,13 @@ class BlockPool:
         if block is not None:
             block.wanted = wanted
             self._cached.update(block)
+        if self.lower:
+            self.lower.mark(key, wanted=wanted)
 
     def reset(self) -> None:
-        """Forget all content; held blocks stay held and are not found again."""
+        """Forget all content, lower tiers' too; held blocks stay held and are not found again."""
+        if self.lower:
+            self.lower.reset()
         for block in self._blocks:
             if block.tokens:
                 if block.refs == 0:
@@ -282,7 +337,9 @@ class BlockPool:
                 self._forget(block)
 
     def check(self) -> None:
-        """Raise AssertionError when the pool's own books disagree."""
+        """Raise AssertionError when the pool's own books, or those of the lower tiers, disagree."""
+        if self.lower:
+            self.lower.check()
         free = sum(block.refs == 0 for block in self._blocks)
         cached = sum(block.refs == 0 and bool(block.tokens) for block in self._blocks)
         assert free == self.num_free, f"{free} blocks without references, {self.num_free} counted free"

@@ -48,7 +48,7 @@ class Engine:
             self.scheduler.took(now - self._since)
             self._since = None
         plan = self.scheduler.plan(now, self.knobs)
-        if plan.rows:
+        if plan.has_work:
             self.runner.launch(plan, now)
             self._in_flight.append(plan)
         if self._in_flight and (len(self._in_flight) > self._overlap or not plan.rows):

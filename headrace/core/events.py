@@ -11,7 +11,7 @@ from enum import StrEnum
 from typing import NamedTuple
 
 from headrace.core.cache.entry import Layer
-from headrace.core.plan import TokenLogprob
+from headrace.core.plan import Tier, TokenLogprob
 from headrace.core.request import FinishReason
 
 
@@ -29,6 +29,7 @@ class SkipReason(StrEnum):
     BATCH_NOT_READY = "batch_not_ready"
     PREFIX_IN_FLIGHT = "prefix_in_flight"
     STEP_FULL = "step_full"
+    RESTORING = "restoring"
 
 
 class ChunkReason(StrEnum):
@@ -70,6 +71,20 @@ class Fault(StrEnum):
     DAMAGED = "damaged"
     FAILED = "failed"
     RESTING = "resting"
+
+
+class MoveReason(StrEnum):
+    """Why a block's content was copied to another tier.
+
+    Down: evicted from the device; worth keeping on disk; saved when the engine ends. Up: fetched from the disk for a
+    request that waits; restored for one that starts.
+    """
+
+    EVICTED = "evicted"
+    KEPT = "kept"
+    SAVED = "saved"
+    FETCHED = "fetched"
+    RESTORED = "restored"
 
 
 class Arrived(NamedTuple):
@@ -137,6 +152,31 @@ class Evicted(NamedTuple):
     reason: EvictReason
 
 
+class Moved(NamedTuple):
+    """Blocks are copied from tier to tier: begun, where the disk takes part. ``request_id`` where it is for one."""
+
+    source: Tier
+    target: Tier
+    blocks: int
+    bytes: int
+    reason: MoveReason
+    request_id: str = ""
+
+
+class TransferFailed(NamedTuple):
+    """A copy to or from the disk has failed: the disk could not be written, or did not hold what it should."""
+
+    source: Tier
+    target: Tier
+
+
+class RestoreDeclined(NamedTuple):
+    """A request computes tokens that lie in a lower tier, since that is quicker than fetching them."""
+
+    request_id: str
+    tokens: int
+
+
 class Finished(NamedTuple):
     """The one end of a request. ``message`` says more where the reason is rejected or failed."""
 
@@ -202,6 +242,9 @@ Event = (
     | PromptScored
     | Preempted
     | Evicted
+    | Moved
+    | TransferFailed
+    | RestoreDeclined
     | Finished
     | Stepped
     | LookedUp

@@ -13,9 +13,9 @@ seconds depends on it.
 from __future__ import annotations
 
 import heapq
+import math
 from typing import Protocol
 
-from headrace.core.cost import TOKENS_ONLY, StepCost
 from headrace.core.request import DEFAULT_RETENTION
 
 STALE = 64
@@ -60,7 +60,7 @@ class Block:
         self.refs = 0
         self.stamp = 0  # 0: not in the order of eviction
         self.used = 0
-        self.due: float | None = None  # when the retention ends, while in the order
+        self.due: float | None = None  # when the retention ends, if it stays idle
         self.forget()
 
     def forget(self) -> None:
@@ -99,14 +99,15 @@ class LeastWorth:
     """Evict by retention, then what no waiting request wants, then by age against the cost of computing it again.
 
     Age is counted in released blocks, so that nothing depends on how quickly time passes; one turnover of the tier is
-    ``num_blocks``. The cost is that of the last block of the chain, not of the block itself: a chain is of use only
-    from its head on, so a head must never go before its tail. The weights are those that keep most hits of recorded
-    conversations (`benchmarks/cache_order.py`).
+    ``num_blocks``. ``context_blocks`` is the context at which a token's attention costs as much as the rest of it. The
+    cost is that of the last block of the chain, not of the block itself: a chain is of use only from its head on, so a
+    head must never go before its tail. The weights are those that keep most hits of recorded conversations
+    (`benchmarks/cache_order.py`).
     """
 
-    def __init__(self, num_blocks: int, block_size: int, cost: StepCost = TOKENS_ONLY) -> None:
+    def __init__(self, num_blocks: int, context_blocks: float = math.inf) -> None:
         self._turnover = num_blocks
-        self._context_blocks = cost.context_tokens / block_size
+        self._context_blocks = context_blocks
 
     def priority(self, block: Block) -> tuple[float, ...]:
         turnovers = HIT_TURNOVERS if block.hits else 0.0
@@ -133,13 +134,13 @@ class EvictionOrder:
     def __contains__(self, block: Block) -> bool:
         return block.stamp > 0
 
-    def add(self, block: Block) -> None:
-        """A block is idle from now on."""
+    def add(self, block: Block, due: float | None = None) -> None:
+        """A block is idle from now on; ``due`` is when its retention ends if that was settled before."""
         self._length += 1
         self._used += 1
         block.used = self._used
-        if block.seconds is not None:
-            block.due = self._now + block.seconds
+        block.due = self._now + block.seconds if due is None and block.seconds is not None else due
+        if block.due is not None:
             heapq.heappush(self._ends, (block.due, self._stamp, block))
         self._push(block)
         if len(self._heap) > 2 * self._length + STALE:
@@ -154,7 +155,6 @@ class EvictionOrder:
         """A block is in use again, or has lost its content."""
         self._length -= 1
         block.stamp = 0
-        block.due = None
 
     def update(self, block: Block) -> None:
         """What the policy goes by has changed; nothing happens to a block that is not idle."""
@@ -178,7 +178,7 @@ class EvictionOrder:
         self._now = now
         while self._ends and self._ends[0][0] <= now:
             due, _, block = heapq.heappop(self._ends)
-            if block.due == due:
+            if block.stamp and block.due == due:
                 block.retention, block.seconds, block.due = DEFAULT_RETENTION, None, None
                 self.update(block)
 

@@ -32,12 +32,24 @@ class Tier(StrEnum):
 
 
 class Move(NamedTuple):
-    """Copy the keys and values of a whole block, all layers, from ``source`` to ``target``."""
+    """Copy the keys and values of a whole block, all layers, from ``source`` to ``target``.
+
+    A copy to or from the disk only begins in its turn; when it has ended, an `Arrival` says so. Until then neither end
+    takes part in another move.
+    """
 
     source: int
     target: int
     source_tier: Tier = Tier.DEVICE
     target_tier: Tier = Tier.DEVICE
+
+
+class Arrival(NamedTuple):
+    """A copy to or from the disk has ended; ``ok`` is false where the target does not hold what the source held."""
+
+    move: Move
+    ok: bool
+    seconds: float = 0.0
 
 
 class Entry(NamedTuple):
@@ -73,12 +85,22 @@ class Row(NamedTuple):
 
 
 class StepPlan(NamedTuple):
-    """All work of one step. Rows of decode come before rows of prefill; a slot has at most one row."""
+    """All work of one step. Rows of decode come before rows of prefill; a slot has at most one row.
+
+    ``waits``: there is nothing to compute before a copy from the disk has arrived; `Runner.collect` waits for one, but
+    not for long, since new requests may come.
+    """
 
     step: int
     entries: tuple[Entry, ...]
     moves: tuple[Move, ...]
     rows: tuple[Row, ...]
+    waits: bool = False
+
+    @property
+    def has_work(self) -> bool:
+        """Whether there is anything to launch."""
+        return bool(self.rows or self.moves or self.waits)
 
 
 class TokenLogprob(NamedTuple):
@@ -96,7 +118,8 @@ class StepOutput(NamedTuple):
     ``tokens[i]`` are the tokens drawn for row ``i`` (empty where the row does not sample). ``logprobs[i]``
     has one entry per drawn token. ``prompt_logprobs[i]`` has one entry per computed position ``p``, scoring
     token ``p + 1`` of the prompt. ``failures[i]`` says why row ``i`` alone could not be computed; its slot counts as
-    having drawn some token, since its next row may be in flight.
+    having drawn some token, since its next row may be in flight. ``arrivals`` are the copies to and from the disk, of
+    this step or any before, that have ended since the last output.
     """
 
     step: int
@@ -104,3 +127,4 @@ class StepOutput(NamedTuple):
     logprobs: Mapping[int, tuple[TokenLogprob, ...]] = {}
     prompt_logprobs: Mapping[int, tuple[TokenLogprob, ...]] = {}
     failures: Mapping[int, str] = {}
+    arrivals: tuple[Arrival, ...] = ()

@@ -70,6 +70,7 @@ class Sequence:
         "rank",
         "registered",
         "request",
+        "restore_by",
         "root",
         "scored",
         "skip_reason",
@@ -81,6 +82,7 @@ class Sequence:
         "tokens",
         "told",
         "tpot_seconds",
+        "wanted",
     )
 
     account: TenantAccount  # whose service its rows are; set where it enters the queue
@@ -115,6 +117,8 @@ class Sequence:
         self.keys: list[bytes] = []  # chained keys of the full blocks of `tokens`, as far as asked for
         self.registered = 0  # full blocks of the table that the pool can find
         self.promised = 0  # full blocks of the prompt that it told the pool it would compute
+        self.wanted = 0  # full blocks that it asked the pool to keep while it waits
+        self.restore_by = math.inf  # until when it waits for blocks from the disk
         self.cached_tokens = 0  # of the prompt, found when it was first admitted: what the caller is told
         self.scored = 0  # positions of the prompt whose log-probabilities have been told
         self.skips = 0

@@ -13,7 +13,6 @@ import pytest
 
 from headrace.core.blocks import BlockPool
 from headrace.core.classes import CLASSES
-from headrace.core.cost import StepCost
 from headrace.core.engine import Engine
 from headrace.core.events import Admitted, Event, Preempted
 from headrace.core.eviction import EvictionPolicy, LeastRecentlyUsed, LeastWorth
@@ -47,7 +46,7 @@ QUEUES = [
 ]
 ADMISSIONS = [Continuous, lambda: StaticBatch(3, 0.05), lambda: StaticBatch(1, 0.0)]
 VICTIMS = [LastRanked, LeastLoss]
-EVICTIONS = [LeastRecentlyUsed, lambda: LeastWorth(14, 4, StepCost(2.0, 8.0))]
+EVICTIONS = [LeastRecentlyUsed, lambda: LeastWorth(14, 2.0)]
 
 
 class LastOfWindow:

@@ -1,9 +1,10 @@
 from __future__ import annotations
 
+import math
+
 import pytest
 
 from headrace.core.blocks import BlockPool, chained_key, root_key
-from headrace.core.cost import TOKENS_ONLY, StepCost
 from headrace.core.events import Evicted
 from headrace.core.eviction import STALE, Block, EvictionOrder, LeastRecentlyUsed, LeastWorth
 from headrace.core.request import DEFAULT_RETENTION
@@ -11,9 +12,9 @@ from headrace.core.request import DEFAULT_RETENTION
 ROOT = root_key("", "")
 
 
-def pool_of(num_blocks: int, cost: StepCost = TOKENS_ONLY) -> tuple[BlockPool, list]:
+def pool_of(num_blocks: int, context_blocks: float = math.inf) -> tuple[BlockPool, list]:
     events: list = []
-    return BlockPool(num_blocks, 2, LeastWorth(num_blocks, 2, cost), events.append), events
+    return BlockPool(num_blocks, 2, LeastWorth(num_blocks, context_blocks), events.append), events
 
 
 def keys_of(*tokens: int) -> list[bytes]:
@@ -227,7 +228,7 @@ def test_a_part_goes_before_an_older_whole():
 
 @pytest.mark.parametrize("context", [0.01, 1.0, 4.0, 1e9])
 def test_no_head_goes_before_its_tail(context):
-    pool, events = pool_of(32, StepCost(context_tokens=context))
+    pool, events = pool_of(32, context / 2)
     long, short = hold(pool, *range(30)), hold(pool, *range(100, 110))
     pool.release(long)
     pool.release(short)
@@ -240,7 +241,7 @@ def test_no_head_goes_before_its_tail(context):
 
 def test_of_two_chains_the_one_that_costs_more_stays_where_context_costs():
     for context, first in ((1e9, "long"), (1.0, "short")):
-        pool, events = pool_of(24, StepCost(context_tokens=context))
+        pool, events = pool_of(24, context / 2)
         chains = {"long": hold(pool, *range(40)), "short": hold(pool, 100, 101)}
         pool.release(chains["long"])
         pool.release(chains["short"])

@@ -7,8 +7,10 @@ from dataclasses import dataclass, field
 from headrace.core.blocks import BlockPool
 from headrace.core.engine import Engine
 from headrace.core.events import Emitted, Event, Finished
-from headrace.core.eviction import LeastRecentlyUsed
+from headrace.core.eviction import LeastRecentlyUsed, LeastWorth
 from headrace.core.knobs import Knobs
+from headrace.core.plan import Tier
+from headrace.core.restore import AlwaysRestore, RestorePolicy
 from headrace.core.scheduler.admission import AdmissionPolicy, Continuous
 from headrace.core.scheduler.fair import FairQueue, single_file
 from headrace.core.scheduler.headroom import AlwaysFits, RoomPolicy
@@ -16,6 +18,7 @@ from headrace.core.scheduler.order import FirstComeFirstServed, OrderPolicy
 from headrace.core.scheduler.outlook import Outlook
 from headrace.core.scheduler.scheduler import Scheduler
 from headrace.core.scheduler.victims import LastRanked
+from headrace.core.tiers import LowerTier, LowerTiers
 from tests.doubles.hashing_runner import HashingRunner
 
 
@@ -33,9 +36,23 @@ def hashing_engine(
     prefix_caching: bool = True,
     outlook: Outlook | None = None,
     room: RoomPolicy | None = None,
+    host_blocks: int = 0,
+    disk_blocks: int = 0,
+    restore: RestorePolicy | None = None,
 ) -> tuple[Engine, HashingRunner]:
     events: list[Event] = []
-    pool = BlockPool(num_blocks, block_size, LeastRecentlyUsed(), events.append)
+    lower = None
+    if host_blocks:
+        lower = LowerTiers(
+            LowerTier(Tier.HOST, host_blocks, LeastWorth(host_blocks)),
+            LowerTier(Tier.DISK, disk_blocks, LeastWorth(disk_blocks)) if disk_blocks else None,
+            restore or AlwaysRestore(),
+            block_size=block_size,
+            block_bytes=1000,
+            tell=events.append,
+        )
+    eviction = LeastWorth(num_blocks) if lower else LeastRecentlyUsed()
+    pool = BlockPool(num_blocks, block_size, eviction, events.append, lower)
     scheduler = Scheduler(
         pool,
         queue or single_file(),
@@ -49,7 +66,9 @@ def hashing_engine(
         prefix_caching=prefix_caching,
         outlook=outlook,
     )
-    runner = HashingRunner(num_blocks, block_size, max_num_seqs)
+    runner = HashingRunner(
+        num_blocks, block_size, max_num_seqs, host_blocks=host_blocks, disk_blocks=disk_blocks
+    )
     return Engine(scheduler, runner, events, knobs or Knobs(), overlap), runner
 
 

@@ -8,8 +8,9 @@ missing copy or a row that belongs to somebody else changes the text.
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Callable
 
-from headrace.core.plan import StepOutput, StepPlan
+from headrace.core.plan import Arrival, Move, StepOutput, StepPlan, Tier
 
 VOCAB = 97
 MASK = (1 << 64) - 1
@@ -48,11 +49,32 @@ def expected_tokens(prompt: tuple[int, ...], seed: int, count: int, stop: frozen
 
 
 class HashingRunner:
-    """Runs plans over hashed pages; `poison` makes the named requests fail at their next row."""
+    """Runs plans over hashed pages; `poison` makes the named requests fail at their next row.
 
-    def __init__(self, num_blocks: int, block_size: int, max_num_seqs: int) -> None:
+    A copy to or from the disk ends `disk_steps` launches after it began; `breaks` says of each whether it fails.
+    """
+
+    def __init__(
+        self,
+        num_blocks: int,
+        block_size: int,
+        max_num_seqs: int,
+        *,
+        host_blocks: int = 0,
+        disk_blocks: int = 0,
+        disk_steps: int = 2,
+    ) -> None:
         self.block_size = block_size
         self.pages = [[0] * block_size for _ in range(num_blocks)]
+        self.tiers = {
+            Tier.DEVICE: self.pages,
+            Tier.HOST: [[0] * block_size for _ in range(host_blocks)],
+            Tier.DISK: [[0] * block_size for _ in range(disk_blocks)],
+        }
+        self.disk_steps = disk_steps
+        self.breaks: Callable[[Move], bool] = lambda move: False
+        self._transfers: deque[tuple[int, Move]] = deque()
+        self._launches = 0
         self.tokens: list[list[int]] = [[] for _ in range(max_num_seqs)]
         self.tables: list[list[int]] = [[] for _ in range(max_num_seqs)]
         self.owners = [""] * max_num_seqs
@@ -67,8 +89,10 @@ class HashingRunner:
             self.tables[entry.slot] = list(entry.blocks)
             self.owners[entry.slot] = entry.request_id
             self.seeds[entry.slot] = entry.seed
+        assert plan.has_work, "a plan without work"
+        self._launches += 1
         for move in plan.moves:
-            self.pages[move.target] = list(self.pages[move.source])
+            self._move(move)
         assert len({row.slot for row in plan.rows}) == len(plan.rows), "two rows of one slot"
         drawn: list[tuple[int, ...]] = []
         failures: dict[int, str] = {}
@@ -98,7 +122,34 @@ class HashingRunner:
                 drawn.append((token,))
             else:
                 drawn.append(())
-        self._outputs.append(StepOutput(plan.step, tuple(drawn), failures=failures))
+        arrivals = self._arrivals()
+        assert arrivals or not plan.waits or self._transfers, "it waits for nothing"
+        self._outputs.append(StepOutput(plan.step, tuple(drawn), failures=failures, arrivals=arrivals))
 
     def collect(self) -> StepOutput:
         return self._outputs.popleft()
+
+    def _move(self, move: Move) -> None:
+        busy = {
+            end
+            for _, each in self._transfers
+            for end in ((each.source_tier, each.source), (each.target_tier, each.target))
+        }
+        assert (move.target_tier, move.target) not in busy, "a block is written while it is copied"
+        source = self.tiers[move.source_tier][move.source]
+        if Tier.DISK in (move.source_tier, move.target_tier):
+            assert (move.source_tier, move.source) not in busy, "a block is copied twice at once"
+            self.tiers[move.target_tier][move.target] = [-1] * self.block_size  # nothing until it has arrived
+            self._transfers.append((self._launches + self.disk_steps, move))
+        else:
+            self.tiers[move.target_tier][move.target] = list(source)
+
+    def _arrivals(self) -> tuple[Arrival, ...]:
+        arrivals = []
+        while self._transfers and self._transfers[0][0] <= self._launches:
+            _, move = self._transfers.popleft()
+            broken = self.breaks(move)
+            if not broken:
+                self.tiers[move.target_tier][move.target] = list(self.tiers[move.source_tier][move.source])
+            arrivals.append(Arrival(move, not broken, 0.001))
+        return tuple(arrivals)

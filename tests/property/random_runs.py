@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Sequence
 
 from headrace.core.classes import CLASSES
 from headrace.core.cost import StepTimes
 from headrace.core.events import Preempted
 from headrace.core.knobs import Knobs
 from headrace.core.lengths import LengthPredictor
-from headrace.core.request import NO_SLO, FinishReason, Request, SamplingParams, Slo
+from headrace.core.plan import Tier
+from headrace.core.request import NO_SLO, FinishReason, Request, Retention, SamplingParams, Slo
+from headrace.core.restore import AlwaysRestore
 from headrace.core.scheduler.admission import Continuous, StaticBatch
 from headrace.core.scheduler.fair import FairQueue, single_file
 from headrace.core.scheduler.line import Line
@@ -19,6 +22,17 @@ from headrace.core.scheduler.running import MAX_PREEMPTIONS
 from headrace.core.scheduler.share import Books
 from tests.doubles.engines import Record, drain, hashing_engine
 from tests.doubles.hashing_runner import VOCAB, expected_tokens
+
+
+class Fickle:
+    """Restores now and then, some of what it could."""
+
+    def choose(self, start: int, tiers: Sequence[Tier]) -> int:
+        return (start + 5 * len(tiers)) % (len(tiers) + 1)
+
+    def observe(self, tier: Tier, seconds: float) -> None:
+        pass
+
 
 QUEUES = [
     single_file,
@@ -59,7 +73,14 @@ def run(seed: int) -> Record:
         admission=StaticBatch(rng.randint(1, 5), 0.05) if rng.random() < 0.2 else Continuous(),
         prefix_caching=rng.random() < 0.8,
         outlook=outlook(max_model_len) if rng.random() < 0.5 else None,
+        host_blocks=(host := rng.choice([0, 0, 1, 4, 20])),
+        disk_blocks=rng.choice([0, 2, 8, 40]) if host else 0,
+        restore=rng.choice([AlwaysRestore(), Fickle()]),
     )
+    runner.disk_steps = rng.randint(0, 5)
+    breaking = rng.choice([0.0, 0.0, 0.3])
+    failures = random.Random(seed + 1)
+    runner.breaks = lambda move: failures.random() < breaking
     record = Record()
     requests: dict[str, Request] = {}
     disturbed: set[str] = set()
@@ -67,7 +88,7 @@ def run(seed: int) -> Record:
         tuple(rng.randrange(VOCAB) for _ in range(rng.randint(1, max_model_len // 2))) for _ in range(3)
     ]
     now = 0.0
-    for number in range(rng.randint(1, 14)):
+    for number in range(rng.randint(1, 40 if host else 14)):
         tokens = rng.choice(prefixes)[: rng.randint(1, max_model_len)] if rng.random() < 0.7 else ()
         tokens += tuple(rng.randrange(VOCAB) for _ in range(rng.randint(0 if tokens else 1, 12)))
         request = Request(
@@ -85,6 +106,9 @@ def run(seed: int) -> Record:
             deadline=now + rng.random() * 0.05 if rng.random() < 0.1 else None,
             slo=rng.choice([NO_SLO, Slo(0.01), Slo(0.05, 0.004)]),
             salt=rng.choice(["", "a"]),
+            retention=rng.choice(
+                [(), (), (Retention(0, None, rng.choice([0, 80]), rng.choice([None, 0.004])),)]
+            ),
             seed=rng.choice([0, number]),
             eos_token_ids=frozenset({7, 8}),
         )
@@ -93,6 +117,7 @@ def run(seed: int) -> Record:
         for _ in range(rng.randint(0, 4)):
             now += 0.001
             record.fold(engine.step(now))
+            engine.check_books()
         chance = rng.random()
         victim = rng.choice(list(requests))
         if chance < 0.15:

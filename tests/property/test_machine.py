@@ -24,8 +24,10 @@ class Life(RuleBasedStateMachine):
         overlap=st.integers(0, 2),
         budget=st.integers(1, 12),
         sharing=st.booleans(),
+        host=st.sampled_from([0, 0, 1, 6]),
+        disk=st.sampled_from([0, 3, 20]),
     )
-    def begin(self, block_size, spare, slots, overlap, budget, sharing):
+    def begin(self, block_size, spare, slots, overlap, budget, sharing, host, disk):
         self.engine, self.runner = hashing_engine(
             num_blocks=-(-16 // block_size) + spare,
             block_size=block_size,
@@ -34,6 +36,8 @@ class Life(RuleBasedStateMachine):
             overlap=overlap,
             knobs=Knobs(batched_tokens=budget, max_skips=2),
             prefix_caching=sharing,
+            host_blocks=host,
+            disk_blocks=disk if host else 0,
         )
         self.record = Record()
         self.requests: dict[str, Request] = {}
@@ -75,6 +79,10 @@ class Life(RuleBasedStateMachine):
     def fail(self, number):
         self.runner.poison.add(f"r{number}")
         self.disturbed.add(f"r{number}")
+
+    @rule(broken=st.booleans())
+    def break_the_disk(self, broken):
+        self.runner.breaks = lambda move: broken
 
     @rule()
     def reset(self):

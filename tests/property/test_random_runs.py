@@ -2,7 +2,17 @@ from __future__ import annotations
 
 import pytest
 
-from headrace.core.events import Admitted, Chunked, Evicted, Preempted, Skipped, SkipReason
+from headrace.core.events import (
+    Admitted,
+    Chunked,
+    Evicted,
+    MoveReason,
+    Preempted,
+    RestoreDeclined,
+    Skipped,
+    SkipReason,
+    TransferFailed,
+)
 from headrace.core.request import FinishReason
 from tests.property.random_runs import run
 
@@ -22,7 +32,8 @@ def test_every_law_holds_in_random_lives(shard, pytestconfig):
 def test_random_lives_reach_every_corner():
     events = [event for seed in range(300) for event in run(seed).events]
     told = {type(event) for event in events}
-    assert told >= {Admitted, Chunked, Evicted, Preempted, Skipped}
+    assert told >= {Admitted, Chunked, Evicted, Preempted, RestoreDeclined, Skipped, TransferFailed}
     reasons = {event.reason for event in events if hasattr(event, "reason")}
     assert reasons >= set(FinishReason)
     assert reasons >= set(SkipReason)
+    assert reasons >= set(MoveReason) - {MoveReason.SAVED}

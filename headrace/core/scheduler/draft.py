@@ -45,6 +45,7 @@ class Draft:
         "times",
         "tokens",
         "tpot_seconds",
+        "waits",
     )
 
     def __init__(self, number: int, budget: int, cost: StepCost, now: float = 0.0) -> None:
@@ -55,6 +56,7 @@ class Draft:
         self.entries: list[Entry] = []
         self.moves: list[Move] = []
         self.rows: list[Row] = []
+        self.waits = False  # nothing to compute, but something is coming from the disk
         self.launched: list[tuple[Sequence, int]] = []
         self.planned_slots: set[int] = set()
         self.prefill_cost = 0.0
@@ -128,4 +130,4 @@ class Draft:
 
     def freeze(self) -> StepPlan:
         """The plan as a value."""
-        return StepPlan(self.number, tuple(self.entries), tuple(self.moves), tuple(self.rows))
+        return StepPlan(self.number, tuple(self.entries), tuple(self.moves), tuple(self.rows), self.waits)

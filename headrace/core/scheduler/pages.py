@@ -7,11 +7,18 @@ evicted blocks, this is the place that asks it.
 
 from __future__ import annotations
 
+import math
+
 from headrace.core.blocks import NO_HIT, BlockPool, PrefixHit
 from headrace.core.capacity import blocks_needed
-from headrace.core.plan import Move
+from headrace.core.events import SkipReason
+from headrace.core.plan import Arrival, Move
+from headrace.core.retention import kept_blocks
 from headrace.core.scheduler.fence import Fence
 from headrace.core.sequence import Sequence
+
+RESTORE_SECONDS = 5.0
+"""How long a request waits for its blocks to come from the disk; then it computes what is not there."""
 
 
 class Pages:
@@ -21,6 +28,36 @@ class Pages:
         self.pool = pool
         self.caching = caching
         self._fence = Fence()
+        self._lower = pool.lower
+        self._now = -math.inf
+        self.restoring = False  # whether a sequence waits, in this step, for what comes from the disk
+
+    def advance(self, now: float) -> None:
+        """A step is planned at ``now``."""
+        self._now = now
+        self.restoring = False
+        self.pool.advance(now)
+
+    def take_moves(self) -> list[Move]:
+        """What the lower tiers ask to be moved before any row that is planned next."""
+        return self._lower.take_moves() if self._lower else []
+
+    def arrived(self, arrivals: tuple[Arrival, ...]) -> None:
+        """Copies from or to the disk have ended."""
+        if self._lower:
+            self._lower.arrived(arrivals)
+
+    def want(self, sequence: Sequence) -> None:
+        """A sequence waits: what it will ask for is kept before what nobody asks for."""
+        if self.caching:
+            keys = sequence.full_keys(self.pool.block_size)
+            sequence.wanted = len(keys)
+            self.pool.want(keys)
+
+    def unwant(self, sequence: Sequence) -> None:
+        """A sequence waits no more."""
+        self.pool.unwant(sequence.keys[: sequence.wanted])
+        sequence.wanted = 0
 
     @property
     def fenced(self) -> bool:
@@ -31,15 +68,22 @@ class Pages:
     def fenced_tables(self) -> list[list[int]]:
         return [table for _, table in self._fence.tables]
 
-    def look_up(self, sequence: Sequence) -> PrefixHit | None:
-        """What the cache holds of a sequence; None while a running one computes its next block."""
+    def look_up(self, sequence: Sequence) -> PrefixHit | SkipReason:
+        """What the cache holds of a sequence; or why to wait for more: somebody computes its next block, or some of it
+        is on the way from the disk."""
         if not self.caching or sequence.request.params.prompt_logprobs is not None:
             return NO_HIT
         keys = sequence.full_keys(self.pool.block_size)
-        hit = self.pool.match(sequence.root, keys, sequence.tokens, limit=sequence.known - 1)
-        following = len(hit.blocks)
-        if following < len(keys) and self.pool.promised(keys[following]):
-            return None
+        limit, patient = sequence.known - 1, self._now < sequence.restore_by
+        hit = self.pool.match(sequence.root, keys, sequence.tokens, limit, from_disk=patient)
+        if hit.full < len(keys) and self.pool.promised(keys[hit.full]):
+            return SkipReason.PREFIX_IN_FLIGHT
+        if self._lower and not hit.is_ready:
+            sequence.restore_by = min(sequence.restore_by, self._now + RESTORE_SECONDS)
+            if self._lower.fetch(hit.below):
+                self.restoring = True
+                return SkipReason.RESTORING
+            hit = self.pool.match(sequence.root, keys, sequence.tokens, limit, from_disk=False)
         return hit
 
     def fresh_blocks(self, sequence: Sequence, hit: PrefixHit) -> int:
@@ -49,14 +93,25 @@ class Pages:
     def take(self, sequence: Sequence, hit: PrefixHit) -> list[Move]:
         """Make the table of a sequence that starts; the moves must run before its first row."""
         self.pool.share(hit.blocks)
+        if self._lower:
+            self._lower.hold(hit.below)
         sequence.table = [*hit.blocks, *self.pool.allocate(self.fresh_blocks(sequence, hit))]
+        moves = self.take_moves()  # evicted content goes down before its blocks are written to
+        if hit.copied:
+            moves.append(Move(hit.source, sequence.table[hit.full]))
+        if self._lower:
+            self.pool.bring_up(hit, sequence.table[len(hit.blocks) : hit.full])
+            self._lower.tell_restored(sequence.request.id, len(hit.below), hit.declined)
+            moves += self.take_moves()
+        self.unwant(sequence)
+        sequence.restore_by = math.inf
         sequence.told = len(sequence.table)
-        sequence.registered = len(hit.blocks)
+        sequence.registered = hit.full
         sequence.planned = sequence.computed = hit.tokens(self.pool.block_size)
         if self.caching:
             sequence.promised = len(sequence.full_keys(self.pool.block_size))
             self.pool.promise(sequence.keys[sequence.registered :])
-        return [Move(hit.source, sequence.table[len(hit.blocks)])] if hit.copied else []
+        return moves
 
     def has_room(self, sequence: Sequence) -> bool:
         """Whether the next position has a block."""
@@ -90,6 +145,7 @@ class Pages:
         """
         if self.caching:
             self.register(sequence, tail=True)
+            self._keep(sequence)
             self.pool.withdraw(sequence.keys[sequence.registered : sequence.promised])
         if sequence.last_step > committed:
             self._fence.hold(sequence.table, until_step=sequence.last_step)
@@ -98,6 +154,13 @@ class Pages:
         sequence.table = []
         sequence.computed = sequence.planned = sequence.pending = 0
         sequence.registered = sequence.promised = 0
+
+    def _keep(self, sequence: Sequence) -> None:
+        """Ask for the retention that the request wishes for."""
+        if sequence.request.retention:
+            kept = kept_blocks(sequence.request, self.pool.block_size, sequence.registered)
+            for block, (priority, seconds) in zip(sequence.table, kept, strict=False):
+                self.pool.keep(block, priority, seconds)
 
     def lift(self, committed: int) -> None:
         """Free what waited for the commit of this step."""

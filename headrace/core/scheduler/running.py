@@ -12,8 +12,8 @@ from operator import attrgetter
 
 from headrace.core.blocks import PrefixHit
 from headrace.core.capacity import blocks_needed
-from headrace.core.events import AdmitReason, Admitted, Event, Preempted, PreemptReason, SkipReason
-from headrace.core.plan import Entry
+from headrace.core.events import AdmitReason, Admitted, Event, Preempted, PreemptReason, SkipReason, Stepped
+from headrace.core.plan import Entry, StepPlan
 from headrace.core.scheduler.draft import Draft
 from headrace.core.scheduler.fair import FairQueue
 from headrace.core.scheduler.headroom import RoomPolicy
@@ -120,6 +120,7 @@ class Running:
         sequence.enter(Status.PREEMPTED)
         self._events.append(Preempted(sequence.request.id, reason, lost))
         self._waiting.push(sequence)
+        self.pages.want(sequence)
 
     # -- who gives way -----------------------------------------------------------------------------
 
@@ -182,6 +183,25 @@ class Running:
         kept = [s for s in self._sequences if self.is_kept(s)]
         return (
             sum(blocks_needed(s.finish_length, size) for s in (*kept, sequence)) <= self.pages.pool.num_blocks
+        )
+
+    def stepped(self, plan: StepPlan) -> Stepped:
+        """The sizes of a committed plan, and of what runs and waits after it."""
+        pool = self.pages.pool
+        decodes = sum(row.length == 1 for row in plan.rows)
+        allocated = (pool.num_blocks - pool.num_free) * pool.block_size
+        empty = sum(len(s.table) * pool.block_size - s.planned for s in self._sequences)
+        return Stepped(
+            step=plan.step,
+            decode_rows=decodes,
+            prefill_rows=len(plan.rows) - decodes,
+            computed_tokens=sum(row.length for row in plan.rows),
+            running=len(self._sequences),
+            waiting=len(self._waiting),
+            blocks_held=pool.num_blocks - pool.num_free,
+            blocks_total=pool.num_blocks,
+            slots_allocated=allocated,
+            slots_filled=allocated - empty,
         )
 
     def check(self) -> None:

@@ -28,7 +28,6 @@ from headrace.core.events import (
     PromptScored,
     Skipped,
     SkipReason,
-    Stepped,
 )
 from headrace.core.knobs import Knobs
 from headrace.core.plan import Row, StepOutput, StepPlan, TokenLogprob
@@ -54,6 +53,9 @@ LONG_PROMPT_SHARE = 0.5
 
 TPOT_SHARE = 0.8
 """What a step may take of the time per token that somebody hopes for: the rest is for what was not foreseen."""
+
+WAITS_FOR_CONTENT = frozenset({SkipReason.PREFIX_IN_FLIGHT, SkipReason.RESTORING})
+"""Reasons for which a request lets others pass of its own accord: they do not count as being overtaken."""
 
 
 class Stalled(AssertionError):
@@ -139,6 +141,7 @@ class Scheduler:
             sequence.tpot_seconds = slo.tpot_seconds or math.inf
         self._live[request.id] = sequence
         self._waiting.enter(sequence)
+        self._running.pages.want(sequence)
         if request.deadline is not None:
             heapq.heappush(self._deadlines, (request.deadline, request.id))
         if request.answered and (ended := sequence.finish_reason()) is not None:
@@ -184,6 +187,7 @@ class Scheduler:
         """The next step: rows within ``knobs.batched_tokens``, decode before prefill."""
         self._expire(now)
         self._now = now
+        self._running.pages.advance(now)
         self._note_firsts(now)
         self._make_way(now)
         step = Draft(self._step, knobs.batched_tokens, self._cost, now)
@@ -199,13 +203,15 @@ class Scheduler:
             self._admit(step, now, knobs)
             step.fraction = 1.0
             self._plan_prefills(step, [long], knobs)
-        if not step.rows and not self._launched:
-            self._ensure_liveness(now)
+        step.moves += self._running.pages.take_moves()
+        step.waits = not step.rows and not self._launched and self._running.pages.restoring
         plan = step.freeze()
-        if plan.rows:
+        if plan.has_work:
             self._step += 1
             self._launched.append((plan, step))
-            self._last_rows = len(plan.rows)
+            self._last_rows = len(plan.rows) or self._last_rows
+        elif not self._launched:
+            self._ensure_liveness(now)
         return plan
 
     def _expire(self, now: float) -> None:
@@ -314,6 +320,12 @@ class Scheduler:
         if not self._waiting:
             return
         allowed = self._admission.admit(self._queue(), now)
+        head = self._waiting.peek(now)
+        if (
+            allowed <= 0 and head is not None
+        ):  # nobody is taken out: whose turn it is must not change by asking
+            self._skip(head, SkipReason.BATCH_NOT_READY)
+            return
         passed: list[Sequence] = []
         while len(passed) < LOOKAHEAD:
             try:
@@ -332,19 +344,22 @@ class Scheduler:
             if reason is None:
                 allowed -= 1
                 for sequence in passed:
-                    sequence.skips += sequence.skip_reason is not SkipReason.PREFIX_IN_FLIGHT
+                    sequence.skips += sequence.skip_reason not in WAITS_FOR_CONTENT
                 if any(sequence.skips >= knobs.max_skips for sequence in passed):
                     break
                 continue
             passed.append(head)
-            if reason is not head.skip_reason:
-                head.skip_reason = reason
-                self._events.append(Skipped(head.request.id, reason))
+            self._skip(head, reason)
             ends_step = reason in (SkipReason.NO_SLOT, SkipReason.BATCH_NOT_READY)
             if ends_step or step.budget <= 0 or head.skips >= knobs.max_skips:
                 break
         for sequence in passed:
             self._waiting.push(sequence)
+
+    def _skip(self, sequence: Sequence, reason: SkipReason) -> None:
+        if reason is not sequence.skip_reason:
+            sequence.skip_reason = reason
+            self._events.append(Skipped(sequence.request.id, reason))
 
     def _try_admit(self, sequence: Sequence, step: Draft, knobs: Knobs, allowed: int) -> SkipReason | None:
         if allowed <= 0:
@@ -356,8 +371,8 @@ class Scheduler:
         if self._is_full(sequence, step):
             return SkipReason.STEP_FULL
         hit = self._running.pages.look_up(sequence)
-        if hit is None:
-            return SkipReason.PREFIX_IN_FLIGHT
+        if isinstance(hit, SkipReason):
+            return hit
         if not self._running.has_room(sequence, hit):
             return SkipReason.NO_BLOCKS
         cached = hit.tokens(self.pool.block_size)
@@ -403,31 +418,14 @@ class Scheduler:
                 f"step {output.step} is committed, step {launched_plan.step} is the oldest in flight"
             )
         self._running.committed = plan.step
-        decodes = computed = 0
         for i, (row, (sequence, epoch)) in enumerate(zip(plan.rows, draft.launched, strict=True)):
-            computed += row.length
-            decodes += row.length == 1
             if sequence.epoch == epoch:
                 self._commit_row(sequence, row, i, output)
         self._running.pages.lift(plan.step)
-        self._collected = draft
-        size = self.pool.block_size
-        held = self.pool.num_blocks - self.pool.num_free
-        slack = sum(len(s.table) * size - s.planned for s in self._running)
-        self._events.append(
-            Stepped(
-                step=plan.step,
-                decode_rows=decodes,
-                prefill_rows=len(plan.rows) - decodes,
-                computed_tokens=computed,
-                running=len(self._running),
-                waiting=len(self._waiting),
-                blocks_held=held,
-                blocks_total=self.pool.num_blocks,
-                slots_allocated=held * size,
-                slots_filled=held * size - slack,
-            )
-        )
+        self._running.pages.arrived(output.arrivals)
+        self._collected = draft if plan.rows else None
+        if plan.rows:
+            self._events.append(self._running.stepped(plan))
 
     def _commit_row(self, sequence: Sequence, row: Row, i: int, output: StepOutput) -> None:
         if output.failures and i in output.failures:
@@ -464,6 +462,7 @@ class Scheduler:
         waited = sequence.status is not Status.RUNNING
         if not waited:
             self._running.leave(sequence)
+        self._running.pages.unwant(sequence)
         sequence.enter(Status.FINISHED)
         if self._outlook is not None and reason in (FinishReason.STOP, FinishReason.LENGTH):
             self._outlook.saw_end(sequence.request, sequence.output_tokens)

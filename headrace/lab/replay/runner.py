@@ -55,7 +55,13 @@ class RecordedRunner:
             for i, each in enumerate(rows)
         )
         scores = {i: (_SCORE,) * count for i, count in self.outcome.scores.items()}
-        return StepOutput(plan.step, tokens, prompt_logprobs=scores, failures=self.outcome.failures)
+        return StepOutput(
+            plan.step,
+            tokens,
+            prompt_logprobs=scores,
+            failures=self.outcome.failures,
+            arrivals=self.outcome.arrivals,
+        )
 
     def _drawn(self, planned: PlannedRow, count: int) -> tuple[int, ...]:
         position = planned.row.start + planned.row.length - planned.prompt_tokens

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from headrace.core.knobs import Knobs
+from headrace.core.plan import Arrival, Move, Tier
 from headrace.core.request import FinishReason, Request, Retention, SamplingParams, Slo
 from headrace.observe.recording.fingerprints import STOP, read
 from headrace.observe.recording.moments import Cancelled, Outcome, Raised, Reset, Submitted, Turned
@@ -186,13 +187,18 @@ def _request(told: Mapping[str, Any]) -> Request:
     )
 
 
-def _outcome(told: Mapping[str, Mapping[str, Any]] | None) -> Outcome | None:
+def _outcome(told: Mapping[str, Any] | None) -> Outcome | None:
     if told is None:
         return None
     by_row = {
-        name: {int(row): value for row, value in told.get(name, {}).items()} for name in Outcome._fields
+        name: {int(row): value for row, value in told.get(name, {}).items()}
+        for name in ("counts", "scores", "failures")
     }
-    return Outcome(**by_row)
+    arrivals = tuple(
+        Arrival(Move(source, target, Tier(here), Tier(there)), bool(ok), float(seconds))
+        for (source, target, here, there), ok, seconds in told.get("arrivals", ())
+    )
+    return Outcome(**by_row, arrivals=arrivals)
 
 
 def _events(told: Any) -> list[list[Any]]:

@@ -99,6 +99,7 @@ class _Overheard:
             counts={i: len(tokens) for i, tokens in enumerate(output.tokens) if len(tokens) > 1},
             scores={i: len(scores) for i, scores in output.prompt_logprobs.items()},
             failures=dict(output.failures),
+            arrivals=output.arrivals,
         )
         return output
 

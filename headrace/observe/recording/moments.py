@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 
 from headrace.core.events import Event
 from headrace.core.knobs import Knobs
+from headrace.core.plan import Arrival
 from headrace.core.request import FinishReason, Request
 
 
@@ -47,15 +48,16 @@ class Reset(NamedTuple):
 
 
 class Outcome(NamedTuple):
-    """What the runner returned of one step, in shape; every field is keyed by a row's index.
+    """What the runner returned of one step, in shape; every field but the last is keyed by a row's index.
 
     ``counts`` are numbers of drawn tokens where a row drew another number than one; ``scores`` numbers of scored
-    prompt positions; ``failures`` messages.
+    prompt positions; ``failures`` messages; ``arrivals`` what had come from or gone to the disk.
     """
 
     counts: Mapping[int, int]
     scores: Mapping[int, int]
     failures: Mapping[int, str]
+    arrivals: tuple[Arrival, ...] = ()
 
 
 class Took(NamedTuple):

@@ -54,7 +54,7 @@ TOLD = (
 )
 """Fields of a request that scheduling goes by and that are written as they are."""
 
-TOLD_PARAMS = ("max_tokens", "prompt_logprobs")
+TOLD_PARAMS = ("max_tokens", "min_tokens", "ignore_eos", "prompt_logprobs")
 """The sampling parameters that scheduling goes by."""
 
 WITHHELD = ("tokens", "answered", "params", "salt", "seed", "eos_token_ids")
@@ -93,6 +93,8 @@ class Scribe:
     def _request(self, request: Request) -> dict[str, Any]:
         told = {name: plain(getattr(request, name)) for name in TOLD}
         params = {name: getattr(request.params, name) for name in TOLD_PARAMS}
+        if request.params.stop or request.params.stop_token_ids:
+            params["ignore_eos"] = False  # an end by any token is told as an end by the end token
         tokens, answered = self._fingerprints.begin(request)
         return told | params | {"tokens": written(tokens), "answered": written(answered)}
 
@@ -125,11 +127,9 @@ def event_line(event: Event, shown: Callable[[str, tuple[int, ...]], tuple[int, 
 
 
 def _outcome(outcome: Outcome) -> dict[str, Any]:
-    return {
-        name: {str(row): told for row, told in rows.items()}
-        for name, rows in outcome._asdict().items()
-        if rows
-    }
+    *by_row, arrivals = outcome._asdict().items()
+    told = {name: {str(row): value for row, value in rows.items()} for name, rows in by_row if rows}
+    return told | ({arrivals[0]: plain(arrivals[1])} if arrivals[1] else {})
 
 
 def plain(value: Any) -> Any:

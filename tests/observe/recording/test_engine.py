@@ -97,5 +97,6 @@ def test_every_way_into_an_engine_is_recorded():
 
 
 def test_all_that_a_runner_returns_is_told_or_withheld():
-    told = {"tokens", "prompt_logprobs", "failures"}  # in shape; step numbers follow from the plans
+    # in shape; step numbers follow from the plans
+    told = {"tokens", "prompt_logprobs", "failures", "arrivals"}
     assert {*StepOutput._fields} == {*told, "step", "logprobs"}

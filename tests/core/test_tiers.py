@@ -1,0 +1,399 @@
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pytest
+
+from headrace.core.blocks import BlockPool, PrefixHit, chained_key, root_key
+from headrace.core.events import Event, Moved, MoveReason, RestoreDeclined, TransferFailed
+from headrace.core.eviction import LeastRecentlyUsed, LeastWorth
+from headrace.core.plan import Arrival, Move, Tier
+from headrace.core.restore import AlwaysRestore, RestorePolicy
+from headrace.core.tiers import MAX_TRANSFERS, Held, LowerTier, LowerTiers, Saved
+
+SIZE = 2
+ROOT = root_key("", "")
+DEVICE, HOST, DISK = Tier.DEVICE, Tier.HOST, Tier.DISK
+
+
+class Scene:
+    """A pool over lower tiers; prompts of whole blocks are computed and left to the cache at once."""
+
+    def __init__(
+        self, device: int, host: int, disk: int = 0, restore: RestorePolicy | None = None, root: bytes = ROOT
+    ) -> None:
+        self.events: list[Event] = []
+        self.root = root
+        self.lower = LowerTiers(
+            LowerTier(HOST, host, LeastWorth(host)),
+            LowerTier(DISK, disk, LeastWorth(disk)) if disk else None,
+            restore or AlwaysRestore(),
+            block_size=SIZE,
+            block_bytes=100,
+            tell=self.events.append,
+        )
+        self.pool = BlockPool(device, SIZE, LeastRecentlyUsed(), self.events.append, self.lower)
+
+    def keys(self, tokens: Sequence[int]) -> list[bytes]:
+        keys = [self.root]
+        for i in range(0, len(tokens) - 1, SIZE):
+            keys.append(chained_key(keys[-1], tokens[i : i + SIZE]))
+        return keys[1:]
+
+    def match(self, *tokens: int, from_disk: bool = True) -> PrefixHit:
+        return self.pool.match(self.root, self.keys(tokens), tokens, len(tokens), from_disk=from_disk)
+
+    def run(self, *tokens: int) -> list[Move]:
+        """One short life of a request: what it shares, what comes up, what it computes; its moves."""
+        hit = self.match(*tokens)
+        self.pool.share(hit.blocks)
+        self.lower.hold(hit.below)
+        table = [*hit.blocks, *self.pool.allocate(len(tokens) // SIZE - len(hit.blocks))]
+        self.pool.bring_up(hit, table[len(hit.blocks) : hit.full])
+        self.lower.tell_restored("r", len(hit.below), hit.declined)
+        parents = [self.root, *self.keys(tokens)]
+        for i in range(hit.full, len(table)):
+            self.pool.register(table[i], parents[i], tokens[i * SIZE : (i + 1) * SIZE])
+        self.pool.release(table)
+        self.pool.check()
+        return self.lower.take_moves()
+
+    def land(self, moves: Sequence[Move], *, ok: bool = True) -> None:
+        """Let those of the moves arrive that go to or come from the disk."""
+        self.lower.arrived(Arrival(move, ok) for move in moves if DISK in move[2:])
+        self.pool.check()
+
+    def moved(self, reason: MoveReason) -> int:
+        return sum(e.blocks for e in self.events if isinstance(e, Moved) and e.reason is reason)
+
+
+# -- down to the host and up again ---------------------------------------------------------------------
+
+
+def test_what_is_evicted_goes_down_and_comes_up_when_it_is_asked_for():
+    scene = Scene(device=2, host=4)
+    assert scene.run(1, 1, 2, 2) == []
+    down = scene.run(3, 3, 4, 4)
+    assert [move[2:] for move in down] == [(DEVICE, HOST)] * 2
+    hit = scene.match(1, 1, 2, 2)
+    assert (hit.blocks, hit.full, hit.tokens(SIZE)) == ((), 2, 4)
+    moves = scene.run(1, 1, 2, 2)
+    assert [move[2:] for move in moves] == [(DEVICE, HOST)] * 2 + [(HOST, DEVICE)] * 2
+    up = moves[2:]
+    assert [move.source for move in up] == [move.target for move in reversed(down)]
+    assert Moved(HOST, DEVICE, 2, 200, MoveReason.RESTORED, "r") in scene.events
+
+
+def test_what_still_lies_below_does_not_go_down_again():
+    scene = Scene(device=1, host=4)
+    for tokens in ((1, 1), (2, 2), (1, 1), (2, 2), (1, 1)):
+        scene.run(*tokens)
+    assert scene.moved(MoveReason.EVICTED) == 2
+    assert scene.moved(MoveReason.RESTORED) == 3
+
+
+def test_the_head_on_the_device_and_the_tail_below():
+    scene = Scene(device=3, host=4)
+    scene.run(1, 1, 2, 2, 3, 3)
+    scene.run(9, 9)
+    hit = scene.match(1, 1, 2, 2, 3, 3)
+    assert (len(hit.blocks), len(hit.below)) == (2, 1)
+    assert scene.match(1, 1, 2, 2, 3, 3, 4, 4).full == 3
+
+
+def test_partly_filled_blocks_are_not_kept_below():
+    scene = Scene(device=1, host=4)
+    (block,) = scene.pool.allocate(1)
+    scene.pool.register(block, ROOT, (1,))
+    scene.pool.release([block])
+    assert scene.run(2, 2) == []
+
+
+def test_room_is_made_on_the_device_without_losing_what_is_about_to_come_up():
+    """The host holds one block only: going down would otherwise push out the very block that is to come up."""
+    scene = Scene(device=1, host=1)
+    scene.run(1, 1)
+    scene.run(2, 2)
+    assert [move[2:] for move in scene.run(1, 1)] == [(HOST, DEVICE)]
+
+
+@pytest.mark.parametrize("other", [root_key("b", ""), root_key("a", "x")])
+def test_other_salts_and_adapters_find_nothing_in_any_tier(other):
+    scene = Scene(device=1, host=4, disk=4, root=root_key("a", ""))
+    for tokens in ((1, 1), (1, 1), (2, 2)):
+        scene.land(scene.run(*tokens))
+    assert scene.match(1, 1).full == 1
+    assert scene.moved(MoveReason.KEPT) == 1
+    mine, scene.root = scene.root, other
+    assert scene.match(1, 1).full == 0
+    scene.root = mine
+    assert scene.match(1, 1).full == 1
+
+
+def test_an_equal_key_with_other_tokens_is_no_hit():
+    scene = Scene(device=1, host=4)
+    scene.run(1, 1)
+    scene.run(2, 2)
+    (block,) = scene.lower.host
+    block.tokens = (1, 7)
+    assert scene.match(1, 1).full == 0
+
+
+def test_the_host_keeps_what_is_wanted_and_what_was_asked_to_be_kept():
+    scene = Scene(device=1, host=2)
+    scene.run(1, 1)
+    scene.pool.want(scene.keys((2, 2)))
+    for i in range(2, 6):
+        scene.run(i, i)
+    assert scene.match(2, 2).full == 1, "a waiting request asks for it"
+    assert scene.match(1, 1).full == 0
+    scene.pool.unwant(scene.keys((2, 2)))
+    scene.run(6, 6)
+    scene.run(7, 7)
+    assert scene.match(2, 2).full == 0
+
+
+def test_a_retention_goes_on_below_and_ends_there():
+    scene = Scene(device=1, host=2)
+    scene.pool.advance(10.0)
+    (block,) = scene.pool.allocate(1)
+    scene.pool.register(block, ROOT, (1, 1))
+    scene.pool.keep(block, 90, 5.0)
+    scene.pool.release([block])
+    scene.pool.advance(13.0)
+    for i in range(2, 6):
+        scene.run(i, i)
+    assert scene.match(1, 1).full == 1
+    scene.pool.advance(15.0)
+    for i in range(6, 9):
+        scene.run(i, i)
+    assert scene.match(1, 1).full == 0, "five seconds after its last use, not after it went down"
+
+
+def test_reset_forgets_every_tier():
+    scene = Scene(device=1, host=2, disk=2)
+    for tokens in ((1, 1), (1, 1), (2, 2), (3, 3)):
+        scene.land(scene.run(*tokens))
+    scene.pool.reset()
+    scene.pool.check()
+    assert all(scene.match(i, i).full == 0 for i in (1, 2, 3))
+
+
+class Nothing:
+    def choose(self, start: int, tiers: Sequence[Tier]) -> int:
+        return 0
+
+    def observe(self, tier: Tier, seconds: float) -> None:
+        pass
+
+
+class First:
+    def choose(self, start: int, tiers: Sequence[Tier]) -> int:
+        assert start == 0
+        return 1
+
+    def observe(self, tier: Tier, seconds: float) -> None:
+        pass
+
+
+def test_what_is_quicker_to_compute_is_computed_and_told():
+    scene = Scene(device=2, host=4, restore=Nothing())
+    scene.run(1, 1, 2, 2)
+    scene.run(3, 3, 4, 4)
+    assert (scene.match(1, 1, 2, 2).full, scene.match(1, 1, 2, 2).declined) == (0, 2)
+    scene.run(1, 1, 2, 2)
+    assert RestoreDeclined("r", 4) in scene.events
+    assert not scene.moved(MoveReason.RESTORED)
+
+
+def test_a_part_may_be_fetched_and_the_rest_computed():
+    scene = Scene(device=2, host=4, restore=First())
+    scene.run(1, 1, 2, 2)
+    scene.run(3, 3, 4, 4)
+    scene.run(1, 1, 2, 2)
+    assert scene.moved(MoveReason.RESTORED) == 1
+    assert RestoreDeclined("r", 2) in scene.events
+
+
+# -- the disk ------------------------------------------------------------------------------------------
+
+
+def used_twice(**sizes: int) -> tuple[Scene, list[Move]]:
+    """A scene in which block (1, 1) was found again and has just gone down, and its moves."""
+    scene = Scene(device=1, **sizes)
+    scene.run(1, 1)
+    scene.run(1, 1)
+    return scene, scene.run(2, 2)
+
+
+def test_what_was_found_again_goes_on_to_the_disk_and_what_was_not_does_not():
+    scene, moves = used_twice(host=4, disk=4)
+    assert [move[2:] for move in moves] == [(DEVICE, HOST), (HOST, DISK)]
+    assert moves[0].target == moves[1].source
+    assert [move[2:] for move in scene.run(3, 3)] == [(DEVICE, HOST)]
+
+
+def test_what_was_asked_to_be_kept_goes_on_to_the_disk():
+    scene = Scene(device=1, host=4, disk=4)
+    (block,) = scene.pool.allocate(1)
+    scene.pool.register(block, ROOT, (1, 1))
+    scene.pool.keep(block, 90, None)
+    scene.pool.release([block])
+    assert [move[2:] for move in scene.run(2, 2)] == [(DEVICE, HOST), (HOST, DISK)]
+
+
+def test_the_disk_outlives_the_host_and_its_blocks_come_up_by_way_of_it():
+    scene, moves = used_twice(host=1, disk=4)
+    scene.land(moves)
+    scene.run(3, 3)
+    scene.run(4, 4)
+    (held,) = scene.match(1, 1).below
+    assert held == Held(DISK, moves[1].target, ready=True)
+    assert not scene.match(1, 1).is_ready
+    assert scene.match(1, 1, from_disk=False).full == 0
+    assert scene.lower.fetch([held])
+    (fetch,) = scene.lower.take_moves()
+    assert fetch[2:] == (DISK, HOST)
+    assert scene.match(1, 1).below == (Held(HOST, fetch.target, ready=False),)
+    assert scene.match(1, 1, from_disk=False).full == 0, "it is not there yet"
+    assert scene.lower.fetch(scene.match(1, 1).below), "it is on its way"
+    assert not scene.lower.take_moves(), "and is not asked for twice"
+    scene.land([fetch])
+    assert scene.match(1, 1).is_ready
+    assert [move[2:] for move in scene.run(1, 1)][-1] == (HOST, DEVICE)
+
+
+def test_until_it_is_written_a_block_stays_in_the_host_and_is_not_on_disk():
+    scene, moves = used_twice(host=1, disk=4)
+    assert scene.run(3, 3) == [], "the only block of the host is being copied"
+    assert scene.match(1, 1).below[0].tier is HOST
+    scene.land(moves)
+    assert [move[2:] for move in scene.run(4, 4)] == [(DEVICE, HOST)]
+
+
+def test_what_could_not_be_read_is_a_miss_and_forgotten():
+    scene, moves = used_twice(host=1, disk=4)
+    scene.land(moves)
+    scene.run(3, 3), scene.run(4, 4)
+    scene.lower.fetch(scene.match(1, 1).below)
+    scene.land(scene.lower.take_moves(), ok=False)
+    assert scene.match(1, 1).full == 0
+    assert not scene.lower.fetch(scene.match(1, 1).below)
+    assert TransferFailed(DISK, HOST) in scene.events
+    assert scene.lower._writable
+
+
+def test_a_disk_that_cannot_be_written_is_not_asked_again_and_costs_nothing_else():
+    scene, moves = used_twice(host=4, disk=4)
+    scene.land(moves, ok=False)
+    assert TransferFailed(HOST, DISK) in scene.events
+    assert len(scene.lower.disk) == 0
+    scene.run(1, 1), scene.run(3, 3)
+    assert scene.moved(MoveReason.KEPT) == 1
+    assert scene.match(1, 1).full == 1, "the host still has it"
+
+
+def test_reset_while_copies_are_under_way_leaves_nothing_behind():
+    scene, writing = used_twice(host=2, disk=2)
+    scene.pool.reset()
+    scene.pool.check()
+    scene.land(writing)
+    assert scene.match(1, 1).full == 0
+    assert len(scene.lower.host._blank) == len(scene.lower.disk._blank) == 2
+
+
+def test_no_more_is_under_way_than_is_allowed():
+    scene = Scene(device=200, host=200, disk=200)
+    tokens = tuple(range(400))
+    scene.run(*tokens)
+    scene.run(*tokens)
+    moves = scene.run(*range(1000, 1400))
+    assert sum(move[2:] == (HOST, DISK) for move in moves) == MAX_TRANSFERS // 2
+
+
+def test_no_more_is_found_below_than_the_host_could_hold():
+    scene = Scene(device=4, host=2, disk=8)
+    for _ in range(2):
+        scene.land(scene.run(1, 1, 2, 2, 3, 3, 4, 4))
+    scene.lower.adopt(
+        Saved(i, parent, key, (i + 5, i + 5))
+        for i, (parent, key) in enumerate(
+            zip([ROOT, *scene.keys((5, 5, 6, 6))], scene.keys((5, 5, 6, 6, 7, 7)), strict=True)
+        )
+    )
+    assert scene.match(5, 5, 6, 6, 7, 7).full == 2
+
+
+# -- the end and the next start ------------------------------------------------------------------------
+
+
+def save(scene: Scene) -> list[Saved]:
+    for moves in scene.lower.save(scene.pool.full_blocks()):
+        scene.land(moves)
+    return scene.lower.saved()
+
+
+def test_all_that_device_and_host_hold_is_saved_and_found_by_the_next_life():
+    scene = Scene(device=2, host=2, disk=8)
+    scene.run(1, 1, 2, 2)
+    scene.run(3, 3, 4, 4)
+    saved = save(scene)
+    assert scene.moved(MoveReason.SAVED) == 4
+    following = Scene(device=2, host=2, disk=8)
+    following.lower.adopt(saved)
+    following.pool.check()
+    for tokens in ((1, 1, 2, 2), (3, 3, 4, 4)):
+        hit = following.match(*tokens)
+        assert [held.tier for held in hit.below] == [DISK, DISK]
+        assert [saved[i].key for i in range(4) if saved[i].block == hit.below[0].block] == [
+            following.keys(tokens)[0]
+        ]
+
+
+def test_what_is_on_disk_already_is_not_written_again():
+    scene, moves = used_twice(host=4, disk=4)
+    scene.land(moves)
+    save(scene)
+    assert scene.moved(MoveReason.SAVED) == 1, "only (2, 2)"
+
+
+def test_what_device_and_host_both_hold_is_saved_once():
+    scene = Scene(device=2, host=2, disk=4)
+    scene.run(1, 1), scene.run(2, 2), scene.run(3, 3)
+    scene.land(scene.run(1, 1), ok=False)
+    assert {block.tokens for block in scene.lower.host} & {b.tokens for b in scene.pool.full_blocks()}
+    scene.lower._writable = True
+    assert len(save(scene)) == scene.moved(MoveReason.SAVED) == 3
+
+
+def test_a_small_disk_keeps_what_is_worth_most():
+    scene = Scene(device=3, host=2, disk=1)
+    scene.run(1, 1), scene.run(2, 2), scene.run(1, 1), scene.run(3, 3)
+    (saved,) = save(scene)
+    assert saved.tokens == (1, 1), "it was found again"
+
+
+def test_many_are_saved_a_few_at_a_time():
+    scene = Scene(device=300, host=2, disk=300)
+    scene.run(*range(600))
+    batches = []
+    for moves in scene.lower.save(scene.pool.full_blocks()):
+        batches.append(len(moves))
+        scene.land(moves)
+    assert sum(batches) == 300
+    assert max(batches) <= MAX_TRANSFERS
+
+
+def test_saving_ends_when_the_disk_fails():
+    scene = Scene(device=200, host=2, disk=200)
+    scene.run(*range(400))
+    for moves in scene.lower.save(scene.pool.full_blocks()):
+        scene.land(moves, ok=False)
+    assert scene.moved(MoveReason.SAVED) == MAX_TRANSFERS
+    assert scene.lower.saved() == []
+
+
+def test_without_a_disk_nothing_is_saved():
+    scene = Scene(device=2, host=2)
+    scene.run(1, 1, 2, 2)
+    assert save(scene) == []
