@@ -148,6 +148,40 @@ class ServerOptions:
 
 
 @dataclass(frozen=True, slots=True)
+class ResponseCacheOptions:
+    """Which answers are kept instead of computed again, where, and what they would have cost."""
+
+    response_cache: Annotated[
+        tuple[str, ...],
+        Field(
+            description="keep answers of repeatable requests in memory, sqlite:PATH, redis://HOST:PORT/DB or "
+            "memcached://HOST:PORT; repeatable, the nearest first; none: no answer is kept"
+        ),
+    ] = ()
+    response_cache_bytes: Annotated[int, Field(ge=1 << 16, description="of the cache in memory")] = 256 << 20
+    response_cache_disk_bytes: Annotated[int, Field(ge=1 << 20, description="of the cache in a file")] = (
+        4 << 30
+    )
+    response_cache_ttl: Annotated[
+        float, Field(gt=0, description="seconds that an answer is kept, unless its caller says")
+    ] = 3600.0
+    response_cache_timeout: Annotated[
+        float, Field(gt=0, description="seconds that a look-up outside the process may take")
+    ] = 0.02
+    response_cache_secret: Annotated[
+        str | None,
+        Field(description="known to the servers that share Redis or Memcached; best in the environment"),
+    ] = None
+    response_cache_pace: Annotated[
+        Literal["immediate", "original"], Field(description="how fast a kept answer is streamed")
+    ] = "immediate"
+    input_price: Annotated[float, Field(ge=0, description="of a million prompt tokens, in any currency")] = (
+        0.0
+    )
+    output_price: Annotated[float, Field(ge=0, description="of a million generated tokens")] = 0.0
+
+
+@dataclass(frozen=True, slots=True)
 class Options:
     """All parts; what a command line, a file and the environment describe together."""
 
@@ -155,6 +189,7 @@ class Options:
     cache: CacheOptions = field(default_factory=CacheOptions)
     scheduler: SchedulerOptions = field(default_factory=SchedulerOptions)
     server: ServerOptions = field(default_factory=ServerOptions)
+    response_cache: ResponseCacheOptions = field(default_factory=ResponseCacheOptions)
 
 
 PARTS: dict[str, type] = {
@@ -162,7 +197,10 @@ PARTS: dict[str, type] = {
     "cache": CacheOptions,
     "scheduler": SchedulerOptions,
     "server": ServerOptions,
+    "response_cache": ResponseCacheOptions,
 }
+_LISTS = ("api_key", "response_cache")
+"""Options that may be given several times; in the environment, their values are parted by commas."""
 
 
 def options(given: Mapping[str, Any], file: Path | None = None) -> Options:
@@ -211,5 +249,5 @@ def _read_environment(known: Mapping[str, str]) -> dict[str, Any]:
     for name in known:
         value = os.environ.get(ENVIRONMENT_PREFIX + name.upper())
         if value is not None:
-            values[name] = tuple(value.split(",")) if name == "api_key" else value
+            values[name] = tuple(value.split(",")) if name in _LISTS else value
     return values

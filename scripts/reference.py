@@ -29,7 +29,7 @@ def options_page() -> str:
         "`LLM(max_num_seqs=8)` in Python. The command line wins over the environment, which wins over the file.",
     ]
     for part, kind in PARTS.items():
-        lines += ["", f"## {part.capitalize()}", "", str(kind.__doc__), ""]
+        lines += ["", f"## {part.replace('_', ' ').capitalize()}", "", str(kind.__doc__), ""]
         lines += ["| option | values | default | meaning |", "|---|---|---|---|"]
         hints = get_type_hints(kind, include_extras=True)
         for each in fields(kind):

@@ -55,6 +55,7 @@ class Loaded:
     dtype: str
     kernels: str
     seed: int
+    dummy: bool
     by_priority: bool
     notes: tuple[str, ...]
     seconds: dict[str, float]
@@ -145,6 +146,7 @@ def _load(options: Options, seconds: dict[str, float], tell: Tell | None) -> Loa
         dtype=str(choice.dtype).removeprefix("torch."),
         kernels=kernels.name,
         seed=model.seed,
+        dummy=model.load_format == "dummy",
         by_priority=plans.scheduling_policy in ("fair", "priority"),
         notes=tuple(note for note in (choice.reason,) if note),
         seconds=seconds,

@@ -10,16 +10,19 @@ from dataclasses import asdict
 from starlette.types import ASGIApp
 
 from headrace import __version__
+from headrace.build.cache import make_recall
 from headrace.build.model import Loaded, describe, load, warm_up
 from headrace.build.recording import open_tape
 from headrace.config import ConfigError, Options, ServerOptions
 from headrace.core.gate import Limits
+from headrace.observe.caches import Prices
 from headrace.observe.metrics import Metrics
 from headrace.observe.requests import RequestBook
 from headrace.serve.auth import Keys, read_keys
 from headrace.serve.recall import Recall
 from headrace.serve.server.api import Api
 from headrace.serve.server.app import create_app
+from headrace.serve.server.cache_api import CacheApi
 from headrace.serve.server.model import ServedModel
 from headrace.serve.server.notes import Notes
 from headrace.serve.server.openapi import Docs
@@ -32,15 +35,15 @@ def build_app(options: Options) -> tuple[ASGIApp, AbstractAsyncContextManager[No
     """The server's application for use without a socket, and the context in which its engine runs."""
     keys = _keys(options.server)
     tape = open_tape(options.server)
-    app, service = _make_app(load(options, tape.tell if tape else None), options.server, keys)
+    app, recall = _make_app(load(options, tape.tell if tape else None), options, keys)
 
     @asynccontextmanager
     async def running() -> AsyncIterator[None]:
-        service.start()
+        recall.start()
         try:
             yield
         finally:
-            service.stop()
+            await recall.stop()
             if tape:
                 tape.close()
 
@@ -59,7 +62,7 @@ def serve(options: Options, say: Callable[[str], None]) -> None:
     tape = open_tape(options.server)
     loaded = load(options, tape.tell if tape else None)
     warm_up(loaded)
-    app, service = _make_app(loaded, options.server, keys)
+    app, recall = _make_app(loaded, options, keys)
     for line in describe(loaded):
         say(line)
 
@@ -67,7 +70,7 @@ def serve(options: Options, say: Callable[[str], None]) -> None:
         say(f"ready        {url} after {time.perf_counter() - began:.2f} s")
 
     try:
-        run_server(app, service, options.server, ready)
+        run_server(app, recall.service, options.server, ready)
     finally:
         if tape:
             tape.close()
@@ -80,14 +83,16 @@ def _keys(options: ServerOptions) -> Keys:
         raise ConfigError(str(error)) from error
 
 
-def _make_app(loaded: Loaded, options: ServerOptions, keys: Keys) -> tuple[ASGIApp, Service]:
-    ledger = loaded.ledger
+def _make_app(loaded: Loaded, all_options: Options, keys: Keys) -> tuple[ASGIApp, Recall]:
+    ledger, options, caching = loaded.ledger, all_options.server, all_options.response_cache
     metrics = Metrics(
         options.metrics_prefix,
         model_name=loaded.name,
         clock_offset=time.time() - time.monotonic(),
         cache_config={"block_size": str(ledger.block_size), "num_gpu_blocks": str(ledger.num_blocks)},
         phase_seconds=lambda: loaded.runner.seconds,
+        prices=Prices(caching.input_price, caching.output_price),
+        cache_sizes=lambda: recall.sizes(),  # made below
     )
     book = RequestBook(by_priority=loaded.by_priority)
     service = Service(
@@ -95,6 +100,7 @@ def _make_app(loaded: Loaded, options: ServerOptions, keys: Keys) -> tuple[ASGIA
         Limits(options.max_num_queued_reqs, options.max_num_queued_tokens),
         watchers=(metrics, book),
     )
+    recall = make_recall(caching, loaded, service)
     model = ServedModel(
         loaded.name,
         loaded.tokenizer,
@@ -107,7 +113,7 @@ def _make_app(loaded: Loaded, options: ServerOptions, keys: Keys) -> tuple[ASGIA
 
     notes = Notes()
     api = Api(
-        Recall(service),
+        recall,
         model,
         notes,
         max_body_bytes=options.max_body_bytes,
@@ -130,4 +136,11 @@ def _make_app(loaded: Loaded, options: ServerOptions, keys: Keys) -> tuple[ASGIA
         reset=loaded.engine.reset_prefix_cache,
         version=__version__,
     )
-    return create_app(service, [*api.routes(), *status.routes(), *Docs(__version__).routes()], keys), service
+    caches = CacheApi(
+        recall,
+        metrics.caches.stats,
+        keys_required=keys.required,
+        max_body_bytes=options.max_body_bytes,
+    )
+    routes = [*api.routes(), *status.routes(), *caches.routes(), *Docs(__version__).routes()]
+    return create_app(recall, routes, keys), recall

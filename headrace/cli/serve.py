@@ -3,10 +3,17 @@
 from __future__ import annotations
 
 from headrace.cli.options import with_options
-from headrace.config import CacheOptions, ModelOptions, Options, SchedulerOptions, ServerOptions
+from headrace.config import (
+    CacheOptions,
+    ModelOptions,
+    Options,
+    ResponseCacheOptions,
+    SchedulerOptions,
+    ServerOptions,
+)
 
 
-@with_options(ModelOptions, CacheOptions, SchedulerOptions, ServerOptions)
+@with_options(ModelOptions, CacheOptions, SchedulerOptions, ServerOptions, ResponseCacheOptions)
 def serve(given: Options) -> None:
     """Serve a model behind the OpenAI API."""
     from headrace.build.server import serve as run

@@ -20,10 +20,14 @@ from headrace.core.events import (
     Emitted,
     Event,
     Finished,
+    LookedUp,
     Preempted,
     Skipped,
+    Spared,
     Stepped,
+    StoreFaulted,
 )
+from headrace.observe.caches import FREE, CacheLedger, Prices, Sizes
 from headrace.observe.series import Cell, Family, Histogram, counter_family, gauge_family, histogram_family
 
 TTFT_SECONDS = (
@@ -78,7 +82,8 @@ class Metrics:
     ``model_name``. ``clock_offset`` is Unix time minus the engine's clock, in seconds. ``cache_config``
     becomes the labels of ``cache_config_info`` (``block_size``, ``num_gpu_blocks`` ...). Tenants beyond the
     first ``tenants`` are counted as ``other``. ``phase_seconds`` tells the seconds spent in each part of a step
-    (``forward``, ``sample`` ...) since the start; it is asked once per step.
+    (``forward``, ``sample`` ...) since the start; it is asked once per step. ``prices`` and ``cache_sizes`` are the
+    `CacheLedger`'s, which counts in ``caches``.
 
     `fold` and `render` may run in different threads: each number is whole, and a scrape that falls between
     two additions sees the first without the second.
@@ -93,6 +98,8 @@ class Metrics:
         cache_config: Mapping[str, str] | None = None,
         tenants: int = 100,
         phase_seconds: Callable[[], Mapping[str, float]] = dict,
+        prices: Prices = FREE,
+        cache_sizes: Callable[[], Sizes] = dict,
     ) -> None:
         self._prefix = prefix
         self._constant = {"model_name": model_name}
@@ -104,47 +111,47 @@ class Metrics:
         self._phase_seconds = phase_seconds
         self._phase_totals: dict[str, float] = dict(phase_seconds())
 
-        self._running = self._gauge("num_requests_running", "Requests in the running batch.").of()
-        self._waiting = self._gauge("num_requests_waiting", "Requests waiting to be admitted.").of()
-        self._usage = self._gauge("kv_cache_usage_perc", "Share of KV blocks held by requests, 0 to 1.").of()
-        self._waste = self._gauge("kv_cache_waste_perc", "Share of held KV slots that are empty.").of()
-        self._progress = self._gauge(
+        self._running = self.gauge("num_requests_running", "Requests in the running batch.").of()
+        self._waiting = self.gauge("num_requests_waiting", "Requests waiting to be admitted.").of()
+        self._usage = self.gauge("kv_cache_usage_perc", "Share of KV blocks held by requests, 0 to 1.").of()
+        self._waste = self.gauge("kv_cache_waste_perc", "Share of held KV slots that are empty.").of()
+        self._progress = self.gauge(
             "scheduler_last_progress_timestamp_seconds", "Unix time of the last committed step."
         ).of()
         if cache_config is not None:
-            info = self._gauge("cache_config_info", "How the KV cache is cut.", list(cache_config))
+            info = self.gauge("cache_config_info", "How the KV cache is cut.", list(cache_config))
             info.of(*cache_config.values()).value = 1.0
 
-        self._queries = self._counter("prefix_cache_queries", "Tokens looked up in the prefix cache.").of()
-        self._hits = self._counter("prefix_cache_hits", "Tokens found in the prefix cache.").of()
-        self._preemptions = self._counter("num_preemptions", "Requests put back into the queue.").of()
-        self._recomputed = self._counter("recomputed_tokens", "Tokens recomputed after a preemption.").of()
-        self._prompt = self._counter("prompt_tokens", "Prompt tokens prefilled or found in the cache.").of()
-        self._generated = self._counter("generation_tokens", "Tokens generated.").of()
-        self._ended = self._counter("request_success", "Requests that ended, by reason.", ["finished_reason"])
-        self._skips = self._counter("scheduler_wait_reason", "Why requests waited.", ["reason"])
-        self._service = self._counter(
+        self._queries = self.counter("prefix_cache_queries", "Tokens looked up in the prefix cache.").of()
+        self._hits = self.counter("prefix_cache_hits", "Tokens found in the prefix cache.").of()
+        self._preemptions = self.counter("num_preemptions", "Requests put back into the queue.").of()
+        self._recomputed = self.counter("recomputed_tokens", "Tokens recomputed after a preemption.").of()
+        self._prompt = self.counter("prompt_tokens", "Prompt tokens prefilled or found in the cache.").of()
+        self._generated = self.counter("generation_tokens", "Tokens generated.").of()
+        self._ended = self.counter("request_success", "Requests that ended, by reason.", ["finished_reason"])
+        self._skips = self.counter("scheduler_wait_reason", "Why requests waited.", ["reason"])
+        self._service = self.counter(
             "tenant_service_tokens", "Tokens worked on for a tenant.", ["tenant", "kind"], limit=3 * tenants
         )
 
-        self._iteration = self._histogram("iteration_tokens_total", "Tokens per step.", ITERATION_TOKENS).of()
-        self._rows = self._histogram("batch_size", "Rows per step.", BATCH_ROWS).of()
-        self._phases = self._histogram("scheduler_step_seconds", "Parts of a step.", STEP_SECONDS, ["phase"])
-        self._ttft = self._histogram("time_to_first_token_seconds", "Time to first token.", TTFT_SECONDS).of()
-        self._itl = self._histogram(
+        self._iteration = self.histogram("iteration_tokens_total", "Tokens per step.", ITERATION_TOKENS).of()
+        self._rows = self.histogram("batch_size", "Rows per step.", BATCH_ROWS).of()
+        self._phases = self.histogram("scheduler_step_seconds", "Parts of a step.", STEP_SECONDS, ["phase"])
+        self._ttft = self.histogram("time_to_first_token_seconds", "Time to first token.", TTFT_SECONDS).of()
+        self._itl = self.histogram(
             "inter_token_latency_seconds", "Time between two emissions of an answer.", TOKEN_SECONDS
         ).of()
-        self._tpot = self._histogram(
+        self._tpot = self.histogram(
             "request_time_per_output_token_seconds", "Mean time per token after the first.", TOKEN_SECONDS
         ).of()
         self._e2e = self._requests("e2e_request_latency_seconds", "Arrival to end.")
         self._queue = self._requests("request_queue_time_seconds", "Arrival to first admission.")
         self._prefill = self._requests("request_prefill_time_seconds", "First admission to first token.")
         self._decode = self._requests("request_decode_time_seconds", "First token to last token.")
-        self._prompt_size = self._histogram("request_prompt_tokens", "Prompt length.", REQUEST_TOKENS).of()
-        self._output_size = self._histogram(
-            "request_generation_tokens", "Output length.", REQUEST_TOKENS
-        ).of()
+        self._prompt_size = self.histogram("request_prompt_tokens", "Prompt length.", REQUEST_TOKENS).of()
+        self._output_size = self.histogram("request_generation_tokens", "Output length.", REQUEST_TOKENS).of()
+
+        self.caches = CacheLedger(self, prices, cache_sizes)
 
         self._folds: dict[type, Callable[[Any, float], None]] = {
             Emitted: self._emitted,
@@ -155,6 +162,9 @@ class Metrics:
             Skipped: self._skipped,
             Preempted: self._preempted,
             Finished: self._finished,
+            LookedUp: self.caches.looked_up,
+            Spared: self.caches.spared,
+            StoreFaulted: self.caches.faulted,
         }
         self._registry = CollectorRegistry(auto_describe=False)
         self._registry.register(self)
@@ -171,6 +181,7 @@ class Metrics:
 
     def collect(self) -> Iterator[Metric]:
         """All families, for prometheus-client's registry."""
+        self.caches.measure()
         for counters in self.counters:
             yield counter_family(counters, self._constant)
         for gauges in self.gauges:
@@ -178,23 +189,26 @@ class Metrics:
         for histograms in self.histograms:
             yield histogram_family(histograms, self._constant)
 
-    def _counter(self, name: str, help: str, labels: Sequence[str] = (), limit: int = 100) -> Family[Cell]:
+    def counter(self, name: str, help: str, labels: Sequence[str] = (), limit: int = 100) -> Family[Cell]:
+        """A new family of counters, to be shown with the others."""
         self.counters.append(Family(f"{self._prefix}:{name}", help, Cell, labels, limit))
         return self.counters[-1]
 
-    def _gauge(self, name: str, help: str, labels: Sequence[str] = ()) -> Family[Cell]:
+    def gauge(self, name: str, help: str, labels: Sequence[str] = ()) -> Family[Cell]:
+        """A new family of gauges."""
         self.gauges.append(Family(f"{self._prefix}:{name}", help, Cell, labels))
         return self.gauges[-1]
 
-    def _histogram(
+    def histogram(
         self, name: str, help: str, bounds: tuple[float, ...], labels: Sequence[str] = ()
     ) -> Family[Histogram]:
+        """A new family of histograms."""
         family = Family(f"{self._prefix}:{name}", help, lambda: Histogram(bounds), labels)
         self.histograms.append(family)
         return family
 
     def _requests(self, name: str, help: str) -> Histogram:
-        return self._histogram(name, help, REQUEST_SECONDS).of()
+        return self.histogram(name, help, REQUEST_SECONDS).of()
 
     def _arrived(self, event: Arrived, now: float) -> None:
         generated = self._service.of(event.tenant, "generated")

@@ -18,6 +18,7 @@ from headrace.core.events import (
     Finished,
     Preempted,
     Skipped,
+    Spared,
 )
 
 HISTORY = 256
@@ -99,6 +100,8 @@ class RequestBook:
             self._note(self._live[event.request_id], event, at)
         elif isinstance(event, Finished):
             self._finish(event, now)
+        elif isinstance(event, Spared):
+            self._spare(event, now)
 
     def explain(self, request_id: str, now: float | None = None) -> dict[str, Any] | None:
         """What is known of a request, as plain values for JSON; None for one that is not in the book.
@@ -164,7 +167,18 @@ class RequestBook:
             "message": event.message,
             "stop_token": event.stop_token,
         }
-        self._finished[event.request_id] = page
-        self._finished.move_to_end(event.request_id)
+        self._keep_finished(event.request_id, page)
+
+    def _spare(self, event: Spared, now: float) -> None:
+        """It never was in the engine: one page tells all."""
+        page = _Page(Arrived(event.request_id, event.prompt_tokens, event.tenant, 0), self._arrivals, now)
+        page.state = "finished"
+        page.cached_tokens, page.output_tokens = event.prompt_tokens, event.output_tokens
+        page.end = {"reason": "spared", "layer": event.layer.value, "answer_age_seconds": event.age_seconds}
+        self._keep_finished(event.request_id, page)
+
+    def _keep_finished(self, request_id: str, page: _Page) -> None:
+        self._finished[request_id] = page
+        self._finished.move_to_end(request_id)
         while len(self._finished) > self._keep:
             self._finished.popitem(last=False)

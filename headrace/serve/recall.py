@@ -17,7 +17,7 @@ from typing import Any
 
 from headrace.core.cache.ask import Ask
 from headrace.core.cache.classes import CacheClass, classify
-from headrace.core.cache.entry import Entry, Hit, Layer, Miss, Served, lifetime
+from headrace.core.cache.entry import Entry, Hit, Layer, Miss, Served, StoreFacts, lifetime
 from headrace.core.cache.key import Unkeyable, answer_key
 from headrace.core.classes import BACKGROUND
 from headrace.core.events import Finished, LookedUp, Lookup, Spared
@@ -36,6 +36,9 @@ RENEWALS = 4
 
 REMEMBERED = 10_000
 """Answers of which it is known what they were, so that they can be called wrong."""
+
+WRITE_SECONDS = 2.0
+"""What the last answers get to be written when the server stops."""
 
 ATTEMPTS = 2
 """How often one answer is tried for those who joined another's computation."""
@@ -82,7 +85,7 @@ class Recall:
         keepers: Sequence[Keeper] = (),
     ) -> None:
         self.now = service.now
-        self._service = service
+        self.service = service
         self._exact = exact
         self._fingerprint = fingerprint
         self._ttl = ttl
@@ -126,7 +129,7 @@ class Recall:
                     leading[ask.key] = flight
             answer.flights.append((index, flight))
         if begun:
-            self._service.submit(begun)  # raises before anything has been changed
+            self.service.submit(begun)  # raises before anything has been changed
         for flight in begun:
             self._register(flight)
         for index, flight in answer.flights:
@@ -137,12 +140,12 @@ class Recall:
         for ask, layer, hit in zip(asks, layers, hits, strict=True):
             self._remember(ask, layer, hit.key if isinstance(hit, Hit) else None)
         answer.note = _note(layers, hits)
-        self._service.end_in_time(answer, self.close)
+        self.service.end_in_time(answer, self.close)
         return answer
 
     def close(self, answer: Answer, why: FinishReason = FinishReason.CANCELLED) -> None:
         """End what is still open of a call; what others read too goes on for them. As `Service.close`."""
-        self._service.close(answer, why)
+        self.service.close(answer, why)
         if not isinstance(answer, Recalled):
             return
         for index, replay in answer.replays:
@@ -153,12 +156,12 @@ class Recall:
                 flight.leave(answer, index)
                 self._end(answer, index, why)
                 if flight.deserted and not flight.alone:
-                    self._service.withdraw(flight, why)
+                    self.service.withdraw(flight, why)
 
     def stop_sequence(self, answer: Answer, index: int) -> None:
         """A stop string ended one sequence. A flight has found it itself."""
         if not isinstance(answer, Recalled):
-            self._service.stop_sequence(answer, index)
+            self.service.stop_sequence(answer, index)
 
     def ask(self, question: Question) -> Ask:
         """``question`` with its key and class."""
@@ -187,14 +190,14 @@ class Recall:
             Refused: as `open`.
         """
         request = replace(
-            question.request, service_class=BACKGROUND.name, deadline=None, arrived=self._service.now()
+            question.request, service_class=BACKGROUND.name, deadline=None, arrived=self.service.now()
         )
         ask = self.ask(question)
         if not ask.allowed.exact or ask.key in self._flights:
             return None
         flight = self._flight(ask, question, request)
         flight.alone = True
-        self._service.submit([flight])
+        self.service.submit([flight])
         self._register(flight)
         return flight
 
@@ -217,28 +220,34 @@ class Recall:
             await self._exact.bar(served.source or served.key)
         self._tell_keepers(lambda keeper: keeper.barred(served))
 
+    def sizes(self) -> dict[Layer, Mapping[str, StoreFacts]]:
+        """How full the stores of each layer are."""
+        return {} if self._exact is None else {Layer.EXACT: self._exact.facts()}
+
     def start(self) -> None:
-        """Begin; on the running loop."""
+        """Begin, and the service with it; on the running loop."""
+        self.service.start()
         if self._exact is not None:
             self._exact.start()
 
     async def stop(self) -> None:
-        """Finish what is being written and let go of the stores."""
+        """Finish what is being written, let go of the stores, and end the service."""
         if self._tasks:
-            await asyncio.wait(self._tasks, timeout=2.0)
+            await asyncio.wait(self._tasks, timeout=WRITE_SECONDS)
         if self._exact is not None:
             await self._exact.close()
+        self.service.stop()
 
     def _compute(self, asks: Sequence[Ask], each_step: bool) -> Answer:
         """A call that no cache may answer, straight to the engine."""
         if any(ask.control.only_if_cached for ask in asks):
             raise NotCached
-        answer = self._service.open([ask.request for ask in asks], each_step)
+        answer = self.service.open([ask.request for ask in asks], each_step)
         if self._exact is not None:
             why = next(ask.allowed.why for ask in asks if not ask.allowed.exact)
             answer.note = f"bypass; reason={why.replace(' ', '-')}"
             for ask in asks:
-                self._service.note(LookedUp(ask.request.id, Layer.EXACT, Lookup.BYPASS, 0.0, why))
+                self.service.note(LookedUp(ask.request.id, Layer.EXACT, Lookup.BYPASS, 0.0, why))
         return answer
 
     async def _find(self, ask: Ask, question: Question) -> Hit | Miss:
@@ -262,7 +271,7 @@ class Recall:
         began = self.now()
         found = await exact.find(ask)
         outcome = Lookup.MISS if found is None else Lookup.HIT
-        self._service.note(LookedUp(ask.request.id, Layer.EXACT, outcome, self.now() - began))
+        self.service.note(LookedUp(ask.request.id, Layer.EXACT, outcome, self.now() - began))
         if found is not None:
             if found.refresh:
                 self._renew_early(question)
@@ -276,7 +285,7 @@ class Recall:
                 hit = Miss("failed")
             outcome = Lookup.HIT if isinstance(hit, Hit) else Lookup.MISS
             why = hit.why if isinstance(hit, Miss) else ""
-            self._service.note(LookedUp(ask.request.id, level.layer, outcome, self.now() - began, why))
+            self.service.note(LookedUp(ask.request.id, level.layer, outcome, self.now() - began, why))
             if isinstance(hit, Hit):
                 return hit
         return Miss()
@@ -298,11 +307,11 @@ class Recall:
         slower = self._flights.get(flight.ask.key)
         self._flights[flight.ask.key] = flight
         if slower is not None and slower.deserted:
-            self._service.withdraw(slower, FinishReason.CANCELLED)  # it is being computed sooner now
+            self.service.withdraw(slower, FinishReason.CANCELLED)  # it is being computed sooner now
 
     def _replay(self, answer: Recalled, index: int, hit: Hit) -> None:
         request = answer.requests[index]
-        self._service.note(
+        self.service.note(
             Spared(
                 request.id,
                 request.tenant,
@@ -334,7 +343,7 @@ class Recall:
             return False
         flight.restart(failed, deadline)
         try:
-            self._service.submit([flight])
+            self.service.submit([flight])
         except Refused:
             return False
         return True
@@ -343,14 +352,14 @@ class Recall:
         ask = flight.ask
         if self._flights.get(ask.key) is flight:
             del self._flights[ask.key]
-        self._service.withdraw(flight, finished.reason)  # where the flight has found the end itself
+        self.service.withdraw(flight, finished.reason)  # where the flight has found the end itself
         if finished.reason not in WHOLE:
             self._tell_keepers(lambda keeper: keeper.broken_off(ask, flight.tokens))
             return
         tokens = flight.tokens
         for request in flight.followers:
             tenant, prompt = request.tenant, len(request.tokens)
-            self._service.note(Spared(request.id, tenant, Layer.COALESCED, prompt, len(tokens), 0.0))
+            self.service.note(Spared(request.id, tenant, Layer.COALESCED, prompt, len(tokens), 0.0))
         assert self._exact is not None
         now = self._exact.wall()
         ttl = lifetime(self._ttl if ask.control.ttl is None else ask.control.ttl, ask.key)

@@ -8,9 +8,17 @@ import typer
 from typer.testing import CliRunner
 
 from headrace.cli.options import with_options
-from headrace.config import CacheOptions, ConfigError, ModelOptions, Options, SchedulerOptions, ServerOptions
+from headrace.config import (
+    CacheOptions,
+    ConfigError,
+    ModelOptions,
+    Options,
+    ResponseCacheOptions,
+    SchedulerOptions,
+    ServerOptions,
+)
 
-PARTS = (ModelOptions, CacheOptions, SchedulerOptions, ServerOptions)
+PARTS = (ModelOptions, CacheOptions, SchedulerOptions, ServerOptions, ResponseCacheOptions)
 
 
 def run(*words: str) -> tuple[Options, int]:

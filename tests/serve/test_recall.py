@@ -98,13 +98,11 @@ async def house(levels=(), limits=None, max_bytes=1 << 20, **engine):
     service = Service(made, limits or Limits(64, 10_000), [book])
     exact = ExactCache([Tier(MemoryStore(max_bytes, clock))], Versions(), clock)
     recall = Recall(service, exact, FINGERPRINT, ttl=100.0, levels=levels, keepers=[witness])
-    service.start()
     recall.start()
     try:
         yield House(recall, service, runner, book, clock, witness)
     finally:
         await recall.stop()
-        service.stop()
 
 
 def truth(max_tokens=5, prompt=(1, 2, 3), seed=0):

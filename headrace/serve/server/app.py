@@ -1,4 +1,4 @@
-"""The ASGI application: all routes behind one edge, one service for as long as it lives."""
+"""The ASGI application: all routes behind one edge, one road to answers for as long as it lives."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ from starlette.types import ASGIApp
 
 from headrace.core.request import InvalidParameter
 from headrace.serve.auth import Keys
+from headrace.serve.recall import Recall
 from headrace.serve.server.edge import Edge
 from headrace.serve.server.errors import ApiError, api_error, http_exception, invalid_parameter, unexpected
-from headrace.serve.service import Service
 
 
-def create_app(service: Service, routes: Sequence[BaseRoute], keys: Keys) -> ASGIApp:
-    """The application; it starts the service with the server's loop and stops it with the server."""
+def create_app(recall: Recall, routes: Sequence[BaseRoute], keys: Keys) -> ASGIApp:
+    """The application; it starts with the server's loop what answers, and stops it with the server."""
 
     @asynccontextmanager
     async def lifespan(app: Starlette) -> AsyncIterator[None]:
-        service.start()
+        recall.start()
         yield
-        service.stop()
+        await recall.stop()
 
     handlers = {
         ApiError: api_error,

@@ -14,6 +14,7 @@ from starlette.requests import Request
 from starlette.responses import HTMLResponse, JSONResponse, Response
 from starlette.routing import Route
 
+from headrace.serve.server.cache_api import ClearBody, FeedbackBody
 from headrace.serve.server.chat_wire import ChatBody
 from headrace.serve.server.completions_wire import CompletionBody
 from headrace.serve.server.tokens_wire import DetokenizeBody, TokenizeBody
@@ -62,6 +63,16 @@ OPERATIONS = (
     Operation("get", "/version", "The server's version."),
     Operation("get", "/server_info", "What runs here, and how much of it."),
     Operation("get", "/metrics", "Metrics in Prometheus' text format."),
+    Operation("get", "/v1/cache/stats", "What the response caches saved, by layer."),
+    Operation(
+        "post", "/v1/cache/clear", "Forget kept answers: by tag, or all.", ClearBody, {"scope": "tenant"}
+    ),
+    Operation(
+        "post",
+        "/v1/cache/feedback",
+        "Say that an answer was wrong: it is deleted and not kept again.",
+        FeedbackBody,
+    ),
     Operation("post", "/reset_prefix_cache", "Forget all computed prefixes."),
 )
 

@@ -45,7 +45,8 @@ class Tier:
         self._seal = seal
         self._tell = tell
         self._clock = clock
-        self._breaker = Breaker()
+        self._reading = Breaker()
+        self._writing = Breaker()  # a full disk can still be read
 
     @property
     def at_hand(self) -> bool:
@@ -54,7 +55,7 @@ class Tier:
 
     async def find(self, key: bytes) -> Entry | None:
         """The entry under ``key``; None too where the store cannot say."""
-        value = await self._ask(lambda: self._store.get(key), self._deadline)
+        value = await self._ask(lambda: self._store.get(key), self._reading, self._deadline)
         if value is None:
             return None
         try:
@@ -69,19 +70,20 @@ class Tier:
         value = pack(key, entry)
         sealed = value if self._seal is None else self._seal.close(key, value)
         tags = tuple([tag for tag, _ in entry.versions])
-        await self._ask(lambda: self._store.put(key, sealed, ttl, tags), WRITE_SECONDS)
+        await self._ask(lambda: self._store.put(key, sealed, ttl, tags), self._writing, WRITE_SECONDS)
 
     async def forget(self, key: bytes) -> None:
         """Delete one entry, if the store can."""
-        await self._ask(lambda: self._store.delete(key), WRITE_SECONDS)
+        await self._ask(lambda: self._store.delete(key), self._writing, WRITE_SECONDS)
 
     async def clear(self, tag: str) -> bool:
         """Delete all with a tag, and raise its version; whether the store could."""
-        return await self._ask(lambda: _done(self._store.clear(tag)), WRITE_SECONDS) is not None
+        done = await self._ask(lambda: _done(self._store.clear(tag)), self._writing, WRITE_SECONDS)
+        return done is not None
 
     async def versions(self) -> Mapping[str, int] | None:
         """The versions that the store knows; None where it cannot say."""
-        return await self._ask(self._store.versions, WRITE_SECONDS)
+        return await self._ask(self._store.versions, self._reading, WRITE_SECONDS)
 
     def facts(self) -> StoreFacts:
         """How full it is."""
@@ -95,10 +97,12 @@ class Tier:
         except Exception as error:
             logger.warning("%s could not be closed: %s", self.name, error)
 
-    async def _ask(self, ask: Callable[[], Awaitable[ValueT]], deadline: float) -> ValueT | None:
+    async def _ask(
+        self, ask: Callable[[], Awaitable[ValueT]], breaker: Breaker, deadline: float
+    ) -> ValueT | None:
         if not self._deadline:
             return await ask()
-        if not self._breaker.permits(self._clock()):
+        if not breaker.permits(self._clock()):
             self._fault(Fault.RESTING, "")
             return None
         try:
@@ -109,9 +113,9 @@ class Tier:
         except Exception as error:  # a client library raises what it likes
             self._fault(Fault.FAILED, f"{type(error).__name__}: {error}")
         else:
-            self._breaker.succeeded()
+            breaker.succeeded()
             return value
-        self._breaker.failed(self._clock())
+        breaker.failed(self._clock())
         return None
 
     def _fault(self, fault: Fault, message: str) -> None:

@@ -7,6 +7,7 @@ knows no tokens: encode what it renders with ``add_special_tokens=False``, the t
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Mapping, Sequence
 from datetime import datetime
@@ -50,6 +51,12 @@ class ChatTemplate:
         self._special_tokens = dict(special_tokens or {})
         for source in self._templates.values():
             _compile(source)
+
+    @property
+    def digest(self) -> str:
+        """Names these templates and what they write of themselves."""
+        described = json.dumps([self._templates, self._special_tokens], sort_keys=True)
+        return hashlib.sha256(described.encode()).hexdigest()
 
     @classmethod
     def from_folder(

@@ -24,6 +24,7 @@ from headrace.serve.auth import Keys
 from headrace.serve.recall import Recall
 from headrace.serve.server.api import Api
 from headrace.serve.server.app import create_app
+from headrace.serve.server.cache_api import CacheApi
 from headrace.serve.server.model import ServedModel
 from headrace.serve.server.notes import Notes
 from headrace.serve.server.openapi import Docs
@@ -51,6 +52,7 @@ class House:
     service: Service
     model: ServedModel
     seen: list[Event]
+    recall: Recall | None = None
 
     def fold(self, event: Event, now: float) -> None:
         self.seen.append(event)
@@ -97,9 +99,10 @@ def house(options: dict) -> Iterator[House]:
     service = Service(
         engine, limits, [book, metrics, house], stall_seconds=options.get("stall_seconds", 60.0)
     )
+    recall = house.recall = options.get("recall", Recall)(service)
     notes = Notes()
     api = Api(
-        Recall(service),
+        recall,
         model,
         notes,
         max_body_bytes=options.get("max_body_bytes", 100_000),
@@ -115,8 +118,10 @@ def house(options: dict) -> Iterator[House]:
         reset=engine.reset_prefix_cache,
         version="0",
     )
-    routes = [*api.routes(), *status.routes(), *Docs("0").routes()]
-    app = create_app(service, routes, Keys(options.get("keys", ())))
+    keys = Keys(options.get("keys", ()))
+    caches = CacheApi(recall, metrics.caches.stats, keys_required=keys.required, max_body_bytes=100_000)
+    routes = [*api.routes(), *status.routes(), *caches.routes(), *Docs("0").routes()]
+    app = create_app(recall, routes, keys)
     with TestClient(app, raise_server_exceptions=False) as client:
         house.client, house.service = client, service
         yield house

@@ -1,0 +1,127 @@
+"""The response caches from their options: stores in order, the fingerprint of what computes, the road before it."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable
+from pathlib import Path
+from urllib.parse import urlsplit
+
+from headrace import __version__
+from headrace.build.model import Loaded
+from headrace.config import ConfigError, ResponseCacheOptions
+from headrace.core.cache.envelope import Seal
+from headrace.core.cache.key import Engine
+from headrace.core.cache.versions import Versions
+from headrace.core.events import StoreFaulted
+from headrace.core.ports import Store
+from headrace.serve.exact import ExactCache
+from headrace.serve.recall import Recall
+from headrace.serve.replay import Pace
+from headrace.serve.service import Service
+from headrace.serve.stores.memory import MemoryStore
+from headrace.serve.stores.sqlite import SQLiteStore
+from headrace.serve.stores.tier import Tier
+
+FORMS = "memory, sqlite:PATH, redis://HOST:PORT/DB or memcached://HOST:PORT"
+MEMCACHED_PORT = 11211
+WEIGHTS = "*.safetensors"
+_SNAPSHOTS = "snapshots"
+"""Where the hub's library puts revisions, each in a folder called by its commit."""
+
+
+def make_recall(options: ResponseCacheOptions, loaded: Loaded, service: Service) -> Recall:
+    """The road before ``service``; with no store given, one that lets everything through.
+
+    Raises:
+        ConfigError: a store that cannot be had, or one that others can write to without a secret.
+    """
+    if not options.response_cache:
+        return Recall(service)
+    tiers = [_tier(spec, options, service.note) for spec in options.response_cache]
+    names = [tier.name for tier in tiers]
+    if len({*names}) < len(names):
+        raise ConfigError("--response-cache: two stores of one kind")
+    lasting = any(not tier.at_hand for tier in tiers)
+    return Recall(
+        service,
+        ExactCache(tiers, Versions()),
+        _fingerprint(loaded, lasting, options.response_cache_secret or ""),
+        ttl=options.response_cache_ttl,
+        pace=Pace(options.response_cache_pace),
+    )
+
+
+def _tier(spec: str, options: ResponseCacheOptions, tell: Callable[[StoreFaulted], None]) -> Tier:
+    kind, _, rest = spec.partition(":")
+    seconds = options.response_cache_timeout
+    try:
+        match kind:
+            case "memory" if not rest:
+                return Tier(MemoryStore(options.response_cache_bytes))
+            case "sqlite" if rest:
+                return Tier(SQLiteStore(rest, options.response_cache_disk_bytes), seconds, tell=tell)
+            case "redis" | "rediss" | "unix":
+                return Tier(_redis(spec), seconds, _seal(options), tell)
+            case "memcached":
+                return Tier(_memcached(spec), seconds, _seal(options), tell)
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"--response-cache {spec}: {error}") from error
+    except ImportError as error:
+        extra = "memcached" if kind == "memcached" else "redis"
+        raise ConfigError(f"--response-cache {spec} needs: pip install 'headrace[{extra}]'") from error
+    raise ConfigError(f"--response-cache {spec}: must be {FORMS}")
+
+
+def _redis(url: str) -> Store:
+    from headrace.serve.stores.redis import RedisStore
+
+    return RedisStore(url)
+
+
+def _memcached(url: str) -> Store:
+    from headrace.serve.stores.memcached import MemcachedStore
+
+    parts = urlsplit(url)
+    return MemcachedStore(parts.hostname or "127.0.0.1", parts.port or MEMCACHED_PORT)
+
+
+def _seal(options: ResponseCacheOptions) -> Seal:
+    if not options.response_cache_secret:
+        raise ConfigError(
+            "--response-cache-secret is needed for a store that others can write to: it authenticates the answers in "
+            "it (best given as HEADRACE_RESPONSE_CACHE_SECRET)"
+        )
+    return Seal(options.response_cache_secret.encode())
+
+
+def _fingerprint(loaded: Loaded, lasting: bool, secret: str) -> bytes:
+    """``lasting`` entries outlive this process or leave it: then the weights themselves are looked at."""
+    return Engine(
+        model=loaded.name,
+        weights=_weights(loaded) if lasting else "",
+        tokenizer=hashlib.sha256(loaded.tokenizer.backend.to_str().encode()).hexdigest(),
+        template=loaded.template.digest,
+        numerics=f"{loaded.facts.kind} {loaded.facts.isa} {loaded.dtype} {loaded.kernels}",
+        version=__version__,
+        secret=hashlib.sha256(secret.encode()).hexdigest() if secret else "",
+    ).fingerprint()
+
+
+def _weights(loaded: Loaded) -> str:
+    """A digest of the weights, or what stands for one: the commit that they were downloaded from, the dummies' seed."""
+    if loaded.dummy:
+        return f"dummy {loaded.seed}"
+    folder = loaded.folder.absolute()
+    if folder.parent.name == _SNAPSHOTS:
+        return folder.name
+    digest = hashlib.sha256()
+    for path in sorted([*folder.glob(WEIGHTS), *folder.glob("config.json")]):
+        digest.update(path.name.encode())
+        digest.update(_digest_of(path))
+    return digest.hexdigest()
+
+
+def _digest_of(path: Path) -> bytes:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").digest()

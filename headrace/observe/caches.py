@@ -1,0 +1,144 @@
+"""The ledger of what was not computed: per layer its look-ups, hits, time, tokens and money.
+
+A fold over the same events as all metrics; `observe.metrics` shows its families, ``/v1/cache/stats`` its `stats`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from headrace.core.cache.entry import Layer, StoreFacts
+from headrace.core.events import LookedUp, Lookup, Spared, StoreFaulted
+from headrace.observe.series import Cell, Family, Histogram
+
+LOOKUP_SECONDS = (0.00001, 0.00005, 0.0001, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.5)
+_MILLION = 1e6
+
+
+@dataclass(frozen=True, slots=True)
+class Prices:
+    """What a million tokens cost, in whatever currency: of the prompt and of the answer."""
+
+    input: float = 0.0
+    output: float = 0.0
+
+    def of(self, prompt_tokens: int, output_tokens: int) -> float:
+        """What a call of so many tokens costs."""
+        return (prompt_tokens * self.input + output_tokens * self.output) / _MILLION
+
+
+FREE = Prices()
+
+
+class Families(Protocol):
+    """Makes and shows families of series: `observe.metrics.Metrics`."""
+
+    def counter(self, name: str, help: str, labels: list[str]) -> Family[Cell]: ...
+
+    def gauge(self, name: str, help: str, labels: list[str]) -> Family[Cell]: ...
+
+    def histogram(
+        self, name: str, help: str, bounds: tuple[float, ...], labels: list[str]
+    ) -> Family[Histogram]: ...
+
+
+Sizes = Mapping[Layer, Mapping[str, StoreFacts]]
+"""How full each layer's stores are, by their names."""
+
+
+class CacheLedger:
+    """Counts by layer; ``sizes`` is asked when somebody reads."""
+
+    def __init__(self, families: Families, prices: Prices = FREE, sizes: Callable[[], Sizes] = dict) -> None:
+        self._prices = prices
+        self._sizes = sizes
+        layer = ["layer"]
+        self._hits = families.counter("response_cache_hits", "Requests answered without computing.", layer)
+        self._misses = families.counter(
+            "response_cache_misses", "Look-ups that found nothing to serve.", layer
+        )
+        self._bypasses = families.counter(
+            "response_cache_bypasses", "Requests that no cache may answer.", ["reason"]
+        )
+        self._tokens = families.counter("saved_tokens", "Tokens not computed.", ["layer", "kind"])
+        self._money = families.counter("saved_cost", "What they would have cost, by the prices given.", layer)
+        self._faults = families.counter(
+            "response_cache_faults", "Look-ups and writes that a store failed.", ["store", "fault"]
+        )
+        self._evictions = families.counter("response_cache_evictions", "Entries dropped for room.", layer)
+        self._bytes = families.gauge("response_cache_bytes", "Bytes held, all stores together.", layer)
+        self._entries = families.gauge("response_cache_entries", "Entries held, all stores together.", layer)
+        self._seconds = families.histogram(
+            "response_cache_lookup_seconds", "Time of a look-up.", LOOKUP_SECONDS, layer
+        )
+
+    def looked_up(self, event: LookedUp, now: float) -> None:
+        """A cache was asked, or was not."""
+        if event.outcome is Lookup.BYPASS:
+            self._bypasses.of(event.reason).value += 1
+            return
+        self._seconds.of(event.layer.value).observe(event.seconds)
+        if event.outcome is Lookup.MISS:
+            self._misses.of(event.layer.value).value += 1
+
+    def spared(self, event: Spared, now: float) -> None:
+        """A request was answered without computing."""
+        layer = event.layer.value
+        self._hits.of(layer).value += 1
+        self._tokens.of(layer, "prompt").value += event.prompt_tokens
+        self._tokens.of(layer, "output").value += event.output_tokens
+        self._money.of(layer).value += self._prices.of(event.prompt_tokens, event.output_tokens)
+
+    def faulted(self, event: StoreFaulted, now: float) -> None:
+        """A store could not be used."""
+        self._faults.of(event.store, event.fault.value).value += 1
+
+    def measure(self) -> None:
+        """Ask how full everything is."""
+        for layer, stores in self._sizes().items():
+            self._bytes.of(layer.value).value = sum(facts.nbytes or 0 for facts in stores.values())
+            self._entries.of(layer.value).value = sum(facts.entries or 0 for facts in stores.values())
+            self._evictions.of(layer.value).value = sum(facts.evictions for facts in stores.values())
+
+    def stats(self) -> dict[str, Any]:
+        """Everything by layer, as plain values for JSON."""
+        sizes = self._sizes()
+        named = {name for family in (self._hits, self._misses) for (name,) in family.series}
+        layers = [layer for layer in Layer if layer in sizes or layer.value in named]
+        return {
+            "layers": {
+                layer.value: self._of(layer.value) | _stores(sizes.get(layer, {})) for layer in layers
+            },
+            "bypasses": {reason: int(cell.value) for (reason,), cell in self._bypasses.series.items()},
+            "faults": {
+                f"{store}:{fault}": int(cell.value) for (store, fault), cell in self._faults.series.items()
+            },
+        }
+
+    def _of(self, layer: str) -> dict[str, Any]:
+        hits, misses = self._hits.of(layer).value, self._misses.of(layer).value
+        seconds = self._seconds.of(layer)
+        count = sum(seconds.counts)
+        return {
+            "hits": int(hits),
+            "misses": int(misses),
+            "hit_rate": hits / (hits + misses) if hits + misses else None,
+            "lookups": count,
+            "lookup_seconds_mean": seconds.total / count if count else None,
+            "saved_prompt_tokens": int(self._tokens.of(layer, "prompt").value),
+            "saved_output_tokens": int(self._tokens.of(layer, "output").value),
+            "saved_cost": self._money.of(layer).value,
+        }
+
+
+def _stores(stores: Mapping[str, StoreFacts]) -> dict[str, Any]:
+    if not stores:
+        return {}
+    return {
+        "stores": {
+            name: {"entries": facts.entries, "bytes": facts.nbytes, "evictions": facts.evictions}
+            for name, facts in stores.items()
+        }
+    }
