@@ -291,6 +291,8 @@ def _tell(
     from headrace.lab.bench import plot, report
 
     _print(report.table(shown, f"bench {command}"))
+    for each in (table for run in shown for table in report.group_tables(run)):
+        _print(each)
     failed = [record for run in shown for record in run.records if record.error]
     for record in failed[:3]:
         _print(f"failed: {record.id}: {record.error}")

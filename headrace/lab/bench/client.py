@@ -33,8 +33,10 @@ class Endpoint:
         path = "chat/completions" if is_chat(work.prompt) else "completions"
         return f"{self.url.rstrip('/').removesuffix('/v1')}/v1/{path}"
 
-    def headers(self) -> dict[str, str]:
-        return {"Authorization": f"Bearer {self.api_key}"} if self.api_key else {}
+    def headers(self, work: Work) -> dict[str, str]:
+        """Who asks: the key, and the tenant where the workload names one."""
+        headers = {"Authorization": f"Bearer {self.api_key}"} if self.api_key else {}
+        return headers | ({"X-Tenant-Id": work.tenant} if work.tenant != "default" else {})
 
     def body(self, work: Work) -> dict[str, Any]:
         """The request as JSON; fields beyond OpenAI's appear only where the work needs them."""
@@ -53,6 +55,8 @@ class Endpoint:
             body["prompt"] = list(work.prompt)
         if work.ignore_eos:
             body["ignore_eos"] = True
+        if work.service_class != "default":
+            body["service_tier"] = work.service_class
         return {**body, **self.extra}
 
 
@@ -119,6 +123,8 @@ class Answer:
             cached_tokens=details.get("cached_tokens") or 0,
             finish_reason=self.finish_reason,
             error=error,
+            tenant=work.tenant,
+            service_class=work.service_class,
         )
 
 
@@ -133,7 +139,7 @@ async def ask(
     answer = Answer()
     try:
         async with session.post(
-            endpoint.address(work), json=endpoint.body(work), headers=endpoint.headers()
+            endpoint.address(work), json=endpoint.body(work), headers=endpoint.headers(work)
         ) as response:
             if response.status != 200:
                 told = (await response.text())[:500]

@@ -84,18 +84,25 @@ class EngineTarget:
         params = SamplingParams(
             temperature=work.temperature, max_tokens=work.max_tokens, ignore_eos=work.ignore_eos
         )
-        tokens = self._encode(work.prompt)
-        return Request(self._id(work), tokens, params, work.arrival, eos_token_ids=self._eos)
+        return Request(
+            self._id(work),
+            self._encode(work.prompt),
+            params,
+            work.arrival,
+            tenant=work.tenant,
+            service_class=work.service_class,
+            eos_token_ids=self._eos,
+        )
 
     def _drive(self, due: deque[Request], began: float) -> dict[str, Record]:
         """Runs the loop until every request has ended. Seconds in records count from ``began``."""
         records: dict[str, Record] = {}
-        open_: dict[str, tuple[float, list[float]]] = {}
+        open_: dict[str, tuple[Request, list[float]]] = {}
         while due or open_:
             now = self._clock()
             while due and due[0].arrived <= now - began:
                 request = due.popleft()
-                open_[request.id] = (request.arrived, [])
+                open_[request.id] = (request, [])
                 self._loop.submit(request, now)
             events = self._loop.step(now)
             after = self._clock()
@@ -106,8 +113,8 @@ class EngineTarget:
                 if type(event) is Emitted:
                     open_[event.request_id][1].append(after - began)
                 elif type(event) is Finished:
-                    arrived, times = open_.pop(event.request_id)
-                    records[event.request_id] = _record(event, arrived, times, after - began)
+                    request, times = open_.pop(event.request_id)
+                    records[event.request_id] = _record(event, request, times, after - began)
             self._rest(due, bool(open_), began)
         return records
 
@@ -124,11 +131,11 @@ class EngineTarget:
             time.sleep(wake - now)
 
 
-def _record(event: Finished, arrived: float, times: list[float], finished: float) -> Record:
+def _record(event: Finished, request: Request, times: list[float], finished: float) -> Record:
     delivered = event.reason in DELIVERED
     return Record(
         id=event.request_id,
-        arrived=arrived,
+        arrived=request.arrived,
         finished=finished,
         token_seconds=tuple(times),
         prompt_tokens=event.prompt_tokens,
@@ -136,4 +143,6 @@ def _record(event: Finished, arrived: float, times: list[float], finished: float
         cached_tokens=event.cached_tokens,
         finish_reason=event.reason.value,
         error="" if delivered else event.message or event.reason.value,
+        tenant=request.tenant,
+        service_class=request.service_class,
     )

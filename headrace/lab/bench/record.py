@@ -17,7 +17,7 @@ class Record:
     ``arrived`` is when the request was due, so that a client that falls behind does not flatter the server;
     in a closed loop it is when it was sent. ``token_seconds`` are the times at which parts of the answer were
     available to the caller, first to last; a part may carry several tokens. ``error`` says why there is no
-    whole answer.
+    whole answer. ``tenant`` and ``service_class`` are those of its `Work`.
     """
 
     id: str
@@ -29,6 +29,8 @@ class Record:
     cached_tokens: int = 0
     finish_reason: str = ""
     error: str = ""
+    tenant: str = "default"
+    service_class: str = "default"
 
     @property
     def ttft(self) -> float | None:

@@ -16,9 +16,12 @@ from rich.table import Table
 
 from headrace.lab.bench.machine import machine_facts
 from headrace.lab.bench.record import Record
-from headrace.lab.bench.stats import Spread, Summary
+from headrace.lab.bench.stats import Group, Spread, Summary
 
 SPREADS = ("ttft", "tpot", "itl", "e2e")
+
+MOST_GROUPS = 40
+"""Tenants shown in a table; the JSON has all."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +65,48 @@ def _rows(summaries: Sequence[Summary]) -> list[tuple[str, list[str]]]:
     if slo := summaries[0].slo:
         bounds = " ".join(f"{name}≤{limit:g}s" for name, limit in slo.items())
         rows.append((f"goodput req/s ({bounds})", [f"{s.goodput or 0.0:.2f}" for s in summaries]))
+        rows.append(("share within it", [_share(s.slo_share) for s in summaries]))
+    if any(s.fairness is not None for s in summaries):
+        rows.append(("Jain index of tenants", [_fact(s.fairness) for s in summaries]))
     return rows
+
+
+def group_tables(run: Run) -> list[Table]:
+    """What each class and each tenant got of a run; no table where there is one of them."""
+    summary = run.summary
+    return [
+        _group_table(f"{run.target}: {title}", groups, bool(summary.slo))
+        for title, groups in (("classes", summary.classes), ("tenants", summary.tenants[:MOST_GROUPS]))
+        if groups
+    ]
+
+
+def _group_table(title: str, groups: Sequence[Group], with_slo: bool) -> Table:
+    shown = Table(title=title, title_justify="left", header_style="bold")
+    columns = [
+        "",
+        "requests (failed)",
+        "prompt",
+        "cached",
+        "output",
+        "TTFT ms p50 / p99",
+        "TPOT ms p50 / p99",
+    ]
+    for i, column in enumerate([*columns, *(["within SLO"] if with_slo else [])]):
+        shown.add_column(column, justify="right" if i else "left")
+    for group in groups:
+        cells = [
+            group.name,
+            f"{group.requests} ({group.failed})",
+            *(str(count) for count in (group.prompt_tokens, group.cached_tokens, group.output_tokens)),
+            *(f"{_ms(s.p50)} / {_ms(s.p99)}" for s in (group.ttft, group.tpot)),
+        ]
+        shown.add_row(*cells, *([_share(group.slo_share)] if with_slo else []))
+    return shown
+
+
+def _share(share: float | None) -> str:
+    return "-" if share is None or math.isnan(share) else f"{share:.1%}"
 
 
 def _ms(seconds: float) -> str:

@@ -2,16 +2,18 @@
 
 A percentile is interpolated linearly between the two nearest ranks (type 7 of Hyndman and Fan, 1996, which
 is numpy's default). Throughput counts useful tokens only: tokens of answers that were delivered, never
-padding, over the time from the first arrival to the last answer's end.
+padding, over the time from the first arrival to the last answer's end. Goodput counts the requests that met
+every bound of the SLO; one that failed or was turned away met none.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from headrace.lab.bench.record import Record
+from headrace.observe.fairness import FairnessWindow
 
 SLO_NAMES = ("ttft", "tpot", "itl", "e2e")
 
@@ -60,8 +62,28 @@ def spread(values: Sequence[float]) -> Spread:
 
 
 @dataclass(frozen=True, slots=True)
+class Group:
+    """What one tenant, or one class, got of a run; ``slo_share`` (0 to 1) is that of its requests within the SLO."""
+
+    name: str
+    requests: int
+    failed: int
+    prompt_tokens: int
+    cached_tokens: int
+    output_tokens: int
+    ttft: Spread
+    tpot: Spread
+    slo_share: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class Summary:
-    """One run in figures. Rates are per second; ``goodput`` is requests per second that met every SLO."""
+    """One run in figures.
+
+    Rates are per second; ``goodput`` is requests per second that met every SLO, ``slo_share`` (0 to 1) their share.
+    ``fairness`` is Jain's index over tenants, where there are several (see `fairness`); ``tenants`` and ``classes``
+    are empty where there is only one.
+    """
 
     requests: int
     failed: int
@@ -78,6 +100,10 @@ class Summary:
     e2e: Spread
     slo: Mapping[str, float] = field(default_factory=dict)
     goodput: float | None = None
+    slo_share: float | None = None
+    fairness: float | None = None
+    tenants: Sequence[Group] = ()
+    classes: Sequence[Group] = ()
 
 
 def meets(record: Record, slo: Mapping[str, float]) -> bool:
@@ -119,4 +145,67 @@ def summarize(records: Sequence[Record], slo: Mapping[str, float] | None = None)
         e2e=spread([r.e2e for r in whole]),
         slo=dict(slo or {}),
         goodput=sum(meets(r, slo) for r in whole) * per_second if slo else None,
+        slo_share=slo_share(records, slo) if slo else None,
+        fairness=fairness(records) if len({r.tenant for r in records}) > 1 else None,
+        tenants=groups(records, lambda r: r.tenant, slo),
+        classes=groups(records, lambda r: r.service_class, slo),
     )
+
+
+def slo_share(records: Sequence[Record], slo: Mapping[str, float]) -> float:
+    """The share of requests within the SLO, 0 to 1; NaN of nothing."""
+    return sum(meets(record, slo) for record in records) / len(records) if records else math.nan
+
+
+def groups(
+    records: Sequence[Record], key: Callable[[Record], str], slo: Mapping[str, float] | None = None
+) -> list[Group]:
+    """The records' groups by ``key``, in the order of their names; none where all are of one."""
+    by_name: dict[str, list[Record]] = {}
+    for record in records:
+        by_name.setdefault(key(record), []).append(record)
+    if len(by_name) < 2:
+        return []
+    return [_group(name, by_name[name], slo) for name in sorted(by_name)]
+
+
+def _group(name: str, records: Sequence[Record], slo: Mapping[str, float] | None) -> Group:
+    whole = [record for record in records if not record.error]
+    return Group(
+        name=name,
+        requests=len(records),
+        failed=len(records) - len(whole),
+        prompt_tokens=sum(r.prompt_tokens for r in whole),
+        cached_tokens=sum(r.cached_tokens for r in whole),
+        output_tokens=sum(r.output_tokens for r in whole),
+        ttft=spread([r.ttft for r in whole if r.ttft is not None]),
+        tpot=spread([r.tpot for r in whole if r.tpot is not None]),
+        slo_share=slo_share(records, slo) if slo else None,
+    )
+
+
+def fairness(records: Sequence[Record], weights: Mapping[str, float] | None = None) -> float:
+    """Jain's index over tenants of what they were served, beside what would have been fair (`observe.fairness`).
+
+    From outside, a prompt is seen to be served when its first token comes; until then all of the request waits.
+    ``weights`` are the tenants' shares beside each other (1 where not named).
+    """
+    shares = weights or {}
+    told: list[tuple[float, str, float, float]] = []  # when, whose, tokens served, change of what waits
+    for record in records:
+        work = record.prompt_tokens - record.cached_tokens + record.output_tokens
+        first = record.token_seconds[0] if record.token_seconds else record.finished
+        told.append((record.arrived, record.tenant, 0.0, work))
+        told.append((first, record.tenant, 0.0, -work))
+        if record.token_seconds:
+            told.append((first, record.tenant, record.prompt_tokens - record.cached_tokens, 0.0))
+            each = record.output_tokens / len(record.token_seconds)
+            told += [(at, record.tenant, each, 0.0) for at in record.token_seconds]
+    window = FairnessWindow(lambda tenant: shares.get(tenant, 1.0), slices=None)
+    for now, tenant, served, waits in sorted(told, key=lambda event: event[0]):
+        if waits:
+            window.wait(tenant, waits, now)
+        if served:
+            window.serve(tenant, served, now)
+    window.close()
+    return window.index()

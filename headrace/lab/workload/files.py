@@ -20,7 +20,8 @@ def jsonl(
     """``count`` prompts drawn from a file, again from the start once all have been drawn.
 
     A line gives its prompt as ``messages``, ``prompt`` (text or token ids), ``turns`` (the first is asked),
-    ``question`` or ``text``; ``max_tokens``, where present, overrides ``output_len``.
+    ``question`` or ``text``; ``max_tokens``, where present, overrides ``output_len``. ``tenant`` and
+    ``service_tier`` say whose it is and how urgent.
 
     Raises:
         BadLine: a line without any of them, or an empty file.
@@ -33,28 +34,41 @@ def jsonl(
     work = []
     for i in range(count):
         number = order[i % len(order)]
-        prompt, max_tokens = _read(lines[number], f"{path}:{number + 1}", output_len)
-        work.append(Work(f"w{i}", prompt, max_tokens, ignore_eos=ignore_eos))
+        where = f"{path}:{number + 1}"
+        row = _row(lines[number], where)
+        work.append(
+            Work(
+                f"w{i}",
+                _prompt(row, where),
+                int(row.get("max_tokens", output_len)),
+                ignore_eos=ignore_eos,
+                tenant=str(row.get("tenant", "default")),
+                service_class=str(row.get("service_tier", "default")),
+            )
+        )
     return tuple(work)
 
 
-def _read(line: str, where: str, output_len: int) -> tuple[Prompt, int]:
+def _row(line: str, where: str) -> dict[str, Any]:
     try:
         row: Any = json.loads(line)
     except json.JSONDecodeError as error:
         raise BadLine(f"{where}: not JSON ({error.msg})") from None
     if not isinstance(row, dict):
         raise BadLine(f"{where}: expected an object")
-    max_tokens = int(row.get("max_tokens", output_len))
+    return row
+
+
+def _prompt(row: dict[str, Any], where: str) -> Prompt:
     if row.get("messages"):
-        return tuple(Message(m["role"], m["content"]) for m in row["messages"]), max_tokens
+        return tuple(Message(m["role"], m["content"]) for m in row["messages"])
     if row.get("turns"):
-        return (Message("user", row["turns"][0]),), max_tokens
+        return (Message("user", row["turns"][0]),)
     if row.get("question"):
-        return (Message("user", row["question"]),), max_tokens
+        return (Message("user", row["question"]),)
     text = row.get("prompt") or row.get("text")
     if isinstance(text, list):
-        return tuple(int(token) for token in text), max_tokens
+        return tuple(int(token) for token in text)
     if isinstance(text, str):
-        return text, max_tokens
+        return text
     raise BadLine(f"{where}: none of messages, prompt, turns, question, text")

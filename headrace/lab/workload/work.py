@@ -26,7 +26,8 @@ class Work:
 
     ``arrival`` is in seconds after the start of the run. ``ignore_eos`` makes the answer exactly
     ``max_tokens`` long on every engine, whatever the model says. ``expect`` names the part that
-    the request plays in its workload (``short``, ``long``, ``intruder`` ...).
+    the request plays in its workload (``short``, ``long``, ``intruder`` ...). ``tenant`` and ``service_class``
+    say whose it is and how urgent.
     """
 
     id: str
@@ -36,6 +37,8 @@ class Work:
     ignore_eos: bool = False
     temperature: float = 0.0
     expect: str = ""
+    tenant: str = "default"
+    service_class: str = "default"
 
 
 def is_chat(prompt: Prompt) -> TypeGuard[tuple[Message, ...]]:

@@ -149,3 +149,14 @@ def test_chunks_cut_anywhere_read_the_same(cut: int) -> None:
         answer.feed(wire[start : start + cut], float(start))
     record = answer.record(Work("a", "x", 9), 0.0, 1000.0)
     assert (record.error, record.output_tokens, len(record.token_seconds)) == ("", 2, 2)
+
+
+def test_the_wire_says_whose_a_request_is_and_how_urgent() -> None:
+    endpoint = Endpoint("http://host", "toy", api_key="secret")
+    plain, told = Work("a", "hi", 1), Work("b", "hi", 1, tenant="acme", service_class="flex")
+    assert endpoint.headers(plain) == {"Authorization": "Bearer secret"}
+    assert endpoint.headers(told) == {"Authorization": "Bearer secret", "X-Tenant-Id": "acme"}
+    assert "service_tier" not in endpoint.body(plain)
+    assert endpoint.body(told)["service_tier"] == "flex"
+    record = Answer().record(told, 0.0, 1.0, "gone")
+    assert (record.tenant, record.service_class) == ("acme", "flex")

@@ -15,6 +15,7 @@ from headrace.lab.bench import report
 from headrace.lab.bench.measure import compare, measure
 from headrace.lab.bench.plot import plot
 from headrace.lab.bench.record import Record
+from headrace.lab.bench.stats import summarize
 from headrace.lab.workload import Work
 from headrace.lab.workload.tokens import fixed_lengths
 
@@ -95,6 +96,22 @@ def test_the_table_names_every_target_and_figure() -> None:
     text = console.export_text()
     for word in ("left", "right", "output tok/s", "TTFT", "TPOT", "ITL", "E2E", "p99", "goodput"):
         assert word in text
+
+
+def test_tenants_and_classes_have_tables_where_there_are_several() -> None:
+    work = [Work("a", "hi", 1, tenant="acme"), Work("b", "hi", 1, service_class="flex")]
+    records = [
+        Record(w.id, 0.0, 2.0, (1.0, 2.0), 4, 2, tenant=w.tenant, service_class=w.service_class) for w in work
+    ]
+    run = report.Run("x", records, summarize(records, {"ttft": 1.5}))
+    console = Console(record=True, width=160)
+    for table in report.group_tables(run):
+        console.print(table)
+    shown = console.export_text()
+    for words in ("x: classes", "flex", "x: tenants", "acme", "within SLO", "100.0%"):
+        assert words in shown
+    single = [records[0]]
+    assert report.group_tables(report.Run("x", single, summarize(single))) == []
 
 
 def test_a_plot_is_written(tmp_path: Path) -> None:

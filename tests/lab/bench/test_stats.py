@@ -2,12 +2,13 @@ from __future__ import annotations
 
 import math
 import random
+from dataclasses import replace
 
 import numpy as np
 import pytest
 
 from headrace.lab.bench.record import Record
-from headrace.lab.bench.stats import meets, percentile, spread, summarize
+from headrace.lab.bench.stats import fairness, groups, meets, percentile, slo_share, spread, summarize
 
 FAST = Record("fast", 0.0, 2.0, (0.5, 1.0, 2.0), prompt_tokens=10, output_tokens=4, finish_reason="stop")
 SLOW = Record("slow", 1.0, 5.0, (4.0, 5.0), prompt_tokens=20, output_tokens=2, finish_reason="length")
@@ -54,3 +55,49 @@ def test_slos() -> None:
 def test_no_records_at_all() -> None:
     summary = summarize([])
     assert (summary.requests, summary.seconds, summary.output_tokens_per_second) == (0, 0.0, 0.0)
+
+
+def test_who_failed_is_not_within_the_slo() -> None:
+    assert slo_share([FAST, SLOW, LOST], {"ttft": 1.0}) == pytest.approx(1 / 3)
+    assert summarize([FAST, SLOW, LOST], {"ttft": 9.0}).slo_share == pytest.approx(2 / 3)
+
+
+def test_groups_tell_what_each_tenant_got() -> None:
+    assert groups([FAST, SLOW], lambda r: r.tenant) == []
+    ours, rest = groups([replace(FAST, tenant="b"), SLOW, LOST], lambda r: r.tenant, {"ttft": 1.0})
+    assert (ours.name, ours.requests, ours.failed, ours.output_tokens, ours.slo_share) == ("b", 1, 0, 4, 1.0)
+    assert (rest.name, rest.requests, rest.failed, rest.output_tokens, rest.slo_share) == (
+        "default",
+        2,
+        1,
+        2,
+        0.0,
+    )
+    assert rest.ttft.p50 == 3.0
+
+
+def turns(order: str, seconds: float = 1.0) -> list[Record]:
+    """Requests of equal size that all come at the start and are served one after the other."""
+    return [
+        Record(
+            f"r{i}",
+            0.0,
+            (i + 1) * seconds,
+            (i * seconds + 0.5,),
+            prompt_tokens=9,
+            output_tokens=1,
+            tenant=name,
+        )
+        for i, name in enumerate(order)
+    ]
+
+
+def test_taking_turns_is_fair_and_first_come_first_served_under_a_flood_is_not() -> None:
+    assert fairness(turns("abababab", 0.1)) == pytest.approx(1.0, abs=0.02)
+    assert fairness(turns("aaaaaaab")) < 0.7
+    assert fairness(turns("aaabaaab"), {"a": 3.0, "b": 1.0}) > fairness(turns("aaabaaab"))
+
+
+def test_a_run_of_one_tenant_has_no_index() -> None:
+    assert summarize([FAST]).fairness is None
+    assert summarize(turns("ab")).fairness is not None

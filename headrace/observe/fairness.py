@@ -1,0 +1,87 @@
+"""How fairly tenants were served lately: Jain's index of service over fair service.
+
+Time is cut into slices. In each, a tenant's demand is what it was served and what of it still waits at the end; the
+fair share of the slice is the weighted max-min share of all that was served. The index is taken over the sums of a
+window of slices. Tokens are the unit: those computed for a prompt (a cached prefix costs nothing) and those generated.
+It knows tenants and tokens, no events: `observe.metrics` and `lab.bench.stats` feed it.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+
+from headrace.core.fairness import fair_shares, jain
+
+SLICE_SECONDS = 1.0
+WINDOW_SLICES = 60
+
+
+class FairnessWindow:
+    """Service of tenants in the last ``slices`` slices (None: since the beginning).
+
+    ``weight`` tells a tenant's share beside the others'. Calls must come in the order of their ``now``.
+    """
+
+    def __init__(
+        self,
+        weight: Callable[[str], float] = lambda tenant: 1.0,
+        slices: int | None = WINDOW_SLICES,
+        slice_seconds: float = SLICE_SECONDS,
+    ) -> None:
+        self._weight = weight
+        self._seconds = slice_seconds
+        self._ends = float("-inf")
+        self._waiting: dict[str, float] = {}
+        self._served: dict[str, float] = {}
+        self._sums: dict[str, tuple[float, float]] = {}  # tenant: served, fair
+        self._keep = slices
+        self._closed: deque[tuple[dict[str, float], dict[str, float]]] = deque()
+
+    def wait(self, tenant: str, tokens: float, now: float) -> None:
+        """``tokens`` of work began to wait; negative: they wait no more, served or given up."""
+        self._advance(now)
+        waiting = self._waiting.get(tenant, 0.0) + tokens
+        if waiting > 0.0:
+            self._waiting[tenant] = waiting
+        else:
+            self._waiting.pop(tenant, None)
+
+    def serve(self, tenant: str, tokens: float, now: float) -> None:
+        """``tokens`` were computed or generated."""
+        self._advance(now)
+        self._served[tenant] = self._served.get(tenant, 0.0) + tokens
+
+    def index(self) -> float:
+        """Jain's index of the closed slices; 1 where nobody had work."""
+        return jain(served / fair for served, fair in self._sums.values() if fair > 0.0)
+
+    def close(self) -> None:
+        """End the slice that is open, at the end of a run."""
+        if sum(self._served.values()) <= 0.0:
+            return
+        names = self._served.keys() | self._waiting.keys()
+        demands = {name: self._served.get(name, 0.0) + self._waiting.get(name, 0.0) for name in sorted(names)}
+        fair = fair_shares(
+            demands, {name: self._weight(name) for name in demands}, sum(self._served.values())
+        )
+        self._add(self._served, fair, 1.0)
+        if self._keep is not None:
+            self._closed.append((self._served, fair))
+            if len(self._closed) > self._keep:
+                self._add(*self._closed.popleft(), -1.0)
+        self._served = {}
+
+    def _advance(self, now: float) -> None:
+        if now >= self._ends:
+            self.close()
+            self._ends = now - now % self._seconds + self._seconds
+
+    def _add(self, served: dict[str, float], fair: dict[str, float], sign: float) -> None:
+        for name, share in fair.items():
+            had_served, had_fair = self._sums.get(name, (0.0, 0.0))
+            sums = had_served + sign * served.get(name, 0.0), had_fair + sign * share
+            if sums[1] > 1e-9:
+                self._sums[name] = sums
+            else:
+                self._sums.pop(name, None)
