@@ -85,6 +85,9 @@ class SchedulerOptions:
             "in the cache, shortest those predicted to take least"
         ),
     ] = "prefix"
+    tenants: Annotated[
+        str | None, Field(description="YAML file of tenants and classes: weights, rate limits, quotas, SLOs")
+    ] = None
     max_num_seqs: Annotated[int, Field(ge=1, le=4096, description="sequences that run at once")] = 64
     max_num_batched_tokens: Annotated[
         int | None, Field(ge=1, description="tokens computed in one step at most")
@@ -121,7 +124,9 @@ class ServerOptions:
     host: Annotated[str, Field(description="address to listen on")] = "127.0.0.1"
     port: Annotated[int, Field(ge=0, le=65535, description="port to listen on (0: any free one)")] = 8000
     api_key: Annotated[tuple[str, ...], Field(description="a key that clients must send; repeatable")] = ()
-    api_key_file: Annotated[str | None, Field(description="file with one API key per line")] = None
+    api_key_file: Annotated[
+        str | None, Field(description="file of API keys, one a line, each with its tenant after a space")
+    ] = None
     ssl_keyfile: Annotated[str | None, Field(description="TLS private key (PEM)")] = None
     ssl_certfile: Annotated[str | None, Field(description="TLS certificate chain (PEM)")] = None
     max_num_queued_reqs: Annotated[int, Field(ge=1, description="requests that may wait; more get 503")] = (

@@ -9,7 +9,9 @@ from pathlib import Path
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 from headrace.config import ENVIRONMENT_PREFIX, PARTS
+from headrace.observe.goodput import Goodput
 from headrace.observe.metrics import Metrics
+from headrace.observe.sheet import Sheet
 from headrace.serve.server.chat_wire import ChatBody
 from headrace.serve.server.completions_wire import CompletionBody
 from headrace.serve.server.openapi import OPERATIONS
@@ -77,13 +79,17 @@ def metrics_page() -> str:
         "| metric | kind | labels | meaning |",
         "|---|---|---|---|",
     ]
-    metrics = Metrics(
-        cache_config={"block_size": "16", "num_gpu_blocks": "1"}, phase_seconds=lambda: {"forward": 0.0}
+    sheet = Sheet()
+    Metrics(
+        sheet,
+        cache_config={"block_size": "16", "num_gpu_blocks": "1"},
+        phase_seconds=lambda: {"forward": 0.0},
     )
+    Goodput(sheet)
     for kind, families in (
-        ("counter", metrics.counters),
-        ("gauge", metrics.gauges),
-        ("histogram", metrics.histograms),
+        ("counter", sheet.counters),
+        ("gauge", sheet.gauges),
+        ("histogram", sheet.histograms),
     ):
         for family in families:
             suffix = "_total" if kind == "counter" else ""

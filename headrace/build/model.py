@@ -12,6 +12,7 @@ from pathlib import Path
 
 from headrace.build.engine import make_engine, make_knobs, resolve_overlap, step_cost
 from headrace.build.recording import make_recorded_engine
+from headrace.build.tenants import read_tenants
 from headrace.compute.device import (
     DeviceFacts,
     device_facts,
@@ -30,10 +31,12 @@ from headrace.compute.model.spec import DecoderSpec, ModelError
 from headrace.compute.model.weights import dummy_weights, load_weights
 from headrace.compute.runner import LocalRunner
 from headrace.config import ConfigError, ModelOptions, Options
+from headrace.core.classes import ServiceClass
 from headrace.core.cost import StepCost
 from headrace.core.engine import Engine
 from headrace.core.events import Finished
 from headrace.core.request import Request, SamplingParams
+from headrace.core.tenants import Tenants
 from headrace.observe.recording.engine import Tell
 from headrace.serve.text.template import ChatTemplate, TemplateError
 from headrace.serve.text.tokenizer import Tokenizer, TokenizerError
@@ -56,7 +59,9 @@ class Loaded:
     kernels: str
     seed: int
     dummy: bool
-    by_priority: bool
+    policy: str
+    tenants: Tenants
+    classes: tuple[ServiceClass, ...]
     notes: tuple[str, ...]
     seconds: dict[str, float]
 
@@ -76,6 +81,7 @@ def load(options: Options, tell: Tell | None = None) -> Loaded:
 
 def _load(options: Options, seconds: dict[str, float], tell: Tell | None) -> Loaded:
     model, cache, plans = options.model, options.cache, options.scheduler
+    tenants, classes = read_tenants(plans.tenants)
     with _timed(seconds, "text"):
         folder = resolve_folder(model.model, model.revision, with_weights=model.load_format != "dummy")
         text_folder = resolve_folder(model.tokenizer, with_weights=False) if model.tokenizer else folder
@@ -132,6 +138,8 @@ def _load(options: Options, seconds: dict[str, float], tell: Tell | None) -> Loa
         knobs=knobs,
         cost=decoder_cost(spec, device.type),
         overlap=overlap,
+        classes=classes,
+        weights=tenants.weights(),
     )
     return Loaded(
         name=model.served_model_name or model.model,
@@ -147,7 +155,9 @@ def _load(options: Options, seconds: dict[str, float], tell: Tell | None) -> Loa
         kernels=kernels.name,
         seed=model.seed,
         dummy=model.load_format == "dummy",
-        by_priority=plans.scheduling_policy in ("fair", "priority"),
+        policy=plans.scheduling_policy,
+        tenants=tenants,
+        classes=classes,
         notes=tuple(note for note in (choice.reason,) if note),
         seconds=seconds,
     )

@@ -13,21 +13,29 @@ from headrace import __version__
 from headrace.build.cache import make_recall
 from headrace.build.model import Loaded, describe, load, warm_up
 from headrace.build.recording import open_tape
+from headrace.build.tenants import describe_tenants
 from headrace.config import ConfigError, Options, ServerOptions
 from headrace.core.gate import Limits
 from headrace.observe.caches import Prices
+from headrace.observe.goodput import Goodput
 from headrace.observe.metrics import Metrics
 from headrace.observe.requests import RequestBook
+from headrace.observe.sheet import Sheet
+from headrace.observe.usage import UsageBook
 from headrace.serve.auth import Keys, read_keys
+from headrace.serve.meter import Meter
 from headrace.serve.recall import Recall
+from headrace.serve.server.accounts import Accounts
 from headrace.serve.server.api import Api
 from headrace.serve.server.app import create_app
 from headrace.serve.server.cache_api import CacheApi
 from headrace.serve.server.model import ServedModel
 from headrace.serve.server.notes import Notes
 from headrace.serve.server.openapi import Docs
+from headrace.serve.server.rates import rate_headers
 from headrace.serve.server.run import check_tls, run_server
 from headrace.serve.server.status import Status
+from headrace.serve.server.urgency import Rules
 from headrace.serve.service import Service
 
 
@@ -63,7 +71,7 @@ def serve(options: Options, say: Callable[[str], None]) -> None:
     loaded = load(options, tape.tell if tape else None)
     warm_up(loaded)
     app, recall = _make_app(loaded, options, keys)
-    for line in describe(loaded):
+    for line in (*describe(loaded), *describe_tenants(loaded.tenants, loaded.classes)):
         say(line)
 
     def ready(url: str) -> None:
@@ -85,20 +93,24 @@ def _keys(options: ServerOptions) -> Keys:
 
 def _make_app(loaded: Loaded, all_options: Options, keys: Keys) -> tuple[ASGIApp, Recall]:
     ledger, options, caching = loaded.ledger, all_options.server, all_options.response_cache
+    tenants = loaded.tenants
+    sheet = Sheet(options.metrics_prefix, {"model_name": loaded.name})
     metrics = Metrics(
-        options.metrics_prefix,
-        model_name=loaded.name,
+        sheet,
         clock_offset=time.time() - time.monotonic(),
         cache_config={"block_size": str(ledger.block_size), "num_gpu_blocks": str(ledger.num_blocks)},
         phase_seconds=lambda: loaded.runner.seconds,
         prices=Prices(caching.input_price, caching.output_price),
         cache_sizes=lambda: recall.sizes(),  # made below
     )
-    book = RequestBook(by_priority=loaded.by_priority)
+    goodput = Goodput(sheet, lambda tenant: tenants.terms(tenant).weight)
+    usage = UsageBook()
+    book = RequestBook(by_priority=loaded.policy in ("fair", "priority"))
     service = Service(
         loaded.engine,
         Limits(options.max_num_queued_reqs, options.max_num_queued_tokens),
-        watchers=(metrics, book),
+        watchers=(metrics, goodput, book, usage),
+        meter=Meter(tenants, loaded.name),
     )
     recall = make_recall(caching, loaded, service)
     model = ServedModel(
@@ -108,7 +120,7 @@ def _make_app(loaded: Loaded, all_options: Options, keys: Keys) -> tuple[ASGIApp
         ledger.max_model_len,
         loaded.spec.vocab_size,
         root=str(loaded.folder),
-        by_priority=loaded.by_priority,
+        rules=Rules(loaded.policy, {each.name: each for each in loaded.classes}, tenants),
     )
 
     notes = Notes()
@@ -118,13 +130,14 @@ def _make_app(loaded: Loaded, all_options: Options, keys: Keys) -> tuple[ASGIApp
         notes,
         max_body_bytes=options.max_body_bytes,
         request_timeout=options.request_timeout,
+        headers=lambda tenant: rate_headers(service.meter.rooms(tenant, service.now())),
     )
     status = Status(
         service,
         model,
         notes,
         explain=book.explain,
-        metrics=metrics.render,
+        metrics=sheet.render,
         info=lambda: (
             {"model": loaded.name, "dtype": loaded.dtype, "kernels": loaded.kernels}
             | {
@@ -142,5 +155,7 @@ def _make_app(loaded: Loaded, all_options: Options, keys: Keys) -> tuple[ASGIApp
         keys_required=keys.required,
         max_body_bytes=options.max_body_bytes,
     )
-    routes = [*api.routes(), *status.routes(), *caches.routes(), *Docs(__version__).routes()]
+    accounts = Accounts(service, usage.tenants, usage.tell)
+    docs = Docs(__version__)
+    routes = [route for each in (api, status, caches, accounts, docs) for route in each.routes()]
     return create_app(recall, routes, keys), recall

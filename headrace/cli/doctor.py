@@ -1,10 +1,13 @@
-"""``headrace doctor``: what this machine has, and what of it would be used."""
+"""``headrace doctor``: what this machine has, and what of it would be used; whether a file of tenants is sound."""
 
 from __future__ import annotations
 
 import platform
 from importlib.util import find_spec
+from pathlib import Path
+from typing import Annotated
 
+import typer
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
@@ -14,10 +17,15 @@ from headrace import __version__
 EXTRAS = {"bench": ("aiohttp", "matplotlib", "transformers")}
 
 
-def doctor() -> None:
+def doctor(
+    tenants: Annotated[
+        Path | None, typer.Option(help="Check a file of tenants and show what it says.")
+    ] = None,
+) -> None:
     """Say what this machine has and what would be used of it."""
     import torch
 
+    from headrace.build.tenants import describe_tenants, read_tenants
     from headrace.compute.device import device_facts, limit_threads, resolve_device, resolve_dtype
     from headrace.compute.kernels import KernelsUnavailable, select
     from headrace.compute.ledger import shown_bytes
@@ -55,6 +63,10 @@ def doctor() -> None:
         table.add_row(f"extra {extra}", escape(verdict))
     table.add_row("default model", BUILTIN_MODEL)
     Console().print(table)
+    if tenants is not None:
+        Console().print(
+            "\n".join(describe_tenants(*read_tenants(str(tenants)))), markup=False, soft_wrap=True
+        )
 
 
 def _list(flags: tuple[str, ...]) -> str:

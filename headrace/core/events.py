@@ -11,8 +11,9 @@ from enum import StrEnum
 from typing import NamedTuple
 
 from headrace.core.cache.entry import Layer
+from headrace.core.gate import RejectReason
 from headrace.core.plan import Tier, TokenLogprob
-from headrace.core.request import FinishReason
+from headrace.core.request import NO_SLO, FinishReason, Request, Slo
 
 
 class AdmitReason(StrEnum):
@@ -87,12 +88,36 @@ class MoveReason(StrEnum):
     RESTORED = "restored"
 
 
+class TurnedAway(NamedTuple):
+    """A request was turned away at the gate, before any engine heard of it; its `Finished` follows."""
+
+    request_id: str
+    tenant: str
+    service_class: str
+    reason: RejectReason
+
+
 class Arrived(NamedTuple):
     request_id: str
     prompt_tokens: int
     tenant: str
     priority: int
     at: float | None = None
+    service_class: str = "default"
+    slo: Slo = NO_SLO
+
+
+def arrival(request: Request) -> Arrived:
+    """That ``request`` came."""
+    return Arrived(
+        request.id,
+        len(request.tokens),
+        request.tenant,
+        request.priority,
+        request.arrived,
+        request.service_class,
+        request.slo,
+    )
 
 
 class Admitted(NamedTuple):
@@ -234,7 +259,8 @@ class StoreFaulted(NamedTuple):
 
 
 Event = (
-    Arrived
+    TurnedAway
+    | Arrived
     | Admitted
     | Skipped
     | Chunked

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import NamedTuple
+
+from headrace.core.quota import Limit, Shortage
 
 
 class RejectReason(StrEnum):
@@ -14,6 +17,7 @@ class RejectReason(StrEnum):
     QUEUE_TOKENS = "queue_tokens"
     DRAINING = "draining"
     TOO_LARGE = "too_large"
+    TENANT_LIMIT = "tenant_limit"
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,18 +42,28 @@ class Forward(NamedTuple):
 
 
 class Reject(NamedTuple):
-    """Turn it away; it may come again after ``retry_after`` seconds, unless it is too large for any time."""
+    """Turn it away; it may come again after ``retry_after`` seconds, unless it is too large for any time.
+
+    ``limit`` is the bound of its tenant that it runs against, if that is the reason.
+    """
 
     reason: RejectReason
     message: str
     retry_after: int
+    limit: Limit | None = None
 
 
 MAX_RETRY_AFTER = 60
 
 
-def decide(load: Load, sequences: int, prompt_tokens: int, limits: Limits) -> Forward | Reject:
-    """Admit ``sequences`` with ``prompt_tokens`` in all, or say why not and when to come again."""
+def decide(
+    load: Load, sequences: int, prompt_tokens: int, limits: Limits, shortage: Shortage | None = None
+) -> Forward | Reject:
+    """Admit ``sequences`` with ``prompt_tokens`` in all, or say why not and when to come again.
+
+    ``shortage`` is the bound of the tenant's own that the call runs against: it comes before the state of the queue,
+    for the same call would be refused by an idle server too.
+    """
     if load.draining:
         return Reject(RejectReason.DRAINING, "the server is shutting down", 5)
     if sequences > limits.queued_requests or prompt_tokens > limits.queued_tokens:
@@ -59,6 +73,8 @@ def decide(load: Load, sequences: int, prompt_tokens: int, limits: Limits) -> Fo
             f"{limits.queued_requests} and {limits.queued_tokens} may wait at once",
             0,
         )
+    if shortage is not None:
+        return _refuse_tenant(shortage)
     if load.queued_requests + sequences > limits.queued_requests:
         return Reject(
             RejectReason.QUEUE_FULL,
@@ -73,6 +89,16 @@ def decide(load: Load, sequences: int, prompt_tokens: int, limits: Limits) -> Fo
             _retry_after(load),
         )
     return Forward()
+
+
+def _refuse_tenant(shortage: Shortage) -> Reject:
+    bound = f"{shortage.allowed} {shortage.limit.replace('_', ' ')}"
+    if shortage.seconds == math.inf:
+        message = f"the call may use {shortage.asked} tokens and the tenant's limit is {bound}"
+        return Reject(RejectReason.TOO_LARGE, message, 0, shortage.limit)
+    message = f"the tenant's limit is {bound}: {shortage.used} used, {shortage.asked} more asked for"
+    wait = 1 if shortage.seconds is None else max(1, math.ceil(shortage.seconds))
+    return Reject(RejectReason.TENANT_LIMIT, message, wait, shortage.limit)
 
 
 def _retry_after(load: Load) -> int:

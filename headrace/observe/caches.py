@@ -7,11 +7,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 from headrace.core.cache.entry import Layer, StoreFacts
 from headrace.core.events import LookedUp, Lookup, Spared, StoreFaulted
-from headrace.observe.series import Cell, Family, Histogram
+from headrace.observe.sheet import Sheet
 
 LOOKUP_SECONDS = (0.00001, 0.00005, 0.0001, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.5)
 _MILLION = 1e6
@@ -32,18 +32,6 @@ class Prices:
 FREE = Prices()
 
 
-class Families(Protocol):
-    """Makes and shows families of series: `observe.metrics.Metrics`."""
-
-    def counter(self, name: str, help: str, labels: list[str]) -> Family[Cell]: ...
-
-    def gauge(self, name: str, help: str, labels: list[str]) -> Family[Cell]: ...
-
-    def histogram(
-        self, name: str, help: str, bounds: tuple[float, ...], labels: list[str]
-    ) -> Family[Histogram]: ...
-
-
 Sizes = Mapping[Layer, Mapping[str, StoreFacts]]
 """How full each layer's stores are, by their names."""
 
@@ -51,26 +39,24 @@ Sizes = Mapping[Layer, Mapping[str, StoreFacts]]
 class CacheLedger:
     """Counts by layer; ``sizes`` is asked when somebody reads."""
 
-    def __init__(self, families: Families, prices: Prices = FREE, sizes: Callable[[], Sizes] = dict) -> None:
+    def __init__(self, sheet: Sheet, prices: Prices = FREE, sizes: Callable[[], Sizes] = dict) -> None:
         self._prices = prices
         self._sizes = sizes
         layer = ["layer"]
-        self._hits = families.counter("response_cache_hits", "Requests answered without computing.", layer)
-        self._misses = families.counter(
-            "response_cache_misses", "Look-ups that found nothing to serve.", layer
-        )
-        self._bypasses = families.counter(
+        self._hits = sheet.counter("response_cache_hits", "Requests answered without computing.", layer)
+        self._misses = sheet.counter("response_cache_misses", "Look-ups that found nothing to serve.", layer)
+        self._bypasses = sheet.counter(
             "response_cache_bypasses", "Requests that no cache may answer.", ["reason"]
         )
-        self._tokens = families.counter("saved_tokens", "Tokens not computed.", ["layer", "kind"])
-        self._money = families.counter("saved_cost", "What they would have cost, by the prices given.", layer)
-        self._faults = families.counter(
+        self._tokens = sheet.counter("saved_tokens", "Tokens not computed.", ["layer", "kind"])
+        self._money = sheet.counter("saved_cost", "What they would have cost, by the prices given.", layer)
+        self._faults = sheet.counter(
             "response_cache_faults", "Look-ups and writes that a store failed.", ["store", "fault"]
         )
-        self._evictions = families.counter("response_cache_evictions", "Entries dropped for room.", layer)
-        self._bytes = families.gauge("response_cache_bytes", "Bytes held, all stores together.", layer)
-        self._entries = families.gauge("response_cache_entries", "Entries held, all stores together.", layer)
-        self._seconds = families.histogram(
+        self._evictions = sheet.counter("response_cache_evictions", "Entries dropped for room.", layer)
+        self._bytes = sheet.gauge("response_cache_bytes", "Bytes held, all stores together.", layer)
+        self._entries = sheet.gauge("response_cache_entries", "Entries held, all stores together.", layer)
+        self._seconds = sheet.histogram(
             "response_cache_lookup_seconds", "Time of a look-up.", LOOKUP_SECONDS, layer
         )
 

@@ -1,16 +1,13 @@
 """The event stream as Prometheus metrics, under the names that boards and autoscalers know from vLLM.
 
-It knows events and `now`, never the engine or a socket: the server asks `render` for the page. A tenant is
-a label of one counter only, and capped. Next on the road: the cost ledger folds the same stream.
+It knows events and `now`, never the engine or a socket. A tenant is a label of one counter only, and capped.
+Classes and fairness between tenants are in `observe.goodput`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any
-
-from prometheus_client import CollectorRegistry, generate_latest
-from prometheus_client.metrics_core import Metric
 
 from headrace.core.events import (
     AdmitReason,
@@ -28,7 +25,8 @@ from headrace.core.events import (
     StoreFaulted,
 )
 from headrace.observe.caches import FREE, CacheLedger, Prices, Sizes
-from headrace.observe.series import Cell, Family, Histogram, counter_family, gauge_family, histogram_family
+from headrace.observe.series import Cell, Histogram
+from headrace.observe.sheet import Sheet
 
 TTFT_SECONDS = (
     *(0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75),
@@ -76,24 +74,19 @@ class _Live:
 
 
 class Metrics:
-    """A `core.ports.Watcher` whose numbers are read with `render`.
+    """A `core.ports.Watcher` that writes to ``sheet``.
 
-    ``prefix`` is ``headrace`` or ``vllm``: metrics are called ``<prefix>:<name>`` and carry the label
-    ``model_name``. ``clock_offset`` is Unix time minus the engine's clock, in seconds. ``cache_config``
+    ``clock_offset`` is Unix time minus the engine's clock, in seconds. ``cache_config``
     becomes the labels of ``cache_config_info`` (``block_size``, ``num_gpu_blocks`` ...). Tenants beyond the
     first ``tenants`` are counted as ``other``. ``phase_seconds`` tells the seconds spent in each part of a step
     (``forward``, ``sample`` ...) since the start; it is asked once per step. ``prices`` and ``cache_sizes`` are the
     `CacheLedger`'s, which counts in ``caches``.
-
-    `fold` and `render` may run in different threads: each number is whole, and a scrape that falls between
-    two additions sees the first without the second.
     """
 
     def __init__(
         self,
-        prefix: str = "headrace",
+        sheet: Sheet,
         *,
-        model_name: str = "",
         clock_offset: float = 0.0,
         cache_config: Mapping[str, str] | None = None,
         tenants: int = 100,
@@ -101,57 +94,56 @@ class Metrics:
         prices: Prices = FREE,
         cache_sizes: Callable[[], Sizes] = dict,
     ) -> None:
-        self._prefix = prefix
-        self._constant = {"model_name": model_name}
+        self._sheet = sheet
         self._clock_offset = clock_offset
-        self.counters: list[Family[Cell]] = []
-        self.gauges: list[Family[Cell]] = []
-        self.histograms: list[Family[Histogram]] = []
         self._live: dict[str, _Live] = {}
         self._phase_seconds = phase_seconds
         self._phase_totals: dict[str, float] = dict(phase_seconds())
 
-        self._running = self.gauge("num_requests_running", "Requests in the running batch.").of()
-        self._waiting = self.gauge("num_requests_waiting", "Requests waiting to be admitted.").of()
-        self._usage = self.gauge("kv_cache_usage_perc", "Share of KV blocks held by requests, 0 to 1.").of()
-        self._waste = self.gauge("kv_cache_waste_perc", "Share of held KV slots that are empty.").of()
-        self._progress = self.gauge(
+        self._running = sheet.gauge("num_requests_running", "Requests in the running batch.").of()
+        self._waiting = sheet.gauge("num_requests_waiting", "Requests waiting to be admitted.").of()
+        self._usage = sheet.gauge("kv_cache_usage_perc", "Share of KV blocks held by requests, 0 to 1.").of()
+        self._waste = sheet.gauge("kv_cache_waste_perc", "Share of held KV slots that are empty.").of()
+        self._progress = sheet.gauge(
             "scheduler_last_progress_timestamp_seconds", "Unix time of the last committed step."
         ).of()
         if cache_config is not None:
-            info = self.gauge("cache_config_info", "How the KV cache is cut.", list(cache_config))
+            info = sheet.gauge("cache_config_info", "How the KV cache is cut.", list(cache_config))
             info.of(*cache_config.values()).value = 1.0
 
-        self._queries = self.counter("prefix_cache_queries", "Tokens looked up in the prefix cache.").of()
-        self._hits = self.counter("prefix_cache_hits", "Tokens found in the prefix cache.").of()
-        self._preemptions = self.counter("num_preemptions", "Requests put back into the queue.").of()
-        self._recomputed = self.counter("recomputed_tokens", "Tokens recomputed after a preemption.").of()
-        self._prompt = self.counter("prompt_tokens", "Prompt tokens prefilled or found in the cache.").of()
-        self._generated = self.counter("generation_tokens", "Tokens generated.").of()
-        self._ended = self.counter("request_success", "Requests that ended, by reason.", ["finished_reason"])
-        self._skips = self.counter("scheduler_wait_reason", "Why requests waited.", ["reason"])
-        self._service = self.counter(
+        self._queries = sheet.counter("prefix_cache_queries", "Tokens looked up in the prefix cache.").of()
+        self._hits = sheet.counter("prefix_cache_hits", "Tokens found in the prefix cache.").of()
+        self._preemptions = sheet.counter("num_preemptions", "Requests put back into the queue.").of()
+        self._recomputed = sheet.counter("recomputed_tokens", "Tokens recomputed after a preemption.").of()
+        self._prompt = sheet.counter("prompt_tokens", "Prompt tokens prefilled or found in the cache.").of()
+        self._generated = sheet.counter("generation_tokens", "Tokens generated.").of()
+        self._ended = sheet.counter("request_success", "Requests that ended, by reason.", ["finished_reason"])
+        self._skips = sheet.counter("scheduler_wait_reason", "Why requests waited.", ["reason"])
+        self._service = sheet.counter(
             "tenant_service_tokens", "Tokens worked on for a tenant.", ["tenant", "kind"], limit=3 * tenants
         )
 
-        self._iteration = self.histogram("iteration_tokens_total", "Tokens per step.", ITERATION_TOKENS).of()
-        self._rows = self.histogram("batch_size", "Rows per step.", BATCH_ROWS).of()
-        self._phases = self.histogram("scheduler_step_seconds", "Parts of a step.", STEP_SECONDS, ["phase"])
-        self._ttft = self.histogram("time_to_first_token_seconds", "Time to first token.", TTFT_SECONDS).of()
-        self._itl = self.histogram(
+        self._iteration = sheet.histogram("iteration_tokens_total", "Tokens per step.", ITERATION_TOKENS).of()
+        self._rows = sheet.histogram("batch_size", "Rows per step.", BATCH_ROWS).of()
+        self._phases = sheet.histogram("scheduler_step_seconds", "Parts of a step.", STEP_SECONDS, ["phase"])
+        self._ttft = sheet.histogram("time_to_first_token_seconds", "Time to first token.", TTFT_SECONDS).of()
+        self._itl = sheet.histogram(
             "inter_token_latency_seconds", "Time between two emissions of an answer.", TOKEN_SECONDS
         ).of()
-        self._tpot = self.histogram(
+        self._tpot = sheet.histogram(
             "request_time_per_output_token_seconds", "Mean time per token after the first.", TOKEN_SECONDS
         ).of()
         self._e2e = self._requests("e2e_request_latency_seconds", "Arrival to end.")
         self._queue = self._requests("request_queue_time_seconds", "Arrival to first admission.")
         self._prefill = self._requests("request_prefill_time_seconds", "First admission to first token.")
         self._decode = self._requests("request_decode_time_seconds", "First token to last token.")
-        self._prompt_size = self.histogram("request_prompt_tokens", "Prompt length.", REQUEST_TOKENS).of()
-        self._output_size = self.histogram("request_generation_tokens", "Output length.", REQUEST_TOKENS).of()
+        self._prompt_size = sheet.histogram("request_prompt_tokens", "Prompt length.", REQUEST_TOKENS).of()
+        self._output_size = sheet.histogram(
+            "request_generation_tokens", "Output length.", REQUEST_TOKENS
+        ).of()
 
-        self.caches = CacheLedger(self, prices, cache_sizes)
+        self.caches = CacheLedger(sheet, prices, cache_sizes)
+        sheet.before_render(self.caches.measure)
 
         self._folds: dict[type, Callable[[Any, float], None]] = {
             Emitted: self._emitted,
@@ -166,49 +158,14 @@ class Metrics:
             Spared: self.caches.spared,
             StoreFaulted: self.caches.faulted,
         }
-        self._registry = CollectorRegistry(auto_describe=False)
-        self._registry.register(self)
 
     def fold(self, event: Event, now: float) -> None:
         fold = self._folds.get(type(event))
         if fold is not None:
             fold(event, now)
 
-    def render(self) -> bytes:
-        """The page for ``/metrics``, in Prometheus' text format."""
-        page: bytes = generate_latest(self._registry)
-        return page
-
-    def collect(self) -> Iterator[Metric]:
-        """All families, for prometheus-client's registry."""
-        self.caches.measure()
-        for counters in self.counters:
-            yield counter_family(counters, self._constant)
-        for gauges in self.gauges:
-            yield gauge_family(gauges, self._constant)
-        for histograms in self.histograms:
-            yield histogram_family(histograms, self._constant)
-
-    def counter(self, name: str, help: str, labels: Sequence[str] = (), limit: int = 100) -> Family[Cell]:
-        """A new family of counters, to be shown with the others."""
-        self.counters.append(Family(f"{self._prefix}:{name}", help, Cell, labels, limit))
-        return self.counters[-1]
-
-    def gauge(self, name: str, help: str, labels: Sequence[str] = ()) -> Family[Cell]:
-        """A new family of gauges."""
-        self.gauges.append(Family(f"{self._prefix}:{name}", help, Cell, labels))
-        return self.gauges[-1]
-
-    def histogram(
-        self, name: str, help: str, bounds: tuple[float, ...], labels: Sequence[str] = ()
-    ) -> Family[Histogram]:
-        """A new family of histograms."""
-        family = Family(f"{self._prefix}:{name}", help, lambda: Histogram(bounds), labels)
-        self.histograms.append(family)
-        return family
-
     def _requests(self, name: str, help: str) -> Histogram:
-        return self.histogram(name, help, REQUEST_SECONDS).of()
+        return self._sheet.histogram(name, help, REQUEST_SECONDS).of()
 
     def _arrived(self, event: Arrived, now: float) -> None:
         generated = self._service.of(event.tenant, "generated")

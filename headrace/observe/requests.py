@@ -1,15 +1,18 @@
 """The event stream told request by request: what happened to this one, when and why.
 
 It answers ``GET /v1/requests/{id}``. It holds no tokens and no text, only counts, reasons and times, and a
-bounded number of finished requests. Next on the road: the cost ledger adds what each of them cost.
+bounded number of finished requests. What only the engine can tell (the place in the policy's order, a forecast) is
+asked of the engine.
 """
 
 from __future__ import annotations
 
 from collections import OrderedDict
+from enum import StrEnum
 from typing import Any
 
 from headrace.core.events import (
+    AdmitReason,
     Admitted,
     Arrived,
     Chunked,
@@ -19,7 +22,9 @@ from headrace.core.events import (
     Preempted,
     Skipped,
     Spared,
+    TurnedAway,
 )
+from headrace.observe.words import words
 
 HISTORY = 256
 """Entries kept of one request's history; further ones are counted, not kept."""
@@ -29,6 +34,7 @@ class _Page:
     """One request's page in the book."""
 
     __slots__ = (
+        "admitted",
         "arrived",
         "cached_tokens",
         "computed_tokens",
@@ -42,6 +48,9 @@ class _Page:
         "preemptions",
         "priority",
         "prompt_tokens",
+        "reason",
+        "service_class",
+        "slo",
         "state",
         "tenant",
     )
@@ -50,8 +59,12 @@ class _Page:
         self.number = number
         self.prompt_tokens = event.prompt_tokens
         self.tenant = event.tenant
+        self.service_class = event.service_class
         self.priority = event.priority
+        self.slo = event.slo
         self.arrived = now
+        self.admitted: float | None = None
+        self.reason: StrEnum | None = None  # why it waits
         self.state = "waiting"
         self.cached_tokens = 0
         self.computed_tokens = 0
@@ -63,9 +76,10 @@ class _Page:
         self.history: list[dict[str, Any]] = []
         self.dropped = 0
 
-    def note(self, now: float, what: str, **facts: Any) -> None:
+    def note(self, now: float, what: str, reason: StrEnum, **facts: Any) -> None:
         if len(self.history) < HISTORY:
-            self.history.append({"seconds": now - self.arrived, "event": what, **facts})
+            seconds = now - self.arrived
+            self.history.append({"seconds": seconds, "event": what, "reason": reason, **facts})
         else:
             self.dropped += 1
 
@@ -95,6 +109,10 @@ class RequestBook:
             arrived = now if event.at is None else event.at
             self._live[event.request_id] = _Page(event, self._arrivals, arrived)
             self._arrivals += 1
+        elif isinstance(event, TurnedAway):
+            known = Arrived(event.request_id, 0, event.tenant, 0, service_class=event.service_class)
+            self._live[event.request_id] = page = _Page(known, self._arrivals, now)
+            page.note(now, "turned_away", event.reason)
         elif isinstance(event, Admitted | Skipped | Chunked | Preempted):
             at = event.at if isinstance(event, Admitted) and event.at is not None else now
             self._note(self._live[event.request_id], event, at)
@@ -107,7 +125,8 @@ class RequestBook:
         """What is known of a request, as plain values for JSON; None for one that is not in the book.
 
         Times are seconds since its arrival. With ``now`` a live request also tells its age. ``position`` is
-        the number of waiting requests ahead of it (null once it runs).
+        the number of waiting requests ahead of it (null once it runs), ``waits_because`` why the last step passed it
+        over. ``cost`` is what it has taken so far.
         """
         page = self._live.get(request_id) or self._finished.get(request_id)
         if page is None:
@@ -116,8 +135,11 @@ class RequestBook:
             "id": request_id,
             "state": page.state,
             "position": self._position(page) if page.state == "waiting" else None,
+            "waits_because": words(page.reason) if page.reason and page.state == "waiting" else None,
             "tenant": page.tenant,
+            "service_class": page.service_class,
             "priority": page.priority,
+            "slo": {"ttft_seconds": page.slo.ttft_seconds, "tpot_seconds": page.slo.tpot_seconds},
             "prompt_tokens": page.prompt_tokens,
             "cached_tokens": page.cached_tokens,
             "computed_tokens": page.computed_tokens,
@@ -126,12 +148,27 @@ class RequestBook:
             "first_token_seconds": None if page.first is None else page.first - page.arrived,
             "last_token_seconds": None if page.last is None else page.last - page.arrived,
             "finish": page.end,
-            "history": list(page.history),
+            "cost": self._cost(page, now),
+            "history": [each | {"why": words(each["reason"])} for each in page.history],
             "history_dropped": page.dropped,
         }
         if now is not None and page.end is None:
             told["age_seconds"] = now - page.arrived
         return told
+
+    def _cost(self, page: _Page, now: float | None) -> dict[str, float]:
+        until = page.arrived + page.end["seconds"] if page.end else page.arrived if now is None else now
+        admitted = until if page.admitted is None else page.admitted
+        generated = (
+            0 if page.admitted is None else page.output_tokens
+        )  # an answer from a cache was generated before
+        return {
+            "computed_tokens": page.computed_tokens + max(0, generated - 1),
+            "cached_tokens": page.cached_tokens,
+            "generated_tokens": generated,
+            "waited_seconds": max(0.0, admitted - page.arrived),
+            "served_seconds": max(0.0, until - admitted),
+        }
 
     def _rank(self, page: _Page) -> tuple[int, int]:
         return (page.priority if self._by_priority else 0, page.number)
@@ -141,26 +178,32 @@ class RequestBook:
         return sum(other.state == "waiting" and self._rank(other) < mine for other in self._live.values())
 
     def _note(self, page: _Page, event: Admitted | Skipped | Chunked | Preempted, now: float) -> None:
-        reason = event.reason.value
+        reason = event.reason
         if isinstance(event, Admitted):
             page.state = "running"
+            page.reason = None
             page.cached_tokens += event.cached_tokens
-            page.note(now, "admitted", reason=reason, cached_tokens=event.cached_tokens)
+            if reason is AdmitReason.NEW:
+                page.admitted = now
+            page.note(now, "admitted", reason, cached_tokens=event.cached_tokens)
         elif isinstance(event, Skipped):
-            page.note(now, "skipped", reason=reason)
+            page.reason = reason
+            page.note(now, "skipped", reason)
         elif isinstance(event, Chunked):
             page.computed_tokens += event.length
-            page.note(now, "chunked", reason=reason, start=event.start, length=event.length)
+            page.note(now, "chunked", reason, start=event.start, length=event.length)
         else:
             page.state = "waiting"
+            page.reason = reason
             page.preemptions += 1
-            page.note(now, "preempted", reason=reason, lost_tokens=event.lost_tokens)
+            page.note(now, "preempted", reason, lost_tokens=event.lost_tokens)
 
     def _finish(self, event: Finished, now: float) -> None:
         page = self._live.pop(event.request_id, None)
         if page is None:  # refused before it arrived in the engine
             page = _Page(Arrived(event.request_id, event.prompt_tokens, "", 0), self._arrivals, now)
         page.state = "finished"
+        page.prompt_tokens = event.prompt_tokens
         page.end = {
             "seconds": now - page.arrived,
             "reason": event.reason.value,
@@ -174,7 +217,12 @@ class RequestBook:
         page = _Page(Arrived(event.request_id, event.prompt_tokens, event.tenant, 0), self._arrivals, now)
         page.state = "finished"
         page.cached_tokens, page.output_tokens = event.prompt_tokens, event.output_tokens
-        page.end = {"reason": "spared", "layer": event.layer.value, "answer_age_seconds": event.age_seconds}
+        page.end = {
+            "seconds": 0.0,
+            "reason": "spared",
+            "layer": event.layer.value,
+            "answer_age_seconds": event.age_seconds,
+        }
         self._keep_finished(event.request_id, page)
 
     def _keep_finished(self, request_id: str, page: _Page) -> None:

@@ -1,14 +1,14 @@
 """Who calls: API keys in, a tenant's name out.
 
-It knows keys and header values, no routes and no sockets. Next on the road: a key may carry its tenant's
-quota and priority.
+It knows keys and header values, no routes and no sockets. What a tenant may do is in `core.tenants`.
 """
 
 from __future__ import annotations
 
 import hashlib
 import hmac
-from collections.abc import Iterable
+import re
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 ANONYMOUS = "default"
@@ -18,18 +18,19 @@ ANONYMOUS = "default"
 class Keys:
     """The API keys that open the server; with none, it is open to all.
 
-    Only digests are kept, so that neither a log nor an error can show a key.
+    ``keys`` are keys and whom they belong to (None: nobody named, so each is a tenant of its own). Only digests are
+    kept, so that neither a log nor an error can show a key.
     """
 
-    def __init__(self, keys: Iterable[str]) -> None:
-        self._digests = tuple({_digest(key) for key in keys})
+    def __init__(self, keys: Mapping[str, str | None]) -> None:
+        self._ids = {_digest(key): owner or f"key-{_digest(key).hex()[:12]}" for key, owner in keys.items()}
 
     @property
     def required(self) -> bool:
-        return bool(self._digests)
+        return bool(self._ids)
 
     def key_id(self, authorization: str | None) -> str | None:
-        """The public id of the key in an ``Authorization: Bearer`` header; None if it opens nothing.
+        """Whom the key in an ``Authorization: Bearer`` header belongs to, or its public id; None if it opens nothing.
 
         Every key is compared, each in constant time: how long it takes tells nothing of how near a guess was.
         """
@@ -37,17 +38,21 @@ class Keys:
         if scheme.lower() != "bearer":
             return None
         digest = _digest(key.strip())
-        matches = [hmac.compare_digest(digest, known) for known in self._digests]
-        return f"key-{digest.hex()[:12]}" if any(matches) else None
+        matches = [hmac.compare_digest(digest, known) for known in self._ids]
+        return self._ids[digest] if any(matches) else None
 
 
-def read_keys(api_keys: Iterable[str], api_key_file: str | None) -> list[str]:
-    """Keys given one by one and those of a file: one a line, empty lines and ``#`` comments left out.
+def read_keys(api_keys: Iterable[str], api_key_file: str | None) -> dict[str, str | None]:
+    """Keys given one by one and those of a file, each with its tenant where the file names one.
+
+    A line of the file is a key, and after a space the tenant that it belongs to; several keys may have the same one.
+    Empty lines and ``#`` comments are left out.
 
     Raises:
-        ValueError: the file cannot be read or holds no key, or a key is empty or no HTTP header could carry it.
+        ValueError: the file cannot be read, holds no key or a line that is not understood, or a key is empty or no HTTP
+            header could carry it.
     """
-    keys = [key.strip() for key in api_keys]
+    keys: dict[str, str | None] = {key.strip(): None for key in api_keys}
     if not all(keys):
         raise ValueError("--api-key must not be empty")
     if api_key_file is not None:
@@ -58,14 +63,26 @@ def read_keys(api_keys: Iterable[str], api_key_file: str | None) -> list[str]:
         found = [line.strip() for line in lines if line.strip() and not line.lstrip().startswith("#")]
         if not found:
             raise ValueError(f"--api-key-file {api_key_file} holds no key")
-        keys += found
+        keys |= dict(_key_line(api_key_file, line) for line in found)
     if not all(key.isascii() and key.isprintable() for key in keys):
         raise ValueError("--api-key: a key must be printable ASCII, or no client could send it")
     return keys
 
 
+def _key_line(file: str, line: str) -> tuple[str, str | None]:
+    key, *owner = line.split()
+    if len(owner) > 1 or not all(_TENANT.fullmatch(name) for name in owner):
+        raise ValueError(
+            f"--api-key-file {file}: a line is a key and at most one tenant of 1 to 128 printable characters"
+        )
+    return key, owner[0] if owner else None
+
+
+_TENANT = re.compile(r"[\x21-\x7e]{1,128}")
+
+
 def tenant(key_id: str | None, header: str | None, user: str | None) -> str:
-    """Whose request it is: the key's id, else ``X-Tenant-Id``, else the field ``user``, else ``default``."""
+    """Whose request it is: the key's tenant or id, else ``X-Tenant-Id``, else the field ``user``, else ``default``."""
     return key_id or header or user or ANONYMOUS
 
 

@@ -11,13 +11,15 @@ from __future__ import annotations
 import asyncio
 import math
 import time
-from collections.abc import Callable, Sequence
-from typing import NamedTuple, Protocol
+from collections.abc import Callable, Mapping, Sequence
+from typing import NamedTuple, Protocol, TypeVar
 
-from headrace.core.events import AdmitReason, Admitted, Emitted, Event, Finished, PromptScored
+from headrace.core.events import AdmitReason, Admitted, Emitted, Event, Finished, PromptScored, TurnedAway
 from headrace.core.gate import Limits, Load, Reject, decide
 from headrace.core.ports import Watcher
+from headrace.core.quota import Limit, Room
 from headrace.core.request import FinishReason, InvalidParameter, Request
+from headrace.serve.meter import Meter
 from headrace.serve.thread import EngineThread, Progress, Steps
 
 STALL_SECONDS = 60.0
@@ -30,6 +32,9 @@ Told = tuple[int, Emitted | PromptScored | Finished]
 """An event of one call, with the index of the call's sequence that it is about."""
 
 
+ResultT = TypeVar("ResultT")
+
+
 class Listener(Protocol):
     """Hears what becomes of ``requests``; events come with the index of the request that they are about."""
 
@@ -40,11 +45,12 @@ class Listener(Protocol):
 
 
 class Refused(Exception):
-    """The gate is shut to this call; `verdict` says why and when to come again."""
+    """The gate is shut to this call; `verdict` says why and when to come again, `rooms` how its tenant's limits are."""
 
-    def __init__(self, verdict: Reject) -> None:
+    def __init__(self, verdict: Reject, rooms: Mapping[Limit, Room]) -> None:
         super().__init__(verdict.message)
         self.verdict = verdict
+        self.rooms = rooms
 
 
 class Health(NamedTuple):
@@ -135,13 +141,15 @@ class Service:
         engine: Steps,
         limits: Limits,
         watchers: Sequence[Watcher] = (),
+        meter: Meter | None = None,
         clock: Callable[[], float] = time.monotonic,
         stall_seconds: float = STALL_SECONDS,
     ) -> None:
         self.now = clock
         self.draining = False
         self._limits = limits
-        self._watchers = tuple(watchers)
+        self.meter = meter or Meter()
+        self._watchers = (self.meter, *watchers)
         self._stall_seconds = stall_seconds
         self._routes: dict[str, _Route] = {}
         self._queued_requests = 0
@@ -185,13 +193,18 @@ class Service:
             if request.id in self._routes:
                 raise InvalidParameter("request_id", f"request_id {request.id!r} is already in use")
         prompt_tokens = sum(len(request.tokens) for request in requests)
-        verdict = decide(self.load(), len(requests), prompt_tokens, self._limits)
+        shortage = self.meter.shortage(requests, self.now()) if requests else None
+        verdict = decide(self.load(), len(requests), prompt_tokens, self._limits, shortage)
         if isinstance(verdict, Reject):
-            refusals = [
-                Finished(r.id, FinishReason.REJECTED, len(r.tokens), 0, 0, verdict.message) for r in requests
-            ]
-            self.note(*refusals)
-            raise Refused(verdict)
+            for r in requests:
+                self.note(
+                    TurnedAway(r.id, r.tenant, r.service_class, verdict.reason),
+                    Finished(r.id, FinishReason.REJECTED, len(r.tokens), 0, 0, verdict.message),
+                )
+            rooms = self.meter.rooms(requests[0].tenant, self.now()) if requests else {}
+            raise Refused(verdict, rooms)
+        if requests:
+            self.meter.enter(requests, self.now())
         for listener in listeners:
             for index, request in enumerate(listener.requests):
                 self._routes[request.id] = _Route(listener, index, len(request.tokens))
@@ -244,9 +257,10 @@ class Service:
             return False
         return True
 
-    async def between_steps(self, function: Callable[[], object]) -> None:
-        """Run ``function`` on the engine's thread, while no step is."""
-        await asyncio.wrap_future(self.thread.call(function))
+    async def between_steps(self, function: Callable[[], ResultT]) -> ResultT:
+        """What ``function`` returns when it runs on the engine's thread, while no step is."""
+        result: ResultT = await asyncio.wrap_future(self.thread.call(function))
+        return result
 
     def load(self) -> Load:
         """What is queued now, and how fast the queue moves."""

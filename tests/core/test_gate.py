@@ -1,8 +1,11 @@
 from __future__ import annotations
 
+import math
+
 import pytest
 
 from headrace.core.gate import MAX_RETRY_AFTER, Forward, Limits, Load, Reject, RejectReason, decide
+from headrace.core.quota import Limit, Shortage
 
 LIMITS = Limits(queued_requests=10, queued_tokens=100)
 
@@ -43,3 +46,30 @@ def test_what_is_too_large_for_an_empty_queue_is_not_told_to_come_again(sequence
     decision = decide(Load(0, 0, 0.0, False), sequences, tokens, LIMITS)
     assert isinstance(decision, Reject)
     assert decision.reason is RejectReason.TOO_LARGE
+
+
+def test_a_tenants_own_limit_comes_before_a_full_queue() -> None:
+    full = Load(10, 0, 1.0, False)
+    shortage = Shortage(Limit.REQUESTS_PER_MINUTE, 5, 5, 1, 12.2)
+    verdict = decide(full, 1, 1, Limits(10, 100), shortage)
+    assert isinstance(verdict, Reject)
+    assert (verdict.reason, verdict.retry_after, verdict.limit) == (
+        RejectReason.TENANT_LIMIT,
+        13,
+        Limit.REQUESTS_PER_MINUTE,
+    )
+    assert "5 requests per minute" in verdict.message
+
+
+def test_a_call_beyond_the_tenants_limit_need_not_come_again() -> None:
+    shortage = Shortage(Limit.TOKENS_PER_MINUTE, 100, 0, 500, math.inf)
+    verdict = decide(Load(0, 0, 1.0, False), 1, 1, Limits(10, 100), shortage)
+    assert isinstance(verdict, Reject)
+    assert (verdict.reason, verdict.retry_after) == (RejectReason.TOO_LARGE, 0)
+
+
+def test_too_many_open_calls_may_be_tried_again_soon() -> None:
+    shortage = Shortage(Limit.CONCURRENT_REQUESTS, 2, 2, 1, None)
+    verdict = decide(Load(0, 0, 1.0, False), 1, 1, Limits(10, 100), shortage)
+    assert isinstance(verdict, Reject)
+    assert verdict.retry_after == 1

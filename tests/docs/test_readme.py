@@ -22,9 +22,12 @@ import pytest
 import typer.main
 import yaml
 
+from headrace.build.tenants import read_tenants
 from headrace.cli import app
 from headrace.cli.bench_targets import read_spec
 from headrace.config import ENVIRONMENT_PREFIX, PARTS, options
+from headrace.core.classes import CLASSES
+from headrace.core.tenants import EQUALS
 from headrace.serve.server.openapi import OPERATIONS
 from tests.api.conftest import Server, serving
 
@@ -36,6 +39,9 @@ PAGES = [
     *ROOT.glob("docs/guide/*.md"),
 ]
 OPTIONS = {each.name: each.default for part in PARTS.values() for each in fields(part)}
+PANELS = {kind.__name__.removesuffix("Options") + " options" for kind in PARTS.values()}
+"""Where a command's help has the options of `headrace.config`; it may have others of the same name."""
+
 DEFAULT_URL = "http://127.0.0.1:8000"
 
 
@@ -145,9 +151,13 @@ def test_the_two_commands_are_there():
 def test_a_command_could_be_typed(where: str, words: list[str]) -> None:
     command, rest = leaf_of(words)
     given = command.make_context(words[-1], rest).params
-    chosen = {key: value for key, value in given.items() if key in OPTIONS and value not in (None, [], ())}
-    if "max_num_seqs" in given or words[1] == "serve":
-        options(chosen)
+    ours = {each.name for each in command.params if getattr(each, "rich_help_panel", None) in PANELS}
+    chosen = {
+        key: value
+        for key, value in given.items()
+        if key in ours & OPTIONS.keys() and value not in (None, [], ())
+    }
+    options(chosen)
     for target in given.get("target") or ():
         read_spec(target)
 
@@ -168,11 +178,14 @@ def test_flags_that_are_named_exist(page: Path) -> None:
 
 
 @pytest.mark.parametrize("block", [b for b in BLOCKS if b.language == "yaml"], ids=name)
-def test_a_file_of_options_can_be_read(block: Block, tmp_path: Path) -> None:
+def test_a_file_that_is_shown_can_be_read(block: Block, tmp_path: Path) -> None:
     assert isinstance(yaml.safe_load(block.text), dict)
-    file = tmp_path / "options.yaml"
+    file = tmp_path / "file.yaml"
     file.write_text(block.text)
-    options({}, file)
+    if block.text.startswith("# tenants.yaml"):
+        assert read_tenants(str(file)) != (EQUALS, CLASSES)
+    else:
+        options({}, file)
 
 
 # -- code ------------------------------------------------------------------------------------------------

@@ -8,7 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from headrace.observe.goodput import Goodput
 from headrace.observe.metrics import Metrics
+from headrace.observe.sheet import Sheet
 from headrace.serve.server.openapi import OPERATIONS
 
 ROOT = Path(__file__).parents[2]
@@ -31,7 +33,10 @@ def test_every_route_and_metric_is_on_its_page() -> None:
     http = (ROOT / "docs/reference/http.md").read_text()
     assert all(each.path in http for each in OPERATIONS)
     told = (ROOT / "docs/reference/metrics.md").read_text()
-    served = re.findall(r"^# TYPE headrace:(\w+)", Metrics().render().decode(), flags=re.MULTILINE)
+    sheet = Sheet()
+    Metrics(sheet)
+    Goodput(sheet)
+    served = re.findall(r"^# TYPE headrace:(\w+)", sheet.render().decode(), flags=re.MULTILINE)
     assert served
     assert all(name in told for name in served)
 

@@ -21,6 +21,7 @@ from headrace.core.events import (
 )
 from headrace.core.request import FinishReason
 from headrace.observe.metrics import Metrics
+from headrace.observe.sheet import Sheet
 
 STORY = (
     (10.0, Arrived("a", 40, "acme", 0)),
@@ -39,10 +40,10 @@ STORY = (
 )
 
 
-def page(metrics: Metrics) -> dict[str, float]:
+def page(sheet: Sheet) -> dict[str, float]:
     """Every sample of the rendered page by its name and labels, the model's name left out."""
     samples = {}
-    for family in text_string_to_metric_families(metrics.render().decode()):
+    for family in text_string_to_metric_families(sheet.render().decode()):
         for sample in family.samples:
             labels = ",".join(f"{k}={v}" for k, v in sorted(sample.labels.items()) if k != "model_name")
             samples[f"{sample.name}{{{labels}}}" if labels else sample.name] = sample.value
@@ -50,10 +51,11 @@ def page(metrics: Metrics) -> dict[str, float]:
 
 
 def told(prefix: str = "headrace", upto: int = len(STORY)) -> dict[str, float]:
-    metrics = Metrics(prefix, model_name="toy", clock_offset=1000.0)
+    sheet = Sheet(prefix, {"model_name": "toy"})
+    metrics = Metrics(sheet, clock_offset=1000.0)
     for now, event in STORY[:upto]:
         metrics.fold(event, now)
-    return page(metrics)
+    return page(sheet)
 
 
 @pytest.mark.parametrize(
@@ -104,60 +106,64 @@ def test_gauges_while_it_runs_and_while_it_waits_again() -> None:
 
 
 def test_the_prefix_is_chosen_and_the_model_is_a_label() -> None:
-    metrics = Metrics("vllm", model_name="toy")
-    text = metrics.render().decode()
+    sheet = Sheet("vllm", {"model_name": "toy"})
+    Metrics(sheet)
+    text = sheet.render().decode()
     assert 'vllm:num_requests_running{model_name="toy"} 0.0' in text
     assert "headrace:" not in text
     assert "_created" not in text
 
 
 def test_a_histogram_bucket_takes_its_upper_end() -> None:
-    metrics = Metrics()
+    sheet = Sheet()
+    metrics = Metrics(sheet)
     metrics.fold(Arrived("a", 1, "t", 0), 0.0)
     metrics.fold(Emitted("a", (1,)), 0.25)
-    buckets = {
-        k: v for k, v in page(metrics).items() if k.startswith("headrace:time_to_first_token_seconds_b")
-    }
+    buckets = {k: v for k, v in page(sheet).items() if k.startswith("headrace:time_to_first_token_seconds_b")}
     assert buckets["headrace:time_to_first_token_seconds_bucket{le=0.1}"] == 0
     assert buckets["headrace:time_to_first_token_seconds_bucket{le=0.25}"] == 1
     assert buckets["headrace:time_to_first_token_seconds_bucket{le=+Inf}"] == 1
 
 
 def test_tenants_beyond_the_limit_share_one_label() -> None:
-    metrics = Metrics(tenants=2)
+    sheet = Sheet()
+    metrics = Metrics(sheet, tenants=2)
     for number in range(50):
         metrics.fold(Arrived(str(number), 1, f"tenant-{number}", 0), 0.0)
         metrics.fold(Emitted(str(number), (1,)), 1.0)
-    generated = {k: v for k, v in page(metrics).items() if "tenant_service" in k and "kind=generated" in k}
+    generated = {k: v for k, v in page(sheet).items() if "tenant_service" in k and "kind=generated" in k}
     assert len(generated) <= 7
     assert sum(generated.values()) == 50
     assert generated["headrace:tenant_service_tokens_total{kind=generated,tenant=other}"] == 50 - 6
 
 
 def test_a_request_refused_before_it_arrived_is_counted_and_harms_nothing() -> None:
-    metrics = Metrics()
+    sheet = Sheet()
+    metrics = Metrics(sheet)
     metrics.fold(Finished("x", FinishReason.REJECTED, 5, 0, 0, "too long"), 1.0)
-    samples = page(metrics)
+    samples = page(sheet)
     assert samples["headrace:request_success_total{finished_reason=rejected}"] == 1
     assert samples["headrace:num_requests_waiting"] == 0
 
 
 def test_phases_and_cache_config() -> None:
     seconds = {"plan": 1.0, "forward": 2.0}
+    sheet = Sheet()
     metrics = Metrics(
-        cache_config={"block_size": "16", "num_gpu_blocks": "100"}, phase_seconds=lambda: seconds
+        sheet, cache_config={"block_size": "16", "num_gpu_blocks": "100"}, phase_seconds=lambda: seconds
     )
     for plan, forward in ((1.0005, 2.01), (1.002, 2.02)):
         seconds.update(plan=plan, forward=forward)
         metrics.fold(Stepped(0, 1, 0, 1, 1, 0, 1, 8, 16, 16), 1.0)
-    samples = page(metrics)
+    samples = page(sheet)
     assert samples["headrace:scheduler_step_seconds_sum{phase=plan}"] == pytest.approx(0.002)
     assert samples["headrace:scheduler_step_seconds_count{phase=forward}"] == 2
     assert samples["headrace:cache_config_info{block_size=16,num_gpu_blocks=100}"] == 1
 
 
 def test_what_one_step_tells_at_once_happened_at_its_own_times() -> None:
-    metrics = Metrics()
+    sheet = Sheet()
+    metrics = Metrics(sheet)
     for event in (
         Arrived("a", 4, "t", 0, at=1.0),
         Admitted("a", AdmitReason.NEW, 0, 4, at=1.5),
@@ -165,7 +171,7 @@ def test_what_one_step_tells_at_once_happened_at_its_own_times() -> None:
         Finished("a", FinishReason.LENGTH, 4, 1, 0),
     ):
         metrics.fold(event, 3.0)
-    samples = page(metrics)
+    samples = page(sheet)
     assert samples["headrace:request_queue_time_seconds_sum"] == pytest.approx(0.5)
     assert samples["headrace:request_prefill_time_seconds_sum"] == pytest.approx(1.5)
     assert samples["headrace:time_to_first_token_seconds_sum"] == pytest.approx(2.0)

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+from enum import StrEnum
+
+import pytest
 
 from headrace.core.events import (
     AdmitReason,
@@ -16,9 +19,12 @@ from headrace.core.events import (
     PreemptReason,
     Skipped,
     SkipReason,
+    TurnedAway,
 )
-from headrace.core.request import FinishReason
+from headrace.core.gate import RejectReason
+from headrace.core.request import FinishReason, Slo
 from headrace.observe.requests import HISTORY, RequestBook
+from headrace.observe.words import words
 
 
 def test_a_request_is_explained_from_arrival_to_end() -> None:
@@ -32,12 +38,22 @@ def test_a_request_is_explained_from_arrival_to_end() -> None:
     told = book.explain("a", now=14.0)
     assert told is not None
     assert (told["state"], told["position"], told["age_seconds"]) == ("waiting", 0, 4.0)
+    assert "gave way" in told["waits_because"]
+    assert told["cost"] == {
+        "computed_tokens": 25,
+        "cached_tokens": 16,
+        "generated_tokens": 2,
+        "waited_seconds": 1.0,
+        "served_seconds": 3.0,
+    }
     book.fold(Admitted("a", AdmitReason.RESUMED, 32, 42), 14.0)
     book.fold(Finished("a", FinishReason.STOP, 40, 2, 16, stop_token=2), 15.0)
 
     told = book.explain("a")
     assert told is not None
     assert json.loads(json.dumps(told)) == told
+    assert told["waits_because"] is None
+    assert all(each.pop("why") for each in told["history"])
     assert told["history"] == [
         {"seconds": 0.5, "event": "skipped", "reason": "no_slot"},
         {"seconds": 1.0, "event": "admitted", "reason": "new", "cached_tokens": 16},
@@ -94,3 +110,28 @@ def test_a_request_refused_at_the_door_is_explained() -> None:
     assert told is not None
     assert told["finish"]["message"] == "prompt too long"
     assert book.explain("unknown") is None
+
+
+def test_class_and_wishes_are_told() -> None:
+    book = RequestBook()
+    book.fold(Arrived("a", 40, "acme", 3, service_class="flex", slo=Slo(1.0, None)), 10.0)
+    told = book.explain("a")
+    assert told is not None
+    assert (told["service_class"], told["slo"]) == ("flex", {"ttft_seconds": 1.0, "tpot_seconds": None})
+    assert told["waits_because"] is None
+
+
+def test_who_was_turned_away_finds_out_why() -> None:
+    book = RequestBook()
+    book.fold(TurnedAway("a", "acme", "flex", RejectReason.TENANT_LIMIT), 1.0)
+    book.fold(Finished("a", FinishReason.REJECTED, 7, 0, 0, "enough"), 1.0)
+    told = book.explain("a")
+    assert told is not None
+    assert (told["tenant"], told["service_class"], told["prompt_tokens"]) == ("acme", "flex", 7)
+    assert told["history"][0]["event"] == "turned_away"
+    assert "limit of its own" in told["history"][0]["why"]
+
+
+@pytest.mark.parametrize("reasons", [AdmitReason, SkipReason, ChunkReason, PreemptReason, RejectReason])
+def test_every_reason_has_words(reasons: type[StrEnum]) -> None:
+    assert all(words(reason) for reason in reasons)

@@ -4,13 +4,13 @@ from headrace.serve.auth import Keys, read_keys, tenant
 
 
 def test_without_keys_nothing_is_required():
-    keys = Keys(())
+    keys = Keys({})
     assert not keys.required
     assert keys.key_id("Bearer anything") is None
 
 
 def test_each_of_several_keys_opens_and_has_its_own_id():
-    keys = Keys(["alpha", "beta"])
+    keys = Keys({"alpha": None, "beta": None})
     ids = {keys.key_id("Bearer alpha"), keys.key_id("bearer  beta")}
     assert keys.required
     assert None not in ids
@@ -18,7 +18,7 @@ def test_each_of_several_keys_opens_and_has_its_own_id():
 
 
 def test_an_id_shows_nothing_of_its_key():
-    key_id = Keys(["sk-secret"]).key_id("Bearer sk-secret")
+    key_id = Keys({"sk-secret": None}).key_id("Bearer sk-secret")
     assert key_id is not None
     assert key_id.startswith("key-")
     assert "secret" not in key_id
@@ -28,13 +28,31 @@ def test_an_id_shows_nothing_of_its_key():
     "header", [None, "", "alpha", "Basic alpha", "Bearer", "Bearer alph", "Bearer alphaa", "Bearer \udcff"]
 )
 def test_anything_else_opens_nothing(header):
-    assert Keys(["alpha"]).key_id(header) is None
+    assert Keys({"alpha": None}).key_id(header) is None
 
 
 def test_a_key_file_has_one_key_a_line(tmp_path):
     file = tmp_path / "keys"
     file.write_text("# staff\nalpha\n\n  beta  \n")
-    assert read_keys(["gamma"], str(file)) == ["gamma", "alpha", "beta"]
+    assert read_keys(["gamma"], str(file)) == {"gamma": None, "alpha": None, "beta": None}
+
+
+def test_keys_of_a_file_may_name_their_tenant(tmp_path):
+    file = tmp_path / "keys"
+    file.write_text("alpha acme\nbeta\tacme\ngamma\n")
+    keys = Keys(read_keys([], str(file)))
+    assert keys.key_id("Bearer alpha") == keys.key_id("Bearer beta") == "acme"
+    assert keys.key_id("Bearer gamma").startswith("key-")
+    assert keys.key_id("Bearer acme") is None
+
+
+@pytest.mark.parametrize("line", ["alpha acme corp", "alpha clé", "alpha " + "x" * 129])
+def test_a_line_that_is_not_understood_is_refused_without_showing_its_key(tmp_path, line):
+    file = tmp_path / "keys"
+    file.write_text(line)
+    with pytest.raises(ValueError, match="at most one tenant") as error:
+        read_keys([], str(file))
+    assert "alpha" not in str(error.value)
 
 
 @pytest.mark.parametrize(("keys", "text"), [([""], None), (["  "], None), ([], "# nobody\n")])

@@ -19,7 +19,6 @@ from headrace.core.blocks import BlockPool
 from headrace.core.capacity import why_never
 from headrace.core.cost import TOKENS_ONLY, StepCost
 from headrace.core.events import (
-    Arrived,
     Chunked,
     ChunkReason,
     Emitted,
@@ -28,6 +27,7 @@ from headrace.core.events import (
     PromptScored,
     Skipped,
     SkipReason,
+    arrival,
 )
 from headrace.core.knobs import Knobs
 from headrace.core.plan import Row, StepOutput, StepPlan, TokenLogprob
@@ -116,9 +116,7 @@ class Scheduler:
 
     def add(self, request: Request, now: float) -> None:
         """Take a request in; one that could never be served ends at once, with the reason."""
-        self._events.append(
-            Arrived(request.id, len(request.tokens), request.tenant, request.priority, request.arrived)
-        )
+        self._events.append(arrival(request))
         problem = self._why_not(request)
         reason = FinishReason.REJECTED
         if not problem and self._outlook is not None:

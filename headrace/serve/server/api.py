@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
@@ -33,6 +33,7 @@ class Api:
     """The endpoints under one model and one road to its answers.
 
     ``max_body_bytes`` bounds what is read of a request, ``request_timeout`` (seconds) how long it may take.
+    ``headers`` are those that every answer to a tenant carries.
     """
 
     def __init__(
@@ -43,12 +44,14 @@ class Api:
         *,
         max_body_bytes: int,
         request_timeout: float,
+        headers: Callable[[str], Mapping[str, str]] = lambda tenant: {},
     ) -> None:
         self._recall = recall
         self._model = model
         self._notes = notes
         self._max_body_bytes = max_body_bytes
         self._request_timeout = request_timeout
+        self._headers = headers
 
     def routes(self) -> list[Route]:
         """What to mount."""
@@ -116,4 +119,5 @@ class Api:
             call.close()
             raise
         self._notes.put(call, metadata)
-        return StreamedAnswer(call, writer) if streamed else WholeAnswer(call, writer)
+        headers = self._headers(call.tenant)
+        return StreamedAnswer(call, writer, headers) if streamed else WholeAnswer(call, writer, headers)

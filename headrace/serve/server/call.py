@@ -23,9 +23,11 @@ from headrace.serve.recall import NotCached, Recall
 from headrace.serve.server.cache_wire import control
 from headrace.serve.server.cacheable import unknown_field
 from headrace.serve.server.choices import Choice
-from headrace.serve.server.errors import invalid, not_cached, of_finish, overloaded
-from headrace.serve.server.fields import SERVICE_TIERS, Generation
+from headrace.serve.server.errors import not_cached, of_finish, turned_away
+from headrace.serve.server.fields import Generation
 from headrace.serve.server.model import ServedModel
+from headrace.serve.server.rates import rate_headers
+from headrace.serve.server.urgency import retentions, urgency
 from headrace.serve.server.usage import usage
 from headrace.serve.service import Answer, Refused
 from headrace.serve.text.stream import TextStream
@@ -36,7 +38,7 @@ SEED_BITS = 63
 
 
 class Caller(NamedTuple):
-    """Who makes a call: the API key's public id, ``X-Tenant-Id``, and ``Cache-Control``."""
+    """Who makes a call: the API key's tenant or public id, ``X-Tenant-Id``, and ``Cache-Control``."""
 
     key_id: str | None
     tenant_header: str | None
@@ -84,6 +86,16 @@ class Call:
     def cache_note(self) -> str:
         """How the response caches took part; empty where there are none."""
         return self._answer.note
+
+    @property
+    def tenant(self) -> str:
+        """Whose call it is."""
+        return self.choices[0].request.tenant
+
+    @property
+    def service_class(self) -> str:
+        """The class of service that it runs in."""
+        return self.choices[0].request.service_class
 
     @property
     def done(self) -> bool:
@@ -166,7 +178,7 @@ async def open_call(
     call_id = f"{id_prefix}-{body.request_id or secrets.token_hex(12)}"
     who = tenant(caller.key_id, caller.tenant_header, body.user)
     seed = secrets.randbits(SEED_BITS) if body.seed is None else body.seed
-    priority = _priority(body, model)
+    urgent = urgency(body, model.rules, who, request_timeout)
     now = recall.now()
     wishes = control(body.response_cache, caller.cache_control)
     bars = unknown_field(body)
@@ -175,6 +187,7 @@ async def open_call(
     questions: list[Question] = []
     for prompt in prompts:
         stops = partial(_text_stream, model, prompt) if prompt.params.stop else None
+        retention = retentions(body, len(prompt.tokens))
         for n in range(choices_per_prompt):
             index = len(choices)
             request = Request(
@@ -183,8 +196,11 @@ async def open_call(
                 params=replace(prompt.params, prompt_logprobs=None) if n else prompt.params,
                 arrived=now,
                 tenant=who,
-                priority=priority,
-                deadline=now + request_timeout,
+                service_class=urgent.service_class,
+                priority=urgent.priority,
+                deadline=now + urgent.seconds,
+                slo=urgent.slo,
+                retention=retention,
                 salt=f"{who}\0{body.cache_salt or ''}",
                 seed=(seed + n) % 2**SEED_BITS,
                 eos_token_ids=model.tokenizer.eos_token_ids,
@@ -194,7 +210,7 @@ async def open_call(
     try:
         answer = await recall.open(questions, each_step=bool(body.stream or body.stop))
     except Refused as refused:
-        raise overloaded(refused.verdict) from None
+        raise turned_away(refused.verdict, rate_headers(refused.rooms)) from None
     except NotCached:
         raise not_cached() from None
     return Call(call_id, model, prompts, choices, recall, answer)
@@ -209,20 +225,3 @@ def _text_stream(model: ServedModel, prompt: Prompt) -> TextStream:
         skip_special_tokens=params.skip_special_tokens,
         min_tokens=params.min_tokens,
     )
-
-
-def _priority(body: Generation, model: ServedModel) -> int:
-    """The number that decides, however it was named; refused where nothing would come of it."""
-    tier = body.service_tier
-    if not model.by_priority:
-        for param, value, neutral in (
-            ("priority", body.priority, (None, 0)),
-            ("service_tier", tier, (None, "auto", "default")),
-        ):
-            if value not in neutral:
-                raise invalid(f"{param} needs a server with --scheduling-policy priority", param)
-    if body.priority is None:
-        return SERVICE_TIERS[tier or "auto"]
-    if tier not in (None, "auto"):
-        raise invalid("give either priority or service_tier, not both", "priority")
-    return body.priority

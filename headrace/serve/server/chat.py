@@ -36,7 +36,8 @@ async def open_chat(
     text = await render(model, body)
     tokens = truncated(await model.encode(text, bool(body.add_special_tokens)), body, model, max_tokens or 1)
     length = answer_length(len(tokens), max_tokens, None, param, model.max_model_len)
-    params = sampling_params(body, model, max_tokens=length, logprobs=top)
+    stated = None if max_tokens is None else length
+    params = sampling_params(body, model, max_tokens=stated, logprobs=top)
     prompt = Prompt(tuple(tokens), params, continues=bool(body.continue_final_message))
     return await open_call(
         recall,

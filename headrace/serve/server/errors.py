@@ -6,6 +6,7 @@ The constructors are the whole list of what a client can meet. An internal error
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from http import HTTPStatus
 
 from starlette.exceptions import HTTPException
@@ -94,6 +95,13 @@ def too_large(limit: int) -> ApiError:
     return ApiError(413, f"The request body is larger than {limit} bytes.", code="request_too_large")
 
 
+def deadline_unreachable(why: str) -> ApiError:
+    """408: nothing was computed, for the answer could not have come before its deadline."""
+    return ApiError(
+        408, f"The request's deadline cannot be met: {why}.", type="timeout", code="deadline_unreachable"
+    )
+
+
 def timed_out(seconds: float) -> ApiError:
     """408: the deadline passed before the answer was whole."""
     return ApiError(
@@ -104,10 +112,19 @@ def timed_out(seconds: float) -> ApiError:
     )
 
 
-def overloaded(verdict: Reject) -> ApiError:
-    """503: the gate is shut to this call; 400 where it will never be open to it."""
+def turned_away(verdict: Reject, headers: Mapping[str, str]) -> ApiError:
+    """503: the gate is shut to all calls; 429: to this tenant's; 400: it will never be open to this one."""
     if verdict.reason is RejectReason.TOO_LARGE:
         return invalid(f"{verdict.message}.")
+    if verdict.reason is RejectReason.TENANT_LIMIT:
+        return ApiError(
+            429,
+            f"Rate limit reached: {verdict.message}. Try again in {verdict.retry_after} s.",
+            type="rate_limit_error",
+            code="rate_limit_exceeded",
+            retry_after=verdict.retry_after,
+            headers=dict(headers),
+        )
     return ApiError(
         503,
         f"The server takes no further request now: {verdict.message}.",
@@ -152,12 +169,7 @@ def of_finish(finished: Finished, timeout: float) -> ApiError | None:
         case FinishReason.TIMEOUT:
             return timed_out(timeout)
         case FinishReason.UNREACHABLE:
-            return ApiError(
-                408,
-                f"The request's deadline cannot be met: {finished.message}.",
-                type="timeout",
-                code="deadline_unreachable",
-            )
+            return deadline_unreachable(finished.message)
         case FinishReason.REJECTED:
             return invalid(f"The request cannot be served: {finished.message}.", code="request_rejected")
         case FinishReason.CANCELLED:

@@ -12,6 +12,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BeforeValidator, Field, SkipValidation
 
 from headrace.serve.server.cache_wire import CacheWishes
+from headrace.serve.server.urgency import UrgencyBody
 from headrace.serve.server.wire import Wire, wrong_type, wrong_value
 
 MAX_CHOICES = 128
@@ -21,9 +22,6 @@ MAX_STOP_TOKEN_IDS = 1024
 MAX_BAD_WORDS = 1024
 MAX_BAD_WORD_CHARACTERS = 128
 MAX_METADATA = 16
-
-SERVICE_TIERS = {"priority": -100, "auto": 0, "default": 0, "flex": 100}
-"""The number of `priority` that each ``service_tier`` stands for; lower runs sooner."""
 
 
 def _texts(value: Any) -> Any:
@@ -78,7 +76,7 @@ class StreamOptions(Wire):
     include_obfuscation: Literal[False] | None = Field(None, description="Chunks are never padded.")
 
 
-class Generation(Wire):
+class Generation(UrgencyBody):
     """Fields of every call that generates text."""
 
     model: str | None = Field(None, description="The served model; the only one if left out.")
@@ -111,8 +109,6 @@ class Generation(Wire):
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     user: str | None = Field(None, max_length=512)
-    priority: int | None = Field(None, ge=-(2**31), lt=2**31, description="Lower runs sooner.")
-    service_tier: Literal["auto", "default", "flex", "priority"] | None = None
     cache_salt: str | None = Field(
         None, min_length=1, max_length=512, description="Share cached prefixes only with equal salts."
     )

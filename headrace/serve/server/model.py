@@ -8,6 +8,7 @@ import time
 from collections.abc import Sequence
 
 from headrace.serve.server.errors import invalid, model_not_found
+from headrace.serve.server.urgency import Rules
 from headrace.serve.text.stream import TextStreams
 from headrace.serve.text.template import ChatTemplate
 from headrace.serve.text.tokenizer import Tokenizer
@@ -25,7 +26,7 @@ class ServedModel:
         max_model_len: tokens of one sequence, prompt and answer together.
         vocab_size: rows of the model's output; ids from there on do not exist.
         root: where it was loaded from, for ``/v1/models``.
-        by_priority: whether the scheduler looks at a request's priority.
+        rules: what may be asked of the scheduler.
     """
 
     def __init__(
@@ -36,14 +37,14 @@ class ServedModel:
         max_model_len: int,
         vocab_size: int,
         root: str = "",
-        by_priority: bool = True,
+        rules: Rules | None = None,
     ) -> None:
         self.name = name
         self.tokenizer = tokenizer
         self.template = template
         self.max_model_len = max_model_len
         self.vocab_size = vocab_size
-        self.by_priority = by_priority
+        self.rules = rules or Rules()
         self.streams = TextStreams(tokenizer)
         self.created = int(time.time())
         described = f"{name} {root} {max_model_len} {vocab_size}"

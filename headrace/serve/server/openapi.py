@@ -57,6 +57,7 @@ OPERATIONS = (
     Operation(
         "get", "/v1/requests/{id}", "What happened to a request: state, position, reasons, tokens so far."
     ),
+    Operation("get", "/v1/usage", "What tenants have used, and how their limits stand; of one: ?tenant=."),
     Operation("get", "/health", "200 while steps progress, else 503 with the reason."),
     Operation("get", "/health/ready", "200 while new requests are taken."),
     Operation("get", "/ping", "As /health."),

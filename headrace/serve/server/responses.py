@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Mapping
 
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
@@ -39,7 +40,8 @@ async def _hung_up(receive: Receive) -> None:
 class WholeAnswer(Response):
     """The answer as one document, sent when all of it is there."""
 
-    def __init__(self, call: Call, writer: Writer) -> None:
+    def __init__(self, call: Call, writer: Writer, headers: Mapping[str, str]) -> None:
+        self._more_headers = headers
         self._call = call
         self._writer = writer
         self._gone = False
@@ -58,9 +60,8 @@ class WholeAnswer(Response):
         try:
             while not self._call.done:
                 await self._call.advance()
-            return Response(
-                self._writer.whole(), headers=_cache_header(self._call), media_type="application/json"
-            )
+            headers = {**self._more_headers, **_cache_header(self._call)}
+            return Response(self._writer.whole(), headers=headers, media_type="application/json")
         except ApiError as error:
             return error.response()
         except Exception:
@@ -80,7 +81,8 @@ class StreamedAnswer(Response):
     status; then errors are events. Silence is filled with comments, which clients skip.
     """
 
-    def __init__(self, call: Call, writer: Writer) -> None:
+    def __init__(self, call: Call, writer: Writer, headers: Mapping[str, str]) -> None:
+        self._more_headers = headers
         self._call = call
         self._writer = writer
         self._started = False
@@ -136,7 +138,7 @@ class StreamedAnswer(Response):
         self._ended = not more
         if not self._started:
             self._started = True
-            headers = _SSE_HEADERS | _cache_header(self._call)
+            headers = {**_SSE_HEADERS, **self._more_headers, **_cache_header(self._call)}
             head = Response(media_type="text/event-stream", headers=headers)
             del head.headers["content-length"]
             await self._send({"type": "http.response.start", "status": 200, "headers": head.raw_headers})

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -17,6 +18,9 @@ from headrace.serve.service import Health, Service
 
 METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
+FORESEE_SECONDS = 2.0
+"""How long an explanation waits for the engine to have a moment between two steps."""
+
 Explain = Callable[[str, float], Mapping[str, Any] | None]
 """What is known of a request id at a time, or None."""
 
@@ -25,7 +29,9 @@ class Status:
     """The endpoints that only tell.
 
     ``explain`` and ``metrics`` belong to `observe`, which this room must not know; ``info`` is what
-    ``/server_info`` shows beside what the service counts; ``reset`` empties the engine's prefix cache.
+    ``/server_info`` shows beside what the service counts; ``reset`` empties the engine's prefix cache. ``foresee``
+    tells of a waiting request what only the engine knows (its ``position`` in the policy's order, a forecast); it is
+    asked between two steps.
     """
 
     def __init__(
@@ -39,6 +45,7 @@ class Status:
         info: Callable[[], Mapping[str, Any]],
         reset: Callable[[], object],
         version: str,
+        foresee: Explain = lambda request_id, now: None,
     ) -> None:
         self._service = service
         self._model = model
@@ -48,6 +55,7 @@ class Status:
         self._info = info
         self._reset = reset
         self._version = version
+        self._foresee = foresee
 
     def routes(self) -> list[Route]:
         """What to mount."""
@@ -82,12 +90,22 @@ class Status:
         note = self._notes.get(call_id)
         now = self._service.now()
         told = [self._explain(request_id, now) for request_id in note.request_ids]
-        found = [each for each in told if each is not None]
+        found = [dict(each) for each in told if each is not None]
         key_id = request.scope[CALLER].key_id
         if not found or (key_id is not None and any(each["tenant"] != key_id for each in found)):
             raise ApiError(404, f"There is no request {call_id!r}.", param="id", code="request_not_found")
-        shown = dict(found[0]) if len(note.request_ids) == 1 else {"id": call_id, "sequences": found}
+        for each in found:
+            if each["state"] == "waiting":
+                each |= await self._foreseen(each["id"])
+        shown = found[0] if len(note.request_ids) == 1 else {"id": call_id, "sequences": found}
         return JSONResponse(shown | {"metadata": note.metadata})
+
+    async def _foreseen(self, request_id: str) -> Mapping[str, Any]:
+        ask = self._service.between_steps(lambda: self._foresee(request_id, self._service.now()))
+        try:
+            return await asyncio.wait_for(ask, FORESEE_SECONDS) or {}
+        except TimeoutError:  # the engine hangs in a step: then this is what people ask about
+            return {}
 
     async def health(self, request: Request) -> Response:
         """``GET /health``: 200 while steps progress, 503 with the reason when work waits and none does."""

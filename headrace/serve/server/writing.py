@@ -46,7 +46,7 @@ class Writer(ABC):
             "system_fingerprint": call.model.fingerprint,
         }
         if body.service_tier is not None:
-            self._head["service_tier"] = "default" if body.service_tier == "auto" else body.service_tier
+            self._head["service_tier"] = call.service_class
         self._stream_head = encode(self._head | {"object": self.chunk_object})[:-1]
         self._choice_heads = [
             f'data: {self._stream_head},"choices":[{{"index":{choice.index},'.encode()

@@ -20,15 +20,21 @@ from headrace.core.scheduler.scheduler import Scheduler
 from headrace.core.scheduler.victims import LastRanked
 from headrace.observe.metrics import Metrics
 from headrace.observe.requests import RequestBook
+from headrace.observe.sheet import Sheet
+from headrace.observe.usage import UsageBook
 from headrace.serve.auth import Keys
+from headrace.serve.meter import Meter
 from headrace.serve.recall import Recall
+from headrace.serve.server.accounts import Accounts
 from headrace.serve.server.api import Api
 from headrace.serve.server.app import create_app
 from headrace.serve.server.cache_api import CacheApi
 from headrace.serve.server.model import ServedModel
 from headrace.serve.server.notes import Notes
 from headrace.serve.server.openapi import Docs
+from headrace.serve.server.rates import rate_headers
 from headrace.serve.server.status import Status
+from headrace.serve.server.urgency import Rules
 from headrace.serve.service import Service
 from headrace.serve.text.template import ChatTemplate
 from tests.doubles.scripted_runner import ScriptedRunner
@@ -89,15 +95,26 @@ def house(options: dict) -> Iterator[House]:
         max_model_len=max_model_len,
     )
     engine = Engine(scheduler, runner, events, Knobs(), overlap=options.get("overlap", 1))
-    book, metrics = RequestBook(), Metrics()
+    book, usage, sheet = RequestBook(), UsageBook(), Sheet(constant={"model_name": ""})
+    metrics = Metrics(sheet)
     seen: list[Event] = []
+    rules = options.get("rules", Rules())
     limits = Limits(options.get("queued_requests", 64), options.get("queued_tokens", 10_000))
     model = ServedModel(
-        "fox", tokenizer, ChatTemplate({"default": TEMPLATE}), max_model_len, tokenizer.vocab_size
+        "fox",
+        tokenizer,
+        ChatTemplate({"default": TEMPLATE}),
+        max_model_len,
+        tokenizer.vocab_size,
+        rules=rules,
     )
     house = House(None, engine, runner, None, model, seen)  # type: ignore[arg-type]
     service = Service(
-        engine, limits, [book, metrics, house], stall_seconds=options.get("stall_seconds", 60.0)
+        engine,
+        limits,
+        [book, usage, metrics, house],
+        Meter(rules.tenants, "fox"),
+        stall_seconds=options.get("stall_seconds", 60.0),
     )
     recall = house.recall = options.get("recall", Recall)(service)
     notes = Notes()
@@ -107,20 +124,23 @@ def house(options: dict) -> Iterator[House]:
         notes,
         max_body_bytes=options.get("max_body_bytes", 100_000),
         request_timeout=options.get("request_timeout", 30.0),
+        headers=lambda tenant: rate_headers(service.meter.rooms(tenant, service.now())),
     )
     status = Status(
         service,
         model,
         notes,
         explain=book.explain,
-        metrics=metrics.render,
+        metrics=sheet.render,
         info=lambda: {"device": "none"},
         reset=engine.reset_prefix_cache,
         version="0",
+        foresee=options.get("foresee", lambda request_id, now: None),
     )
-    keys = Keys(options.get("keys", ()))
+    keys = Keys(dict.fromkeys(options.get("keys", ())))
     caches = CacheApi(recall, metrics.caches.stats, keys_required=keys.required, max_body_bytes=100_000)
-    routes = [*api.routes(), *status.routes(), *caches.routes(), *Docs("0").routes()]
+    accounts = Accounts(service, usage.tenants, usage.tell)
+    routes = [route for each in (api, status, caches, accounts, Docs("0")) for route in each.routes()]
     app = create_app(recall, routes, keys)
     with TestClient(app, raise_server_exceptions=False) as client:
         house.client, house.service = client, service

@@ -1,4 +1,5 @@
 import json
+import time
 
 import pytest
 
@@ -59,6 +60,14 @@ def written(answer, streamed):
     return [(texts[index], *ends[index]) for index in sorted(texts)]
 
 
+def until_idle(house) -> None:
+    """Wait for the step that was under way when a stop string ended the answer."""
+    deadline = time.monotonic() + 10.0
+    while house.service.open_requests() or house.engine.wake_at(0.0) is not None:
+        assert time.monotonic() < deadline
+        time.sleep(0.005)
+
+
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 @pytest.mark.parametrize("path", [CHAT, COMPLETIONS])
 def test_one_entry_serves_streams_and_documents_alike(house, shape, path):
@@ -68,6 +77,7 @@ def test_one_entry_serves_streams_and_documents_alike(house, shape, path):
         house.client.post("/v1/cache/clear", json={"scope": "all"})
         live = post(house, path, stream=first, **shape)
         assert note(live) == "miss"
+        until_idle(house)
         steps = house.service.thread.progress().steps
         for streamed in (first, second):
             replayed = post(house, path, stream=streamed, **shape)

@@ -17,7 +17,10 @@ def test_every_error_has_openais_shape():
         errors.model_not_found("x"),
         errors.too_large(5),
         errors.timed_out(1.5),
-        errors.overloaded(Reject(RejectReason.QUEUE_FULL, "full", 7)),
+        errors.turned_away(Reject(RejectReason.QUEUE_FULL, "full", 7), {}),
+        errors.turned_away(Reject(RejectReason.TENANT_LIMIT, "enough", 7), {}),
+        errors.turned_away(Reject(RejectReason.TOO_LARGE, "never", 0), {}),
+        errors.deadline_unreachable("too late"),
         errors.shutting_down(),
         errors.failed(),
     ]
@@ -26,7 +29,23 @@ def test_every_error_has_openais_shape():
         body = json.loads(response.body)["error"]
         assert set(body) == {"message", "type", "param", "code"}
         assert body["code"]
-        assert ("retry-after" in response.headers) == (response.status_code == 503)
+        assert ("retry-after" in response.headers) == (response.status_code in (429, 503))
+
+
+def test_a_tenants_limit_is_a_429_with_its_headers():
+    error = errors.turned_away(
+        Reject(RejectReason.TENANT_LIMIT, "enough", 7), {"x-ratelimit-remaining-requests": "0"}
+    )
+    assert (error.status, error.code) == (429, "rate_limit_exceeded")
+    assert error.headers == {"x-ratelimit-remaining-requests": "0", "Retry-After": "7"}
+
+
+def test_a_deadline_that_passed_and_one_that_cannot_be_met_are_told_apart():
+    passed = errors.of_finish(Finished("r", FinishReason.TIMEOUT, 1, 0, 0), 3.0)
+    hopeless = errors.of_finish(Finished("r", FinishReason.UNREACHABLE, 1, 0, 0, "predicted 9 s"), 3.0)
+    assert (passed.status, passed.code) == (408, "deadline_exceeded")
+    assert (hopeless.status, hopeless.code) == (408, "deadline_unreachable")
+    assert "predicted 9 s" in str(hopeless)
 
 
 @pytest.mark.parametrize("reason", list(FinishReason))

@@ -4,8 +4,8 @@ import time
 
 import pytest
 
-from headrace.core.events import Finished
-from headrace.core.request import FinishReason
+from headrace.core.events import Finished, arrival
+from headrace.core.request import FinishReason, Request
 from headrace.serve.server import responses
 from headrace.serve.text.stream import TextStream
 
@@ -70,6 +70,21 @@ def test_a_deadline_before_the_first_token_is_a_408(house, stream):
     house.runner.gate.set()
     quiet(house)
     assert ends(house) == [FinishReason.TIMEOUT]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_deadline_that_cannot_be_met_is_a_408_at_once(house, stream, monkeypatch):
+    def refuse(request: Request, now: float) -> None:
+        house.engine._events += (
+            arrival(request),
+            Finished(request.id, FinishReason.UNREACHABLE, 1, 0, 0, "it needs 9 s"),
+        )
+
+    monkeypatch.setattr(house.engine, "submit", refuse)
+    answer = house.client.post(PATH, json={"prompt": "x", "stream": stream, "deadline_ms": 500})
+    assert answer.status_code == 408
+    assert answer.json()["error"]["code"] == "deadline_unreachable"
+    assert "it needs 9 s" in answer.json()["error"]["message"]
 
 
 @pytest.mark.parametrize("options", [{"request_timeout": 0.15, "step_seconds": 0.01}])

@@ -4,7 +4,6 @@ import pytest
 from pydantic import ValidationError
 
 from headrace.core.request import InvalidParameter, SamplingParams
-from headrace.serve.server.call import _priority
 from headrace.serve.server.chat_wire import ChatBody
 from headrace.serve.server.completions import _check_together
 from headrace.serve.server.completions_wire import CompletionBody
@@ -163,24 +162,3 @@ def test_no_call_opens_more_sequences_than_a_call_may_have_prompts(model):
     with pytest.raises(ApiError) as error:
         _check_together(body)
     assert error.value.param == "best_of"
-
-
-@pytest.mark.parametrize(
-    ("given", "number"),
-    [
-        ({}, 0),
-        ({"priority": 3}, 3),
-        ({"service_tier": "flex"}, 100),
-        ({"service_tier": "auto", "priority": 1}, 1),
-    ],
-)
-def test_priority_however_it_is_named(model, given, number):
-    assert _priority(CompletionBody(prompt="x", **given), model) == number
-
-
-@pytest.mark.parametrize("given", [{"priority": 1}, {"service_tier": "flex"}])
-def test_a_priority_that_nothing_would_come_of_is_refused(given):
-    plain = ServedModel("fox", byte_level(), ChatTemplate({}), 100, 400, by_priority=False)
-    with pytest.raises(ApiError, match="--scheduling-policy priority"):
-        _priority(CompletionBody(prompt="x", **given), plain)
-    assert _priority(CompletionBody(prompt="x", priority=0, service_tier="auto"), plain) == 0

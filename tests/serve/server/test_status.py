@@ -2,6 +2,9 @@ import time
 
 import pytest
 
+from headrace.core.request import Request, SamplingParams
+from headrace.serve.server import status
+
 PATH = "/v1/completions"
 
 
@@ -16,8 +19,6 @@ def test_health_is_progress_not_existence(house):
     for path in ("/health", "/health/ready", "/ping"):
         assert house.client.get(path).status_code == 200
     house.runner.gate.clear()
-    from headrace.core.request import Request
-
     house.client.portal.call(lambda: house.service.open([Request("r", (70, 71))]) and None)
     time.sleep(0.2)
     answer = house.client.get("/health")
@@ -82,3 +83,41 @@ def test_an_id_used_again_is_explained_anew(house):
     house.client.post(PATH, json=body)
     told = house.client.get("/v1/requests/cmpl-mine").json()
     assert (told["id"], told["metadata"]) == ("cmpl-mine", {})
+
+
+def two_for_one_slot(house) -> None:
+    """The second of two requests waits, and the book knows."""
+    params = SamplingParams(max_tokens=200, ignore_eos=True)
+    for name in ("first", "second"):
+        request = Request(name, (70, 71), params)
+        house.client.portal.call(lambda request=request: house.service.open([request]) and None)
+    until(lambda: house.client.get("/v1/requests/second").status_code == 200)
+
+
+FORESEEN = {"position": 7, "predicted_start_seconds": 1.5}
+SLOW = {"max_num_seqs": 1, "step_seconds": 0.01, "foresee": lambda request_id, now: FORESEEN}
+
+
+@pytest.mark.parametrize("options", [SLOW])
+def test_what_only_the_engine_knows_of_a_waiting_request_is_asked_of_it(house):
+    two_for_one_slot(house)
+    told = house.client.get("/v1/requests/second").json()
+    assert told["state"] == "waiting"
+    assert told | FORESEEN == told
+    assert "predicted_start_seconds" not in house.client.get("/v1/requests/first").json()
+
+
+@pytest.mark.parametrize("options", [SLOW])
+def test_an_engine_that_hangs_in_a_step_keeps_no_explanation_back(house, monkeypatch):
+    two_for_one_slot(house)
+    monkeypatch.setattr(status, "FORESEE_SECONDS", 0.05)
+    house.runner.gate.clear()
+    until(lambda: "predicted_start_seconds" not in house.client.get("/v1/requests/second").json())
+    assert house.client.get("/v1/requests/second").json()["position"] == 0
+
+
+def until(condition) -> None:
+    deadline = time.monotonic() + 10.0
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)

@@ -1,0 +1,166 @@
+"""The file of ``--tenants``: what each tenant and each class of service gets, checked and turned into core's values.
+
+```yaml
+default:                        # whoever is not named; each has this for himself
+  requests_per_minute: 60
+tenants:
+  acme:
+    weight: 4
+    default_class: priority
+    classes: [priority, flex]
+    tokens_per_minute: 100000
+    tokens_per_day: 20000000
+    max_concurrent_requests: 32
+    models: {large: {tokens_per_minute: 20000}}
+classes:
+  priority: {weight: 8, floor: 0.1, ttft_seconds: 1.0, tpot_seconds: 0.1, prompt_tokens: 512}
+```
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Annotated
+
+import yaml
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from headrace.config import ConfigError
+from headrace.core.classes import CLASSES, ServiceClass
+from headrace.core.request import Slo
+from headrace.core.tenants import EQUALS, TenantLimits, Tenants, TenantTerms
+
+NAMES = tuple(each.name for each in CLASSES if each.weight)
+"""Classes that a tenant may have."""
+
+Positive = Annotated[float, Field(gt=0, le=1e6)]
+Count = Annotated[int, Field(ge=1)]
+Name = Annotated[str, Field(pattern=f"^({'|'.join(NAMES)})$")]
+
+
+class _Form(BaseModel):
+    model_config = ConfigDict(strict=True, extra="forbid", allow_inf_nan=False)
+
+
+class _Limits(_Form):
+    requests_per_minute: Count | None = None
+    tokens_per_minute: Count | None = None
+    tokens_per_day: Count | None = None
+    max_concurrent_requests: Count | None = None
+
+    def limits(self) -> TenantLimits:
+        return TenantLimits(
+            self.requests_per_minute,
+            self.tokens_per_minute,
+            self.tokens_per_day,
+            self.max_concurrent_requests,
+        )
+
+
+class _Tenant(_Limits):
+    weight: Positive = 1.0
+    default_class: Name = "default"
+    classes: Annotated[list[Name], Field(min_length=1)] | None = None
+    models: dict[str, _Limits] = {}
+
+    def terms(self) -> TenantTerms:
+        return TenantTerms(
+            weight=self.weight,
+            default_class=self.default_class,
+            classes=frozenset(self.classes or ()),
+            limits=self.limits(),
+            models={model: limits.limits() for model, limits in self.models.items()},
+        )
+
+
+class _Class(_Form):
+    weight: Positive | None = None
+    floor: Annotated[float, Field(ge=0, le=1)] | None = None
+    ttft_seconds: Positive | None = None
+    tpot_seconds: Positive | None = None
+    prompt_tokens: Annotated[int, Field(ge=0)] | None = None
+    gather_seconds: Annotated[float, Field(ge=0, le=60)] | None = None
+
+    def over(self, given: ServiceClass) -> ServiceClass:
+        """``given`` with what the file says otherwise."""
+        told = self.model_dump(exclude_none=True)
+        ttft, tpot = given.slo
+        slo = Slo(told.pop("ttft_seconds", ttft), told.pop("tpot_seconds", tpot))
+        return replace(given, slo=slo, **told)
+
+
+class _File(_Form):
+    default: _Tenant = _Tenant()
+    tenants: dict[str, _Tenant] = {}
+    classes: dict[Name, _Class] = {}
+
+
+def read_tenants(file: str | None) -> tuple[Tenants, tuple[ServiceClass, ...]]:
+    """The tenants' terms and the classes of a file; without one, everybody is alike and the classes are as built in.
+
+    Raises:
+        ConfigError: the file cannot be read, or a field is unknown or out of range; names file, tenant and field.
+    """
+    if file is None:
+        return EQUALS, CLASSES
+    try:
+        content = yaml.safe_load(Path(file).read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+        raise ConfigError(f"--tenants {file} cannot be read as YAML: {error}") from None
+    try:
+        told = _File.model_validate({} if content is None else content)
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        place = ".".join(str(part) for part in first["loc"] if part != "[key]") or "the whole"
+        raise ConfigError(f"--tenants {file}: {place}: {_why(first['type'], first['msg'])}") from None
+    classes = tuple(told.classes.get(each.name, _Class()).over(each) for each in CLASSES)
+    if sum(each.floor for each in classes) > 1.0:
+        raise ConfigError(f"--tenants {file}: classes: the floors add up to more than 1")
+    named = {name: each.terms() for name, each in told.tenants.items()}
+    return Tenants(named, told.default.terms()), classes
+
+
+def describe_tenants(tenants: Tenants, classes: tuple[ServiceClass, ...]) -> list[str]:
+    """The classes, and the tenants' terms where there are any, as lines for the terminal."""
+    lines = [f"class        {_class_line(each)}" for each in classes if each.weight]
+    if tenants != EQUALS:
+        every = [*tenants.named.items(), ("(others)", tenants.default)]
+        lines += [f"tenant       {name}: {_terms_line(terms)}" for name, terms in every]
+    return lines
+
+
+def _class_line(each: ServiceClass) -> str:
+    facts = [f"weight {each.weight:g}", f"floor {each.floor:.0%}"]
+    if each.slo.ttft_seconds is not None:
+        facts.append(f"TTFT {each.slo.ttft_seconds:g} s")
+    if each.slo.tpot_seconds is not None:
+        facts.append(f"TPOT {each.slo.tpot_seconds:g} s")
+    if each.prompt_tokens:
+        facts.append(f"{each.prompt_tokens} prompt tokens a step")
+    if each.gather_seconds:
+        facts.append(f"gathers {each.gather_seconds:g} s")
+    return f"{each.name}: {', '.join(facts)}"
+
+
+def _terms_line(terms: TenantTerms) -> str:
+    facts = [f"weight {terms.weight:g}", f"class {terms.default_class}"]
+    if terms.classes:
+        facts.append(f"may use {' '.join(sorted(terms.classes))}")
+    facts += _limit_facts("", terms.limits)
+    for model, limits in terms.models.items():
+        facts += _limit_facts(f"{model}: ", limits)
+    return ", ".join(facts)
+
+
+def _limit_facts(of: str, limits: TenantLimits) -> list[str]:
+    told = limits._asdict().items()
+    return [f"{of}{value:,} {name.replace('_', ' ')}" for name, value in told if value is not None]
+
+
+def _why(kind: str, message: str) -> str:
+    if kind == "extra_forbidden":
+        return "there is no such field"
+    if kind == "string_pattern_mismatch":
+        return f"must be one of {', '.join(NAMES)}"
+    return message[0].lower() + message[1:]

@@ -1,0 +1,104 @@
+"""What each tenant has used since the server began: requests, tokens, refusals.
+
+It answers ``GET /v1/usage``. Tokens are counted as they are worked on, so that the sums of all tenants are what the
+engine did; what response caches answered is told apart. How a tenant's limits stand is the meter's to tell.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from typing import Any
+
+from headrace.core.events import (
+    AdmitReason,
+    Admitted,
+    Arrived,
+    Chunked,
+    Emitted,
+    Event,
+    Finished,
+    Spared,
+    TurnedAway,
+)
+from headrace.observe.series import OTHER
+
+MOST_TENANTS = 10_000
+"""Tenants that are told apart; callers who invent more are counted together as ``other``."""
+
+
+class _Account:
+    """One tenant's counts."""
+
+    __slots__ = (
+        *("cached", "computed", "generated", "open", "prompt", "reasons", "refused", "requests"),
+        *("spared", "spared_tokens"),
+    )
+
+    def __init__(self) -> None:
+        self.requests = self.open = 0
+        self.prompt = self.computed = self.cached = self.generated = 0
+        self.spared = self.spared_tokens = 0
+        self.reasons: Counter[str] = Counter()
+        self.refused: Counter[str] = Counter()
+
+
+class UsageBook:
+    """A `core.ports.Watcher` that keeps an account per tenant."""
+
+    def __init__(self) -> None:
+        self._accounts: dict[str, _Account] = {}
+        self._live: dict[str, _Account] = {}
+
+    def fold(self, event: Event, now: float) -> None:
+        if isinstance(event, Emitted):
+            self._live[event.request_id].generated += len(event.tokens)
+        elif isinstance(event, Chunked):
+            self._live[event.request_id].computed += event.length
+        elif isinstance(event, Arrived):
+            account = self._live[event.request_id] = self._account(event.tenant)
+            account.requests += 1
+            account.open += 1
+            account.prompt += event.prompt_tokens
+        elif isinstance(event, Admitted):
+            if event.reason is AdmitReason.NEW:
+                self._live[event.request_id].cached += event.cached_tokens
+        elif isinstance(event, Finished):
+            ended = self._live.pop(event.request_id, None)
+            if ended is not None:
+                ended.open -= 1
+                ended.reasons[event.reason] += 1
+        elif isinstance(event, TurnedAway):
+            self._account(event.tenant).refused[event.reason] += 1
+        elif isinstance(event, Spared):
+            spared = self._account(event.tenant)
+            spared.spared += 1
+            spared.spared_tokens += event.prompt_tokens + event.output_tokens
+
+    def tenants(self) -> list[str]:
+        """Everybody of whom there is something to tell."""
+        return sorted(self._accounts)
+
+    def tell(self, tenant: str) -> Mapping[str, Any]:
+        """One tenant's account, as plain values for JSON; zeros of one who was never here."""
+        account = self._accounts.get(tenant) or _Account()
+        return {
+            "tenant": tenant,
+            "requests": account.requests,
+            "open_requests": account.open,
+            "finished": dict(account.reasons),
+            "refused": dict(account.refused),
+            "prompt_tokens": account.prompt,
+            "computed_tokens": account.computed,
+            "cached_tokens": account.cached,
+            "generated_tokens": account.generated,
+            "spared_requests": account.spared,
+            "spared_tokens": account.spared_tokens,
+        }
+
+    def _account(self, tenant: str) -> _Account:
+        account = self._accounts.get(tenant)
+        if account is None:
+            name = tenant if len(self._accounts) < MOST_TENANTS else OTHER
+            account = self._accounts.setdefault(name, _Account())
+        return account
