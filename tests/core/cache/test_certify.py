@@ -1,0 +1,134 @@
+"""Bounds against values worked out by hand, and the promise over many synthetic data sets."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import random
+
+import pytest
+
+from headrace.core.cache.certify import (
+    AuditBound,
+    Tally,
+    beta_cdf,
+    certify,
+    served_to_prove,
+    upper_error,
+)
+
+
+@pytest.mark.parametrize(
+    ("x", "a", "b", "value"),
+    [
+        (0.3, 1, 1, 0.3),  # uniform
+        (0.5, 2, 2, 0.5),  # symmetric
+        (0.2, 1, 5, 1 - 0.8**5),
+        (0.9, 7, 1, 0.9**7),
+        (0.4, 3, 4, sum(math.comb(6, k) * 0.4**k * 0.6 ** (6 - k) for k in range(3, 7))),
+        (0.01, 11, 1990, sum(math.comb(2000, k) * 0.01**k * 0.99 ** (2000 - k) for k in range(11, 200))),
+        (0.0, 2, 3, 0.0),
+        (1.0, 2, 3, 1.0),
+    ],
+)
+def test_the_incomplete_beta_function(x, a, b, value):
+    assert beta_cdf(x, a, b) == pytest.approx(value, rel=1e-9, abs=1e-12)
+
+
+def test_clopper_and_pearson_by_hand():
+    assert upper_error(0, 299, 0.95) == pytest.approx(1 - 0.05 ** (1 / 299))  # the rule of three
+    assert upper_error(0, 299, 0.95) < 0.01 < upper_error(0, 298, 0.95)
+    # The rate at which one or none of ten is seen five times in a hundred: (1-p)^10 + 10 p (1-p)^9 = 0.05.
+    rate = upper_error(1, 10, 0.95)
+    assert (1 - rate) ** 10 + 10 * rate * (1 - rate) ** 9 == pytest.approx(0.05, abs=1e-9)
+    assert rate == pytest.approx(0.3942, abs=1e-4)
+    assert upper_error(5, 100, 0.95) == pytest.approx(0.1023, abs=1e-4)  # published tables
+    assert upper_error(0, 0, 0.95) == 1.0
+    assert upper_error(7, 7, 0.95) == 1.0
+
+
+def test_counts_that_cannot_be():
+    with pytest.raises(ValueError, match="3 wrong of 2"):
+        upper_error(3, 2, 0.95)
+
+
+def test_the_loosest_threshold_that_the_data_support():
+    tallies = [Tally(0.9, 500, 0), Tally(0.8, 1000, 2), Tally(0.7, 1500, 12), Tally(0.6, 2000, 60)]
+    found = certify(tallies, 0.01, 0.95, starts=1)
+    assert found is not None
+    assert found.tally.threshold == 0.8
+    assert found.bound == pytest.approx(upper_error(2, 1000, 0.95))
+    assert found.bound < 0.01
+
+
+def test_a_strict_threshold_that_proves_nothing_does_not_hide_a_looser_one():
+    tallies = [Tally(0.9, 20, 0), Tally(0.8, 2000, 1)]
+    assert certify(tallies, 0.01, 0.95, starts=1) is None
+    found = certify(tallies, 0.01, 0.95, starts=2)
+    assert found is not None
+    assert found.tally.threshold == 0.8
+
+
+def test_too_few_answers_certify_nothing():
+    enough = served_to_prove(0.01, 0.95)
+    assert certify([Tally(0.5, enough - 1, 0)], 0.01, 0.95, starts=4) is not None  # one start, whole doubt
+    tallies = [Tally(0.5, enough - 1, 0)] * 4
+    assert certify(tallies, 0.01, 0.95) is None
+    assert certify([Tally(0.5, enough, 0)] * 4, 0.01, 0.95) is not None
+    assert certify([], 0.01, 0.95) is None
+
+
+@pytest.mark.parametrize("max_error", [0.02, 0.05])
+def test_the_promise_holds_on_exchangeable_data(max_error):
+    """Of 200 data sets at most one in twenty may certify a threshold whose true error is above the promise."""
+    draw = random.Random(7)
+    thresholds = [0.8, 0.7, 0.6, 0.55, 0.5, 0.45, 0.4, 0.3]
+
+    def error_at(score: float) -> float:
+        return 0.6 * (1.0 - score) ** 3
+
+    def true_error(threshold: float) -> float:
+        points = [threshold + (1 - threshold) * (i + 0.5) / 500 for i in range(500)]
+        return sum(map(error_at, points)) / 500
+
+    broken = certified = 0
+    for _ in range(200):
+        counts = [[0, 0] for _ in thresholds]
+        for _ in range(1500):
+            score = draw.random()
+            if score >= thresholds[-1]:
+                passed = next(index for index, threshold in enumerate(thresholds) if score >= threshold)
+                counts[passed][0] += 1
+                counts[passed][1] += draw.random() < error_at(score)
+        served, wrong = (list(itertools.accumulate(column)) for column in zip(*counts, strict=True))
+        tallies = [Tally(*row) for row in zip(thresholds, served, wrong, strict=True)]
+        found = certify(tallies, max_error, 0.95)
+        certified += found is not None
+        broken += found is not None and true_error(found.tally.threshold) > max_error
+    assert certified > 100, "the test must be able to fail"
+    assert broken <= 10
+
+
+def test_an_audit_of_a_kept_promise_is_rarely_alarmed():
+    draw = random.Random(11)
+    alarms = 0
+    for _ in range(300):
+        audit = AuditBound(0.02, 0.95)
+        for _ in range(1000):
+            audit.observe(draw.random() < 0.02)
+        alarms += audit.violated
+    assert alarms <= 15
+
+
+def test_an_audit_finds_a_broken_promise_and_remembers_it():
+    draw = random.Random(13)
+    audit = AuditBound(0.01, 0.95)
+    needed = 0
+    while not audit.violated:
+        audit.observe(draw.random() < 0.1)
+        needed += 1
+    assert needed < 300
+    for _ in range(5000):
+        audit.observe(False)
+    assert audit.violated
+    assert audit.audited == needed + 5000
