@@ -1,0 +1,97 @@
+"""English words that matter to the guards, as lists: words without content, negations, opposites, words of time.
+
+Only data and the crude stemming that makes inflections meet. Another language would be another file like this one.
+"""
+
+from __future__ import annotations
+
+
+def _words(text: str) -> frozenset[str]:
+    return frozenset(text.split())
+
+
+FUNCTION_WORDS = _words(
+    """
+    a an the of in on at to for from by with about into over and or but if then than as is are was were be been being
+    am do does did doing done have has had having will would shall should can could may might must i you he she it we
+    they me him her us them my your his its our their this that these those there here so too very just please what
+    which who whom whose when where why how some any one also let lets get got im ive id ill whats hows wheres whos
+    thats theres tell know want need like way s t m re ve ll d
+    """
+)
+POLITE_WORDS = _words("please hi hello hey thanks thank kindly so well ok okay and")
+NEGATIONS = _words(
+    """
+    no not never without cannot neither nor none nothing nobody nowhere hardly barely except unless dont doesnt didnt
+    isnt arent wasnt werent wont wouldnt cant couldnt shouldnt hasnt havent hadnt aint
+    """
+)
+NUMBER_WORDS = {
+    "zero": "0",
+    "two": "2",
+    "twice": "2",
+    "three": "3",
+    "four": "4",
+    "five": "5",
+    "six": "6",
+    "seven": "7",
+    "eight": "8",
+    "nine": "9",
+    "ten": "10",
+    "eleven": "11",
+    "twelve": "12",
+    "fifteen": "15",
+    "twenty": "20",
+    "thirty": "30",
+    "forty": "40",
+    "fifty": "50",
+    "hundred": "100",
+    "thousand": "1000",
+}
+TIMELY_WORDS = _words(
+    "today todays tonight tomorrow yesterday currently latest recent recently upcoming nowadays"
+)
+NEGATING_PREFIXES = ("un", "in", "im", "dis", "de", "non", "ir", "il", "mis", "anti")
+
+_OPPOSITES = _words(
+    """
+    on/off enable/disable activate/deactivate open/close buy/sell before/after with/without first/last minimum/maximum
+    min/max gain/lose win/lose import/export in/out up/down more/less most/least advantage/disadvantage pros/cons
+    pro/con hot/cold left/right old/new best/worst good/bad better/worse credit/debit short/long shortest/longest
+    high/low highest/lowest higher/lower lend/borrow send/receive give/receive given/received add/remove start/stop
+    start/end begin/end accept/decline accept/reject male/female men/women man/woman boy/girl lock/unlock login/logout
+    deposit/withdraw deposit/withdrawal freeze/unfreeze pass/fail true/false cheap/expensive strong/weak
+    strongest/weakest legal/illegal positive/negative increase/decrease increase/reduce above/below inside/outside
+    early/late earliest/latest love/hate like/dislike connect/disconnect install/uninstall subscribe/unsubscribe
+    upgrade/downgrade allow/block allow/deny pause/resume hide/show push/pull mute/unmute raise/lower big/small
+    large/small safe/dangerous easy/hard easy/difficult fast/slow full/empty hire/fire husband/wife father/mother
+    brother/sister son/daughter day/night summer/winter north/south east/west black/white input/output encrypt/decrypt
+    encode/decode upload/download sunrise/sunset morning/evening arrive/leave arrival/departure incoming/outgoing
+    oldest/newest youngest/oldest attack/defend
+    """
+)
+
+
+def stem(word: str) -> str:
+    """The word without the commonest endings of English inflection; crude, and the same for both sides."""
+    for ending, least in (("ing", 6), ("ies", 5), ("ed", 5), ("es", 5), ("s", 4)):
+        if len(word) >= least and word.endswith(ending) and not word.endswith("ss"):
+            cut = word[: -len(ending)]
+            if ending == "ies":
+                return cut + "y"
+            doubled = len(cut) > 3 and cut[-1] == cut[-2] and ending in ("ing", "ed")
+            return cut[:-1] if doubled else cut
+    return word[:-1] if len(word) > 4 and word.endswith("e") else word
+
+
+def _by_stem() -> dict[str, frozenset[str]]:
+    found: dict[str, set[str]] = {}
+    for pair in _OPPOSITES:
+        one, other = map(stem, pair.split("/"))
+        found.setdefault(one, set()).add(other)
+        found.setdefault(other, set()).add(one)
+    return {word: frozenset(others) for word, others in found.items()}
+
+
+OPPOSITES = _by_stem()
+"""Stems, and the stems that mean the opposite."""
