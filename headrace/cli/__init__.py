@@ -8,6 +8,7 @@ import typer
 
 from headrace.cli.batch import run_batch
 from headrace.cli.bench import bench_app
+from headrace.cli.cache import cache_app
 from headrace.cli.chat import chat
 from headrace.cli.complete import complete
 from headrace.cli.doctor import doctor
@@ -26,6 +27,7 @@ app = typer.Typer(
 for command in (serve, chat, complete, run_batch, replay, simulate, plan, doctor):
     app.command()(command)
 app.add_typer(bench_app, name="bench")
+app.add_typer(cache_app, name="cache")
 
 
 def main() -> None:

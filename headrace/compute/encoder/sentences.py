@@ -6,6 +6,7 @@ takes seconds to start). Knows nothing of caches; `core.ports.Embedder` is what 
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Sequence
 from importlib.util import find_spec
@@ -36,8 +37,9 @@ Pooling = Literal["mean", "cls"]
 class Sentences:
     """An encoder of sentences: ``embed`` gives each text a vector of length one.
 
-    Texts longer than ``max_tokens`` have no vector, because an encoder that reads only the beginning of a
-    question must not judge it. Safe to call from one thread at a time.
+    ``name`` ends in a digest of weights and tokenizer: vectors of two encoders are comparable where it is equal.
+    Texts longer than ``max_tokens`` have no vector, because an encoder that reads only the beginning of a question
+    must not judge it. Safe to call from one thread at a time.
     """
 
     def __init__(
@@ -59,7 +61,8 @@ class Sentences:
         Raises:
             ModelError: there is none of that name, or its files ask for something that is not computed.
         """
-        folder = _packaged_folder() if name == PACKAGED else resolve_folder(name)
+        packaged = _packaged_folder() if name == PACKAGED else None
+        folder = packaged or resolve_folder(name)
         bert = Bert(parse_bert_config(read_config(folder)), read_tensors(folder))
         path = folder / "tokenizer.json"
         if not path.is_file():
@@ -70,7 +73,7 @@ class Sentences:
             tokenizers.Tokenizer.from_file(str(path)),
             max_tokens=min(int(limit), bert.spec.max_tokens),
             pooling=_pooling(folder),
-            name=name,
+            name=f"{folder.name if folder != packaged else PACKAGED}@{_digest(folder)}",
         )
 
     def embed(self, texts: Sequence[str]) -> list[NDArray[np.float32] | None]:
@@ -100,6 +103,14 @@ class Sentences:
             pooled = _masked_mean(hidden, mask) if self._pooling == "mean" else hidden[:, 0]
         vectors: NDArray[np.float32] = F.normalize(pooled, dim=1).numpy()
         return vectors
+
+
+def _digest(folder: Path) -> str:
+    whole = hashlib.sha256()
+    for name in ("model.safetensors", "tokenizer.json"):
+        with (folder / name).open("rb") as file:
+            whole.update(hashlib.file_digest(file, "sha256").digest())
+    return whole.hexdigest()[:16]
 
 
 def _masked_mean(hidden: Tensor, mask: Tensor) -> Tensor:

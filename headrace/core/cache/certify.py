@@ -81,36 +81,52 @@ class Certificate(NamedTuple):
 
 
 def certify(
-    tallies: Sequence[Tally], max_error: float, confidence: float, starts: int = 4
+    tallies: Sequence[Tally], starts: Sequence[int], max_error: float, confidence: float
 ) -> Certificate | None:
     """The loosest threshold that the data support, or None where they support none.
 
-    ``tallies`` go from the strictest threshold to the loosest; their thresholds must have been chosen without the
-    data that they count. The sequence is cut into ``starts`` parts of equal length; each spends an equal
-    share of the allowed doubt, tests its first threshold and goes looser, also into the next parts, until a
-    threshold fails. A single sequence from the strictest would stall at once, because too little is served there to
-    prove anything; and testing all thresholds independently would spend the doubt on neighbours.
+    ``tallies`` go from strict to loose. From each index in ``starts`` thresholds are tested in order until one
+    fails, so that all of them spend the doubt of one, an equal share of the whole per start. Thresholds and starts
+    must have been chosen without the data that ``tallies`` count; `promising_starts` does that on other data.
+    Beginning at the strictest would stall at once: too little is served there to prove anything.
     """
-    if not tallies:
-        return None
-    starts = min(starts, len(tallies))
-    doubt = (1.0 - confidence) / starts
-    best = -1
-    for start in range(starts):
-        for index in range(start * len(tallies) // starts, len(tallies)):
-            _, served, wrong = tallies[index]
-            if not served or _chance_of_so_few(wrong, served, max_error) > doubt:
+    best: Tally | None = None
+    doubt = (1.0 - confidence) / max(1, len(starts))
+    for start in starts:
+        for tally in tallies[start:]:
+            if not tally.served or _chance_of_so_few(tally.wrong, tally.served, max_error) > doubt:
                 break
-            best = max(best, index)
-    if best < 0:
-        return None
-    tally = tallies[best]
-    return Certificate(tally, upper_error(tally.wrong, tally.served, 1.0 - doubt))
+            if best is None or tally.threshold < best.threshold:
+                best = tally
+    return best and Certificate(best, upper_error(best.wrong, best.served, 1.0 - doubt))
 
 
-def served_to_prove(max_error: float, confidence: float, starts: int = 4) -> int:
-    """Served answers, all of them right, that `certify` needs at the least: fewer can prove nothing."""
-    return math.ceil(math.log((1.0 - confidence) / starts) / math.log1p(-max_error))
+def promising_starts(
+    tallies: Sequence[Tally], max_error: float, confidence: float, growth: float
+) -> list[int]:
+    """Where `certify` should begin on ``growth`` times as much data like these, without having seen them.
+
+    Where most can be proved (error rates taken with half an error more than was seen, because none in a few proves
+    nothing); where half as much is served, in case these tallies were lucky; at the loosest threshold that would just
+    pass, in case a few errors stop the way there; and half way to it. With much data four starts cost little: the
+    doubt of each is a quarter, the bound hardly wider.
+    """
+
+    def doubt(tally: Tally, more: float) -> float:
+        served = round(tally.served * growth)
+        wrong = math.ceil((tally.wrong + more) * growth)
+        return _chance_of_so_few(min(wrong, served), served, max_error)
+
+    best = min(range(len(tallies)), key=lambda index: doubt(tallies[index], 0.5))
+    half = min(range(best + 1), key=lambda index: abs(tallies[index].served - tallies[best].served / 2))
+    passing = [index for index in range(best, len(tallies)) if doubt(tallies[index], 0.0) <= 1.0 - confidence]
+    edge = max(passing, default=best)
+    return sorted({half, best, (best + edge + 1) // 2, edge})
+
+
+def served_to_prove(max_error: float, confidence: float) -> int:
+    """Served answers, all of them right, that `certify` needs from one start: fewer can prove nothing."""
+    return math.ceil(math.log1p(-confidence) / math.log1p(-max_error))
 
 
 class AuditBound:

@@ -13,6 +13,7 @@ from headrace.core.cache.certify import (
     Tally,
     beta_cdf,
     certify,
+    promising_starts,
     served_to_prove,
     upper_error,
 )
@@ -54,28 +55,42 @@ def test_counts_that_cannot_be():
 
 def test_the_loosest_threshold_that_the_data_support():
     tallies = [Tally(0.9, 500, 0), Tally(0.8, 1000, 2), Tally(0.7, 1500, 12), Tally(0.6, 2000, 60)]
-    found = certify(tallies, 0.01, 0.95, starts=1)
+    found = certify(tallies, [0], 0.01, 0.95)
     assert found is not None
     assert found.tally.threshold == 0.8
-    assert found.bound == pytest.approx(upper_error(2, 1000, 0.95))
-    assert found.bound < 0.01
+    assert found.bound == upper_error(2, 1000, 0.95) < 0.01
 
 
-def test_a_strict_threshold_that_proves_nothing_does_not_hide_a_looser_one():
-    tallies = [Tally(0.9, 20, 0), Tally(0.8, 2000, 1)]
-    assert certify(tallies, 0.01, 0.95, starts=1) is None
-    found = certify(tallies, 0.01, 0.95, starts=2)
+def test_nothing_behind_a_failure_is_tested_from_the_same_start():
+    tallies = [Tally(0.9, 500, 0), Tally(0.8, 600, 60), Tally(0.7, 5000, 1)]
+    found = certify(tallies, [0], 0.01, 0.95)
     assert found is not None
-    assert found.tally.threshold == 0.8
+    assert found.tally.threshold == 0.9
+    found = certify(tallies, [0, 2], 0.01, 0.95)
+    assert found is not None
+    assert found.tally.threshold == 0.7
+    assert certify([Tally(0.9, 20, 0), Tally(0.8, 2000, 1)], [0], 0.01, 0.95) is None
+
+
+def test_starts_share_the_doubt():
+    assert certify([Tally(0.9, 310, 0)], [0], 0.01, 0.95) is not None
+    assert certify([Tally(0.9, 310, 0), Tally(0.8, 0, 0)], [0, 1], 0.01, 0.95) is None
+    assert certify([Tally(0.9, 368, 0), Tally(0.8, 0, 0)], [0, 1], 0.01, 0.95) is not None
+
+
+def test_it_begins_where_most_can_be_proved_and_around():
+    other_half = [Tally(0.95, 10, 0), Tally(0.9, 520, 0), Tally(0.8, 1000, 1), Tally(0.7, 1500, 30)]
+    assert promising_starts(other_half, 0.01, 0.95, growth=1.0) == [1, 2]
+    looser = [*other_half[:3], Tally(0.75, 1500, 6), Tally(0.72, 1700, 8), Tally(0.7, 2000, 50)]
+    assert promising_starts(looser, 0.01, 0.95, growth=1.0) == [1, 2, 3, 4]
+    assert promising_starts([Tally(0.9, 0, 0), Tally(0.8, 3, 3)], 0.01, 0.95, growth=2.0) == [0]
 
 
 def test_too_few_answers_certify_nothing():
-    enough = served_to_prove(0.01, 0.95)
-    assert certify([Tally(0.5, enough - 1, 0)], 0.01, 0.95, starts=4) is not None  # one start, whole doubt
-    tallies = [Tally(0.5, enough - 1, 0)] * 4
-    assert certify(tallies, 0.01, 0.95) is None
-    assert certify([Tally(0.5, enough, 0)] * 4, 0.01, 0.95) is not None
-    assert certify([], 0.01, 0.95) is None
+    assert served_to_prove(0.01, 0.95) == 299
+    assert certify([Tally(0.5, 298, 0)], [0], 0.01, 0.95) is None
+    assert certify([Tally(0.5, 299, 0)], [0], 0.01, 0.95) is not None
+    assert certify([], [], 0.01, 0.95) is None
 
 
 @pytest.mark.parametrize("max_error", [0.02, 0.05])
@@ -91,8 +106,7 @@ def test_the_promise_holds_on_exchangeable_data(max_error):
         points = [threshold + (1 - threshold) * (i + 0.5) / 500 for i in range(500)]
         return sum(map(error_at, points)) / 500
 
-    broken = certified = 0
-    for _ in range(200):
+    def sample() -> list[Tally]:
         counts = [[0, 0] for _ in thresholds]
         for _ in range(1500):
             score = draw.random()
@@ -101,8 +115,12 @@ def test_the_promise_holds_on_exchangeable_data(max_error):
                 counts[passed][0] += 1
                 counts[passed][1] += draw.random() < error_at(score)
         served, wrong = (list(itertools.accumulate(column)) for column in zip(*counts, strict=True))
-        tallies = [Tally(*row) for row in zip(thresholds, served, wrong, strict=True)]
-        found = certify(tallies, max_error, 0.95)
+        return [Tally(*row) for row in zip(thresholds, served, wrong, strict=True)]
+
+    broken = certified = 0
+    for _ in range(200):
+        starts = promising_starts(sample(), max_error, 0.95, growth=1.0)
+        found = certify(sample(), starts, max_error, 0.95)
         certified += found is not None
         broken += found is not None and true_error(found.tally.threshold) > max_error
     assert certified > 100, "the test must be able to fail"

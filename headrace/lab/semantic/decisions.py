@@ -1,0 +1,124 @@
+"""What the judge would have seen of labelled questions, one decision each.
+
+A stream is played against a cache that starts empty: what is not served is computed and becomes an entry, what is
+served does not, exactly as the server does it, so that the errors counted are those of the policy and not of a
+cache that knows everything. Pairs are independent, and their neighbourhood is unlabelled, so that only what the two
+questions say counts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from headrace.core.cache.guards import Traits, traits
+from headrace.core.cache.judge import NEIGHBOURS, Candidate, Neighbour, weigh
+from headrace.core.cache.score import Evidence
+from headrace.lab.semantic.rows import Pairs, Stream
+
+Vectors = NDArray[np.float32]
+Embed = Callable[[Sequence[str]], Sequence[Vectors | None]]
+"""Unit vectors of texts; None for one that is too long."""
+
+_BLOCK = 512
+_REACH = 8 * NEIGHBOURS
+"""Earlier rows looked at per question: enough to find the cached ones among them."""
+
+PAIR_EVIDENCE = ("cosine", "shared", "kept", "order", "length", "complete")
+"""What is known of a pair without neighbours that have labels."""
+
+
+class Decision(NamedTuple):
+    """Of one row: the evidence for the candidate and whether it is right; None where nothing could be served."""
+
+    row: int
+    evidence: Evidence | None = None
+    right: bool = False
+    served: bool = False
+
+
+class PlayedStream:
+    """A stream with its vectors, ready to be played under one policy after the other."""
+
+    def __init__(self, stream: Stream, embed: Embed) -> None:
+        texts = [row.text for row in stream.rows]
+        embedded = list(zip(texts, stream.rows, embed(texts), strict=True))
+        kept = [(text, row.answer, vector) for text, row, vector in embedded if vector is not None]
+        names = {
+            answer: number for number, answer in enumerate(dict.fromkeys(answer for _, answer, _ in kept))
+        }
+        self.traits = [traits(text) for text, _, _ in kept]
+        self.answers = [names[answer] for _, answer, _ in kept]
+        self._near, self._cosines = _earlier(np.array([vector for _, _, vector in kept], np.float32))
+
+    def __len__(self) -> int:
+        return len(self.answers)
+
+    def play(self, serve: Callable[[Evidence], bool]) -> list[Decision]:
+        """One decision per row, with a cache that holds the rows before it that were not served."""
+        cached = np.zeros(len(self), dtype=bool)
+        decisions = []
+        for row in range(len(self)):
+            found = weigh(self.traits[row], self._neighbours(row, cached))
+            if isinstance(found, Candidate):
+                right = found.neighbour.answer == self.answers[row]
+                decision = Decision(row, found.evidence, right, serve(found.evidence))
+            else:
+                decision = Decision(row)
+            cached[row] = not decision.served
+            decisions.append(decision)
+        return decisions
+
+    def earlier(self, row: int) -> Iterator[tuple[int, float]]:
+        """Rows before ``row`` and their cosines, nearest first."""
+        for other, cosine in zip(self._near[row], self._cosines[row], strict=True):
+            if other < 0:
+                return
+            yield int(other), float(cosine)
+
+    def _neighbours(self, row: int, cached: NDArray[np.bool_]) -> list[Neighbour]:
+        near = self._near[row]
+        chosen = np.flatnonzero((near >= 0) & cached[near])[:NEIGHBOURS]
+        return [
+            Neighbour(str(other), float(cosine), self.answers[other], self.traits[other])
+            for other, cosine in zip(near[chosen].tolist(), self._cosines[row, chosen].tolist(), strict=True)
+        ]
+
+
+def decide_pairs(pairs: Pairs, embed: Embed) -> list[Decision]:
+    """One decision per pair, nothing served: a threshold on the evidence alone says what would be."""
+    firsts = embed([row.first for row in pairs.rows])
+    seconds = embed([row.second for row in pairs.rows])
+    decisions = []
+    for index, (row, first, second) in enumerate(zip(pairs.rows, firsts, seconds, strict=True)):
+        found = None
+        if first is not None and second is not None:
+            cached: Traits = traits(row.first)
+            if not cached.timely:
+                found = weigh(traits(row.second), [Neighbour(str(index), float(first @ second), 0, cached)])
+        if isinstance(found, Candidate):
+            decisions.append(Decision(index, found.evidence, row.same))
+        else:
+            decisions.append(Decision(index))
+    return decisions
+
+
+def _earlier(vectors: Vectors) -> tuple[NDArray[np.int64], Vectors]:
+    """The rows before each row that are nearest to it, nearest first; -1 where there are fewer than asked for."""
+    count = len(vectors)
+    near = np.full((count, _REACH), -1, dtype=np.int64)
+    cosines = np.full((count, _REACH), -1.0, dtype=np.float32)
+    for start in range(0, count, _BLOCK):
+        stop = min(start + _BLOCK, count)
+        similar = vectors[start:stop] @ vectors[:stop].T
+        for row in range(start, stop):
+            earlier = similar[row - start, :row]
+            reach = min(_REACH, row)
+            chosen = np.argpartition(-earlier, reach - 1)[:reach] if reach < row else np.arange(row)
+            chosen = chosen[np.argsort(-earlier[chosen], kind="stable")]
+            near[row, :reach] = chosen
+            cosines[row, :reach] = earlier[chosen]
+    return near, cosines

@@ -1,0 +1,61 @@
+"""``headrace cache calibrate``, with an encoder whose vectors are drawn."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from headrace.cli import app
+from headrace.compute.encoder.sentences import Sentences
+from headrace.config import ConfigError
+from headrace.core.cache.calibration import Calibration
+from tests.lab.semantic.synthetic import Likeness
+
+
+@pytest.fixture
+def pairs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    drawn = Likeness(3000, seed=1)
+
+    class Drawn:
+        name = "drawn@1"
+        embed = staticmethod(drawn.embed)
+
+    monkeypatch.setattr(Sentences, "from_name", lambda name: Drawn())
+    file = tmp_path / "pairs.csv"
+    lines = [f"{row.first},{row.second},{int(row.same)}" for row in drawn.pairs.rows]
+    file.write_text("text_a,text_b,same\n" + "\n".join(lines) + "\n")
+    return file
+
+
+def calibrate(*arguments: object) -> str:
+    done = CliRunner().invoke(app, ["cache", "calibrate", *map(str, arguments)], catch_exceptions=True)
+    if done.exception is not None:
+        raise done.exception
+    return done.output
+
+
+def test_it_writes_what_it_can_prove(pairs: Path, tmp_path: Path) -> None:
+    output = tmp_path / "calibration.json"
+    said = calibrate(pairs, "--output", output, "--max-error", 0.04)
+    assert "at most 0.04 wrong: " in said
+    assert "certified" in said
+    assert "cannot prove that at most 0.01" in said
+    calibration = Calibration.from_text(output.read_text())
+    assert calibration.encoder == "drawn@1"
+    assert calibration.certificate(0.04, 0.95).bound <= 0.04
+
+
+def test_it_writes_nothing_that_it_cannot_prove(pairs: Path, tmp_path: Path) -> None:
+    output = tmp_path / "calibration.json"
+    with pytest.raises(ConfigError, match="nothing written: the labelled rows cannot prove"):
+        calibrate(pairs, "--output", output, "--max-error", 0.0005)
+    assert not output.exists()
+
+
+def test_settings_that_cannot_be(pairs: Path, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="--max-error must be between"):
+        calibrate(pairs, "--max-error", 1.5)
+    with pytest.raises(ConfigError, match="cannot be read"):
+        calibrate(tmp_path / "gone.csv")

@@ -1,0 +1,65 @@
+"""Questions whose intents, words and vectors are drawn, so that nothing depends on an encoder."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+
+import numpy as np
+
+from headrace.lab.semantic.decisions import Vectors
+from headrace.lab.semantic.rows import Pair, Pairs, Question, Stream
+
+LETTERS = "bcdfghjklmnpqrstvwxz"
+
+
+def word(number: int) -> str:
+    """A made-up word for a number, without digits in it."""
+    return "".join(LETTERS[(number // 20**place) % 20] + "a" for place in range(4))
+
+
+class Traffic:
+    """A stream over ``intents``, and its vectors: centres with noise, so that near questions are mostly the same."""
+
+    def __init__(self, rows: int, seed: int, intents: int = 40, noise: float = 0.35) -> None:
+        draw = random.Random(seed)
+        numbers = np.random.default_rng(seed)
+        centres = numbers.normal(size=(intents, 24))
+        centres /= np.linalg.norm(centres, axis=1, keepdims=True)
+        self._vectors: dict[str, Vectors] = {}
+        questions = []
+        for row in range(rows):
+            intent = draw.randrange(intents)
+            text = f"{word(intent)} {word(1000 + row)}"
+            vector = centres[intent] + noise * numbers.normal(size=24) / np.sqrt(24)
+            self._vectors[text] = (vector / np.linalg.norm(vector)).astype(np.float32)
+            questions.append(Question(text, f"intent {intent}"))
+        self.stream = Stream("traffic", tuple(questions))
+
+    def embed(self, texts: Sequence[str]) -> list[Vectors | None]:
+        """What the sentence encoder would do."""
+        return [self._vectors[text] for text in texts]
+
+
+class Likeness:
+    """Pairs whose cosine says how likely they are the same."""
+
+    def __init__(self, rows: int, seed: int) -> None:
+        draw = random.Random(seed)
+        self._vectors: dict[str, Vectors] = {}
+        pairs = []
+        for row in range(rows):
+            cosine = draw.uniform(0.5, 1.0)
+            first, second = f"{word(2 * row)} shoes", f"{word(2 * row + 1)} shoes"
+            self._vectors[first] = np.array([1.0, 0.0], np.float32)
+            self._vectors[second] = np.array([cosine, (1.0 - cosine**2) ** 0.5], np.float32)
+            pairs.append(
+                Pair(
+                    first, second, draw.random() > 2.0 * (1.0 - cosine) ** 2 * (1.0 if cosine > 0.7 else 5.0)
+                )
+            )
+        self.pairs = Pairs("likeness", tuple(pairs))
+
+    def embed(self, texts: Sequence[str]) -> list[Vectors | None]:
+        """What the sentence encoder would do."""
+        return [self._vectors[text] for text in texts]
