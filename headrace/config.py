@@ -65,6 +65,15 @@ class CacheOptions:
     enable_prefix_caching: Annotated[
         bool, Field(description="share computed blocks between equal prefixes")
     ] = True
+    kv_offload_bytes: Annotated[
+        int, Field(ge=0, description="host memory for keys and values that were evicted (0: none)")
+    ] = 0
+    kv_offload_path: Annotated[
+        str | None, Field(description="folder on a disk for those worth most; they outlive a restart")
+    ] = None
+    kv_offload_disk_bytes: Annotated[int, Field(ge=1, description="how much of that disk they may take")] = (
+        16 << 30
+    )
 
 
 @dataclass(frozen=True, slots=True)

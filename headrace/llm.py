@@ -16,7 +16,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, cast
 
-from headrace.build.model import Loaded, load
+from headrace.build.model import Loaded, close, load
 from headrace.config import options
 from headrace.core.capacity import why_never
 from headrace.core.events import Admitted, Emitted, Event, Finished, PromptScored
@@ -91,6 +91,10 @@ class LLM:
         self._streams = TextStreams(self.tokenizer)
         self._lengths = LengthPredictor(self.loaded.ledger.max_model_len)
         self._number = 0
+
+    def close(self) -> None:
+        """Give threads and files back; with ``kv_offload_path`` the cache is left there for the next run."""
+        close(self.loaded)
 
     def generate(
         self,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from types import MappingProxyType
 
 from headrace.config import CacheOptions, ConfigError, SchedulerOptions
@@ -14,7 +15,9 @@ from headrace.core.events import Event
 from headrace.core.eviction import LeastWorth
 from headrace.core.knobs import Knobs
 from headrace.core.lengths import LengthPredictor
+from headrace.core.plan import Tier
 from headrace.core.ports import Runner
+from headrace.core.restore import Link, WhicheverIsQuicker
 from headrace.core.scheduler.admission import AdmissionPolicy, Continuous, StaticBatch
 from headrace.core.scheduler.fair import FairQueue, single_file
 from headrace.core.scheduler.headroom import AlwaysFits, Headroom, RoomPolicy
@@ -25,6 +28,7 @@ from headrace.core.scheduler.pick import LongestPrefix
 from headrace.core.scheduler.scheduler import Scheduler
 from headrace.core.scheduler.share import Books
 from headrace.core.scheduler.victims import LastRanked, LeastLoss
+from headrace.core.tiers import LowerTier, LowerTiers
 from headrace.observe.recording.engine import RecordedEngine, Tell
 
 BATCHED_TOKENS = {"cpu": 1024, "cuda": 8192}
@@ -32,6 +36,9 @@ BATCHED_TOKENS = {"cpu": 1024, "cuda": 8192}
 
 OVERLAP = {"cpu": 0, "cuda": 1}
 """Default of ``--overlap``: on a CPU planning would only take a core, and the interpreter, from computing."""
+
+DISK_SECONDS = 0.002
+"""What fetching from the disk costs a request beside the bytes: it waits for another step at least."""
 
 WATERMARK = 100
 """One in so many blocks is left free at the predicted peak."""
@@ -46,6 +53,17 @@ ATTENTION_PENALTY = {"cpu": 3.0, "cuda": 2.0}
 """How much slower an operation of attention is than one of a linear layer."""
 
 
+@dataclass(frozen=True, slots=True)
+class TierSizes:
+    """The tiers below the device: blocks of each, what one takes, and how quickly it comes from there."""
+
+    host_blocks: int
+    disk_blocks: int
+    block_bytes: int
+    host_bytes_per_second: float
+    disk_bytes_per_second: float = 0.0
+
+
 def make_engine(
     plans: SchedulerOptions,
     cache: CacheOptions,
@@ -58,18 +76,28 @@ def make_engine(
     overlap: int,
     classes: Sequence[ServiceClass] = CLASSES,
     weights: Mapping[str, float] = MappingProxyType({}),
+    tiers: TierSizes | None = None,
     tell: Tell | None = None,
 ) -> Engine:
     """An engine over ``num_blocks`` blocks of the device, with the policies that the options name.
 
     ``classes`` are the classes of service and ``weights`` those of the tenants named, for the policy ``fair``.
-    ``tell`` is told of all that goes in and comes out: a recording.
+    ``tiers`` keep what is evicted from the device, where there are any. ``tell`` is told of all that goes in and comes
+    out: a recording.
     """
     events: list[Event] = []
-    eviction = LeastWorth(num_blocks, cost.context_tokens / cache.block_size)
-    pool = BlockPool(num_blocks, cache.block_size, eviction, events.append)
     fair = plans.scheduling_policy == "fair"
     outlook = Outlook(StepTimes(cost), LengthPredictor(max_model_len), {each.name: each for each in classes})
+    context_blocks = cost.context_tokens / cache.block_size
+    pool = BlockPool(
+        num_blocks,
+        cache.block_size,
+        LeastWorth(num_blocks, context_blocks),
+        events.append,
+        _lower_tiers(tiers, cache.block_size, context_blocks, outlook.times, events.append)
+        if tiers
+        else None,
+    )
     scheduler = Scheduler(
         pool,
         FairQueue(Books(classes, weights), _line(plans, cache, pool)) if fair else single_file(),
@@ -83,10 +111,34 @@ def make_engine(
         prefix_caching=cache.enable_prefix_caching,
         cost=cost,
         outlook=outlook if fair else None,
+        times=outlook.times,
     )
     if tell is not None:
         return RecordedEngine(scheduler, runner, events, knobs, overlap, tell)
     return Engine(scheduler, runner, events, knobs, overlap)
+
+
+def _lower_tiers(
+    sizes: TierSizes,
+    block_size: int,
+    context_blocks: float,
+    times: StepTimes,
+    tell: Callable[[Event], None],
+) -> LowerTiers:
+    def tier(which: Tier, blocks: int) -> LowerTier:
+        return LowerTier(which, blocks, LeastWorth(blocks, context_blocks))
+
+    links = {Tier.HOST: Link(0.0, sizes.host_bytes_per_second)}
+    if sizes.disk_blocks:
+        links[Tier.DISK] = Link(DISK_SECONDS, sizes.disk_bytes_per_second)
+    return LowerTiers(
+        tier(Tier.HOST, sizes.host_blocks),
+        tier(Tier.DISK, sizes.disk_blocks) if sizes.disk_blocks else None,
+        WhicheverIsQuicker(times, block_size, sizes.block_bytes, links),
+        block_size=block_size,
+        block_bytes=sizes.block_bytes,
+        tell=tell,
+    )
 
 
 def make_knobs(plans: SchedulerOptions, device: str, max_model_len: int) -> Knobs:

@@ -10,9 +10,12 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
+import torch
+
 from headrace.build.engine import make_engine, make_knobs, resolve_overlap, step_cost
 from headrace.build.recording import make_recorded_engine
 from headrace.build.tenants import read_tenants
+from headrace.build.tiers import OpenTiers, open_tiers
 from headrace.compute.device import (
     DeviceFacts,
     device_facts,
@@ -64,6 +67,7 @@ class Loaded:
     classes: tuple[ServiceClass, ...]
     notes: tuple[str, ...]
     seconds: dict[str, float]
+    tiers: OpenTiers | None = None
 
 
 def load(options: Options, tell: Tell | None = None) -> Loaded:
@@ -100,6 +104,7 @@ def _load(options: Options, seconds: dict[str, float], tell: Tell | None) -> Loa
             weights = dummy_weights(spec, choice.dtype, device, model.seed)
         else:
             weights = load_weights(folder, spec, choice.dtype, device)
+        fingerprint = weights.fingerprint() if cache.kv_offload_path else ""
         decoder = Decoder(spec, weights, kernels, max_model_len)
     with _timed(seconds, "memory"):
         knobs = make_knobs(plans, device.type, max_model_len)
@@ -118,15 +123,19 @@ def _load(options: Options, seconds: dict[str, float], tell: Tell | None) -> Loa
             max_model_len=max_model_len,
             max_num_seqs=plans.max_num_seqs,
             max_num_batched_tokens=knobs.batched_tokens,
+            host_free_bytes=device_facts(torch.device("cpu")).free_bytes if device.type == "cuda" else None,
         )
+        kv = PagedKV(spec, ledger.num_blocks, cache.block_size, choice.dtype, device)
+        tiers, ledger = open_tiers(ledger, cache.kv_offload_path, kv, fingerprint)
         runner = LocalRunner(
             decoder,
-            PagedKV(spec, ledger.num_blocks, cache.block_size, choice.dtype, device),
+            kv,
             vocab_size=spec.vocab_size,
             max_num_seqs=plans.max_num_seqs,
             max_model_len=max_model_len,
             device=device,
             background=overlap > 0 and device.type == "cpu",
+            mover=tiers.mover if tiers else None,
         )
     compose = make_engine if tell is None else partial(make_recorded_engine, tell)
     engine = compose(
@@ -140,7 +149,10 @@ def _load(options: Options, seconds: dict[str, float], tell: Tell | None) -> Loa
         overlap=overlap,
         classes=classes,
         weights=tenants.weights(),
+        tiers=tiers.sizes if tiers else None,
     )
+    # A recording begins with an empty cache: what an earlier run left is not in it.
+    recalled = tiers.recall(engine) if tiers and tell is None else ""
     return Loaded(
         name=model.served_model_name or model.model,
         folder=folder,
@@ -158,8 +170,9 @@ def _load(options: Options, seconds: dict[str, float], tell: Tell | None) -> Loa
         policy=plans.scheduling_policy,
         tenants=tenants,
         classes=classes,
-        notes=tuple(note for note in (choice.reason,) if note),
+        notes=tuple(filter(None, (choice.reason, *(tiers.notes if tiers else ()), recalled))),
         seconds=seconds,
+        tiers=tiers,
     )
 
 
@@ -210,6 +223,13 @@ def warm_up(loaded: Loaded) -> None:
         pass
     while loaded.engine.wake_at(time.monotonic()) is not None:
         loaded.engine.step(time.monotonic())
-    loaded.engine.reset_prefix_cache()
+    loaded.engine.scheduler.pool.reset(lower=False)
     loaded.engine.take_events()
     loaded.seconds["warm-up"] = time.perf_counter() - began
+
+
+def close(loaded: Loaded) -> str:
+    """End a model whose engine nobody steps any more; what it left for the next run, for the terminal."""
+    left = loaded.tiers.save(loaded.engine) if loaded.tiers else ""
+    loaded.runner.close()
+    return left

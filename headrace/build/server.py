@@ -11,7 +11,7 @@ from starlette.types import ASGIApp
 
 from headrace import __version__
 from headrace.build.cache import make_recall
-from headrace.build.model import Loaded, describe, load, warm_up
+from headrace.build.model import Loaded, close, describe, load, warm_up
 from headrace.build.recording import open_tape
 from headrace.build.tenants import describe_tenants
 from headrace.config import ConfigError, Options, ServerOptions
@@ -43,7 +43,8 @@ def build_app(options: Options) -> tuple[ASGIApp, AbstractAsyncContextManager[No
     """The server's application for use without a socket, and the context in which its engine runs."""
     keys = _keys(options.server)
     tape = open_tape(options.server)
-    app, recall = _make_app(load(options, tape.tell if tape else None), options, keys)
+    loaded = load(options, tape.tell if tape else None)
+    app, recall = _make_app(loaded, options, keys)
 
     @asynccontextmanager
     async def running() -> AsyncIterator[None]:
@@ -52,6 +53,8 @@ def build_app(options: Options) -> tuple[ASGIApp, AbstractAsyncContextManager[No
             yield
         finally:
             await recall.stop()
+            if recall.service.stop():
+                close(loaded)
             if tape:
                 tape.close()
 
@@ -80,6 +83,8 @@ def serve(options: Options, say: Callable[[str], None]) -> None:
     try:
         run_server(app, recall.service, options.server, ready)
     finally:
+        if recall.service.stop() and (left := close(loaded)):
+            say(f"note         {left}")
         if tape:
             tape.close()
 

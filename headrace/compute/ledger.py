@@ -18,6 +18,12 @@ CPU_KV_SHARE = 0.4
 """On a CPU the cache takes `CPU_KV_BYTES`, or what one longest sequence needs if that is more, but never more
 than this share of what is available: others live there too."""
 
+HOST_SHARE = 0.8
+"""What the host tier may take of the memory that is free: on CUDA it is pinned, and cannot be swapped out."""
+
+STAGING_BLOCKS = 64
+"""Blocks of the host tier at least where there is a disk: all of it passes through there."""
+
 
 @dataclass(frozen=True, slots=True)
 class ModelSize:
@@ -43,6 +49,8 @@ class MemoryLedger:
     block_size: int
     num_blocks: int
     max_model_len: int
+    host_blocks: int = 0
+    disk_blocks: int = 0
 
     @property
     def kv_bytes(self) -> int:
@@ -60,6 +68,11 @@ class MemoryLedger:
 
     def describe(self) -> list[str]:
         """The ledger as lines of text."""
+        lower = [
+            f"{name:<12} {shown_bytes(blocks * self.block_bytes)}: {blocks:,} blocks that were evicted"
+            for name, blocks in (("host tier", self.host_blocks), ("disk tier", self.disk_blocks))
+            if blocks
+        ]
         return [
             f"device       {self.device}",
             f"weights      {shown_bytes(self.weight_bytes)}",
@@ -68,6 +81,7 @@ class MemoryLedger:
             f" {shown_bytes(self.block_bytes)} each",
             f"KV tokens    {self.kv_tokens:,}",
             f"concurrency  {self.concurrency:.1f} sequences of --max-model-len {self.max_model_len:,}",
+            *lower,
         ]
 
 
@@ -79,12 +93,23 @@ def open_ledger(
     max_model_len: int,
     max_num_seqs: int,
     max_num_batched_tokens: int,
+    host_free_bytes: int | None = None,
 ) -> MemoryLedger:
-    """Cut the memory that is free on the device, weights already loaded.
+    """Cut the memory that is free on the device, weights already loaded, and the lower tiers of the cache.
+
+    ``host_free_bytes`` is what the host tier may be cut from; None where the device is the host.
 
     Raises:
-        ConfigError: a sequence of ``max_model_len`` would not fit; it names the longest that does.
+        ConfigError: a sequence of ``max_model_len`` would not fit; it names the longest that does. Or the host tier
+            would not.
     """
+    host_blocks, disk_blocks = lower_tiers(model.block_bytes, options)
+    host_bytes = host_blocks * model.block_bytes
+    if host_bytes > (facts.free_bytes if host_free_bytes is None else host_free_bytes) * HOST_SHARE:
+        raise ConfigError(
+            f"--kv-offload-bytes {host_bytes}: at most {HOST_SHARE:.0%} of the host's memory that is free, which is"
+            f" {shown_bytes(facts.free_bytes if host_free_bytes is None else host_free_bytes)}"
+        )
     activations = activation_bytes(
         hidden_size=model.hidden_size,
         intermediate_size=model.intermediate_size,
@@ -93,7 +118,7 @@ def open_ledger(
         max_num_batched_tokens=max_num_batched_tokens,
         max_num_seqs=max_num_seqs,
     )
-    most = facts.free_bytes - activations
+    most = facts.free_bytes - activations - (host_bytes if host_free_bytes is None else 0)
     needed = blocks_needed(max_model_len, options.block_size) * model.block_bytes
     if options.kv_cache_memory_bytes is not None:
         budget, flag = options.kv_cache_memory_bytes, "--kv-cache-memory-bytes"
@@ -126,7 +151,32 @@ def open_ledger(
         block_size=options.block_size,
         num_blocks=num_blocks,
         max_model_len=max_model_len,
+        host_blocks=host_blocks,
+        disk_blocks=disk_blocks,
     )
+
+
+def lower_tiers(block_bytes: int, options: CacheOptions) -> tuple[int, int]:
+    """Blocks of the host and of the disk tier.
+
+    Raises:
+        ConfigError: a tier too small for a block, or one without a cache to be the lower tier of.
+    """
+    if not options.kv_offload_bytes and options.kv_offload_path is None:
+        return 0, 0
+    if not options.enable_prefix_caching:
+        raise ConfigError("--kv-offload-bytes, --kv-offload-path: nothing is kept without prefix caching")
+    host_blocks = options.kv_offload_bytes // block_bytes
+    if options.kv_offload_bytes and not host_blocks:
+        raise ConfigError(f"--kv-offload-bytes {options.kv_offload_bytes}: one block takes {block_bytes}")
+    if options.kv_offload_path is None:
+        return host_blocks, 0
+    disk_blocks = options.kv_offload_disk_bytes // block_bytes
+    if not disk_blocks:
+        raise ConfigError(
+            f"--kv-offload-disk-bytes {options.kv_offload_disk_bytes}: one block takes {block_bytes}"
+        )
+    return max(host_blocks, STAGING_BLOCKS), disk_blocks
 
 
 def shown_bytes(count: int) -> str:

@@ -2,7 +2,7 @@
 
 ```
  plan.entries -> slots, sampler      plan.rows -> Batch -> decoder -> logits (only where wanted)
- plan.moves   -> kv.copy_blocks      logits -> sampler -> tokens -> slots   (stay on the device)
+ plan.moves   -> mover               logits -> sampler -> tokens -> slots   (stay on the device)
                                                           `-> Download -> StepOutput   (in `collect`)
 ```
 Knows nothing of requests or why a row was planned. On CUDA `launch` only queues work and `collect` is the one
@@ -22,6 +22,7 @@ import torch
 
 from headrace.compute.batch import Batch
 from headrace.compute.kv import PagedKV
+from headrace.compute.mover import Mover
 from headrace.compute.sampling.logprobs import Scores, score
 from headrace.compute.sampling.sampler import FAULTS, Sampler
 from headrace.compute.slots import Ints, Rows, Slots, ramps
@@ -56,6 +57,7 @@ class _Launched(NamedTuple):
     sampled: _Sampled | None = None
     prompt_spans: tuple[tuple[int, int], ...] = ()
     prompt_scores: Scores | None = None
+    waits: bool = False
 
 
 class LocalRunner:
@@ -77,10 +79,12 @@ class LocalRunner:
         max_model_len: int,
         device: torch.device,
         background: bool = False,
+        mover: Mover | None = None,
     ) -> None:
         self.seconds = dict.fromkeys(("prepare", "forward", "sample", "collect"), 0.0)
         self._decoder = decoder
         self._kv = kv
+        self._mover = mover
         self._device = device
         self._slots = Slots(
             max_num_seqs=max_num_seqs, max_model_len=max_model_len, block_size=kv.block_size, device=device
@@ -110,7 +114,11 @@ class LocalRunner:
         """The output of the oldest launched plan; waits for it. Raises what its forward raised."""
         began = time.perf_counter()
         try:
-            return _output(self._launched.popleft().result())
+            launched = self._launched.popleft().result()
+            output = _output(launched)
+            if self._mover is not None:
+                output = output._replace(arrivals=self._mover.arrivals(wait=launched.waits))
+            return output
         finally:
             self.seconds["collect"] += time.perf_counter() - began
 
@@ -118,6 +126,8 @@ class LocalRunner:
         """Finish what was launched and end the background thread."""
         if self._thread is not None:
             self._thread.shutdown()
+        if self._mover is not None:
+            self._mover.close()
 
     @torch.inference_mode()
     def _execute(self, plan: StepPlan) -> _Launched:
@@ -127,7 +137,7 @@ class LocalRunner:
         self._move(plan.moves)
         download = Download(self._device)
         if not plan.rows:
-            return _Launched(plan.step, 0, {}, download)
+            return _Launched(plan.step, 0, {}, download, waits=plan.waits)
         rows = Rows.of(plan.rows)
         self._slots.extend(plan.rows)
         sampling = np.flatnonzero(rows.samples)
@@ -173,11 +183,12 @@ class LocalRunner:
         self._slots.admit(entry, tokens)
 
     def _move(self, moves: tuple[Move, ...]) -> None:
-        if not moves:
-            return
-        if any(move.source_tier != Tier.DEVICE or move.target_tier != Tier.DEVICE for move in moves):
-            raise ValueError("this runner keeps blocks on the device only")
-        self._kv.copy_blocks([move.source for move in moves], [move.target for move in moves])
+        if self._mover is not None:
+            self._mover.move(moves)
+        elif moves:
+            if any(move.source_tier != Tier.DEVICE or move.target_tier != Tier.DEVICE for move in moves):
+                raise ValueError("this runner keeps blocks on the device only")
+            self._kv.copy_blocks([move.source for move in moves], [move.target for move in moves])
 
     def _lines(self, logits: torch.Tensor, wanted: Ints, some: Ints) -> torch.Tensor:
         """Of the logits at the packed positions ``wanted`` (ascending) those at ``some`` of them."""

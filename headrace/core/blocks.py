@@ -274,7 +274,7 @@ class BlockPool:
             return
         for held, target in zip(hit.below, targets, strict=True):
             content = self.lower.bring_up(held, target)
-            self.register(target, content.parent, content.tokens)
+            self.register(target, content.parent, content.tokens, content.key)
             block = self._blocks[target]
             block.hits, block.chain = content.hits, content.chain
             block.retention, block.seconds = content.retention, content.seconds
@@ -324,9 +324,10 @@ class BlockPool:
         if self.lower:
             self.lower.mark(key, wanted=wanted)
 
-    def reset(self) -> None:
-        """Forget all content, lower tiers' too; held blocks stay held and are not found again."""
-        if self.lower:
+    def reset(self, *, lower: bool = True) -> None:
+        """Forget all content, the lower tiers' too unless told otherwise; held blocks stay held and are not found
+        again."""
+        if self.lower and lower:
             self.lower.reset()
         for block in self._blocks:
             if block.tokens:

@@ -11,6 +11,13 @@ from headrace.core.plan import StepPlan
 from headrace.core.ports import Runner
 from headrace.core.request import FinishReason, Request
 from headrace.core.scheduler.scheduler import Scheduler
+from headrace.core.tiers import Saved
+
+NO_STEP = -1
+"""The number of a plan that is none of the scheduler's."""
+
+SAVE_PATIENCE = 200
+"""How often in a row a runner may answer that nothing has arrived on disk yet, before it is given up."""
 
 
 class Engine:
@@ -69,6 +76,22 @@ class Engine:
             return now
         due = self.scheduler.wake_at()
         return None if due == math.inf else max(due, now)
+
+    def save_cache(self, now: float) -> list[Saved]:
+        """Bring all that can be found again to the disk tier, at the end of a life; what is there then.
+
+        Nothing may be submitted any more. It ends early when the disk does not answer.
+        """
+        while self._in_flight:
+            self.scheduler.commit(self._in_flight.popleft(), self.runner.collect())
+        pages, patience = self.scheduler.pages, SAVE_PATIENCE
+        for moves in pages.save():
+            while (moves or pages.under_way) and patience:
+                self.runner.launch(StepPlan(NO_STEP, (), tuple(moves), (), waits=True), now)
+                arrivals = self.runner.collect().arrivals
+                pages.arrived(arrivals)
+                moves, patience = [], SAVE_PATIENCE if arrivals else patience - 1
+        return pages.saved()
 
     def reset_prefix_cache(self) -> None:
         """Forget all computed prefixes; running requests go on."""

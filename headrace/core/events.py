@@ -88,6 +88,12 @@ class MoveReason(StrEnum):
     RESTORED = "restored"
 
 
+class DeclineReason(StrEnum):
+    """Why what lies in a lower tier was not fetched."""
+
+    QUICKER_TO_COMPUTE = "quicker_to_compute"
+
+
 class TurnedAway(NamedTuple):
     """A request was turned away at the gate, before any engine heard of it; its `Finished` follows."""
 
@@ -196,10 +202,11 @@ class TransferFailed(NamedTuple):
 
 
 class RestoreDeclined(NamedTuple):
-    """A request computes tokens that lie in a lower tier, since that is quicker than fetching them."""
+    """A request computes tokens that lie in a lower tier."""
 
     request_id: str
     tokens: int
+    reason: DeclineReason = DeclineReason.QUICKER_TO_COMPUTE
 
 
 class Finished(NamedTuple):

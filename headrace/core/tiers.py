@@ -52,8 +52,10 @@ class LowerTier:
 
     def __init__(self, tier: Tier, num_blocks: int, eviction: EvictionPolicy) -> None:
         self.tier = tier
-        self.blocks = [Block(i) for i in range(num_blocks)]
-        self._blank = list(range(num_blocks - 1, -1, -1))
+        self.num_blocks = num_blocks
+        self.blocks: dict[int, Block] = {}  # those used so far: a disk may have room for millions
+        self._untouched = 0  # from here on none has been, but for adopted ones
+        self._blank: list[Block] = []
         self._order = EvictionOrder(eviction)
         self._by_key: dict[bytes, Block] = {}
         self._filling: set[int] = set()
@@ -77,12 +79,20 @@ class LowerTier:
     def make_room(self) -> Block | None:
         """A blank block, evicting the one worth least if need be; None while all are pinned."""
         if self._blank:
-            return self.blocks[self._blank.pop()]
+            return self._blank.pop()
+        while self._untouched in self.blocks:
+            self._untouched += 1
+        if self._untouched < self.num_blocks:
+            return self._new(self._untouched)
         if not self._order:
             return None
         block = self._order.pop()
         del self._by_key[self._key(block)]
         block.forget()
+        return block
+
+    def _new(self, block_id: int) -> Block:
+        block = self.blocks[block_id] = Block(block_id)
         return block
 
     def put(self, block: Block, content: Block, *, filling: bool) -> None:
@@ -99,8 +109,7 @@ class LowerTier:
 
     def adopt(self, saved: Saved) -> None:
         """Content that is in this block already, from before the start."""
-        block = self.blocks[saved.block]
-        self._blank.remove(saved.block)
+        block = self._new(saved.block)
         block.key, block.parent, block.tokens = saved.key, saved.parent, saved.tokens
         self._by_key[saved.key] = block
         self._order.add(block)
@@ -127,7 +136,7 @@ class LowerTier:
         block.refs -= 1
         if not block.refs:
             if block.key is None:
-                self._blank.append(block.id)
+                self._blank.append(block)
             else:
                 self._order.add(block)
 
@@ -138,7 +147,7 @@ class LowerTier:
         block.forget()
         if not block.refs:
             self._order.discard(block)
-            self._blank.append(block.id)
+            self._blank.append(block)
 
     def mark(self, key: bytes, *, wanted: bool) -> None:
         """A waiting request asks for this key, or no longer does."""
@@ -157,15 +166,21 @@ class LowerTier:
 
     def check(self) -> None:
         """Raise AssertionError unless every block is blank, idle or pinned, and found by its key alone."""
-        idle = [block for block in self.blocks if block.key is not None and not block.refs]
-        pinned = [block for block in self.blocks if block.refs]
-        assert len(self._blank) + len(idle) + len(pinned) == len(self.blocks), f"{self.tier}: a block is lost"
-        assert len(set(self._blank)) == len(self._blank), f"{self.tier}: a block is blank twice"
-        assert all(self.blocks[i].key is None for i in self._blank), f"{self.tier}: a blank block has a key"
+        used = self.blocks.values()
+        idle = [block for block in used if block.key is not None and not block.refs]
+        pinned = [block for block in used if block.refs]
+        assert len(self._blank) + len(idle) + len(pinned) == len(used), f"{self.tier}: a block is lost"
+        assert len({block.id for block in self._blank}) == len(self._blank), (
+            f"{self.tier}: one is blank twice"
+        )
+        assert all(block.key is None for block in self._blank), f"{self.tier}: a blank block has a key"
+        assert all(0 <= block_id < self.num_blocks for block_id in self.blocks), (
+            f"{self.tier}: too many blocks"
+        )
         assert len(self._order) == len(idle), f"{self.tier}: {len(idle)} idle, {len(self._order)} in order"
         assert all(block in self._order for block in idle), f"{self.tier}: an idle block cannot be evicted"
         assert all(block.key == key for key, block in self._by_key.items()), f"{self.tier}: a key is wrong"
-        assert len(self._by_key) == sum(block.key is not None for block in self.blocks)
+        assert len(self._by_key) == sum(block.key is not None for block in used)
         assert all(self.blocks[i].refs for i in self._filling), f"{self.tier}: filled, but not told so"
 
     @staticmethod
@@ -202,6 +217,11 @@ class LowerTiers:
         self._moves: list[Move] = []
         self._under_way: set[Move] = set()
         self._writable = disk is not None
+
+    @property
+    def under_way(self) -> int:
+        """Copies to or from the disk that have begun and not ended."""
+        return len(self._under_way)
 
     def take_moves(self) -> list[Move]:
         """The moves since the last call."""
@@ -251,13 +271,14 @@ class LowerTiers:
         """
         if self.disk is None:
             return
+        yield self.take_moves()  # what was under way before
         holders = {block.key: (Tier.HOST, block) for block in self.host}
         holders |= {block.key: (Tier.DEVICE, block) for block in device}
         todo = [each for key, each in holders.items() if key and self.disk.find(key, each[1].tokens) is None]
         todo.sort(
             key=lambda each: (each[1].retention, each[1].hits > 0, each[0] is Tier.DEVICE, each[1].used)
         )
-        for tier, source in todo[-len(self.disk.blocks) :]:
+        for tier, source in todo[-self.disk.num_blocks :]:
             target = self.disk.make_room() if self._writable else None
             if target is None:
                 break
@@ -293,7 +314,7 @@ class LowerTiers:
         tier yet counts as not there.
         """
         found: list[Held] = []
-        for key in keys[: len(self.host.blocks)]:
+        for key in keys[: self.host.num_blocks]:
             held = self._held(key, tokens[start : start + self._block_size], from_disk)
             if held is None:
                 break
@@ -407,7 +428,7 @@ class LowerTiers:
         """Raise AssertionError when the books of a tier disagree, or pins do not belong to transfers."""
         for tier in self._tiers:
             tier.check()
-            pins = sum(block.refs for block in tier.blocks)
+            pins = sum(block.refs for block in tier.blocks.values())
             ends = [move for move in self._under_way if tier.tier in (move.source_tier, move.target_tier)]
             assert pins == len(ends), f"{tier.tier}: {pins} pins, {len(ends)} transfers"
 

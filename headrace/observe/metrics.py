@@ -18,15 +18,19 @@ from headrace.core.events import (
     Event,
     Finished,
     LookedUp,
+    Moved,
     Preempted,
+    RestoreDeclined,
     Skipped,
     Spared,
     Stepped,
     StoreFaulted,
+    TransferFailed,
 )
 from headrace.observe.caches import FREE, CacheLedger, Prices, Sizes
 from headrace.observe.series import Cell, Histogram
 from headrace.observe.sheet import Sheet
+from headrace.observe.tiers import TierLedger
 
 TTFT_SECONDS = (
     *(0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75),
@@ -145,6 +149,8 @@ class Metrics:
         self.caches = CacheLedger(sheet, prices, cache_sizes)
         sheet.before_render(self.caches.measure)
 
+        tiers = TierLedger(sheet)
+
         self._folds: dict[type, Callable[[Any, float], None]] = {
             Emitted: self._emitted,
             Stepped: self._stepped,
@@ -157,6 +163,9 @@ class Metrics:
             LookedUp: self.caches.looked_up,
             Spared: self.caches.spared,
             StoreFaulted: self.caches.faulted,
+            Moved: tiers.moved,
+            RestoreDeclined: tiers.declined,
+            TransferFailed: tiers.failed,
         }
 
     def fold(self, event: Event, now: float) -> None:

@@ -19,7 +19,9 @@ from headrace.core.events import (
     Emitted,
     Event,
     Finished,
+    Moved,
     Preempted,
+    RestoreDeclined,
     Skipped,
     Spared,
     TurnedAway,
@@ -116,6 +118,12 @@ class RequestBook:
         elif isinstance(event, Admitted | Skipped | Chunked | Preempted):
             at = event.at if isinstance(event, Admitted) and event.at is not None else now
             self._note(self._live[event.request_id], event, at)
+        elif isinstance(event, Moved):
+            if event.request_id:
+                page = self._live[event.request_id]
+                page.note(now, "moved", event.reason, tier=event.source.value, blocks=event.blocks)
+        elif isinstance(event, RestoreDeclined):
+            self._live[event.request_id].note(now, "not_restored", event.reason, tokens=event.tokens)
         elif isinstance(event, Finished):
             self._finish(event, now)
         elif isinstance(event, Spared):

@@ -6,7 +6,14 @@ from collections.abc import Mapping
 from enum import StrEnum
 from typing import Any
 
-from headrace.core.events import AdmitReason, ChunkReason, PreemptReason, SkipReason
+from headrace.core.events import (
+    AdmitReason,
+    ChunkReason,
+    DeclineReason,
+    MoveReason,
+    PreemptReason,
+    SkipReason,
+)
 from headrace.core.gate import RejectReason
 
 WORDS: Mapping[type[StrEnum], Mapping[Any, str]] = {
@@ -33,6 +40,16 @@ WORDS: Mapping[type[StrEnum], Mapping[Any, str]] = {
         PreemptReason.NO_BLOCKS: "the cache was full and this request gave way",
         PreemptReason.OWED: "a request of a better class, or of a tenant served less, was owed its place",
         PreemptReason.YIELD: "it only fills idle time, and the time is not idle any more",
+    },
+    MoveReason: {
+        MoveReason.EVICTED: "the device needed the room",
+        MoveReason.KEPT: "it was found again or was asked to be kept, and will outlive host memory on disk",
+        MoveReason.SAVED: "the engine ended; the next one may find it",
+        MoveReason.FETCHED: "a request that waits will go on from it",
+        MoveReason.RESTORED: "it was in a lower tier, and fetching it was quicker than computing it",
+    },
+    DeclineReason: {
+        DeclineReason.QUICKER_TO_COMPUTE: "it lies in a lower tier, but computing it is quicker than fetching it",
     },
     RejectReason: {
         RejectReason.QUEUE_FULL: "as many requests as may wait were waiting already (--max-num-queued-reqs)",

@@ -165,9 +165,9 @@ class Service:
         self._loop = asyncio.get_running_loop()
         self.thread.start()
 
-    def stop(self) -> None:
-        """End the engine's thread; calls that are still open hear nothing more."""
-        self.thread.stop()
+    def stop(self) -> bool:
+        """End the engine's thread; calls that are still open hear nothing more. Whether it rests, and is sound."""
+        return self.thread.stop() and not self.thread.progress().failure
 
     def open(self, requests: Sequence[Request], each_step: bool = True) -> Answer:
         """Take the sequences of one call in, all or none; they are given up at the first one's deadline.

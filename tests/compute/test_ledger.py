@@ -93,3 +93,68 @@ def test_described() -> None:
     for part in ("1.00 GiB", "1,024 blocks of 16 tokens", "16,384", "4.0 sequences", "4,096"):
         assert part in lines
     assert [shown_bytes(n) for n in (5, 2048, 3 << 20)] == ["5 B", "2.00 KiB", "3.00 MiB"]
+
+
+# -- tiers below the device ----------------------------------------------------------------------------
+
+
+def test_without_the_options_there_are_no_lower_tiers() -> None:
+    made = ledger()
+    assert (made.host_blocks, made.disk_blocks) == (0, 0)
+    assert not [line for line in made.describe() if "tier" in line]
+
+
+def test_lower_tiers_are_counted_in_blocks_and_shown() -> None:
+    made = ledger(kv_offload_bytes=GIB, kv_offload_path="somewhere", kv_offload_disk_bytes=3 * GIB)
+    assert (made.host_blocks, made.disk_blocks) == (1024, 3072)
+    assert [line.split(":")[0] for line in made.describe()][-2:] == [
+        "host tier    1.00 GiB",
+        "disk tier    3.00 GiB",
+    ]
+
+
+def test_on_a_cpu_the_host_tier_is_cut_from_what_the_cache_may_take() -> None:
+    most = 8 * GIB - ACTIVATIONS - GIB
+    assert ledger(kv_offload_bytes=GIB).num_blocks == int(most * 0.4) >> 20
+
+
+def test_on_a_gpu_it_is_cut_from_the_hosts_memory() -> None:
+    def on_gpu(free: int) -> MemoryLedger:
+        return open_ledger(
+            GPU,
+            MODEL,
+            CacheOptions(kv_offload_bytes=4 * GIB),
+            max_model_len=4096,
+            max_num_seqs=8,
+            max_num_batched_tokens=512,
+            host_free_bytes=free,
+        )
+
+    assert on_gpu(8 * GIB).host_blocks == 4096
+    assert on_gpu(8 * GIB).num_blocks == ledger(GPU).num_blocks
+    with pytest.raises(
+        ConfigError, match=re.escape("at most 80% of the host's memory that is free, which is 4.50 GiB")
+    ):
+        on_gpu(9 * GIB // 2)
+
+
+def test_a_disk_alone_gets_a_host_tier_to_pass_through() -> None:
+    made = ledger(kv_offload_path="somewhere", kv_offload_disk_bytes=GIB)
+    assert (made.host_blocks, made.disk_blocks) == (64, 1024)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"kv_offload_bytes": 1000}, "--kv-offload-bytes 1000: one block takes 1048576"),
+        (
+            {"kv_offload_path": "x", "kv_offload_disk_bytes": 1000},
+            "--kv-offload-disk-bytes 1000: one block takes 1048576",
+        ),
+        ({"kv_offload_bytes": GIB, "enable_prefix_caching": False}, "nothing is kept without prefix caching"),
+        ({"kv_offload_path": "x", "enable_prefix_caching": False}, "nothing is kept without prefix caching"),
+    ],
+)
+def test_tiers_that_could_hold_nothing_are_refused(options: dict[str, object], message: str) -> None:
+    with pytest.raises(ConfigError, match=re.escape(message)):
+        ledger(**options)

@@ -299,7 +299,8 @@ def test_reset_while_copies_are_under_way_leaves_nothing_behind():
     scene.pool.check()
     scene.land(writing)
     assert scene.match(1, 1).full == 0
-    assert len(scene.lower.host._blank) == len(scene.lower.disk._blank) == 2
+    assert len(scene.lower.host._blank) == len(scene.lower.host.blocks) == 1
+    assert len(scene.lower.disk._blank) == len(scene.lower.disk.blocks) == 1
 
 
 def test_no_more_is_under_way_than_is_allowed():
@@ -348,6 +349,21 @@ def test_all_that_device_and_host_hold_is_saved_and_found_by_the_next_life():
         assert [saved[i].key for i in range(4) if saved[i].block == hit.below[0].block] == [
             following.keys(tokens)[0]
         ]
+
+
+def test_what_was_adopted_is_not_written_over_before_the_rest_of_the_disk():
+    parents, keys = [ROOT], []
+    scene = Scene(device=1, host=4, disk=3)
+    keys = scene.keys((5, 5))
+    scene.lower.adopt([Saved(1, parents[0], keys[0], (5, 5))])
+    for i in (1, 2, 3):
+        scene.run(i, i)
+        scene.run(i, i)
+    scene.land(scene.run(4, 4))
+    writes = [e for e in scene.events if isinstance(e, Moved) and e.reason is MoveReason.KEPT]
+    assert len(writes) == 3
+    assert sorted(scene.lower.disk.blocks) == [0, 1, 2]
+    assert scene.match(5, 5).full == 0, "the third one had to go somewhere"
 
 
 def test_what_is_on_disk_already_is_not_written_again():

@@ -13,15 +13,20 @@ from headrace.core.events import (
     Arrived,
     Chunked,
     ChunkReason,
+    DeclineReason,
     Emitted,
     Finished,
+    Moved,
+    MoveReason,
     Preempted,
     PreemptReason,
+    RestoreDeclined,
     Skipped,
     SkipReason,
     TurnedAway,
 )
 from headrace.core.gate import RejectReason
+from headrace.core.plan import Tier
 from headrace.core.request import FinishReason, Slo
 from headrace.observe.requests import HISTORY, RequestBook
 from headrace.observe.words import words
@@ -132,6 +137,22 @@ def test_who_was_turned_away_finds_out_why() -> None:
     assert "limit of its own" in told["history"][0]["why"]
 
 
-@pytest.mark.parametrize("reasons", [AdmitReason, SkipReason, ChunkReason, PreemptReason, RejectReason])
+@pytest.mark.parametrize(
+    "reasons", [AdmitReason, SkipReason, ChunkReason, PreemptReason, RejectReason, MoveReason, DeclineReason]
+)
 def test_every_reason_has_words(reasons: type[StrEnum]) -> None:
     assert all(words(reason) for reason in reasons)
+
+
+def test_what_came_from_a_lower_tier_and_what_was_rather_computed_is_told() -> None:
+    book = RequestBook()
+    book.fold(Arrived("a", 40, "t", 0), 0.0)
+    book.fold(Moved(Tier.DEVICE, Tier.HOST, 1, 100, MoveReason.EVICTED), 0.5)
+    book.fold(Moved(Tier.HOST, Tier.DEVICE, 2, 200, MoveReason.RESTORED, "a"), 1.0)
+    book.fold(RestoreDeclined("a", 16), 1.0)
+    told = (book.explain("a") or {})["history"]
+    assert [(entry["event"], entry["reason"]) for entry in told] == [
+        ("moved", "restored"),
+        ("not_restored", "quicker_to_compute"),
+    ]
+    assert (told[0]["tier"], told[0]["blocks"], told[1]["tokens"]) == ("host", 2, 16)

@@ -7,32 +7,51 @@ overlapped or served from shared blocks.
 from __future__ import annotations
 
 import functools
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
+from headrace.compute.blockfile import BlockFile
 from headrace.compute.kernels import select
 from headrace.compute.kv import PagedKV
 from headrace.compute.model.decoder import Decoder
 from headrace.compute.model.families import parse_config
 from headrace.compute.model.weights import dummy_weights
+from headrace.compute.mover import Mover
 from headrace.compute.runner import LocalRunner
 from headrace.core.blocks import BlockPool
 from headrace.core.engine import Engine
-from headrace.core.events import AdmitReason, Admitted, Emitted, Event, Finished, Preempted, PromptScored
+from headrace.core.events import (
+    AdmitReason,
+    Admitted,
+    Emitted,
+    Event,
+    Finished,
+    Moved,
+    MoveReason,
+    Preempted,
+    PromptScored,
+    TransferFailed,
+)
 from headrace.core.eviction import LeastRecentlyUsed
 from headrace.core.knobs import Knobs
+from headrace.core.plan import Tier
 from headrace.core.request import FinishReason, Request, SamplingParams
+from headrace.core.restore import AlwaysRestore
 from headrace.core.scheduler.admission import Continuous
 from headrace.core.scheduler.fair import single_file
 from headrace.core.scheduler.headroom import AlwaysFits
 from headrace.core.scheduler.order import FirstComeFirstServed
 from headrace.core.scheduler.scheduler import Scheduler
 from headrace.core.scheduler.victims import LastRanked
+from headrace.core.tiers import LowerTier, LowerTiers
 
 DEVICE = torch.device("cpu")
 BLOCK, MAX_LEN, SEQS = 4, 96, 6
+DISK_BLOCKS = 300
 CONFIG = {
     "architectures": ["LlamaForCausalLM"],
     "model_type": "llama",
@@ -92,19 +111,33 @@ def run(
     overlap: int = 0,
     background: bool = False,
     prefix_caching: bool = True,
+    host_blocks: int = 0,
+    folder: Path | None = None,
 ) -> list[Event]:
+    kv = PagedKV(decoder().spec, blocks, BLOCK, torch.float32, DEVICE)
+    size = kv.nbytes // blocks
+    disk = BlockFile(folder / "blocks", DISK_BLOCKS, size) if folder else None
     runner = LocalRunner(
         decoder(),
-        PagedKV(decoder().spec, blocks, BLOCK, torch.float32, DEVICE),
+        kv,
         vocab_size=211,
         max_num_seqs=SEQS,
         max_model_len=MAX_LEN,
         device=DEVICE,
         background=background,
+        mover=Mover(kv, host_blocks, disk) if host_blocks else None,
     )
     events: list[Event] = []
+    lower = LowerTiers(
+        LowerTier(Tier.HOST, host_blocks, LeastRecentlyUsed()),
+        LowerTier(Tier.DISK, DISK_BLOCKS, LeastRecentlyUsed()) if disk else None,
+        AlwaysRestore(),
+        block_size=BLOCK,
+        block_bytes=size,
+        tell=events.append,
+    )
     scheduler = Scheduler(
-        BlockPool(blocks, BLOCK, LeastRecentlyUsed(), events.append),
+        BlockPool(blocks, BLOCK, LeastRecentlyUsed(), events.append, lower if host_blocks else None),
         single_file(),
         FirstComeFirstServed(),
         Continuous(),
@@ -167,6 +200,25 @@ def test_each_request_gets_what_it_gets_alone(how: dict[str, Any]) -> None:
         assert any(isinstance(event, Preempted) for event in events)
     if how.get("prefix_caching", True):
         assert any(isinstance(event, Admitted) and event.cached_tokens for event in events)
+
+
+@pytest.mark.parametrize("how", [{}, {"overlap": 1}, {"overlap": 1, "background": True}], ids=str)
+@pytest.mark.parametrize("host_blocks", [5, 100])
+@pytest.mark.parametrize("disk", [False, True])
+def test_each_request_gets_what_it_gets_alone_over_tiers(
+    how: dict[str, Any], host_blocks: int, disk: bool, tmp_path: Path
+) -> None:
+    """Twice the same requests over a pool too small for them, so that what comes again has been below meanwhile."""
+    again = [replace(request, id=f"{request.id}-again") for request in requests()]
+    folder = tmp_path if disk else None
+    events = run(requests() + again, blocks=26, host_blocks=host_blocks, folder=folder, **how)
+    made = texts(events)
+    assert {id_: made[id_] for id_ in alone()} == alone()
+    assert {id_: made[f"{id_}-again"] for id_ in alone()} == alone()
+    reasons = {event.reason for event in events if isinstance(event, Moved)}
+    assert reasons >= {MoveReason.EVICTED, MoveReason.RESTORED}
+    assert (MoveReason.KEPT in reasons) == disk
+    assert not any(isinstance(event, TransferFailed) for event in events)
 
 
 def test_the_scene_is_worth_comparing() -> None:

@@ -7,6 +7,7 @@ tensor at a time into views of them, so that loading peaks near the size of the 
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
@@ -19,6 +20,7 @@ from torch import Tensor
 from headrace.compute.model.spec import DecoderSpec, ModelError
 
 _INDEX = "model.safetensors.index.json"
+_SAMPLED = 1024
 _HARMLESS = ("rotary_emb.inv_freq",)
 _OTHER_PARTS = (
     "vision_tower.",
@@ -66,6 +68,16 @@ class DecoderWeights:
 
     def __post_init__(self) -> None:
         self.nbytes = sum(tensor.nbytes for tensor in self.tensors())
+
+    def fingerprint(self) -> str:
+        """A digest of every tensor's shape and of elements spread over it: other weights have another."""
+        digest = hashlib.sha256()
+        for tensor in self.tensors():
+            flat = tensor.detach().reshape(-1)
+            sample = flat[:: max(1, flat.numel() // _SAMPLED)].cpu().contiguous()
+            digest.update(f"{tuple(tensor.shape)} {tensor.dtype};".encode())
+            digest.update(sample.view(torch.uint8).numpy().tobytes())
+        return digest.hexdigest()
 
     def tensors(self) -> Iterator[Tensor]:
         """Every tensor once."""

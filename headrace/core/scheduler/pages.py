@@ -8,6 +8,7 @@ evicted blocks, this is the place that asks it.
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable, Iterator
 
 from headrace.core.blocks import NO_HIT, BlockPool, PrefixHit
 from headrace.core.capacity import blocks_needed
@@ -16,6 +17,7 @@ from headrace.core.plan import Arrival, Move
 from headrace.core.retention import kept_blocks
 from headrace.core.scheduler.fence import Fence
 from headrace.core.sequence import Sequence
+from headrace.core.tiers import Saved
 
 RESTORE_SECONDS = 5.0
 """How long a request waits for its blocks to come from the disk; then it computes what is not there."""
@@ -46,6 +48,25 @@ class Pages:
         """Copies from or to the disk have ended."""
         if self._lower:
             self._lower.arrived(arrivals)
+
+    def save(self) -> Iterator[list[Move]]:
+        """Moves that bring all that can be found again to the disk; what is under way is waited for in between."""
+        if self._lower:
+            yield from self._lower.save(self.pool.full_blocks())
+
+    def saved(self) -> list[Saved]:
+        """What the disk holds."""
+        return self._lower.saved() if self._lower else []
+
+    def adopt(self, saved: Iterable[Saved]) -> None:
+        """What an earlier life has left on the disk can be found in this one."""
+        if self._lower:
+            self._lower.adopt(saved)
+
+    @property
+    def under_way(self) -> int:
+        """Copies to or from the disk that have begun and not ended."""
+        return self._lower.under_way if self._lower else 0
 
     def want(self, sequence: Sequence) -> None:
         """A sequence waits: what it will ask for is kept before what nobody asks for."""

@@ -17,7 +17,7 @@ from collections import deque
 
 from headrace.core.blocks import BlockPool
 from headrace.core.capacity import why_never
-from headrace.core.cost import TOKENS_ONLY, StepCost
+from headrace.core.cost import TOKENS_ONLY, StepCost, StepTimes
 from headrace.core.events import (
     Chunked,
     ChunkReason,
@@ -74,6 +74,7 @@ class Scheduler:
         prefix_caching: whether computed blocks are shared between equal prefixes.
         cost: what rows cost beside each other, for `Knobs.mixed_prefill_ratio` and for the shares.
         outlook: predictions; without them nobody's wishes are looked at and no deadline is given up early.
+        times: learns how long steps take where ``outlook`` does not.
     """
 
     def __init__(
@@ -91,15 +92,18 @@ class Scheduler:
         prefix_caching: bool = True,
         cost: StepCost = TOKENS_ONLY,
         outlook: Outlook | None = None,
+        times: StepTimes | None = None,
     ) -> None:
         self.pool = pool
         self.max_model_len = max_model_len
         self._order = order
         self._admission = admission
-        self._running = Running(Pages(pool, prefix_caching), victims, room, queue, events, max_num_seqs)
+        self.pages = Pages(pool, prefix_caching)
+        self._running = Running(self.pages, victims, room, queue, events, max_num_seqs)
         self._cost = cost
         self._context_cost = 1 / cost.context_tokens
         self._outlook = outlook
+        self._times = times
         self._events = events
         self._live: dict[str, Sequence] = {}
         self._waiting = queue
@@ -139,7 +143,7 @@ class Scheduler:
             sequence.tpot_seconds = slo.tpot_seconds or math.inf
         self._live[request.id] = sequence
         self._waiting.enter(sequence)
-        self._running.pages.want(sequence)
+        self.pages.want(sequence)
         if request.deadline is not None:
             heapq.heappush(self._deadlines, (request.deadline, request.id))
         if request.answered and (ended := sequence.finish_reason()) is not None:
@@ -185,7 +189,7 @@ class Scheduler:
         """The next step: rows within ``knobs.batched_tokens``, decode before prefill."""
         self._expire(now)
         self._now = now
-        self._running.pages.advance(now)
+        self.pages.advance(now)
         self._note_firsts(now)
         self._make_way(now)
         step = Draft(self._step, knobs.batched_tokens, self._cost, now)
@@ -201,8 +205,8 @@ class Scheduler:
             self._admit(step, now, knobs)
             step.fraction = 1.0
             self._plan_prefills(step, [long], knobs)
-        step.moves += self._running.pages.take_moves()
-        step.waits = not step.rows and not self._launched and self._running.pages.restoring
+        step.moves += self.pages.take_moves()
+        step.waits = not step.rows and not self._launched and self.pages.restoring
         plan = step.freeze()
         if plan.has_work:
             self._step += 1
@@ -222,8 +226,10 @@ class Scheduler:
     def took(self, seconds: float) -> None:
         """The step committed last has taken so long."""
         step = self._collected
-        if self._outlook is not None and step is not None:
+        if step is not None and self._outlook is not None:
             self._outlook.saw_step(len(step.rows), step.tokens, step.contexts, seconds)
+        elif step is not None and self._times is not None:
+            self._times.observe(len(step.rows), step.tokens, step.contexts, seconds)
 
     def _note_firsts(self, now: float) -> None:
         if self._outlook is not None:
@@ -368,7 +374,7 @@ class Scheduler:
             return SkipReason.NO_BUDGET
         if self._is_full(sequence, step):
             return SkipReason.STEP_FULL
-        hit = self._running.pages.look_up(sequence)
+        hit = self.pages.look_up(sequence)
         if isinstance(hit, SkipReason):
             return hit
         if not self._running.has_room(sequence, hit):
@@ -419,8 +425,8 @@ class Scheduler:
         for i, (row, (sequence, epoch)) in enumerate(zip(plan.rows, draft.launched, strict=True)):
             if sequence.epoch == epoch:
                 self._commit_row(sequence, row, i, output)
-        self._running.pages.lift(plan.step)
-        self._running.pages.arrived(output.arrivals)
+        self.pages.lift(plan.step)
+        self.pages.arrived(output.arrivals)
         self._collected = draft if plan.rows else None
         if plan.rows:
             self._events.append(self._running.stepped(plan))
@@ -443,7 +449,7 @@ class Scheduler:
             self._events.append(Emitted(sequence.request.id, drawn, logprobs))
             reason = sequence.finish_reason()
         if row.length > 1 or sequence.computed % self.pool.block_size == 0:
-            self._running.pages.register(sequence, tail=row.length > 1 and row.samples)
+            self.pages.register(sequence, tail=row.length > 1 and row.samples)
         if reason is not None:
             self._finish(sequence, reason, stop_token=sequence.stop_token(reason))
 
@@ -460,7 +466,7 @@ class Scheduler:
         waited = sequence.status is not Status.RUNNING
         if not waited:
             self._running.leave(sequence)
-        self._running.pages.unwant(sequence)
+        self.pages.unwant(sequence)
         sequence.enter(Status.FINISHED)
         if self._outlook is not None and reason in (FinishReason.STOP, FinishReason.LENGTH):
             self._outlook.saw_end(sequence.request, sequence.output_tokens)

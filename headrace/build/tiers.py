@@ -1,0 +1,111 @@
+"""The tiers below the device, from their options: host pages, a file on disk, and what an earlier run left there.
+
+Nothing that is wrong with a disk keeps a server from starting: it goes on without, and says so.
+"""
+
+from __future__ import annotations
+
+import shutil
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from headrace.build.engine import TierSizes
+from headrace.compute.blockfile import BlockFile
+from headrace.compute.kv import PagedKV
+from headrace.compute.ledger import MemoryLedger
+from headrace.compute.mover import Mover
+from headrace.compute.snapshot import NotUsable, read_snapshot, write_snapshot
+from headrace.core.engine import Engine
+
+BLOCKS_FILE = "blocks.kv"
+SNAPSHOT_FILE = "snapshot.kv"
+LAYOUT = "layer, key or value, token, head, element"
+
+
+@dataclass(frozen=True, slots=True)
+class OpenTiers:
+    """Tiers that are there; ``identity`` is what another run must share to read what this one leaves on disk."""
+
+    mover: Mover
+    sizes: TierSizes
+    disk: BlockFile | None
+    identity: Mapping[str, Any]
+    block_size: int
+    notes: tuple[str, ...]
+
+    @property
+    def snapshot(self) -> Path | None:
+        return self.disk.path.with_name(SNAPSHOT_FILE) if self.disk else None
+
+    def recall(self, engine: Engine) -> str:
+        """Give a new engine what the last run left on disk; what became of it, for the terminal.
+
+        The list is used up by that: from now on slots are written over, and only the next orderly end makes a new one.
+        """
+        if self.disk is None or self.snapshot is None or not self.snapshot.exists():
+            return ""
+        try:
+            found = read_snapshot(self.snapshot, self.identity, self.block_size, self.disk.num_slots)
+            self.snapshot.unlink()
+        except NotUsable as error:
+            return f"the cache in {self.snapshot} is not used: {error}"
+        except OSError as error:
+            return f"the cache in {self.snapshot} is not used: {error.strerror}"
+        for saved, checksum in found:
+            self.disk.checksums[saved.block] = checksum
+        engine.scheduler.pages.adopt([saved for saved, _ in found])
+        return f"{len(found)} blocks of the last run are on disk"
+
+    def save(self, engine: Engine) -> str:
+        """Leave all that can be found again to the next run; what became of it, for the terminal."""
+        if self.disk is None or self.snapshot is None:
+            return ""
+        try:
+            saved = engine.save_cache(time.monotonic())
+            self.disk.flush()
+            count = write_snapshot(self.snapshot, self.identity, saved, self.disk.checksums)
+        except OSError as error:
+            return f"the cache could not be left in {self.snapshot}: {error.strerror}"
+        return f"{count} blocks are left on disk for the next run"
+
+
+def open_tiers(
+    ledger: MemoryLedger, folder: str | None, kv: PagedKV, fingerprint: str
+) -> tuple[OpenTiers | None, MemoryLedger]:
+    """The lower tiers that the ledger has room for, and the ledger with what of the disk can be had."""
+    if not ledger.host_blocks:
+        return None, ledger
+    disk, notes = None, []
+    if folder is not None:
+        try:
+            path = Path(folder).expanduser()
+            path.mkdir(mode=0o700, parents=True, exist_ok=True)
+            room = shutil.disk_usage(path).free // ledger.block_bytes
+            if (path / BLOCKS_FILE).exists():
+                room += (path / BLOCKS_FILE).stat().st_blocks * 512 // ledger.block_bytes
+            if room < ledger.disk_blocks:
+                notes.append(f"{path} has room for {room:,} blocks only")
+            ledger = replace(ledger, disk_blocks=min(room, ledger.disk_blocks))
+            disk = BlockFile(path / BLOCKS_FILE, ledger.disk_blocks, ledger.block_bytes)
+        except OSError as error:
+            notes.append(f"no disk tier in {folder}: {error.strerror or error}")
+            disk, ledger = None, replace(ledger, disk_blocks=0)
+    mover = Mover(kv, ledger.host_blocks, disk)
+    sizes = TierSizes(
+        ledger.host_blocks,
+        ledger.disk_blocks,
+        ledger.block_bytes,
+        mover.host_speed(),
+        disk.speed.read if disk else 0.0,
+    )
+    identity = {
+        "fingerprint": fingerprint,
+        "dtype": str(kv.dtype).removeprefix("torch."),
+        "block_size": kv.block_size,
+        "block_bytes": ledger.block_bytes,
+        "layout": LAYOUT,
+    }
+    return OpenTiers(mover, sizes, disk, identity, kv.block_size, tuple(notes)), ledger

@@ -1,0 +1,90 @@
+"""The list of what lies in a block file, so that the next process finds it: written at the end, read at the start.
+
+```
+ {"headrace_blocks": 1, "fingerprint": …, "blocks": n, …}\\n     the same engine must have written it
+ slot u32, checksum u32, parent 32 bytes, key 32 bytes, tokens i64 × block size     n times
+ checksum u32 of all that
+```
+Nothing of it is believed: another model, size or dtype, a damaged file, a key that its tokens do not give, are a note
+and an empty cache. Content itself is checked slot by slot when it is read.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import struct
+import zlib
+from array import array
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from headrace.core.blocks import chained_key
+from headrace.core.tiers import Saved
+
+MAGIC = "headrace_blocks"
+VERSION = 1
+_ENTRY = struct.Struct("<II32s32s")
+_CHECKSUM = struct.Struct("<I")
+
+
+class NotUsable(Exception):
+    """A snapshot that does not belong to this engine, or is damaged; the message says what is wrong."""
+
+
+def write_snapshot(
+    path: Path, identity: Mapping[str, Any], saved: Sequence[Saved], checksums: Mapping[int, int]
+) -> int:
+    """Write which slots hold what, whole or not at all; how many. Raises OSError."""
+    entries = [
+        _ENTRY.pack(each.block, checksum, each.parent, each.key) + array("q", each.tokens).tobytes()
+        for each in saved
+        if (checksum := checksums.get(each.block)) is not None
+    ]
+    header = json.dumps({MAGIC: VERSION, **identity, "blocks": len(entries)}).encode() + b"\n"
+    content = header + b"".join(entries)
+    temporary = path.with_suffix(".new")
+    with open(temporary, "wb", opener=lambda name, flags: os.open(name, flags, 0o600)) as file:
+        file.write(content + _CHECKSUM.pack(zlib.crc32(content)))
+        file.flush()
+        os.fsync(file.fileno())
+    temporary.replace(path)
+    return len(entries)
+
+
+def read_snapshot(
+    path: Path, identity: Mapping[str, Any], block_size: int, num_slots: int
+) -> list[tuple[Saved, int]]:
+    """The blocks that a file lists, each with its checksum, in the order in which they were written.
+
+    Raises:
+        NotUsable: it is not of this engine, or is damaged.
+        OSError: it cannot be read.
+    """
+    content = path.read_bytes()
+    body, told = content[: -_CHECKSUM.size], content[-_CHECKSUM.size :]
+    if len(told) < _CHECKSUM.size or zlib.crc32(body) != _CHECKSUM.unpack(told)[0]:
+        raise NotUsable("it is damaged")
+    line, _, entries = body.partition(b"\n")
+    try:
+        header = dict(json.loads(line))
+    except (ValueError, TypeError):
+        raise NotUsable("it is something else") from None
+    for name, value in {MAGIC: VERSION, **identity}.items():
+        if header.get(name) != value:
+            raise NotUsable(f"its {name} is {header.get(name)!r}, not {value!r}")
+    size = _ENTRY.size + 8 * block_size
+    if len(entries) != header.get("blocks", -1) * size:
+        raise NotUsable("its length is wrong")
+    return [_entry(entries[at : at + size], num_slots) for at in range(0, len(entries), size)]
+
+
+def _entry(entry: bytes, num_slots: int) -> tuple[Saved, int]:
+    slot, checksum, parent, key = _ENTRY.unpack_from(entry)
+    tokens = array("q", entry[_ENTRY.size :])
+    if slot >= num_slots:
+        raise NotUsable(f"it has a slot {slot} of {num_slots}")
+    if chained_key(parent, tokens) != key:
+        raise NotUsable("a key does not belong to its tokens")
+    return Saved(slot, parent, key, tuple(tokens)), checksum
