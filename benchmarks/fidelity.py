@@ -70,7 +70,7 @@ def main() -> None:
     """Calibrate, measure, simulate, print, write."""
     parser = arguments(__doc__ or "", model="smollm2")
     parser.add_argument("--trace", type=Path, default=None)
-    parser.add_argument("--requests", type=int, default=60, help="of the trace, at each load")
+    parser.add_argument("--requests", type=int, default=120, help="of the trace, at each load")
     parser.add_argument(
         "--scale", type=float, default=0.15, help="of the trace's lengths, for small machines"
     )

@@ -34,12 +34,11 @@ class Roofline:
         self._transfer_seconds = block_bytes / (replica.device.host_bandwidth * replica.degree)
 
     def seconds(self, work: StepWork) -> float:
+        moving = work.copies * self._copy_seconds + work.transfers * self._transfer_seconds
+        if not work.rows:
+            return moving
         load = Load(work.rows, work.tokens - work.rows, work.contexts, work.read_tokens, work.samples)
-        return (
-            self._replica.step_seconds(load)
-            + work.copies * self._copy_seconds
-            + work.transfers * self._transfer_seconds
-        )
+        return self._replica.step_seconds(load) + moving
 
     def host_seconds(self, work: StepWork) -> float:
         return work.rows * self._row_seconds

@@ -10,7 +10,7 @@ from collections import deque
 from collections.abc import Iterator, Mapping
 from itertools import chain, islice, repeat
 
-from headrace.core.plan import StepOutput, StepPlan
+from headrace.core.plan import Arrival, Move, StepOutput, StepPlan, Tier
 from headrace.lab.simulate.device import Device
 from headrace.lab.simulate.work import work_of
 
@@ -18,6 +18,10 @@ EOS = -1
 """The token that ends an answer; no synthesized token has this id."""
 
 EOS_IDS = frozenset({EOS})
+
+DISK_SECONDS = 1e-3
+"""For a block: 2 MiB, which is 16 tokens of an 8-billion-parameter model, at 2 GB/s."""
+
 _ENDED = repeat((EOS,))
 _NOTHING: tuple[int, ...] = ()
 
@@ -27,10 +31,13 @@ class SimulatedRunner:
 
     ``answers`` holds the tokens of each open request's answer; its last one is replaced by `EOS`. ``time`` is when
     the last call returned: a launch when the host has packed the step, a collect when the device is done with it; the
-    caller's clock follows it. The device takes one step after the other.
+    caller's clock follows it. The device takes one step after the other, and a disk beside it one block after the
+    other, each in ``disk_seconds``.
     """
 
-    def __init__(self, device: Device, answers: Mapping[str, tuple[int, ...]]) -> None:
+    def __init__(
+        self, device: Device, answers: Mapping[str, tuple[int, ...]], disk_seconds: float = DISK_SECONDS
+    ) -> None:
         self.time = 0.0
         self.busy_seconds = 0.0
         self._device = device
@@ -38,6 +45,9 @@ class SimulatedRunner:
         self._draws: dict[int, Iterator[tuple[int, ...]]] = {}
         self._free_at = 0.0
         self._launched: deque[tuple[float, StepOutput]] = deque()
+        self._disk_seconds = disk_seconds
+        self._disk: deque[tuple[float, Move]] = deque()  # copies under way, by their end
+        self._disk_free_at = 0.0
 
     def launch(self, plan: StepPlan, now: float) -> None:
         draws = self._draws
@@ -50,10 +60,25 @@ class SimulatedRunner:
         seconds = self._device.seconds(work)
         self.busy_seconds += seconds
         self.time = now + self._device.host_seconds(work)
-        self._free_at = max(self._free_at, self.time) + seconds
-        self._launched.append((self._free_at, StepOutput(plan.step, tokens)))
+        began = max(self._free_at, self.time)
+        self._free_at = began + seconds
+        arrivals = self._use_disk(plan, began) if plan.moves or self._disk else ()
+        self._launched.append((self._free_at, StepOutput(plan.step, tokens, arrivals=arrivals)))
 
     def collect(self) -> StepOutput:
         done, output = self._launched.popleft()
         self.time = max(self.time, done)
         return output
+
+    def _use_disk(self, plan: StepPlan, began: float) -> tuple[Arrival, ...]:
+        """Queue the plan's copies to and from the disk; those that will have ended with the step come back."""
+        for move in plan.moves:
+            if Tier.DISK in (move.source_tier, move.target_tier):
+                self._disk_free_at = max(self._disk_free_at, began) + self._disk_seconds
+                self._disk.append((self._disk_free_at, move))
+        if plan.waits and self._disk:
+            self._free_at = max(self._free_at, self._disk[0][0])
+        ended = []
+        while self._disk and self._disk[0][0] <= self._free_at:
+            ended.append(Arrival(self._disk.popleft()[1], True, self._disk_seconds))
+        return tuple(ended)

@@ -8,6 +8,7 @@ from typing import NamedTuple
 from headrace.core.plan import StepPlan, Tier
 
 _start, _length, _samples = itemgetter(1), itemgetter(2), itemgetter(4)
+_DEVICE, _ACROSS = {Tier.DEVICE}, {Tier.DEVICE, Tier.HOST}
 
 
 class StepWork(NamedTuple):
@@ -16,7 +17,7 @@ class StepWork(NamedTuple):
     ``tokens`` are the positions computed, ``contexts`` the sum over them of the positions that each attends to,
     ``read_tokens`` the positions whose keys and values are read (once a row, however many tokens it has), and
     ``samples`` the rows that draw a token. ``copies`` are blocks copied on the device, ``transfers`` blocks that
-    cross to or from another tier.
+    cross to or from the host; copies to and from the disk go on beside the steps and are no part of one.
     """
 
     rows: int
@@ -37,7 +38,9 @@ def work_of(plan: StepPlan) -> StepWork:
         for _, start, length, *_ in rows:
             if length > 1:
                 contexts += (length - 1) * start + length * (length - 1) // 2
-    on_device = sum(move.source_tier is move.target_tier is Tier.DEVICE for move in plan.moves)
-    return StepWork(
-        len(rows), tokens, contexts, read, sum(map(_samples, rows)), on_device, len(plan.moves) - on_device
-    )
+    copies = transfers = 0
+    for move in plan.moves:
+        ends = {move.source_tier, move.target_tier}
+        copies += ends == _DEVICE
+        transfers += ends == _ACROSS
+    return StepWork(len(rows), tokens, contexts, read, sum(map(_samples, rows)), copies, transfers)

@@ -18,7 +18,12 @@ ROWS = (
 
 
 def test_the_sums_of_a_plan_by_hand():
-    moves = (Move(1, 2), Move(3, 4, Tier.HOST, Tier.DEVICE), Move(5, 6, Tier.DEVICE, Tier.HOST))
+    moves = (
+        Move(1, 2),
+        Move(3, 4, Tier.HOST, Tier.DEVICE),
+        Move(5, 6, Tier.DEVICE, Tier.HOST),
+        Move(7, 8, Tier.DISK, Tier.HOST),
+    )
     assert work_of(StepPlan(0, (), moves, ROWS)) == StepWork(
         rows=4,
         tokens=8,
@@ -64,3 +69,5 @@ def test_moved_blocks_take_their_own_time_and_rows_the_hosts():
         2 * 2 * block / 5e3 + 5 * block / 1e3
     )
     assert device.host_seconds(still) == 1.5
+    nothing = StepWork(0, 0, 0, 0, 0, transfers=1)
+    assert device.seconds(nothing) == pytest.approx(block / 1e3), "a step that only moves reads no weights"
