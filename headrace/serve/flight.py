@@ -10,6 +10,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from dataclasses import replace
+from functools import cached_property
 
 from headrace.core.cache.ask import Ask
 from headrace.core.cache.entry import Pulse
@@ -57,7 +58,7 @@ class Flight:
         self.pulses: list[Pulse] = []
         self.alone = False  # computed for the cache, with or without readers
         self.attempts = 1
-        self.over = False
+        self.end: Finished | None = None
         self._log: list[Emitted] = []
         self._readers: list[tuple[Answer, int]] = []
         self._stops = stops
@@ -72,6 +73,11 @@ class Flight:
         """How soon it is computed; lower is sooner."""
         request = self.requests[0]
         return request.service_class == "background", request.priority
+
+    @property
+    def over(self) -> bool:
+        """Whether its end has been heard."""
+        return self.end is not None
 
     @property
     def deserted(self) -> bool:
@@ -96,11 +102,14 @@ class Flight:
 
     def join(self, answer: Answer, index: int) -> None:
         """From now on ``answer`` hears all of it, what has been said included, about its sequence ``index``."""
-        self._readers.append((answer, index))
         self._count_cached(answer, index)
         if answer.each_step:
             for event in self._log:
                 answer.tell(index, event)
+        if self.end is None:
+            self._readers.append((answer, index))
+        else:
+            self._tell_end(answer, index, self.end)
 
     def leave(self, answer: Answer, index: int) -> None:
         """``answer`` hears nothing more about its sequence ``index``."""
@@ -182,15 +191,22 @@ class Flight:
         leads = request is self.ask.request
         answer.cached_tokens[index] = self.cached_tokens[0] if leads else len(request.tokens)
 
+    def _tell_end(self, answer: Answer, index: int, finished: Finished) -> None:
+        if not answer.each_step and self._log:
+            answer.tell(index, self._whole)
+        answer.tell(index, finished)
+
+    @cached_property
+    def _whole(self) -> Emitted:
+        """All of the log as one event; asked for when it grows no more."""
+        return Emitted(self.requests[0].id, self.tokens, self.logprobs)
+
     def _end(self, finished: Finished) -> None:
-        self.over = True
+        self.end = finished
         self._ended(self, finished)
-        whole = Emitted(self.requests[0].id, self.tokens, self.logprobs)
         for answer, index in self._readers:
             self._count_cached(answer, index)
-            if not answer.each_step and whole.tokens:
-                answer.tell(index, whole)
-            answer.tell(index, finished)
+            self._tell_end(answer, index, finished)
         self._readers = []
         for call in self._when_over:
             call()

@@ -133,6 +133,8 @@ class Recall:
         for flight in begun:
             self._register(flight)
         for index, flight in answer.flights:
+            if flight.over:
+                self._note_coalesced(flight, answer.requests[index])
             flight.join(answer, index)
         for index, hit in enumerate(hits):
             if isinstance(hit, Hit):
@@ -350,21 +352,18 @@ class Recall:
 
     def _ended(self, flight: Flight, finished: Finished) -> None:
         ask = flight.ask
-        if self._flights.get(ask.key) is flight:
-            del self._flights[ask.key]
         self.service.withdraw(flight, finished.reason)  # where the flight has found the end itself
         if finished.reason not in WHOLE:
+            self._forget_flight(flight)
             self._tell_keepers(lambda keeper: keeper.broken_off(ask, flight.tokens))
             return
-        tokens = flight.tokens
         for request in flight.followers:
-            tenant, prompt = request.tenant, len(request.tokens)
-            self.service.note(Spared(request.id, tenant, Layer.COALESCED, prompt, len(tokens), 0.0))
+            self._note_coalesced(flight, request)
         assert self._exact is not None
         now = self._exact.wall()
         ttl = lifetime(self._ttl if ask.control.ttl is None else ask.control.ttl, ask.key)
         entry = Entry(
-            tokens=tokens,
+            tokens=flight.tokens,
             reason=finished.reason,
             prompt_tokens=len(ask.request.tokens),
             seconds=self.now() - flight.began,
@@ -376,8 +375,24 @@ class Recall:
             pulses=tuple(flight.pulses),
             versions=flight.versions,
         )
-        self._spawn(self._exact.keep(ask, entry))
+        self._spawn(self._keep(flight, entry))
         self._tell_keepers(lambda keeper: keeper.kept(ask, entry))
+
+    def _note_coalesced(self, flight: Flight, request: Request) -> None:
+        prompt, output = len(request.tokens), len(flight.tokens)
+        self.service.note(Spared(request.id, request.tenant, Layer.COALESCED, prompt, output, 0.0))
+
+    async def _keep(self, flight: Flight, entry: Entry) -> None:
+        """Until the answer can be found where it is kept, it is found in its flight."""
+        assert self._exact is not None
+        try:
+            await self._exact.keep(flight.ask, entry)
+        finally:
+            self._forget_flight(flight)
+
+    def _forget_flight(self, flight: Flight) -> None:
+        if self._flights.get(flight.ask.key) is flight:
+            del self._flights[flight.ask.key]
 
     def _renew_early(self, question: Question) -> None:
         if self._renewing >= RENEWALS:

@@ -1,0 +1,225 @@
+"""What an answer costs that need not be computed: hits over HTTP, misses, and a crowd that asks the same at once.
+
+Each case has its own server process on loopback; the client is one process that writes bytes to a socket, so that
+what it costs itself is little. ``no cache`` and ``miss`` take turns, round by round, and their difference is what
+looking costs who finds nothing.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import socket
+import statistics
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
+from typing import Any
+
+from rich.table import Table
+
+from benchmarks.stage import Server, arguments, say, server
+from headrace.lab.bench import report
+
+PROMPT = "Tell me in one or two sentences what a cache is good for, and when it is better to have none."
+
+
+class Connection:
+    """One connection that is kept alive, without a client library's own time."""
+
+    def __init__(self, url: str) -> None:
+        host, port = url.removeprefix("http://").split(":")
+        self._socket = socket.create_connection((host, int(port)))
+        self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        self._host = host
+
+    def post(self, body: bytes) -> tuple[float, bytes]:
+        """Seconds from sending the request to holding the answer, and the answer with its headers."""
+        head = (
+            f"POST /v1/chat/completions HTTP/1.1\r\nHost: {self._host}\r\nContent-Length: {len(body)}\r\n\r\n"
+        )
+        request = head.encode() + body
+        began = time.perf_counter()
+        self._socket.sendall(request)
+        got = self._socket.recv(65536)
+        headers, _, rest = got.partition(b"\r\n\r\n")
+        length = int(headers.lower().split(b"content-length:")[1].split(b"\r\n")[0])
+        while len(rest) < length:
+            more = self._socket.recv(65536)
+            rest += more
+            got += more
+        return time.perf_counter() - began, got
+
+    def close(self) -> None:
+        """Hang up."""
+        self._socket.close()
+
+
+def body(prompt: str, tokens: int, **more: Any) -> bytes:
+    """A request for ``tokens`` tokens, always the same ones."""
+    messages = [{"role": "user", "content": prompt}]
+    asked = {"messages": messages, "temperature": 0, "max_tokens": tokens, "min_tokens": tokens} | more
+    return json.dumps(asked).encode()
+
+
+def sequence(running: Server, bodies: Iterator[bytes], count: int, wanted: bytes) -> list[float]:
+    """Seconds of ``count`` calls, one after the other."""
+    connection = Connection(running.url)
+    seconds = []
+    for _ in range(count):
+        took, got = connection.post(next(bodies))
+        assert wanted in got, got[:400]
+        seconds.append(took)
+    connection.close()
+    return seconds
+
+
+def percentiles(seconds: Sequence[float]) -> dict[str, float]:
+    """Median, 99th percentile, and calls per second of one connection."""
+    ordered = sorted(seconds)
+    return {
+        "p50_seconds": statistics.median(ordered),
+        "p99_seconds": ordered[int(0.99 * (len(ordered) - 1))],
+        "calls_per_second": len(ordered) / sum(ordered),
+    }
+
+
+async def exchange(url: str, asked: bytes, count: int) -> list[bytes]:
+    """``count`` answers over one connection, without their headers."""
+    host, port = url.removeprefix("http://").split(":")
+    head = (
+        f"POST /v1/chat/completions HTTP/1.1\r\nHost: {host}\r\nContent-Length: {len(asked)}\r\n\r\n".encode()
+    )
+    reader, writer = await asyncio.open_connection(host, int(port))
+    answers = []
+    for _ in range(count):
+        writer.write(head + asked)
+        headers = await reader.readuntil(b"\r\n\r\n")
+        assert b"200 OK" in headers, headers
+        length = int(headers.lower().split(b"content-length:")[1].split(b"\r\n")[0])
+        answers.append(await reader.readexactly(length))
+    writer.close()
+    return answers
+
+
+async def saturate(running: Server, asked: bytes, count: int, connections: int) -> float:
+    """Calls per second when ``connections`` ask as fast as they are answered."""
+    began = time.perf_counter()
+    await asyncio.gather(*(exchange(running.url, asked, count // connections) for _ in range(connections)))
+    return count / (time.perf_counter() - began)
+
+
+async def crowd(running: Server, size: int, tokens: int) -> dict[str, float]:
+    """``size`` clients ask the same at once; how often it was computed, and how long the last one waited."""
+    before = running.metrics().get("generation_tokens_total", 0.0)
+    asked = body("What do a thousand people ask at once?", tokens)
+    began = time.perf_counter()
+    answers = await asyncio.gather(*(exchange(running.url, asked, 1) for _ in range(size)))
+    seconds = time.perf_counter() - began
+    texts = {json.loads(answer)["choices"][0]["message"]["content"] for (answer,) in answers}
+    assert len(texts) == 1, texts
+    computed = running.metrics()["generation_tokens_total"] - before
+    return {"clients": size, "computed": computed / tokens, "seconds": seconds}
+
+
+def main() -> None:
+    """Measure, print, write."""
+    parser = arguments(__doc__ or "", rounds=5)
+    parser.add_argument("--calls", type=int, default=1000, help="per round")
+    parser.add_argument("--tokens", type=int, default=64, help="of an answer")
+    parser.add_argument("--connections", type=int, default=8, help="of the test of throughput")
+    parser.add_argument("--crowd", type=int, default=1000)
+    parser.add_argument("--redis", help="URL of a Redis server, to measure hits in it")
+    parser.add_argument("--memcached", help="URL of a Memcached server")
+    parser.add_argument("--sqlite", help="path of a file")
+    args = parser.parse_args()
+    rows: dict[str, dict[str, float]] = {}
+    repeated = body(PROMPT, args.tokens)
+
+    def hits(name: str, *flags: str) -> None:
+        with server(args, *flags) as running:
+            sequence(running, iter([repeated]), 1, b"200 OK")
+            time.sleep(1.5)  # a shared store has heard of the clearings, the answer has been written
+            if name == "hit, memory":
+                rows["computed"] = percentiles(
+                    [s for _ in range(args.rounds) for s in sequence(running, fresh(args.tokens), 5, b"miss")]
+                )
+            rounds = [
+                sequence(running, iter([repeated] * args.calls), args.calls, b"hit; layer=exact")
+                for _ in range(args.rounds)
+            ]
+            rows[name] = percentiles([s for seconds in rounds for s in seconds])
+            rates = [
+                asyncio.run(saturate(running, repeated, args.calls * 2, args.connections))
+                for _ in range(args.rounds)
+            ]
+            rows[name]["saturated_per_second"] = statistics.median(rates)
+            if name == "hit, memory":
+                rows["crowd"] = asyncio.run(crowd(running, args.crowd, args.tokens))
+
+    secret = ("--response-cache-secret", "of the benchmark")
+    hits("hit, memory", "--response-cache", "memory")
+    for name, spec in (
+        ("sqlite", args.sqlite and f"sqlite:{args.sqlite}"),
+        ("redis", args.redis),
+        ("memcached", args.memcached),
+    ):
+        if spec:
+            hits(f"hit, {name}", "--response-cache", spec, *secret)
+    with ExitStack() as stack:
+        pair = {
+            "no cache": stack.enter_context(server(args)),
+            "miss": stack.enter_context(server(args, "--response-cache", "memory")),
+        }
+        measured: dict[str, list[float]] = {name: [] for name in pair}
+        for number in range(args.rounds * 10):
+            for name, running in pair.items():
+                bodies = fresh(2, number)
+                measured[name] += sequence(running, bodies, max(1, args.calls // 50), b"200 OK")
+        rows |= {name: percentiles(seconds) for name, seconds in measured.items()}
+    show(rows)
+    path = args.output or report_path()
+    report.write(path, {"arguments": {k: str(v) for k, v in vars(args).items()}, "rows": rows})
+    say(f"written: {path}")
+
+
+def fresh(tokens: int, number: int = 0) -> Iterator[bytes]:
+    """Requests that nobody has made before."""
+    while True:
+        yield body(f"{time.time_ns()} {number}: {PROMPT}", tokens)
+
+
+def report_path() -> Any:
+    """Where the figures go unless told otherwise."""
+    from pathlib import Path
+
+    return Path("bench-results") / "response_cache.json"
+
+
+def show(rows: dict[str, dict[str, float]]) -> None:
+    """The table, and what issues from it."""
+    table = Table("case", "p50 ms", "p99 ms", "calls/s, one connection", "calls/s, saturated")
+    for name, row in rows.items():
+        if "p50_seconds" in row:
+            table.add_row(
+                name,
+                f"{1e3 * row['p50_seconds']:.2f}",
+                f"{1e3 * row['p99_seconds']:.2f}",
+                f"{row['calls_per_second']:.0f}",
+                f"{row['saturated_per_second']:.0f}" if "saturated_per_second" in row else "",
+            )
+    say(table)
+    faster = rows["computed"]["p50_seconds"] / rows["hit, memory"]["p50_seconds"]
+    added = rows["miss"]["p50_seconds"] - rows["no cache"]["p50_seconds"]
+    say(
+        f"a hit is {faster:.0f} times as fast as computing; a miss costs {1e3 * added:+.2f} ms more than no cache"
+    )
+    crowded = rows["crowd"]
+    say(
+        f"{crowded['clients']:.0f} clients asked the same at once: computed {crowded['computed']:.2f} times, "
+        f"all answered after {crowded['seconds']:.2f} s"
+    )
+
+
+if __name__ == "__main__":
+    main()
