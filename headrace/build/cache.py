@@ -103,6 +103,7 @@ def _fingerprint(loaded: Loaded, lasting: bool, secret: str) -> bytes:
         tokenizer=hashlib.sha256(loaded.tokenizer.backend.to_str().encode()).hexdigest(),
         template=loaded.template.digest,
         numerics=f"{loaded.facts.kind} {loaded.facts.isa} {loaded.dtype} {loaded.kernels}",
+        max_model_len=loaded.ledger.max_model_len,
         version=__version__,
         secret=hashlib.sha256(secret.encode()).hexdigest() if secret else "",
     ).fingerprint()

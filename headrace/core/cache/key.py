@@ -105,6 +105,7 @@ class Engine:
     template: str
     numerics: str
     version: str
+    max_model_len: int = 0
     secret: str = field(default="", repr=False)
 
     def fingerprint(self) -> bytes:
