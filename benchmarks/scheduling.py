@@ -118,47 +118,34 @@ def _spread(outcome: Outcome, tenant: str) -> Spread:
 
 
 def tenants(args: argparse.Namespace) -> None:
-    """Two tenants at half of what one replica bears each; then one of them floods with ten times its share."""
+    """Two tenants share a replica that bears ``--loads`` times the trace; the quiet one asks for half of its share."""
     calls = _trace(args, AZURE, args.limit)
-    share = args.loads[0] / 2
-    quiet = [call._replace(tenant="quiet") for call in speedup(calls, share)]
+    quiet = [call._replace(tenant="quiet") for call in speedup(calls, args.loads[0] / 4)]
     until = quiet[-1].arrival
-    rng = random.Random(0)
-
-    def other(factor: float) -> Iterator[Call]:
-        mixed = calls * (1 + int(factor))
-        rng.shuffle(mixed)
-        gap = until / (len(calls) * factor)
-        for i, call in enumerate(mixed):
-            if (i + 1) * gap > until:
-                return
-            yield call._replace(tenant="flood", arrival=i * gap)
-
     print(
-        f"{'policy':>6} | quiet tenant's TTFT p50, p99: alone | beside an equal | beside the flood | p99 flood/equal"
+        f"{'policy':>6} | quiet tenant's TTFT p50, p99: alone | beside its like | beside 10 times a share | p99 ratio"
     )
     for policy in args.policies:
         told = [
             _spread(live(args, _merged(quiet, beside), scheduling_policy=policy)[0], "quiet")
-            for beside in ((), other(1.0), other(10.0))
+            for beside in ((), _evenly(calls, len(calls), until), _evenly(calls, 20 * len(calls), until))
         ]
         pairs = " | ".join(f"{each.p50:7.3f} {each.p99:7.3f}" for each in told)
         print(f"{policy:>6} | {pairs} | {told[2].p99 / told[1].p99:.2f}", flush=True)
-    print("Jain index of service while both have work:", end=" ")
+    heavy = [call._replace(tenant="quiet") for call in speedup(calls, 2 * args.loads[0])]
+    flood = list(_evenly(calls, 5 * len(calls), heavy[-1].arrival))
     for policy in args.policies:
-        flooded = live(
-            args, _merged(quiet_heavy(calls, args.loads[0], until), other(10.0)), scheduling_policy=policy
+        told = live(args, _merged(heavy, flood), scheduling_policy=policy)[0]
+        print(
+            f"{policy:>6} | Jain index while both have more than they get: {told.facts['jain_backlogged']:.3f}"
         )
-        print(f"{policy} {flooded[0].facts['jain_backlogged']:.3f}", end="  ", flush=True)
-    print()
 
 
-def quiet_heavy(calls: list[Call], load: float, until: float) -> Iterator[Call]:
-    """A tenant that asks for twice its fair share: both are backlogged, so that their shares can be compared."""
-    for call in speedup(calls, load):
-        if call.arrival > until:
-            return
-        yield call._replace(tenant="quiet")
+def _evenly(calls: list[Call], count: int, until: float) -> Iterator[Call]:
+    """``count`` calls of another tenant, drawn from the same ones, evenly until the given time."""
+    rng = random.Random(0)
+    for i in range(count):
+        yield rng.choice(calls)._replace(tenant="flood", arrival=i * until / count)
 
 
 def prefixes(args: argparse.Namespace) -> None:

@@ -114,7 +114,7 @@ class SchedulerOptions:
     max_step_seconds: Annotated[
         float,
         Field(ge=0, description="predicted time of a step that decodes (0: only as callers' SLOs demand)"),
-    ] = 0.2
+    ] = 0.1
     static_batch_timeout: Annotated[
         float, Field(ge=0, description="seconds after which an incomplete gang starts")
     ] = 0.1

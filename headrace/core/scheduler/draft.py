@@ -84,15 +84,18 @@ class Draft:
         self.limit_seconds = min(usual, wished_seconds)
         self.times = times if self.limit_seconds < math.inf else None
 
-    def share(self, start: int, remaining: int, knobs: Knobs) -> tuple[int, ChunkReason]:
-        """How many of the remaining positions of a prefill from ``start`` this step takes, and what bounds them."""
+    def share(self, start: int, remaining: int, knobs: Knobs, hurry: bool = False) -> tuple[int, ChunkReason]:
+        """How many of the remaining positions of a prefill from ``start`` this step takes, and what bounds them.
+
+        ``hurry``: those who decode have been served more, and may be slowed down for it.
+        """
         if not knobs.chunked_prefill:
             return (remaining, ChunkReason.WHOLE) if remaining <= self.budget else (0, ChunkReason.BUDGET)
         length, reason = remaining, ChunkReason.WHOLE
         budget = self.budget
         if self.fraction < 1.0:
             budget -= int(knobs.batched_tokens * (1.0 - self.fraction))
-        if self.decodes and knobs.mixed_prefill_ratio:
+        if self.decodes and knobs.mixed_prefill_ratio and not hurry:
             budget = min(budget, self._beside_decoding(start, knobs.mixed_prefill_ratio))
         if self.decodes and self.times is not None:
             budget = min(budget, self._in_time(start, self.times))

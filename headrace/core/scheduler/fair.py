@@ -13,10 +13,16 @@ from collections.abc import Sequence as Many
 from headrace.core.classes import CLASSES
 from headrace.core.scheduler.line import Line
 from headrace.core.scheduler.share import Books, ClassAccount, TenantAccount
-from headrace.core.sequence import Sequence
+from headrace.core.sequence import Rank, Sequence
 
-OWED_TOKENS = 4096.0
-"""Cost, in tokens, by which one tenant must have been served less than another before it may push it out."""
+TOO_MUCH = 1.25
+"""How many times as much as another, by their weights, a tenant must hold before it has to give way to it."""
+
+
+def by_share(sequence: Sequence) -> Rank:
+    """Who has been served least goes first."""
+    account = sequence.account
+    return (account.owner.virtual, account.virtual)
 
 
 class _Tenant:
@@ -96,7 +102,11 @@ class FairQueue:
         """A new sequence: it gets its account and waits."""
         request = sequence.request
         names = ("default", "") if self._alike else (request.service_class, request.tenant)
-        sequence.account = self._books.enter(*names)
+        account = sequence.account = self._books.enter(*names)
+        group = self._classes[account.owner.name]
+        tenant = group.tenants.get(account.name)
+        if tenant is None or not tenant.line:
+            self._books.lift(account, alone=not group.waiting)
         self.push(sequence)
 
     def push(self, sequence: Sequence) -> None:
@@ -144,6 +154,8 @@ class FairQueue:
         sequence = line.pop(now)
         group.waiting -= 1
         self._waiting -= 1
+        if sequence is not None:
+            self._books.serve(sequence.account)
         return sequence
 
     def _next_class(self, now: float) -> _Class | None:
@@ -184,18 +196,43 @@ class FairQueue:
             return []
         return [sequence for sequence in running if not sequence.account.owner.terms.weight]
 
-    def is_owed(self, waiting: Sequence, running: Sequence) -> bool:
-        """Whether one that waits has been served so much less that it may push a running one out.
+    def is_behind(self, running: Sequence, now: float) -> bool:
+        """Whether the next one that waits has been served less than a running one, in its class or by its tenant."""
+        head = self.peek(now)
+        if head is None:
+            return False
+        mine, other = head.account, running.account
+        if mine.owner is not other.owner:
+            return mine.owner.virtual < other.owner.virtual
+        return mine.virtual < other.virtual
 
-        Of a lower class: as soon as its class is not ahead in its share. Of its own class: when its tenant is behind
-        by more than `OWED_TOKENS`.
+    def may_hurry(self, sequence: Sequence) -> bool:
+        """Whether others of this queue hold so much more that they may be slowed down for this one's prompt."""
+        mine = sequence.account
+        if any(_holds_too_much(other, mine, 0) for other in mine.owner.tenants.values() if other is not mine):
+            return True
+        level, virtual = mine.owner.terms.level, mine.owner.virtual
+        return any(
+            each.account.live and each.account.terms.level > level and each.account.virtual >= virtual
+            for each in self._classes.values()
+        )
+
+    def is_owed(self, waiting: Sequence, running: Sequence) -> bool:
+        """Whether one that waits may push a running one out.
+
+        Of a lower class: as soon as its class is not ahead in its share. Of its own class: when the other's tenant
+        holds `TOO_MUCH` times as many slots by its weight as its own would then.
         """
         mine, other = waiting.account, running.account
         if mine.owner is not other.owner:
             return (
                 mine.owner.terms.level < other.owner.terms.level and mine.owner.virtual <= other.owner.virtual
             )
-        return mine.virtual + OWED_TOKENS * mine.rate < other.virtual
+        return mine is not other and _holds_too_much(other, mine, 1)
+
+
+def _holds_too_much(other: TenantAccount, mine: TenantAccount, more: int) -> bool:
+    return other.running * other.rate >= TOO_MUCH * (mine.running + more) * mine.rate > 0.0
 
 
 def single_file() -> FairQueue:

@@ -14,7 +14,7 @@ from headrace.core.cost import StepTimes
 from headrace.core.lengths import LengthPredictor
 from headrace.core.request import Request, Slo
 
-ENOUGH_STEPS = 64
+ENOUGH_STEPS = 8
 """Steps after which times are trusted with decisions."""
 
 NEWS = 0.05

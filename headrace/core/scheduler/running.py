@@ -88,6 +88,7 @@ class Running:
         sequence.slot = self._slots.pop()
         sequence.place = (not self.is_kept(sequence), sequence.account.owner.terms.level, *sequence.rank)
         insort(self._sequences, sequence, key=by_place)
+        sequence.account.running += 1
         self.admissions += 1
         request = sequence.request
         step.entries.append(
@@ -107,6 +108,7 @@ class Running:
     def leave(self, sequence: Sequence) -> None:
         """Take slot and blocks back; computed content stays findable."""
         self._sequences.remove(sequence)
+        sequence.account.running -= 1
         self._slots.append(sequence.slot)
         self.pages.give_back(sequence, self.committed)
         sequence.epoch += 1

@@ -34,7 +34,7 @@ from headrace.core.plan import Row, StepOutput, StepPlan, TokenLogprob
 from headrace.core.request import FinishReason, Request
 from headrace.core.scheduler.admission import AdmissionPolicy, Queue
 from headrace.core.scheduler.draft import Draft
-from headrace.core.scheduler.fair import FairQueue
+from headrace.core.scheduler.fair import FairQueue, by_share
 from headrace.core.scheduler.headroom import RoomPolicy
 from headrace.core.scheduler.line import PolicyFailed
 from headrace.core.scheduler.order import OrderPolicy
@@ -196,15 +196,15 @@ class Scheduler:
         step.row_cost = self._cost.fixed_tokens / self._last_rows
         prefills = self._plan_decodes(step, knobs)
         long = self._longest(prefills, knobs)
-        if long is None:
-            self._plan_prefills(step, prefills, knobs)
-            self._admit(step, now, knobs)
-        else:
-            step.fraction = 1.0 - LONG_PROMPT_SHARE
-            self._plan_prefills(step, [s for s in prefills if s is not long], knobs)
-            self._admit(step, now, knobs)
+        step.fraction = 1.0 if long is None else 1.0 - LONG_PROMPT_SHARE
+        for sequence in sorted(prefills, key=by_share):
+            if sequence is not long:
+                self._admit(step, now, knobs, before=sequence)
+                self._plan_prefill(step, sequence, knobs)
+        self._admit(step, now, knobs)
+        if long is not None:
             step.fraction = 1.0
-            self._plan_prefills(step, [long], knobs)
+            self._plan_prefill(step, long, knobs)
         step.moves += self.pages.take_moves()
         step.waits = not step.rows and not self._launched and self.pages.restoring
         plan = step.freeze()
@@ -265,23 +265,22 @@ class Scheduler:
             step.bound(self._outlook.times, knobs.step_seconds, TPOT_SHARE * step.tpot_seconds)
         return prefills
 
-    def _plan_prefills(self, step: Draft, sequences: list[Sequence], knobs: Knobs) -> None:
-        for sequence in sequences:
-            if sequence.status is Status.RUNNING:
-                remaining = sequence.known - sequence.planned
-                length, reason = step.share(sequence.planned, remaining, knobs)
-                if not length and not knobs.chunked_prefill:
-                    length = min(remaining, step.budget)  # cut already, before the knob was turned
-                if length:
-                    whole = length == remaining
-                    self._add_chunk(step, sequence, length, ChunkReason.REST if whole else reason)
+    def _plan_prefill(self, step: Draft, sequence: Sequence, knobs: Knobs) -> None:
+        if sequence.status is Status.RUNNING:
+            remaining = sequence.known - sequence.planned
+            length, reason = step.share(sequence.planned, remaining, knobs, self._waiting.may_hurry(sequence))
+            if not length and not knobs.chunked_prefill:
+                length = min(remaining, step.budget)  # cut already, before the knob was turned
+            if length:
+                whole = length == remaining
+                self._add_chunk(step, sequence, length, ChunkReason.REST if whole else reason)
 
     def _longest(self, prefills: list[Sequence], knobs: Knobs) -> Sequence | None:
         """The first prompt that will take several steps, if others wait that may take their turn beside it."""
         if knobs.chunked_prefill and (len(prefills) > 1 or self._waiting):
             for sequence in prefills:
                 if sequence.known - sequence.planned > knobs.batched_tokens // 2:
-                    return sequence
+                    return None if self._waiting.may_hurry(sequence) else sequence
         return None
 
     def _may_grow(self, sequence: Sequence) -> bool:
@@ -320,8 +319,9 @@ class Scheduler:
 
     # -- admission ---------------------------------------------------------------------------------
 
-    def _admit(self, step: Draft, now: float, knobs: Knobs) -> None:
-        if not self._waiting:
+    def _admit(self, step: Draft, now: float, knobs: Knobs, before: Sequence | None = None) -> None:
+        """Let in whom the policies and the step have room for; ``before``: only those served less than it."""
+        if not self._waiting or (before is not None and not self._waiting.is_behind(before, now)):
             return
         allowed = self._admission.admit(self._queue(), now)
         head = self._waiting.peek(now)
@@ -338,6 +338,9 @@ class Scheduler:
                 self._finish(failed.sequence, FinishReason.FAILED, str(failed))
                 continue
             if head is None:
+                break
+            if before is not None and by_share(head) >= by_share(before):
+                self._waiting.push(head)
                 break
             try:
                 reason = self._try_admit(head, step, knobs, allowed)
@@ -380,7 +383,7 @@ class Scheduler:
         if not self._running.has_room(sequence, hit):
             return SkipReason.NO_BLOCKS
         cached = hit.tokens(self.pool.block_size)
-        length, reason = step.share(cached, sequence.known - cached, knobs)
+        length, reason = step.share(cached, sequence.known - cached, knobs, self._waiting.may_hurry(sequence))
         if not length or not step.may_join(sequence.account.owner.terms, length):
             return SkipReason.NO_BUDGET
         self._running.start(sequence, hit, step)

@@ -8,15 +8,18 @@
 Each row that is computed is charged to its tenant and its class, divided by their weights; whoever has the least goes
 next. That is start-time fair queueing over classes, and virtual token counters over tenants (Sheng et al., Fairness in
 Serving Large Language Models, OSDI '24), charged by computed cost, so that a prefix that is found costs its owner
-nothing. One that comes back after a pause is lifted to the least of those who stayed: being away saves up no credit.
+nothing. One that begins to wait after a pause is lifted to the clock, which is where the last one served stood, less a
+bounded credit: who asks for little need not wait with a few requests at once, and saves up nothing more.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Mapping
 
 from headrace.core.classes import ServiceClass
+
+CREDIT_TOKENS = 8192.0
+"""Cost, in tokens, that a tenant may have been served less than the others at most: some requests at once."""
 
 SWEEP = 64
 """Idle accounts kept beside twice as many as are live."""
@@ -27,21 +30,22 @@ class Account:
 
     __slots__ = ("live", "name", "rate", "virtual")
 
-    def __init__(self, name: str, weight: float) -> None:
+    def __init__(self, name: str, weight: float, virtual: float = 0.0) -> None:
         self.name = name
         self.rate = 1.0 / weight if weight else 0.0
-        self.virtual = 0.0
+        self.virtual = virtual
         self.live = 0
 
 
 class TenantAccount(Account):
-    """A tenant of one class; ``owner`` is the class."""
+    """A tenant of one class, its ``owner``; ``running`` of its requests do."""
 
-    __slots__ = ("owner",)
+    __slots__ = ("owner", "running")
 
     def __init__(self, name: str, weight: float, owner: ClassAccount) -> None:
-        super().__init__(name, weight)
+        super().__init__(name, weight, owner.clock)
         self.owner = owner
+        self.running = 0
 
     def charge(self, cost: float) -> None:
         """Book a row's cost here and with the class."""
@@ -51,13 +55,14 @@ class TenantAccount(Account):
 
 
 class ClassAccount(Account):
-    """A class of service with its tenants."""
+    """A class of service with its tenants; ``clock`` is where the one of them stood who was served last."""
 
-    __slots__ = ("tenants", "terms")
+    __slots__ = ("clock", "tenants", "terms")
 
     def __init__(self, terms: ServiceClass) -> None:
         super().__init__(terms.name, terms.weight)
         self.terms = terms
+        self.clock = 0.0
         self.tenants: dict[str, TenantAccount] = {}
 
 
@@ -67,9 +72,10 @@ class Books:
     def __init__(self, classes: Iterable[ServiceClass], weights: Mapping[str, float]) -> None:
         self.classes = {terms.name: ClassAccount(terms) for terms in classes}
         self._weights = weights
+        self._clock = 0.0
 
     def enter(self, service_class: str, tenant: str) -> TenantAccount:
-        """A request begins to live; its account, lifted to its peers' if it was idle.
+        """A request begins to live; its account.
 
         Raises:
             KeyError: there is no such class.
@@ -78,39 +84,39 @@ class Books:
         account = owner.tenants.get(tenant)
         if account is None:
             account = TenantAccount(tenant, self._weights.get(tenant, 1.0), owner)
-            self._lift(account, owner.tenants.values())
             owner.tenants[tenant] = account
-        elif not account.live:
-            self._lift(account, owner.tenants.values())
-        if not owner.live:
-            self._lift(owner, self.classes.values())
         account.live += 1
         owner.live += 1
         if owner.live == 1:
             self._share_out()
         return account
 
+    def lift(self, account: TenantAccount, *, alone: bool) -> None:
+        """A tenant of whom nobody waited has somebody waiting again; ``alone``: nobody of its class waits."""
+        owner = account.owner
+        account.virtual = max(account.virtual, owner.clock - CREDIT_TOKENS * account.rate)
+        if alone:
+            owner.virtual = max(owner.virtual, self._clock)
+
+    def serve(self, account: TenantAccount) -> None:
+        """One of this account's requests leaves the queue to run."""
+        owner = account.owner
+        owner.clock = max(owner.clock, account.virtual)
+        self._clock = max(self._clock, owner.virtual)
+
     def leave(self, account: TenantAccount) -> None:
         """A request has ended."""
         owner = account.owner
         account.live -= 1
         owner.live -= 1
-        if not account.live:
-            self._forget(owner)
-        if not owner.live:
-            self._share_out()
-
-    def _lift(self, account: Account, peers: Iterable[Account]) -> None:
-        floor = min((peer.virtual for peer in peers if peer.live), default=account.virtual)
-        account.virtual = max(account.virtual, floor)
-
-    def _forget(self, owner: ClassAccount) -> None:
-        """Drop idle accounts that are not ahead of anybody: a new one in their place would stand no better."""
-        least = min((each.virtual for each in owner.tenants.values() if each.live), default=math.inf)
-        if len(owner.tenants) > 2 * owner.live + SWEEP or least == math.inf:
-            idle = [each for each in owner.tenants.values() if not each.live and each.virtual <= least]
+        if not account.live and account.virtual <= owner.clock:
+            del owner.tenants[account.name]  # a new one in its place will stand no better
+        elif len(owner.tenants) > 2 * owner.live + SWEEP:
+            idle = [each for each in owner.tenants.values() if not each.live and each.virtual <= owner.clock]
             for each in idle:
                 del owner.tenants[each.name]
+        if not owner.live:
+            self._share_out()
 
     def _share_out(self) -> None:
         """Effective weights of the classes that have work: in proportion, but none below its floor."""
