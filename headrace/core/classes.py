@@ -31,8 +31,8 @@ class ServiceClass:
     slo: Slo = NO_SLO
 
 
-PRIORITY = ServiceClass("priority", 0, 8.0, 0.10, 512, 0.0, Slo(1.0, 0.1))
-DEFAULT = ServiceClass("default", 1, 4.0, 0.10, 0, 0.0, Slo(5.0, 0.2))
+PRIORITY = ServiceClass("priority", 0, 8.0, 0.10, 512)
+DEFAULT = ServiceClass("default", 1, 4.0, 0.10)
 FLEX = ServiceClass("flex", 2, 1.0, 0.05, 0, 0.5)
 BACKGROUND = ServiceClass("background", 3, 0.0)
 """Work that nobody waits for (warming): it runs only while no other class has work."""

@@ -91,7 +91,7 @@ def test_a_file_that_is_not_there() -> None:
 def test_the_table_names_everybody_and_every_bound(tmp_path: Path) -> None:
     shown = "\n".join(describe_tenants(*read_tenants(write(tmp_path, FULL))))
     for words in (
-        "class        priority: weight 8, floor 20%, TTFT 0.5 s, TPOT 0.1 s, 512 prompt tokens a step",
+        "class        priority: weight 8, floor 20%, TTFT 0.5 s, 512 prompt tokens a step",
         "tenant       acme: weight 4, class priority, may use flex priority, 100,000 tokens per minute",
         "32 concurrent requests, large: 20,000 tokens per minute",
         "tenant       (others): weight 1, class default, 60 requests per minute",

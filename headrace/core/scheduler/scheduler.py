@@ -251,8 +251,8 @@ class Scheduler:
             if sequence.status is not Status.RUNNING:
                 continue
             remaining = len(sequence.tokens) + sequence.pending - sequence.planned
-            if remaining == 1:
-                if step.budget > 0 and self._may_grow(sequence) and self._grow(sequence, step):
+            if remaining == 1:  # unless what is in flight will end it already
+                if step.budget > 0 and sequence.known < sequence.finish_length and self._grow(sequence, step):
                     step.decodes += 1
                     step.decode_contexts += sequence.planned
                     if sequence.tpot_seconds < step.tpot_seconds:
@@ -282,10 +282,6 @@ class Scheduler:
                 if sequence.known - sequence.planned > knobs.batched_tokens // 2:
                     return None if self._waiting.may_hurry(sequence) else sequence
         return None
-
-    def _may_grow(self, sequence: Sequence) -> bool:
-        """False when what is in flight will already end the sequence."""
-        return sequence.known < sequence.finish_length
 
     def _grow(self, sequence: Sequence, step: Draft) -> bool:
         try:
