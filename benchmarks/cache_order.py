@@ -3,6 +3,8 @@
 Every block of the trace is one block of the pool. Hits are counted in blocks and given as a share of those of a pool
 that never evicts; beside them what evicting with knowledge of the whole trace would reach (Belady's rule), which is
 the bound of every policy that serves requests in the order of their arrival.
+
+A second table puts tiers below a small pool: what is found where, and how many blocks are carried for it.
 """
 
 from __future__ import annotations
@@ -10,11 +12,17 @@ from __future__ import annotations
 import argparse
 import heapq
 import math
+from collections import Counter
 from collections.abc import Iterable
 from pathlib import Path
+from typing import NamedTuple
 
-from headrace.core.blocks import BlockPool, chained_key, root_key
+from headrace.core.blocks import BlockPool, PrefixHit, chained_key, root_key
+from headrace.core.events import Event, Moved
 from headrace.core.eviction import EvictionPolicy, LeastRecentlyUsed, LeastWorth
+from headrace.core.plan import Arrival, Tier
+from headrace.core.restore import AlwaysRestore
+from headrace.core.tiers import LowerTier, LowerTiers
 from headrace.lab.workload.traces import MOONCAKE_BLOCK, read_trace
 
 CONTEXT_TOKENS = 13_000
@@ -22,6 +30,9 @@ CONTEXT_TOKENS = 13_000
 
 SIZE = 2
 """Tokens that stand for a block of the trace: both for a full one, one for the part at the end of a prompt."""
+
+TIERS = ((5, 20, 0), (5, 10, 50), (16, 25, 0), (25, 25, 0))
+"""Sizes of device, host and disk, in % of the trace's unique blocks."""
 
 Prompt = tuple[int, ...]
 ROOT = root_key("", "")
@@ -53,12 +64,80 @@ def replay(todo: Iterable[Prompt], num_blocks: int, policy: EvictionPolicy) -> i
         keys = keys_of(tokens)
         hit = pool.match(ROOT, keys, tokens, len(tokens))
         hits += len(hit.blocks) + (hit.copied > 0)
-        pool.share(hit.blocks)
-        table = [*hit.blocks, *pool.allocate(-(-len(tokens) // SIZE) - len(hit.blocks))]
-        for i in range(len(hit.blocks), len(table)):
-            pool.register(table[i], keys[i - 1] if i else ROOT, tokens[i * SIZE : (i + 1) * SIZE])
-        pool.release(table)
+        _leave(pool, _take(pool, hit, tokens), len(hit.blocks), keys, tokens)
     return hits
+
+
+class Carried(NamedTuple):
+    """Blocks found on the device and below it, and blocks copied down to the host and on to the disk."""
+
+    device: int
+    below: int
+    to_host: int
+    to_disk: int
+
+
+def replay_tiers(todo: Iterable[Prompt], device: int, host: int, disk: int) -> Carried:
+    """The same over tiers from which everything is fetched, at once."""
+    moved = Counter[Tier]()
+
+    def tell(event: Event) -> None:
+        if isinstance(event, Moved):
+            moved[event.target] += (
+                event.blocks if event.target is not Tier.HOST or event.source is Tier.DEVICE else 0
+            )
+
+    def tier(which: Tier, size: int) -> LowerTier:
+        return LowerTier(which, size, worth(size))
+
+    lower = LowerTiers(
+        tier(Tier.HOST, host),
+        tier(Tier.DISK, disk) if disk else None,
+        AlwaysRestore(),
+        block_size=SIZE,
+        block_bytes=0,
+        tell=tell,
+    )
+    pool = BlockPool(device, SIZE, worth(device), tell, lower)
+    found = below = 0
+    for tokens in todo:
+        keys = keys_of(tokens)
+        hit = pool.match(ROOT, keys, tokens, len(tokens))
+        while not hit.is_ready and lower.fetch(hit.below):
+            _arrive(lower)
+            hit = pool.match(ROOT, keys, tokens, len(tokens))
+        if not hit.is_ready:
+            hit = pool.match(ROOT, keys, tokens, len(tokens), from_disk=False)
+        found += len(hit.blocks) + (hit.copied > 0)
+        below += len(hit.below)
+        lower.hold(hit.below)
+        table = _take(pool, hit, tokens)
+        pool.bring_up(hit, table[len(hit.blocks) : hit.full])
+        _leave(pool, table, hit.full, keys, tokens)
+        _arrive(lower)
+    return Carried(found, below, moved[Tier.HOST], moved[Tier.DISK])
+
+
+def _arrive(lower: LowerTiers) -> None:
+    """A disk that is never behind."""
+    lower.arrived(Arrival(move, True) for move in lower.take_moves() if Tier.DISK in move[2:])
+
+
+def _take(pool: BlockPool, hit: PrefixHit, tokens: Prompt) -> list[int]:
+    pool.share(hit.blocks)
+    return [*hit.blocks, *pool.allocate(-(-len(tokens) // SIZE) - len(hit.blocks))]
+
+
+def _leave(pool: BlockPool, table: list[int], done: int, keys: list[bytes], tokens: Prompt) -> None:
+    """Compute the blocks from ``done`` on and leave all of them to the cache."""
+    for i in range(done, len(table)):
+        pool.register(table[i], keys[i - 1] if i else ROOT, tokens[i * SIZE : (i + 1) * SIZE])
+    pool.release(table)
+
+
+def worth(size: int) -> LeastWorth:
+    """The policy for a tier of so many blocks."""
+    return LeastWorth(size, CONTEXT_TOKENS / MOONCAKE_BLOCK)
 
 
 def foreseen(todo: list[Prompt], num_blocks: int) -> int:
@@ -100,14 +179,25 @@ def main() -> None:
     print(f"{'pool':>6} {'blocks':>8} {'LRU':>8} {'worth':>8} {'foreseen':>9}   share of those hits")
     for percent in args.shares.split(","):
         size = int(unique * float(percent) / 100)
-        worth = LeastWorth(size, CONTEXT_TOKENS / MOONCAKE_BLOCK)
         found = [
             replay(todo, size, LeastRecentlyUsed()),
-            replay(todo, size, worth),
+            replay(todo, size, worth(size)),
             foreseen(todo, size),
         ]
         shown = " ".join(f"{hits / everything:>8.3f}" for hits in found)
         print(f"{percent + ' %':>6} {size:>8} {shown}", flush=True)
+    print(
+        f"\n{'device':>6} {'host':>6} {'disk':>6} {'found':>8} {'below':>8} {'to host':>8} {'to disk':>8}   blocks"
+    )
+    for shares in TIERS:
+        sizes = [int(unique * share / 100) for share in shares]
+        carried = replay_tiers(todo, *sizes)
+        named = " ".join(f"{share:>4} %" for share in shares)
+        found_all = (carried.device + carried.below) / everything
+        print(
+            f"{named} {found_all:>8.3f} {carried.below / everything:>8.3f} {carried.to_host:>8} {carried.to_disk:>8}",
+            flush=True,
+        )
 
 
 if __name__ == "__main__":

@@ -16,11 +16,14 @@ NEWS = 0.1
 class RestorePolicy(Protocol):
     """How many of the next blocks of a sequence to fetch; what follows them is computed.
 
-    ``start`` is the position of the first of them, ``tiers`` where each lies, in order. `observe` tells it that a
-    block has come from a tier in so many seconds.
+    ``start`` is the position of the first of them, ``tiers`` where each lies, in order. `pays` asks whether a whole
+    chain of so many blocks would be fetched from a tier if it lay there: if not, it need not be brought there.
+    `observe` tells it that a block has come from a tier in so many seconds.
     """
 
     def choose(self, start: int, tiers: Sequence[Tier]) -> int: ...
+
+    def pays(self, tier: Tier, blocks: int) -> bool: ...
 
     def observe(self, tier: Tier, seconds: float) -> None: ...
 
@@ -30,6 +33,9 @@ class AlwaysRestore:
 
     def choose(self, start: int, tiers: Sequence[Tier]) -> int:
         return len(tiers)
+
+    def pays(self, tier: Tier, blocks: int) -> bool:
+        return True
 
     def observe(self, tier: Tier, seconds: float) -> None:
         pass
@@ -58,7 +64,6 @@ class WhicheverIsQuicker:
         self.links = dict(links)
 
     def choose(self, start: int, tiers: Sequence[Tier]) -> int:
-        _, _, token, context = self._times.coefficients
         best, most_saved = 0, 0.0
         count, fetching = 0, 0.0
         for tier, run in groupby(tiers):
@@ -68,11 +73,23 @@ class WhicheverIsQuicker:
             length = sum(1 for _ in run)
             count += length
             fetching += link.seconds + length * self._block_bytes / link.bytes_per_second
-            tokens = count * self._block_size
-            computing = tokens * token + context * tokens * (start + tokens / 2)
-            if computing - fetching > most_saved:
-                best, most_saved = count, computing - fetching
+            saved = self._computing(start, count) - fetching
+            if saved > most_saved:
+                best, most_saved = count, saved
         return best
+
+    def pays(self, tier: Tier, blocks: int) -> bool:
+        link = self.links.get(tier)
+        if link is None:
+            return False
+        fetching = link.seconds + blocks * self._block_bytes / link.bytes_per_second
+        return fetching < self._computing(0, blocks)
+
+    def _computing(self, start: int, blocks: int) -> float:
+        """Seconds that the next blocks from position ``start`` would add to steps that run anyway."""
+        _, _, token, context = self._times.coefficients
+        tokens = blocks * self._block_size
+        return tokens * token + context * tokens * (start + tokens / 2)
 
     def observe(self, tier: Tier, seconds: float) -> None:
         """A block has come from ``tier`` in so many seconds."""

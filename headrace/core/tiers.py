@@ -23,8 +23,11 @@ from headrace.core.plan import Arrival, Move, Tier
 from headrace.core.request import DEFAULT_RETENTION
 from headrace.core.restore import RestorePolicy
 
-MAX_TRANSFERS = 64
+MAX_TRANSFERS = 512
 """Copies to or from the disk under way at once: each pins two blocks."""
+
+WRITE_SHARE = 4
+"""One in so many of these, and of the host's blocks, may be writes; twice as many of what is worth more."""
 
 
 class Held(NamedTuple):
@@ -217,6 +220,7 @@ class LowerTiers:
         self._moves: list[Move] = []
         self._under_way: set[Move] = set()
         self._writable = disk is not None
+        self._most_writes = max(1, min(MAX_TRANSFERS, host.num_blocks) // WRITE_SHARE)
 
     @property
     def under_way(self) -> int:
@@ -231,12 +235,19 @@ class LowerTiers:
     # -- down --------------------------------------------------------------------------------------
 
     def take_down(self, block: Block) -> None:
-        """A block of the device is about to lose its content: keep it in the host tier if it is a full one."""
-        if block.key is None:
+        """A block of the device is about to lose its content: keep it in the host tier if it is worth it.
+
+        It is if it is full, nobody asked for less than the usual retention, and fetching its chain would be quicker
+        than computing it. Not only what was found again: most of what is found at all is found below for the first
+        time (`benchmarks/cache_order.py`).
+        """
+        if block.key is None or block.retention < DEFAULT_RETENTION:
             return
         held = self.host.find(block.key, block.tokens)
         if held is not None:
             self.host.touch(held)
+            return
+        if not self._restore.pays(Tier.HOST, block.chain):
             return
         target = self.host.make_room()
         if target is not None:
@@ -245,13 +256,17 @@ class LowerTiers:
             self._write(target)
 
     def _write(self, source: Block) -> None:
-        """Copy a block of the host to the disk if it has been found again or was asked to be kept.
+        """Copy a block of the host to the disk if fetching its chain from there would be quicker than computing it.
 
-        What was used only once would wear the disk for nothing most of the time.
+        While the disk has much to write, only what was found again or was asked to be kept; the rest of what may be
+        under way is for those who wait to read.
         """
-        if self.disk is None or not self._writable or len(self._under_way) >= MAX_TRANSFERS // 2:
-            return  # the other half is for those who wait to read
-        if source.key is None or not (source.hits or source.retention > DEFAULT_RETENTION):
+        worth_more = source.hits or source.retention > DEFAULT_RETENTION
+        if len(self._under_way) >= self._most_writes * (2 if worth_more else 1):
+            return
+        if self.disk is None or not self._writable or source.key is None:
+            return
+        if not self._restore.pays(Tier.DISK, source.chain):
             return
         held = self.disk.find(source.key, source.tokens)
         if held is not None:

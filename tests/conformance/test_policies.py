@@ -13,11 +13,14 @@ import pytest
 
 from headrace.core.blocks import BlockPool
 from headrace.core.classes import CLASSES
+from headrace.core.cost import StepCost, StepTimes
 from headrace.core.engine import Engine
 from headrace.core.events import Admitted, Event, Preempted
 from headrace.core.eviction import EvictionPolicy, LeastRecentlyUsed, LeastWorth
 from headrace.core.knobs import Knobs
+from headrace.core.plan import Tier
 from headrace.core.request import FinishReason, Request
+from headrace.core.restore import AlwaysRestore, Link, WhicheverIsQuicker
 from headrace.core.scheduler.admission import Continuous, Queue, StaticBatch
 from headrace.core.scheduler.fair import FairQueue, single_file
 from headrace.core.scheduler.headroom import AlwaysFits
@@ -28,6 +31,7 @@ from headrace.core.scheduler.scheduler import Scheduler
 from headrace.core.scheduler.share import Books
 from headrace.core.scheduler.victims import LastRanked, LeastLoss
 from headrace.core.sequence import Sequence
+from headrace.core.tiers import LowerTier, LowerTiers
 from tests.doubles.engines import Record, drain
 from tests.doubles.hashing_runner import HashingRunner, expected_tokens
 from tests.doubles.scenes import request
@@ -185,3 +189,63 @@ def test_eviction_gives_back_every_cached_block_once(make):
     pool.release(table)
     assert sorted(pool.allocate(6)) == list(range(6))
     pool.check()
+
+
+def quicker(token_seconds: float) -> WhicheverIsQuicker:
+    links = {Tier.HOST: Link(0.001, 1e6), Tier.DISK: Link(0.01, 1e5)}
+    return WhicheverIsQuicker(StepTimes(StepCost(8.0, 64.0), token_seconds), 4, 1000, links)
+
+
+RESTORES = [AlwaysRestore, *(lambda t=t: quicker(t) for t in (1e-5, 1e-4, 3e-4, 1e-2))]
+
+
+@pytest.mark.parametrize("make", RESTORES)
+def test_what_is_restored_is_a_beginning_of_what_is_there_and_the_same_when_asked_again(make):
+    tiers = [Tier.HOST, Tier.DISK]
+    for lying in (lying for n in range(1, 6) for lying in itertools.product(tiers, repeat=n)):
+        for start in (0, 16, 400):
+            count = make().choose(start, lying)
+            assert 0 <= count <= len(lying)
+            assert count == make().choose(start, lying)
+
+
+@pytest.mark.parametrize("make", RESTORES)
+def test_what_is_brought_down_would_be_fetched_again(make):
+    """Else it would be carried down for nothing; the other way round nothing would ever be found there."""
+    for tier, blocks in itertools.product((Tier.HOST, Tier.DISK), (1, 2, 5, 40, 300)):
+        assert make().pays(tier, blocks) == (make().choose(0, [tier] * blocks) == blocks)
+
+
+@pytest.mark.parametrize("make", EVICTIONS)
+@pytest.mark.parametrize("restore", RESTORES)
+@pytest.mark.parametrize("overlap", [0, 1])
+def test_over_any_tiers_everybody_gets_the_right_text(make, restore, overlap):
+    events: list[Event] = []
+    lower = LowerTiers(
+        LowerTier(Tier.HOST, 12, make()),
+        LowerTier(Tier.DISK, 30, make()),
+        restore(),
+        block_size=4,
+        block_bytes=1000,
+        tell=events.append,
+    )
+    pool = BlockPool(14, 4, make(), events.append, lower)
+    scheduler = Scheduler(
+        pool,
+        single_file(),
+        FirstComeFirstServed(),
+        Continuous(),
+        LastRanked(),
+        AlwaysFits(),
+        events,
+        max_num_seqs=5,
+        max_model_len=48,
+    )
+    runner = HashingRunner(14, 4, 5, host_blocks=12, disk_blocks=30)
+    engine, record = Engine(scheduler, runner, events, Knobs(batched_tokens=16), overlap), Record()
+    for each in crowd():
+        engine.submit(each, 0.0)
+    drain(engine, record, 0.0)
+    engine.check_books()
+    for each in crowd():
+        assert record.tokens[each.id] == expected_tokens(each.tokens, 0, each.params.max_tokens, frozenset())

@@ -57,3 +57,12 @@ def test_it_learns_how_quickly_a_tier_answers(took):
         learner.observe(DISK, took)
     assert learner.links[DISK].bytes_per_second == pytest.approx(BYTES / took, rel=0.01)
     assert bool(learner.choose(0, [DISK])) == (took < 1.0)
+
+
+def test_it_pays_to_bring_down_what_would_be_fetched_from_there():
+    some = policy(0.1, context_tokens=100.0, host=Link(0.5, 2 * BYTES), disk=Link(3.0, BYTES))
+    for tier in (HOST, DISK):
+        for blocks in range(1, 60):
+            assert some.pays(tier, blocks) == (some.choose(0, [tier] * blocks) == blocks), (tier, blocks)
+    assert {some.pays(DISK, blocks) for blocks in range(1, 60)} == {False, True}
+    assert not policy(1.0, host=Link(0.0, BYTES)).pays(DISK, 5)

@@ -9,7 +9,7 @@ from headrace.core.events import Event, Moved, MoveReason, RestoreDeclined, Tran
 from headrace.core.eviction import LeastRecentlyUsed, LeastWorth
 from headrace.core.plan import Arrival, Move, Tier
 from headrace.core.restore import AlwaysRestore, RestorePolicy
-from headrace.core.tiers import MAX_TRANSFERS, Held, LowerTier, LowerTiers, Saved
+from headrace.core.tiers import MAX_TRANSFERS, WRITE_SHARE, Held, LowerTier, LowerTiers, Saved
 
 SIZE = 2
 ROOT = root_key("", "")
@@ -183,6 +183,9 @@ class Nothing:
     def choose(self, start: int, tiers: Sequence[Tier]) -> int:
         return 0
 
+    def pays(self, tier: Tier, blocks: int) -> bool:
+        return True
+
     def observe(self, tier: Tier, seconds: float) -> None:
         pass
 
@@ -191,6 +194,9 @@ class First:
     def choose(self, start: int, tiers: Sequence[Tier]) -> int:
         assert start == 0
         return 1
+
+    def pays(self, tier: Tier, blocks: int) -> bool:
+        return True
 
     def observe(self, tier: Tier, seconds: float) -> None:
         pass
@@ -226,27 +232,67 @@ def used_twice(**sizes: int) -> tuple[Scene, list[Move]]:
     return scene, scene.run(2, 2)
 
 
-def test_what_was_found_again_goes_on_to_the_disk_and_what_was_not_does_not():
-    scene, moves = used_twice(host=4, disk=4)
+def test_what_goes_down_goes_on_to_the_disk():
+    _, moves = used_twice(host=4, disk=4)
     assert [move[2:] for move in moves] == [(DEVICE, HOST), (HOST, DISK)]
     assert moves[0].target == moves[1].source
-    assert [move[2:] for move in scene.run(3, 3)] == [(DEVICE, HOST)]
 
 
-def test_what_was_asked_to_be_kept_goes_on_to_the_disk():
-    scene = Scene(device=1, host=4, disk=4)
+def leave(scene: Scene, *tokens: int, retention: int) -> None:
+    """Compute one block with a wish for its retention."""
     (block,) = scene.pool.allocate(1)
-    scene.pool.register(block, ROOT, (1, 1))
-    scene.pool.keep(block, 90, None)
+    scene.pool.register(block, ROOT, tokens)
+    scene.pool.keep(block, retention, None)
     scene.pool.release([block])
-    assert [move[2:] for move in scene.run(2, 2)] == [(DEVICE, HOST), (HOST, DISK)]
+    scene.lower.take_moves()
+
+
+def test_what_nobody_wants_kept_does_not_go_down():
+    scene = Scene(device=1, host=4, disk=4)
+    leave(scene, 1, 1, retention=34)
+    assert scene.run(2, 2) == []
+
+
+def test_a_busy_disk_takes_only_what_was_found_again_or_was_asked_to_be_kept():
+    def writing(scene: Scene) -> int:
+        return sum(move[2:] == (HOST, DISK) for move in scene.run(*range(1000, 1160)))
+
+    once, again = Scene(device=80, host=80, disk=80), Scene(device=80, host=80, disk=80)
+    for scene in (once, again, again):
+        scene.run(*range(160))
+    assert writing(once) == 80 // WRITE_SHARE
+    assert writing(again) == 2 * 80 // WRITE_SHARE
+    kept = Scene(device=1, host=80, disk=80)
+    for i in range(80):
+        leave(kept, i, i, retention=36)
+    assert kept.moved(MoveReason.KEPT) == 2 * 80 // WRITE_SHARE
+
+
+class Costly(AlwaysRestore):
+    """Everything is fetched that is there, but from one tier it would not pay."""
+
+    def __init__(self, tier: Tier) -> None:
+        self._tier = tier
+
+    def pays(self, tier: Tier, blocks: int) -> bool:
+        assert blocks == 2, "a chain is fetched as a whole"
+        return tier is not self._tier
+
+
+@pytest.mark.parametrize(
+    ("tier", "ways"), [(HOST, []), (DISK, [(DEVICE, HOST)] * 2), (DEVICE, [(DEVICE, HOST), (HOST, DISK)] * 2)]
+)
+def test_what_would_not_be_fetched_from_a_tier_does_not_go_there(tier, ways):
+    scene = Scene(device=2, host=8, disk=4, restore=Costly(tier))
+    scene.run(1, 1, 2, 2)
+    assert [move[2:] for move in scene.run(3, 3, 4, 4)] == ways
 
 
 def test_the_disk_outlives_the_host_and_its_blocks_come_up_by_way_of_it():
     scene, moves = used_twice(host=1, disk=4)
     scene.land(moves)
-    scene.run(3, 3)
-    scene.run(4, 4)
+    scene.land(scene.run(3, 3))
+    scene.land(scene.run(4, 4))
     (held,) = scene.match(1, 1).below
     assert held == Held(DISK, moves[1].target, ready=True)
     assert not scene.match(1, 1).is_ready
@@ -268,13 +314,14 @@ def test_until_it_is_written_a_block_stays_in_the_host_and_is_not_on_disk():
     assert scene.run(3, 3) == [], "the only block of the host is being copied"
     assert scene.match(1, 1).below[0].tier is HOST
     scene.land(moves)
-    assert [move[2:] for move in scene.run(4, 4)] == [(DEVICE, HOST)]
+    assert scene.run(4, 4)[0][2:] == (DEVICE, HOST)
 
 
 def test_what_could_not_be_read_is_a_miss_and_forgotten():
     scene, moves = used_twice(host=1, disk=4)
     scene.land(moves)
-    scene.run(3, 3), scene.run(4, 4)
+    scene.land(scene.run(3, 3))
+    scene.land(scene.run(4, 4))
     scene.lower.fetch(scene.match(1, 1).below)
     scene.land(scene.lower.take_moves(), ok=False)
     assert scene.match(1, 1).full == 0
@@ -304,12 +351,11 @@ def test_reset_while_copies_are_under_way_leaves_nothing_behind():
 
 
 def test_no_more_is_under_way_than_is_allowed():
-    scene = Scene(device=200, host=200, disk=200)
-    tokens = tuple(range(400))
-    scene.run(*tokens)
-    scene.run(*tokens)
-    moves = scene.run(*range(1000, 1400))
-    assert sum(move[2:] == (HOST, DISK) for move in moves) == MAX_TRANSFERS // 2
+    scene = Scene(device=MAX_TRANSFERS, host=2 * MAX_TRANSFERS, disk=MAX_TRANSFERS)
+    for _ in range(2):
+        scene.run(*range(2 * MAX_TRANSFERS))
+    moves = scene.run(*range(5000, 5000 + 2 * MAX_TRANSFERS))
+    assert sum(move[2:] == (HOST, DISK) for move in moves) == 2 * MAX_TRANSFERS // WRITE_SHARE
 
 
 def test_no_more_is_found_below_than_the_host_could_hold():
@@ -337,7 +383,8 @@ def save(scene: Scene) -> list[Saved]:
 def test_all_that_device_and_host_hold_is_saved_and_found_by_the_next_life():
     scene = Scene(device=2, host=2, disk=8)
     scene.run(1, 1, 2, 2)
-    scene.run(3, 3, 4, 4)
+    scene.land(scene.run(3, 3, 4, 4), ok=False)
+    scene.lower._writable = True  # the disk that failed is well again: nothing is on it yet
     saved = save(scene)
     assert scene.moved(MoveReason.SAVED) == 4
     following = Scene(device=2, host=2, disk=8)
@@ -352,14 +399,10 @@ def test_all_that_device_and_host_hold_is_saved_and_found_by_the_next_life():
 
 
 def test_what_was_adopted_is_not_written_over_before_the_rest_of_the_disk():
-    parents, keys = [ROOT], []
     scene = Scene(device=1, host=4, disk=3)
-    keys = scene.keys((5, 5))
-    scene.lower.adopt([Saved(1, parents[0], keys[0], (5, 5))])
-    for i in (1, 2, 3):
-        scene.run(i, i)
-        scene.run(i, i)
-    scene.land(scene.run(4, 4))
+    scene.lower.adopt([Saved(1, ROOT, scene.keys((5, 5))[0], (5, 5))])
+    for i in (1, 2, 3, 4):
+        scene.land(scene.run(i, i))
     writes = [e for e in scene.events if isinstance(e, Moved) and e.reason is MoveReason.KEPT]
     assert len(writes) == 3
     assert sorted(scene.lower.disk.blocks) == [0, 1, 2]
@@ -375,8 +418,8 @@ def test_what_is_on_disk_already_is_not_written_again():
 
 def test_what_device_and_host_both_hold_is_saved_once():
     scene = Scene(device=2, host=2, disk=4)
-    scene.run(1, 1), scene.run(2, 2), scene.run(3, 3)
-    scene.land(scene.run(1, 1), ok=False)
+    scene.lower._writable = False
+    scene.run(1, 1), scene.run(2, 2), scene.run(3, 3), scene.run(1, 1)
     assert {block.tokens for block in scene.lower.host} & {b.tokens for b in scene.pool.full_blocks()}
     scene.lower._writable = True
     assert len(save(scene)) == scene.moved(MoveReason.SAVED) == 3
@@ -390,19 +433,20 @@ def test_a_small_disk_keeps_what_is_worth_most():
 
 
 def test_many_are_saved_a_few_at_a_time():
-    scene = Scene(device=300, host=2, disk=300)
-    scene.run(*range(600))
+    count = MAX_TRANSFERS + 20
+    scene = Scene(device=count, host=2, disk=count)
+    scene.run(*range(2 * count))
     batches = []
     for moves in scene.lower.save(scene.pool.full_blocks()):
         batches.append(len(moves))
         scene.land(moves)
-    assert sum(batches) == 300
+    assert sum(batches) == count
     assert max(batches) <= MAX_TRANSFERS
 
 
 def test_saving_ends_when_the_disk_fails():
-    scene = Scene(device=200, host=2, disk=200)
-    scene.run(*range(400))
+    scene = Scene(device=2 * MAX_TRANSFERS, host=2, disk=2 * MAX_TRANSFERS)
+    scene.run(*range(4 * MAX_TRANSFERS))
     for moves in scene.lower.save(scene.pool.full_blocks()):
         scene.land(moves, ok=False)
     assert scene.moved(MoveReason.SAVED) == MAX_TRANSFERS

@@ -30,6 +30,9 @@ class Fickle:
     def choose(self, start: int, tiers: Sequence[Tier]) -> int:
         return (start + 5 * len(tiers)) % (len(tiers) + 1)
 
+    def pays(self, tier: Tier, blocks: int) -> bool:
+        return True
+
     def observe(self, tier: Tier, seconds: float) -> None:
         pass
 
