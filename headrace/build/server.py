@@ -116,6 +116,7 @@ def _make_app(loaded: Loaded, all_options: Options, keys: Keys) -> tuple[ASGIApp
         Limits(options.max_num_queued_reqs, options.max_num_queued_tokens),
         watchers=(metrics, goodput, book, usage),
         meter=Meter(tenants, loaded.name),
+        request_timeout=options.request_timeout,
     )
     recall = make_recall(caching, loaded, service)
     model = ServedModel(

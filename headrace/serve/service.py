@@ -134,7 +134,11 @@ class _Route:
 
 
 class Service:
-    """Takes calls on the running loop and answers them from the engine's events."""
+    """Takes calls on the running loop and answers them from the engine's events.
+
+    ``limits`` bound what may wait, ``meter`` counts against the tenants' own, ``request_timeout`` (seconds) ends any
+    call.
+    """
 
     def __init__(
         self,
@@ -142,6 +146,7 @@ class Service:
         limits: Limits,
         watchers: Sequence[Watcher] = (),
         meter: Meter | None = None,
+        request_timeout: float = math.inf,
         clock: Callable[[], float] = time.monotonic,
         stall_seconds: float = STALL_SECONDS,
     ) -> None:
@@ -149,6 +154,7 @@ class Service:
         self.draining = False
         self._limits = limits
         self.meter = meter or Meter()
+        self._request_timeout = request_timeout
         self._watchers = (self.meter, *watchers)
         self._stall_seconds = stall_seconds
         self._routes: dict[str, _Route] = {}
@@ -215,9 +221,14 @@ class Service:
             self._idle.clear()
 
     def end_in_time(self, answer: Answer, close: Callable[[Answer, FinishReason], None]) -> None:
-        """Have ``close`` called at the deadline of the answer's first request."""
-        if (deadline := answer.requests[0].deadline) is not None:
-            seconds = deadline - self.now()
+        """Have ``close`` called at the deadline of the answer's first request, or when the server's patience ends.
+
+        The engine knows the callers' own deadlines alone: what it foresees to miss one of these it need not begin,
+        while an answer that the server may have to cut off is worth its beginning.
+        """
+        deadline = answer.requests[0].deadline
+        seconds = min(self._request_timeout, math.inf if deadline is None else deadline - self.now())
+        if seconds < math.inf:
             answer.timer = self._running_loop().call_later(seconds, close, answer, FinishReason.TIMEOUT)
 
     def close(self, answer: Answer, why: FinishReason = FinishReason.CANCELLED) -> None:

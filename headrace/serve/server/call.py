@@ -61,7 +61,10 @@ class Prompt(NamedTuple):
 
 
 class Call:
-    """Made by `open_call`; `advance` it until `done`, then `close` it, whatever happens."""
+    """Made by `open_call`; `advance` it until `done`, then `close` it, whatever happens.
+
+    ``seconds`` are those that it may take, for who hears that it took longer.
+    """
 
     def __init__(
         self,
@@ -71,6 +74,7 @@ class Call:
         choices: Sequence[Choice],
         recall: Recall,
         answer: Answer,
+        seconds: float,
     ) -> None:
         self.id = id
         self.created = int(time.time())
@@ -81,6 +85,7 @@ class Call:
         self.prompt_scores: list[dict[int, TokenLogprob]] = [{} for _ in prompts]
         self._recall = recall
         self._answer = answer
+        self._seconds = seconds
 
     @property
     def cache_note(self) -> str:
@@ -148,8 +153,7 @@ class Call:
     def _check(self, choice: Choice, finished: Finished) -> None:
         if finished.reason is FinishReason.FAILED:
             logger.error("request %s failed: %s", finished.request_id, finished.message)
-        deadline, arrived = choice.request.deadline, choice.request.arrived
-        error = of_finish(finished, 0.0 if deadline is None else deadline - arrived)
+        error = of_finish(finished, self._seconds)
         if error is not None and not choice.stopped_by_text:
             raise error
 
@@ -198,7 +202,7 @@ async def open_call(
                 tenant=who,
                 service_class=urgent.service_class,
                 priority=urgent.priority,
-                deadline=now + urgent.seconds,
+                deadline=None if urgent.seconds is None else now + urgent.seconds,
                 slo=urgent.slo,
                 retention=retention,
                 salt=f"{who}\0{body.cache_salt or ''}",
@@ -213,7 +217,8 @@ async def open_call(
         raise turned_away(refused.verdict, rate_headers(refused.rooms)) from None
     except NotCached:
         raise not_cached() from None
-    return Call(call_id, model, prompts, choices, recall, answer)
+    seconds = request_timeout if urgent.seconds is None else urgent.seconds
+    return Call(call_id, model, prompts, choices, recall, answer, seconds)
 
 
 def _text_stream(model: ServedModel, prompt: Prompt) -> TextStream:

@@ -81,12 +81,12 @@ class Rules:
 
 
 class Urgency(NamedTuple):
-    """What becomes of the fields in a `core.request.Request`; ``seconds`` are those until its deadline."""
+    """What becomes of the fields in a `core.request.Request`; ``seconds`` are those until its deadline, if any."""
 
     service_class: str
     priority: int
     slo: Slo
-    seconds: float
+    seconds: float | None
 
 
 def urgency(body: UrgencyBody, rules: Rules, tenant: str, request_timeout: float) -> Urgency:
@@ -108,7 +108,7 @@ def urgency(body: UrgencyBody, rules: Rules, tenant: str, request_timeout: float
         service_class,
         priority or 0,
         _slo(body.slo, rules.classes[service_class]),
-        _seconds(body.deadline_ms, request_timeout),
+        _deadline(body.deadline_ms, request_timeout),
     )
 
 
@@ -163,9 +163,9 @@ def _slo(asked: SloBody | None, service_class: ServiceClass) -> Slo:
     )
 
 
-def _seconds(deadline_ms: int | None, request_timeout: float) -> float:
+def _deadline(deadline_ms: int | None, request_timeout: float) -> float | None:
     if deadline_ms is None:
-        return request_timeout
+        return None
     if deadline_ms > 1000 * request_timeout:
         limit = round(1000 * request_timeout)
         message = f"deadline_ms must be at most {limit}: the server ends every request then"

@@ -114,6 +114,7 @@ def house(options: dict) -> Iterator[House]:
         limits,
         [book, usage, metrics, house],
         Meter(rules.tenants, "fox"),
+        options.get("request_timeout", 30.0),
         stall_seconds=options.get("stall_seconds", 60.0),
     )
     recall = house.recall = options.get("recall", Recall)(service)

@@ -1,9 +1,11 @@
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
-from headrace.core.classes import DEFAULT, PRIORITY
-from headrace.core.request import Retention, Slo
+from headrace.core.classes import DEFAULT, FLEX, PRIORITY
+from headrace.core.request import NO_SLO, Retention, Slo
 from headrace.core.tenants import Tenants, TenantTerms
 from headrace.serve.server.completions_wire import CompletionBody
 from headrace.serve.server.errors import ApiError
@@ -11,6 +13,11 @@ from headrace.serve.server.urgency import Rules, Urgency, retentions, urgency
 
 ACME = TenantTerms(default_class="flex", classes=frozenset({"default"}))
 TENANTS = Tenants({"acme": ACME})
+CLASSES = {
+    "default": replace(DEFAULT, slo=Slo(5.0, 0.2)),
+    "priority": replace(PRIORITY, slo=Slo(1.0, 0.1)),
+    "flex": FLEX,
+}
 
 
 def body(**given) -> CompletionBody:
@@ -18,7 +25,7 @@ def body(**given) -> CompletionBody:
 
 
 def asked(tenant: str = "anybody", policy: str = "fair", **given) -> Urgency:
-    return urgency(body(**given), Rules(policy, tenants=TENANTS), tenant, 60.0)
+    return urgency(body(**given), Rules(policy, CLASSES, TENANTS), tenant, 60.0)
 
 
 @pytest.mark.parametrize(
@@ -67,17 +74,18 @@ def test_what_nothing_would_come_of_is_refused(policy, given):
         asked(policy=policy, **given)
     assert error.value.param == next(iter(given))
     neutral = asked("acme", policy=policy, priority=0, service_tier="auto", slo={}, deadline_ms=5)
-    assert neutral == Urgency("default", 0, DEFAULT.slo, 0.005)
+    assert neutral == Urgency("default", 0, Slo(5.0, 0.2), 0.005)
 
 
 def test_an_slo_is_the_classes_where_it_says_nothing():
-    assert asked().slo == DEFAULT.slo
-    assert asked(slo={"ttft_ms": 250}).slo == Slo(0.25, DEFAULT.slo.tpot_seconds)
-    assert asked(service_tier="priority", slo={"tpot_ms": 20}).slo == Slo(PRIORITY.slo.ttft_seconds, 0.02)
+    assert asked().slo == Slo(5.0, 0.2)
+    assert asked(slo={"ttft_ms": 250}).slo == Slo(0.25, 0.2)
+    assert asked(service_tier="priority", slo={"tpot_ms": 20}).slo == Slo(1.0, 0.02)
+    assert asked(service_tier="flex").slo == NO_SLO
 
 
 def test_a_deadline_is_not_after_the_servers_own():
-    assert asked().seconds == 60.0
+    assert asked().seconds is None
     assert asked(deadline_ms=1500).seconds == 1.5
     with pytest.raises(ApiError, match="at most 60000"):
         asked(deadline_ms=60_001)
