@@ -29,7 +29,7 @@ from headrace.compute.encoder.sentences import PACKAGED, Sentences
 from headrace.core.cache.calibration import Calibration, Unsupported
 from headrace.core.cache.certify import upper_error
 from headrace.lab.semantic.calibrate import calibrate
-from headrace.lab.semantic.decisions import Decision, Embed, PlayedStream, Vectors, decide_pairs
+from headrace.lab.semantic.decisions import Decision, Embed, PlayedStream, decide_pairs
 from headrace.lab.semantic.rows import BadRows, Pairs, Stream, read_rows
 from headrace.lab.semantic.rules import FixedCosine, Outcome, PerEntry, pick, play_rule
 
@@ -120,12 +120,16 @@ def _chosen(outcomes: Sequence[Outcome], index: int | None, asked: int) -> Outco
 
 def _cosine_outcomes(pairs: Pairs, embed: Embed) -> list[Outcome]:
     vectors = zip(embed([r.first for r in pairs.rows]), embed([r.second for r in pairs.rows]), strict=True)
-    cosines = np.array([-1.0 if a is None or b is None else float(a @ b) for a, b in vectors])
+    cosines = np.array([-1.0 if a is None or b is None else _cosine(a, b) for a, b in vectors])
     same = np.array([row.same for row in pairs.rows])
     return [
         Outcome(len(same), int((cosines >= least).sum()), int((~same[cosines >= least]).sum()))
         for least in COSINES
     ]
+
+
+def _cosine(first: bytes, second: bytes) -> float:
+    return float(np.frombuffer(first, np.float32) @ np.frombuffer(second, np.float32))
 
 
 def show(name: str, rounds: Sequence[Sequence[Line]], confidence: float) -> None:
@@ -152,9 +156,9 @@ def show(name: str, rounds: Sequence[Sequence[Line]], confidence: float) -> None
 
 def _remembering(sentences: Sentences) -> Embed:
     """Each text is embedded once, however many rules ask for it."""
-    known: dict[str, Vectors | None] = {}
+    known: dict[str, bytes | None] = {}
 
-    def embed(texts: Sequence[str]) -> list[Vectors | None]:
+    def embed(texts: Sequence[str]) -> list[bytes | None]:
         new = list(dict.fromkeys(text for text in texts if text not in known))
         known.update(zip(new, sentences.embed(new), strict=True))
         return [known[text] for text in texts]

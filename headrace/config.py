@@ -196,6 +196,34 @@ class ResponseCacheOptions:
 
 
 @dataclass(frozen=True, slots=True)
+class SemanticOptions:
+    """Whether near questions may be answered with kept answers, and what is promised of those."""
+
+    semantic_cache: Annotated[
+        Literal["off", "shadow", "draft", "serve"],
+        Field(description="serve a near question's kept answer; shadow: only compare what would be served"),
+    ] = "off"
+    semantic_calibration: Annotated[
+        str | None, Field(description="file that `headrace cache calibrate` wrote")
+    ] = None
+    semantic_max_error: Annotated[
+        float, Field(gt=0, lt=1, description="share of near answers that may be wrong; certified or refused")
+    ] = 0.01
+    semantic_encoder: Annotated[
+        str, Field(description="sentence-transformers folder or hub name, the calibration's")
+    ] = "all-MiniLM-L6-v2"
+    semantic_deadline: Annotated[
+        float, Field(gt=0, description="seconds that a look-up may take; a later one is a miss")
+    ] = 0.015
+    semantic_audit: Annotated[
+        float, Field(ge=0, le=1, description="share of hits that are computed all the same and compared")
+    ] = 0.02
+    semantic_cache_bytes: Annotated[
+        int, Field(ge=1 << 16, description="of questions and vectors in memory")
+    ] = 512 << 20
+
+
+@dataclass(frozen=True, slots=True)
 class Options:
     """All parts; what a command line, a file and the environment describe together."""
 
@@ -204,6 +232,7 @@ class Options:
     scheduler: SchedulerOptions = field(default_factory=SchedulerOptions)
     server: ServerOptions = field(default_factory=ServerOptions)
     response_cache: ResponseCacheOptions = field(default_factory=ResponseCacheOptions)
+    semantic: SemanticOptions = field(default_factory=SemanticOptions)
 
 
 PARTS: dict[str, type] = {
@@ -212,6 +241,7 @@ PARTS: dict[str, type] = {
     "scheduler": SchedulerOptions,
     "server": ServerOptions,
     "response_cache": ResponseCacheOptions,
+    "semantic": SemanticOptions,
 }
 _LISTS = ("api_key", "response_cache")
 """Options that may be given several times; in the environment, their values are parted by commas."""

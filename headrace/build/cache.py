@@ -9,7 +9,8 @@ from urllib.parse import urlsplit
 
 from headrace import __version__
 from headrace.build.model import Loaded
-from headrace.config import ConfigError, ResponseCacheOptions
+from headrace.build.semantic import make_semantic
+from headrace.config import ConfigError, ResponseCacheOptions, SemanticOptions
 from headrace.core.cache.envelope import Seal
 from headrace.core.cache.key import Engine
 from headrace.core.cache.versions import Versions
@@ -30,26 +31,41 @@ _SNAPSHOTS = "snapshots"
 """Where the hub's library puts revisions, each in a folder called by its commit."""
 
 
-def make_recall(options: ResponseCacheOptions, loaded: Loaded, service: Service) -> Recall:
+def make_recall(
+    options: ResponseCacheOptions, semantic: SemanticOptions, loaded: Loaded, service: Service
+) -> Recall:
     """The road before ``service``; with no store given, one that lets everything through.
 
     Raises:
-        ConfigError: a store that cannot be had, or one that others can write to without a secret.
+        ConfigError: a store that cannot be had, or one that others can write to without a secret; a semantic cache
+            that cannot keep its promise.
     """
     if not options.response_cache:
+        if semantic.semantic_cache != "off":
+            raise ConfigError("--semantic-cache needs a place for the answers: --response-cache memory")
         return Recall(service)
     tiers = [_tier(spec, options, service.note) for spec in options.response_cache]
     names = [tier.name for tier in tiers]
     if len({*names}) < len(names):
         raise ConfigError("--response-cache: two stores of one kind")
     lasting = any(not tier.at_hand for tier in tiers)
+    exact = ExactCache(tiers, Versions())
+    near = make_semantic(semantic, loaded, exact, service.note, _beside(options))
     return Recall(
         service,
-        ExactCache(tiers, Versions()),
+        exact,
         _fingerprint(loaded, lasting, options.response_cache_secret or ""),
         ttl=options.response_cache_ttl,
         pace=Pace(options.response_cache_pace),
+        levels=[near] if near else [],
+        keepers=[near] if near else [],
     )
+
+
+def _beside(options: ResponseCacheOptions) -> Path | None:
+    """Where questions are kept across restarts: beside the file of their answers, if there is one."""
+    files = [spec.partition(":")[2] for spec in options.response_cache if spec.startswith("sqlite:")]
+    return Path(f"{files[0]}.semantic").expanduser() if files else None
 
 
 def _tier(spec: str, options: ResponseCacheOptions, tell: Callable[[StoreFaulted], None]) -> Tier:

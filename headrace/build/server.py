@@ -118,7 +118,7 @@ def _make_app(loaded: Loaded, all_options: Options, keys: Keys) -> tuple[ASGIApp
         meter=Meter(tenants, loaded.name),
         request_timeout=options.request_timeout,
     )
-    recall = make_recall(caching, loaded, service)
+    recall = make_recall(caching, all_options.semantic, loaded, service)
     model = ServedModel(
         loaded.name,
         loaded.tokenizer,

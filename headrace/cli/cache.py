@@ -31,7 +31,6 @@ def calibrate(
     ],
     output: Annotated[Path, typer.Option(help="calibration to write")] = Path("semantic-calibration.json"),
     max_error: Annotated[float, typer.Option(help="share of served answers that may be wrong")] = 0.01,
-    confidence: Annotated[float, typer.Option(help="with which that shall be proved")] = 0.95,
     encoder: Annotated[
         str, typer.Option(help="sentence-transformers folder or hub name; default: the one of the extra")
     ] = "all-MiniLM-L6-v2",
@@ -47,16 +46,14 @@ def calibrate(
     from headrace.compute.model.spec import ModelError
     from headrace.config import ConfigError
     from headrace.core.cache.calibration import Unsupported
-    from headrace.core.cache.certify import Certificate
+    from headrace.core.cache.certify import CONFIDENCE, Certificate
     from headrace.lab.bench.plot import NoPlots
     from headrace.lab.semantic.calibrate import calibrate as fit
     from headrace.lab.semantic.plot import plot_calibration
     from headrace.lab.semantic.rows import BadRows, read_rows
 
-    if not 0 < max_error < 1 or not 0.5 <= confidence < 1:
-        raise ConfigError(
-            "--max-error must be between 0 and 1, and --confidence at least 0.5 and less than 1"
-        )
+    if not 0 < max_error < 1:
+        raise ConfigError("--max-error must be between 0 and 1")
     console = Console(soft_wrap=True)
     try:
         data = read_rows(rows)
@@ -68,17 +65,17 @@ def calibrate(
     certified: dict[float, Certificate | str] = {}
     for bound in sorted({max_error, *_SHOWN}):
         try:
-            certified[bound] = calibration.certificate(bound, confidence)
+            certified[bound] = calibration.certificate(bound, CONFIDENCE)
         except Unsupported as error:
             certified[bound] = str(error)
     found = [each for each in certified.values() if isinstance(each, Certificate)]
-    console.print(_curve(calibration, found, confidence))
+    console.print(_curve(calibration, found))
     for bound, each in certified.items():
         verdict = each if isinstance(each, str) else _told(each, calibration)
         console.print(f"at most {bound:.3g} wrong: {verdict}")
     if plot is not None:
         try:
-            plot_calibration(calibration, found, confidence, plot, f"{rows.name}, {sentences.name}")
+            plot_calibration(calibration, found, CONFIDENCE, plot, f"{rows.name}, {sentences.name}")
         except NoPlots as error:
             raise ConfigError(str(error)) from error
     if isinstance(certified[max_error], str):
@@ -93,17 +90,17 @@ def _told(certificate: Certificate, calibration: Calibration) -> str:
     return f"{share:.1%} of the questions served, {wrong} of {served} wrong, bound {certificate.bound:.2%}"
 
 
-def _curve(calibration: Calibration, certified: Sequence[Certificate], confidence: float) -> Table:
-    from headrace.core.cache.certify import upper_error
+def _curve(calibration: Calibration, certified: Sequence[Certificate]) -> Table:
+    from headrace.core.cache.certify import CONFIDENCE, upper_error
 
-    table = Table("threshold", "served", "wrong", f"bound at {confidence:.0%}", "", box=None)
+    table = Table("threshold", "served", "wrong", f"bound at {CONFIDENCE:.0%}", "", box=None)
     marks = {each.tally.threshold for each in certified}
     for threshold, served, wrong in calibration.held:
         table.add_row(
             f"{threshold:.2f}",
             f"{served / calibration.held_rows:.1%}",
             f"{wrong / served:.2%}" if served else "-",
-            f"{upper_error(wrong, served, confidence):.2%}",
+            f"{upper_error(wrong, served, CONFIDENCE):.2%}",
             "certified" if threshold in marks else "",
         )
     return table

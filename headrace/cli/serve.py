@@ -9,11 +9,14 @@ from headrace.config import (
     Options,
     ResponseCacheOptions,
     SchedulerOptions,
+    SemanticOptions,
     ServerOptions,
 )
 
 
-@with_options(ModelOptions, CacheOptions, SchedulerOptions, ServerOptions, ResponseCacheOptions)
+@with_options(
+    ModelOptions, CacheOptions, SchedulerOptions, ServerOptions, ResponseCacheOptions, SemanticOptions
+)
 def serve(given: Options) -> None:
     """Serve a model behind the OpenAI API."""
     from headrace.build.server import serve as run

@@ -257,6 +257,14 @@ class Spared(NamedTuple):
     age_seconds: float
 
 
+class Audited(NamedTuple):
+    """A request was computed although a cache had an answer; whether that answer was ``right``."""
+
+    request_id: str
+    layer: Layer
+    right: bool
+
+
 class StoreFaulted(NamedTuple):
     """A store of answers could not be used; for the request it was a miss."""
 
@@ -282,5 +290,6 @@ Event = (
     | Stepped
     | LookedUp
     | Spared
+    | Audited
     | StoreFaulted
 )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Protocol
 
 from headrace.core.cache.ask import Ask
@@ -55,12 +55,30 @@ class Store(Protocol):
     async def close(self) -> None: ...
 
 
+class Embedder(Protocol):
+    """Texts to vectors of length one, each as packed float32 of ``dimensions``; None for a text that is too long.
+
+    ``name`` is equal where vectors are comparable. For one thread at a time.
+    """
+
+    name: str
+    dimensions: int
+
+    def embed(self, texts: Sequence[str]) -> Sequence[bytes | None]: ...
+
+
 class Level(Protocol):
-    """Another way to answer without computing, asked after the exact cache has missed."""
+    """Another way to answer without computing, asked after the exact cache has missed; `start` is on the loop."""
 
     layer: Layer
 
+    def start(self) -> None: ...
+
+    async def stop(self) -> None: ...
+
     async def find(self, ask: Ask) -> Hit | Miss: ...
+
+    def facts(self) -> Mapping[str, StoreFacts]: ...
 
 
 class Keeper(Protocol):

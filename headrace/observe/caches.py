@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from headrace.core.cache.entry import Layer, StoreFacts
-from headrace.core.events import LookedUp, Lookup, Spared, StoreFaulted
+from headrace.core.events import Audited, LookedUp, Lookup, Spared, StoreFaulted
 from headrace.observe.sheet import Sheet
 
 LOOKUP_SECONDS = (0.00001, 0.00005, 0.0001, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.5)
@@ -45,6 +45,11 @@ class CacheLedger:
         layer = ["layer"]
         self._hits = sheet.counter("response_cache_hits", "Requests answered without computing.", layer)
         self._misses = sheet.counter("response_cache_misses", "Look-ups that found nothing to serve.", layer)
+        self._reasons = sheet.counter(
+            "response_cache_miss_reasons",
+            "Why look-ups found nothing, where it is known.",
+            ["layer", "reason"],
+        )
         self._bypasses = sheet.counter(
             "response_cache_bypasses", "Requests that no cache may answer.", ["reason"]
         )
@@ -52,6 +57,9 @@ class CacheLedger:
         self._money = sheet.counter("saved_cost", "What they would have cost, by the prices given.", layer)
         self._faults = sheet.counter(
             "response_cache_faults", "Look-ups and writes that a store failed.", ["store", "fault"]
+        )
+        self._audits = sheet.counter(
+            "response_cache_audits", "Kept answers compared with computed ones.", ["layer", "outcome"]
         )
         self._evictions = sheet.counter("response_cache_evictions", "Entries dropped for room.", layer)
         self._bytes = sheet.gauge("response_cache_bytes", "Bytes held, all stores together.", layer)
@@ -68,6 +76,8 @@ class CacheLedger:
         self._seconds.of(event.layer.value).observe(event.seconds)
         if event.outcome is Lookup.MISS:
             self._misses.of(event.layer.value).value += 1
+            if event.reason:
+                self._reasons.of(event.layer.value, event.reason).value += 1
 
     def spared(self, event: Spared, now: float) -> None:
         """A request was answered without computing."""
@@ -76,6 +86,10 @@ class CacheLedger:
         self._tokens.of(layer, "prompt").value += event.prompt_tokens
         self._tokens.of(layer, "output").value += event.output_tokens
         self._money.of(layer).value += self._prices.of(event.prompt_tokens, event.output_tokens)
+
+    def audited(self, event: Audited, now: float) -> None:
+        """A kept answer was compared with a computed one."""
+        self._audits.of(event.layer.value, "right" if event.right else "wrong").value += 1
 
     def faulted(self, event: StoreFaulted, now: float) -> None:
         """A store could not be used."""
@@ -113,6 +127,13 @@ class CacheLedger:
             "hit_rate": hits / (hits + misses) if hits + misses else None,
             "lookups": count,
             "lookup_seconds_mean": seconds.total / count if count else None,
+            "misses_by_reason": {
+                reason: int(cell.value)
+                for (each, reason), cell in self._reasons.series.items()
+                if each == layer
+            },
+            "audited_right": int(self._audits.of(layer, "right").value),
+            "audited_wrong": int(self._audits.of(layer, "wrong").value),
             "saved_prompt_tokens": int(self._tokens.of(layer, "prompt").value),
             "saved_output_tokens": int(self._tokens.of(layer, "output").value),
             "saved_cost": self._money.of(layer).value,

@@ -180,7 +180,9 @@ class Recall:
             if allowed.exact:
                 key = answer_key(self._fingerprint, named, question.continues)
             if allowed.exact and turn is not None:
-                partition = answer_key(self._fingerprint, named, question.continues, turn.context)
+                # How long an answer may be follows from the prompt's length where nobody says: levels compare it.
+                unbounded = replace(named, params=replace(named.params, max_tokens=None))
+                partition = answer_key(self._fingerprint, unbounded, question.continues, turn.context)
         except Unkeyable as error:
             allowed = CacheClass(exact=False, semantic=False, coalesce=False, why=str(error))
         return Ask(request, question.control, allowed, key, turn, partition)
@@ -224,18 +226,24 @@ class Recall:
 
     def sizes(self) -> dict[Layer, Mapping[str, StoreFacts]]:
         """How full the stores of each layer are."""
-        return {} if self._exact is None else {Layer.EXACT: self._exact.facts()}
+        if self._exact is None:
+            return {}
+        return {Layer.EXACT: self._exact.facts()} | {level.layer: level.facts() for level in self._levels}
 
     def start(self) -> None:
         """Begin, and the service with it; on the running loop."""
         self.service.start()
         if self._exact is not None:
             self._exact.start()
+        for level in self._levels:
+            level.start()
 
     async def stop(self) -> None:
         """Finish what is being written, let go of the stores, and end the service."""
         if self._tasks:
             await asyncio.wait(self._tasks, timeout=WRITE_SECONDS)
+        for level in self._levels:
+            await level.stop()
         if self._exact is not None:
             await self._exact.close()
         self.service.stop()
@@ -376,7 +384,6 @@ class Recall:
             versions=flight.versions,
         )
         self._spawn(self._keep(flight, entry))
-        self._tell_keepers(lambda keeper: keeper.kept(ask, entry))
 
     def _note_coalesced(self, flight: Flight, request: Request) -> None:
         prompt, output = len(request.tokens), len(flight.tokens)
@@ -389,6 +396,7 @@ class Recall:
             await self._exact.keep(flight.ask, entry)
         finally:
             self._forget_flight(flight)
+        self._tell_keepers(lambda keeper: keeper.kept(flight.ask, entry))  # afterwards: they may look it up
 
     def _forget_flight(self, flight: Flight) -> None:
         if self._flights.get(flight.ask.key) is flight:
@@ -434,4 +442,6 @@ def _note(layers: Sequence[Layer | None], hits: Sequence[Hit | Miss]) -> str:
     if not spared or Layer.COALESCED in layers:
         return "coalesced"
     age = max(hit.age_seconds for hit in hits if isinstance(hit, Hit))
-    return f"hit; layer={'+'.join(sorted(spared))}; age={age:.0f}"
+    note = f"hit; layer={'+'.join(sorted(spared))}; age={age:.0f}"
+    near = [hit.similarity for hit in hits if isinstance(hit, Hit) and hit.similarity is not None]
+    return f"{note}; similarity={min(near):.3f}" if near else note

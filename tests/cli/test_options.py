@@ -15,10 +15,18 @@ from headrace.config import (
     Options,
     ResponseCacheOptions,
     SchedulerOptions,
+    SemanticOptions,
     ServerOptions,
 )
 
-PARTS = (ModelOptions, CacheOptions, SchedulerOptions, ServerOptions, ResponseCacheOptions)
+PARTS = (
+    ModelOptions,
+    CacheOptions,
+    SchedulerOptions,
+    ServerOptions,
+    ResponseCacheOptions,
+    SemanticOptions,
+)
 
 
 def run(*words: str) -> tuple[Options, int]:

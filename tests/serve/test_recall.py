@@ -4,8 +4,9 @@ from dataclasses import replace
 
 import pytest
 
+from headrace.core.cache.ask import Turn
 from headrace.core.cache.control import NO_WISHES, Control
-from headrace.core.cache.entry import Entry, Hit, Layer, Miss
+from headrace.core.cache.entry import Entry, Hit, Layer, Miss, StoreFacts
 from headrace.core.cache.key import Engine
 from headrace.core.cache.versions import EVERYTHING, Versions, tenant_tag, user_tag
 from headrace.core.events import Emitted, Finished, LookedUp, Spared
@@ -390,6 +391,15 @@ def test_another_level_answers_after_the_exact_cache_and_its_failure_is_a_miss()
         layer = Layer.SEMANTIC
         reply: object = Miss()
 
+        def start(self):
+            self.started = True
+
+        async def stop(self):
+            self.started = False
+
+        def facts(self):
+            return {"memory": StoreFacts(3, 30, 0)}
+
         async def find(self, ask):
             if isinstance(self.reply, Exception):
                 raise self.reply
@@ -403,8 +413,33 @@ def test_another_level_answers_after_the_exact_cache_and_its_failure_is_a_miss()
             entry = replace(h.witness.kept_entries[0], tokens=(9, 9))
             level.reply = Hit(entry, Layer.SEMANTIC, b"k" * 32, 3.0, 0.97)
             assert (await h.answer())[0].startswith("hit; layer=exact")
-            assert await h.answer(6) == ("hit; layer=semantic; age=3", [9, 9])
+            assert await h.answer(6) == ("hit; layer=semantic; age=3; similarity=0.970", [9, 9])
+            assert level.started
             assert await h.answer(temperature=1.0, given_seed=3, seed=3) == ("miss", truth(seed=3))
+            assert h.recall.sizes()[Layer.SEMANTIC] == {"memory": StoreFacts(3, 30, 0)}
+        assert not level.started
+
+    asyncio.run(run())
+
+
+def test_a_partition_is_all_but_the_turn_and_the_room_for_the_answer():
+    async def run():
+        async with house() as h:
+
+            def partition(text="hello", context=b"c", max_tokens=5, **more):
+                question = h.question(max_tokens, (1, len(text)), **more)
+                return h.recall.ask(question._replace(turn=Turn(text, context))).partition
+
+            assert partition() == partition("good day") == partition(max_tokens=9) != b""
+            others = [
+                partition(context=b"d"),
+                partition(tenant="else"),
+                partition(salt="else"),
+                partition(adapter="else"),
+                partition(eos_token_ids=frozenset({5})),
+                partition(answered=(5,)),
+            ]
+            assert len({partition(), *others}) == 7
 
     asyncio.run(run())
 

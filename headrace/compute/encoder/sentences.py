@@ -76,16 +76,16 @@ class Sentences:
             name=f"{folder.name if folder != packaged else PACKAGED}@{_digest(folder)}",
         )
 
-    def embed(self, texts: Sequence[str]) -> list[NDArray[np.float32] | None]:
-        """One float32 vector [dimensions] of length one per text; None where the text is too long."""
+    def embed(self, texts: Sequence[str]) -> list[bytes | None]:
+        """Per text a vector [dimensions] of length one, as packed float32; None where the text is too long."""
         encoded = [encoding.ids for encoding in self._tokenizer.encode_batch(list(texts))]
-        vectors: list[NDArray[np.float32] | None] = [None] * len(encoded)
+        vectors: list[bytes | None] = [None] * len(encoded)
         fitting = [index for index, ids in enumerate(encoded) if 0 < len(ids) <= self.max_tokens]
         fitting.sort(key=lambda index: len(encoded[index]))  # alike lengths together: little padding
         for start in range(0, len(fitting), _BATCH):
             batch = fitting[start : start + _BATCH]
             for index, vector in zip(batch, self._forward([encoded[i] for i in batch]), strict=True):
-                vectors[index] = vector
+                vectors[index] = vector.tobytes()
         return vectors
 
     def _forward(self, batch: Sequence[Sequence[int]]) -> NDArray[np.float32]:

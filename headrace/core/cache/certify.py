@@ -13,6 +13,9 @@ import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
+CONFIDENCE = 0.95
+"""With which everything here is promised, refused and switched off."""
+
 _ITERATIONS = 300
 _TINY = 1e-300
 _PRECISION = 1e-15

@@ -12,6 +12,7 @@ import re
 from collections import Counter
 from dataclasses import dataclass
 from enum import StrEnum
+from functools import lru_cache
 from typing import NamedTuple
 
 from headrace.core.cache.words import (
@@ -34,6 +35,7 @@ _POINTING = re.compile(
     r"\b(?:this|these|the (?:following|above|below|attached))\b(?! (?:week|month|year|morning|evening|weekend))",
     re.IGNORECASE,
 )
+_READ = 16384
 _TITLE = 0.6
 """With more than this share of its words in capitals a question is a title, or shouted, and they say nothing."""
 
@@ -82,8 +84,9 @@ class Difference(NamedTuple):
     reordered: bool
 
 
+@lru_cache(maxsize=_READ)
 def traits(text: str) -> Traits:
-    """Read a question."""
+    """Read a question; what was read lately is remembered."""
     words: list[str] = []
     names: set[str] = set()
     numbers = Counter(code.lower() for code in _CODE.findall(text))

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from enum import StrEnum
 from typing import NamedTuple
 
-from headrace.core.cache.guards import Traits, Veto, compare, veto
+from headrace.core.cache.guards import Veto, compare, traits, veto
 from headrace.core.cache.score import NO_NEIGHBOUR, Evidence, Score
 
 NEIGHBOURS = 32
@@ -28,12 +28,12 @@ _ODDS_CAP = 1e-3
 
 
 class Neighbour(NamedTuple):
-    """An entry near the question; ``cosine`` between their vectors, ``answer`` the class of its answer."""
+    """An entry near the question: its row, the cosine of their vectors, the class of its answer, what it asked."""
 
-    entry: str
+    row: int
     cosine: float
     answer: int
-    traits: Traits
+    text: str
 
 
 class Doubt(StrEnum):
@@ -42,9 +42,7 @@ class Doubt(StrEnum):
     TIMELY = "timely"
     NO_NEIGHBOUR = "no_neighbour"
     TOO_LONG = "too_long"
-    LATE = "late"
     LOW_SCORE = "low_score"
-    SWITCHED_OFF = "switched_off"
 
 
 class Candidate(NamedTuple):
@@ -69,9 +67,10 @@ class Decline(NamedTuple):
     score: float | None = None
 
 
-def weigh(question: Traits, neighbours: Sequence[Neighbour]) -> Candidate | Veto | Doubt:
+def weigh(question: str, neighbours: Sequence[Neighbour]) -> Candidate | Veto | Doubt:
     """The best candidate among ``neighbours`` (nearest first), or why there is none."""
-    if question.timely:
+    asked = traits(question)
+    if asked.timely:
         return Doubt.TIMELY
     if not neighbours:
         return Doubt.NO_NEIGHBOUR
@@ -83,7 +82,7 @@ def weigh(question: Traits, neighbours: Sequence[Neighbour]) -> Candidate | Veto
     alike = [near for near in neighbours if near.answer == answer]
     forbidden: Veto | None = None
     for near in alike[:_DONORS]:
-        difference = compare(question, near.traits)
+        difference = compare(asked, traits(near.text))
         reason = veto(difference)
         if reason is None:
             break
@@ -110,7 +109,7 @@ def weigh(question: Traits, neighbours: Sequence[Neighbour]) -> Candidate | Veto
             kept=1.0 - difference.substituted,
             order=1.0 - difference.moved,
             length=1.0 - difference.length,
-            complete=float(not question.pointing),
+            complete=float(not asked.pointing),
         ),
     )
 
@@ -122,7 +121,7 @@ class Judge:
         self._score = score
         self._threshold = threshold
 
-    def decide(self, question: Traits, neighbours: Sequence[Neighbour]) -> Serve | Decline:
+    def decide(self, question: str, neighbours: Sequence[Neighbour]) -> Serve | Decline:
         """What to do with a question whose nearest entries are ``neighbours``, nearest first."""
         found = weigh(question, neighbours)
         if not isinstance(found, Candidate):

@@ -14,14 +14,14 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from headrace.core.cache.guards import Traits, traits
+from headrace.core.cache.guards import traits
 from headrace.core.cache.judge import NEIGHBOURS, Candidate, Neighbour, weigh
 from headrace.core.cache.score import Evidence
 from headrace.lab.semantic.rows import Pairs, Stream
 
 Vectors = NDArray[np.float32]
-Embed = Callable[[Sequence[str]], Sequence[Vectors | None]]
-"""Unit vectors of texts; None for one that is too long."""
+Embed = Callable[[Sequence[str]], Sequence[bytes | None]]
+"""As `core.ports.Embedder.embed`."""
 
 _BLOCK = 512
 _REACH = 8 * NEIGHBOURS
@@ -46,11 +46,11 @@ class PlayedStream:
     def __init__(self, stream: Stream, embed: Embed) -> None:
         texts = [row.text for row in stream.rows]
         embedded = list(zip(texts, stream.rows, embed(texts), strict=True))
-        kept = [(text, row.answer, vector) for text, row, vector in embedded if vector is not None]
+        kept = [(text, row.answer, _vector(found)) for text, row, found in embedded if found is not None]
         names = {
             answer: number for number, answer in enumerate(dict.fromkeys(answer for _, answer, _ in kept))
         }
-        self.traits = [traits(text) for text, _, _ in kept]
+        self.texts = [text for text, _, _ in kept]
         self.answers = [names[answer] for _, answer, _ in kept]
         self._near, self._cosines = _earlier(np.array([vector for _, _, vector in kept], np.float32))
 
@@ -58,11 +58,17 @@ class PlayedStream:
         return len(self.answers)
 
     def play(self, serve: Callable[[Evidence], bool]) -> list[Decision]:
-        """One decision per row, with a cache that holds the rows before it that were not served."""
+        """One decision per row, with a cache that holds the rows before it that were not served.
+
+        Questions about now are neither served nor kept.
+        """
         cached = np.zeros(len(self), dtype=bool)
         decisions = []
         for row in range(len(self)):
-            found = weigh(self.traits[row], self._neighbours(row, cached))
+            if traits(self.texts[row]).timely:
+                decisions.append(Decision(row))
+                continue
+            found = weigh(self.texts[row], self._neighbours(row, cached))
             if isinstance(found, Candidate):
                 right = found.neighbour.answer == self.answers[row]
                 decision = Decision(row, found.evidence, right, serve(found.evidence))
@@ -83,7 +89,7 @@ class PlayedStream:
         near = self._near[row]
         chosen = np.flatnonzero((near >= 0) & cached[near])[:NEIGHBOURS]
         return [
-            Neighbour(str(other), float(cosine), self.answers[other], self.traits[other])
+            Neighbour(other, cosine, self.answers[other], self.texts[other])
             for other, cosine in zip(near[chosen].tolist(), self._cosines[row, chosen].tolist(), strict=True)
         ]
 
@@ -95,15 +101,19 @@ def decide_pairs(pairs: Pairs, embed: Embed) -> list[Decision]:
     decisions = []
     for index, (row, first, second) in enumerate(zip(pairs.rows, firsts, seconds, strict=True)):
         found = None
-        if first is not None and second is not None:
-            cached: Traits = traits(row.first)
-            if not cached.timely:
-                found = weigh(traits(row.second), [Neighbour(str(index), float(first @ second), 0, cached)])
+        if first is not None and second is not None and not traits(row.first).timely:
+            found = weigh(
+                row.second, [Neighbour(index, float(_vector(first) @ _vector(second)), 0, row.first)]
+            )
         if isinstance(found, Candidate):
             decisions.append(Decision(index, found.evidence, row.same))
         else:
             decisions.append(Decision(index))
     return decisions
+
+
+def _vector(packed: bytes) -> Vectors:
+    return np.frombuffer(packed, np.float32)
 
 
 def _earlier(vectors: Vectors) -> tuple[NDArray[np.int64], Vectors]:

@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from headrace.core.cache.guards import Veto, traits
+from headrace.core.cache.guards import Veto
 from headrace.core.cache.judge import NEIGHBOURS, Candidate, Decline, Doubt, Judge, Neighbour, Serve, weigh
 from headrace.core.cache.score import NO_NEIGHBOUR, Curve, Score
 
@@ -14,11 +14,11 @@ COSINE = Score(0.0, (("cosine", Curve((0.0, 1.0), (0.0, 1.0))),))
 
 
 def near(cosine: float, answer: int, text: str = "how do I reset my pin") -> Neighbour:
-    return Neighbour(f"{text}@{cosine}", cosine, answer, traits(text))
+    return Neighbour(0, cosine, answer, text)
 
 
 def weighed(question: str, *neighbours: Neighbour) -> Candidate:
-    found = weigh(traits(question), neighbours)
+    found = weigh(question, neighbours)
     assert isinstance(found, Candidate)
     return found
 
@@ -53,13 +53,13 @@ def test_a_forbidden_entry_may_be_replaced_by_another_with_the_same_answer():
 
 def test_vetoes_doubts_and_scores():
     judge = Judge(COSINE, 0.85)
-    assert judge.decide(traits("turn it off"), [near(0.99, 1, "turn it on")]) == Decline(Veto.OPPOSITE)
-    assert judge.decide(traits("who won today"), [near(1.0, 1, "who won today")]) == Decline(Doubt.TIMELY)
-    assert judge.decide(traits("hello"), []) == Decline(Doubt.NO_NEIGHBOUR)
+    assert judge.decide("turn it off", [near(0.99, 1, "turn it on")]) == Decline(Veto.OPPOSITE)
+    assert judge.decide("who won today", [near(1.0, 1, "who won today")]) == Decline(Doubt.TIMELY)
+    assert judge.decide("hello", []) == Decline(Doubt.NO_NEIGHBOUR)
     low = near(0.8, 1)
-    assert judge.decide(low.traits, [low]) == Decline(Doubt.LOW_SCORE, low, 0.8)
+    assert judge.decide(low.text, [low]) == Decline(Doubt.LOW_SCORE, low, 0.8)
     high = near(0.85, 1)
-    assert judge.decide(high.traits, [high]) == Serve(high, 0.85)
+    assert judge.decide(high.text, [high]) == Serve(high, 0.85)
 
 
 def test_a_young_cache_is_not_sure_because_it_knows_nothing_else():

@@ -7,7 +7,6 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from headrace.lab.semantic.decisions import Vectors
 from headrace.lab.semantic.rows import Pair, Pairs, Question, Stream
 
 LETTERS = "bcdfghjklmnpqrstvwxz"
@@ -26,17 +25,17 @@ class Traffic:
         numbers = np.random.default_rng(seed)
         centres = numbers.normal(size=(intents, 24))
         centres /= np.linalg.norm(centres, axis=1, keepdims=True)
-        self._vectors: dict[str, Vectors] = {}
+        self._vectors: dict[str, bytes] = {}
         questions = []
         for row in range(rows):
             intent = draw.randrange(intents)
             text = f"{word(intent)} {word(1000 + row)}"
             vector = centres[intent] + noise * numbers.normal(size=24) / np.sqrt(24)
-            self._vectors[text] = (vector / np.linalg.norm(vector)).astype(np.float32)
+            self._vectors[text] = (vector / np.linalg.norm(vector)).astype(np.float32).tobytes()
             questions.append(Question(text, f"intent {intent}"))
         self.stream = Stream("traffic", tuple(questions))
 
-    def embed(self, texts: Sequence[str]) -> list[Vectors | None]:
+    def embed(self, texts: Sequence[str]) -> list[bytes | None]:
         """What the sentence encoder would do."""
         return [self._vectors[text] for text in texts]
 
@@ -46,13 +45,13 @@ class Likeness:
 
     def __init__(self, rows: int, seed: int) -> None:
         draw = random.Random(seed)
-        self._vectors: dict[str, Vectors] = {}
+        self._vectors: dict[str, bytes] = {}
         pairs = []
         for row in range(rows):
             cosine = draw.uniform(0.5, 1.0)
             first, second = f"{word(2 * row)} shoes", f"{word(2 * row + 1)} shoes"
-            self._vectors[first] = np.array([1.0, 0.0], np.float32)
-            self._vectors[second] = np.array([cosine, (1.0 - cosine**2) ** 0.5], np.float32)
+            self._vectors[first] = np.array([1.0, 0.0], np.float32).tobytes()
+            self._vectors[second] = np.array([cosine, (1.0 - cosine**2) ** 0.5], np.float32).tobytes()
             pairs.append(
                 Pair(
                     first, second, draw.random() > 2.0 * (1.0 - cosine) ** 2 * (1.0 if cosine > 0.7 else 5.0)
@@ -60,6 +59,6 @@ class Likeness:
             )
         self.pairs = Pairs("likeness", tuple(pairs))
 
-    def embed(self, texts: Sequence[str]) -> list[Vectors | None]:
+    def embed(self, texts: Sequence[str]) -> list[bytes | None]:
         """What the sentence encoder would do."""
         return [self._vectors[text] for text in texts]

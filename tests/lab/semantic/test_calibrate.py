@@ -55,7 +55,7 @@ def test_rows_of_one_outcome_fit_nothing():
 
 
 def test_what_is_served_is_not_cached():
-    same = np.array([1.0, 0.0], np.float32)
+    same = np.array([1.0, 0.0], np.float32).tobytes()
     stream = Stream(
         "s", tuple(Question(text, "answer") for text in ("red shoes", "blue shoes", "green shoes"))
     )
@@ -70,7 +70,7 @@ def test_what_is_served_is_not_cached():
 
 
 def test_questions_without_a_vector_are_left_out():
-    vector = np.array([1.0, 0.0], np.float32)
+    vector = np.array([1.0, 0.0], np.float32).tobytes()
     stream = Stream(
         "s", (Question("red shoes", "a"), Question("far too long", "a"), Question("blue shoes", "a"))
     )

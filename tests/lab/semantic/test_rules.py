@@ -11,9 +11,9 @@ from tests.lab.semantic.synthetic import Traffic
 
 def test_a_fixed_cosine():
     vectors = {
-        "a": np.array([1.0, 0.0], np.float32),
-        "b": np.array([0.8, 0.6], np.float32),
-        "c": np.array([0.6, 0.8], np.float32),
+        "a": np.array([1.0, 0.0], np.float32).tobytes(),
+        "b": np.array([0.8, 0.6], np.float32).tobytes(),
+        "c": np.array([0.6, 0.8], np.float32).tobytes(),
     }
     stream = Stream("s", tuple(Question(text, answer) for text, answer in zip("abc", "xyy", strict=True)))
     played = PlayedStream(stream, lambda texts: [vectors[text] for text in texts])

@@ -1,0 +1,94 @@
+"""The semantic cache from its options: encoder, certified judge, index; or why it cannot be had."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from headrace.build.model import Loaded
+from headrace.compute.encoder.sentences import Sentences
+from headrace.compute.model.spec import ModelError
+from headrace.config import ConfigError, SemanticOptions
+from headrace.core.cache.calibration import Calibration, Unsupported
+from headrace.core.cache.certify import CONFIDENCE
+from headrace.core.cache.judge import Judge
+from headrace.core.events import Event
+from headrace.serve.exact import ExactCache
+
+if TYPE_CHECKING:
+    from headrace.serve.semantic.cache import SemanticCache
+
+
+def make_semantic(
+    options: SemanticOptions,
+    loaded: Loaded,
+    exact: ExactCache,
+    tell: Callable[[Event], None],
+    beside: Path | None,
+) -> SemanticCache | None:
+    """The semantic cache over ``exact``; None where it is off. ``beside`` is the file that it is rebuilt from.
+
+    Raises:
+        ConfigError: it cannot be had, or could not keep its promise.
+    """
+    if options.semantic_cache == "off":
+        return None
+    if options.semantic_cache == "draft":
+        raise ConfigError(
+            "--semantic-cache draft: speculative decoding does not take a kept answer as its draft yet; use serve, or "
+            "shadow to measure"
+        )
+    calibration = _read(options.semantic_calibration)
+    try:
+        certificate = calibration.certificate(options.semantic_max_error, CONFIDENCE)
+    except Unsupported as error:
+        raise ConfigError(f"--semantic-max-error {options.semantic_max_error:g}: {error}") from error
+    try:
+        encoder = Sentences.from_name(options.semantic_encoder)
+    except ModelError as error:
+        raise ConfigError(f"--semantic-encoder: {error}") from error
+    if encoder.name != calibration.encoder:
+        raise ConfigError(
+            f"--semantic-calibration was made with the encoder {calibration.encoder}, and this is {encoder.name}"
+        )
+    try:
+        from headrace.serve.semantic.cache import Mode, SemanticCache
+        from headrace.serve.semantic.librarian import Librarian
+        from headrace.serve.semantic.neighbourhoods import Neighbourhoods
+        from headrace.serve.semantic.shelf import Shelf
+    except ImportError as error:
+        raise ConfigError("--semantic-cache needs: pip install 'headrace[semantic]'") from error
+    try:
+        shelf = None if beside is None else Shelf(beside, encoder.name)
+    except OSError as error:
+        raise ConfigError(f"--semantic-cache: {error}") from error
+    return SemanticCache(
+        Librarian(
+            encoder,
+            Judge(calibration.score, certificate.tally.threshold),
+            Neighbourhoods(encoder.dimensions, options.semantic_cache_bytes),
+            shelf,
+        ),
+        exact,
+        Mode(options.semantic_cache),
+        loaded.tokenizer.decode,
+        tell,
+        deadline=options.semantic_deadline,
+        audit=options.semantic_audit,
+        max_error=options.semantic_max_error,
+        confidence=CONFIDENCE,
+        seed=loaded.seed,
+    )
+
+
+def _read(file: str | None) -> Calibration:
+    if file is None:
+        raise ConfigError(
+            "--semantic-cache serves nothing without proof: --semantic-calibration FILE, made by `headrace cache "
+            "calibrate` from labelled questions"
+        )
+    try:
+        return Calibration.from_text(Path(file).expanduser().read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"--semantic-calibration {file}: {error}") from error

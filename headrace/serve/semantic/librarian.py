@@ -1,0 +1,237 @@
+"""The one thread that embeds, searches and judges: never the event loop, never two at a time.
+
+Look-ups come before everything else and are embedded together when several wait; one whose time is over is not even
+embedded. What is kept, audited or forgotten is done when nobody waits for an answer. An embedder that raises costs the
+look-ups at hand and nothing else.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import threading
+import time
+from collections import OrderedDict, deque
+from collections.abc import Callable, Iterable
+from concurrent.futures import Future
+from typing import NamedTuple
+
+import faiss
+
+from headrace.core.cache.answers import same_answer
+from headrace.core.cache.guards import traits
+from headrace.core.cache.judge import Decline, Doubt, Judge, Serve
+from headrace.core.ports import Embedder
+from headrace.serve.semantic.neighbourhoods import Neighbourhoods, cosine, vector_of
+from headrace.serve.semantic.row import Row
+from headrace.serve.semantic.shelf import Shelf
+
+logger = logging.getLogger(__name__)
+
+_TOGETHER = 16
+_REMEMBERED = 1024
+
+
+class Proposal(NamedTuple):
+    """The judge would serve the entry ``key``, whose question has this cosine to the one asked."""
+
+    key: bytes
+    similarity: float
+
+
+class Computed(NamedTuple):
+    """An answer that was computed; ``spell`` makes its text, ``instead`` is what would have been served."""
+
+    key: bytes
+    partition: bytes
+    question: str
+    spell: Callable[[], str]
+    tags: tuple[str, ...]
+    expires: float
+    instead: bytes | None = None
+
+
+class _Question(NamedTuple):
+    partition: bytes
+    key: bytes
+    text: str
+    until: float
+    verdict: Future[Proposal | Decline | None]
+
+
+class Librarian:
+    """Answers `ask` from the rows that `note` has brought.
+
+    Args:
+        embedder: used by this thread alone.
+        judge: decides what may be served.
+        rows: what is known.
+        shelf: where it is kept across restarts, if anywhere.
+        wall: Unix time.
+        clock: seconds, for deadlines.
+    """
+
+    def __init__(
+        self,
+        embedder: Embedder,
+        judge: Judge,
+        rows: Neighbourhoods,
+        shelf: Shelf | None = None,
+        wall: Callable[[], float] = time.time,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._embedder = embedder
+        self._judge = judge
+        self._rows = rows
+        self._shelf = shelf
+        self._wall = wall
+        self._clock = clock
+        self._questions: deque[_Question] = deque()
+        self._errands: deque[Callable[[], None]] = deque()
+        self._vectors: OrderedDict[bytes, bytes] = OrderedDict()  # of questions asked lately, by their keys
+        self._work = threading.Condition()
+        self._ending = False
+        self._thread = threading.Thread(target=self._live, name="headrace-semantic", daemon=True)
+        self.facts = rows.facts
+
+    def start(self) -> None:
+        """Begin by rebuilding the rows from the shelf."""
+        self._thread.start()
+
+    def stop(self, timeout: float = 2.0) -> None:
+        """Do what is left to be noted, at most for ``timeout`` seconds, and end."""
+        with self._work:
+            self._ending = True
+            self._work.notify()
+        if self._thread.ident is not None:
+            self._thread.join(timeout)
+        if self._shelf is not None and not self._thread.is_alive():
+            self._shelf.close()
+
+    def ask(self, partition: bytes, key: bytes, text: str, until: float) -> Future[Proposal | Decline | None]:
+        """What may be served for a question, if it can be said before ``until``; None where it could not."""
+        verdict: Future[Proposal | Decline | None] = Future()
+        with self._work:
+            self._questions.append(_Question(partition, key, text, until, verdict))
+            self._work.notify()
+        return verdict
+
+    def note(self, computed: Computed, audited: Callable[[bool], None] | None = None) -> None:
+        """Keep an answer; ``audited`` is told whether what would have been served instead says the same."""
+        self._errand(lambda: self._note(computed, audited))
+
+    def forget(self, key: bytes) -> None:
+        """An entry must not be served to near questions any more."""
+        self._errand(lambda: self._drop([key] if self._rows.forget(key) else []))
+
+    def forget_tag(self, tag: str) -> None:
+        """All entries with a tag are gone."""
+        self._errand(lambda: self._drop(self._rows.forget_tag(tag)))
+
+    def _errand(self, deed: Callable[[], None]) -> None:
+        with self._work:
+            self._errands.append(deed)
+            self._work.notify()
+
+    def _live(self) -> None:
+        faiss.omp_set_num_threads(1)  # of this thread alone
+        self._rebuild()
+        while True:
+            with self._work:
+                while not (self._questions or self._errands or self._ending):
+                    self._work.wait()
+                questions = [self._questions.popleft() for _ in range(min(_TOGETHER, len(self._questions)))]
+                errand = self._errands.popleft() if self._errands and not questions else None
+                if not questions and errand is None:
+                    return
+            if questions:
+                self._answer(questions)
+            elif errand is not None:
+                try:
+                    errand()
+                except Exception:
+                    logger.exception("the semantic cache could not take note of something")
+
+    def _rebuild(self) -> None:
+        if self._shelf is None:
+            return
+        try:
+            for row in self._shelf.load(self._wall()):
+                self._rows.keep(row)
+        except Exception:
+            logger.exception("what the semantic cache had kept cannot be read: it begins empty")
+
+    def _answer(self, questions: list[_Question]) -> None:
+        now = self._clock()
+        wanted = [question for question in questions if question.verdict.set_running_or_notify_cancel()]
+        for question in wanted:
+            if question.until <= now:
+                question.verdict.set_result(None)
+        waiting = [question for question in wanted if question.until > now]
+        if not waiting:
+            return
+        try:
+            vectors = self._embedder.embed([question.text for question in waiting])
+        except Exception as error:
+            for question in waiting:
+                question.verdict.set_exception(error)
+            return
+        for question, vector in zip(waiting, vectors, strict=True):
+            try:
+                question.verdict.set_result(self._decide(question, vector))
+            except Exception as error:
+                question.verdict.set_exception(error)
+
+    def _decide(self, question: _Question, packed: bytes | None) -> Proposal | Decline:
+        if packed is None:
+            return Decline(Doubt.TOO_LONG)
+        self._vectors[question.key] = packed
+        if len(self._vectors) > _REMEMBERED:
+            self._vectors.popitem(last=False)
+        verdict = self._judge.decide(question.text, self._rows.nearest(question.partition, vector_of(packed)))
+        if not isinstance(verdict, Serve):
+            return verdict
+        row = self._rows.row(verdict.neighbour.row)
+        assert row is not None  # this thread has just found it
+        self._rows.served(verdict.neighbour.row)
+        return Proposal(row.key, verdict.neighbour.cosine)
+
+    def _note(self, computed: Computed, audited: Callable[[bool], None] | None) -> None:
+        answer = computed.spell()
+        known = self._vectors.pop(computed.key, None)
+        vectors = self._embedder.embed([answer] if known else [answer, computed.question])
+        vector = known or vectors[1]
+        answer_vector = vectors[0] or b""
+        if not answer_vector:
+            answer = hashlib.sha256(answer.encode()).hexdigest()
+        if audited is not None and computed.instead is not None:
+            self._audit(computed.instead, answer, answer_vector, audited)
+        if vector is None or traits(computed.question).timely:
+            return
+        near = self._rows.nearest(computed.partition, vector_of(vector))
+        row = Row(
+            key=computed.key,
+            partition=computed.partition,
+            question=computed.question,
+            vector=vector,
+            answer=self._rows.class_of(computed.key, near, answer, answer_vector),
+            answer_text=answer,
+            answer_vector=answer_vector,
+            tags=computed.tags,
+            expires=computed.expires,
+        )
+        self._drop(self._rows.keep(row), [row])
+
+    def _audit(self, instead: bytes, answer: str, vector: bytes, audited: Callable[[bool], None]) -> None:
+        row = self._rows.find(instead)
+        if row is None:
+            return  # it has been forgotten meanwhile: nothing would be served
+        right = same_answer(answer, row.answer_text, cosine(vector, row.answer_vector))
+        if not right:
+            self._rows.forget(instead)
+            self._drop([instead])
+        audited(right)
+
+    def _drop(self, keys: Iterable[bytes], kept: Iterable[Row] = ()) -> None:
+        if self._shelf is not None:
+            self._shelf.write(kept, keys)
