@@ -60,6 +60,7 @@ class Sequence:
         "last_step",
         "late",
         "latest_start",
+        "overtakes",
         "passes",
         "pending",
         "place",
@@ -96,7 +97,8 @@ class Sequence:
         self.started = math.nan  # when it was first admitted
         self.latest_start = math.inf  # when it must start to be in time
         self.late = False  # its latest start has passed
-        self.passes = 0  # how often a pick policy preferred another to it while it was first
+        self.passes = 0  # how often another started instead, which a pick policy preferred
+        self.overtakes: Sequence | None = None  # whom this one would pass by starting now
         self.preemptions = 0
         self.tokens = [*request.tokens, *request.answered]
         self.prompt_tokens = len(request.tokens)

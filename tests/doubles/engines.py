@@ -17,7 +17,7 @@ from headrace.core.scheduler.headroom import AlwaysFits, RoomPolicy
 from headrace.core.scheduler.order import FirstComeFirstServed, OrderPolicy
 from headrace.core.scheduler.outlook import Outlook
 from headrace.core.scheduler.scheduler import Scheduler
-from headrace.core.scheduler.victims import LastRanked
+from headrace.core.scheduler.victims import LastRanked, VictimPolicy
 from headrace.core.tiers import LowerTier, LowerTiers
 from tests.doubles.hashing_runner import HashingRunner
 
@@ -33,6 +33,7 @@ def hashing_engine(
     queue: FairQueue | None = None,
     order: OrderPolicy | None = None,
     admission: AdmissionPolicy | None = None,
+    victims: VictimPolicy | None = None,
     prefix_caching: bool = True,
     outlook: Outlook | None = None,
     room: RoomPolicy | None = None,
@@ -55,10 +56,10 @@ def hashing_engine(
     pool = BlockPool(num_blocks, block_size, eviction, events.append, lower)
     scheduler = Scheduler(
         pool,
-        queue or single_file(),
+        single_file() if queue is None else queue,  # an empty queue is false
         order or FirstComeFirstServed(),
         admission or Continuous(),
-        LastRanked(),
+        victims or LastRanked(),
         room or AlwaysFits(),
         events,
         max_num_seqs=max_num_seqs,

@@ -138,7 +138,7 @@ class Line:
         for sequence in window:
             if sequence is not chosen:
                 self.push(sequence)
-        first.passes += chosen is not first
+        chosen.overtakes = None if chosen is first else first
         return chosen
 
     def note_end(self, sequence: Sequence) -> None:

@@ -320,14 +320,8 @@ class Scheduler:
         if not self._waiting or (before is not None and not self._waiting.is_behind(before, now)):
             return
         allowed = self._admission.admit(self._queue(), now)
-        head = self._waiting.peek(now)
-        if (
-            allowed <= 0 and head is not None
-        ):  # nobody is taken out: whose turn it is must not change by asking
-            self._skip(head, SkipReason.BATCH_NOT_READY)
-            return
         passed: list[Sequence] = []
-        while len(passed) < LOOKAHEAD:
+        while len(passed) < LOOKAHEAD and not self._is_shut(allowed, now):
             try:
                 head = self._waiting.pop(now)
             except PolicyFailed as failed:
@@ -339,7 +333,7 @@ class Scheduler:
                 self._waiting.push(head)
                 break
             try:
-                reason = self._try_admit(head, step, knobs, allowed)
+                reason = self._try_admit(head, step, knobs)
             except PolicyFailed as failed:
                 self._waiting.push(head)
                 self._finish(head, FinishReason.FAILED, str(failed))
@@ -353,22 +347,26 @@ class Scheduler:
                 continue
             passed.append(head)
             self._skip(head, reason)
-            ends_step = reason in (SkipReason.NO_SLOT, SkipReason.BATCH_NOT_READY)
-            if ends_step or step.budget <= 0 or head.skips >= knobs.max_skips:
+            if step.budget <= 0 or head.skips >= knobs.max_skips:
                 break
         for sequence in passed:
             self._waiting.push(sequence)
+
+    def _is_shut(self, allowed: int, now: float) -> bool:
+        """Whether nobody may start; then nobody is taken out, for asking must not change whose turn it is."""
+        if allowed > 0 and self._running.free_slots:
+            return False
+        head = self._waiting.peek(now)
+        if head is not None:
+            self._skip(head, SkipReason.BATCH_NOT_READY if allowed <= 0 else SkipReason.NO_SLOT)
+        return True
 
     def _skip(self, sequence: Sequence, reason: SkipReason) -> None:
         if reason is not sequence.skip_reason:
             sequence.skip_reason = reason
             self._events.append(Skipped(sequence.request.id, reason))
 
-    def _try_admit(self, sequence: Sequence, step: Draft, knobs: Knobs, allowed: int) -> SkipReason | None:
-        if allowed <= 0:
-            return SkipReason.BATCH_NOT_READY
-        if not self._running.free_slots:
-            return SkipReason.NO_SLOT
+    def _try_admit(self, sequence: Sequence, step: Draft, knobs: Knobs) -> SkipReason | None:
         if step.budget <= 0:
             return SkipReason.NO_BUDGET
         if self._is_full(sequence, step):
