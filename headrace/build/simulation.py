@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from headrace.build.engine import make_engine, make_knobs, resolve_overlap, step_cost
+from headrace.build.tenants import read_tenants
 from headrace.config import CacheOptions, ConfigError, SchedulerOptions
 from headrace.core.cost import StepCost
 from headrace.core.gate import Limits
@@ -145,6 +146,7 @@ def make_fleet(
 
     Without ``limits`` everything may wait.
     """
+    tenants, classes = read_tenants(plans.tenants)
     tally = Tally()
     answers: dict[str, tuple[int, ...]] = {}
     made = []
@@ -159,6 +161,8 @@ def make_fleet(
             knobs=make_knobs(plans, machine.kind, machine.max_model_len),
             cost=machine.cost,
             overlap=resolve_overlap(plans, machine.kind),
+            classes=classes,
+            weights=tenants.weights(),
         )
         front = Front(machine.front.request_seconds, machine.front.event_seconds)
         made.append(SimulatedReplica(engine, runner, tally, answers, front))

@@ -98,3 +98,15 @@ def test_the_simulated_engine_reckons_as_the_real_one():
     assert shape_cost(shape, "cpu").context_tokens == pytest.approx(
         decoder_cost(spec, "cpu").context_tokens, rel=1e-3
     )
+
+
+def test_a_tenants_weight_is_its_share_in_a_simulation_too(tmp_path):
+    file = tmp_path / "tenants.yaml"
+    file.write_text("tenants: {heavy: {weight: 4}}")
+    plans = SchedulerOptions(tenants=str(file), max_num_seqs=4)
+    calls = [Call(0.0, 200, 50, tenant) for _ in range(40) for tenant in ("heavy", "light")]
+    machine = roofline_machine(Replica(LLAMA, H100), CacheOptions(), plans)
+    fleet = make_fleet(plans, CacheOptions(), machine)
+    fleet.run(from_calls(calls, Synthesis()))
+    heavy, light = outcome(fleet.tally, {}).tenants
+    assert heavy.ttft.mean < 0.8 * light.ttft.mean

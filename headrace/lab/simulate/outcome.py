@@ -8,6 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from headrace.core.fairness import jain
 from headrace.lab.bench.stats import Spread, Summary, spread
 from headrace.lab.simulate.tally import Group, Tally
 
@@ -108,12 +109,6 @@ def outcome(tally: Tally, slo: Mapping[str, float], busy_seconds: Sequence[float
         ttft,
         tpot,
     )
-
-
-def jain(shares: Sequence[float]) -> float:
-    """Jain's index of fairness (1984): 1 where all get the same, 1/n where one of n gets all; NaN of nothing."""
-    squares = sum(share * share for share in shares)
-    return sum(shares) ** 2 / (len(shares) * squares) if squares else math.nan
 
 
 def timeline(tally: Tally) -> dict[str, list[float]]:

@@ -1,13 +1,11 @@
 from __future__ import annotations
 
-import math
-
 import pytest
 
 from headrace.core.gate import Limits
 from headrace.lab.bench.plot import NoPlots
 from headrace.lab.simulate.asked import from_work
-from headrace.lab.simulate.outcome import jain, outcome
+from headrace.lab.simulate.outcome import outcome
 from headrace.lab.simulate.plot import plot
 from headrace.lab.workload.call import Call
 from headrace.lab.workload.work import Work
@@ -40,12 +38,6 @@ def test_requests_without_an_answer_meet_no_bound():
     assert told.failures == {"queue_full": 1}
     assert [part.attained for part in told.tenants] == [0.0, 1.0]
     assert told.summary.failed == 1
-
-
-def test_jains_index():
-    assert jain([3.0, 3.0, 3.0]) == pytest.approx(1.0)
-    assert jain([5.0, 0.0, 0.0, 0.0]) == pytest.approx(0.25)
-    assert math.isnan(jain([]))
 
 
 def test_fairness_is_judged_while_tenants_wait():
