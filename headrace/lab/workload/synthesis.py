@@ -85,5 +85,6 @@ def replayed(calls: Iterable[Call], synthesis: Synthesis) -> Iterator[Work]:
             call.output_tokens,
             call.arrival,
             ignore_eos=True,
-            expect=call.tenant,
+            tenant=call.tenant,
+            service_class=call.service_class,
         )

@@ -50,10 +50,10 @@ def test_calls_without_content_share_nothing_with_anybody():
 def test_a_trace_is_replayed_with_exact_lengths():
     calls = [
         Call(0.0, 600, 3, content=(Span(1, 0, 512), Span(2, 0, 88))),
-        Call(1.5, 512, 9, "b", content=(Span(1, 0, 512),)),
+        Call(1.5, 512, 9, "b", "flex", content=(Span(1, 0, 512),)),
     ]
     first, second = replayed(calls, Synthesis(NARROW))
     assert (len(first.prompt), first.max_tokens, first.arrival) == (600, 3, 0.0)
     assert first.prompt[:512] == second.prompt
     assert second.ignore_eos
-    assert second.expect == "b"
+    assert (second.tenant, second.service_class) == ("b", "flex")
