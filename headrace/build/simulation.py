@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from headrace.build.engine import make_engine, make_knobs, resolve_overlap, step_cost
+from headrace.build.engine import TierSizes, make_engine, make_knobs, resolve_overlap, step_cost
 from headrace.build.tenants import read_tenants
 from headrace.config import CacheOptions, ConfigError, SchedulerOptions
 from headrace.core.cost import StepCost
@@ -46,6 +46,8 @@ class Machine:
     max_model_len: int
     cost: StepCost
     front: Front
+    block_bytes: int = 0
+    host_bytes_per_second: float = 0.0
 
 
 def roofline_machine(
@@ -78,6 +80,8 @@ def roofline_machine(
         _fitting(name, max_model_len, num_blocks * cache.block_size, LONGEST),
         shape_cost(replica.shape, kind),
         front or Front(),
+        block_bytes,
+        replica.device.host_bandwidth * replica.degree,
     )
 
 
@@ -163,11 +167,34 @@ def make_fleet(
             overlap=resolve_overlap(plans, machine.kind),
             classes=classes,
             weights=tenants.weights(),
+            tiers=lower_tiers(cache, machine),
         )
         front = Front(machine.front.request_seconds, machine.front.event_seconds)
         made.append(SimulatedReplica(engine, runner, tally, answers, front))
     door = limits or Limits(1 << 62, 1 << 62)
     return Fleet(made, ROUTINGS[routing](), door, tally, answers)
+
+
+def lower_tiers(cache: CacheOptions, machine: Machine) -> TierSizes | None:
+    """The host tier of a simulated replica, if its options have one.
+
+    Raises:
+        ConfigError: a disk, which is not simulated, or a machine of which it is not known how fast its host is.
+    """
+    if cache.kv_offload_path is not None:
+        raise ConfigError("--kv-offload-path: disks are not simulated")
+    if not cache.kv_offload_bytes:
+        return None
+    if not machine.host_bytes_per_second:
+        raise ConfigError(
+            f"--kv-offload-bytes: of {machine.name} it is not known how fast its host memory is"
+        )
+    blocks = cache.kv_offload_bytes // machine.block_bytes
+    if not blocks:
+        raise ConfigError(
+            f"--kv-offload-bytes {cache.kv_offload_bytes}: one block takes {machine.block_bytes}"
+        )
+    return TierSizes(blocks, 0, machine.block_bytes, machine.host_bytes_per_second)
 
 
 def shape_of(model: str) -> ModelShape:

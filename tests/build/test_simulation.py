@@ -7,6 +7,7 @@ import pytest
 from headrace.build.simulation import (
     LONGEST,
     calibrated_machine,
+    lower_tiers,
     make_fleet,
     read_calibration,
     roofline_machine,
@@ -110,3 +111,20 @@ def test_a_tenants_weight_is_its_share_in_a_simulation_too(tmp_path):
     fleet.run(from_calls(calls, Synthesis()))
     heavy, light = outcome(fleet.tally, {}).tenants
     assert heavy.ttft.mean < 0.8 * light.ttft.mean
+
+
+def test_a_host_tier_is_simulated_and_what_is_not_known_is_refused():
+    plans, cache = SchedulerOptions(), CacheOptions(kv_offload_bytes=1 << 30)
+    machine = roofline_machine(Replica(LLAMA, H100), cache, plans)
+    sizes = lower_tiers(cache, machine)
+    assert sizes is not None
+    assert (sizes.host_blocks, sizes.disk_blocks, sizes.block_bytes) == (512, 0, 16 * 131_072)
+    assert sizes.host_bytes_per_second == H100.host_bandwidth
+    assert make_fleet(plans, cache, machine).replicas[0].engine.scheduler.pool.lower is not None
+    assert lower_tiers(CacheOptions(), machine) is None
+    with pytest.raises(ConfigError, match="disks are not simulated"):
+        lower_tiers(CacheOptions(kv_offload_path="x"), machine)
+    with pytest.raises(ConfigError, match="one block takes 2097152"):
+        lower_tiers(CacheOptions(kv_offload_bytes=1000), machine)
+    with pytest.raises(ConfigError, match="not known how fast its host memory is"):
+        lower_tiers(cache, calibrated_machine(CALIBRATION, CacheOptions()))
