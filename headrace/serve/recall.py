@@ -142,7 +142,8 @@ class Recall:
         for ask, layer, hit in zip(asks, layers, hits, strict=True):
             self._remember(ask, layer, hit.key if isinstance(hit, Hit) else None)
         answer.note = _note(layers, hits)
-        self.service.end_in_time(answer, self.close)
+        if not answer.settled:
+            self.service.end_in_time(answer, self.close)
         return answer
 
     def close(self, answer: Answer, why: FinishReason = FinishReason.CANCELLED) -> None:
@@ -170,7 +171,7 @@ class Recall:
         request = question.request
         allowed = classify(request, question.control)
         key = partition = b""
-        turn = question.turn if allowed.semantic else None
+        turn = question.turn if allowed.semantic and self._levels else None
         if question.bars:
             allowed = CacheClass(exact=False, semantic=False, coalesce=False, why=question.bars)
         named = (

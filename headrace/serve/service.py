@@ -82,6 +82,11 @@ class Answer:
         self._reader: asyncio.Future[None] | None = None
 
     @property
+    def settled(self) -> bool:
+        """Whether all has been said, read or not."""
+        return not self._open
+
+    @property
     def exhausted(self) -> bool:
         """Whether all has been said and read."""
         return not self._open and not self._told

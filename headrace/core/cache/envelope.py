@@ -90,7 +90,7 @@ def _unpack(value: bytes, at: int) -> Entry:
     if sys.byteorder == "big":
         listed.byteswap()
     at += 4 * tokens
-    beats = tuple(Pulse(*beat) for beat in _PULSE.iter_unpack(value[at : at + _PULSE.size * pulses]))
+    beats = tuple(map(Pulse._make, _PULSE.iter_unpack(value[at : at + _PULSE.size * pulses])))
     at += _PULSE.size * pulses
     logprobs, at = _scores(value, at, scores)
     if at != len(value) - _CHECK.size or len(listed) != tokens:

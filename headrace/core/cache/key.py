@@ -18,6 +18,7 @@ from array import array
 from collections.abc import Iterable, Mapping
 from dataclasses import MISSING, dataclass, field, fields
 from enum import StrEnum
+from functools import lru_cache
 
 from headrace.core.request import Request, SamplingParams
 
@@ -136,7 +137,7 @@ def answer_key(fingerprint: bytes, request: Request, continues: bool, instead: b
         _tagged(b"E", fingerprint + _write(request.adapter)),
         _tagged(b"S", _write(request.tenant) + _write(request.salt)),
         _tagged(b"P" if instead is None else b"Q", prompt),
-        _tagged(b"G", b"".join([_field(params, name) for name in _GENERATION])),
+        _tagged(b"G", _generation(params)),
         _tagged(b"R", _write(request.seed if params.temperature > 0 else None)),
         _tagged(b"A", _tokens(request.answered)),
         _tagged(b"Z", _write(sorted(request.eos_token_ids))),
@@ -177,8 +178,17 @@ def _refuse_unknown(value: Request | SamplingParams, unknown: Mapping[str, objec
             raise Unkeyable(f"the key does not know {name}")
 
 
+@lru_cache(
+    maxsize=1024
+)  # most calls of a caller are sampled alike, and 20 fields take longer than their hash
+def _generation(params: SamplingParams) -> bytes:
+    return b"".join([_field(params, name) for name in _GENERATION])
+
+
 def _field(params: SamplingParams, name: str) -> bytes:
     value = getattr(params, name)
+    if name == "logit_bias":
+        return _write([(token, float(bias)) for token, bias in value])
     return _write(float(value) if name in _REALS else value)
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from enum import StrEnum
+from functools import cache
 
 from headrace.serve.server.wire import Wire
 
@@ -81,5 +82,9 @@ WAYS: Mapping[str, Way] = {
 
 def unknown_field(body: Wire) -> str:
     """The first field that ``body`` sets and no row is about; empty if there is none."""
-    rowless = type(body).model_fields.keys() - WAYS.keys()
-    return next((name for name in sorted(rowless & body.model_fields_set)), "")
+    return next((name for name in _rowless(type(body)) if name in body.model_fields_set), "")
+
+
+@cache
+def _rowless(form: type[Wire]) -> tuple[str, ...]:
+    return tuple(sorted(form.model_fields.keys() - WAYS.keys()))

@@ -103,6 +103,11 @@ class Call:
         return self.choices[0].request.service_class
 
     @property
+    def settled(self) -> bool:
+        """Whether every event of the call is there, read or not."""
+        return self._answer.settled
+
+    @property
     def done(self) -> bool:
         """Whether every event of the call has been read."""
         return self._answer.exhausted

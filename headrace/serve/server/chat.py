@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from functools import partial
 from typing import Any
 
 from headrace.core.cache.ask import Turn
@@ -13,7 +14,7 @@ from headrace.serve.server.chat_wire import ChatBody, Conversation
 from headrace.serve.server.choices import NOTHING, Choice, Delta
 from headrace.serve.server.errors import invalid, not_supported
 from headrace.serve.server.logprobs import chat_logprobs, prompt_entries, prompt_logprobs
-from headrace.serve.server.model import ServedModel
+from headrace.serve.server.model import INLINE_CHARACTERS, ServedModel
 from headrace.serve.server.sampling import answer_length, check_stream, sampling_params, truncated
 from headrace.serve.server.writing import Writer, encode, encode_text
 from headrace.serve.text.template import TemplateError
@@ -53,7 +54,10 @@ async def open_chat(
 
 
 async def render(model: ServedModel, body: Conversation) -> str:
-    """The prompt's text, rendered on a worker thread: a template's cost is its author's choice.
+    """The prompt's text.
+
+    A template's cost is its author's choice: a caller's own one, and the model's on long conversations, are rendered on a
+    worker thread. The way there and back takes longer than the model's takes for a short one.
 
     Raises:
         ApiError: the template is broken or refuses the conversation.
@@ -69,15 +73,18 @@ async def render(model: ServedModel, body: Conversation) -> str:
         message = "add_generation_prompt and continue_final_message cannot both be true"
         raise invalid(message, "continue_final_message")
     opens = not continues if body.add_generation_prompt is None else body.add_generation_prompt
+    messages = [message.plain() for message in body.messages]
+    work = partial(
+        model.template.render,
+        messages,
+        add_generation_prompt=opens,
+        continue_final_message=continues,
+        template=body.chat_template,
+        **variables,
+    )
+    short = sum(len(message.text()) for message in body.messages) <= INLINE_CHARACTERS
     try:
-        return await asyncio.to_thread(
-            model.template.render,
-            [message.plain() for message in body.messages],
-            add_generation_prompt=opens,
-            continue_final_message=continues,
-            template=body.chat_template,
-            **variables,
-        )
+        return work() if short and body.chat_template is None else await asyncio.to_thread(work)
     except TemplateError as error:
         param = "messages" if body.chat_template is None else "chat_template"
         raise invalid(str(error), param, "template_error") from None

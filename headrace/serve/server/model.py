@@ -14,7 +14,8 @@ from headrace.serve.text.template import ChatTemplate
 from headrace.serve.text.tokenizer import Tokenizer
 
 INLINE_CHARACTERS = 4096
-"""Texts up to here are tokenized where they are met (under a millisecond); longer ones on a worker thread."""
+"""Texts up to here are rendered and tokenized where they are met (under a millisecond or two); longer ones on a worker
+thread."""
 
 
 class ServedModel:

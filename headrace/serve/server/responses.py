@@ -47,11 +47,13 @@ class WholeAnswer(Response):
         self._gone = False
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        watch = asyncio.create_task(self._watch(receive))
+        # Where all has been said already there is nothing to wait for, and nobody to watch meanwhile.
+        watch = None if self._call.settled else asyncio.create_task(self._watch(receive))
         try:
             response = await self._answer()
         finally:
-            watch.cancel()
+            if watch is not None:
+                watch.cancel()
             self._call.close()
         if not self._gone:
             await response(scope, receive, send)
