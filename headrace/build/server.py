@@ -48,7 +48,7 @@ def build_app(options: Options) -> tuple[ASGIApp, AbstractAsyncContextManager[No
 
     @asynccontextmanager
     async def running() -> AsyncIterator[None]:
-        recall.start()
+        await recall.start()
         try:
             yield
         finally:

@@ -69,9 +69,16 @@ class ExactCache:
         """Whether a look-up never waits."""
         return all(tier.at_hand for tier in self._tiers)
 
-    def start(self) -> None:
-        """Begin to follow what other processes clear; on the running loop."""
+    async def start(self) -> None:
+        """Learn what others have cleared, and go on learning; on the running loop.
+
+        A store whose versions are not known yet is not asked: it may hold what was cleared. The first answers are worth
+        a moment's wait.
+        """
         if not self.at_hand:
+            await asyncio.wait(
+                [asyncio.ensure_future(self._hear(tier)) for tier in self._tiers], timeout=POLL_SECONDS
+            )
             self._watching = asyncio.get_running_loop().create_task(self._watch())
 
     async def close(self) -> None:
@@ -177,13 +184,17 @@ class ExactCache:
 
     async def _watch(self) -> None:
         while True:
-            for tier in self._tiers:
-                numbers = await tier.versions()
-                if numbers is None:
-                    continue
-                self._heard.add(tier.name)
-                for tag in self._versions.merge(numbers):
-                    for nearer in self._tiers:
-                        if nearer.at_hand:
-                            await nearer.clear(tag)
             await asyncio.sleep(POLL_SECONDS)
+            for tier in self._tiers:
+                await self._hear(tier)
+
+    async def _hear(self, tier: Tier) -> None:
+        """Learn what has been cleared in one store."""
+        numbers = await tier.versions()
+        if numbers is None:
+            return
+        self._heard.add(tier.name)
+        for tag in self._versions.merge(numbers):
+            for nearer in self._tiers:
+                if nearer.at_hand:
+                    await nearer.clear(tag)

@@ -14,11 +14,14 @@ from functools import cached_property
 
 from headrace.core.cache.ask import Ask
 from headrace.core.cache.entry import Pulse
+from headrace.core.classes import CLASSES, DEFAULT
 from headrace.core.events import Emitted, Finished, PromptScored
 from headrace.core.plan import TokenLogprob
 from headrace.core.request import FinishReason, Request
 from headrace.serve.service import Answer
 from headrace.serve.text.stream import TextStream
+
+_LEVELS = {each.name: each.level for each in CLASSES}
 
 logger = logging.getLogger(__name__)
 
@@ -69,10 +72,9 @@ class Flight:
         self._when_over: list[Callable[[], None]] = []
 
     @property
-    def rank(self) -> tuple[bool, int]:
+    def rank(self) -> tuple[int, int]:
         """How soon it is computed; lower is sooner."""
-        request = self.requests[0]
-        return request.service_class == "background", request.priority
+        return rank(self.requests[0])
 
     @property
     def over(self) -> bool:
@@ -210,6 +212,11 @@ class Flight:
         self._readers = []
         for call in self._when_over:
             call()
+
+
+def rank(request: Request) -> tuple[int, int]:
+    """How soon ``request`` is computed beside others, as far as that can be said; lower is sooner."""
+    return _LEVELS.get(request.service_class, DEFAULT.level), request.priority
 
 
 def _hidden_ends(request: Request) -> frozenset[int]:

@@ -24,7 +24,7 @@ from headrace.core.events import Finished, LookedUp, Lookup, Spared
 from headrace.core.ports import Keeper, Level
 from headrace.core.request import FinishReason, Request
 from headrace.serve.exact import ExactCache
-from headrace.serve.flight import Flight
+from headrace.serve.flight import Flight, rank
 from headrace.serve.question import Question
 from headrace.serve.replay import Pace, tell_paced, tell_whole
 from headrace.serve.service import Answer, Refused, Service
@@ -174,9 +174,9 @@ class Recall:
         turn = question.turn if allowed.semantic and self._levels else None
         if question.bars:
             allowed = CacheClass(exact=False, semantic=False, coalesce=False, why=question.bars)
-        named = (
-            replace(request, seed=0) if allowed.pool else request
-        )  # a pool's samples are told apart by their slots
+        named = request
+        if allowed.pool:
+            named = replace(request, seed=0)  # its samples are told apart by their slots
         try:
             if allowed.exact:
                 key = answer_key(self._fingerprint, named, question.continues)
@@ -231,11 +231,11 @@ class Recall:
             return {}
         return {Layer.EXACT: self._exact.facts()} | {level.layer: level.facts() for level in self._levels}
 
-    def start(self) -> None:
+    async def start(self) -> None:
         """Begin, and the service with it; on the running loop."""
         self.service.start()
         if self._exact is not None:
-            self._exact.start()
+            await self._exact.start()
         for level in self._levels:
             level.start()
 
@@ -304,8 +304,7 @@ class Recall:
     def _followed(self, ask: Ask) -> Flight | None:
         """A flight that answers ``ask`` too, and no later than one of its own would."""
         flight = self._flights.get(ask.key) if ask.allowed.coalesce else None
-        urgent = (ask.request.service_class == BACKGROUND.name, ask.request.priority)
-        return flight if flight is not None and flight.rank <= urgent else None
+        return flight if flight is not None and flight.rank <= rank(ask.request) else None
 
     def _flight(self, ask: Ask, question: Question, request: Request) -> Flight:
         assert self._exact is not None

@@ -99,7 +99,7 @@ async def house(levels=(), limits=None, max_bytes=1 << 20, **engine):
     service = Service(made, limits or Limits(64, 10_000), [book])
     exact = ExactCache([Tier(MemoryStore(max_bytes, clock))], Versions(), clock)
     recall = Recall(service, exact, FINGERPRINT, ttl=100.0, levels=levels, keepers=[witness])
-    recall.start()
+    await recall.start()
     try:
         yield House(recall, service, runner, book, clock, witness)
     finally:
@@ -386,25 +386,28 @@ def test_a_wrong_answer_is_not_kept_again():
     asyncio.run(run())
 
 
+class Level:
+    """Another level, which replies as the test wants."""
+
+    layer = Layer.SEMANTIC
+    reply: object = Miss()
+
+    def start(self):
+        self.started = True
+
+    async def stop(self):
+        self.started = False
+
+    def facts(self):
+        return {"memory": StoreFacts(3, 30, 0)}
+
+    async def find(self, ask):
+        if isinstance(self.reply, Exception):
+            raise self.reply
+        return self.reply
+
+
 def test_another_level_answers_after_the_exact_cache_and_its_failure_is_a_miss():
-    class Level:
-        layer = Layer.SEMANTIC
-        reply: object = Miss()
-
-        def start(self):
-            self.started = True
-
-        async def stop(self):
-            self.started = False
-
-        def facts(self):
-            return {"memory": StoreFacts(3, 30, 0)}
-
-        async def find(self, ask):
-            if isinstance(self.reply, Exception):
-                raise self.reply
-            return self.reply
-
     async def run():
         level = Level()
         async with house(levels=[level]) as h:
@@ -424,7 +427,7 @@ def test_another_level_answers_after_the_exact_cache_and_its_failure_is_a_miss()
 
 def test_a_partition_is_all_but_the_turn_and_the_room_for_the_answer():
     async def run():
-        async with house() as h:
+        async with house(levels=[Level()]) as h:
 
             def partition(text="hello", context=b"c", max_tokens=5, **more):
                 question = h.question(max_tokens, (1, len(text)), **more)

@@ -22,7 +22,7 @@ def create_app(recall: Recall, routes: Sequence[BaseRoute], keys: Keys) -> ASGIA
 
     @asynccontextmanager
     async def lifespan(app: Starlette) -> AsyncIterator[None]:
-        recall.start()
+        await recall.start()
         yield
         await recall.stop()
 

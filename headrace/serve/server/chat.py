@@ -56,8 +56,8 @@ async def open_chat(
 async def render(model: ServedModel, body: Conversation) -> str:
     """The prompt's text.
 
-    A template's cost is its author's choice: a caller's own one, and the model's on long conversations, are rendered on a
-    worker thread. The way there and back takes longer than the model's takes for a short one.
+    A template's cost is its author's choice: a caller's own one, and the model's on long conversations, run on a worker
+    thread. The way there and back takes longer than the model's own template does on a short one.
 
     Raises:
         ApiError: the template is broken or refuses the conversation.

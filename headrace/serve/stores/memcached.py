@@ -66,7 +66,8 @@ class MemcachedStore:
             await self._run(lambda: self._client.delete(name))
 
     async def clear(self, tag: str) -> None:
-        await self._run(lambda: self._clear(tag))
+        known = await self._run(lambda: self._clear(tag))
+        self._generation = str(known[GENERATION])
 
     async def versions(self) -> Mapping[str, int]:
         known = await self._run(lambda: self._change(lambda known: None))
@@ -80,13 +81,13 @@ class MemcachedStore:
         await self._run(self._client.close)
         self._threads.shutdown(wait=False)
 
-    def _clear(self, tag: str) -> None:
+    def _clear(self, tag: str) -> dict[str, str | int]:
         def change(known: dict[str, str | int]) -> None:
             known[tag] = int(known.get(tag, 0)) + 1
             if tag == EVERYTHING:
                 known[GENERATION] = new_generation()
 
-        self._change(change)
+        return self._change(change)
 
     def _change(self, change: Callable[[dict[str, str | int]], None]) -> dict[str, str | int]:
         """The versions, after ``change``; begun anew where they are gone."""

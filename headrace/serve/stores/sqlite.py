@@ -248,7 +248,7 @@ def _prepare(path: Path, thoroughly: bool = False) -> None:
 def _usable(path: Path, thoroughly: bool) -> bool:
     if not path.stat().st_size:
         return True
-    connection = _open(path)
+    connection = sqlite3.connect(path, timeout=BUSY_SECONDS)
     try:
         (layout,) = connection.execute("PRAGMA user_version").fetchone()
         (tables,) = connection.execute("SELECT count(*) FROM sqlite_master").fetchone()

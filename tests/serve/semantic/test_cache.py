@@ -78,7 +78,7 @@ async def scene(mode=Mode.SERVE, audit=0.0, deadline=10.0, max_error=0.1, **more
     recall = Recall(service, exact, FINGERPRINT, ttl=100.0, levels=[semantic], keepers=[semantic, witness])
     house = Scene(recall, service, runner, book, clock, witness)
     house.semantic, house.embedder, house.exact, house.desk = semantic, embedder, exact, desk
-    recall.start()
+    await recall.start()
     try:
         yield house
     finally:

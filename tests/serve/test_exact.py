@@ -1,0 +1,254 @@
+"""The exact cache over real stores: what happens to them is never an error, and never another's answer."""
+
+import asyncio
+import sqlite3
+from contextlib import asynccontextmanager
+
+import pytest
+import redis as redis_client
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from headrace.core.cache.control import Control
+from headrace.core.cache.envelope import Seal
+from headrace.core.cache.key import Engine
+from headrace.core.cache.versions import EVERYTHING, Versions, tenant_tag
+from headrace.core.events import StoreFaulted
+from headrace.core.gate import Limits
+from headrace.serve.exact import ExactCache
+from headrace.serve.recall import NotCached, Recall
+from headrace.serve.service import Service
+from headrace.serve.stores.generation import PREFIX
+from headrace.serve.stores.memcached import MemcachedStore
+from headrace.serve.stores.memory import MemoryStore
+from headrace.serve.stores.redis import RedisStore
+from headrace.serve.stores.sqlite import SQLiteStore
+from headrace.serve.stores.tier import Tier
+from tests.doubles.engines import hashing_engine
+from tests.doubles.shared_stores import memcached_server, redis_server
+from tests.serve.test_recall import Clock, House, truth
+from tests.serve.test_service import Book
+
+FINGERPRINT = Engine("hash", "", "", "", "", "").fingerprint()
+SECONDS = 5.0  # of a look-up: tests share their machine
+SEAL = Seal(b"secret")
+
+
+@pytest.fixture(scope="module")
+def redis_port():
+    with redis_server() as server:
+        yield server.port
+
+
+@pytest.fixture(scope="module")
+def memcached_port():
+    with memcached_server() as server:
+        yield server.port
+
+
+def tier(kind, folder, request, tell=lambda event: None):
+    match kind:
+        case "memory":
+            return Tier(MemoryStore(1 << 20))
+        case "sqlite":
+            return Tier(SQLiteStore(folder / "answers.db", 1 << 24), SECONDS, tell=tell)
+        case "redis":
+            port = request.getfixturevalue("redis_port")
+            return Tier(RedisStore(f"redis://127.0.0.1:{port}/0"), SECONDS, SEAL, tell)
+    port = request.getfixturevalue("memcached_port")
+    return Tier(MemcachedStore("127.0.0.1", port), SECONDS, SEAL, tell)
+
+
+@asynccontextmanager
+async def house(make, clock=None, fingerprint=FINGERPRINT):
+    made, runner = hashing_engine()
+    book, clock = Book(), clock or Clock()
+    service = Service(made, Limits(64, 10_000), [book])
+    exact = ExactCache(make(service.note), Versions(), clock)
+    recall = Recall(service, exact, fingerprint, ttl=100.0)
+    await recall.start()
+    try:
+        yield House(recall, service, runner, book, clock, None)
+    finally:
+        await recall.stop()
+
+
+KINDS = ["memory", "sqlite", "redis", "memcached"]
+PAIRS = [("memory", "sqlite"), ("memory", "redis"), ("sqlite", "memcached")]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@settings(max_examples=8, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    calls=st.lists(
+        st.tuples(
+            st.sampled_from(["ann", "bob", "ann\0", ""]),
+            st.sampled_from(["", "pepper", "\0", "\0pepper"]),
+            st.sampled_from([(1, 2, 3), (1, 2, 4)]),
+        ),
+        max_size=12,
+    )
+)
+def test_two_tenants_never_share(kind, tmp_path, request, calls):
+    async def run():
+        asked = set()
+        async with house(lambda tell: [tier(kind, tmp_path, request, tell)]) as h:
+            await h.recall.clear(EVERYTHING)
+            for tenant, salt, prompt in calls:
+                note, tokens = await h.answer(prompt=prompt, tenant=tenant, salt=salt)
+                assert note.startswith("hit") == ((tenant, salt, prompt) in asked)
+                assert tokens == truth(prompt=prompt)
+                asked.add((tenant, salt, prompt))
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize("kind", KINDS[1:])
+def test_answers_outlive_the_server_and_are_another_models_never(kind, tmp_path, request):
+    def make(tell):
+        return [tier(kind, tmp_path, request, tell)]
+
+    async def run():
+        async with house(make) as h:
+            await h.recall.clear(EVERYTHING)
+            assert (await h.answer())[0] == "miss"
+        async with house(make) as h:
+            note, tokens = await h.answer()
+            assert note.startswith("hit")
+            assert tokens == truth()
+            assert h.runner.computed_tokens == 0
+        async with house(make, fingerprint=b"other" * 6) as h:
+            assert (await h.answer())[0] == "miss"
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize("kinds", PAIRS)
+def test_what_a_further_store_has_comes_nearer(kinds, tmp_path, request):
+    async def run():
+        async with house(lambda tell: [tier(kind, tmp_path, request, tell) for kind in kinds]) as h:
+            near, far = h.recall._exact._tiers
+            await h.recall.clear(EVERYTHING)
+            await h.answer()
+            key = h.recall.served("r1").key
+            await near.forget(key)
+            assert (await h.answer())[0].startswith("hit")
+            assert await near.find(key) == await far.find(key) is not None
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize("kind", KINDS[1:])
+def test_a_clearing_is_heard_by_whoever_shares_the_store(kind, tmp_path, request):
+    def make(tell):
+        return [tier("memory", tmp_path, request), tier(kind, tmp_path, request, tell)]
+
+    async def run():
+        async with house(make) as one, house(make) as other:
+            await one.recall.clear(EVERYTHING)
+            async with asyncio.timeout(10.0):
+                while True:  # until it has heard of this one, it would not believe what is written after it
+                    await one.answer()
+                    if (await other.answer())[0].startswith("hit"):
+                        break
+                    await asyncio.sleep(0.1)
+            assert await one.recall.clear(tenant_tag("default")) == {"memory": True, kind: True}
+            assert (await one.answer(control=Control(no_store=True)))[0].startswith("bypass")
+
+            async def until_gone():
+                while True:
+                    await other.answer(control=Control(only_if_cached=True))
+                    await asyncio.sleep(0.05)
+
+            with pytest.raises(NotCached):
+                await asyncio.wait_for(until_gone(), 10.0)
+
+    asyncio.run(run())
+
+
+def test_a_redis_that_dies_and_comes_back_costs_only_speed(tmp_path):
+    async def run():
+        with redis_server() as server:
+
+            def make(tell):
+                return [Tier(RedisStore(f"redis://127.0.0.1:{server.port}/0"), SECONDS, SEAL, tell)]
+
+            async with house(make) as h:
+                await h.answer()
+                assert (await h.answer())[0].startswith("hit")
+                server.kill()
+                for _ in range(12):
+                    assert await h.answer() == ("miss", truth())
+                faults = {event.fault.value for event in h.events(StoreFaulted)}
+                assert "failed" in faults
+                assert "resting" in faults
+                with redis_server(server.port):
+                    async with asyncio.timeout(20.0):
+                        while not (await h.answer())[0].startswith("hit"):
+                            await asyncio.sleep(0.1)
+
+    asyncio.run(run())
+
+
+def test_a_damaged_row_is_a_miss_and_then_mended(tmp_path, request):
+    async def run():
+        async with house(lambda tell: [tier("sqlite", tmp_path, request, tell)]) as h:
+            await h.answer()
+            with sqlite3.connect(tmp_path / "answers.db") as other:
+                (value,) = other.execute("SELECT value FROM entries").fetchone()
+                worse = value[:60] + bytes([value[60] ^ 1]) + value[61:]
+                other.execute("UPDATE entries SET value = ?", (worse,))
+            other.close()
+            assert await h.answer() == ("miss", truth())
+            assert (await h.answer())[0].startswith("hit")
+            assert [event.fault.value for event in h.events(StoreFaulted)] == ["damaged"]
+
+    asyncio.run(run())
+
+
+def test_an_answer_that_was_planted_or_moved_in_redis_is_not_served(tmp_path, request):
+    async def run():
+        client = redis_client.Redis(port=request.getfixturevalue("redis_port"))
+        client.flushall()
+        async with house(lambda tell: [tier("redis", tmp_path, request, tell)]) as h:
+            await h.answer()
+            await h.answer(6)
+            names = client.keys(f"{PREFIX}*")
+            one, other = [name for name in names if b"tag:" not in name and b"versions" not in name]
+            client.set(one, client.get(other))
+            for max_tokens in (5, 6):
+                assert (await h.answer(max_tokens))[1] == truth(max_tokens)
+            client.set(other, b"HRA\x01" + bytes(200))
+            for max_tokens in (5, 6):
+                assert (await h.answer(max_tokens))[1] == truth(max_tokens)
+        client.close()
+
+    asyncio.run(run())
+
+
+def test_a_store_that_forgot_what_was_cleared_serves_nothing_older(tmp_path, request):
+    async def run():
+        client = redis_client.Redis(port=request.getfixturevalue("redis_port"))
+        async with house(lambda tell: [tier("redis", tmp_path, request, tell)]) as h:
+            await h.answer()
+        client.delete(f"{PREFIX}versions")
+        async with house(lambda tell: [tier("redis", tmp_path, request, tell)]) as h:
+            assert (await h.answer())[0] == "miss"
+        client.close()
+
+    asyncio.run(run())
+
+
+def test_two_servers_on_one_file_answer_right_while_both_write(tmp_path, request):
+    def make(tell):
+        return [tier("sqlite", tmp_path, request, tell)]
+
+    async def run():
+        async with house(make) as one, house(make) as other:
+            for round_ in range(3):
+                for max_tokens in range(1, 20):
+                    told = await asyncio.gather(one.answer(max_tokens), other.answer(max_tokens))
+                    assert all(tokens == truth(max_tokens) for _, tokens in told)
+                    assert round_ == 0 or all(note.startswith("hit") for note, _ in told)
+
+    asyncio.run(run())
