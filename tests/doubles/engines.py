@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from headrace.core.blocks import BlockPool
 from headrace.core.engine import Engine
 from headrace.core.events import Emitted, Event, Finished
-from headrace.core.eviction import LeastRecentlyUsed, LeastWorth
+from headrace.core.eviction import EvictionPolicy, LeastRecentlyUsed, LeastWorth
 from headrace.core.knobs import Knobs
 from headrace.core.plan import Tier
 from headrace.core.restore import AlwaysRestore, RestorePolicy
@@ -40,6 +40,7 @@ def hashing_engine(
     host_blocks: int = 0,
     disk_blocks: int = 0,
     restore: RestorePolicy | None = None,
+    eviction: EvictionPolicy | None = None,
 ) -> tuple[Engine, HashingRunner]:
     events: list[Event] = []
     lower = None
@@ -52,7 +53,7 @@ def hashing_engine(
             block_bytes=1000,
             tell=events.append,
         )
-    eviction = LeastWorth(num_blocks) if lower else LeastRecentlyUsed()
+    eviction = eviction or (LeastWorth(num_blocks) if lower else LeastRecentlyUsed())
     pool = BlockPool(num_blocks, block_size, eviction, events.append, lower)
     scheduler = Scheduler(
         pool,
