@@ -27,9 +27,10 @@ import numpy as np
 
 from headrace.compute.encoder.sentences import PACKAGED, Sentences
 from headrace.core.cache.calibration import Calibration, Unsupported
-from headrace.core.cache.certify import upper_error
+from headrace.core.cache.certify import CONFIDENCE, upper_error
+from headrace.core.cache.judge import Judge
 from headrace.lab.semantic.calibrate import calibrate
-from headrace.lab.semantic.decisions import Decision, Embed, PlayedStream, decide_pairs
+from headrace.lab.semantic.decisions import Decision, Embed, PlayedStream, Rule, decide_pairs, embed_stream
 from headrace.lab.semantic.rows import BadRows, Pairs, Stream, read_rows
 from headrace.lab.semantic.rules import FixedCosine, Outcome, PerEntry, pick, play_rule
 
@@ -51,7 +52,7 @@ def compare_stream(
     """Every rule under every bound, on the second half of a shuffled stream."""
     first, second = stream.shuffled(seed).halves()
     calibration = calibrate(first, embed, "", seed)
-    known, new = PlayedStream(first, embed), PlayedStream(second, embed)
+    known, new = (PlayedStream(embed_stream(half, embed)) for half in (first, second))
     on_known = [play_rule(known, FixedCosine(cosine)) for cosine in COSINES]
     on_new = [play_rule(new, FixedCosine(cosine)) for cosine in COSINES]
     learnt = [play_rule(known, PerEntry(delta, seed)) for delta in DELTAS]
@@ -82,8 +83,10 @@ def compare_pairs(
     calibration = calibrate(first, embed, "", seed)
     decided = decide_pairs(second, embed)
 
-    def play(rule: Callable[..., bool]) -> list[Decision]:
-        return [each._replace(served=each.evidence is not None and rule(each.evidence)) for each in decided]
+    def play(rule: Rule) -> list[Decision]:
+        return [
+            each._replace(served=each.evidence is not None and rule(each.evidence, 0)) for each in decided
+        ]
 
     on_first, on_second = _cosine_outcomes(first, embed), _cosine_outcomes(second, embed)
     lines = []
@@ -103,14 +106,14 @@ def _judged(
     calibration: Calibration,
     bound: float,
     confidence: float,
-    play: Callable[[Callable[..., bool]], Sequence[Decision]],
+    play: Callable[[Rule], Sequence[Decision]],
     asked: int,
 ) -> Outcome:
     try:
-        threshold = calibration.certificate(bound, confidence).tally.threshold
+        judge = Judge(calibration.rules(bound, confidence))
     except Unsupported:
         return Outcome(asked, 0, 0)
-    served = [each for each in play(lambda evidence: calibration.score(evidence) >= threshold) if each.served]
+    served = [each for each in play(judge.passes) if each.served]
     return Outcome(asked, len(served), sum(not each.right for each in served))
 
 
@@ -173,7 +176,7 @@ def main() -> None:
     )
     parser.add_argument("--data", type=Path, required=True, help="folder of CSV and JSON files")
     parser.add_argument("--max-error", type=float, nargs="+", default=[0.01, 0.02, 0.05])
-    parser.add_argument("--confidence", type=float, default=0.95)
+    parser.add_argument("--confidence", type=float, default=CONFIDENCE)
     parser.add_argument("--seeds", type=int, default=3, help="orders of each stream")
     parser.add_argument("--encoder", default=PACKAGED)
     given = parser.parse_args()

@@ -41,7 +41,7 @@ def make_semantic(
         )
     calibration = _read(options.semantic_calibration)
     try:
-        certificate = calibration.certificate(options.semantic_max_error, CONFIDENCE)
+        rules = calibration.rules(options.semantic_max_error, CONFIDENCE)
     except Unsupported as error:
         raise ConfigError(f"--semantic-max-error {options.semantic_max_error:g}: {error}") from error
     try:
@@ -66,7 +66,7 @@ def make_semantic(
     return SemanticCache(
         Librarian(
             encoder,
-            Judge(calibration.score, certificate.tally.threshold),
+            Judge(rules),
             Neighbourhoods(encoder.dimensions, options.semantic_cache_bytes),
             shelf,
         ),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -12,7 +11,6 @@ from rich.table import Table
 
 if TYPE_CHECKING:
     from headrace.core.cache.calibration import Calibration
-    from headrace.core.cache.certify import Certificate
 
 cache_app = typer.Typer(help="Response caches: calibrate the semantic one.", no_args_is_help=True)
 
@@ -46,7 +44,7 @@ def calibrate(
     from headrace.compute.model.spec import ModelError
     from headrace.config import ConfigError
     from headrace.core.cache.calibration import Unsupported
-    from headrace.core.cache.certify import CONFIDENCE, Certificate
+    from headrace.core.cache.certify import CONFIDENCE
     from headrace.lab.bench.plot import NoPlots
     from headrace.lab.semantic.calibrate import calibrate as fit
     from headrace.lab.semantic.plot import plot_calibration
@@ -62,45 +60,56 @@ def calibrate(
         calibration = fit(data, sentences.embed, sentences.name, seed)
     except (BadRows, ModelError, Unsupported) as error:
         raise ConfigError(str(error)) from error
-    certified: dict[float, Certificate | str] = {}
     for bound in sorted({max_error, *_SHOWN}):
-        try:
-            certified[bound] = calibration.certificate(bound, CONFIDENCE)
-        except Unsupported as error:
-            certified[bound] = str(error)
-    found = [each for each in certified.values() if isinstance(each, Certificate)]
-    console.print(_curve(calibration, found))
-    for bound, each in certified.items():
-        verdict = each if isinstance(each, str) else _told(each, calibration)
-        console.print(f"at most {bound:.3g} wrong: {verdict}")
+        console.print(_told(calibration, bound))
+    console.print(_curve(calibration, max_error))
     if plot is not None:
         try:
-            plot_calibration(calibration, found, CONFIDENCE, plot, f"{rows.name}, {sentences.name}")
+            plot_calibration(calibration, [max_error], CONFIDENCE, plot, f"{rows.name}, {sentences.name}")
         except NoPlots as error:
             raise ConfigError(str(error)) from error
-    if isinstance(certified[max_error], str):
-        raise ConfigError(f"nothing written: {certified[max_error]}")
+    try:
+        calibration.rules(max_error, CONFIDENCE)
+    except Unsupported as error:
+        raise ConfigError(f"nothing written: {error}") from error
     output.write_text(calibration.to_text(), encoding="utf-8")
     console.print(f"wrote {output}: headrace serve --semantic-cache serve --semantic-calibration {output}")
 
 
-def _told(certificate: Certificate, calibration: Calibration) -> str:
-    _, served, wrong = certificate.tally
-    share = served / calibration.held_rows
-    return f"{share:.1%} of the questions served, {wrong} of {served} wrong, bound {certificate.bound:.2%}"
+def _told(calibration: Calibration, max_error: float) -> str:
+    """What can be promised, by size of the cache."""
+    from headrace.core.cache.certify import CONFIDENCE, Certificate
+
+    lines = [f"at most {max_error:.3g} of the served answers wrong, {CONFIDENCE:.0%} confidence:"]
+    found = calibration.certificates(max_error, CONFIDENCE)
+    for stratum, each in zip(calibration.strata, found, strict=True):
+        verdict = f"not proved: {each}"
+        if isinstance(each, Certificate):
+            _, served, wrong = each.tally
+            share = served / stratum.held_rows
+            verdict = f"{share:.1%} served, {wrong} of {served} wrong, at most {each.bound:.2%}"
+        lines.append(f"  {_name(stratum.entries)}: {verdict}")
+    return "\n".join(lines)
 
 
-def _curve(calibration: Calibration, certified: Sequence[Certificate]) -> Table:
-    from headrace.core.cache.certify import CONFIDENCE, upper_error
+def _curve(calibration: Calibration, max_error: float) -> Table:
+    from headrace.core.cache.certify import CONFIDENCE, Certificate, upper_error
 
-    table = Table("threshold", "served", "wrong", f"bound at {CONFIDENCE:.0%}", "", box=None)
-    marks = {each.tally.threshold for each in certified}
-    for threshold, served, wrong in calibration.held:
-        table.add_row(
-            f"{threshold:.2f}",
-            f"{served / calibration.held_rows:.1%}",
-            f"{wrong / served:.2%}" if served else "-",
-            f"{upper_error(wrong, served, CONFIDENCE):.2%}",
-            "certified" if threshold in marks else "",
-        )
+    table = Table("cache", "threshold", "served", "wrong", f"bound at {CONFIDENCE:.0%}", "", box=None)
+    found = calibration.certificates(max_error, CONFIDENCE)
+    for stratum, each in zip(calibration.strata, found, strict=True):
+        chosen = each.tally.threshold if isinstance(each, Certificate) else None
+        for threshold, served, wrong in stratum.held:
+            table.add_row(
+                _name(stratum.entries),
+                f"{threshold:.2f}",
+                f"{served / stratum.held_rows:.1%}",
+                f"{wrong / served:.2%}" if served else "-",
+                f"{upper_error(wrong, served, CONFIDENCE):.2%}",
+                "certified" if threshold == chosen else "",
+            )
     return table
+
+
+def _name(entries: int) -> str:
+    return f"{entries}+ entries"

@@ -13,7 +13,7 @@ from headrace.build.server import build_app
 from headrace.compute.encoder.sentences import Sentences
 from headrace.compute.model.spec import ModelError
 from headrace.config import ConfigError, options
-from headrace.core.cache.calibration import Calibration
+from headrace.core.cache.calibration import Calibration, Stratum
 from headrace.core.cache.certify import Tally
 from headrace.core.cache.score import Curve, Score
 from tests.serve.semantic.scenes import Words
@@ -22,7 +22,9 @@ COSINE = Score(0.0, (("cosine", Curve((0.0, 1.0), (0.0, 1.0))),))
 STOPS = list(range(200))
 """Whatever token comes first: the answer stops of itself, as only whole answers are kept for near questions."""
 
-PROVED = Calibration("words@1", COSINE, (Tally(0.8, 300, 0),), (Tally(0.8, 700, 1),), 1000, 2000)
+PROVED = Calibration(
+    "words@1", (Stratum(0, COSINE, (Tally(0.8, 300, 0),), (Tally(0.8, 700, 1),), 1000, 2000),)
+)
 
 
 @pytest.fixture

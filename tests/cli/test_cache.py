@@ -39,12 +39,12 @@ def calibrate(*arguments: object) -> str:
 def test_it_writes_what_it_can_prove(pairs: Path, tmp_path: Path) -> None:
     output = tmp_path / "calibration.json"
     said = calibrate(pairs, "--output", output, "--max-error", 0.04)
-    assert "at most 0.04 wrong: " in said
+    assert "at most 0.04 of the served answers wrong" in said
     assert "certified" in said
-    assert "cannot prove that at most 0.01" in said
+    assert "not proved: the labelled rows cannot prove that at most 0.01" in said
     calibration = Calibration.from_text(output.read_text())
     assert calibration.encoder == "drawn@1"
-    assert calibration.certificate(0.04, 0.95).bound <= 0.04
+    assert calibration.strata[0].certificate(0.04, 0.95).bound <= 0.04
 
 
 def test_it_writes_nothing_that_it_cannot_prove(pairs: Path, tmp_path: Path) -> None:

@@ -1,19 +1,25 @@
-"""What calibrating found out, as a value with a JSON form: a score, and what thresholds on it did to labelled rows.
+"""What calibrating found out, as a value with a JSON form: scores, and what thresholds on them did to labelled rows.
 
-`headrace cache calibrate` writes it, the server reads it and asks it for the threshold that keeps a promise: nothing
-is served from the semantic cache without one.
+`headrace cache calibrate` writes it, the server reads it and asks it for the thresholds that keep a promise: nothing
+is served from the semantic cache without one. A young cache errs where a grown one does not, because the right
+neighbour is often not there yet, so each size of a partition has a score and a proof of its own.
 """
 
 from __future__ import annotations
 
 import json
+import math
 from dataclasses import dataclass
 from typing import Any
 
 from headrace.core.cache.certify import Certificate, Tally, certify, promising_starts, served_to_prove
+from headrace.core.cache.judge import Rule
 from headrace.core.cache.score import Score
 
-_FORMAT = "headrace semantic calibration 1"
+_FORMAT = "headrace semantic calibration 2"
+
+_OTHERS_DOUBT = 0.2
+"""Share of the allowed doubt that each size but the last may spend; the last, where most is served, has the rest."""
 
 
 class Unsupported(ValueError):
@@ -21,14 +27,14 @@ class Unsupported(ValueError):
 
 
 @dataclass(frozen=True, slots=True)
-class Calibration:
-    """A judge's score, valid for vectors of ``encoder``.
+class Stratum:
+    """What was found for partitions of ``entries`` entries or more, up to the next stratum's.
 
     ``fitted`` and ``held`` count what thresholds (the same in both, strict to loose) did to the rows that the score
     was fitted on and to those that it was not; ``fitted_rows`` and ``held_rows`` are all rows of each kind.
     """
 
-    encoder: str
+    entries: int
     score: Score
     fitted: tuple[Tally, ...]
     held: tuple[Tally, ...]
@@ -56,18 +62,59 @@ class Calibration:
             "are the least that would do"
         )
 
+
+@dataclass(frozen=True, slots=True)
+class Calibration:
+    """A judge's scores by size of the partition, smallest first, valid for vectors of ``encoder``."""
+
+    encoder: str
+    strata: tuple[Stratum, ...]
+
+    def certificates(self, max_error: float, confidence: float) -> list[Certificate | Unsupported]:
+        """Of each stratum the certificate, or why there is none; all of them together hold with ``confidence``."""
+        found: list[Certificate | Unsupported] = []
+        for index, stratum in enumerate(self.strata):
+            last = index == len(self.strata) - 1
+            share = 1.0 - _OTHERS_DOUBT * (len(self.strata) - 1) if last else _OTHERS_DOUBT
+            try:
+                found.append(stratum.certificate(max_error, 1.0 - share * (1.0 - confidence)))
+            except Unsupported as error:
+                found.append(error)
+        return found
+
+    def rules(self, max_error: float, confidence: float) -> list[Rule]:
+        """How to serve in each stratum: from its certified threshold on, or never.
+
+        Raises:
+            Unsupported: no stratum's rows can prove the promise.
+        """
+        found = self.certificates(max_error, confidence)
+        reasons = [each for each in found if isinstance(each, Unsupported)]
+        if len(reasons) == len(found):
+            raise reasons[-1]
+        return [
+            Rule(
+                stratum.entries,
+                stratum.score,
+                math.inf if isinstance(each, Unsupported) else each.tally.threshold,
+            )
+            for stratum, each in zip(self.strata, found, strict=True)
+        ]
+
     def to_text(self) -> str:
         """JSON that `from_text` reads."""
-        content = {
-            "format": _FORMAT,
-            "encoder": self.encoder,
-            "fitted_rows": self.fitted_rows,
-            "held_rows": self.held_rows,
-            "fitted": self.fitted,
-            "held": self.held,
-            "score": self.score.to_json(),
-        }
-        return json.dumps(content, indent=1) + "\n"
+        strata = [
+            {
+                "entries": stratum.entries,
+                "fitted_rows": stratum.fitted_rows,
+                "held_rows": stratum.held_rows,
+                "fitted": stratum.fitted,
+                "held": stratum.held,
+                "score": stratum.score.to_json(),
+            }
+            for stratum in self.strata
+        ]
+        return json.dumps({"format": _FORMAT, "encoder": self.encoder, "strata": strata}, indent=1) + "\n"
 
     @staticmethod
     def from_text(text: str) -> Calibration:
@@ -80,29 +127,33 @@ class Calibration:
         if not isinstance(content, dict) or content.get("format") != _FORMAT:
             raise ValueError(f"not a calibration: 'format' is not '{_FORMAT}'")
         try:
-            fitted, held = (
-                tuple(
-                    Tally(float(threshold), int(served), int(wrong))
-                    for threshold, served, wrong in content[part]
-                )
-                for part in ("fitted", "held")
-            )
-            found = Calibration(
-                encoder=str(content["encoder"]),
-                score=Score.from_json(content["score"]),
-                fitted=fitted,
-                held=held,
-                fitted_rows=int(content["fitted_rows"]),
-                held_rows=int(content["held_rows"]),
-            )
+            strata = tuple(_read_stratum(each) for each in content["strata"])
+            encoder = str(content["encoder"])
         except (KeyError, TypeError) as error:
             raise ValueError(f"not a calibration: {error!r}") from error
-        for tallies, rows in ((fitted, found.fitted_rows), (held, found.held_rows)):
-            if not all(0 <= wrong <= served <= rows for _, served, wrong in tallies):
-                raise ValueError("not a calibration: more was wrong than served, or more served than asked")
-        thresholds = [tally.threshold for tally in held]
-        if thresholds != [tally.threshold for tally in fitted] or thresholds != sorted(
-            thresholds, reverse=True
-        ):
-            raise ValueError("not a calibration: its thresholds do not go from strict to loose")
-        return found
+        sizes = [stratum.entries for stratum in strata]
+        if not sizes or sizes != sorted(set(sizes)):
+            raise ValueError("not a calibration: its sizes of partitions do not grow")
+        return Calibration(encoder, strata)
+
+
+def _read_stratum(content: Any) -> Stratum:
+    fitted, held = (
+        tuple(Tally(float(threshold), int(served), int(wrong)) for threshold, served, wrong in content[part])
+        for part in ("fitted", "held")
+    )
+    found = Stratum(
+        entries=int(content["entries"]),
+        score=Score.from_json(content["score"]),
+        fitted=fitted,
+        held=held,
+        fitted_rows=int(content["fitted_rows"]),
+        held_rows=int(content["held_rows"]),
+    )
+    for tallies, rows in ((fitted, found.fitted_rows), (held, found.held_rows)):
+        if not all(0 <= wrong <= served <= rows for _, served, wrong in tallies):
+            raise ValueError("not a calibration: more was wrong than served, or more served than asked")
+    thresholds = [tally.threshold for tally in held]
+    if thresholds != [tally.threshold for tally in fitted] or thresholds != sorted(thresholds, reverse=True):
+        raise ValueError("not a calibration: its thresholds do not go from strict to loose")
+    return found

@@ -1,14 +1,15 @@
 """Whether a near question's answer may be served: vetoes first, then a certified threshold on the evidence.
 
 `weigh` looks at the neighbourhood of a question inside its partition: which answer most of it has, which entry with
-that answer no guard forbids, and what speaks for it. `Judge` compares the score with the threshold that `certify`
-allowed. A neighbour's ``answer`` is a class: entries whose answers mean the same share it. Pure; stores, vectors and
-the reading of texts are elsewhere.
+that answer no guard forbids, and what speaks for it. `Judge` compares its score with the threshold that `certify`
+allowed for partitions of that size. A neighbour's ``answer`` is a class: entries whose answers mean the same share it.
+Pure; stores, vectors and the reading of texts are elsewhere.
 """
 
 from __future__ import annotations
 
 import math
+from bisect import bisect_right
 from collections.abc import Sequence
 from enum import StrEnum
 from typing import NamedTuple
@@ -43,6 +44,7 @@ class Doubt(StrEnum):
     NO_NEIGHBOUR = "no_neighbour"
     TOO_LONG = "too_long"
     LOW_SCORE = "low_score"
+    UNPROVED = "unproved"
 
 
 class Candidate(NamedTuple):
@@ -114,19 +116,39 @@ def weigh(question: str, neighbours: Sequence[Neighbour]) -> Candidate | Veto | 
     )
 
 
+class Rule(NamedTuple):
+    """For partitions of ``entries`` or more, up to the next rule: serve from ``threshold`` on; infinite, never."""
+
+    entries: int
+    score: Score
+    threshold: float
+
+
 class Judge:
-    """Serves what scores at least ``threshold``."""
+    """Serves by the rule for the partition's size; ``rules`` begin with the smallest."""
 
-    def __init__(self, score: Score, threshold: float) -> None:
-        self._score = score
-        self._threshold = threshold
+    def __init__(self, rules: Sequence[Rule]) -> None:
+        self._rules = tuple(rules)
+        self._sizes = tuple(rule.entries for rule in rules)
 
-    def decide(self, question: str, neighbours: Sequence[Neighbour]) -> Serve | Decline:
-        """What to do with a question whose nearest entries are ``neighbours``, nearest first."""
+    def decide(self, question: str, neighbours: Sequence[Neighbour], entries: int) -> Serve | Decline:
+        """What to do with a question whose nearest of ``entries`` entries are ``neighbours``, nearest first."""
         found = weigh(question, neighbours)
         if not isinstance(found, Candidate):
             return Decline(found)
-        score = self._score(found.evidence)
-        if score < self._threshold:
+        rule = self._rule(entries)
+        if rule is None:
+            return Decline(Doubt.UNPROVED, found.neighbour)
+        score = rule.score(found.evidence)
+        if score < rule.threshold:
             return Decline(Doubt.LOW_SCORE, found.neighbour, score)
         return Serve(found.neighbour, score)
+
+    def passes(self, evidence: Evidence, entries: int) -> bool:
+        """Whether a candidate with this evidence is served."""
+        rule = self._rule(entries)
+        return rule is not None and rule.score(evidence) >= rule.threshold
+
+    def _rule(self, entries: int) -> Rule | None:
+        place = bisect_right(self._sizes, entries) - 1
+        return None if place < 0 or math.isinf(self._rules[place].threshold) else self._rules[place]

@@ -32,49 +32,78 @@ PAIR_EVIDENCE = ("cosine", "shared", "kept", "order", "length", "complete")
 
 
 class Decision(NamedTuple):
-    """Of one row: the evidence for the candidate and whether it is right; None where nothing could be served."""
+    """Of one row: the evidence for the candidate and whether it is right; no evidence where nothing could be served.
+
+    ``entries`` is how many the cache had then.
+    """
 
     row: int
+    entries: int
     evidence: Evidence | None = None
     right: bool = False
     served: bool = False
 
 
-class PlayedStream:
-    """A stream with its vectors, ready to be played under one policy after the other."""
+Rule = Callable[[Evidence, int], bool]
+"""Whether to serve on this evidence out of so many entries."""
 
-    def __init__(self, stream: Stream, embed: Embed) -> None:
-        texts = [row.text for row in stream.rows]
-        embedded = list(zip(texts, stream.rows, embed(texts), strict=True))
-        kept = [(text, row.answer, _vector(found)) for text, row, found in embedded if found is not None]
-        names = {
-            answer: number for number, answer in enumerate(dict.fromkeys(answer for _, answer, _ in kept))
-        }
-        self.texts = [text for text, _, _ in kept]
-        self.answers = [names[answer] for _, answer, _ in kept]
-        self._near, self._cosines = _earlier(np.array([vector for _, _, vector in kept], np.float32))
+
+class Labelled(NamedTuple):
+    """Rows of a stream with their vectors [rows, dimensions]; equal ``answers`` are one answer."""
+
+    texts: tuple[str, ...]
+    answers: tuple[int, ...]
+    vectors: Vectors
+
+    def part(self, start: int, stop: int) -> Labelled:
+        """Some of the rows."""
+        return Labelled(self.texts[start:stop], self.answers[start:stop], self.vectors[start:stop])
+
+
+def embed_stream(stream: Stream, embed: Embed) -> Labelled:
+    """The rows whose questions the encoder can read as a whole."""
+    vectors = embed([row.text for row in stream.rows])
+    kept = [
+        (row, _vector(found)) for row, found in zip(stream.rows, vectors, strict=True) if found is not None
+    ]
+    numbers = {answer: number for number, answer in enumerate(dict.fromkeys(row.answer for row, _ in kept))}
+    return Labelled(
+        tuple(row.text for row, _ in kept),
+        tuple(numbers[row.answer] for row, _ in kept),
+        np.array([vector for _, vector in kept], np.float32),
+    )
+
+
+class PlayedStream:
+    """A stream, ready to be played under one rule after the other; its first row is called ``first``."""
+
+    def __init__(self, rows: Labelled, first: int = 0) -> None:
+        self.answers = rows.answers
+        self._texts = rows.texts
+        self._first = first
+        self._near, self._cosines = _earlier(rows.vectors)
 
     def __len__(self) -> int:
         return len(self.answers)
 
-    def play(self, serve: Callable[[Evidence], bool]) -> list[Decision]:
+    def play(self, rule: Rule) -> list[Decision]:
         """One decision per row, with a cache that holds the rows before it that were not served.
 
         Questions about now are neither served nor kept.
         """
         cached = np.zeros(len(self), dtype=bool)
+        entries = 0
         decisions = []
         for row in range(len(self)):
-            if traits(self.texts[row]).timely:
-                decisions.append(Decision(row))
-                continue
-            found = weigh(self.texts[row], self._neighbours(row, cached))
-            if isinstance(found, Candidate):
-                right = found.neighbour.answer == self.answers[row]
-                decision = Decision(row, found.evidence, right, serve(found.evidence))
-            else:
-                decision = Decision(row)
-            cached[row] = not decision.served
+            decision = Decision(self._first + row, entries)
+            if not traits(self._texts[row]).timely:
+                found = weigh(self._texts[row], self._neighbours(row, cached))
+                if isinstance(found, Candidate):
+                    right = found.neighbour.answer == self.answers[row]
+                    served = rule(found.evidence, entries)
+                    decision = decision._replace(evidence=found.evidence, right=right, served=served)
+                cached[row] = not decision.served
+                entries += not decision.served
             decisions.append(decision)
         return decisions
 
@@ -89,7 +118,7 @@ class PlayedStream:
         near = self._near[row]
         chosen = np.flatnonzero((near >= 0) & cached[near])[:NEIGHBOURS]
         return [
-            Neighbour(other, cosine, self.answers[other], self.texts[other])
+            Neighbour(other, cosine, self.answers[other], self._texts[other])
             for other, cosine in zip(near[chosen].tolist(), self._cosines[row, chosen].tolist(), strict=True)
         ]
 
@@ -106,9 +135,9 @@ def decide_pairs(pairs: Pairs, embed: Embed) -> list[Decision]:
                 row.second, [Neighbour(index, float(_vector(first) @ _vector(second)), 0, row.first)]
             )
         if isinstance(found, Candidate):
-            decisions.append(Decision(index, found.evidence, row.same))
+            decisions.append(Decision(index, 0, found.evidence, row.same))
         else:
-            decisions.append(Decision(index))
+            decisions.append(Decision(index, 0))
     return decisions
 
 

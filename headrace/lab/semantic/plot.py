@@ -11,7 +11,7 @@ from headrace.lab.bench.plot import NoPlots
 
 
 def plot_calibration(
-    calibration: Calibration, certificates: Sequence[Certificate], confidence: float, path: Path, title: str
+    calibration: Calibration, max_errors: Sequence[float], confidence: float, path: Path, title: str
 ) -> None:
     """Write a PNG with the share of wrong hits over the share of hits, its upper bound, and what is certified.
 
@@ -25,23 +25,22 @@ def plot_calibration(
     matplotlib.use("Agg")
     from matplotlib import pyplot
 
-    tallies = [tally for tally in calibration.held if tally.served]
-    hits = [100 * tally.served / calibration.held_rows for tally in tallies]
     figure, axis = pyplot.subplots(figsize=(7, 4.5), layout="constrained")
-    axis.plot(hits, [100 * tally.wrong / tally.served for tally in tallies], marker=".", label="seen")
-    bounds = [100 * upper_error(tally.wrong, tally.served, confidence) for tally in tallies]
-    axis.plot(hits, bounds, linestyle="--", label=f"upper bound, {confidence:.0%}")
-    for certificate in certificates:
-        share = 100 * certificate.tally.served / calibration.held_rows
-        axis.plot(
-            [share],
-            [100 * certificate.bound],
-            marker="o",
-            linestyle="",
-            label=f"certified {certificate.bound:.2%}",
-        )
+    for index, stratum in enumerate(calibration.strata):
+        tallies = [tally for tally in stratum.held if tally.served]
+        hits = [100 * tally.served / stratum.held_rows for tally in tallies]
+        wrong = [100 * tally.wrong / tally.served for tally in tallies]
+        bounds = [100 * upper_error(tally.wrong, tally.served, confidence) for tally in tallies]
+        name = f"from {stratum.entries} entries on" if stratum.entries else "small caches"
+        [line] = axis.plot(hits, wrong, marker=".", label=name)
+        axis.plot(hits, bounds, linestyle=":", color=line.get_color())
+        for max_error in max_errors:
+            found = calibration.certificates(max_error, confidence)[index]
+            if isinstance(found, Certificate):
+                share = 100 * found.tally.served / stratum.held_rows
+                axis.plot([share], [100 * found.bound], marker="o", color=line.get_color())
     axis.set_xlabel("questions served, %")
-    axis.set_ylabel("wrong among the served, %")
+    axis.set_ylabel("wrong among the served, % (dotted: upper bound; dots: certified)")
     axis.set_ylim(0, 10)
     axis.set_title(title)
     axis.grid(alpha=0.3)

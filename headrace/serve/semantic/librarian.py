@@ -7,7 +7,6 @@ look-ups at hand and nothing else.
 
 from __future__ import annotations
 
-import hashlib
 import logging
 import threading
 import time
@@ -18,7 +17,7 @@ from typing import NamedTuple
 
 import faiss
 
-from headrace.core.cache.answers import same_answer
+from headrace.core.cache.answers import gist, same_answer
 from headrace.core.cache.guards import traits
 from headrace.core.cache.judge import Decline, Doubt, Judge, Serve
 from headrace.core.ports import Embedder
@@ -188,7 +187,8 @@ class Librarian:
         self._vectors[question.key] = packed
         if len(self._vectors) > _REMEMBERED:
             self._vectors.popitem(last=False)
-        verdict = self._judge.decide(question.text, self._rows.nearest(question.partition, vector_of(packed)))
+        near = self._rows.nearest(question.partition, vector_of(packed))
+        verdict = self._judge.decide(question.text, near, self._rows.size(question.partition))
         if not isinstance(verdict, Serve):
             return verdict
         row = self._rows.row(verdict.neighbour.row)
@@ -197,13 +197,11 @@ class Librarian:
         return Proposal(row.key, verdict.neighbour.cosine)
 
     def _note(self, computed: Computed, audited: Callable[[bool], None] | None) -> None:
-        answer = computed.spell()
+        answer = gist(computed.spell())
         known = self._vectors.pop(computed.key, None)
         vectors = self._embedder.embed([answer] if known else [answer, computed.question])
         vector = known or vectors[1]
         answer_vector = vectors[0] or b""
-        if not answer_vector:
-            answer = hashlib.sha256(answer.encode()).hexdigest()
         if audited is not None and computed.instead is not None:
             self._audit(computed.instead, answer, answer_vector, audited)
         if vector is None or traits(computed.question).timely:

@@ -51,6 +51,11 @@ class Neighbourhoods:
             if row.partition == partition
         ]
 
+    def size(self, partition: bytes) -> int:
+        """How many rows a partition has."""
+        index = self._indices.get(partition)
+        return 0 if index is None else len(index)
+
     def row(self, number: int) -> Row | None:
         """The row that a neighbour stands for, if it is still there."""
         return self._rows.get(number)

@@ -13,9 +13,8 @@ class Row:
     """An entry of the exact cache (``key``), the question that it answers, and the vectors of both.
 
     ``partition`` is the digest of all that must be equal before similarity is asked about. ``answer`` is the class of
-    its answer: entries whose answers say the same share it. Where the answer is too long for the encoder
-    ``answer_vector`` is empty and ``answer_text`` a digest of it.
-    ``tags`` are those of the entry; ``expires`` is a Unix time.
+    its answer: entries whose answers say the same share it. ``answer_text`` is the answer's gist, ``answer_vector``
+    the vector of that, empty where it has none. ``tags`` are those of the entry; ``expires`` is a Unix time.
     """
 
     key: bytes

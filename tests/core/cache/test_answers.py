@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from headrace.core.cache.answers import same_answer
+from headrace.core.cache.answers import gist, same_answer
 
 
 @pytest.mark.parametrize(
@@ -22,3 +22,16 @@ from headrace.core.cache.answers import same_answer
 def test_when_two_answers_say_the_same(one, other, cosine, same):
     assert same_answer(one, other, cosine) is same
     assert same_answer(other, one, cosine) is same
+
+
+def test_long_answers_are_near_where_short_ones_may_not_be():
+    common = "the card is sent by post and comes in a plain envelope with a letter that tells how to use it at home "
+    one, other = common * 2 + "within 5 days", common * 2 + "within 6 days"
+    assert same_answer(one, other, 0.95)
+    assert not same_answer("within 5 days", "within 6 days", 0.95)
+
+
+def test_a_gist_is_the_beginning():
+    assert gist("  One \n two\tthree ") == "One two three"
+    assert gist("word " * 500) == " ".join(["word"] * 120)
+    assert gist("") == ""

@@ -7,7 +7,17 @@ import math
 import pytest
 
 from headrace.core.cache.guards import Veto
-from headrace.core.cache.judge import NEIGHBOURS, Candidate, Decline, Doubt, Judge, Neighbour, Serve, weigh
+from headrace.core.cache.judge import (
+    NEIGHBOURS,
+    Candidate,
+    Decline,
+    Doubt,
+    Judge,
+    Neighbour,
+    Rule,
+    Serve,
+    weigh,
+)
 from headrace.core.cache.score import NO_NEIGHBOUR, Curve, Score
 
 COSINE = Score(0.0, (("cosine", Curve((0.0, 1.0), (0.0, 1.0))),))
@@ -52,14 +62,34 @@ def test_a_forbidden_entry_may_be_replaced_by_another_with_the_same_answer():
 
 
 def test_vetoes_doubts_and_scores():
-    judge = Judge(COSINE, 0.85)
-    assert judge.decide("turn it off", [near(0.99, 1, "turn it on")]) == Decline(Veto.OPPOSITE)
-    assert judge.decide("who won today", [near(1.0, 1, "who won today")]) == Decline(Doubt.TIMELY)
-    assert judge.decide("hello", []) == Decline(Doubt.NO_NEIGHBOUR)
+    judge = Judge([Rule(0, COSINE, 0.85)])
+    assert judge.decide("turn it off", [near(0.99, 1, "turn it on")], 1) == Decline(Veto.OPPOSITE)
+    assert judge.decide("who won today", [near(1.0, 1, "who won today")], 1) == Decline(Doubt.TIMELY)
+    assert judge.decide("hello", [], 0) == Decline(Doubt.NO_NEIGHBOUR)
     low = near(0.8, 1)
-    assert judge.decide(low.text, [low]) == Decline(Doubt.LOW_SCORE, low, 0.8)
+    assert judge.decide(low.text, [low], 1) == Decline(Doubt.LOW_SCORE, low, 0.8)
     high = near(0.85, 1)
-    assert judge.decide(high.text, [high]) == Serve(high, 0.85)
+    assert judge.decide(high.text, [high], 1) == Serve(high, 0.85)
+
+
+def test_each_size_of_a_partition_has_its_own_rule():
+    judge = Judge([Rule(10, COSINE, math.inf), Rule(30, COSINE, 0.9), Rule(300, COSINE, 0.8)])
+    one = near(0.85, 1)
+    evidence = weighed(one.text, one).evidence
+    expected = {
+        0: Doubt.UNPROVED,
+        10: Doubt.UNPROVED,
+        29: Doubt.UNPROVED,
+        30: Doubt.LOW_SCORE,
+        299: Doubt.LOW_SCORE,
+    }
+    for entries, why in expected.items():
+        verdict = judge.decide(one.text, [one], entries)
+        assert isinstance(verdict, Decline)
+        assert verdict.why is why
+        assert not judge.passes(evidence, entries)
+    assert judge.decide(one.text, [one], 300) == Serve(one, 0.85)
+    assert judge.passes(evidence, 5000)
 
 
 def test_a_young_cache_is_not_sure_because_it_knows_nothing_else():

@@ -18,18 +18,24 @@ def word(number: int) -> str:
 
 
 class Traffic:
-    """A stream over ``intents``, and its vectors: centres with noise, so that near questions are mostly the same."""
+    """A stream over ``intents``, and its vectors: centres with noise, so that near questions are mostly the same.
 
-    def __init__(self, rows: int, seed: int, intents: int = 40, noise: float = 0.35) -> None:
+    With ``alike`` above 0 all centres lie near each other, as those of one trade do, and no word tells the intent.
+    """
+
+    def __init__(
+        self, rows: int, seed: int, intents: int = 40, noise: float = 0.35, alike: float = 0.0
+    ) -> None:
         draw = random.Random(seed)
         numbers = np.random.default_rng(seed)
         centres = numbers.normal(size=(intents, 24))
+        centres += alike * numbers.normal(size=24)
         centres /= np.linalg.norm(centres, axis=1, keepdims=True)
         self._vectors: dict[str, bytes] = {}
         questions = []
         for row in range(rows):
             intent = draw.randrange(intents)
-            text = f"{word(intent)} {word(1000 + row)}"
+            text = f"{word(row if alike else intent)} {word(1000 + row)}"
             vector = centres[intent] + noise * numbers.normal(size=24) / np.sqrt(24)
             self._vectors[text] = (vector / np.linalg.norm(vector)).astype(np.float32).tobytes()
             questions.append(Question(text, f"intent {intent}"))

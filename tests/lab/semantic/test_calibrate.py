@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 import pytest
 
 from headrace.core.cache.calibration import Unsupported
+from headrace.core.cache.judge import Judge
 from headrace.lab.semantic.calibrate import calibrate
-from headrace.lab.semantic.decisions import PAIR_EVIDENCE, PlayedStream, decide_pairs
+from headrace.lab.semantic.decisions import PAIR_EVIDENCE, PlayedStream, decide_pairs, embed_stream
 from headrace.lab.semantic.plot import plot_calibration
 from headrace.lab.semantic.rows import Question, Stream
 from tests.lab.semantic.synthetic import Likeness, Traffic
@@ -15,27 +18,47 @@ from tests.lab.semantic.synthetic import Likeness, Traffic
 
 @pytest.mark.parametrize("seed", range(2))
 def test_a_streams_promise_holds_on_the_other_half(seed):
-    traffic = Traffic(1400, seed)
+    traffic = Traffic(2000, seed)
     first, second = traffic.stream.halves()
-    calibration = calibrate(first, traffic.embed, "drawn", seed)
-    threshold = calibration.certificate(0.05, 0.95).tally.threshold
-    decisions = PlayedStream(second, traffic.embed).play(lambda found: calibration.score(found) >= threshold)
+    judge = Judge(calibrate(first, traffic.embed, "drawn", seed).rules(0.05, 0.95))
+    decisions = PlayedStream(embed_stream(second, traffic.embed)).play(judge.passes)
     served = [each for each in decisions if each.served]
     assert len(served) > 0.2 * len(decisions), "the test must be able to fail"
     assert sum(not each.right for each in served) <= 0.05 * len(served)
 
 
-@pytest.mark.parametrize("seed", range(4))
+def test_a_small_cache_is_not_trusted_because_a_grown_one_is_right():
+    """Among few entries the right neighbour is mostly missing, and the nearest is wrong."""
+    traffic = Traffic(1600, seed=5, alike=1.5)
+    first, second = traffic.stream.halves()
+    rules = calibrate(first, traffic.embed, "drawn").rules(0.05, 0.95)
+    assert [rule.entries for rule in rules] == [0, 30, 300]
+    proved = next(rule for rule in rules if rule.threshold < math.inf)
+    assert proved.entries > 0
+    rows = embed_stream(second, traffic.embed)
+
+    def in_small_caches(judge: Judge) -> list[bool]:
+        pieces = [PlayedStream(rows.part(start, start + 20)) for start in range(0, 800, 20)]
+        return [each.right for piece in pieces for each in piece.play(judge.passes) if each.served]
+
+    assert in_small_caches(Judge(rules)) == []
+    naive = in_small_caches(Judge([proved._replace(entries=0)]))
+    assert naive.count(False) > 0.05 * len(naive), "the test must be able to fail"
+
+
+@pytest.mark.parametrize("seed", range(2))
 def test_the_promise_of_pairs_holds_on_the_other_half(seed):
     drawn = Likeness(6000, seed)
     first, second = drawn.pairs.halves()
     calibration = calibrate(first, drawn.embed, "drawn", seed)
-    assert {name for name, _ in calibration.score.curves} <= set(PAIR_EVIDENCE)
-    threshold = calibration.certificate(0.05, 0.95).tally.threshold
+    [stratum] = calibration.strata
+    assert stratum.entries == 0
+    assert {name for name, _ in stratum.score.curves} <= set(PAIR_EVIDENCE)
+    judge = Judge(calibration.rules(0.05, 0.95))
     served = [
         each.right
         for each in decide_pairs(second, drawn.embed)
-        if each.evidence and calibration.score(each.evidence) >= threshold
+        if each.evidence and judge.passes(each.evidence, 0)
     ]
     assert len(served) > 300
     assert served.count(False) <= 0.05 * len(served)
@@ -44,8 +67,8 @@ def test_the_promise_of_pairs_holds_on_the_other_half(seed):
 def test_too_few_rows_prove_nothing():
     traffic = Traffic(300, seed=1)
     calibration = calibrate(traffic.stream, traffic.embed, "drawn")
-    with pytest.raises(Unsupported, match="299 served without an error are the least"):
-        calibration.certificate(0.01, 0.95)
+    with pytest.raises(Unsupported, match="served without an error are the least"):
+        calibration.rules(0.01, 0.95)
 
 
 def test_rows_of_one_outcome_fit_nothing():
@@ -59,12 +82,12 @@ def test_what_is_served_is_not_cached():
     stream = Stream(
         "s", tuple(Question(text, "answer") for text in ("red shoes", "blue shoes", "green shoes"))
     )
-    played = PlayedStream(stream, lambda texts: [same for _ in texts])
-    evidence = [each.evidence for each in played.play(lambda _: True)]
+    played = PlayedStream(embed_stream(stream, lambda texts: [same for _ in texts]))
+    evidence = [each.evidence for each in played.play(lambda evidence, entries: True)]
     assert evidence[0] is None
     assert evidence[2] is not None
     assert evidence[2].agreement == 0.1  # one neighbour of ten: the second question was served, not kept
-    kept = played.play(lambda _: False)[2].evidence
+    kept = played.play(lambda evidence, entries: False)[2].evidence
     assert kept is not None
     assert kept.agreement == 0.2
 
@@ -74,7 +97,9 @@ def test_questions_without_a_vector_are_left_out():
     stream = Stream(
         "s", (Question("red shoes", "a"), Question("far too long", "a"), Question("blue shoes", "a"))
     )
-    played = PlayedStream(stream, lambda texts: [None if "long" in text else vector for text in texts])
+    played = PlayedStream(
+        embed_stream(stream, lambda texts: [None if "long" in text else vector for text in texts])
+    )
     assert len(played) == 2
     assert list(played.earlier(1)) == [(0, 1.0)]
 
@@ -83,6 +108,5 @@ def test_a_plot(tmp_path):
     pytest.importorskip("matplotlib")
     traffic = Traffic(400, seed=2)
     calibration = calibrate(traffic.stream, traffic.embed, "drawn")
-    found = [calibration.certificate(0.1, 0.95)]
-    plot_calibration(calibration, found, 0.95, tmp_path / "new" / "curve.png", "drawn")
+    plot_calibration(calibration, [0.1], 0.95, tmp_path / "new" / "curve.png", "drawn")
     assert (tmp_path / "new" / "curve.png").read_bytes().startswith(b"\x89PNG")

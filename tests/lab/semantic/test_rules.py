@@ -3,7 +3,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from headrace.lab.semantic.decisions import PlayedStream
+from headrace.lab.semantic.decisions import PlayedStream, embed_stream
 from headrace.lab.semantic.rows import Question, Stream
 from headrace.lab.semantic.rules import FixedCosine, Outcome, PerEntry, pick, play_rule
 from tests.lab.semantic.synthetic import Traffic
@@ -16,7 +16,7 @@ def test_a_fixed_cosine():
         "c": np.array([0.6, 0.8], np.float32).tobytes(),
     }
     stream = Stream("s", tuple(Question(text, answer) for text, answer in zip("abc", "xyy", strict=True)))
-    played = PlayedStream(stream, lambda texts: [vectors[text] for text in texts])
+    played = PlayedStream(embed_stream(stream, lambda texts: [vectors[text] for text in texts]))
     assert play_rule(played, FixedCosine(0.99)) == Outcome(3, 0, 0)
     assert play_rule(played, FixedCosine(0.9)) == Outcome(3, 1, 0)  # c is served by b
     assert play_rule(played, FixedCosine(0.7)) == Outcome(3, 1, 1)  # b by a; c is far from a
@@ -38,7 +38,7 @@ def test_the_rule_per_entry_needs_observations_and_learns_from_them():
 
 def test_the_rule_per_entry_keeps_its_own_promise():
     traffic = Traffic(1500, seed=3)
-    outcome = play_rule(PlayedStream(traffic.stream, traffic.embed), PerEntry(0.05, seed=3))
+    outcome = play_rule(PlayedStream(embed_stream(traffic.stream, traffic.embed)), PerEntry(0.05, seed=3))
     assert outcome.served > 0
     assert outcome.wrong <= 0.05 * outcome.asked
 

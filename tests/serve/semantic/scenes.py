@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from headrace.core.cache.judge import Judge
+from headrace.core.cache.judge import Judge, Rule
 from headrace.core.cache.score import Curve, Score
 from headrace.serve.semantic.librarian import Librarian
 from headrace.serve.semantic.neighbourhoods import Neighbourhoods
@@ -50,7 +50,7 @@ class Words:
 def librarian(embedder=None, shelf=None, max_bytes=1 << 20, threshold=0.8, **more) -> Librarian:
     """One whose judge goes by the cosine alone."""
     rows = Neighbourhoods(DIMENSIONS, max_bytes)
-    return Librarian(embedder or Words(), Judge(COSINE, threshold), rows, shelf, **more)
+    return Librarian(embedder or Words(), Judge([Rule(0, COSINE, threshold)]), rows, shelf, **more)
 
 
 def row(
