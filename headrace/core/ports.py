@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Protocol
 
 from headrace.core.cache.ask import Ask
+from headrace.core.cache.beginnings import Beginning
 from headrace.core.cache.entry import Entry, Hit, Layer, Miss, Served, StoreFacts
 from headrace.core.events import Event
 from headrace.core.plan import StepOutput, StepPlan
@@ -84,13 +85,13 @@ class Level(Protocol):
 class Keeper(Protocol):
     """Is told what becomes of answers that may be kept; it must return at once.
 
-    ``kept``: an answer is whole. ``broken_off``: one ended before it was, after ``tokens``. ``cleared``:
-    everything with a tag must be forgotten. ``barred``: an answer was wrong.
+    ``kept``: an answer is whole. ``broken_off``: one ended before it was. ``cleared``: everything with a tag must be
+    forgotten. ``barred``: an answer was wrong.
     """
 
     def kept(self, ask: Ask, entry: Entry) -> None: ...
 
-    def broken_off(self, ask: Ask, tokens: tuple[int, ...]) -> None: ...
+    def broken_off(self, ask: Ask, beginning: Beginning) -> None: ...
 
     def cleared(self, tag: str) -> None: ...
 

@@ -13,6 +13,7 @@ from dataclasses import replace
 from functools import cached_property
 
 from headrace.core.cache.ask import Ask
+from headrace.core.cache.beginnings import Beginning
 from headrace.core.cache.entry import Pulse
 from headrace.core.classes import CLASSES, DEFAULT
 from headrace.core.events import Emitted, Finished, PromptScored
@@ -120,6 +121,13 @@ class Flight:
     def when_over(self, call: Callable[[], None]) -> None:
         """Have ``call`` called when it is over, however it ends."""
         self._when_over.append(call)
+
+    def resume(self, beginning: Beginning) -> None:
+        """Begin where an earlier computation of the same answer ended; before anybody has joined."""
+        request = self.requests[0]
+        self.requests = (replace(request, answered=beginning.tokens),)
+        self.began -= beginning.seconds
+        self._extend(Emitted(request.id, beginning.tokens))
 
     def restart(self, failed: Finished, deadline: float | None) -> None:
         """Have a second attempt ready in ``requests``, which goes on where the first one ended.

@@ -15,7 +15,8 @@ class Question(NamedTuple):
     """One sequence of a call.
 
     ``continues`` says that the answer goes on with the prompt's text. ``stops`` makes a text stream that finds the
-    request's stop strings, None where it has none. ``bars`` names a field that forbids caching, if one does.
+    request's stop strings, None where it has none. ``bars`` names a field that forbids caching, if one does. ``origin``
+    names the call in the history of questions.
     """
 
     request: Request
@@ -24,3 +25,4 @@ class Question(NamedTuple):
     stops: Callable[[], TextStream] | None = None
     turn: Turn | None = None
     bars: str = ""
+    origin: bytes = b""

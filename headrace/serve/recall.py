@@ -16,6 +16,7 @@ from dataclasses import replace
 from typing import Any
 
 from headrace.core.cache.ask import Ask
+from headrace.core.cache.beginnings import Beginning
 from headrace.core.cache.classes import CacheClass, classify
 from headrace.core.cache.entry import Entry, Hit, Layer, Miss, Served, StoreFacts, lifetime
 from headrace.core.cache.key import Unkeyable, answer_key
@@ -25,6 +26,7 @@ from headrace.core.ports import Keeper, Level
 from headrace.core.request import FinishReason, Request
 from headrace.serve.exact import ExactCache
 from headrace.serve.flight import Flight, rank
+from headrace.serve.partial import Overheard, Partial
 from headrace.serve.question import Question
 from headrace.serve.replay import Pace, tell_paced, tell_whole
 from headrace.serve.service import Answer, Refused, Service
@@ -71,6 +73,7 @@ class Recall:
         pace: of streams that are told again.
         levels: asked in order after the exact cache, for requests whose class allows it.
         keepers: told of every answer that may be kept.
+        partial: asked how an answer begins that is about to be computed; told of every output.
     """
 
     def __init__(
@@ -83,6 +86,7 @@ class Recall:
         pace: Pace = Pace.IMMEDIATE,
         levels: Sequence[Level] = (),
         keepers: Sequence[Keeper] = (),
+        partial: Partial | None = None,
     ) -> None:
         self.now = service.now
         self.service = service
@@ -91,7 +95,8 @@ class Recall:
         self._ttl = ttl
         self._pace = pace
         self._levels = tuple(levels)
-        self._keepers = tuple(keepers)
+        self._partial = partial
+        self._keepers = (*keepers, *(() if partial is None else (partial,)))
         self._flights: dict[bytes, Flight] = {}
         self._finding: dict[bytes, asyncio.Task[Hit | Miss]] = {}
         self._served: OrderedDict[str, Served] = OrderedDict()
@@ -121,9 +126,10 @@ class Recall:
             if ask.control.only_if_cached:
                 raise NotCached
             flight = self._followed(ask) or leading.get(ask.key)
-            layers.append(None if flight is None else Layer.COALESCED)
+            layers.append(Layer.COALESCED)
             if flight is None:
                 flight = self._flight(ask, question, ask.request)
+                layers[-1] = Layer.PARTIAL if flight.tokens else None
                 begun.append(flight)
                 if ask.allowed.coalesce:
                     leading[ask.key] = flight
@@ -186,7 +192,9 @@ class Recall:
                 partition = answer_key(self._fingerprint, unbounded, question.continues, turn.context)
         except Unkeyable as error:
             allowed = CacheClass(exact=False, semantic=False, coalesce=False, why=str(error))
-        return Ask(request, question.control, allowed, key, turn, partition)
+        return Ask(
+            request, question.control, allowed, key, turn, partition, question.continues, question.origin
+        )
 
     def renew(self, question: Question) -> Flight | None:
         """Compute an answer for the cache alone, when nothing else is to be done; None where it is being computed.
@@ -205,6 +213,15 @@ class Recall:
         self.service.submit([flight])
         self._register(flight)
         return flight
+
+    async def keeps(self, question: Question) -> bool:
+        """Whether there is a fresh answer already."""
+        return self._exact is not None and await self._exact.at(self.ask(question).key) is not None
+
+    def give_up(self, flight: Flight, why: FinishReason) -> None:
+        """End what was computed for the cache alone, unless somebody reads it by now."""
+        if flight.deserted and not flight.over:
+            self.service.withdraw(flight, why)
 
     async def clear(self, tag: str) -> Mapping[str, bool]:
         """Make all answers with ``tag`` unservable; of each store, whether it has heard of it."""
@@ -229,7 +246,10 @@ class Recall:
         """How full the stores of each layer are."""
         if self._exact is None:
             return {}
-        return {Layer.EXACT: self._exact.facts()} | {level.layer: level.facts() for level in self._levels}
+        sizes = {Layer.EXACT: self._exact.facts()} | {level.layer: level.facts() for level in self._levels}
+        if self._partial is not None:
+            sizes[Layer.PARTIAL] = {"memory": self._partial.facts()}
+        return sizes
 
     async def start(self) -> None:
         """Begin, and the service with it; on the running loop."""
@@ -253,12 +273,22 @@ class Recall:
         """A call that no cache may answer, straight to the engine."""
         if any(ask.control.only_if_cached for ask in asks):
             raise NotCached
-        answer = self.service.open([ask.request for ask in asks], each_step)
+        answer = self._listen(asks, each_step)
         if self._exact is not None:
             why = next(ask.allowed.why for ask in asks if not ask.allowed.exact)
             answer.note = f"bypass; reason={why.replace(' ', '-')}"
             for ask in asks:
                 self.service.note(LookedUp(ask.request.id, Layer.EXACT, Lookup.BYPASS, 0.0, why))
+        return answer
+
+    def _listen(self, asks: Sequence[Ask], each_step: bool) -> Answer:
+        """Have a call computed; its outputs may be indexed, unless their caller wants nothing kept."""
+        requests = [ask.request for ask in asks]
+        if self._partial is None or any(ask.control.no_store for ask in asks):
+            return self.service.open(requests, each_step)
+        answer = Overheard(requests, each_step, self._partial.heard)
+        self.service.submit([answer])
+        self.service.end_in_time(answer, self.service.close)
         return answer
 
     async def _find(self, ask: Ask, question: Question) -> Hit | Miss:
@@ -309,7 +339,23 @@ class Recall:
     def _flight(self, ask: Ask, question: Question, request: Request) -> Flight:
         assert self._exact is not None
         stops = None if question.stops is None else question.stops()
-        return Flight(ask, request, self._exact.snapshot(ask), stops, self.now, self._ended, self._again)
+        versions = self._exact.snapshot(ask)
+        flight = Flight(ask, request, versions, stops, self.now, self._ended, self._again)
+        if self._partial is not None:
+            self._resume(self._partial, flight)
+        return flight
+
+    def _resume(self, partial: Partial, flight: Flight) -> None:
+        """Begin where an earlier computation of the same answer was left."""
+        ask = flight.ask
+        began = self.now()
+        beginning = partial.resumed(ask, flight.versions)
+        outcome = Lookup.MISS if beginning is None else Lookup.HIT
+        self.service.note(LookedUp(ask.request.id, Layer.PARTIAL, outcome, self.now() - began))
+        if beginning is not None:
+            flight.resume(beginning)
+            tokens = len(beginning.tokens)
+            self.service.note(Spared(ask.request.id, ask.request.tenant, Layer.PARTIAL, 0, tokens, 0.0))
 
     def _register(self, flight: Flight) -> None:
         if not flight.ask.allowed.coalesce:
@@ -363,7 +409,10 @@ class Recall:
         self.service.withdraw(flight, finished.reason)  # where the flight has found the end itself
         if finished.reason not in WHOLE:
             self._forget_flight(flight)
-            self._tell_keepers(lambda keeper: keeper.broken_off(ask, flight.tokens))
+            spent = self.now() - flight.began
+            left = Beginning(flight.tokens, spent, flight.versions, ask.key)
+            if finished.reason is not FinishReason.FAILED:
+                self._tell_keepers(lambda keeper: keeper.broken_off(ask, left))
             return
         for request in flight.followers:
             self._note_coalesced(flight, request)
@@ -438,6 +487,8 @@ def _note(layers: Sequence[Layer | None], hits: Sequence[Hit | Miss]) -> str:
     """What the header says: a hit only where nothing of the call had to wait for computing."""
     if None in layers:
         return "miss"
+    if Layer.PARTIAL in layers:
+        return "partial"
     spared = {str(hit.layer) for hit in hits if isinstance(hit, Hit)}
     if not spared or Layer.COALESCED in layers:
         return "coalesced"

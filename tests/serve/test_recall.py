@@ -46,8 +46,8 @@ class Witness:
     def kept(self, ask, entry):
         self.kept_entries.append(entry)
 
-    def broken_off(self, ask, tokens):
-        self.broken.append(tokens)
+    def broken_off(self, ask, beginning):
+        self.broken.append(beginning.tokens)
 
     def cleared(self, tag):
         pass
@@ -93,12 +93,12 @@ class House:
 
 
 @asynccontextmanager
-async def house(levels=(), limits=None, max_bytes=1 << 20, **engine):
+async def house(levels=(), limits=None, max_bytes=1 << 20, partial=None, **engine):
     made, runner = hashing_engine(**engine)
     book, clock, witness = Book(), Clock(), Witness()
     service = Service(made, limits or Limits(64, 10_000), [book])
     exact = ExactCache([Tier(MemoryStore(max_bytes, clock))], Versions(), clock)
-    recall = Recall(service, exact, FINGERPRINT, ttl=100.0, levels=levels, keepers=[witness])
+    recall = Recall(service, exact, FINGERPRINT, ttl=100.0, levels=levels, keepers=[witness], partial=partial)
     await recall.start()
     try:
         yield House(recall, service, runner, book, clock, witness)

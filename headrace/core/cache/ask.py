@@ -24,7 +24,8 @@ class Turn:
 @dataclass(frozen=True, slots=True)
 class Ask:
     """A request with its names: ``key`` is its own, ``partition`` that of all requests that differ from it in
-    ``turn.text`` alone (empty without a turn). ``allowed`` says which caches may be asked at all.
+    ``turn.text`` alone (empty without a turn). ``allowed`` says which caches may be asked at all. ``continues`` says
+    that the answer goes on with the prompt's text. ``origin`` names the call in the history of questions (empty: none).
     """
 
     request: Request
@@ -33,3 +34,5 @@ class Ask:
     key: bytes
     turn: Turn | None = None
     partition: bytes = b""
+    continues: bool = False
+    origin: bytes = b""

@@ -63,12 +63,10 @@ class Proposals:
         self._scopes.move_to_end(scope)
         return index.propose(context, max_tokens)
 
-    def forget(self, scope: bytes | None = None) -> None:
-        """Drop one scope's outputs, or all."""
-        for each in list(self._scopes) if scope is None else [scope]:
-            index = self._scopes.pop(each, None)
-            if index is not None:
-                self._nbytes -= index.nbytes
+    def forget(self, prefix: bytes = b"") -> None:
+        """Drop the outputs of all scopes that begin with ``prefix``."""
+        for scope in [scope for scope in self._scopes if scope.startswith(prefix)]:
+            self._nbytes -= self._scopes.pop(scope).nbytes
 
     def counts(self) -> ProposalCounts:
         """Sizes and totals."""

@@ -1,0 +1,197 @@
+"""What a tenant can see does not depend on any other tenant: at every level, in every store.
+
+The same calls of one tenant are made twice: among another tenant's calls, and alone. Notes, tokens, cached tokens and
+the tokens that the engine computed (which is what time to the first token is made of) must be equal. Both ask alike on
+purpose: equal prompts, equal salts of their own, shared blocks of unequal lengths.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from headrace.core.cache.control import Control
+from headrace.core.cache.envelope import Seal
+from headrace.core.cache.key import Engine
+from headrace.core.cache.versions import Versions, tenant_tag, user_tag
+from headrace.core.gate import Limits
+from headrace.core.request import Request, SamplingParams
+from headrace.serve.exact import ExactCache
+from headrace.serve.partial import Partial, scope_of
+from headrace.serve.question import Question
+from headrace.serve.recall import Recall
+from headrace.serve.service import Service
+from headrace.serve.stores.memcached import MemcachedStore
+from headrace.serve.stores.memory import MemoryStore
+from headrace.serve.stores.redis import RedisStore
+from headrace.serve.stores.sqlite import SQLiteStore
+from headrace.serve.stores.tier import Tier
+from tests.doubles.engines import hashing_engine
+from tests.doubles.shared_stores import memcached_server, redis_server
+from tests.serve.test_service import read_all, tokens_of
+
+PROMPTS = (tuple(range(1, 14)), tuple(range(1, 21)), (*range(1, 10), 50, 51, 52, 53))
+SECONDS = 5.0
+"""Long enough that a store is never slow: a fault is a miss, and would look like a difference."""
+
+
+class Ask(NamedTuple):
+    prompt: int
+    max_tokens: int
+    seed: int | None
+    salt: str
+    wishes: Control
+
+
+class Clear(NamedTuple):
+    tag: bool
+
+
+calls = st.builds(
+    Ask,
+    st.sampled_from(range(len(PROMPTS))),
+    st.sampled_from([3, 9, 20]),
+    st.sampled_from([None, 7]),
+    st.sampled_from(["", "salt"]),
+    st.sampled_from(
+        [Control(), Control(), Control(tags=("a",)), Control(no_cache=True), Control(no_store=True)]
+    ),
+)
+steps = st.lists(
+    st.tuples(
+        st.sampled_from(["me", "else"]), st.one_of(calls, calls, calls, st.builds(Clear, st.booleans()))
+    ),
+    min_size=2,
+    max_size=14,
+)
+
+
+class Seen(NamedTuple):
+    """All that a tenant can find out about one call."""
+
+    note: str
+    tokens: tuple[int, ...]
+    cached_tokens: int
+    computed_tokens: int
+    proposed: tuple[int, ...]
+
+
+async def ask(recall: Recall, partial: Partial, runner: Any, id: str, tenant: str, call: Ask) -> Seen:
+    params = SamplingParams(
+        temperature=float(call.seed is not None), seed=call.seed, max_tokens=call.max_tokens
+    )
+    prompt = PROMPTS[call.prompt]
+    request = Request(id, prompt, params, tenant=tenant, salt=f"{tenant}\0{call.salt}", seed=call.seed or 0)
+    before = runner.computed_tokens
+    answer = await recall.open([Question(request, call.wishes)])
+    tokens = tuple(tokens_of(await read_all(answer)))
+    recall.close(answer)
+    while recall.service.open_requests():
+        await asyncio.sleep(0)
+    while recall._tasks:
+        await asyncio.gather(*recall._tasks)
+    proposed = partial.proposals.propose(scope_of(request), [*prompt, *tokens[:3]], 4).tokens
+    spent = runner.computed_tokens - before
+    return Seen(answer.note, tokens, answer.cached_tokens[0], spent, proposed)
+
+
+async def seen_by_me(stores: Any, script: list[tuple[str, Ask | Clear]]) -> list[Seen]:
+    engine, runner = hashing_engine(num_blocks=400, max_num_seqs=4)
+    service = Service(engine, Limits(64, 10_000))
+    fingerprint = Engine(
+        "hash", secrets.token_hex(8), "", "", "", ""
+    ).fingerprint()  # servers outlive an example
+    partial = Partial(fingerprint, 1 << 20, 1 << 21)
+    tiers = [Tier(store, SECONDS, Seal(b"secret")) for store in stores()]
+    versions = Versions()
+    exact = ExactCache(tiers, versions, lambda: 1e9)
+    recall = Recall(service, exact, fingerprint, partial=partial)
+    await recall.start()
+    for tier in tiers:  # as after the first poll of what earlier examples have cleared
+        versions.merge(await tier.versions() or {})
+        exact._heard.add(tier.name)
+    seen = []
+    try:
+        for number, (tenant, step) in enumerate(script):
+            if isinstance(step, Clear):
+                await recall.clear(user_tag(tenant, "a") if step.tag else tenant_tag(tenant))
+            else:
+                what = await ask(recall, partial, runner, f"r{number}", tenant, step)
+                seen += [what] if tenant == "me" else []
+    finally:
+        await recall.stop()
+    return seen
+
+
+@pytest.fixture(scope="module")
+def redis_port() -> Iterator[int]:
+    with redis_server() as server:
+        yield server.port
+
+
+@pytest.fixture(scope="module")
+def memcached_port() -> Iterator[int]:
+    with memcached_server() as server:
+        yield server.port
+
+
+@pytest.fixture(params=["memory", "sqlite", "memory and sqlite", "redis", "memcached"])
+def stores(request, tmp_path):
+    """Makes new stores, the nearest first."""
+    opened = iter(range(10**6))
+
+    def make():
+        for name in request.param.split(" and "):
+            match name:
+                case "memory":
+                    yield MemoryStore(1 << 20)
+                case "sqlite":
+                    yield SQLiteStore(tmp_path / f"{next(opened)}.db", 1 << 24)
+                case "redis":
+                    yield RedisStore(f"redis://127.0.0.1:{request.getfixturevalue('redis_port')}/0")
+                case "memcached":
+                    yield MemcachedStore("127.0.0.1", request.getfixturevalue("memcached_port"))
+
+    return make
+
+
+@settings(
+    max_examples=15,
+    deadline=None,
+    suppress_health_check=[HealthCheck.function_scoped_fixture],
+    derandomize=True,
+)
+@given(script=steps)
+def test_what_i_see_is_what_i_would_see_alone(stores, script):
+    mine = [step for step in script if step[0] == "me"]
+    assert asyncio.run(seen_by_me(stores, script)) == asyncio.run(seen_by_me(stores, mine))
+
+
+def test_the_scene_is_worth_comparing(stores):
+    """Alone, a tenant does see its own earlier calls at every level."""
+    one = Ask(0, 9, None, "", Control())
+    script = [("me", each) for each in (one, one, one._replace(max_tokens=20), one._replace(prompt=1))]
+    first, second, longer, prefix = asyncio.run(seen_by_me(stores, script))
+    assert [each.note.partition(";")[0] for each in (first, second, longer, prefix)] == [
+        "miss",
+        "hit",
+        "partial",
+        "miss",
+    ]
+    assert second.computed_tokens == 0
+    assert longer.computed_tokens < 20
+    assert prefix.cached_tokens >= 12
+    assert longer.proposed
+
+
+def test_anothers_prefix_saves_no_computing_and_is_not_counted(stores):
+    one = Ask(1, 9, None, "", Control())
+    ((seen),) = asyncio.run(seen_by_me(stores, [("else", one), ("me", one)]))
+    assert (seen.note, seen.cached_tokens, seen.proposed) == ("miss", 0, seen.proposed)
+    assert seen.computed_tokens >= len(PROMPTS[1]) + 9 - 1
