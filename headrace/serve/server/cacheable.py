@@ -75,6 +75,7 @@ WAYS: Mapping[str, Way] = {
     "deadline_ms": Way.INERT,
     "retention": Way.INERT,
     "prompt_cache_key": Way.INERT,
+    "prompt_cache_retention": Way.INERT,
     "request_id": Way.INERT,
     "metadata": Way.INERT,
 }

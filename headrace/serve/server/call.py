@@ -11,15 +11,15 @@ import time
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 from headrace.core.cache.ask import Turn
 from headrace.core.events import Emitted, Finished, PromptScored
 from headrace.core.plan import TokenLogprob
-from headrace.core.request import FinishReason, Request, SamplingParams
+from headrace.core.request import FinishReason, Request, Retention, SamplingParams
 from headrace.serve.auth import tenant
 from headrace.serve.question import Question
-from headrace.serve.recall import NotCached, Recall
+from headrace.serve.recall import NotCached
 from headrace.serve.server.cache_wire import control
 from headrace.serve.server.cacheable import unknown_field
 from headrace.serve.server.choices import Choice
@@ -36,13 +36,34 @@ logger = logging.getLogger(__name__)
 
 SEED_BITS = 63
 
+MARKED_RETENTION = 60
+"""The priority of prompts whose callers ask that they be kept; what nobody spoke for has 35."""
+
+KEPT_FOR_A_DAY = Retention(0, None, MARKED_RETENTION, 86_400.0)
+
 
 class Caller(NamedTuple):
-    """Who makes a call: the API key's tenant or public id, ``X-Tenant-Id``, and ``Cache-Control``."""
+    """Who makes a call: the API key's tenant or public id, ``X-Tenant-Id``, and ``Cache-Control``.
+
+    ``origin`` names the call in the history of questions, if there is one.
+    """
 
     key_id: str | None
     tenant_header: str | None
     cache_control: str | None = None
+    origin: bytes = b""
+
+
+class Answers(Protocol):
+    """Where calls are answered: `serve.recall.Recall`, or what computes for the caches alone."""
+
+    def now(self) -> float: ...
+
+    async def open(self, questions: Sequence[Question], each_step: bool = True) -> Answer: ...
+
+    def close(self, answer: Answer, why: FinishReason = FinishReason.CANCELLED) -> None: ...
+
+    def stop_sequence(self, answer: Answer, index: int) -> None: ...
 
 
 class Prompt(NamedTuple):
@@ -50,7 +71,8 @@ class Prompt(NamedTuple):
 
     ``continues`` says that the answer goes on with the prompt's text instead of beginning a new one, which
     decides what becomes of a first word's leading space. ``mute`` asks for the prompt's scores alone.
-    ``echo`` is the prompt's text where it shall stand before the answer.
+    ``echo`` is the prompt's text where it shall stand before the answer. ``retention`` says what of the computed prompt
+    shall be kept longer.
     """
 
     tokens: tuple[int, ...]
@@ -58,6 +80,7 @@ class Prompt(NamedTuple):
     continues: bool
     mute: bool = False
     echo: str = ""
+    retention: tuple[Retention, ...] = ()
 
 
 class Call:
@@ -72,7 +95,7 @@ class Call:
         model: ServedModel,
         prompts: Sequence[Prompt],
         choices: Sequence[Choice],
-        recall: Recall,
+        recall: Answers,
         answer: Answer,
         seconds: float,
     ) -> None:
@@ -164,7 +187,7 @@ class Call:
 
 
 async def open_call(
-    recall: Recall,
+    recall: Answers,
     model: ServedModel,
     body: Generation,
     prompts: Sequence[Prompt],
@@ -188,6 +211,8 @@ async def open_call(
     who = tenant(caller.key_id, caller.tenant_header, body.user)
     seed = secrets.randbits(SEED_BITS) if body.seed is None else body.seed
     urgent = urgency(body, model.rules, who, request_timeout)
+    affinity = f"{who}\0{body.prompt_cache_key}" if body.prompt_cache_key else ""
+    kept = (KEPT_FOR_A_DAY,) if body.prompt_cache_retention == "24h" else ()
     now = recall.now()
     wishes = control(body.response_cache, caller.cache_control)
     bars = unknown_field(body)
@@ -209,13 +234,14 @@ async def open_call(
                 priority=urgent.priority,
                 deadline=None if urgent.seconds is None else now + urgent.seconds,
                 slo=urgent.slo,
-                retention=retention,
+                retention=(*retention, *prompt.retention, *kept),
+                affinity=affinity,
                 salt=f"{who}\0{body.cache_salt or ''}",
                 seed=(seed + n) % 2**SEED_BITS,
                 eos_token_ids=model.tokenizer.eos_token_ids,
             )
             choices.append(Choice(index, request, _text_stream(model, prompt), prompt.mute))
-            questions.append(Question(request, wishes, prompt.continues, stops, turn, bars))
+            questions.append(Question(request, wishes, prompt.continues, stops, turn, bars, caller.origin))
     try:
         answer = await recall.open(questions, each_step=bool(body.stream or body.stop))
     except Refused as refused:

@@ -8,23 +8,26 @@ from typing import Any
 
 from headrace.core.cache.ask import Turn
 from headrace.core.cache.key import Unkeyable, digest
-from headrace.serve.recall import Recall
-from headrace.serve.server.call import Call, Caller, Prompt, open_call
+from headrace.core.request import Retention
+from headrace.serve.server.call import MARKED_RETENTION, Answers, Call, Caller, Prompt, open_call
 from headrace.serve.server.chat_wire import ChatBody, Conversation
 from headrace.serve.server.choices import NOTHING, Choice, Delta
-from headrace.serve.server.errors import invalid, not_supported
+from headrace.serve.server.errors import ApiError, invalid, not_supported
 from headrace.serve.server.logprobs import chat_logprobs, prompt_entries, prompt_logprobs
 from headrace.serve.server.model import INLINE_CHARACTERS, ServedModel
 from headrace.serve.server.sampling import answer_length, check_stream, sampling_params, truncated
 from headrace.serve.server.writing import Writer, encode, encode_text
 from headrace.serve.text.template import TemplateError
 
+MAX_MARKS = 4
+"""As many as Anthropic allows; each costs rendering and tokenizing its part of the conversation again."""
+
 RESERVED = ("self", "messages", "template", "add_generation_prompt", "continue_final_message")
 """Names in a chat template that are no caller's to give: they have fields of their own, or are jinja2's."""
 
 
 async def open_chat(
-    recall: Recall, model: ServedModel, body: ChatBody, caller: Caller, request_timeout: float
+    recall: Answers, model: ServedModel, body: ChatBody, caller: Caller, request_timeout: float
 ) -> Call:
     """Render, tokenize and submit a conversation.
 
@@ -39,7 +42,8 @@ async def open_chat(
     length = answer_length(len(tokens), max_tokens, None, param, model.max_model_len)
     stated = None if max_tokens is None else length
     params = sampling_params(body, model, max_tokens=stated, logprobs=top)
-    prompt = Prompt(tuple(tokens), params, continues=bool(body.continue_final_message))
+    continues = bool(body.continue_final_message)
+    prompt = Prompt(tuple(tokens), params, continues, retention=await _marked(model, body, tokens))
     return await open_call(
         recall,
         model,
@@ -88,6 +92,38 @@ async def render(model: ServedModel, body: Conversation) -> str:
     except TemplateError as error:
         param = "messages" if body.chat_template is None else "chat_template"
         raise invalid(str(error), param, "template_error") from None
+
+
+async def _marked(model: ServedModel, body: ChatBody, tokens: list[int]) -> tuple[Retention, ...]:
+    """What of the prompt its marks ask to keep: each from the beginning to the end of its message."""
+    wishes = []
+    for number, message in enumerate(body.messages, start=1):
+        mark = message.mark()
+        if mark is not None:
+            end = await _end_of(model, body, number, tokens)
+            wishes.append(Retention(0, end, MARKED_RETENTION, mark.seconds))
+    if len(wishes) > MAX_MARKS:
+        raise invalid(f"at most {MAX_MARKS} messages may be marked, got {len(wishes)}", "messages")
+    return tuple(wishes)
+
+
+async def _end_of(model: ServedModel, body: ChatBody, messages: int, tokens: list[int]) -> int:
+    """How many of the prompt's tokens its first messages make, or all where they cannot be rendered alone."""
+    if messages == len(body.messages):
+        return len(tokens)
+    opening = body.model_copy(
+        update={
+            "messages": body.messages[:messages],
+            "add_generation_prompt": False,
+            "continue_final_message": None,
+        }
+    )
+    try:
+        text = await render(model, opening)
+    except ApiError:  # a template may want turns to alternate, or to end with a user's
+        return len(tokens)
+    known = await model.encode(text, bool(body.add_special_tokens))
+    return next((at for at, (a, b) in enumerate(zip(known, tokens, strict=False)) if a != b), len(known))
 
 
 class ChatWriter(Writer):

@@ -13,11 +13,23 @@ MAX_TEMPLATE_CHARACTERS = 65_536
 """Compiling a template takes time by its length alone, which no budget bounds: here about a second."""
 
 
+class CacheMark(Wire):
+    """Anthropic's wish that the prompt up to here stays computed for a while."""
+
+    type: Literal["ephemeral"]
+    ttl: Literal["5m", "1h"] | None = None
+
+    @property
+    def seconds(self) -> float:
+        return 3600.0 if self.ttl == "1h" else 300.0
+
+
 class TextPart(Wire):
     """A piece of a message's text."""
 
     type: Literal["text"]
     text: str
+    cache_control: CacheMark | None = None
 
 
 def _form_of_content(value: Any) -> str | None:
@@ -42,11 +54,22 @@ class Message(Wire):
     role: Literal["system", "developer", "user", "assistant"]
     content: Content
     name: str | None = None
+    cache_control: CacheMark | None = Field(
+        None, description="Keep the computed prompt up to here for its `ttl`; so may a part of the content."
+    )
 
     def plain(self) -> dict[str, Any]:
         """The message as chat templates know it; they know ``developer`` by its older name, ``system``."""
-        message = self.model_dump(exclude_none=True)
+        message = self.model_dump(exclude_none=True, exclude={"cache_control"})
+        if not isinstance(self.content, str):
+            message["content"] = [{"type": part.type, "text": part.text} for part in self.content]
         return message | {"role": "system"} if self.role == "developer" else message
+
+    def mark(self) -> CacheMark | None:
+        """The wish to keep what ends with this message; a part's wish reaches to the end of its message."""
+        parts = () if isinstance(self.content, str) else self.content
+        marks = [each.cache_control for each in (self, *parts) if each.cache_control is not None]
+        return max(marks, key=lambda mark: mark.seconds, default=None)
 
     def text(self) -> str:
         """What it says, its parts joined as chat templates join them."""

@@ -8,8 +8,7 @@ from typing import Any
 
 from headrace.core.plan import TokenLogprob
 from headrace.core.request import SamplingParams
-from headrace.serve.recall import Recall
-from headrace.serve.server.call import Call, Caller, Prompt, open_call
+from headrace.serve.server.call import Answers, Call, Caller, Prompt, open_call
 from headrace.serve.server.choices import NOTHING, Choice, Delta
 from headrace.serve.server.completions_wire import MAX_PROMPTS, CompletionBody
 from headrace.serve.server.errors import invalid
@@ -23,7 +22,7 @@ DEFAULT_MAX_TOKENS = 16
 
 
 async def open_completion(
-    recall: Recall, model: ServedModel, body: CompletionBody, caller: Caller, request_timeout: float
+    recall: Answers, model: ServedModel, body: CompletionBody, caller: Caller, request_timeout: float
 ) -> Call:
     """Tokenize and submit prompts.
 

@@ -116,7 +116,12 @@ class Generation(UrgencyBody):
         None, description="What is asked of the response caches; `Cache-Control` says a part of it too."
     )
     prompt_cache_key: str | None = Field(
-        None, max_length=512, description="A hint for choosing among replicas; one alone has no choice."
+        None,
+        max_length=512,
+        description="Calls of one key have much in common: they run together if they wait.",
+    )
+    prompt_cache_retention: Literal["in_memory", "in-memory", "24h"] | None = Field(
+        None, description="24h: the computed prompt is evicted later than others', for a day."
     )
     return_token_ids: bool | None = None
     request_id: str | None = Field(None, pattern=r"^[A-Za-z0-9._:-]{1,128}$")

@@ -31,7 +31,6 @@ _ANYWHERE: dict[str, tuple[object, ...]] = {
     "kv_transfer_params": (),
     "store": (False,),
     "safety_identifier": (),
-    "prompt_cache_retention": (),
 }
 
 CHAT: NotYet = _ANYWHERE | {

@@ -59,6 +59,7 @@ OTHER = {
     "deadline_ms": 9000,
     "retention": [{"priority": 90}],
     "prompt_cache_key": "k",
+    "prompt_cache_retention": "24h",
     "request_id": "mine",
     "metadata": {"a": "b"},
 }
