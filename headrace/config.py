@@ -189,6 +189,12 @@ class ResponseCacheOptions:
     response_cache_pace: Annotated[
         Literal["immediate", "original"], Field(description="how fast a kept answer is streamed")
     ] = "immediate"
+    resume_cache_bytes: Annotated[
+        int, Field(ge=0, description="of answers that were left before their end, to be taken up there")
+    ] = 16 << 20
+    output_index_bytes: Annotated[
+        int, Field(ge=0, description="of past outputs, from which continuations are proposed")
+    ] = 64 << 20
     input_price: Annotated[float, Field(ge=0, description="of a million prompt tokens, in any currency")] = (
         0.0
     )
@@ -224,6 +230,28 @@ class SemanticOptions:
 
 
 @dataclass(frozen=True, slots=True)
+class WarmOptions:
+    """What is computed before it is asked for, and when there is time for it."""
+
+    history_file: Annotated[
+        str | None, Field(description="SQLite file of which questions come again: hashed, counted, timed")
+    ] = None
+    record_history: Annotated[
+        bool, Field(description="keep the questions' words in it too, so that their answers can be warmed")
+    ] = False
+    warm_below_rate: Annotated[
+        float, Field(gt=0, description="arrivals per second under which there is time to warm")
+    ] = 0.5
+    warm_batch: Annotated[int, Field(ge=1, le=1024, description="questions computed ahead at once")] = 32
+    warm_seconds_per_hour: Annotated[
+        float, Field(ge=0, le=3600, description="of the device that warming may take")
+    ] = 600.0
+    warm_before_ready: Annotated[
+        float, Field(ge=0, description="seconds that /health/ready waits at most for the history to be warm")
+    ] = 0.0
+
+
+@dataclass(frozen=True, slots=True)
 class Options:
     """All parts; what a command line, a file and the environment describe together."""
 
@@ -233,6 +261,7 @@ class Options:
     server: ServerOptions = field(default_factory=ServerOptions)
     response_cache: ResponseCacheOptions = field(default_factory=ResponseCacheOptions)
     semantic: SemanticOptions = field(default_factory=SemanticOptions)
+    warm: WarmOptions = field(default_factory=WarmOptions)
 
 
 PARTS: dict[str, type] = {
@@ -242,6 +271,7 @@ PARTS: dict[str, type] = {
     "server": ServerOptions,
     "response_cache": ResponseCacheOptions,
     "semantic": SemanticOptions,
+    "warm": WarmOptions,
 }
 _LISTS = ("api_key", "response_cache")
 """Options that may be given several times; in the environment, their values are parted by commas."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import secrets
 from collections.abc import Callable
 from pathlib import Path
 from urllib.parse import urlsplit
@@ -12,11 +13,13 @@ from headrace.build.model import Loaded
 from headrace.build.semantic import make_semantic
 from headrace.config import ConfigError, ResponseCacheOptions, SemanticOptions
 from headrace.core.cache.envelope import Seal
-from headrace.core.cache.key import Engine
+from headrace.core.cache.key import KEY_BYTES, Engine
 from headrace.core.cache.versions import Versions
 from headrace.core.events import StoreFaulted
-from headrace.core.ports import Store
+from headrace.core.ports import Keeper, Store
 from headrace.serve.exact import ExactCache
+from headrace.serve.history import History, HistoryKeeper
+from headrace.serve.partial import Partial
 from headrace.serve.recall import Recall
 from headrace.serve.replay import Pace
 from headrace.serve.service import Service
@@ -32,9 +35,15 @@ _SNAPSHOTS = "snapshots"
 
 
 def make_recall(
-    options: ResponseCacheOptions, semantic: SemanticOptions, loaded: Loaded, service: Service
+    options: ResponseCacheOptions,
+    semantic: SemanticOptions,
+    loaded: Loaded,
+    service: Service,
+    history: History | None = None,
 ) -> Recall:
     """The road before ``service``; with no store given, one that lets everything through.
+
+    ``history`` is told what answers cost.
 
     Raises:
         ConfigError: a store that cannot be had, or one that others can write to without a secret; a semantic cache
@@ -51,14 +60,20 @@ def make_recall(
     lasting = any(not tier.at_hand for tier in tiers)
     exact = ExactCache(tiers, Versions())
     near = make_semantic(semantic, loaded, exact, service.note, _beside(options))
+    fingerprint = _fingerprint(loaded, lasting, options.response_cache_secret or "")
+    keepers: list[Keeper] = [near] if near else []
+    if history is not None:
+        history.engine = fingerprint if lasting else secrets.token_bytes(KEY_BYTES)
+        keepers.append(HistoryKeeper(history))
     return Recall(
         service,
         exact,
-        _fingerprint(loaded, lasting, options.response_cache_secret or ""),
+        fingerprint,
         ttl=options.response_cache_ttl,
         pace=Pace(options.response_cache_pace),
         levels=[near] if near else [],
-        keepers=[near] if near else [],
+        keepers=keepers,
+        partial=Partial(fingerprint, options.resume_cache_bytes, options.output_index_bytes),
     )
 
 
@@ -112,7 +127,7 @@ def _seal(options: ResponseCacheOptions) -> Seal:
 
 
 def _fingerprint(loaded: Loaded, lasting: bool, secret: str) -> bytes:
-    """``lasting`` entries outlive this process or leave it: then the weights themselves are looked at."""
+    """What is ``lasting`` outlives this process or leaves it: then the weights themselves are looked at."""
     return Engine(
         model=loaded.name,
         weights=_weights(loaded) if lasting else "",

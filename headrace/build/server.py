@@ -14,6 +14,7 @@ from headrace.build.cache import make_recall
 from headrace.build.model import Loaded, close, describe, load, warm_up
 from headrace.build.recording import open_tape
 from headrace.build.tenants import describe_tenants
+from headrace.build.warming import Warming, make_recorder, open_history
 from headrace.config import ConfigError, Options, ServerOptions
 from headrace.core.gate import Limits
 from headrace.observe.caches import Prices
@@ -27,7 +28,7 @@ from headrace.serve.meter import Meter
 from headrace.serve.recall import Recall
 from headrace.serve.server.accounts import Accounts
 from headrace.serve.server.api import Api
-from headrace.serve.server.app import create_app
+from headrace.serve.server.app import Beside, create_app
 from headrace.serve.server.cache_api import CacheApi
 from headrace.serve.server.model import ServedModel
 from headrace.serve.server.notes import Notes
@@ -118,7 +119,8 @@ def _make_app(loaded: Loaded, all_options: Options, keys: Keys) -> tuple[ASGIApp
         meter=Meter(tenants, loaded.name),
         request_timeout=options.request_timeout,
     )
-    recall = make_recall(caching, all_options.semantic, loaded, service)
+    history = open_history(all_options.warm)
+    recall = make_recall(caching, all_options.semantic, loaded, service, history)
     model = ServedModel(
         loaded.name,
         loaded.tokenizer,
@@ -137,7 +139,10 @@ def _make_app(loaded: Loaded, all_options: Options, keys: Keys) -> tuple[ASGIApp
         max_body_bytes=options.max_body_bytes,
         request_timeout=options.request_timeout,
         headers=lambda tenant: rate_headers(service.meter.rooms(tenant, service.now())),
+        recorder=make_recorder(all_options.warm, history),
     )
+    warming = Warming(all_options.warm, caching, options, recall, model, history)
+    service.watch(warming.warmer)
     status = Status(
         service,
         model,
@@ -154,6 +159,7 @@ def _make_app(loaded: Loaded, all_options: Options, keys: Keys) -> tuple[ASGIApp
         ),
         reset=loaded.engine.reset_prefix_cache,
         version=__version__,
+        not_yet=warming.not_yet,
     )
     caches = CacheApi(
         recall,
@@ -162,6 +168,6 @@ def _make_app(loaded: Loaded, all_options: Options, keys: Keys) -> tuple[ASGIApp
         max_body_bytes=options.max_body_bytes,
     )
     accounts = Accounts(service, usage.tenants, usage.tell)
-    docs = Docs(__version__)
-    routes = [route for each in (api, status, caches, accounts, docs) for route in each.routes()]
-    return create_app(recall, routes, keys), recall
+    parts = (api, status, caches, accounts, warming.endpoint, Docs(__version__))
+    beside: list[Beside] = [warming.warmer] if history is None else [history, warming.warmer]
+    return create_app(recall, [route for part in parts for route in part.routes()], keys, beside), recall

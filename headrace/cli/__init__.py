@@ -16,6 +16,7 @@ from headrace.cli.plan import plan
 from headrace.cli.replay import replay
 from headrace.cli.serve import serve
 from headrace.cli.simulate import simulate
+from headrace.cli.warm import warm
 
 app = typer.Typer(
     name="headrace",
@@ -24,7 +25,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode=None,  # plain help wraps long flags, where tables cut them
 )
-for command in (serve, chat, complete, run_batch, replay, simulate, plan, doctor):
+for command in (serve, chat, complete, run_batch, replay, simulate, plan, doctor, warm):
     app.command()(command)
 app.add_typer(bench_app, name="bench")
 app.add_typer(cache_app, name="cache")

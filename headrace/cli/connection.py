@@ -75,6 +75,24 @@ def served_model(client: httpx.Client) -> str:
         raise ServerError(f"what answers at {client.base_url} is no OpenAI-compatible server") from error
 
 
+def call(client: httpx.Client, method: str, path: str, body: dict[str, Any] | None = None) -> dict[str, Any]:
+    """What the server answers to one request, as an object.
+
+    Raises:
+        ServerError: it refuses, or is gone.
+    """
+    import httpx
+
+    try:
+        response = client.request(method, path, json=body)
+    except httpx.TransportError as error:
+        raise ServerError(no_server(client.base_url, error)) from error
+    if not response.is_success:
+        raise ServerError(_message(response))
+    answer: dict[str, Any] = response.json()
+    return answer
+
+
 def stream(client: httpx.Client, path: str, body: dict[str, Any]) -> Iterator[dict[str, Any]]:
     """The chunks of a streamed answer, as they arrive.
 

@@ -11,11 +11,18 @@ from headrace.config import (
     SchedulerOptions,
     SemanticOptions,
     ServerOptions,
+    WarmOptions,
 )
 
 
 @with_options(
-    ModelOptions, CacheOptions, SchedulerOptions, ServerOptions, ResponseCacheOptions, SemanticOptions
+    ModelOptions,
+    CacheOptions,
+    SchedulerOptions,
+    ServerOptions,
+    ResponseCacheOptions,
+    SemanticOptions,
+    WarmOptions,
 )
 def serve(given: Options) -> None:
     """Serve a model behind the OpenAI API."""

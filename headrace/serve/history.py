@@ -21,7 +21,11 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
+from headrace.core.cache.ask import Ask
+from headrace.core.cache.beginnings import Beginning
 from headrace.core.cache.demand import Candidate, Demand, new_demand
+from headrace.core.cache.entry import Entry, Served
+from headrace.core.cache.versions import tenant_tag
 
 logger = logging.getLogger(__name__)
 
@@ -37,7 +41,10 @@ CREATE TABLE IF NOT EXISTS questions (
     season BLOB NOT NULL, days BLOB NOT NULL,
     seconds REAL NOT NULL DEFAULT 0, tokens INTEGER NOT NULL DEFAULT 0,
     engine BLOB, fresh_until REAL NOT NULL DEFAULT 0,
-    url TEXT, key_id TEXT, tenant_header TEXT, body BLOB
+    tenant TEXT NOT NULL, url TEXT, key_id TEXT, tenant_header TEXT, body BLOB
+);
+CREATE TABLE IF NOT EXISTS prefixes (
+    id INTEGER PRIMARY KEY, tenant TEXT NOT NULL, url TEXT, key_id TEXT, tenant_header TEXT, body BLOB NOT NULL
 );
 CREATE INDEX IF NOT EXISTS questions_last ON questions (last);
 """
@@ -56,6 +63,7 @@ class Recorded(NamedTuple):
 
 class _Asked(NamedTuple):
     key: bytes
+    tenant: str
     at: float
     recorded: Recorded | None
 
@@ -84,6 +92,8 @@ class History:
     """
 
     def __init__(self, path: Path, max_questions: int = 100_000) -> None:
+        self.engine = b""
+        """Whose answers are fresh: not those of another model, nor those in a memory that is gone."""
         self._max_questions = max_questions
         self._notes: list[_Asked | _Computed] = []
         self._lost = 0
@@ -100,19 +110,19 @@ class History:
 
     # -- taking note -------------------------------------------------------------------------------
 
-    def asked(self, key: bytes, at: float, recorded: Recorded | None) -> None:
+    def asked(self, key: bytes, tenant: str, at: float, recorded: Recorded | None) -> None:
         """A question came at the Unix time ``at``; ``recorded`` where its words may be kept."""
-        self._note(_Asked(key, at, recorded))
+        self._note(_Asked(key, tenant, at, recorded))
 
-    def computed(self, key: bytes, seconds: float, tokens: int, engine: bytes, fresh_until: float) -> None:
-        """It took ``seconds`` to answer with ``tokens``; the answer of ``engine`` serves until ``fresh_until``."""
-        self._note(_Computed(key, seconds, tokens, engine, fresh_until))
+    def computed(self, key: bytes, seconds: float, tokens: int, fresh_until: float) -> None:
+        """It took `engine` ``seconds`` to answer with ``tokens``; the answer serves until ``fresh_until``."""
+        self._note(_Computed(key, seconds, tokens, self.engine, fresh_until))
 
     def start(self) -> None:
         """Begin to write notes down; on the running loop."""
         self._flushing = asyncio.get_running_loop().create_task(self._flush_for_ever())
 
-    async def close(self) -> None:
+    async def stop(self) -> None:
         """Write down what is noted and let go of the file."""
         if self._flushing is not None:
             self._flushing.cancel()
@@ -132,10 +142,13 @@ class History:
 
     # -- reading -----------------------------------------------------------------------------------
 
-    async def candidates(self, engine: bytes, now: float, most: int = 10_000) -> Sequence[Candidate]:
-        """Questions in known words whose answer by ``engine`` is not fresh any more, the last asked first."""
+    async def candidates(self, now: float, most: int = 10_000) -> Sequence[Candidate]:
+        """Questions answered before, in known words, to which `engine` has no fresh answer; the last asked first.
+
+        What was never answered from beginning to end is none: perhaps nothing may be kept of it.
+        """
         await self.flush()
-        return await self._on_worker(lambda: self._candidates(engine, now, most))
+        return await self._on_worker(lambda: self._candidates(self.engine, now, most))
 
     async def question(self, key: bytes) -> Recorded | None:
         """A question's words, where they are known."""
@@ -149,13 +162,21 @@ class History:
         questions, recorded = await self._on_worker(lambda: self._rows.execute(query).fetchone())
         return HistoryCounts(questions, recorded, self._lost)
 
-    async def forget(self, key_id: str | None = None, tenant_header: str | None = None) -> None:
-        """Drop the questions of one caller, or with no argument all."""
-        self._notes.clear()
-        everything = key_id is None and tenant_header is None
-        query = "DELETE FROM questions" + ("" if everything else " WHERE key_id IS ? AND tenant_header IS ?")
-        arguments = () if everything else (key_id, tenant_header)
-        await self._on_worker(lambda: self._rows.execute(query, arguments))
+    def forget(self, tenant: str) -> None:
+        """Drop the questions and prefixes of a tenant, those not written yet too; soon."""
+        self._notes = [note for note in self._notes if not isinstance(note, _Asked) or note.tenant != tenant]
+        for table in ("questions", "prefixes"):
+            self._worker.submit(self._rows.execute, f"DELETE FROM {table} WHERE tenant = ?", (tenant,))
+
+    async def register(self, tenant: str, prefix: Recorded) -> None:
+        """Remember a prefix that is to be kept warm."""
+        query = "INSERT INTO prefixes (tenant, url, key_id, tenant_header, body) VALUES (?, ?, ?, ?, ?)"
+        await self._on_worker(lambda: self._rows.execute(query, (tenant, *prefix)))
+
+    async def prefixes(self) -> Sequence[Recorded]:
+        """All registered prefixes, the first registered first."""
+        query = "SELECT url, key_id, tenant_header, body FROM prefixes ORDER BY id"
+        return [Recorded(*row) for row in await self._on_worker(lambda: self._rows.execute(query).fetchall())]
 
     # -- on the worker -----------------------------------------------------------------------------
 
@@ -178,6 +199,7 @@ class History:
             self._rows.execute("BEGIN IMMEDIATE")  # what is read below must not change before it is written
             demands: dict[bytes, Demand] = {}
             words: dict[bytes, Recorded] = {}
+            tenants: dict[bytes, str] = {}
             computed: list[_Computed] = []
             for note in notes:
                 if isinstance(note, _Computed):
@@ -185,9 +207,12 @@ class History:
                     continue
                 known = demands.get(note.key) or self._demand(note.key) or new_demand(note.at)
                 demands[note.key] = known.asked(note.at)
+                tenants[note.key] = note.tenant
                 if note.recorded is not None:
                     words[note.key] = note.recorded
-            self._rows.executemany(_UPSERT, (_row(key, demand) for key, demand in demands.items()))
+            self._rows.executemany(
+                _UPSERT, (_row(key, tenants[key], demand) for key, demand in demands.items())
+            )
             self._rows.executemany(_WORDS, ((*said, key) for key, said in words.items()))
             self._rows.executemany(_COMPUTED, ((*note[1:], note.key) for note in computed))
             self._rows.execute(_TRIM, (self._max_questions,))
@@ -198,16 +223,39 @@ class History:
 
     def _candidates(self, engine: bytes, now: float, most: int) -> Sequence[Candidate]:
         rows = self._rows.execute(
-            f"SELECT key, seconds, {_DEMAND} FROM questions WHERE body IS NOT NULL "
-            "AND (engine IS NOT ? OR fresh_until <= ?) ORDER BY last DESC LIMIT ?",
+            f"SELECT key, seconds, {_DEMAND} FROM questions WHERE body IS NOT NULL AND engine IS NOT NULL "
+            "AND (engine != ? OR fresh_until <= ?) ORDER BY last DESC LIMIT ?",
             (engine, now, most),
         )
         return [Candidate(key, _read(demand), seconds, seconds) for key, seconds, *demand in rows]
 
 
+class HistoryKeeper:
+    """A `core.ports.Keeper` that notes what answers cost, and until when this engine need not compute them."""
+
+    def __init__(self, history: History) -> None:
+        self._history = history
+
+    def kept(self, ask: Ask, entry: Entry) -> None:
+        if ask.origin:
+            self._history.computed(ask.origin, entry.seconds, len(entry.tokens), entry.expires)
+
+    def broken_off(self, ask: Ask, beginning: Beginning) -> None:
+        pass
+
+    def cleared(self, tag: str) -> None:
+        """A tenant that is cleared leaves no words behind; clearing anything else only makes answers stale."""
+        prefix = tenant_tag("")
+        if tag.startswith(prefix):
+            self._history.forget(tag.removeprefix(prefix))
+
+    def barred(self, served: Served) -> None:
+        pass
+
+
 _DEMAND = "first, last, times, recent, season, days"
 _UPSERT = f"""
-INSERT INTO questions (key, {_DEMAND}) VALUES (?, ?, ?, ?, ?, ?, ?) ON CONFLICT (key) DO UPDATE SET
+INSERT INTO questions (key, tenant, {_DEMAND}) VALUES (?, ?, ?, ?, ?, ?, ?, ?) ON CONFLICT (key) DO UPDATE SET
 first = excluded.first, last = excluded.last, times = excluded.times, recent = excluded.recent,
 season = excluded.season, days = excluded.days
 """
@@ -218,9 +266,9 @@ DELETE FROM questions WHERE id IN (SELECT id FROM questions ORDER BY last DESC L
 """
 
 
-def _row(key: bytes, demand: Demand) -> tuple[object, ...]:
+def _row(key: bytes, tenant: str, demand: Demand) -> tuple[object, ...]:
     season, days = array("d", demand.season).tobytes(), array("q", demand.days).tobytes()
-    return (key, demand.first, demand.last, demand.times, demand.recent, season, days)
+    return (key, tenant, demand.first, demand.last, demand.times, demand.recent, season, days)
 
 
 def _read(row: Sequence[Any]) -> Demand:

@@ -171,6 +171,10 @@ class Service:
         self._loop: asyncio.AbstractEventLoop | None = None
         self.thread = EngineThread(engine, self._deliver, clock)
 
+    def watch(self, watcher: Watcher) -> None:
+        """Tell ``watcher`` of everything from now on."""
+        self._watchers = (*self._watchers, watcher)
+
     def start(self) -> None:
         """Bind to the running loop and start the engine's thread."""
         self._loop = asyncio.get_running_loop()

@@ -72,9 +72,9 @@ class FakeServer:
 
 
 @contextlib.contextmanager
-def running(delay: float = 0.0) -> Iterator[FakeServer]:
+def running(delay: float = 0.0, fake: FakeServer | None = None) -> Iterator[FakeServer]:
     """A fake server, listening until the block ends."""
-    fake = FakeServer(delay)
+    fake = fake or FakeServer(delay)
     server = uvicorn.Server(uvicorn.Config(fake.app, port=0, log_level="error"))
     thread = threading.Thread(target=server.run)
     thread.start()

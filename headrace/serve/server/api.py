@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping
+from typing import TypeVar
 
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
@@ -18,13 +19,17 @@ from headrace.serve.server.chat_wire import ChatBody
 from headrace.serve.server.completions import CompletionWriter, open_completion
 from headrace.serve.server.completions_wire import CompletionBody
 from headrace.serve.server.edge import CALLER
+from headrace.serve.server.fields import Generation
 from headrace.serve.server.model import ServedModel
 from headrace.serve.server.notes import Notes
+from headrace.serve.server.recorder import Recorder
 from headrace.serve.server.responses import StreamedAnswer, WholeAnswer
 from headrace.serve.server.tokens_wire import DetokenizeBody, TokenizeBody, TokenizeChatBody
 from headrace.serve.server.unsupported import NotYet
 from headrace.serve.server.wire import WireT, parse
 from headrace.serve.server.writing import Writer
+
+GenerationT = TypeVar("GenerationT", bound=Generation)
 
 _MESSAGES_KEY = re.compile(rb'"messages"\s*:')
 
@@ -34,6 +39,7 @@ class Api:
 
     ``max_body_bytes`` bounds what is read of a request, ``request_timeout`` (seconds) how long it may take.
     ``headers`` are those that every answer to a tenant carries.
+    ``recorder`` takes note of which questions come again.
     """
 
     def __init__(
@@ -45,6 +51,7 @@ class Api:
         max_body_bytes: int,
         request_timeout: float,
         headers: Callable[[str], Mapping[str, str]] = lambda tenant: {},
+        recorder: Recorder | None = None,
     ) -> None:
         self._recall = recall
         self._model = model
@@ -52,6 +59,7 @@ class Api:
         self._max_body_bytes = max_body_bytes
         self._request_timeout = request_timeout
         self._headers = headers
+        self._recorder = recorder
 
     def routes(self) -> list[Route]:
         """What to mount."""
@@ -64,17 +72,13 @@ class Api:
 
     async def chat_completions(self, request: Request) -> Response:
         """``POST /v1/chat/completions``."""
-        body = await self._body(request, ChatBody, unsupported.CHAT)
-        self._model.check_name(body.model)
-        caller: Caller = request.scope[CALLER]
+        body, caller = await self._question(request, ChatBody, unsupported.CHAT)
         call = await open_chat(self._recall, self._model, body, caller, self._request_timeout)
         return self._answer(call, lambda: ChatWriter(call, body), body.metadata, bool(body.stream))
 
     async def completions(self, request: Request) -> Response:
         """``POST /v1/completions``."""
-        body = await self._body(request, CompletionBody, unsupported.COMPLETIONS)
-        self._model.check_name(body.model)
-        caller: Caller = request.scope[CALLER]
+        body, caller = await self._question(request, CompletionBody, unsupported.COMPLETIONS)
         call = await open_completion(self._recall, self._model, body, caller, self._request_timeout)
         return self._answer(call, lambda: CompletionWriter(call, body), body.metadata, bool(body.stream))
 
@@ -106,6 +110,18 @@ class Api:
         self._model.check_name(body.model)
         self._model.check_tokens(body.tokens, "tokens")
         return JSONResponse({"prompt": self._model.tokenizer.decode(body.tokens, skip_special_tokens=False)})
+
+    async def _question(
+        self, request: Request, form: type[GenerationT], not_yet: NotYet
+    ) -> tuple[GenerationT, Caller]:
+        """What is asked, and by whom."""
+        raw = await read_body(request, self._max_body_bytes)
+        body = parse(raw, form, not_yet)
+        self._model.check_name(body.model)
+        caller: Caller = request.scope[CALLER]
+        if self._recorder is not None:
+            caller = self._recorder.note(request.url.path, raw, body, caller)
+        return body, caller
 
     async def _body(self, request: Request, form: type[WireT], not_yet: NotYet) -> WireT:
         return parse(await read_body(request, self._max_body_bytes), form, not_yet)

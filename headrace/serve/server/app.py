@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
+from typing import Protocol
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
@@ -17,13 +18,30 @@ from headrace.serve.server.edge import Edge
 from headrace.serve.server.errors import ApiError, api_error, http_exception, invalid_parameter, unexpected
 
 
-def create_app(recall: Recall, routes: Sequence[BaseRoute], keys: Keys) -> ASGIApp:
-    """The application; it starts with the server's loop what answers, and stops it with the server."""
+class Beside(Protocol):
+    """What works beside the answering, on the server's loop."""
+
+    def start(self) -> None: ...
+
+    async def stop(self) -> None: ...
+
+
+def create_app(
+    recall: Recall, routes: Sequence[BaseRoute], keys: Keys, beside: Sequence[Beside] = ()
+) -> ASGIApp:
+    """The application; it starts with the server's loop what answers, and stops it with the server.
+
+    What is ``beside`` starts after that in its order and stops before in the reverse one.
+    """
 
     @asynccontextmanager
     async def lifespan(app: Starlette) -> AsyncIterator[None]:
         await recall.start()
+        for each in beside:
+            each.start()
         yield
+        for each in reversed(beside):
+            await each.stop()
         await recall.stop()
 
     handlers = {

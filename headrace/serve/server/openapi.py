@@ -18,6 +18,7 @@ from headrace.serve.server.cache_api import ClearBody, FeedbackBody
 from headrace.serve.server.chat_wire import ChatBody
 from headrace.serve.server.completions_wire import CompletionBody
 from headrace.serve.server.tokens_wire import DetokenizeBody, TokenizeBody
+from headrace.serve.server.warm_wire import WarmBody
 from headrace.serve.server.wire import Wire
 
 
@@ -59,7 +60,11 @@ OPERATIONS = (
     ),
     Operation("get", "/v1/usage", "What tenants have used, and how their limits stand; of one: ?tenant=."),
     Operation("get", "/health", "200 while steps progress, else 503 with the reason."),
-    Operation("get", "/health/ready", "200 while new requests are taken."),
+    Operation(
+        "get",
+        "/health/ready",
+        "200 while new requests are taken and the caches are as warm as they shall be.",
+    ),
     Operation("get", "/ping", "As /health."),
     Operation("get", "/version", "The server's version."),
     Operation("get", "/server_info", "What runs here, and how much of it."),
@@ -74,6 +79,14 @@ OPERATIONS = (
         "Say that an answer was wrong: it is deleted and not kept again.",
         FeedbackBody,
     ),
+    Operation(
+        "post",
+        "/v1/cache/warm",
+        "Compute answers, and beginnings of prompts, when there is time.",
+        WarmBody,
+        {"prefixes": [{"messages": [{"role": "system", "content": "You are brief."}]}]},
+    ),
+    Operation("get", "/v1/cache/warm", "How far warming is, and whether there is time for it."),
     Operation("post", "/reset_prefix_cache", "Forget all computed prefixes."),
 )
 

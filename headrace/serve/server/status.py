@@ -31,7 +31,7 @@ class Status:
     ``explain`` and ``metrics`` belong to `observe`, which this room must not know; ``info`` is what
     ``/server_info`` shows beside what the service counts; ``reset`` empties the engine's prefix cache. ``foresee``
     tells of a waiting request what only the engine knows (its ``position`` in the policy's order, a forecast); it is
-    asked between two steps.
+    asked between two steps. ``not_yet`` says what a well server still has to do before it is ready.
     """
 
     def __init__(
@@ -46,6 +46,7 @@ class Status:
         reset: Callable[[], object],
         version: str,
         foresee: Explain = lambda request_id, now: None,
+        not_yet: Callable[[], str] = str,
     ) -> None:
         self._service = service
         self._model = model
@@ -56,6 +57,7 @@ class Status:
         self._reset = reset
         self._version = version
         self._foresee = foresee
+        self._not_yet = not_yet
 
     def routes(self) -> list[Route]:
         """What to mount."""
@@ -113,9 +115,11 @@ class Status:
         return JSONResponse(_health(health), 200 if health.well else 503)
 
     async def ready(self, request: Request) -> Response:
-        """``GET /health/ready``: 200 while new calls are taken."""
+        """``GET /health/ready``: 200 while new calls are taken and the caches are as warm as they shall be."""
         health = self._service.health()
-        return JSONResponse(_health(health), 200 if health.ready else 503)
+        not_yet = self._not_yet()
+        told = _health(health) | ({"status": not_yet} if health.ready and not_yet else {})
+        return JSONResponse(told, 200 if health.ready and not not_yet else 503)
 
     async def version(self, request: Request) -> Response:
         """``GET /version``."""

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -7,6 +8,7 @@ import pytest
 from starlette.testclient import TestClient
 
 from headrace.core.blocks import BlockPool
+from headrace.core.cache.quiet import QuietWindow
 from headrace.core.engine import Engine
 from headrace.core.events import Event
 from headrace.core.eviction import LeastRecentlyUsed
@@ -22,6 +24,7 @@ from headrace.observe.metrics import Metrics
 from headrace.observe.requests import RequestBook
 from headrace.observe.sheet import Sheet
 from headrace.observe.usage import UsageBook
+from headrace.serve.ahead import Ahead
 from headrace.serve.auth import Keys
 from headrace.serve.meter import Meter
 from headrace.serve.recall import Recall
@@ -35,8 +38,10 @@ from headrace.serve.server.openapi import Docs
 from headrace.serve.server.rates import rate_headers
 from headrace.serve.server.status import Status
 from headrace.serve.server.urgency import Rules
+from headrace.serve.server.warm import Computing, Warm
 from headrace.serve.service import Service
 from headrace.serve.text.template import ChatTemplate
+from headrace.serve.warmer import Warmer
 from tests.doubles.scripted_runner import ScriptedRunner
 from tests.serve.text.vocabularies import byte_level
 
@@ -141,8 +146,20 @@ def house(options: dict) -> Iterator[House]:
     keys = Keys(dict.fromkeys(options.get("keys", ())))
     caches = CacheApi(recall, metrics.caches.stats, keys_required=keys.required, max_body_bytes=100_000)
     accounts = Accounts(service, usage.tenants, usage.tell)
-    routes = [route for each in (api, status, caches, accounts, Docs("0")) for route in each.routes()]
-    app = create_app(recall, routes, keys)
+    computing = Computing(Ahead(recall), service, model, 30.0)
+    warmer = Warmer(
+        computing.compute,
+        QuietWindow(options.get("warm_below_rate", 1e-6), 0.0, 0.0),  # the first call ends the quiet for good
+        time.monotonic,
+        time.time,
+        batch=4,
+        seconds_per_hour=3600.0,
+        horizon_seconds=3600.0,
+    )
+    service.watch(warmer)
+    warm = Warm(warmer, computing, model, max_body_bytes=100_000)
+    parts = (api, status, caches, accounts, warm, Docs("0"))
+    app = create_app(recall, [route for part in parts for route in part.routes()], keys, [warmer])
     with TestClient(app, raise_server_exceptions=False) as client:
         house.client, house.service = client, service
         yield house

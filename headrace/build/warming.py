@@ -1,0 +1,75 @@
+"""Warming from its options: a history of questions, and what computes them ahead."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from headrace.config import ConfigError, ResponseCacheOptions, ServerOptions, WarmOptions
+from headrace.core.cache.quiet import QuietWindow
+from headrace.serve.ahead import Ahead
+from headrace.serve.history import History
+from headrace.serve.recall import Recall
+from headrace.serve.server.model import ServedModel
+from headrace.serve.server.recorder import Recorder
+from headrace.serve.server.warm import Computing, Warm
+from headrace.serve.warmer import Warmer
+
+SETTLE_SECONDS = 2.0
+"""How long arrivals must have been few before warming begins."""
+
+
+def open_history(options: WarmOptions) -> History | None:
+    """The history that was asked for, if any.
+
+    Raises:
+        ConfigError: its file cannot be used, or words shall be recorded without one.
+    """
+    if options.history_file is None:
+        if options.record_history:
+            raise ConfigError("--record-history needs --history-file beside it")
+        return None
+    try:
+        return History(Path(options.history_file))
+    except OSError as error:
+        raise ConfigError(f"--history-file: {error}") from error
+
+
+def make_recorder(options: WarmOptions, history: History | None) -> Recorder | None:
+    """What notes questions in the history."""
+    return None if history is None else Recorder(history, options.record_history)
+
+
+class Warming:
+    """The parts of warming, made for each other: `warmer`, `endpoint`, and what readiness waits for."""
+
+    def __init__(
+        self,
+        options: WarmOptions,
+        caching: ResponseCacheOptions,
+        server: ServerOptions,
+        recall: Recall,
+        model: ServedModel,
+        history: History | None,
+    ) -> None:
+        computing = Computing(Ahead(recall), recall.service, model, server.request_timeout)
+        clock: Callable[[], float] = time.monotonic
+        settle = 0.0 if options.warm_before_ready else SETTLE_SECONDS
+        self.warmer = Warmer(
+            computing.compute,
+            QuietWindow(options.warm_below_rate, settle, clock()),
+            clock,
+            time.time,
+            batch=options.warm_batch,
+            seconds_per_hour=options.warm_seconds_per_hour,
+            horizon_seconds=caching.response_cache_ttl,
+            history=history,
+        )
+        self.endpoint = Warm(self.warmer, computing, model, max_body_bytes=server.max_body_bytes)
+        self._ready_by = clock() + options.warm_before_ready
+        self._clock = clock
+
+    def not_yet(self) -> str:
+        """What readiness still waits for."""
+        return "warming" if not self.warmer.settled and self._clock() < self._ready_by else ""

@@ -1,0 +1,107 @@
+"""``headrace warm``: have a running server compute ahead what will be asked for."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from headrace.cli.connection import DEFAULT_URL, ServerError, call, open_client
+from headrace.config import ConfigError
+
+if TYPE_CHECKING:
+    import httpx
+
+PATH = "/v1/cache/warm"
+AT_ONCE = 1000
+POLL_SECONDS = 0.5
+
+
+def warm(
+    requests: Annotated[
+        Path | None, typer.Argument(help="requests to compute, in OpenAI's batch JSONL", show_default=False)
+    ] = None,
+    from_history: Annotated[
+        bool, typer.Option("--from-history", help="take the most wanted of the server's recorded questions")
+    ] = False,
+    system_prompt: Annotated[
+        list[Path] | None, typer.Option(help="text file whose computed prompt is kept; may be repeated")
+    ] = None,
+    wait: Annotated[bool, typer.Option(help="return when all of it has been dealt with")] = True,
+    url: Annotated[str, typer.Option(help="the server")] = DEFAULT_URL,
+    api_key: Annotated[str | None, typer.Option(help="if the server asks for one")] = None,
+) -> None:
+    """Fill the caches of a running server, in times when it has nothing else to do.
+
+    What is computed belongs to the caller of this command: with an API key, to the tenant of that key.
+    """
+    if requests is None and not from_history and not system_prompt:
+        raise ConfigError("nothing to warm: name a file of requests, --from-history or --system-prompt")
+    lines = [] if requests is None else _read(requests)
+    prefixes = [_prefix(path) for path in system_prompt or ()]
+    try:
+        with open_client(url, api_key) as client:
+            before = call(client, "GET", PATH)
+            for body in _bodies(lines, prefixes, from_history):
+                taken = call(client, "POST", PATH, body)
+                print(f"taken on     {', '.join(f'{count} {what}' for what, count in taken.items())}")
+            if wait:
+                _wait(client, before)
+    except ServerError as error:
+        print(f"headrace: {error}", file=sys.stderr)
+        raise typer.Exit(1) from None
+    except KeyboardInterrupt:
+        raise typer.Exit(130) from None
+
+
+def _read(path: Path) -> list[dict[str, Any]]:
+    from headrace.serve.batch.lines import BadLine, read_lines
+
+    lines = []
+    try:
+        with path.open("rb") as raw_lines:
+            for line in read_lines(raw_lines):
+                if isinstance(line, BadLine):
+                    raise ConfigError(f"{path}: {line.message}")
+                lines.append({"url": line.url, "body": line.body})
+    except OSError as error:
+        raise ConfigError(f"{path} cannot be read: {error.strerror}") from error
+    return lines
+
+
+def _prefix(path: Path) -> dict[str, Any]:
+    try:
+        return {"messages": [{"role": "system", "content": path.read_text(encoding="utf-8")}]}
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path} cannot be read: {error}") from error
+
+
+def _bodies(
+    lines: list[dict[str, Any]], prefixes: list[dict[str, Any]], from_history: bool
+) -> Iterator[dict[str, Any]]:
+    """All of it in calls that a server takes."""
+    if prefixes or from_history:
+        yield {"prefixes": prefixes, "from_history": from_history}
+    for first in range(0, len(lines), AT_ONCE):
+        yield {"requests": lines[first : first + AT_ONCE]}
+
+
+def _wait(client: httpx.Client, before: dict[str, Any]) -> None:
+    """Return when nothing waits or runs any more; say once why nothing happens, if nothing does."""
+    told = False
+    while True:
+        state = call(client, "GET", PATH)
+        if not state["waiting"] and not state["running"]:
+            break
+        paused = not state["quiet"] or not state["left_seconds"]
+        if paused and not told:
+            why = "the hour's allowance is spent" if state["quiet"] else "others are using the server"
+            print(f"waiting      {state['waiting']} requests, until there is time: {why}")
+        told = paused
+        time.sleep(POLL_SECONDS)
+    done = {what: state[what] - before[what] for what in ("computed", "kept", "refused")}
+    print(f"done         {done['computed']} computed, {done['kept']} kept already, {done['refused']} refused")
