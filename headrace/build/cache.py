@@ -12,6 +12,7 @@ from headrace import __version__
 from headrace.build.model import Loaded
 from headrace.build.semantic import make_semantic
 from headrace.config import ConfigError, ResponseCacheOptions, SemanticOptions
+from headrace.core.cache.entry import Layer, StoreFacts
 from headrace.core.cache.envelope import Seal
 from headrace.core.cache.key import KEY_BYTES, Engine
 from headrace.core.cache.versions import Versions
@@ -81,6 +82,12 @@ def _beside(options: ResponseCacheOptions) -> Path | None:
     """Where questions are kept across restarts: beside the file of their answers, if there is one."""
     files = [spec.partition(":")[2] for spec in options.response_cache if spec.startswith("sqlite:")]
     return Path(f"{files[0]}.semantic").expanduser() if files else None
+
+
+def prefix_sizes(loaded: Loaded) -> dict[Layer, dict[str, StoreFacts]]:
+    """How full the cache of computed prefixes is; its evictions are the engine's events."""
+    blocks = loaded.engine.scheduler.pool.num_cached
+    return {Layer.PREFIX: {"device": StoreFacts(blocks, blocks * loaded.ledger.block_bytes, 0)}}
 
 
 def _tier(spec: str, options: ResponseCacheOptions, tell: Callable[[StoreFaulted], None]) -> Tier:

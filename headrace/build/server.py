@@ -10,7 +10,7 @@ from dataclasses import asdict
 from starlette.types import ASGIApp
 
 from headrace import __version__
-from headrace.build.cache import make_recall
+from headrace.build.cache import make_recall, prefix_sizes
 from headrace.build.model import Loaded, close, describe, load, warm_up
 from headrace.build.recording import open_tape
 from headrace.build.tenants import describe_tenants
@@ -107,7 +107,7 @@ def _make_app(loaded: Loaded, all_options: Options, keys: Keys) -> tuple[ASGIApp
         cache_config={"block_size": str(ledger.block_size), "num_gpu_blocks": str(ledger.num_blocks)},
         phase_seconds=lambda: loaded.runner.seconds,
         prices=Prices(caching.input_price, caching.output_price),
-        cache_sizes=lambda: recall.sizes(),  # made below
+        cache_sizes=lambda: recall.sizes() | prefix_sizes(loaded),  # made below
     )
     goodput = Goodput(sheet, lambda tenant: tenants.terms(tenant).weight)
     usage = UsageBook()

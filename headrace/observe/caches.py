@@ -1,6 +1,15 @@
 """The ledger of what was not computed: per layer its look-ups, hits, time, tokens and money.
 
-A fold over the same events as all metrics; `observe.metrics` shows its families, ``/v1/cache/stats`` its `stats`.
+```
+ exact      Spared: a whole answer was kept              prompt + output tokens
+ semantic   Spared: a near question's answer served      prompt + output tokens
+ coalesced  Spared: another call was computing it        prompt + output tokens
+ partial    Spared: an answer was taken up where it      output tokens
+            had been left
+ prefix     Admitted: blocks of the prompt were there    prompt tokens
+```
+A fold over the same events as all metrics; `observe.metrics` shows its families, ``/v1/cache/stats`` its `stats`. The
+prefix cache looks up within a step, whose time is that of the scheduler.
 """
 
 from __future__ import annotations
@@ -10,7 +19,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from headrace.core.cache.entry import Layer, StoreFacts
-from headrace.core.events import Audited, LookedUp, Lookup, Spared, StoreFaulted
+from headrace.core.events import Audited, Evicted, EvictReason, LookedUp, Lookup, Spared, StoreFaulted
 from headrace.observe.sheet import Sheet
 
 LOOKUP_SECONDS = (0.00001, 0.00005, 0.0001, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.5)
@@ -42,6 +51,7 @@ class CacheLedger:
     def __init__(self, sheet: Sheet, prices: Prices = FREE, sizes: Callable[[], Sizes] = dict) -> None:
         self._prices = prices
         self._sizes = sizes
+        self._evicted_blocks = 0
         layer = ["layer"]
         self._hits = sheet.counter("response_cache_hits", "Requests answered without computing.", layer)
         self._misses = sheet.counter("response_cache_misses", "Look-ups that found nothing to serve.", layer)
@@ -91,20 +101,34 @@ class CacheLedger:
         """A kept answer was compared with a computed one."""
         self._audits.of(event.layer.value, "right" if event.right else "wrong").value += 1
 
+    def shared(self, cached_tokens: int) -> None:
+        """A request was admitted for the first time, with ``cached_tokens`` of its prompt computed before."""
+        layer = Layer.PREFIX.value
+        if not cached_tokens:
+            self._misses.of(layer).value += 1
+            return
+        self._hits.of(layer).value += 1
+        self._tokens.of(layer, "prompt").value += cached_tokens
+        self._money.of(layer).value += self._prices.of(cached_tokens, 0)
+
     def faulted(self, event: StoreFaulted, now: float) -> None:
         """A store could not be used."""
         self._faults.of(event.store, event.fault.value).value += 1
 
+    def evicted(self, event: Evicted, now: float) -> None:
+        """A block of the prefix cache was needed for something else."""
+        self._evicted_blocks += event.reason is EvictReason.ALLOCATION
+
     def measure(self) -> None:
         """Ask how full everything is."""
-        for layer, stores in self._sizes().items():
+        for layer, stores in self._full().items():
             self._bytes.of(layer.value).value = sum(facts.nbytes or 0 for facts in stores.values())
             self._entries.of(layer.value).value = sum(facts.entries or 0 for facts in stores.values())
             self._evictions.of(layer.value).value = sum(facts.evictions for facts in stores.values())
 
     def stats(self) -> dict[str, Any]:
         """Everything by layer, as plain values for JSON."""
-        sizes = self._sizes()
+        sizes = self._full()
         named = {name for family in (self._hits, self._misses) for (name,) in family.series}
         layers = [layer for layer in Layer if layer in sizes or layer.value in named]
         return {
@@ -116,6 +140,16 @@ class CacheLedger:
                 f"{store}:{fault}": int(cell.value) for (store, fault), cell in self._faults.series.items()
             },
         }
+
+    def _full(self) -> Sizes:
+        """How full everything is; the engine tells its evictions as events instead of counting them."""
+        sizes = dict(self._sizes())
+        if Layer.PREFIX in sizes:
+            sizes[Layer.PREFIX] = {
+                name: facts._replace(evictions=self._evicted_blocks)
+                for name, facts in sizes[Layer.PREFIX].items()
+            }
+        return sizes
 
     def _of(self, layer: str) -> dict[str, Any]:
         hits, misses = self._hits.of(layer).value, self._misses.of(layer).value

@@ -17,6 +17,7 @@ from headrace.core.events import (
     Chunked,
     Emitted,
     Event,
+    Evicted,
     Finished,
     LookedUp,
     Moved,
@@ -162,6 +163,7 @@ class Metrics:
             Preempted: self._preempted,
             Finished: self._finished,
             LookedUp: self.caches.looked_up,
+            Evicted: self.caches.evicted,
             Spared: self.caches.spared,
             Audited: self.caches.audited,
             StoreFaulted: self.caches.faulted,
@@ -195,6 +197,7 @@ class Metrics:
             self._hits.value += event.cached_tokens
             self._queue.observe(max(0.0, live.admitted - live.arrived))
             self._service.of(live.tenant, "cached").value += event.cached_tokens
+            self.caches.shared(min(event.cached_tokens, live.prompt_tokens))
         else:
             self._recomputed.value += max(0, live.lost - event.cached_tokens)
 

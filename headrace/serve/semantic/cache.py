@@ -17,6 +17,7 @@ from collections.abc import Callable, Mapping
 from enum import StrEnum
 
 from headrace.core.cache.ask import Ask
+from headrace.core.cache.beginnings import Beginning
 from headrace.core.cache.breaker import Breaker
 from headrace.core.cache.certify import AuditBound
 from headrace.core.cache.entry import Entry, Hit, Layer, Miss, Served, StoreFacts
@@ -157,7 +158,7 @@ class SemanticCache:
         )
         self._librarian.note(computed, audited)
 
-    def broken_off(self, ask: Ask, tokens: tuple[int, ...]) -> None:
+    def broken_off(self, ask: Ask, beginning: Beginning) -> None:
         """An audit whose answer never came proves nothing."""
         self._pending.pop(ask.key, None)
 
