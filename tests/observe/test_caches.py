@@ -15,6 +15,7 @@ from headrace.core.events import (
 )
 from headrace.observe.caches import Prices
 from headrace.observe.metrics import Metrics
+from headrace.observe.sheet import Sheet
 
 SIZES = {
     Layer.EXACT: {"memory": StoreFacts(2, 300, 1), "redis": StoreFacts(None, None, 0)},
@@ -24,7 +25,7 @@ SIZES = {
 
 @pytest.fixture
 def metrics():
-    return Metrics(prices=Prices(2.0, 10.0), cache_sizes=lambda: SIZES)
+    return Metrics(Sheet(), prices=Prices(2.0, 10.0), cache_sizes=lambda: SIZES)
 
 
 def told(metrics, *events):
@@ -83,9 +84,11 @@ def test_what_no_cache_may_answer_and_what_failed_is_told_with_its_reason(metric
     assert stats["layers"]["exact"]["lookups"] == 0
 
 
-def test_the_page_has_a_series_per_layer(metrics):
+def test_the_page_has_a_series_per_layer():
+    sheet = Sheet()
+    metrics = Metrics(sheet, cache_sizes=lambda: SIZES)
     told(metrics, Spared("b", "t", Layer.EXACT, 1000, 100, 5.0), Evicted(1, EvictReason.ALLOCATION))
-    page = metrics.render().decode()
-    assert 'headrace:response_cache_hits_total{layer="exact",model_name=""} 1.0' in page
-    assert 'headrace:response_cache_bytes{layer="exact",model_name=""} 300.0' in page
-    assert 'headrace:response_cache_evictions_total{layer="prefix",model_name=""} 1.0' in page
+    page = sheet.render().decode()
+    assert 'headrace:response_cache_hits_total{layer="exact"} 1.0' in page
+    assert 'headrace:response_cache_bytes{layer="exact"} 300.0' in page
+    assert 'headrace:response_cache_evictions_total{layer="prefix"} 1.0' in page

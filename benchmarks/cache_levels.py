@@ -1,0 +1,194 @@
+"""What each cache spares on a replay with repeats: ``python -m benchmarks.cache_levels --data FOLDER``.
+
+The trace has ``--requests`` chat requests under one system prompt, greedy: 30 % are asked again word for word, 15 % in
+other words (pairs of `semantic/quora_pairs.csv` labelled alike), 5 % again with three times the length, the rest is
+new (`prompts/*.jsonl`, first questions of pairs). A repeat comes at a random place after its first. All caches on,
+each alone, and off; a fresh server each, `--rounds` rounds in turn, medians told. Texts are compared with those of
+no cache; a paraphrase that the semantic cache answers has another question's text by design and is told apart.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import csv
+import json
+import random
+import statistics
+import time
+from argparse import Namespace
+from pathlib import Path
+from typing import NamedTuple
+
+import httpx
+
+from benchmarks.stage import Server, arguments, say, server
+
+SYSTEM = (
+    "You are the assistant of a public library. Answer in plain words, name your sources where you have any, and say "
+    "so when you are not sure. Do not give medical or legal advice. Keep your answers short unless you are asked for "
+    "more. When a question has several readings, take the most likely one and say which it was. "
+) * 2
+SHORT, LONG = 32, 96
+PRICES = (0.5, 1.5)
+"""Of a million prompt tokens and of a million generated ones, in any currency."""
+
+MEMORY = ("--response-cache", "memory")
+NO_PARTIAL = ("--resume-cache-bytes", "0", "--output-index-bytes", "0")
+NO_PREFIX = ("--no-enable-prefix-caching",)
+
+
+class Ask(NamedTuple):
+    """One request; ``kind`` is new, exact, paraphrase or longer."""
+
+    text: str
+    kind: str
+    max_tokens: int = SHORT
+
+
+class Answer(NamedTuple):
+    """What came back, after how long, and what the caches said of it."""
+
+    text: str
+    seconds: float
+    note: str
+
+
+class Figures(NamedTuple):
+    """One variant's run."""
+
+    computed_tokens: float
+    generated_tokens: float
+    p50: float
+    p99: float
+    seconds: float
+    answers: list[Answer]
+
+    @property
+    def cost(self) -> float:
+        """Of what was computed, per million requests' worth of currency units."""
+        prompt = self.computed_tokens - self.generated_tokens
+        return (prompt * PRICES[0] + self.generated_tokens * PRICES[1]) / 1e6
+
+
+def make_trace(data: Path, requests: int, seed: int) -> list[Ask]:
+    """The requests in their order; the same for the same seed."""
+    rng = random.Random(seed)
+    exact, alike, longer = round(0.3 * requests), round(0.15 * requests), round(0.05 * requests)
+    with (data / "semantic" / "quora_pairs.csv").open(newline="", encoding="utf-8") as file:
+        pairs = [(row["text_a"], row["text_b"]) for row in csv.DictReader(file) if row["same"] == "1"]
+    pairs = rng.sample([pair for pair in pairs if pair[0] != pair[1]], alike)
+    others: list[str] = []
+    for path in sorted((data / "prompts").glob("*.jsonl")):
+        for line in path.read_text(encoding="utf-8").splitlines():
+            said = json.loads(line)
+            others.append(said.get("question") or said.get("prompt") or said["turns"][0])
+    fresh = rng.sample(others, requests - exact - 2 * alike - longer) + [first for first, _ in pairs]
+    placed = [(rng.random(), Ask(text, "new")) for text in fresh]
+    placed.sort()
+    after = {ask.text: at for at, ask in placed}
+    placed += [(rng.uniform(after[first], 1.0), Ask(second, "paraphrase")) for first, second in pairs]
+    for kind, count, length in (("exact", exact, SHORT), ("longer", longer, LONG)):
+        for text in rng.choices(list(after), k=count):
+            placed.append((rng.uniform(after[text], 1.0), Ask(text, kind, length)))
+    return [ask for _, ask in sorted(placed)]
+
+
+def replay(trace: list[Ask], args: Namespace, flags: tuple[str, ...]) -> Figures:
+    """A fresh server's figures for the trace."""
+    with server(args, "--dtype", args.dtype, *flags) as running:
+        before = running.metrics()
+        begin = time.perf_counter()
+        answers = asyncio.run(_ask_all(running, trace, args.concurrency))
+        seconds = time.perf_counter() - begin
+        after = running.metrics()
+    gained = {name: after[name] - before.get(name, 0.0) for name in after}
+    times = statistics.quantiles([answer.seconds for answer in answers], n=100, method="inclusive")
+    return Figures(
+        gained["iteration_tokens_total_sum"],
+        gained["generation_tokens_total"],
+        times[49],
+        times[98],
+        seconds,
+        answers,
+    )
+
+
+async def _ask_all(running: Server, trace: list[Ask], concurrency: int) -> list[Answer]:
+    """In the trace's order, so many at once."""
+    answers: list[Answer | None] = [None] * len(trace)
+    line = iter(enumerate(trace))
+
+    async def work(client: httpx.AsyncClient) -> None:
+        for number, ask in line:
+            answers[number] = await _ask(client, ask)
+
+    async with httpx.AsyncClient(base_url=running.url, timeout=120.0, trust_env=False) as client:
+        await asyncio.gather(*(work(client) for _ in range(concurrency)))
+    return [answer for answer in answers if answer is not None]
+
+
+async def _ask(client: httpx.AsyncClient, ask: Ask) -> Answer:
+    messages = [{"role": "system", "content": SYSTEM}, {"role": "user", "content": ask.text}]
+    body = {"messages": messages, "temperature": 0, "max_tokens": ask.max_tokens}
+    begin = time.perf_counter()
+    response = await client.post("/v1/chat/completions", json=body)
+    seconds = time.perf_counter() - begin
+    response.raise_for_status()
+    note = response.headers.get("X-Headrace-Cache", "")
+    return Answer(response.json()["choices"][0]["message"]["content"], seconds, note)
+
+
+def main() -> None:
+    """Measure and print."""
+    parser = arguments(__doc__ or "")
+    parser.add_argument("--data", type=Path, required=True, help="folder with prompts/ and semantic/")
+    parser.add_argument("--requests", type=int, default=200)
+    parser.add_argument("--concurrency", type=int, default=4)
+    parser.add_argument("--dtype", default="float32", help="in float32 no near-tie decides a token")
+    parser.add_argument("--semantic", default="", help="flags that switch the semantic cache on, in one word")
+    args = parser.parse_args()
+    trace = make_trace(args.data, args.requests, args.seed)
+    semantic = tuple(args.semantic.split())
+    variants: dict[str, tuple[str, ...]] = {
+        "off": NO_PREFIX,
+        "prefix": (),
+        "exact": (*MEMORY, *NO_PARTIAL, *NO_PREFIX),
+        "exact+partial": (*MEMORY, *NO_PREFIX),
+        "all": (*MEMORY, *semantic),
+    }
+    if semantic:
+        variants["semantic"] = (*MEMORY, *NO_PARTIAL, *NO_PREFIX, *semantic)
+    rounds: dict[str, list[Figures]] = {name: [] for name in variants}
+    for _ in range(args.rounds):
+        for name, flags in variants.items():
+            rounds[name].append(replay(trace, args, flags))
+    kinds = {
+        kind: sum(ask.kind == kind for ask in trace) for kind in ("new", "exact", "paraphrase", "longer")
+    }
+    say(
+        f"{len(trace)} requests: {', '.join(f'{count} {kind}' for kind, count in kinds.items())}; {args.dtype}"
+    )
+    say(
+        "cache            computed  generated    cost    p50 ms    p99 ms  seconds  hits  partial  near  texts as off"
+    )
+    truth = rounds["off"][0].answers
+    for name, runs in rounds.items():
+        middle = sorted(runs, key=lambda figures: figures.seconds)[len(runs) // 2]
+        notes = [answer.note for answer in middle.answers]
+        near = [note.startswith("hit; layer=semantic") for note in notes]
+        same = [
+            a.text == b.text for a, b, other in zip(middle.answers, truth, near, strict=True) if not other
+        ]
+        p50, p99, seconds = (
+            statistics.median(getattr(run, field) for run in runs) for field in ("p50", "p99", "seconds")
+        )
+        say(
+            f"{name:15} {middle.computed_tokens:9.0f} {middle.generated_tokens:10.0f} {middle.cost:7.4f} "
+            f"{p50 * 1e3:9.1f} {p99 * 1e3:9.1f} {seconds:8.1f} "
+            f"{sum(note.startswith(('hit; layer=exact', 'coalesced')) for note in notes):5} "
+            f"{notes.count('partial'):8} {sum(near):5}  {sum(same)}/{len(same)}"
+        )
+
+
+if __name__ == "__main__":
+    main()
