@@ -10,20 +10,18 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Mapping
 from operator import itemgetter
 from typing import NamedTuple
 
 from headrace.core.cost import StepTimes
 from headrace.core.engine import Engine
 from headrace.core.events import Emitted
-from headrace.core.plan import StepOutput, StepPlan
 from headrace.core.request import FinishReason
 from headrace.lab.replay.exact import Compose, Divergence, Replay
-from headrace.lab.replay.runner import PlannedRow, RecordedRunner
 from headrace.lab.replay.tally import Tally
-from headrace.lab.replay.trace import Answer, Trace
-from headrace.observe.recording.moments import Cancelled, Outcome, Reset, Submitted
+from headrace.lab.replay.timed import TimedRunner, sizes
+from headrace.lab.replay.trace import Step, Trace
+from headrace.observe.recording.moments import Cancelled, Reset, Submitted
 
 IDLE_SECONDS = 1e-3
 """How far time goes on when a step had nothing to do and does not say when it will."""
@@ -45,7 +43,7 @@ def recorded(trace: Trace, compose: Compose) -> Recorded:
         tally.expect(happening.request)
     for scene in replay.scenes():
         if scene.collected:
-            times.observe(*_sizes(scene.collected), scene.seconds)
+            times.observe(*sizes(scene.collected), scene.seconds)
             tally.busy_seconds += scene.seconds
         for event in scene.events:
             tally.fold(event, scene.now + scene.seconds)
@@ -58,14 +56,14 @@ def rerun(trace: Trace, compose: Compose, times: StepTimes) -> Tally:
     A cancel comes when it came, but for a stop string, which ends the same answer at the same token. Knobs that were
     turned in the recording are left alone: they may be what has been changed.
     """
-    runner = _TimedRunner(trace.answers, times)
+    runner = TimedRunner(trace.answers, times, _disk_seconds(trace))
     return _Life(trace, compose(trace.settings, runner), runner).live()
 
 
 class _Life:
     """One life in virtual time."""
 
-    def __init__(self, trace: Trace, engine: Engine, runner: _TimedRunner) -> None:
+    def __init__(self, trace: Trace, engine: Engine, runner: TimedRunner) -> None:
         self._engine = engine
         self._runner = runner
         self._tally = Tally()
@@ -121,45 +119,6 @@ class _Life:
                     self._engine.cancel(event.request_id, FinishReason.STOP, self._now)
 
 
-class _TimedRunner(RecordedRunner):
-    """Answers from the recording, in virtual time; ``time`` is when the step collected last was done.
-
-    A request that failed fails again when it has drawn as many tokens.
-    """
-
-    def __init__(self, answers: Mapping[str, Answer], times: StepTimes) -> None:
-        super().__init__(answers)
-        self.time = -math.inf
-        self.busy_seconds = 0.0
-        self._times = times
-        self._ends: deque[float] = deque()
-        self._free_at = -math.inf
-        self._plans: deque[tuple[PlannedRow, ...]] = deque()
-
-    def launch(self, plan: StepPlan, now: float) -> None:
-        super().launch(plan, now)
-        seconds = self._times.predict(*_sizes(self.rows))
-        self.busy_seconds += seconds
-        self._free_at = max(self._free_at, now) + seconds
-        self._ends.append(self._free_at)
-        self._plans.append(self.rows)
-
-    def collect(self) -> StepOutput:
-        self.time = self._ends.popleft()
-        self.outcome = Outcome({}, {}, dict(self._failing(self._plans.popleft())))
-        return super().collect()
-
-    def _failing(self, rows: tuple[PlannedRow, ...]) -> list[tuple[int, str]]:
-        failing = []
-        for i, each in enumerate(rows):
-            answer = self._answers.get(each.request_id)
-            if answer is not None and answer.reason is FinishReason.FAILED and each.row.samples:
-                drawn = each.row.start + each.row.length - each.prompt_tokens
-                if drawn >= len(answer.tokens):
-                    failing.append((i, answer.message))
-        return failing
-
-
 def _timed_ways(trace: Trace) -> list[tuple[float, Submitted | Cancelled | Reset]]:
     """The ways in by their times: a request comes when it arrived, however busy the engine was that recorded it; a
     reset when the line before it happened."""
@@ -177,9 +136,12 @@ def _timed_ways(trace: Trace) -> list[tuple[float, Submitted | Cancelled | Reset
     return sorted(ways, key=itemgetter(0))
 
 
-def _sizes(rows: tuple[PlannedRow, ...]) -> tuple[int, int, int]:
-    """Rows, tokens, and the sum over the tokens of the positions that each attends to."""
-    planned = [each.row for each in rows]
-    tokens = sum(row.length for row in planned)
-    contexts = sum(row.length * row.start + row.length * (row.length + 1) // 2 for row in planned)
-    return len(planned), tokens, contexts
+def _disk_seconds(trace: Trace) -> float:
+    """What a copy to or from the disk took on average; 0 where there was none."""
+    took = [
+        arrival.seconds
+        for step in trace.of(Step)
+        if step.outcome is not None
+        for arrival in step.outcome.arrivals
+    ]
+    return sum(took) / len(took) if took else 0.0

@@ -8,7 +8,7 @@ import pytest
 from headrace.core.cost import StepCost, StepTimes
 from headrace.core.events import Finished
 from headrace.core.knobs import Knobs
-from headrace.core.request import FinishReason, Request, SamplingParams
+from headrace.core.request import FinishReason, Request, Retention, SamplingParams
 from headrace.core.scheduler.order import ByPriority, FirstComeFirstServed
 from headrace.lab.replay.rerun import recorded, rerun
 from headrace.lab.replay.trace import read_trace
@@ -142,3 +142,24 @@ def test_every_random_life_ends_under_any_order(tmp_path, monkeypatch):
         trace = read_trace(path)
         again = rerun(trace, compose, exact_times())
         assert not again._since, f"seed {seed}: {list(again._since)} never ended"
+
+
+def test_what_lies_on_disk_comes_back_after_as_long_as_it_took(tmp_path):
+    path = tmp_path / "trace.jsonl"
+    prompts = [tuple(range(100 * i, 100 * i + 40)) for i in range(6)]
+    kept = (Retention(0, None, 80),)
+    requests = [
+        Request(f"{turn}-{i}", prompt, SamplingParams(max_tokens=4), turn + 0.1 * i, retention=kept)
+        for turn in range(2)
+        for i, prompt in enumerate(prompts)
+    ]
+    small = {"num_blocks": 12, "host_blocks": 2, "disk_blocks": 100, "max_model_len": 48, "max_num_seqs": 1}
+    compose_with, _ = record(path, requests, **small)
+    trace = read_trace(path)
+    told = recorded(trace, compose_with())
+    assert told.divergence is None
+    again = rerun(trace, compose_with(), exact_times())
+    without = rerun(trace, compose_with(disk_blocks=0), exact_times())
+    assert told.tally.cached_tokens > 0
+    assert again.cached_tokens == pytest.approx(told.tally.cached_tokens, rel=0.2)
+    assert told.tally.cached_tokens > 2 * without.cached_tokens
