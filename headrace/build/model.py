@@ -223,7 +223,7 @@ def warm_up(loaded: Loaded) -> None:
         pass
     while loaded.engine.wake_at(time.monotonic()) is not None:
         loaded.engine.step(time.monotonic())
-    loaded.engine.scheduler.pool.reset(lower=False)
+    loaded.engine.reset_prefix_cache(lower=False)
     loaded.engine.take_events()
     loaded.seconds["warm-up"] = time.perf_counter() - began
 

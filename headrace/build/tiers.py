@@ -56,7 +56,7 @@ class OpenTiers:
             return f"the cache in {self.snapshot} is not used: {error.strerror}"
         for saved, checksum in found:
             self.disk.checksums[saved.block] = checksum
-        engine.scheduler.pages.adopt([saved for saved, _ in found])
+        engine.adopt_cache([saved for saved, _ in found])
         return f"{len(found)} blocks of the last run are on disk"
 
     def save(self, engine: Engine) -> str:

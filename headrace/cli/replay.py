@@ -69,7 +69,7 @@ def replay(
 
 def _describe(recording: Trace) -> list[str]:
     from headrace.lab.replay.trace import Step
-    from headrace.observe.recording.moments import Submitted
+    from headrace.observe.recording.moments import Adopted, Submitted
 
     steps = recording.of(Step)
     seconds = steps[-1].now - steps[0].now if steps else 0.0
@@ -77,6 +77,11 @@ def _describe(recording: Trace) -> list[str]:
         f"trace     {recording.path}: Headrace {recording.version}",
         f"recorded  {len(steps):,} steps in {seconds:.2f} s, {len(recording.of(Submitted)):,} requests",
     ]
+    if adopted := recording.of(Adopted):
+        blocks = adopted[0].blocks
+        lines.append(
+            f"note      it began with {blocks:,} blocks of an earlier run, which a trace does not hold"
+        )
     return lines + ([f"cut       {recording.cut}"] if recording.cut else [])
 
 

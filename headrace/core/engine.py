@@ -93,9 +93,13 @@ class Engine:
                 moves, patience = [], SAVE_PATIENCE if arrivals else patience - 1
         return pages.saved()
 
-    def reset_prefix_cache(self) -> None:
-        """Forget all computed prefixes; running requests go on."""
-        self.scheduler.reset_prefix_cache()
+    def adopt_cache(self, saved: list[Saved]) -> None:
+        """Take over what an earlier life left on the disk tier; before the first step."""
+        self.scheduler.pages.adopt(saved)
+
+    def reset_prefix_cache(self, *, lower: bool = True) -> None:
+        """Forget all computed prefixes, those of the lower tiers unless told otherwise; running requests go on."""
+        self.scheduler.reset_prefix_cache(lower=lower)
 
     def check_books(self) -> None:
         """Raise AssertionError unless all counts agree."""

@@ -95,6 +95,12 @@ def test_a_life_that_differs_is_shown_and_fails(trace):
     assert "differs" in run(trace, "--policy", "fcfs", code=1)
 
 
+def test_a_cache_that_was_taken_over_is_mentioned(trace):
+    first, *rest = trace.read_text().splitlines(keepends=True)
+    trace.write_text(first + '{"adopted": 1200}\n' + "".join(rest))
+    assert "note      it began with 1,200 blocks of an earlier run" in run(trace)
+
+
 def test_a_cut_trace_says_why(trace):
     trace.write_text(trace.read_text()[:-30])
     assert re.search(r"cut       line \d+ breaks off", run(trace))

@@ -483,9 +483,9 @@ class Scheduler:
 
     # -- the rest ----------------------------------------------------------------------------------
 
-    def reset_prefix_cache(self) -> None:
-        """Forget all computed prefixes; running sequences go on."""
-        self.pool.reset()
+    def reset_prefix_cache(self, *, lower: bool) -> None:
+        """Forget all computed prefixes, those of the lower tiers too if ``lower``; running sequences go on."""
+        self.pool.reset(lower=lower)
 
     def check_books(self) -> None:
         """Raise AssertionError unless blocks, references, slots and queues agree with each other."""

@@ -71,8 +71,8 @@ class Replay:
                     engine.cancel(request_id, why, now)
                 case Turned(knobs):
                     engine.knobs = knobs
-                case Reset():
-                    engine.reset_prefix_cache()
+                case Reset(lower):
+                    engine.reset_prefix_cache(lower=lower)
                 case Drained(events):
                     self._compare(number, events, engine.take_events())
                 case Step():

@@ -98,8 +98,8 @@ class _Life:
                     self._engine.submit(request, self._now)
                 case Cancelled(request_id, why):
                     self._engine.cancel(request_id, why, self._now)
-                case Reset():
-                    self._engine.reset_prefix_cache()
+                case Reset(lower):
+                    self._engine.reset_prefix_cache(lower=lower)
 
     def _step(self) -> None:
         runner = self._runner

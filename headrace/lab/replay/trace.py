@@ -16,7 +16,7 @@ from headrace.core.knobs import Knobs
 from headrace.core.plan import Arrival, Move, Tier
 from headrace.core.request import FinishReason, Request, Retention, SamplingParams, Slo
 from headrace.observe.recording.fingerprints import STOP, read
-from headrace.observe.recording.moments import Cancelled, Outcome, Raised, Reset, Submitted, Turned
+from headrace.observe.recording.moments import Adopted, Cancelled, Outcome, Raised, Reset, Submitted, Turned
 from headrace.observe.recording.wire import MAGIC, TOLD, TOLD_PARAMS, VERSION
 
 
@@ -39,7 +39,7 @@ class Drained(NamedTuple):
     events: list[list[Any]]
 
 
-Happening = Submitted | Cancelled | Turned | Reset | Step | Drained | Raised
+Happening = Adopted | Submitted | Cancelled | Turned | Reset | Step | Drained | Raised
 
 
 class Line(NamedTuple):
@@ -156,8 +156,10 @@ def _happening(told: Mapping[str, Any]) -> Happening:
             return Cancelled(str(request_id), FinishReason(why), float(now))
         case {"knobs": knobs}:
             return Turned(Knobs(**knobs))
-        case {"reset": True}:
-            return Reset()
+        case {"adopted": blocks}:
+            return Adopted(int(blocks))
+        case {"reset": "all" | "device" as what}:
+            return Reset(what == "all")
         case {"step": now, "seconds": seconds, "events": events}:
             return Step(float(now), float(seconds), _outcome(told.get("out")), _events(events))
         case {"events": events}:

@@ -12,7 +12,9 @@ from headrace.core.plan import StepOutput, StepPlan
 from headrace.core.ports import Runner
 from headrace.core.request import FinishReason, Request
 from headrace.core.scheduler.scheduler import Scheduler
+from headrace.core.tiers import Saved
 from headrace.observe.recording.moments import (
+    Adopted,
     Cancelled,
     Drained,
     Moment,
@@ -56,9 +58,13 @@ class RecordedEngine(Engine):
         self._tell(Cancelled(request_id, why, now))
         super().cancel(request_id, why, now)
 
-    def reset_prefix_cache(self) -> None:
-        self._tell(Reset())
-        super().reset_prefix_cache()
+    def adopt_cache(self, saved: list[Saved]) -> None:
+        self._tell(Adopted(len(saved)))
+        super().adopt_cache(saved)
+
+    def reset_prefix_cache(self, *, lower: bool = True) -> None:
+        self._tell(Reset(lower))
+        super().reset_prefix_cache(lower=lower)
 
     def step(self, now: float) -> list[Event]:
         if self.knobs is not self._told_knobs:

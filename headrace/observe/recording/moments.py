@@ -43,8 +43,16 @@ class Turned(NamedTuple):
     knobs: Knobs
 
 
+class Adopted(NamedTuple):
+    """So many blocks of an earlier engine's cache were taken over; what is in them no recording holds."""
+
+    blocks: int
+
+
 class Reset(NamedTuple):
-    """The prefix cache was emptied."""
+    """The prefix cache was emptied, that of the lower tiers too if ``lower``."""
+
+    lower: bool
 
 
 class Outcome(NamedTuple):
@@ -82,4 +90,4 @@ class Raised(NamedTuple):
     error: str
 
 
-Moment = Begun | Submitted | Cancelled | Turned | Reset | Took | Drained | Raised
+Moment = Begun | Adopted | Submitted | Cancelled | Turned | Reset | Took | Drained | Raised

@@ -4,7 +4,8 @@
 |---|---|
 | ``{"headrace_trace": 1, "version": …, "settings": {…}}`` | the first: how the engine was composed |
 | ``{"submit": {…}, "now": …}`` | a request by its lengths and what scheduling goes by |
-| ``{"cancel": id, "why": …, "now": …}`` ``{"knobs": {…}}`` ``{"reset": true}`` | the other ways in |
+| ``{"cancel": id, "why": …, "now": …}`` ``{"knobs": {…}}`` ``{"reset": "all"}`` | the other ways in |
+| ``{"adopted": blocks}`` | the engine began with so much of an earlier one's cache, which is not in the trace |
 | ``{"step": now, "seconds": …, "out": {…}, "events": […]}`` | a step, what the runner returned, what it told |
 | ``{"events": […]}`` | events that were taken between steps |
 | ``{"raised": …, "now": …}`` | the step that ended the engine |
@@ -25,6 +26,7 @@ from headrace.core.events import Emitted, Event, Finished
 from headrace.core.request import Request
 from headrace.observe.recording.fingerprints import STOP, Fingerprints, written
 from headrace.observe.recording.moments import (
+    Adopted,
     Begun,
     Cancelled,
     Drained,
@@ -78,8 +80,10 @@ class Scribe:
                 return {"cancel": request_id, "why": why, "now": now}
             case Turned(knobs):
                 return {"knobs": asdict(knobs)}
-            case Reset():
-                return {"reset": True}
+            case Adopted(blocks):
+                return {"adopted": blocks}
+            case Reset(lower):
+                return {"reset": "all" if lower else "device"}
             case Took(now, seconds, outcome, events):
                 line: dict[str, Any] = {"step": now, "seconds": round(seconds, 7)}
                 if outcome is not None:

@@ -72,7 +72,7 @@ def test_a_reset_and_events_taken_between_steps_are_told():
     engine.reset_prefix_cache()
     taken = engine.take_events()
     assert all(isinstance(event, Evicted) for event in taken)
-    assert moments[-2:] == [Reset(), Drained(tuple(taken))]
+    assert moments[-2:] == [Reset(lower=True), Drained(tuple(taken))]
     assert not engine.take_events()
     assert len(moments) == 4
 

@@ -13,7 +13,7 @@ BEGUN = Begun("test", {"num_blocks": 4})
 
 def test_moments_are_written_in_order(tmp_path):
     tape = Tape(tmp_path / "trace.jsonl", 1 << 20)
-    for moment in (BEGUN, Submitted(Request("r", (1, 2)), 0.5), Took(0.5, 0.1, None, ()), Reset()):
+    for moment in (BEGUN, Submitted(Request("r", (1, 2)), 0.5), Took(0.5, 0.1, None, ()), Reset(lower=True)):
         tape.tell(moment)
     tape.close()
     lines = [json.loads(line) for line in (tmp_path / "trace.jsonl").read_text().splitlines()]
@@ -40,7 +40,7 @@ def test_a_full_file_ends_the_recording_and_says_so(tmp_path, caplog):
     assert json.loads(text.splitlines()[-1]) == {"stopped": "the trace has reached 400 bytes"}
     assert "serving goes on" in caplog.text
     waiting = tape._queue.qsize()
-    tape.tell(Reset())
+    tape.tell(Reset(lower=True))
     assert tape._queue.qsize() == waiting  # nothing piles up behind a recording that has ended
 
 

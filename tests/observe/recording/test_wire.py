@@ -19,6 +19,7 @@ from headrace.core.plan import TokenLogprob
 from headrace.core.request import FinishReason, Request, SamplingParams, Slo
 from headrace.observe.recording.fingerprints import read
 from headrace.observe.recording.moments import (
+    Adopted,
     Begun,
     Cancelled,
     Drained,
@@ -84,7 +85,9 @@ def test_no_text_and_no_token_reaches_the_file():
     [
         (Begun("1.0", {"a": (1, 2)}), {"headrace_trace": 1, "version": "1.0", "settings": {"a": [1, 2]}}),
         (Cancelled("r", FinishReason.STOP, 2.0), {"cancel": "r", "why": "stop", "now": 2.0}),
-        (Reset(), {"reset": True}),
+        (Reset(lower=True), {"reset": "all"}),
+        (Reset(lower=False), {"reset": "device"}),
+        (Adopted(7), {"adopted": 7}),
         (Raised(3.0, "Stalled: x"), {"raised": "Stalled: x", "now": 3.0}),
         (Drained(()), {"events": []}),
         (Took(1.0, 0.25, None, ()), {"step": 1.0, "seconds": 0.25, "events": []}),
