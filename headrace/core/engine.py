@@ -99,7 +99,7 @@ class Engine:
 
     def reset_prefix_cache(self, *, lower: bool = True) -> None:
         """Forget all computed prefixes, those of the lower tiers unless told otherwise; running requests go on."""
-        self.scheduler.reset_prefix_cache(lower=lower)
+        self.scheduler.pool.reset(lower=lower)
 
     def check_books(self) -> None:
         """Raise AssertionError unless all counts agree."""

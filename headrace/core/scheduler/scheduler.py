@@ -483,10 +483,6 @@ class Scheduler:
 
     # -- the rest ----------------------------------------------------------------------------------
 
-    def reset_prefix_cache(self, *, lower: bool) -> None:
-        """Forget all computed prefixes, those of the lower tiers too if ``lower``; running sequences go on."""
-        self.pool.reset(lower=lower)
-
     def check_books(self) -> None:
         """Raise AssertionError unless blocks, references, slots and queues agree with each other."""
         self._running.check()

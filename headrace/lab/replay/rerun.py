@@ -17,7 +17,7 @@ from headrace.core.cost import StepTimes
 from headrace.core.engine import Engine
 from headrace.core.events import Emitted
 from headrace.core.request import FinishReason
-from headrace.lab.replay.exact import Compose, Divergence, Replay
+from headrace.lab.replay.exact import Compose, Divergence, Replay, Scene
 from headrace.lab.replay.tally import Tally
 from headrace.lab.replay.timed import TimedRunner, sizes
 from headrace.lab.replay.trace import Step, Trace
@@ -41,13 +41,22 @@ def recorded(trace: Trace, compose: Compose) -> Recorded:
     tally, times = Tally(), StepTimes()
     for happening in trace.of(Submitted):
         tally.expect(happening.request)
+    before: Scene | None = None
     for scene in replay.scenes():
-        if scene.collected:
-            times.observe(*sizes(scene.collected), scene.seconds)
-            tally.busy_seconds += scene.seconds
+        if before is not None:
+            _learn(before, scene.now, tally, times)
         for event in scene.events:
             tally.fold(event, scene.now + scene.seconds)
+        before = scene
     return Recorded(tally, times, replay.divergence)
+
+
+def _learn(scene: Scene, following: float, tally: Tally, times: StepTimes) -> None:
+    """A step with work left behind it took until the ``following`` one began: what it told was handed out meanwhile."""
+    if scene.collected:
+        seconds = following - scene.now if scene.running else scene.seconds
+        times.observe(*sizes(scene.collected), seconds)
+        tally.busy_seconds += seconds
 
 
 def rerun(trace: Trace, compose: Compose, times: StepTimes) -> Tally:
