@@ -31,6 +31,10 @@ PART_TURNOVERS = -1.0
 """A partly filled block goes sooner by that: it saves little, and a longer prompt rarely goes on just where it ends."""
 
 
+AGES = 1e13
+"""More blocks than will ever be released: retention and being wanted outweigh any age. One number compares quickly."""
+
+
 class Block:
     """A page of one tier. ``tokens`` is the content known to be computed, empty while it is not findable.
 
@@ -85,14 +89,14 @@ class Block:
 class EvictionPolicy(Protocol):
     """Ranks an idle block: the one of lowest priority loses its content first. Asked again whenever it changes."""
 
-    def priority(self, block: Block) -> tuple[float, ...]: ...
+    def priority(self, block: Block) -> float: ...
 
 
 class LeastRecentlyUsed:
     """Evict what was released longest ago; a sequence's last block goes before its first."""
 
-    def priority(self, block: Block) -> tuple[float, ...]:
-        return (block.used,)
+    def priority(self, block: Block) -> float:
+        return block.used
 
 
 class LeastWorth:
@@ -109,11 +113,11 @@ class LeastWorth:
         self._turnover = num_blocks
         self._context_blocks = context_blocks
 
-    def priority(self, block: Block) -> tuple[float, ...]:
+    def priority(self, block: Block) -> float:
         turnovers = HIT_TURNOVERS if block.hits else 0.0
         turnovers += min(1.0, COST_TURNOVERS * block.chain / self._context_blocks)
         turnovers += PART_TURNOVERS if block.key is None else 0.0
-        return (block.retention, block.wanted, block.used + turnovers * self._turnover)
+        return (2 * block.retention + block.wanted) * AGES + block.used + turnovers * self._turnover
 
 
 class EvictionOrder:
@@ -121,7 +125,7 @@ class EvictionOrder:
 
     def __init__(self, policy: EvictionPolicy) -> None:
         self._policy = policy
-        self._heap: list[tuple[tuple[float, ...], int, Block]] = []
+        self._heap: list[tuple[float, int, Block]] = []
         self._ends: list[tuple[float, int, Block]] = []  # of retention
         self._length = 0
         self._stamp = 0
