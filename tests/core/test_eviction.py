@@ -73,8 +73,8 @@ def test_the_order_gives_back_each_member_once_lowest_first():
 
 def test_what_changes_moves_and_what_is_not_idle_does_not_come_in():
     class ByRetention:
-        def priority(self, block: Block) -> tuple[float, ...]:
-            return (block.retention,)
+        def priority(self, block: Block) -> float:
+            return block.retention
 
     order = EvictionOrder(ByRetention())
     blocks = [idle(i) for i in range(3)]
