@@ -7,6 +7,7 @@ loop's signature and no runner.
 
 from __future__ import annotations
 
+import dataclasses
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
@@ -103,7 +104,8 @@ class EngineTarget:
             while due and due[0].arrived <= now - began:
                 request = due.popleft()
                 open_[request.id] = (request, [])
-                self._loop.submit(request, now)
+                # The engine's clock is absolute: to a request that came at 0 of the run it would owe all its uptime.
+                self._loop.submit(dataclasses.replace(request, arrived=began + request.arrived), now)
             events = self._loop.step(now)
             after = self._clock()
             for event in events:

@@ -58,6 +58,21 @@ def test_arrivals_are_kept_and_latency_counts_from_them() -> None:
     assert first.ttft == pytest.approx(first.token_seconds[0] - 0.05)
 
 
+def test_the_engine_hears_of_arrivals_on_its_own_clock() -> None:
+    engine, _ = hashing_engine()
+    seen = []
+    submit = engine.submit
+
+    def watched(request: Request, now: float) -> None:
+        seen.append(now - request.arrived)
+        submit(request, now)
+
+    engine.submit = watched  # type: ignore[method-assign]
+    work = [Work("a", (1, 2), 2, ignore_eos=True), Work("b", (1, 3), 2, 0.02, ignore_eos=True)]
+    EngineTarget("engine", engine, tokens).run(work)
+    assert all(0.0 <= waited < 1.0 for waited in seen), "nobody has waited since the clock began"
+
+
 def test_a_request_that_cannot_be_served_is_an_error_of_its_own() -> None:
     engine, _ = hashing_engine(max_model_len=16)
     too_long = Work("long", tuple(range(40)), 2)
