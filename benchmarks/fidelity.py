@@ -167,7 +167,8 @@ def _paced(work: Sequence[Work], rate: float) -> list[Work]:
 def _simulate(given: Options, calibration: Calibration, work: Sequence[Work]) -> Summary:
     machine = calibrated_machine(calibration, given.cache, given.model.max_model_len)
     fleet = make_fleet(given.scheduler, given.cache, machine)
-    fleet.run(from_work(work))
+    fleet.warm_up(from_work(_paced(work, math.inf)))  # the server has seen such work too
+    fleet.run(from_work(work, fleet.now))
     return outcome(fleet.tally, {}).summary
 
 

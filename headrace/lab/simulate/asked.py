@@ -36,11 +36,12 @@ def from_calls(calls: Iterable[Call], synthesis: Synthesis, max_tokens: int | No
         yield Asked(request, synthesis.answer(call))
 
 
-def from_work(work: Iterable[Work]) -> Iterator[Asked]:
-    """Work whose prompts are token ids; an answer is as long as its work allows, and the engine may know."""
+def from_work(work: Iterable[Work], start: float = 0.0) -> Iterator[Asked]:
+    """Work whose prompts are token ids, arriving after ``start``; an answer is as long as its work allows, and the
+    engine may know."""
     for each in work:
         if not isinstance(each.prompt, tuple) or not isinstance(each.prompt[0], int):
             raise ValueError(f"{each.id}: only prompts of token ids can be simulated")
         params = SamplingParams(max_tokens=each.max_tokens, ignore_eos=True)
         tokens: tuple[int, ...] = each.prompt
-        yield Asked(Request(each.id, tokens, params, each.arrival), (0,) * each.max_tokens)
+        yield Asked(Request(each.id, tokens, params, start + each.arrival), (0,) * each.max_tokens)

@@ -34,6 +34,21 @@ class Fleet:
         self._limits = limits
         self._answers = answers
 
+    @property
+    def now(self) -> float:
+        """When the last thing happened."""
+        return max(self.tally.ended, *(replica.runner.time for replica in self.replicas))
+
+    def warm_up(self, asked: Iterable[Asked]) -> None:
+        """Live through requests that do not count: the engines keep what they learnt of lengths and times, no prefix.
+
+        What comes afterwards must arrive after `now`.
+        """
+        self.run(asked)
+        self.tally = Tally()
+        for replica in self.replicas:
+            replica.start_again(self.tally)
+
     def run(self, asked: Iterable[Asked]) -> None:
         """Live until the last request has ended; they come in order of arrival.
 

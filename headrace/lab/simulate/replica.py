@@ -62,6 +62,13 @@ class SimulatedReplica:
         if not self._stepping:
             self.due = min(self.due, ready)
 
+    def start_again(self, tally: Tally) -> None:
+        """Forget all figures and computed prefixes, between two runs."""
+        self._tally = tally
+        self.runner.busy_seconds = 0.0
+        self.engine.reset_prefix_cache()
+        self.engine.take_events()
+
     def advance(self) -> None:
         """Live the moment ``due``: hear what the last step told, read the mail, begin the next step."""
         now = self.due

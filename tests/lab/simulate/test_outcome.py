@@ -63,6 +63,18 @@ def test_work_can_be_simulated_as_it_is():
         live.run(from_work([Work("w0", "text", 4)]))
 
 
+def test_what_warms_up_does_not_count():
+    work = [Work(f"w{i}", (i, 2, 3, 4, 5, 6, 7, 8), 4, 0.5 * i) for i in range(6)]
+    cold = fleet(Fixed(0.25))
+    cold.run(from_work(work))
+    warm = fleet(Fixed(0.25))
+    warm.warm_up(from_work(work))
+    assert warm.now == cold.tally.ended
+    warm.run(from_work(work, warm.now))
+    assert outcome(warm.tally, {}).summary == outcome(cold.tally, {}).summary
+    assert warm.replicas[0].runner.busy_seconds == cold.replicas[0].runner.busy_seconds
+
+
 def test_pictures_are_written(tmp_path):
     pytest.importorskip("matplotlib")
     calls = [Call(0.0, 8, 20, "ab"[i % 2]) for i in range(40)]
