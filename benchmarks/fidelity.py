@@ -26,7 +26,7 @@ from rich.table import Table
 from benchmarks.stage import Server, arguments, publish, say, server
 from headrace.build.simulation import calibrated_machine, make_fleet
 from headrace.cli.bench_targets import make_server_target
-from headrace.cli.calibrate import describe, measure, with_front
+from headrace.cli.calibrate import EACH_TOKEN, describe, measure, with_front
 from headrace.compute.model.hub import resolve_folder
 from headrace.config import Options, options
 from headrace.lab.bench.measure import measure as run_target
@@ -97,9 +97,11 @@ def main() -> None:
             if not args.calibration:
                 calibration = with_front(calibration, given, running.url)
             say(describe(calibration))
-            target = make_server_target("server", running.url, "")
+            target = make_server_target("server", running.url, "", extra_body=EACH_TOKEN)
             work = _work(args)
-            closed = make_server_target("closed", running.url, "", concurrency=args.max_num_seqs)
+            closed = make_server_target(
+                "closed", running.url, "", extra_body=EACH_TOKEN, concurrency=args.max_num_seqs
+            )
             most = _run(running, closed, _paced(work, math.inf)).summary.requests_per_second
             say(f"capacity in a closed loop: {most:.2f} requests per second")
             runs, rows = [], []

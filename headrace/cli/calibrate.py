@@ -18,6 +18,10 @@ if TYPE_CHECKING:
     from headrace.lab.workload import Work
 
 
+EACH_TOKEN = '{"return_token_ids": true}'
+"""Added to bodies, so that a token is seen when it comes, though it may show no text."""
+
+
 @with_options(ModelOptions, CacheOptions, SchedulerOptions)
 def calibrate(
     given: Options,
@@ -100,7 +104,7 @@ def with_front(calibration: Calibration, given: Options, base_url: str, api_key:
         return summary.ttft.p50, summary.tpot.p50
 
     server, one_by_one = (
-        make_server_target("server", base_url, "", api_key, concurrency=open_at_once)
+        make_server_target("server", base_url, "", api_key, EACH_TOKEN, open_at_once)
         for open_at_once in (given.scheduler.max_num_seqs, 1)
     )
     try:
