@@ -80,6 +80,10 @@ class CacheOptions:
 class SchedulerOptions:
     """How requests become steps."""
 
+    profile: Annotated[
+        Literal["interactive", "balanced", "throughput"],
+        Field(description="policies and bounds in one choice; each of them can still be set by itself"),
+    ] = "balanced"
     scheduling_policy: Annotated[
         Literal["fair", "fcfs", "priority", "static"],
         Field(
@@ -277,8 +281,34 @@ _LISTS = ("api_key", "response_cache")
 """Options that may be given several times; in the environment, their values are parted by commas."""
 
 
+_INTERACTIVE = {
+    "scheduling_policy": "fair",
+    "queue_order": "prefix",
+    "max_num_seqs": 32,
+    "mixed_prefill_ratio": 0.4,
+    "max_step_seconds": 0.05,
+    "max_num_queued_reqs": 256,
+}
+_THROUGHPUT = {
+    "scheduling_policy": "fair",
+    "queue_order": "prefix",
+    "max_num_seqs": 256,
+    "mixed_prefill_ratio": 0.0,
+    "max_step_seconds": 0.0,
+    "max_num_queued_reqs": 16_384,
+}
+_DEFAULTS = {each.name: each.default for kind in PARTS.values() for each in fields(kind)}
+
+PROFILES: dict[str, dict[str, Any]] = {
+    "interactive": _INTERACTIVE,
+    "balanced": {name: _DEFAULTS[name] for name in _INTERACTIVE},
+    "throughput": _THROUGHPUT,
+}
+"""What each ``profile`` sets: people wait for every token; some do; nobody does."""
+
+
 def options(given: Mapping[str, Any], file: Path | None = None) -> Options:
-    """All options from what was ``given``, then the environment, then a YAML ``file``, then the defaults.
+    """All options from what was ``given``, else the environment, a YAML ``file``, the profile, the defaults.
 
     Raises:
         ConfigError: an unknown name, a value of the wrong type or outside its range, an unreadable file.
@@ -294,6 +324,7 @@ def options(given: Mapping[str, Any], file: Path | None = None) -> Options:
             if name not in known:
                 raise ConfigError(f"{source}: there is no option {name!r}")
             merged[name] = value
+    merged = PROFILES.get(str(merged.get("profile")), {}) | merged
     parts: dict[str, Any] = {}
     for part, kind in PARTS.items():
         values = {name: value for name, value in merged.items() if known[name] == part}
@@ -304,6 +335,17 @@ def options(given: Mapping[str, Any], file: Path | None = None) -> Options:
             name = "-".join(str(place) for place in first["loc"][:1]).replace("_", "-")
             raise ConfigError(f"--{name}: {first['msg']}, got {first['input']!r}") from None
     return Options(**parts)
+
+
+def profile_line(chosen: Options) -> str:
+    """The profile with all that it stands for, and where something else was set."""
+    parts = [getattr(chosen, part) for part in PARTS]
+    values = {each.name: getattr(part, each.name) for part in parts for each in fields(part)}
+    told = []
+    for name, usual in PROFILES[chosen.scheduler.profile].items():
+        own = "" if values[name] == usual else f" (of itself {usual})"
+        told.append(f"{name.replace('_', '-')} {values[name]}{own}")
+    return f"{chosen.scheduler.profile}: {', '.join(told)}"
 
 
 def _read_yaml(file: Path) -> dict[str, Any]:

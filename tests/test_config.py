@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from headrace.config import PARTS, ConfigError, Options, options
+from headrace.config import PARTS, PROFILES, ConfigError, Options, options, profile_line
 
 
 def test_defaults_are_those_of_the_parts() -> None:
@@ -70,3 +70,34 @@ def test_a_wrong_file_is_refused(tmp_path: Path, content: str) -> None:
 def test_a_missing_file_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="cannot be read"):
         options({}, tmp_path / "none.yaml")
+
+
+def test_the_balanced_profile_is_the_defaults_and_all_name_the_same_options() -> None:
+    assert options({"profile": "balanced"}) == Options()
+    assert len({tuple(values) for values in PROFILES.values()}) == 1
+
+
+@pytest.mark.parametrize("profile", PROFILES)
+def test_a_profile_sets_what_nobody_else_has_set(
+    profile: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "serve.yaml"
+    file.write_text(f"profile: {profile}\nmax-num-seqs: 5\n")
+    monkeypatch.setenv("HEADRACE_MAX_STEP_SECONDS", "0.5")
+    chosen = options({"queue_order": "shortest"}, file)
+    plans = chosen.scheduler
+    assert (plans.max_num_seqs, plans.max_step_seconds, plans.queue_order) == (5, 0.5, "shortest")
+    assert plans.mixed_prefill_ratio == PROFILES[profile]["mixed_prefill_ratio"]
+    assert chosen.server.max_num_queued_reqs == PROFILES[profile]["max_num_queued_reqs"]
+
+
+def test_a_profile_is_told_in_full() -> None:
+    line = profile_line(options({"profile": "interactive", "max_num_seqs": 8}))
+    assert line.startswith("interactive: ")
+    assert "max-num-seqs 8 (of itself 32)" in line
+    assert all(f"{name.replace('_', '-')} " in line for name in PROFILES["interactive"])
+
+
+def test_there_is_no_other_profile() -> None:
+    with pytest.raises(ConfigError, match="--profile"):
+        options({"profile": "fast"})

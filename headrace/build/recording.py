@@ -95,6 +95,7 @@ def _read_settings(settings: Mapping[str, Any]) -> dict[str, Any]:
 def _change(given: dict[str, Any], changes: Mapping[str, str]) -> None:
     """Apply changes in place. What a step may hold follows the options; what was not changed stays as recorded."""
     known = {each.name: part for part in ("plans", "cache") for each in fields(given[part])}
+    del known["profile"]  # what it stood for has been recorded option by option
     old_block_size = given["cache"].block_size
     if given["plans"].max_num_batched_tokens is None:
         given["plans"] = replace(given["plans"], max_num_batched_tokens=given["knobs"].batched_tokens)

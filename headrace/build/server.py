@@ -15,8 +15,9 @@ from headrace.build.model import Loaded, close, describe, load, warm_up
 from headrace.build.recording import open_tape
 from headrace.build.tenants import describe_tenants
 from headrace.build.warming import Warming, make_recorder, open_history
-from headrace.config import ConfigError, Options, ServerOptions
+from headrace.config import ConfigError, Options, ServerOptions, profile_line
 from headrace.core.gate import Limits
+from headrace.core.scheduler.foresight import told
 from headrace.observe.caches import Prices
 from headrace.observe.goodput import Goodput
 from headrace.observe.metrics import Metrics
@@ -75,7 +76,8 @@ def serve(options: Options, say: Callable[[str], None]) -> None:
     loaded = load(options, tape.tell if tape else None)
     warm_up(loaded)
     app, recall = _make_app(loaded, options, keys)
-    for line in (*describe(loaded), *describe_tenants(loaded.tenants, loaded.classes)):
+    profile = f"profile      {profile_line(options)}"
+    for line in (*describe(loaded), profile, *describe_tenants(loaded.tenants, loaded.classes)):
         say(line)
 
     def ready(url: str) -> None:
@@ -159,6 +161,7 @@ def _make_app(loaded: Loaded, all_options: Options, keys: Keys) -> tuple[ASGIApp
         ),
         reset=loaded.engine.reset_prefix_cache,
         version=__version__,
+        foresee=lambda request_id, now: told(loaded.engine.foresee(request_id)),
         not_yet=warming.not_yet,
     )
     caches = CacheApi(

@@ -147,5 +147,5 @@ def _changed(given: Options) -> dict[str, Any]:
         name: value
         for part in ("model", "cache", "scheduler")
         for name, value in dataclasses.asdict(getattr(given, part)).items()
-        if value != getattr(getattr(default, part), name)
+        if name != "profile" and value != getattr(getattr(default, part), name)  # it has been spelt out
     }

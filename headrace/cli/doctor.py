@@ -32,7 +32,7 @@ def doctor(
     from headrace.compute.device import device_facts, limit_threads, resolve_device, resolve_dtype
     from headrace.compute.kernels import KernelsUnavailable, select
     from headrace.compute.ledger import shown_bytes
-    from headrace.config import BUILTIN_MODEL
+    from headrace.config import BUILTIN_MODEL, PROFILES, options, profile_line
 
     device = resolve_device("auto")
     threads = limit_threads()
@@ -65,6 +65,10 @@ def doctor(
         )
         table.add_row(f"extra {extra}", escape(verdict))
     table.add_row("default model", BUILTIN_MODEL)
+    chosen = options({})  # the environment may choose one
+    table.add_row("profile used", profile_line(chosen))
+    for name in (name for name in PROFILES if name != chosen.scheduler.profile):
+        table.add_row(f"profile {name}", profile_line(options({"profile": name})).removeprefix(f"{name}: "))
     Console().print(table)
     if tenants is not None:
         Console().print(

@@ -10,6 +10,7 @@ from headrace.core.knobs import Knobs
 from headrace.core.plan import StepPlan
 from headrace.core.ports import Runner
 from headrace.core.request import FinishReason, Request
+from headrace.core.scheduler.foresight import Foresight
 from headrace.core.scheduler.scheduler import Scheduler
 from headrace.core.tiers import Saved
 
@@ -63,6 +64,10 @@ class Engine:
             if self.scheduler.num_running:  # who calls, calls again at once: the time between is this step's
                 self._since = now
         return self.take_events()
+
+    def foresee(self, request_id: str) -> Foresight | None:
+        """What lies before a request that waits; None for any other."""
+        return self.scheduler.foresee(request_id, self.knobs.batched_tokens)
 
     def take_events(self) -> list[Event]:
         """The events since the last call."""

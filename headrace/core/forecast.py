@@ -5,25 +5,20 @@
      its turn, and a slot    its prompt, chunk by chunk,      a step per token,
                              beside those that decode         each stretched by others' prompts
 ```
-Two answers, for two questions. `expected` is told to people: when a request is likely to start, when to come again.
-`earliest` is a bound: with nobody ahead, the whole device, and a short answer. What misses its deadline even so is
-turned away at once; what `expected` says may be late for many reasons and is no ground to refuse anybody.
-
-Left out of both: waiting for memory, being preempted, and requests of greater right that have yet to come. All three
-only delay, so `earliest` stays a bound.
+It is told to people: when a request is likely to start, when to come again. Left out are waiting for memory, being
+preempted, and requests of greater right that have yet to come, all of which only delay: it leans to the early side, and
+is no ground to refuse anybody. Deadlines are refused on a bound, see `core.scheduler.outlook`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence as Many
+from heapq import heapreplace
 from typing import NamedTuple
 
 from headrace.core.cost import StepTimes
 from headrace.core.lengths import LengthPredictor
 from headrace.core.request import Request
-
-SHORT = 0.1
-"""The quantile of its output that an answer is taken to reach at least: of those just refused, one in ten was short."""
 
 
 class Batch(NamedTuple):
@@ -33,22 +28,19 @@ class Batch(NamedTuple):
     contexts: int
 
 
-ALONE = Batch(0, 0)
-
-
 class Ahead(NamedTuple):
     """What must happen before a request may start.
 
     ``work_seconds``: of the prompts that go before it in its line, on the whole device. ``share``: of the device that
-    its line gets, above 0 and up to 1. ``requests``: those that take a slot before it does. ``steps_left``: of those
-    that run, which give a slot back.
+    its line gets, above 0 and up to 1. ``steps_left``: of those that run, until each gives its slot back. ``lives``:
+    the steps of those that take a slot before it does, in the order in which they do.
     """
 
     work_seconds: float
     share: float
-    requests: int
     free_slots: int
     steps_left: Many[float]
+    lives: Many[float]
 
 
 class Forecast(NamedTuple):
@@ -84,12 +76,6 @@ class Forecaster:
         further = self._lengths.expected(request) - 1
         return Forecast(start, first, first + further * self._step_seconds(request, beside) * stretch)
 
-    def earliest(self, request: Request, cached: int = 0) -> Forecast:
-        """What is not undercut unless the answer is among the shortest (`SHORT`), or steps get faster."""
-        first = self.prefill_seconds(cached, len(request.tokens) - cached, ALONE)
-        further = self._lengths.quantile(request, SHORT) - 1
-        return Forecast(0.0, first, first + further * self._step_seconds(request, ALONE))
-
     def prefill_seconds(self, start: int, tokens: int, beside: Batch) -> float:
         """Until positions ``[start, start + tokens)`` have been computed, in chunks beside those that decode."""
         steps = -(-tokens // self._chunk_tokens)
@@ -103,12 +89,8 @@ class Forecaster:
         return self._times.predict(rows, rows, beside.contexts + len(request.tokens))
 
     def _slot_seconds(self, ahead: Ahead, beside: Batch, stretch: float) -> float:
-        """Until there is a slot: those that run end one after the other, and so do those that take their places."""
-        place = ahead.requests - ahead.free_slots
-        if place < 0 or not ahead.steps_left:
-            return 0.0
-        ends = sorted(ahead.steps_left)
-        rounds, turn = divmod(place, len(ends))
-        life = 2 * sum(ends) / len(ends)  # those that run are halfway through, one with another
-        step = self._times.predict(beside.rows, beside.rows, beside.contexts)
-        return (ends[turn] + rounds * life) * step * stretch
+        """Until there is a slot: whoever goes before takes the one that is free soonest, for all of its life."""
+        free = [0.0] * ahead.free_slots + sorted(ahead.steps_left)
+        for life in ahead.lives:
+            heapreplace(free, free[0] + life)
+        return free[0] * self._times.predict(beside.rows, beside.rows, beside.contexts) * stretch

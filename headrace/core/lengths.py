@@ -198,7 +198,12 @@ class LengthPredictor:
         return min(room, LONGEST) if asked is None else min(room, asked, LONGEST)
 
     def observe(self, request: Request, output_tokens: int) -> None:
-        """An answer has ended by itself or at its limit; one that was cancelled or failed says nothing of lengths."""
+        """An answer has ended by itself or at its limit; one that was cancelled or failed says nothing of lengths.
+
+        Nor does one that nothing but its limit could end, which is passed over here.
+        """
+        if _certain(request):
+            return
         reached = output_tokens >= self.limit(request)
         bucket = BUCKETS if reached else _bucket(max(1, output_tokens))
         lengths: _Lengths | None = self._keys.get(_finest(request)) or self._found(request)

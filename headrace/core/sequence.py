@@ -19,7 +19,7 @@ from enum import StrEnum
 from typing import TYPE_CHECKING
 
 from headrace.core.blocks import chained_keys, root_key
-from headrace.core.events import SkipReason
+from headrace.core.events import Finished, SkipReason
 from headrace.core.request import FinishReason, Request
 
 if TYPE_CHECKING:
@@ -164,3 +164,15 @@ class Sequence:
     def stop_token(self, reason: FinishReason) -> int | None:
         """The token that ended the answer, if one did."""
         return self.tokens[-1] if reason is FinishReason.STOP else None
+
+    def ended(self, reason: FinishReason, message: str = "", stop_token: int | None = None) -> Finished:
+        """The one event of its end."""
+        return Finished(
+            self.request.id,
+            reason,
+            self.prompt_tokens,
+            self.output_tokens,
+            self.cached_tokens,
+            message,
+            stop_token,
+        )

@@ -1,7 +1,7 @@
 import pytest
 
-from headrace.cli.bench_targets import make_target, read_spec
-from headrace.config import ConfigError, ModelOptions, Options
+from headrace.cli.bench_targets import _changed, make_target, read_spec
+from headrace.config import PROFILES, ConfigError, ModelOptions, Options, options
 
 
 @pytest.mark.parametrize(
@@ -20,3 +20,12 @@ def test_a_target_that_cannot_be_had_is_one_line(target: str, told: str) -> None
     given = Options(model=ModelOptions(model="./no/such/folder"))
     with pytest.raises(ConfigError, match=told):
         make_target(read_spec(target), given)
+
+
+@pytest.mark.parametrize("profile", PROFILES)
+def test_a_target_has_what_the_command_was_given_though_that_is_the_default(profile: str) -> None:
+    given = options({"profile": profile, "max_num_seqs": Options().scheduler.max_num_seqs, "block_size": 8})
+    again = options(_changed(given))
+    assert again.scheduler.max_num_seqs == Options().scheduler.max_num_seqs
+    assert again.scheduler.mixed_prefill_ratio == PROFILES[profile]["mixed_prefill_ratio"]
+    assert again.cache.block_size == 8

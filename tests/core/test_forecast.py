@@ -5,12 +5,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headrace.core.cost import StepCost, StepTimes
-from headrace.core.forecast import ALONE, Ahead, Batch, Forecaster
+from headrace.core.forecast import Ahead, Batch, Forecaster
 from headrace.core.lengths import LengthPredictor
 from headrace.core.request import SamplingParams
 from tests.doubles.scenes import request
 
-NOBODY = Ahead(work_seconds=0.0, share=1.0, requests=0, free_slots=1, steps_left=())
+ALONE = Batch(0, 0)
+NOBODY = Ahead(work_seconds=0.0, share=1.0, free_slots=1, steps_left=(), lives=())
 
 
 def forecaster(chunk_tokens: int = 100) -> Forecaster:
@@ -25,7 +26,7 @@ def exactly(prompt: int, output: int, **fields):
 
 
 def test_alone_it_starts_at_once_and_takes_its_own_steps():
-    forecast = forecaster().earliest(exactly(200, 11))
+    forecast = forecaster().expected(exactly(200, 11), NOBODY, ALONE)
     assert forecast.start == 0
     # two chunks of 110 ms, and 200 * 100 positions attended to
     assert forecast.first_token == pytest.approx(0.220 + 0.020)
@@ -34,7 +35,7 @@ def test_alone_it_starts_at_once_and_takes_its_own_steps():
 
 
 def test_what_is_cached_is_not_computed_but_attended_to():
-    assert forecaster().earliest(exactly(200, 1), cached=150).first_token == pytest.approx(
+    assert forecaster().expected(exactly(200, 1), NOBODY, ALONE, cached=150).first_token == pytest.approx(
         0.010 + 0.050 + 0.001 * (50 * 150 + 50 * 25) / 1000
     )
 
@@ -60,26 +61,28 @@ def test_work_ahead_takes_as_long_as_its_share_of_the_device_makes_it():
 
 
 @pytest.mark.parametrize(
-    ("requests", "free_slots", "steps"),
+    ("lives", "free_slots", "steps"),
     [
-        (0, 1, 0),
-        (1, 2, 0),
-        (0, 0, 10),  # the one that ends first gives its slot
-        (1, 0, 30),
-        (2, 1, 30),
-        (3, 0, 10 + 2 * 80 / 3),  # the next round: whoever took the first slot runs a whole life
-        (7, 0, 30 + 2 * 2 * 80 / 3),
+        ([], 1, 0),
+        ([50], 2, 0),
+        ([], 0, 10),  # the one that ends first gives its slot
+        ([50], 0, 30),
+        ([50], 1, 10),
+        ([50, 50], 1, 30),
+        ([5], 0, 15),  # whoever took the first slot gives it back soonest
+        ([50, 50, 50], 0, 60),
+        ([50] * 6, 0, 110),
     ],
 )
-def test_without_a_slot_it_waits_for_those_that_run(requests, free_slots, steps):
-    ahead = Ahead(0.0, 1.0, requests, free_slots, steps_left=(40, 10, 30))
+def test_without_a_slot_it_waits_for_those_that_run(lives, free_slots, steps):
+    ahead = Ahead(0.0, 1.0, free_slots, (40, 10, 30), lives)
     beside = Batch(rows=3, contexts=1000)
     step_seconds = 0.010 + 0.003 + 0.001
     assert forecaster().expected(exactly(20, 1), ahead, beside).start == pytest.approx(steps * step_seconds)
 
 
 def test_the_later_of_turn_and_slot_counts():
-    ahead = Ahead(1.0, 1.0, 0, 0, steps_left=(10,))
+    ahead = Ahead(1.0, 1.0, 0, (10,), ())
     assert forecaster().expected(exactly(20, 1), ahead, Batch(1, 0)).start == pytest.approx(1.0)
     ahead = ahead._replace(work_seconds=0.001)
     assert forecaster().expected(exactly(20, 1), ahead, Batch(1, 0)).start == pytest.approx(0.110)
@@ -93,17 +96,17 @@ def test_the_later_of_turn_and_slot_counts():
         Ahead,
         work_seconds=st.floats(0, 100),
         share=st.floats(0.01, 1),
-        requests=st.integers(0, 20),
         free_slots=st.integers(0, 3),
-        steps_left=st.lists(st.floats(0, 500), max_size=6),
+        steps_left=st.lists(st.floats(0, 500), min_size=1, max_size=6),
+        lives=st.lists(st.floats(0, 500), max_size=20),
     ),
     rows=st.integers(0, 64),
     stretch=st.floats(1, 2),
 )
-def test_nothing_is_expected_before_the_earliest(prompt, asked, cached, ahead, rows, stretch):
+def test_company_only_delays(prompt, asked, cached, ahead, rows, stretch):
     asking = request("r", prompt, max_tokens=asked)
     found = int(prompt * cached)
-    earliest = forecaster().earliest(asking, found)
+    earliest = forecaster().expected(asking, NOBODY, ALONE, found)
     expected = forecaster().expected(asking, ahead, Batch(rows, rows * 700), found, stretch)
     assert earliest.start <= earliest.first_token <= earliest.finish
     assert expected.start <= expected.first_token <= expected.finish

@@ -152,6 +152,9 @@ def test_an_answer_that_only_its_limit_can_end_reaches_it():
     maybe = request("r", params=SamplingParams(max_tokens=500, ignore_eos=True, stop_token_ids=(3,)))
     assert predictor.quantile(sure, 0.1) == 500 == predictor.expected(sure)
     assert predictor.quantile(maybe, 0.1) < 500
+    for _ in range(100):
+        predictor.observe(sure, 500)
+    assert predictor.quantile(maybe, 0.1) < 500, "what was forced says nothing of those that are free to end"
 
 
 def test_many_tenants_do_not_fill_the_memory_and_the_coarser_keys_are_kept():

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from headrace.config import PROFILES
 from headrace.observe.goodput import Goodput
 from headrace.observe.metrics import Metrics
 from headrace.observe.sheet import Sheet
@@ -46,3 +47,11 @@ def test_links_between_pages_lead_somewhere(page: Path) -> None:
     for target in re.findall(r"\]\(([^)#]+)(?:#[^)]*)?\)", page.read_text()):
         if "://" not in target:
             assert (page.parent / target).exists(), f"{page.name} links to {target}"
+
+
+def test_the_guide_shows_what_profiles_set() -> None:
+    guide = (ROOT / "docs" / "guide" / "scheduling.md").read_text(encoding="utf-8")
+    rows = re.findall(r"^\| `--([a-z-]+)` \|(.+)\|$", guide, re.MULTILINE)
+    shown = {flag.replace("-", "_"): [cell.split()[0] for cell in cells.split("|")] for flag, cells in rows}
+    told = {name: [str(profile[name]) for profile in PROFILES.values()] for name in PROFILES["balanced"]}
+    assert {name: cells for name, cells in shown.items() if name in told} == told

@@ -92,6 +92,12 @@ class FairQueue:
             for tenant in each.tenants.values():
                 yield from tenant.line
 
+    def lines(self) -> Iterator[tuple[TenantAccount, Line]]:
+        """Each tenant's account in each class, and its line."""
+        for each in self._classes.values():
+            for tenant in each.tenants.values():
+                yield tenant.account, tenant.line
+
     def knows(self, service_class: str) -> bool:
         """Whether there is a class of this name."""
         return self._alike or service_class in self._classes

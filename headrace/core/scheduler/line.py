@@ -106,6 +106,11 @@ class Line:
         yield from self._timely
         yield from self._late
 
+    def ahead_of(self, sequence: Sequence) -> list[Sequence]:
+        """Those that wait before one of this line, by their places as they are, in no particular order."""
+        place = _place(sequence)
+        return [each for each in self if _place(each) < place]
+
     def push(self, sequence: Sequence) -> None:
         """Let a sequence wait at its place."""
         if sequence.late:
@@ -163,3 +168,7 @@ class Line:
             for sequence in window:
                 self.push(sequence)
             raise PolicyFailed(window[0], "pick", error) from error
+
+
+def _place(sequence: Sequence) -> Rank:
+    return (sequence.late, 0.0 if sequence.late else sequence.latest_start, *sequence.rank)

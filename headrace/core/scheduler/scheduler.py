@@ -35,6 +35,7 @@ from headrace.core.request import FinishReason, Request
 from headrace.core.scheduler.admission import AdmissionPolicy, Queue
 from headrace.core.scheduler.draft import Draft
 from headrace.core.scheduler.fair import FairQueue, by_share
+from headrace.core.scheduler.foresight import Foresight, foresee
 from headrace.core.scheduler.headroom import RoomPolicy
 from headrace.core.scheduler.line import PolicyFailed
 from headrace.core.scheduler.order import OrderPolicy
@@ -182,6 +183,13 @@ class Scheduler:
         if self._waiting:
             due = min(due, self._admission.ready_at(self._queue()))
         return due
+
+    def foresee(self, request_id: str, chunk_tokens: int) -> Foresight | None:
+        """What lies before a request that waits; None for any other."""
+        sequence = self._live.get(request_id)
+        if sequence is None or sequence.status is Status.RUNNING:
+            return None
+        return foresee(sequence, self._waiting, self._running, self._outlook, chunk_tokens)
 
     # -- planning ----------------------------------------------------------------------------------
 
@@ -469,17 +477,7 @@ class Scheduler:
             self._outlook.saw_end(sequence.request, sequence.output_tokens)
         self._waiting.end(sequence, waited)
         del self._live[sequence.request.id]
-        self._events.append(
-            Finished(
-                sequence.request.id,
-                reason,
-                sequence.prompt_tokens,
-                sequence.output_tokens,
-                sequence.cached_tokens,
-                message,
-                stop_token,
-            )
-        )
+        self._events.append(sequence.ended(reason, message, stop_token))
 
     # -- the rest ----------------------------------------------------------------------------------
 
