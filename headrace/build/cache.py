@@ -78,6 +78,18 @@ def make_recall(
     )
 
 
+def describe_caches(options: ResponseCacheOptions) -> list[str]:
+    """Where answers are kept, as lines for the terminal."""
+    stores = ", ".join(map(_shown, options.response_cache))
+    return [f"answers      kept for {options.response_cache_ttl:g} s in {stores}"] if stores else []
+
+
+def _shown(spec: str) -> str:
+    """A store as it may be shown: without a password."""
+    kind, mark, rest = spec.partition("://")
+    return f"{kind}{mark}{rest.rpartition('@')[2]}"
+
+
 def _beside(options: ResponseCacheOptions) -> Path | None:
     """Where questions are kept across restarts: beside the file of their answers, if there is one."""
     files = [spec.partition(":")[2] for spec in options.response_cache if spec.startswith("sqlite:")]
@@ -104,11 +116,11 @@ def _tier(spec: str, options: ResponseCacheOptions, tell: Callable[[StoreFaulted
             case "memcached":
                 return Tier(_memcached(spec), seconds, _seal(options), tell)
     except (OSError, ValueError) as error:
-        raise ConfigError(f"--response-cache {spec}: {error}") from error
+        raise ConfigError(f"--response-cache {_shown(spec)}: {error}") from error
     except ImportError as error:
         extra = "memcached" if kind == "memcached" else "redis"
-        raise ConfigError(f"--response-cache {spec} needs: pip install 'headrace[{extra}]'") from error
-    raise ConfigError(f"--response-cache {spec}: must be {FORMS}")
+        raise ConfigError(f"--response-cache {kind} needs: pip install 'headrace[{extra}]'") from error
+    raise ConfigError(f"--response-cache {_shown(spec)}: must be {FORMS}")
 
 
 def _redis(url: str) -> Store:

@@ -10,7 +10,7 @@ from dataclasses import asdict
 from starlette.types import ASGIApp
 
 from headrace import __version__
-from headrace.build.cache import make_recall, prefix_sizes
+from headrace.build.cache import describe_caches, make_recall, prefix_sizes
 from headrace.build.model import Loaded, close, describe, load, warm_up
 from headrace.build.recording import open_tape
 from headrace.build.tenants import describe_tenants
@@ -77,7 +77,12 @@ def serve(options: Options, say: Callable[[str], None]) -> None:
     warm_up(loaded)
     app, recall = _make_app(loaded, options, keys)
     profile = f"profile      {profile_line(options)}"
-    for line in (*describe(loaded), profile, *describe_tenants(loaded.tenants, loaded.classes)):
+    for line in (
+        *describe(loaded),
+        profile,
+        *describe_tenants(loaded.tenants, loaded.classes),
+        *describe_caches(options.response_cache),
+    ):
         say(line)
 
     def ready(url: str) -> None:

@@ -1,0 +1,103 @@
+from types import SimpleNamespace
+
+import pytest
+
+from headrace.build.cache import _fingerprint, describe_caches, make_recall
+from headrace.config import ConfigError, ResponseCacheOptions, SemanticOptions
+from headrace.serve.text.template import ChatTemplate
+from tests.serve.text.vocabularies import byte_level
+
+
+@pytest.fixture
+def loaded(tmp_path):
+    (tmp_path / "model.safetensors").write_bytes(b"weights")
+    (tmp_path / "config.json").write_text("{}")
+    return SimpleNamespace(
+        name="fox",
+        folder=tmp_path,
+        tokenizer=byte_level(),
+        template=ChatTemplate({"default": "{{ messages }}"}),
+        facts=SimpleNamespace(kind="cpu", isa="AVX2"),
+        dtype="float32",
+        kernels="cpp",
+        ledger=SimpleNamespace(max_model_len=64),
+        dummy=False,
+        seed=0,
+    )
+
+
+def make(loaded, *stores, **more):
+    service = SimpleNamespace(note=lambda event: None, now=lambda: 0.0)
+    return make_recall(
+        ResponseCacheOptions(response_cache=stores, **more), SemanticOptions(), loaded, service
+    )
+
+
+@pytest.mark.parametrize(
+    ("stores", "message"),
+    [
+        (["disk"], "must be memory, sqlite:PATH"),
+        (["memory:5"], "must be memory"),
+        (["sqlite:"], "must be memory"),
+        (["memory", "memory"], "two stores of one kind"),
+        (["redis://localhost:1/0"], "--response-cache-secret is needed"),
+        (["memcached://localhost"], "--response-cache-secret is needed"),
+        (["sqlite:/dev/null/answers"], "sqlite:/dev/null/answers"),
+        (["memcached://localhost:x"], "memcached://localhost:x"),
+    ],
+)
+def test_a_store_that_cannot_be_had_is_said_so_that_it_can_be_mended(loaded, stores, message):
+    secret = "s" if message == "memcached://localhost:x" else None
+    with pytest.raises(ConfigError, match=message):
+        make(loaded, *stores, response_cache_secret=secret)
+
+
+def test_a_client_library_that_is_missing_is_named(loaded, monkeypatch):
+    monkeypatch.setitem(__import__("sys").modules, "headrace.serve.stores.redis", None)
+    with pytest.raises(ConfigError, match=r"pip install 'headrace\[redis\]'"):
+        make(loaded, "redis://localhost:1/0", response_cache_secret="s")
+
+
+def test_nothing_is_kept_unless_asked_for(loaded):
+    assert make(loaded).sizes() == {}
+    assert make(loaded, "memory").sizes() != {}
+
+
+def test_what_changes_an_answer_changes_the_fingerprint(loaded):
+    def changed(**fields):
+        return _fingerprint(SimpleNamespace(**(vars(loaded) | fields)), True, "")
+
+    before = changed()
+    assert changed() == before
+    others = [
+        changed(name="dog"),
+        changed(template=ChatTemplate({"default": "{{ messages[0] }}"})),
+        changed(template=ChatTemplate({"default": "{{ messages }}"}, {"bos_token": "<s>"})),
+        changed(facts=SimpleNamespace(kind="cpu", isa="AVX512")),
+        changed(dtype="bfloat16"),
+        changed(kernels="torch"),
+        changed(ledger=SimpleNamespace(max_model_len=65)),
+        changed(dummy=True),
+        changed(dummy=True, seed=1),
+        _fingerprint(loaded, True, "secret"),
+    ]
+    (loaded.folder / "model.safetensors").write_bytes(b"Weights")
+    others.append(changed())
+    assert len({before, *others}) == 12
+
+
+def test_a_revision_of_the_hub_stands_for_its_weights(loaded, tmp_path):
+    def at(commit):
+        folder = tmp_path / "models--fox" / "snapshots" / commit
+        return _fingerprint(SimpleNamespace(**(vars(loaded) | {"folder": folder})), True, "")
+
+    assert at("aaa") == at("aaa") != at("bbb")
+
+
+def test_no_password_is_shown(loaded):
+    secret = "redis://me:pass@host:1/0"
+    (line,) = describe_caches(ResponseCacheOptions(response_cache=("memory", secret)))
+    assert line.endswith("in memory, redis://host:1/0")
+    with pytest.raises(ConfigError) as error:
+        make(loaded, "redos://me:pass@host:1/0")
+    assert "pass@" not in str(error.value)
