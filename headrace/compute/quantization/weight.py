@@ -1,0 +1,121 @@
+"""The one internal layout of a linear weight in few bits: what every reader fills and every kernel reads.
+
+A weight is ``(value - zero) * scale``, with values of 8 or 4 bits and one scale (and zero) for each group of
+consecutive inputs of an output:
+
+```
+            in ──────────────────────────────▶
+     out    │ group 0 │ group 1 │ ...        │   values  int8 [out, in], or uint8 [out, in / 2]
+      │     │ s, z    │ s, z    │            │   scales  float32 [out, groups]
+      ▼     │         │         │            │   zeros   int8 [out, groups], or None: all zero
+```
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class QuantizedWeight:
+    """A weight [out, in] in 8 or 4 bits; immutable, all parts contiguous and on one device.
+
+    Args:
+        values: int8 [out, in]; or with 4 bits uint8 [out, in / 2], where the low half of a byte holds the even
+            input and each half is the value plus 8.
+        scales: float32 [out, groups]; ``groups`` divides ``in``.
+        zeros: int8 [out, groups] in the range of the values, or None where all are 0 (symmetric).
+        order: int64 [in], or None: input ``i`` of the values is feature ``order[i]`` of the activations
+            (GPTQ's ``desc_act``).
+        bits: of a value.
+        activation_bits: 16: activations stay as they are. 8: the product is defined with activations that are
+            quantized per token, symmetrically: ``round(x / s)`` with ``s = max|x| / 127``.
+    """
+
+    values: Tensor
+    scales: Tensor
+    zeros: Tensor | None
+    order: Tensor | None
+    bits: Literal[4, 8]
+    activation_bits: Literal[8, 16]
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        outputs, width = self.values.shape
+        return outputs, width * (8 // self.bits)
+
+    @property
+    def group_size(self) -> int:
+        """Inputs that share a scale."""
+        return self.shape[1] // self.scales.shape[1]
+
+    @property
+    def nbytes(self) -> int:
+        parts = (self.values, self.scales, self.zeros, self.order)
+        return sum(part.nbytes for part in parts if part is not None)
+
+    def integers(self) -> Tensor:
+        """The values, int8 [out, in]."""
+        if self.bits == 8:
+            return self.values
+        halves = torch.stack((self.values & 15, self.values >> 4), -1)
+        return halves.flatten(1).to(torch.int8) - 8
+
+    def dequantized(self, dtype: torch.dtype = torch.float32) -> Tensor:
+        """The weight itself, [out, in], its inputs in the activations' order."""
+        outputs, inputs = self.shape
+        grouped = self.integers().view(outputs, -1, self.group_size).float()
+        if self.zeros is not None:
+            grouped -= self.zeros[..., None]
+        weight = (grouped * self.scales[..., None]).view(outputs, inputs)
+        if self.order is not None:
+            weight = torch.empty_like(weight).index_copy_(1, self.order, weight)
+        return weight.to(dtype)
+
+
+def pack_halves(values: Tensor) -> Tensor:
+    """Values of 4 bits, int8 [out, in] in -8..7, as `QuantizedWeight` holds them: uint8 [out, in / 2]."""
+    shifted = (values + 8).to(torch.uint8)
+    return shifted[:, ::2] | (shifted[:, 1::2] << 4)
+
+
+def stacked(parts: Sequence[QuantizedWeight]) -> QuantizedWeight:
+    """Weights of the same inputs as one, outputs after outputs (queries, keys, values; gate, up).
+
+    Raises:
+        ValueError: they differ in bits, groups, order of inputs or kind of activations.
+    """
+    first = parts[0]
+    for part in parts[1:]:
+        same_order = (part.order is None) == (first.order is None) and (
+            part.order is None or first.order is None or torch.equal(part.order, first.order)
+        )
+        same = (part.bits, part.activation_bits, part.shape[1], part.group_size) == (
+            first.bits,
+            first.activation_bits,
+            first.shape[1],
+            first.group_size,
+        )
+        if not (same and same_order):
+            raise ValueError("weights that are computed as one must have the same bits, groups and order")
+    zeros = None
+    if any(part.zeros is not None for part in parts):
+        zeros = torch.cat(
+            [
+                torch.zeros_like(part.scales, dtype=torch.int8) if part.zeros is None else part.zeros
+                for part in parts
+            ]
+        )
+    return QuantizedWeight(
+        torch.cat([part.values for part in parts]),
+        torch.cat([part.scales for part in parts]),
+        zeros,
+        first.order,
+        first.bits,
+        first.activation_bits,
+    )
