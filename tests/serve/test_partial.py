@@ -1,4 +1,7 @@
 import asyncio
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 
 import pytest
@@ -10,8 +13,8 @@ from headrace.core.events import Emitted, Finished, LookedUp, Spared
 from headrace.core.request import FinishReason, SamplingParams
 from headrace.serve.partial import Partial, scope_of
 from headrace.serve.question import Question
-from tests.serve.test_recall import FINGERPRINT, house, truth
-from tests.serve.test_service import read_all, tokens_of
+from tests.serve.test_recall import FINGERPRINT, House, house, truth
+from tests.serve.test_service import SOON, read_all, tokens_of
 
 WHOLE = {"max_model_len": 512, "num_blocks": 400}
 
@@ -20,16 +23,46 @@ def partial(resume_bytes=1 << 20, index_bytes=1 << 20):
     return Partial(FINGERPRINT, resume_bytes, index_bytes)
 
 
+@contextmanager
+def halted(h: House, after: int) -> Iterator[None]:
+    """The engine stops before step ``after`` + 1, so that an answer is in its middle however fast the machine is."""
+    launch, steps, going_on = h.runner.launch, iter(range(after)), threading.Event()
+
+    def launched(plan, now):
+        if next(steps, None) is None:
+            going_on.wait(SOON)
+        launch(plan, now)
+
+    h.runner.launch = launched
+    try:
+        yield
+    finally:
+        h.runner.launch = launch
+        going_on.set()
+
+
+async def hear(answer, count):
+    heard = 0
+    while heard < count:
+        told = await asyncio.wait_for(answer.read(), SOON)
+        heard += sum(len(event.tokens) for _, event in told if isinstance(event, Emitted))
+    assert heard == count
+
+
+async def idle(h: House) -> None:
+    """Until the engine holds nothing."""
+    await asyncio.wait_for(h.service._idle.wait(), SOON)
+
+
 async def hang_up(h, after=20, **question):
     """Ask for a long answer and leave it; how many tokens of it are kept."""
-    answer = await h.open(h.question(400, **question))
-    heard = 0
-    while heard < after:
-        heard += sum(len(event.tokens) for _, event in await answer.read() if isinstance(event, Emitted))
-    h.recall.close(answer)
-    while h.service.open_requests():
-        await asyncio.sleep(0.001)
-    return len(h.witness.broken[-1])
+    with halted(h, after):
+        answer = await h.open(h.question(400, **question))
+        await hear(answer, after)
+        h.recall.close(answer)
+    await idle(h)
+    assert [len(tokens) for tokens in h.witness.broken] == [after]
+    return after
 
 
 def test_a_longer_answer_goes_on_where_a_shorter_one_was_cut():
@@ -170,12 +203,13 @@ def test_what_has_been_cleared_is_not_taken_up(tag):
 def test_what_was_left_before_a_clearing_and_ends_after_it_is_not_taken_up():
     async def run():
         async with house(partial=partial(), **WHOLE) as h:
-            answer = await h.open(h.question(400))
-            await answer.read()
-            await h.recall.clear(EVERYTHING)
-            h.recall.close(answer)
-            while h.service.open_requests():
-                await asyncio.sleep(0.001)
+            with halted(h, 20):
+                answer = await h.open(h.question(400))
+                await hear(answer, 20)
+                await h.recall.clear(EVERYTHING)
+                h.recall.close(answer)
+            await idle(h)
+            assert [len(tokens) for tokens in h.witness.broken] == [20]
             assert (await h.answer(30))[0] == "miss"
 
     asyncio.run(run())
