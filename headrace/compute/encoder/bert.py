@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from headrace.compute.kernels.linear import Packed, apply, prepare
+from headrace.compute.kernels.linear import Prepared, apply, prepare
 from headrace.compute.model.config_reader import ConfigReader
 from headrace.compute.model.spec import ModelError
 
@@ -66,7 +66,7 @@ def parse_bert_config(config: Mapping[str, Any]) -> BertSpec:
 
 
 class _Linear(NamedTuple):
-    weight: Tensor | Packed
+    weight: Prepared
     bias: Tensor
 
     def __call__(self, x: Tensor) -> Tensor:

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from headrace.compute.batch import Batch
+from headrace.compute.quantization.weight import QuantizedWeight
 
 Activation = Literal["silu", "gelu_tanh"]
 
@@ -40,11 +41,15 @@ class Kernels(Protocol):
 
     name: str
 
-    def prepare_linear(self, weight: Tensor) -> Any:
+    def prepare_linear(self, weight: Tensor | QuantizedWeight) -> Any:
         """Turn a weight [out, in] into whatever this backend's `linear` likes best; called once per weight."""
 
     def linear(self, x: Tensor, weight: Any, bias: Tensor | None = None) -> Tensor:
-        """``x @ weight.T + bias``: [T, in] to [T, out], in the dtype of ``x``."""
+        """``x @ weight.T + bias``: [T, in] to [T, out], in the dtype of ``x``.
+
+        With a quantized weight of 8-bit activations each token's activations are first rounded to integers
+        ``round(x / s)`` with ``s = max|x| / 127``, and the product is theirs times ``s``.
+        """
 
     def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
         """``x / sqrt(mean(x²) + eps) * weight`` over the last dimension (arXiv:1910.07467)."""

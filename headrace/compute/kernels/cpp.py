@@ -11,10 +11,10 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
-from torch.nn import functional
 
 from headrace.compute.batch import Batch
-from headrace.compute.kernels import Activation, HeadShape, KernelsUnavailable
+from headrace.compute.kernels import Activation, HeadShape, KernelsUnavailable, linear
+from headrace.compute.quantization.weight import QuantizedWeight
 
 
 class _Codes(dict[torch.dtype, int]):
@@ -81,7 +81,9 @@ class CppKernels:
         threads: int = self._cpu.max_threads()
         return threads
 
-    def prepare_linear(self, weight: Tensor) -> PackedWeight | Tensor:
+    def prepare_linear(self, weight: Tensor | QuantizedWeight) -> PackedWeight | linear.Prepared:
+        if isinstance(weight, QuantizedWeight):
+            return weight
         outputs, inputs = weight.shape
         if weight.dtype == torch.float32:
             words = weight.contiguous()
@@ -97,9 +99,9 @@ class CppKernels:
             packed[whole, :, : outputs % self._panel] = words[whole * self._panel :].T
         return PackedWeight(packed, packed.data_ptr(), inputs, outputs, weight.dtype, _DTYPES[weight.dtype])
 
-    def linear(self, x: Tensor, weight: PackedWeight | Tensor, bias: Tensor | None = None) -> Tensor:
-        if isinstance(weight, Tensor):
-            return functional.linear(x, weight, bias)
+    def linear(self, x: Tensor, weight: PackedWeight | linear.Prepared, bias: Tensor | None = None) -> Tensor:
+        if not isinstance(weight, PackedWeight):
+            return linear.apply(x, weight, bias)
         _, packed, inputs, outputs, dtype, code = weight
         count, width = x.shape
         if width != inputs or x.dtype != dtype:

@@ -3,20 +3,28 @@
 The BLAS behind torch's float32 matrix product takes a slow path on some x86 processors; oneDNN with weights
 packed once is two to four times faster there from four rows on, and in bfloat16 for any number. A single row
 is quicker plain where the matrix is small, because entering oneDNN costs more than the product.
+
+A weight in few bits stays so in memory: each call makes numbers of it again, some outputs at a time. That says
+what such a product is, and is not quick.
 """
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from headrace.compute.quantization.weight import QuantizedWeight
+
 _PLAIN_ELEMENTS = 1 << 20
 """Up to this size a float32 matrix is kept plain too, for single rows (4 MiB)."""
 _PACKED_ROWS = 64
 """Rows that the packed layout is chosen for; it serves other numbers as well."""
+_DEQUANTIZED_ELEMENTS = 1 << 24
+"""Of a weight in few bits, how much is turned into numbers at once (64 MiB in float32)."""
 
 
 class Packed(NamedTuple):
@@ -26,9 +34,14 @@ class Packed(NamedTuple):
     plain: Tensor | None
 
 
-def prepare(weight: Tensor) -> Tensor | Packed:
+Prepared = Tensor | Packed | QuantizedWeight
+
+
+def prepare(weight: Tensor | QuantizedWeight) -> Prepared:
     """Pack a weight [out, in] if this torch and device have the packed product."""
     types = (torch.float32, torch.bfloat16)
+    if isinstance(weight, QuantizedWeight):
+        return weight
     if weight.device.type != "cpu" or weight.dtype not in types or not _has_packed_product():
         return weight
     packed = torch.ops.mkldnn._reorder_linear_weight(weight, _PACKED_ROWS)
@@ -36,14 +49,40 @@ def prepare(weight: Tensor) -> Tensor | Packed:
     return Packed(packed, weight if small else None)
 
 
-def apply(x: Tensor, weight: Tensor | Packed, bias: Tensor | None) -> Tensor:
+def apply(x: Tensor, weight: Prepared, bias: Tensor | None) -> Tensor:
     """``x @ weight.T + bias`` for x [T, in]."""
     if isinstance(weight, Tensor):
         return F.linear(x, weight, bias)
+    if isinstance(weight, QuantizedWeight):
+        return _quantized(x, weight, bias)
     if weight.plain is not None and len(x) == 1:
         return F.linear(x, weight.plain, bias)
     y: Tensor = torch.ops.mkldnn._linear_pointwise(x, weight.packed, bias, "none", [], "")
     return y
+
+
+def _quantized(x: Tensor, weight: QuantizedWeight, bias: Tensor | None) -> Tensor:
+    y = x.new_empty((len(x), weight.shape[0]))
+    wide, scale = x, None
+    if weight.activation_bits == 8:
+        wide, scale = quantize_rows(x)
+    step = max(1, _DEQUANTIZED_ELEMENTS // weight.shape[1])
+    for begin in range(0, weight.shape[0], step):
+        part = replace(
+            weight,
+            values=weight.values[begin : begin + step],
+            scales=weight.scales[begin : begin + step],
+            zeros=None if weight.zeros is None else weight.zeros[begin : begin + step],
+        )
+        product = F.linear(wide, part.dequantized(wide.dtype))
+        y[:, begin : begin + step] = product if scale is None else product * scale
+    return y if bias is None else y.add_(bias)
+
+
+def quantize_rows(x: Tensor) -> tuple[Tensor, Tensor]:
+    """Integers -127..127, as float32 [T, in], and the scale [T, 1] of each row ``x`` [T, in] with which they are it."""
+    scale = x.float().abs().amax(-1, keepdim=True) / 127
+    return (x.float() / scale.where(scale > 0, 1.0)).round_(), scale
 
 
 def _has_packed_product() -> bool:

@@ -13,6 +13,7 @@ from torch import Tensor
 from headrace.compute.batch import Batch
 from headrace.compute.kernels import Activation, HeadShape, linear
 from headrace.compute.kernels.paging import AttentionPlan, DecodeGroup, PrefillTile, plan
+from headrace.compute.quantization.weight import QuantizedWeight
 
 
 class TorchKernels:
@@ -23,10 +24,10 @@ class TorchKernels:
     def __init__(self) -> None:
         self._gathered: dict[tuple[int, torch.dtype, torch.device], Tensor] = {}
 
-    def prepare_linear(self, weight: Tensor) -> Tensor | linear.Packed:
+    def prepare_linear(self, weight: Tensor | QuantizedWeight) -> linear.Prepared:
         return linear.prepare(weight)
 
-    def linear(self, x: Tensor, weight: Tensor | linear.Packed, bias: Tensor | None = None) -> Tensor:
+    def linear(self, x: Tensor, weight: linear.Prepared, bias: Tensor | None = None) -> Tensor:
         return linear.apply(x, weight, bias)
 
     def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import random
+from typing import Literal
 
 import pytest
 import torch
@@ -15,6 +16,7 @@ from torch import Tensor
 from headrace.compute.batch import Batch
 from headrace.compute.kernels import HeadShape, Kernels, KernelsUnavailable, linear, paging, select
 from headrace.compute.kernels.reference import TorchKernels
+from tests.compute.kernels.weights import quantized_weight
 from tests.oracle.harness import pack
 
 CPU = torch.device("cpu")
@@ -179,6 +181,44 @@ def test_linear(dtype: torch.dtype, rows: int, outputs: int) -> None:
     out = linear.apply(x.to(dtype), prepared, bias.to(dtype))
     assert out.dtype == dtype
     torch.testing.assert_close(out.float(), expected, rtol=2e-2, atol=1e-4 if dtype == torch.float32 else 0.1)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("bits", [8, 4])
+def test_linear_of_a_quantized_weight(
+    bits: Literal[4, 8], dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    torch.manual_seed(0)
+    monkeypatch.setattr(linear, "_DEQUANTIZED_ELEMENTS", 64 * 10)
+    weight = quantized_weight(24, 64, 4, bits, 16, zeros=True, order=True)
+    x, bias = torch.randn(5, 64).to(dtype), torch.randn(24).to(dtype)
+    out = KERNELS.linear(x, KERNELS.prepare_linear(weight), bias)
+    assert out.dtype == dtype
+    expected = F.linear(x.float(), weight.dequantized(), bias.float())
+    close = {"rtol": 2e-2, "atol": 5e-2} if dtype == torch.bfloat16 else {"rtol": 1e-5, "atol": 1e-5}
+    torch.testing.assert_close(out.float(), expected, **close)
+
+
+def test_activations_of_8_bits_are_rounded_to_a_127th_of_each_tokens_largest() -> None:
+    torch.manual_seed(0)
+    weight = quantized_weight(24, 64, 4, 8, 8, zeros=True, order=True)
+    x = torch.randn(3, 64)
+    x[1] = 0
+    steps = [row.abs().max().item() / 127 for row in x]
+    integers = torch.tensor(
+        [
+            [round(value / step) if step else 0 for value in row.tolist()]
+            for row, step in zip(x, steps, strict=True)
+        ]
+    )
+    assert integers.abs().max() == 127
+    exact = (
+        integers.double()
+        @ weight.dequantized(torch.float64).T
+        * torch.tensor(steps, dtype=torch.float64)[:, None]
+    )
+    out = KERNELS.linear(x, KERNELS.prepare_linear(weight))
+    torch.testing.assert_close(out, exact.float(), rtol=1e-5, atol=1e-5)
 
 
 def test_unknown_kernels_are_refused_by_name() -> None:

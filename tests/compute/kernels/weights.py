@@ -1,0 +1,34 @@
+"""Random weights in few bits, for tests of the kernels."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import torch
+
+from headrace.compute.quantization.weight import QuantizedWeight, pack_halves
+
+
+def quantized_weight(
+    outputs: int,
+    inputs: int,
+    groups: int,
+    bits: Literal[4, 8],
+    activation_bits: Literal[8, 16],
+    *,
+    zeros: bool = False,
+    order: bool = False,
+) -> QuantizedWeight:
+    """Drawn from torch's generator; products with normal activations are about as large as these."""
+    limit = 1 << (bits - 1)
+    integers = torch.randint(-limit, limit, (outputs, inputs)).to(torch.int8)
+    points = torch.randint(-limit, limit, (outputs, groups)).to(torch.int8) if zeros else None
+    scales = (torch.rand(outputs, groups) + 0.5) / (limit * inputs**0.5)
+    return QuantizedWeight(
+        pack_halves(integers) if bits == 4 else integers,
+        scales,
+        points,
+        torch.randperm(inputs) if order else None,
+        bits,
+        activation_bits,
+    )
