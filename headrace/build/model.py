@@ -86,12 +86,12 @@ def load(options: Options, tell: Tell | None = None) -> Loaded:
 def _load(options: Options, seconds: dict[str, float], tell: Tell | None) -> Loaded:
     model, cache, plans = options.model, options.cache, options.scheduler
     tenants, classes = read_tenants(plans.tenants)
-    with _timed(seconds, "text"):
+    with timed(seconds, "text"):
         folder = resolve_folder(model.model, model.revision, with_weights=model.load_format != "dummy")
         text_folder = resolve_folder(model.tokenizer, with_weights=False) if model.tokenizer else folder
         tokenizer = Tokenizer.from_folder(text_folder)
         template = ChatTemplate.from_folder(text_folder, tokenizer.special_tokens, model.chat_template)
-    with _timed(seconds, "weights"):
+    with timed(seconds, "weights"):
         spec = parse_config(read_config(folder))
         max_model_len = _max_model_len(model, spec)
         device = resolve_device(model.device)
@@ -106,7 +106,7 @@ def _load(options: Options, seconds: dict[str, float], tell: Tell | None) -> Loa
             weights = load_weights(folder, spec, choice.dtype, device)
         fingerprint = weights.fingerprint() if cache.kv_offload_path else ""
         decoder = Decoder(spec, weights, kernels, max_model_len)
-    with _timed(seconds, "memory"):
+    with timed(seconds, "memory"):
         knobs = make_knobs(plans, device.type, max_model_len)
         overlap = resolve_overlap(plans, device.type)
         ledger = open_ledger(
@@ -177,7 +177,8 @@ def _load(options: Options, seconds: dict[str, float], tell: Tell | None) -> Loa
 
 
 @contextmanager
-def _timed(seconds: dict[str, float], phase: str) -> Iterator[None]:
+def timed(seconds: dict[str, float], phase: str) -> Iterator[None]:
+    """Note the seconds of a phase of start-up."""
     began = time.perf_counter()
     yield
     seconds[phase] = time.perf_counter() - began

@@ -11,7 +11,7 @@ from starlette.types import ASGIApp
 
 from headrace import __version__
 from headrace.build.cache import describe_caches, make_recall, prefix_sizes
-from headrace.build.model import Loaded, close, describe, load, warm_up
+from headrace.build.model import Loaded, close, describe, load, timed, warm_up
 from headrace.build.recording import open_tape
 from headrace.build.tenants import describe_tenants
 from headrace.build.warming import Warming, make_recorder, open_history
@@ -63,19 +63,23 @@ def build_app(options: Options) -> tuple[ASGIApp, AbstractAsyncContextManager[No
     return app, running()
 
 
-def serve(options: Options, say: Callable[[str], None]) -> None:
+def serve(options: Options, say: Callable[[str], None], *, began: float) -> None:
     """Load, warm up, listen, until a signal ends it; ``say`` gets lines for the terminal.
+
+    ``began`` is when the process did, by `time.perf_counter`: what came before this call went into libraries.
 
     Raises:
         ConfigError: as `load`, or API keys, TLS files or a recording that cannot be read or written.
     """
-    began = time.perf_counter()
+    libraries = time.perf_counter() - began
     check_tls(options.server)
     keys = _keys(options.server)
     tape = open_tape(options.server)
     loaded = load(options, tape.tell if tape else None)
     warm_up(loaded)
-    app, recall = _make_app(loaded, options, keys)
+    loaded.seconds["libraries"] = libraries
+    with timed(loaded.seconds, "routes"):
+        app, recall = _make_app(loaded, options, keys)
     profile = f"profile      {profile_line(options)}"
     for line in (
         *describe(loaded),

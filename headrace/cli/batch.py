@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import time
 from collections.abc import AsyncIterator
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
@@ -50,6 +49,8 @@ def run_batch(
         results = Results(output_file)
     except (OSError, DuplicateId, ResultsError) as error:
         raise ConfigError(str(error)) from error
+    import asyncio
+
     with results:
         tally = Tally(total=len(keys), before=len(keys & results.keys))
         reached = _server(url, api_key, model) if url else _in_process(model, config)

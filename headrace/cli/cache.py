@@ -6,10 +6,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.console import Console
-from rich.table import Table
 
 if TYPE_CHECKING:
+    from rich.table import Table
+
     from headrace.core.cache.calibration import Calibration
 
 cache_app = typer.Typer(help="Response caches: calibrate the semantic one.", no_args_is_help=True)
@@ -40,6 +40,8 @@ def calibrate(
     A part of the rows fits the score, the others, which it has not seen, prove what it may promise. Nothing is written
     where they cannot prove it.
     """
+    from rich.console import Console
+
     from headrace.compute.encoder.sentences import Sentences
     from headrace.compute.model.spec import ModelError
     from headrace.config import ConfigError
@@ -93,6 +95,8 @@ def _told(calibration: Calibration, max_error: float) -> str:
 
 
 def _curve(calibration: Calibration, max_error: float) -> Table:
+    from rich.table import Table
+
     from headrace.core.cache.certify import CONFIDENCE, Certificate, upper_error
 
     table = Table("cache", "threshold", "served", "wrong", f"bound at {CONFIDENCE:.0%}", "", box=None)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable
 from dataclasses import MISSING, Field, fields
+from functools import cache
 from pathlib import Path
 from types import UnionType
 from typing import Annotated, Any, Union, get_args, get_origin, get_type_hints
@@ -23,7 +24,7 @@ def with_options(*parts: type) -> Callable[[Callable[..., None]], Callable[..., 
 
     def decorate(command: Callable[..., None]) -> Callable[..., None]:
         own = inspect.signature(command, eval_str=True).parameters
-        flags = [_parameter(each, kind) for kind in parts for each in fields(kind)]
+        flags = [each for kind in parts for each in _parameters(kind)]
         config = inspect.Parameter(
             "config",
             inspect.Parameter.KEYWORD_ONLY,
@@ -50,8 +51,14 @@ def with_options(*parts: type) -> Callable[[Callable[..., None]], Callable[..., 
     return decorate
 
 
-def _parameter(each: Field[Any], part: type) -> inspect.Parameter:
-    hint = get_type_hints(part, include_extras=True)[each.name]
+@cache
+def _parameters(part: type) -> list[inspect.Parameter]:
+    """The flags of one part, made once for all commands that take it."""
+    hints = get_type_hints(part, include_extras=True)
+    return [_parameter(each, part, hints[each.name]) for each in fields(part)]
+
+
+def _parameter(each: Field[Any], part: type, hint: Any) -> inspect.Parameter:
     kind, info = get_args(hint)
     assert isinstance(info, FieldInfo)
     default = each.default if each.default is not MISSING else None

@@ -93,10 +93,13 @@ class BlockPool:
         if num_blocks < 1 or block_size < 1:
             raise ValueError(f"a pool needs blocks and a block size, got {num_blocks} and {block_size}")
         self.block_size = block_size
-        self._blocks = [Block(i) for i in range(num_blocks)]
+        self.num_blocks = num_blocks
+        self._blocks: list[
+            Block
+        ] = []  # those touched so far: a cache of gigabytes has more than most lives use
         self._tell = tell
         self.lower = lower
-        self._blank = list(range(num_blocks - 1, -1, -1))
+        self._blank: list[int] = []  # touched, and free without content
         self._cached = EvictionOrder(eviction)
         self._by_key: dict[bytes, Block] = {}
         self._children: dict[tuple[bytes, int], dict[int, Block]] = {}
@@ -108,13 +111,9 @@ class BlockPool:
         return list(self._by_key.values())
 
     @property
-    def num_blocks(self) -> int:
-        return len(self._blocks)
-
-    @property
     def num_free(self) -> int:
         """Blocks without references, cached or blank: all of them can be allocated."""
-        return len(self._blank) + len(self._cached)
+        return self.num_blocks - len(self._blocks) + len(self._blank) + len(self._cached)
 
     @property
     def num_cached(self) -> int:
@@ -123,7 +122,7 @@ class BlockPool:
 
     def references(self) -> list[int]:
         """The reference count of every block, by id."""
-        return [block.refs for block in self._blocks]
+        return [block.refs for block in self._blocks] + [0] * (self.num_blocks - len(self._blocks))
 
     # -- taking and giving back --------------------------------------------------------------------
 
@@ -137,10 +136,18 @@ class BlockPool:
             raise IndexError(f"{count} blocks asked for, {self.num_free} free")
         taken = []
         for _ in range(count):
-            block = self._blocks[self._blank.pop()] if self._blank else self._evict()
+            block = self._take()
             block.refs = 1
             taken.append(block.id)
         return taken
+
+    def _take(self) -> Block:
+        if self._blank:
+            return self._blocks[self._blank.pop()]
+        if len(self._blocks) < self.num_blocks:
+            self._blocks.append(Block(len(self._blocks)))
+            return self._blocks[-1]
+        return self._evict()
 
     def num_idle(self, block_ids: Iterable[int]) -> int:
         """How many of these have no references: free ones that would be taken back into use."""
@@ -341,7 +348,7 @@ class BlockPool:
         """Raise AssertionError when the pool's own books, or those of the lower tiers, disagree."""
         if self.lower:
             self.lower.check()
-        free = sum(block.refs == 0 for block in self._blocks)
+        free = self.references().count(0)
         cached = sum(block.refs == 0 and bool(block.tokens) for block in self._blocks)
         assert free == self.num_free, f"{free} blocks without references, {self.num_free} counted free"
         assert cached == len(self._cached), f"{cached} blocks cached, {len(self._cached)} counted"

@@ -254,3 +254,12 @@ def test_reset_forgets_all_and_leaves_held_blocks_to_their_holders():
     fill(pool, tuple(range(8)))
     assert match(pool, tuple(range(8))).tokens(SIZE) == 8
     pool.check()
+
+
+def test_a_large_pool_makes_no_block_before_it_is_needed():
+    pool, _ = pool_of(10**9)
+    assert pool.num_free == pool.num_blocks == 10**9
+    assert pool.allocate(2) == [0, 1]
+    pool.release([1])
+    assert pool.num_free == 10**9 - 1
+    assert pool.allocate(2) == [1, 2]

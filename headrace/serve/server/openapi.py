@@ -7,6 +7,7 @@ nothing from outside: a machine without internet shows it too.
 from __future__ import annotations
 
 import json
+from functools import cached_property
 from importlib.resources import files
 from typing import Any, NamedTuple
 
@@ -145,14 +146,20 @@ def describe(version: str) -> dict[str, Any]:
 
 
 class Docs:
-    """The two routes; made once, they never change."""
+    """The two routes; made when somebody first asks, they never change."""
 
     def __init__(self, version: str) -> None:
-        document = describe(version)
+        self._version = version
+
+    @cached_property
+    def _json(self) -> dict[str, Any]:
+        return describe(self._version)
+
+    @cached_property
+    def _page(self) -> str:
         page = files(__package__).joinpath("docs.html").read_text(encoding="utf-8")
-        embedded = json.dumps(document).replace("<", "\\u003c")
-        self._json = document
-        self._page = page.replace("/*OPENAPI*/null", embedded)
+        embedded = json.dumps(self._json).replace("<", "\\u003c")
+        return page.replace("/*OPENAPI*/null", embedded)
 
     def routes(self) -> list[Route]:
         """What to mount."""
