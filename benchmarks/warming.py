@@ -151,7 +151,7 @@ def main() -> None:
     parser.add_argument("--concurrency", type=int, default=2)
     parser.add_argument("--foreground", type=int, default=200)
     parser.add_argument("--rate", type=float, default=4.0)
-    parser.add_argument("--batch", type=int, default=32)
+    parser.add_argument("--batch", type=int, default=16)
     args = parser.parse_args()
     texts = read_texts(args.data, args.seed)
     restarts, beside = [], []

@@ -246,7 +246,7 @@ class WarmOptions:
     warm_below_rate: Annotated[
         float, Field(gt=0, description="arrivals per second under which there is time to warm")
     ] = 0.5
-    warm_batch: Annotated[int, Field(ge=1, le=1024, description="questions computed ahead at once")] = 32
+    warm_batch: Annotated[int, Field(ge=1, le=1024, description="questions computed ahead at once")] = 16
     warm_seconds_per_hour: Annotated[
         float, Field(ge=0, le=3600, description="of the device that warming may take")
     ] = 600.0

@@ -6,7 +6,8 @@
                                       pause: jobs go back, what they have computed is taken up next time
 ```
 Its requests are of the background class: the scheduler lets them run only while nothing else has work, and takes their
-place at the first arrival. It knows no wire format: how a question becomes an answer is handed in.
+place at the first arrival. So that nobody waits for the loop either, none is begun while somebody is being answered,
+and they are begun one by one. It knows no wire format: how a question becomes an answer is handed in.
 """
 
 from __future__ import annotations
@@ -20,8 +21,8 @@ from typing import NamedTuple
 
 from headrace.core.cache.demand import choose
 from headrace.core.cache.quiet import QuietWindow
-from headrace.core.events import Arrived, Event
-from headrace.serve.ahead import ID_PREFIX
+from headrace.core.classes import BACKGROUND
+from headrace.core.events import Arrived, Event, Finished
 from headrace.serve.history import History, Recorded
 
 logger = logging.getLogger(__name__)
@@ -87,7 +88,7 @@ class _Allowance:
 
 
 class Warmer:
-    """A `core.ports.Watcher` that hears arrivals, and works while there are few.
+    """A `core.ports.Watcher` that hears who comes and goes, and works while few come.
 
     Args:
         compute: has one question answered into the caches; cancelled when it must make way.
@@ -121,6 +122,7 @@ class Warmer:
         self._history = history
         self._waiting: deque[_Job] = deque()
         self._running: dict[asyncio.Task[Outcome], _Job] = {}
+        self._callers: set[str] = set()  # requests that somebody waits for
         self._counts = dict.fromkeys(Outcome, 0)
         self._dealt_with: set[bytes] = set()
         self._prefixes: dict[Recorded, float] = {}  # and when each is due
@@ -143,9 +145,12 @@ class Warmer:
         await asyncio.gather(*self._running, return_exceptions=True)
 
     def fold(self, event: Event, now: float) -> None:
-        """An arrival that somebody waits for may end the quiet."""
-        if type(event) is Arrived and not event.request_id.startswith(ID_PREFIX):
+        """Who comes may end the quiet, and nothing is begun before he is gone."""
+        if type(event) is Arrived and event.service_class != BACKGROUND.name:
             self._window.arrived(now)
+            self._callers.add(event.request_id)
+        elif type(event) is Finished:
+            self._callers.discard(event.request_id)
 
     def add(self, questions: Iterable[Recorded]) -> int:
         """Have these computed when there is time; how many were taken on."""
@@ -219,8 +224,11 @@ class Warmer:
             self._refill_at = now + REFILL_SECONDS
             self.settled = True
         self._renew_prefixes(now)
-        while self._waiting and len(self._running) < self._batch:
+        while self._waiting and len(self._running) < self._batch and not self._callers:
             self._start(self._waiting.popleft())
+            await asyncio.sleep(
+                0
+            )  # it is read and rendered before the next, and who has come meanwhile is heard
 
     def _renew_prefixes(self, now: float) -> None:
         for prefix, due in self._prefixes.items():

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from headrace.core.blocks import BlockPool
+from headrace.core.cost import StepTimes
 from headrace.core.engine import Engine
 from headrace.core.events import Emitted, Event, Finished
 from headrace.core.eviction import EvictionPolicy, LeastRecentlyUsed, LeastWorth
@@ -36,6 +37,7 @@ def hashing_engine(
     victims: VictimPolicy | None = None,
     prefix_caching: bool = True,
     outlook: Outlook | None = None,
+    times: StepTimes | None = None,
     room: RoomPolicy | None = None,
     host_blocks: int = 0,
     disk_blocks: int = 0,
@@ -67,6 +69,7 @@ def hashing_engine(
         max_model_len=max_model_len,
         prefix_caching=prefix_caching,
         outlook=outlook,
+        times=times,
     )
     runner = HashingRunner(
         num_blocks, block_size, max_num_seqs, host_blocks=host_blocks, disk_blocks=disk_blocks

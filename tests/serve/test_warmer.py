@@ -2,7 +2,8 @@ import asyncio
 
 from headrace.core.cache.demand import DAY
 from headrace.core.cache.quiet import QuietWindow
-from headrace.core.events import Arrived
+from headrace.core.events import Arrived, Finished
+from headrace.core.request import FinishReason
 from headrace.serve import warmer as module
 from headrace.serve.history import History, Recorded
 from headrace.serve.warmer import PREFIX_SECONDS, REFILL_SECONDS, Outcome, Warmer
@@ -62,9 +63,15 @@ class Scene:
         for _ in range(5):
             await asyncio.sleep(0)
 
-    def arrivals(self, count, id="r"):
+    def arrivals(self, count, service_class="default"):
         for number in range(count):
-            self.warmer.fold(Arrived(f"{id}{number}", 1, "t", 0), self.now)
+            self.warmer.fold(
+                Arrived(f"{service_class}{number}", 1, "t", 0, service_class=service_class), self.now
+            )
+
+    def ends(self, count, service_class="default"):
+        for number in range(count):
+            self.warmer.fold(Finished(f"{service_class}{number}", FinishReason.STOP, 1, 1, 0), self.now)
 
 
 @on_a_loop
@@ -99,6 +106,7 @@ async def test_arrivals_interrupt_it_and_it_goes_on_afterwards():
     await scene.tick()
     assert sorted(scene.desk.interrupted) == ["a", "b"]
     assert scene.warmer.state().waiting == 3
+    scene.ends(20)
     scene.desk.gate.set()
     await scene.tick(100.0)  # the rate has fallen, but it must stay low for a while
     for _ in range(3):
@@ -110,8 +118,36 @@ async def test_arrivals_interrupt_it_and_it_goes_on_afterwards():
 async def test_its_own_requests_are_no_arrivals():
     scene = Scene(Desk())
     await scene.tick(6.0)
-    scene.arrivals(50, id="warm-")
+    scene.arrivals(50, "background")
+    scene.warmer.add([question("a")])
+    await scene.tick()
     assert scene.warmer.state().quiet
+    assert scene.desk.begun == ["a"]
+
+
+@on_a_loop
+async def test_nothing_is_begun_while_somebody_is_answered_also_in_quiet_times():
+    scene = Scene(Desk(), below_rate=100.0)
+    scene.warmer.add([question("a")])
+    scene.arrivals(2)
+    await scene.tick(6.0)
+    scene.ends(1)
+    await scene.tick()
+    assert scene.warmer.state().quiet
+    assert not scene.desk.begun
+    scene.arrivals(2)
+    scene.ends(2)
+    await scene.tick()
+    assert scene.desk.begun == ["a"]
+
+
+@on_a_loop
+async def test_who_comes_while_a_batch_is_begun_is_heard_before_the_next_of_it():
+    scene = Scene(Desk(), below_rate=100.0, batch=8)
+    scene.warmer.add(question(name) for name in "abcdefgh")
+    asyncio.get_running_loop().call_soon(scene.arrivals, 1)
+    await scene.tick(6.0)
+    assert scene.desk.begun == ["a"]
 
 
 @on_a_loop

@@ -14,6 +14,12 @@ from headrace.core.sequence import Sequence
 LEAST_PREFILL = 16
 """Tokens of prefill that fit in a step though its limit in seconds is spent."""
 
+FILL_SECONDS = 0.002
+"""What a step that only fills idle time may take: whoever arrives while it runs waits for its end."""
+
+FILL_STRETCH = 2.0
+"""How many times what one row takes it may take all the same: large models' steps are long, however little they do."""
+
 
 class Draft:
     """What has been planned so far, and the ``budget`` of tokens that is left.
@@ -30,6 +36,8 @@ class Draft:
         "decode_seconds",
         "decodes",
         "entries",
+        "fill_seconds",
+        "fill_times",
         "fraction",
         "joined",
         "launched",
@@ -72,6 +80,20 @@ class Draft:
         self.limit_seconds = math.inf
         self.decode_seconds = 0.0
         self.fraction = 1.0  # of what prefill may take, while a long prompt's part is held back for it
+        self.fill_times: StepTimes | None = None  # set where all of the step only fills idle time
+        self.fill_seconds = math.inf
+
+    def fill(self, times: StepTimes) -> None:
+        """Nobody waits for any of this step: keep it so short, as ``times`` foretell, that nobody has to."""
+        self.fill_times = times
+        self.fill_seconds = max(FILL_SECONDS, FILL_STRETCH * times.predict(1, 1, 0))
+
+    def takes_row(self, context: int) -> bool:
+        """Whether there is room for one more row that decodes, after ``context`` positions; always for the first."""
+        if self.fill_times is None or not self.rows:
+            return self.budget > 0
+        seconds = self.fill_times.predict(len(self.rows) + 1, self.tokens + 1, self.contexts + context)
+        return self.budget > 0 and seconds <= self.fill_seconds
 
     def bound(self, times: StepTimes, usual_seconds: float, wished_seconds: float) -> None:
         """All decoding is planned: bound what ``times`` foretell of the step with all that follows.
@@ -99,6 +121,8 @@ class Draft:
             budget = min(budget, self._beside_decoding(start, knobs.mixed_prefill_ratio))
         if self.decodes and self.times is not None:
             budget = min(budget, self._in_time(start, self.times))
+        if self.fill_times is not None:
+            budget = min(budget, self._in_idle_time(start, self.fill_times))
         if budget < length:
             length, reason = max(0, budget), ChunkReason.BUDGET
         if 0 < knobs.long_prefill_tokens < length:
@@ -122,6 +146,11 @@ class Draft:
         room = self.fraction * max(0.0, self.limit_seconds - self.decode_seconds)
         length = times.longest(start, self.decode_seconds + room, len(self.rows), self.tokens, self.contexts)
         return max(length, LEAST_PREFILL if self.prefill_cost == 0 else 0)
+
+    def _in_idle_time(self, start: int, times: StepTimes) -> int:
+        """Tokens of prefill from ``start`` for which a step that only fills idle time stays short; never none of it."""
+        length = times.longest(start, self.fill_seconds, len(self.rows), self.tokens, self.contexts)
+        return length if self.rows else max(length, LEAST_PREFILL)
 
     def may_join(self, terms: ServiceClass, length: int) -> bool:
         """Whether a prompt of this class may begin with so many tokens; the first one of a step always may."""

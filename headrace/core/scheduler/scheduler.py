@@ -75,7 +75,7 @@ class Scheduler:
         prefix_caching: whether computed blocks are shared between equal prefixes.
         cost: what rows cost beside each other, for `Knobs.mixed_prefill_ratio` and for the shares.
         outlook: predictions; without them nobody's wishes are looked at and no deadline is given up early.
-        times: learns how long steps take where ``outlook`` does not.
+        times: learns how long steps take where ``outlook`` does not, and keeps those short that only fill idle time.
     """
 
     def __init__(
@@ -202,6 +202,8 @@ class Scheduler:
         self._make_way(now)
         step = Draft(self._step, knobs.batched_tokens, self._cost, now)
         step.row_cost = self._cost.fixed_tokens / self._last_rows
+        if self._times is not None and not self._waiting.foreground:
+            step.fill(self._times)
         prefills = self._plan_decodes(step, knobs)
         long = self._longest(prefills, knobs)
         step.fraction = 1.0 if long is None else 1.0 - LONG_PROMPT_SHARE
@@ -260,7 +262,8 @@ class Scheduler:
                 continue
             remaining = len(sequence.tokens) + sequence.pending - sequence.planned
             if remaining == 1:  # unless what is in flight will end it already
-                if step.budget > 0 and sequence.known < sequence.finish_length and self._grow(sequence, step):
+                takes = step.takes_row(sequence.planned) and sequence.known < sequence.finish_length
+                if takes and self._grow(sequence, step):
                     step.decodes += 1
                     step.decode_contexts += sequence.planned
                     if sequence.tpot_seconds < step.tpot_seconds:

@@ -2,9 +2,9 @@ from __future__ import annotations
 
 import pytest
 
-from headrace.core.cost import TOKENS_ONLY, StepCost
+from headrace.core.cost import TOKENS_ONLY, StepCost, StepTimes
 from headrace.core.knobs import Knobs
-from headrace.core.scheduler.draft import Draft
+from headrace.core.scheduler.draft import FILL_SECONDS, FILL_STRETCH, LEAST_PREFILL, Draft
 
 HALF = Knobs(mixed_prefill_ratio=0.5)
 
@@ -48,3 +48,21 @@ def test_each_prompt_that_wants_computing_has_its_share():
     draft = Draft(0, budget=1000, cost=TOKENS_ONLY)
     draft.decodes, draft.prompts = 8, 5
     assert draft.share(0, 1000, HALF) == (20, "budget")
+
+
+@pytest.mark.parametrize(
+    ("token_seconds", "tokens"), [(FILL_SECONDS / 10, 10), (FILL_SECONDS, FILL_STRETCH), (1.0, FILL_STRETCH)]
+)
+def test_a_step_that_nobody_waits_for_is_short_and_never_empty(token_seconds, tokens):
+    draft = Draft(0, budget=1000, cost=TOKENS_ONLY)
+    draft.fill(StepTimes(token_seconds=token_seconds * 0.999))
+    rows = 0
+    while draft.takes_row(100):
+        draft.rows.append(None)
+        draft.tokens += 1
+        rows += 1
+    assert rows == tokens
+    assert draft.share(0, 100, Knobs()) == (0, "budget")
+    empty = Draft(0, budget=1000, cost=TOKENS_ONLY)
+    empty.fill(StepTimes(token_seconds=token_seconds * 0.999))
+    assert empty.share(0, 100, Knobs()) == (max(tokens, LEAST_PREFILL), "budget")

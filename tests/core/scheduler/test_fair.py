@@ -5,8 +5,10 @@ from __future__ import annotations
 import pytest
 
 from headrace.core.classes import CLASSES, ServiceClass
-from headrace.core.events import Admitted, Preempted
+from headrace.core.cost import StepTimes
+from headrace.core.events import Admitted, Chunked, Preempted
 from headrace.core.request import FinishReason
+from headrace.core.scheduler.draft import LEAST_PREFILL
 from headrace.core.scheduler.fair import FairQueue, single_file
 from headrace.core.scheduler.line import Line, PolicyFailed
 from headrace.core.scheduler.share import Books
@@ -76,6 +78,18 @@ def test_background_work_waits_for_idle_time_and_gives_way_at_once():
     drain(engine, record)
     assert admitted(record) == ["idle", "real", "idle"]
     assert list(record.ends) == ["real", "idle"]
+
+
+def test_a_step_of_background_work_alone_is_short_because_somebody_may_come():
+    prompt = tuple(range(4 * LEAST_PREFILL))
+    engine, _ = hashing_engine(queue=fair(), times=StepTimes(token_seconds=0.1))
+    record = Record()
+    engine.submit(request("idle", prompt, service_class="background", max_tokens=4), 0.0)
+    step(engine, record, 8)
+    assert [event.length for event in record.of(Chunked)] == [LEAST_PREFILL] * 4
+    engine.submit(request("real", prompt[::-1]), 0.0)
+    step(engine, record)
+    assert record.of(Chunked)[-1].length == len(prompt)
 
 
 def test_a_better_class_pushes_a_lower_one_out_when_no_slot_is_free():
