@@ -38,6 +38,10 @@ class ModelOptions:
     load_format: Annotated[
         Literal["auto", "safetensors", "dummy"], Field(description="dummy: random weights, for benchmarks")
     ] = "auto"
+    quantization: Annotated[
+        Literal["int8", "int4"] | None,
+        Field(description="load plain weights in fewer bits: int8 is W8A8, int4 W4A16 in groups of 128"),
+    ] = None
     device: Annotated[Literal["auto", "cpu", "cuda"], Field(description="where to compute")] = "auto"
     kernels: Annotated[
         Literal["auto", "torch", "cpp"], Field(description="backend; auto takes the fastest that works here")

@@ -147,12 +147,13 @@ def _seal(options: ResponseCacheOptions) -> Seal:
 
 def _fingerprint(loaded: Loaded, lasting: bool, secret: str) -> bytes:
     """What is ``lasting`` outlives this process or leaves it: then the weights themselves are looked at."""
+    computed = f"{loaded.facts.kind} {loaded.facts.isa} {loaded.dtype} {loaded.kernels}"
     return Engine(
         model=loaded.name,
         weights=_weights(loaded) if lasting else "",
         tokenizer=hashlib.sha256(loaded.tokenizer.backend.to_str().encode()).hexdigest(),
         template=loaded.template.digest,
-        numerics=f"{loaded.facts.kind} {loaded.facts.isa} {loaded.dtype} {loaded.kernels}",
+        numerics=f"{computed} {loaded.quantization}" if loaded.quantization else computed,
         max_model_len=loaded.ledger.max_model_len,
         version=__version__,
         secret=hashlib.sha256(secret.encode()).hexdigest() if secret else "",

@@ -59,6 +59,7 @@ class Loaded:
     ledger: MemoryLedger
     facts: DeviceFacts
     dtype: str
+    quantization: str
     kernels: str
     seed: int
     dummy: bool
@@ -101,9 +102,9 @@ def _load(options: Options, seconds: dict[str, float], tell: Tell | None) -> Loa
         choice = resolve_dtype(model.dtype, spec.dtype, facts)
         kernels = select(model.kernels, device)
         if model.load_format == "dummy":
-            weights = dummy_weights(spec, choice.dtype, device, model.seed)
+            weights = dummy_weights(spec, choice.dtype, device, model.seed, model.quantization)
         else:
-            weights = load_weights(folder, spec, choice.dtype, device)
+            weights = load_weights(folder, spec, choice.dtype, device, model.quantization)
         fingerprint = weights.fingerprint() if cache.kv_offload_path else ""
         decoder = Decoder(spec, weights, kernels, max_model_len)
     with timed(seconds, "memory"):
@@ -164,6 +165,7 @@ def _load(options: Options, seconds: dict[str, float], tell: Tell | None) -> Loa
         ledger=ledger,
         facts=facts,
         dtype=str(choice.dtype).removeprefix("torch."),
+        quantization=weights.quantization,
         kernels=kernels.name,
         seed=model.seed,
         dummy=model.load_format == "dummy",
@@ -208,6 +210,7 @@ def describe(loaded: Loaded) -> list[str]:
     return [
         f"model        {loaded.name}: {loaded.spec.architecture}, {size} parameters",
         f"computing    {loaded.dtype}, kernels {loaded.kernels}, {loaded.facts.threads or 'no'} CPU threads",
+        *([f"linears      {loaded.quantization}"] if loaded.quantization else []),
         *loaded.ledger.describe(),
         *(f"note         {note}" for note in loaded.notes),
         f"start-up     {spent}",

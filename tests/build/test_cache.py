@@ -19,6 +19,7 @@ def loaded(tmp_path):
         template=ChatTemplate({"default": "{{ messages }}"}),
         facts=SimpleNamespace(kind="cpu", isa="AVX2"),
         dtype="float32",
+        quantization="",
         kernels="cpp",
         ledger=SimpleNamespace(max_model_len=64),
         dummy=False,

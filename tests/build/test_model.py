@@ -7,6 +7,7 @@ from types import SimpleNamespace
 import pytest
 
 from headrace.build import model
+from headrace.build.cache import _fingerprint
 from headrace.config import options
 
 
@@ -28,3 +29,19 @@ def test_warming_up_waits_for_no_gang(monkeypatch: pytest.MonkeyPatch) -> None:
     model.warm_up(loaded)
     assert loaded.engine.wake_at(0.0) is None
     loaded.engine.check_books()
+
+
+@pytest.mark.parametrize(("name", "least", "most"), [("int8", 0.75, 0.85), ("int4", 0.6, 0.7)])
+def test_fewer_bits_are_counted_and_told_and_part_the_caches(name: str, least: float, most: float) -> None:
+    small = {"max_model_len": 256, "kv_cache_memory_bytes": 16 << 20}
+    plain, quantized = (
+        model.load(options(small | chosen)) for chosen in ({}, {"quantization": name, "seed": 0})
+    )
+    # The embedding, 2 of the 6.5 MiB, stays as it is and gets a head of its own beside it.
+    assert least < quantized.ledger.weight_bytes / plain.ledger.weight_bytes < most
+    assert any("W8A8" in line for line in model.describe(quantized))
+    assert not any("linears" in line for line in model.describe(plain))
+    assert _fingerprint(plain, False, "") != _fingerprint(quantized, False, "")
+    model.warm_up(quantized)
+    for each in (plain, quantized):
+        model.close(each)

@@ -72,7 +72,7 @@ CONFIG = {
 @functools.cache
 def decoder() -> Decoder:
     spec = parse_config(CONFIG)
-    weights = dummy_weights(spec, torch.float32, DEVICE, 3)
+    weights = dummy_weights(spec, torch.float32, DEVICE, 4)
     weights.head.mul_(12)  # far from uniform: rounding in a differently shaped batch must not decide a token
     return Decoder(spec, weights, select("torch", DEVICE), MAX_LEN)
 

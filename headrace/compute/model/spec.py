@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from headrace.compute.kernels import Activation
+from headrace.compute.quantization.stored import StoredFormat
 
 RopeKind = Literal["default", "linear", "dynamic", "llama3", "yarn", "longrope"]
 
@@ -60,7 +61,8 @@ class DecoderSpec:
     ``norm_offset`` is added to every norm weight. ``post_norms`` norm what attention and MLP return, before
     it is added to the residual. ``merged_checkpoint``: the files already hold q, k, v and gate, up merged.
     ``nested_checkpoint``: they also hold other parts of a larger model (a vision tower).
-    ``dtype`` is what the config says the weights are stored in.
+    ``dtype`` is what the config says the weights are stored in, ``stored`` the format of its linears if they are
+    quantized.
     """
 
     architecture: str
@@ -90,6 +92,7 @@ class DecoderSpec:
     merged_checkpoint: bool = False
     nested_checkpoint: bool = False
     dtype: str = "bfloat16"
+    stored: StoredFormat | None = None
 
     @property
     def num_parameters(self) -> int:

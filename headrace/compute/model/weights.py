@@ -1,25 +1,40 @@
-"""A decoder's weights: where each tensor of a checkpoint goes, and filling them tensor by tensor.
+"""A decoder's weights: put together linear by linear, from a checkpoint or at random, in few bits if so wanted.
 
-All tensors are allocated once at their final dtype and place, merged ones whole; a checkpoint is then read one
-tensor at a time into views of them, so that loading peaks near the size of the model. Safetensors only: the older
-``.bin``/``.pt`` files are pickles, which can run code when opened.
+A checkpoint's tensors are read where they are needed, and a linear is quantized before the next one is looked at, so
+that loading peaks near the size of the model as it will run.
 """
 
 from __future__ import annotations
 
 import hashlib
-import json
-from collections.abc import Iterator, Mapping
+from collections import Counter
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Protocol, TypeAlias
 
 import torch
-from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
+from headrace.compute.model.checkpoint import Checkpoint, listed
+from headrace.compute.model.layout import (
+    EMBEDDING,
+    FINAL_NORM,
+    HEAD,
+    LinearPlace,
+    head_norm_modules,
+    linear_modules,
+    linear_places,
+    norm_modules,
+    other_tensors,
+)
 from headrace.compute.model.spec import DecoderSpec, ModelError
+from headrace.compute.quantization import scheme as quantization
+from headrace.compute.quantization.scheme import SCHEMES, Scheme, round_to_nearest
+from headrace.compute.quantization.weight import QuantizedWeight, stacked
 
-_INDEX = "model.safetensors.index.json"
+Weight: TypeAlias = Tensor | QuantizedWeight
+
 _SAMPLED = 1024
 _HARMLESS = ("rotary_emb.inv_freq",)
 _OTHER_PARTS = (
@@ -38,40 +53,43 @@ class LayerWeights:
     """
 
     input_norm: Tensor
-    qkv: Tensor
+    qkv: Weight
     qkv_bias: Tensor | None
     qk_norm: Tensor | None
-    output: Tensor
+    output: Weight
     output_bias: Tensor | None
     post_attention_norm: Tensor | None
     mlp_norm: Tensor
-    gate_up: Tensor
+    gate_up: Weight
     gate_up_bias: Tensor | None
-    down: Tensor
+    down: Weight
     down_bias: Tensor | None
     post_mlp_norm: Tensor | None
 
 
 @dataclass(slots=True)
 class DecoderWeights:
-    """All weights; ``head`` is ``embedding`` itself where the model ties them.
+    """All weights; ``head`` is ``embedding`` itself where the model ties them and the head is not quantized.
 
     The decoder takes the layers out one by one as it prepares them, so that no weight lies in memory twice;
-    ``nbytes`` stays what all of them took when they were allocated.
+    ``nbytes`` stays what all of them took when they were made, and ``quantization`` how many linears have which
+    bits (empty: none is quantized).
     """
 
     embedding: Tensor
     layers: list[LayerWeights]
     norm: Tensor
-    head: Tensor
+    head: Weight
     nbytes: int = field(init=False)
+    quantization: str = field(init=False)
 
     def __post_init__(self) -> None:
         self.nbytes = sum(tensor.nbytes for tensor in self.tensors())
+        self.quantization = _kinds(self)
 
     def fingerprint(self) -> str:
         """A digest of every tensor's shape and of elements spread over it: other weights have another."""
-        digest = hashlib.sha256()
+        digest = hashlib.sha256(self.quantization.encode())
         for tensor in self.tensors():
             flat = tensor.detach().reshape(-1)
             sample = flat[:: max(1, flat.numel() // _SAMPLED)].cpu().contiguous()
@@ -80,193 +98,218 @@ class DecoderWeights:
         return digest.hexdigest()
 
     def tensors(self) -> Iterator[Tensor]:
-        """Every tensor once."""
+        """Every tensor once; of a quantized weight, its parts."""
         yield self.embedding
         for layer in self.layers:
             for name in LayerWeights.__slots__:
-                tensor = getattr(layer, name)
-                if tensor is not None:
-                    yield tensor
+                yield from _tensors(getattr(layer, name))
         yield self.norm
         if self.head is not self.embedding:
-            yield self.head
-
-    def norms(self) -> Iterator[Tensor]:
-        """Every norm weight once."""
-        yield self.norm
-        for layer in self.layers:
-            norms = (layer.input_norm, layer.qk_norm, layer.mlp_norm)
-            after = (layer.post_attention_norm, layer.post_mlp_norm)
-            yield from (norm for norm in norms + after if norm is not None)
-
-
-def empty_weights(spec: DecoderSpec, dtype: torch.dtype, device: torch.device | str) -> DecoderWeights:
-    """Allocate all weights of a model, unfilled."""
-    hidden, heads, kv_heads, size = spec.hidden_size, spec.num_heads, spec.num_kv_heads, spec.head_dim
-
-    def linear(*shape: int) -> Tensor:
-        return torch.empty(shape, dtype=dtype, device=device)
-
-    def bias(present: bool, count: int) -> Tensor | None:
-        return linear(count) if present else None
-
-    def norm(*shape: int) -> Tensor:
-        return torch.empty(shape, dtype=torch.float32, device=device)
-
-    def layer() -> LayerWeights:
-        return LayerWeights(
-            input_norm=norm(hidden),
-            qkv=linear((heads + 2 * kv_heads) * size, hidden),
-            qkv_bias=bias(spec.qkv_bias, (heads + 2 * kv_heads) * size),
-            qk_norm=norm(heads + kv_heads, size) if spec.qk_norm else None,
-            output=linear(hidden, heads * size),
-            output_bias=bias(spec.output_bias, hidden),
-            post_attention_norm=norm(hidden) if spec.post_norms else None,
-            mlp_norm=norm(hidden),
-            gate_up=linear(2 * spec.intermediate_size, hidden),
-            gate_up_bias=bias(spec.mlp_bias, 2 * spec.intermediate_size),
-            down=linear(hidden, spec.intermediate_size),
-            down_bias=bias(spec.mlp_bias, hidden),
-            post_mlp_norm=norm(hidden) if spec.post_norms else None,
-        )
-
-    embedding = linear(spec.vocab_size, hidden)
-    head = embedding if spec.tied_embeddings else linear(spec.vocab_size, hidden)
-    return DecoderWeights(embedding, [layer() for _ in range(spec.num_layers)], norm(hidden), head)
-
-
-def destinations(spec: DecoderSpec, weights: DecoderWeights) -> dict[str, Tensor]:
-    """Hugging Face tensor name -> the (part of a) weight that it fills."""
-    table: dict[str, Tensor | None] = {
-        "model.embed_tokens.weight": weights.embedding,
-        "model.norm.weight": weights.norm,
-    }
-    if not spec.tied_embeddings:
-        table["lm_head.weight"] = weights.head
-    for index, layer in enumerate(weights.layers):
-        table.update(_layer_destinations(spec, layer, f"model.layers.{index}."))
-    return {name: tensor for name, tensor in table.items() if tensor is not None}
-
-
-def _layer_destinations(spec: DecoderSpec, layer: LayerWeights, prefix: str) -> dict[str, Tensor | None]:
-    attention, mlp = f"{prefix}self_attn.", f"{prefix}mlp."
-    heads, kv_heads, size = spec.num_heads, spec.num_kv_heads, spec.head_dim
-    table: dict[str, Tensor | None] = {
-        f"{prefix}input_layernorm.weight": layer.input_norm,
-        f"{attention}o_proj.weight": layer.output,
-        f"{attention}o_proj.bias": layer.output_bias,
-        f"{mlp}down_proj.weight": layer.down,
-        f"{mlp}down_proj.bias": layer.down_bias,
-    }
-    if spec.post_norms:
-        table[f"{prefix}post_attention_layernorm.weight"] = layer.post_attention_norm
-        table[f"{prefix}pre_feedforward_layernorm.weight"] = layer.mlp_norm
-        table[f"{prefix}post_feedforward_layernorm.weight"] = layer.post_mlp_norm
-    else:
-        table[f"{prefix}post_attention_layernorm.weight"] = layer.mlp_norm
-    if layer.qk_norm is not None:
-        # One weight for every head: the view repeats it while copying.
-        table[f"{attention}q_norm.weight"] = layer.qk_norm[:heads]
-        table[f"{attention}k_norm.weight"] = layer.qk_norm[heads:]
-    qkv_parts = {"q_proj": heads * size, "k_proj": kv_heads * size, "v_proj": kv_heads * size}
-    mlp_parts = {"gate_proj": spec.intermediate_size, "up_proj": spec.intermediate_size}
-    if spec.merged_checkpoint:
-        qkv_parts, mlp_parts = {"qkv_proj": len(layer.qkv)}, {"gate_up_proj": len(layer.gate_up)}
-    for parts, where, weight, bias in (
-        (qkv_parts, attention, layer.qkv, layer.qkv_bias),
-        (mlp_parts, mlp, layer.gate_up, layer.gate_up_bias),
-    ):
-        begin = 0
-        for part, count in parts.items():
-            table[f"{where}{part}.weight"] = weight[begin : begin + count]
-            if bias is not None:
-                table[f"{where}{part}.bias"] = bias[begin : begin + count]
-            begin += count
-    return table
+            yield from _tensors(self.head)
 
 
 def load_weights(
-    folder: Path, spec: DecoderSpec, dtype: torch.dtype, device: torch.device | str
+    folder: Path,
+    spec: DecoderSpec,
+    dtype: torch.dtype,
+    device: torch.device | str,
+    quantize: str | None = None,
 ) -> DecoderWeights:
-    """Read a checkpoint's safetensors into place, converted to ``dtype``.
+    """Read a checkpoint's safetensors, converted to ``dtype``, and quantized where ``quantize`` names a scheme.
 
     Raises:
         ModelError: no safetensors, a broken file, or tensors that are missing, unexpected or of another shape;
-            the message names them.
+            the message names them. Or its linears are quantized already.
     """
-    files = _files(folder)
-    weights = empty_weights(spec, dtype, device)
-    pending = destinations(spec, weights)
-    unexpected: list[str] = []
-    for file in files:
-        try:
-            with safe_open(file, framework="pt", device="cpu") as checkpoint:
-                for name in checkpoint.keys():  # noqa: SIM118 (not a mapping)
-                    plain = _plain_name(name) if spec.nested_checkpoint else name
-                    target = pending.pop(plain, None)
-                    if target is not None:
-                        _fill(name, target, checkpoint.get_tensor(name), file)
-                    elif not _ignored(plain, spec):
-                        unexpected.append(name)
-        except (SafetensorError, OSError) as error:
-            raise ModelError(f"{file} cannot be read as safetensors: {error}") from error
-    if pending:
-        raise ModelError(f"{folder} lacks {_listed(pending)}")
-    if unexpected:
-        raise ModelError(f"{folder} has tensors that {spec.architecture} does not use: {_listed(unexpected)}")
-    _add_norm_offset(spec, weights)
-    return weights
+    with Checkpoint(folder, _plain_name if spec.nested_checkpoint else str) as checkpoint:
+        _check_names(checkpoint, spec)
+        return _Assembly(spec, _Stored(checkpoint, spec), dtype, device, quantize).weights()
 
 
 def dummy_weights(
-    spec: DecoderSpec, dtype: torch.dtype, device: torch.device | str, seed: int = 0
+    spec: DecoderSpec,
+    dtype: torch.dtype,
+    device: torch.device | str,
+    seed: int = 0,
+    quantize: str | None = None,
 ) -> DecoderWeights:
     """Random weights of the model's shape, the same for the same seed and kind of device; for benchmarks."""
-    weights = empty_weights(spec, dtype, device)
-    generator = torch.Generator(device=device).manual_seed(seed)
-    for tensor in weights.tensors():
-        tensor.normal_(0.0, 0.02, generator=generator)
-    for norm in weights.norms():
-        norm.fill_(1.0)
-    return weights
+    return _Assembly(spec, _Random(dtype, device, seed), dtype, device, quantize).weights()
 
 
-def _files(folder: Path) -> list[Path]:
-    index = folder / _INDEX
-    if index.is_file():
+class _Source(Protocol):
+    """Where weights come from."""
+
+    def tensor(self, name: str, shape: tuple[int, ...]) -> Tensor: ...
+
+    def linear(self, module: str, shape: tuple[int, int]) -> Weight: ...
+
+
+class _Stored:
+    """A checkpoint, whose linears may have a format of their own."""
+
+    def __init__(self, checkpoint: Checkpoint, spec: DecoderSpec) -> None:
+        self._checkpoint = checkpoint
+        self._format = spec.stored
+
+    def tensor(self, name: str, shape: tuple[int, ...]) -> Tensor:
+        return self._checkpoint.read(name, shape)
+
+    def linear(self, module: str, shape: tuple[int, int]) -> Weight:
+        layout = self._format.layout_of(module) if self._format else None
+        if layout is None:
+            return self.tensor(f"{module}.weight", shape)
+        suffixes = (*layout.required, *layout.optional)
+        names = {suffix: f"{module}.{suffix}" for suffix in suffixes}
+        present = {suffix: name for suffix, name in names.items() if name in self._checkpoint.names}
         try:
-            shards: Mapping[str, str] = json.loads(index.read_text())["weight_map"]
-            files = [folder / name for name in sorted(set(shards.values()))]
-        except (ValueError, KeyError, AttributeError, TypeError) as error:
-            raise ModelError(f"{index} is not an index of safetensors: {error!r}") from error
-        missing = [file.name for file in files if not file.is_file()]
-        if missing:
-            raise ModelError(f"{folder} lacks {_listed(missing)}, named by {_INDEX}")
-        return files
-    whole = folder / "model.safetensors"
-    files = [whole] if whole.is_file() else sorted(folder.glob("*.safetensors"))
-    if files:
-        return files
-    pickles = sorted(path.name for kind in ("*.bin", "*.pt", "*.pth") for path in folder.glob(kind))
-    if pickles:
-        raise ModelError(
-            f"{folder} has weights only as pickle ({_listed(pickles)}), which can run code when opened; "
-            "convert them to safetensors first"
+            return layout.read(
+                {suffix: self._checkpoint.read(name) for suffix, name in present.items()}, shape
+            )
+        except ValueError as error:
+            raise ModelError(f"{self._checkpoint.folder}: {module}: {error}") from error
+
+
+class _Random:
+    """Noise for every linear and table, ones for the norms."""
+
+    def __init__(self, dtype: torch.dtype, device: torch.device | str, seed: int) -> None:
+        self._generator = torch.Generator(device=device).manual_seed(seed)
+        self._dtype = dtype
+
+    def tensor(self, name: str, shape: tuple[int, ...]) -> Tensor:
+        if name.endswith(("norm.weight", "layernorm.weight")):
+            return torch.ones(shape)
+        tensor = torch.empty(shape, dtype=self._dtype, device=self._generator.device)
+        return tensor.normal_(0.0, 0.02, generator=self._generator)
+
+    def linear(self, module: str, shape: tuple[int, int]) -> Weight:
+        return self.tensor(f"{module}.weight", shape)
+
+
+class _Assembly:
+    """Puts weights together: modules merged, dtypes converted, linears quantized."""
+
+    def __init__(
+        self,
+        spec: DecoderSpec,
+        source: _Source,
+        dtype: torch.dtype,
+        device: torch.device | str,
+        quantize: str | None,
+    ) -> None:
+        if quantize and spec.stored:
+            raise ModelError(
+                f"--quantization {quantize}: the checkpoint is quantized already ({spec.stored.name}); leave it out"
+            )
+        self._spec, self._source, self._dtype, self._device = spec, source, dtype, device
+        self._scheme = SCHEMES[quantize] if quantize else None
+
+    def weights(self) -> DecoderWeights:
+        shape = (self._spec.vocab_size, self._spec.hidden_size)
+        embedding = self._joined([self._source.tensor(f"{EMBEDDING}.weight", shape)])
+        layers = [self._layer(index) for index in range(self._spec.num_layers)]
+        norm = self._norm(FINAL_NORM)
+        head: Weight = embedding
+        if not self._spec.tied_embeddings:
+            head = self._whole([self._source.linear(HEAD, shape)], quantization.HEAD)
+        elif self._scheme:
+            head = self._quantized(embedding, quantization.HEAD)
+        return DecoderWeights(embedding, layers, norm, head)
+
+    def _layer(self, index: int) -> LayerWeights:
+        places = linear_places(self._spec, index)
+        linears = {name: self._linear(place) for name, place in places.items()}
+        biases = {f"{name}_bias": self._bias(place) for name, place in places.items()}
+        norms = {name: self._norm(module) for name, module in norm_modules(self._spec, index).items()}
+        absent = dict.fromkeys(("post_attention_norm", "post_mlp_norm"))
+        return LayerWeights(qk_norm=self._head_norms(index), **(linears | biases | absent | norms))
+
+    def _linear(self, place: LinearPlace) -> Weight:
+        parts = [self._source.linear(module, (rows, place.inputs)) for module, rows in place.modules.items()]
+        return self._whole(parts, self._scheme)
+
+    def _whole(self, parts: Sequence[Weight], scheme: Scheme | None) -> Weight:
+        """Parts as one weight, quantized if there is a scheme; plain if their bits differ."""
+        if self._scheme and scheme:
+            parts = [self._quantized(part, scheme) if isinstance(part, Tensor) else part for part in parts]
+        quantized = [part.to(self._device) for part in parts if isinstance(part, QuantizedWeight)]
+        if len(quantized) == len(parts):
+            try:
+                return stacked(quantized) if len(quantized) > 1 else quantized[0]
+            except ValueError:  # of different kinds: what is computed as one is computed plain
+                parts = quantized
+        return self._joined(
+            [part.dequantized(self._dtype) if isinstance(part, QuantizedWeight) else part for part in parts]
         )
-    raise ModelError(f"{folder} has no *.safetensors")
+
+    def _quantized(self, weight: Tensor, scheme: Scheme) -> QuantizedWeight:
+        try:
+            return round_to_nearest(weight.to(self._device), scheme)
+        except ValueError as error:
+            raise ModelError(f"--quantization: {error}") from error
+
+    def _joined(self, parts: Sequence[Tensor], dtype: torch.dtype | None = None) -> Tensor:
+        """Rows after rows in memory of its own; a part may still lie in its file."""
+        rows = sum(len(part) for part in parts)
+        whole = torch.empty((rows, *parts[0].shape[1:]), dtype=dtype or self._dtype, device=self._device)
+        begin = 0
+        for part in parts:
+            whole[begin : begin + len(part)].copy_(part)
+            begin += len(part)
+        return whole
+
+    def _bias(self, place: LinearPlace) -> Tensor | None:
+        if not place.bias:
+            return None
+        return self._joined(
+            [self._source.tensor(f"{module}.bias", (rows,)) for module, rows in place.modules.items()]
+        )
+
+    def _norm(self, module: str) -> Tensor:
+        norm = self._source.tensor(f"{module}.weight", (self._spec.hidden_size,))
+        return self._joined([norm], torch.float32).add_(self._spec.norm_offset)
+
+    def _head_norms(self, index: int) -> Tensor | None:
+        """One weight for every head of the queries, another for every head of the keys."""
+        if not self._spec.qk_norm:
+            return None
+        size = self._spec.head_dim
+        queries, keys = (self._source.tensor(f"{m}.weight", (size,)) for m in head_norm_modules(index))
+        repeated = [queries.expand(self._spec.num_heads, size), keys.expand(self._spec.num_kv_heads, size)]
+        return self._joined(repeated, torch.float32).add_(self._spec.norm_offset)
 
 
-def _fill(name: str, target: Tensor, source: Tensor, file: Path) -> None:
-    shape = target.shape[1:] if "q_norm" in name or "k_norm" in name else target.shape
-    if source.shape != shape:
-        raise ModelError(f"{file}: {name} has shape {list(source.shape)}, the config says {list(shape)}")
-    target.copy_(source)
+def _check_names(checkpoint: Checkpoint, spec: DecoderSpec) -> None:
+    """Raise ModelError unless the checkpoint has exactly the tensors that the model needs."""
+    required = {name for name, _ in other_tensors(spec)}
+    optional = {f"{HEAD}.weight"} if spec.tied_embeddings else set()
+    for module, _ in linear_modules(spec):
+        layout = spec.stored.layout_of(module) if spec.stored else None
+        required |= {f"{module}.{suffix}" for suffix in (layout.required if layout else ("weight",))}
+        optional |= {f"{module}.{suffix}" for suffix in (layout.optional if layout else ())}
+    missing = required.difference(checkpoint.names)
+    if missing:
+        raise ModelError(f"{checkpoint.folder} lacks {listed(missing)}")
+    unexpected = [
+        name
+        for name in set(checkpoint.names) - required - optional
+        if not _ignored(name, spec) and not _void_bias(checkpoint, name, spec)
+    ]
+    if unexpected:
+        raise ModelError(
+            f"{checkpoint.folder} has tensors that {spec.architecture} does not use: {listed(unexpected)}"
+        )
 
 
 def _ignored(name: str, spec: DecoderSpec) -> bool:
-    tied = spec.tied_embeddings and name == "lm_head.weight"
     other_part = spec.nested_checkpoint and name.startswith(_OTHER_PARTS)
-    return tied or other_part or name.endswith(_HARMLESS)
+    return other_part or name.endswith(_HARMLESS)
+
+
+def _void_bias(checkpoint: Checkpoint, name: str, spec: DecoderSpec) -> bool:
+    """Some writers of quantized checkpoints add to every linear a bias that is 0."""
+    return spec.stored is not None and name.endswith(".bias") and not checkpoint.read(name).any()
 
 
 def _plain_name(name: str) -> str:
@@ -277,12 +320,20 @@ def _plain_name(name: str) -> str:
     return name.removeprefix("language_model.")
 
 
-def _listed(names: Mapping[str, object] | list[str], limit: int = 8) -> str:
-    shown = ", ".join(sorted(names)[:limit])
-    return shown if len(names) <= limit else f"{shown} and {len(names) - limit} more"
+def _tensors(part: Weight | None) -> tuple[Tensor, ...]:
+    if part is None:
+        return ()
+    return part.tensors() if isinstance(part, QuantizedWeight) else (part,)
 
 
-def _add_norm_offset(spec: DecoderSpec, weights: DecoderWeights) -> None:
-    if spec.norm_offset:
-        for norm in weights.norms():
-            norm.add_(spec.norm_offset)
+def _kinds(weights: DecoderWeights) -> str:
+    """How many linears there are of which kind: ``28 W4A16 in groups of 128, 1 W8A8``."""
+    linears = [w for layer in weights.layers for w in (layer.qkv, layer.output, layer.gate_up, layer.down)]
+    every = [*linears, weights.head]
+    if not any(isinstance(weight, QuantizedWeight) for weight in every):
+        return ""
+    kinds = Counter(
+        weight.kind if isinstance(weight, QuantizedWeight) else str(weight.dtype).removeprefix("torch.")
+        for weight in every
+    )
+    return ", ".join(f"{count} {kind}" for kind, count in kinds.items())

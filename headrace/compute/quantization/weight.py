@@ -14,7 +14,7 @@ consecutive inputs of an output:
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import torch
@@ -55,9 +55,32 @@ class QuantizedWeight:
         return self.shape[1] // self.scales.shape[1]
 
     @property
+    def kind(self) -> str:
+        """Bits of weights and activations, and the group: ``W4A16 in groups of 128``."""
+        per = "" if self.scales.shape[1] == 1 else f" in groups of {self.group_size}"
+        return f"W{self.bits}A{self.activation_bits}{per}{' reordered' if self.order is not None else ''}"
+
+    @property
     def nbytes(self) -> int:
-        parts = (self.values, self.scales, self.zeros, self.order)
-        return sum(part.nbytes for part in parts if part is not None)
+        return sum(part.nbytes for part in self.tensors())
+
+    def tensors(self) -> tuple[Tensor, ...]:
+        """The parts that there are."""
+        return tuple(t for t in (self.values, self.scales, self.zeros, self.order) if t is not None)
+
+    def to(self, device: torch.device | str) -> QuantizedWeight:
+        """The weight on ``device``."""
+
+        def moved(part: Tensor | None) -> Tensor | None:
+            return None if part is None else part.to(device)
+
+        return replace(
+            self,
+            values=self.values.to(device),
+            scales=self.scales.to(device),
+            zeros=moved(self.zeros),
+            order=moved(self.order),
+        )
 
     def integers(self) -> Tensor:
         """The values, int8 [out, in]."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import weakref
 from dataclasses import replace
 from pathlib import Path
 
@@ -11,15 +12,12 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
+from headrace.compute.model.checkpoint import Checkpoint
 from headrace.compute.model.families import parse_config
+from headrace.compute.model.layout import plain_shapes
 from headrace.compute.model.spec import DecoderSpec, ModelError
-from headrace.compute.model.weights import (
-    DecoderWeights,
-    destinations,
-    dummy_weights,
-    empty_weights,
-    load_weights,
-)
+from headrace.compute.model.weights import DecoderWeights, dummy_weights, load_weights
+from headrace.compute.quantization.weight import QuantizedWeight
 from tests.compute.model.configs import LLAMA
 
 SPEC = parse_config(LLAMA)
@@ -27,8 +25,7 @@ SPEC = parse_config(LLAMA)
 
 def checkpoint(spec: DecoderSpec = SPEC, dtype: torch.dtype = torch.float32) -> dict[str, Tensor]:
     torch.manual_seed(0)
-    places = destinations(spec, empty_weights(spec, torch.float32, "cpu"))
-    return {name: torch.randn(place.shape).to(dtype) for name, place in places.items()}
+    return {name: torch.randn(shape).to(dtype) for name, shape in plain_shapes(spec).items()}
 
 
 def load(folder: Path, spec: DecoderSpec = SPEC, dtype: torch.dtype = torch.float32) -> DecoderWeights:
@@ -105,9 +102,6 @@ def test_missing_unexpected_and_misshapen_tensors_are_named(tmp_path: Path) -> N
 def test_a_shape_that_would_broadcast_is_refused(tmp_path: Path) -> None:
     spec = replace(SPEC, qk_norm=True)
     tensors = checkpoint(spec)
-    for name, tensor in tensors.items():
-        if "q_norm" in name or "k_norm" in name:
-            tensors[name] = tensor[0].clone()
     save_file(tensors, tmp_path / "model.safetensors")
     assert torch.equal(
         load(tmp_path, spec).layers[0].qk_norm[3], tensors["model.layers.0.self_attn.q_norm.weight"]
@@ -146,5 +140,74 @@ def test_dummy_weights_are_the_same_for_the_same_seed() -> None:
 
 def test_parameters_are_counted_as_allocated() -> None:
     for spec in (SPEC, replace(SPEC, tied_embeddings=True, post_norms=True)):
-        weights = empty_weights(spec, torch.float32, "cpu")
+        weights = dummy_weights(spec, torch.float32, "cpu")
         assert sum(tensor.numel() for tensor in weights.tensors()) == spec.num_parameters
+
+
+def dequantized(weight: Tensor | QuantizedWeight) -> Tensor:
+    return weight.dequantized() if isinstance(weight, QuantizedWeight) else weight
+
+
+@pytest.mark.parametrize(("name", "bits", "steps"), [("int8", 8, 254), ("int4", 4, 15)])
+def test_plain_weights_are_quantized_as_they_are_read(
+    tmp_path: Path, name: str, bits: int, steps: int
+) -> None:
+    save_file(checkpoint(), tmp_path / "model.safetensors")
+    plain, quantized = load(tmp_path), load_weights(tmp_path, SPEC, torch.float32, "cpu", name)
+    assert torch.equal(quantized.embedding, plain.embedding)
+    for before, after in zip(plain.layers, quantized.layers, strict=True):
+        for field in ("qkv", "output", "gate_up", "down"):
+            weight, exact = getattr(after, field), getattr(before, field)
+            assert weight.bits == bits
+            step = (exact.amax(1) - exact.amin(1)).max() / steps * (2 if name == "int8" else 1)
+            assert (weight.dequantized() - exact).abs().max() <= step
+    assert quantized.head.bits == 8
+    assert quantized.quantization == {"int8": "9 W8A8", "int4": "8 W4A16, 1 W8A8"}[name]
+
+
+def test_a_tied_head_is_quantized_beside_the_embedding(tmp_path: Path) -> None:
+    save_file(checkpoint(), tmp_path / "model.safetensors")
+    tied = replace(SPEC, tied_embeddings=True)
+    weights = load_weights(tmp_path, tied, torch.bfloat16, "cpu", "int8")
+    assert weights.embedding.dtype == torch.bfloat16
+    assert isinstance(weights.head, QuantizedWeight)
+    assert (weights.head.dequantized() - weights.embedding.float()).abs().max() < 0.03
+    assert weights.nbytes == sum(tensor.nbytes for tensor in weights.tensors())
+    assert weights.nbytes < 0.75 * load(tmp_path, tied, torch.bfloat16).nbytes
+
+
+def test_other_bits_have_another_fingerprint(tmp_path: Path) -> None:
+    save_file(checkpoint(), tmp_path / "model.safetensors")
+    kinds = [load_weights(tmp_path, SPEC, torch.float32, "cpu", name) for name in (None, "int8", "int4")]
+    assert len({weights.fingerprint() for weights in kinds}) == 3
+    again = load_weights(tmp_path, SPEC, torch.float32, "cpu", "int4")
+    assert again.fingerprint() == kinds[2].fingerprint()
+    layer = again.layers[0]
+    again.layers[0] = replace(layer, down=replace(layer.down, activation_bits=8))
+    again.__post_init__()
+    assert again.fingerprint() != kinds[2].fingerprint()
+
+
+def test_dummy_weights_are_quantized_too() -> None:
+    plain, quantized = (dummy_weights(SPEC, torch.float32, "cpu", 3, name) for name in (None, "int8"))
+    for before, after in zip(plain.layers, quantized.layers, strict=True):
+        assert (dequantized(after.down) - dequantized(before.down)).abs().max() < 0.001
+    assert quantized.nbytes < 0.5 * plain.nbytes
+
+
+def test_no_more_than_one_linear_waits_to_be_quantized(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    save_file(checkpoint(), tmp_path / "model.safetensors")
+    read, alive, most = Checkpoint.read, [], []
+
+    def watched(self: Checkpoint, name: str, shape: tuple[int, ...] | None = None) -> Tensor:
+        tensor = read(self, name, shape)
+        alive.append(weakref.ref(tensor))
+        most.append(sum(reference() is not None for reference in alive))
+        return tensor
+
+    monkeypatch.setattr(Checkpoint, "read", watched)
+    load_weights(tmp_path, SPEC, torch.bfloat16, "cpu", "int4")
+    assert len(alive) == len(checkpoint())
+    assert max(most) <= 4  # queries, keys and values, which become one; and what was read just before

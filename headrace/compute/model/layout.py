@@ -1,0 +1,95 @@
+"""Which tensors a checkpoint of a model has, by their Hugging Face names, and which of them become one weight.
+
+Knows names and shapes, no values: `weights` fills a decoder by it, the writer of quantized checkpoints goes through it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+from headrace.compute.model.spec import DecoderSpec
+
+EMBEDDING, HEAD, FINAL_NORM = "model.embed_tokens", "lm_head", "model.norm"
+
+
+@dataclass(frozen=True, slots=True)
+class LinearPlace:
+    """A linear of the decoder, and the modules of the checkpoint whose outputs it stacks.
+
+    ``modules`` are names and outputs, in order. ``inputs`` and ``bias`` are the same for all of them.
+    """
+
+    modules: Mapping[str, int]
+    inputs: int
+    bias: bool
+
+
+def linear_places(spec: DecoderSpec, index: int) -> dict[str, LinearPlace]:
+    """The linears of layer ``index``, by their fields of `weights.LayerWeights`."""
+    attention, mlp = f"model.layers.{index}.self_attn.", f"model.layers.{index}.mlp."
+    hidden, wide = spec.hidden_size, spec.intermediate_size
+    queries, keys = spec.num_heads * spec.head_dim, spec.num_kv_heads * spec.head_dim
+    qkv = {f"{attention}q_proj": queries, f"{attention}k_proj": keys, f"{attention}v_proj": keys}
+    gate_up = {f"{mlp}gate_proj": wide, f"{mlp}up_proj": wide}
+    if spec.merged_checkpoint:
+        qkv, gate_up = {f"{attention}qkv_proj": queries + 2 * keys}, {f"{mlp}gate_up_proj": 2 * wide}
+    return {
+        "qkv": LinearPlace(qkv, hidden, spec.qkv_bias),
+        "output": LinearPlace({f"{attention}o_proj": hidden}, queries, spec.output_bias),
+        "gate_up": LinearPlace(gate_up, hidden, spec.mlp_bias),
+        "down": LinearPlace({f"{mlp}down_proj": hidden}, wide, spec.mlp_bias),
+    }
+
+
+def norm_modules(spec: DecoderSpec, index: int) -> dict[str, str]:
+    """The norms over the hidden state of layer ``index``: field of `weights.LayerWeights` -> module."""
+    prefix = f"model.layers.{index}."
+    if not spec.post_norms:
+        return {
+            "input_norm": f"{prefix}input_layernorm",
+            "mlp_norm": f"{prefix}post_attention_layernorm",
+        }
+    return {
+        "input_norm": f"{prefix}input_layernorm",
+        "post_attention_norm": f"{prefix}post_attention_layernorm",
+        "mlp_norm": f"{prefix}pre_feedforward_layernorm",
+        "post_mlp_norm": f"{prefix}post_feedforward_layernorm",
+    }
+
+
+def head_norm_modules(index: int) -> tuple[str, str]:
+    """The norms of each head's queries and keys."""
+    return f"model.layers.{index}.self_attn.q_norm", f"model.layers.{index}.self_attn.k_norm"
+
+
+def linear_modules(spec: DecoderSpec) -> Iterator[tuple[str, tuple[int, int]]]:
+    """Every linear of a checkpoint and its shape [out, in], the head last; a tied head is none of its own."""
+    for index in range(spec.num_layers):
+        for place in linear_places(spec, index).values():
+            for module, outputs in place.modules.items():
+                yield module, (outputs, place.inputs)
+    if not spec.tied_embeddings:
+        yield HEAD, (spec.vocab_size, spec.hidden_size)
+
+
+def other_tensors(spec: DecoderSpec) -> Iterator[tuple[str, tuple[int, ...]]]:
+    """Every tensor that is not the weight of a linear: embedding, norms, biases; names and shapes."""
+    yield f"{EMBEDDING}.weight", (spec.vocab_size, spec.hidden_size)
+    yield f"{FINAL_NORM}.weight", (spec.hidden_size,)
+    for index in range(spec.num_layers):
+        for module in norm_modules(spec, index).values():
+            yield f"{module}.weight", (spec.hidden_size,)
+        if spec.qk_norm:
+            for module in head_norm_modules(index):
+                yield f"{module}.weight", (spec.head_dim,)
+        for place in linear_places(spec, index).values():
+            if place.bias:
+                for module, outputs in place.modules.items():
+                    yield f"{module}.bias", (outputs,)
+
+
+def plain_shapes(spec: DecoderSpec) -> dict[str, tuple[int, ...]]:
+    """Every tensor of a checkpoint whose linears are stored as they are."""
+    weights = {f"{module}.weight": shape for module, shape in linear_modules(spec)}
+    return dict(other_tensors(spec)) | weights

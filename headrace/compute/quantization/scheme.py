@@ -1,0 +1,105 @@
+"""How many bits a weight gets and who shares a scale; and rounding each value to the nearest that there is.
+
+The schemes that a plain checkpoint can be loaded in are here, by the names of ``--quantization``. How to choose better
+values than the nearest is told by `gptq` and `awq`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from headrace.compute.quantization.weight import QuantizedWeight, pack_halves, stacked
+
+_ROWS_ELEMENTS = 1 << 24
+"""Elements that are rounded at once: what is needed beside the weight stays at some 200 MB."""
+
+
+@dataclass(frozen=True, slots=True)
+class Scheme:
+    """A grid for weights: ``bits``, and one scale (and zero) for up to ``group_size`` inputs (None: for all).
+
+    ``symmetric``: zero is in the middle. ``activation_bits`` as in `QuantizedWeight`.
+    """
+
+    bits: Literal[4, 8]
+    group_size: int | None
+    symmetric: bool
+    activation_bits: Literal[8, 16]
+
+    def group(self, inputs: int) -> int:
+        """Inputs that share a scale: the most that divide ``inputs``, but no more than ``group_size``."""
+        if self.group_size is None:
+            return inputs
+        return next(size for size in range(min(self.group_size, inputs), 0, -1) if inputs % size == 0)
+
+    def grid(self, grouped: Tensor, scale_dtype: torch.dtype = torch.float32) -> tuple[Tensor, Tensor]:
+        """Scales and zeros, float32 [..., 1], that let [..., group] just fit; scales representable in ``scale_dtype``.
+
+        The range always holds 0, so that a zero is one of the values and what was 0 stays 0.
+        """
+        limit = 1 << (self.bits - 1)
+        low, high = grouped.amin(-1, keepdim=True).clamp(max=0), grouped.amax(-1, keepdim=True).clamp(min=0)
+        widest = 2 * torch.maximum(-low, high) if self.symmetric else high - low
+        scales = widest / (2 * limit - (2 if self.symmetric else 1))
+        scales = scales.to(scale_dtype).float().clamp_(min=torch.finfo(torch.float32).tiny)
+        if self.symmetric:
+            return scales, torch.zeros_like(scales)
+        return scales, (torch.round(-low / scales) - limit).clamp(-limit, limit - 1)
+
+    def round(self, values: Tensor, scales: Tensor, zeros: Tensor) -> Tensor:
+        """The integers nearest to ``values``, float32."""
+        limit = 1 << (self.bits - 1)
+        return (values / scales).round_().add_(zeros).clamp_(-limit, limit - 1)
+
+    def pack(self, integers: Tensor, scales: Tensor, zeros: Tensor, order: Tensor | None) -> QuantizedWeight:
+        """A weight from its integers [out, in] and float32 scales and zeros [out, groups]."""
+        values = integers.to(torch.int8)
+        return QuantizedWeight(
+            pack_halves(values) if self.bits == 4 else values,
+            scales.contiguous(),
+            None if self.symmetric else zeros.to(torch.int8).contiguous(),
+            order,
+            self.bits,
+            self.activation_bits,
+        )
+
+
+W8A8 = Scheme(8, None, symmetric=True, activation_bits=8)
+"""One scale for each output. Both sides of the product are integers, which recent CPUs and GPUs multiply fastest."""
+
+W4A16 = Scheme(4, 128, symmetric=False, activation_bits=16)
+"""A quarter of the bytes. Asymmetric: of 16 values a symmetric grid leaves one out, and half of those of a skewed
+group; a zero takes a byte for 128 weights."""
+
+SCHEMES = {"int8": W8A8, "int4": W4A16}
+"""By the names of ``--quantization``, for the linears of layers."""
+
+HEAD = W8A8
+"""The LM head in every scheme: its errors are not averaged by any later layer."""
+
+
+def round_to_nearest(
+    weight: Tensor, scheme: Scheme, scale_dtype: torch.dtype = torch.float32
+) -> QuantizedWeight:
+    """A weight [out, in] in the values nearest to it.
+
+    Raises:
+        ValueError: 4 bits for an odd number of inputs: two share a byte.
+    """
+    inputs = weight.shape[1]
+    if scheme.bits == 4 and inputs % 2:
+        raise ValueError(f"4 bits need an even number of inputs, this has {inputs}")
+
+    def rounded(rows: Tensor) -> QuantizedWeight:
+        grouped = rows.float().view(len(rows), -1, scheme.group(inputs))
+        scales, zeros = scheme.grid(grouped, scale_dtype)
+        integers = scheme.round(grouped, scales, zeros).view(len(rows), inputs)
+        return scheme.pack(integers, scales.squeeze(-1), zeros.squeeze(-1), None)
+
+    step = max(1, _ROWS_ELEMENTS // inputs)
+    parts = [rounded(weight[begin : begin + step]) for begin in range(0, len(weight), step)]
+    return parts[0] if len(parts) == 1 else stacked(parts)
