@@ -191,7 +191,7 @@ def compare(
     goodput: Goodput = None,
     output: Output = None,
 ) -> None:
-    """Two or more targets on one workload in alternating rounds: medians and ratios."""
+    """Two or more targets on one workload in alternating rounds, each with its own draw: medians and ratios."""
     from headrace.lab.bench import measure
     from headrace.lab.workload.dataset import Dataset
 
@@ -200,6 +200,11 @@ def compare(
         *(request_rate, burstiness),
     )
     work, slo = _draw(dataset), _slo(goodput)
+
+    def drawn(number: int) -> Sequence[Work]:
+        """The round's own work: a server that keeps prefixes knows the prompts of the round before."""
+        return _draw(dataclasses.replace(dataset, seed=workload_seed + number))
+
     specs = [read_spec(text) for text in target]
     if len({spec.name for spec in specs}) < max(2, len(specs)):
         raise ConfigError("compare needs two or more targets of different names")
@@ -207,7 +212,7 @@ def compare(
     try:
         targets += [make_target(spec, given) for spec in specs]
         _warm(targets, work[:warmup])
-        result = measure.compare(targets, work, rounds, slo, _told)
+        result = measure.compare(targets, drawn, rounds, slo, _told)
     finally:
         for each in targets:
             each.close()

@@ -67,12 +67,17 @@ def test_throughput_prints_a_table_and_writes_what_it_takes_to_repeat_it(tmp_pat
 def test_compare_alternates_and_tells_ratios(tmp_path: Path) -> None:
     output = tmp_path / "run.json"
     targets = ("--target", "a=headrace", "--target", "b=headrace-static", "--rounds", "2")
-    result = run("compare", *targets, *SMALL, "--output", str(output))
+    result = run("compare", *targets, *SMALL, "--dataset-name", "log-normal", "--output", str(output))
     assert result.exit_code == 0
     assert "b to a, medians of 2 rounds" in result.output
     told = json.loads(output.read_text())
     assert [each["target"] for each in told["runs"]] == ["a", "b", "a", "b"]
     assert told["ratios"]["b"]["output_tokens_per_second"] > 0
+    first, other, again, _ = (
+        [record["output_tokens"] for record in each["records"]] for each in told["runs"]
+    )
+    assert first == other  # a round is one draw for all,
+    assert first != again  # and the next round another
 
 
 @pytest.mark.parametrize(

@@ -61,14 +61,15 @@ FIGURES: Mapping[str, Callable[[Summary], float]] = {
 
 def compare(
     targets: Sequence[Target],
-    work: Sequence[Work],
+    work: Sequence[Work] | Callable[[int], Sequence[Work]],
     rounds: int = 3,
     slo: Mapping[str, float] | None = None,
     told: Callable[[int, Run], None] = lambda number, run: None,
 ) -> Comparison:
     """All targets in turn, ``rounds`` times, every second round in reverse order.
 
-    ``told`` hears of each run as it ends.
+    ``work`` may be a function of the round's number: a server that keeps prefixes knows the prompts of the round
+    before. ``told`` hears of each run as it ends.
 
     Raises:
         ValueError: fewer than two targets, two of one name, or no round.
@@ -79,9 +80,10 @@ def compare(
     done: list[list[Run]] = []
     for number in range(rounds):
         order = list(targets) if number % 2 == 0 else list(reversed(targets))
+        drawn = work(number) if callable(work) else work
         runs = {}
         for target in order:
-            runs[target.name] = measure(target, work, slo)
+            runs[target.name] = measure(target, drawn, slo)
             told(number, runs[target.name])
         done.append([runs[name] for name in names])
     return Comparison(done, {name: _ratios(done, column) for column, name in enumerate(names) if column})

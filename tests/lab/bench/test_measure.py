@@ -56,6 +56,21 @@ def test_rounds_alternate_and_ratios_are_medians_per_round() -> None:
     assert [run.summary.seconds for run in result.middle()] == [1.0, 0.5]
 
 
+def test_each_round_may_have_work_of_its_own_the_same_for_all() -> None:
+    seen: list[tuple[str, Sequence[Work]]] = []
+
+    class Watching(Scripted):
+        def run(self, work: Sequence[Work]) -> list[Record]:
+            seen.append((self.name, work))
+            return super().run(work)
+
+    targets = [Watching(name, [1.0, 1.0], []) for name in ("a", "b")]
+    compare(targets, lambda number: fixed_lengths(4, 8, 5, seed=number), 2)
+    assert [name for name, _ in seen] == ["a", "b", "b", "a"]
+    assert seen[0][1] == seen[1][1] == WORK
+    assert seen[2][1] == seen[3][1] == fixed_lengths(4, 8, 5, seed=1)
+
+
 def test_one_target_or_two_of_a_name_cannot_be_compared() -> None:
     one = Scripted("one", [1.0], [])
     for targets in ([one], [one, one]):

@@ -1,0 +1,58 @@
+"""``python -m benchmarks.peers install PEER…`` and ``… race``; ``--help`` says what they take."""
+
+from __future__ import annotations
+
+import argparse
+import os
+from datetime import UTC, datetime
+from pathlib import Path
+
+from benchmarks.peers.contenders import MEANING
+from benchmarks.peers.install import PEERS
+from benchmarks.peers.places import HOME, Places
+from benchmarks.peers.shapes import SHAPES
+from benchmarks.peers.workloads import NAMES, workload
+
+
+def main() -> None:
+    """Reads the command line and does it."""
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.peers",
+        description=__doc__,
+        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
+    )
+    parser.add_argument("--home", type=Path, default=HOME, help="where peers and models lie")
+    commands = parser.add_subparsers(dest="command", required=True)
+    installing = commands.add_parser("install", help="install peers into environments of their own")
+    installing.add_argument("peer", nargs="+", choices=list(PEERS))
+    racing = commands.add_parser(
+        "race", help="race contenders", formatter_class=argparse.ArgumentDefaultsHelpFormatter
+    )
+    racing.add_argument("--model", choices=list(SHAPES), default="smollm2-135m")
+    racing.add_argument("--precision", choices=list(MEANING), default="bf16")
+    racing.add_argument("--workload", choices=NAMES, default="decode")
+    racing.add_argument("--concurrency", type=int, help="requests open at once [default: the workload's]")
+    racing.add_argument("--requests", type=int, help="requests of a round [default: the workload's]")
+    racing.add_argument("--contenders", nargs="+", help="[default: all that have the precision]")
+    racing.add_argument("--rounds", type=int, default=3)
+    racing.add_argument("--cores", type=int, default=min(2, os.cpu_count() or 1))
+    racing.add_argument("--output", type=Path, help="JSON; a PNG lies beside it [default: bench-results/…]")
+    args = parser.parse_args()
+    places = Places(args.home.expanduser())
+    if args.command == "install":
+        for peer in args.peer:
+            PEERS[peer](places)
+        return
+    from benchmarks.peers.race import Race, run
+
+    contenders = args.contenders or list(MEANING[args.precision])
+    if unknown := set(contenders) - set(MEANING[args.precision]):
+        parser.error(f"{', '.join(sorted(unknown))} cannot be raced at {args.precision}")
+    load = workload(args.workload, args.concurrency, args.requests)
+    name = f"peers-{args.model}-{args.precision}-{load.name}-{load.concurrency}-{datetime.now(UTC):%Y%m%d-%H%M%S}.json"
+    race = Race(args.model, args.precision, load, contenders, args.rounds, args.cores, places)
+    run(race, args.output or Path("bench-results") / name)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,149 @@
+"""Who races, each with the settings that its own documentation gives for throughput on a CPU.
+
+A contender says what it needs on disk for a precision, the command that serves it, and what its requests carry
+beside the workload's. What each precision means is told in `MEANING`, and printed with every race.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from benchmarks.peers.places import Places
+
+MEANING: Mapping[str, Mapping[str, str]] = {
+    "bf16": {
+        "headrace": "weights, activations and KV bf16",
+        "openvino": "weights fp16 in the file, computed in bf16; KV bf16",
+        "llama.cpp": "weights BF16, activations bf16 or fp32 by operation; KV f16",
+        "transformers": "weights, activations and KV bf16",
+        "transformers-static": "weights, activations and KV bf16",
+    },
+    "int8": {
+        "openvino": "weights int8 by channel, activations quantized as its plugin decides; KV its default (u8)",
+        "llama.cpp": "Q8_0 (blocks of 32), activations Q8_0; KV f16",
+    },
+    "int4": {
+        "openvino": "weights int4 in groups of 64 (its int8 backup for the embedding); KV its default (u8)",
+        "llama.cpp": "Q4_0 (blocks of 32; output matrix Q6_K), activations Q8_0; KV f16",
+    },
+}
+"""What a precision is to each contender; one that is not named does not have it."""
+
+BATCHED_TOKENS = 2048
+"""Tokens of a step at most, for those that ask: prompts of 2,048 in one go, as llama.cpp's own default has it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Demand:
+    """What a server must hold: ``rows`` requests at once of at most ``longest`` tokens, on ``threads`` cores."""
+
+    rows: int
+    longest: int
+    threads: int
+    kv_token_bytes: int
+
+    @property
+    def kv_bytes(self) -> int:
+        """Keys and values of all rows at their longest, and a tenth over for pages that are partly filled."""
+        return int(1.1 * self.rows * self.longest * self.kv_token_bytes) + (64 << 20)
+
+
+@dataclass(frozen=True, slots=True)
+class Contender:
+    """``prepare`` writes what is missing and returns what to serve; ``command`` serves it on a port.
+
+    ``extra`` goes into every request's body; ``ready`` is the path that answers 200 once it can be asked.
+    """
+
+    name: str
+    prepare: Callable[[Places, Path, str], Path]
+    command: Callable[[Places, Path, int, Demand, str], list[str]]
+    extra: Mapping[str, Any]
+    ready: str = "/health"
+
+
+def _as_it_is(places: Places, folder: Path, precision: str) -> Path:
+    return folder
+
+
+def _headrace(places: Places, model: Path, port: int, demand: Demand, precision: str) -> list[str]:
+    return [
+        *(sys.executable, "-m", "headrace", "serve", str(model), "--host", "127.0.0.1", "--port", str(port)),
+        *("--device", "cpu", "--dtype", "bfloat16", "--profile", "throughput"),
+        *("--max-num-seqs", str(demand.rows), "--max-model-len", str(demand.longest)),
+        *("--kv-cache-memory-bytes", str(demand.kv_bytes)),
+    ]
+
+
+def _gguf(places: Places, folder: Path, precision: str) -> Path:
+    whole = folder / "bf16.gguf"
+    if not whole.exists():
+        python = places.python("llama.cpp")
+        done = [str(python), "-m", "benchmarks.peers.gguf_file", folder.name, str(folder), str(whole)]
+        subprocess.run(done, check=True)
+    kind = {"bf16": "BF16", "int8": "Q8_0", "int4": "Q4_0"}[precision]
+    file = folder / f"{precision}.gguf"
+    if not file.exists():
+        quantize = places.llama_cpp_build / "bin/llama-quantize"
+        subprocess.run([str(quantize), str(whole), str(file), kind], check=True, stdout=subprocess.DEVNULL)
+    return file
+
+
+def _llama_cpp(places: Places, model: Path, port: int, demand: Demand, precision: str) -> list[str]:
+    row_tokens = -(-(demand.longest + 1) // 256) * 256
+    threads = str(demand.threads)
+    return [
+        *(str(places.llama_cpp_build / "bin/llama-server"), "--model", str(model), "--port", str(port)),
+        *("--threads", threads, "--threads-batch", threads, "--flash-attn", "on"),
+        *("--parallel", str(demand.rows), "--ctx-size", str(demand.rows * row_tokens), "--no-kv-unified"),
+        *("--batch-size", str(BATCHED_TOKENS), "--ubatch-size", "512"),
+        *("--cache-ram", "0"),  # prompts are all different: keeping them would only cost
+    ]
+
+
+def _openvino_model(places: Places, folder: Path, precision: str) -> Path:
+    target = folder / f"openvino-{precision}"
+    if not (target / "openvino_model.xml").exists():
+        tool = places.python("openvino").with_name("optimum-cli")
+        format_ = {"bf16": "fp16", "int8": "int8", "int4": "int4"}[precision]
+        done = [str(tool), "export", "openvino", "--model", str(folder), "--weight-format", format_]
+        done += ["--task", "text-generation-with-past"]
+        done += ["--group-size", "64", "--ratio", "1.0", "--sym"] if precision == "int4" else []
+        subprocess.run([*done, str(target)], check=True, stdout=subprocess.DEVNULL)
+    return target
+
+
+def _options(demand: Demand, **more: Any) -> str:
+    told = {"threads": demand.threads, "rows": demand.rows, "cache_bytes": demand.kv_bytes}
+    return json.dumps({**told, "batched_tokens": BATCHED_TOKENS, **more})
+
+
+def _openvino(places: Places, model: Path, port: int, demand: Demand, precision: str) -> list[str]:
+    told = _options(demand, compute="bf16", kv="bf16" if precision == "bf16" else "")
+    python = str(places.python("openvino"))
+    return [python, "-m", "benchmarks.peers.serve_openvino", str(model), str(port), told]
+
+
+def _transformers(places: Places, model: Path, port: int, demand: Demand, precision: str) -> list[str]:
+    module = "benchmarks.peers.serve_transformers"
+    return [sys.executable, "-m", module, str(model), str(port), _options(demand)]
+
+
+CONTENDERS: Mapping[str, Contender] = {
+    each.name: each
+    for each in (
+        Contender("headrace", _as_it_is, _headrace, {"return_token_ids": True}, "/health/ready"),
+        Contender("openvino", _openvino_model, _openvino, {}),
+        Contender("llama.cpp", _gguf, _llama_cpp, {}),
+        Contender("transformers", _as_it_is, _transformers, {}),
+    )
+}
+
+IN_PROCESS = "transformers-static"
+"""Padded batches are no server: they run in the client's process, without a wire (`headrace.lab.bench.padded`)."""

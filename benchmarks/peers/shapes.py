@@ -1,0 +1,108 @@
+"""The shapes that are raced: those of models that people serve, told as their ``config.json`` tells them.
+
+Speed depends on shapes and not on what the numbers say, so the weights are random (`benchmarks.peers.weights`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """A decoder of the Llama family: sizes in elements, ``rope_scaling`` as Hugging Face writes it.
+
+    ``qk_norm`` says whether query and key heads are normalized (Qwen3). All shapes tie the output matrix to the
+    embedding.
+    """
+
+    name: str
+    model_type: str
+    architecture: str
+    hidden: int
+    intermediate: int
+    layers: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    vocabulary: int
+    positions: int
+    rope_theta: float
+    rms_eps: float
+    qk_norm: bool = False
+    rope_scaling: Mapping[str, Any] | None = None
+
+    def config(self) -> dict[str, Any]:
+        """The contents of ``config.json``."""
+        told: dict[str, Any] = {
+            "architectures": [self.architecture],
+            "model_type": self.model_type,
+            "hidden_size": self.hidden,
+            "intermediate_size": self.intermediate,
+            "num_hidden_layers": self.layers,
+            "num_attention_heads": self.heads,
+            "num_key_value_heads": self.kv_heads,
+            "head_dim": self.head_dim,
+            "vocab_size": self.vocabulary,
+            "max_position_embeddings": self.positions,
+            "rope_theta": self.rope_theta,
+            "rms_norm_eps": self.rms_eps,
+            "hidden_act": "silu",
+            "attention_bias": False,
+            "attention_dropout": 0.0,
+            "initializer_range": 0.02,
+            "tie_word_embeddings": True,
+            "use_cache": True,
+            "bos_token_id": 0,
+            "eos_token_id": 0,
+            "torch_dtype": "bfloat16",
+        }
+        return told | ({"rope_scaling": dict(self.rope_scaling)} if self.rope_scaling else {})
+
+    def tensors(self) -> Iterator[tuple[str, tuple[int, ...]]]:
+        """Names of all tensors as in Hugging Face's checkpoints, and their shapes ([out, in] for matrices)."""
+        queries, keys = self.heads * self.head_dim, self.kv_heads * self.head_dim
+        yield "model.embed_tokens.weight", (self.vocabulary, self.hidden)
+        for layer in range(self.layers):
+            at = f"model.layers.{layer}"
+            yield f"{at}.input_layernorm.weight", (self.hidden,)
+            yield f"{at}.self_attn.q_proj.weight", (queries, self.hidden)
+            yield f"{at}.self_attn.k_proj.weight", (keys, self.hidden)
+            yield f"{at}.self_attn.v_proj.weight", (keys, self.hidden)
+            yield f"{at}.self_attn.o_proj.weight", (self.hidden, queries)
+            if self.qk_norm:
+                yield f"{at}.self_attn.q_norm.weight", (self.head_dim,)
+                yield f"{at}.self_attn.k_norm.weight", (self.head_dim,)
+            yield f"{at}.post_attention_layernorm.weight", (self.hidden,)
+            yield f"{at}.mlp.gate_proj.weight", (self.intermediate, self.hidden)
+            yield f"{at}.mlp.up_proj.weight", (self.intermediate, self.hidden)
+            yield f"{at}.mlp.down_proj.weight", (self.hidden, self.intermediate)
+        yield "model.norm.weight", (self.hidden,)
+
+
+_LLAMA3_ROPE = {
+    "rope_type": "llama3",
+    "factor": 32.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 8192,
+}
+
+SHAPES: Mapping[str, Shape] = {
+    shape.name: shape
+    for shape in (
+        Shape("smollm2-135m", "llama", "LlamaForCausalLM", 576, 1536, 30, 9, 3, 64, 49_152, 8192, 1e5, 1e-5),
+        Shape(
+            *("qwen3-0.6b", "qwen3", "Qwen3ForCausalLM", 1024, 3072, 28, 16, 8, 128, 151_936, 40_960, 1e6),
+            rms_eps=1e-6,
+            qk_norm=True,
+        ),
+        Shape(
+            *("llama-3.2-1b", "llama", "LlamaForCausalLM", 2048, 8192, 16, 32, 8, 64, 128_256, 131_072, 5e5),
+            rms_eps=1e-5,
+            rope_scaling=_LLAMA3_ROPE,
+        ),
+    )
+}

@@ -1,0 +1,66 @@
+"""What is raced: requests of token ids with set lengths, drawn anew for every round so that no cache knows them.
+
+Lengths stay those of the workload's seed; only the ids change from round to round.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import random
+from dataclasses import dataclass
+
+from benchmarks.peers.vocabulary import WORDS
+from headrace.lab.workload import Work
+from headrace.lab.workload.tokens import fixed_lengths, log_normal_lengths
+
+IDS = range(WORDS, 20_000)
+"""Ids of prompts: words, and within every vocabulary that is raced."""
+
+NAMES = ("decode", "prefill", "mixed", "long")
+
+
+@dataclass(frozen=True, slots=True)
+class Workload:
+    """A closed loop: ``concurrency`` requests are open at any time until ``requests`` have been answered.
+
+    ``decode``: 128 + 128 tokens, as many requests as are open; ``prefill``: 2,048 + 1, one after the other; ``mixed``:
+    log-normal lengths of medians 128 + 64, at most 1,024 + 512; ``long``: 8,000 + 64.
+    """
+
+    name: str
+    concurrency: int
+    requests: int
+    seed: int = 0
+
+    def draw(self, number: int = 0) -> tuple[Work, ...]:
+        """The requests of round ``number``."""
+        if self.name == "decode":
+            work = fixed_lengths(self.requests, 128, 128, self.seed)
+        elif self.name == "prefill":
+            work = fixed_lengths(self.requests, 2048, 1, self.seed)
+        elif self.name == "mixed":
+            work = log_normal_lengths(self.requests, 128, 64, seed=self.seed)
+        else:
+            work = fixed_lengths(self.requests, 8000, 64, self.seed)
+        words = random.Random(f"{self.seed} {number}")
+        return tuple(
+            dataclasses.replace(each, prompt=tuple(words.choices(IDS, k=len(each.prompt)))) for each in work
+        )
+
+    @property
+    def longest(self) -> int:
+        """Tokens of the longest request, prompt and answer."""
+        return max(len(each.prompt) + each.max_tokens for each in self.draw())
+
+
+def workload(name: str, concurrency: int | None = None, requests: int | None = None) -> Workload:
+    """A workload by name, with its own concurrency and number of requests unless given.
+
+    Raises:
+        ValueError: there is no such workload.
+    """
+    if name not in NAMES:
+        raise ValueError(f"there is no workload {name!r}; there are {', '.join(NAMES)}")
+    rows = concurrency or {"decode": 16, "prefill": 1, "mixed": 16, "long": 4}[name]
+    count = {"decode": rows, "prefill": 4, "mixed": 3 * rows, "long": rows}[name]
+    return Workload(name, rows, requests or count)

@@ -1,0 +1,31 @@
+from __future__ import annotations
+
+import pytest
+
+from benchmarks.peers.gguf_names import from_gguf, interleaved, to_gguf
+from benchmarks.peers.shapes import SHAPES
+
+
+@pytest.mark.parametrize("shape", SHAPES.values(), ids=lambda shape: shape.name)
+def test_every_tensor_has_one_name_in_gguf_and_comes_back_by_it(shape):
+    names = [name for name, _ in shape.tensors()]
+    there = [to_gguf(name) for name in names]
+    assert len(set(there)) == len(names)
+    assert [from_gguf(name) for name in there] == names
+
+
+def test_names_are_those_that_llama_cpp_reads():
+    assert to_gguf("model.embed_tokens.weight") == "token_embd.weight"
+    assert to_gguf("model.layers.3.self_attn.o_proj.weight") == "blk.3.attn_output.weight"
+    assert to_gguf("model.layers.11.post_attention_layernorm.weight") == "blk.11.ffn_norm.weight"
+
+
+@pytest.mark.parametrize("name", ["model.layers.0.mlp.experts.weight", "lm_head.weight"])
+def test_a_tensor_of_another_family_is_refused(name):
+    with pytest.raises(KeyError):
+        to_gguf(name)
+
+
+def test_interleaving_brings_the_halves_of_each_head_side_by_side():
+    assert interleaved(8, heads=1) == [0, 4, 1, 5, 2, 6, 3, 7]
+    assert interleaved(8, heads=2) == [0, 2, 1, 3, 4, 6, 5, 7]

@@ -1,0 +1,23 @@
+from __future__ import annotations
+
+import math
+
+import pytest
+
+from benchmarks.peers.shapes import SHAPES
+from benchmarks.peers.workloads import IDS
+from headrace.compute.model.families import parse_config
+
+
+@pytest.mark.parametrize(
+    ("name", "millions"), [("smollm2-135m", 134.5), ("qwen3-0.6b", 596.0), ("llama-3.2-1b", 1235.8)]
+)
+def test_a_shape_has_as_many_parameters_as_the_model_that_it_is_of(name, millions):
+    count = sum(math.prod(size) for _, size in SHAPES[name].tensors())
+    assert count / 1e6 == pytest.approx(millions, abs=0.06)
+
+
+@pytest.mark.parametrize("shape", SHAPES.values(), ids=lambda shape: shape.name)
+def test_headrace_reads_the_config_and_prompts_are_within_the_vocabulary(shape):
+    spec = parse_config(shape.config())
+    assert spec.vocab_size == shape.vocabulary > max(IDS)
