@@ -18,6 +18,7 @@ from headrace.build.tenants import read_tenants
 from headrace.build.tiers import OpenTiers, open_tiers
 from headrace.compute.device import (
     DeviceFacts,
+    apart,
     device_facts,
     keep_freed_memory,
     limit_threads,
@@ -79,7 +80,7 @@ def load(options: Options, tell: Tell | None = None) -> Loaded:
     """
     seconds: dict[str, float] = {}
     try:
-        return _load(options, seconds, tell)
+        return apart(lambda: _load(options, seconds, tell))
     except (ModelError, TokenizerError, TemplateError, KernelsUnavailable) as error:
         raise ConfigError(str(error)) from error
 
@@ -219,7 +220,11 @@ def describe(loaded: Loaded) -> list[str]:
 
 def warm_up(loaded: Loaded) -> None:
     """Run one short request through the engine, so that the first caller does not pay for first uses."""
-    began = time.perf_counter()
+    with timed(loaded.seconds, "warm-up"):
+        apart(lambda: _answer_one(loaded))
+
+
+def _answer_one(loaded: Loaded) -> None:
     params = SamplingParams(temperature=1.0, max_tokens=2, ignore_eos=True)
     # It has waited for ever, so that no policy lets it wait for company.
     loaded.engine.submit(Request("warm-up", (0, 1, 2, 3), params, arrived=-math.inf), time.monotonic())
@@ -229,7 +234,6 @@ def warm_up(loaded: Loaded) -> None:
         loaded.engine.step(time.monotonic())
     loaded.engine.reset_prefix_cache(lower=False)
     loaded.engine.take_events()
-    loaded.seconds["warm-up"] = time.perf_counter() - began
 
 
 def close(loaded: Loaded) -> str:

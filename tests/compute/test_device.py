@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -8,6 +10,7 @@ import torch
 
 from headrace.compute.device import (
     DeviceFacts,
+    apart,
     device_facts,
     keep_freed_memory,
     limit_threads,
@@ -106,3 +109,32 @@ def test_this_machine() -> None:
     assert facts.cores >= 1
     assert 1 <= limit_threads() <= max(facts.cores, 1)
     assert isinstance(keep_freed_memory(), bool)
+
+
+def test_what_is_computed_apart_leaves_no_team_of_threads() -> None:
+    if not Path("/proc/self/task").exists():
+        pytest.skip("the operating system does not list a process's threads")
+    program = """
+import os, time, torch
+from headrace.compute.device import apart
+torch.set_num_threads(3)
+numbers = torch.ones(1 << 10)
+before = len(os.listdir("/proc/self/task"))
+apart(lambda: numbers.repeat(1 << 12).exp())
+patience = time.monotonic() + 20  # threads that have been told to end do so soon
+while (after_apart := len(os.listdir("/proc/self/task"))) > before and time.monotonic() < patience:
+    time.sleep(0.01)
+numbers.repeat(1 << 12).exp()
+print(before, after_apart, len(os.listdir("/proc/self/task")))
+"""
+    told = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    before, after_apart, after_here = map(int, told.stdout.split())
+    assert (after_apart, after_here) == (before, before + 2)
+
+
+def test_what_fails_apart_fails_here() -> None:
+    def fail() -> None:
+        raise ConfigError("no such model")
+
+    with pytest.raises(ConfigError, match="no such model"):
+        apart(fail)
