@@ -26,6 +26,7 @@ from headrace.core.ports import Keeper, Level
 from headrace.core.request import FinishReason, Request
 from headrace.serve.exact import ExactCache
 from headrace.serve.flight import Flight, rank
+from headrace.serve.note import note
 from headrace.serve.partial import Overheard, Partial
 from headrace.serve.question import Question
 from headrace.serve.replay import Pace, tell_paced, tell_whole
@@ -128,7 +129,7 @@ class Recall:
             flight = self._followed(ask) or leading.get(ask.key)
             layers.append(Layer.COALESCED)
             if flight is None:
-                flight = self._flight(ask, question, ask.request)
+                flight = self._flight(ask, question, _grouped(ask.request, hit))
                 layers[-1] = Layer.PARTIAL if flight.tokens else None
                 begun.append(flight)
                 if ask.allowed.coalesce:
@@ -147,7 +148,7 @@ class Recall:
                 self._replay(answer, index, hit)
         for ask, layer, hit in zip(asks, layers, hits, strict=True):
             self._remember(ask, layer, hit.key if isinstance(hit, Hit) else None)
-        answer.note = _note(layers, hits)
+        answer.note = note(layers, hits)
         if not answer.settled:
             self.service.end_in_time(answer, self.close)
         return answer
@@ -317,6 +318,7 @@ class Recall:
             if found.refresh:
                 self._renew_early(question)
             return Hit(found.entry, Layer.EXACT, found.key, exact.age(found.entry))
+        near = ""
         for level in self._levels if ask.allowed.semantic else ():
             began = self.now()
             try:
@@ -329,7 +331,8 @@ class Recall:
             self.service.note(LookedUp(ask.request.id, level.layer, outcome, self.now() - began, why))
             if isinstance(hit, Hit):
                 return hit
-        return Miss()
+            near = near or hit.near
+        return Miss(near=near)
 
     def _followed(self, ask: Ask) -> Flight | None:
         """A flight that answers ``ask`` too, and no later than one of its own would."""
@@ -483,16 +486,6 @@ class Recall:
         task.add_done_callback(self._tasks.discard)
 
 
-def _note(layers: Sequence[Layer | None], hits: Sequence[Hit | Miss]) -> str:
-    """What the header says: a hit only where nothing of the call had to wait for computing."""
-    if None in layers:
-        return "miss"
-    if Layer.PARTIAL in layers:
-        return "partial"
-    spared = {str(hit.layer) for hit in hits if isinstance(hit, Hit)}
-    if not spared or Layer.COALESCED in layers:
-        return "coalesced"
-    age = max(hit.age_seconds for hit in hits if isinstance(hit, Hit))
-    note = f"hit; layer={'+'.join(sorted(spared))}; age={age:.0f}"
-    near = [hit.similarity for hit in hits if isinstance(hit, Hit) and hit.similarity is not None]
-    return f"{note}; similarity={min(near):.3f}" if near else note
+def _grouped(request: Request, miss: Miss) -> Request:
+    """``request``, beside those that are alike unless its caller has named its company."""
+    return replace(request, affinity=miss.near) if miss.near and not request.affinity else request

@@ -226,9 +226,7 @@ class Warmer:
         self._renew_prefixes(now)
         while self._waiting and len(self._running) < self._batch and not self._callers:
             self._start(self._waiting.popleft())
-            await asyncio.sleep(
-                0
-            )  # it is read and rendered before the next, and who has come meanwhile is heard
+            await asyncio.sleep(0)  # it is read and rendered now, and who has come meanwhile is heard
 
     def _renew_prefixes(self, now: float) -> None:
         for prefix, due in self._prefixes.items():

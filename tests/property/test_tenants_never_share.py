@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import secrets
+import threading
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
@@ -16,6 +17,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from headrace.core.cache.ask import Turn
 from headrace.core.cache.control import Control
 from headrace.core.cache.envelope import Seal
 from headrace.core.cache.key import Engine
@@ -26,6 +28,9 @@ from headrace.serve.exact import ExactCache
 from headrace.serve.partial import Partial, scope_of
 from headrace.serve.question import Question
 from headrace.serve.recall import Recall
+from headrace.serve.semantic.cache import Mode, SemanticCache
+from headrace.serve.semantic.librarian import Librarian
+from headrace.serve.semantic.shelf import Shelf
 from headrace.serve.service import Service
 from headrace.serve.stores.memcached import MemcachedStore
 from headrace.serve.stores.memory import MemoryStore
@@ -33,11 +38,16 @@ from headrace.serve.stores.redis import RedisStore
 from headrace.serve.stores.sqlite import SQLiteStore
 from headrace.serve.stores.tier import Tier
 from tests.doubles.engines import hashing_engine
+from tests.doubles.hashing_runner import VOCAB
 from tests.doubles.shared_stores import memcached_server, redis_server
+from tests.serve.semantic.scenes import Words, librarian
 from tests.serve.test_service import read_all, tokens_of
 
 PROMPTS = (tuple(range(1, 14)), tuple(range(1, 21)), (*range(1, 10), 50, 51, 52, 53))
-SECONDS = 5.0
+TURNS = ("shoes red", "shoes red please", "shoes red now")
+"""What the prompts say, for the level that serves near questions: all of them are near each other."""
+
+SECONDS = 60.0
 """Long enough that a store is never slow: a fault is a miss, and would look like a difference."""
 
 
@@ -47,6 +57,7 @@ class Ask(NamedTuple):
     seed: int | None
     salt: str
     wishes: Control
+    stops: bool = False  # its first token ends it: only answers that stop are served to near questions
 
 
 class Clear(NamedTuple):
@@ -56,12 +67,13 @@ class Clear(NamedTuple):
 calls = st.builds(
     Ask,
     st.sampled_from(range(len(PROMPTS))),
-    st.sampled_from([3, 9, 20]),
-    st.sampled_from([None, 7]),
-    st.sampled_from(["", "salt"]),
+    st.sampled_from([9, 9, 3, 20]),
+    st.sampled_from([None, None, 7]),
+    st.sampled_from(["", "", "salt"]),
     st.sampled_from(
         [Control(), Control(), Control(tags=("a",)), Control(no_cache=True), Control(no_store=True)]
     ),
+    st.booleans(),
 )
 steps = st.lists(
     st.tuples(
@@ -82,14 +94,29 @@ class Seen(NamedTuple):
     proposed: tuple[int, ...]
 
 
+async def at_rest(desk: Librarian) -> None:
+    """Until all that the semantic cache was told has been done."""
+    done = threading.Event()
+    desk._errand(done.set)
+    assert await asyncio.to_thread(done.wait, SECONDS)
+
+
 async def ask(recall: Recall, partial: Partial, runner: Any, id: str, tenant: str, call: Ask) -> Seen:
     params = SamplingParams(
         temperature=float(call.seed is not None), seed=call.seed, max_tokens=call.max_tokens
     )
     prompt = PROMPTS[call.prompt]
-    request = Request(id, prompt, params, tenant=tenant, salt=f"{tenant}\0{call.salt}", seed=call.seed or 0)
+    request = Request(
+        id,
+        prompt,
+        params,
+        tenant=tenant,
+        salt=f"{tenant}\0{call.salt}",
+        seed=call.seed or 0,
+        eos_token_ids=frozenset(range(VOCAB) if call.stops else ()),
+    )
     before = runner.computed_tokens
-    answer = await recall.open([Question(request, call.wishes)])
+    answer = await recall.open([Question(request, call.wishes, turn=Turn(TURNS[call.prompt], b"context"))])
     tokens = tuple(tokens_of(await read_all(answer)))
     recall.close(answer)
     while recall.service.open_requests():
@@ -101,7 +128,7 @@ async def ask(recall: Recall, partial: Partial, runner: Any, id: str, tenant: st
     return Seen(answer.note, tokens, answer.cached_tokens[0], spent, proposed)
 
 
-async def seen_by_me(stores: Any, script: list[tuple[str, Ask | Clear]]) -> list[Seen]:
+async def seen_by_me(stores: Any, shelf: Any, script: list[tuple[str, Ask | Clear]]) -> list[Seen]:
     engine, runner = hashing_engine(num_blocks=400, max_num_seqs=4)
     service = Service(engine, Limits(64, 10_000))
     fingerprint = Engine(
@@ -111,7 +138,19 @@ async def seen_by_me(stores: Any, script: list[tuple[str, Ask | Clear]]) -> list
     tiers = [Tier(store, SECONDS, Seal(b"secret")) for store in stores()]
     versions = Versions()
     exact = ExactCache(tiers, versions, lambda: 1e9)
-    recall = Recall(service, exact, fingerprint, partial=partial)
+    desk = librarian(Words(), shelf(), wall=lambda: 1e9)
+    semantic = SemanticCache(
+        desk,
+        exact,
+        Mode.SERVE,
+        lambda tokens: "yes",
+        service.note,
+        deadline=SECONDS,
+        audit=0.0,
+        max_error=0.1,
+        confidence=0.95,
+    )
+    recall = Recall(service, exact, fingerprint, levels=[semantic], keepers=[semantic], partial=partial)
     await recall.start()
     for tier in tiers:  # as after the first poll of what earlier examples have cleared
         versions.merge(await tier.versions() or {})
@@ -124,6 +163,7 @@ async def seen_by_me(stores: Any, script: list[tuple[str, Ask | Clear]]) -> list
             else:
                 what = await ask(recall, partial, runner, f"r{number}", tenant, step)
                 seen += [what] if tenant == "me" else []
+            await at_rest(desk)
     finally:
         await recall.stop()
     return seen
@@ -161,37 +201,51 @@ def stores(request, tmp_path):
     return make
 
 
+@pytest.fixture
+def shelf(tmp_path):
+    """Makes a new file for what the semantic cache is rebuilt from."""
+    opened = iter(range(10**6))
+    return lambda: Shelf(tmp_path / f"{next(opened)}.semantic", Words.name)
+
+
 @settings(
-    max_examples=15,
+    max_examples=25,
     deadline=None,
     suppress_health_check=[HealthCheck.function_scoped_fixture],
     derandomize=True,
 )
 @given(script=steps)
-def test_what_i_see_is_what_i_would_see_alone(stores, script):
+def test_what_i_see_is_what_i_would_see_alone(stores, shelf, script):
     mine = [step for step in script if step[0] == "me"]
-    assert asyncio.run(seen_by_me(stores, script)) == asyncio.run(seen_by_me(stores, mine))
+    assert asyncio.run(seen_by_me(stores, shelf, script)) == asyncio.run(seen_by_me(stores, shelf, mine))
 
 
-def test_the_scene_is_worth_comparing(stores):
+def test_the_scene_is_worth_comparing(stores, shelf):
     """Alone, a tenant does see its own earlier calls at every level."""
     one = Ask(0, 9, None, "", Control())
-    script = [("me", each) for each in (one, one, one._replace(max_tokens=20), one._replace(prompt=1))]
-    first, second, longer, prefix = asyncio.run(seen_by_me(stores, script))
-    assert [each.note.partition(";")[0] for each in (first, second, longer, prefix)] == [
-        "miss",
-        "hit",
-        "partial",
-        "miss",
-    ]
+    stops = one._replace(stops=True)
+    mine = (one, one, one._replace(max_tokens=20), one._replace(prompt=1), stops, stops._replace(prompt=1))
+    _, second, longer, prefix, _, near = seen = asyncio.run(
+        seen_by_me(stores, shelf, [("me", each) for each in mine])
+    )
+    notes = [each.note.partition("; age")[0] for each in seen]
+    assert notes == ["miss", "hit; layer=exact", "partial", "miss", "miss", "hit; layer=semantic"]
+    assert near.computed_tokens == 0
     assert second.computed_tokens == 0
     assert longer.computed_tokens < 20
     assert prefix.cached_tokens >= 12
     assert longer.proposed
 
 
-def test_anothers_prefix_saves_no_computing_and_is_not_counted(stores):
+def test_anothers_prefix_saves_no_computing_and_is_not_counted(stores, shelf):
     one = Ask(1, 9, None, "", Control())
-    ((seen),) = asyncio.run(seen_by_me(stores, [("else", one), ("me", one)]))
+    ((seen),) = asyncio.run(seen_by_me(stores, shelf, [("else", one), ("me", one)]))
     assert (seen.note, seen.cached_tokens, seen.proposed) == ("miss", 0, seen.proposed)
     assert seen.computed_tokens >= len(PROMPTS[1]) + 9 - 1
+
+
+def test_anothers_near_answer_is_not_served(stores, shelf):
+    one = Ask(0, 9, None, "", Control(), stops=True)
+    ((seen),) = asyncio.run(seen_by_me(stores, shelf, [("else", one), ("me", one._replace(prompt=1))]))
+    assert seen.note == "miss"
+    assert seen.computed_tokens == len(PROMPTS[1])

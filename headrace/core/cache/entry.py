@@ -67,9 +67,10 @@ class Hit(NamedTuple):
 
 
 class Miss(NamedTuple):
-    """Nothing to serve, and why."""
+    """Nothing to serve, and why; ``near`` names the group of alike questions that a level has found (empty: none)."""
 
     why: str = "unknown"
+    near: str = ""
 
 
 class Served(NamedTuple):

@@ -33,6 +33,8 @@ _PENDING = 10_000
 """Audits under way at most; the oldest is given up."""
 _WATCHED = 10_000
 """Partitions whose audits are counted."""
+_ALIKE = 0.7
+"""The cosine from which a question that must be computed is put beside those with the nearest one's answer."""
 
 
 class Mode(StrEnum):
@@ -188,7 +190,11 @@ class SemanticCache:
             self._breaker.failed(self._clock())
             return Miss("late")
         self._breaker.succeeded()
-        return Miss(str(verdict.why)) if isinstance(verdict, Decline) else verdict
+        if not isinstance(verdict, Decline):
+            return verdict
+        near = verdict.neighbour
+        alike = near is not None and near.cosine >= _ALIKE
+        return Miss(str(verdict.why), f"{ask.partition.hex()}/{near.answer:x}" if near and alike else "")
 
     def _switched_off(self, partition: bytes) -> bool:
         bound = self._bounds.get(partition)

@@ -269,3 +269,26 @@ def test_a_request_without_a_turn_is_not_asked_about():
             assert h.embedder.texts == []
 
     asyncio.run(go())
+
+
+def test_what_must_be_computed_goes_beside_what_is_near_and_the_tenants_own():
+    async def go():
+        async with scene(threshold=0.99) as h:
+            submitted = []
+            submit = h.service.thread.submit
+            h.service.thread.submit = lambda request: (submitted.append(request), submit(request))
+            for tenant in ("t", "u"):
+                await h.ask("shoes red", tenant=tenant)
+                for text in ("shoes red please", "shoes red now", "hats blue"):
+                    assert (await h.ask(text, tenant=tenant))[0] == "miss"
+            named = h.question(5, (1, 2), tenant="t", affinity="own", eos_token_ids=ALL)
+            answer = await h.recall.open([named._replace(turn=Turn("shoes red again", b"c"))])
+            await answer.read()
+            h.recall.close(answer)
+            mine, others = ([request.affinity for request in submitted[i : i + 4]] for i in (0, 4))
+            assert mine[0] == mine[3] == ""
+            assert mine[1] == mine[2] != ""
+            assert mine[1] != others[1] == others[2] != ""
+            assert submitted[-1].affinity == "own"
+
+    asyncio.run(go())
