@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import argparse
 import os
+import signal
+import sys
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -50,6 +52,7 @@ def main() -> None:
         parser.error(f"{', '.join(sorted(unknown))} cannot be raced at {args.precision}")
     load = workload(args.workload, args.concurrency, args.requests)
     name = f"peers-{args.model}-{args.precision}-{load.name}-{load.concurrency}-{datetime.now(UTC):%Y%m%d-%H%M%S}.json"
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # so that the servers are ended too
     race = Race(args.model, args.precision, load, contenders, args.rounds, args.cores, places)
     run(race, args.output or Path("bench-results") / name)
 

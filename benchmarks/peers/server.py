@@ -99,7 +99,7 @@ def start(
             with contextlib.suppress(httpx.TransportError):
                 if httpx.get(f"{url}{ready}", timeout=5.0).status_code == 200:
                     model = httpx.get(f"{url}/v1/models").json()["data"][0]["id"]
-                    endpoint = Endpoint(url, model, extra=extra, timeout_seconds=PATIENCE_SECONDS)
+                    endpoint = Endpoint(url, model, "", extra, PATIENCE_SECONDS, keep_alive=False)
                     return StoppedServer(name, process, endpoint, rows)
             time.sleep(0.2)
         if process.poll() is None:

@@ -21,13 +21,18 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Endpoint:
-    """Where to ask and how. ``extra`` is added to every body (``{"return_token_ids": true}`` ...)."""
+    """Where to ask and how. ``extra`` is added to every body (``{"return_token_ids": true}`` ...).
+
+    Without ``keep_alive`` every request has a connection of its own: some servers close one that they had promised to
+    keep, just as the next request is sent.
+    """
 
     url: str
     model: str
     api_key: str = ""
     extra: Mapping[str, Any] = field(default_factory=dict)
     timeout_seconds: float = 600.0
+    keep_alive: bool = True
 
     def address(self, work: Work) -> str:
         path = "chat/completions" if is_chat(work.prompt) else "completions"

@@ -36,7 +36,7 @@ async def offer(endpoint: Endpoint, work: Sequence[Work], concurrency: int | Non
     slots = asyncio.Semaphore(concurrency if concurrency is not None else len(work) or 1)
     closed = concurrency is not None and all(each.arrival == 0.0 for each in work)
     timeout = aiohttp.ClientTimeout(total=endpoint.timeout_seconds)
-    connector = aiohttp.TCPConnector(limit=0)
+    connector = aiohttp.TCPConnector(limit=0, force_close=not endpoint.keep_alive)
     began = time.perf_counter()
 
     def clock() -> float:

@@ -21,11 +21,13 @@ class FakeServer:
 
     def __init__(self) -> None:
         self.bodies: list[tuple[str, dict[str, Any]]] = []
+        self.connections: set[Any] = set()
         self.open = self.most_open = 0
 
     async def answer(self, request: web.Request) -> web.StreamResponse:
         body = await request.json()
         self.bodies.append((request.path, body))
+        self.connections.add(request.transport)
         if body.get("prompt") == "refuse":
             return web.json_response({"error": {"message": "queue is full"}}, status=503)
         self.open += 1
@@ -65,7 +67,9 @@ class FakeServer:
         await response.write(b"data: [DONE]\n\n")
 
 
-def ask_all(work: Sequence[Work], concurrency: int | None = None) -> tuple[list[Record], FakeServer]:
+def ask_all(
+    work: Sequence[Work], concurrency: int | None = None, keep_alive: bool = True
+) -> tuple[list[Record], FakeServer]:
     async def run() -> tuple[list[Record], FakeServer]:
         server = FakeServer()
         app = web.Application()
@@ -77,7 +81,8 @@ def ask_all(work: Sequence[Work], concurrency: int | None = None) -> tuple[list[
         await site.start()
         host, port = runner.addresses[0][:2]
         try:
-            endpoint = Endpoint(f"http://{host}:{port}/v1", "toy", "key", {"return_token_ids": False})
+            extra = {"return_token_ids": False}
+            endpoint = Endpoint(f"http://{host}:{port}/v1", "toy", "key", extra, keep_alive=keep_alive)
             return await offer(endpoint, work, concurrency), server
         finally:
             await runner.cleanup()
@@ -123,6 +128,13 @@ def test_a_closed_loop_keeps_its_concurrency_and_counts_from_sending() -> None:
     assert server.most_open == 3
     assert max(record.arrived for record in records) > 0.0
     assert all(record.ttft is not None and record.ttft < record.e2e for record in records)
+
+
+@pytest.mark.parametrize(("keep_alive", "connections"), [(True, 1), (False, 4)])
+def test_a_connection_is_kept_unless_it_must_not_be(keep_alive: bool, connections: int) -> None:
+    records, server = ask_all([Work(f"w{i}", "hi", 2) for i in range(4)], 1, keep_alive)
+    assert [record.error for record in records] == [""] * 4
+    assert len(server.connections) == connections
 
 
 def test_an_open_loop_counts_from_the_time_a_request_was_due() -> None:
