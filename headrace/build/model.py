@@ -32,7 +32,7 @@ from headrace.compute.model.decoder import Decoder
 from headrace.compute.model.families import parse_config
 from headrace.compute.model.hub import read_config, resolve_folder
 from headrace.compute.model.spec import DecoderSpec, ModelError
-from headrace.compute.model.weights import dummy_weights, load_weights
+from headrace.compute.model.weights import DecoderWeights, dummy_weights, load_weights
 from headrace.compute.runner import LocalRunner
 from headrace.config import ConfigError, ModelOptions, Options
 from headrace.core.classes import ServiceClass
@@ -155,6 +155,7 @@ def _load(options: Options, seconds: dict[str, float], tell: Tell | None) -> Loa
     )
     # A recording begins with an empty cache: what an earlier run left is not in it.
     recalled = tiers.recall(engine) if tiers and tell is None else ""
+    notes = (choice.reason, _stored_note(spec, weights), *(tiers.notes if tiers else ()), recalled)
     return Loaded(
         name=model.served_model_name or model.model,
         folder=folder,
@@ -173,10 +174,16 @@ def _load(options: Options, seconds: dict[str, float], tell: Tell | None) -> Loa
         policy=plans.scheduling_policy,
         tenants=tenants,
         classes=classes,
-        notes=tuple(filter(None, (choice.reason, *(tiers.notes if tiers else ()), recalled))),
+        notes=tuple(filter(None, notes)),
         seconds=seconds,
         tiers=tiers,
     )
+
+
+def _stored_note(spec: DecoderSpec, weights: DecoderWeights) -> str:
+    if spec.stored is None or weights.quantization:
+        return ""
+    return f"{spec.stored.name}: weights are stored in fewer bits than they are computed in"
 
 
 @contextmanager

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 
 from headrace.build import model
 from headrace.build.cache import _fingerprint
-from headrace.config import options
+from headrace.compute.model.hub import resolve_folder
+from headrace.config import ConfigError, options
+from tests.oracle.test_quantized import FORMATS, in_fp8, write
 
 
 def test_warming_up_waits_for_no_gang(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -45,3 +48,24 @@ def test_fewer_bits_are_counted_and_told_and_part_the_caches(name: str, least: f
     model.warm_up(quantized)
     for each in (plain, quantized):
         model.close(each)
+
+
+def test_few_bits_that_are_only_stored_are_told(tmp_path: Path) -> None:
+    fp8 = {"quant_method": "fp8", "weight_block_size": [20, 20]}
+    write(tmp_path, fp8, in_fp8("weight_scale_inv", 20, 20))
+    builtin = resolve_folder("builtin")
+    asked = {"model": str(tmp_path), "tokenizer": str(builtin), "kv_cache_memory_bytes": 16 << 20}
+    loaded = model.load(options(asked))
+    assert "fp8: weights are stored in fewer bits than they are computed in" in loaded.notes
+    assert not loaded.quantization
+    again = model.load(options(asked | {"quantization": "int8"}))
+    assert again.quantization
+    for each in (loaded, again):
+        model.close(each)
+
+
+def test_few_bits_are_not_made_fewer(tmp_path: Path) -> None:
+    write(tmp_path, *FORMATS["awq"])
+    asked = {"model": str(tmp_path), "tokenizer": str(resolve_folder("builtin")), "quantization": "int8"}
+    with pytest.raises(ConfigError, match="--quantization: the checkpoint's weights are in few bits already"):
+        model.load(options(asked))

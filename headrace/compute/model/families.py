@@ -14,6 +14,8 @@ from headrace.compute.kernels import Activation
 from headrace.compute.model.config_reader import ConfigReader
 from headrace.compute.model.rope_config import ropes_of
 from headrace.compute.model.spec import DecoderSpec, LayerSpec, ModelError
+from headrace.compute.quantization.formats import read_format
+from headrace.compute.quantization.stored import StoredFormat
 
 _ACTIVATIONS: dict[str, Activation] = {
     "silu": "silu",
@@ -133,7 +135,7 @@ def parse_config(config: Mapping[str, Any]) -> DecoderSpec:
             raise ModelError(f"{architecture}: the config has no text_config")
         config = inner
     read = ConfigReader(architecture, config, family.defaults)
-    _refuse_unsupported(read, outer)
+    _refuse_unsupported(read)
 
     hidden, heads = read.integer("hidden_size"), read.integer("num_attention_heads")
     kv_heads = read.optional_integer("num_key_value_heads") or heads
@@ -175,6 +177,7 @@ def parse_config(config: Mapping[str, Any]) -> DecoderSpec:
         merged_checkpoint=family.merged_checkpoint,
         nested_checkpoint=family.nested,
         dtype=_dtype(config) or _dtype(outer) or "float32",
+        stored=_stored(read, outer),
     )
 
 
@@ -188,11 +191,16 @@ def _family(config: Mapping[str, Any]) -> tuple[str, Family]:
     raise ModelError(f"the config names {said}; supported architectures are: {supported}")
 
 
-def _refuse_unsupported(read: ConfigReader, outer: Mapping[str, Any]) -> None:
-    if outer.get("quantization_config") or read.get("quantization_config"):
-        raise ModelError(
-            "quantization_config: quantized checkpoints are not supported; use the plain weights"
-        )
+def _stored(read: ConfigReader, outer: Mapping[str, Any]) -> StoredFormat | None:
+    config = outer.get("quantization_config") or read.get("quantization_config")
+    if config is None:
+        return None
+    if not isinstance(config, Mapping):
+        raise ModelError(f"quantization_config must be an object, the config has {config!r}")
+    return read_format(config)
+
+
+def _refuse_unsupported(read: ConfigReader) -> None:
     if read.get("use_bidirectional_attention"):
         raise ModelError("use_bidirectional_attention: only causal attention is supported")
 

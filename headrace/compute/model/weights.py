@@ -198,10 +198,6 @@ class _Assembly:
         device: torch.device | str,
         quantize: str | None,
     ) -> None:
-        if quantize and spec.stored:
-            raise ModelError(
-                f"--quantization {quantize}: the checkpoint is quantized already ({spec.stored.name}); leave it out"
-            )
         self._spec, self._source, self._dtype, self._device = spec, source, dtype, device
         self._scheme = SCHEMES[quantize] if quantize else None
 
@@ -232,7 +228,11 @@ class _Assembly:
     def _whole(self, parts: Sequence[Weight], scheme: Scheme | None) -> Weight:
         """Parts as one weight, quantized if there is a scheme; plain if their bits differ."""
         if self._scheme and scheme:
-            parts = [self._quantized(part, scheme) if isinstance(part, Tensor) else part for part in parts]
+            if any(isinstance(part, QuantizedWeight) for part in parts):
+                raise ModelError(
+                    "--quantization: the checkpoint's weights are in few bits already; leave it out"
+                )
+            parts = [self._quantized(part, scheme) for part in parts if isinstance(part, Tensor)]
         quantized = [part.to(self._device) for part in parts if isinstance(part, QuantizedWeight)]
         if len(quantized) == len(parts):
             try:

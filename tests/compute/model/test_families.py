@@ -105,7 +105,11 @@ def test_an_unknown_architecture_is_refused_with_the_list() -> None:
     ("fields", "message"),
     [
         ({"hidden_act": "relu"}, "hidden_act 'relu' is not supported"),
-        ({"quantization_config": {"quant_method": "awq"}}, "quantization_config"),
+        (
+            {"quantization_config": {"quant_method": "hqq"}},
+            "quant_method 'hqq' is not supported; supported are",
+        ),
+        ({"quantization_config": "gptq"}, "quantization_config must be an object"),
         ({"rope_scaling": {"rope_type": "proportional", "factor": 2.0}}, "rope type 'proportional'"),
         ({"rope_scaling": {"rope_type": "llama3"}}, "rope type 'llama3' needs a factor"),
         ({"rope_scaling": {"type": "mrope", "mrope_section": [1, 1]}}, "rope type 'mrope'"),

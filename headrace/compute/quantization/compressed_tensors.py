@@ -1,0 +1,106 @@
+"""Linears as compressed-tensors stores them, read and written: packed in words, as int8, or in 8-bit floating point.
+
+Words run along the inputs, zeros are packed down the outputs. What we write is read by whoever reads this format.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from headrace.compute.quantization.gptq_format import check_shape, groups_of, order_of
+from headrace.compute.quantization.weight import QuantizedWeight, pack_halves
+from headrace.compute.quantization.words import halves_of, integers_of, words_of
+
+
+@dataclass(frozen=True, slots=True)
+class PackedLayout:
+    """Format ``pack-quantized``: weights in 4 or 8 bits, activations as they are."""
+
+    bits: Literal[4, 8]
+    group_size: int | None
+    symmetric: bool
+    optional: tuple[str, ...] = ("weight_shape", "weight_g_idx")
+
+    @property
+    def required(self) -> tuple[str, ...]:
+        return "weight_packed", "weight_scale", *(() if self.symmetric else ("weight_zero_point",))
+
+    def read(self, parts: Mapping[str, Tensor], shape: tuple[int, int]) -> QuantizedWeight:
+        """See `stored.LinearLayout`."""
+        outputs, inputs = shape
+        groups = groups_of(inputs, self.group_size)
+        per_word = 32 // self.bits
+        words, scales = parts["weight_packed"], parts["weight_scale"]
+        check_shape("weight_packed", words, (outputs, -(-inputs // per_word)))
+        check_shape("weight_scale", scales.view(-1, groups), (outputs, groups))
+        zeros = None
+        if not self.symmetric:
+            packed = parts["weight_zero_point"]
+            check_shape("weight_zero_point", packed, (-(-outputs // per_word), groups))
+            zeros = integers_of(packed.t(), self.bits)[:, :outputs].t().contiguous()
+        order = None
+        if "weight_g_idx" in parts:
+            order = order_of(parts["weight_g_idx"], inputs // groups)
+        if order is None and self.bits == 4:
+            values = halves_of(words)[:, : inputs // 2].clone()
+        else:
+            integers = integers_of(words, self.bits)[:, :inputs]
+            integers = integers if order is None else integers[:, order]
+            values = pack_halves(integers) if self.bits == 4 else integers.contiguous()
+        scales = scales.view(-1, groups).float()
+        return QuantizedWeight(values, scales, zeros, order, self.bits, 16)
+
+
+@dataclass(frozen=True, slots=True)
+class Int8Layout:
+    """Format ``int-quantized``: a scale for each output, for a group of its inputs, or for all; W8A8 or W8A16."""
+
+    group_size: int | None
+    symmetric: bool
+    activation_bits: Literal[8, 16]
+    optional: tuple[str, ...] = ()
+
+    @property
+    def required(self) -> tuple[str, ...]:
+        return "weight", "weight_scale", *(() if self.symmetric else ("weight_zero_point",))
+
+    def read(self, parts: Mapping[str, Tensor], shape: tuple[int, int]) -> QuantizedWeight:
+        """See `stored.LinearLayout`."""
+        outputs, groups = shape[0], groups_of(shape[1], self.group_size)
+        check_shape("weight", parts["weight"], shape)
+        if parts["weight"].dtype != torch.int8:
+            raise ValueError(f"weight is {parts['weight'].dtype}, the config says int8")
+        scales = parts["weight_scale"].float().view(-1, groups)
+        zeros = None if self.symmetric else parts["weight_zero_point"].to(torch.int8).view(-1, groups)
+        if len(scales) == 1:  # one for all outputs
+            scales = scales.expand(outputs, groups)
+            zeros = None if zeros is None else zeros.expand(outputs, groups)
+        check_shape("weight_scale", scales, (outputs, groups))
+        return QuantizedWeight(
+            parts["weight"].clone(),
+            scales.contiguous(),
+            None if zeros is None else zeros.contiguous(),
+            None,
+            8,
+            self.activation_bits,
+        )
+
+
+def stored_parts(weight: QuantizedWeight, scale_dtype: torch.dtype) -> dict[str, Tensor]:
+    """A weight's tensors by suffix: ``int-quantized`` for W8A8, else ``pack-quantized``."""
+    scales = weight.scales.to(scale_dtype)
+    if weight.activation_bits == 8:
+        return {"weight": weight.values, "weight_scale": scales}
+    parts = {
+        "weight_packed": words_of(weight.integers(), weight.bits),
+        "weight_scale": scales,
+        "weight_shape": torch.tensor(weight.shape),
+    }
+    if weight.zeros is not None:
+        parts["weight_zero_point"] = words_of(weight.zeros.t(), weight.bits).t().contiguous()
+    return parts

@@ -1,0 +1,269 @@
+"""Which format a checkpoint's linears have: the ``quantization_config`` of its ``config.json``.
+
+A method, format or field that is not known is refused by name, unless its value asks for nothing; what a format's
+tools note of how a checkpoint was made is passed over. The layouts themselves are in the files beside this one.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from headrace.compute.model.spec import ModelError
+from headrace.compute.quantization.awq_format import AwqLayout
+from headrace.compute.quantization.compressed_tensors import Int8Layout, PackedLayout
+from headrace.compute.quantization.fp8_format import Fp8Layout
+from headrace.compute.quantization.gptq_format import GptqLayout
+from headrace.compute.quantization.stored import LinearLayout, StoredFormat
+
+_HEAD = "lm_head"
+_GPTQ_NOTES = {
+    *(
+        "tokenizer",
+        "dataset",
+        "damp_percent",
+        "damp_auto_increment",
+        "true_sequential",
+        "model_seqlen",
+        "meta",
+    ),
+    *("act_group_aware", "backend", "batch_size", "pad_token_id", "max_input_length", "cache_block_outputs"),
+    *("block_name_to_quantize", "module_name_preceding_first_block", "static_groups", "model_name_or_path"),
+    *(
+        "model_file_base_name",
+        "use_cuda_fp16",
+        "use_exllama",
+        "disable_exllama",
+        "exllama_config",
+        "quantizer",
+    ),
+    *("pack_dtype", "mse", "is_marlin_format", "desc_act", "sym"),
+}
+_AWQ_NOTES = {"backend", "do_fuse", "fuse_max_seq_len", "modules_to_fuse", "exllama_config"}
+_CT_NOTES = {
+    *("global_compression_ratio", "quantization_status", "version", "run_compressed", "dequantize"),
+    *("provider", "use_optimized_inference"),
+}
+_WEIGHT_NOTES = {"observer", "observer_kwargs", "actorder", "scale_dtype", "zp_dtype"}
+_FP8_NOTES = {"activation_scheme", "fmt", "scale_fmt", "expert_dtype", "dequantize"}
+
+Fields = Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class _Group:
+    """Linears that are stored alike."""
+
+    holds: Callable[[str], bool]
+    layout: LinearLayout
+
+
+@dataclass(frozen=True, slots=True)
+class _Format:
+    """See `stored.StoredFormat`."""
+
+    name: str
+    plain: Callable[[str], bool]
+    groups: tuple[_Group, ...]
+
+    def layout_of(self, module: str) -> LinearLayout | None:
+        if self.plain(module):
+            return None
+        return next((group.layout for group in self.groups if group.holds(module)), None)
+
+
+def read_format(config: Fields) -> StoredFormat:
+    """The format that a ``quantization_config`` describes.
+
+    Raises:
+        ModelError: it asks for something that is not supported; the message names it and what is.
+    """
+    method = config.get("quant_method")
+    if method not in _METHODS:
+        raise ModelError(f"quantization_config: quant_method '{method}' is not supported; {SUPPORTED}")
+    return _METHODS[method]({name: value for name, value in config.items() if name != "quant_method"})
+
+
+def _gptq(config: Fields) -> StoredFormat:
+    _only(config, "gptq", _GPTQ_NOTES, "bits", "group_size", "checkpoint_format", "format", "lm_head")
+    _allowed(config, "gptq", "bits", (4, 8))
+    version = config.get("checkpoint_format") or config.get("format") or "gptq"
+    if version not in ("gptq", "gptq_v2"):
+        raise ModelError(
+            f"quantization_config: gptq checkpoint_format '{version}' is not supported; {SUPPORTED}"
+        )
+    layout = GptqLayout(config["bits"], _group_size(config), zeros_less_one=version == "gptq")
+    chosen = [name for names in config.get("modules_in_block_to_quantize") or () for name in names]
+    excluded = _entries(config, "modules_to_not_convert")
+    head_too = config.get("lm_head") is True
+
+    def plain(module: str) -> bool:
+        if module == _HEAD:
+            return not head_too
+        return _within(module, excluded) or bool(chosen and not _within(module, chosen))
+
+    return _Format("gptq", plain, (_Group(_any, layout),))
+
+
+def _awq(config: Fields) -> StoredFormat:
+    _only(config, "awq", _AWQ_NOTES, "bits", "group_size", "zero_point", "version")
+    _allowed(config, "awq", "bits", (4,))
+    _allowed(config, "awq", "version", ("gemm", "GEMM", None))
+    _allowed(config, "awq", "zero_point", (True,))
+    excluded = [*_entries(config, "modules_to_not_convert"), _HEAD]
+    layout = AwqLayout(_group_size(config))
+    return _Format("awq", lambda module: _within(module, excluded), (_Group(_any, layout),))
+
+
+def _fp8(config: Fields) -> StoredFormat:
+    _only(config, "fp8", _FP8_NOTES, "weight_block_size", "ignored_layers")
+    excluded = [*_entries(config, "modules_to_not_convert"), *_entries(config, "ignored_layers"), _HEAD]
+    block = _block(config.get("weight_block_size"))
+    layout = Fp8Layout("weight_scale_inv" if block else "weight_scale", block)
+    return _Format("fp8", lambda module: _within(module, excluded), (_Group(_any, layout),))
+
+
+def _compressed_tensors(config: Fields) -> StoredFormat:
+    name = "compressed-tensors"
+    _only(config, name, _CT_NOTES, "config_groups", "format", "ignore")
+    groups = config.get("config_groups")
+    if not isinstance(groups, Mapping) or not groups:
+        raise ModelError(f"quantization_config: {name} has no config_groups")
+    ignored = _entries(config, "ignore")
+    return _Format(
+        name,
+        lambda module: _targets(module, ignored),
+        tuple(_ct_group(f"{name} {key}", group, config.get("format")) for key, group in groups.items()),
+    )
+
+
+def _ct_group(where: str, group: Fields, usual_format: Any) -> _Group:
+    _only(group, where, set(), "targets", "weights", "input_activations", "format")
+    weights = group.get("weights")
+    if not isinstance(weights, Mapping):
+        raise ModelError(f"quantization_config: {where} has no weights")
+    _only(
+        weights,
+        f"{where} weights",
+        _WEIGHT_NOTES,
+        *("num_bits", "type", "strategy", "group_size", "symmetric", "block_structure"),
+    )
+    targets = _entries(group, "targets")
+    layout = _ct_layout(where, weights, group.get("input_activations"), group.get("format") or usual_format)
+    return _Group(lambda module: _targets(module, targets), layout)
+
+
+def _ct_layout(where: str, weights: Fields, activations: Any, stored: Any) -> LinearLayout:
+    kind, bits, strategy = weights.get("type", "int"), weights.get("num_bits"), weights.get("strategy")
+    symmetric = weights.get("symmetric", True) is True
+    group_size = weights.get("group_size") if strategy == "group" else None
+    match stored, kind, bits, strategy:
+        case "pack-quantized", "int", 4 | 8, "group" | "channel" if not activations:
+            return PackedLayout(bits, group_size, symmetric)
+        case "int-quantized", "int", 8, "group" | "channel" | "tensor":
+            return Int8Layout(group_size, symmetric, 8 if _dynamic_int8(where, activations) else 16)
+        case "float-quantized" | "naive-quantized", "float", 8, "channel" | "tensor" | "block":
+            return Fp8Layout(
+                "weight_scale", _block(weights.get("block_structure")) if strategy == "block" else None
+            )
+    acting = " with quantized activations" if activations else ""
+    raise ModelError(
+        f"quantization_config: {where}: format '{stored}' of {bits}-bit {kind} with strategy '{strategy}'{acting} is"
+        f" not supported; {SUPPORTED}"
+    )
+
+
+def _dynamic_int8(where: str, activations: Any) -> bool:
+    """Whether activations are quantized, which they can be in one way."""
+    if not activations:
+        return False
+    asked = {name: activations.get(name) for name in ("num_bits", "type", "strategy", "symmetric", "dynamic")}
+    if asked != {"num_bits": 8, "type": "int", "strategy": "token", "symmetric": True, "dynamic": True}:
+        told = ", ".join(f"{name} {value}" for name, value in asked.items())
+        raise ModelError(
+            f"quantization_config: {where} input_activations ({told}): only 8-bit int, symmetric, dynamic, per token"
+            " is supported"
+        )
+    return True
+
+
+_METHODS: dict[Any, Callable[[Fields], StoredFormat]] = {
+    "gptq": _gptq,
+    "awq": _awq,
+    "compressed-tensors": _compressed_tensors,
+    "fp8": _fp8,
+}
+
+SUPPORTED = (
+    "supported are gptq (gptq, gptq_v2; 4 and 8 bits), awq (gemm; 4 bits), compressed-tensors (pack-quantized,"
+    " int-quantized, float-quantized, naive-quantized fp8) and fp8"
+)
+
+
+def _any(module: str) -> bool:
+    return True
+
+
+def _only(config: Fields, where: str, notes: Collection[str], *known: str) -> None:
+    """Raise ModelError for a field beside those, unless its value asks for nothing."""
+    passed = {*notes, *known, "modules_to_not_convert", "modules_in_block_to_quantize"}
+    for name, value in config.items():
+        if name not in passed and value not in (None, False, "", [], {}):
+            raise ModelError(f"quantization_config: {where}: the field {name} ({value!r}) is not supported")
+
+
+def _allowed(config: Fields, where: str, name: str, values: Collection[Any]) -> None:
+    if config.get(name) not in values:
+        told = ", ".join(str(value) for value in values if value is not None)
+        raise ModelError(
+            f"quantization_config: {where} {name} {config.get(name)!r} is not supported; it can be {told}"
+        )
+
+
+def _group_size(config: Fields) -> int | None:
+    size = config.get("group_size", 128)
+    if size in (-1, None):
+        return None
+    if isinstance(size, bool) or not isinstance(size, int) or size < 1:
+        raise ModelError(f"quantization_config: group_size must be a positive number or -1, it is {size!r}")
+    return size
+
+
+def _block(value: Any) -> tuple[int, int] | None:
+    if value is None:
+        return None
+    sizes = [int(part) for part in re.findall(r"\d+", str(value))]
+    if len(sizes) != 2 or 0 in sizes:
+        raise ModelError(f"quantization_config: a block must be outputs and inputs, it is {value!r}")
+    return sizes[0], sizes[1]
+
+
+def _entries(config: Fields, name: str) -> list[str]:
+    entries = config.get(name) or []
+    if not isinstance(entries, list) or not all(isinstance(entry, str) for entry in entries):
+        raise ModelError(f"quantization_config: {name} must be a list of names, it is {entries!r}")
+    return entries
+
+
+def _names(module: str) -> tuple[str, ...]:
+    """What a module of a text model may be called where the model is a part of another."""
+    return module, f"language_model.{module}", f"model.language_model.{module.removeprefix('model.')}"
+
+
+def _within(module: str, entries: Collection[str]) -> bool:
+    """Whether a module is, or lies in, one that is listed by the whole or a part of its path."""
+    return any(f".{entry}." in f".{name}." for entry in entries for name in _names(module))
+
+
+def _targets(module: str, entries: Collection[str]) -> bool:
+    """compressed-tensors: a class, a path, or a pattern after ``re:``."""
+    names = _names(module)
+
+    def matches(entry: str) -> bool:
+        if entry.startswith("re:"):
+            return any(re.match(entry.removeprefix("re:"), name) for name in names)
+        return entry == "Linear" or entry in names
+
+    return any(matches(entry) for entry in entries)

@@ -1,0 +1,130 @@
+"""What a quantization_config asks for: taken, or refused by name."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from headrace.compute.model.spec import ModelError
+from headrace.compute.quantization.compressed_tensors import Int8Layout, PackedLayout
+from headrace.compute.quantization.formats import read_format
+from headrace.compute.quantization.fp8_format import Fp8Layout
+from headrace.compute.quantization.gptq_format import GptqLayout
+
+GPTQ = {"quant_method": "gptq", "bits": 4, "group_size": 128}
+AWQ = {"quant_method": "awq", "bits": 4, "group_size": 128, "zero_point": True, "version": "gemm"}
+FP8 = {"quant_method": "fp8", "activation_scheme": "dynamic"}
+WEIGHTS = {"num_bits": 4, "type": "int", "strategy": "group", "group_size": 128, "symmetric": True}
+TOKEN = {"num_bits": 8, "type": "int", "strategy": "token", "symmetric": True, "dynamic": True}
+UP, DOWN = "model.layers.3.mlp.up_proj", "model.layers.3.mlp.down_proj"
+
+
+def compressed(
+    weights: dict[str, Any] | None = None, stored: str = "pack-quantized", **fields: Any
+) -> dict[str, Any]:
+    group = {"targets": ["Linear"], "weights": WEIGHTS | (weights or {})}
+    group |= {name: fields.pop(name) for name in ("input_activations", "targets") if name in fields}
+    return {
+        "quant_method": "compressed-tensors",
+        "format": stored,
+        "config_groups": {"group_0": group},
+        **fields,
+    }
+
+
+@pytest.mark.parametrize(
+    ("config", "message"),
+    [
+        (
+            {"quant_method": "bitsandbytes"},
+            "quant_method 'bitsandbytes' is not supported; supported are gptq",
+        ),
+        ({}, "quant_method 'None' is not supported"),
+        (GPTQ | {"bits": 3}, "gptq bits 3 is not supported; it can be 4, 8"),
+        (GPTQ | {"checkpoint_format": "marlin"}, "gptq checkpoint_format 'marlin'"),
+        (GPTQ | {"dynamic": {"-:.*k_proj": {}}}, "gptq: the field dynamic"),
+        (GPTQ | {"group_size": 0}, "group_size must be a positive number or -1, it is 0"),
+        (GPTQ | {"modules_to_not_convert": "lm_head"}, "modules_to_not_convert must be a list of names"),
+        (AWQ | {"version": "gemv"}, "awq version 'gemv' is not supported; it can be gemm"),
+        (AWQ | {"bits": 8}, "awq bits 8"),
+        (AWQ | {"zero_point": False}, "awq zero_point False"),
+        (FP8 | {"weight_block_size": [128]}, "a block must be outputs and inputs, it is"),
+        (FP8 | {"modules_to_convert": ["x"]}, "fp8: the field modules_to_convert"),
+        ({"quant_method": "compressed-tensors", "format": "dense"}, "has no config_groups"),
+        (
+            compressed(stored="marlin-24"),
+            "format 'marlin-24' of 4-bit int with strategy 'group' is not supported",
+        ),
+        (compressed({"num_bits": 3}), "of 3-bit int"),
+        (compressed({"type": "float"}, "nvfp4-pack-quantized"), "nvfp4-pack-quantized"),
+        (compressed(input_activations=TOKEN), "with quantized activations is not supported"),
+        (compressed(kv_cache_scheme={"num_bits": 8}), "the field kv_cache_scheme"),
+        (compressed(sparsity_config={"format": "sparse-bitmask"}), "the field sparsity_config"),
+        (compressed(transform_config={"config_groups": {"u": {}}}), "the field transform_config"),
+        (
+            compressed({"num_bits": 8}, "int-quantized", input_activations=TOKEN | {"dynamic": False}),
+            r"input_activations \(num_bits 8, .* dynamic False\): only 8-bit int, symmetric, dynamic, per token",
+        ),
+    ],
+)
+def test_what_is_not_supported_is_refused_by_name(config: dict[str, Any], message: str) -> None:
+    with pytest.raises(ModelError, match=message):
+        read_format(config)
+
+
+def test_fields_that_ask_for_nothing_or_tell_how_it_was_made_pass() -> None:
+    read_format(
+        GPTQ | {"dynamic": None, "meta": {"quantizer": "x"}, "true_sequential": True, "lm_head": False}
+    )
+    read_format(AWQ | {"modules_to_not_convert": None, "do_fuse": False})
+    read_format(compressed(kv_cache_scheme=None, sparsity_config={}, transform_config={}, version="0.12"))
+
+
+def test_layouts_are_those_that_the_fields_say() -> None:
+    assert read_format(GPTQ).layout_of(UP) == GptqLayout(4, 128, zeros_less_one=True)
+    assert read_format(GPTQ | {"checkpoint_format": "gptq_v2", "group_size": -1}).layout_of(UP) == GptqLayout(
+        4, None, zeros_less_one=False
+    )
+    assert read_format(compressed()).layout_of(UP) == PackedLayout(4, 128, True)
+    int8 = compressed({"num_bits": 8, "strategy": "channel"}, "int-quantized", input_activations=TOKEN)
+    assert read_format(int8).layout_of(UP) == Int8Layout(None, True, 8)
+    assert read_format(FP8).layout_of(UP) == Fp8Layout("weight_scale", None)
+    assert read_format(FP8 | {"weight_block_size": [128, 64]}).layout_of(UP) == Fp8Layout(
+        "weight_scale_inv", (128, 64)
+    )
+
+
+@pytest.mark.parametrize(
+    ("config", "plain"),
+    [
+        (GPTQ, {"lm_head"}),
+        (GPTQ | {"lm_head": True}, set()),
+        (GPTQ | {"modules_to_not_convert": ["mlp.up_proj"]}, {UP, "lm_head"}),
+        (GPTQ | {"modules_in_block_to_quantize": [["mlp.up_proj"]]}, {DOWN, "lm_head"}),
+        (AWQ | {"modules_to_not_convert": ["model.layers.3"]}, {UP, DOWN, "lm_head"}),
+        (AWQ | {"modules_to_not_convert": ["model.layers.33", "up"]}, {"lm_head"}),
+        (FP8 | {"ignored_layers": [DOWN]}, {DOWN, "lm_head"}),
+        (compressed(), set()),
+        (compressed(ignore=["lm_head", "re:.*up_proj$"]), {UP, "lm_head"}),
+        (compressed(ignore=["re:up_proj"]), set()),
+        (compressed(ignore=["language_model." + UP]), {UP}),
+        (compressed(ignore=["model.language_model." + UP.removeprefix("model.")]), {UP}),
+        (compressed(targets=["re:.*down_proj"]), {UP, "lm_head"}),
+    ],
+)
+def test_exceptions_are_honoured(config: dict[str, Any], plain: set[str]) -> None:
+    found = read_format(config)
+    assert {module for module in (UP, DOWN, "lm_head") if found.layout_of(module) is None} == plain
+
+
+def test_groups_may_have_layouts_of_their_own_and_the_first_that_fits_counts() -> None:
+    config = compressed(targets=["re:.*down_proj"])
+    config["config_groups"]["group_1"] = {
+        "targets": ["Linear"],
+        "format": "int-quantized",
+        "weights": WEIGHTS | {"num_bits": 8, "strategy": "channel"},
+    }
+    found = read_format(config | {"format": "pack-quantized"})
+    assert isinstance(found.layout_of(DOWN), PackedLayout)
+    assert isinstance(found.layout_of(UP), Int8Layout)

@@ -1,0 +1,82 @@
+"""Words, and tensors that do not fit what the config says; that they are read right is told by `tests/oracle`."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+
+from headrace.compute.quantization.awq_format import AwqLayout
+from headrace.compute.quantization.compressed_tensors import Int8Layout, PackedLayout
+from headrace.compute.quantization.fp8_format import Fp8Layout
+from headrace.compute.quantization.gptq_format import GptqLayout
+from headrace.compute.quantization.words import integers_of, words_of
+from tests.compute.quantization import packing
+from tests.compute.quantization.packing import Linear
+
+SHAPE = (24, 32)
+LINEAR = Linear.draw(SHAPE, 4, 8, symmetric=False, mixed=False, seed=0)
+
+
+@pytest.mark.parametrize("bits", [4, 8])
+@pytest.mark.parametrize("width", [1, 8, 13])
+def test_words_hold_what_was_put_in(bits: int, width: int) -> None:
+    limit = 1 << (bits - 1)
+    integers = torch.randint(-limit, limit, (5, width)).to(torch.int8)
+    words = words_of(integers, bits)
+    assert torch.equal(words, packing.packed(integers.int() + limit, bits))
+    assert torch.equal(integers_of(words, bits)[:, :width], integers)
+
+
+def test_a_zero_stored_as_the_highest_value_is_the_lowest() -> None:
+    parts = packing.gptq(LINEAR, 1)
+    parts["qzeros"] = torch.full_like(parts["qzeros"], -1)
+    zeros = GptqLayout(4, 8, zeros_less_one=True).read(parts, SHAPE).zeros
+    assert zeros is not None
+    assert (zeros == -8).all()
+
+
+PACKED = packing.pack_quantized(LINEAR, symmetric=False, ordered=True)
+FP8 = {"weight": torch.zeros(SHAPE).to(torch.float8_e4m3fn), "s": torch.ones(2, 2)}
+
+
+@pytest.mark.parametrize(
+    ("layout", "parts", "message"),
+    [
+        (GptqLayout(4, 24, True), packing.gptq(LINEAR, 1), "32 inputs are not a multiple of group_size 24"),
+        (
+            GptqLayout(4, 16, True),
+            packing.gptq(LINEAR, 1),
+            r"scales has shape \[4, 24\], the config says \[2, 24\]",
+        ),
+        (GptqLayout(8, 8, True), packing.gptq(LINEAR, 1), "qweight has shape"),
+        (
+            GptqLayout(4, 8, True),
+            packing.gptq(LINEAR, 1) | {"g_idx": torch.zeros(32, dtype=torch.int32)},
+            "g_idx does not give every group 8 inputs",
+        ),
+        (AwqLayout(8), packing.gptq(LINEAR, 1), r"qweight has shape \[4, 24\], the config says \[32, 3\]"),
+        (
+            PackedLayout(4, 8, False),
+            PACKED | {"weight_packed": torch.zeros(24, 3)},
+            "weight_packed has shape",
+        ),
+        (PackedLayout(4, 8, False), PACKED | {"weight_zero_point": torch.zeros(4, 4)}, "weight_zero_point"),
+        (
+            Int8Layout(None, True, 8),
+            {"weight": torch.zeros(SHAPE), "weight_scale": torch.ones(24, 1)},
+            "int8",
+        ),
+        (
+            Int8Layout(None, True, 8),
+            {"weight": torch.zeros(SHAPE, dtype=torch.int8), "weight_scale": torch.ones(12, 1)},
+            r"weight_scale has shape \[12, 1\]",
+        ),
+        (Fp8Layout("s", (16, 16)), FP8 | {"weight": torch.zeros(SHAPE)}, "weight is torch.float32"),
+        (Fp8Layout("s", (16, 8)), FP8, r"s has shape \[2, 2\], the config says \[2, 4\]"),
+        (Fp8Layout("s", None), FP8, r"s has shape \[4\], the config says \[24\]"),
+    ],
+)
+def test_parts_that_do_not_fit_are_named(layout: object, parts: dict[str, Tensor], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        layout.read(parts, SHAPE)  # type: ignore[attr-defined]
