@@ -14,6 +14,7 @@ from torch import Tensor
 
 from headrace.compute.batch import Batch
 from headrace.compute.kernels import Activation, HeadShape, KernelsUnavailable, linear
+from headrace.compute.kernels.packed import PackedIntegers, PackedWeight, pack, pack_integers
 from headrace.compute.quantization.weight import QuantizedWeight
 
 
@@ -25,19 +26,10 @@ class _Codes(dict[torch.dtype, int]):
 
 
 _DTYPES = _Codes({torch.float32: 0, torch.bfloat16: 1, torch.float16: 2})
+_PLANES = {torch.float32: 3, torch.bfloat16: 2, torch.float16: 2}
+"""Bytes that an activation of each type becomes where it meets a quantized weight (`csrc/quantized.h`)."""
 _MAX_HEAD_DIM = 512
 _ALL_KEYS = 2**62
-
-
-class PackedWeight(NamedTuple):
-    """A weight [outputs, inputs] in panels of columns, as `csrc/matrix.h` reads it; ``packed`` owns the memory."""
-
-    packed: Tensor
-    address: int
-    inputs: int
-    outputs: int
-    dtype: torch.dtype
-    code: int
 
 
 class AttentionPlan(NamedTuple):
@@ -81,43 +73,61 @@ class CppKernels:
         threads: int = self._cpu.max_threads()
         return threads
 
-    def prepare_linear(self, weight: Tensor | QuantizedWeight) -> PackedWeight | linear.Prepared:
+    def prepare_linear(
+        self, weight: Tensor | QuantizedWeight
+    ) -> PackedWeight | PackedIntegers | linear.Prepared:
         if isinstance(weight, QuantizedWeight):
-            return weight
-        outputs, inputs = weight.shape
-        if weight.dtype == torch.float32:
-            words = weight.contiguous()
-        elif weight.dtype == torch.bfloat16 and inputs % 2 == 0:
-            words = weight.contiguous().view(torch.int32)
-        else:
-            return weight
-        panels = -(-outputs // self._panel)
-        packed = words.new_zeros((panels, words.shape[1], self._panel))
-        whole = outputs // self._panel
-        packed[:whole] = words[: whole * self._panel].view(whole, self._panel, words.shape[1]).transpose(1, 2)
-        if whole < panels:
-            packed[whole, :, : outputs % self._panel] = words[whole * self._panel :].T
-        return PackedWeight(packed, packed.data_ptr(), inputs, outputs, weight.dtype, _DTYPES[weight.dtype])
+            return pack_integers(weight, self._panel)
+        packed = pack(weight, self._panel)
+        return weight if packed is None else packed
 
-    def linear(self, x: Tensor, weight: PackedWeight | linear.Prepared, bias: Tensor | None = None) -> Tensor:
-        if not isinstance(weight, PackedWeight):
+    def linear(
+        self, x: Tensor, weight: PackedWeight | PackedIntegers | linear.Prepared, bias: Tensor | None = None
+    ) -> Tensor:
+        """See `Kernels.linear`.
+
+        Activations of 16 bits meet a quantized weight as integers too, of 16 bits (of 23 in float32) with one
+        scale per token: `csrc/quantized.h` says why that rounds less than their own type does.
+        """
+        if not isinstance(weight, PackedWeight | PackedIntegers):
             return linear.apply(x, weight, bias)
-        _, packed, inputs, outputs, dtype, code = weight
         count, width = x.shape
-        if width != inputs or x.dtype != dtype:
-            raise ValueError(f"linear of {x.dtype} [{count}, {width}] by {dtype} [{outputs}, {inputs}]")
+        inputs, outputs = weight.inputs, weight.outputs
+        if width != inputs or (bias is not None and (bias.dtype != x.dtype or bias.shape != (outputs,))):
+            raise ValueError(
+                f"linear of {x.dtype} [{count}, {width}] by [{outputs}, {inputs}], bias {_told(bias)}"
+            )
         x = x.contiguous()
         out = x.new_empty((count, outputs))
+        bias_at = 0 if bias is None else bias.data_ptr()
+        if isinstance(weight, PackedIntegers):
+            self._cpu.quantized_linear(
+                self._level,
+                x.data_ptr(),
+                *weight.addresses,
+                bias_at,
+                out.data_ptr(),
+                count,
+                inputs,
+                outputs,
+                weight.group_size,
+                1 if weight.activation_bits == 8 else _PLANES[x.dtype],
+                _DTYPES[x.dtype],
+                weight.bits,
+            )
+            return out
+        if x.dtype != weight.dtype:
+            raise ValueError(f"linear of {x.dtype} by {weight.dtype}")
         self._cpu.linear(
             self._level,
             x.data_ptr(),
-            packed,
-            0 if bias is None else bias.data_ptr(),
+            weight.address,
+            bias_at,
             out.data_ptr(),
             count,
             inputs,
             outputs,
-            code,
+            _DTYPES[x.dtype],
         )
         return out
 
@@ -287,6 +297,10 @@ def _check_pages(keys: Tensor, values: Tensor, kv_heads: int, head_dim: int) -> 
             f"keys {keys.dtype} {list(keys.shape)} and values {values.dtype} {list(values.shape)} must be contiguous "
             f"pages of {kv_heads} heads of {head_dim}, at most {_MAX_HEAD_DIM}"
         )
+
+
+def _told(tensor: Tensor | None) -> str:
+    return "none" if tensor is None else f"{tensor.dtype} {list(tensor.shape)}"
 
 
 def _extension() -> Any:

@@ -9,11 +9,13 @@ To look for reads and writes outside the arguments, build with AddressSanitizer 
 
 from __future__ import annotations
 
+import math
 import random
 import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
+from typing import Literal
 
 import pytest
 import torch
@@ -25,6 +27,7 @@ from headrace.compute.batch import Batch
 from headrace.compute.kernels import HeadShape, KernelsUnavailable, select
 from headrace.compute.kernels.cpp import CppKernels
 from headrace.compute.kernels.reference import TorchKernels
+from tests.compute.kernels.weights import quantized_weight
 from tests.oracle.harness import pack
 
 try:
@@ -162,6 +165,71 @@ def test_linear(level: str, count: int, inputs: int, outputs: int, biased: bool,
     )
     if not isinstance(prepared, Tensor):
         assert torch.equal(kernels.linear(x[-1:], prepared, bias), actual[-1:])
+
+
+@quick
+@given(
+    count=st.integers(1, 110),
+    groups=st.sampled_from([1, 2, 5]),
+    group_size=st.sampled_from([2, 12, 32, 130, 520, 1100]),
+    outputs=st.sampled_from([1, 16, 64, 131]),
+    bits=st.sampled_from([8, 4]),
+    activation_bits=st.sampled_from([8, 16]),
+    zeros=st.booleans(),
+    order=st.booleans(),
+    biased=st.booleans(),
+    dtype=st.sampled_from(DTYPES),
+)
+def test_linear_of_quantized_weights(
+    level: str,
+    count: int,
+    groups: int,
+    group_size: int,
+    outputs: int,
+    bits: Literal[4, 8],
+    activation_bits: Literal[8, 16],
+    zeros: bool,
+    order: bool,
+    biased: bool,
+    dtype: torch.dtype,
+) -> None:
+    torch.manual_seed(count)
+    kernels, inputs = CppKernels(level), groups * group_size
+    weight = quantized_weight(outputs, inputs, groups, bits, activation_bits, zeros=zeros, order=order)
+    x, bias = torch.randn(count, inputs).to(dtype), torch.randn(outputs).to(dtype) if biased else None
+    prepared = kernels.prepare_linear(weight)
+    actual = kernels.linear(x, prepared, bias)
+    expected = ORACLE.linear(x.float(), ORACLE.prepare_linear(weight), None if bias is None else bias.float())
+    assert actual.dtype == dtype
+    close(actual, expected, dtype)
+    assert torch.equal(kernels.linear(x[-1:], prepared, bias), actual[-1:])
+
+
+@pytest.mark.parametrize("activation_bits", [8, 16])
+@pytest.mark.parametrize("fault", [math.nan, math.inf, -math.inf])
+def test_a_quantized_layer_tells_what_is_no_number(
+    level: str, fault: float, activation_bits: Literal[8, 16]
+) -> None:
+    weight = quantized_weight(20, 64, 2, 8, activation_bits)
+    x = torch.randn(4, 64)
+    x[1, 7], x[2] = fault, 0
+    for kernels in (CppKernels(level), ORACLE):
+        out = kernels.linear(x, kernels.prepare_linear(weight))
+        assert not out[1].isfinite().any()
+        assert out[[0, 3]].isfinite().all()
+        assert not out[2].any()
+
+
+def test_linear_layers_refuse_what_does_not_fit(level: str) -> None:
+    kernels = CppKernels(level)
+    for weight in (torch.randn(8, 16), quantized_weight(8, 16, 1, 8, 8)):
+        prepared = kernels.prepare_linear(weight)
+        with pytest.raises(ValueError, match=r"\[2, 12\] by \[8, 16\]"):
+            kernels.linear(torch.randn(2, 12), prepared)
+        with pytest.raises(ValueError, match=r"by \[8, 16\], bias torch.float32 \[7\]"):
+            kernels.linear(torch.randn(2, 16), prepared, torch.randn(7))
+    with pytest.raises(ValueError, match=r"linear of torch.bfloat16 by torch.float32"):
+        kernels.linear(torch.randn(2, 16).bfloat16(), kernels.prepare_linear(torch.randn(8, 16)))
 
 
 @quick

@@ -5,5 +5,6 @@ namespace {
 #include "vectors.h"
 #include "elementwise.h"
 #include "matrix.h"
+#include "quantized.h"
 #include "attention.h"
 }  // namespace

@@ -1,4 +1,4 @@
-// Level avx512_bf16: with products of bfloat16 pairs: Cooper Lake (2020), Zen 4.
+// Level avx512_bf16: with products of bfloat16 pairs and of bytes: Cooper Lake (2020), Zen 4.
 #if defined(__x86_64__)
 #include <math.h>
 #include <omp.h>
@@ -10,20 +10,21 @@
 #include "operations.h"
 
 #if defined(__clang__)
-#pragma clang attribute push(__attribute__((target("avx2,fma,f16c,avx512f,avx512bw,avx512dq,avx512vl,avx512bf16"))), apply_to = function)
+#pragma clang attribute push(__attribute__((target("avx2,fma,f16c,avx512f,avx512bw,avx512dq,avx512vl,avx512bf16,avx512vnni"))), apply_to = function)
 #else
-#pragma GCC target("avx2,fma,f16c,avx512f,avx512bw,avx512dq,avx512vl,avx512bf16")
+#pragma GCC target("avx2,fma,f16c,avx512f,avx512bw,avx512dq,avx512vl,avx512bf16,avx512vnni")
 #endif
 
 #include <immintrin.h>
 #define HEADRACE_BF16_PAIRS 1
+#define HEADRACE_BYTE_PRODUCTS 1
 
 #define LANES 16
 
 namespace headrace {
 #include "level.h"
 
-const Operations avx512_bf16_operations = {norm, rope_write_kv, gated_activation, attention, linear, PANEL};
+const Operations avx512_bf16_operations = {norm, rope_write_kv, gated_activation, attention, linear, quantized_linear, PANEL};
 }  // namespace headrace
 
 #if defined(__clang__)

@@ -37,10 +37,23 @@ struct PairWords {
 };
 #endif
 
+// What to ask memory for while a tile is computed: the panel's next block, `distance` words on, which the `turns` tiles
+// of the block share among them. Without it memory would be idle while all tiles but the first are computed.
+struct Ahead {
+  int64_t distance, turns, turn;  // turns 0: nothing
+};
+
+HEADRACE_INLINE void fetch(Ahead &ahead, const uint32_t *b) {
+  if (ahead.turn-- != 0) return;
+  ahead.turn = ahead.turns - 1;
+#pragma GCC unroll 8
+  for (int i = 0; i < PANEL; i += 16) __builtin_prefetch(b + ahead.distance + i, 0, 2);  // to the second cache
+}
+
 // c[m, 0:NV*LANES] (+)= a[m, 0:depth] b[0:depth, :], for M rows held in registers.
 template <class Kind, int M, int NV>
 static void multiply_tile(const uint32_t *a, int64_t a_stride, const uint32_t *b, int64_t b_stride, int64_t depth,
-                          float *c, int64_t c_stride, bool accumulate) {
+                          float *c, int64_t c_stride, bool accumulate, Ahead ahead = {0, 0, -1}) {
   Floats sum[M][NV];
 #pragma GCC unroll 8
   for (int m = 0; m < M; m++)
@@ -48,6 +61,7 @@ static void multiply_tile(const uint32_t *a, int64_t a_stride, const uint32_t *b
     for (int i = 0; i < NV; i++)
       sum[m][i] = accumulate ? load((const Single *)(c + m * c_stride + i * LANES)) : Floats{};
   for (int64_t k = 0; k < depth; k++, b += b_stride) {
+    fetch(ahead, b);
     typename Kind::Factor column[NV];
 #pragma GCC unroll 8
     for (int i = 0; i < NV; i++) column[i] = Kind::column(b + i * LANES);
@@ -67,15 +81,15 @@ static void multiply_tile(const uint32_t *a, int64_t a_stride, const uint32_t *b
 // As multiply_tile, for any number of rows.
 template <class Kind, int NV>
 static void multiply_rows(const uint32_t *a, int64_t a_stride, const uint32_t *b, int64_t b_stride, int64_t depth,
-                          float *c, int64_t c_stride, int64_t rows, bool accumulate) {
-  for (; rows >= ROWS; rows -= ROWS, a += ROWS * a_stride, c += ROWS * c_stride)
-    multiply_tile<Kind, ROWS, NV>(a, a_stride, b, b_stride, depth, c, c_stride, accumulate);
+                          float *c, int64_t c_stride, int64_t rows, bool accumulate, Ahead ahead = {0, 0, -1}) {
+  for (; rows >= ROWS; rows -= ROWS, a += ROWS * a_stride, c += ROWS * c_stride, ahead.turn++)
+    multiply_tile<Kind, ROWS, NV>(a, a_stride, b, b_stride, depth, c, c_stride, accumulate, ahead);
   switch (rows) {
-    case 5: if constexpr (ROWS > 5) multiply_tile<Kind, 5, NV>(a, a_stride, b, b_stride, depth, c, c_stride, accumulate); break;
-    case 4: if constexpr (ROWS > 4) multiply_tile<Kind, 4, NV>(a, a_stride, b, b_stride, depth, c, c_stride, accumulate); break;
-    case 3: multiply_tile<Kind, 3, NV>(a, a_stride, b, b_stride, depth, c, c_stride, accumulate); break;
-    case 2: multiply_tile<Kind, 2, NV>(a, a_stride, b, b_stride, depth, c, c_stride, accumulate); break;
-    case 1: multiply_tile<Kind, 1, NV>(a, a_stride, b, b_stride, depth, c, c_stride, accumulate); break;
+    case 5: if constexpr (ROWS > 5) multiply_tile<Kind, 5, NV>(a, a_stride, b, b_stride, depth, c, c_stride, accumulate, ahead); break;
+    case 4: if constexpr (ROWS > 4) multiply_tile<Kind, 4, NV>(a, a_stride, b, b_stride, depth, c, c_stride, accumulate, ahead); break;
+    case 3: multiply_tile<Kind, 3, NV>(a, a_stride, b, b_stride, depth, c, c_stride, accumulate, ahead); break;
+    case 2: multiply_tile<Kind, 2, NV>(a, a_stride, b, b_stride, depth, c, c_stride, accumulate, ahead); break;
+    case 1: multiply_tile<Kind, 1, NV>(a, a_stride, b, b_stride, depth, c, c_stride, accumulate, ahead); break;
   }
 }
 
@@ -90,15 +104,23 @@ static void multiply(const uint32_t *a, int64_t a_stride, const uint32_t *b, int
     multiply_rows<Kind, 1>(a, a_stride, b + j, b_stride, depth, c + j, c_stride, rows, accumulate);
 }
 
-static const int64_t BLOCK_ROWS = 96, BLOCK_DEPTH = 512;  // what is multiplied at once, to stay in the caches
+static const int64_t BLOCK_ROWS = 96, BLOCK_DEPTH = 256;  // what is multiplied at once, to stay in the caches
 static const int64_t PARALLEL_PRODUCTS = 1 << 18;         // fewer multiplications than this are not worth a second thread
+
+// Tasks that a thread takes at once: enough to be worth asking for, few enough that nobody waits long at the end for
+// one that lost its core.
+static inline int64_t tasks_at_once(int64_t tasks, int64_t threads) {
+  const int64_t some = tasks / (threads * 16);
+  return some > 1 ? some : 1;
+}
 
 // Weights are packed in panels [outputs / PANEL, words of inputs, PANEL], the last one padded with zeros.
 template <class T, class Kind>
 static void linear_of(const Linear &a) {
   const int64_t depth = sizeof(T) == 4 ? a.inputs : a.inputs / 2;
   const int64_t panels = (a.outputs + PANEL - 1) / PANEL, blocks = (a.count + BLOCK_ROWS - 1) / BLOCK_ROWS;
-#pragma omp parallel for schedule(static) if (a.count * depth * a.outputs > PARALLEL_PRODUCTS)
+  const int threads = a.count * depth * a.outputs > PARALLEL_PRODUCTS ? omp_get_max_threads() : 1;
+#pragma omp parallel for schedule(dynamic, tasks_at_once(panels * blocks, threads)) num_threads(threads)
   for (int64_t task = 0; task < panels * blocks; task++) {
     float sums[BLOCK_ROWS * PANEL];
     const int64_t panel = task / blocks, first = task % blocks * BLOCK_ROWS, column = panel * PANEL;
@@ -107,7 +129,7 @@ static void linear_of(const Linear &a) {
     const uint32_t *x = (const uint32_t *)a.x + first * depth, *weights = (const uint32_t *)a.packed + panel * depth * PANEL;
     for (int64_t k = 0; k < depth; k += BLOCK_DEPTH)
       multiply_rows<Kind, VECTORS>(x + k, depth, weights + k * PANEL, PANEL, depth - k < BLOCK_DEPTH ? depth - k : BLOCK_DEPTH,
-                                   sums, PANEL, rows, k > 0);
+                                   sums, PANEL, rows, k > 0, {BLOCK_DEPTH * PANEL, (rows + ROWS - 1) / ROWS, 0});
     for (int64_t row = 0; row < rows; row++) {
       T *out = (T *)a.out + (first + row) * a.outputs + column;
       const T *bias = a.bias ? (const T *)a.bias + column : nullptr;

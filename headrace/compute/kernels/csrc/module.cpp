@@ -24,7 +24,7 @@ const Level levels[] = {
      [] {
        return __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
               __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl") &&
-              __builtin_cpu_supports("avx512bf16");
+              __builtin_cpu_supports("avx512bf16") && __builtin_cpu_supports("avx512vnni");
      }},
     {"avx512", &avx512_operations,
      [] {
@@ -263,6 +263,31 @@ PyObject *linear(PyObject *, PyObject *const *values, Py_ssize_t count) {
   Py_RETURN_NONE;
 }
 
+PyObject *quantized_linear(PyObject *, PyObject *const *values, Py_ssize_t count) {
+  Arguments in(values, count);
+  const Operations *operations = in.operations();
+  Quantized a;
+  a.x = in.pointer<const void>();
+  a.packed = in.pointer<const void>();
+  a.scales = in.pointer<const float>();
+  a.offsets = in.pointer<const int32_t>();
+  a.order = in.pointer<const int64_t>();
+  a.bias = in.pointer<const void>();
+  a.out = in.pointer<void>();
+  a.count = in.integer();
+  a.inputs = in.integer();
+  a.outputs = in.integer();
+  a.group_size = in.integer();
+  a.planes = in.integer();
+  a.dtype = static_cast<int>(in.integer());
+  a.bits = static_cast<int>(in.integer());
+  if (!in.complete()) return nullptr;
+  int enough = 0;
+  run_unlocked_if(a.count * a.inputs * a.outputs > LONG_CALL_PRODUCTS, [&] { enough = operations->quantized_linear(a); });
+  if (!enough) return PyErr_NoMemory();
+  Py_RETURN_NONE;
+}
+
 // panel(level): columns of a panel of packed weights.
 PyObject *panel(PyObject *, PyObject *const *values, Py_ssize_t count) {
   Arguments in(values, count);
@@ -281,6 +306,7 @@ PyMethodDef methods[] = {
     FAST(check_rows),
     FAST(attention),
     FAST(linear),
+    FAST(quantized_linear),
     FAST(panel),
     {nullptr, nullptr, 0, nullptr},
 };

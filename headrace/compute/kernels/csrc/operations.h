@@ -53,12 +53,24 @@ struct Linear {          // out [count, outputs] = x [count, inputs] times packe
   int dtype;
 };
 
+struct Quantized {       // as Linear, by a weight in 8 or 4 bits: see quantized.h
+  const void *x, *packed;
+  const float *scales;   // [panels, groups, panel]
+  const int32_t *offsets;  // null, or as scales: 2^(bits - 1) plus the zero point
+  const int64_t *order;  // null or [inputs]
+  const void *bias;
+  void *out;
+  int64_t count, inputs, outputs, group_size, planes;
+  int dtype, bits;
+};
+
 struct Operations {
   void (*norm)(const Norm &);
   void (*rope_write_kv)(const Rope &);
   void (*gated_activation)(const Gate &);
   int (*attention)(const Attention &);  // 0: out of memory
   void (*linear)(const Linear &);
+  int (*quantized_linear)(const Quantized &);  // 0: out of memory
   int64_t panel;  // columns of a panel of packed weights
 };
 

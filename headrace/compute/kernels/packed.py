@@ -1,0 +1,92 @@
+"""Weights as the C++ linear layers read them: panels of outputs, side by side.
+
+The layouts are those of `csrc/matrix.h` and `csrc/quantized.h`; a panel is as wide as a level's registers make it.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from headrace.compute.quantization.weight import QuantizedWeight
+
+
+class PackedWeight(NamedTuple):
+    """A weight [outputs, inputs] in panels of columns; ``packed`` owns the memory at ``address``."""
+
+    packed: Tensor
+    address: int
+    inputs: int
+    outputs: int
+    dtype: torch.dtype
+
+
+class PackedIntegers(NamedTuple):
+    """A quantized weight [outputs, inputs] in panels; ``parts`` own the memory at the addresses, 0 being none.
+
+    ``addresses`` are those of values, scales, offsets and order of inputs.
+    """
+
+    parts: tuple[Tensor, ...]
+    addresses: tuple[int, int, int, int]
+    inputs: int
+    outputs: int
+    group_size: int
+    bits: int
+    activation_bits: int
+
+
+def pack(weight: Tensor, panel: int) -> PackedWeight | None:
+    """``weight`` [out, in] in panels of ``panel`` outputs, or None for a kind that the kernels do not read."""
+    outputs, inputs = weight.shape
+    if weight.dtype == torch.float32:
+        words = weight.contiguous()
+    elif weight.dtype == torch.bfloat16 and inputs % 2 == 0:
+        words = weight.contiguous().view(torch.int32)
+    else:
+        return None
+    panels = -(-outputs // panel)
+    packed = words.new_zeros((panels, words.shape[1], panel))
+    whole = outputs // panel
+    packed[:whole] = words[: whole * panel].view(whole, panel, words.shape[1]).transpose(1, 2)
+    if whole < panels:
+        packed[whole, :, : outputs % panel] = words[whole * panel :].T
+    return PackedWeight(packed, packed.data_ptr(), inputs, outputs, weight.dtype)
+
+
+def pack_integers(weight: QuantizedWeight, panel: int) -> PackedIntegers:
+    """``weight`` in panels of ``panel`` outputs, each group of inputs padded to a multiple of 8 with zeros."""
+    outputs, inputs = weight.shape
+    middle, missing = 1 << (weight.bits - 1), -outputs % panel
+    unsigned = (weight.integers() + middle).to(torch.uint8) if weight.bits == 4 else weight.integers() ^ -128
+    grouped = unsigned.view(torch.uint8).view(outputs, -1, weight.group_size)
+    values = functional.pad(grouped, (0, -weight.group_size % 8, 0, 0, 0, missing))
+    values = values.view(-1, panel, values[0].numel() // 8, 2, 4).permute(0, 2, 3, 1, 4)
+    if weight.bits == 4:
+        values = values[:, :, 0] | (values[:, :, 1] << 4)
+    values = values.contiguous()
+    scales = _panels(weight.scales, panel)
+    parts, addresses = [values, scales], [values.data_ptr(), scales.data_ptr(), 0, 0]
+    offsets = None if weight.zeros is None else _panels(weight.zeros.int() + middle, panel)
+    for place, part in ((2, offsets), (3, weight.order)):
+        if part is not None:
+            parts.append(part)
+            addresses[place] = part.data_ptr()
+    return PackedIntegers(
+        tuple(parts),
+        (addresses[0], addresses[1], addresses[2], addresses[3]),
+        inputs,
+        outputs,
+        weight.group_size,
+        weight.bits,
+        weight.activation_bits,
+    )
+
+
+def _panels(of_groups: Tensor, panel: int) -> Tensor:
+    """[out, groups] as [panels, groups, panel], padded with zeros."""
+    padded = functional.pad(of_groups, (0, 0, 0, -len(of_groups) % panel))
+    return padded.view(-1, panel, of_groups.shape[1]).transpose(1, 2).contiguous()
