@@ -190,6 +190,24 @@ def test_a_redis_that_dies_and_comes_back_costs_only_speed(tmp_path):
     asyncio.run(run())
 
 
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("seconds", [3600, -3600])
+def test_a_clock_that_jumps_costs_only_speed_there_and_back(kind, seconds, tmp_path, request):
+    async def run():
+        async with house(lambda tell: [tier(kind, tmp_path, request, tell)]) as h:
+            await h.recall.clear(EVERYTHING)
+            await h.answer()
+            h.clock.now += seconds
+            assert await h.answer() == ("miss", truth())
+            assert (await h.answer())[0].startswith("hit; layer=exact; age=0")
+            h.clock.now -= seconds
+            for note, tokens in (await h.answer(), await h.answer()):
+                assert note in ("miss", "hit; layer=exact; age=0")
+                assert tokens == truth()
+
+    asyncio.run(run())
+
+
 def test_a_damaged_row_is_a_miss_and_then_mended(tmp_path, request):
     async def run():
         async with house(lambda tell: [tier("sqlite", tmp_path, request, tell)]) as h:
