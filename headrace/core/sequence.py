@@ -53,6 +53,7 @@ class Sequence:
         "account",
         "cached_tokens",
         "computed",
+        "ends",
         "epoch",
         "finish_length",
         "foreseen",
@@ -106,6 +107,10 @@ class Sequence:
         self.finish_length = (
             max_model_len if asked is None else min(self.prompt_tokens + asked, max_model_len)
         )
+        params = request.params
+        self.ends = frozenset(params.stop_token_ids)  # the tokens of which each ends the answer
+        if not params.ignore_eos:
+            self.ends |= request.eos_token_ids
         self.status = Status.WAITING
         self.slot = -1
         self.table: list[int] = []
@@ -154,8 +159,7 @@ class Sequence:
 
     def finish_reason(self) -> FinishReason | None:
         """Whether the last confirmed token ended the answer, and why."""
-        last, params = self.tokens[-1], self.request.params
-        if last in params.stop_token_ids or (not params.ignore_eos and last in self.request.eos_token_ids):
+        if self.tokens[-1] in self.ends:
             return FinishReason.STOP
         if len(self.tokens) >= self.finish_length:
             return FinishReason.LENGTH

@@ -45,7 +45,6 @@ class Draft:
         "moves",
         "now",
         "number",
-        "planned_slots",
         "prefill_cost",
         "prompts",
         "row_cost",
@@ -66,7 +65,6 @@ class Draft:
         self.rows: list[Row] = []
         self.waits = False  # nothing to compute, but something is coming from the disk
         self.launched: list[tuple[Sequence, int]] = []
-        self.planned_slots: set[int] = set()
         self.prefill_cost = 0.0
         self.prompts = 0  # sequences that want prefill in this step, running or about to be admitted
         self.joined: dict[str, int] = {}  # prompt tokens of each class that begin in this step

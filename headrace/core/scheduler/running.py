@@ -13,7 +13,7 @@ from operator import attrgetter
 from headrace.core.blocks import PrefixHit
 from headrace.core.capacity import blocks_needed
 from headrace.core.events import AdmitReason, Admitted, Event, Preempted, PreemptReason, SkipReason, Stepped
-from headrace.core.plan import Entry, StepPlan
+from headrace.core.plan import Entry
 from headrace.core.scheduler.draft import Draft
 from headrace.core.scheduler.fair import FairQueue
 from headrace.core.scheduler.headroom import RoomPolicy
@@ -147,19 +147,15 @@ class Running:
             self.preempt(self._choose(owing, now, head), PreemptReason.OWED)
 
     def grow(self, sequence: Sequence, step: Draft) -> bool:
-        """See that the next position has a block; preempt others, or the sequence itself, for it.
+        """Get one more block for a sequence whose blocks are full; preempt others, or the sequence itself, for it.
 
         Raises:
             PolicyFailed: the victim policy failed when it was asked for this sequence.
         """
-        if self.pages.has_room(sequence):
-            return True
         while self.pages.pool.num_free == 0:
             if self.pages.fenced:
                 return False  # blocks come back when what is in flight has been committed
-            candidates = [
-                s for s in self._sequences if s.slot not in step.planned_slots and not self.is_kept(s)
-            ]
+            candidates = [s for s in self._sequences if s.last_step != step.number and not self.is_kept(s)]
             if not candidates:
                 return False  # only kept ones are left, and all of them together fit
             victim = self._choose(candidates, step.now, sequence)
@@ -190,20 +186,23 @@ class Running:
             sum(blocks_needed(s.finish_length, size) for s in (*kept, sequence)) <= self.pages.pool.num_blocks
         )
 
-    def stepped(self, plan: StepPlan) -> Stepped:
-        """The sizes of a committed plan, and of what runs and waits after it."""
-        pool = self.pages.pool
-        decodes = sum(row.length == 1 for row in plan.rows)
-        allocated = (pool.num_blocks - pool.num_free) * pool.block_size
-        empty = sum(len(s.table) * pool.block_size - s.planned for s in self._sequences)
+    def stepped(self, step: Draft) -> Stepped:
+        """The sizes of a committed step, and of what runs and waits after it."""
+        pool, sequences = self.pages.pool, self._sequences
+        rows, tokens = len(step.rows), step.tokens
+        decodes = rows if tokens == rows else sum([row.length == 1 for row in step.rows])
+        held = pool.num_blocks - pool.num_free
+        allocated = held * pool.block_size
+        tables = sum([len(s.table) for s in sequences])
+        empty = tables * pool.block_size - sum([s.planned for s in sequences])
         return Stepped(
-            step=plan.step,
+            step=step.number,
             decode_rows=decodes,
-            prefill_rows=len(plan.rows) - decodes,
-            computed_tokens=sum(row.length for row in plan.rows),
-            running=len(self._sequences),
+            prefill_rows=rows - decodes,
+            computed_tokens=tokens,
+            running=len(sequences),
             waiting=len(self._waiting),
-            blocks_held=pool.num_blocks - pool.num_free,
+            blocks_held=held,
             blocks_total=pool.num_blocks,
             slots_allocated=allocated,
             slots_filled=allocated - empty,

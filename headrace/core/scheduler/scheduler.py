@@ -257,19 +257,20 @@ class Scheduler:
     def _plan_decodes(self, step: Draft, knobs: Knobs) -> list[Sequence]:
         """Rows for all that only need their next token; those that need more come back."""
         prefills = []
+        has_room = self.pages.has_room
         for sequence in list(self._running):  # a copy: preemption shortens the list
             if sequence.status is not Status.RUNNING:
                 continue
-            remaining = len(sequence.tokens) + sequence.pending - sequence.planned
-            if remaining == 1:  # unless what is in flight will end it already
-                takes = step.takes_row(sequence.planned) and sequence.known < sequence.finish_length
-                if takes and self._grow(sequence, step):
+            known, planned = len(sequence.tokens) + sequence.pending, sequence.planned
+            if known == planned + 1:  # unless what is in flight will end it already
+                takes = step.takes_row(planned) and known < sequence.finish_length
+                if takes and (has_room(sequence) or self._grow(sequence, step)):
                     step.decodes += 1
-                    step.decode_contexts += sequence.planned
+                    step.decode_contexts += planned
                     if sequence.tpot_seconds < step.tpot_seconds:
                         step.tpot_seconds = sequence.tpot_seconds
                     self._add_row(step, sequence, 1)
-            elif remaining > 1:
+            elif known > planned + 1:
                 prefills.append(sequence)
         step.prompts = len(prefills) + min(len(self._waiting), self._running.free_slots)
         if self._outlook is not None and self._outlook.ready:
@@ -309,16 +310,16 @@ class Scheduler:
     def _add_row(self, step: Draft, sequence: Sequence, length: int) -> None:
         start = sequence.planned
         end = start + length
-        samples = end == sequence.known
-        new_blocks = tuple(sequence.table[sequence.told :])
-        sequence.told = len(sequence.table)
+        samples = end == len(sequence.tokens) + sequence.pending
+        blocks = len(sequence.table)
+        new_blocks = () if blocks == sequence.told else tuple(sequence.table[sequence.told :])
+        sequence.told = blocks
         step.rows.append(Row(sequence.slot, start, length, new_blocks, samples))
         contexts = length * start + length * length // 2
         step.tokens += length
         step.contexts += contexts
         sequence.account.charge(length + contexts * self._context_cost + step.row_cost)
         step.launched.append((sequence, sequence.epoch))
-        step.planned_slots.add(sequence.slot)
         step.budget -= length
         sequence.planned = end
         sequence.pending += samples
@@ -437,7 +438,7 @@ class Scheduler:
         self.pages.arrived(output.arrivals)
         self._collected = draft if plan.rows else None
         if plan.rows:
-            self._events.append(self._running.stepped(plan))
+            self._events.append(self._running.stepped(draft))
 
     def _commit_row(self, sequence: Sequence, row: Row, i: int, output: StepOutput) -> None:
         if output.failures and i in output.failures:
