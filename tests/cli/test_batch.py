@@ -119,7 +119,11 @@ def test_without_a_url_the_lines_run_in_this_process(tmp_path: Path, monkeypatch
 def start(tmp_path: Path, url: str) -> subprocess.Popen[bytes]:
     flags = ["-i", str(tmp_path / "in"), "-o", str(tmp_path / "out"), "--url", url, "--max-concurrency", "5"]
     return subprocess.Popen(
-        [sys.executable, "-c", COMMAND, *flags], stdout=subprocess.PIPE, stderr=subprocess.PIPE
+        [sys.executable, "-c", COMMAND, *flags],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        # What runs the tests may be a background job, whose children are born deaf to an interrupt.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
     )
 
 
