@@ -22,8 +22,10 @@ from headrace.compute.device import (
     device_facts,
     keep_freed_memory,
     limit_threads,
+    resident_bytes,
     resolve_device,
     resolve_dtype,
+    return_freed_memory,
 )
 from headrace.compute.kernels import KernelsUnavailable, select
 from headrace.compute.kv import PagedKV, bytes_per_block
@@ -102,19 +104,21 @@ def _load(options: Options, seconds: dict[str, float], tell: Tell | None) -> Loa
         facts = device_facts(device)
         choice = resolve_dtype(model.dtype, spec.dtype, facts)
         kernels = select(model.kernels, device)
+        process_bytes = resident_bytes() if device.type == "cpu" else 0
         if model.load_format == "dummy":
             weights = dummy_weights(spec, choice.dtype, device, model.seed, model.quantization)
         else:
             weights = load_weights(folder, spec, choice.dtype, device, model.quantization)
         fingerprint = weights.fingerprint() if cache.kv_offload_path else ""
         decoder = Decoder(spec, weights, kernels, max_model_len)
+        return_freed_memory()
     with timed(seconds, "memory"):
         knobs = make_knobs(plans, device.type, max_model_len)
         overlap = resolve_overlap(plans, device.type)
         ledger = open_ledger(
             device_facts(device),
             ModelSize(
-                weight_bytes=weights.nbytes,
+                weight_bytes=decoder.nbytes,
                 block_bytes=bytes_per_block(spec, cache.block_size, choice.dtype),
                 hidden_size=spec.hidden_size,
                 intermediate_size=spec.intermediate_size,
@@ -126,6 +130,7 @@ def _load(options: Options, seconds: dict[str, float], tell: Tell | None) -> Loa
             max_num_seqs=plans.max_num_seqs,
             max_num_batched_tokens=knobs.batched_tokens,
             host_free_bytes=device_facts(torch.device("cpu")).free_bytes if device.type == "cuda" else None,
+            process_bytes=process_bytes,
         )
         kv = PagedKV(spec, ledger.num_blocks, cache.block_size, choice.dtype, device)
         tiers, ledger = open_tiers(ledger, cache.kv_offload_path, kv, fingerprint)

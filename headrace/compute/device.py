@@ -11,6 +11,7 @@ import math
 import os
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, NamedTuple, TypeVar
@@ -179,6 +180,21 @@ def keep_freed_memory() -> bool:
         return False
     told = [mallopt(name, _KEPT_BYTES) for name in (_M_MMAP_THRESHOLD, _M_TRIM_THRESHOLD)]
     return all(told)
+
+
+def return_freed_memory() -> None:
+    """Give the system back what is free in the C library's heaps; after loading, which frees much for good."""
+    with suppress(OSError, AttributeError):  # glibc's own
+        ctypes.CDLL(None).malloc_trim(0)
+
+
+def resident_bytes() -> int:
+    """Memory that this process takes; 0 where the system does not say."""
+    try:
+        pages = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[1])
+    except OSError:
+        return 0
+    return pages * os.sysconf("SC_PAGE_SIZE")
 
 
 def _memory_limit(root: Path) -> tuple[int, int]:

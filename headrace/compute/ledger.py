@@ -39,7 +39,10 @@ class ModelSize:
 
 @dataclass(frozen=True, slots=True)
 class MemoryLedger:
-    """How a device's memory is cut; all in bytes, but for the counts of blocks and tokens."""
+    """How a device's memory is cut; all in bytes, but for the counts of blocks and tokens.
+
+    ``process_bytes`` are those of interpreter and libraries, 0 where the model lies elsewhere.
+    """
 
     device: str
     free_bytes: int
@@ -49,8 +52,15 @@ class MemoryLedger:
     block_size: int
     num_blocks: int
     max_model_len: int
+    process_bytes: int = 0
     host_blocks: int = 0
     disk_blocks: int = 0
+
+    @property
+    def total_bytes(self) -> int:
+        """What the process will have taken when all blocks are in use."""
+        host = self.host_blocks * self.block_bytes
+        return self.process_bytes + self.weight_bytes + self.activation_bytes + self.kv_bytes + host
 
     @property
     def kv_bytes(self) -> int:
@@ -73,6 +83,9 @@ class MemoryLedger:
             for name, blocks in (("host tier", self.host_blocks), ("disk tier", self.disk_blocks))
             if blocks
         ]
+        whole = [
+            f"memory       {shown_bytes(self.total_bytes)} in all, {shown_bytes(self.process_bytes)} of it libraries"
+        ]
         return [
             f"device       {self.device}",
             f"weights      {shown_bytes(self.weight_bytes)}",
@@ -82,6 +95,7 @@ class MemoryLedger:
             f"KV tokens    {self.kv_tokens:,}",
             f"concurrency  {self.concurrency:.1f} sequences of --max-model-len {self.max_model_len:,}",
             *lower,
+            *(whole if self.process_bytes else ()),
         ]
 
 
@@ -94,10 +108,12 @@ def open_ledger(
     max_num_seqs: int,
     max_num_batched_tokens: int,
     host_free_bytes: int | None = None,
+    process_bytes: int = 0,
 ) -> MemoryLedger:
     """Cut the memory that is free on the device, weights already loaded, and the lower tiers of the cache.
 
-    ``host_free_bytes`` is what the host tier may be cut from; None where the device is the host.
+    ``host_free_bytes`` is what the host tier may be cut from; None where the device is the host. ``process_bytes``
+    is what the process took of the device before the weights came.
 
     Raises:
         ConfigError: a sequence of ``max_model_len`` would not fit; it names the longest that does. Or the host tier
@@ -151,6 +167,7 @@ def open_ledger(
         block_size=options.block_size,
         num_blocks=num_blocks,
         max_model_len=max_model_len,
+        process_bytes=process_bytes,
         host_blocks=host_blocks,
         disk_blocks=disk_blocks,
     )

@@ -34,13 +34,13 @@ def test_warming_up_waits_for_no_gang(monkeypatch: pytest.MonkeyPatch) -> None:
     loaded.engine.check_books()
 
 
-@pytest.mark.parametrize(("name", "least", "most"), [("int8", 0.75, 0.85), ("int4", 0.6, 0.7)])
+@pytest.mark.parametrize(("name", "least", "most"), [("int8", 0.55, 0.7), ("int4", 0.45, 0.55)])
 def test_fewer_bits_are_counted_and_told_and_part_the_caches(name: str, least: float, most: float) -> None:
     small = {"max_model_len": 256, "kv_cache_memory_bytes": 16 << 20}
     plain, quantized = (
         model.load(options(small | chosen)) for chosen in ({}, {"quantization": name, "seed": 0})
     )
-    # The embedding, 2 of the 6.5 MiB, stays as it is and gets a head of its own beside it.
+    # The embedding, 2 of the 8.5 MiB, stays as it is; the head beside it is made of it either way.
     assert least < quantized.ledger.weight_bytes / plain.ledger.weight_bytes < most
     assert any("W8A8" in line for line in model.describe(quantized))
     assert not any("linears" in line for line in model.describe(plain))

@@ -3,6 +3,7 @@ from __future__ import annotations
 import subprocess
 import sys
 from dataclasses import replace
+from mmap import mmap
 from pathlib import Path
 
 import pytest
@@ -14,8 +15,10 @@ from headrace.compute.device import (
     device_facts,
     keep_freed_memory,
     limit_threads,
+    resident_bytes,
     resolve_device,
     resolve_dtype,
+    return_freed_memory,
     usable_cores,
 )
 from headrace.config import ConfigError
@@ -138,3 +141,15 @@ def test_what_fails_apart_fails_here() -> None:
 
     with pytest.raises(ConfigError, match="no such model"):
         apart(fail)
+
+
+def test_a_process_knows_what_memory_it_takes_where_linux_says_so() -> None:
+    if not Path("/proc/self/statm").exists():
+        pytest.skip("the operating system does not say")
+    page = b"1" * (1 << 20)
+    return_freed_memory()
+    before = resident_bytes()
+    with mmap(-1, 64 << 20) as held:
+        for _ in range(64):
+            held.write(page)
+        assert 48 << 20 < resident_bytes() - before < 80 << 20

@@ -158,3 +158,11 @@ def test_a_disk_alone_gets_a_host_tier_to_pass_through() -> None:
 def test_tiers_that_could_hold_nothing_are_refused(options: dict[str, object], message: str) -> None:
     with pytest.raises(ConfigError, match=re.escape(message)):
         ledger(**options)
+
+
+def test_what_the_process_takes_in_all_is_told_where_it_is_known() -> None:
+    made = replace(ledger(kv_cache_memory_bytes=GIB), process_bytes=GIB)
+    assert made.total_bytes == 3 * GIB + ACTIVATIONS
+    assert made.describe()[-1].startswith("memory       3.")
+    assert "1.00 GiB of it libraries" in made.describe()[-1]
+    assert not any("libraries" in line for line in ledger().describe())

@@ -68,6 +68,11 @@ class Decoder:
             self._prepare(weights.layers.pop(0), layer.window, layer.rope) for layer in spec.layers
         )
         self._head = kernels.prepare_linear(weights.head)
+        self.nbytes = weights.nbytes
+        if weights.head is weights.embedding and self._head is not weights.embedding:
+            self.nbytes += (
+                weights.embedding.nbytes
+            )  # looked up by rows, and multiplied in a layout of its own
         self._ropes = tuple(rope_table(rope, max_model_len, self.device) for rope in spec.ropes)
         self._windows = frozenset(layer.window for layer in spec.layers)
 

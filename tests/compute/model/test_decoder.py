@@ -1,0 +1,32 @@
+from __future__ import annotations
+
+import torch
+
+from headrace.compute.model.decoder import Decoder
+from headrace.compute.model.families import parse_config
+from headrace.compute.model.hub import read_config, resolve_folder
+from headrace.compute.model.weights import dummy_weights
+
+
+class Plain:
+    """Kernels that keep every weight as it is."""
+
+    def prepare_linear(self, weight: torch.Tensor) -> torch.Tensor:
+        return weight
+
+
+class Copying:
+    """Kernels with a layout of their own."""
+
+    def prepare_linear(self, weight: torch.Tensor) -> torch.Tensor:
+        return weight.clone()
+
+
+def test_a_tied_head_is_counted_where_it_takes_memory_of_its_own() -> None:
+    spec = parse_config(read_config(resolve_folder("builtin")))
+    assert spec.tied_embeddings
+    cpu = torch.device("cpu")
+    once, twice = (dummy_weights(spec, torch.float32, cpu) for _ in range(2))
+    assert Decoder(spec, once, Plain(), 64).nbytes == once.nbytes  # type: ignore[arg-type]
+    packed = Decoder(spec, twice, Copying(), 64)  # type: ignore[arg-type]
+    assert packed.nbytes == twice.nbytes + twice.embedding.nbytes
