@@ -15,6 +15,7 @@ from benchmarks.peers import install
 from benchmarks.peers.contenders import CONTENDERS, IN_PROCESS, MEANING, Contender, Demand
 from benchmarks.peers.figures import FIGURES, Figure, Standing, standings
 from benchmarks.peers.places import Places
+from benchmarks.peers.quiet import FOREIGN, Watched, undisturbed
 from benchmarks.peers.server import StoppedServer, first_tokens, free_port, start
 from benchmarks.peers.shapes import SHAPES
 from benchmarks.peers.weights import write_folder
@@ -65,15 +66,21 @@ def run(race: Race, output: Path) -> list[Standing]:
         4 * shape.layers * shape.kv_heads * shape.head_dim,
     )
     with ExitStack() as stack:
-        targets = [
+        servers = [
             stack.enter_context(closing(_target(name, race, folder, demand))) for name in race.contenders
         ]
-        agreement = _agreement(targets)
+        agreement = _agreement(servers)
+        targets = [Watched(each, [each.pid] if isinstance(each, StoppedServer) else []) for each in servers]
         for target in targets:
             target.run(_warming(race.workload))
         result = compare(targets, race.workload.draw, race.rounds, told=_told)
     figures = FIGURES[race.workload.name]
-    rows = standings(result.rounds, figures)
+    quiet = undisturbed(result.rounds)
+    say(
+        f"{len(quiet)} of {race.rounds} rounds were undisturbed"
+        + ("" if quiet else ": all count, and none well")
+    )
+    rows = standings(quiet or result.rounds, figures)
     say(table(rows, figures, race.title))
     _publish(race, result, rows, output, {"versions": versions, "agreement": agreement})
     return rows
@@ -136,7 +143,8 @@ def _warming(load: Workload) -> list[Work]:
 
 def _told(number: int, run: Run) -> None:
     speed = f"{run.summary.output_tokens_per_second:.1f} output tok/s in {run.summary.seconds:.1f} s"
-    say(f"round {number + 1}, {run.target}: {speed}, {run.summary.failed} failed")
+    others = f"others took {run.facts[FOREIGN]:.0f} %"
+    say(f"round {number + 1}, {run.target}: {speed}, {run.summary.failed} failed, {others}")
     for record in [record for record in run.records if record.error][:2]:
         say(f"failed: {record.id}: {record.error}")
 
@@ -151,7 +159,12 @@ def _publish(
         "rounds": race.rounds,
         "cores": race.cores,
     }
-    told = {**more, "standings": [asdict(row) for row in rows], "ratios": result.ratios}
+    told = {
+        **more,
+        "standings": [asdict(row) for row in rows],
+        "undisturbed": len(undisturbed(result.rounds)),
+        "ratios": result.ratios,
+    }
     every = [run for runs in result.rounds for run in runs]
     report.write(output, report.document(every, settings, told))
     plot.plot(result.middle(), output.with_suffix(".png"), race.title)

@@ -43,6 +43,11 @@ class StoppedServer:
         with self.turn():
             return self._target.run(work)
 
+    @property
+    def pid(self) -> int:
+        """The server's process."""
+        return self._process.pid
+
     def facts(self) -> dict[str, Any]:
         return {"resident MiB": _resident_bytes(self._process.pid) >> 20}
 

@@ -39,11 +39,11 @@ def test_a_server_takes_no_time_between_its_turns_however_its_threads_wait():
     try:
         work = [Work(f"w{i}", (1, 2), max_tokens=4, ignore_eos=True) for i in range(3)]
         assert [record.error for record in server.run(work)] == [""] * 3
-        state = Path(f"/proc/{server._process.pid}/stat").read_text().rpartition(")")[2].split()[0]
-        before = ticks(server._process.pid)
+        state = Path(f"/proc/{server.pid}/stat").read_text().rpartition(")")[2].split()[0]
+        before = ticks(server.pid)
         time.sleep(0.1)
         assert state == "T"
-        assert ticks(server._process.pid) == before
+        assert ticks(server.pid) == before
         assert [record.error for record in server.run(work)] == [""] * 3  # and it goes on
     finally:
         server.close()

@@ -1,0 +1,71 @@
+"""How much of the machine others took while a target ran: a disturbed round says nothing about who is faster.
+
+Threads that wait for each other by spinning lose far more than the share that is taken from them, and not every engine
+loses alike. Read from Linux's own accounts (``/proc``).
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from headrace.lab.bench.record import Record, Target
+from headrace.lab.bench.report import Run
+from headrace.lab.workload import Work
+
+FOREIGN = "foreign CPU percent"
+"""Name of the fact: time of processors that neither the target nor the client used, of all time there was."""
+
+LIMIT_PERCENT = 8.0
+"""Above this a run counts as disturbed; the kernel's own work for a target lies well below."""
+
+
+class Watched:
+    """A target that tells how much others took during its last run; ``pids`` are its processes beside this one."""
+
+    def __init__(self, target: Target, pids: Sequence[int] = ()) -> None:
+        self.name = target.name
+        self._target = target
+        self._pids = (*pids, os.getpid())
+        self._foreign = 0.0
+
+    def run(self, work: Sequence[Work]) -> list[Record]:
+        began, busy, own = time.monotonic(), _busy_seconds(), self._own_seconds()
+        records = self._target.run(work)
+        foreign = (_busy_seconds() - busy) - (self._own_seconds() - own)
+        self._foreign = max(0.0, foreign) / ((time.monotonic() - began) * (os.cpu_count() or 1))
+        return records
+
+    def facts(self) -> dict[str, Any]:
+        return {**self._target.facts(), FOREIGN: round(100.0 * self._foreign, 1)}
+
+    def close(self) -> None:
+        self._target.close()
+
+    def _own_seconds(self) -> float:
+        return sum(_process_seconds(pid) for pid in self._pids)
+
+
+def undisturbed(rounds: Sequence[Sequence[Run]]) -> list[Sequence[Run]]:
+    """The rounds in which others took less than `LIMIT_PERCENT` from every target."""
+    return [runs for runs in rounds if all(run.facts.get(FOREIGN, 0.0) < LIMIT_PERCENT for run in runs)]
+
+
+def _busy_seconds() -> float:
+    """What all processors have worked since the start of the machine, and what its host took from them."""
+    told = Path("/proc/stat").read_text(encoding="ascii").split("\n", 1)[0].split()[1:9]
+    user, nice, system, _idle, _io, irq, softirq, steal = map(int, told)
+    return (user + nice + system + irq + softirq + steal) / os.sysconf("SC_CLK_TCK")
+
+
+def _process_seconds(pid: int) -> float:
+    """What all threads of a process have used; nothing of one that has ended."""
+    try:
+        told = Path(f"/proc/{pid}/stat").read_text(encoding="ascii")
+    except OSError:
+        return 0.0
+    fields = told.rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
