@@ -14,7 +14,7 @@ from torch import Tensor
 
 from headrace.compute.batch import Batch
 from headrace.compute.kernels import Activation, HeadShape, KernelsUnavailable, linear
-from headrace.compute.kernels.packed import PackedIntegers, PackedWeight, pack, pack_integers
+from headrace.compute.kernels.packed import PackedIntegers, PackedWeight, WeightMemory, pack, pack_integers
 from headrace.compute.quantization.weight import QuantizedWeight
 
 
@@ -65,6 +65,7 @@ class CppKernels:
             raise KernelsUnavailable(f"level '{level}' is not on this machine; it has {', '.join(supported)}")
         self._level = supported[self.level]
         self._panel: int = self._cpu.panel(self._level)
+        self._memory = WeightMemory()
 
     @property
     def threads(self) -> int:
@@ -77,8 +78,8 @@ class CppKernels:
         self, weight: Tensor | QuantizedWeight
     ) -> PackedWeight | PackedIntegers | linear.Prepared:
         if isinstance(weight, QuantizedWeight):
-            return pack_integers(weight, self._panel)
-        packed = pack(weight, self._panel)
+            return pack_integers(weight, self._panel, self._memory)
+        packed = pack(weight, self._panel, self._memory)
         return weight if packed is None else packed
 
     def linear(

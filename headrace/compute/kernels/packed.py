@@ -5,6 +5,8 @@ The layouts are those of `csrc/matrix.h` and `csrc/quantized.h`; a panel is as w
 
 from __future__ import annotations
 
+import math
+import mmap
 from typing import NamedTuple
 
 import torch
@@ -12,6 +14,35 @@ from torch import Tensor
 from torch.nn import functional
 
 from headrace.compute.quantization.weight import QuantizedWeight
+
+_CHUNK_BYTES = 64 << 20
+
+
+class WeightMemory:
+    """Memory for packed weights, in huge pages where the system has them.
+
+    A decode step reads all weights once, from end to end, and in pages of 4 KiB spends a fifth of its time on
+    finding them. Small weights share chunks, since a huge page holds several of them.
+    """
+
+    def __init__(self) -> None:
+        self._chunk = torch.empty(0, dtype=torch.uint8)
+
+    def take(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+        """An unfilled tensor, beginning at a multiple of 64 bytes."""
+        used = math.prod(shape) * dtype.itemsize
+        size = -(-used // 64) * 64
+        if size > len(self._chunk):
+            chunk = mmap.mmap(-1, max(size, _CHUNK_BYTES))
+            if hasattr(mmap, "MADV_HUGEPAGE"):
+                chunk.madvise(mmap.MADV_HUGEPAGE)
+            self._chunk = torch.frombuffer(chunk, dtype=torch.uint8)
+        taken, self._chunk = self._chunk[:used], self._chunk[size:]
+        return taken.view(dtype).view(shape)
+
+    def keep(self, tensor: Tensor) -> Tensor:
+        """``tensor``, contiguous, in this memory."""
+        return self.take(tuple(tensor.shape), tensor.dtype).copy_(tensor)
 
 
 class PackedWeight(NamedTuple):
@@ -39,7 +70,7 @@ class PackedIntegers(NamedTuple):
     activation_bits: int
 
 
-def pack(weight: Tensor, panel: int) -> PackedWeight | None:
+def pack(weight: Tensor, panel: int, memory: WeightMemory) -> PackedWeight | None:
     """``weight`` [out, in] in panels of ``panel`` outputs, or None for a kind that the kernels do not read."""
     outputs, inputs = weight.shape
     if weight.dtype == torch.float32:
@@ -49,15 +80,16 @@ def pack(weight: Tensor, panel: int) -> PackedWeight | None:
     else:
         return None
     panels = -(-outputs // panel)
-    packed = words.new_zeros((panels, words.shape[1], panel))
+    packed = memory.take((panels, words.shape[1], panel), words.dtype)
     whole = outputs // panel
     packed[:whole] = words[: whole * panel].view(whole, panel, words.shape[1]).transpose(1, 2)
     if whole < panels:
+        packed[whole] = 0
         packed[whole, :, : outputs % panel] = words[whole * panel :].T
     return PackedWeight(packed, packed.data_ptr(), inputs, outputs, weight.dtype)
 
 
-def pack_integers(weight: QuantizedWeight, panel: int) -> PackedIntegers:
+def pack_integers(weight: QuantizedWeight, panel: int, memory: WeightMemory) -> PackedIntegers:
     """``weight`` in panels of ``panel`` outputs, each group of inputs padded to a multiple of 8 with zeros."""
     outputs, inputs = weight.shape
     middle, missing = 1 << (weight.bits - 1), -outputs % panel
@@ -67,10 +99,9 @@ def pack_integers(weight: QuantizedWeight, panel: int) -> PackedIntegers:
     values = values.view(-1, panel, values[0].numel() // 8, 2, 4).permute(0, 2, 3, 1, 4)
     if weight.bits == 4:
         values = values[:, :, 0] | (values[:, :, 1] << 4)
-    values = values.contiguous()
-    scales = _panels(weight.scales, panel)
+    values, scales = memory.keep(values), memory.keep(_panels(weight.scales, panel))
     parts, addresses = [values, scales], [values.data_ptr(), scales.data_ptr(), 0, 0]
-    offsets = None if weight.zeros is None else _panels(weight.zeros.int() + middle, panel)
+    offsets = None if weight.zeros is None else memory.keep(_panels(weight.zeros.int() + middle, panel))
     for place, part in ((2, offsets), (3, weight.order)):
         if part is not None:
             parts.append(part)
@@ -89,4 +120,4 @@ def pack_integers(weight: QuantizedWeight, panel: int) -> PackedIntegers:
 def _panels(of_groups: Tensor, panel: int) -> Tensor:
     """[out, groups] as [panels, groups, panel], padded with zeros."""
     padded = functional.pad(of_groups, (0, 0, 0, -len(of_groups) % panel))
-    return padded.view(-1, panel, of_groups.shape[1]).transpose(1, 2).contiguous()
+    return padded.view(-1, panel, of_groups.shape[1]).transpose(1, 2)

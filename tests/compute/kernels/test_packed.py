@@ -1,0 +1,38 @@
+from __future__ import annotations
+
+import torch
+
+from headrace.compute.kernels.packed import WeightMemory, pack, pack_integers
+from tests.compute.kernels.weights import quantized_weight
+
+
+def test_memory_is_aligned_and_never_given_twice(monkeypatch):
+    monkeypatch.setattr("headrace.compute.kernels.packed._CHUNK_BYTES", 1000)
+    memory = WeightMemory()
+    shapes = [(3, 5), (1, 7), (100, 4), (2, 2), (30, 6)]
+    taken = [memory.take(shape, torch.int16).fill_(number) for number, shape in enumerate(shapes)]
+    assert [tuple(tensor.shape) for tensor in taken] == shapes
+    assert all(tensor.data_ptr() % 64 == 0 for tensor in taken)
+    assert [tensor.unique().tolist() for tensor in taken] == [[number] for number in range(len(shapes))]
+
+
+def test_a_panel_holds_pairs_of_inputs_of_its_outputs_side_by_side():
+    weight = torch.arange(24, dtype=torch.bfloat16).view(6, 4)
+    packed = pack(weight, 4, WeightMemory())
+    pairs = packed.packed.view(torch.bfloat16).view(2, 2, 4, 2)
+    assert torch.equal(pairs[0].permute(1, 0, 2).reshape(4, 4), weight[:4])
+    assert torch.equal(pairs[1, :, :2].permute(1, 0, 2).reshape(2, 4), weight[4:])
+    assert not pairs[1, :, 2:].any()
+    assert pack(weight[:, :3], 4, WeightMemory()) is None
+
+
+def test_integers_are_packed_in_fours_above_their_middle():
+    weight = quantized_weight(3, 24, 2, 4, 16, zeros=True)
+    packed = pack_integers(weight, 2, WeightMemory())
+    values, scales, offsets = packed.parts
+    # Two panels; 12 inputs of a group padded to 16, which are two words of eight halves.
+    assert values.shape == (2, 4, 2, 4)
+    halves = torch.stack((values & 15, values >> 4), 2).permute(0, 3, 1, 2, 4).reshape(4, 2, 16)
+    assert torch.equal(halves[:3, :, :12].flatten(1).to(torch.int8) - 8, weight.integers())
+    assert torch.equal(scales.transpose(1, 2).reshape(4, 2)[:3], weight.scales)
+    assert torch.equal(offsets.transpose(1, 2).reshape(4, 2)[:3], weight.zeros.int() + 8)
