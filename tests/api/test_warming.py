@@ -77,6 +77,23 @@ def test_after_a_restart_the_questions_of_before_are_answered_before_it_is_ready
     assert not any(b"Secret story" in path.read_bytes() for path in tmp_path.iterdir())
 
 
+def test_the_most_wanted_answers_are_computed_anew_by_another_model_before_it_is_ready(tmp_path):
+    flags = ["--response-cache", f"sqlite:{tmp_path / 'answers.db'}", "--warm-below-rate", "1000"]
+    flags += ["--history-file", str(tmp_path / "history.db"), "--record-history"]
+    with serving(*flags, "--dtype", "bfloat16") as old:
+        for _ in range(2):
+            ask(old)
+        old.process.send_signal(signal.SIGTERM)
+        old.process.wait(timeout=30)
+    with serving(*flags, "--dtype", "float32", "--warm-before-ready", "60") as new:
+        while new.get("/health/ready").status_code != 200:
+            time.sleep(0.02)
+        computed = new.metric("generation_tokens_total")
+        assert computed == BODY["max_tokens"]
+        assert ask(new)[0].startswith("hit; layer=exact")
+        assert new.metric("generation_tokens_total") == computed
+
+
 def test_who_hangs_up_and_comes_back_goes_on_where_he_left():
     with serving(*CACHED) as server:
         long = BODY | {"max_tokens": 2000, "ignore_eos": True}
