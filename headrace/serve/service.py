@@ -341,7 +341,8 @@ class Service:
                             route.listener.tell(route.index, event)
         if not self._routes:
             self._idle.set()
-        self._fold(events, now)  # last: a fold that raises must not cost anyone an answer
+        # Last, and after the readers who were woken: counting must delay no answer, and one that raises cost none.
+        self._running_loop().call_soon(self._fold, events, now)
 
     def note(self, *events: Event) -> None:
         """Tell the watchers of what happened outside the engine; soon, so that no caller pays for a fold."""

@@ -14,18 +14,21 @@ _FORMS = "a string, a list of strings, a list of token ids, or a list of lists o
 
 
 def _is_tokens(value: Any) -> bool:
-    return isinstance(value, list) and all(type(token) is int for token in value)
+    return isinstance(value, list) and set(map(type, value)) <= {int}
 
 
 def _prompt(value: Any) -> Any:
-    if isinstance(value, list) and value:
-        if not (_is_tokens(value) or all(isinstance(x, str) for x in value) or all(map(_is_tokens, value))):
-            raise wrong_type(_FORMS)
-        if not _is_tokens(value) and len(value) > MAX_PROMPTS:
-            raise wrong_value(f"must have at most {MAX_PROMPTS} prompts, got {len(value)}")
-    elif not isinstance(value, str | list):
+    if not isinstance(value, str | list):
         raise wrong_type(_FORMS)
-    if not value or (isinstance(value, list) and not all(x or type(x) is int for x in value)):
+    if not value:
+        raise wrong_value("must not be empty")
+    if isinstance(value, str) or _is_tokens(value):
+        return value
+    if not (all(isinstance(x, str) for x in value) or all(map(_is_tokens, value))):
+        raise wrong_type(_FORMS)
+    if len(value) > MAX_PROMPTS:
+        raise wrong_value(f"must have at most {MAX_PROMPTS} prompts, got {len(value)}")
+    if not all(value):
         raise wrong_value("must not be empty")
     return value
 
