@@ -13,6 +13,7 @@ from headrace.cli.chat import chat
 from headrace.cli.complete import complete
 from headrace.cli.doctor import doctor
 from headrace.cli.plan import plan
+from headrace.cli.quantize import quantize
 from headrace.cli.replay import replay
 from headrace.cli.serve import serve
 from headrace.cli.simulate import simulate
@@ -25,7 +26,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode=None,  # plain help wraps long flags, where tables cut them
 )
-for command in (serve, chat, complete, run_batch, replay, simulate, plan, doctor, warm):
+for command in (serve, chat, complete, run_batch, replay, simulate, plan, quantize, doctor, warm):
     app.command()(command)
 app.add_typer(bench_app, name="bench")
 app.add_typer(cache_app, name="cache")

@@ -68,6 +68,11 @@ class QuantizedWeight:
         """The parts that there are."""
         return tuple(t for t in (self.values, self.scales, self.zeros, self.order) if t is not None)
 
+    def rows(self, begin: int, end: int) -> QuantizedWeight:
+        """Some of the outputs, as a weight that shares this one's memory."""
+        zeros = None if self.zeros is None else self.zeros[begin:end]
+        return replace(self, values=self.values[begin:end], scales=self.scales[begin:end], zeros=zeros)
+
     def to(self, device: torch.device | str) -> QuantizedWeight:
         """The weight on ``device``."""
 

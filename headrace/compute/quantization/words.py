@@ -10,7 +10,7 @@ from torch import Tensor
 
 def halves_of(words: Tensor) -> Tensor:
     """Words int32 [rows, n] of 4-bit values plus 8 as uint8 [rows, 4n]: what `QuantizedWeight` holds."""
-    return words.contiguous().view(torch.uint8)
+    return words.reshape(-1).view(torch.uint8).view(len(words), -1)
 
 
 def integers_of(words: Tensor, bits: Literal[4, 8]) -> Tensor:
@@ -29,4 +29,4 @@ def words_of(integers: Tensor, bits: Literal[4, 8]) -> Tensor:
     stored = torch.nn.functional.pad(stored, (0, padding))
     if bits == 4:
         stored = stored[:, ::2] | (stored[:, 1::2] << 4)
-    return stored.contiguous().view(torch.int32)
+    return stored.reshape(-1).view(torch.int32).view(len(stored), -1)

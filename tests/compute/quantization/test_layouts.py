@@ -28,6 +28,14 @@ def test_words_hold_what_was_put_in(bits: int, width: int) -> None:
     assert torch.equal(integers_of(words, bits)[:, :width], integers)
 
 
+def test_a_single_row_or_column_may_lie_in_any_way() -> None:
+    """Torch calls the transpose of a single row contiguous, whatever its strides are."""
+    column = torch.arange(-8, 8).to(torch.int8)[:, None]
+    words = words_of(column.t(), 4)
+    assert torch.equal(integers_of(words, 4), column.t())
+    assert torch.equal(integers_of(words.t(), 4)[:, :8], column.view(2, 8))
+
+
 def test_a_zero_stored_as_the_highest_value_is_the_lowest() -> None:
     parts = packing.gptq(LINEAR, 1)
     parts["qzeros"] = torch.full_like(parts["qzeros"], -1)

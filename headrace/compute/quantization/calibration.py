@@ -1,0 +1,92 @@
+"""What the inputs of linears are like on a text: their second moments, summed up while a model reads it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Sequence
+from typing import Any
+
+from torch import Tensor
+
+from headrace.compute.kernels.reference import TorchKernels
+from headrace.compute.model.layout import linear_places
+from headrace.compute.model.reading import Reader
+from headrace.compute.model.spec import DecoderSpec
+from headrace.compute.model.weights import DecoderWeights
+from headrace.compute.quantization.weight import QuantizedWeight
+
+LINEARS = ("qkv", "output", "gate_up", "down")
+"""In the order in which a decoder prepares, and computes, the linears of a layer."""
+
+_MOMENTS_BYTES = 4 << 30
+"""Of moments in memory at once."""
+
+Moments = dict[tuple[int, str], Tensor]
+"""Of layer and linear: float32 [in, in], the sum over tokens of ``x xᵀ``."""
+
+
+class WatchingKernels(TorchKernels):
+    """Kernels that compute as the torch kernels do, and sum up what goes into the linears of some ``layers``."""
+
+    name = "watching"
+
+    def __init__(self, layers: Collection[int]) -> None:
+        super().__init__()
+        self.moments: Moments = {}
+        self._layers = layers
+        self._prepared = 0
+
+    def prepare_linear(self, weight: Tensor | QuantizedWeight) -> Any:
+        layer, which = divmod(self._prepared, len(LINEARS))
+        self._prepared += 1
+        return (layer, LINEARS[which]), super().prepare_linear(weight)
+
+    def linear(self, x: Tensor, weight: Any, bias: Tensor | None = None) -> Tensor:
+        place, prepared = weight
+        if place[0] in self._layers:
+            wide = x.float()
+            moments = wide.T @ wide
+            self.moments[place] = self.moments[place].add_(moments) if place in self.moments else moments
+        return super().linear(x, prepared, bias)
+
+
+def input_moments(
+    spec: DecoderSpec, weights: DecoderWeights, windows: Iterable[Sequence[int]], layers: Collection[int]
+) -> Moments:
+    """The moments of the linears of ``layers`` over windows of tokens, each read by itself; takes the layers over."""
+    kernels = WatchingKernels(layers)
+    every = list(windows)
+    reader = Reader(spec, weights, kernels, max(map(len, every)))
+    for tokens in every:
+        reader.logits(tokens, wanted=len(tokens))
+    return {place: moments.cpu() for place, moments in kernels.moments.items()}
+
+
+def split_windows(tokens: Sequence[int], length: int) -> list[Sequence[int]]:
+    """A text in windows of ``length`` tokens; what is left at its end is dropped unless it is all there is."""
+    whole = [tokens[begin : begin + length] for begin in range(0, len(tokens) - length + 1, length)]
+    return whole or [tokens]
+
+
+class Calibration:
+    """The moments of every layer on one text, taken for as many layers at a time as there is room for.
+
+    Args:
+        spec: the model.
+        load: makes its weights anew, for each reading of the text.
+        windows: the text, in tokens.
+    """
+
+    def __init__(
+        self, spec: DecoderSpec, load: Callable[[], DecoderWeights], windows: Sequence[Sequence[int]]
+    ) -> None:
+        self._spec, self._load, self._windows = spec, load, windows
+        widths = [place.inputs for place in linear_places(spec, 0).values()]
+        self._at_once = max(1, _MOMENTS_BYTES // sum(4 * width * width for width in widths))
+        self._held: Moments = {}
+
+    def of(self, layer: int) -> dict[str, Tensor]:
+        """The moments of a layer's linears; layers are best asked for in order."""
+        if (layer, LINEARS[0]) not in self._held:
+            wanted = range(layer, min(layer + self._at_once, self._spec.num_layers))
+            self._held = input_moments(self._spec, self._load(), self._windows, wanted)
+        return {linear: self._held[layer, linear] for linear in LINEARS}

@@ -1,0 +1,68 @@
+"""GPTQ (arXiv:2210.17323): each input's rounding error is made up for by the inputs that are rounded after it.
+
+How, is told by the second moments of the inputs, which `calibration` takes from a text: where two inputs go together,
+one can carry what the other lost.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from headrace.compute.quantization.scheme import Scheme
+from headrace.compute.quantization.weight import QuantizedWeight
+
+_DAMPING = 0.01
+"""Added to the moments' diagonal, as a share of its mean: few tokens leave directions that were never seen."""
+_BLOCK = 128
+"""Inputs after which all later ones are told of the errors at once: one large product instead of many small ones."""
+
+
+def gptq(weight: Tensor, moments: Tensor, scheme: Scheme, scale_dtype: torch.dtype) -> QuantizedWeight:
+    """A weight [out, in] on the grid of ``scheme``, given the ``moments`` [in, in] of its inputs, all float32."""
+    outputs, inputs = weight.shape
+    group = scheme.group(inputs)
+    remaining = weight.clone()
+    remaining[:, moments.diagonal() == 0] = 0  # an input that is always 0 needs no weight
+    factors = _inverse_factors(moments)
+    integers = torch.empty_like(weight)
+    scales = torch.empty(outputs, inputs // group)
+    zeros = torch.empty_like(scales)
+    for begin in range(0, inputs, _BLOCK):
+        end = min(begin + _BLOCK, inputs)
+        errors = torch.empty(outputs, end - begin)
+        for column in range(begin, end):
+            which, within = divmod(column, group)
+            chosen = slice(which, which + 1)
+            if within == 0:  # as the weights are by now
+                members = _settled(remaining, errors, factors, begin, column, end, column + group)
+                scales[:, chosen], zeros[:, chosen] = scheme.grid(members, scale_dtype)
+            values = remaining[:, column : column + 1]
+            rounded = scheme.round(values, scales[:, chosen], zeros[:, chosen])
+            integers[:, column : column + 1] = rounded
+            error = (values - (rounded - zeros[:, chosen]) * scales[:, chosen]) / factors[column, column]
+            remaining[:, column + 1 : end] -= error * factors[column, column + 1 : end]
+            errors[:, column - begin : column - begin + 1] = error
+        remaining[:, end:] -= errors @ factors[begin:end, end:]
+    return scheme.pack(integers, scales, zeros, None)
+
+
+def _settled(
+    remaining: Tensor, errors: Tensor, factors: Tensor, begin: int, column: int, end: int, last: int
+) -> Tensor:
+    """The weights from ``column`` to ``last``, also those beyond this block told of its errors so far."""
+    members = remaining[:, column:last].clone()
+    if last > end and column > begin:
+        members[:, end - column :] -= errors[:, : column - begin] @ factors[begin:column, end:last]
+    return members
+
+
+def _inverse_factors(moments: Tensor) -> Tensor:
+    """The upper triangular factor of the inverse moments: row ``i`` says how later inputs make up for input ``i``."""
+    damped = moments.clone()
+    diagonal = damped.diagonal()
+    diagonal[diagonal == 0] = 1.0
+    diagonal += _DAMPING * diagonal.mean()
+    inverse = torch.cholesky_inverse(torch.linalg.cholesky(damped))
+    factors: Tensor = torch.linalg.cholesky(inverse, upper=True)
+    return factors

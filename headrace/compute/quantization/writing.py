@@ -1,0 +1,215 @@
+"""A plain checkpoint written anew in few bits, as compressed-tensors, layer by layer.
+
+The head stays as it is, as most readers of the format expect; so do embedding, norms and biases, but for what
+activation-aware scaling moves from one to the other.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections import defaultdict
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from safetensors.torch import save_file
+from torch import Tensor
+
+from headrace.compute.model.checkpoint import INDEX, Checkpoint
+from headrace.compute.model.layout import (
+    FINAL_NORM,
+    HEAD,
+    LinearPlace,
+    head_norm_modules,
+    linear_places,
+    norm_modules,
+    plain_shapes,
+)
+from headrace.compute.model.spec import DecoderSpec, ModelError
+from headrace.compute.quantization.awq import best_factors
+from headrace.compute.quantization.calibration import Calibration
+from headrace.compute.quantization.compressed_tensors import stored_parts
+from headrace.compute.quantization.gptq import gptq
+from headrace.compute.quantization.scheme import Scheme, round_to_nearest
+
+Method = Literal["rtn", "gptq", "awq"]
+
+_SHARD_BYTES = 4 << 30
+_COPIED = ("*.json", "*.jinja", "*.model", "*.txt", "LICENSE*")
+
+
+@dataclass(slots=True)
+class _Layer:
+    """A layer's tensors in float32, by the fields of `weights.LayerWeights`; parts that become one are stacked."""
+
+    places: Mapping[str, LinearPlace]
+    linears: dict[str, Tensor]
+    biases: dict[str, Tensor]
+    norms: dict[str, Tensor]
+
+
+def write_quantized(
+    source: Path,
+    target: Path,
+    config: Mapping[str, Any],
+    spec: DecoderSpec,
+    scheme: Scheme,
+    method: Method,
+    calibration: Calibration | None,
+) -> None:
+    """Write the model in ``source`` to the folder ``target``, which is made.
+
+    Raises:
+        ModelError: its weights are in few bits already, or lie within a larger model.
+        OSError: the folder cannot be written.
+    """
+    if spec.stored or spec.nested_checkpoint:
+        raise ModelError(f"{source}: only text models with plain weights can be quantized")
+    target.mkdir(parents=True)
+    groups: dict[int, set[str]] = defaultdict(set)
+    shards = _Shards(target)
+    with Checkpoint(source) as checkpoint:
+        stored = checkpoint.read(f"{FINAL_NORM}.weight").dtype
+        scale_dtype = torch.bfloat16 if stored == torch.bfloat16 else torch.float32
+        for index in range(spec.num_layers):
+            layer = _read(checkpoint, spec, index)
+            moments = calibration.of(index) if calibration else {}
+            if method == "awq":
+                _scale(layer, moments, scheme, spec.norm_offset)
+            for name, place in layer.places.items():
+                weight = layer.linears[name]
+                if method == "gptq":
+                    quantized = gptq(weight, moments[name], scheme, scale_dtype)
+                else:
+                    quantized = round_to_nearest(weight, scheme, scale_dtype)
+                groups[quantized.group_size].update(module.rpartition(".")[2] for module in place.modules)
+                for module, begin, end in _outputs(place):
+                    parts = stored_parts(quantized.rows(begin, end), scale_dtype)
+                    shards.add({f"{module}.{suffix}": part for suffix, part in parts.items()})
+            shards.add({name: tensor.to(stored) for name, tensor in _others(layer, spec, index).items()})
+        outside = [name for name in plain_shapes(spec) if not name.startswith("model.layers.")]
+        shards.add({name: checkpoint.read(name).clone() for name in outside})
+    shards.close()
+    for pattern in _COPIED:
+        for file in source.glob(pattern):
+            if file.name not in (INDEX, "config.json"):
+                shutil.copyfile(file, target / file.name)
+    told = {**config, "quantization_config": _config(scheme, groups)}
+    (target / "config.json").write_text(json.dumps(told, indent=2) + "\n")
+
+
+def _read(checkpoint: Checkpoint, spec: DecoderSpec, index: int) -> _Layer:
+    places = linear_places(spec, index)
+
+    def stacked(place: LinearPlace, kind: str) -> Tensor:
+        return torch.cat([checkpoint.read(f"{module}.{kind}").float() for module in place.modules])
+
+    return _Layer(
+        places,
+        {name: stacked(place, "weight") for name, place in places.items()},
+        {name: stacked(place, "bias") for name, place in places.items() if place.bias},
+        {
+            name: checkpoint.read(f"{module}.weight").float()
+            for name, module in norm_modules(spec, index).items()
+        }
+        | {
+            name: checkpoint.read(f"{name}.weight").float()
+            for name in (head_norm_modules(index) if spec.qk_norm else ())
+        },
+    )
+
+
+def _scale(layer: _Layer, moments: dict[str, Tensor], scheme: Scheme, norm_offset: float) -> None:
+    """Multiply inputs' weights, and divide what makes the inputs: norms, and for ``down`` the outputs of ``up``.
+
+    What goes into ``output`` is made by values that several heads share, so it stays.
+    """
+    factors = best_factors(layer.linears["down"], moments["down"], scheme)
+    layer.linears["down"] *= factors
+    layer.linears["gate_up"][len(factors) :] /= factors[:, None]
+    if "gate_up" in layer.biases:
+        layer.biases["gate_up"][len(factors) :] /= factors
+    for norm, linear in (("input_norm", "qkv"), ("mlp_norm", "gate_up")):
+        factors = best_factors(layer.linears[linear], moments[linear], scheme)
+        layer.linears[linear] *= factors
+        layer.norms[norm] = (layer.norms[norm] + norm_offset) / factors - norm_offset
+
+
+def _outputs(place: LinearPlace) -> Iterator[tuple[str, int, int]]:
+    """The modules of a place, and where the outputs of each begin and end."""
+    begin = 0
+    for module, outputs in place.modules.items():
+        yield module, begin, begin + outputs
+        begin += outputs
+
+
+def _others(layer: _Layer, spec: DecoderSpec, index: int) -> dict[str, Tensor]:
+    """Norms and biases by their names in a checkpoint."""
+    modules = norm_modules(spec, index)
+    tensors = {f"{modules.get(name, name)}.weight": norm for name, norm in layer.norms.items()}
+    for name, bias in layer.biases.items():
+        parts = _outputs(layer.places[name])
+        tensors |= {f"{module}.bias": bias[begin:end].clone() for module, begin, end in parts}
+    return tensors
+
+
+class _Shards:
+    """Tensors on their way to files of a bounded size."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._waiting: dict[str, Tensor] = {}
+        self._places: dict[str, str] = {}
+
+    def add(self, tensors: Mapping[str, Tensor]) -> None:
+        self._waiting |= {name: tensor.contiguous() for name, tensor in tensors.items()}
+        if sum(tensor.nbytes for tensor in self._waiting.values()) >= _SHARD_BYTES:
+            self._write()
+
+    def close(self) -> None:
+        """Write what waits, and the index."""
+        self._write()
+        index = {"metadata": {}, "weight_map": self._places}
+        (self._folder / INDEX).write_text(json.dumps(index, indent=2) + "\n")
+
+    def _write(self) -> None:
+        name = f"model-{len(set(self._places.values())) + 1:05}.safetensors"
+        save_file(self._waiting, self._folder / name, {"format": "pt"})
+        self._places |= dict.fromkeys(self._waiting, name)
+        self._waiting = {}
+
+
+def _config(scheme: Scheme, groups: Mapping[int, set[str]]) -> dict[str, Any]:
+    """The ``quantization_config``: one group, or where widths allow different group sizes, one for each."""
+    whole = scheme.group_size is None
+    activations = {"num_bits": 8, "type": "int", "strategy": "token", "symmetric": True, "dynamic": True}
+
+    def group(size: int, targets: list[str]) -> dict[str, Any]:
+        weights = {
+            "num_bits": scheme.bits,
+            "type": "int",
+            "strategy": "channel" if whole else "group",
+            "group_size": None if whole else size,
+            "symmetric": scheme.symmetric,
+            "dynamic": False,
+        }
+        acting = activations if scheme.activation_bits == 8 else None
+        return {"targets": targets, "weights": weights, "input_activations": acting}
+
+    if whole or len(groups) == 1:
+        found = [group(next(iter(groups)), ["Linear"])]
+    else:
+        found = [
+            group(size, [f"re:.*\\.{name}$" for name in sorted(names)])
+            for size, names in sorted(groups.items())
+        ]
+    return {
+        "quant_method": "compressed-tensors",
+        "format": "int-quantized" if scheme.activation_bits == 8 else "pack-quantized",
+        "quantization_status": "compressed",
+        "config_groups": {f"group_{index}": each for index, each in enumerate(found)},
+        "ignore": [HEAD],
+    }

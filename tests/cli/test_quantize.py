@@ -1,0 +1,70 @@
+"""Quantizing the built-in model from the command line, and refusing what would be too bad."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from headrace.build import quantizing
+from headrace.cli import app
+from headrace.compute.quantization import quality
+from headrace.config import ConfigError
+
+
+@pytest.fixture(autouse=True)
+def little(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Few and short windows: what is tested is the road, not the numbers."""
+    monkeypatch.setattr(quantizing, "WINDOW", 48)
+    monkeypatch.setattr(quantizing, "WINDOWS", 10)
+
+
+def run(*words: object) -> str:
+    result = CliRunner().invoke(app, ["quantize", *map(str, words)], catch_exceptions=False)
+    assert result.exit_code == 0, result.output
+    return result.output
+
+
+def test_a_written_model_is_measured_and_can_be_loaded(tmp_path: Path) -> None:
+    shown = run("builtin", "--scheme", "int8", "--method", "rtn", "--output", tmp_path / "few")
+    assert "tokens of the model's own writing" in shown
+    assert "int8 rtn" in shown
+    assert f"written: {tmp_path / 'few'}" in shown
+    assert [path.name for path in tmp_path.iterdir()] == ["few"]
+    again = quantizing.Quantizing("builtin").measure(tmp_path / "few", "again")
+    assert again.quality.agreement > 0.9
+    with pytest.raises(ConfigError, match="is there already"):
+        run("builtin", "--output", tmp_path / "few")
+    with pytest.raises(ConfigError, match=r"in few bits already \(compressed-tensors\)"):
+        run(tmp_path / "few", "--report")
+
+
+def test_what_is_past_the_bounds_is_not_written_unless_forced(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    text = tmp_path / "text"
+    text.write_text("Once upon a time there was a fox who lived by the river. " * 40)
+    few = tmp_path / "few"
+    asked = ("builtin", "--method", "awq", "--calibrate", text, "--output", few)
+    monkeypatch.setattr(quality, "MOST_DIVERGENCE", 0.0)
+    with pytest.raises(ConfigError, match=r"divergence is 0.*, more than 0\.0: nothing is written"):
+        run(*asked)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["text"]
+    assert "past the bounds" in run(*asked, "--force")
+    assert (few / "config.json").is_file()
+
+
+def test_a_report_has_every_way(monkeypatch: pytest.MonkeyPatch) -> None:
+    shown = run("builtin", "--report")
+    ways = ["--quantization int8", "--quantization int4"]
+    ways += [f"written {scheme} {method}" for scheme, method in quantizing.REPORTED]
+    assert all(way in shown for way in ways)
+
+
+def test_there_must_be_something_to_do_and_something_to_read(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="say --output FOLDER, or --report"):
+        run("builtin")
+    (tmp_path / "empty").write_text("")
+    with pytest.raises(ConfigError, match="there is no text in it"):
+        run("builtin", "--report", "--calibrate", tmp_path / "empty")
