@@ -16,8 +16,8 @@ from benchmarks.peers.shapes import SHAPES
 from benchmarks.peers.workloads import NAMES, workload
 
 
-def main() -> None:
-    """Reads the command line and does it."""
+def command_line() -> argparse.ArgumentParser:
+    """What may be said."""
     parser = argparse.ArgumentParser(
         prog="python -m benchmarks.peers",
         description=__doc__,
@@ -39,6 +39,12 @@ def main() -> None:
     racing.add_argument("--rounds", type=int, default=3)
     racing.add_argument("--cores", type=int, default=min(2, os.cpu_count() or 1))
     racing.add_argument("--output", type=Path, help="JSON; a PNG lies beside it [default: bench-results/…]")
+    return parser
+
+
+def main() -> None:
+    """Reads the command line and does it."""
+    parser = command_line()
     args = parser.parse_args()
     places = Places(args.home.expanduser())
     if args.command == "install":
