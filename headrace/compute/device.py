@@ -157,7 +157,7 @@ def limit_threads() -> int:
 
 
 def apart(function: Callable[[], ResultT]) -> ResultT:
-    """What ``function`` returns, called on a thread that ends with it: for all computing before the serving begins.
+    """What ``function`` returns, called on a thread that ends with it: for all computing beside a model's steps.
 
     OpenMP keeps a team of threads for every thread that ever computed in parallel. Where all teams together have more
     threads than the machine has cores, GNU's runtime no longer lets them spin at the barriers, hundreds in a step, but
