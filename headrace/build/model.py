@@ -55,6 +55,7 @@ class Loaded:
     name: str
     folder: Path
     spec: DecoderSpec
+    decoder: Decoder
     engine: Engine
     runner: LocalRunner
     tokenizer: Tokenizer
@@ -165,6 +166,7 @@ def _load(options: Options, seconds: dict[str, float], tell: Tell | None) -> Loa
         name=model.served_model_name or model.model,
         folder=folder,
         spec=spec,
+        decoder=decoder,
         engine=engine,
         runner=runner,
         tokenizer=tokenizer,

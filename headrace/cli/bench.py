@@ -14,6 +14,7 @@ import typer
 from headrace.cli.bench_targets import make_server_target, make_target, read_spec
 from headrace.cli.calibrate import calibrate
 from headrace.cli.options import with_options
+from headrace.cli.roofline import roofline
 from headrace.config import CacheOptions, ConfigError, ModelOptions, Options, SchedulerOptions
 
 if TYPE_CHECKING:
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
 
 bench_app = typer.Typer(help="Measure engines and servers.", no_args_is_help=True)
 bench_app.command()(calibrate)
+bench_app.command()(roofline)
 
 PANEL = "Workload options"
 

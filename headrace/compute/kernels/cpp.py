@@ -26,8 +26,6 @@ class _Codes(dict[torch.dtype, int]):
 
 
 _DTYPES = _Codes({torch.float32: 0, torch.bfloat16: 1, torch.float16: 2})
-_PLANES = {torch.float32: 3, torch.bfloat16: 2, torch.float16: 2}
-"""Bytes that an activation of each type becomes where it meets a quantized weight (`csrc/quantized.h`)."""
 _MAX_HEAD_DIM = 512
 _ALL_KEYS = 2**62
 
@@ -74,6 +72,11 @@ class CppKernels:
         threads: int = self._cpu.max_threads()
         return threads
 
+    def read(self, words: Tensor, threads: int) -> int:
+        """The sum of ``words`` int64, modulo 2⁶⁴: nothing but reading, to see how fast memory gives it."""
+        total: int = self._cpu.read(words.data_ptr(), words.numel(), threads)
+        return total
+
     def prepare_linear(
         self, weight: Tensor | QuantizedWeight
     ) -> PackedWeight | PackedIntegers | linear.Prepared:
@@ -112,7 +115,7 @@ class CppKernels:
                 inputs,
                 outputs,
                 weight.group_size,
-                1 if weight.activation_bits == 8 else _PLANES[x.dtype],
+                weight.planes(x.dtype),
                 _DTYPES[x.dtype],
                 weight.bits,
             )

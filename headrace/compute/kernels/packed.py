@@ -15,6 +15,7 @@ from torch.nn import functional
 
 from headrace.compute.quantization.weight import QuantizedWeight
 
+_PLANES = {torch.float32: 3, torch.bfloat16: 2, torch.float16: 2}
 _CHUNK_BYTES = 64 << 20
 
 
@@ -69,6 +70,10 @@ class PackedIntegers(NamedTuple):
     bits: int
     activation_bits: int
 
+    def planes(self, dtype: torch.dtype) -> int:
+        """Bytes that an activation of a type becomes, and so byte products to a multiplication."""
+        return 1 if self.activation_bits == 8 else _PLANES[dtype]
+
 
 def pack(weight: Tensor, panel: int, memory: WeightMemory) -> PackedWeight | None:
     """``weight`` [out, in] in panels of ``panel`` outputs, or None for a kind that the kernels do not read."""
@@ -101,7 +106,7 @@ def pack_integers(weight: QuantizedWeight, panel: int, memory: WeightMemory) -> 
         values = values[:, :, 0] | (values[:, :, 1] << 4)
     values, scales = memory.keep(values), memory.keep(_panels(weight.scales, panel))
     parts, addresses = [values, scales], [values.data_ptr(), scales.data_ptr(), 0, 0]
-    offsets = None if weight.zeros is None else memory.keep(_panels(weight.zeros.int() + middle, panel))
+    offsets = None if weight.zeros is None else memory.keep(_panels(weight.zeros.float() + middle, panel))
     for place, part in ((2, offsets), (3, weight.order)):
         if part is not None:
             parts.append(part)

@@ -35,4 +35,4 @@ def test_integers_are_packed_in_fours_above_their_middle():
     halves = torch.stack((values & 15, values >> 4), 2).permute(0, 3, 1, 2, 4).reshape(4, 2, 16)
     assert torch.equal(halves[:3, :, :12].flatten(1).to(torch.int8) - 8, weight.integers())
     assert torch.equal(scales.transpose(1, 2).reshape(4, 2)[:3], weight.scales)
-    assert torch.equal(offsets.transpose(1, 2).reshape(4, 2)[:3], weight.zeros.int() + 8)
+    assert torch.equal(offsets.transpose(1, 2).reshape(4, 2)[:3], weight.zeros.float() + 8)

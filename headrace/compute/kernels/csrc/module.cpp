@@ -270,7 +270,7 @@ PyObject *quantized_linear(PyObject *, PyObject *const *values, Py_ssize_t count
   a.x = in.pointer<const void>();
   a.packed = in.pointer<const void>();
   a.scales = in.pointer<const float>();
-  a.offsets = in.pointer<const int32_t>();
+  a.offsets = in.pointer<const float>();
   a.order = in.pointer<const int64_t>();
   a.bias = in.pointer<const void>();
   a.out = in.pointer<void>();
@@ -286,6 +286,29 @@ PyObject *quantized_linear(PyObject *, PyObject *const *values, Py_ssize_t count
   run_unlocked_if(a.count * a.inputs * a.outputs > LONG_CALL_PRODUCTS, [&] { enough = operations->quantized_linear(a); });
   if (!enough) return PyErr_NoMemory();
   Py_RETURN_NONE;
+}
+
+// read(address, words, threads): their sum, modulo 2^64, by `threads` threads of which each reads one stretch after another.
+// A measure of what memory gives: nothing but loads, in lots that are large beside a page and small beside the whole.
+PyObject *read(PyObject *, PyObject *const *values, Py_ssize_t count) {
+  Arguments in(values, count);
+  const uint64_t *words = in.pointer<const uint64_t>();
+  const int64_t size = in.integer(), threads = in.integer(), lot = 1 << 17;
+  if (!in.complete()) return nullptr;
+  uint64_t total = 0;
+  run_unlocked_if(true, [&] {
+#pragma omp parallel for schedule(dynamic) reduction(+ : total) num_threads(threads > 0 ? threads : 1)
+    for (int64_t first = 0; first < size; first += lot) {
+      uint64_t sums[16] = {};
+      const int64_t end = first + lot < size ? first + lot : size;
+      int64_t i = first;
+      for (; i + 16 <= end; i += 16)
+        for (int j = 0; j < 16; j++) sums[j] += words[i + j];
+      for (; i < end; i++) sums[0] += words[i];
+      for (int j = 0; j < 16; j++) total += sums[j];
+    }
+  });
+  return PyLong_FromUnsignedLongLong(total);
 }
 
 // panel(level): columns of a panel of packed weights.
@@ -308,6 +331,7 @@ PyMethodDef methods[] = {
     FAST(linear),
     FAST(quantized_linear),
     FAST(panel),
+    FAST(read),
     {nullptr, nullptr, 0, nullptr},
 };
 

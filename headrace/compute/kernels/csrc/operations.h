@@ -55,8 +55,7 @@ struct Linear {          // out [count, outputs] = x [count, inputs] times packe
 
 struct Quantized {       // as Linear, by a weight in 8 or 4 bits: see quantized.h
   const void *x, *packed;
-  const float *scales;   // [panels, groups, panel]
-  const int32_t *offsets;  // null, or as scales: 2^(bits - 1) plus the zero point
+  const float *scales, *offsets;  // [panels, groups, panel]; offsets: null, or 2^(bits - 1) plus the zero point
   const int64_t *order;  // null or [inputs]
   const void *bias;
   void *out;

@@ -1,4 +1,4 @@
-// Linear layers whose weights have 8 or 4 bits: products of integers, exact until a scale is applied.
+// Linear layers whose weights have 8 or 4 bits: products of integers, exact until a span of them is scaled.
 //
 // Activations are rounded per token to integers of as many bytes as they need, one plane of signed bytes for each: with
 // one plane (8-bit activations) to steps of max / 127; with two (bfloat16) of max / 32639; with three (float32) of
@@ -8,7 +8,7 @@
 // bfloat16 does wherever the largest activations count.
 //
 // Weights are unsigned bytes or halves, value + 2^(bits - 1), so that they can be the unsigned factor of vpdpbusd. What
-// that and the zero points add is taken off through the sum of a row's activations. Panels are [words][PANEL] of 4
+// that and the zero points add is taken off through the sum of a token's activations. Panels are [words][PANEL] of 4
 // bytes: 4 inputs of an output, or 8 in halves, the second 4 in the upper ones. A group of inputs with its own scale is
 // padded to 8. Integers are summed over a span, which lies within a group and begins at a fixed place, and then scaled
 // into float32: a row's result does not depend on the others.
@@ -30,21 +30,16 @@ HEADRACE_INLINE Ints add_bytes(Ints sum, Words column, uint32_t row) {
 HEADRACE_INLINE Words load_words(const uint32_t *p) { return (Words)load((const Single *)p); }
 
 // sums[t, 0:PANEL] += scale * (a[t] * (b - offset)) for tokens whose planes are held in registers, TOKENS * PLANES rows.
-// `offsets` may be null: the middle of the values. `totals` are the sums of the rows' bytes over the span.
+// `offsets` may be null: the middle of the values. `totals` are the sums of the tokens' integers over the span.
 template <int TOKENS, int PLANES, int BITS>
-static void multiply_span(const uint32_t *a, int64_t a_stride, const uint32_t *b, int64_t words, const int32_t *totals,
-                          int64_t total_stride, const int32_t *offsets, const float *scales, float *sums, Ahead ahead) {
+static void multiply_span(const uint32_t *a, int64_t a_stride, const uint32_t *b, int64_t words, const float *totals,
+                          int64_t total_stride, const float *offsets, const float *scales, float *sums, Ahead ahead) {
   const int M = TOKENS * PLANES;
   Ints sum[M][VECTORS];
 #pragma GCC unroll 8
-  for (int m = 0; m < M; m++) {
-    const int total = -totals[m * total_stride];
+  for (int m = 0; m < M; m++)
 #pragma GCC unroll 8
-    for (int i = 0; i < VECTORS; i++) {
-      if (offsets) sum[m][i] = (Ints)load_words((const uint32_t *)offsets + i * LANES) * total;
-      else sum[m][i] = Ints{} + (total << (BITS - 1));
-    }
-  }
+    for (int i = 0; i < VECTORS; i++) sum[m][i] = Ints{};
   for (int64_t k = 0; k < words; k += 8 / BITS, b += PANEL) {
     fetch(ahead, b);
 #pragma GCC unroll 2
@@ -69,6 +64,7 @@ static void multiply_span(const uint32_t *a, int64_t a_stride, const uint32_t *b
 #pragma GCC unroll 2
       for (int plane = 1; plane < PLANES; plane++)
         whole = whole * 256.0f + __builtin_convertvector(sum[t * PLANES + plane][i], Floats);
+      whole -= (offsets ? load((const Single *)(offsets + i * LANES)) : broadcast(1 << (BITS - 1))) * totals[t * total_stride];
       Single *target = (Single *)(sums + t * PANEL + i * LANES);
       store(target, load(target) + whole * load((const Single *)(scales + i * LANES)));
     }
@@ -77,7 +73,7 @@ static void multiply_span(const uint32_t *a, int64_t a_stride, const uint32_t *b
 // The activations of a call as planes of bytes. Spans cut each group, so their number is that of all groups.
 struct Planes {
   int8_t *bytes;    // [tokens, planes, width], the highest plane first
-  int32_t *totals;  // [tokens, planes, spans]
+  float *totals;    // [tokens, spans]
   float *steps;     // [tokens]: what an integer of a token stands for
   int64_t width, group_words, group_spans, spans;
 };
@@ -122,11 +118,16 @@ static void quantize_token(const Quantized &a, const Planes &p, int64_t token, f
         }
       });
   p.steps[token] = step;
-  for (int64_t i = row * p.spans; i < (row + a.planes) * p.spans; i++) {
-    const int64_t span = i % p.spans, begin = span % p.group_spans * SPAN;
-    const int8_t *bytes = p.bytes + i / p.spans * p.width + span / p.group_spans * group_bytes + begin * 4;
-    p.totals[i] = 0;
-    for (int64_t j = 0; j < span_words(p, begin) * 4; j++) p.totals[i] += bytes[j];
+  for (int64_t span = 0; span < p.spans; span++) {
+    const int64_t begin = span % p.group_spans * SPAN;
+    float total = 0.0f;
+    for (int64_t plane = 0; plane < a.planes; plane++) {
+      const int8_t *bytes = p.bytes + (row + plane) * p.width + span / p.group_spans * group_bytes + begin * 4;
+      int32_t of_plane = 0;
+      for (int64_t i = 0; i < span_words(p, begin) * 4; i++) of_plane += bytes[i];
+      total = total * 256.0f + (float)of_plane;
+    }
+    p.totals[token * p.spans + span] = total;
   }
 }
 
@@ -139,14 +140,14 @@ static void multiply_panel(const Quantized &a, const Planes &p, int64_t panel, i
   __builtin_memset(sums, 0, tokens * PANEL * sizeof(float));
   for (int64_t span = 0; span < p.spans; span++) {
     const int64_t group = span / p.group_spans, begin = span % p.group_spans * SPAN, words = span_words(p, begin);
-    const int32_t *offsets = a.offsets ? a.offsets + (panel * groups + group) * PANEL : nullptr;
+    const float *offsets = a.offsets ? a.offsets + (panel * groups + group) * PANEL : nullptr;
     const float *scales = a.scales + (panel * groups + group) * PANEL;
     const uint32_t *x = (const uint32_t *)p.bytes + first * PLANES * width + group * p.group_words + begin;
-    const int32_t *totals = p.totals + first * PLANES * p.spans + span;
+    const float *totals = p.totals + first * p.spans + span;
     Ahead ahead = {words * word, (tokens + TOKENS - 1) / TOKENS, 0};
     auto tile = [&](auto count, int64_t token) {
       multiply_span<decltype(count)::value, PLANES, BITS>(x + token * PLANES * width, width, b, words,
-                                                          totals + token * PLANES * p.spans, p.spans, offsets, scales,
+                                                          totals + token * p.spans, p.spans, offsets, scales,
                                                           sums + token * PANEL, ahead);
       ahead.turn++;
     };
@@ -196,11 +197,11 @@ static int quantized_linear(const Quantized &a) {
   p.width = groups * p.group_words * 4;
   p.group_spans = (p.group_words + SPAN - 1) / SPAN;
   p.spans = groups * p.group_spans;
-  char *memory = (char *)malloc((size_t)(rows * (p.width + p.spans * 4) + (a.count + threads * a.inputs) * 4));
+  char *memory = (char *)malloc((size_t)(rows * p.width + (a.count * (p.spans + 1) + threads * a.inputs) * 4));
   if (!memory) return 0;
   p.bytes = (int8_t *)memory;
-  p.totals = (int32_t *)(memory + rows * p.width);
-  p.steps = (float *)(p.totals + rows * p.spans);
+  p.totals = (float *)(memory + rows * p.width);
+  p.steps = p.totals + a.count * p.spans;
   float *floats = p.steps + a.count;
 #pragma omp parallel for schedule(static) num_threads(threads) if (a.count * a.inputs > PARALLEL_ELEMENTS)
   for (int64_t token = 0; token < a.count; token++)

@@ -1,0 +1,117 @@
+"""``headrace bench roofline``: what this machine allows a model's steps, and what holds the engine back."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, cast
+
+import typer
+
+from headrace.cli.options import with_options
+from headrace.config import CacheOptions, ConfigError, ModelOptions, Options, SchedulerOptions
+
+if TYPE_CHECKING:
+    from headrace.compute.kernels.timed import TimedKernels
+    from headrace.compute.model.spec import DecoderSpec
+    from headrace.lab.bench.latency import StepTimes
+    from headrace.lab.bench.roofline import Machine, Step
+
+
+@with_options(ModelOptions, CacheOptions, SchedulerOptions)
+def roofline(
+    given: Options,
+    batch_size: Annotated[list[int], typer.Option(min=1, help="Rows of a step; repeatable.")] = [1, 16, 32],  # noqa: B006
+    input_len: Annotated[list[int], typer.Option(min=1, help="Prompt tokens; repeatable.")] = [128],  # noqa: B006
+    output_len: Annotated[int, typer.Option(min=2, help="Answer tokens: steps that are measured.")] = 16,
+    workload_seed: Annotated[int, typer.Option(help="What prompts are drawn from.")] = 0,
+    output: Annotated[
+        Path | None, typer.Option(help="JSON file [default: bench-results/roofline-….json]")
+    ] = None,
+) -> None:
+    """What this CPU's memory and arithmetic allow each part of a step, beside what the engine takes."""
+    import torch
+    from rich.console import Console
+
+    from headrace.build.model import load, warm_up
+    from headrace.compute.kernels import Kernels
+    from headrace.compute.kernels.cpp import CppKernels
+    from headrace.compute.kernels.probe import product_rates, read_rates
+    from headrace.compute.kernels.timed import TimedKernels
+    from headrace.core.request import Request, SamplingParams
+    from headrace.lab.bench import report
+    from headrace.lab.bench import roofline as lab
+    from headrace.lab.bench.latency import Stopwatch, time_steps
+    from headrace.lab.workload.dataset import Dataset
+
+    loaded = load(given)
+    engine, runner = loaded.engine, loaded.runner
+    kernels = loaded.decoder.kernels
+    if not isinstance(kernels, CppKernels):
+        raise ConfigError(f"bench roofline measures the kernels 'cpp', and here are '{loaded.kernels}'")
+    show = Console().print
+    warm_up(loaded)
+    machine = lab.Machine(read_rates(kernels), product_rates(kernels, getattr(torch, loaded.dtype)))
+    show(lab.machine_table(machine))
+
+    engine.runner = stopwatch = Stopwatch(runner)
+    timed = TimedKernels(kernels, loaded.spec.vocab_size)
+    loaded.decoder.kernels = cast(Kernels, timed)
+    params = SamplingParams(temperature=0.0, max_tokens=output_len, ignore_eos=True)
+    steps: list[lab.Step] = []
+    for context in input_len:
+        for batch in batch_size:
+            seed = workload_seed + len(steps)
+            work = Dataset("fixed", None, batch, context, output_len, seed=seed).draw()
+            requests = [Request(f"{seed}-{each.id}", cast(Any, each.prompt), params) for each in work]
+            both = time_steps(engine, stopwatch, lambda: {**runner.seconds, **timed.totals}, requests)
+            for times in both:
+                if times.wall.count:
+                    size = (batch, context, output_len)
+                    steps.append(_step(times, *size, loaded.spec, loaded.dtype, timed, machine))
+    for step in sorted(steps, key=lambda step: step.kind == "prefill"):
+        show(lab.step_table(step))
+    path = output or Path("bench-results") / f"roofline-{datetime.now(UTC):%Y%m%d-%H%M%S}.json"
+    settings = {"model": given.model.model, "dtype": loaded.dtype, "quantization": loaded.quantization}
+    report.write(path, report.document([], settings, {"roofline": lab.document(machine, steps)}))
+    show(f"written: {path}")
+    runner.close()
+
+
+def _step(
+    times: StepTimes,
+    batch: int,
+    context: int,
+    output_len: int,
+    spec: DecoderSpec,
+    dtype: str,
+    timed: TimedKernels,
+    machine: Machine,
+) -> Step:
+    """One kind of steps as parts. What a context costs is that of its mean length over the steps."""
+    from headrace.lab.bench.roofline import Part, Step, bound
+
+    spent: Mapping[str, float] = times.phases
+    decode = times.kind == "decode"
+    # Positions that queries look at and, of them, those that must come from memory, per step.
+    reach = batch * (context + output_len / 2) if decode else batch * context * context / 2 / times.wall.count
+    fetched = reach if decode else 0.0
+    width = 4 * spec.num_layers * spec.num_heads * spec.head_dim
+    kv_bytes = 2 * spec.num_layers * spec.num_kv_heads * spec.head_dim * {"float32": 4}.get(dtype, 2)
+
+    def linear(name: str, part: str) -> Part:
+        numbers = timed.numbers[part]
+        return Part(name, spent[part], spent[f"{part} bytes"], 2 * spent[f"{part} products"], numbers)
+
+    kernels = sum(spent[part] for part in ("linear", "head", "attention", "elementwise"))
+    parts = (
+        linear("linear layers", "linear"),
+        Part("attention", spent["attention"], fetched * kv_bytes, reach * width, dtype),
+        linear("LM head", "head"),
+        Part("norms, activations", spent["elementwise"]),
+        Part("the decoder's own", spent["forward"] - kernels),
+        Part("sampling", spent["sample"]),
+        Part("planning and the loop", times.outside_forward - spent["sample"]),
+    )
+    return Step(times.kind, batch, context, times.wall.count, tuple(bound(part, machine) for part in parts))

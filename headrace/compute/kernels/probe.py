@@ -1,0 +1,60 @@
+"""How fast this CPU reads and multiplies, by trying: what `headrace bench roofline` compares the engine with."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+import torch
+
+from headrace.compute.kernels import linear
+from headrace.compute.kernels.cpp import CppKernels
+from headrace.compute.quantization.weight import QuantizedWeight
+
+_READ_BYTES = 512 << 20
+"""Far more than any cache holds."""
+_ROWS, _INPUTS, _OUTPUTS = 768, 1024, 4096
+_TRIES = 5
+
+
+def read_rates(kernels: CppKernels) -> dict[int, float]:
+    """Bytes per second that come from memory, by number of threads from 1 to the kernels' own."""
+    words = torch.ones(_READ_BYTES // 8, dtype=torch.int64)
+
+    def rate(threads: int) -> float:
+        return words.nbytes / _least_seconds(lambda: kernels.read(words, threads))
+
+    return {threads: rate(threads) for threads in range(1, kernels.threads + 1)}
+
+
+def product_rates(kernels: CppKernels, dtype: torch.dtype) -> dict[str, dict[str, float]]:
+    """Operations per second of a large matrix product, in ``dtype`` and in bytes, by the kernels and by oneDNN."""
+    x, weight = torch.randn(_ROWS, _INPUTS).to(dtype), torch.randn(_OUTPUTS, _INPUTS).to(dtype)
+    bytes_of_x = torch.randint(-127, 128, (_ROWS, _INPUTS), dtype=torch.int8)
+    integers = torch.randint(-127, 128, (_OUTPUTS, _INPUTS), dtype=torch.int8)
+    quantized = QuantizedWeight(integers, torch.ones(_OUTPUTS, 1), None, None, 8, 8)
+    ours, ours_in_bytes = kernels.prepare_linear(weight), kernels.prepare_linear(quantized)
+    packed, turned = linear.prepare(weight), integers.T.contiguous()
+
+    def rate(multiply: Callable[[], object]) -> float:
+        return 2.0 * _ROWS * _INPUTS * _OUTPUTS / _least_seconds(multiply)
+
+    return {
+        str(dtype).removeprefix("torch."): {
+            "own": rate(lambda: kernels.linear(x, ours)),
+            "oneDNN": rate(lambda: linear.apply(x, packed, None)),
+        },
+        "int8": {
+            "own": rate(lambda: kernels.linear(x, ours_in_bytes)),
+            "oneDNN": rate(lambda: torch._int_mm(bytes_of_x, turned)),
+        },
+    }
+
+
+def _least_seconds(work: Callable[[], object]) -> float:
+    seconds = []
+    for _ in range(_TRIES):
+        began = time.perf_counter()
+        work()
+        seconds.append(time.perf_counter() - began)
+    return min(seconds)

@@ -1,0 +1,184 @@
+"""What a machine allows a step of a model, part by part, beside what the engine does with it.
+
+A part of a step moves bytes from memory and multiplies; it can be no quicker than the slower of the two
+(the roofline of Williams, Waterman and Patterson, doi:10.1145/1498765.1498785). What it takes beyond that is overhead.
+Knows numbers only: who measures is `headrace.cli.roofline`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from rich.table import Table
+
+Term = Literal["bandwidth", "arithmetic", "overhead"]
+
+
+@dataclass(frozen=True, slots=True)
+class Machine:
+    """What was measured of a machine.
+
+    ``read`` are bytes per second by number of threads; ``products`` operations per second (two to a multiplication
+    with its addition) by type of numbers and by who multiplies.
+    """
+
+    read: Mapping[int, float]
+    products: Mapping[str, Mapping[str, float]]
+
+    @property
+    def bandwidth(self) -> float:
+        return max(self.read.values())
+
+    def peak(self, numbers: str) -> float:
+        """Operations per second that somebody reached with a type of numbers."""
+        return max(self.products[numbers].values())
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """A part of a step: its seconds, the bytes it must read and its operations on a type of ``numbers``."""
+
+    name: str
+    seconds: float
+    bytes: float = 0.0
+    operations: float = 0.0
+    numbers: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Bound:
+    """A part beside what the machine allows it, in seconds."""
+
+    name: str
+    seconds: float
+    bandwidth: float
+    arithmetic: float
+
+    @property
+    def allowed(self) -> float:
+        return max(self.bandwidth, self.arithmetic)
+
+    @property
+    def overhead(self) -> float:
+        return max(0.0, self.seconds - self.allowed)
+
+    @property
+    def share(self) -> float:
+        """Of its time, how much the machine needs."""
+        return self.allowed / self.seconds if self.seconds else 0.0
+
+    @property
+    def held_by(self) -> Term:
+        """What to work on: the largest of the three terms."""
+        return _largest(self.bandwidth, self.arithmetic, self.overhead)
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """Steps of one kind: ``batch`` rows behind ``context`` tokens, and their parts, in the mean of ``count``."""
+
+    kind: str
+    batch: int
+    context: int
+    count: int
+    parts: tuple[Bound, ...]
+
+    @property
+    def seconds(self) -> float:
+        return sum(part.seconds for part in self.parts)
+
+    @property
+    def allowed(self) -> float:
+        """The parts' bounds, added: memory does not hide behind another part's arithmetic."""
+        return sum(part.allowed for part in self.parts)
+
+    @property
+    def share(self) -> float:
+        """Of its time, how much the machine needs."""
+        return self.allowed / self.seconds
+
+    @property
+    def held_by(self) -> Term:
+        """As of a part, where each part counts with the term that bounds it."""
+        bandwidth = sum(part.allowed for part in self.parts if part.bandwidth >= part.arithmetic)
+        return _largest(bandwidth, self.allowed - bandwidth, self.seconds - self.allowed)
+
+
+def _largest(bandwidth: float, arithmetic: float, overhead: float) -> Term:
+    terms: dict[Term, float] = {"bandwidth": bandwidth, "arithmetic": arithmetic, "overhead": overhead}
+    return max(terms, key=lambda term: terms[term])
+
+
+def bound(part: Part, machine: Machine) -> Bound:
+    """A part on a machine."""
+    arithmetic = part.operations / machine.peak(part.numbers) if part.operations else 0.0
+    return Bound(part.name, part.seconds, part.bytes / machine.bandwidth, arithmetic)
+
+
+def machine_table(machine: Machine) -> Table:
+    """What the machine gives."""
+    shown = Table(title="the machine", title_justify="left", header_style="bold")
+    shown.add_column("")
+    shown.add_column("measured", justify="right")
+    for threads, rate in machine.read.items():
+        shown.add_row(
+            f"memory read by {threads} thread{'s' if threads > 1 else ''}", f"{rate / 1e9:.1f} GB/s"
+        )
+    for numbers, rates in machine.products.items():
+        for who, rate in rates.items():
+            shown.add_row(f"{numbers} products, {who}", f"{rate / 1e12:.2f} T/s")
+    return shown
+
+
+def step_table(step: Step) -> Table:
+    """A step's parts in milliseconds."""
+    title = (
+        f"{step.kind}: batch {step.batch}, context {step.context}, mean of {step.count} steps; milliseconds"
+    )
+    shown = Table(title=title, title_justify="left", header_style="bold")
+    shown.add_column("part")
+    for column in ("bandwidth", "arithmetic", "allowed", "takes", "share", "held by"):
+        shown.add_column(column, justify="right")
+    for part in step.parts:
+        cells = [_ms(part.bandwidth), _ms(part.arithmetic), _ms(part.allowed), _ms(part.seconds)]
+        shown.add_row(part.name, *cells, f"{part.share:.0%}", part.held_by)
+    shown.add_section()
+    shown.add_row(
+        "whole step", "", "", _ms(step.allowed), _ms(step.seconds), f"{step.share:.0%}", step.held_by
+    )
+    return shown
+
+
+def document(machine: Machine, steps: Sequence[Step]) -> dict[str, object]:
+    """The same as plain values; seconds."""
+    return {
+        "machine_read_bytes_per_second": dict(machine.read),
+        "machine_operations_per_second": {name: dict(rates) for name, rates in machine.products.items()},
+        "steps": [
+            {
+                "kind": step.kind,
+                "batch": step.batch,
+                "context": step.context,
+                "count": step.count,
+                "seconds": step.seconds,
+                "allowed_seconds": step.allowed,
+                "parts": [
+                    {
+                        "name": part.name,
+                        "seconds": part.seconds,
+                        "bandwidth_seconds": part.bandwidth,
+                        "arithmetic_seconds": part.arithmetic,
+                        "held_by": part.held_by,
+                    }
+                    for part in step.parts
+                ],
+            }
+            for step in steps
+        ],
+    }
+
+
+def _ms(seconds: float) -> str:
+    return f"{1000 * seconds:.2f}" if seconds else "-"

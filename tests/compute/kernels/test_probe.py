@@ -1,0 +1,40 @@
+from __future__ import annotations
+
+import pytest
+import torch
+
+from headrace.compute.kernels import KernelsUnavailable, probe
+from headrace.compute.kernels.cpp import CppKernels
+
+try:
+    KERNELS = CppKernels()
+except KernelsUnavailable as reason:
+    pytest.skip(str(reason), allow_module_level=True)
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+@pytest.mark.parametrize("size", [0, 5, (1 << 17) + 3])
+def test_reading_reads_every_word(size: int, threads: int) -> None:
+    words = torch.arange(size, dtype=torch.int64)
+    assert KERNELS.read(words, threads) == words.sum().item()
+
+
+def test_rates_are_told_for_each_number_of_threads_and_each_who_multiplies(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(probe, "_TRIES", 1)
+    monkeypatch.setattr(probe, "_ROWS", 8)
+    monkeypatch.setattr(probe, "_READ_BYTES", 1 << 16)
+    threads = torch.get_num_threads()
+    try:
+        torch.set_num_threads(2)
+        rates = probe.read_rates(KERNELS)
+    finally:
+        torch.set_num_threads(threads)
+    assert list(rates) == [1, 2]
+    products = probe.product_rates(KERNELS, torch.bfloat16)
+    assert {numbers: set(by) for numbers, by in products.items()} == {
+        "bfloat16": {"own", "oneDNN"},
+        "int8": {"own", "oneDNN"},
+    }
+    assert all(rate > 0 for by in products.values() for rate in by.values())

@@ -1,0 +1,60 @@
+from __future__ import annotations
+
+import json
+
+import pytest
+from rich.console import Console
+
+from headrace.lab.bench.roofline import Machine, Part, Step, bound, document, machine_table, step_table
+
+MACHINE = Machine({1: 20e9, 2: 40e9}, {"bfloat16": {"own": 0.9e12, "oneDNN": 1e12}, "int8": {"own": 2e12}})
+
+
+def test_a_part_needs_the_longer_of_reading_and_multiplying():
+    reads = bound(Part("linear", 0.05, bytes=1e9, operations=1e9, numbers="bfloat16"), MACHINE)
+    assert (reads.bandwidth, reads.arithmetic) == pytest.approx((0.025, 0.001))
+    assert reads.allowed == reads.bandwidth
+    assert reads.share == pytest.approx(0.5)
+    multiplies = bound(Part("linear", 0.011, bytes=1e8, operations=2e10, numbers="int8"), MACHINE)
+    assert multiplies.allowed == pytest.approx(0.01)
+    assert multiplies.held_by == "arithmetic"
+
+
+def test_what_exceeds_the_bound_is_overhead():
+    assert bound(Part("linear", 0.06, bytes=1e9), MACHINE).held_by == "overhead"
+    assert bound(Part("linear", 0.04, bytes=1e9), MACHINE).held_by == "bandwidth"
+    quicker = bound(Part("linear", 0.02, bytes=1e9), MACHINE)
+    assert quicker.overhead == 0
+    assert bound(Part("sampling", 0.001), MACHINE).held_by == "overhead"
+
+
+def step() -> Step:
+    parts = (
+        Part("linear layers", 0.030, 1e9, 1e9, "bfloat16"),
+        Part("attention", 0.020, 1e6, 1e10, "bfloat16"),
+        Part("sampling", 0.010),
+    )
+    return Step("decode", 4, 128, 16, tuple(bound(part, MACHINE) for part in parts))
+
+
+def test_a_steps_bounds_are_added():
+    whole = step()
+    assert whole.seconds == pytest.approx(0.06)
+    assert whole.allowed == pytest.approx(0.025 + 0.01)
+    assert whole.share == pytest.approx(0.035 / 0.06)
+    assert Step("decode", 4, 128, 16, whole.parts[:2]).held_by == "bandwidth"
+    assert Step("decode", 4, 128, 16, whole.parts[1:]).held_by == "overhead"
+
+
+def test_tables_and_document_say_the_same():
+    console = Console(record=True, width=120)
+    console.print(machine_table(MACHINE))
+    console.print(step_table(step()))
+    text = console.export_text()
+    for expected in ("memory read by 2 threads", "40.0 GB/s", "1.00 T/s", "batch 4, context 128", "58%"):
+        assert expected in text
+    told = json.loads(json.dumps(document(MACHINE, [step()])))
+    assert told["machine_read_bytes_per_second"] == {"1": 20e9, "2": 40e9}
+    (only,) = told["steps"]
+    assert only["allowed_seconds"] == pytest.approx(0.035)
+    assert [part["held_by"] for part in only["parts"]] == ["bandwidth", "arithmetic", "overhead"]
