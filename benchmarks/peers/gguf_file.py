@@ -7,7 +7,6 @@ numbers, of which numpy has no bfloat16.
 from __future__ import annotations
 
 import json
-import math
 import sys
 from pathlib import Path
 from typing import Any
@@ -15,7 +14,7 @@ from typing import Any
 import gguf
 import numpy as np
 
-from benchmarks.peers.gguf_names import interleaved, to_gguf
+from benchmarks.peers.gguf_names import interleaved, rope_factors, to_gguf
 from benchmarks.peers.shapes import SHAPES, Shape
 from benchmarks.peers.vocabulary import MERGE, tokens
 
@@ -77,26 +76,6 @@ def write(shape: Shape, folder: Path, file: Path) -> None:
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
-
-
-def rope_factors(shape: Shape) -> list[float]:
-    """What each frequency of the rotation is divided by, after Llama 3.1's rule."""
-    told = shape.rope_scaling
-    assert told is not None
-    low = told["original_max_position_embeddings"] / told["low_freq_factor"]
-    high = told["original_max_position_embeddings"] / told["high_freq_factor"]
-    factors = []
-    for i in range(0, shape.head_dim, 2):
-        length = 2 * math.pi * shape.rope_theta ** (i / shape.head_dim)
-        if length < high:
-            factors.append(1.0)
-        elif length > low:
-            factors.append(told["factor"])
-        else:
-            turns = told["original_max_position_embeddings"] / length
-            smooth = (turns - told["low_freq_factor"]) / (told["high_freq_factor"] - told["low_freq_factor"])
-            factors.append(1.0 / ((1.0 - smooth) / told["factor"] + smooth))
-    return factors
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""From a Hugging Face checkpoint to GGUF: names, and the order of the rows that are rotated.
+"""From a Hugging Face checkpoint to GGUF: names, the order of the rows that are rotated, and by how much they are.
 
 The names are those of llama.cpp's architectures ``llama`` and ``qwen3``. It rotates neighbouring elements of a head
 for ``llama`` where Hugging Face rotates its two halves, so the rows of queries and keys are interleaved for it; for
@@ -7,8 +7,11 @@ for ``llama`` where Hugging Face rotates its two halves, so the rows of queries 
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Sequence
+
+from benchmarks.peers.shapes import Shape
 
 _WHOLE = {"model.embed_tokens": "token_embd", "model.norm": "output_norm"}
 _LAYER = {
@@ -57,3 +60,23 @@ def interleaved(rows: int, heads: int) -> Sequence[int]:
     size = rows // heads
     half = size // 2
     return [head * size + part * half + i for head in range(heads) for i in range(half) for part in range(2)]
+
+
+def rope_factors(shape: Shape) -> list[float]:
+    """What each frequency of the rotation is divided by, after Llama 3.1's rule."""
+    told = shape.rope_scaling
+    assert told is not None
+    low = told["original_max_position_embeddings"] / told["low_freq_factor"]
+    high = told["original_max_position_embeddings"] / told["high_freq_factor"]
+    factors = []
+    for i in range(0, shape.head_dim, 2):
+        length = 2 * math.pi * shape.rope_theta ** (i / shape.head_dim)
+        if length < high:
+            factors.append(1.0)
+        elif length > low:
+            factors.append(told["factor"])
+        else:
+            turns = told["original_max_position_embeddings"] / length
+            smooth = (turns - told["low_freq_factor"]) / (told["high_freq_factor"] - told["low_freq_factor"])
+            factors.append(1.0 / ((1.0 - smooth) / told["factor"] + smooth))
+    return factors

@@ -1,8 +1,11 @@
 from __future__ import annotations
 
 import pytest
+import torch
+from transformers import AutoConfig
+from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
-from benchmarks.peers.gguf_names import from_gguf, interleaved, to_gguf
+from benchmarks.peers.gguf_names import from_gguf, interleaved, rope_factors, to_gguf
 from benchmarks.peers.shapes import SHAPES
 
 
@@ -29,3 +32,11 @@ def test_a_tensor_of_another_family_is_refused(name):
 def test_interleaving_brings_the_halves_of_each_head_side_by_side():
     assert interleaved(8, heads=1) == [0, 4, 1, 5, 2, 6, 3, 7]
     assert interleaved(8, heads=2) == [0, 2, 1, 3, 4, 6, 5, 7]
+
+
+def test_frequencies_of_llama_3_are_divided_as_hugging_face_divides_them():
+    shape = SHAPES["llama-3.2-1b"]
+    config = AutoConfig.for_model(**shape.config())
+    scaled, _ = ROPE_INIT_FUNCTIONS["llama3"](config, torch.device("cpu"))
+    plain = shape.rope_theta ** (-torch.arange(0, shape.head_dim, 2) / shape.head_dim)
+    torch.testing.assert_close(torch.tensor(rope_factors(shape)), plain / scaled, rtol=1e-4, atol=0.0)
