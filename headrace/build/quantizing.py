@@ -10,7 +10,6 @@ from typing import NamedTuple
 
 import torch
 
-from headrace.build.model import close
 from headrace.compute.device import device_facts, limit_threads, resolve_device, resolve_dtype
 from headrace.compute.kernels import select
 from headrace.compute.model.families import parse_config
@@ -137,7 +136,7 @@ class Quantizing:
             ]
             told = llm.generate([[begin]] * WINDOWS, asked, progress=False)
         finally:
-            close(llm.loaded)
+            llm.close()
         windows = [[begin, *each.outputs[0].token_ids] for each in told]
         return [window for window in windows if len(window) > 1]
 
