@@ -162,6 +162,7 @@ def _make_app(loaded: Loaded, all_options: Options, keys: Keys) -> tuple[ASGIApp
         metrics=sheet.render,
         info=lambda: (
             {"model": loaded.name, "dtype": loaded.dtype, "kernels": loaded.kernels}
+            | {"quantization": loaded.quantization or None}
             | {
                 "ledger": asdict(ledger),
                 "knobs": asdict(loaded.engine.knobs),
