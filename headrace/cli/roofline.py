@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, cast
@@ -45,7 +46,9 @@ def roofline(
     from headrace.lab.bench.latency import Stopwatch, time_steps
     from headrace.lab.workload.dataset import Dataset
 
-    loaded = load(given)
+    # Prompts come first and as fast as they can, so that all answers are written side by side.
+    plans = replace(given.scheduler, scheduling_policy="fcfs", mixed_prefill_ratio=0.0, max_step_seconds=0.0)
+    loaded = load(replace(given, scheduler=plans))
     engine, runner = loaded.engine, loaded.runner
     kernels = loaded.decoder.kernels
     if not isinstance(kernels, CppKernels):
@@ -58,12 +61,13 @@ def roofline(
     engine.runner = stopwatch = Stopwatch(runner)
     timed = TimedKernels(kernels, loaded.spec.vocab_size)
     loaded.decoder.kernels = cast(Kernels, timed)
-    params = SamplingParams(temperature=0.0, max_tokens=output_len, ignore_eos=True)
     steps: list[lab.Step] = []
     for context in input_len:
         for batch in batch_size:
             seed = workload_seed + len(steps)
-            work = Dataset("fixed", None, batch, context, output_len, seed=seed).draw()
+            answer = output_len + 1 + batch * context // engine.knobs.batched_tokens
+            work = Dataset("fixed", None, batch, context, answer, seed=seed).draw()
+            params = SamplingParams(temperature=0.0, max_tokens=answer, ignore_eos=True)
             requests = [Request(f"{seed}-{each.id}", cast(Any, each.prompt), params) for each in work]
             both = time_steps(engine, stopwatch, lambda: {**runner.seconds, **timed.totals}, requests)
             for times in both:

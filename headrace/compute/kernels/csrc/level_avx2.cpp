@@ -15,6 +15,9 @@
 #pragma GCC target("avx2,fma,f16c")
 #endif
 
+#include <immintrin.h>
+#define HEADRACE_SHORT_PAIRS(a, b) _mm256_madd_epi16((__m256i)(a), (__m256i)(b))
+
 #define LANES 8
 
 namespace headrace {

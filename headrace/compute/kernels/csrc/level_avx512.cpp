@@ -15,6 +15,9 @@
 #pragma GCC target("avx2,fma,f16c,avx512f,avx512bw,avx512dq,avx512vl")
 #endif
 
+#include <immintrin.h>
+#define HEADRACE_SHORT_PAIRS(a, b) _mm512_madd_epi16((__m512i)(a), (__m512i)(b))
+
 #define LANES 16
 
 namespace headrace {

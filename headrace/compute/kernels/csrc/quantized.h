@@ -16,16 +16,37 @@
 static const int64_t SPAN = 128;  // words: a panel's span of bytes is 32 KiB on AVX-512, and stays in the first cache
 typedef int8_t Bytes __attribute__((vector_size(LANES)));
 
-// sum += the four products of unsigned bytes of `column` with signed bytes of `row`.
-HEADRACE_INLINE Ints add_bytes(Ints sum, Words column, uint32_t row) {
+// The four products of a word's unsigned bytes (of a column) with another's signed bytes (of a row), added to a sum.
 #if defined(HEADRACE_BYTE_PRODUCTS)
-  return (Ints)_mm512_dpbusd_epi32((__m512i)sum, (__m512i)column, _mm512_set1_epi32((int)row));
+struct ByteWords {
+  HEADRACE_INLINE Words column(Words word) { return word; }
+  HEADRACE_INLINE Words row(uint32_t word) { return Words{} + word; }
+  HEADRACE_INLINE Ints add(Ints sum, Words row, Words column) {
+    return (Ints)_mm512_dpbusd_epi32((__m512i)sum, (__m512i)column, (__m512i)row);
+  }
+};
 #else
-#pragma GCC unroll 4
-  for (int shift = 0; shift < 32; shift += 8) sum += (Ints)((column >> shift) & 255u) * (int)(int8_t)(row >> shift);
-  return sum;
+struct ByteWords {
+  typedef int16_t Shorts __attribute__((vector_size(4 * LANES)));
+  struct Factor { Shorts even, odd; };
+  HEADRACE_INLINE Factor column(Words word) { return {(Shorts)(word & 0x00ff00ffu), (Shorts)(word >> 8 & 0x00ff00ffu)}; }
+  HEADRACE_INLINE Factor row(uint32_t word) {
+    const Shorts both = (Shorts)(Words{} + word);
+    return {(both << 8) >> 8, both >> 8};
+  }
+  HEADRACE_INLINE Ints pairs(Shorts a, Shorts b) {
+#if defined(HEADRACE_SHORT_PAIRS)
+    return (Ints)HEADRACE_SHORT_PAIRS(a, b);
+#else
+    const Ints x = (Ints)a, y = (Ints)b;
+    return (x >> 16) * (y >> 16) + ((x << 16) >> 16) * ((y << 16) >> 16);
 #endif
-}
+  }
+  HEADRACE_INLINE Ints add(Ints sum, Factor row, Factor column) {
+    return sum + pairs(row.even, column.even) + pairs(row.odd, column.odd);
+  }
+};
+#endif
 
 HEADRACE_INLINE Words load_words(const uint32_t *p) { return (Words)load((const Single *)p); }
 
@@ -44,16 +65,18 @@ static void multiply_span(const uint32_t *a, int64_t a_stride, const uint32_t *b
     fetch(ahead, b);
 #pragma GCC unroll 2
     for (int half = 0; half < 8 / BITS; half++) {
-      Words column[VECTORS];
+      decltype(ByteWords::column(Words{})) column[VECTORS];
 #pragma GCC unroll 8
       for (int i = 0; i < VECTORS; i++) {
-        column[i] = load_words(b + i * LANES);
-        if (BITS == 4) column[i] = (half ? column[i] >> 4 : column[i]) & 0x0f0f0f0fu;
+        const Words word = load_words(b + i * LANES);
+        column[i] = ByteWords::column(BITS == 4 ? (half ? word >> 4 : word) & 0x0f0f0f0fu : word);
       }
 #pragma GCC unroll 8
-      for (int m = 0; m < M; m++)
+      for (int m = 0; m < M; m++) {
+        const auto row = ByteWords::row(a[m * a_stride + k + half]);
 #pragma GCC unroll 8
-        for (int i = 0; i < VECTORS; i++) sum[m][i] = add_bytes(sum[m][i], column[i], a[m * a_stride + k + half]);
+        for (int i = 0; i < VECTORS; i++) sum[m][i] = ByteWords::add(sum[m][i], row, column[i]);
+      }
     }
   }
 #pragma GCC unroll 8
