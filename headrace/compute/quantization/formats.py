@@ -87,7 +87,13 @@ def read_format(config: Fields) -> StoredFormat:
 
 
 def _gptq(config: Fields) -> StoredFormat:
-    _only(config, "gptq", _GPTQ_NOTES, "bits", "group_size", "checkpoint_format", "format", "lm_head")
+    _only(
+        config,
+        "gptq",
+        _GPTQ_NOTES,
+        *("bits", "group_size", "checkpoint_format", "format", "lm_head"),
+        *("modules_to_not_convert", "modules_in_block_to_quantize"),
+    )
     _allowed(config, "gptq", "bits", (4, 8))
     version = config.get("checkpoint_format") or config.get("format") or "gptq"
     if version not in ("gptq", "gptq_v2"):
@@ -108,7 +114,7 @@ def _gptq(config: Fields) -> StoredFormat:
 
 
 def _awq(config: Fields) -> StoredFormat:
-    _only(config, "awq", _AWQ_NOTES, "bits", "group_size", "zero_point", "version")
+    _only(config, "awq", _AWQ_NOTES, "bits", "group_size", "zero_point", "version", "modules_to_not_convert")
     _allowed(config, "awq", "bits", (4,))
     _allowed(config, "awq", "version", ("gemm", "GEMM", None))
     _allowed(config, "awq", "zero_point", (True,))
@@ -118,7 +124,7 @@ def _awq(config: Fields) -> StoredFormat:
 
 
 def _fp8(config: Fields) -> StoredFormat:
-    _only(config, "fp8", _FP8_NOTES, "weight_block_size", "ignored_layers")
+    _only(config, "fp8", _FP8_NOTES, "weight_block_size", "ignored_layers", "modules_to_not_convert")
     excluded = [*_entries(config, "modules_to_not_convert"), *_entries(config, "ignored_layers"), _HEAD]
     block = _block(config.get("weight_block_size"))
     layout = Fp8Layout("weight_scale_inv" if block else "weight_scale", block)
@@ -208,9 +214,8 @@ def _any(module: str) -> bool:
 
 def _only(config: Fields, where: str, notes: Collection[str], *known: str) -> None:
     """Raise ModelError for a field beside those, unless its value asks for nothing."""
-    passed = {*notes, *known, "modules_to_not_convert", "modules_in_block_to_quantize"}
     for name, value in config.items():
-        if name not in passed and value not in (None, False, "", [], {}):
+        if name not in {*notes, *known} and value not in (None, False, "", [], {}):
             raise ModelError(f"quantization_config: {where}: the field {name} ({value!r}) is not supported")
 
 

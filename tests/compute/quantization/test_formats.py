@@ -49,6 +49,8 @@ def compressed(
         (AWQ | {"version": "gemv"}, "awq version 'gemv' is not supported; it can be gemm"),
         (AWQ | {"bits": 8}, "awq bits 8"),
         (AWQ | {"zero_point": False}, "awq zero_point False"),
+        (AWQ | {"modules_in_block_to_quantize": [["x"]]}, "awq: the field modules_in_block_to_quantize"),
+        (compressed(modules_to_not_convert=["x"]), "the field modules_to_not_convert"),
         (FP8 | {"weight_block_size": [128]}, "a block must be outputs and inputs, it is"),
         (FP8 | {"modules_to_convert": ["x"]}, "fp8: the field modules_to_convert"),
         ({"quant_method": "compressed-tensors", "format": "dense"}, "has no config_groups"),
