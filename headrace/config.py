@@ -35,6 +35,12 @@ class ModelOptions:
     dtype: Annotated[
         Literal["auto", "bfloat16", "float16", "float32"], Field(description="of weights and activations")
     ] = "auto"
+    kv_cache_dtype: Annotated[
+        Literal["auto", "int8"],
+        Field(
+            description="of keys and values; auto: as computed; int8: half the memory, slightly less exact"
+        ),
+    ] = "auto"
     load_format: Annotated[
         Literal["auto", "safetensors", "dummy"], Field(description="dummy: random weights, for benchmarks")
     ] = "auto"
@@ -45,6 +51,10 @@ class ModelOptions:
     device: Annotated[Literal["auto", "cpu", "cuda"], Field(description="where to compute")] = "auto"
     kernels: Annotated[
         Literal["auto", "torch", "cpp"], Field(description="backend; auto takes the fastest that works here")
+    ] = "auto"
+    cpu_isa: Annotated[
+        Literal["auto", "avx512_bf16", "avx512", "avx2", "generic"],
+        Field(description="instruction set of the kernels 'cpp', instead of the best that is here"),
     ] = "auto"
     max_model_len: Annotated[int | None, Field(ge=2, description="tokens of prompt and output together")] = (
         None

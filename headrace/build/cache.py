@@ -147,7 +147,7 @@ def _seal(options: ResponseCacheOptions) -> Seal:
 
 def _fingerprint(loaded: Loaded, lasting: bool, secret: str) -> bytes:
     """What is ``lasting`` outlives this process or leaves it: then the weights themselves are looked at."""
-    computed = f"{loaded.facts.kind} {loaded.facts.isa} {loaded.dtype} {loaded.kernels}"
+    computed = f"{loaded.facts.kind} {loaded.facts.isa} {loaded.dtype} {loaded.kv_dtype} {loaded.kernels} {loaded.isa}"
     return Engine(
         model=loaded.name,
         weights=_weights(loaded) if lasting else "",

@@ -64,6 +64,8 @@ class Loaded:
     facts: DeviceFacts
     dtype: str
     quantization: str
+    kv_dtype: str
+    isa: str
     kernels: str
     seed: int
     dummy: bool
@@ -104,7 +106,8 @@ def _load(options: Options, seconds: dict[str, float], tell: Tell | None) -> Loa
         keep_freed_memory()
         facts = device_facts(device)
         choice = resolve_dtype(model.dtype, spec.dtype, facts)
-        kernels = select(model.kernels, device)
+        kv_dtype = torch.int8 if model.kv_cache_dtype == "int8" else choice.dtype
+        kernels = select(model.kernels, device, None if model.cpu_isa == "auto" else model.cpu_isa)
         process_bytes = resident_bytes() if device.type == "cpu" else 0
         if model.load_format == "dummy":
             weights = dummy_weights(spec, choice.dtype, device, model.seed, model.quantization)
@@ -120,7 +123,7 @@ def _load(options: Options, seconds: dict[str, float], tell: Tell | None) -> Loa
             device_facts(device),
             ModelSize(
                 weight_bytes=decoder.nbytes,
-                block_bytes=bytes_per_block(spec, cache.block_size, choice.dtype),
+                block_bytes=bytes_per_block(spec, cache.block_size, kv_dtype),
                 hidden_size=spec.hidden_size,
                 intermediate_size=spec.intermediate_size,
                 vocab_size=spec.vocab_size,
@@ -133,7 +136,7 @@ def _load(options: Options, seconds: dict[str, float], tell: Tell | None) -> Loa
             host_free_bytes=device_facts(torch.device("cpu")).free_bytes if device.type == "cuda" else None,
             process_bytes=process_bytes,
         )
-        kv = PagedKV(spec, ledger.num_blocks, cache.block_size, choice.dtype, device)
+        kv = PagedKV(spec, ledger.num_blocks, cache.block_size, kv_dtype, device)
         tiers, ledger = open_tiers(ledger, cache.kv_offload_path, kv, fingerprint)
         runner = LocalRunner(
             decoder,
@@ -175,6 +178,8 @@ def _load(options: Options, seconds: dict[str, float], tell: Tell | None) -> Loa
         facts=facts,
         dtype=str(choice.dtype).removeprefix("torch."),
         quantization=weights.quantization,
+        kv_dtype=str(kv_dtype).removeprefix("torch."),
+        isa=kernels.isa,
         kernels=kernels.name,
         seed=model.seed,
         dummy=model.load_format == "dummy",
@@ -221,10 +226,11 @@ def describe(loaded: Loaded) -> list[str]:
     """What was built, as lines for the terminal."""
     parameters = loaded.spec.num_parameters
     size = f"{parameters / 1e9:.2f}" + " B" if parameters >= 1e9 else f"{parameters / 1e6:.1f}" + " M"
+    kept = f", keys and values in {loaded.kv_dtype}" if loaded.kv_dtype != loaded.dtype else ""
     spent = ", ".join(f"{phase} {seconds:.2f} s" for phase, seconds in loaded.seconds.items())
     return [
         f"model        {loaded.name}: {loaded.spec.architecture}, {size} parameters",
-        f"computing    {loaded.dtype}, kernels {loaded.kernels}, {loaded.facts.threads or 'no'} CPU threads",
+        f"computing    {loaded.dtype}{kept}, kernels {loaded.kernels}, {loaded.facts.threads or 'no'} CPU threads",
         *([f"linears      {loaded.quantization}"] if loaded.quantization else []),
         *loaded.ledger.describe(),
         *(f"note         {note}" for note in loaded.notes),

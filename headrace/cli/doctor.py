@@ -29,7 +29,14 @@ def doctor(
     import torch
 
     from headrace.build.tenants import describe_tenants, read_tenants
-    from headrace.compute.device import device_facts, limit_threads, resolve_device, resolve_dtype
+    from headrace.compute.device import (
+        allocator,
+        allowed_cpus,
+        device_facts,
+        limit_threads,
+        resolve_device,
+        resolve_dtype,
+    )
     from headrace.compute.kernels import KernelsUnavailable, select
     from headrace.compute.ledger import shown_bytes
     from headrace.config import BUILTIN_MODEL, PROFILES, options, profile_line
@@ -45,15 +52,23 @@ def doctor(
     )
     table.add_row("device", f"{facts.name}, {facts.isa}, {facts.cores} cores" + _list(facts.flags))
     table.add_row("memory", f"{shown_bytes(facts.free_bytes)} free of {shown_bytes(facts.memory_bytes)}")
-    table.add_row("threads", f"{threads} for torch and kernels together")
+    cpus = allowed_cpus()
+    table.add_row(
+        "threads", f"{threads} for torch and kernels together" + (f", on CPUs {cpus}" if cpus else "")
+    )
+    table.add_row(
+        "allocator",
+        allocator()
+        or "the C library's, told to keep freed buffers; on many cores try jemalloc or tcmalloc by LD_PRELOAD",
+    )
     table.add_row(
         "bfloat16 models",
         str(dtype.dtype).removeprefix("torch.") + (f" ({dtype.reason})" if dtype.reason else ""),
     )
     for name in ("cpp", "torch"):
         try:
-            select(name, device)
-            verdict = "ready"
+            isa = select(name, device).isa
+            verdict = f"ready: {isa}" if isa else "ready"
         except KernelsUnavailable as error:
             verdict = str(error)
         table.add_row(f"kernels {name}", verdict)

@@ -31,6 +31,7 @@ _NOTED_FLAGS = frozenset(
 )
 _BF16_CAPABILITY = (8, 0)
 
+_ALLOCATORS = ("jemalloc", "tcmalloc", "mimalloc")
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # malloc.h
 _KEPT_BYTES = 256 << 20
 
@@ -195,6 +196,17 @@ def resident_bytes() -> int:
     except OSError:
         return 0
     return pages * os.sysconf("SC_PAGE_SIZE")
+
+
+def allowed_cpus(root: Path = Path("/")) -> str:
+    """The CPUs that this process may run on, as the kernel lists them ("0-3,8"); empty where it does not say."""
+    return _fields(root / "proc/self/status").get("Cpus_allowed_list", "")
+
+
+def allocator(root: Path = Path("/")) -> str:
+    """The allocator that was loaded before the C library's, or an empty name."""
+    maps = _text(root / "proc/self/maps")
+    return next((name for name in _ALLOCATORS if f"lib{name}" in maps), "")
 
 
 def _memory_limit(root: Path) -> tuple[int, int]:

@@ -13,15 +13,31 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from headrace.compute.kernels import Pages
 from headrace.compute.model.spec import DecoderSpec
 
 ALIGNMENT = 64
 """Bytes: a cache line, and the widest vector register."""
 
+SCALE = torch.float32
+"""What the scales of integer pages are."""
+
 
 def bytes_per_block(spec: DecoderSpec, block_size: int, dtype: torch.dtype) -> int:
     """Bytes that one block takes over all layers, keys and values: the one formula for sizing the pool."""
-    return 2 * spec.num_layers * block_size * spec.num_kv_heads * spec.head_dim * dtype.itemsize
+    return 2 * spec.num_layers * sum(_half_block(spec, block_size, dtype))
+
+
+def _half_block(spec: DecoderSpec, block_size: int, dtype: torch.dtype) -> tuple[int, int]:
+    """Bytes of the elements and of the scales of a block's keys in one layer; its values take as many.
+
+    Integers have a scale for each token and head; both parts are whole cache lines then, so that each begins at one.
+    """
+    heads = block_size * spec.num_kv_heads
+    elements = heads * spec.head_dim * dtype.itemsize
+    if dtype.is_floating_point:
+        return elements, 0
+    return -(-elements // ALIGNMENT) * ALIGNMENT, -(-heads * SCALE.itemsize // ALIGNMENT) * ALIGNMENT
 
 
 class PagedKV:
@@ -31,6 +47,9 @@ class PagedKV:
     contiguous run, gathering blocks by index yields [rows, tokens, heads, head_dim] with no second copy, it is
     the order that paged flash attention on CUDA reads, and a loop over one head still streams whole cache
     lines (head_dim × 2..4 bytes). One tensor for all layers, so that moving a block is a single operation.
+
+    In int8 it is [layers, 2, num_blocks, bytes]: a block's elements, then its scales [kv_heads, block_size], so that
+    whoever moves a block moves its scales too, and a head's scales of one block lie side by side.
 
     Pages start as zeros, so that nothing ever reads an uninitialized NaN.
     """
@@ -45,10 +64,22 @@ class PagedKV:
     ) -> None:
         self.num_blocks = num_blocks
         self.block_size = block_size
-        shape = (spec.num_layers, 2, num_blocks, block_size, spec.num_kv_heads, spec.head_dim)
-        self._pages = untouched_zeros(shape, dtype, torch.device(device))
-        self.keys: tuple[Tensor, ...] = tuple(layer[0] for layer in self._pages)
-        self.values: tuple[Tensor, ...] = tuple(layer[1] for layer in self._pages)
+        heads = (spec.num_kv_heads, spec.head_dim)
+        elements, scales = _half_block(spec, block_size, dtype)
+        block = (elements + scales,) if scales else (block_size, *heads)
+        self._pages = untouched_zeros((spec.num_layers, 2, num_blocks, *block), dtype, torch.device(device))
+        self.layers: tuple[Pages, ...]
+        if not scales:
+            self.layers = tuple(Pages(layer[0], layer[1]) for layer in self._pages)
+            return
+        count = block_size * spec.num_kv_heads
+        each = self._pages.shape[:3]
+        integers = self._pages[..., : count * spec.head_dim].view(*each, block_size, *heads)
+        words = self._pages[..., elements : elements + count * SCALE.itemsize].view(SCALE)
+        factors = words.view(*each, spec.num_kv_heads, block_size)
+        self.layers = tuple(
+            Pages(*elements, *scales) for elements, scales in zip(integers, factors, strict=True)
+        )
 
     @property
     def nbytes(self) -> int:
@@ -64,7 +95,7 @@ class PagedKV:
 
     @property
     def block_shape(self) -> tuple[int, ...]:
-        """Of one block: [layers, 2, block_size, kv_heads, head_dim]."""
+        """Of one block: [layers, 2, block_size, kv_heads, head_dim], or in int8 [layers, 2, bytes]."""
         return (*self._pages.shape[:2], *self._pages.shape[3:])
 
     def read_blocks(self, blocks: Sequence[int]) -> Sequence[Tensor]:
@@ -72,7 +103,7 @@ class PagedKV:
         if self.device.type == "cpu":
             return [self._pages[:, :, block] for block in blocks]
         index = torch.tensor(blocks, dtype=torch.int64, device=self.device)
-        return self._pages.index_select(2, index).permute(2, 0, 1, 3, 4, 5).contiguous().unbind()
+        return self._pages.index_select(2, index).movedim(2, 0).contiguous().unbind()
 
     def write_blocks(self, blocks: Sequence[int], contents: Sequence[Tensor]) -> None:
         """Fill distinct blocks with contents in `block_shape`, of wherever."""
@@ -84,7 +115,7 @@ class PagedKV:
         for place, content in zip(whole, contents, strict=True):
             place.copy_(content, non_blocking=True)
         index = torch.tensor(blocks, dtype=torch.int64, device=self.device)
-        self._pages.index_copy_(2, index, whole.permute(1, 2, 0, 3, 4, 5))
+        self._pages.index_copy_(2, index, whole.movedim(0, 2))
 
     def copy_blocks(self, sources: Sequence[int], targets: Sequence[int]) -> None:
         """Copy block ``sources[i]`` to block ``targets[i]``, all layers, as if one after the other."""

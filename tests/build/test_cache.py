@@ -21,6 +21,8 @@ def loaded(tmp_path):
         dtype="float32",
         quantization="",
         kernels="cpp",
+        kv_dtype="bfloat16",
+        isa="avx2",
         ledger=SimpleNamespace(max_model_len=64),
         dummy=False,
         seed=0,
@@ -77,6 +79,8 @@ def test_what_changes_an_answer_changes_the_fingerprint(loaded):
         changed(facts=SimpleNamespace(kind="cpu", isa="AVX512")),
         changed(dtype="bfloat16"),
         changed(kernels="torch"),
+        changed(kv_dtype="int8"),
+        changed(isa="avx512"),
         changed(ledger=SimpleNamespace(max_model_len=65)),
         changed(dummy=True),
         changed(dummy=True, seed=1),
@@ -84,7 +88,7 @@ def test_what_changes_an_answer_changes_the_fingerprint(loaded):
     ]
     (loaded.folder / "model.safetensors").write_bytes(b"Weights")
     others.append(changed())
-    assert len({before, *others}) == 12
+    assert len({before, *others}) == 14
 
 
 def test_a_revision_of_the_hub_stands_for_its_weights(loaded, tmp_path):

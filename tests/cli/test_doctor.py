@@ -3,10 +3,20 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+import torch
 from typer.testing import CliRunner
 
 from headrace.cli import app
+from headrace.compute.kernels import select
 from headrace.config import ConfigError
+
+
+def test_doctor_says_what_of_the_processor_is_used() -> None:
+    shown = " ".join(CliRunner().invoke(app, ["doctor"], catch_exceptions=False).output.split())
+    assert "for torch and kernels together" in shown
+    assert "allocator" in shown
+    kernels = select("auto", torch.device("cpu"))
+    assert f"kernels {kernels.name} ready" + (f": {kernels.isa}" if kernels.isa else "") in shown
 
 
 def test_doctor_checks_a_file_of_tenants_and_shows_what_it_says(tmp_path: Path) -> None:

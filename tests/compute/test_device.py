@@ -11,6 +11,8 @@ import torch
 
 from headrace.compute.device import (
     DeviceFacts,
+    allocator,
+    allowed_cpus,
     apart,
     device_facts,
     keep_freed_memory,
@@ -55,6 +57,15 @@ def test_dtype(requested: str, stored: str, facts: DeviceFacts, dtype: torch.dty
 def test_dtype_asked_for_by_name_and_impossible(requested: str, facts: DeviceFacts) -> None:
     with pytest.raises(ConfigError, match=f"--dtype {requested}"):
         resolve_dtype(requested, "float32", facts)  # type: ignore[arg-type]
+
+
+def test_what_the_process_was_started_with(tmp_path: Path) -> None:
+    folder = tmp_path / "proc" / "self"
+    folder.mkdir(parents=True)
+    assert (allocator(tmp_path), allowed_cpus(tmp_path)) == ("", "")
+    (folder / "status").write_text("Name:\tpython\nCpus_allowed:\tf0f\nCpus_allowed_list:\t0-3,8-11\n")
+    (folder / "maps").write_text("7f00-7f01 r-xp 0 0:0 1 /usr/lib/x86_64-linux-gnu/libjemalloc.so.2\n")
+    assert (allocator(tmp_path), allowed_cpus(tmp_path)) == ("jemalloc", "0-3,8-11")
 
 
 def test_device(monkeypatch: pytest.MonkeyPatch) -> None:

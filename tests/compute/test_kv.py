@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 
@@ -17,25 +19,54 @@ def numbered(num_blocks: int = 6) -> PagedKV:
     kv = PagedKV(SPEC, num_blocks, 4, torch.float32)
     for layer in range(SPEC.num_layers):
         for block in range(num_blocks):
-            kv.keys[layer][block] = 100 * layer + block
-            kv.values[layer][block] = 1000 + 100 * layer + block
+            kv.layers[layer].keys[block] = 100 * layer + block
+            kv.layers[layer].values[block] = 1000 + 100 * layer + block
     return kv
 
 
 def held(kv: PagedKV, layer: int = 0) -> list[int]:
-    return [int(block[0, 0, 0]) - 100 * layer for block in kv.keys[layer]]
+    return [int(block[0, 0, 0]) - 100 * layer for block in kv.layers[layer].keys]
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int8])
 def test_the_formula_is_what_is_allocated(dtype: torch.dtype) -> None:
     assert PagedKV(SPEC, 10, 4, dtype).nbytes == 10 * bytes_per_block(SPEC, 4, dtype)
 
 
 def test_pages_start_as_zeros_and_have_the_shape_that_kernels_expect() -> None:
     kv = PagedKV(SPEC, 3, 4, torch.float32)
-    assert len(kv.keys) == len(kv.values) == SPEC.num_layers
-    assert kv.keys[0].shape == (3, 4, SPEC.num_kv_heads, SPEC.head_dim)
-    assert not any(pages.any() for pages in kv.keys + kv.values)
+    assert len(kv.layers) == SPEC.num_layers
+    assert kv.layers[0].keys.shape == (3, 4, SPEC.num_kv_heads, SPEC.head_dim)
+    assert not any(pages.keys.any() or pages.values.any() for pages in kv.layers)
+
+
+def test_integers_have_scales_that_travel_with_their_block() -> None:
+    kv = PagedKV(SPEC, 5, 4, torch.int8)
+    for number, pages in enumerate(kv.layers):
+        assert pages.key_scales is not None
+        assert pages.value_scales is not None
+        assert pages.key_scales.shape == (5, SPEC.num_kv_heads, 4)
+        pages.keys[1], pages.values[1] = number + 1, number + 2
+        pages.key_scales[1], pages.value_scales[1] = number + 3, number + 4
+    before = kv.read_blocks([0, 2, 4])
+    assert not any(block.any() for block in before)
+    kv.write_blocks([2], [kv.read_blocks([1])[0].clone()])
+    kv.copy_blocks([2], [4])
+    for number, pages in enumerate(kv.layers):
+        for block, held in ((0, 0), (3, 0), (2, number + 1), (4, number + 1)):
+            assert (pages.keys[block] == held).all()
+        assert pages.key_scales is not None
+        assert pages.value_scales is not None
+        assert (pages.key_scales[4] == number + 3).all()
+        assert (pages.value_scales[4] == number + 4).all()
+        assert not pages.key_scales[3].any()
+
+
+def test_integers_take_half_the_memory_and_a_scale_for_each_head() -> None:
+    head = replace(SPEC, num_kv_heads=8, head_dim=128)
+    of_bfloat16, of_int8 = (bytes_per_block(head, 16, dtype) for dtype in (torch.bfloat16, torch.int8))
+    assert of_int8 == of_bfloat16 // 2 + 2 * head.num_layers * 16 * 8 * 4
+    assert of_bfloat16 / of_int8 > 1.9
 
 
 def test_copies_reach_all_layers_keys_and_values() -> None:
@@ -43,7 +74,7 @@ def test_copies_reach_all_layers_keys_and_values() -> None:
     kv.copy_blocks([1, 1], [4, 5])
     for layer in range(SPEC.num_layers):
         assert held(kv, layer) == [0, 1, 2, 3, 1, 1]
-        assert (kv.values[layer][5] == 1001 + 100 * layer).all()
+        assert (kv.layers[layer].values[5] == 1001 + 100 * layer).all()
 
 
 @pytest.mark.parametrize(

@@ -75,6 +75,17 @@ def test_what_another_engine_left_is_not_used(tmp_path, alone) -> None:
     assert "is not used: its fingerprint is" in notes[-1]
 
 
+def test_integers_outlive_a_restart_with_their_scales(tmp_path) -> None:
+    first, cached, _ = live(tmp_path, kv_cache_dtype="int8")
+    second, cached_second, notes = live(tmp_path, kv_cache_dtype="int8")
+    assert second == first
+    assert cached_second > cached
+    assert "blocks of the last run are on disk" in notes[-1]
+    _, cached_auto, notes = live(tmp_path)
+    assert cached_auto == cached
+    assert "is not used: its dtype is 'int8', not " in notes[-1]
+
+
 def test_a_life_that_ended_badly_leaves_nothing(tmp_path, alone) -> None:
     live(tmp_path)
     llm = LLM(kv_offload_path=str(tmp_path), kv_offload_disk_bytes=64 << 20, max_model_len=512)

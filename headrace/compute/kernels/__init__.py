@@ -27,6 +27,24 @@ class HeadShape(NamedTuple):
     head_dim: int
 
 
+SMALLEST = 1e-30
+"""What is kept as integers and nowhere larger than this is kept as zeros: the inverse of its scale is not finite."""
+
+
+class Pages(NamedTuple):
+    """One layer's keys and values in blocks: [num_blocks, block_size, G, D], a block of each contiguous.
+
+    Integers (int8) come with a scale for each token and head, float32 [num_blocks, G, block_size]: an element is
+    ``integer * scale``, with ``scale = max|x| / 127`` over the head and the integer ``x * (127 / max|x|)`` rounded
+    to nearest, ties to even.
+    """
+
+    keys: Tensor
+    values: Tensor
+    key_scales: Tensor | None = None
+    value_scales: Tensor | None = None
+
+
 class KernelsUnavailable(RuntimeError):
     """A backend that cannot work here; the message says why and what would help."""
 
@@ -40,6 +58,8 @@ class Kernels(Protocol):
     """
 
     name: str
+    isa: str
+    """The instruction set that the kernels were built for and use here; empty where torch chooses."""
 
     def prepare_linear(self, weight: Tensor | QuantizedWeight) -> Any:
         """Turn a weight [out, in] into whatever this backend's `linear` likes best; called once per weight."""
@@ -65,8 +85,7 @@ class Kernels(Protocol):
         qk_norm: Tensor | None,
         eps: float,
         slots: Tensor,
-        keys: Tensor,
-        values: Tensor,
+        pages: Pages,
     ) -> Tensor:
         """Norm and rotate queries and keys, write keys and values to their pages, return queries [T, H, D].
 
@@ -79,8 +98,7 @@ class Kernels(Protocol):
             qk_norm: float32 [H + G, D] weights of a per-head norm before the rotation, or None.
             eps: of that norm.
             slots: int64 [T], ``block * block_size + offset``.
-            keys: [num_blocks, block_size, G, D], written.
-            values: as ``keys``, written.
+            pages: written.
         """
 
     def plan_attention(self, batch: Batch, window: int | None, dtype: torch.dtype) -> Any:
@@ -92,8 +110,7 @@ class Kernels(Protocol):
     def paged_attention(
         self,
         queries: Tensor,
-        keys: Tensor,
-        values: Tensor,
+        pages: Pages,
         plan: Any,
         scale: float,
         softcap: float | None,
@@ -108,26 +125,30 @@ class Kernels(Protocol):
         """``activation(gate) * up`` of a merged [T, 2 * I]: [T, I] (arXiv:2002.05202)."""
 
 
-def _cpp(device: torch.device) -> Kernels:
+def _cpp(device: torch.device, isa: str | None) -> Kernels:
     if device.type != "cpu":
         raise KernelsUnavailable(f"kernels 'cpp' compute on the CPU, not on {device}")
     from headrace.compute.kernels.cpp import CppKernels
 
-    return CppKernels()
+    return CppKernels(isa)
 
 
-def _torch(device: torch.device) -> Kernels:
+def _torch(device: torch.device, isa: str | None) -> Kernels:
+    if isa is not None:
+        raise KernelsUnavailable(f"--cpu-isa {isa}: kernels 'torch' choose their instructions themselves")
     from headrace.compute.kernels.reference import TorchKernels
 
     return TorchKernels()
 
 
-_BACKENDS: dict[str, Callable[[torch.device], Kernels]] = {"cpp": _cpp, "torch": _torch}
-"""Fastest first. Each makes its kernels for a device or raises `KernelsUnavailable`."""
+_BACKENDS: dict[str, Callable[[torch.device, str | None], Kernels]] = {"cpp": _cpp, "torch": _torch}
+"""Fastest first. Each makes its kernels for a device and an instruction set or raises `KernelsUnavailable`."""
 
 
-def select(name: str, device: torch.device) -> Kernels:
+def select(name: str, device: torch.device, isa: str | None = None) -> Kernels:
     """The backend called ``name``, or with "auto" the fastest that works on ``device``.
+
+    ``isa`` is the instruction set that it shall use, which "auto" then needs to be one of its own; None: the best.
 
     Raises:
         KernelsUnavailable: the name is unknown, or the backend cannot work here.
@@ -136,10 +157,11 @@ def select(name: str, device: torch.device) -> Kernels:
         if name not in _BACKENDS:
             known = ", ".join(sorted(_BACKENDS))
             raise KernelsUnavailable(f"kernels '{name}' do not exist; choose auto or one of: {known}")
-        return _BACKENDS[name](device)
+        return _BACKENDS[name](device, isa)
     for make in _BACKENDS.values():
         try:
-            return make(device)
+            return make(device, isa)
         except KernelsUnavailable:
-            continue
+            if isa is not None:  # nothing slower has it either
+                raise
     raise KernelsUnavailable(f"no kernels work on {device}")

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from headrace.compute.batch import Batch
-from headrace.compute.kernels import Activation, HeadShape, KernelsUnavailable, linear
+from headrace.compute.kernels import Activation, HeadShape, KernelsUnavailable, Pages, linear
 from headrace.compute.kernels.packed import PackedIntegers, PackedWeight, WeightMemory, pack, pack_integers
 from headrace.compute.quantization.weight import QuantizedWeight
 
@@ -26,6 +26,8 @@ class _Codes(dict[torch.dtype, int]):
 
 
 _DTYPES = _Codes({torch.float32: 0, torch.bfloat16: 1, torch.float16: 2})
+_PAGE_DTYPES = _Codes({**_DTYPES, torch.int8: 3})
+_INTERFACE = 2
 _MAX_HEAD_DIM = 512
 _ALL_KEYS = 2**62
 
@@ -39,6 +41,7 @@ class AttentionPlan(NamedTuple):
     lines: tuple[Tensor, ...]
     rows: tuple[int, ...]
     tokens: int
+    block_size: int
     blocks: int
 
 
@@ -58,10 +61,10 @@ class CppKernels:
         self._cpu = _extension()
         supported: dict[str, int] = self._cpu.supported_levels()
         self.levels = tuple(supported)
-        self.level = self.levels[0] if level is None else level
-        if self.level not in supported:
+        self.isa = self.levels[0] if level is None else level
+        if self.isa not in supported:
             raise KernelsUnavailable(f"level '{level}' is not on this machine; it has {', '.join(supported)}")
-        self._level = supported[self.level]
+        self._level = supported[self.isa]
         self._panel: int = self._cpu.panel(self._level)
         self._memory = WeightMemory()
 
@@ -171,13 +174,12 @@ class CppKernels:
         qk_norm: Tensor | None,
         eps: float,
         slots: Tensor,
-        keys: Tensor,
-        values: Tensor,
+        pages: Pages,
     ) -> Tensor:
         qkv, rotation, slots = qkv.contiguous(), rotation.contiguous(), slots.contiguous()
         tokens = len(qkv)
         heads, kv_heads, head_dim = shape
-        num_blocks, block_size, _, _ = keys.shape
+        num_blocks, block_size, _, _ = pages.keys.shape
         rotary = rotation.shape[-1]
         if (
             qkv.shape[1] != (heads + 2 * kv_heads) * head_dim
@@ -193,7 +195,7 @@ class CppKernels:
                 f"qkv {list(qkv.shape)}, rotation {rotation.dtype} {list(rotation.shape)}, slots {slots.dtype} "
                 f"{list(slots.shape)} do not fit {shape}"
             )
-        _check_pages(keys, values, kv_heads, head_dim)
+        lines = _page_lines(pages, kv_heads, head_dim)
         queries = qkv.new_empty((tokens, heads, head_dim))
         self._cpu.rope_write_kv(
             self._level,
@@ -201,8 +203,7 @@ class CppKernels:
             rotation.data_ptr(),
             0 if qk_norm is None else qk_norm.data_ptr(),
             slots.data_ptr(),
-            keys.data_ptr(),
-            values.data_ptr(),
+            *lines,
             queries.data_ptr(),
             tokens,
             heads,
@@ -211,7 +212,6 @@ class CppKernels:
             rotary,
             num_blocks * block_size,
             _DTYPES[qkv.dtype],
-            _DTYPES[keys.dtype],
             eps,
         )
         return queries
@@ -230,43 +230,41 @@ class CppKernels:
                 f"rows of a batch do not fit: {[(line.dtype, list(line.shape)) for line in lines]}"
             )
         starts, contexts, tables = (line.data_ptr() for line in lines)
-        sizes = (rows, width, batch.block_size, _ALL_KEYS if window is None else window)
-        blocks = self._cpu.check_rows(starts, contexts, tables, *sizes)
-        return AttentionPlan(lines, (starts, contexts, tables, *sizes), len(batch.positions), blocks)
+        seen = _ALL_KEYS if window is None else window
+        blocks = self._cpu.check_rows(starts, contexts, tables, rows, width, batch.block_size, seen)
+        rest = (starts, contexts, tables, rows, width, seen)
+        return AttentionPlan(lines, rest, len(batch.positions), batch.block_size, blocks)
 
     def paged_attention(
         self,
         queries: Tensor,
-        keys: Tensor,
-        values: Tensor,
+        pages: Pages,
         plan: AttentionPlan,
         scale: float,
         softcap: float | None,
     ) -> Tensor:
         queries = queries.contiguous()
         tokens, heads, head_dim = queries.shape
-        num_blocks, block_size, kv_heads, _ = keys.shape
-        _check_pages(keys, values, kv_heads, head_dim)
+        num_blocks, block_size, kv_heads, _ = pages.keys.shape
+        lines = _page_lines(pages, kv_heads, head_dim)
         if plan.blocks > num_blocks:
             raise IndexError(f"the rows read block {plan.blocks - 1}, but the pages have {num_blocks} blocks")
-        if plan.tokens != tokens or plan.rows[5] != block_size or heads % kv_heads:
+        if plan.tokens != tokens or plan.block_size != block_size or heads % kv_heads:
             raise ValueError(
-                f"{list(queries.shape)} queries and {list(keys.shape)} keys do not fit the plan: {plan.tokens} tokens "
-                f"in blocks of {plan.rows[5]}"
+                f"{list(queries.shape)} queries and {list(pages.keys.shape)} keys do not fit the plan: {plan.tokens} "
+                f"tokens in blocks of {plan.block_size}"
             )
         out = queries.new_empty((tokens, heads * head_dim))
         self._cpu.attention(
             self._level,
             queries.data_ptr(),
-            keys.data_ptr(),
-            values.data_ptr(),
+            *lines,
             out.data_ptr(),
             *plan.rows,
             heads,
             kv_heads,
             head_dim,
             _DTYPES[queries.dtype],
-            _DTYPES[keys.dtype],
             scale,
             0.0 if softcap is None else softcap,
         )
@@ -288,19 +286,41 @@ class CppKernels:
         return out
 
 
-def _check_pages(keys: Tensor, values: Tensor, kv_heads: int, head_dim: int) -> None:
+def _page_lines(pages: Pages, kv_heads: int, head_dim: int) -> tuple[int, ...]:
+    """Pages as the extension wants them (`Pages` in csrc/operations.h), checked."""
+    keys, values, key_scales, value_scales = pages
+    num_blocks, block_size = keys.shape[:2]
+    block = (block_size * kv_heads * head_dim, kv_heads * head_dim, head_dim, 1)
     if (
-        keys.shape != values.shape
-        or keys.dtype != values.dtype
+        values.shape != keys.shape
+        or values.dtype != keys.dtype
         or keys.shape[2:] != (kv_heads, head_dim)
         or head_dim > _MAX_HEAD_DIM
-        or not keys.is_contiguous()
-        or not values.is_contiguous()
+        or values.stride() != keys.stride()
+        or keys.stride()[1:] != block[1:]
+        or keys.stride(0) < block[0]
     ):
         raise ValueError(
-            f"keys {keys.dtype} {list(keys.shape)} and values {values.dtype} {list(values.shape)} must be contiguous "
-            f"pages of {kv_heads} heads of {head_dim}, at most {_MAX_HEAD_DIM}"
+            f"keys {keys.dtype} {list(keys.shape)} and values {values.dtype} {list(values.shape)} must be pages of "
+            f"{kv_heads} heads of {head_dim}, at most {_MAX_HEAD_DIM}, each block contiguous"
         )
+    addresses = (keys.data_ptr(), values.data_ptr())
+    code = _PAGE_DTYPES[keys.dtype]
+    if keys.dtype != torch.int8:
+        return (*addresses, 0, 0, block_size, keys.stride(0), 0, code)
+    if (
+        key_scales is None
+        or value_scales is None
+        or any(scales.dtype != torch.float32 for scales in (key_scales, value_scales))
+        or any(scales.shape != (num_blocks, kv_heads, block_size) for scales in (key_scales, value_scales))
+        or key_scales.stride() != value_scales.stride()
+        or key_scales.stride()[1:] != (block_size, 1)
+    ):
+        raise ValueError(
+            f"pages of int8 need scales float32 [{num_blocks}, {kv_heads}, {block_size}], each block contiguous"
+        )
+    scales = (key_scales.data_ptr(), value_scales.data_ptr())
+    return (*addresses, *scales, block_size, keys.stride(0), key_scales.stride(0), code)
 
 
 def _told(tensor: Tensor | None) -> str:
@@ -310,7 +330,10 @@ def _told(tensor: Tensor | None) -> str:
 def _extension() -> Any:
     """The extension module; torch, imported above, has loaded the OpenMP runtime that its symbols resolve to."""
     try:
-        return importlib.import_module("headrace.compute.kernels._cpu")
+        module = importlib.import_module("headrace.compute.kernels._cpu")
+        if getattr(module, "interface", 1) != _INTERFACE:
+            raise ImportError("they were built from other sources")
+        return module
     except ImportError as error:
         raise KernelsUnavailable(
             f"the C++ kernels of the CPU cannot be loaded ({error}); torch computes instead, one and a half to three "

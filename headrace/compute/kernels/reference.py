@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from headrace.compute.batch import Batch
-from headrace.compute.kernels import Activation, HeadShape, linear
+from headrace.compute.kernels import SMALLEST, Activation, HeadShape, Pages, linear
 from headrace.compute.kernels.paging import AttentionPlan, DecodeGroup, PrefillTile, plan
 from headrace.compute.quantization.weight import QuantizedWeight
 
@@ -20,6 +20,7 @@ class TorchKernels:
     """The plain-torch backend and the oracle of the others; see `Kernels` for what each call means."""
 
     name = "torch"
+    isa = ""
 
     def __init__(self) -> None:
         self._gathered: dict[tuple[int, torch.dtype, torch.device], Tensor] = {}
@@ -47,8 +48,7 @@ class TorchKernels:
         qk_norm: Tensor | None,
         eps: float,
         slots: Tensor,
-        keys: Tensor,
-        values: Tensor,
+        pages: Pages,
     ) -> Tensor:
         packed = qkv.view(len(qkv), -1, shape.head_dim)
         rotated_heads = shape.heads + shape.kv_heads
@@ -56,8 +56,8 @@ class TorchKernels:
         if qk_norm is not None:
             turn = self.rms_norm(turn, qk_norm, eps)
         turn = _rotate(turn, rotation)
-        keys.flatten(0, 1).index_copy_(0, slots, turn[:, shape.heads :].to(keys.dtype))
-        values.flatten(0, 1).index_copy_(0, slots, value.to(values.dtype))
+        _write(pages.keys, pages.key_scales, slots, turn[:, shape.heads :])
+        _write(pages.values, pages.value_scales, slots, value)
         return turn[:, : shape.heads]
 
     def plan_attention(self, batch: Batch, window: int | None, dtype: torch.dtype) -> AttentionPlan:
@@ -66,17 +66,16 @@ class TorchKernels:
     def paged_attention(
         self,
         queries: Tensor,
-        keys: Tensor,
-        values: Tensor,
+        pages: Pages,
         plan: AttentionPlan,
         scale: float,
         softcap: float | None,
     ) -> Tensor:
         out = torch.empty(queries.shape, dtype=queries.dtype, device=queries.device)
         for group in plan.groups:
-            self._decode(queries, keys, values, group, scale, softcap, out)
+            self._decode(queries, pages, group, scale, softcap, out)
         for tile in plan.tiles:
-            self._prefill(queries, keys, values, tile, scale, softcap, out)
+            self._prefill(queries, pages, tile, scale, softcap, out)
         return out.flatten(1)
 
     def gated_activation(self, gate_up: Tensor, activation: Activation) -> Tensor:
@@ -87,19 +86,19 @@ class TorchKernels:
     def _decode(
         self,
         queries: Tensor,
-        keys: Tensor,
-        values: Tensor,
+        pages: Pages,
         group: DecodeGroup,
         scale: float,
         softcap: float | None,
         out: Tensor,
     ) -> None:
         """Rows of one token: the query heads that share a key head are the "queries" of one small matrix."""
-        size, rows, kv_heads, head_dim = group.size, group.rows, *keys.shape[2:]
+        size, rows, kv_heads, head_dim = group.size, group.rows, *pages.keys.shape[2:]
         q = queries[:size] if rows is None else queries.index_select(0, rows)
         q = q.reshape(size, kv_heads, -1, head_dim)
-        k = self._gather(0, keys, group.pages).view(size, -1, kv_heads, head_dim)
-        v = self._gather(1, values, group.pages).view(size, -1, kv_heads, head_dim)
+        keys, values = self._read(pages, group.pages, queries.dtype)
+        k = keys.view(size, -1, kv_heads, head_dim)
+        v = values.view(size, -1, kv_heads, head_dim)
         if group.span is not None:
             first, end = group.span
             k, v = k[:, first:end], v[:, first:end]
@@ -115,24 +114,34 @@ class TorchKernels:
     def _prefill(
         self,
         queries: Tensor,
-        keys: Tensor,
-        values: Tensor,
+        pages: Pages,
         tile: PrefillTile,
         scale: float,
         softcap: float | None,
         out: Tensor,
     ) -> None:
-        kv_heads, head_dim = keys.shape[2:]
+        kv_heads, head_dim = pages.keys.shape[2:]
         first, end = tile.span
         # One "batch" per key head, its keys repeated over the query heads by a stride of zero: unlike the
         # grouped form, every backend of torch's attention takes this one together with a mask.
         q = queries[tile.begin : tile.end].view(-1, kv_heads, queries.shape[1] // kv_heads, head_dim)
         q = q.permute(1, 2, 0, 3)
-        k = self._gather(0, keys, tile.pages).flatten(0, 1)[first:end].transpose(0, 1)[:, None]
-        v = self._gather(1, values, tile.pages).flatten(0, 1)[first:end].transpose(0, 1)[:, None]
+        keys, values = self._read(pages, tile.pages, queries.dtype)
+        k = keys.flatten(0, 1)[first:end].transpose(0, 1)[:, None]
+        v = values.flatten(0, 1)[first:end].transpose(0, 1)[:, None]
         k, v = k.expand(-1, q.shape[1], -1, -1), v.expand(-1, q.shape[1], -1, -1)
         y = _attend(q, k, v, tile.mask, tile.mask is None, scale, softcap)
         out[tile.begin : tile.end] = y.permute(2, 0, 1, 3).flatten(1, 2)
+
+    def _read(self, pages: Pages, index: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+        """Keys and values of the indexed blocks as they are, or integers as what they stand for, in ``dtype``."""
+        keys, values = self._gather(0, pages.keys, index), self._gather(1, pages.values, index)
+        if pages.key_scales is None or pages.value_scales is None:
+            return keys, values
+        return (
+            _dequantized(keys, pages.key_scales, index).to(dtype),
+            _dequantized(values, pages.value_scales, index).to(dtype),
+        )
 
     def _gather(self, which: int, pages: Tensor, index: Tensor) -> Tensor:
         """The indexed pages, in memory that is reused from call to call.
@@ -147,6 +156,23 @@ class TorchKernels:
             self._gathered[key] = memory
         gathered = memory[:count].view(len(index), *pages.shape[1:])
         return torch.index_select(pages, 0, index, out=gathered)
+
+
+def _write(pages: Tensor, scales: Tensor | None, slots: Tensor, heads: Tensor) -> None:
+    """Write heads [T, G, D] to their slots of keys or values."""
+    if scales is None:
+        pages.flatten(0, 1).index_copy_(0, slots, heads.to(pages.dtype))
+        return
+    largest = heads.float().abs().amax(-1)
+    inverse = torch.where(largest > SMALLEST, 127 / largest, 0)
+    block, offset = slots // pages.shape[1], slots % pages.shape[1]
+    pages[block, offset] = (heads.float() * inverse[..., None]).round_().to(torch.int8)
+    scales[block, :, offset] = largest / 127
+
+
+def _dequantized(integers: Tensor, scales: Tensor, index: Tensor) -> Tensor:
+    """What integers [B, block_size, G, D] of the indexed blocks stand for, in float32."""
+    return integers * scales.index_select(0, index).transpose(1, 2)[..., None]
 
 
 def _rotate(x: Tensor, rotation: Tensor) -> Tensor:

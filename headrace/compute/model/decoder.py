@@ -114,12 +114,12 @@ class Decoder:
         last = len(self._layers) - 1
         for index, layer in enumerate(self._layers):
             qkv = kernels.linear(x, layer.qkv.weight, layer.qkv.bias)
-            keys, values = kv.keys[index], kv.values[index]
+            pages = kv.layers[index]
             queries = kernels.rope_write_kv(
-                qkv, self._heads, rotations[layer.rope], layer.qk_norm, eps, batch.slot_mapping, keys, values
+                qkv, self._heads, rotations[layer.rope], layer.qk_norm, eps, batch.slot_mapping, pages
             )
             x = kernels.paged_attention(
-                queries, keys, values, plans[layer.window], spec.attention_scale, spec.attention_softcap
+                queries, pages, plans[layer.window], spec.attention_scale, spec.attention_softcap
             )
             if index == last and len(batch.logits_indices) < len(batch.tokens):
                 # Nobody attends to the last layer's output: only wanted positions go on.

@@ -24,7 +24,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from headrace.compute.batch import Batch
-from headrace.compute.kernels import HeadShape, KernelsUnavailable, select
+from headrace.compute.kernels import HeadShape, KernelsUnavailable, Pages, select
 from headrace.compute.kernels.cpp import CppKernels
 from headrace.compute.kernels.reference import TorchKernels
 from tests.compute.kernels.weights import quantized_weight
@@ -43,9 +43,21 @@ pytestmark = pytest.mark.parametrize("level", LEVELS)
 quick = settings(max_examples=25, deadline=None, derandomize=True)
 
 
-def close(actual: Tensor, expected: Tensor, dtype: torch.dtype) -> None:
-    tolerance = TOLERANCE[dtype]
+def close(actual: Tensor, expected: Tensor, dtype: torch.dtype, least: float = 0.0) -> None:
+    tolerance = max(least, TOLERANCE[dtype])
     torch.testing.assert_close(actual.float(), expected.float(), rtol=tolerance, atol=tolerance)
+
+
+def pages_of(content: Tensor, dtype: torch.dtype) -> Pages:
+    """Pages that hold ``content`` [2, num_blocks, block_size, G, D]; integers with scales of any size, in one tensor
+    with gaps between the blocks."""
+    if dtype != torch.int8:
+        return Pages(*content.to(dtype))
+    _, blocks, block_size, heads, head_dim = content.shape
+    apart = torch.zeros(2, blocks, block_size * heads * head_dim + 8, dtype=torch.int8)
+    integers = apart[..., :-8].unflatten(-1, (block_size, heads, head_dim))
+    integers.copy_((content * 50).clamp(-127, 127))
+    return Pages(*integers, *torch.rand(2, blocks, heads, block_size).div_(25))
 
 
 def rows_of(starts: list[int], lengths: list[int], block_size: int, seed: int) -> tuple[Batch, int]:
@@ -68,7 +80,7 @@ def rows_of(starts: list[int], lengths: list[int], block_size: int, seed: int) -
     window=st.sampled_from([None, 1, 5, 64, 700]),
     softcap=st.sampled_from([None, 3.0]),
     dtype=st.sampled_from(DTYPES),
-    page_dtype=st.sampled_from([None, *DTYPES]),
+    page_dtype=st.sampled_from([None, *DTYPES, torch.int8]),
     seed=st.integers(0, 1000),
 )
 def test_attention(
@@ -91,19 +103,21 @@ def test_attention(
         return
     batch, blocks = rows_of(starts, lengths, block_size, seed)
     torch.manual_seed(seed)
-    keys, values = torch.randn(2, blocks, block_size, kv_heads, head_dim).to(page_dtype or dtype)
+    pages = pages_of(torch.randn(2, blocks, block_size, kv_heads, head_dim), page_dtype or dtype)
     queries = torch.randn(sum(lengths), kv_heads * group, head_dim).to(dtype)
     scale = head_dim**-0.5
     kernels = CppKernels(level)
     plan = kernels.plan_attention(batch, window, dtype)
-    actual = kernels.paged_attention(queries, keys, values, plan, scale, softcap)
+    actual = kernels.paged_attention(queries, pages, plan, scale, softcap)
     exact = ORACLE.plan_attention(batch, window, torch.float32)
-    expected = ORACLE.paged_attention(queries.float(), keys.float(), values.float(), exact, scale, softcap)
+    wide = pages if pages.key_scales is not None else Pages(pages.keys.float(), pages.values.float())
+    expected = ORACLE.paged_attention(queries.float(), wide, exact, scale, softcap)
     assert actual.dtype == dtype
-    close(actual, expected, dtype)
+    # Beside integers, queries and weights are computed with sixteen bits.
+    close(actual, expected, dtype, least=2e-4 if page_dtype == torch.int8 else 0.0)
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("dtype", [*DTYPES, torch.int8])
 @pytest.mark.parametrize("window", [None, 300])
 def test_a_query_is_the_same_bit_for_bit_in_any_company(
     level: str, dtype: torch.dtype, window: int | None
@@ -112,8 +126,8 @@ def test_a_query_is_the_same_bit_for_bit_in_any_company(
     kernels = CppKernels(level)
     torch.manual_seed(0)
     length, table = 1200, [list(range(75))]
-    keys, values = torch.randn(2, 90, 16, 2, 32).to(dtype)
-    queries = torch.randn(length, 6, 32).to(dtype)
+    pages = pages_of(torch.randn(2, 90, 16, 2, 32), dtype)
+    queries = torch.randn(length, 6, 32).to(torch.bfloat16 if dtype == torch.int8 else dtype)
 
     def attend(begin: int, end: int, others: int = 0) -> Tensor:
         tables = [[80 + row] for row in range(others)] + table
@@ -128,7 +142,7 @@ def test_a_query_is_the_same_bit_for_bit_in_any_company(
         )
         plan = kernels.plan_attention(batch, window, dtype)
         rows = torch.cat((queries[:others], queries[begin:end]))
-        return kernels.paged_attention(rows, keys, values, plan, 0.2, None)[others:]
+        return kernels.paged_attention(rows, pages, plan, 0.2, None)[others:]
 
     whole = attend(0, length)
     assert torch.equal(torch.cat((attend(0, 500), attend(500, 507), attend(507, length))), whole)
@@ -239,7 +253,7 @@ def test_linear_layers_refuse_what_does_not_fit(level: str) -> None:
     partial=st.booleans(),
     normed=st.booleans(),
     dtype=st.sampled_from(DTYPES),
-    page_dtype=st.sampled_from([None, torch.float32]),
+    page_dtype=st.sampled_from([None, torch.float32, torch.int8]),
     tokens=st.integers(1, 40),
 )
 def test_rope_write_kv(
@@ -261,12 +275,21 @@ def test_rope_write_kv(
     slots = torch.randperm(48)[:tokens]
     results = []
     for kernels in (CppKernels(level), ORACLE):
-        pages = torch.zeros(2, 12, 4, heads[1], head_dim, dtype=page_dtype or dtype)
-        queries = kernels.rope_write_kv(qkv.clone(), shape, rotation, norm, 1e-6, slots, *pages)
+        torch.manual_seed(tokens)  # for the scales of what is not written
+        pages = pages_of(torch.zeros(2, 12, 4, heads[1], head_dim), page_dtype or dtype)
+        queries = kernels.rope_write_kv(qkv.clone(), shape, rotation, norm, 1e-6, slots, pages)
         results.append((queries, pages))
-    for actual, expected in zip(*results, strict=True):
-        assert actual.dtype == expected.dtype
-        close(actual, expected, dtype)
+    (queries, written), (expected, pages) = results
+    assert queries.dtype == expected.dtype == dtype
+    close(queries, expected, dtype)
+    for actual, wanted in zip(written[:2], pages[:2], strict=True):
+        if page_dtype == torch.int8:  # a rounding of the activations may take an integer to its neighbour
+            assert (actual.int() - wanted.int()).abs().max() <= (1 if dtype == torch.float32 else 3)
+        else:
+            close(actual, wanted, dtype)
+    if page_dtype == torch.int8:
+        for actual, wanted in zip(written[2:], pages[2:], strict=True):
+            close(actual, wanted, dtype)
 
 
 @quick
@@ -295,7 +318,7 @@ def test_gated_activation(level: str, activation: str, dtype: torch.dtype) -> No
 
 def test_what_lies_outside_the_pages_is_refused(level: str) -> None:
     kernels = CppKernels(level)
-    pages = torch.zeros(3, 4, 1, 8)
+    pages = Pages(*torch.zeros(2, 3, 4, 1, 8))
     for slot in (-1, 12):
         with pytest.raises(IndexError, match=rf"slots\[1\] is {slot}, outside the 12 slots"):
             kernels.rope_write_kv(
@@ -306,12 +329,11 @@ def test_what_lies_outside_the_pages_is_refused(level: str) -> None:
                 1e-6,
                 torch.tensor([0, slot]),
                 pages,
-                pages.clone(),
             )
     batch = pack([0], [5], [1], [[0, 3]], [], 4, CPU)
     plan = kernels.plan_attention(batch, None, torch.float32)
     with pytest.raises(IndexError, match="read block 3, but the pages have 3"):
-        kernels.paged_attention(torch.zeros(1, 1, 8), pages, pages, plan, 1.0, None)
+        kernels.paged_attention(torch.zeros(1, 1, 8), pages, plan, 1.0, None)
     with pytest.raises(IndexError, match="row 0 reads block -1"):
         kernels.plan_attention(pack([0], [5], [1], [[0, -1]], [], 4, CPU), None, torch.float32)
     batch = pack([0], [8], [1], [[0, 1, 2]], [], 4, CPU)
@@ -353,6 +375,12 @@ def test_without_the_extension_torch_computes(level: str, monkeypatch: pytest.Mo
 
 def test_levels_and_devices_are_refused_by_name(level: str) -> None:
     assert select("auto", CPU).name == "cpp"
+    assert select("auto", CPU, level).isa == select("cpp", CPU, level).isa == level
+    assert select("auto", CPU).isa == LEVELS[0]
+    with pytest.raises(KernelsUnavailable, match=r"--cpu-isa avx2: kernels 'torch' choose"):
+        select("torch", CPU, "avx2")
+    with pytest.raises(KernelsUnavailable, match=r"'sse9' is not on this machine"):
+        select("auto", CPU, "sse9")
     with pytest.raises(KernelsUnavailable, match=r"'sse9' is not on this machine; it has .*generic"):
         CppKernels("sse9")
     with pytest.raises(KernelsUnavailable, match="not on meta"):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import random
+from dataclasses import replace
 from typing import Literal
 
 import pytest
@@ -14,12 +15,16 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from headrace.compute.batch import Batch
-from headrace.compute.kernels import HeadShape, Kernels, KernelsUnavailable, linear, paging, select
+from headrace.compute.kernels import HeadShape, Kernels, KernelsUnavailable, Pages, linear, paging, select
 from headrace.compute.kernels.reference import TorchKernels
+from headrace.compute.kv import PagedKV
+from headrace.compute.model.families import parse_config
 from tests.compute.kernels.weights import quantized_weight
+from tests.compute.model.configs import LLAMA
 from tests.oracle.harness import pack
 
 CPU = torch.device("cpu")
+SHAPE = replace(parse_config(LLAMA), num_kv_heads=2, head_dim=8)
 KERNELS: Kernels = TorchKernels()
 
 
@@ -81,7 +86,7 @@ def test_attention(
     queries = torch.randn(sum(lengths), heads, size)
     batch = pack([0] * sum(lengths), starts, lengths, tables, [], block_size, CPU)
     plan = KERNELS.plan_attention(batch, window, torch.float32)
-    out = KERNELS.paged_attention(queries, keys, values, plan, 0.3, softcap).view(-1, heads, size)
+    out = KERNELS.paged_attention(queries, Pages(keys, values), plan, 0.3, softcap).view(-1, heads, size)
     begin = 0
     for table, start, length in zip(tables, starts, lengths, strict=True):
         k, v = (pages[table].flatten(0, 1)[: start + length] for pages in (keys, values))
@@ -101,7 +106,7 @@ def test_attention_in_tiles_and_groups_is_the_same(
 
     def attend(batch: Batch) -> Tensor:
         plan = KERNELS.plan_attention(batch, window, torch.float32)
-        return KERNELS.paged_attention(queries, keys, values, plan, 0.3, None)
+        return KERNELS.paged_attention(queries, Pages(keys, values), plan, 0.3, None)
 
     batch = pack([0] * sum(lengths), starts, lengths, tables, [], 4, CPU)
     whole = attend(batch)
@@ -133,7 +138,7 @@ def test_rope_write_kv(partial: int, normed: bool) -> None:
     keys, values = torch.zeros(2, 3, 4, 2, 8)
     slots = torch.tensor([11, 0, 5, 7, 1])
     packed = qkv.clone().view(tokens, 8, 8)
-    queries = KERNELS.rope_write_kv(qkv, shape, rotation, weight, 1e-6, slots, keys, values)
+    queries = KERNELS.rope_write_kv(qkv, shape, rotation, weight, 1e-6, slots, Pages(keys, values))
 
     turned = packed[:, :6].clone()
     if weight is not None:
@@ -146,6 +151,26 @@ def test_rope_write_kv(partial: int, normed: bool) -> None:
     torch.testing.assert_close(values.flatten(0, 1)[slots], packed[:, 6:])
     untouched = sorted(set(range(12)) - set(slots.tolist()))
     assert not keys.flatten(0, 1)[untouched].any()
+
+
+def test_integers_are_within_half_a_step_of_what_was_written() -> None:
+    torch.manual_seed(0)
+    shape, slots = HeadShape(heads=1, kv_heads=2, head_dim=8), torch.tensor([5, 0, 11])
+    qkv, turn = torch.randn(3, 5 * 8), torch.randn(3, 2, 8)
+    qkv[1, 8:16] = 0.0  # a head of zeros
+    exact, coarse = (PagedKV(SHAPE, 3, 4, dtype).layers[0] for dtype in (torch.float32, torch.int8))
+    for pages in (exact, coarse):
+        KERNELS.rope_write_kv(qkv.clone(), shape, turn, None, 1e-6, slots, pages)
+    block, offset = slots // 4, slots % 4
+    for integers, scales, written in (
+        (coarse.keys, coarse.key_scales, exact.keys),
+        (coarse.values, coarse.value_scales, exact.values),
+    ):
+        assert scales is not None
+        step, wanted = scales[block, :, offset][..., None], written[block, offset]
+        torch.testing.assert_close(step[..., 0], wanted.abs().amax(-1) / 127)
+        assert ((integers[block, offset] * step - wanted).abs() <= step * 0.5001).all()
+        assert (integers[block, offset].abs().amax(-1) == 127 * (step[..., 0] > 0)).all()
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

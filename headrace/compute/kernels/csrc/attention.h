@@ -1,95 +1,13 @@
 // Paged attention of mixed rows with online softmax (arXiv:1805.02867, arXiv:2205.14135). A tile is a run of one row's
-// queries with all query heads of one key head; for each chunk of keys it packs keys and values once and multiplies
-// all its queries by them. Long contexts are summed in segments, which are merged in order; when there are too few tiles
-// for the threads, each segment is a task of its own (split-KV). Chunks and segments begin at fixed positions,
-// so that a query's result depends neither on its tile nor on the rest of the batch, bit for bit.
+// queries; for each chunk of keys, and each key head, all its queries of that head are multiplied by the keys and then,
+// as weights, by the values. Long contexts are summed in segments, which are merged in order; a row of few queries is
+// cut into tasks along its segments (split-KV) and, where these are too few for the threads, along its heads. Chunks
+// and segments begin at fixed positions, so that a query's result depends neither on its tile nor on the rest of the
+// batch nor on the cut, bit for bit. How the two products are computed from each type of page is in `attention_pages.h`.
 
-static const int CHUNK = 64;             // keys that are packed at once
 static const int64_t SEGMENT = 512;      // keys that are summed before a merge
 static const int64_t TILE_VECTORS = 48;  // queries of a tile, times heads of a group
-
-struct Piece {
-  int64_t row, first_query, queries, first_key, end_key, part, parts;
-  int64_t partial;  // where the partial results of the tile lie, when it has several parts
-};
-
-// What is known of a tile's queries: weighted sums of values, and for each the largest score and the sum of weights.
-struct Partial {
-  float *sum, *best, *total;
-};
-
-struct Scratch {
-  uint32_t *query, *keys, *values;
-  uint16_t *weights;
-  float *score;
-  Partial segment, whole;
-};
-
-// Element types as words of a product; `FACTOR` elements to a word.
-template <class T>
-struct Float {
-  using Kind = FloatWords;
-  using Element = T;
-  static const int FACTOR = 1;
-
-  HEADRACE_INLINE Floats words(const T *p, int64_t left) { return load_at(p, left < LANES ? (int)left : LANES); }
-
-  // Values [key][feature] as they are, in float32.
-  HEADRACE_INLINE void pack_values(const T *const *values, int count, int64_t size, int64_t stride, uint32_t *out) {
-    for (int key = 0; key < count; key++)
-      for (int64_t i = 0; i < size; i += LANES) store((Single *)(out + key * stride + i), words(values[key] + i, size - i));
-  }
-
-  HEADRACE_INLINE const uint32_t *weights(const float *score, uint16_t *, int64_t) { return (const uint32_t *)score; }
-};
-
-struct Pairs {
-  using Kind = PairWords;
-  using Element = Brain;
-  static const int FACTOR = 2;
-
-  HEADRACE_INLINE Floats words(const Brain *p, int64_t left) {
-    Brain buffer[2 * LANES] = {};
-    if (left < 2 * LANES) {
-      for (int64_t i = 0; i < left; i++) buffer[i] = p[i];
-      p = buffer;
-    }
-    return load((const Single *)p);
-  }
-
-  // Values of two keys side by side: [key / 2][feature] of pairs; an odd last one is paired with zeros.
-  HEADRACE_INLINE void pack_values(const Brain *const *values, int count, int64_t size, int64_t stride, uint32_t *out) {
-    for (int key = 0; key < count; key += 2)
-      for (int64_t i = 0; i < size; i += LANES) {
-        const int lanes = size - i < LANES ? (int)(size - i) : LANES;
-        Words low = (Words)load_at(values[key] + i, lanes) >> 16;
-        Words high = key + 1 < count ? (Words)load_at(values[key + 1] + i, lanes) : Words{};
-        store((Single *)(out + key / 2 * stride + i), (Floats)(low | high));
-      }
-  }
-
-  HEADRACE_INLINE const uint32_t *weights(const float *score, uint16_t *out, int64_t count) {
-    for (int64_t i = 0; i < count; i += LANES) store((Brain *)out + i, load((const Single *)score + i));
-    return (const uint32_t *)out;
-  }
-};
-
-// Keys [key][feature] become [words of features][CHUNK], by squares of LANES words.
-template <class Page>
-static void pack_keys(const typename Page::Element *const *keys, int count, int64_t size, uint32_t *out) {
-  for (int first = 0; first < count; first += LANES)
-    for (int64_t i = 0; i < size; i += LANES * Page::FACTOR) {
-      Floats square[LANES];
-#pragma GCC unroll 16
-      for (int j = 0; j < LANES; j++) square[j] = Page::words(keys[first + j] + i, size - i);
-      transpose(square);
-      uint32_t *target = out + i / Page::FACTOR * CHUNK + first;
-      const int64_t words = (size - i + Page::FACTOR - 1) / Page::FACTOR;
-#pragma GCC unroll 16
-      for (int j = 0; j < LANES; j++)
-        if (j < words) store((Single *)(target + j * CHUNK), square[j]);
-    }
-}
+static const int64_t FEW_VECTORS = 16;   // a tile with no more reads memory faster than it multiplies: see `cut`
 
 // Scores of one query with a chunk of keys become weights; returns by how much what was summed before shrinks.
 HEADRACE_INLINE float soften(float *score, int low, int high, int count, const Attention &a, float &best, float &total) {
@@ -120,10 +38,6 @@ HEADRACE_INLINE float soften(float *score, int low, int high, int count, const A
   return shrink;
 }
 
-HEADRACE_INLINE void scale_sum(float *sum, int64_t stride, float factor) {
-  for (int64_t i = 0; i < stride; i += LANES) store((Single *)(sum + i), load((const Single *)(sum + i)) * factor);
-}
-
 static void clear(const Partial &p, int64_t vectors, int64_t stride) {
   __builtin_memset(p.sum, 0, vectors * stride * sizeof(float));
   for (int64_t m = 0; m < vectors; m++) {
@@ -147,209 +61,192 @@ static void merge(const Partial &into, const Partial &later, int64_t vectors, in
   }
 }
 
-template <class Page>
-static void load_queries(const Attention &a, const Piece &p, int64_t kv_head, uint32_t *out, int64_t words) {
-  const int64_t group = a.heads / a.kv_heads, packed = a.query_starts[p.row] + p.first_query;
-  for (int64_t m = 0; m < p.queries * group; m++) {
-    const int64_t offset = ((packed + m / group) * a.heads + kv_head * group + m % group) * a.head_dim;
-    uint32_t *row = out + m * words;
-    if (Page::FACTOR == 2) {
-      row[words - 1] = 0;
-      __builtin_memcpy(row, (const Brain *)a.queries + offset, a.head_dim * sizeof(Brain));
-    } else {
-      with_type(a.dtype, [&](auto t) {
-        const decltype(t) *q = (const decltype(t) *)a.queries + offset;
-        each_vector(a.head_dim, [&](int64_t i, int lanes) { store_at((Single *)(row + i), load_at(q + i, lanes), lanes); });
-      });
-    }
-  }
-}
-
 HEADRACE_INLINE int chunk_of(int64_t first, int64_t end) { return (int)(end - first < CHUNK ? end - first : CHUNK); }
 
-// Where the keys and values of a chunk lie. Asking for a chunk while the one before is computed hides the memory's
-// latency: pages are scattered, and a head is a small part of a token, so that no hardware sees what comes next.
-template <class Element>
-static void locate(const Attention &a, const Piece &p, int64_t kv_head, int64_t first, int count,
-                   const Element **keys, const Element **values) {
+// Where the tokens of a chunk lie, for the first key head: elements in `place`, scales in `scale`.
+static void locate(const Attention &a, const Piece &p, int64_t first, int count, Chunk &chunk) {
   const int32_t *table = a.tables + p.row * a.width;
   // Blocks before every query's window may have been given up: keys there stand for the first one that is seen.
   const int64_t from = first > p.first_key ? first : p.first_key, last = first + count - 1;
-  int64_t block = from / a.block_size, offset = from % a.block_size, position = from;
+  const int64_t token = a.kv_heads * a.head_dim;
+  int64_t block = from / a.pages.block_size, offset = from % a.pages.block_size, position = from;
+  chunk.count = count;
   for (int j = 0; j < CHUNK; j++) {
-    const int64_t place = ((table[block] * a.block_size + offset) * a.kv_heads + kv_head) * a.head_dim;
-    keys[j] = (const Element *)a.keys + place;
-    values[j] = (const Element *)a.values + place;
+    if (j % LANES == 0)
+      chunk.together[j / LANES] =
+          first + j >= from && j + LANES <= count && offset + LANES <= a.pages.block_size;
+    chunk.place[j] = table[block] * a.pages.stride + offset * token;
+    chunk.scale[j] = table[block] * a.pages.scale_stride + offset;
     if (first + j < position || position >= last) continue;
-    for (int64_t i = 0; i < a.head_dim; i += 64 / (int64_t)sizeof(Element)) {
-      __builtin_prefetch(keys[j] + i);
-      __builtin_prefetch(values[j] + i);
-    }
     position++;
-    if (++offset == a.block_size) {
+    if (++offset == a.pages.block_size) {
       offset = 0;
       block++;
     }
   }
 }
 
-// Attention of a tile's queries over keys [first_key, end_key), which lie within one segment.
-template <class Page>
-static void attend(const Attention &a, const Piece &p, int64_t first_key, int64_t end_key, int64_t kv_head,
-                   const Scratch &s, const Partial &result, int64_t stride) {
-  using Element = typename Page::Element;
-  using Kind = typename Page::Kind;
-  const int64_t group = a.heads / a.kv_heads, vectors = p.queries * group, size = a.head_dim;
-  const int64_t words = (size + Page::FACTOR - 1) / Page::FACTOR;
-  const int64_t length = a.query_starts[p.row + 1] - a.query_starts[p.row];
-  const int64_t start = a.contexts[p.row] - length + p.first_query;
-  clear(result, vectors, stride);
-  const Element *places[2][2][CHUNK];  // of this chunk and the next: keys, values
-  locate(a, p, kv_head, first_key, chunk_of(first_key, end_key), places[0][0], places[0][1]);
-  for (int64_t first = first_key, turn = 0; first < end_key; first += CHUNK, turn ^= 1) {
-    const Element **keys = places[turn][0], **values = places[turn][1];
-    const int count = chunk_of(first, end_key), columns = (count + LANES - 1) / LANES * LANES;
-    const int64_t next = first + CHUNK;
-    if (next < end_key) locate(a, p, kv_head, next, chunk_of(next, end_key), places[turn ^ 1][0], places[turn ^ 1][1]);
-    int64_t visible = 0;  // the first query that sees any of these keys
-    while (visible < p.queries && start + visible < first) visible++;
-    const int64_t begin = visible * group;
-    pack_keys<Page>(keys, columns, size, s.keys);
-    Page::pack_values(values, count, size, stride, s.values);
-    multiply<Kind>(s.query + begin * words, words, s.keys, CHUNK, words, s.score + begin * CHUNK, CHUNK, vectors - begin,
-                   columns, false);
-    for (int64_t m = begin; m < vectors; m++) {
-      const int64_t position = start + m / group;
-      int64_t low = position + 1 - a.window - first, high = position + 1 - first;
-      low = low < 0 ? 0 : low;
-      high = high > count ? count : high;
-      float *score = s.score + m * CHUNK;
-      if (low >= high) {
-        __builtin_memset(score, 0, CHUNK * sizeof(float));
-        continue;
-      }
-      const float shrink = soften(score, (int)low, (int)high, columns, a, result.best[m], result.total[m]);
-      if (shrink != 1.0f) scale_sum(result.sum + m * stride, stride, shrink);
+// Asking for a head's part of the next chunk while this one is computed hides the memory's latency: pages are
+// scattered, and a head is a small part of a token, so that no hardware sees what comes next.
+template <class Element>
+HEADRACE_INLINE void ask_for(const Attention &a, const Chunk &chunk, int64_t head) {
+  for (int j = 0; j < chunk.count; j++) {
+    const int64_t place = chunk.place[j] + head * a.head_dim;
+    for (int64_t i = 0; i < a.head_dim; i += 64 / (int64_t)sizeof(Element)) {
+      __builtin_prefetch((const Element *)a.pages.keys + place + i, 0, 2);
+      __builtin_prefetch((const Element *)a.pages.values + place + i, 0, 2);
     }
-    const uint32_t *weights = Page::weights(s.score + begin * CHUNK, s.weights, (vectors - begin) * CHUNK);
-    multiply<Kind>(weights, CHUNK / Page::FACTOR, s.values, stride, (count + Page::FACTOR - 1) / Page::FACTOR,
-                   result.sum + begin * stride, stride, vectors - begin, stride, true);
   }
 }
 
-static void write_out(const Attention &a, const Piece &p, int64_t kv_head, const Partial &result, int64_t stride) {
-  const int64_t group = a.heads / a.kv_heads, packed = a.query_starts[p.row] + p.first_query;
-  with_type(a.dtype, [&](auto t) {
-    for (int64_t m = 0; m < p.queries * group; m++) {
-      decltype(t) *out = (decltype(t) *)a.out + ((packed + m / group) * a.heads + kv_head * group + m % group) * a.head_dim;
-      const float inverse = 1.0f / result.total[m];
-      each_vector(a.head_dim, [&](int64_t i, int lanes) {
-        store_at(out + i, load((const Single *)(result.sum + m * stride + i)) * inverse, lanes);
+// Attention of a piece's queries over keys [first_key, end_key), which lie within one segment.
+template <class Page>
+static void attend(const Attention &a, const Piece &p, int64_t first_key, int64_t end_key, const Scratch &s,
+                   const Partial &result, int64_t stride) {
+  const int64_t group = a.heads / a.kv_heads, vectors = p.queries * group;
+  const int64_t length = a.query_starts[p.row + 1] - a.query_starts[p.row];
+  const int64_t start = a.contexts[p.row] - length + p.first_query;
+  clear(result, p.heads * vectors, stride);
+  Chunk chunks[2];
+  locate(a, p, first_key, chunk_of(first_key, end_key), chunks[0]);
+  for (int64_t first = first_key, turn = 0; first < end_key; first += CHUNK, turn ^= 1) {
+    Chunk &chunk = chunks[turn], &following = chunks[turn ^ 1];
+    const int64_t next = first + CHUNK;
+    if (next < end_key) locate(a, p, next, chunk_of(next, end_key), following);
+    int64_t visible = 0;  // the first query that sees any of these keys
+    while (visible < p.queries && start + visible < first) visible++;
+    for (int64_t h = 0; h < p.heads; h++) {
+      const int64_t head = p.first_head + h;
+      if (next < end_key) ask_for<typename Page::Element>(a, following, head);
+      const int64_t begin = visible * group, at = h * vectors + begin;
+      const Partial some = {result.sum + at * stride, result.best + at, result.total + at};
+      Page::absorb(a, chunk, head, s, at, vectors - begin, some, stride, [&](int64_t m, float *score) {
+        const int64_t position = start + (begin + m) / group;
+        int64_t low = position + 1 - a.window - first, high = position + 1 - first;
+        low = low < 0 ? 0 : low;
+        high = high > chunk.count ? chunk.count : high;
+        if (low < high) return soften(score, (int)low, (int)high, chunk.columns(), a, some.best[m], some.total[m]);
+        __builtin_memset(score, 0, CHUNK * sizeof(float));
+        return 1.0f;
       });
     }
+  }
+}
+
+static void write_out(const Attention &a, const Piece &p, const Partial &result, int64_t stride) {
+  with_type(a.dtype, [&](auto t) {
+    each_query(a, p, [&](int64_t v, int64_t place) {
+      decltype(t) *out = (decltype(t) *)a.out + place;
+      const float inverse = 1.0f / result.total[v];
+      each_vector(a.head_dim, [&](int64_t i, int lanes) {
+        store_at(out + i, load((const Single *)(result.sum + v * stride + i)) * inverse, lanes);
+      });
+    });
   });
 }
 
-// Cut the rows into tiles, and with `split` these into segments; returns how many pieces. With `pieces` null it only
-// counts. `first_key` is where the tile's first query begins to see; segments are counted from position 0.
-static int64_t cut(const Attention &a, bool split, Piece *pieces, int64_t &partial_vectors) {
+// How rows become pieces. A tile of few queries is a piece for each segment, of `few_heads` heads each: it reads the
+// pages once and in the order in which they lie. One of many is a piece for each head, so that its sums stay in the
+// nearest cache; it is cut into segments only with `split`.
+struct Cut {
+  int64_t few_heads;
+  bool split;
+};
+
+// The pieces of all rows; returns how many. With `pieces` null it only counts. `first_key` is where the tile's first
+// query begins to see; segments are counted from position 0.
+static int64_t cut(const Attention &a, Cut how, Piece *pieces, int64_t &partial_vectors) {
   const int64_t group = a.heads / a.kv_heads, tile = TILE_VECTORS > group ? TILE_VECTORS / group : 1;
   int64_t count = 0;
   partial_vectors = 0;
   for (int64_t row = 0; row < a.rows; row++) {
     const int64_t length = a.query_starts[row + 1] - a.query_starts[row], start = a.contexts[row] - length;
     for (int64_t query = 0; query < length; query += tile) {
-      const int64_t queries = length - query < tile ? length - query : tile;
+      const int64_t queries = length - query < tile ? length - query : tile, vectors = queries * group;
       const int64_t low = start + query + 1 - a.window, first = low < 0 ? 0 : low, end = start + query + queries;
-      const int64_t parts = split ? (end - 1) / SEGMENT - first / SEGMENT + 1 : 1;
-      for (int64_t part = 0; part < parts; part++, count++) {
-        if (!pieces) continue;
-        const int64_t edge = (first / SEGMENT + part) * SEGMENT;
-        const int64_t from = part ? edge : first, to = part + 1 < parts ? edge + SEGMENT : end;
-        pieces[count] = {row, query, queries, from, to, part, parts, partial_vectors};
-      }
-      if (parts > 1) partial_vectors += parts * queries * group;
+      const bool few = vectors <= FEW_VECTORS;
+      const int64_t parts = few || how.split ? (end - 1) / SEGMENT - first / SEGMENT + 1 : 1;
+      const int64_t slice = few ? how.few_heads : 1, step = a.kv_heads * vectors;
+      for (int64_t part = 0; part < parts; part++)
+        for (int64_t head = 0; head < a.kv_heads; head += slice, count++) {
+          if (!pieces) continue;
+          const int64_t edge = (first / SEGMENT + part) * SEGMENT;
+          const int64_t from = part ? edge : first, to = part + 1 < parts ? edge + SEGMENT : end;
+          const int64_t heads = a.kv_heads - head < slice ? a.kv_heads - head : slice;
+          const int64_t partial = partial_vectors + part * step + head * vectors;
+          pieces[count] = {row, query, queries, from, to, head, heads, part, parts, partial, step};
+        }
+      if (parts > 1) partial_vectors += parts * step;
     }
   }
   return count;
+}
+
+static Cut choose_cut(const Attention &a, int64_t threads) {
+  int64_t partial_vectors;
+  const int64_t wanted = threads > 1 ? 4 * threads : 1, whole = cut(a, {a.kv_heads, false}, nullptr, partial_vectors);
+  const int64_t slices = whole < wanted ? (wanted + whole - 1) / whole : 1;
+  return {a.kv_heads > slices ? a.kv_heads / slices : 1, whole < wanted};
 }
 
 static Partial partial_at(float *memory, int64_t vectors, int64_t stride) {
   return {memory, memory + vectors * stride, memory + vectors * (stride + 1)};
 }
 
-// Where part `part` of a tile keeps its results for a key head.
-static Partial partial_of(float *memory, const Piece &p, int64_t part, int64_t head, int64_t kv_heads, int64_t vectors,
-                          int64_t stride) {
-  return partial_at(memory + (p.partial * kv_heads + (head * p.parts + part) * vectors) * (stride + 2), vectors, stride);
-}
-
 // All segments of a piece, merged in order.
 template <class Page>
-static void attend_piece(const Attention &a, const Piece &p, int64_t head, const Scratch &s, const Partial &result,
-                         int64_t stride) {
-  const int64_t vectors = p.queries * (a.heads / a.kv_heads);
+static void attend_piece(const Attention &a, const Piece &p, const Scratch &s, const Partial &result, int64_t stride) {
+  Page::load_queries(a, p, s);
   for (int64_t first = p.first_key / CHUNK * CHUNK, begun = 0; first < p.end_key; begun = 1) {
     const int64_t edge = (first / SEGMENT + 1) * SEGMENT, end = edge < p.end_key ? edge : p.end_key;
-    attend<Page>(a, p, first, end, head, s, begun ? s.segment : result, stride);
-    if (begun) merge(result, s.segment, vectors, stride);
+    attend<Page>(a, p, first, end, s, begun ? s.segment : result, stride);
+    if (begun) merge(result, s.segment, p.heads * p.queries * (a.heads / a.kv_heads), stride);
     first = end;
   }
 }
 
 template <class Page>
 static int run_attention(const Attention &a) {
-  const int64_t group = a.heads / a.kv_heads, stride = (a.head_dim + LANES - 1) / LANES * LANES;
-  const int64_t tile = TILE_VECTORS > group ? TILE_VECTORS / group * group : group;
-  int64_t partial_vectors, work = 0;
+  const int64_t group = a.heads / a.kv_heads, stride = (a.head_dim + Page::WIDTH - 1) / Page::WIDTH * Page::WIDTH;
+  int64_t work = 0;
   for (int64_t row = 0; row < a.rows; row++)
     work += (a.contexts[row] < a.window ? a.contexts[row] : a.window) * (a.query_starts[row + 1] - a.query_starts[row]);
   const int threads = work * a.heads * a.head_dim > PARALLEL_PRODUCTS ? omp_get_max_threads() : 1;
-  int64_t count = cut(a, false, nullptr, partial_vectors);
-  const bool split = threads > 1 && count * a.kv_heads < 4 * threads;
-  count = cut(a, split, nullptr, partial_vectors);
-  const int64_t tasks = count * a.kv_heads;
-  const int64_t floats = tile * (stride + CHUNK + CHUNK / 2 + 2 * (stride + 2)) + 2 * CHUNK * stride;
+  int64_t partial_vectors;
+  const Cut how = choose_cut(a, threads);
+  const int64_t count = cut(a, how, nullptr, partial_vectors);
+  const int64_t tile = TILE_VECTORS > group ? TILE_VECTORS : group, few = FEW_VECTORS * how.few_heads;
+  const int64_t vectors = tile > few ? tile : few;
+  const int64_t floats = Scratch::floats(vectors, stride);
   Piece *pieces = (Piece *)malloc((size_t)(count + 1) * sizeof(Piece));
-  float *partials = (float *)malloc((size_t)(partial_vectors * a.kv_heads * (stride + 2) + 1) * sizeof(float));
+  float *partials = (float *)malloc((size_t)(partial_vectors * (stride + 2) + 1) * sizeof(float));
   float *scratch = (float *)malloc((size_t)(threads * floats) * sizeof(float));
   const bool enough = pieces && partials && scratch;
   if (enough) {
-    cut(a, split, pieces, partial_vectors);
+    cut(a, how, pieces, partial_vectors);
+    const auto partial_of = [&](const Piece &p, int64_t part) {
+      const int64_t place = p.partial + (part - p.part) * p.step;
+      return partial_at(partials + place * (stride + 2), p.heads * p.queries * group, stride);
+    };
 #pragma omp parallel num_threads(threads)
     {
-      float *own = scratch + omp_get_thread_num() * floats;
-      Scratch s;
-      s.keys = (uint32_t *)own;
-      s.values = s.keys + CHUNK * stride;
-      s.query = s.values + CHUNK * stride;
-      s.score = (float *)(s.query + tile * stride);
-      s.weights = (uint16_t *)(s.score + tile * CHUNK);
-      s.segment = partial_at(s.score + tile * (CHUNK + CHUNK / 2), tile, stride);
-      s.whole = partial_at(s.segment.sum + tile * (stride + 2), tile, stride);
+      const Scratch s = Scratch::at(scratch + omp_get_thread_num() * floats, vectors, stride);
 #pragma omp for schedule(dynamic)
-      for (int64_t task = 0; task < tasks; task++) {
-        const Piece &p = pieces[task / a.kv_heads];
-        const int64_t head = task % a.kv_heads;
-        load_queries<Page>(a, p, head, s.query, (a.head_dim + Page::FACTOR - 1) / Page::FACTOR);
-        if (p.parts == 1) {
-          attend_piece<Page>(a, p, head, s, s.whole, stride);
-          write_out(a, p, head, s.whole, stride);
-        } else {
-          const Partial result = partial_of(partials, p, p.part, head, a.kv_heads, p.queries * group, stride);
-          attend_piece<Page>(a, p, head, s, result, stride);
-        }
+      for (int64_t i = 0; i < count; i++) {
+        const Piece &p = pieces[i];
+        const Partial result = p.parts == 1 ? s.whole : partial_of(p, p.part);
+        attend_piece<Page>(a, p, s, result, stride);
+        if (p.parts == 1) write_out(a, p, result, stride);
       }
       if (partial_vectors) {
 #pragma omp for schedule(dynamic)
-        for (int64_t task = 0; task < tasks; task++) {
-          const Piece &p = pieces[task / a.kv_heads];
+        for (int64_t i = 0; i < count; i++) {
+          const Piece &p = pieces[i];
           if (p.parts == 1 || p.part) continue;
-          const int64_t head = task % a.kv_heads, vectors = p.queries * group;
-          const Partial result = partial_of(partials, p, 0, head, a.kv_heads, vectors, stride);
+          const Partial result = partial_of(p, 0);
           for (int64_t part = 1; part < p.parts; part++)
-            merge(result, partial_of(partials, p, part, head, a.kv_heads, vectors, stride), vectors, stride);
-          write_out(a, p, head, result, stride);
+            merge(result, partial_of(p, part), p.heads * p.queries * group, stride);
+          write_out(a, p, result, stride);
         }
       }
     }
@@ -361,7 +258,8 @@ static int run_attention(const Attention &a) {
 }
 
 static int attention(const Attention &a) {
-  if (a.kv_dtype == FLOAT32) return run_attention<Float<Single>>(a);
-  if (a.kv_dtype == FLOAT16) return run_attention<Float<Half>>(a);
-  return a.dtype == BFLOAT16 ? run_attention<Pairs>(a) : run_attention<Float<Brain>>(a);
+  if (a.pages.dtype == INT8) return run_attention<Integers>(a);
+  if (a.pages.dtype == FLOAT32) return run_attention<Plain<Float<Single>>>(a);
+  if (a.pages.dtype == FLOAT16) return run_attention<Plain<Float<Half>>>(a);
+  return a.dtype == BFLOAT16 ? run_attention<Plain<Pairs>>(a) : run_attention<Plain<Float<Brain>>>(a);
 }

@@ -70,41 +70,66 @@ HEADRACE_INLINE void turn_head(const T *x, const float *norm, const Rope &a, con
   });
 }
 
+template <class T>
+HEADRACE_INLINE void widen(const T *x, int64_t size, float *out) {
+  each_vector(size, [&](int64_t i, int lanes) { store_at((Single *)out + i, load_at(x + i, lanes), lanes); });
+}
+
+HEADRACE_INLINE float largest_size(const float *x, int64_t size) {
+  Floats top = {};
+  each_vector(size, [&](int64_t i, int lanes) { top = maximum(top, absolute(load_at((const Single *)x + i, lanes))); });
+  return largest(top);
+}
+
+// A head as it lies in its page: rounded, or as integers with a scale for all of them (see Kernels.Pages).
+template <class KV>
+HEADRACE_INLINE void keep_head(const float *x, int64_t size, KV *out, float *scales, int64_t place) {
+  Floats factor = broadcast(1.0f);
+  if constexpr (std::is_same_v<KV, Byte>) {
+    const float most = largest_size(x, size);
+    scales[place] = most / 127.0f;
+    factor = broadcast(most > SMALLEST ? 127.0f / most : 0.0f);
+  }
+  each_vector(size, [&](int64_t i, int lanes) { store_at(out + i, load_at((const Single *)x + i, lanes) * factor, lanes); });
+}
+
 template <class T, class KV>
 static void rope_rows(const Rope &a) {
   const int64_t packed = (a.heads + 2 * a.kv_heads) * a.head_dim;
 #pragma omp parallel if (a.tokens * packed > PARALLEL_ELEMENTS)
   {
     float head[MAX_HEAD_DIM + LANES];
+    T rounded[MAX_HEAD_DIM + LANES];
 #pragma omp for schedule(static)
     for (int64_t token = 0; token < a.tokens; token++) {
       const T *x = (const T *)a.qkv + token * packed;
       T *queries = (T *)a.queries + token * a.heads * a.head_dim;
-      KV *keys = (KV *)a.keys + a.slots[token] * a.kv_heads * a.head_dim;
-      KV *values = (KV *)a.values + a.slots[token] * a.kv_heads * a.head_dim;
+      const int64_t block = a.slots[token] / a.pages.block_size, offset = a.slots[token] % a.pages.block_size;
+      const int64_t place = block * a.pages.stride + offset * a.kv_heads * a.head_dim;
+      KV *keys = (KV *)a.pages.keys + place, *values = (KV *)a.pages.values + place;
+      const int64_t scale = block * a.pages.scale_stride + offset;
       const float *rotation = a.rotation + token * 2 * a.rotary;
       for (int64_t h = 0; h < a.heads + a.kv_heads; h++, x += a.head_dim) {
         turn_head(x, a.norm ? a.norm + h * a.head_dim : nullptr, a, rotation, head);
-        each_vector(a.head_dim, [&](int64_t i, int lanes) {
-          Floats v = load_at((const Single *)head + i, lanes);
-          if (h < a.heads) {
-            store_at(queries + h * a.head_dim + i, v, lanes);
-          } else {
-            T rounded[LANES];
-            store(rounded, v);
-            store_at(keys + (h - a.heads) * a.head_dim + i, load(rounded), lanes);
-          }
-        });
+        T *query = h < a.heads ? queries + h * a.head_dim : rounded;
+        each_vector(a.head_dim, [&](int64_t i, int lanes) { store_at(query + i, load_at((const Single *)head + i, lanes), lanes); });
+        if (h < a.heads) continue;
+        const int64_t g = h - a.heads;
+        widen(rounded, a.head_dim, head);
+        keep_head(head, a.head_dim, keys + g * a.head_dim, a.pages.key_scales, scale + g * a.pages.block_size);
       }
-      each_vector(a.kv_heads * a.head_dim,
-                  [&](int64_t i, int lanes) { store_at(values + i, load_at(x + i, lanes), lanes); });
+      for (int64_t g = 0; g < a.kv_heads; g++, x += a.head_dim) {
+        widen(x, a.head_dim, head);
+        keep_head(head, a.head_dim, values + g * a.head_dim, a.pages.value_scales, scale + g * a.pages.block_size);
+      }
     }
   }
 }
 
 static void rope_write_kv(const Rope &a) {
   with_type(a.dtype, [&](auto t) {
-    with_type(a.kv_dtype, [&](auto kv) { rope_rows<decltype(t), decltype(kv)>(a); });
+    if (a.pages.dtype == INT8) rope_rows<decltype(t), Byte>(a);
+    else with_type(a.pages.dtype, [&](auto kv) { rope_rows<decltype(t), decltype(kv)>(a); });
   });
 }
 

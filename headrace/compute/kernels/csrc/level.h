@@ -6,5 +6,6 @@ namespace {
 #include "elementwise.h"
 #include "matrix.h"
 #include "quantized.h"
+#include "attention_pages.h"
 #include "attention.h"
 }  // namespace

@@ -73,6 +73,20 @@ class Arguments {
     return failed_ ? nullptr : levels[level].operations;
   }
 
+  // keys, values, key_scales, value_scales (0: none), block_size, stride, scale_stride, dtype
+  Pages pages() {
+    Pages p;
+    p.keys = pointer<void>();
+    p.values = pointer<void>();
+    p.key_scales = pointer<float>();
+    p.value_scales = pointer<float>();
+    p.block_size = integer();
+    p.stride = integer();
+    p.scale_stride = integer();
+    p.dtype = static_cast<int>(integer());
+    return p;
+  }
+
   bool complete() {
     if (!failed_ && left_) {
       PyErr_SetString(PyExc_TypeError, "too many arguments");
@@ -151,8 +165,7 @@ PyObject *rope_write_kv(PyObject *, PyObject *const *values, Py_ssize_t count) {
   a.rotation = in.pointer<const float>();
   a.norm = in.pointer<const float>();
   a.slots = in.pointer<const int64_t>();
-  a.keys = in.pointer<void>();
-  a.values = in.pointer<void>();
+  a.pages = in.pages();
   a.queries = in.pointer<void>();
   a.tokens = in.integer();
   a.heads = in.integer();
@@ -161,7 +174,6 @@ PyObject *rope_write_kv(PyObject *, PyObject *const *values, Py_ssize_t count) {
   a.rotary = in.integer();
   const int64_t num_slots = in.integer();
   a.dtype = static_cast<int>(in.integer());
-  a.kv_dtype = static_cast<int>(in.integer());
   a.eps = in.real();
   if (!in.complete()) return nullptr;
   for (int64_t i = 0; i < a.tokens; i++)
@@ -222,21 +234,18 @@ PyObject *attention(PyObject *, PyObject *const *values, Py_ssize_t count) {
   const Operations *operations = in.operations();
   Attention a;
   a.queries = in.pointer<const void>();
-  a.keys = in.pointer<const void>();
-  a.values = in.pointer<const void>();
+  a.pages = in.pages();
   a.out = in.pointer<void>();
   a.query_starts = in.pointer<const int32_t>();
   a.contexts = in.pointer<const int32_t>();
   a.tables = in.pointer<const int32_t>();
   a.rows = in.integer();
   a.width = in.integer();
-  a.block_size = in.integer();
   a.window = in.integer();
   a.heads = in.integer();
   a.kv_heads = in.integer();
   a.head_dim = in.integer();
   a.dtype = static_cast<int>(in.integer());
-  a.kv_dtype = static_cast<int>(in.integer());
   a.scale = in.real();
   a.softcap = in.real();
   if (!in.complete()) return nullptr;
@@ -343,5 +352,7 @@ PyMODINIT_FUNC PyInit__cpu(void) {
 #if defined(__x86_64__)
   __builtin_cpu_init();
 #endif
-  return PyModule_Create(&definition);
+  PyObject *module = PyModule_Create(&definition);
+  if (module && PyModule_AddIntConstant(module, "interface", INTERFACE) < 0) Py_CLEAR(module);
+  return module;
 }

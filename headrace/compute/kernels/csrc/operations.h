@@ -6,9 +6,21 @@
 
 namespace headrace {
 
-const int64_t MAX_HEAD_DIM = 512;
+const int INTERFACE = 2;  // raised with every change of what cpp.py passes, so that an old build is not called
 
-enum DType : int { FLOAT32 = 0, BFLOAT16 = 1, FLOAT16 = 2 };
+const int64_t MAX_HEAD_DIM = 512;
+const float SMALLEST = 1e-30f;  // see Kernels.SMALLEST
+
+enum DType : int { FLOAT32 = 0, BFLOAT16 = 1, FLOAT16 = 2, INT8 = 3 };  // INT8: pages only, see Kernels.Pages
+
+// Keys and values of a layer. A block's elements are [block_size, kv_heads, head_dim] and its scales, of INT8 only,
+// [kv_heads, block_size]; from block to block it is a stride.
+struct Pages {
+  void *keys, *values;
+  float *key_scales, *value_scales;
+  int64_t block_size, stride, scale_stride;
+  int dtype;
+};
 
 struct Norm {            // out = x / sqrt(mean(x^2) + eps) * weight, of rows [count, size]
   const void *x;
@@ -24,9 +36,10 @@ struct Rope {            // see Kernels.rope_write_kv
   const void *qkv;
   const float *rotation, *norm;  // norm: null or [heads + kv_heads, head_dim]
   const int64_t *slots;
-  void *keys, *values, *queries;
+  void *queries;
+  Pages pages;
   int64_t tokens, heads, kv_heads, head_dim, rotary;
-  int dtype, kv_dtype;
+  int dtype;
   float eps;
 };
 
@@ -38,11 +51,12 @@ struct Gate {            // out [count, size] = activation(x[:, :size]) * x[:, s
 };
 
 struct Attention {       // see Kernels.paged_attention
-  const void *queries, *keys, *values;
+  const void *queries;
+  Pages pages;
   void *out;
   const int32_t *query_starts, *contexts, *tables;
-  int64_t rows, width, block_size, heads, kv_heads, head_dim, window;  // window: INT64_MAX is all keys
-  int dtype, kv_dtype;
+  int64_t rows, width, heads, kv_heads, head_dim, window;  // window: INT64_MAX is all keys
+  int dtype;
   float scale, softcap;  // softcap 0: none
 };
 

@@ -10,8 +10,11 @@ typedef float Floats __attribute__((vector_size(4 * LANES)));
 typedef int32_t Ints __attribute__((vector_size(4 * LANES)));
 typedef uint32_t Words __attribute__((vector_size(4 * LANES)));
 typedef uint16_t Halves __attribute__((vector_size(2 * LANES)));
+typedef int8_t Bytes __attribute__((vector_size(LANES)));
+typedef int16_t Shorts __attribute__((vector_size(4 * LANES)));  // 2 * LANES of them
 
 HEADRACE_INLINE Floats broadcast(float x) { return x - Floats{}; }
+HEADRACE_INLINE Floats absolute(Floats x) { return (Floats)((Ints)x & 0x7fffffff); }
 HEADRACE_INLINE Floats maximum(Floats a, Floats b) { return a > b ? a : b; }
 HEADRACE_INLINE Floats minimum(Floats a, Floats b) { return a < b ? a : b; }
 
@@ -44,6 +47,31 @@ HEADRACE_INLINE void exchange(Floats &a, Floats &b, std::integer_sequence<int, I
   a = low;
 }
 
+// The first halves of two vectors, or with FROM = LANES the second ones, element by element side by side.
+template <int FROM, int... I>
+HEADRACE_INLINE Shorts interleave(Shorts a, Shorts b, std::integer_sequence<int, I...>) {
+#if defined(__clang__)
+  return __builtin_shufflevector(a, b, (FROM + I / 2 + (I & 1) * 2 * LANES)...);
+#else
+  return __builtin_shuffle(a, b, Shorts{(int16_t)(FROM + I / 2 + (I & 1) * 2 * LANES)...});
+#endif
+}
+
+// Of LANES vectors of integers the sum of each: lane i is that of v[i], which are used up.
+template <int H = 1>
+HEADRACE_INLINE Ints sums_of(Floats *v) {
+  if constexpr (H == LANES) {
+    return (Ints)v[0];
+  } else {
+#pragma GCC unroll 16
+    for (int i = 0; i < LANES; i += 2 * H) {
+      exchange<H>(v[i], v[i + H], std::make_integer_sequence<int, LANES>{});
+      v[i] = (Floats)((Ints)v[i] + (Ints)v[i + H]);
+    }
+    return sums_of<2 * H>(v);
+  }
+}
+
 // A square of LANES vectors, in place.
 template <int H = 1>
 HEADRACE_INLINE void transpose(Floats *v) {
@@ -55,12 +83,19 @@ HEADRACE_INLINE void transpose(Floats *v) {
   }
 }
 
+template <int H, int... I>
+HEADRACE_INLINE Floats fold_largest(Floats v, std::integer_sequence<int, I...>) {
+#if defined(__clang__)
+  return maximum(v, __builtin_shufflevector(v, v, (I ^ H)...));
+#else
+  return maximum(v, __builtin_shuffle(v, Ints{(I ^ H)...}));
+#endif
+}
+
+template <int H = 1>
 HEADRACE_INLINE float largest(Floats v) {
-  float lanes[LANES];
-  __builtin_memcpy(lanes, &v, sizeof v);
-  float best = lanes[0];
-  for (int i = 1; i < LANES; i++) best = lanes[i] > best ? lanes[i] : best;
-  return best;
+  if constexpr (H == LANES) return v[0];
+  else return largest<2 * H>(fold_largest<H>(v, std::make_integer_sequence<int, LANES>{}));
 }
 
 // e^x to about one unit in the last place for x in [-87, 88]; below that 0, so that exp(-inf) is 0.
@@ -90,6 +125,7 @@ HEADRACE_INLINE Floats hyperbolic_tangent(Floats x) { return 1.0f - 2.0f / (expo
 struct Single { float value; };
 struct Brain { uint16_t bits; };   // bfloat16
 struct Half { uint16_t bits; };    // IEEE half
+struct Byte { int8_t value; };     // of pages only: an integer without its scale
 
 HEADRACE_INLINE Floats load(const Single *p) {
   Floats v;
@@ -137,6 +173,20 @@ HEADRACE_INLINE void store(Half *p, Floats v) {
   out = rest >= (uint32_t)0x477ff000 ? Words{} + 0x7c00u : out;
   out = rest > (uint32_t)0x7f800000 ? Words{} + 0x7e00u : out;
   store_bits(&p->bits, out | sign);
+}
+
+// Whole numbers near x, |x| < 2^22; ties go to the even one.
+HEADRACE_INLINE Ints rounded(Floats x) { return (Ints)(x + 12582912.0f) - 0x4b400000; }
+
+HEADRACE_INLINE Ints load_integers(const Byte *p) {
+  Bytes b;
+  __builtin_memcpy(&b, p, sizeof b);
+  return __builtin_convertvector(b, Ints);
+}
+
+HEADRACE_INLINE void store(Byte *p, Floats v) {
+  const Bytes b = __builtin_convertvector(rounded(v), Bytes);
+  __builtin_memcpy(p, &b, sizeof b);
 }
 
 template <class T>
