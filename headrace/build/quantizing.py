@@ -97,6 +97,7 @@ class Quantizing:
         for scheme in SCHEMES:
             weights = load_weights(self.folder, self.spec, self.dtype, self.device, scheme)
             yield self._line(f"--quantization {scheme}", weights)
+        yield self._line("--kv-cache-dtype int8", self._plain(), torch.int8)
         for scheme, method in REPORTED:
             with tempfile.TemporaryDirectory() as folder:
                 target = Path(folder) / "quantized"

@@ -57,7 +57,7 @@ def test_what_is_past_the_bounds_is_not_written_unless_forced(
 
 def test_a_report_has_every_way(monkeypatch: pytest.MonkeyPatch) -> None:
     shown = run("builtin", "--report")
-    ways = ["--quantization int8", "--quantization int4"]
+    ways = ["--quantization int8", "--quantization int4", "--kv-cache-dtype int8"]
     ways += [f"written {scheme} {method}" for scheme, method in quantizing.REPORTED]
     assert all(way in shown for way in ways)
 
