@@ -51,10 +51,13 @@ struct ByteWords {
 HEADRACE_INLINE Words load_words(const uint32_t *p) { return (Words)load((const Single *)p); }
 
 // sums[t, 0:PANEL] += scale * (a[t] * (b - offset)) for tokens whose planes are held in registers, TOKENS * PLANES rows.
-// `offsets` may be null: the middle of the values. `totals` are the sums of the tokens' integers over the span.
+// `offsets` may be null: the middle of the values. `totals` are the sums of the tokens' integers over the span. A function
+// of its own: within its callers' there are not enough registers, and the loop would keep sums in memory.
 template <int TOKENS, int PLANES, int BITS>
-static void multiply_span(const uint32_t *a, int64_t a_stride, const uint32_t *b, int64_t words, const float *totals,
-                          int64_t total_stride, const float *offsets, const float *scales, float *sums, Ahead ahead) {
+__attribute__((noinline)) static void multiply_span(const uint32_t *a, int64_t a_stride, const uint32_t *b,
+                                                    int64_t words, const float *totals, int64_t total_stride,
+                                                    const float *offsets, const float *scales, float *sums,
+                                                    Ahead ahead) {
   const int M = TOKENS * PLANES;
   Ints sum[M][VECTORS];
 #pragma GCC unroll 8
