@@ -61,6 +61,7 @@ def roofline(
     engine.runner = stopwatch = Stopwatch(runner)
     timed = TimedKernels(kernels, loaded.spec.vocab_size)
     loaded.decoder.kernels = cast(Kernels, timed)
+    token_bytes = loaded.ledger.block_bytes / loaded.ledger.block_size
     steps: list[lab.Step] = []
     for context in input_len:
         for batch in batch_size:
@@ -73,7 +74,7 @@ def roofline(
             for times in both:
                 if times.wall.count:
                     size = (batch, context, output_len)
-                    steps.append(_step(times, *size, loaded.spec, loaded.dtype, timed, machine))
+                    steps.append(_step(times, *size, loaded.spec, loaded.dtype, timed, token_bytes, machine))
     for step in sorted(steps, key=lambda step: step.kind == "prefill"):
         show(lab.step_table(step))
     path = output or Path("bench-results") / f"roofline-{datetime.now(UTC):%Y%m%d-%H%M%S}.json"
@@ -91,9 +92,13 @@ def _step(
     spec: DecoderSpec,
     dtype: str,
     timed: TimedKernels,
+    token_bytes: float,
     machine: Machine,
 ) -> Step:
-    """One kind of steps as parts. What a context costs is that of its mean length over the steps."""
+    """One kind of steps as parts. What a context costs is that of its mean length over the steps.
+
+    A token's keys and values take ``token_bytes``.
+    """
     from headrace.lab.bench.roofline import Part, Step, bound
 
     spent: Mapping[str, float] = times.phases
@@ -102,7 +107,6 @@ def _step(
     reach = batch * (context + output_len / 2) if decode else batch * context * context / 2 / times.wall.count
     fetched = reach if decode else 0.0
     width = 4 * spec.num_layers * spec.num_heads * spec.head_dim
-    kv_bytes = 2 * spec.num_layers * spec.num_kv_heads * spec.head_dim * {"float32": 4}.get(dtype, 2)
 
     def linear(name: str, part: str) -> Part:
         numbers = timed.numbers[part]
@@ -111,7 +115,7 @@ def _step(
     kernels = sum(spent[part] for part in ("linear", "head", "attention", "elementwise"))
     parts = (
         linear("linear layers", "linear"),
-        Part("attention", spent["attention"], fetched * kv_bytes, reach * width, dtype),
+        Part("attention", spent["attention"], fetched * token_bytes, reach * width, dtype),
         linear("LM head", "head"),
         Part("norms, activations", spent["elementwise"]),
         Part("the decoder's own", spent["forward"] - kernels),
