@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from headrace.lab.bench.report import Run
 
@@ -12,8 +13,8 @@ class NoPlots(RuntimeError):
     """matplotlib is not installed; the message says what to install."""
 
 
-def plot(runs: Sequence[Run], path: Path, title: str) -> None:
-    """Writes a PNG with output tok/s as bars and TTFT, ITL and E2E as cumulative curves.
+def load_pyplot() -> Any:
+    """matplotlib's drawing interface, which writes files and opens no window.
 
     Raises:
         NoPlots: matplotlib is missing.
@@ -23,7 +24,19 @@ def plot(runs: Sequence[Run], path: Path, title: str) -> None:
     except ImportError:
         raise NoPlots('no plot without matplotlib: pip install "headrace[bench]"') from None
     matplotlib.use("Agg")
-    from matplotlib import pyplot, ticker
+    from matplotlib import pyplot
+
+    return pyplot
+
+
+def plot(runs: Sequence[Run], path: Path, title: str) -> None:
+    """Writes a PNG with output tok/s as bars and TTFT, ITL and E2E as cumulative curves.
+
+    Raises:
+        NoPlots: matplotlib is missing.
+    """
+    pyplot = load_pyplot()
+    from matplotlib import ticker
 
     figure, axes = pyplot.subplots(1, 4, figsize=(16, 4), layout="constrained")
     figure.suptitle(title)

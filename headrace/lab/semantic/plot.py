@@ -7,7 +7,7 @@ from pathlib import Path
 
 from headrace.core.cache.calibration import Calibration
 from headrace.core.cache.certify import Certificate, upper_error
-from headrace.lab.bench.plot import NoPlots
+from headrace.lab.bench.plot import load_pyplot
 
 
 def plot_calibration(
@@ -18,13 +18,7 @@ def plot_calibration(
     Raises:
         NoPlots: matplotlib is missing.
     """
-    try:
-        import matplotlib
-    except ImportError:
-        raise NoPlots('no plot without matplotlib: pip install "headrace[bench]"') from None
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
+    pyplot = load_pyplot()
     figure, axis = pyplot.subplots(figsize=(7, 4.5), layout="constrained")
     for index, stratum in enumerate(calibration.strata):
         tallies = [tally for tally in stratum.held if tally.served]

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from headrace.lab.bench.plot import NoPlots
+from headrace.lab.bench.plot import load_pyplot
 from headrace.lab.simulate.outcome import Outcome
 
 POINTS = 1000
@@ -19,13 +19,7 @@ def plot(told: Outcome, folder: Path, title: str) -> list[Path]:
     Raises:
         NoPlots: matplotlib is missing.
     """
-    try:
-        import matplotlib
-    except ImportError:
-        raise NoPlots('no plot without matplotlib: pip install "headrace[bench]"') from None
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
+    pyplot = load_pyplot()
     folder.mkdir(parents=True, exist_ok=True)
     line, seconds = told.timeline, told.timeline["seconds"]
 
