@@ -1,11 +1,29 @@
-"""Options of the whole suite."""
+"""Options and fixtures of the whole suite."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import pytest
+
+from tests.doubles.shared_stores import memcached_server, redis_server
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--lives", type=int, default=1500, help="random lives of the core to run (a release runs 10000)"
     )
+
+
+@pytest.fixture(scope="module")
+def redis_port() -> Iterator[int]:
+    """Where a Redis listens that a module's tests share."""
+    with redis_server() as server:
+        yield server.port
+
+
+@pytest.fixture(scope="module")
+def memcached_port() -> Iterator[int]:
+    """Where a memcached listens that a module's tests share."""
+    with memcached_server() as server:
+        yield server.port

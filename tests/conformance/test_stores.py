@@ -10,23 +10,10 @@ from headrace.serve.stores.memcached import MemcachedStore
 from headrace.serve.stores.memory import MemoryStore
 from headrace.serve.stores.redis import RedisStore
 from headrace.serve.stores.sqlite import SQLiteStore
-from tests.doubles.shared_stores import memcached_server, redis_server
 
 KINDS = ["memory", "sqlite", "redis", "memcached"]
 KEYS = [bytes([i]) * 32 for i in range(4)]
 A, B, BOTH = ("tag:a", EVERYTHING), ("tag:b", EVERYTHING), ("tag:a", "tag:b", EVERYTHING)
-
-
-@pytest.fixture(scope="module")
-def redis_port():
-    with redis_server() as server:
-        yield server.port
-
-
-@pytest.fixture(scope="module")
-def memcached_port():
-    with memcached_server() as server:
-        yield server.port
 
 
 @pytest.fixture(params=KINDS)

@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 import secrets
 import threading
-from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import pytest
@@ -39,7 +38,6 @@ from headrace.serve.stores.sqlite import SQLiteStore
 from headrace.serve.stores.tier import Tier
 from tests.doubles.engines import hashing_engine
 from tests.doubles.hashing_runner import VOCAB
-from tests.doubles.shared_stores import memcached_server, redis_server
 from tests.serve.semantic.scenes import Words, librarian
 from tests.serve.test_service import read_all, tokens_of
 
@@ -167,18 +165,6 @@ async def seen_by_me(stores: Any, shelf: Any, script: list[tuple[str, Ask | Clea
     finally:
         await recall.stop()
     return seen
-
-
-@pytest.fixture(scope="module")
-def redis_port() -> Iterator[int]:
-    with redis_server() as server:
-        yield server.port
-
-
-@pytest.fixture(scope="module")
-def memcached_port() -> Iterator[int]:
-    with memcached_server() as server:
-        yield server.port
 
 
 @pytest.fixture(params=["memory", "sqlite", "memory and sqlite", "redis", "memcached"])

@@ -25,25 +25,13 @@ from headrace.serve.stores.redis import RedisStore
 from headrace.serve.stores.sqlite import SQLiteStore
 from headrace.serve.stores.tier import Tier
 from tests.doubles.engines import hashing_engine
-from tests.doubles.shared_stores import memcached_server, redis_server
+from tests.doubles.shared_stores import redis_server
 from tests.serve.test_recall import Clock, House, truth
 from tests.serve.test_service import Book
 
 FINGERPRINT = Engine("hash", "", "", "", "", "").fingerprint()
 SECONDS = 5.0  # of a look-up: tests share their machine
 SEAL = Seal(b"secret")
-
-
-@pytest.fixture(scope="module")
-def redis_port():
-    with redis_server() as server:
-        yield server.port
-
-
-@pytest.fixture(scope="module")
-def memcached_port():
-    with memcached_server() as server:
-        yield server.port
 
 
 def tier(kind, folder, request, tell=lambda event: None):
