@@ -22,8 +22,8 @@ _CHUNK_BYTES = 64 << 20
 class WeightMemory:
     """Memory for packed weights, in huge pages where the system has them.
 
-    A decode step reads all weights once, from end to end, and in pages of 4 KiB spends a fifth of its time on
-    finding them. Small weights share chunks, since a huge page holds several of them.
+    A decode step reads all weights once, from end to end, and pages of 4 KiB would have to be found anew all the way.
+    Small weights share chunks, since a huge page holds several of them.
     """
 
     def __init__(self) -> None:
