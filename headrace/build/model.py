@@ -137,7 +137,7 @@ def _load(options: Options, seconds: dict[str, float], tell: Tell | None) -> Loa
             process_bytes=process_bytes,
         )
         kv = PagedKV(spec, ledger.num_blocks, cache.block_size, kv_dtype, device)
-        tiers, ledger = open_tiers(ledger, cache.kv_offload_path, kv, fingerprint)
+        tiers, ledger = open_tiers(ledger, cache.kv_offload_path, kv, fingerprint, kernels.layout)
         runner = LocalRunner(
             decoder,
             kv,

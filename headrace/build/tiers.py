@@ -22,7 +22,6 @@ from headrace.core.engine import Engine
 
 BLOCKS_FILE = "blocks.kv"
 SNAPSHOT_FILE = "snapshot.kv"
-LAYOUT = "layer, key or value, token, head, element"
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,9 +72,12 @@ class OpenTiers:
 
 
 def open_tiers(
-    ledger: MemoryLedger, folder: str | None, kv: PagedKV, fingerprint: str
+    ledger: MemoryLedger, folder: str | None, kv: PagedKV, fingerprint: str, layout: str
 ) -> tuple[OpenTiers | None, MemoryLedger]:
-    """The lower tiers that the ledger has room for, and the ledger with what of the disk can be had."""
+    """The lower tiers that the ledger has room for, and the ledger with what of the disk can be had.
+
+    ``layout`` is how the kernels lay out a block.
+    """
     if not ledger.host_blocks:
         return None, ledger
     disk, notes = None, []
@@ -106,6 +108,6 @@ def open_tiers(
         "dtype": str(kv.dtype).removeprefix("torch."),
         "block_size": kv.block_size,
         "block_bytes": ledger.block_bytes,
-        "layout": LAYOUT,
+        "layout": layout,
     }
     return OpenTiers(mover, sizes, disk, identity, kv.block_size, tuple(notes)), ledger

@@ -7,9 +7,9 @@ single layers, the runner executes a plan's moves; `mover` carries whole blocks 
 from __future__ import annotations
 
 import math
+import mmap
 from collections.abc import Sequence
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -43,10 +43,9 @@ def _half_block(spec: DecoderSpec, block_size: int, dtype: torch.dtype) -> tuple
 class PagedKV:
     """Key and value pages, one tensor of shape [layers, 2, num_blocks, block_size, kv_heads, head_dim].
 
-    Tokens come before heads within a block (arXiv:2309.06180 leaves it open). So a token's write is one
-    contiguous run, gathering blocks by index yields [rows, tokens, heads, head_dim] with no second copy, it is
-    the order that paged flash attention on CUDA reads, and a loop over one head still streams whole cache
-    lines (head_dim × 2..4 bytes). One tensor for all layers, so that moving a block is a single operation.
+    So many elements has a block; how they lie in it is the kernels' affair (`Kernels.layout`). In torch's it is the
+    shape's order: gathering blocks by index yields [rows, tokens, heads, head_dim] with no second copy, as paged flash
+    attention on CUDA reads it. One tensor for all layers, so that moving a block is a single operation.
 
     In int8 it is [layers, 2, num_blocks, bytes]: a block's elements, then its scales [kv_heads, block_size], so that
     whoever moves a block moves its scales too, and a head's scales of one block lie side by side.
@@ -140,6 +139,7 @@ def untouched_zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.de
     if device.type != "cpu":
         return torch.zeros(shape, dtype=dtype, device=device)
     nbytes = math.prod(shape) * dtype.itemsize
-    raw = np.zeros(nbytes + ALIGNMENT, dtype=np.uint8)
-    begin = -raw.ctypes.data % ALIGNMENT
-    return torch.from_numpy(raw[begin : begin + nbytes]).view(dtype).view(shape)
+    memory = mmap.mmap(-1, max(1, nbytes))
+    if hasattr(mmap, "MADV_HUGEPAGE"):
+        memory.madvise(mmap.MADV_HUGEPAGE)
+    return torch.frombuffer(memory, dtype=torch.uint8, count=nbytes).view(dtype).view(shape)

@@ -34,6 +34,7 @@ SMALLEST = 1e-30
 class Pages(NamedTuple):
     """One layer's keys and values in blocks: [num_blocks, block_size, G, D], a block of each contiguous.
 
+    In which order a block's elements lie is the backend's own affair (`Kernels.layout`): others move whole blocks.
     Integers (int8) come with a scale for each token and head, float32 [num_blocks, G, block_size]: an element is
     ``integer * scale``, with ``scale = max|x| / 127`` over the head and the integer ``x * (127 / max|x|)`` rounded
     to nearest, ties to even.
@@ -60,6 +61,8 @@ class Kernels(Protocol):
     name: str
     isa: str
     """The instruction set that the kernels were built for and use here; empty where torch chooses."""
+    layout: str
+    """How the elements of a block lie: what one backend has written another reads only if theirs are equal."""
 
     def prepare_linear(self, weight: Tensor | QuantizedWeight) -> Any:
         """Turn a weight [out, in] into whatever this backend's `linear` likes best; called once per weight."""

@@ -27,7 +27,8 @@ class _Codes(dict[torch.dtype, int]):
 
 _DTYPES = _Codes({torch.float32: 0, torch.bfloat16: 1, torch.float16: 2})
 _PAGE_DTYPES = _Codes({**_DTYPES, torch.int8: 3})
-_INTERFACE = 2
+_INTERFACE = 3
+_PAIRED = (torch.bfloat16, torch.int8)
 _MAX_HEAD_DIM = 512
 _ALL_KEYS = 2**62
 
@@ -56,6 +57,7 @@ class CppKernels:
     """
 
     name = "cpp"
+    layout = "head, word, token and head, token, word"
 
     def __init__(self, level: str | None = None) -> None:
         self._cpu = _extension()
@@ -195,7 +197,7 @@ class CppKernels:
                 f"qkv {list(qkv.shape)}, rotation {rotation.dtype} {list(rotation.shape)}, slots {slots.dtype} "
                 f"{list(slots.shape)} do not fit {shape}"
             )
-        lines = _page_lines(pages, kv_heads, head_dim)
+        lines = _page_lines(pages, kv_heads, head_dim, qkv.dtype)
         queries = qkv.new_empty((tokens, heads, head_dim))
         self._cpu.rope_write_kv(
             self._level,
@@ -246,7 +248,7 @@ class CppKernels:
         queries = queries.contiguous()
         tokens, heads, head_dim = queries.shape
         num_blocks, block_size, kv_heads, _ = pages.keys.shape
-        lines = _page_lines(pages, kv_heads, head_dim)
+        lines = _page_lines(pages, kv_heads, head_dim, queries.dtype)
         if plan.blocks > num_blocks:
             raise IndexError(f"the rows read block {plan.blocks - 1}, but the pages have {num_blocks} blocks")
         if plan.tokens != tokens or plan.block_size != block_size or heads % kv_heads:
@@ -286,9 +288,11 @@ class CppKernels:
         return out
 
 
-def _page_lines(pages: Pages, kv_heads: int, head_dim: int) -> tuple[int, ...]:
-    """Pages as the extension wants them (`Pages` in csrc/operations.h), checked."""
+def _page_lines(pages: Pages, kv_heads: int, head_dim: int, dtype: torch.dtype) -> tuple[int, ...]:
+    """Pages as the extension wants them (`Pages` in csrc/operations.h), checked; ``dtype`` is the activations'."""
     keys, values, key_scales, value_scales = pages
+    if keys.dtype not in (dtype, torch.int8) or (head_dim % 2 and keys.dtype in _PAIRED):
+        raise ValueError(f"pages of {keys.dtype} with heads of {head_dim} beside activations of {dtype}")
     num_blocks, block_size = keys.shape[:2]
     block = (block_size * kv_heads * head_dim, kv_heads * head_dim, head_dim, 1)
     if (

@@ -21,6 +21,7 @@ class TorchKernels:
 
     name = "torch"
     isa = ""
+    layout = "token, head, feature"
 
     def __init__(self) -> None:
         self._gathered: dict[tuple[int, torch.dtype, torch.device], Tensor] = {}

@@ -38,6 +38,7 @@ except KernelsUnavailable as reason:
 CPU = torch.device("cpu")
 ORACLE = TorchKernels()
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
+PAIRED = [torch.bfloat16, torch.int8]
 TOLERANCE = {torch.float32: 2e-5, torch.bfloat16: 2e-2, torch.float16: 3e-3}
 pytestmark = pytest.mark.parametrize("level", LEVELS)
 quick = settings(max_examples=25, deadline=None, derandomize=True)
@@ -60,6 +61,38 @@ def pages_of(content: Tensor, dtype: torch.dtype) -> Pages:
     return Pages(*integers, *torch.rand(2, blocks, heads, block_size).div_(25))
 
 
+def words_of(part: Tensor, values: bool) -> Tensor:
+    """Keys or values [num_blocks, block_size, G, D] in the order of words (`Pages` in csrc/operations.h), a view."""
+    _, size, _, head_dim = part.shape
+    paired = part.dtype in (torch.bfloat16, torch.int8)
+    if values:
+        return part.unflatten(1, (-1, 2 if paired and size % 2 == 0 else 1)).permute(0, 3, 1, 4, 2)
+    return part.unflatten(3, (-1, 2 if paired else 1)).permute(0, 2, 3, 1, 4)
+
+
+def laid_out(pages: Pages) -> Pages:
+    """The same pages as the C++ kernels keep them."""
+    parts = []
+    for part, values in ((pages.keys, False), (pages.values, True)):
+        parts.append(part.clone(memory_format=torch.preserve_format))
+        parts[-1].flatten(1).copy_(words_of(part, values).flatten(1))
+    return pages._replace(keys=parts[0], values=parts[1])
+
+
+def forget_the_rest(batch: Batch, pages: Pages) -> None:
+    """Whatever lies behind the rows' contexts becomes no number, as a broken sequence may have left it there."""
+    written = torch.zeros(pages.keys.shape[:2], dtype=torch.bool)
+    for table, context in zip(batch.block_tables.tolist(), batch.contexts, strict=True):
+        for position in range(context):
+            written[table[position // batch.block_size], position % batch.block_size] = True
+    if pages.key_scales is None or pages.value_scales is None:
+        pages.keys[~written] = math.nan
+        pages.values[~written] = math.nan
+    else:
+        for scales in (pages.key_scales, pages.value_scales):
+            scales.transpose(1, 2)[~written] = math.nan
+
+
 def rows_of(starts: list[int], lengths: list[int], block_size: int, seed: int) -> tuple[Batch, int]:
     """A batch whose blocks lie in random order, and how many blocks the pages need."""
     needed = [-(-(start + length) // block_size) for start, length in zip(starts, lengths, strict=True)]
@@ -80,7 +113,7 @@ def rows_of(starts: list[int], lengths: list[int], block_size: int, seed: int) -
     window=st.sampled_from([None, 1, 5, 64, 700]),
     softcap=st.sampled_from([None, 3.0]),
     dtype=st.sampled_from(DTYPES),
-    page_dtype=st.sampled_from([None, *DTYPES, torch.int8]),
+    page_dtype=st.sampled_from([None, torch.int8]),
     seed=st.integers(0, 1000),
 )
 def test_attention(
@@ -104,17 +137,22 @@ def test_attention(
     batch, blocks = rows_of(starts, lengths, block_size, seed)
     torch.manual_seed(seed)
     pages = pages_of(torch.randn(2, blocks, block_size, kv_heads, head_dim), page_dtype or dtype)
+    forget_the_rest(batch, pages)
     queries = torch.randn(sum(lengths), kv_heads * group, head_dim).to(dtype)
     scale = head_dim**-0.5
     kernels = CppKernels(level)
     plan = kernels.plan_attention(batch, window, dtype)
-    actual = kernels.paged_attention(queries, pages, plan, scale, softcap)
+    if head_dim % 2 and (page_dtype or dtype) in PAIRED:
+        with pytest.raises(ValueError, match=f"with heads of {head_dim} beside"):
+            kernels.paged_attention(queries, pages, plan, scale, softcap)
+        return
+    actual = kernels.paged_attention(queries, laid_out(pages), plan, scale, softcap)
     exact = ORACLE.plan_attention(batch, window, torch.float32)
     wide = pages if pages.key_scales is not None else Pages(pages.keys.float(), pages.values.float())
     expected = ORACLE.paged_attention(queries.float(), wide, exact, scale, softcap)
     assert actual.dtype == dtype
     # Beside integers, queries and weights are computed with sixteen bits.
-    close(actual, expected, dtype, least=2e-4 if page_dtype == torch.int8 else 0.0)
+    close(actual, expected, dtype, least=5e-4 if page_dtype == torch.int8 else 0.0)
 
 
 @pytest.mark.parametrize("dtype", [*DTYPES, torch.int8])
@@ -253,7 +291,8 @@ def test_linear_layers_refuse_what_does_not_fit(level: str) -> None:
     partial=st.booleans(),
     normed=st.booleans(),
     dtype=st.sampled_from(DTYPES),
-    page_dtype=st.sampled_from([None, torch.float32, torch.int8]),
+    page_dtype=st.sampled_from([None, torch.int8]),
+    block_size=st.sampled_from([1, 3, 4, 16]),
     tokens=st.integers(1, 40),
 )
 def test_rope_write_kv(
@@ -264,6 +303,7 @@ def test_rope_write_kv(
     normed: bool,
     dtype: torch.dtype,
     page_dtype: torch.dtype | None,
+    block_size: int,
     tokens: int,
 ) -> None:
     torch.manual_seed(tokens)
@@ -276,10 +316,12 @@ def test_rope_write_kv(
     results = []
     for kernels in (CppKernels(level), ORACLE):
         torch.manual_seed(tokens)  # for the scales of what is not written
-        pages = pages_of(torch.zeros(2, 12, 4, heads[1], head_dim), page_dtype or dtype)
+        pages = pages_of(
+            torch.zeros(2, 48 // block_size, block_size, heads[1], head_dim), page_dtype or dtype
+        )
         queries = kernels.rope_write_kv(qkv.clone(), shape, rotation, norm, 1e-6, slots, pages)
         results.append((queries, pages))
-    (queries, written), (expected, pages) = results
+    (queries, written), (expected, pages) = results[0], (results[1][0], laid_out(results[1][1]))
     assert queries.dtype == expected.dtype == dtype
     close(queries, expected, dtype)
     for actual, wanted in zip(written[:2], pages[:2], strict=True):

@@ -61,66 +61,133 @@ static void merge(const Partial &into, const Partial &later, int64_t vectors, in
   }
 }
 
-HEADRACE_INLINE int chunk_of(int64_t first, int64_t end) { return (int)(end - first < CHUNK ? end - first : CHUNK); }
+// Whether a vector of keys or values is found in one block. Else it is gathered, for small tests of large machines.
+HEADRACE_INLINE bool in_place(const Attention &a) { return a.pages.block_size % LANES == 0 && a.head_dim % LANES == 0; }
 
-// Where the tokens of a chunk lie, for the first key head: elements in `place`, scales in `scale`.
-static void locate(const Attention &a, const Piece &p, int64_t first, int count, Chunk &chunk) {
+// Where a chunk's groups lie. Blocks before every query's window may have been given up: `begin` leaves them out.
+template <class Page>
+HEADRACE_INLINE void locate(const Attention &a, const Piece &p, int64_t first, int64_t end, Chunk &chunk) {
   const int32_t *table = a.tables + p.row * a.width;
-  // Blocks before every query's window may have been given up: keys there stand for the first one that is seen.
-  const int64_t from = first > p.first_key ? first : p.first_key, last = first + count - 1;
-  const int64_t token = a.kv_heads * a.head_dim;
-  int64_t block = from / a.pages.block_size, offset = from % a.pages.block_size, position = from;
-  chunk.count = count;
-  for (int j = 0; j < CHUNK; j++) {
-    if (j % LANES == 0)
-      chunk.together[j / LANES] =
-          first + j >= from && j + LANES <= count && offset + LANES <= a.pages.block_size;
-    chunk.place[j] = table[block] * a.pages.stride + offset * token;
-    chunk.scale[j] = table[block] * a.pages.scale_stride + offset;
-    if (first + j < position || position >= last) continue;
-    position++;
-    if (++offset == a.pages.block_size) {
-      offset = 0;
-      block++;
-    }
+  chunk.first = first;
+  chunk.count = (int)(end - first < CHUNK ? end - first : CHUNK);
+  chunk.begin = 0;
+  if (!in_place(a)) return;
+  if (first < p.first_key) chunk.begin = (int)(p.first_key - first) / LANES * LANES;
+  for (int i = chunk.begin; i < chunk.count; i += LANES) {
+    const int64_t block = table[(first + i) / a.pages.block_size], offset = (first + i) % a.pages.block_size;
+    chunk.keys[i / LANES] = block * a.pages.stride + offset * Page::FACTOR;
+    chunk.values[i / LANES] = block * a.pages.stride + offset * a.head_dim;
+    chunk.scales[i / LANES] = block * a.pages.scale_stride + offset;
   }
 }
 
 // Asking for a head's part of the next chunk while this one is computed hides the memory's latency: pages are
-// scattered, and a head is a small part of a token, so that no hardware sees what comes next.
-template <class Element>
+// scattered, so that no hardware sees what comes next.
+template <class Page>
 HEADRACE_INLINE void ask_for(const Attention &a, const Chunk &chunk, int64_t head) {
-  for (int j = 0; j < chunk.count; j++) {
-    const int64_t place = chunk.place[j] + head * a.head_dim;
-    for (int64_t i = 0; i < a.head_dim; i += 64 / (int64_t)sizeof(Element)) {
-      __builtin_prefetch((const Element *)a.pages.keys + place + i, 0, 2);
-      __builtin_prefetch((const Element *)a.pages.values + place + i, 0, 2);
-    }
+  if (!in_place(a)) return;
+  const int64_t line = 64 / (int64_t)sizeof(typename Page::Element), step = a.pages.block_size * Page::FACTOR;
+  const int64_t place = head * a.head_dim * a.pages.block_size, words = a.head_dim / Page::FACTOR;
+  for (int i = chunk.begin; i < chunk.count; i += LANES) {
+    const auto *key = (const typename Page::Element *)a.pages.keys + chunk.keys[i / LANES] + place;
+    const auto *value = (const typename Page::Element *)a.pages.values + chunk.values[i / LANES] + place;
+    for (int64_t w = 0; w < words; w += step < line ? line / step : 1) __builtin_prefetch(key + w * step, 0, 2);
+    for (int64_t j = 0; j < LANES * a.head_dim; j += line) __builtin_prefetch(value + j, 0, 2);
   }
 }
 
-// Attention of a piece's queries over keys [first_key, end_key), which lie within one segment.
+// A chunk of a head where it lies.
 template <class Page>
+HEADRACE_INLINE void look(const Attention &a, const Chunk &chunk, int64_t head, View<typename Page::Element> &view) {
+  const int64_t place = head * a.head_dim * a.pages.block_size, row = a.head_dim * Page::FACTOR;
+  const auto *keys = (const typename Page::Element *)a.pages.keys + place;
+  const auto *values = (const typename Page::Element *)a.pages.values + place;
+  const int first = chunk.begin / LANES, last = (chunk.count - 1) / LANES, rows = LANES / Page::FACTOR;
+  view.step = a.pages.block_size * Page::FACTOR;
+  for (int i = 0; i < GROUPS; i++) {
+    const int group = i < first ? first : i > last ? last : i;  // a tile may have more than there are
+    view.keys[i] = keys + chunk.keys[group];
+    for (int j = 0; j < rows; j++) view.values[i * rows + j] = values + chunk.values[group] + j * row;
+    if (!a.pages.key_scales) continue;
+    view.key_scales[i] = a.pages.key_scales + chunk.scales[group] + head * a.pages.block_size;
+    view.value_scales[i] = a.pages.value_scales + chunk.scales[group] + head * a.pages.block_size;
+  }
+}
+
+// A chunk of a head, brought together from blocks in which a vector would not fit, or from heads that do not fill one.
+template <class Page>
+static void gather(const Attention &a, const Piece &p, const Chunk &chunk, int64_t head, const Scratch &s, int64_t stride,
+                   View<typename Page::Element> &view) {
+  const int factor = Page::FACTOR;
+  const int64_t size = a.pages.block_size, place = head * a.head_dim * size, together = value_tokens(a.pages, factor);
+  auto *keys = (typename Page::Element *)s.keys, *values = (typename Page::Element *)s.values;
+  __builtin_memset(s.keys, 0, CHUNK * stride * sizeof(uint32_t));
+  __builtin_memset(s.values, 0, CHUNK * stride * sizeof(uint32_t));
+  __builtin_memset(s.scales, 0, 2 * CHUNK * sizeof(float));
+  for (int j = chunk.first < p.first_key ? (int)(p.first_key - chunk.first) : 0; j < chunk.count; j++) {
+    const int64_t position = chunk.first + j, block = a.tables[p.row * a.width + position / size], offset = position % size;
+    const auto *key = (const typename Page::Element *)a.pages.keys + block * a.pages.stride + place;
+    const auto *value = (const typename Page::Element *)a.pages.values + block * a.pages.stride + place;
+    for (int64_t i = 0; i < a.head_dim; i++) {
+      keys[(i / factor * CHUNK + j) * factor + i % factor] = key[(i / factor * size + offset) * factor + i % factor];
+      values[(j / factor * stride + i) * factor + j % factor] =
+          value[(offset / together * a.head_dim + i) * together + offset % together];
+    }
+    if (!a.pages.key_scales) continue;
+    const int64_t scale = block * a.pages.scale_stride + head * size + offset;
+    s.scales[j] = a.pages.key_scales[scale];
+    s.scales[CHUNK + j] = a.pages.value_scales[scale];
+  }
+  view.step = CHUNK * factor;
+  for (int i = 0; i < GROUPS; i++) {
+    view.keys[i] = keys + i * LANES * factor;
+    view.key_scales[i] = s.scales + i * LANES;
+    view.value_scales[i] = s.scales + CHUNK + i * LANES;
+  }
+  for (int i = 0; i < CHUNK / factor; i++) view.values[i] = values + i * stride * factor;
+}
+
+// The last token of an odd count shares its words with one that nobody sees and that may be no number.
+template <class Page>
+HEADRACE_INLINE void leave_out_the_next(const Chunk &chunk, const Scratch &s, int64_t size, View<typename Page::Element> &view) {
+  const int factor = Page::FACTOR;
+  if (chunk.count % factor == 0) return;
+  const typename Page::Element *row = view.values[chunk.count / factor];
+  auto *alone = (typename Page::Element *)s.values;
+  for (int64_t i = 0; i < size * factor; i++) alone[i] = i % factor ? typename Page::Element{} : row[i];
+  view.values[chunk.count / factor] = alone;
+}
+
+// Attention of a piece's queries over keys [first_key, end_key), which lie within one segment.
+template <class Way>
 static void attend(const Attention &a, const Piece &p, int64_t first_key, int64_t end_key, const Scratch &s,
                    const Partial &result, int64_t stride) {
+  using Page = typename Way::Page;
   const int64_t group = a.heads / a.kv_heads, vectors = p.queries * group;
   const int64_t length = a.query_starts[p.row + 1] - a.query_starts[p.row];
   const int64_t start = a.contexts[p.row] - length + p.first_query;
   clear(result, p.heads * vectors, stride);
   Chunk chunks[2];
-  locate(a, p, first_key, chunk_of(first_key, end_key), chunks[0]);
+  View<typename Page::Element> view;
+  locate<Page>(a, p, first_key, end_key, chunks[0]);
   for (int64_t first = first_key, turn = 0; first < end_key; first += CHUNK, turn ^= 1) {
     Chunk &chunk = chunks[turn], &following = chunks[turn ^ 1];
     const int64_t next = first + CHUNK;
-    if (next < end_key) locate(a, p, next, chunk_of(next, end_key), following);
+    if (next < end_key) locate<Page>(a, p, next, end_key, following);
     int64_t visible = 0;  // the first query that sees any of these keys
     while (visible < p.queries && start + visible < first) visible++;
     for (int64_t h = 0; h < p.heads; h++) {
       const int64_t head = p.first_head + h;
-      if (next < end_key) ask_for<typename Page::Element>(a, following, head);
+      if (next < end_key) ask_for<Page>(a, following, head);
+      if (in_place(a)) {
+        look<Page>(a, chunk, head, view);
+        leave_out_the_next<Page>(chunk, s, a.head_dim, view);
+      } else {
+        gather<Page>(a, p, chunk, head, s, stride, view);
+      }
       const int64_t begin = visible * group, at = h * vectors + begin;
       const Partial some = {result.sum + at * stride, result.best + at, result.total + at};
-      Page::absorb(a, chunk, head, s, at, vectors - begin, some, stride, [&](int64_t m, float *score) {
+      Way::absorb(a, chunk, view, s, at, vectors - begin, some, stride, [&](int64_t m, float *score) {
         const int64_t position = start + (begin + m) / group;
         int64_t low = position + 1 - a.window - first, high = position + 1 - first;
         low = low < 0 ? 0 : low;
@@ -194,20 +261,20 @@ static Partial partial_at(float *memory, int64_t vectors, int64_t stride) {
 }
 
 // All segments of a piece, merged in order.
-template <class Page>
+template <class Way>
 static void attend_piece(const Attention &a, const Piece &p, const Scratch &s, const Partial &result, int64_t stride) {
-  Page::load_queries(a, p, s);
+  Way::load_queries(a, p, s);
   for (int64_t first = p.first_key / CHUNK * CHUNK, begun = 0; first < p.end_key; begun = 1) {
     const int64_t edge = (first / SEGMENT + 1) * SEGMENT, end = edge < p.end_key ? edge : p.end_key;
-    attend<Page>(a, p, first, end, s, begun ? s.segment : result, stride);
+    attend<Way>(a, p, first, end, s, begun ? s.segment : result, stride);
     if (begun) merge(result, s.segment, p.heads * p.queries * (a.heads / a.kv_heads), stride);
     first = end;
   }
 }
 
-template <class Page>
+template <class Way>
 static int run_attention(const Attention &a) {
-  const int64_t group = a.heads / a.kv_heads, stride = (a.head_dim + Page::WIDTH - 1) / Page::WIDTH * Page::WIDTH;
+  const int64_t group = a.heads / a.kv_heads, stride = (a.head_dim + LANES - 1) / LANES * LANES;
   int64_t work = 0;
   for (int64_t row = 0; row < a.rows; row++)
     work += (a.contexts[row] < a.window ? a.contexts[row] : a.window) * (a.query_starts[row + 1] - a.query_starts[row]);
@@ -235,7 +302,7 @@ static int run_attention(const Attention &a) {
       for (int64_t i = 0; i < count; i++) {
         const Piece &p = pieces[i];
         const Partial result = p.parts == 1 ? s.whole : partial_of(p, p.part);
-        attend_piece<Page>(a, p, s, result, stride);
+        attend_piece<Way>(a, p, s, result, stride);
         if (p.parts == 1) write_out(a, p, result, stride);
       }
       if (partial_vectors) {
@@ -259,7 +326,6 @@ static int run_attention(const Attention &a) {
 
 static int attention(const Attention &a) {
   if (a.pages.dtype == INT8) return run_attention<Integers>(a);
-  if (a.pages.dtype == FLOAT32) return run_attention<Plain<Float<Single>>>(a);
-  if (a.pages.dtype == FLOAT16) return run_attention<Plain<Float<Half>>>(a);
-  return a.dtype == BFLOAT16 ? run_attention<Plain<Pairs>>(a) : run_attention<Plain<Float<Brain>>>(a);
+  if (a.pages.dtype == BFLOAT16) return run_attention<Plain<BrainPage>>(a);
+  return a.pages.dtype == FLOAT16 ? run_attention<Plain<HalfPage>>(a) : run_attention<Plain<SinglePage>>(a);
 }

@@ -1,17 +1,29 @@
 // The two products of attention, from each type of page: queries by keys, weights by values. `absorb` takes in one chunk
 // of one key head for some queries; a callback turns a query's scores into weights and says by how much what was summed
-// before shrinks. Floats are packed for one small matrix product each (`matrix.h`). Integers are multiplied as integers,
-// exactly: queries, and each chunk's weights, become int16 with a scale of their own (a hundred times finer than what
-// they are multiplied with), and the pages' scales go to scores and weights.
+// before shrinks. Pages hold words in the order in which both products want them (`Pages` in operations.h), so that a
+// register tile reads them where they lie, whether it has the queries of one token or of many. Integers are multiplied
+// as integers, exactly: queries, and each chunk's weights, become int16 with a scale of their own (a hundred times finer
+// than what they are multiplied with), and the pages' scales go to scores and weights.
 
 static const int CHUNK = 64;  // keys that are multiplied at once
+static const int GROUPS = CHUNK / LANES;
 
+// A chunk's tokens [begin, count), in whole groups of LANES.
 struct Chunk {
-  int64_t place[CHUNK], scale[CHUNK];  // of each token, for the first key head; behind `count` the last one's again
-  bool together[CHUNK / LANES];        // whether LANES tokens lie in one block, one after the other
-  int count;
+  int64_t first;                                             // position of its first token
+  int64_t keys[GROUPS], values[GROUPS], scales[GROUPS];      // where a group's begin in the pages, for key head 0
+  int begin, count;
 
   int columns() const { return (count + LANES - 1) / LANES * LANES; }
+};
+
+// A chunk of one head, in its pages or gathered: keys of a group as rows of LANES words, each `step` elements after the
+// one before; a row of values for each word of tokens; scales, of integers only, of a group.
+template <class Element>
+struct View {
+  const Element *keys[GROUPS], *values[CHUNK];
+  const float *key_scales[GROUPS], *value_scales[GROUPS];
+  int64_t step;
 };
 
 // Some key heads of a tile over some of its segments: what one thread does at a time. Its results lie at `partial`,
@@ -28,13 +40,14 @@ struct Partial {
 // A thread's memory, for `vectors` queries of a tile's heads.
 struct Scratch {
   uint32_t *keys, *values, *query;  // [CHUNK * stride], [CHUNK * stride], [vectors * stride]
+  float *scales;                    // [2 * CHUNK]
   float *score, *product;           // [vectors * CHUNK], [vectors * stride]
   float *query_scale, *worth;       // [vectors] each, of integers
   uint16_t *weights;                // [vectors * CHUNK]
   Partial segment, whole;
 
   static int64_t floats(int64_t vectors, int64_t stride) {
-    return 2 * CHUNK * stride + vectors * (2 * stride + CHUNK + CHUNK / 2 + 2 + 2 * (stride + 2));
+    return 2 * CHUNK * (stride + 1) + vectors * (2 * stride + CHUNK + CHUNK / 2 + 2 + 2 * (stride + 2));
   }
 
   static Scratch at(float *memory, int64_t vectors, int64_t stride) {
@@ -52,6 +65,7 @@ struct Scratch {
     s.keys = (uint32_t *)take(CHUNK * stride);
     s.values = (uint32_t *)take(CHUNK * stride);
     s.query = (uint32_t *)take(vectors * stride);
+    s.scales = take(2 * CHUNK);
     s.score = take(vectors * CHUNK);
     s.product = take(vectors * stride);
     s.query_scale = take(vectors);
@@ -74,120 +88,26 @@ HEADRACE_INLINE void each_query(const Attention &a, const Piece &p, Body body) {
   }
 }
 
-// Keys [key][feature] become [words of features][CHUNK], by squares of LANES words.
-template <class Page>
-static void pack_keys(const typename Page::Element *const *keys, int count, int64_t size, uint32_t *out) {
-  for (int first = 0; first < count; first += LANES)
-    for (int64_t i = 0; i < size; i += LANES * Page::FACTOR) {
-      Floats square[LANES];
-#pragma GCC unroll 16
-      for (int j = 0; j < LANES; j++) square[j] = Page::words(keys[first + j] + i, size - i);
-      transpose(square);
-      uint32_t *target = out + i / Page::FACTOR * CHUNK + first;
-      const int64_t words = (size - i + Page::FACTOR - 1) / Page::FACTOR;
-#pragma GCC unroll 16
-      for (int j = 0; j < LANES; j++)
-        if (j < words) store((Single *)(target + j * CHUNK), square[j]);
-    }
-}
-
-template <class Element>
-HEADRACE_INLINE void find(const Attention &a, const Chunk &chunk, int64_t head, const void *pages, const Element **out) {
-  for (int j = 0; j < CHUNK; j++) out[j] = (const Element *)pages + chunk.place[j] + head * a.head_dim;
-}
-
-// Element types as words of a product; `FACTOR` elements to a word.
-template <class T>
-struct Float {
+// LANES words of a page as factors of a product; FACTOR elements to a word.
+struct SinglePage {
   using Kind = FloatWords;
-  using Element = T;
+  using Element = Single;
   static const int FACTOR = 1;
-
-  HEADRACE_INLINE Floats words(const T *p, int64_t left) { return load_at(p, left < LANES ? (int)left : LANES); }
-
-  // Values [key][feature] as they are, in float32.
-  HEADRACE_INLINE void pack_values(const T *const *values, int count, int64_t size, int64_t stride, uint32_t *out) {
-    for (int key = 0; key < count; key++)
-      for (int64_t i = 0; i < size; i += LANES) store((Single *)(out + key * stride + i), words(values[key] + i, size - i));
-  }
-
-  HEADRACE_INLINE const uint32_t *weights(const float *score, uint16_t *, int64_t) { return (const uint32_t *)score; }
+  HEADRACE_INLINE Kind::Factor column(const Single *p) { return {load(p)}; }
 };
 
-struct Pairs {
+struct HalfPage {
+  using Kind = FloatWords;
+  using Element = Half;
+  static const int FACTOR = 1;
+  HEADRACE_INLINE Kind::Factor column(const Half *p) { return {load(p)}; }
+};
+
+struct BrainPage {
   using Kind = PairWords;
   using Element = Brain;
   static const int FACTOR = 2;
-
-  HEADRACE_INLINE Floats words(const Brain *p, int64_t left) {
-    Brain buffer[2 * LANES] = {};
-    if (left < 2 * LANES) {
-      for (int64_t i = 0; i < left; i++) buffer[i] = p[i];
-      p = buffer;
-    }
-    return load((const Single *)p);
-  }
-
-  // Values of two keys side by side: [key / 2][feature] of pairs; an odd last one is paired with zeros.
-  HEADRACE_INLINE void pack_values(const Brain *const *values, int count, int64_t size, int64_t stride, uint32_t *out) {
-    for (int key = 0; key < count; key += 2)
-      for (int64_t i = 0; i < size; i += LANES) {
-        const int lanes = size - i < LANES ? (int)(size - i) : LANES;
-        Words low = (Words)load_at(values[key] + i, lanes) >> 16;
-        Words high = key + 1 < count ? (Words)load_at(values[key + 1] + i, lanes) : Words{};
-        store((Single *)(out + key / 2 * stride + i), (Floats)(low | high));
-      }
-  }
-
-  HEADRACE_INLINE const uint32_t *weights(const float *score, uint16_t *out, int64_t count) {
-    for (int64_t i = 0; i < count; i += LANES) store((Brain *)out + i, load((const Single *)score + i));
-    return (const uint32_t *)out;
-  }
-};
-
-HEADRACE_INLINE void scale_sum(float *sum, int64_t stride, float factor) {
-  if (factor == 1.0f) return;
-  for (int64_t i = 0; i < stride; i += LANES) store((Single *)(sum + i), load((const Single *)(sum + i)) * factor);
-}
-
-// Pages of floats, whose words are `Type`'s.
-template <class Type>
-struct Plain {
-  using Element = typename Type::Element;
-  static const int WIDTH = LANES;  // sums are padded to a multiple of it
-
-  static void load_queries(const Attention &a, const Piece &p, const Scratch &s) {
-    const int64_t words = (a.head_dim + Type::FACTOR - 1) / Type::FACTOR;
-    each_query(a, p, [&](int64_t v, int64_t place) {
-      uint32_t *row = s.query + v * words;
-      if (Type::FACTOR == 2) {
-        row[words - 1] = 0;
-        __builtin_memcpy(row, (const Brain *)a.queries + place, a.head_dim * sizeof(Brain));
-      } else {
-        with_type(a.dtype, [&](auto t) { widen((const decltype(t) *)a.queries + place, a.head_dim, (float *)row); });
-      }
-    });
-  }
-
-  // Queries [at, at + vectors) of the piece take in a chunk of a head; `result` is theirs.
-  template <class Weigh>
-  static void absorb(const Attention &a, const Chunk &chunk, int64_t head, const Scratch &s, int64_t at, int64_t vectors,
-                     const Partial &result, int64_t stride, Weigh weigh) {
-    using Kind = typename Type::Kind;
-    const int64_t size = a.head_dim, words = (size + Type::FACTOR - 1) / Type::FACTOR;
-    const Element *keys[CHUNK], *values[CHUNK];
-    find(a, chunk, head, a.pages.keys, keys);
-    find(a, chunk, head, a.pages.values, values);
-    pack_keys<Type>(keys, chunk.columns(), size, s.keys);
-    Type::pack_values(values, chunk.count, size, stride, s.values);
-    multiply<Kind>(s.query + at * words, words, s.keys, CHUNK, words, s.score, CHUNK, vectors, chunk.columns(), false);
-    for (int64_t m = 0; m < vectors; m++) {
-      scale_sum(result.sum + m * stride, stride, weigh(m, s.score + m * CHUNK));
-    }
-    const uint32_t *weights = Type::weights(s.score, s.weights, vectors * CHUNK);
-    multiply<Kind>(weights, CHUNK / Type::FACTOR, s.values, stride, (chunk.count + Type::FACTOR - 1) / Type::FACTOR,
-                   result.sum, stride, vectors, stride, true);
-  }
+  HEADRACE_INLINE Kind::Factor column(const Brain *p) { return Kind::column((const uint32_t *)p); }
 };
 
 // Words of two int16, multiplied and summed in int32, whose bits stand where the others have float32. Exact: nothing
@@ -195,7 +115,6 @@ struct Plain {
 struct IntegerWords {
 #if LANES >= 8
   struct Factor { Words value; };
-  HEADRACE_INLINE Factor column(const uint32_t *p) { return of((Words)load((const Single *)p)); }
   HEADRACE_INLINE Factor row(uint32_t word) { return {Words{} + word}; }
   HEADRACE_INLINE Factor of(Words w) { return {w}; }
   HEADRACE_INLINE Floats add(Floats sum, Factor a, Factor b) {
@@ -209,13 +128,161 @@ struct IntegerWords {
   }
 #else
   struct Factor { Ints low, high; };
-  HEADRACE_INLINE Factor column(const uint32_t *p) { return of((Words)load((const Single *)p)); }
   HEADRACE_INLINE Factor row(uint32_t word) { return of(Words{} + word); }
   HEADRACE_INLINE Factor of(Words w) { return {(Ints)(w << 16) >> 16, (Ints)w >> 16}; }
   HEADRACE_INLINE Floats add(Floats sum, Factor a, Factor b) {
     return (Floats)((Ints)sum + a.low * b.low + a.high * b.high);
   }
 #endif
+};
+
+struct BytePage {
+  using Kind = IntegerWords;
+  using Element = Byte;
+  static const int FACTOR = 2;
+  HEADRACE_INLINE Kind::Factor column(const Byte *p) {
+    typedef int8_t Octets __attribute__((vector_size(2 * LANES)));
+    Octets octets;
+    __builtin_memcpy(&octets, p, sizeof octets);
+#if LANES == 16
+    return Kind::of((Words)_mm512_cvtepi8_epi16((__m256i)octets));  // one instruction, of which gcc would make five
+#else
+    return Kind::of((Words)__builtin_convertvector(octets, Shorts));
+#endif
+  }
+};
+
+// Scores of M queries with VECTORS groups of keys: each is one chain of additions in the order of features.
+template <class Page, int M>
+static void score_tile(const uint32_t *query, int64_t words, int64_t query_stride, const typename Page::Element *const *keys,
+                       int64_t step, float *score) {
+  using Kind = typename Page::Kind;
+  Floats sum[M][VECTORS] = {};
+  for (int64_t w = 0; w < words; w++) {
+    typename Kind::Factor column[VECTORS];
+#pragma GCC unroll 8
+    for (int i = 0; i < VECTORS; i++) column[i] = Page::column(keys[i] + w * step);
+#pragma GCC unroll 8
+    for (int m = 0; m < M; m++) {
+      const typename Kind::Factor row = Kind::row(query[m * query_stride + w]);
+#pragma GCC unroll 8
+      for (int i = 0; i < VECTORS; i++) sum[m][i] = Kind::add(sum[m][i], row, column[i]);
+    }
+  }
+#pragma GCC unroll 8
+  for (int m = 0; m < M; m++)
+#pragma GCC unroll 8
+    for (int i = 0; i < VECTORS; i++) store((Single *)(score + m * CHUNK + i * LANES), sum[m][i]);
+}
+
+// sum[m, 0 : NV * LANES] (+)= weights of M queries times the values of words [begin, end) of tokens, in their order.
+template <class Page, int M, int NV>
+static void weigh_tile(const uint32_t *weights, const typename Page::Element *const *values, int64_t feature, int begin,
+                       int end, float *result, int64_t stride, bool accumulate) {
+  using Kind = typename Page::Kind;
+  Floats sum[M][NV];
+#pragma GCC unroll 8
+  for (int m = 0; m < M; m++)
+#pragma GCC unroll 8
+    for (int i = 0; i < NV; i++)
+      sum[m][i] = accumulate ? load((const Single *)(result + m * stride + i * LANES)) : Floats{};
+  for (int k = begin; k < end; k++) {
+    const typename Page::Element *row = values[k] + feature * Page::FACTOR;
+    typename Kind::Factor column[NV];
+#pragma GCC unroll 8
+    for (int i = 0; i < NV; i++) column[i] = Page::column(row + i * LANES * Page::FACTOR);
+#pragma GCC unroll 8
+    for (int m = 0; m < M; m++) {
+      const typename Kind::Factor weight = Kind::row(weights[m * (CHUNK / Page::FACTOR) + k]);
+#pragma GCC unroll 8
+      for (int i = 0; i < NV; i++) sum[m][i] = Kind::add(sum[m][i], weight, column[i]);
+    }
+  }
+#pragma GCC unroll 8
+  for (int m = 0; m < M; m++)
+#pragma GCC unroll 8
+    for (int i = 0; i < NV; i++) store((Single *)(result + m * stride + i * LANES), sum[m][i]);
+}
+
+// Calls body(M, first) for tiles of at most ROWS rows, M being a constant.
+template <class Body>
+HEADRACE_INLINE void each_tile(int64_t rows, Body body) {
+  int64_t m = 0;
+  for (; m + ROWS <= rows; m += ROWS) body(std::integral_constant<int, ROWS>{}, m);
+  switch (rows - m) {
+    case 5: if constexpr (ROWS > 5) body(std::integral_constant<int, 5>{}, m); break;
+    case 4: if constexpr (ROWS > 4) body(std::integral_constant<int, 4>{}, m); break;
+    case 3: body(std::integral_constant<int, 3>{}, m); break;
+    case 2: body(std::integral_constant<int, 2>{}, m); break;
+    case 1: body(std::integral_constant<int, 1>{}, m); break;
+  }
+}
+
+// Scores [vectors, CHUNK] of queries that are `query_stride` words apart.
+template <class Page>
+static void score_chunk(const uint32_t *query, int64_t words, int64_t query_stride, const Chunk &chunk,
+                        const View<typename Page::Element> &view, float *score, int64_t vectors) {
+  for (int i = chunk.begin / PANEL * VECTORS; i * LANES < chunk.count; i += VECTORS)
+    each_tile(vectors, [&](auto count, int64_t m) {
+      score_tile<Page, count()>(query + m * query_stride, words, query_stride, view.keys + i, view.step,
+                                score + m * CHUNK + i * LANES);
+    });
+}
+
+// Sums [vectors, stride] of values by weights [vectors, CHUNK / FACTOR words].
+template <class Page>
+static void weigh_chunk(const uint32_t *weights, const Chunk &chunk, const View<typename Page::Element> &view, float *result,
+                        int64_t stride, int64_t vectors, bool accumulate) {
+  const int begin = chunk.begin / Page::FACTOR, end = (chunk.count + Page::FACTOR - 1) / Page::FACTOR;
+  each_tile(vectors, [&](auto count, int64_t m) {
+    const uint32_t *weight = weights + m * (CHUNK / Page::FACTOR);
+    float *sum = result + m * stride;
+    int64_t i = 0;
+    for (; i + PANEL <= stride; i += PANEL)
+      weigh_tile<Page, count(), VECTORS>(weight, view.values, i, begin, end, sum + i, stride, accumulate);
+    for (; i < stride; i += LANES)
+      weigh_tile<Page, count(), 1>(weight, view.values, i, begin, end, sum + i, stride, accumulate);
+  });
+}
+
+HEADRACE_INLINE void scale_sum(float *sum, int64_t stride, float factor) {
+  if (factor == 1.0f) return;
+  for (int64_t i = 0; i < stride; i += LANES) store((Single *)(sum + i), load((const Single *)(sum + i)) * factor);
+}
+
+// Pages of floats.
+template <class Type>
+struct Plain {
+  using Page = Type;
+  static const int FACTOR = Page::FACTOR;
+
+  static void load_queries(const Attention &a, const Piece &p, const Scratch &s) {
+    const int64_t words = a.head_dim / FACTOR;
+    each_query(a, p, [&](int64_t v, int64_t place) {
+      uint32_t *row = s.query + v * words;
+      if (FACTOR == 2) __builtin_memcpy(row, (const Brain *)a.queries + place, a.head_dim * sizeof(Brain));
+      else with_type(a.dtype, [&](auto t) { widen((const decltype(t) *)a.queries + place, a.head_dim, (float *)row); });
+    });
+  }
+
+  // Queries [at, at + vectors) of the piece take in a chunk of a head; `result` is theirs.
+  template <class Weigh>
+  static void absorb(const Attention &a, const Chunk &chunk, const View<typename Page::Element> &view, const Scratch &s,
+                     int64_t at, int64_t vectors, const Partial &result, int64_t stride, Weigh weigh) {
+    const int64_t words = a.head_dim / FACTOR;
+    score_chunk<Page>(s.query + at * words, words, words, chunk, view, s.score, vectors);
+    const uint32_t *weights = (const uint32_t *)s.score;
+    for (int64_t m = 0; m < vectors; m++) {
+      float *score = s.score + m * CHUNK;
+      scale_sum(result.sum + m * stride, stride, weigh(m, score));
+      if constexpr (FACTOR == 2) {
+        for (int i = 0; i < CHUNK; i += LANES)
+          store((Brain *)s.weights + m * CHUNK + i, load((const Single *)score + i));
+        weights = (const uint32_t *)s.weights;
+      }
+    }
+    weigh_chunk<Page>(weights, chunk, view, result.sum, stride, vectors, true);
+  }
 };
 
 // Words of two int16 from floats: returns what one is worth. `count` is a multiple of LANES.
@@ -227,101 +294,13 @@ static float to_shorts(const float *x, int64_t count, uint16_t *out) {
 }
 
 struct Integers {
-  using Element = Byte;
-  static const int FACTOR = 2, WIDTH = 2 * LANES;
-  static const int64_t FEW = 8;  // queries for which keys and values are not worth packing
+  using Page = BytePage;
+  static const int FACTOR = Page::FACTOR;
 
-  HEADRACE_INLINE Floats words(const Byte *p, int64_t left) { return (Floats)shorts(p, left); }
-
-  HEADRACE_INLINE Shorts shorts(const Byte *p, int64_t left) {
-    Byte buffer[2 * LANES] = {};
-    if (left < 2 * LANES) {
-      for (int64_t i = 0; i < left; i++) buffer[i] = p[i];
-      p = buffer;
-    }
-    typedef int8_t Octets __attribute__((vector_size(2 * LANES)));
-    Octets octets;
-    __builtin_memcpy(&octets, p, sizeof octets);
-#if LANES == 16
-    return (Shorts)_mm512_cvtepi8_epi16((__m256i)octets);  // one instruction, of which gcc would make five
-#else
-    return __builtin_convertvector(octets, Shorts);
-#endif
-  }
-
-  // Values of two keys side by side: [key / 2][feature] of pairs; an odd last one is paired with zeros.
-  HEADRACE_INLINE void pack_values(const Byte *const *values, int count, int64_t size, int64_t stride, uint32_t *out) {
-    for (int key = 0; key < count; key += 2)
-      for (int64_t i = 0; i < size; i += LANES) {
-        const int lanes = size - i < LANES ? (int)(size - i) : LANES;
-        const Ints low = integers_at(values[key] + i, lanes);
-        const Ints high = key + 1 < count ? integers_at(values[key + 1] + i, lanes) : Ints{};
-        store((Single *)(out + key / 2 * stride + i), (Floats)((low & 0xffff) | (high << 16)));
-      }
-  }
-
-  HEADRACE_INLINE Ints integers_at(const Byte *p, int lanes) {
-    if (lanes == LANES) return load_integers(p);
-    Byte buffer[LANES] = {};
-    for (int i = 0; i < lanes; i++) buffer[i] = p[i];
-    return load_integers(buffer);
-  }
-
-  // Scores without packing: a key's words are multiplied where they lie, then the sums of LANES keys folded at once.
-  static void score_few(const Byte *keys, const Chunk &chunk, int64_t size, const uint32_t *query, int64_t words,
-                        float *score, int64_t vectors) {
-    for (int first = 0; first < chunk.count; first += LANES)
-      for (int64_t m = 0; m < vectors; m++) {
-        Floats sums[LANES] = {};
-        for (int64_t w = 0; w < words; w += LANES) {
-          const IntegerWords::Factor factor = IntegerWords::column(query + m * words + w);
-#pragma GCC unroll 16
-          for (int j = 0; j < LANES; j++)
-            sums[j] = IntegerWords::add(
-                sums[j], IntegerWords::of((Words)shorts(keys + chunk.place[first + j] + 2 * w, size - 2 * w)), factor);
-        }
-        store((Single *)(score + m * CHUNK + first), (Floats)sums_of(sums));
-      }
-  }
-
-  // Weighted sums of values without packing, for M queries: two keys side by side, WIDTH features after the other.
-  template <int M>
-  static void sum_few(const Byte *values, const Chunk &chunk, int64_t size, const uint32_t *weights, float *out,
-                      int64_t stride) {
-    const int64_t pairs = (chunk.count + 1) / 2;
-    for (int64_t i = 0; i < size; i += WIDTH) {
-      Floats sums[M][2] = {};
-      for (int64_t k = 0; k < pairs; k++) {
-        const Shorts even = shorts(values + chunk.place[2 * k] + i, size - i);
-        const Shorts odd = shorts(values + chunk.place[2 * k + 1] + i, size - i);
-        const auto all = std::make_integer_sequence<int, WIDTH>{};
-        const IntegerWords::Factor low = IntegerWords::of((Words)interleave<0>(even, odd, all));
-        const IntegerWords::Factor high = IntegerWords::of((Words)interleave<LANES>(even, odd, all));
-#pragma GCC unroll 4
-        for (int m = 0; m < M; m++) {
-          const IntegerWords::Factor weight = IntegerWords::row(weights[m * (CHUNK / 2) + k]);
-          sums[m][0] = IntegerWords::add(sums[m][0], weight, low);
-          sums[m][1] = IntegerWords::add(sums[m][1], weight, high);
-        }
-      }
-#pragma GCC unroll 4
-      for (int m = 0; m < M; m++)
-        for (int half = 0; half < 2; half++) store((Single *)(out + m * stride + i + half * LANES), sums[m][half]);
-    }
-  }
-
-  HEADRACE_INLINE void find_scales(const Chunk &chunk, const float *scales, float *out) {
-    for (int i = 0; i < CHUNK; i += LANES) {
-      if (chunk.together[i / LANES]) store((Single *)out + i, load((const Single *)scales + chunk.scale[i]));
-      else
-        for (int j = i; j < i + LANES; j++) out[j] = scales[chunk.scale[j]];
-    }
-  }
-
-  static int64_t query_words(const Attention &a) { return (a.head_dim + 2 * LANES - 1) / (2 * LANES) * LANES; }
+  static int64_t query_stride(const Attention &a) { return (a.head_dim / 2 + LANES - 1) / LANES * LANES; }
 
   static void load_queries(const Attention &a, const Piece &p, const Scratch &s) {
-    const int64_t words = query_words(a);
+    const int64_t words = query_stride(a);
     float query[MAX_HEAD_DIM + 2 * LANES] = {};
     each_query(a, p, [&](int64_t v, int64_t place) {
       with_type(a.dtype, [&](auto t) { widen((const decltype(t) *)a.queries + place, a.head_dim, query); });
@@ -330,45 +309,31 @@ struct Integers {
   }
 
   template <class Weigh>
-  static void absorb(const Attention &a, const Chunk &chunk, int64_t head, const Scratch &s, int64_t at, int64_t vectors,
-                     const Partial &result, int64_t stride, Weigh weigh) {
-    const int64_t size = a.head_dim, words = query_words(a);
-    const Byte *keys = (const Byte *)a.pages.keys + head * size, *values = (const Byte *)a.pages.values + head * size;
-    const Byte *tokens[CHUNK];
-    float key_scale[CHUNK], value_scale[CHUNK];
-    find_scales(chunk, a.pages.key_scales + head * a.pages.block_size, key_scale);
-    find_scales(chunk, a.pages.value_scales + head * a.pages.block_size, value_scale);
-    const bool few = vectors <= FEW;
-    if (few) {
-      score_few(keys, chunk, size, s.query + at * words, words, s.score, vectors);
-    } else {
-      find(a, chunk, head, a.pages.keys, tokens);
-      pack_keys<Integers>(tokens, chunk.columns(), size, s.keys);
-      multiply<IntegerWords>(s.query + at * words, words, s.keys, CHUNK, (size + 1) / 2, s.score, CHUNK, vectors,
-                             chunk.columns(), false);
-    }
+  static void absorb(const Attention &a, const Chunk &chunk, const View<Byte> &view, const Scratch &s, int64_t at,
+                     int64_t vectors, const Partial &result, int64_t stride, Weigh weigh) {
+    const int64_t words = query_stride(a);
+    score_chunk<Page>(s.query + at * words, a.head_dim / 2, words, chunk, view, s.score, vectors);
+    const auto each_group = [&](auto body) {
+      for (int i = chunk.begin; i < chunk.count; i += LANES) body(i, i / LANES);
+    };
     for (int64_t m = 0; m < vectors; m++) {
       float *score = s.score + m * CHUNK;
       const Floats factor = broadcast(s.query_scale[at + m]);
-      for (int i = 0; i < chunk.columns(); i += LANES) {
+      each_group([&](int i, int group) {
         const Ints product = (Ints)load((const Single *)score + i);
-        store((Single *)score + i, __builtin_convertvector(product, Floats) * (factor * load((const Single *)key_scale + i)));
-      }
+        const Floats scale = factor * load((const Single *)view.key_scales[group]);
+        store((Single *)score + i, __builtin_convertvector(product, Floats) * scale);
+      });
       scale_sum(result.sum + m * stride, stride, weigh(m, score));
-      for (int i = 0; i < chunk.columns(); i += LANES)
-        store((Single *)score + i, load((const Single *)score + i) * load((const Single *)value_scale + i));
+      each_group([&](int i, int group) {
+        const Floats weight = load((const Single *)score + i);
+        // Where nothing is seen, there may be no number.
+        const Floats scaled = weight * load((const Single *)view.value_scales[group]);
+        store((Single *)score + i, weight > 0.0f ? scaled : Floats{});
+      });
       s.worth[m] = to_shorts(score, chunk.columns(), s.weights + m * CHUNK);
     }
-    const uint32_t *weights = (const uint32_t *)s.weights;
-    if (few) {
-      int64_t m = 0;
-      for (; m + 2 <= vectors; m += 2) sum_few<2>(values, chunk, size, weights + m * (CHUNK / 2), s.product + m * stride, stride);
-      if (m < vectors) sum_few<1>(values, chunk, size, weights + m * (CHUNK / 2), s.product + m * stride, stride);
-    } else {
-      find(a, chunk, head, a.pages.values, tokens);
-      pack_values(tokens, chunk.count, size, stride, s.values);
-      multiply<IntegerWords>(weights, CHUNK / 2, s.values, stride, (chunk.count + 1) / 2, s.product, stride, vectors, stride, false);
-    }
+    weigh_chunk<Page>((const uint32_t *)s.weights, chunk, view, s.product, stride, vectors, false);
     for (int64_t i = 0; i < vectors * stride; i += LANES) {
       const Ints product = (Ints)load((const Single *)s.product + i);
       Single *sum = (Single *)result.sum + i;

@@ -81,33 +81,40 @@ HEADRACE_INLINE float largest_size(const float *x, int64_t size) {
   return largest(top);
 }
 
-// A head as it lies in its page: rounded, or as integers with a scale for all of them (see Kernels.Pages).
+// A head's elements as they are kept: rounded, or as integers with a scale for all of them (see Kernels.Pages).
 template <class KV>
-HEADRACE_INLINE void keep_head(const float *x, int64_t size, KV *out, float *scales, int64_t place) {
+HEADRACE_INLINE void keep_head(const float *x, int64_t size, KV *out, float *scale) {
   Floats factor = broadcast(1.0f);
   if constexpr (std::is_same_v<KV, Byte>) {
     const float most = largest_size(x, size);
-    scales[place] = most / 127.0f;
+    *scale = most / 127.0f;
     factor = broadcast(most > SMALLEST ? 127.0f / most : 0.0f);
   }
   each_vector(size, [&](int64_t i, int lanes) { store_at(out + i, load_at((const Single *)x + i, lanes) * factor, lanes); });
 }
 
+// To where they lie in a page: words of WORD elements, `step` of them apart.
+template <int WORD, class KV>
+HEADRACE_INLINE void spread(const KV *x, int64_t size, KV *out, int64_t step) {
+  for (int64_t i = 0; i < size / WORD; i++) __builtin_memcpy(out + i * step * WORD, x + i * WORD, WORD * sizeof(KV));
+}
+
 template <class T, class KV>
 static void rope_rows(const Rope &a) {
+  const int FACTOR = sizeof(KV) == 4 || std::is_same_v<KV, Half> ? 1 : 2;
+  const int64_t size = a.pages.block_size, together = value_tokens(a.pages, FACTOR);
   const int64_t packed = (a.heads + 2 * a.kv_heads) * a.head_dim;
 #pragma omp parallel if (a.tokens * packed > PARALLEL_ELEMENTS)
   {
     float head[MAX_HEAD_DIM + LANES];
     T rounded[MAX_HEAD_DIM + LANES];
+    KV kept[MAX_HEAD_DIM + LANES];
 #pragma omp for schedule(static)
     for (int64_t token = 0; token < a.tokens; token++) {
       const T *x = (const T *)a.qkv + token * packed;
       T *queries = (T *)a.queries + token * a.heads * a.head_dim;
-      const int64_t block = a.slots[token] / a.pages.block_size, offset = a.slots[token] % a.pages.block_size;
-      const int64_t place = block * a.pages.stride + offset * a.kv_heads * a.head_dim;
-      KV *keys = (KV *)a.pages.keys + place, *values = (KV *)a.pages.values + place;
-      const int64_t scale = block * a.pages.scale_stride + offset;
+      const int64_t block = a.slots[token] / size, offset = a.slots[token] % size;
+      const int64_t place = block * a.pages.stride, scale = block * a.pages.scale_stride + offset;
       const float *rotation = a.rotation + token * 2 * a.rotary;
       for (int64_t h = 0; h < a.heads + a.kv_heads; h++, x += a.head_dim) {
         turn_head(x, a.norm ? a.norm + h * a.head_dim : nullptr, a, rotation, head);
@@ -116,11 +123,14 @@ static void rope_rows(const Rope &a) {
         if (h < a.heads) continue;
         const int64_t g = h - a.heads;
         widen(rounded, a.head_dim, head);
-        keep_head(head, a.head_dim, keys + g * a.head_dim, a.pages.key_scales, scale + g * a.pages.block_size);
+        keep_head(head, a.head_dim, kept, a.pages.key_scales + scale + g * size);
+        spread<FACTOR>(kept, a.head_dim, (KV *)a.pages.keys + place + g * a.head_dim * size + offset * FACTOR, size);
       }
       for (int64_t g = 0; g < a.kv_heads; g++, x += a.head_dim) {
         widen(x, a.head_dim, head);
-        keep_head(head, a.head_dim, values + g * a.head_dim, a.pages.value_scales, scale + g * a.pages.block_size);
+        keep_head(head, a.head_dim, kept, a.pages.value_scales + scale + g * size);
+        KV *values = (KV *)a.pages.values + place + (g * size + offset / together * together) * a.head_dim;
+        spread<1>(kept, a.head_dim, values + offset % together, together);
       }
     }
   }
@@ -129,7 +139,7 @@ static void rope_rows(const Rope &a) {
 static void rope_write_kv(const Rope &a) {
   with_type(a.dtype, [&](auto t) {
     if (a.pages.dtype == INT8) rope_rows<decltype(t), Byte>(a);
-    else with_type(a.pages.dtype, [&](auto kv) { rope_rows<decltype(t), decltype(kv)>(a); });
+    else rope_rows<decltype(t), decltype(t)>(a);
   });
 }
 

@@ -6,21 +6,29 @@
 
 namespace headrace {
 
-const int INTERFACE = 2;  // raised with every change of what cpp.py passes, so that an old build is not called
+const int INTERFACE = 3;  // raised with every change of what cpp.py passes, so that an old build is not called
 
 const int64_t MAX_HEAD_DIM = 512;
 const float SMALLEST = 1e-30f;  // see Kernels.SMALLEST
 
 enum DType : int { FLOAT32 = 0, BFLOAT16 = 1, FLOAT16 = 2, INT8 = 3 };  // INT8: pages only, see Kernels.Pages
 
-// Keys and values of a layer. A block's elements are [block_size, kv_heads, head_dim] and its scales, of INT8 only,
-// [kv_heads, block_size]; from block to block it is a stride.
+// Keys and values of a layer, as the products of attention read them: in words of one element, or of two if they have
+// 16 or 8 bits and are multiplied in pairs (bfloat16, int8). From block to block it is a stride; a block's elements are
+//
+//   keys    [kv_heads][head_dim / 2][block_size][2]      two features of a token       [kv_heads][head_dim][block_size]
+//   values  [kv_heads][block_size / 2][head_dim][2]      a feature of two tokens       [kv_heads][block_size][head_dim]
+//
+// with words of two, and of one; in a block of an odd size values have words of one. Scales, of int8 only, are
+// [kv_heads, block_size].
 struct Pages {
   void *keys, *values;
   float *key_scales, *value_scales;
   int64_t block_size, stride, scale_stride;
   int dtype;
 };
+
+inline int64_t value_tokens(const Pages &p, int factor) { return p.block_size % 2 ? 1 : factor; }
 
 struct Norm {            // out = x / sqrt(mean(x^2) + eps) * weight, of rows [count, size]
   const void *x;
