@@ -63,7 +63,7 @@ def pages_of(content: Tensor, dtype: torch.dtype) -> Pages:
 
 def words_of(part: Tensor, values: bool) -> Tensor:
     """Keys or values [num_blocks, block_size, G, D] in the order of words (`Pages` in csrc/operations.h), a view."""
-    _, size, _, head_dim = part.shape
+    size = part.shape[1]
     paired = part.dtype in (torch.bfloat16, torch.int8)
     if values:
         return part.unflatten(1, (-1, 2 if paired and size % 2 == 0 else 1)).permute(0, 3, 1, 4, 2)
