@@ -88,6 +88,11 @@ class Flight:
         return not self._readers
 
     @property
+    def each_step(self) -> bool:
+        """Whether one of its readers wants to hear of every step."""
+        return any(answer.each_step for answer, _ in self._readers)
+
+    @property
     def followers(self) -> list[Request]:
         """The requests that read it and did not begin it."""
         everybody = [answer.requests[index] for answer, index in self._readers]

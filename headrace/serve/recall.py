@@ -49,6 +49,8 @@ ATTEMPTS = 2
 WHOLE = (FinishReason.STOP, FinishReason.LENGTH)
 """Ends after which an answer is all that it can be; others are never kept."""
 
+NOTHING_KEPT = CacheClass(exact=False, semantic=False, coalesce=False, why="no cache")
+
 
 class NotCached(Exception):
     """The caller wants nothing computed, and there is nothing to serve."""
@@ -174,8 +176,10 @@ class Recall:
             self.service.stop_sequence(answer, index)
 
     def ask(self, question: Question) -> Ask:
-        """``question`` with its key and class."""
+        """``question`` with its key and class; where nothing is kept, nobody asks for a key."""
         request = question.request
+        if self._exact is None:
+            return Ask(request, question.control, NOTHING_KEPT, b"")
         allowed = classify(request, question.control)
         key = partition = b""
         turn = question.turn if allowed.semantic and self._levels else None

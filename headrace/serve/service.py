@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import math
+import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple, Protocol, TypeVar
@@ -28,6 +29,12 @@ STALL_SECONDS = 60.0
 RATE_SECONDS = 10.0
 """How far back the rate of admissions looks, which tells a refused caller when to come again."""
 
+HANDOVER_SECONDS = 0.002
+"""How long the engine's thread may rest after a first token, so that it is written before the next step begins."""
+
+HANDOVER_REQUESTS = 4
+"""Beside more open requests than these it does not: there a first token waits for its turn, and rests would add up."""
+
 Told = tuple[int, Emitted | PromptScored | Finished]
 """An event of one call, with the index of the call's sequence that it is about."""
 
@@ -40,6 +47,11 @@ class Listener(Protocol):
 
     requests: tuple[Request, ...]
     cached_tokens: list[int]
+
+    @property
+    def each_step(self) -> bool:
+        """Whether somebody wants to hear of every step, and not of the end alone."""
+        ...
 
     def tell(self, index: int, event: Emitted | PromptScored | Finished) -> None: ...
 
@@ -127,15 +139,16 @@ class _Rate:
 
 
 class _Route:
-    """Where the events of one request go; ``listener`` is None once nobody listens."""
+    """Where the events of one request go; ``listener`` is None once nobody listens, ``begun`` says that tokens have."""
 
-    __slots__ = ("index", "listener", "prompt_tokens", "queued")
+    __slots__ = ("begun", "index", "listener", "prompt_tokens", "queued")
 
     def __init__(self, listener: Listener, index: int, prompt_tokens: int) -> None:
         self.listener: Listener | None = listener
         self.index = index
         self.prompt_tokens = prompt_tokens
         self.queued = True
+        self.begun = False
 
 
 class Service:
@@ -306,25 +319,46 @@ class Service:
         return Health(not why, ready, why or ("draining" if self.draining else ""), progress)
 
     def _deliver(self, events: list[Event], now: float) -> None:
-        """On the engine's thread: one hop onto the loop for all that a step told."""
+        """On the engine's thread: one hop onto the loop for all that a step told.
+
+        An engine that begins its next step at once keeps the loop from writing what this one made: its kernels spin on
+        every core there is. A first token lost up to a whole step so; therefore the engine rests for it.
+        """
         loop = self._running_loop()
+        written = threading.Event() if self._begins(events) else None
         try:
-            loop.call_soon_threadsafe(self._take, events, now)
+            loop.call_soon_threadsafe(self._take, events, now, written)
         except RuntimeError:  # the loop is closed: nobody is left to listen
             if not loop.is_closed():
                 raise
+            return
+        if written is not None:
+            written.wait(HANDOVER_SECONDS)
+
+    def _begins(self, events: list[Event]) -> bool:
+        """Whether somebody waits for the first of these events' tokens, and few others would wait with him."""
+        if len(self._routes) > HANDOVER_REQUESTS:
+            return False
+        for event in events:
+            route = self._routes.get(event.request_id) if type(event) is Emitted else None
+            if route is None or route.begun or route.listener is None:
+                continue
+            if route.listener.each_step:
+                return True
+        return False
 
     def _running_loop(self) -> asyncio.AbstractEventLoop:
         if self._loop is None:
             raise RuntimeError("the service has not been started")
         return self._loop
 
-    def _take(self, events: list[Event], now: float) -> None:
+    def _take(self, events: list[Event], now: float, written: threading.Event | None) -> None:
         for event in events:
             match event:
                 case Emitted() | PromptScored():
                     route = self._routes.get(event.request_id)
                     if route is not None and route.listener is not None:
+                        route.begun = True
                         route.listener.tell(route.index, event)
                 case Admitted(reason=AdmitReason.NEW):
                     self._admissions.count(now)
@@ -341,7 +375,14 @@ class Service:
                             route.listener.tell(route.index, event)
         if not self._routes:
             self._idle.set()
-        # Last, and after the readers who were woken: counting must delay no answer, and one that raises cost none.
+        # Behind the readers who were woken, who write in the loop's next turn.
+        self._running_loop().call_soon(self._written, events, now, written)
+
+    def _written(self, events: list[Event], now: float, written: threading.Event | None) -> None:
+        """What the step made has been written. Last comes counting, a turn later, since the loop sends at a turn's end
+        what was written in it: counting must delay no answer, and one that raises cost none."""
+        if written is not None:
+            written.set()
         self._running_loop().call_soon(self._fold, events, now)
 
     def note(self, *events: Event) -> None:

@@ -1,12 +1,14 @@
 import asyncio
 import threading
 from contextlib import asynccontextmanager
+from types import SimpleNamespace
 
 import pytest
 
 from headrace.core.events import Emitted, Finished
 from headrace.core.gate import Limits, RejectReason
 from headrace.core.request import FinishReason, InvalidParameter, Request, SamplingParams
+from headrace.serve import service as service_file
 from headrace.serve.service import Refused, Service
 from tests.doubles.engines import hashing_engine
 from tests.doubles.hashing_runner import expected_tokens
@@ -79,6 +81,55 @@ def test_each_sequence_of_a_call_is_told_under_its_own_index():
                 assert tokens_of(told, index) == expected_tokens((1, 2, 3), seed, 5, frozenset())
                 assert end_of(told, index) is FinishReason.LENGTH
             assert service.open_requests() == 0
+
+    asyncio.run(run())
+
+
+@pytest.fixture
+def rests(monkeypatch):
+    """The rests that the engine's thread has taken for first tokens, each as long as it needs."""
+    taken = []
+
+    class Rest(threading.Event):
+        def wait(self, timeout=None):
+            taken.append(self)
+            return super().wait(SOON)
+
+    monkeypatch.setattr(service_file, "threading", SimpleNamespace(Event=Rest))
+    return taken
+
+
+def test_the_next_step_begins_when_a_first_token_has_been_read(rests):
+    async def run():
+        async with serving() as service:
+            read, seen = [], []
+            step = service.engine.step
+
+            def noted(now):
+                seen.append(len(read))
+                return step(now)
+
+            service.engine.step = noted
+            answer = service.open([request("a", 3)])
+            while not answer.exhausted:
+                read += await asyncio.wait_for(answer.read(), SOON)
+            assert seen[1] == 1
+            assert len(rests) == 1
+
+    asyncio.run(run())
+
+
+def test_the_engine_rests_for_nobody_beside_many_or_who_wants_only_the_end(rests):
+    async def run():
+        async with serving() as service:
+            await read_all(service.open([request("a", 3)], each_step=False))
+            gate = Gate(service)
+            names = map(str, range(service_file.HANDOVER_REQUESTS + 1))
+            crowd = [service.open([request(name, 3)]) for name in names]
+            gate.open.set()
+            for answer in crowd:
+                await read_all(answer)
+            assert not rests
 
     asyncio.run(run())
 

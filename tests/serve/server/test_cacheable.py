@@ -3,6 +3,8 @@
 import pytest
 
 from headrace.core.cache.control import Control
+from headrace.core.cache.versions import Versions
+from headrace.serve.exact import ExactCache
 from headrace.serve.recall import NotCached, Recall
 from headrace.serve.server.cacheable import WAYS, Way, unknown_field
 from headrace.serve.server.chat_wire import ChatBody
@@ -79,7 +81,7 @@ class Spy(Recall):
     """Names what it is asked and answers nothing."""
 
     def __init__(self, service):
-        super().__init__(service, fingerprint=FINGERPRINT)
+        super().__init__(service, ExactCache([], Versions()), FINGERPRINT)
         self.asks = []
 
     async def open(self, questions, each_step=True):
