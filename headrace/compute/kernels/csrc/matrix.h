@@ -37,23 +37,26 @@ struct PairWords {
 };
 #endif
 
-// What to ask memory for while a tile is computed: the panel's next block, `distance` words on, which the `turns` tiles
-// of the block share among them. Without it memory would be idle while all tiles but the first are computed.
+// What to ask memory for while tiles are computed: the next block of a panel, a row of it at every `turns`-th step that
+// they take together, so that memory is as busy with the last tile as with the first. In order and into the first
+// cache: there the prefetcher of the processor follows, and the first tile finds its weights as near as the others do.
 struct Ahead {
-  int64_t distance, turns, turn;  // turns 0: nothing
+  const uint32_t *next;
+  int64_t turns, turn;  // steps from row to row, steps left to the next one; turn -1: nothing
 };
 
-HEADRACE_INLINE void fetch(Ahead &ahead, const uint32_t *b) {
+HEADRACE_INLINE void fetch(Ahead &ahead) {
   if (ahead.turn-- != 0) return;
   ahead.turn = ahead.turns - 1;
 #pragma GCC unroll 8
-  for (int i = 0; i < PANEL; i += 16) __builtin_prefetch(b + ahead.distance + i, 0, 2);  // to the second cache
+  for (int i = 0; i < PANEL; i += 16) __builtin_prefetch(ahead.next + i);
+  ahead.next += PANEL;
 }
 
-// c[m, 0:NV*LANES] (+)= a[m, 0:depth] b[0:depth, :], for M rows held in registers.
+// c[m, 0:NV*LANES] (+)= a[m, 0:depth] b[0:depth, :], for M rows held in registers. Returns what is left to fetch.
 template <class Kind, int M, int NV>
-static void multiply_tile(const uint32_t *a, int64_t a_stride, const uint32_t *b, int64_t b_stride, int64_t depth,
-                          float *c, int64_t c_stride, bool accumulate, Ahead ahead = {0, 0, -1}) {
+static Ahead multiply_tile(const uint32_t *a, int64_t a_stride, const uint32_t *b, int64_t b_stride, int64_t depth,
+                           float *c, int64_t c_stride, bool accumulate, Ahead ahead) {
   Floats sum[M][NV];
 #pragma GCC unroll 8
   for (int m = 0; m < M; m++)
@@ -61,7 +64,7 @@ static void multiply_tile(const uint32_t *a, int64_t a_stride, const uint32_t *b
     for (int i = 0; i < NV; i++)
       sum[m][i] = accumulate ? load((const Single *)(c + m * c_stride + i * LANES)) : Floats{};
   for (int64_t k = 0; k < depth; k++, b += b_stride) {
-    fetch(ahead, b);
+    fetch(ahead);
     typename Kind::Factor column[NV];
 #pragma GCC unroll 8
     for (int i = 0; i < NV; i++) column[i] = Kind::column(b + i * LANES);
@@ -76,21 +79,36 @@ static void multiply_tile(const uint32_t *a, int64_t a_stride, const uint32_t *b
   for (int m = 0; m < M; m++)
 #pragma GCC unroll 8
     for (int i = 0; i < NV; i++) store((Single *)(c + m * c_stride + i * LANES), sum[m][i]);
+  return ahead;
+}
+
+// Calls tile(count, first) over [0, rows), at most `most` at once, `count` as a std::integral_constant. Tiles are as even
+// as they come: one of a row or two has too few sums to hide how long an addition takes.
+template <int most, class Tile>
+HEADRACE_INLINE void each_tile(int64_t rows, Tile tile) {
+  static_assert(most <= 6, "a case for each");
+  for (int64_t first = 0, tiles = (rows + most - 1) / most; tiles > 0; tiles--) {
+    const int64_t count = (rows - first + tiles - 1) / tiles;
+    switch (count) {
+      case 6: if constexpr (most > 5) tile(std::integral_constant<int, 6>{}, first); break;
+      case 5: if constexpr (most > 4) tile(std::integral_constant<int, 5>{}, first); break;
+      case 4: if constexpr (most > 3) tile(std::integral_constant<int, 4>{}, first); break;
+      case 3: if constexpr (most > 2) tile(std::integral_constant<int, 3>{}, first); break;
+      case 2: if constexpr (most > 1) tile(std::integral_constant<int, 2>{}, first); break;
+      case 1: tile(std::integral_constant<int, 1>{}, first); break;
+    }
+    first += count;
+  }
 }
 
 // As multiply_tile, for any number of rows.
 template <class Kind, int NV>
 static void multiply_rows(const uint32_t *a, int64_t a_stride, const uint32_t *b, int64_t b_stride, int64_t depth,
-                          float *c, int64_t c_stride, int64_t rows, bool accumulate, Ahead ahead = {0, 0, -1}) {
-  for (; rows >= ROWS; rows -= ROWS, a += ROWS * a_stride, c += ROWS * c_stride, ahead.turn++)
-    multiply_tile<Kind, ROWS, NV>(a, a_stride, b, b_stride, depth, c, c_stride, accumulate, ahead);
-  switch (rows) {
-    case 5: if constexpr (ROWS > 5) multiply_tile<Kind, 5, NV>(a, a_stride, b, b_stride, depth, c, c_stride, accumulate, ahead); break;
-    case 4: if constexpr (ROWS > 4) multiply_tile<Kind, 4, NV>(a, a_stride, b, b_stride, depth, c, c_stride, accumulate, ahead); break;
-    case 3: multiply_tile<Kind, 3, NV>(a, a_stride, b, b_stride, depth, c, c_stride, accumulate, ahead); break;
-    case 2: multiply_tile<Kind, 2, NV>(a, a_stride, b, b_stride, depth, c, c_stride, accumulate, ahead); break;
-    case 1: multiply_tile<Kind, 1, NV>(a, a_stride, b, b_stride, depth, c, c_stride, accumulate, ahead); break;
-  }
+                          float *c, int64_t c_stride, int64_t rows, bool accumulate, Ahead ahead = {nullptr, 0, -1}) {
+  each_tile<ROWS>(rows, [&](auto count, int64_t row) {
+    ahead = multiply_tile<Kind, decltype(count)::value, NV>(a + row * a_stride, a_stride, b, b_stride, depth,
+                                                            c + row * c_stride, c_stride, accumulate, ahead);
+  });
 }
 
 // As multiply_rows, for any number of columns that is a multiple of LANES.
@@ -104,8 +122,9 @@ static void multiply(const uint32_t *a, int64_t a_stride, const uint32_t *b, int
     multiply_rows<Kind, 1>(a, a_stride, b + j, b_stride, depth, c + j, c_stride, rows, accumulate);
 }
 
-static const int64_t BLOCK_ROWS = 96, BLOCK_DEPTH = 256;  // what is multiplied at once, to stay in the caches
-static const int64_t PARALLEL_PRODUCTS = 1 << 18;         // fewer multiplications than this are not worth a second thread
+// What is multiplied at once: of weights 16 KiB, so that a block and the next one stay in the first cache.
+static const int64_t BLOCK_ROWS = 96, BLOCK_DEPTH = 4096 / PANEL;
+static const int64_t PARALLEL_PRODUCTS = 1 << 18;  // fewer multiplications than this are not worth a second thread
 
 // Tasks that a thread takes at once: enough to be worth asking for, few enough that nobody waits long at the end for
 // one that lost its core.
@@ -129,7 +148,7 @@ static void linear_of(const Linear &a) {
     const uint32_t *x = (const uint32_t *)a.x + first * depth, *weights = (const uint32_t *)a.packed + panel * depth * PANEL;
     for (int64_t k = 0; k < depth; k += BLOCK_DEPTH)
       multiply_rows<Kind, VECTORS>(x + k, depth, weights + k * PANEL, PANEL, depth - k < BLOCK_DEPTH ? depth - k : BLOCK_DEPTH,
-                                   sums, PANEL, rows, k > 0, {BLOCK_DEPTH * PANEL, (rows + ROWS - 1) / ROWS, 0});
+                                   sums, PANEL, rows, k > 0, {weights + (k + BLOCK_DEPTH) * PANEL, (rows + ROWS - 1) / ROWS, 0});
     for (int64_t row = 0; row < rows; row++) {
       T *out = (T *)a.out + (first + row) * a.outputs + column;
       const T *bias = a.bias ? (const T *)a.bias + column : nullptr;

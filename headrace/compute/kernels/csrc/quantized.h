@@ -54,10 +54,10 @@ HEADRACE_INLINE Words load_words(const uint32_t *p) { return (Words)load((const 
 // `offsets` may be null: the middle of the values. `totals` are the sums of the tokens' integers over the span. A function
 // of its own: within its callers' there are not enough registers, and the loop would keep sums in memory.
 template <int TOKENS, int PLANES, int BITS>
-__attribute__((noinline)) static void multiply_span(const uint32_t *a, int64_t a_stride, const uint32_t *b,
-                                                    int64_t words, const float *totals, int64_t total_stride,
-                                                    const float *offsets, const float *scales, float *sums,
-                                                    Ahead ahead) {
+__attribute__((noinline)) static Ahead multiply_span(const uint32_t *a, int64_t a_stride, const uint32_t *b,
+                                                     int64_t words, const float *totals, int64_t total_stride,
+                                                     const float *offsets, const float *scales, float *sums,
+                                                     Ahead ahead) {
   const int M = TOKENS * PLANES;
   Ints sum[M][VECTORS];
 #pragma GCC unroll 8
@@ -65,7 +65,7 @@ __attribute__((noinline)) static void multiply_span(const uint32_t *a, int64_t a
 #pragma GCC unroll 8
     for (int i = 0; i < VECTORS; i++) sum[m][i] = Ints{};
   for (int64_t k = 0; k < words; k += 8 / BITS, b += PANEL) {
-    fetch(ahead, b);
+    fetch(ahead);
 #pragma GCC unroll 2
     for (int half = 0; half < 8 / BITS; half++) {
       decltype(ByteWords::column(Words{})) column[VECTORS];
@@ -94,6 +94,7 @@ __attribute__((noinline)) static void multiply_span(const uint32_t *a, int64_t a
       Single *target = (Single *)(sums + t * PANEL + i * LANES);
       store(target, load(target) + whole * load((const Single *)(scales + i * LANES)));
     }
+  return ahead;
 }
 
 // The activations of a call as planes of bytes. Spans cut each group, so their number is that of all groups.
@@ -170,22 +171,12 @@ static void multiply_panel(const Quantized &a, const Planes &p, int64_t panel, i
     const float *scales = a.scales + (panel * groups + group) * PANEL;
     const uint32_t *x = (const uint32_t *)p.bytes + first * PLANES * width + group * p.group_words + begin;
     const float *totals = p.totals + first * p.spans + span;
-    Ahead ahead = {words * word, (tokens + TOKENS - 1) / TOKENS, 0};
-    auto tile = [&](auto count, int64_t token) {
-      multiply_span<decltype(count)::value, PLANES, BITS>(x + token * PLANES * width, width, b, words,
-                                                          totals + token * p.spans, p.spans, offsets, scales,
-                                                          sums + token * PANEL, ahead);
-      ahead.turn++;
-    };
-    int64_t token = 0;
-    for (; token + TOKENS <= tokens; token += TOKENS) tile(std::integral_constant<int, TOKENS>{}, token);
-    switch (tokens - token) {
-      case 5: if constexpr (TOKENS > 5) tile(std::integral_constant<int, 5>{}, token); break;
-      case 4: if constexpr (TOKENS > 4) tile(std::integral_constant<int, 4>{}, token); break;
-      case 3: if constexpr (TOKENS > 3) tile(std::integral_constant<int, 3>{}, token); break;
-      case 2: if constexpr (TOKENS > 2) tile(std::integral_constant<int, 2>{}, token); break;
-      case 1: if constexpr (TOKENS > 1) tile(std::integral_constant<int, 1>{}, token); break;
-    }
+    Ahead ahead = {b + words * word, (tokens + TOKENS - 1) / TOKENS, 0};
+    each_tile<TOKENS>(tokens, [&](auto count, int64_t token) {
+      ahead = multiply_span<decltype(count)::value, PLANES, BITS>(x + token * PLANES * width, width, b, words,
+                                                                  totals + token * p.spans, p.spans, offsets, scales,
+                                                                  sums + token * PANEL, ahead);
+    });
     b += words * word;
   }
 }
