@@ -22,7 +22,7 @@ def likeliest(logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
 
     A row with NaN gives NaN.
     """
-    pieces = F.pad(logits, (0, -logits.shape[1] % PIECE), value=-torch.inf).view(len(logits), -1, PIECE)
+    pieces = _pieces(logits, -torch.inf)
     piece = pieces.amax(-1).argmax(-1, keepdim=True)
     inside = _piece(pieces, piece)
     offset = inside.argmax(-1, keepdim=True)
@@ -37,7 +37,7 @@ def draw(weights: torch.Tensor, uniform: torch.Tensor) -> torch.Tensor:
     gives some token inside the vocabulary; the caller knows such rows already.
     """
     vocab = weights.shape[1]
-    pieces = F.pad(weights, (0, -vocab % PIECE)).view(len(weights), -1, PIECE)
+    pieces = _pieces(weights, 0.0)
     edges = pieces.sum(-1).double().cumsum(-1)
     target = (uniform * edges[:, -1]).unsqueeze(1)
     piece = torch.searchsorted(edges, target, right=True).clamp_(max=pieces.shape[1] - 1)
@@ -47,6 +47,14 @@ def draw(weights: torch.Tensor, uniform: torch.Tensor) -> torch.Tensor:
     rest = torch.minimum(target - before, inside[:, -1:] * _BELOW_ONE)
     offset = torch.searchsorted(inside, rest, right=True).clamp_(max=PIECE - 1)
     return (piece * PIECE + offset).squeeze(1).clamp_(max=vocab - 1)
+
+
+def _pieces(rows: torch.Tensor, filler: float) -> torch.Tensor:
+    """Rows [S, V] as [S, N, PIECE], with ``filler`` behind the last entry. torch copies also where nothing is missing:
+    of 64 rows over 150,000 entries that took ten times as long as finding the largest."""
+    missing = -rows.shape[1] % PIECE
+    padded = F.pad(rows, (0, missing), value=filler) if missing else rows
+    return padded.reshape(len(rows), -1, PIECE)
 
 
 def _piece(pieces: torch.Tensor, piece: torch.Tensor) -> torch.Tensor:

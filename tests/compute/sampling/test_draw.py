@@ -5,7 +5,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from headrace.compute.sampling.draw import PIECE, draw, likeliest
+from headrace.compute.sampling.draw import PIECE, _pieces, draw, likeliest
 
 LAST = 1 - 2.0**-52
 
@@ -75,3 +75,11 @@ def test_likeliest_is_the_first_of_the_largest(vocab: int) -> None:
     assert tokens.tolist() == [row.index(max(row)) for row in rows]
     logits[3, vocab // 2] = torch.nan
     assert likeliest(logits)[1].isnan().nonzero().flatten().tolist() == [3]
+
+
+def test_whole_pieces_are_looked_at_where_they_lie() -> None:
+    rows = torch.zeros(3, 2 * PIECE)
+    assert _pieces(rows, 0.0).data_ptr() == rows.data_ptr()
+    padded = _pieces(rows[:, 1:], -1.0)
+    assert padded.shape == (3, 2, PIECE)
+    assert padded[:, -1, -1].tolist() == [-1.0] * 3
