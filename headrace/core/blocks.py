@@ -102,7 +102,7 @@ class BlockPool:
         self._blank: list[int] = []  # touched, and free without content
         self._cached = EvictionOrder(eviction)
         self._by_key: dict[bytes, Block] = {}
-        self._children: dict[tuple[bytes, int], dict[int, Block]] = {}
+        self._children: dict[tuple[bytes, int], Block] = {}  # the newest of those that begin alike
         self._promised: dict[bytes, int] = {}
         self._wanted: dict[bytes, int] = {}
 
@@ -134,20 +134,16 @@ class BlockPool:
         """
         if count > self.num_free:
             raise IndexError(f"{count} blocks asked for, {self.num_free} free")
-        taken = []
-        for _ in range(count):
-            block = self._take()
-            block.refs = 1
-            taken.append(block.id)
+        blocks, blank = self._blocks, self._blank
+        taken = [blank.pop() for _ in range(min(count, len(blank)))]
+        for block_id in range(len(blocks), min(self.num_blocks, len(blocks) + count - len(taken))):
+            blocks.append(Block(block_id))
+            taken.append(block_id)
+        if len(taken) < count:
+            taken += self._evict(count - len(taken))
+        for block_id in taken:
+            blocks[block_id].refs = 1
         return taken
-
-    def _take(self) -> Block:
-        if self._blank:
-            return self._blocks[self._blank.pop()]
-        if len(self._blocks) < self.num_blocks:
-            self._blocks.append(Block(len(self._blocks)))
-            return self._blocks[-1]
-        return self._evict()
 
     def num_idle(self, block_ids: Iterable[int]) -> int:
         """How many of these have no references: free ones that would be taken back into use."""
@@ -164,17 +160,22 @@ class BlockPool:
 
     def release(self, table: Sequence[int]) -> None:
         """Give back one reference to each block of a table, the tail first, so that it is evicted first."""
+        blocks, chain = self._blocks, len(table)
+        idle = []
         for block_id in reversed(table):
-            block = self._blocks[block_id]
-            if block.refs <= 0:
+            block = blocks[block_id]
+            refs = block.refs - 1
+            if refs < 0:
                 raise ValueError(f"block {block_id} is released but nobody holds it")
-            block.refs -= 1
-            block.chain = max(block.chain, len(table))
-            if block.refs == 0:
+            block.refs = refs
+            if block.chain < chain:
+                block.chain = chain
+            if not refs:
                 if block.tokens:
-                    self._cached.add(block)
+                    idle.append(block)
                 else:
-                    self._blank.append(block.id)
+                    self._blank.append(block_id)
+        self._cached.add_all(idle)
 
     def advance(self, now: float) -> None:
         """Let time pass, in seconds: what was to be kept for some time only is no longer."""
@@ -182,13 +183,17 @@ class BlockPool:
         if self.lower:
             self.lower.advance(now)
 
-    def _evict(self) -> Block:
-        block = self._cached.pop()
-        if self.lower:
-            self.lower.take_down(block)
-        self._forget(block)
-        self._tell(Evicted(block.id, EvictReason.ALLOCATION))
-        return block
+    def _evict(self, count: int) -> list[int]:
+        lower, pop, forget = self.lower, self._cached.pop, self._forget
+        evicted = []
+        for _ in range(count):
+            block = pop()
+            if lower:
+                lower.take_down(block)
+            forget(block)
+            evicted.append(block.id)
+        self._tell(Evicted(tuple(evicted), EvictReason.ALLOCATION))
+        return evicted
 
     # -- content -----------------------------------------------------------------------------------
 
@@ -209,24 +214,57 @@ class BlockPool:
                 return key
         if block.tokens:
             self._forget(block)
-        block.parent = parent
-        block.tokens = tuple(tokens)
-        self._children.setdefault((parent, tokens[0]), {})[block_id] = block
+        self._link(block, parent, tuple(tokens))
         if full:
             block.key = key
             block.wanted = key in self._wanted
             self._by_key[key] = block
         return key
 
+    def register_chain(
+        self, table: Sequence[int], parent: bytes, tokens: Sequence[int], keys: Sequence[bytes]
+    ) -> None:
+        """`register` for full blocks that follow each other: one key for each, and the tokens of all of them."""
+        size, by_key, promised, wanted = self.block_size, self._by_key, self._promised, self._wanted
+        packed = tuple(tokens)
+        at = 0
+        for block_id, key in zip(table, keys, strict=True):
+            promised.pop(key, None)
+            if key not in by_key:
+                block = self._blocks[block_id]
+                if block.tokens:
+                    self._forget(block)
+                self._link(block, parent, packed[at : at + size])
+                block.key = key
+                block.wanted = key in wanted
+                by_key[key] = block
+            parent = key
+            at += size
+
+    def _link(self, block: Block, parent: bytes, tokens: tuple[int, ...]) -> None:
+        """Note a block's content among those of the same parent and first token, the newest first."""
+        block.parent, block.tokens = parent, tokens
+        place = (parent, tokens[0])
+        block.older = older = self._children.get(place)
+        if older is not None:
+            older.newer = block
+        self._children[place] = block
+
     def keep(self, block_id: int, retention: int, seconds: float | None) -> None:
         """Ask for a held block's content to be kept with this priority, until ``seconds`` after its last use."""
         self._blocks[block_id].keep(retention, seconds)
 
     def _forget(self, block: Block) -> None:
-        siblings = self._children[block.parent, block.tokens[0]]
-        del siblings[block.id]
-        if not siblings:
+        older, newer = block.older, block.newer
+        if older is not None:
+            older.newer = newer
+        if newer is not None:
+            newer.older = older
+        elif older is not None:
+            self._children[block.parent, block.tokens[0]] = older
+        else:
             del self._children[block.parent, block.tokens[0]]
+        block.older = block.newer = None
         if block.key is not None:
             del self._by_key[block.key]
         block.forget()
@@ -267,12 +305,14 @@ class BlockPool:
         start = (len(shared) + len(below)) * size
         rest = tuple(tokens[start : min(start + size, limit)])
         best, copied = 0, 0
-        if rest:
-            siblings = self._children.get((parent, rest[0]), {})
-            for _, block in zip(range(CANDIDATES), reversed(siblings.values()), strict=False):
-                common = _common_length(block.tokens, rest)
-                if common > copied:
-                    best, copied = block.id, common
+        sibling = self._children.get((parent, rest[0])) if rest else None
+        for _ in range(CANDIDATES):
+            if sibling is None:
+                break
+            common = _common_length(sibling.tokens, rest)
+            if common > copied:
+                best, copied = sibling.id, common
+            sibling = sibling.older
         return PrefixHit(tuple(shared), best, copied, below, declined)
 
     def bring_up(self, hit: PrefixHit, targets: Sequence[int]) -> None:
@@ -293,9 +333,10 @@ class BlockPool:
 
     def promise(self, keys: Iterable[bytes]) -> None:
         """Somebody is about to compute the full blocks of these keys."""
+        by_key, promised = self._by_key, self._promised
         for key in keys:
-            if key not in self._by_key:
-                self._promised[key] = self._promised.get(key, 0) + 1
+            if key not in by_key:
+                promised[key] = promised.get(key, 0) + 1
 
     def withdraw(self, keys: Iterable[bytes]) -> None:
         """Undo `promise` for what was not computed after all."""
@@ -310,17 +351,20 @@ class BlockPool:
 
     def want(self, keys: Iterable[bytes]) -> None:
         """A waiting request will ask for the full blocks of these keys: they outlive what nobody waits for."""
+        wanted = self._wanted
         for key in keys:
-            self._wanted[key] = self._wanted.get(key, 0) + 1
-            if self._wanted[key] == 1:
+            count = wanted[key] = wanted.get(key, 0) + 1
+            if count == 1:
                 self._mark(key, wanted=True)
 
     def unwant(self, keys: Iterable[bytes]) -> None:
         """Undo `want`: the request has started, or has ended."""
+        wanted = self._wanted
         for key in keys:
-            self._wanted[key] -= 1
-            if not self._wanted[key]:
-                del self._wanted[key]
+            count = wanted.pop(key) - 1
+            if count:
+                wanted[key] = count
+            else:
                 self._mark(key, wanted=False)
 
     def _mark(self, key: bytes, *, wanted: bool) -> None:
@@ -336,13 +380,15 @@ class BlockPool:
         again."""
         if self.lower and lower:
             self.lower.reset()
+        idle = [block for block in self._blocks if block.tokens and not block.refs]
+        for block in idle:
+            self._cached.discard(block)
+            self._blank.append(block.id)
         for block in self._blocks:
             if block.tokens:
-                if block.refs == 0:
-                    self._cached.discard(block)
-                    self._blank.append(block.id)
-                    self._tell(Evicted(block.id, EvictReason.RESET))
                 self._forget(block)
+        if idle:
+            self._tell(Evicted(tuple(block.id for block in idle), EvictReason.RESET))
 
     def check(self) -> None:
         """Raise AssertionError when the pool's own books, or those of the lower tiers, disagree."""

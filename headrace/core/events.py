@@ -177,9 +177,9 @@ class Preempted(NamedTuple):
 
 
 class Evicted(NamedTuple):
-    """A cached block lost its content."""
+    """Cached blocks lost their content, in this order."""
 
-    block: int
+    blocks: tuple[int, ...]
     reason: EvictReason
 
 

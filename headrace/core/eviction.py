@@ -1,12 +1,13 @@
 """Which content goes first when a tier is full: an order over its idle blocks, and the policies that rank them.
 
 ```
- release -> add ──> (priority, stamp, block) ──> heap ──pop──> the block of lowest priority
-              use again -> discard          the stamp tells an entry that has been overtaken
-              wanted, retention ends -> update
+ release -> add ──> a run: blocks of ascending priority ──> heap of runs by their first ──pop──> the lowest of all
+              use again -> discard                       the stamp tells a block that has left its run
+              wanted, retention ends -> update ──> a run of its own
 ```
-Entries are never searched for: what changes gets a new stamp and a new entry, and an old one is dropped when it is
-met, so every operation is O(log n) amortized. Time enters as an argument; only what was asked to be kept for some
+What is released together was used together and mostly goes together, so the heap holds about as many runs as there
+were requests and not as many entries as blocks. Nothing is searched for: what changes gets a new stamp in a new run,
+and is dropped from the old one when it is met. Time enters as an argument; only what was asked to be kept for some
 seconds depends on it.
 """
 
@@ -14,12 +15,13 @@ from __future__ import annotations
 
 import heapq
 import math
+from collections.abc import Iterable
 from typing import Protocol
 
 from headrace.core.request import DEFAULT_RETENTION
 
 STALE = 64
-"""Overtaken entries that a heap may hold beside as many as are current."""
+"""Blocks that have left their run and may still lie in it, beside as many as have not."""
 
 HIT_TURNOVERS = 1.0
 """A block that was found again stays longer by the time in which so many times the tier's blocks are released."""
@@ -40,7 +42,8 @@ class Block:
 
     ``used`` is the tick of its last release, ``hits`` how often the content was found and used again, ``chain`` the
     blocks of the longest sequence that held it. ``retention`` lasts until ``seconds`` after the last use (None: as long
-    as the content); ``wanted`` says that a waiting request will ask for it.
+    as the content); ``wanted`` says that a waiting request will ask for it. ``rank`` is its priority among the idle
+    ones, as it was when ``stamp`` was given.
     """
 
     __slots__ = (
@@ -49,7 +52,10 @@ class Block:
         "hits",
         "id",
         "key",
+        "newer",
+        "older",
         "parent",
+        "rank",
         "refs",
         "retention",
         "seconds",
@@ -63,6 +69,9 @@ class Block:
         self.id = block_id
         self.refs = 0
         self.stamp = 0  # 0: not in the order of eviction
+        self.rank = 0.0
+        self.older: Block | None = None  # the pool's: those that begin alike
+        self.newer: Block | None = None
         self.used = 0
         self.due: float | None = None  # when the retention ends, if it stays idle
         self.forget()
@@ -111,12 +120,15 @@ class LeastWorth:
 
     def __init__(self, num_blocks: int, context_blocks: float = math.inf) -> None:
         self._turnover = num_blocks
-        self._context_blocks = context_blocks
+        self._block_turnovers = COST_TURNOVERS / context_blocks
 
     def priority(self, block: Block) -> float:
-        turnovers = HIT_TURNOVERS if block.hits else 0.0
-        turnovers += min(1.0, COST_TURNOVERS * block.chain / self._context_blocks)
-        turnovers += PART_TURNOVERS if block.key is None else 0.0
+        cost = self._block_turnovers * block.chain
+        turnovers = cost if cost < 1.0 else 1.0
+        if block.hits:
+            turnovers += HIT_TURNOVERS
+        if block.key is None:
+            turnovers += PART_TURNOVERS
         return (2 * block.retention + block.wanted) * AGES + block.used + turnovers * self._turnover
 
 
@@ -125,7 +137,8 @@ class EvictionOrder:
 
     def __init__(self, policy: EvictionPolicy) -> None:
         self._policy = policy
-        self._heap: list[tuple[float, int, Block]] = []
+        self._runs: list[tuple[float, int, list[Block]]] = []  # a heap; the first of a run is at its end
+        self._entries = 0  # blocks in runs, those that have left included
         self._ends: list[tuple[float, int, Block]] = []  # of retention
         self._length = 0
         self._stamp = 0
@@ -143,17 +156,33 @@ class EvictionOrder:
         self._length += 1
         self._used += 1
         block.used = self._used
-        block.due = self._now + block.seconds if due is None and block.seconds is not None else due
-        if block.due is not None:
-            heapq.heappush(self._ends, (block.due, self._stamp, block))
+        self._limit(block, due)
         self._push(block)
-        if len(self._heap) > 2 * self._length + STALE:
-            self._heap = [entry for entry in self._heap if entry[1] == entry[2].stamp]
-            heapq.heapify(self._heap)
-        if len(self._ends) > 2 * self._length + STALE:
-            ends = {id(entry[2]): entry for entry in self._ends if entry[2].due == entry[0]}
-            self._ends = list(ends.values())
-            heapq.heapify(self._ends)
+        self._sweep()
+
+    def add_all(self, blocks: Iterable[Block]) -> None:
+        """Blocks are idle from now on, each released after those before it."""
+        priority, used, stamp = self._policy.priority, self._used, self._stamp + 1
+        run: list[Block] = []
+        last = math.inf
+        for block in blocks:
+            used += 1
+            block.used = used
+            if block.seconds is not None or block.due is not None:
+                self._limit(block, None)
+            rank = block.rank = priority(block)
+            if rank < last and run:
+                self._open(run, stamp)
+                run = []
+                stamp += 1
+            block.stamp = stamp
+            run.append(block)
+            last = rank
+        if run:
+            self._open(run, stamp)
+        self._length += used - self._used
+        self._used, self._stamp = used, stamp
+        self._sweep()
 
     def discard(self, block: Block) -> None:
         """A block is in use again, or has lost its content."""
@@ -171,8 +200,19 @@ class EvictionOrder:
         Raises:
             IndexError: there is none.
         """
+        runs = self._runs
         while True:
-            _, stamp, block = heapq.heappop(self._heap)
+            _, stamp, run = runs[0]
+            block = run.pop()
+            count = 1
+            while run and run[-1].stamp != stamp:
+                run.pop()
+                count += 1
+            if run:
+                heapq.heapreplace(runs, (run[-1].rank, stamp, run))
+            else:
+                heapq.heappop(runs)
+            self._entries -= count
             if block.stamp == stamp:
                 self.discard(block)
                 return block
@@ -186,7 +226,35 @@ class EvictionOrder:
                 block.retention, block.seconds, block.due = DEFAULT_RETENTION, None, None
                 self.update(block)
 
+    def _limit(self, block: Block, due: float | None) -> None:
+        """Note when a block's retention ends, if it does."""
+        block.due = self._now + block.seconds if due is None and block.seconds is not None else due
+        if block.due is not None:
+            heapq.heappush(self._ends, (block.due, block.used, block))
+
     def _push(self, block: Block) -> None:
         self._stamp += 1
         block.stamp = self._stamp
-        heapq.heappush(self._heap, (self._policy.priority(block), self._stamp, block))
+        block.rank = self._policy.priority(block)
+        self._open([block], self._stamp)
+
+    def _open(self, run: list[Block], stamp: int) -> None:
+        """Begin a run of blocks, the lowest first."""
+        run.reverse()
+        self._entries += len(run)
+        heapq.heappush(self._runs, (run[-1].rank, stamp, run))
+
+    def _sweep(self) -> None:
+        """Drop what has left before it outnumbers what has not."""
+        if self._entries > 2 * self._length + STALE:
+            self._runs = [
+                (left[-1].rank, stamp, left)
+                for _, stamp, run in self._runs
+                if (left := [block for block in run if block.stamp == stamp])
+            ]
+            self._entries = self._length
+            heapq.heapify(self._runs)
+        if len(self._ends) > 2 * self._length + STALE:
+            ends = {id(entry[2]): entry for entry in self._ends if entry[2].due == entry[0]}
+            self._ends = list(ends.values())
+            heapq.heapify(self._ends)

@@ -21,6 +21,9 @@ from typing import NamedTuple
 
 from headrace.core.request import SamplingParams
 
+new_tuple = tuple.__new__
+"""Makes a named tuple at half the price of calling its class: for rows and events, of which each token has one."""
+
 
 class Tier(StrEnum):
     """Where a block of keys and values can lie."""

@@ -82,7 +82,6 @@ class Sequence:
         "status",
         "table",
         "tokens",
-        "told",
         "tpot_seconds",
         "wanted",
     )
@@ -114,7 +113,6 @@ class Sequence:
         self.status = Status.WAITING
         self.slot = -1
         self.table: list[int] = []
-        self.told = 0  # blocks of the table that the runner knows
         self.computed = 0
         self.planned = 0
         self.pending = 0

@@ -116,8 +116,9 @@ class CacheLedger:
         self._faults.of(event.store, event.fault.value).value += 1
 
     def evicted(self, event: Evicted, now: float) -> None:
-        """A block of the prefix cache was needed for something else."""
-        self._evicted_blocks += event.reason is EvictReason.ALLOCATION
+        """Blocks of the prefix cache were needed for something else."""
+        if event.reason is EvictReason.ALLOCATION:
+            self._evicted_blocks += len(event.blocks)
 
     def measure(self) -> None:
         """Ask how full everything is."""

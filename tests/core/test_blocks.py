@@ -158,7 +158,7 @@ def test_blank_blocks_go_first_then_the_tail_of_what_was_used_longest_ago():
     assert not events, "two blocks were blank"
     taken = pool.allocate(4)
     assert taken == [old[1], old[0], new[1], new[0]]
-    assert events == [Evicted(block, EvictReason.ALLOCATION) for block in taken]
+    assert events == [Evicted(tuple(taken), EvictReason.ALLOCATION)]
     assert match(pool, tuple(range(8))) == NO_HIT
 
 
@@ -180,7 +180,7 @@ def test_sharing_what_is_cached_for_ever_does_not_grow_the_books():
     for _ in range(5000):
         pool.share(table)
         pool.release(table)
-    assert len(pool._cached._heap) < 100
+    assert pool._cached._entries < 100
     assert pool.allocate(8)[-1] == table[0], "the order of eviction has survived"
 
 
@@ -246,7 +246,7 @@ def test_reset_forgets_all_and_leaves_held_blocks_to_their_holders():
     pool.release(cached)
     pool.reset()
     assert match(pool, tuple(range(8))) == match(pool, tuple(range(50, 54))) == NO_HIT
-    assert events == [Evicted(cached[0], EvictReason.RESET)]
+    assert events == [Evicted((cached[0],), EvictReason.RESET)]
     assert (pool.num_free, pool.num_cached) == (4, 0)
     pool.check()
     pool.release(held)

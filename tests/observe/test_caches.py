@@ -69,7 +69,7 @@ def test_a_shared_prefix_spares_its_tokens_once(metrics):
 
 
 def test_blocks_evicted_for_others_are_counted_and_those_reset_are_not(metrics):
-    stats = told(metrics, Evicted(1, EvictReason.ALLOCATION), Evicted(2, EvictReason.RESET))
+    stats = told(metrics, Evicted((1,), EvictReason.ALLOCATION), Evicted((2,), EvictReason.RESET))
     assert stats["layers"]["prefix"]["stores"]["device"] == {"entries": 5, "bytes": 5000, "evictions": 1}
 
 
@@ -87,7 +87,7 @@ def test_what_no_cache_may_answer_and_what_failed_is_told_with_its_reason(metric
 def test_the_page_has_a_series_per_layer():
     sheet = Sheet()
     metrics = Metrics(sheet, cache_sizes=lambda: SIZES)
-    told(metrics, Spared("b", "t", Layer.EXACT, 1000, 100, 5.0), Evicted(1, EvictReason.ALLOCATION))
+    told(metrics, Spared("b", "t", Layer.EXACT, 1000, 100, 5.0), Evicted((1,), EvictReason.ALLOCATION))
     page = sheet.render().decode()
     assert 'headrace:response_cache_hits_total{layer="exact"} 1.0' in page
     assert 'headrace:response_cache_bytes{layer="exact"} 300.0' in page

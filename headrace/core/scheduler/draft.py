@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Iterable
+from operator import attrgetter
 
 from headrace.core.classes import ServiceClass
 from headrace.core.cost import StepCost, StepTimes
 from headrace.core.events import ChunkReason
 from headrace.core.knobs import Knobs
-from headrace.core.plan import Entry, Move, Row, StepPlan
-from headrace.core.sequence import Sequence
+from headrace.core.plan import Entry, Move, Row, StepPlan, new_tuple
+from headrace.core.scheduler.share import TenantAccount
+from headrace.core.sequence import Sequence, Status
 
 LEAST_PREFILL = 16
 """Tokens of prefill that fit in a step though its limit in seconds is spent."""
@@ -21,11 +24,14 @@ FILL_STRETCH = 2.0
 """How many times what one row takes it may take all the same: large models' steps are long, however little they do."""
 
 
+_epoch = attrgetter("epoch")
+
+
 class Draft:
     """What has been planned so far, and the ``budget`` of tokens that is left.
 
-    ``launched`` names for each row its sequence and the sequence's epoch, so that `Scheduler.commit` knows a row
-    that has become stale in flight.
+    ``sequences`` are those of the rows and ``epochs`` theirs when the plan was made, so that `Scheduler.commit` knows a
+    row that has become stale in flight.
     """
 
     __slots__ = (
@@ -36,11 +42,11 @@ class Draft:
         "decode_seconds",
         "decodes",
         "entries",
+        "epochs",
         "fill_seconds",
         "fill_times",
         "fraction",
         "joined",
-        "launched",
         "limit_seconds",
         "moves",
         "now",
@@ -49,6 +55,7 @@ class Draft:
         "prompts",
         "row_cost",
         "rows",
+        "sequences",
         "times",
         "tokens",
         "tpot_seconds",
@@ -64,7 +71,8 @@ class Draft:
         self.moves: list[Move] = []
         self.rows: list[Row] = []
         self.waits = False  # nothing to compute, but something is coming from the disk
-        self.launched: list[tuple[Sequence, int]] = []
+        self.sequences: list[Sequence] = []
+        self.epochs: tuple[int, ...] = ()
         self.prefill_cost = 0.0
         self.prompts = 0  # sequences that want prefill in this step, running or about to be admitted
         self.joined: dict[str, int] = {}  # prompt tokens of each class that begin in this step
@@ -86,12 +94,83 @@ class Draft:
         self.fill_times = times
         self.fill_seconds = max(FILL_SECONDS, FILL_STRETCH * times.predict(1, 1, 0))
 
-    def takes_row(self, context: int) -> bool:
-        """Whether there is room for one more row that decodes, after ``context`` positions; always for the first."""
+    def takes_row(self, context: int, contexts: int) -> bool:
+        """Whether a step that only fills idle time stays short with one more row that decodes, after ``context``
+        positions; the others have ``contexts`` together. The first one it always takes.
+        """
         if self.fill_times is None or not self.rows:
-            return self.budget > 0
-        seconds = self.fill_times.predict(len(self.rows) + 1, self.tokens + 1, self.contexts + context)
-        return self.budget > 0 and seconds <= self.fill_seconds
+            return True
+        rows = len(self.rows) + 1
+        return self.fill_times.predict(rows, rows, contexts + context) <= self.fill_seconds
+
+    def decode(
+        self,
+        running: Iterable[Sequence],
+        block_size: int,
+        grow: Callable[[Sequence, Draft], bool],
+    ) -> list[Sequence]:
+        """Rows for all that only need their next token; those that need more come back.
+
+        ``grow`` gets one more block for a sequence whose blocks are full, or says that it may not go on; it may preempt
+        others. This loop runs once for every token of every answer, so it keeps its sums to itself until its end.
+        """
+        prefills, rows, sequences, budget = [], self.rows, self.sequences, self.budget
+        context_cost, row_cost = 1 / self.cost.context_tokens, 1 + self.row_cost
+        contexts, tightest = 0, math.inf
+        payer: TenantAccount | None = None
+        due = 0.0
+        for sequence in running:
+            known, planned = len(sequence.tokens) + sequence.pending, sequence.planned
+            if known != planned + 1 or known >= sequence.finish_length:
+                if known > planned + 1 and sequence.status is Status.RUNNING:
+                    prefills.append(sequence)
+                continue  # otherwise what is in flight will end it already
+            if budget <= 0 or (self.fill_times is not None and not self.takes_row(planned, contexts)):
+                continue
+            blocks: tuple[int, ...] = ()
+            if (
+                planned == len(sequence.table) * block_size
+            ):  # so with those, too, that had to give theirs back
+                if sequence.status is not Status.RUNNING or not grow(sequence, self):
+                    continue
+                blocks = (sequence.table[-1],)
+            rows.append(new_tuple(Row, (sequence.slot, planned, 1, blocks, True)))
+            sequences.append(sequence)
+            if sequence.account is not payer:
+                if payer is not None:
+                    payer.charge(due)
+                payer, due = sequence.account, 0.0
+            due += row_cost + planned * context_cost
+            contexts += planned
+            budget -= 1
+            if sequence.tpot_seconds < tightest:
+                tightest = sequence.tpot_seconds
+            sequence.planned = known
+            sequence.pending += 1
+            sequence.last_step = self.number
+        if payer is not None:
+            payer.charge(due)
+        self.budget = budget
+        self.decodes = self.tokens = len(rows)
+        self.decode_contexts = self.contexts = contexts
+        self.tpot_seconds = tightest
+        return prefills
+
+    def add_chunk(self, sequence: Sequence, length: int) -> None:
+        """A row for the next ``length`` positions of a prompt; its blocks are in its table already."""
+        start, end = sequence.planned, sequence.planned + length
+        contexts = length * start + length * length // 2
+        samples = end == sequence.known
+        self.rows.append(Row(sequence.slot, start, length, (), samples))
+        self.sequences.append(sequence)
+        self.tokens += length
+        self.contexts += contexts
+        self.budget -= length
+        self.prefill_cost += self.cost.rows(length, contexts)
+        sequence.account.charge(self.cost.rows(length, contexts) + self.row_cost)
+        sequence.planned = end
+        sequence.pending += samples
+        sequence.last_step = self.number
 
     def bound(self, times: StepTimes, usual_seconds: float, wished_seconds: float) -> None:
         """All decoding is planned: bound what ``times`` foretell of the step with all that follows.
@@ -160,4 +239,5 @@ class Draft:
 
     def freeze(self) -> StepPlan:
         """The plan as a value."""
+        self.epochs = tuple(map(_epoch, self.sequences))
         return StepPlan(self.number, tuple(self.entries), tuple(self.moves), tuple(self.rows), self.waits)

@@ -126,17 +126,12 @@ class Pages:
             moves += self.take_moves()
         self.unwant(sequence)
         sequence.restore_by = math.inf
-        sequence.told = len(sequence.table)
         sequence.registered = hit.full
         sequence.planned = sequence.computed = hit.tokens(self.pool.block_size)
         if self.caching:
             sequence.promised = len(sequence.full_keys(self.pool.block_size))
             self.pool.promise(sequence.keys[sequence.registered :])
         return moves
-
-    def has_room(self, sequence: Sequence) -> bool:
-        """Whether the next position has a block."""
-        return sequence.planned < len(sequence.table) * self.pool.block_size
 
     def grow(self, sequence: Sequence) -> None:
         """One block more; `BlockPool.num_free` must not be 0."""
@@ -150,10 +145,10 @@ class Pages:
         full = sequence.computed // size
         if full > sequence.registered:
             keys = sequence.full_keys(size)
-            for i in range(sequence.registered, full):
-                parent = keys[i - 1] if i else sequence.root
-                tokens = sequence.tokens[i * size : (i + 1) * size]
-                self.pool.register(sequence.table[i], parent, tokens, keys[i])
+            first = sequence.registered
+            parent = keys[first - 1] if first else sequence.root
+            tokens = sequence.tokens[first * size : full * size]
+            self.pool.register_chain(sequence.table[first:full], parent, tokens, keys[first:full])
             sequence.registered = full
         if tail and sequence.computed % size:
             parent = sequence.full_keys(size)[full - 1] if full else sequence.root

@@ -25,7 +25,7 @@ from headrace.core.sequence import Sequence, Status
 MAX_PREEMPTIONS = 3
 """How often one request may be preempted; when it comes back for the last time, all it may ever need is kept for it."""
 
-by_place = attrgetter("place")
+by_place, table_of, planned_of = attrgetter("place"), attrgetter("table"), attrgetter("planned")
 
 
 class Running:
@@ -193,8 +193,8 @@ class Running:
         decodes = rows if tokens == rows else sum([row.length == 1 for row in step.rows])
         held = pool.num_blocks - pool.num_free
         allocated = held * pool.block_size
-        tables = sum([len(s.table) for s in sequences])
-        empty = tables * pool.block_size - sum([s.planned for s in sequences])
+        tables = sum(map(len, map(table_of, sequences)))
+        empty = tables * pool.block_size - sum(map(planned_of, sequences))
         return Stepped(
             step=step.number,
             decode_rows=decodes,

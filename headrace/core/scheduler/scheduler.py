@@ -30,7 +30,7 @@ from headrace.core.events import (
     arrival,
 )
 from headrace.core.knobs import Knobs
-from headrace.core.plan import Row, StepOutput, StepPlan, TokenLogprob
+from headrace.core.plan import StepOutput, StepPlan, TokenLogprob, new_tuple
 from headrace.core.request import FinishReason, Request
 from headrace.core.scheduler.admission import AdmissionPolicy, Queue
 from headrace.core.scheduler.draft import Draft
@@ -102,7 +102,6 @@ class Scheduler:
         self.pages = Pages(pool, prefix_caching)
         self._running = Running(self.pages, victims, room, queue, events, max_num_seqs)
         self._cost = cost
-        self._context_cost = 1 / cost.context_tokens
         self._outlook = outlook
         self._times = times
         self._events = events
@@ -256,22 +255,7 @@ class Scheduler:
 
     def _plan_decodes(self, step: Draft, knobs: Knobs) -> list[Sequence]:
         """Rows for all that only need their next token; those that need more come back."""
-        prefills = []
-        has_room = self.pages.has_room
-        for sequence in list(self._running):  # a copy: preemption shortens the list
-            if sequence.status is not Status.RUNNING:
-                continue
-            known, planned = len(sequence.tokens) + sequence.pending, sequence.planned
-            if known == planned + 1:  # unless what is in flight will end it already
-                takes = step.takes_row(planned) and known < sequence.finish_length
-                if takes and (has_room(sequence) or self._grow(sequence, step)):
-                    step.decodes += 1
-                    step.decode_contexts += planned
-                    if sequence.tpot_seconds < step.tpot_seconds:
-                        step.tpot_seconds = sequence.tpot_seconds
-                    self._add_row(step, sequence, 1)
-            elif known > planned + 1:
-                prefills.append(sequence)
+        prefills = step.decode(list(self._running), self.pool.block_size, self._grow)
         step.prompts = len(prefills) + min(len(self._waiting), self._running.free_slots)
         if self._outlook is not None and self._outlook.ready:
             step.bound(self._outlook.times, knobs.step_seconds, TPOT_SHARE * step.tpot_seconds)
@@ -304,26 +288,7 @@ class Scheduler:
 
     def _add_chunk(self, step: Draft, sequence: Sequence, length: int, reason: ChunkReason) -> None:
         self._events.append(Chunked(sequence.request.id, sequence.planned, length, reason))
-        step.prefill_cost += self._cost.rows(length, length * sequence.planned + length * length // 2)
-        self._add_row(step, sequence, length)
-
-    def _add_row(self, step: Draft, sequence: Sequence, length: int) -> None:
-        start = sequence.planned
-        end = start + length
-        samples = end == len(sequence.tokens) + sequence.pending
-        blocks = len(sequence.table)
-        new_blocks = () if blocks == sequence.told else tuple(sequence.table[sequence.told :])
-        sequence.told = blocks
-        step.rows.append(Row(sequence.slot, start, length, new_blocks, samples))
-        contexts = length * start + length * length // 2
-        step.tokens += length
-        step.contexts += contexts
-        sequence.account.charge(length + contexts * self._context_cost + step.row_cost)
-        step.launched.append((sequence, sequence.epoch))
-        step.budget -= length
-        sequence.planned = end
-        sequence.pending += samples
-        sequence.last_step = step.number
+        step.add_chunk(sequence, length)
 
     # -- admission ---------------------------------------------------------------------------------
 
@@ -431,36 +396,43 @@ class Scheduler:
                 f"step {output.step} is committed, step {launched_plan.step} is the oldest in flight"
             )
         self._running.committed = plan.step
-        for i, (row, (sequence, epoch)) in enumerate(zip(plan.rows, draft.launched, strict=True)):
-            if sequence.epoch == epoch:
-                self._commit_row(sequence, row, i, output)
+        self._commit_rows(plan, draft, output)
         self.pages.lift(plan.step)
         self.pages.arrived(output.arrivals)
         self._collected = draft if plan.rows else None
         if plan.rows:
             self._events.append(self._running.stepped(draft))
 
-    def _commit_row(self, sequence: Sequence, row: Row, i: int, output: StepOutput) -> None:
-        if output.failures and i in output.failures:
-            self._finish(sequence, FinishReason.FAILED, output.failures[i])
-            return
-        sequence.computed = row.start + row.length
-        if output.prompt_logprobs and i in output.prompt_logprobs:
-            self._tell_scores(sequence, row.start, output.prompt_logprobs[i])
-        reason = None
-        if row.samples:
-            sequence.pending -= 1
-            drawn = output.tokens[i]
-            sequence.tokens += drawn
-            if len(sequence.tokens) == sequence.prompt_tokens + len(drawn):
-                self._firsts.append(sequence)
-            logprobs = output.logprobs.get(i, ()) if output.logprobs else ()
-            self._events.append(Emitted(sequence.request.id, drawn, logprobs))
-            reason = sequence.finish_reason()
-        if row.length > 1 or sequence.computed % self.pool.block_size == 0:
-            self.pages.register(sequence, tail=row.length > 1 and row.samples)
-        if reason is not None:
-            self._finish(sequence, reason, stop_token=sequence.stop_token(reason))
+    def _commit_rows(self, plan: StepPlan, draft: Draft, output: StepOutput) -> None:
+        """What each row computed and drew; as `Draft.decode`, it runs once for every token of every answer."""
+        events, firsts, size = self._events, self._firsts, self.pool.block_size
+        failures, scores, logprobs = output.failures, output.prompt_logprobs, output.logprobs
+        lines = zip(plan.rows, draft.sequences, draft.epochs, output.tokens, strict=True)
+        for i, ((_, start, length, _, samples), sequence, epoch, drawn) in enumerate(lines):
+            if sequence.epoch != epoch:
+                continue
+            if failures and i in failures:
+                self._finish(sequence, FinishReason.FAILED, failures[i])
+                continue
+            computed = sequence.computed = start + length
+            if scores and i in scores:
+                self._tell_scores(sequence, start, scores[i])
+            reason = None
+            if samples:
+                sequence.pending -= 1
+                tokens = sequence.tokens
+                tokens += drawn
+                count = len(tokens)
+                if count == sequence.prompt_tokens + len(drawn):
+                    firsts.append(sequence)
+                told = logprobs.get(i, ()) if logprobs else ()
+                events.append(new_tuple(Emitted, (sequence.request.id, drawn, told)))
+                if count >= sequence.finish_length or tokens[-1] in sequence.ends:
+                    reason = sequence.finish_reason()
+            if length > 1 or not computed % size:
+                self.pages.register(sequence, tail=length > 1 and samples)
+            if reason is not None:
+                self._finish(sequence, reason, stop_token=sequence.stop_token(reason))
 
     def _tell_scores(self, sequence: Sequence, start: int, scores: tuple[TokenLogprob, ...]) -> None:
         """Tell each position's score once, though a preempted prompt is computed again."""

@@ -119,7 +119,8 @@ def event_text(event: Event) -> str:
             more = f": {event.message}" if event.message else ""
             return f"{event.request_id} finished ({event.reason}) after {event.output_tokens} tokens{more}"
         case Evicted():
-            return f"block {event.block} evicted ({event.reason})"
+            blocks = ", ".join(map(str, event.blocks))
+            return f"block{'s' * (len(event.blocks) > 1)} {blocks} evicted ({event.reason})"
     return ""
 
 

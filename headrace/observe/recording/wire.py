@@ -2,7 +2,7 @@
 
 | line | is |
 |---|---|
-| ``{"headrace_trace": 1, "version": …, "settings": {…}}`` | the first: how the engine was composed |
+| ``{"headrace_trace": 2, "version": …, "settings": {…}}`` | the first: how the engine was composed |
 | ``{"submit": {…}, "now": …}`` | a request by its lengths and what scheduling goes by |
 | ``{"cancel": id, "why": …, "now": …}`` ``{"knobs": {…}}`` ``{"reset": "all"}`` | the other ways in |
 | ``{"adopted": blocks}`` | the engine began with so much of an earlier one's cache, which is not in the trace |
@@ -40,7 +40,7 @@ from headrace.observe.recording.moments import (
 )
 
 MAGIC = "headrace_trace"
-VERSION = 1
+VERSION = 2
 
 TOLD = (
     "id",

@@ -10,7 +10,7 @@ from headrace.lab.replay.trace import BadTrace, Step, read_trace
 from headrace.observe.recording.moments import Submitted
 from tests.lab.replay.recorded import record_life
 
-HEADER = '{"headrace_trace": 1, "version": "test", "settings": {}}\n'
+HEADER = '{"headrace_trace": 2, "version": "test", "settings": {}}\n'
 STEP = '{"step": 1.0, "seconds": 0.1, "events": []}\n'
 
 
@@ -19,7 +19,7 @@ STEP = '{"step": 1.0, "seconds": 0.1, "events": []}\n'
     [
         ("", r":1: this is not JSON"),
         ('{"a": 1}\n', r":1: this is no trace"),
-        ('{"headrace_trace": 9}\n', r":1: this is of version 9, this Headrace reads 1"),
+        ('{"headrace_trace": 9}\n', r":1: this is of version 9, this Headrace reads 2"),
         (HEADER + STEP + "{]\n", r":3: this is not JSON"),
         (HEADER + STEP + "[]\n", r":3: expected a JSON object"),
         (HEADER + '{"leap": 1}\n', r":2: .* no kind of line has the fields leap"),

@@ -83,7 +83,7 @@ def test_no_text_and_no_token_reaches_the_file():
 @pytest.mark.parametrize(
     ("moment", "line"),
     [
-        (Begun("1.0", {"a": (1, 2)}), {"headrace_trace": 1, "version": "1.0", "settings": {"a": [1, 2]}}),
+        (Begun("1.0", {"a": (1, 2)}), {"headrace_trace": 2, "version": "1.0", "settings": {"a": [1, 2]}}),
         (Cancelled("r", FinishReason.STOP, 2.0), {"cancel": "r", "why": "stop", "now": 2.0}),
         (Reset(lower=True), {"reset": "all"}),
         (Reset(lower=False), {"reset": "device"}),
