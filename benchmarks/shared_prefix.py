@@ -1,12 +1,14 @@
 """What a shared system prompt costs the second caller: TTFT over HTTP, one request after the other.
 
-Each round has another system prompt, so that its first request is cold; the others find its blocks.
+Each round has another system prompt, so that its first request is cold; the others find its blocks. Random tokens
+often begin with half a character, which shows no text: token ids are asked for, so that the first token is seen.
 """
 
 from __future__ import annotations
 
 from benchmarks.stage import arguments, publish, say, server
 from headrace.cli.bench_targets import make_server_target
+from headrace.cli.calibrate import EACH_TOKEN
 from headrace.lab.bench.measure import measure
 from headrace.lab.bench.stats import median
 from headrace.lab.workload.tokens import shared_prefix
@@ -20,7 +22,7 @@ def main() -> None:
     args = parser.parse_args()
     runs = []
     with server(args) as running:
-        one_by_one = make_server_target("server", running.url, "", concurrency=1)
+        one_by_one = make_server_target("server", running.url, "", concurrency=1, extra_body=EACH_TOKEN)
         one_by_one.run(shared_prefix(2, 64, seed=args.seed + args.rounds))
         for number in range(args.rounds):
             seed = args.seed + number
