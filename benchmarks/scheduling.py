@@ -16,7 +16,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from headrace.build.engine import make_engine, make_knobs
+from headrace.build.engine import TierSizes, make_engine, make_knobs
 from headrace.config import CacheOptions, SchedulerOptions
 from headrace.core.cost import StepCost
 from headrace.core.gate import Limits
@@ -52,6 +52,7 @@ def live(
     edit: Callable[[Asked], Asked] = lambda asked: asked,
     *,
     num_blocks: int | None = None,
+    host_blocks: int = 0,
     max_model_len: int = MAX_MODEL_LEN,
     max_tokens: int | None = 2048,
     block_size: int = 16,
@@ -62,6 +63,7 @@ def live(
     plans = SchedulerOptions(max_num_seqs=args.max_num_seqs, **plans_given)
     replica = Replica(SHAPES[args.shape], device(args.device))
     knobs = make_knobs(plans, "cuda", max_model_len)
+    block_bytes = block_size * replica.kv_bytes_per_token
     tally, answers = Tally(), dict[str, tuple[int, ...]]()
     runner = SimulatedRunner(Roofline(replica, block_size), answers)
     engine = make_engine(
@@ -73,6 +75,7 @@ def live(
         knobs=knobs,
         cost=StepCost(256.0, 8192.0),
         overlap=1,
+        tiers=TierSizes(host_blocks, 0, block_bytes, replica.device.host_bandwidth) if host_blocks else None,
     )
     one = SimulatedReplica(engine, runner, tally, answers, Front())
     fleet = Fleet([one], RoundRobin(), OPEN_DOOR, tally, answers)
@@ -149,29 +152,35 @@ def _evenly(calls: list[Call], count: int, until: float) -> Iterator[Call]:
 
 
 def prefixes(args: argparse.Namespace) -> None:
-    """Prefix hits with a pool of a quarter of the unique blocks, against a cache without limit."""
+    """Prefix hits with a pool of a quarter of the unique blocks, against a cache without limit.
+
+    In the last row the host keeps as many again of what the pool evicts.
+    """
     calls = _trace(args, MOONCAKE, args.limit)
     block = 512
     unique = {span for call in calls for span in call.content}
     print(f"{len(calls)} requests, {len(unique)} unique blocks of {block} tokens")
     longest = max(call.prompt_tokens + call.output_tokens for call in calls) + block
     for load in args.loads:
-        for name, blocks, given in (
-            ("unlimited, fcfs", 4 * len(unique), {"scheduling_policy": "fcfs"}),
-            ("quarter, fcfs", len(unique) // 4, {"scheduling_policy": "fcfs"}),
-            ("quarter, fair arrival", len(unique) // 4, {"queue_order": "arrival"}),
-            ("quarter, fair prefix", len(unique) // 4, {"queue_order": "prefix"}),
+        quarter = len(unique) // 4
+        for name, blocks, host, given in (
+            ("unlimited, fcfs", 4 * len(unique), 0, {"scheduling_policy": "fcfs"}),
+            ("quarter, fcfs", quarter, 0, {"scheduling_policy": "fcfs"}),
+            ("quarter, fair arrival", quarter, 0, {"queue_order": "arrival"}),
+            ("quarter, fair prefix", quarter, 0, {"queue_order": "prefix"}),
+            ("and a quarter in the host", quarter, quarter, {"queue_order": "prefix"}),
         ):
             told, _ = live(
                 args,
                 speedup(calls, load),
                 num_blocks=blocks,
+                host_blocks=host,
                 max_model_len=longest,
                 block_size=block,
                 **given,
             )
             print(
-                f"load {load:4.2f} {name:>22}: hits {told.facts['cache_hit_percent']:5.2f} % of prompt tokens,"
+                f"load {load:4.2f} {name:>25}: hits {told.facts['cache_hit_percent']:5.2f} % of prompt tokens,"
                 f" TTFT p50 {told.summary.ttft.p50:7.2f} p99 {told.summary.ttft.p99:7.2f}"
                 f" most {told.summary.ttft.most:7.2f}",
                 flush=True,

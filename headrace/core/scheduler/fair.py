@@ -26,7 +26,7 @@ def by_share(sequence: Sequence) -> Rank:
 
 
 class _Tenant:
-    """One tenant's line; ``queued`` while the class's heap has an entry for it."""
+    """One tenant's line; ``queued`` while the class's heap has an entry for it, of which it has one at most."""
 
     __slots__ = ("account", "line", "queued")
 
@@ -52,6 +52,11 @@ class _Class:
             tenant.queued = True
             heapq.heappush(self.heap, (tenant.account.virtual, tenant.account.name))
 
+    def forget(self, tenant: _Tenant) -> None:
+        """Forget a tenant without a request, but not while it has an entry in the heap, to which it may come back."""
+        if not tenant.account.live and not tenant.queued:
+            del self.tenants[tenant.account.name]
+
     def next_line(self) -> Line | None:
         """The line of the least served tenant that waits."""
         while self.heap:
@@ -62,6 +67,7 @@ class _Class:
             elif not tenant.line:
                 heapq.heappop(self.heap)
                 tenant.queued = False
+                self.forget(tenant)
             elif tenant.account.virtual > virtual:
                 heapq.heapreplace(self.heap, (tenant.account.virtual, name))
             else:
@@ -122,6 +128,7 @@ class FairQueue:
         tenant = group.tenants.get(account.name)
         if tenant is None:
             tenant = group.tenants[account.name] = _Tenant(account, self._line())
+        tenant.account = account  # a new one, if it comes back after a pause
         tenant.line.push(sequence)
         group.push(tenant)
         group.waiting += 1
@@ -136,8 +143,7 @@ class FairQueue:
             group.waiting -= 1
             self._waiting -= 1
         self._books.leave(account)
-        if not account.live:
-            group.tenants.pop(account.name, None)
+        group.forget(group.tenants[account.name])
 
     # -- who is next -------------------------------------------------------------------------------
 

@@ -12,7 +12,7 @@ from headrace.core.scheduler.draft import LEAST_PREFILL
 from headrace.core.scheduler.fair import FairQueue, single_file
 from headrace.core.scheduler.line import Line, PolicyFailed
 from headrace.core.scheduler.share import Books
-from headrace.core.sequence import Sequence
+from headrace.core.sequence import Sequence, Status
 from tests.doubles.engines import Record, drain, hashing_engine
 from tests.doubles.scenes import request, step
 
@@ -41,6 +41,19 @@ def test_the_least_served_tenant_goes_next():
     assert queue.pop(0.0) is b
     b.account.charge(30.0)
     assert queue.pop(0.0).request.id == "a2"
+
+
+def test_coming_and_going_for_ever_does_not_grow_the_books():
+    queue = fair()
+    for i in range(500):
+        sequence = enter(queue, f"r{i}", tenant=f"t{i % 3}")
+        assert queue.pop(0.0) is sequence
+        sequence.account.charge(1.0)
+        sequence.enter(Status.RUNNING)
+        sequence.enter(Status.FINISHED)
+        queue.end(sequence, waited=False)
+    group = queue._classes["default"]
+    assert len(group.heap) <= len(group.tenants) <= 3
 
 
 def test_in_single_file_only_rank_counts():
