@@ -4,6 +4,10 @@ The machine is calibrated on made-up batches and on streams (`headrace bench cal
 predicted. A closed loop finds what the server can do; the trace is then replayed at shares of that. Without ``--model``
 the server runs SmolLM2-135M's shape with random weights; without ``--trace`` a bursty population of log-normal lengths
 is replayed.
+
+Each load is measured in several rounds, the loads in turn. Percentiles are those of all rounds' requests together: a
+p99 of one round is its second slowest request. How far the real rounds lie from each other is shown beside the error,
+which cannot be less.
 """
 
 from __future__ import annotations
@@ -14,11 +18,11 @@ import json
 import math
 import shutil
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import httpx
 from rich.table import Table
@@ -32,7 +36,7 @@ from headrace.config import Options, options
 from headrace.lab.bench.measure import measure as run_target
 from headrace.lab.bench.record import Target
 from headrace.lab.bench.report import Run
-from headrace.lab.bench.stats import Summary, median
+from headrace.lab.bench.stats import Summary, median, summarize
 from headrace.lab.simulate.asked import from_work
 from headrace.lab.simulate.calibration import Calibration
 from headrace.lab.simulate.outcome import outcome
@@ -63,21 +67,19 @@ SMOLLM2 = {
     "eos_token_id": 2,
 }
 LOADS = (0.3, 0.6, 0.9)
-FIGURES = ("tok/s", "TTFT p50", "TTFT p99", "TPOT p50", "TPOT p99")
 
 
 def main() -> None:
     """Calibrate, measure, simulate, print, write."""
     parser = arguments(__doc__ or "", model="smollm2")
     parser.add_argument("--trace", type=Path, default=None)
-    parser.add_argument("--requests", type=int, default=120, help="of the trace, at each load")
+    parser.add_argument("--requests", type=int, default=120, help="of the trace, in each round")
     parser.add_argument(
         "--scale", type=float, default=0.15, help="of the trace's lengths, for small machines"
     )
     parser.add_argument("--max-num-seqs", type=int, default=16)
     parser.add_argument("--max-model-len", type=int, default=2048)
     parser.add_argument("--calibration", type=Path, default=None, help="use this one; do not measure")
-    parser.set_defaults(rounds=1)
     args = parser.parse_args()
     with _model(args) as model:
         args.model = model
@@ -104,16 +106,17 @@ def main() -> None:
             )
             most = _run(running, closed, _paced(work, math.inf)).summary.requests_per_second
             say(f"capacity in a closed loop: {most:.2f} requests per second")
-            runs, rows = [], []
-            for load in LOADS:
-                paced = _paced(work, load * most)
-                real = [_run(running, target, paced) for _ in range(args.rounds)]
-                simulated = _simulate(given, calibration, paced)
-                runs += real
-                rows.append((load, [run.summary for run in real], simulated))
-    errors = _show(rows)
-    told: dict[str, Any] = {"calibration": describe(calibration), "capacity": most, "errors": errors}
-    publish("fidelity", args, runs, [], **told)
+            paced = {load: _paced(work, load * most) for load in LOADS}
+            real: dict[float, list[Run]] = {load: [] for load in LOADS}
+            for _ in range(args.rounds):
+                for load in LOADS:
+                    real[load].append(_run(running, target, paced[load]))
+    simulated = {load: _simulate(given, calibration, paced[load]) for load in LOADS}
+    compared = {f"{load:g}": _compare(real[load], simulated[load]) for load in LOADS}
+    _show(compared)
+    told: dict[str, Any] = {"calibration": describe(calibration), "capacity": most}
+    told["figures"] = {load: [each._asdict() for each in figures] for load, figures in compared.items()}
+    publish("fidelity", args, [run for runs in real.values() for run in runs], [], **told)
 
 
 @contextmanager
@@ -174,35 +177,57 @@ def _simulate(given: Options, calibration: Calibration, work: Sequence[Work]) ->
     return outcome(fleet.tally, {}).summary
 
 
-def _figures(summary: Summary) -> list[float]:
-    return [
-        summary.output_tokens_per_second,
-        summary.ttft.p50,
-        summary.ttft.p99,
-        summary.tpot.p50,
-        summary.tpot.p99,
-    ]
+class Compared(NamedTuple):
+    """One figure, measured and simulated. ``error`` and ``spread`` are shares of what was measured; the spread is half
+    of what lies between the lowest and the highest round."""
+
+    name: str
+    measured: float
+    simulated: float
+    error: float
+    spread: float
 
 
-def _show(rows: Sequence[tuple[float, Sequence[Summary], Summary]]) -> dict[str, dict[str, float]]:
-    """Prints real, simulated and error per load; errors come back, by load and figure."""
-    table = Table(title="real / simulated (error)", title_justify="left", header_style="bold")
+def _compare(rounds: Sequence[Run], simulated: Summary) -> list[Compared]:
+    """All figures of one load: percentiles over the requests of all rounds, the median of the rounds' throughputs."""
+    whole = _figures(summarize([record for run in rounds for record in run.records]))
+    each = [_figures(run.summary) for run in rounds]
+    compared = []
+    for name, predicted in _figures(simulated).items():
+        seen = [figures[name] for figures in each]
+        measured = median(seen) if name == "tok/s" else whole[name]
+        spread = (max(seen) - min(seen)) / 2 / measured
+        compared.append(Compared(name, measured, predicted, predicted / measured - 1.0, spread))
+    return compared
+
+
+def _figures(summary: Summary) -> dict[str, float]:
+    return {
+        "tok/s": summary.output_tokens_per_second,
+        "TTFT p50": summary.ttft.p50,
+        "TTFT p99": summary.ttft.p99,
+        "TPOT p50": summary.tpot.p50,
+        "TPOT p99": summary.tpot.p99,
+    }
+
+
+def _show(compared: Mapping[str, Sequence[Compared]]) -> None:
+    """Prints real, simulated, error and the rounds' spread per load."""
+    table = Table(
+        title="real / simulated (error, rounds)", title_justify="left", header_style="bold", show_lines=True
+    )
     table.add_column("load")
-    for name in FIGURES:
-        table.add_column(name, justify="right")
-    errors: dict[str, dict[str, float]] = {}
-    for load, real, simulated in rows:
+    for each in next(iter(compared.values())):
+        table.add_column(each.name, justify="right")
+    for load, figures in compared.items():
         cells = []
-        for i, name in enumerate(FIGURES):
-            measured = median([_figures(summary)[i] for summary in real])
-            predicted = _figures(simulated)[i]
-            error = predicted / measured - 1.0
-            errors.setdefault(f"{load:g}", {})[name] = error
+        for name, measured, predicted, error, spread in figures:
             unit = (lambda v: f"{v:.1f}") if name == "tok/s" else (lambda v: f"{1e3 * v:.1f} ms")
-            cells.append(f"{unit(measured)} / {unit(predicted)} ({100 * error:+.1f} %)")
-        table.add_row(f"{100 * load:.0f} %", *cells)
+            cells.append(
+                f"{unit(measured)} / {unit(predicted)} ({100 * error:+.1f} %, ±{100 * spread:.1f} %)"
+            )
+        table.add_row(f"{100 * float(load):.0f} %", *cells)
     say(table)
-    return errors
 
 
 if __name__ == "__main__":

@@ -351,20 +351,20 @@ class BlockPool:
 
     def want(self, keys: Iterable[bytes]) -> None:
         """A waiting request will ask for the full blocks of these keys: they outlive what nobody waits for."""
-        wanted = self._wanted
+        wanted, by_key, lower = self._wanted, self._by_key, self.lower
         for key in keys:
             count = wanted[key] = wanted.get(key, 0) + 1
-            if count == 1:
+            if count == 1 and (lower or key in by_key):
                 self._mark(key, wanted=True)
 
     def unwant(self, keys: Iterable[bytes]) -> None:
         """Undo `want`: the request has started, or has ended."""
-        wanted = self._wanted
+        wanted, by_key, lower = self._wanted, self._by_key, self.lower
         for key in keys:
             count = wanted.pop(key) - 1
             if count:
                 wanted[key] = count
-            else:
+            elif lower or key in by_key:
                 self._mark(key, wanted=False)
 
     def _mark(self, key: bytes, *, wanted: bool) -> None:

@@ -13,11 +13,15 @@ NEWS = 0.1
 """What the newest transfer counts in how quickly a tier is taken to answer."""
 
 
+WAYS = {Tier.HOST: 2}
+"""How often a block that is brought down and fetched again holds up a step: going to the disk it does not."""
+
+
 class RestorePolicy(Protocol):
     """How many of the next blocks of a sequence to fetch; what follows them is computed.
 
-    ``start`` is the position of the first of them, ``tiers`` where each lies, in order. `pays` asks whether a whole
-    chain of so many blocks would be fetched from a tier if it lay there: if not, it need not be brought there.
+    ``start`` is the position of the first of them, ``tiers`` where each lies, in order. `pays` asks whether it is worth
+    bringing a whole chain of so many blocks to a tier: never, if it would not be fetched from there.
     `observe` tells it that a block has come from a tier in so many seconds.
     """
 
@@ -82,8 +86,9 @@ class WhicheverIsQuicker:
         link = self.links.get(tier)
         if link is None:
             return False
-        fetching = link.seconds + blocks * self._block_bytes / link.bytes_per_second
-        return fetching < self._computing(0, blocks)
+        ways = WAYS.get(tier, 1)
+        carrying = link.seconds + ways * blocks * self._block_bytes / link.bytes_per_second
+        return carrying < self._computing(0, blocks)
 
     def _computing(self, start: int, blocks: int) -> float:
         """Seconds that the next blocks from position ``start`` would add to steps that run anyway."""

@@ -59,10 +59,19 @@ def test_it_learns_how_quickly_a_tier_answers(took):
     assert bool(learner.choose(0, [DISK])) == (took < 1.0)
 
 
-def test_it_pays_to_bring_down_what_would_be_fetched_from_there():
-    some = policy(0.1, context_tokens=100.0, host=Link(0.5, 2 * BYTES), disk=Link(3.0, BYTES))
-    for tier in (HOST, DISK):
-        for blocks in range(1, 60):
-            assert some.pays(tier, blocks) == (some.choose(0, [tier] * blocks) == blocks), (tier, blocks)
+def test_it_pays_to_bring_to_the_disk_what_would_be_fetched_from_there():
+    some = policy(0.1, context_tokens=100.0, disk=Link(3.0, BYTES))
+    for blocks in range(1, 60):
+        assert some.pays(DISK, blocks) == (some.choose(0, [DISK] * blocks) == blocks), blocks
     assert {some.pays(DISK, blocks) for blocks in range(1, 60)} == {False, True}
+
+
+def test_to_the_host_and_back_are_two_ways_that_steps_wait_for():
+    """Ten tokens take a second to compute; a block takes ``seconds`` one way."""
+    for seconds, fetched, brought in ((0.4, 1, True), (0.6, 1, False), (1.1, 0, False)):
+        some = policy(0.1, host=Link(0.0, BYTES / seconds))
+        assert (some.choose(0, [HOST]), some.pays(HOST, 1)) == (fetched, brought)
+
+
+def test_without_a_link_nothing_is_brought_down():
     assert not policy(1.0, host=Link(0.0, BYTES)).pays(DISK, 5)

@@ -423,7 +423,7 @@ class Scheduler:
                 tokens = sequence.tokens
                 tokens += drawn
                 count = len(tokens)
-                if count == sequence.prompt_tokens + len(drawn):
+                if computed == sequence.prompt_tokens:
                     firsts.append(sequence)
                 told = logprobs.get(i, ()) if logprobs else ()
                 events.append(new_tuple(Emitted, (sequence.request.id, drawn, told)))

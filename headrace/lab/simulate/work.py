@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from operator import itemgetter
 from typing import NamedTuple
 
 from headrace.core.plan import StepPlan, Tier
 
-_start, _length, _samples = itemgetter(1), itemgetter(2), itemgetter(4)
+_NO_ROWS: tuple[tuple[int, ...], ...] = ((),) * 5
 _DEVICE, _ACROSS = {Tier.DEVICE}, {Tier.DEVICE, Tier.HOST}
 
 
@@ -32,8 +31,9 @@ class StepWork(NamedTuple):
 def work_of(plan: StepPlan) -> StepWork:
     """The sums of a plan, at little cost per row: this runs for every step that is simulated."""
     rows = plan.rows
-    tokens: int = sum(map(_length, rows))
-    contexts = read = tokens + sum(map(_start, rows))
+    _, starts, lengths, _, samples = zip(*rows, strict=True) if rows else _NO_ROWS
+    tokens: int = sum(lengths)
+    contexts = read = tokens + sum(starts)
     if tokens > len(rows):
         for _, start, length, *_ in rows:
             if length > 1:
@@ -43,4 +43,4 @@ def work_of(plan: StepPlan) -> StepWork:
         ends = {move.source_tier, move.target_tier}
         copies += ends == _DEVICE
         transfers += ends == _ACROSS
-    return StepWork(len(rows), tokens, contexts, read, sum(map(_samples, rows)), copies, transfers)
+    return StepWork(len(rows), tokens, contexts, read, sum(samples), copies, transfers)
