@@ -9,54 +9,23 @@ static const int64_t SEGMENT = 512;      // keys that are summed before a merge
 static const int64_t TILE_VECTORS = 48;  // queries of a tile, times heads of a group
 static const int64_t FEW_VECTORS = 16;   // a tile with no more reads memory faster than it multiplies: see `cut`
 
-// Scores of one query with a chunk of keys become weights; returns by how much what was summed before shrinks.
-HEADRACE_INLINE float soften(float *score, int low, int high, int count, const Attention &a, float &best, float &total) {
-  Floats top = broadcast(-INFINITY);
-  Ints lane;
-  for (int i = 0; i < LANES; i++) lane[i] = i;
-  for (int i = 0; i < count; i += LANES) {
-    Floats v = load((const Single *)score + i) * a.scale;
-    if (a.softcap != 0.0f) v = a.softcap * hyperbolic_tangent(v / a.softcap);
-    const Ints at = lane + i;
-    v = (at >= low) & (at < high) ? v : broadcast(-INFINITY);
-    store((Single *)score + i, v);
-    top = maximum(top, v);
-  }
-  float peak = largest(top);
-  if (peak < best) peak = best;
-  const float shrink = exponential(broadcast(best - peak))[0];
-  Floats added[CHUNK / LANES] = {};
-  for (int i = 0; i < count; i += LANES) {
-    const Floats v = exponential(load((const Single *)score + i) - peak);
-    store((Single *)score + i, v);
-    added[i / LANES] = v;
-  }
-  Floats all = {};
-  for (int i = 0; i < CHUNK / LANES; i++) all += added[i];
-  best = peak;
-  total = total * shrink + sum(all);
-  return shrink;
-}
-
 static void clear(const Partial &p, int64_t vectors, int64_t stride) {
   __builtin_memset(p.sum, 0, vectors * stride * sizeof(float));
-  for (int64_t m = 0; m < vectors; m++) {
-    p.best[m] = -INFINITY;
-    p.total[m] = 0.0f;
-  }
+  __builtin_memset(p.total, 0, vectors * LANES * sizeof(float));
+  for (int64_t m = 0; m < vectors; m++) p.best[m] = -INFINITY;
 }
 
-// Add what a later segment found. A segment without a visible key for a query has total 0 and changes nothing.
+// Add what a later segment found. A segment without a visible key for a query changes nothing.
 static void merge(const Partial &into, const Partial &later, int64_t vectors, int64_t stride) {
   for (int64_t m = 0; m < vectors; m++) {
-    if (later.total[m] == 0.0f) continue;
+    if (later.best[m] == -INFINITY) continue;
     const float peak = later.best[m] > into.best[m] ? later.best[m] : into.best[m];
     const float old = exponential(broadcast(into.best[m] - peak))[0], fresh = exponential(broadcast(later.best[m] - peak))[0];
-    for (int64_t i = 0; i < stride; i += LANES) {
-      Single *target = (Single *)(into.sum + m * stride + i);
-      store(target, load(target) * old + load((const Single *)(later.sum + m * stride + i)) * fresh);
-    }
-    into.total[m] = into.total[m] * old + later.total[m] * fresh;
+    const auto add = [&](float *target, const float *more) {
+      store((Single *)target, load((const Single *)target) * old + load((const Single *)more) * fresh);
+    };
+    for (int64_t i = 0; i < stride; i += LANES) add(into.sum + m * stride + i, later.sum + m * stride + i);
+    add(into.total + m * LANES, later.total + m * LANES);
     into.best[m] = peak;
   }
 }
@@ -65,7 +34,7 @@ static void merge(const Partial &into, const Partial &later, int64_t vectors, in
 HEADRACE_INLINE bool in_place(const Attention &a) { return a.pages.block_size % LANES == 0 && a.head_dim % LANES == 0; }
 
 // Where a chunk's groups lie. Blocks before every query's window may have been given up: `begin` leaves them out.
-template <class Page>
+template <class Element>
 HEADRACE_INLINE void locate(const Attention &a, const Piece &p, int64_t first, int64_t end, Chunk &chunk) {
   const int32_t *table = a.tables + p.row * a.width;
   chunk.first = first;
@@ -75,39 +44,24 @@ HEADRACE_INLINE void locate(const Attention &a, const Piece &p, int64_t first, i
   if (first < p.first_key) chunk.begin = (int)(p.first_key - first) / LANES * LANES;
   for (int i = chunk.begin; i < chunk.count; i += LANES) {
     const int64_t block = table[(first + i) / a.pages.block_size], offset = (first + i) % a.pages.block_size;
-    chunk.keys[i / LANES] = block * a.pages.stride + offset * Page::FACTOR;
+    chunk.keys[i / LANES] = block * a.pages.stride + offset * FACTOR_OF<Element>;
     chunk.values[i / LANES] = block * a.pages.stride + offset * a.head_dim;
     chunk.scales[i / LANES] = block * a.pages.scale_stride + offset;
   }
 }
 
-// Asking for a head's part of the next chunk while this one is computed hides the memory's latency: pages are
-// scattered, so that no hardware sees what comes next.
-template <class Page>
-HEADRACE_INLINE void ask_for(const Attention &a, const Chunk &chunk, int64_t head) {
-  if (!in_place(a)) return;
-  const int64_t line = 64 / (int64_t)sizeof(typename Page::Element), step = a.pages.block_size * Page::FACTOR;
-  const int64_t place = head * a.head_dim * a.pages.block_size, words = a.head_dim / Page::FACTOR;
-  for (int i = chunk.begin; i < chunk.count; i += LANES) {
-    const auto *key = (const typename Page::Element *)a.pages.keys + chunk.keys[i / LANES] + place;
-    const auto *value = (const typename Page::Element *)a.pages.values + chunk.values[i / LANES] + place;
-    for (int64_t w = 0; w < words; w += step < line ? line / step : 1) __builtin_prefetch(key + w * step, 0, 2);
-    for (int64_t j = 0; j < LANES * a.head_dim; j += line) __builtin_prefetch(value + j, 0, 2);
-  }
-}
-
 // A chunk of a head where it lies.
-template <class Page>
-HEADRACE_INLINE void look(const Attention &a, const Chunk &chunk, int64_t head, View<typename Page::Element> &view) {
-  const int64_t place = head * a.head_dim * a.pages.block_size, row = a.head_dim * Page::FACTOR;
-  const auto *keys = (const typename Page::Element *)a.pages.keys + place;
-  const auto *values = (const typename Page::Element *)a.pages.values + place;
-  const int first = chunk.begin / LANES, last = (chunk.count - 1) / LANES, rows = LANES / Page::FACTOR;
-  view.step = a.pages.block_size * Page::FACTOR;
+template <class Element>
+HEADRACE_INLINE void look(const Attention &a, const Chunk &chunk, int64_t head, View<Element> &view) {
+  const int64_t place = head * a.head_dim * a.pages.block_size;
+  const int first = chunk.begin / LANES, last = (chunk.count - 1) / LANES;
+  view.key_step = a.pages.block_size * FACTOR_OF<Element>;
+  view.value_step = a.head_dim * FACTOR_OF<Element>;
+  view.odd = CHUNK;
   for (int i = 0; i < GROUPS; i++) {
     const int group = i < first ? first : i > last ? last : i;  // a tile may have more than there are
-    view.keys[i] = keys + chunk.keys[group];
-    for (int j = 0; j < rows; j++) view.values[i * rows + j] = values + chunk.values[group] + j * row;
+    view.keys[i] = (const Element *)a.pages.keys + chunk.keys[group] + place;
+    view.values[i] = (const Element *)a.pages.values + chunk.values[group] + place;
     if (!a.pages.key_scales) continue;
     view.key_scales[i] = a.pages.key_scales + chunk.scales[group] + head * a.pages.block_size;
     view.value_scales[i] = a.pages.value_scales + chunk.scales[group] + head * a.pages.block_size;
@@ -115,19 +69,19 @@ HEADRACE_INLINE void look(const Attention &a, const Chunk &chunk, int64_t head, 
 }
 
 // A chunk of a head, brought together from blocks in which a vector would not fit, or from heads that do not fill one.
-template <class Page>
+template <class Element>
 static void gather(const Attention &a, const Piece &p, const Chunk &chunk, int64_t head, const Scratch &s, int64_t stride,
-                   View<typename Page::Element> &view) {
-  const int factor = Page::FACTOR;
+                   View<Element> &view) {
+  const int factor = FACTOR_OF<Element>;
   const int64_t size = a.pages.block_size, place = head * a.head_dim * size, together = value_tokens(a.pages, factor);
-  auto *keys = (typename Page::Element *)s.keys, *values = (typename Page::Element *)s.values;
+  Element *keys = (Element *)s.keys, *values = (Element *)s.values;
   __builtin_memset(s.keys, 0, CHUNK * stride * sizeof(uint32_t));
   __builtin_memset(s.values, 0, CHUNK * stride * sizeof(uint32_t));
   __builtin_memset(s.scales, 0, 2 * CHUNK * sizeof(float));
   for (int j = chunk.first < p.first_key ? (int)(p.first_key - chunk.first) : 0; j < chunk.count; j++) {
     const int64_t position = chunk.first + j, block = a.tables[p.row * a.width + position / size], offset = position % size;
-    const auto *key = (const typename Page::Element *)a.pages.keys + block * a.pages.stride + place;
-    const auto *value = (const typename Page::Element *)a.pages.values + block * a.pages.stride + place;
+    const Element *key = (const Element *)a.pages.keys + block * a.pages.stride + place;
+    const Element *value = (const Element *)a.pages.values + block * a.pages.stride + place;
     for (int64_t i = 0; i < a.head_dim; i++) {
       keys[(i / factor * CHUNK + j) * factor + i % factor] = key[(i / factor * size + offset) * factor + i % factor];
       values[(j / factor * stride + i) * factor + j % factor] =
@@ -138,65 +92,64 @@ static void gather(const Attention &a, const Piece &p, const Chunk &chunk, int64
     s.scales[j] = a.pages.key_scales[scale];
     s.scales[CHUNK + j] = a.pages.value_scales[scale];
   }
-  view.step = CHUNK * factor;
+  view.key_step = CHUNK * factor;
+  view.value_step = stride * factor;
+  view.odd = CHUNK;
   for (int i = 0; i < GROUPS; i++) {
     view.keys[i] = keys + i * LANES * factor;
+    view.values[i] = values + i * LANES * stride;
     view.key_scales[i] = s.scales + i * LANES;
     view.value_scales[i] = s.scales + CHUNK + i * LANES;
   }
-  for (int i = 0; i < CHUNK / factor; i++) view.values[i] = values + i * stride * factor;
 }
 
 // The last token of an odd count shares its words with one that nobody sees and that may be no number.
-template <class Page>
-HEADRACE_INLINE void leave_out_the_next(const Chunk &chunk, const Scratch &s, int64_t size, View<typename Page::Element> &view) {
-  const int factor = Page::FACTOR;
+template <class Element>
+HEADRACE_INLINE void leave_out_the_next(const Chunk &chunk, const Scratch &s, int64_t size, View<Element> &view) {
+  const int factor = FACTOR_OF<Element>;
   if (chunk.count % factor == 0) return;
-  const typename Page::Element *row = view.values[chunk.count / factor];
-  auto *alone = (typename Page::Element *)s.values;
-  for (int64_t i = 0; i < size * factor; i++) alone[i] = i % factor ? typename Page::Element{} : row[i];
-  view.values[chunk.count / factor] = alone;
+  view.odd = chunk.count / factor;
+  const Element *row = view.value(view.odd);
+  Element *alone = (Element *)s.values;
+  for (int64_t i = 0; i < size * factor; i++) alone[i] = i % factor ? Element{} : row[i];
+  view.alone = alone;
 }
 
 // Attention of a piece's queries over keys [first_key, end_key), which lie within one segment.
 template <class Way>
 static void attend(const Attention &a, const Piece &p, int64_t first_key, int64_t end_key, const Scratch &s,
                    const Partial &result, int64_t stride) {
-  using Page = typename Way::Page;
+  using Element = typename Way::Page::Element;
   const int64_t group = a.heads / a.kv_heads, vectors = p.queries * group;
   const int64_t length = a.query_starts[p.row + 1] - a.query_starts[p.row];
   const int64_t start = a.contexts[p.row] - length + p.first_query;
   clear(result, p.heads * vectors, stride);
-  Chunk chunks[2];
-  View<typename Page::Element> view;
-  locate<Page>(a, p, first_key, end_key, chunks[0]);
-  for (int64_t first = first_key, turn = 0; first < end_key; first += CHUNK, turn ^= 1) {
-    Chunk &chunk = chunks[turn], &following = chunks[turn ^ 1];
+  const bool direct = in_place(a);
+  Chunk chunk, following;
+  View<Element> view, ahead;
+  locate<Element>(a, p, first_key, end_key, chunk);
+  if (direct) look(a, chunk, p.first_head, view);
+  for (int64_t first = first_key; first < end_key; first += CHUNK) {
     const int64_t next = first + CHUNK;
-    if (next < end_key) locate<Page>(a, p, next, end_key, following);
+    if (next < end_key) locate<Element>(a, p, next, end_key, following);
     int64_t visible = 0;  // the first query that sees any of these keys
     while (visible < p.queries && start + visible < first) visible++;
     for (int64_t h = 0; h < p.heads; h++) {
       const int64_t head = p.first_head + h;
-      if (next < end_key) ask_for<Page>(a, following, head);
-      if (in_place(a)) {
-        look<Page>(a, chunk, head, view);
-        leave_out_the_next<Page>(chunk, s, a.head_dim, view);
-      } else {
-        gather<Page>(a, p, chunk, head, s, stride, view);
-      }
+      const bool more = h + 1 < p.heads, goes_on = direct && (more || next < end_key);
+      if (goes_on) look(a, more ? chunk : following, more ? head + 1 : p.first_head, ahead);
+      if (direct) leave_out_the_next(chunk, s, a.head_dim, view);
+      else gather(a, p, chunk, head, s, stride, view);
       const int64_t begin = visible * group, at = h * vectors + begin;
-      const Partial some = {result.sum + at * stride, result.best + at, result.total + at};
-      Way::absorb(a, chunk, view, s, at, vectors - begin, some, stride, [&](int64_t m, float *score) {
-        const int64_t position = start + (begin + m) / group;
-        int64_t low = position + 1 - a.window - first, high = position + 1 - first;
-        low = low < 0 ? 0 : low;
-        high = high > chunk.count ? chunk.count : high;
-        if (low < high) return soften(score, (int)low, (int)high, chunk.columns(), a, some.best[m], some.total[m]);
-        __builtin_memset(score, 0, CHUNK * sizeof(float));
-        return 1.0f;
+      const Partial some = {result.sum + at * stride, result.total + at * LANES, result.best + at};
+      Way::absorb(a, chunk, view, goes_on ? &ahead : nullptr, s, at, vectors - begin, some, stride, [&](int64_t m) {
+        const int64_t position = start + (begin + m) / group, low = position + 1 - a.window - first;
+        const int64_t high = position + 1 - first;
+        return Seen{low < 0 ? 0 : (int)low, high > chunk.count ? chunk.count : (int)high};
       });
+      view = ahead;
     }
+    chunk = following;
   }
 }
 
@@ -204,7 +157,7 @@ static void write_out(const Attention &a, const Piece &p, const Partial &result,
   with_type(a.dtype, [&](auto t) {
     each_query(a, p, [&](int64_t v, int64_t place) {
       decltype(t) *out = (decltype(t) *)a.out + place;
-      const float inverse = 1.0f / result.total[v];
+      const float inverse = 1.0f / sum(load((const Single *)(result.total + v * LANES)));
       each_vector(a.head_dim, [&](int64_t i, int lanes) {
         store_at(out + i, load((const Single *)(result.sum + v * stride + i)) * inverse, lanes);
       });
@@ -257,7 +210,7 @@ static Cut choose_cut(const Attention &a, int64_t threads) {
 }
 
 static Partial partial_at(float *memory, int64_t vectors, int64_t stride) {
-  return {memory, memory + vectors * stride, memory + vectors * (stride + 1)};
+  return {memory, memory + vectors * stride, memory + vectors * (stride + LANES)};
 }
 
 // All segments of a piece, merged in order.
@@ -286,14 +239,14 @@ static int run_attention(const Attention &a) {
   const int64_t vectors = tile > few ? tile : few;
   const int64_t floats = Scratch::floats(vectors, stride);
   Piece *pieces = (Piece *)malloc((size_t)(count + 1) * sizeof(Piece));
-  float *partials = (float *)malloc((size_t)(partial_vectors * (stride + 2) + 1) * sizeof(float));
+  float *partials = (float *)malloc((size_t)(partial_vectors * (stride + LANES + 1) + 1) * sizeof(float));
   float *scratch = (float *)malloc((size_t)(threads * floats) * sizeof(float));
   const bool enough = pieces && partials && scratch;
   if (enough) {
     cut(a, how, pieces, partial_vectors);
     const auto partial_of = [&](const Piece &p, int64_t part) {
       const int64_t place = p.partial + (part - p.part) * p.step;
-      return partial_at(partials + place * (stride + 2), p.heads * p.queries * group, stride);
+      return partial_at(partials + place * (stride + LANES + 1), p.heads * p.queries * group, stride);
     };
 #pragma omp parallel num_threads(threads)
     {

@@ -1,12 +1,15 @@
 // The two products of attention, from each type of page: queries by keys, weights by values. `absorb` takes in one chunk
-// of one key head for some queries; a callback turns a query's scores into weights and says by how much what was summed
-// before shrinks. Pages hold words in the order in which both products want them (`Pages` in operations.h), so that a
-// register tile reads them where they lie, whether it has the queries of one token or of many. Integers are multiplied
-// as integers, exactly: queries, and each chunk's weights, become int16 with a scale of their own (a hundred times finer
-// than what they are multiplied with), and the pages' scales go to scores and weights.
+// of one key head for some queries, of which a callback says what they see. Pages hold words in the order in which both
+// products want them (`Pages` in operations.h), so that a register tile reads them where they lie, whether it has the
+// queries of one token or of many. Integers are multiplied as integers, exactly: queries, and each chunk's weights,
+// become int16 with a scale of their own (a hundred times finer than what they are multiplied with), and the pages'
+// scales go to scores and weights.
 
 static const int CHUNK = 64;  // keys that are multiplied at once
 static const int GROUPS = CHUNK / LANES;
+
+template <class Element>
+static const int FACTOR_OF = std::is_same_v<Element, Brain> || std::is_same_v<Element, Byte> ? 2 : 1;  // elements to a word
 
 // A chunk's tokens [begin, count), in whole groups of LANES.
 struct Chunk {
@@ -17,13 +20,19 @@ struct Chunk {
   int columns() const { return (count + LANES - 1) / LANES * LANES; }
 };
 
-// A chunk of one head, in its pages or gathered: keys of a group as rows of LANES words, each `step` elements after the
-// one before; a row of values for each word of tokens; scales, of integers only, of a group.
+// A chunk of one head, in its pages or gathered, by groups: keys are rows of LANES words of a feature, `key_step` elements
+// apart; values rows of a word of tokens, `value_step` apart. The row of word `odd` lies at `alone`. Scales: of integers.
 template <class Element>
 struct View {
-  const Element *keys[GROUPS], *values[CHUNK];
+  const Element *keys[GROUPS], *values[GROUPS], *alone;
   const float *key_scales[GROUPS], *value_scales[GROUPS];
-  int64_t step;
+  int64_t key_step, value_step;
+  int odd;
+
+  const Element *value(unsigned word) const {
+    const unsigned rows = LANES / FACTOR_OF<Element>;
+    return values[word / rows] + word % rows * value_step;
+  }
 };
 
 // Some key heads of a tile over some of its segments: what one thread does at a time. Its results lie at `partial`,
@@ -32,9 +41,14 @@ struct Piece {
   int64_t row, first_query, queries, first_key, end_key, first_head, heads, part, parts, partial, step;
 };
 
-// What is known of some queries: weighted sums of values, and for each the largest score and the sum of weights.
+// What is known of some queries: weighted sums of values, sums of weights in LANES parts, and the largest score.
 struct Partial {
-  float *sum, *best, *total;
+  float *sum, *total, *best;
+};
+
+// Which tokens of a chunk a query sees: [low, high).
+struct Seen {
+  int low, high;
 };
 
 // A thread's memory, for `vectors` queries of a tile's heads.
@@ -42,12 +56,13 @@ struct Scratch {
   uint32_t *keys, *values, *query;  // [CHUNK * stride], [CHUNK * stride], [vectors * stride]
   float *scales;                    // [2 * CHUNK]
   float *score, *product;           // [vectors * CHUNK], [vectors * stride]
+  float *peak, *shrink;             // [vectors] each
   float *query_scale, *worth;       // [vectors] each, of integers
   uint16_t *weights;                // [vectors * CHUNK]
   Partial segment, whole;
 
   static int64_t floats(int64_t vectors, int64_t stride) {
-    return 2 * CHUNK * (stride + 1) + vectors * (2 * stride + CHUNK + CHUNK / 2 + 2 + 2 * (stride + 2));
+    return 2 * CHUNK * (stride + 1) + vectors * (2 * stride + CHUNK + CHUNK / 2 + 4 + 2 * (stride + LANES + 1));
   }
 
   static Scratch at(float *memory, int64_t vectors, int64_t stride) {
@@ -59,8 +74,8 @@ struct Scratch {
       return taken;
     };
     const auto partial = [&] {
-      float *sum = take(vectors * stride), *best = take(vectors);
-      return Partial{sum, best, take(vectors)};
+      float *sum = take(vectors * stride), *total = take(vectors * LANES);
+      return Partial{sum, total, take(vectors)};
     };
     s.keys = (uint32_t *)take(CHUNK * stride);
     s.values = (uint32_t *)take(CHUNK * stride);
@@ -68,6 +83,8 @@ struct Scratch {
     s.scales = take(2 * CHUNK);
     s.score = take(vectors * CHUNK);
     s.product = take(vectors * stride);
+    s.peak = take(vectors);
+    s.shrink = take(vectors);
     s.query_scale = take(vectors);
     s.worth = take(vectors);
     s.weights = (uint16_t *)take(vectors * CHUNK / 2);
@@ -88,25 +105,22 @@ HEADRACE_INLINE void each_query(const Attention &a, const Piece &p, Body body) {
   }
 }
 
-// LANES words of a page as factors of a product; FACTOR elements to a word.
+// LANES words of a page as factors of a product.
 struct SinglePage {
   using Kind = FloatWords;
   using Element = Single;
-  static const int FACTOR = 1;
   HEADRACE_INLINE Kind::Factor column(const Single *p) { return {load(p)}; }
 };
 
 struct HalfPage {
   using Kind = FloatWords;
   using Element = Half;
-  static const int FACTOR = 1;
   HEADRACE_INLINE Kind::Factor column(const Half *p) { return {load(p)}; }
 };
 
 struct BrainPage {
   using Kind = PairWords;
   using Element = Brain;
-  static const int FACTOR = 2;
   HEADRACE_INLINE Kind::Factor column(const Brain *p) { return Kind::column((const uint32_t *)p); }
 };
 
@@ -139,7 +153,6 @@ struct IntegerWords {
 struct BytePage {
   using Kind = IntegerWords;
   using Element = Byte;
-  static const int FACTOR = 2;
   HEADRACE_INLINE Kind::Factor column(const Byte *p) {
     typedef int8_t Octets __attribute__((vector_size(2 * LANES)));
     Octets octets;
@@ -152,16 +165,24 @@ struct BytePage {
   }
 };
 
-// Scores of M queries with VECTORS groups of keys: each is one chain of additions in the order of features.
+// Scores of M queries with VECTORS groups of keys: each is one chain of additions in the order of features. On the way
+// memory is asked for what is needed next, unless `ahead` is null. Not inlined: the sums would leave their registers.
 template <class Page, int M>
-static void score_tile(const uint32_t *query, int64_t words, int64_t query_stride, const typename Page::Element *const *keys,
-                       int64_t step, float *score) {
+__attribute__((noinline)) static void score_tile(const uint32_t *query, int64_t words, int64_t query_stride,
+                                                 const typename Page::Element *const *keys, int64_t step,
+                                                 const typename Page::Element *const *ahead, float *score) {
   using Kind = typename Page::Kind;
+  const typename Page::Element *key[VECTORS], *next[VECTORS];
+#pragma GCC unroll 8
+  for (int i = 0; i < VECTORS; i++) key[i] = keys[i], next[i] = ahead ? ahead[i] : nullptr;
   Floats sum[M][VECTORS] = {};
   for (int64_t w = 0; w < words; w++) {
     typename Kind::Factor column[VECTORS];
 #pragma GCC unroll 8
-    for (int i = 0; i < VECTORS; i++) column[i] = Page::column(keys[i] + w * step);
+    for (int i = 0; i < VECTORS; i++) {
+      if (ahead) __builtin_prefetch(next[i] + w * step, 0, 3);
+      column[i] = Page::column(key[i] + w * step);
+    }
 #pragma GCC unroll 8
     for (int m = 0; m < M; m++) {
       const typename Kind::Factor row = Kind::row(query[m * query_stride + w]);
@@ -175,25 +196,31 @@ static void score_tile(const uint32_t *query, int64_t words, int64_t query_strid
     for (int i = 0; i < VECTORS; i++) store((Single *)(score + m * CHUNK + i * LANES), sum[m][i]);
 }
 
-// sum[m, 0 : NV * LANES] (+)= weights of M queries times the values of words [begin, end) of tokens, in their order.
+// result[m, 0 : NV * LANES] (+)= weights of M queries times the values of words [begin, end) of tokens, in their order.
 template <class Page, int M, int NV>
-static void weigh_tile(const uint32_t *weights, const typename Page::Element *const *values, int64_t feature, int begin,
-                       int end, float *result, int64_t stride, bool accumulate) {
+__attribute__((noinline)) static void weigh_tile(const uint32_t *weights, const View<typename Page::Element> &view,
+                                                 const View<typename Page::Element> *ahead, int64_t feature, int begin,
+                                                 int end, float *result, int64_t stride, bool accumulate) {
   using Kind = typename Page::Kind;
+  const int factor = FACTOR_OF<typename Page::Element>;
   Floats sum[M][NV];
 #pragma GCC unroll 8
   for (int m = 0; m < M; m++)
 #pragma GCC unroll 8
     for (int i = 0; i < NV; i++)
       sum[m][i] = accumulate ? load((const Single *)(result + m * stride + i * LANES)) : Floats{};
-  for (int k = begin; k < end; k++) {
-    const typename Page::Element *row = values[k] + feature * Page::FACTOR;
+  for (unsigned k = begin; k < (unsigned)end; k++) {
+    const typename Page::Element *row = (k == (unsigned)view.odd ? view.alone : view.value(k)) + feature * factor;
+    const typename Page::Element *next = ahead ? ahead->value(k) + feature * factor : nullptr;
     typename Kind::Factor column[NV];
 #pragma GCC unroll 8
-    for (int i = 0; i < NV; i++) column[i] = Page::column(row + i * LANES * Page::FACTOR);
+    for (int i = 0; i < NV; i++) {
+      if (ahead) __builtin_prefetch(next + i * LANES * factor, 0, 3);
+      column[i] = Page::column(row + i * LANES * factor);
+    }
 #pragma GCC unroll 8
     for (int m = 0; m < M; m++) {
-      const typename Kind::Factor weight = Kind::row(weights[m * (CHUNK / Page::FACTOR) + k]);
+      const typename Kind::Factor weight = Kind::row(weights[m * (CHUNK / factor) + k]);
 #pragma GCC unroll 8
       for (int i = 0; i < NV; i++) sum[m][i] = Kind::add(sum[m][i], weight, column[i]);
     }
@@ -218,43 +245,88 @@ HEADRACE_INLINE void each_tile(int64_t rows, Body body) {
   }
 }
 
-// Scores [vectors, CHUNK] of queries that are `query_stride` words apart.
-template <class Page>
-static void score_chunk(const uint32_t *query, int64_t words, int64_t query_stride, const Chunk &chunk,
-                        const View<typename Page::Element> &view, float *score, int64_t vectors) {
+// Scores [vectors, CHUNK] of queries that are `query_stride` words apart. `ahead`: what comes next, or null.
+template <class Page, class View>
+static void score_chunk(const uint32_t *query, int64_t words, int64_t query_stride, const Chunk &chunk, const View &view,
+                        const View *ahead, float *score, int64_t vectors) {
   for (int i = chunk.begin / PANEL * VECTORS; i * LANES < chunk.count; i += VECTORS)
     each_tile(vectors, [&](auto count, int64_t m) {
-      score_tile<Page, count()>(query + m * query_stride, words, query_stride, view.keys + i, view.step,
-                                score + m * CHUNK + i * LANES);
+      score_tile<Page, count()>(query + m * query_stride, words, query_stride, view.keys + i, view.key_step,
+                                ahead && !m ? ahead->keys + i : nullptr, score + m * CHUNK + i * LANES);
     });
 }
 
-// Sums [vectors, stride] of values by weights [vectors, CHUNK / FACTOR words].
-template <class Page>
-static void weigh_chunk(const uint32_t *weights, const Chunk &chunk, const View<typename Page::Element> &view, float *result,
+// Sums [vectors, stride] of values by weights [vectors, CHUNK], as words.
+template <class Page, class View>
+static void weigh_chunk(const uint32_t *weights, const Chunk &chunk, const View &view, const View *ahead, float *result,
                         int64_t stride, int64_t vectors, bool accumulate) {
-  const int begin = chunk.begin / Page::FACTOR, end = (chunk.count + Page::FACTOR - 1) / Page::FACTOR;
+  const int factor = FACTOR_OF<typename Page::Element>, begin = chunk.begin / factor;
+  const int end = (chunk.count + factor - 1) / factor;
   each_tile(vectors, [&](auto count, int64_t m) {
-    const uint32_t *weight = weights + m * (CHUNK / Page::FACTOR);
+    const uint32_t *weight = weights + m * (CHUNK / factor);
+    const View *next = m ? nullptr : ahead;
     float *sum = result + m * stride;
     int64_t i = 0;
     for (; i + PANEL <= stride; i += PANEL)
-      weigh_tile<Page, count(), VECTORS>(weight, view.values, i, begin, end, sum + i, stride, accumulate);
+      weigh_tile<Page, count(), VECTORS>(weight, view, next, i, begin, end, sum + i, stride, accumulate);
     for (; i < stride; i += LANES)
-      weigh_tile<Page, count(), 1>(weight, view.values, i, begin, end, sum + i, stride, accumulate);
+      weigh_tile<Page, count(), 1>(weight, view, next, i, begin, end, sum + i, stride, accumulate);
   });
 }
 
-HEADRACE_INLINE void scale_sum(float *sum, int64_t stride, float factor) {
-  if (factor == 1.0f) return;
-  for (int64_t i = 0; i < stride; i += LANES) store((Single *)(sum + i), load((const Single *)(sum + i)) * factor);
+// Scores [vectors, CHUNK] become weights; what was summed before shrinks. In passes over the queries, each of which is a
+// chain of a few slow steps: so these overlap. `see(m)` is what a query sees.
+template <class Weight, class See>
+HEADRACE_INLINE void soften(const Attention &a, const Chunk &chunk, const Scratch &s, int64_t vectors, const Partial &result,
+                            int64_t stride, Weight *weights, See see) {
+  Ints lane;
+  for (int i = 0; i < LANES; i++) lane[i] = i;
+  for (int64_t m = 0; m < vectors; m++) {
+    const Seen seen = see(m);
+    const bool all = seen.low <= chunk.begin && seen.high >= chunk.columns();
+    Floats top = broadcast(-INFINITY);
+    for (int i = chunk.begin; i < chunk.columns(); i += LANES) {
+      Single *score = (Single *)s.score + m * CHUNK + i;
+      Floats v = load(score) * a.scale;
+      if (a.softcap != 0.0f) v = a.softcap * hyperbolic_tangent(v / a.softcap);
+      if (!all) {
+        const Ints at = lane + i;
+        v = (at >= seen.low) & (at < seen.high) ? v : broadcast(-INFINITY);
+      }
+      store(score, v);
+      top = maximum(top, v);
+    }
+    s.peak[m] = largest(top);
+  }
+  each_vector(vectors, [&](int64_t m, int lanes) {
+    const Floats best = load_at((const Single *)result.best + m, lanes), peak = load_at((const Single *)s.peak + m, lanes);
+    const Floats most = maximum(peak, best), from = most == broadcast(-INFINITY) ? Floats{} : most;
+    store_at((Single *)result.best + m, most, lanes);
+    store_at((Single *)s.peak + m, from, lanes);
+    store_at((Single *)s.shrink + m, exponential(best - from), lanes);
+  });
+  for (int64_t m = 0; m < vectors; m++) {
+    Floats added = {};
+    for (int i = chunk.begin; i < chunk.columns(); i += LANES) {
+      const Floats v = exponential(load((const Single *)s.score + m * CHUNK + i) - s.peak[m]);
+      store(weights + m * CHUNK + i, v);
+      added += v;
+    }
+    Single *total = (Single *)result.total + m * LANES;
+    store(total, load(total) * s.shrink[m] + added);
+    if (s.shrink[m] == 1.0f) continue;
+    for (int64_t i = 0; i < stride; i += LANES) {
+      Single *sum = (Single *)result.sum + m * stride + i;
+      store(sum, load(sum) * s.shrink[m]);
+    }
+  }
 }
 
 // Pages of floats.
 template <class Type>
 struct Plain {
   using Page = Type;
-  static const int FACTOR = Page::FACTOR;
+  static const int FACTOR = FACTOR_OF<typename Page::Element>;
 
   static void load_queries(const Attention &a, const Piece &p, const Scratch &s) {
     const int64_t words = a.head_dim / FACTOR;
@@ -265,23 +337,17 @@ struct Plain {
     });
   }
 
-  // Queries [at, at + vectors) of the piece take in a chunk of a head; `result` is theirs.
-  template <class Weigh>
-  static void absorb(const Attention &a, const Chunk &chunk, const View<typename Page::Element> &view, const Scratch &s,
-                     int64_t at, int64_t vectors, const Partial &result, int64_t stride, Weigh weigh) {
+  // Queries [at, at + vectors) of the piece take in a chunk of a head; `result` is theirs. `ahead`: the next, or null.
+  template <class See>
+  static void absorb(const Attention &a, const Chunk &chunk, const View<typename Page::Element> &view,
+                     const View<typename Page::Element> *ahead, const Scratch &s, int64_t at, int64_t vectors,
+                     const Partial &result, int64_t stride, See see) {
     const int64_t words = a.head_dim / FACTOR;
-    score_chunk<Page>(s.query + at * words, words, words, chunk, view, s.score, vectors);
-    const uint32_t *weights = (const uint32_t *)s.score;
-    for (int64_t m = 0; m < vectors; m++) {
-      float *score = s.score + m * CHUNK;
-      scale_sum(result.sum + m * stride, stride, weigh(m, score));
-      if constexpr (FACTOR == 2) {
-        for (int i = 0; i < CHUNK; i += LANES)
-          store((Brain *)s.weights + m * CHUNK + i, load((const Single *)score + i));
-        weights = (const uint32_t *)s.weights;
-      }
-    }
-    weigh_chunk<Page>(weights, chunk, view, result.sum, stride, vectors, true);
+    score_chunk<Page>(s.query + at * words, words, words, chunk, view, ahead, s.score, vectors);
+    using Weight = std::conditional_t<FACTOR == 2, Brain, Single>;
+    Weight *weights = FACTOR == 2 ? (Weight *)s.weights : (Weight *)s.score;
+    soften(a, chunk, s, vectors, result, stride, weights, see);
+    weigh_chunk<Page>((const uint32_t *)weights, chunk, view, ahead, result.sum, stride, vectors, true);
   }
 };
 
@@ -295,7 +361,6 @@ static float to_shorts(const float *x, int64_t count, uint16_t *out) {
 
 struct Integers {
   using Page = BytePage;
-  static const int FACTOR = Page::FACTOR;
 
   static int64_t query_stride(const Attention &a) { return (a.head_dim / 2 + LANES - 1) / LANES * LANES; }
 
@@ -308,11 +373,11 @@ struct Integers {
     });
   }
 
-  template <class Weigh>
-  static void absorb(const Attention &a, const Chunk &chunk, const View<Byte> &view, const Scratch &s, int64_t at,
-                     int64_t vectors, const Partial &result, int64_t stride, Weigh weigh) {
+  template <class See>
+  static void absorb(const Attention &a, const Chunk &chunk, const View<Byte> &view, const View<Byte> *ahead,
+                     const Scratch &s, int64_t at, int64_t vectors, const Partial &result, int64_t stride, See see) {
     const int64_t words = query_stride(a);
-    score_chunk<Page>(s.query + at * words, a.head_dim / 2, words, chunk, view, s.score, vectors);
+    score_chunk<Page>(s.query + at * words, a.head_dim / 2, words, chunk, view, ahead, s.score, vectors);
     const auto each_group = [&](auto body) {
       for (int i = chunk.begin; i < chunk.count; i += LANES) body(i, i / LANES);
     };
@@ -324,16 +389,19 @@ struct Integers {
         const Floats scale = factor * load((const Single *)view.key_scales[group]);
         store((Single *)score + i, __builtin_convertvector(product, Floats) * scale);
       });
-      scale_sum(result.sum + m * stride, stride, weigh(m, score));
+    }
+    soften(a, chunk, s, vectors, result, stride, (Single *)s.score, see);
+    for (int64_t m = 0; m < vectors; m++) {
+      float *score = s.score + m * CHUNK;
       each_group([&](int i, int group) {
         const Floats weight = load((const Single *)score + i);
         // Where nothing is seen, there may be no number.
         const Floats scaled = weight * load((const Single *)view.value_scales[group]);
         store((Single *)score + i, weight > 0.0f ? scaled : Floats{});
       });
-      s.worth[m] = to_shorts(score, chunk.columns(), s.weights + m * CHUNK);
+      s.worth[m] = to_shorts(score + chunk.begin, chunk.columns() - chunk.begin, s.weights + m * CHUNK + chunk.begin);
     }
-    weigh_chunk<Page>((const uint32_t *)s.weights, chunk, view, s.product, stride, vectors, false);
+    weigh_chunk<Page>((const uint32_t *)s.weights, chunk, view, ahead, s.product, stride, vectors, false);
     for (int64_t i = 0; i < vectors * stride; i += LANES) {
       const Ints product = (Ints)load((const Single *)s.product + i);
       Single *sum = (Single *)result.sum + i;

@@ -162,7 +162,14 @@ HEADRACE_INLINE Words to_brain_bits(Floats v) {
   return v != v ? (bits >> 16) | 0x40 : rounded;
 }
 
-HEADRACE_INLINE void store(Brain *p, Floats v) { store_bits(&p->bits, to_brain_bits(v)); }
+HEADRACE_INLINE void store(Brain *p, Floats v) {
+#if defined(HEADRACE_BF16_PAIRS)
+  const __m256bh bits = _mm512_cvtneps_pbh((__m512)v);  // one instruction; what is subnormal becomes zero
+  __builtin_memcpy(p, &bits, sizeof bits);
+#else
+  store_bits(&p->bits, to_brain_bits(v));
+#endif
+}
 
 // Round to nearest even: normal halves by integer arithmetic, subnormal ones by letting an addition round.
 HEADRACE_INLINE void store(Half *p, Floats v) {
