@@ -34,7 +34,7 @@ class WeightMemory:
         used = math.prod(shape) * dtype.itemsize
         size = -(-used // 64) * 64
         if size > len(self._chunk):
-            chunk = mmap.mmap(-1, max(size, _CHUNK_BYTES))
+            chunk = mmap.mmap(-1, max(size, _CHUNK_BYTES), mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
             if hasattr(mmap, "MADV_HUGEPAGE"):
                 chunk.madvise(mmap.MADV_HUGEPAGE)
             self._chunk = torch.frombuffer(chunk, dtype=torch.uint8)
