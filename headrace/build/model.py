@@ -105,7 +105,8 @@ def _load(options: Options, seconds: dict[str, float], tell: Tell | None) -> Loa
         limit_threads()
         keep_freed_memory()
         facts = device_facts(device)
-        choice = resolve_dtype(model.dtype, spec.dtype, facts)
+        quantized = bool(spec.stored or model.quantization)
+        choice = resolve_dtype(model.dtype, spec.dtype, facts, quantized=quantized)
         kv_dtype = torch.int8 if model.kv_cache_dtype == "int8" else choice.dtype
         kernels = select(model.kernels, device, None if model.cpu_isa == "auto" else model.cpu_isa)
         process_bytes = resident_bytes() if device.type == "cpu" else 0

@@ -71,7 +71,8 @@ class Quantizing:
             raise ConfigError(f"{model}: its weights are in few bits already ({self.spec.stored.name})")
         limit_threads()
         self.device = resolve_device("auto")
-        self.dtype = resolve_dtype("auto", self.spec.dtype, device_facts(self.device)).dtype
+        facts = device_facts(self.device)
+        self.dtype = resolve_dtype("auto", self.spec.dtype, facts, quantized=True).dtype
         length = min(WINDOW, self.spec.max_positions)
         windows = self._read(text, length) if text else self._write_text(length, seed)
         self.measured = windows[::HELD_OUT]
@@ -89,31 +90,35 @@ class Quantizing:
 
     def measure(self, folder: Path, name: str) -> Line:
         """What a quantized checkpoint costs against the plain one."""
-        spec = parse_config(read_config(folder))
-        return self._line(name, load_weights(folder, spec, self.dtype, self.device))
+        return self._line(name, self._reader(self._plain()), self._stored(folder))
 
     def report(self) -> Iterator[Line]:
         """Every way that there is, each as soon as it has been measured."""
+        plain = self._reader(self._plain())
         for scheme in SCHEMES:
             weights = load_weights(self.folder, self.spec, self.dtype, self.device, scheme)
-            yield self._line(f"--quantization {scheme}", weights)
-        yield self._line("--kv-cache-dtype int8", self._plain(), torch.int8)
+            yield self._line(f"--quantization {scheme}", plain, weights)
+        yield self._line("--kv-cache-dtype int8", plain, self._plain(), torch.int8)
         for scheme, method in REPORTED:
             with tempfile.TemporaryDirectory() as folder:
                 target = Path(folder) / "quantized"
                 self.write(scheme, method, target)
-                yield self.measure(target, f"written {scheme} {method}")
+                yield self._line(f"written {scheme} {method}", plain, self._stored(target))
 
     def _plain(self) -> DecoderWeights:
         return load_weights(self.folder, self.spec, self.dtype, self.device)
 
-    def _line(self, name: str, weights: DecoderWeights, kv_dtype: torch.dtype | None = None) -> Line:
+    def _stored(self, folder: Path) -> DecoderWeights:
+        return load_weights(folder, parse_config(read_config(folder)), self.dtype, self.device)
+
+    def _reader(self, weights: DecoderWeights, kv_dtype: torch.dtype | None = None) -> Reader:
         longest = max(map(len, self.measured))
-        plain, other = (
-            Reader(self.spec, each, select("auto", self.device), longest, dtype)
-            for each, dtype in ((self._plain(), None), (weights, kv_dtype))
-        )
-        return Line(name, weights.nbytes, compare(plain, other, self.measured))
+        return Reader(self.spec, weights, select("auto", self.device), longest, kv_dtype)
+
+    def _line(
+        self, name: str, plain: Reader, weights: DecoderWeights, kv_dtype: torch.dtype | None = None
+    ) -> Line:
+        return Line(name, weights.nbytes, compare(plain, self._reader(weights, kv_dtype), self.measured))
 
     def _read(self, text: Path, length: int) -> list[Sequence[int]]:
         try:

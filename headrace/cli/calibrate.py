@@ -72,7 +72,7 @@ def measure(given: Options, seed: int = 0) -> Calibration:
         model=loaded.name,
         machine=str(machine_facts()["processor"] if kind == "cpu" else loaded.facts.name),
         kind=kind,
-        dtype=loaded.dtype,
+        dtype=", ".join(filter(None, (loaded.dtype, loaded.quantization))),
         kernels=loaded.kernels,
         kv_tokens=loaded.ledger.kv_tokens,
         max_model_len=length,

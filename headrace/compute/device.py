@@ -71,11 +71,14 @@ def resolve_device(requested: Literal["auto", "cpu", "cuda"]) -> torch.device:
     return torch.device("cuda", torch.cuda.current_device())
 
 
-def resolve_dtype(requested: DtypeName, stored: str, facts: DeviceFacts) -> DtypeChoice:
+def resolve_dtype(
+    requested: DtypeName, stored: str, facts: DeviceFacts, *, quantized: bool = False
+) -> DtypeChoice:
     """The dtype to compute in, given what the user asked for and what the checkpoint is ``stored`` in.
 
-    ``auto`` takes the checkpoint's, unless the device would only emulate it. Raises ConfigError for a dtype
-    asked for by name that the device cannot compute in.
+    ``auto`` takes the checkpoint's, unless the device would only emulate it; ``quantized`` says that its linears are
+    integers, which lose nothing by another dtype beside them. Raises ConfigError for a dtype asked for by name that
+    the device cannot compute in.
     """
     wanted = stored if requested == "auto" else requested
     if wanted not in _DTYPES:
@@ -83,6 +86,11 @@ def resolve_dtype(requested: DtypeName, stored: str, facts: DeviceFacts) -> Dtyp
     if facts.kind == "cpu" and wanted == "float16":
         if requested != "auto":
             raise ConfigError("--dtype float16: not computed on CPUs; use --dtype bfloat16 or float32")
+        if quantized and facts.native_bfloat16:
+            return DtypeChoice(
+                torch.bfloat16,
+                "float16 is not computed on CPUs; beside weights in few bits bfloat16 is quicker",
+            )
         return DtypeChoice(
             torch.float32, "float16 is not computed on CPUs; float32 holds the same values exactly"
         )

@@ -53,6 +53,16 @@ def test_dtype(requested: str, stored: str, facts: DeviceFacts, dtype: torch.dty
     assert bool(choice.reason) == explained
 
 
+@pytest.mark.parametrize(("facts", "dtype"), [(NEW_CPU, torch.bfloat16), (OLD_CPU, torch.float32)])
+def test_half_precision_beside_integers_is_computed_in_what_a_cpu_has(
+    facts: DeviceFacts, dtype: torch.dtype
+) -> None:
+    choice = resolve_dtype("auto", "float16", facts, quantized=True)
+    assert choice.dtype == dtype
+    assert "float16 is not computed on CPUs" in choice.reason
+    assert resolve_dtype("auto", "float32", facts, quantized=True).dtype == torch.float32
+
+
 @pytest.mark.parametrize(("requested", "facts"), [("float16", NEW_CPU), ("bfloat16", T4)])
 def test_dtype_asked_for_by_name_and_impossible(requested: str, facts: DeviceFacts) -> None:
     with pytest.raises(ConfigError, match=f"--dtype {requested}"):

@@ -85,7 +85,7 @@ static Ahead multiply_tile(const uint32_t *a, int64_t a_stride, const uint32_t *
 // Calls tile(count, first) over [0, rows), at most `most` at once, `count` as a std::integral_constant. Tiles are as even
 // as they come: one of a row or two has too few sums to hide how long an addition takes.
 template <int most, class Tile>
-HEADRACE_INLINE void each_tile(int64_t rows, Tile tile) {
+HEADRACE_INLINE void in_tiles(int64_t rows, Tile tile) {
   static_assert(most <= 6, "a case for each");
   for (int64_t first = 0, tiles = (rows + most - 1) / most; tiles > 0; tiles--) {
     const int64_t count = (rows - first + tiles - 1) / tiles;
@@ -105,7 +105,7 @@ HEADRACE_INLINE void each_tile(int64_t rows, Tile tile) {
 template <class Kind, int NV>
 static void multiply_rows(const uint32_t *a, int64_t a_stride, const uint32_t *b, int64_t b_stride, int64_t depth,
                           float *c, int64_t c_stride, int64_t rows, bool accumulate, Ahead ahead = {nullptr, 0, -1}) {
-  each_tile<ROWS>(rows, [&](auto count, int64_t row) {
+  in_tiles<ROWS>(rows, [&](auto count, int64_t row) {
     ahead = multiply_tile<Kind, decltype(count)::value, NV>(a + row * a_stride, a_stride, b, b_stride, depth,
                                                             c + row * c_stride, c_stride, accumulate, ahead);
   });

@@ -26,6 +26,12 @@ const Level levels[] = {
               __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl") &&
               __builtin_cpu_supports("avx512bf16") && __builtin_cpu_supports("avx512vnni");
      }},
+    {"avx512_vnni", &avx512_vnni_operations,
+     [] {
+       return __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+              __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl") &&
+              __builtin_cpu_supports("avx512vnni");
+     }},
     {"avx512", &avx512_operations,
      [] {
        return __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&

@@ -97,7 +97,7 @@ struct Operations {
 
 extern const Operations generic_operations;
 #if defined(__x86_64__)
-extern const Operations avx2_operations, avx512_operations, avx512_bf16_operations;
+extern const Operations avx2_operations, avx512_operations, avx512_vnni_operations, avx512_bf16_operations;
 #endif
 
 }  // namespace headrace

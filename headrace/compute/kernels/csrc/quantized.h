@@ -1,84 +1,131 @@
 // Linear layers whose weights have 8 or 4 bits: products of integers, exact until a span of them is scaled.
 //
-// Activations are rounded per token to integers of as many bytes as they need, one plane of signed bytes for each: with
-// one plane (8-bit activations) to steps of max / 127; with two (bfloat16) of max / 32639; with three (float32) of
-// max / 2^22. A token of p planes is p rows of one integer product, whose results are added with the weights 256^i. So
-// activations of 16 bits need no second kernel and no weights turned into floats: two byte products cost what one of
-// bfloat16 costs. They move an activation by at most max / 65278, and so an output by less than rounding it to
-// bfloat16 does wherever the largest activations count.
+// Activations are rounded per token to integers of as many bytes as they need: one (8-bit activations) in steps of
+// max / 127; two (bfloat16) of max / 32639; three (float32) of max / 4194303. An integer that one factor of a product
+// cannot hold is cut into planes, and a token of p planes is p rows of one product: where bytes are multiplied, a plane is
+// a byte; elsewhere shorts are, and a plane holds two bytes. So activations of 16 bits need no weights turned into floats:
+// two byte products cost what one of bfloat16 costs. They move an activation by at most max / 65278, and so an output by
+// less than rounding it to bfloat16 does wherever the largest activations count.
 //
-// Weights are unsigned bytes or halves, value + 2^(bits - 1), so that they can be the unsigned factor of vpdpbusd. What
-// that and the zero points add is taken off through the sum of a token's activations. Panels are [words][PANEL] of 4
-// bytes: 4 inputs of an output, or 8 in halves, the second 4 in the upper ones. A group of inputs with its own scale is
-// padded to 8. Integers are summed over a span, which lies within a group and begins at a fixed place, and then scaled
-// into float32: a row's result does not depend on the others.
+// Weights are unsigned, value + 2^(bits - 1), so that they can be the unsigned factor of vpdpbusd. What that and the zero
+// points add is taken off through the sum of a token's activations. Panels are [words][PANEL] of 4 bytes: 4 inputs of an
+// output, or 8 in halves, the second 4 in the upper ones. A group of inputs with its own scale is padded to 8. Integers
+// are summed over a span, which lies within a group and begins at a fixed place, and then scaled into float32: a row's
+// result does not depend on the others.
 
-static const int64_t SPAN = 128;  // words: a panel's span of bytes is 32 KiB on AVX-512, and stays in the first cache
-typedef int8_t Bytes __attribute__((vector_size(LANES)));
+static const int64_t SPAN = 64;  // words of a product: of a panel 16 KiB on AVX-512, which stay in the first cache
+static const int UNPACKED = 0;   // "bits" of weights that are words of the product already
 
-// The four products of a word's unsigned bytes (of a column) with another's signed bytes (of a row), added to a sum.
+// A word of the product holds INPUTS activations of a token, or weights of an output; a packed word of weights holds
+// several such.
 #if defined(HEADRACE_BYTE_PRODUCTS)
-struct ByteWords {
-  HEADRACE_INLINE Words column(Words word) { return word; }
-  HEADRACE_INLINE Words row(uint32_t word) { return Words{} + word; }
+struct Product {
+  typedef int8_t Integer;
+  static const int INPUTS = 4, PLANE_BITS = 8;
+  static constexpr int planes(int bytes) { return bytes; }
+
+  template <int BITS>
+  HEADRACE_INLINE Words unpack(Words packed, int part) {
+    return BITS == 8 ? packed : packed >> 4 * part & 0x0f0f0f0fu;
+  }
   HEADRACE_INLINE Ints add(Ints sum, Words row, Words column) {
     return (Ints)_mm512_dpbusd_epi32((__m512i)sum, (__m512i)column, (__m512i)row);
   }
+  // Writes `count` integers of a vector as rows hold them, and what is missing of four.
+  HEADRACE_INLINE void keep(Integer *out, Ints v, int count) {
+    const Bytes some = __builtin_convertvector(v, Bytes);
+    if (count == LANES) __builtin_memcpy(out, &some, sizeof some);
+    else __builtin_memcpy(out, &some, (count + 3) & ~3);
+  }
 };
 #else
-struct ByteWords {
-  typedef int16_t Shorts __attribute__((vector_size(4 * LANES)));
-  struct Factor { Shorts even, odd; };
-  HEADRACE_INLINE Factor column(Words word) { return {(Shorts)(word & 0x00ff00ffu), (Shorts)(word >> 8 & 0x00ff00ffu)}; }
-  HEADRACE_INLINE Factor row(uint32_t word) {
-    const Shorts both = (Shorts)(Words{} + word);
-    return {(both << 8) >> 8, both >> 8};
+struct Product {
+  typedef int16_t Integer;
+  static const int INPUTS = 2, PLANE_BITS = 11;
+  static constexpr int planes(int bytes) { return (bytes + 1) / 2; }
+
+  // Of four bytes, or halves, the first and third make a word, and then the others.
+  template <int BITS>
+  HEADRACE_INLINE Words unpack(Words packed, int part) {
+    return BITS == 8 ? packed >> 8 * part & 0x00ff00ffu : packed >> (4 * (part / 2) + 8 * (part % 2)) & 0x000f000fu;
   }
-  HEADRACE_INLINE Ints pairs(Shorts a, Shorts b) {
+  HEADRACE_INLINE Ints add(Ints sum, Words row, Words column) {
 #if defined(HEADRACE_SHORT_PAIRS)
-    return (Ints)HEADRACE_SHORT_PAIRS(a, b);
+    return sum + (Ints)HEADRACE_SHORT_PAIRS(row, column);
 #else
-    const Ints x = (Ints)a, y = (Ints)b;
-    return (x >> 16) * (y >> 16) + ((x << 16) >> 16) * ((y << 16) >> 16);
+    const Ints x = (Ints)row, y = (Ints)column;
+    return sum + (x >> 16) * (y >> 16) + ((x << 16) >> 16) * ((y << 16) >> 16);
 #endif
   }
-  HEADRACE_INLINE Ints add(Ints sum, Factor row, Factor column) {
-    return sum + pairs(row.even, column.even) + pairs(row.odd, column.odd);
+  template <int... I>
+  HEADRACE_INLINE Ints in_order(Ints v, std::integer_sequence<int, I...>) {
+#if defined(__clang__)
+    return __builtin_shufflevector(v, v, ((I & ~3) | (I & 1) << 1 | (I & 2) >> 1)...);
+#else
+    return __builtin_shuffle(v, Ints{((I & ~3) | (I & 1) << 1 | (I & 2) >> 1)...});
+#endif
+  }
+  // Writes `count` integers of a vector as rows hold them, and what is missing of four.
+  HEADRACE_INLINE void keep(Integer *out, Ints v, int count) {
+    typedef Integer Some __attribute__((vector_size(2 * LANES)));
+    const Some some = __builtin_convertvector(in_order(v, std::make_integer_sequence<int, LANES>{}), Some);
+    if (count == LANES) __builtin_memcpy(out, &some, sizeof some);
+    else __builtin_memcpy(out, &some, ((count + 3) & ~3) * sizeof(Integer));
   }
 };
 #endif
+
+static const int PLANE = 1 << Product::PLANE_BITS;  // how much more a plane counts than the next one
+
+// How many words of the product a packed word holds.
+template <int BITS>
+static constexpr int PARTS = BITS == UNPACKED ? 1 : 32 / (BITS * Product::INPUTS);
 
 HEADRACE_INLINE Words load_words(const uint32_t *p) { return (Words)load((const Single *)p); }
 
+// A span's weights as words of the product, [words][PANEL]. Returns what is left to fetch.
+template <int BITS>
+static Ahead unpack_span(const uint32_t *b, int64_t words, uint32_t *out, Ahead ahead) {
+  for (int64_t k = 0; k < words; k += PARTS<BITS>, b += PANEL) {
+    fetch(ahead);
+#pragma GCC unroll 4
+    for (int part = 0; part < PARTS<BITS>; part++)
+#pragma GCC unroll 8
+      for (int i = 0; i < VECTORS; i++, out += LANES)
+        store((Single *)out, (Floats)Product::unpack<BITS>(load_words(b + i * LANES), part));
+  }
+  return ahead;
+}
+
 // sums[t, 0:PANEL] += scale * (a[t] * (b - offset)) for tokens whose planes are held in registers, TOKENS * PLANES rows.
-// `offsets` may be null: the middle of the values. `totals` are the sums of the tokens' integers over the span. A function
-// of its own: within its callers' there are not enough registers, and the loop would keep sums in memory.
-template <int TOKENS, int PLANES, int BITS>
+// `offsets` may be null: `middle`. `totals` are the sums of the tokens' integers over the span. Returns what is left to
+// fetch. A function of its own: within its callers' there are not enough registers, and the loop would keep sums in memory.
+template <int BITS, int TOKENS, int PLANES>
 __attribute__((noinline)) static Ahead multiply_span(const uint32_t *a, int64_t a_stride, const uint32_t *b,
                                                      int64_t words, const float *totals, int64_t total_stride,
-                                                     const float *offsets, const float *scales, float *sums,
-                                                     Ahead ahead) {
+                                                     const float *offsets, float middle, const float *scales,
+                                                     float *sums, Ahead ahead) {
   const int M = TOKENS * PLANES;
   Ints sum[M][VECTORS];
 #pragma GCC unroll 8
   for (int m = 0; m < M; m++)
 #pragma GCC unroll 8
     for (int i = 0; i < VECTORS; i++) sum[m][i] = Ints{};
-  for (int64_t k = 0; k < words; k += 8 / BITS, b += PANEL) {
+  for (int64_t k = 0; k < words; k += PARTS<BITS>, b += PANEL) {
     fetch(ahead);
-#pragma GCC unroll 2
-    for (int half = 0; half < 8 / BITS; half++) {
-      decltype(ByteWords::column(Words{})) column[VECTORS];
+#pragma GCC unroll 4
+    for (int part = 0; part < PARTS<BITS>; part++) {
+      Words column[VECTORS];
 #pragma GCC unroll 8
       for (int i = 0; i < VECTORS; i++) {
-        const Words word = load_words(b + i * LANES);
-        column[i] = ByteWords::column(BITS == 4 ? (half ? word >> 4 : word) & 0x0f0f0f0fu : word);
+        column[i] = load_words(b + i * LANES);
+        if constexpr (BITS != UNPACKED) column[i] = Product::unpack<BITS>(column[i], part);
       }
 #pragma GCC unroll 8
       for (int m = 0; m < M; m++) {
-        const auto row = ByteWords::row(a[m * a_stride + k + half]);
+        const Words row = Words{} + a[m * a_stride + k + part];
 #pragma GCC unroll 8
-        for (int i = 0; i < VECTORS; i++) sum[m][i] = ByteWords::add(sum[m][i], row, column[i]);
+        for (int i = 0; i < VECTORS; i++) sum[m][i] = Product::add(sum[m][i], row, column[i]);
       }
     }
   }
@@ -89,95 +136,104 @@ __attribute__((noinline)) static Ahead multiply_span(const uint32_t *a, int64_t 
       Floats whole = __builtin_convertvector(sum[t * PLANES][i], Floats);
 #pragma GCC unroll 2
       for (int plane = 1; plane < PLANES; plane++)
-        whole = whole * 256.0f + __builtin_convertvector(sum[t * PLANES + plane][i], Floats);
-      whole -= (offsets ? load((const Single *)(offsets + i * LANES)) : broadcast(1 << (BITS - 1))) * totals[t * total_stride];
+        whole = whole * PLANE + __builtin_convertvector(sum[t * PLANES + plane][i], Floats);
+      whole -= (offsets ? load((const Single *)(offsets + i * LANES)) : broadcast(middle)) * totals[t * total_stride];
       Single *target = (Single *)(sums + t * PANEL + i * LANES);
       store(target, load(target) + whole * load((const Single *)(scales + i * LANES)));
     }
   return ahead;
 }
 
-// The activations of a call as planes of bytes. Spans cut each group, so their number is that of all groups.
+// The activations of a call as planes of integers. Spans cut each group, so their number is that of all groups.
 struct Planes {
-  int8_t *bytes;    // [tokens, planes, width], the highest plane first
+  void *integers;   // Product::Integer [tokens, planes, words * INPUTS]
   float *totals;    // [tokens, spans]
   float *steps;     // [tokens]: what an integer of a token stands for
-  int64_t width, group_words, group_spans, spans;
+  int64_t words, group_words, group_spans, spans;
 };
 
 HEADRACE_INLINE int64_t span_words(const Planes &p, int64_t begin) {
   return p.group_words - begin < SPAN ? p.group_words - begin : SPAN;
 }
 
-static const float PLANE_LIMITS[] = {127.0f, 32639.0f, 4194303.0f};  // the last: where adding 1.5 * 2^23 still rounds
+// Of activations of one, two and three bytes; the last is where adding 1.5 * 2^23 still rounds.
+static const float LIMITS[] = {127.0f, 32639.0f, 4194303.0f};
 
-template <class T>
+template <class T, int PLANES>
 static void quantize_token(const Quantized &a, const Planes &p, int64_t token, float *x) {
+  typedef Product::Integer Integer;
   const T *source = (const T *)a.x + token * a.inputs;
-  if (a.order) {
+  if (a.order)
     for (int64_t i = 0; i < a.inputs; i++) {
       T one[LANES] = {source[a.order[i]]};
       x[i] = load(one)[0];
     }
-  } else {
-    each_vector(a.inputs, [&](int64_t i, int lanes) { store_at((Single *)(x + i), load_at(source + i, lanes), lanes); });
-  }
   Floats most = {}, faults = {};
   each_vector(a.inputs, [&](int64_t i, int lanes) {
-    const Floats v = load_at((const Single *)(x + i), lanes);
-    most = maximum(most, maximum(v, -v));
+    const Floats v = a.order ? load_at((const Single *)(x + i), lanes) : load_at(source + i, lanes);
+    store_at((Single *)(x + i), v, lanes);
+    most = maximum(most, absolute(v));
     faults += v - v;  // not a number where an activation is none, or infinite
   });
   const bool finite = sum(faults) == 0.0f;
-  const float top = largest(most), step = finite ? top / PLANE_LIMITS[a.planes - 1] : NAN, divisor = top > 0 ? step : 1.0f;
-  const int64_t row = token * a.planes, group_bytes = p.group_words * 4;
-  __builtin_memset(p.bytes + row * p.width, 0, a.planes * p.width);
-  if (finite)
-    for (int64_t group = 0; group * a.group_size < a.inputs; group++)
-      each_vector(a.group_size, [&](int64_t i, int lanes) {
-        const Floats magic = broadcast(12582912.0f);
-        Ints q = (Ints)(load_at((const Single *)(x + group * a.group_size + i), lanes) / divisor + magic) - (Ints)magic;
-        for (int64_t plane = a.planes - 1; plane >= 0; plane--) {
-          const Ints rest = (q + 128) >> 8;
-          const Bytes low = __builtin_convertvector(plane ? q - rest * 256 : q, Bytes);
-          __builtin_memcpy(p.bytes + (row + plane) * p.width + group * group_bytes + i, &low, lanes);
-          q = rest;
-        }
-      });
+  const float top = largest(most), step = finite ? top / LIMITS[a.planes - 1] : NAN, divisor = top > 0 ? step : 1.0f;
+  const int64_t width = p.words * Product::INPUTS;
+  Integer *integers = (Integer *)p.integers + token * PLANES * width;
+  __builtin_memset(integers, 0, PLANES * width * sizeof *integers);
+  __builtin_memset(p.totals + token * p.spans, 0, p.spans * sizeof *p.totals);
   p.steps[token] = step;
+  if (!finite) return;
   for (int64_t span = 0; span < p.spans; span++) {
-    const int64_t begin = span % p.group_spans * SPAN;
-    float total = 0.0f;
-    for (int64_t plane = 0; plane < a.planes; plane++) {
-      const int8_t *bytes = p.bytes + (row + plane) * p.width + span / p.group_spans * group_bytes + begin * 4;
-      int32_t of_plane = 0;
-      for (int64_t i = 0; i < span_words(p, begin) * 4; i++) of_plane += bytes[i];
-      total = total * 256.0f + (float)of_plane;
-    }
-    p.totals[token * p.spans + span] = total;
+    const int64_t group = span / p.group_spans, begin = span % p.group_spans * SPAN * Product::INPUTS;
+    const int64_t left = a.group_size - begin, count = left < SPAN * Product::INPUTS ? left : SPAN * Product::INPUTS;
+    const float *from = x + group * a.group_size + begin;
+    Integer *to = integers + group * p.group_words * Product::INPUTS + begin;
+    Ints total = {};
+    each_vector(count, [&](int64_t i, int lanes) {
+      Ints q = rounded(load_at((const Single *)(from + i), lanes) / divisor);
+      total += q;
+      for (int plane = PLANES - 1; plane > 0; plane--) {
+        const Ints rest = (q + PLANE / 2) >> Product::PLANE_BITS;
+        Product::keep(to + plane * width + i, q - rest * PLANE, lanes);
+        q = rest;
+      }
+      Product::keep(to + i, q, lanes);
+    });
+    p.totals[token * p.spans + span] = sum(__builtin_convertvector(total, Floats));
   }
 }
 
 // sums [tokens, PANEL] of a panel.
-template <int PLANES, int BITS>
+template <int BITS, int PLANES>
 static void multiply_panel(const Quantized &a, const Planes &p, int64_t panel, int64_t first, int64_t tokens, float *sums) {
-  const int64_t word = PANEL * BITS / 8, width = p.width / 4, groups = p.spans / p.group_spans;
-  const int TOKENS = ROWS / PLANES;
-  const uint32_t *b = (const uint32_t *)a.packed + panel * width * word;
+  const int FEW = PLANES < 4 ? 4 / PLANES : 1, MOST = ROWS / PLANES;  // tokens of a tile, unpacking as it goes, or not
+  const int64_t groups = p.spans / p.group_spans, tiles = (tokens + MOST - 1) / MOST;
+  const uint32_t *b = (const uint32_t *)a.packed + panel * p.words / PARTS<BITS> * PANEL;
   __builtin_memset(sums, 0, tokens * PANEL * sizeof(float));
   for (int64_t span = 0; span < p.spans; span++) {
     const int64_t group = span / p.group_spans, begin = span % p.group_spans * SPAN, words = span_words(p, begin);
     const float *offsets = a.offsets ? a.offsets + (panel * groups + group) * PANEL : nullptr;
     const float *scales = a.scales + (panel * groups + group) * PANEL;
-    const uint32_t *x = (const uint32_t *)p.bytes + first * PLANES * width + group * p.group_words + begin;
+    const uint32_t *x = (const uint32_t *)p.integers + first * PLANES * p.words + group * p.group_words + begin;
     const float *totals = p.totals + first * p.spans + span;
-    Ahead ahead = {b + words * word, (tokens + TOKENS - 1) / TOKENS, 0};
-    each_tile<TOKENS>(tokens, [&](auto count, int64_t token) {
-      ahead = multiply_span<decltype(count)::value, PLANES, BITS>(x + token * PLANES * width, width, b, words,
-                                                                  totals + token * p.spans, p.spans, offsets, scales,
-                                                                  sums + token * PANEL, ahead);
-    });
-    b += words * word;
+    const uint32_t *next = b + words / PARTS<BITS> * PANEL;
+    auto multiply = [&](auto bits, auto most, const uint32_t *weights, Ahead ahead) {
+      in_tiles<decltype(most)::value>(tokens, [&](auto count, int64_t token) {
+        ahead = multiply_span<decltype(bits)::value, decltype(count)::value, PLANES>(
+            x + token * PLANES * p.words, p.words, weights, words, totals + token * p.spans, p.spans, offsets,
+            1 << (BITS - 1), scales, sums + token * PANEL, ahead);
+      });
+    };
+    if constexpr (PARTS<BITS> == 1) {
+      multiply(std::integral_constant<int, UNPACKED>{}, std::integral_constant<int, MOST>{}, b, {next, tiles, 0});
+    } else if (tokens <= FEW) {
+      multiply(std::integral_constant<int, BITS>{}, std::integral_constant<int, FEW>{}, b, {next, 1, 0});
+    } else {
+      uint32_t unpacked[SPAN * PANEL];
+      const Ahead ahead = unpack_span<BITS>(b, words, unpacked, {next, tiles * PARTS<BITS> + 1, 0});
+      multiply(std::integral_constant<int, UNPACKED>{}, std::integral_constant<int, MOST>{}, unpacked, ahead);
+    }
+    b = next;
   }
 }
 
@@ -194,39 +250,46 @@ static void write_panel(const Quantized &a, const Planes &p, int64_t panel, int6
   }
 }
 
-template <int PLANES, int BITS>
+template <int BITS, int PLANES>
 static void multiply_planes(const Quantized &a, const Planes &p, int threads) {
   const int64_t panels = (a.outputs + PANEL - 1) / PANEL, most = BLOCK_ROWS / PLANES, blocks = (a.count + most - 1) / most;
 #pragma omp parallel for schedule(dynamic, tasks_at_once(panels * blocks, threads)) num_threads(threads)
   for (int64_t task = 0; task < panels * blocks; task++) {
     float sums[BLOCK_ROWS * PANEL];
     const int64_t panel = task / blocks, first = task % blocks * most, tokens = a.count - first < most ? a.count - first : most;
-    multiply_panel<PLANES, BITS>(a, p, panel, first, tokens, sums);
+    multiply_panel<BITS, PLANES>(a, p, panel, first, tokens, sums);
     with_type(a.dtype, [&](auto t) { write_panel<decltype(t)>(a, p, panel, first, tokens, sums); });
   }
 }
 
-static int quantized_linear(const Quantized &a) {
-  const int64_t groups = a.inputs / a.group_size, rows = a.count * a.planes;
-  const int threads = rows * a.inputs * a.outputs > PARALLEL_PRODUCTS ? omp_get_max_threads() : 1;
+template <int PLANES>
+static int quantized_linear_of(const Quantized &a) {
+  const int64_t groups = a.inputs / a.group_size;
+  const int threads = a.count * PLANES * a.inputs * a.outputs > PARALLEL_PRODUCTS ? omp_get_max_threads() : 1;
   Planes p;
-  p.group_words = (a.group_size + 7) / 8 * 2;
-  p.width = groups * p.group_words * 4;
+  p.group_words = (a.group_size + 7) / 8 * (8 / Product::INPUTS);
+  p.words = groups * p.group_words;
   p.group_spans = (p.group_words + SPAN - 1) / SPAN;
   p.spans = groups * p.group_spans;
-  char *memory = (char *)malloc((size_t)(rows * p.width + (a.count * (p.spans + 1) + threads * a.inputs) * 4));
+  uint32_t *memory = (uint32_t *)malloc((size_t)(a.count * (PLANES * p.words + p.spans + 1) + threads * a.inputs) * 4);
   if (!memory) return 0;
-  p.bytes = (int8_t *)memory;
-  p.totals = (float *)(memory + rows * p.width);
+  p.integers = memory;
+  p.totals = (float *)(memory + a.count * PLANES * p.words);
   p.steps = p.totals + a.count * p.spans;
   float *floats = p.steps + a.count;
 #pragma omp parallel for schedule(static) num_threads(threads) if (a.count * a.inputs > PARALLEL_ELEMENTS)
   for (int64_t token = 0; token < a.count; token++)
-    with_type(a.dtype, [&](auto t) { quantize_token<decltype(t)>(a, p, token, floats + omp_get_thread_num() * a.inputs); });
-  const bool halves = a.bits == 4;
-  if (a.planes == 1) halves ? multiply_planes<1, 4>(a, p, threads) : multiply_planes<1, 8>(a, p, threads);
-  else if (a.planes == 2) halves ? multiply_planes<2, 4>(a, p, threads) : multiply_planes<2, 8>(a, p, threads);
-  else halves ? multiply_planes<3, 4>(a, p, threads) : multiply_planes<3, 8>(a, p, threads);
+    with_type(a.dtype, [&](auto t) {
+      quantize_token<decltype(t), PLANES>(a, p, token, floats + omp_get_thread_num() * a.inputs);
+    });
+  a.bits == 4 ? multiply_planes<4, PLANES>(a, p, threads) : multiply_planes<8, PLANES>(a, p, threads);
   free(memory);
   return 1;
+}
+
+static int quantized_linear(const Quantized &a) {
+  const int planes = Product::planes((int)a.planes);
+  if constexpr (Product::planes(3) == 3)
+    if (planes == 3) return quantized_linear_of<3>(a);
+  return planes == 1 ? quantized_linear_of<1>(a) : quantized_linear_of<2>(a);
 }

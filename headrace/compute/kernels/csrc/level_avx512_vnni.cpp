@@ -1,0 +1,33 @@
+// Level avx512_vnni: with products of bytes, and of bfloat16 in float32: Cascade Lake (2019), Ice Lake.
+#if defined(__x86_64__)
+#include <math.h>
+#include <omp.h>
+#include <stdint.h>
+#include <stdlib.h>
+
+#include <type_traits>
+#include <utility>
+
+#include "operations.h"
+
+#if defined(__clang__)
+#pragma clang attribute push(__attribute__((target("avx2,fma,f16c,avx512f,avx512bw,avx512dq,avx512vl,avx512vnni"))), apply_to = function)
+#else
+#pragma GCC target("avx2,fma,f16c,avx512f,avx512bw,avx512dq,avx512vl,avx512vnni")
+#endif
+
+#include <immintrin.h>
+#define HEADRACE_BYTE_PRODUCTS 1
+
+#define LANES 16
+
+namespace headrace {
+#include "level.h"
+
+const Operations avx512_vnni_operations = {norm, rope_write_kv, gated_activation, attention, linear, quantized_linear, PANEL};
+}  // namespace headrace
+
+#if defined(__clang__)
+#pragma clang attribute pop
+#endif
+#endif
