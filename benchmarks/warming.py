@@ -1,18 +1,15 @@
-"""What warming gives after a restart, and what it takes from others: ``python -m benchmarks.warming --data FOLDER``.
+"""What warming gives after a restart: ``python -m benchmarks.warming --data FOLDER``.
 
 Restart: a server records the history of `--recorded` chat requests, of which the k-th most asked comes 1/k as often as
 the first (`--questions` different ones from `prompts/*.jsonl`, greedy). It ends, and what it kept in memory with it.
 Another one answers `--requests` further ones from the same distribution, cold, and with its history warmed first. What
 the history has not seen is computed in either case.
-
-Foreground: requests that no cache knows come at `--rate` per second (Poisson), while the warmer has work without end
-and takes every moment for quiet; and without a warmer. `--rounds` rounds in turn, medians told.
+What others notice of a warmer is measured by `benchmarks/warming_beside.py`.
 """
 
 from __future__ import annotations
 
 import asyncio
-import itertools
 import json
 import random
 import statistics
@@ -28,7 +25,7 @@ import httpx
 from benchmarks.stage import Server, arguments, say, server
 
 OUTPUT = 32
-ALWAYS, NEVER = ("--warm-below-rate", "1000000"), ("--warm-seconds-per-hour", "0")
+NEVER = ("--warm-seconds-per-hour", "0")
 
 
 class Heard(NamedTuple):
@@ -61,11 +58,13 @@ def body(text: str) -> dict[str, Any]:
     return {"messages": [{"role": "user", "content": text}], "temperature": 0, "max_tokens": OUTPUT}
 
 
-async def hear(client: httpx.AsyncClient, text: str) -> Heard:
-    """Stream one answer."""
+async def ask(client: httpx.AsyncClient, text: str, **more: Any) -> Heard:
+    """Stream one answer; ``more`` are fields of its body."""
     begin = time.perf_counter()
     ttft = 0.0
-    async with client.stream("POST", "/v1/chat/completions", json=body(text) | {"stream": True}) as response:
+    async with client.stream(
+        "POST", "/v1/chat/completions", json=body(text) | {"stream": True} | more
+    ) as response:
         response.raise_for_status()
         async for line in response.aiter_lines():
             if not ttft and line.startswith("data:"):
@@ -79,23 +78,11 @@ async def closed(running: Server, texts: list[str], concurrency: int) -> list[He
     heard: list[Heard] = []
 
     async def work(client: httpx.AsyncClient) -> None:
-        heard.extend([await hear(client, text) for text in line])
+        heard.extend([await ask(client, text) for text in line])
 
     async with httpx.AsyncClient(base_url=running.url, timeout=120.0, trust_env=False) as client:
         await asyncio.gather(*(work(client) for _ in range(concurrency)))
     return heard
-
-
-async def paced(running: Server, texts: list[str], rate: float, seed: int) -> list[Heard]:
-    """At random times, ``rate`` per second on average, however long answers take."""
-    rng = random.Random(seed)
-    async with httpx.AsyncClient(base_url=running.url, timeout=120.0, trust_env=False) as client:
-        begin, due, tasks = time.perf_counter(), 0.0, []
-        for text in texts:
-            due += rng.expovariate(rate)
-            await asyncio.sleep(max(0.0, begin + due - time.perf_counter()))
-            tasks.append(asyncio.create_task(hear(client, text)))
-        return list(await asyncio.gather(*tasks))
 
 
 def restart(args: Namespace, texts: list[str], folder: Path, round_: int) -> dict[str, list[Heard]]:
@@ -119,26 +106,6 @@ def restart(args: Namespace, texts: list[str], folder: Path, round_: int) -> dic
     return found
 
 
-def foreground(args: Namespace, texts: list[str], round_: int) -> dict[str, tuple[list[Heard], int]]:
-    """What others notice of the warmer; and how many answers it computed meanwhile."""
-    ours, its = texts[: args.foreground], texts[args.foreground :]
-    found = {}
-    order = [("warming", ALWAYS), ("alone", NEVER)]
-    for name, flags in order if round_ % 2 else reversed(order):
-        with server(args, "--response-cache", "memory", *flags, "--warm-batch", str(args.batch)) as running:
-            jobs = [
-                {"url": "/v1/chat/completions", "body": body(f"{turn}: {text}")}
-                for turn, text in itertools.product(range(10), its)
-            ]
-            httpx.post(
-                f"{running.url}/v1/cache/warm", json={"requests": jobs[:10_000]}, timeout=60.0
-            ).raise_for_status()
-            heard = asyncio.run(paced(running, ours, args.rate, round_))
-            state = httpx.get(f"{running.url}/v1/cache/warm", timeout=30.0).json()
-            found[name] = (heard, state["computed"])
-    return found
-
-
 def percentile(values: list[float], percent: int) -> float:
     """Linear between neighbours."""
     return statistics.quantiles(values, n=100, method="inclusive")[percent - 1]
@@ -152,16 +119,10 @@ def main() -> None:
     parser.add_argument("--recorded", type=int, default=3000)
     parser.add_argument("--questions", type=int, default=150)
     parser.add_argument("--concurrency", type=int, default=2)
-    parser.add_argument("--foreground", type=int, default=200)
-    parser.add_argument("--rate", type=float, default=4.0)
-    parser.add_argument("--batch", type=int, default=16)
     args = parser.parse_args()
     texts = read_texts(args.data, args.seed)
-    restarts, beside = [], []
     with tempfile.TemporaryDirectory() as folder:
-        for round_ in range(args.rounds):
-            restarts.append(restart(args, texts, Path(folder), round_))
-            beside.append(foreground(args, texts, round_))
+        restarts = [restart(args, texts, Path(folder), round_) for round_ in range(args.rounds)]
     say(
         f"first {args.requests} requests after a restart, {args.questions} questions, medians of {args.rounds} rounds"
     )
@@ -174,16 +135,6 @@ def main() -> None:
         mean = statistics.median(statistics.mean(each.ttft for each in run) for run in runs)
         p99 = statistics.median(percentile([each.ttft for each in run], 99) for run in runs)
         say(f"{name:10} {hits:9.1%} {mean * 1e3:14.1f} {p99 * 1e3:13.1f}")
-    say(f"foreground at {args.rate:g} requests/s; the warmer's batch {args.batch}")
-    say("           p50 ms    p99 ms   TTFT p99 ms   computed ahead")
-    for name in ("alone", "warming"):
-        figures = []
-        for found in beside:
-            heard, computed = found[name]
-            seconds, ttft = [each.seconds for each in heard], [each.ttft for each in heard]
-            figures.append((percentile(seconds, 50), percentile(seconds, 99), percentile(ttft, 99), computed))
-        p50, p99, first, computed = (statistics.median(column) for column in zip(*figures, strict=True))
-        say(f"{name:8} {p50 * 1e3:8.1f} {p99 * 1e3:9.1f} {first * 1e3:13.1f} {computed:16.0f}")
 
 
 if __name__ == "__main__":

@@ -15,6 +15,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple, Protocol, TypeVar
 
+from headrace.core.classes import BACKGROUND
 from headrace.core.events import AdmitReason, Admitted, Emitted, Event, Finished, PromptScored, TurnedAway
 from headrace.core.gate import Limits, Load, Reject, decide
 from headrace.core.ports import Watcher
@@ -33,7 +34,8 @@ HANDOVER_SECONDS = 0.002
 """How long the engine's thread may rest after a first token, so that it is written before the next step begins."""
 
 HANDOVER_REQUESTS = 4
-"""Beside more open requests than these it does not: there a first token waits for its turn, and rests would add up."""
+"""Beside more open requests than these, the background's apart, it does not: there a first token waits for its turn,
+and rests would add up."""
 
 Told = tuple[int, Emitted | PromptScored | Finished]
 """An event of one call, with the index of the call's sequence that it is about."""
@@ -141,12 +143,13 @@ class _Rate:
 class _Route:
     """Where the events of one request go; ``listener`` is None once nobody listens, ``begun`` says that tokens have."""
 
-    __slots__ = ("begun", "index", "listener", "prompt_tokens", "queued")
+    __slots__ = ("begun", "index", "listener", "prompt_tokens", "queued", "urgent")
 
-    def __init__(self, listener: Listener, index: int, prompt_tokens: int) -> None:
+    def __init__(self, listener: Listener, index: int, request: Request) -> None:
         self.listener: Listener | None = listener
         self.index = index
-        self.prompt_tokens = prompt_tokens
+        self.prompt_tokens = len(request.tokens)
+        self.urgent = request.service_class != BACKGROUND.name
         self.queued = True
         self.begun = False
 
@@ -178,6 +181,7 @@ class Service:
         self._routes: dict[str, _Route] = {}
         self._queued_requests = 0
         self._queued_tokens = 0
+        self._urgent = 0  # open requests that are no background's
         self._admissions = _Rate()
         self._idle = asyncio.Event()
         self._idle.set()
@@ -235,7 +239,8 @@ class Service:
             self.meter.enter(requests, self.now())
         for listener in listeners:
             for index, request in enumerate(listener.requests):
-                self._routes[request.id] = _Route(listener, index, len(request.tokens))
+                route = self._routes[request.id] = _Route(listener, index, request)
+                self._urgent += route.urgent
                 self._queued_requests += 1
                 self._queued_tokens += len(request.tokens)
                 self.thread.submit(request)
@@ -337,7 +342,7 @@ class Service:
 
     def _begins(self, events: list[Event]) -> bool:
         """Whether somebody waits for the first of these events' tokens, and few others would wait with him."""
-        if len(self._routes) > HANDOVER_REQUESTS:
+        if self._urgent > HANDOVER_REQUESTS:
             return False
         for event in events:
             route = self._routes.get(event.request_id) if type(event) is Emitted else None
@@ -370,6 +375,7 @@ class Service:
                 case Finished():
                     route = self._routes.pop(event.request_id, None)
                     if route is not None:
+                        self._urgent -= route.urgent
                         self._unqueue(route)
                         if route.listener is not None:
                             route.listener.tell(route.index, event)

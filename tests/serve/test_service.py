@@ -5,6 +5,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from headrace.core.classes import BACKGROUND
 from headrace.core.events import Emitted, Finished
 from headrace.core.gate import Limits, RejectReason
 from headrace.core.request import FinishReason, InvalidParameter, Request, SamplingParams
@@ -114,6 +115,21 @@ def test_the_next_step_begins_when_a_first_token_has_been_read(rests):
             while not answer.exhausted:
                 read += await asyncio.wait_for(answer.read(), SOON)
             assert seen[1] == 1
+            assert len(rests) == 1
+
+    asyncio.run(run())
+
+
+def test_those_whom_nobody_waits_for_are_not_many(rests):
+    async def run():
+        async with serving() as service:
+            gate = Gate(service)
+            for number in range(service_file.HANDOVER_REQUESTS + 1):
+                ahead = request(f"ahead{number}", 20, service_class=BACKGROUND.name)
+                service.open([ahead], each_step=False)
+            answer = service.open([request("a", 3)])
+            gate.open.set()
+            await read_all(answer)
             assert len(rests) == 1
 
     asyncio.run(run())

@@ -1,0 +1,175 @@
+"""What others notice of a warmer: ``python -m benchmarks.warming_beside --data FOLDER``.
+
+One server answers the same requests at the same times (Poisson, ``--rate`` per second) in blocks of ``--block``
+seconds, in turn beside a warmer that has work all the while and takes every moment for quiet, and alone; which comes
+first changes from pair to pair. No cache knows the requests. A figure is of all blocks of a kind together, and its ratio's
+interval (95 %) is that of pairs of blocks drawn again and again: a machine that hesitates once does not decide it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import time
+from argparse import Namespace
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import httpx
+
+from benchmarks.stage import Server, arguments, say, server
+from benchmarks.warming import Heard, ask, percentile, read_texts
+
+ALWAYS = ("--response-cache", "memory", "--warm-below-rate", "1000000", "--warm-seconds-per-hour", "3600")
+JOB_TOKENS = 256
+"""Of a warm answer: long ones, so that few need to be read and rendered while others are timed."""
+
+ENOUGH = 1.5
+"""So many times the jobs that a block was seen to compute are given to one, so that none runs out of them."""
+
+DRAWS = 2000
+
+
+class Due(NamedTuple):
+    """A request of a block, and when it comes (seconds from the block's beginning)."""
+
+    at: float
+    text: str
+
+
+class Pair(NamedTuple):
+    """Two blocks of the same requests."""
+
+    alone: list[Heard]
+    beside: list[Heard]
+
+
+def make_block(texts: Sequence[str], rate: float, seconds: float, seed: int) -> list[Due]:
+    """A block's requests, the same for the same seed."""
+    rng = random.Random(seed)
+    block, at = [], rng.expovariate(rate)
+    while at < seconds:
+        block.append(Due(at, rng.choice(texts)))
+        at += rng.expovariate(rate)
+    return block
+
+
+async def play(client: httpx.AsyncClient, block: Sequence[Due], seconds: float, salt: str) -> list[Heard]:
+    """Ask when it is due, however long answers take; ``salt`` parts this block's prompts from those of others."""
+    more = {"cache_salt": salt, "response_cache": {"no_store": True}}
+    begin, tasks = time.perf_counter(), []
+    for due in block:
+        await asyncio.sleep(max(0.0, begin + due.at - time.perf_counter()))
+        tasks.append(asyncio.create_task(ask(client, due.text, **more)))
+    heard = list(await asyncio.gather(*tasks))
+    await asyncio.sleep(max(0.0, begin + seconds - time.perf_counter()))
+    return heard
+
+
+class Warmer:
+    """The server's, from outside: it has work when it is given some, and none when that has been done."""
+
+    def __init__(self, client: httpx.AsyncClient, texts: Sequence[str]) -> None:
+        self._client = client
+        self._texts = texts
+        self._given = 0
+
+    async def give(self, jobs: int) -> None:
+        """So many questions that it has not had before."""
+        bodies = []
+        for number in range(self._given, self._given + jobs):
+            text = f"{number}: {self._texts[number % len(self._texts)]}"
+            body = {"messages": [{"role": "user", "content": text}], "temperature": 0, "ignore_eos": True}
+            bodies.append({"url": "/v1/chat/completions", "body": body | {"max_tokens": JOB_TOKENS}})
+        self._given += jobs
+        (await self._client.post("/v1/cache/warm", json={"requests": bodies})).raise_for_status()
+
+    async def state(self) -> dict[str, Any]:
+        state: dict[str, Any] = (await self._client.get("/v1/cache/warm")).json()
+        return state
+
+    async def rest(self) -> None:
+        """Wait until all has been done."""
+        while (state := await self.state())["waiting"] or state["running"]:
+            await asyncio.sleep(0.2)
+
+
+async def measure(running: Server, args: Namespace, texts: Sequence[str]) -> tuple[list[Pair], int, int]:
+    """All pairs; how many answers the warmer computed beside them; and in how many blocks it ran out of work."""
+    pairs, computed, idle = [], 0, 0
+    half = len(texts) // 2
+    ours, its = texts[:half], texts[half:]
+    async with httpx.AsyncClient(base_url=running.url, timeout=120.0, trust_env=False) as client:
+        warmer = Warmer(client, its)
+        jobs = 4 * args.batch
+        for number in range(-1, args.pairs):  # the first pair warms up and shows how many jobs a block takes
+            block = make_block(ours, args.rate, args.block, args.seed + number)
+            heard: dict[bool, list[Heard]] = {}
+            for warming in (False, True) if number % 2 else (True, False):
+                done = (await warmer.state())["computed"]
+                if warming:
+                    await warmer.give(jobs)
+                    await asyncio.sleep(0.3)
+                heard[warming] = await play(client, block, args.block, f"{number} {warming}")
+                state = await warmer.state()
+                if warming and number >= 0:
+                    computed += state["computed"] - done
+                    idle += not (state["waiting"] or state["running"])
+                elif warming:
+                    jobs = max(args.batch, round(ENOUGH * (state["computed"] - done + args.batch)))
+                await warmer.rest()
+            if number >= 0:
+                pairs.append(Pair(heard[False], heard[True]))
+    return pairs, computed, idle
+
+
+def interval(pairs: Sequence[Pair], figure: Callable[[list[Heard]], float], seed: int) -> tuple[float, float]:
+    """Between what values the ratio of a figure, beside the warmer over alone, lies in 95 % of draws of pairs."""
+    rng = random.Random(seed)
+    ratios = []
+    for _ in range(DRAWS):
+        drawn = rng.choices(pairs, k=len(pairs))
+        ratios.append(
+            figure([each for pair in drawn for each in pair.beside])
+            / figure([each for pair in drawn for each in pair.alone])
+        )
+    ratios.sort()
+    return ratios[round(0.025 * DRAWS)], ratios[round(0.975 * DRAWS) - 1]
+
+
+def main() -> None:
+    """Measure and print."""
+    parser = arguments(__doc__ or "")
+    parser.add_argument("--data", type=Path, required=True, help="folder with prompts/")
+    parser.add_argument("--pairs", type=int, default=16)
+    parser.add_argument("--block", type=float, default=4.0, help="seconds")
+    parser.add_argument("--rate", type=float, default=10.0)
+    parser.add_argument("--batch", type=int, default=16)
+    args = parser.parse_args()
+    texts = read_texts(args.data, args.seed)
+    with server(args, *ALWAYS, "--warm-batch", str(args.batch)) as running:
+        pairs, computed, idle = asyncio.run(measure(running, args, texts))
+    alone = [each for pair in pairs for each in pair.alone]
+    beside = [each for pair in pairs for each in pair.beside]
+    say(
+        f"{len(pairs)} pairs of blocks of {args.block:g} s, {len(alone)} requests of each kind at {args.rate:g}/s; "
+        f"{computed} answers computed ahead beside them, {idle} blocks ended without work"
+    )
+    say("               alone ms  beside ms    ratio      95 %")
+    for name in ("ttft", "seconds"):
+        for percent in (50, 90, 99):
+
+            def figure(heard: list[Heard], name: str = name, percent: int = percent) -> float:
+                return percentile([getattr(each, name) for each in heard], percent)
+
+            low, high = interval(pairs, figure, args.seed)
+            without, having = figure(alone), figure(beside)
+            say(
+                f"{name:8} p{percent:<4} {without * 1e3:9.2f} {having * 1e3:10.2f} {having / without:8.3f}"
+                f"  {low:.3f}-{high:.3f}"
+            )
+
+
+if __name__ == "__main__":
+    main()
