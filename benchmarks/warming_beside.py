@@ -2,8 +2,8 @@
 
 One server answers the same requests at the same times (Poisson, ``--rate`` per second) in blocks of ``--block``
 seconds, in turn beside a warmer that has work all the while and takes every moment for quiet, and alone; which comes
-first changes from pair to pair. No cache knows the requests. A figure is of all blocks of a kind together, and its ratio's
-interval (95 %) is that of pairs of blocks drawn again and again: a machine that hesitates once does not decide it.
+first changes from pair to pair. No cache knows the requests. A figure is of all blocks of a kind together, and a
+ratio's interval (95 %) is that of pairs of blocks drawn again and again, so that no single hesitation decides it.
 """
 
 from __future__ import annotations

@@ -8,8 +8,10 @@ roof above it see more than one part. This is the one file that reads the enviro
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -321,6 +323,12 @@ PROFILES: dict[str, dict[str, Any]] = {
 """What each ``profile`` sets: people wait for every token; some do; nobody does."""
 
 
+_SERVICE_LINK = re.compile(
+    ENVIRONMENT_PREFIX + r"(.*_)?(SERVICE_HOST|SERVICE_PORT(_.*)?|PORT_\d+_(TCP|UDP)(_.*)?)"
+)
+"""What Kubernetes puts into the environment for a service whose name begins with ours."""
+
+
 def options(given: Mapping[str, Any], file: Path | None = None) -> Options:
     """All options from what was ``given``, else the environment, a YAML ``file``, the profile, the defaults.
 
@@ -376,8 +384,14 @@ def _read_yaml(file: Path) -> dict[str, Any]:
 
 def _read_environment(known: Mapping[str, str]) -> dict[str, Any]:
     values: dict[str, Any] = {}
-    for name in known:
-        value = os.environ.get(ENVIRONMENT_PREFIX + name.upper())
-        if value is not None:
-            values[name] = tuple(value.split(",")) if name in _LISTS else value
+    variables = {ENVIRONMENT_PREFIX + name.upper(): name for name in known}
+    for variable, value in os.environ.items():
+        if not variable.startswith(ENVIRONMENT_PREFIX) or _SERVICE_LINK.fullmatch(variable):
+            continue
+        if variable not in variables:
+            near = get_close_matches(variable, variables, n=1)
+            hint = f"; do you mean {near[0]}?" if near else ""
+            raise ConfigError(f"the environment: {variable} is no option{hint}")
+        name = variables[variable]
+        values[name] = tuple(value.split(",")) if name in _LISTS else value
     return values

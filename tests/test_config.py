@@ -33,6 +33,21 @@ def test_environment_lists_are_split(monkeypatch: pytest.MonkeyPatch) -> None:
     assert options({}).server.api_key == ("one", "two")
 
 
+def test_a_variable_that_is_no_option_is_refused_with_the_nearest(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HEADRACE_MAX_NUM_SEQ", "4")
+    with pytest.raises(
+        ConfigError, match="HEADRACE_MAX_NUM_SEQ is no option; do you mean HEADRACE_MAX_NUM_SEQS"
+    ):
+        options({})
+
+
+def test_what_an_orchestrator_says_of_a_service_is_no_option(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("SERVICE_HOST", "SERVICE_PORT", "SERVICE_PORT_HTTP", "PORT_8000_TCP", "PORT_8000_TCP_ADDR"):
+        monkeypatch.setenv(f"HEADRACE_{name}", "tcp://10.0.0.1:8000")
+        monkeypatch.setenv(f"HEADRACE_CANARY_{name}", "tcp://10.0.0.1:8000")
+    assert options({}) == Options()
+
+
 @pytest.mark.parametrize("name", sorted(each.name for kind in PARTS.values() for each in fields(kind)))
 def test_every_default_can_be_given_as_text(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     parts = (getattr(Options(), part) for part in PARTS)

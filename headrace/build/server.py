@@ -35,7 +35,7 @@ from headrace.serve.server.model import ServedModel
 from headrace.serve.server.notes import Notes
 from headrace.serve.server.openapi import Docs
 from headrace.serve.server.rates import rate_headers
-from headrace.serve.server.run import check_tls, run_server
+from headrace.serve.server.run import check_address, check_tls, run_server
 from headrace.serve.server.status import Status
 from headrace.serve.server.urgency import Rules
 from headrace.serve.service import Service
@@ -69,10 +69,11 @@ def serve(options: Options, say: Callable[[str], None], *, began: float) -> None
     ``began`` is when the process did, by `time.perf_counter`: what came before this call went into libraries.
 
     Raises:
-        ConfigError: as `load`, or API keys, TLS files or a recording that cannot be read or written.
+        ConfigError: as `load`, or an address, API keys, TLS files or a recording that cannot be used.
     """
     libraries = time.perf_counter() - began
     check_tls(options.server)
+    check_address(options.server)
     keys = _keys(options.server)
     tape = open_tape(options.server)
     loaded = load(options, tape.tell if tape else None)

@@ -1,4 +1,5 @@
 import asyncio
+import threading
 from contextlib import asynccontextmanager
 from dataclasses import replace
 
@@ -219,13 +220,31 @@ def test_the_first_caller_may_leave_and_the_others_get_their_answer():
     asyncio.run(run())
 
 
+class Leash:
+    """Lets a runner launch a few steps, and more when a test says so."""
+
+    def __init__(self, runner, steps: int) -> None:
+        self.free = threading.Event()
+        self._left = steps
+        self._launch = runner.launch
+        runner.launch = self._held
+
+    def _held(self, plan, now):
+        if not self._left:
+            self.free.wait(SOON)
+        self._left = max(0, self._left - 1)
+        self._launch(plan, now)
+
+
 def test_the_last_one_to_leave_ends_the_computing_and_nothing_is_kept():
     async def run():
         async with house(max_model_len=2048, num_blocks=1024) as h:
+            leash = Leash(h.runner, 3)
             one, other = await h.open(h.question(1000)), await h.open(h.question(1000))
             await one.read()
             h.recall.close(one)
             h.recall.close(other)
+            leash.free.set()
             while h.service.open_requests():
                 await asyncio.sleep(0.001)
             await h.settle()

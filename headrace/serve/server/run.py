@@ -7,6 +7,7 @@ each remaining client is told. The second stops at once.
 from __future__ import annotations
 
 import asyncio
+import errno
 import gc
 import logging
 import socket
@@ -40,6 +41,26 @@ def check_tls(options: ServerOptions) -> None:
     except OSError as error:
         files = " and ".join(filter(None, (options.ssl_certfile, options.ssl_keyfile)))
         raise ConfigError(f"--ssl-certfile, --ssl-keyfile: {files} cannot be used: {error}") from error
+
+
+def check_address(options: ServerOptions) -> None:
+    """Raise `ConfigError` where nobody can listen at the address: before a model is loaded for it."""
+    host, port = options.host, options.port
+    try:
+        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+    except OSError as error:
+        raise ConfigError(f"--host {host}: {error.strerror}") from error
+    for family, kind, protocol, _, address in found:
+        with socket.socket(family, kind, protocol) as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            try:
+                probe.bind(address)
+            except OSError as error:
+                if error.errno == errno.EADDRINUSE:
+                    why = f"another program listens at {host}:{port}; end it, or choose another port"
+                else:
+                    why = f"{host}:{port} cannot be listened at: {error.strerror}"
+                raise ConfigError(f"--port {port}: {why}") from error
 
 
 def run_server(app: ASGIApp, service: Service, options: ServerOptions, ready: Callable[[str], None]) -> None:
