@@ -25,9 +25,6 @@ ALWAYS = ("--response-cache", "memory", "--warm-below-rate", "1000000", "--warm-
 JOB_TOKENS = 256
 """Of a warm answer: long ones, so that few need to be read and rendered while others are timed."""
 
-ENOUGH = 1.5
-"""So many times the jobs that a block was seen to compute are given to one, so that none runs out of them."""
-
 DRAWS = 2000
 
 
@@ -103,7 +100,7 @@ async def measure(running: Server, args: Namespace, texts: Sequence[str]) -> tup
     async with httpx.AsyncClient(base_url=running.url, timeout=120.0, trust_env=False) as client:
         warmer = Warmer(client, its)
         jobs = 4 * args.batch
-        for number in range(-1, args.pairs):  # the first pair warms up and shows how many jobs a block takes
+        for number in range(-1, args.pairs):  # the first pair warms up
             block = make_block(ours, args.rate, args.block, args.seed + number)
             heard: dict[bool, list[Heard]] = {}
             for warming in (False, True) if number % 2 else (True, False):
@@ -115,9 +112,9 @@ async def measure(running: Server, args: Namespace, texts: Sequence[str]) -> tup
                 state = await warmer.state()
                 if warming and number >= 0:
                     computed += state["computed"] - done
-                    idle += not (state["waiting"] or state["running"])
-                elif warming:
-                    jobs = max(args.batch, round(ENOUGH * (state["computed"] - done + args.batch)))
+                if warming and not (state["waiting"] or state["running"]):
+                    idle += number >= 0
+                    jobs *= 2
                 await warmer.rest()
             if number >= 0:
                 pairs.append(Pair(heard[False], heard[True]))

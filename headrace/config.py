@@ -152,6 +152,10 @@ class ServerOptions:
 
     host: Annotated[str, Field(description="address to listen on")] = "127.0.0.1"
     port: Annotated[int, Field(ge=0, le=65535, description="port to listen on (0: any free one)")] = 8000
+    allowed_origins: Annotated[
+        tuple[str, ...],
+        Field(description="an origin whose pages may call from a browser (CORS), or '*'; repeatable"),
+    ] = ()
     api_key: Annotated[tuple[str, ...], Field(description="a key that clients must send; repeatable")] = ()
     api_key_file: Annotated[
         str | None, Field(description="file of API keys, one a line, each with its tenant after a space")
@@ -293,7 +297,7 @@ PARTS: dict[str, type] = {
     "semantic": SemanticOptions,
     "warm": WarmOptions,
 }
-_LISTS = ("api_key", "response_cache")
+_LISTS = ("allowed_origins", "api_key", "response_cache")
 """Options that may be given several times; in the environment, their values are parted by commas."""
 
 

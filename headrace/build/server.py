@@ -184,4 +184,5 @@ def _make_app(loaded: Loaded, all_options: Options, keys: Keys) -> tuple[ASGIApp
     accounts = Accounts(service, usage.tenants, usage.tell)
     parts = (api, status, caches, accounts, warming.endpoint, Docs(__version__))
     beside: list[Beside] = [warming.warmer] if history is None else [history, warming.warmer]
-    return create_app(recall, [route for part in parts for route in part.routes()], keys, beside), recall
+    routes = [route for part in parts for route in part.routes()]
+    return create_app(recall, routes, keys, beside, options.allowed_origins), recall

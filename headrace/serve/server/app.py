@@ -8,6 +8,7 @@ from typing import Protocol
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
+from starlette.middleware.cors import CORSMiddleware
 from starlette.routing import BaseRoute
 from starlette.types import ASGIApp
 
@@ -16,6 +17,11 @@ from headrace.serve.auth import Keys
 from headrace.serve.recall import Recall
 from headrace.serve.server.edge import Edge
 from headrace.serve.server.errors import ApiError, api_error, http_exception, invalid_parameter, unexpected
+from headrace.serve.server.rates import RATE_HEADERS
+from headrace.serve.server.responses import CACHE_HEADER
+
+TOLD_HEADERS = ("Retry-After", "X-Request-Id", CACHE_HEADER, *RATE_HEADERS)
+"""What pages of other origins may read beside the body."""
 
 
 class Beside(Protocol):
@@ -27,11 +33,16 @@ class Beside(Protocol):
 
 
 def create_app(
-    recall: Recall, routes: Sequence[BaseRoute], keys: Keys, beside: Sequence[Beside] = ()
+    recall: Recall,
+    routes: Sequence[BaseRoute],
+    keys: Keys,
+    beside: Sequence[Beside] = (),
+    origins: Sequence[str] = (),
 ) -> ASGIApp:
     """The application; it starts with the server's loop what answers, and stops it with the server.
 
-    What is ``beside`` starts after that in its order and stops before in the reverse one.
+    What is ``beside`` starts after that in its order and stops before in the reverse one. Browsers let pages of
+    ``origins`` call it, and read of its headers what is ours.
     """
 
     @asynccontextmanager
@@ -52,4 +63,10 @@ def create_app(
     }
     app = Starlette(routes=list(routes), exception_handlers=handlers, lifespan=lifespan)
     app.router.redirect_slashes = False
-    return Edge(app, keys)
+    edge = Edge(app, keys)
+    if not origins:
+        return edge
+    # Outermost: a browser asks for permission without a key.
+    return CORSMiddleware(
+        edge, allow_origins=origins, allow_methods=["*"], allow_headers=["*"], expose_headers=TOLD_HEADERS
+    )

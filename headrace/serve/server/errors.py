@@ -20,6 +20,23 @@ from headrace.core.request import FinishReason, InvalidParameter
 INVALID = "invalid_request_error"
 FAILED_MESSAGE = "The server had an error while processing your request."
 
+NOT_YET_ROUTES = (
+    "/v1/embeddings",
+    "/v1/responses",
+    "/v1/messages",
+    "/v1/files",
+    "/v1/batches",
+    "/v1/load_lora_adapter",
+    "/v1/unload_lora_adapter",
+    "/v1/experiments",
+    "/v1/tuner",
+    "/dashboard",
+    "/abort_request",
+    "/pause",
+    "/resume",
+)
+"""Routes that clients know and this server does not have yet; what lies below them neither."""
+
 
 class ApiError(Exception):
     """What a client did wrong, or what the server cannot do for it now; ends in an answer of `status`."""
@@ -156,6 +173,13 @@ def shutting_down() -> ApiError:
     )
 
 
+def route_not_found(path: str) -> ApiError:
+    """404; 501 where clients know the route from elsewhere, so that nobody looks for a mistake of his own."""
+    if any(path == route or path.startswith(f"{route}/") for route in NOT_YET_ROUTES):
+        return ApiError(501, f"{path} is not supported yet.", type="not_supported", code="unsupported_route")
+    return ApiError(404, f"There is no route {path!r}.", code="route_not_found")
+
+
 def failed() -> ApiError:
     """500: our fault; what happened is in the log."""
     return ApiError(500, FAILED_MESSAGE, type="server_error", code="server_error")
@@ -183,7 +207,7 @@ async def http_exception(request: HttpRequest, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
     path = request.url.path
     if error.status_code == HTTPStatus.NOT_FOUND:
-        shown = ApiError(404, f"There is no route {path!r}.", code="route_not_found")
+        shown = route_not_found(path)
     elif error.status_code == HTTPStatus.METHOD_NOT_ALLOWED:
         message = f"{request.method} is not allowed on {path!r}."
         shown = ApiError(405, message, code="method_not_allowed")

@@ -12,6 +12,11 @@ _HEADERS = (
     ("tokens", (Limit.TOKENS_PER_MINUTE, Limit.TOKENS_PER_DAY)),
 )
 
+RATE_HEADERS = tuple(
+    f"x-ratelimit-{told}-{name}" for name, _ in _HEADERS for told in ("limit", "remaining", "reset")
+)
+"""All that `rate_headers` may give."""
+
 
 def rate_headers(rooms: Mapping[Limit, Room]) -> dict[str, str]:
     """``x-ratelimit-{limit,remaining,reset}-{requests,tokens}``, for what is limited.

@@ -159,7 +159,8 @@ def house(options: dict) -> Iterator[House]:
     service.watch(warmer)
     warm = Warm(warmer, computing, model, max_body_bytes=100_000)
     parts = (api, status, caches, accounts, warm, Docs("0"))
-    app = create_app(recall, [route for part in parts for route in part.routes()], keys, [warmer])
+    routes = [route for part in parts for route in part.routes()]
+    app = create_app(recall, routes, keys, [warmer], options.get("origins", ()))
     with TestClient(app, raise_server_exceptions=False) as client:
         house.client, house.service = client, service
         yield house

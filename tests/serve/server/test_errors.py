@@ -66,3 +66,16 @@ def test_each_end_is_an_answer_or_an_error(reason):
     )
     told = (FinishReason.REJECTED, FinishReason.UNREACHABLE)  # their messages are written for the caller
     assert error is None or reason in told or "inside" not in str(error)
+
+
+@pytest.mark.parametrize("path", ["/v1/embeddings", "/v1/batches/batch_1/cancel", "/pause"])
+def test_a_route_that_is_known_elsewhere_is_refused_by_name(house, path):
+    answer = house.client.post(path, json={})
+    assert answer.status_code == 501
+    error = answer.json()["error"]
+    assert (error["type"], error["code"]) == ("not_supported", "unsupported_route")
+    assert error["message"] == f"{path} is not supported yet."
+
+
+def test_a_route_that_only_begins_like_one_is_not_found(house):
+    assert house.client.post("/v1/embeddingss").json()["error"]["code"] == "route_not_found"

@@ -1,0 +1,36 @@
+import pytest
+
+PAGE = "https://page.example"
+ASKING = {
+    "Origin": PAGE,
+    "Access-Control-Request-Method": "POST",
+    "Access-Control-Request-Headers": "authorization",
+}
+
+
+@pytest.mark.parametrize("options", [{"origins": (PAGE,), "keys": ("alpha",)}])
+def test_a_browser_may_ask_without_a_key_and_call_with_one(house):
+    asked = house.client.options("/v1/completions", headers=ASKING)
+    assert asked.status_code == 200
+    assert asked.headers["access-control-allow-origin"] == PAGE
+    assert "authorization" in asked.headers["access-control-allow-headers"]
+    refused = house.client.get("/v1/models", headers={"Origin": PAGE})
+    assert refused.status_code == 401
+    assert refused.headers["access-control-allow-origin"] == PAGE  # so that the page can read why
+    headers = {"Origin": PAGE, "Authorization": "Bearer alpha"}
+    answer = house.client.post("/v1/completions", json={"prompt": "x", "max_tokens": 1}, headers=headers)
+    assert answer.status_code == 200
+    told = answer.headers["access-control-expose-headers"]
+    assert all(name in told for name in ("X-Request-Id", "X-Headrace-Cache", "x-ratelimit-remaining-tokens"))
+
+
+@pytest.mark.parametrize(
+    ("options", "origin"),
+    [({"origins": (PAGE,)}, "https://other.example"), ({}, PAGE)],
+    ids=["other", "none"],
+)
+def test_other_pages_may_not(house, origin):
+    assert house.client.options("/v1/models", headers=ASKING | {"Origin": origin}).status_code in (400, 405)
+    assert (
+        "access-control-allow-origin" not in house.client.get("/health", headers={"Origin": origin}).headers
+    )
