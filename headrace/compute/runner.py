@@ -33,8 +33,12 @@ from headrace.core.plan import Entry, Move, StepOutput, StepPlan, Tier, TokenLog
 class Decoder(Protocol):
     """What the runner asks of a model."""
 
-    def forward(self, batch: Batch, kv: PagedKV) -> torch.Tensor:
-        """Write the batch's keys and values into ``kv``; return logits float32 [S, vocab]."""
+    def hidden(self, batch: Batch, kv: PagedKV) -> torch.Tensor:
+        """Write the batch's keys and values into ``kv``; return the wanted positions' last states [S, hidden]."""
+        ...
+
+    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        """Float32 [S, vocab] of hidden states."""
         ...
 
 
@@ -56,7 +60,7 @@ class _Launched(NamedTuple):
     download: Download
     sampled: _Sampled | None = None
     prompt_spans: tuple[tuple[int, int], ...] = ()
-    prompt_scores: Scores | None = None
+    prompt_scores: tuple[Scores, ...] = ()
     waits: bool = False
 
 
@@ -90,6 +94,7 @@ class LocalRunner:
             max_num_seqs=max_num_seqs, max_model_len=max_model_len, block_size=kv.block_size, device=device
         )
         self._sampler = Sampler(self._slots.tokens, vocab_size)
+        self._most_logits = max_num_seqs  # rows of them at once: what start-up has reckoned with
         self._refused: dict[int, str] = {}
         # Alternatives per sampled token and per prompt token (-1: no scores), and positions to score.
         self._top = np.full(max_num_seqs, -1, dtype=np.int64)
@@ -148,19 +153,20 @@ class LocalRunner:
         batch = self._slots.pack(rows, wanted)
 
         prepared = time.perf_counter()
-        logits = self._decoder.forward(batch, self._kv)
+        hidden = self._decoder.hidden(batch, self._kv)
+        logits = self._decoder.logits(self._lines(hidden, wanted, sampled_at)) if sampling.size else None
         computed = time.perf_counter()
 
         failures = {
             row: self._refused[each.slot] for row, each in enumerate(plan.rows) if each.slot in self._refused
         }
         sampled = None
-        if sampling.size:
-            chosen = self._lines(logits, wanted, sampled_at)
-            sampled = self._sample(chosen, rows, sampling, failures, download)
-        prompt_scores = None
+        if logits is not None:
+            sampled = self._sample(logits, rows, sampling, failures, download)
+            del logits
+        prompt_scores: tuple[Scores, ...] = ()
         if scored_at.size:
-            prompt_scores = self._score_prompts(self._lines(logits, wanted, scored_at), rows, spans, download)
+            prompt_scores = self._score_prompts(self._lines(hidden, wanted, scored_at), rows, spans, download)
         download.seal()
         done = time.perf_counter()
         self.seconds["prepare"] += prepared - began
@@ -190,12 +196,12 @@ class LocalRunner:
                 raise ValueError("this runner keeps blocks on the device only")
             self._kv.copy_blocks([move.source for move in moves], [move.target for move in moves])
 
-    def _lines(self, logits: torch.Tensor, wanted: Ints, some: Ints) -> torch.Tensor:
-        """Of the logits at the packed positions ``wanted`` (ascending) those at ``some`` of them."""
+    def _lines(self, hidden: torch.Tensor, wanted: Ints, some: Ints) -> torch.Tensor:
+        """Of the states at the packed positions ``wanted`` (ascending) those at ``some`` of them."""
         if some.size == wanted.size:
-            return logits
+            return hidden
         (at,) = upload(self._device, np.searchsorted(wanted, some))
-        return logits.index_select(0, at)
+        return hidden.index_select(0, at)
 
     def _sample(
         self, logits: torch.Tensor, rows: Rows, sampling: Ints, failures: dict[int, str], download: Download
@@ -229,10 +235,19 @@ class LocalRunner:
                 failures[int(sampling[line])] = f"sampling failed: {error}"
         return drawn
 
-    def _score_prompts(self, logits: torch.Tensor, rows: Rows, spans: Ints, download: Download) -> Scores:
+    def _score_prompts(
+        self, hidden: torch.Tensor, rows: Rows, spans: Ints, download: Download
+    ) -> tuple[Scores, ...]:
+        """Scores of what follows each of the states; a long prompt's logits would not fit beside one another."""
         slots = np.repeat(rows.slot, spans)
         following = np.repeat(rows.start, spans) + ramps(spans) + 1
-        return score(logits, self._slots.tokens_at(slots, following), self._prompt_top[slots], download)
+        scores = []
+        for begin in range(0, len(hidden), self._most_logits):
+            part = slice(begin, begin + self._most_logits)
+            tokens = self._slots.tokens_at(slots[part], following[part])
+            logits = self._decoder.logits(hidden[part])
+            scores.append(score(logits, tokens, self._prompt_top[slots[part]], download))
+        return tuple(scores)
 
 
 def _output(launched: _Launched) -> StepOutput:
@@ -253,8 +268,8 @@ def _output(launched: _Launched) -> StepOutput:
             for line, value in zip(launched.sampled.scored, scores, strict=True):
                 if tokens[row := launched.sampled.rows[line]]:
                     logprobs[row] = (value,)
-    if launched.prompt_scores is not None:
-        scores = launched.prompt_scores.read(host)
+    if launched.prompt_scores:
+        scores = [value for part in launched.prompt_scores for value in part.read(host)]
         done = 0
         for row, span in launched.prompt_spans:
             if row not in failures:

@@ -42,8 +42,14 @@ class FakeDecoder:
         self.calls: list[Batch] = []
         self.spoil: dict[int, float] = {}  # last token of a prefix -> value that fills its logits
         self.explode = False
+        self.most_logits = 0  # rows of them that were asked for at once
 
-    def forward(self, batch: Batch, kv: FakeKV) -> torch.Tensor:
+    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        """What `hidden` gives are logits already."""
+        self.most_logits = max(self.most_logits, len(hidden))
+        return hidden.clone()
+
+    def hidden(self, batch: Batch, kv: FakeKV) -> torch.Tensor:
         if self.explode:
             raise RuntimeError("device lost")
         self.calls.append(batch)

@@ -12,13 +12,15 @@ from tests.compute.fakes import BLOCK, VOCAB, FakeDecoder, FakeKV, entry, logits
 PROMPT = (5, 17, 3, 88, 41, 9, 60, 2, 33)
 
 
-def make(background: bool = False, vocab: int = VOCAB) -> tuple[LocalRunner, FakeDecoder, FakeKV]:
+def make(
+    background: bool = False, vocab: int = VOCAB, max_num_seqs: int = 8
+) -> tuple[LocalRunner, FakeDecoder, FakeKV]:
     decoder, kv = FakeDecoder(vocab), FakeKV()
     runner = LocalRunner(
         decoder,  # type: ignore[arg-type]
         kv,  # type: ignore[arg-type]
         vocab_size=vocab,
-        max_num_seqs=8,
+        max_num_seqs=max_num_seqs,
         max_model_len=48,
         device=torch.device("cpu"),
         background=background,
@@ -312,6 +314,13 @@ def test_prompt_logprobs_score_the_following_token(chunks: list[int]) -> None:
         assert score.rank == 1 + int((raw > raw[score.token]).sum())
         assert [token for token, _ in score.top] == raw.topk(2).indices.tolist()
     assert text(outputs) == greedy(PROMPT, 3)
+
+
+def test_no_more_logits_are_made_at_once_than_start_up_reckons_with() -> None:
+    runner, decoder, _ = make(max_num_seqs=3)
+    (output,) = run(runner, plans_alone(entry(0, PROMPT, prompt_logprobs=1), [9], 1)[0])
+    assert len(output.prompt_logprobs[0]) == len(PROMPT) - 1
+    assert decoder.most_logits == 3
 
 
 def test_seconds_are_summed_by_phase() -> None:

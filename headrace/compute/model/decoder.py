@@ -95,7 +95,12 @@ class Decoder:
     @torch.inference_mode()
     def forward(self, batch: Batch, kv: PagedKV) -> Tensor:
         """Write the batch's keys and values to ``kv``; float32 logits [S, vocab] of ``logits_indices``."""
-        logits: Tensor = self.kernels.linear(self.hidden(batch, kv), self._head).float()
+        return self.logits(self.hidden(batch, kv))
+
+    @torch.inference_mode()
+    def logits(self, hidden: Tensor) -> Tensor:
+        """Float32 logits [S, vocab] of hidden states [S, hidden]."""
+        logits: Tensor = self.kernels.linear(hidden, self._head).float()
         if self.spec.logits_softcap is not None:
             logits.div_(self.spec.logits_softcap).tanh_().mul_(self.spec.logits_softcap)
         return logits
