@@ -1,5 +1,4 @@
 import asyncio
-import threading
 from contextlib import asynccontextmanager
 from dataclasses import replace
 
@@ -21,7 +20,7 @@ from headrace.serve.stores.memory import MemoryStore
 from headrace.serve.stores.tier import Tier
 from tests.doubles.engines import hashing_engine
 from tests.doubles.hashing_runner import expected_tokens
-from tests.serve.test_service import Book, Gate, read_all, tokens_of
+from tests.serve.test_service import Book, Gate, Leash, read_all, tokens_of
 
 SOON = 10.0
 FINGERPRINT = Engine("hash", "", "", "", "", "").fingerprint()
@@ -218,22 +217,6 @@ def test_the_first_caller_may_leave_and_the_others_get_their_answer():
             assert tokens_of(await read_all(follower)) == truth()
 
     asyncio.run(run())
-
-
-class Leash:
-    """Lets a runner launch a few steps, and more when a test says so."""
-
-    def __init__(self, runner, steps: int) -> None:
-        self.free = threading.Event()
-        self._left = steps
-        self._launch = runner.launch
-        runner.launch = self._held
-
-    def _held(self, plan, now):
-        if not self._left:
-            self.free.wait(SOON)
-        self._left = max(0, self._left - 1)
-        self._launch(plan, now)
 
 
 def test_the_last_one_to_leave_ends_the_computing_and_nothing_is_kept():

@@ -44,6 +44,22 @@ class Gate:
         service.thread.call(lambda: self.open.wait(SOON))
 
 
+class Leash:
+    """Lets a runner launch a few steps, and more when a test says so."""
+
+    def __init__(self, runner, steps: int) -> None:
+        self.free = threading.Event()
+        self._left = steps
+        self._launch = runner.launch
+        runner.launch = self._held
+
+    def _held(self, plan, now):
+        if not self._left:
+            self.free.wait(SOON)
+        self._left = max(0, self._left - 1)
+        self._launch(plan, now)
+
+
 @asynccontextmanager
 async def serving(limits=None, watchers=(), stall_seconds=60.0, **engine):
     made, runner = hashing_engine(**engine)

@@ -186,6 +186,15 @@ class Call:
             raise error
 
 
+def _tenant(caller: Caller, body: Generation) -> str:
+    return tenant(caller.key_id, caller.tenant_header, body.user)
+
+
+def cache_scope(caller: Caller, body: Generation) -> str:
+    """Whose calls may gain from what was computed for this one: its tenant's, of equal ``cache_salt``."""
+    return f"{_tenant(caller, body)}\0{body.cache_salt or ''}"
+
+
 async def open_call(
     recall: Answers,
     model: ServedModel,
@@ -208,7 +217,7 @@ async def open_call(
         InvalidParameter: the request id is in use.
     """
     call_id = f"{id_prefix}-{body.request_id or secrets.token_hex(12)}"
-    who = tenant(caller.key_id, caller.tenant_header, body.user)
+    who, scope = _tenant(caller, body), cache_scope(caller, body)
     seed = secrets.randbits(SEED_BITS) if body.seed is None else body.seed
     urgent = urgency(body, model.rules, who, request_timeout)
     affinity = f"{who}\0{body.prompt_cache_key}" if body.prompt_cache_key else ""
@@ -236,7 +245,7 @@ async def open_call(
                 slo=urgent.slo,
                 retention=(*retention, *prompt.retention, *kept),
                 affinity=affinity,
-                salt=f"{who}\0{body.cache_salt or ''}",
+                salt=scope,
                 seed=(seed + n) % 2**SEED_BITS,
                 eos_token_ids=model.tokenizer.eos_token_ids,
             )

@@ -9,7 +9,7 @@ from typing import Any
 from headrace.core.cache.ask import Turn
 from headrace.core.cache.key import Unkeyable, digest
 from headrace.core.request import Retention
-from headrace.serve.server.call import MARKED_RETENTION, Answers, Call, Caller, Prompt, open_call
+from headrace.serve.server.call import MARKED_RETENTION, Answers, Call, Caller, Prompt, cache_scope, open_call
 from headrace.serve.server.chat_wire import ChatBody, Conversation
 from headrace.serve.server.choices import NOTHING, Choice, Delta
 from headrace.serve.server.errors import ApiError, invalid, not_supported
@@ -38,7 +38,11 @@ async def open_chat(
     top = _top_logprobs(body)
     check_stream(body)
     text = await render(model, body)
-    tokens = truncated(await model.encode(text, bool(body.add_special_tokens)), body, model, max_tokens or 1)
+    if body.add_special_tokens:
+        whole = await model.encode(text, add_special_tokens=True)
+    else:
+        whole = await model.encode_prompt(text, cache_scope(caller, body))
+    tokens = truncated(whole, body, model, max_tokens or 1)
     length = answer_length(len(tokens), max_tokens, None, param, model.max_model_len)
     stated = None if max_tokens is None else length
     params = sampling_params(body, model, max_tokens=stated, logprobs=top)

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 
 from headrace.serve.server.errors import invalid, model_not_found
 from headrace.serve.server.urgency import Rules
+from headrace.serve.text.segments import Segments
 from headrace.serve.text.stream import TextStreams
 from headrace.serve.text.template import ChatTemplate
 from headrace.serve.text.tokenizer import Tokenizer
@@ -47,6 +48,7 @@ class ServedModel:
         self.vocab_size = vocab_size
         self.rules = rules or Rules()
         self.streams = TextStreams(tokenizer)
+        self._segments = Segments(tokenizer)
         self.created = int(time.time())
         described = f"{name} {root} {max_model_len} {vocab_size}"
         self.fingerprint = "fp_" + hashlib.sha256(described.encode()).hexdigest()[:10]
@@ -74,6 +76,13 @@ class ServedModel:
     async def encode(self, text: str, add_special_tokens: bool) -> list[int]:
         """The tokens of ``text``, without holding the loop up over a long one."""
         return (await self.encode_batch([text], add_special_tokens))[0]
+
+    async def encode_prompt(self, text: str, scope: str) -> list[int]:
+        """The tokens of a rendered prompt; long parts of it that ``scope`` has sent before are known."""
+        parts = self._segments.cut(text, scope)
+        missing = [part.text for part in parts if part.tokens is None]
+        tokenized = await self.encode_batch(missing, add_special_tokens=False) if missing else []
+        return self._segments.join(parts, tokenized, scope)
 
     async def encode_batch(self, texts: Sequence[str], add_special_tokens: bool) -> list[list[int]]:
         """The tokens of each text, without holding the loop up over long or many ones."""

@@ -1,0 +1,86 @@
+"""What long parts of rendered prompts are in tokens, so that a system prompt is not tokenized with every question.
+
+```
+ <|system|>…two pages…<|end|>\n<|user|>…a question…<|end|>\n<|assistant|>
+ └─ known from before ──────┘└─ to be tokenized ──────────────────────┘
+```
+Tokenizers find special tokens first and then look at what lies between two of them by itself, so a text may be cut
+before any of them and its parts tokenized apart. Where one of them also takes the blanks beside it, nothing is cut. A
+scope's parts are found by that scope alone: how quickly a prompt is tokenized tells nobody what others have asked.
+"""
+
+from __future__ import annotations
+
+import re
+from array import array
+from collections import OrderedDict
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
+
+from headrace.serve.text.tokenizer import Tokenizer
+
+KEPT_CHARACTERS = 4 << 20
+"""Of all parts together; with their tokens they take some ten megabytes."""
+
+SHORTEST = 256
+"""A shorter part is quicker to tokenize than it is worth a place."""
+
+
+class Part(NamedTuple):
+    """A part of a text; its ``tokens`` are None where they are not known. What is ``kept`` will be known next time."""
+
+    text: str
+    kept: bool
+    tokens: array[int] | None
+
+
+class Segments:
+    """The parts that one tokenizer has met. For one thread; the tokenizing itself may happen on another."""
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        added = tokenizer.backend.get_added_tokens_decoder().values()
+        # Those that are looked for in the text as it stands, before anything else.
+        found_first = [token for token in added if not token.normalized]
+        marks = sorted((re.escape(token.content) for token in found_first), key=len, reverse=True)
+        greedy = any(token.lstrip or token.rstrip or token.single_word for token in found_first)
+        self._mark = re.compile("|".join(marks)) if marks and not greedy else None
+        self._known: OrderedDict[tuple[str, str], array[int]] = OrderedDict()
+        self._characters = 0
+
+    def cut(self, text: str, scope: str) -> list[Part]:
+        """The parts of ``text``, short ones joined; whole where it may not be cut."""
+        starts = [] if self._mark is None else [match.start() for match in self._mark.finditer(text)]
+        if not starts:
+            return [Part(text, kept=False, tokens=None)]
+        parts: list[Part] = []
+        begun = 0
+        for start, end in zip([0, *starts], [*starts, len(text)], strict=True):
+            if end - start >= SHORTEST:
+                if begun < start:
+                    parts.append(Part(text[begun:start], kept=False, tokens=None))
+                part = text[start:end]
+                parts.append(Part(part, kept=True, tokens=self._known.get((scope, part))))
+                begun = end
+        if begun < len(text):
+            parts.append(Part(text[begun:], kept=False, tokens=None))
+        return parts
+
+    def join(self, parts: Sequence[Part], tokenized: Iterable[list[int]], scope: str) -> list[int]:
+        """The tokens of all ``parts``; ``tokenized`` are those of the parts that were not known, in order."""
+        rest = iter(tokenized)
+        tokens: list[int] = []
+        for part in parts:
+            found = next(rest) if part.tokens is None else part.tokens.tolist()
+            tokens += found
+            if part.kept:
+                self._keep((scope, part.text), array("i", found) if part.tokens is None else part.tokens)
+        return tokens
+
+    def _keep(self, name: tuple[str, str], tokens: array[int]) -> None:
+        if name not in self._known:
+            self._characters += len(name[1])
+        self._known[name] = tokens
+        self._known.move_to_end(name)
+        while self._characters > KEPT_CHARACTERS:
+            (_, text), _ = self._known.popitem(last=False)
+            self._characters -= len(text)
