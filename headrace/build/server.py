@@ -27,6 +27,7 @@ from headrace.observe.usage import UsageBook
 from headrace.serve.auth import Keys, read_keys
 from headrace.serve.meter import Meter
 from headrace.serve.recall import Recall
+from headrace.serve.server.abort import Abort
 from headrace.serve.server.accounts import Accounts
 from headrace.serve.server.api import Api
 from headrace.serve.server.app import Beside, create_app
@@ -182,7 +183,8 @@ def _make_app(loaded: Loaded, all_options: Options, keys: Keys) -> tuple[ASGIApp
         max_body_bytes=options.max_body_bytes,
     )
     accounts = Accounts(service, usage.tenants, usage.tell)
-    parts = (api, status, caches, accounts, warming.endpoint, Docs(__version__))
+    abort = Abort(notes, max_body_bytes=options.max_body_bytes)
+    parts = (api, abort, status, caches, accounts, warming.endpoint, Docs(__version__))
     beside: list[Beside] = [warming.warmer] if history is None else [history, warming.warmer]
     routes = [route for part in parts for route in part.routes()]
     return create_app(recall, routes, keys, beside, options.allowed_origins), recall

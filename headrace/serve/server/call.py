@@ -23,7 +23,7 @@ from headrace.serve.recall import NotCached
 from headrace.serve.server.cache_wire import control
 from headrace.serve.server.cacheable import unknown_field
 from headrace.serve.server.choices import Choice
-from headrace.serve.server.errors import not_cached, of_finish, turned_away
+from headrace.serve.server.errors import aborted, not_cached, of_finish, turned_away
 from headrace.serve.server.fields import Generation
 from headrace.serve.server.model import ServedModel
 from headrace.serve.server.rates import rate_headers
@@ -109,6 +109,7 @@ class Call:
         self._recall = recall
         self._answer = answer
         self._seconds = seconds
+        self._aborted = False
 
     @property
     def cache_note(self) -> str:
@@ -161,6 +162,11 @@ class Call:
         """End what is still open; nothing happens where all has ended."""
         self._recall.close(self._answer, why)
 
+    def abort(self) -> None:
+        """End what is still open; whoever reads it hears that it was aborted."""
+        self._aborted = True
+        self.close()
+
     def usage(self) -> dict[str, Any]:
         """What the call has used so far."""
         return usage(
@@ -182,6 +188,8 @@ class Call:
         if finished.reason is FinishReason.FAILED:
             logger.error("request %s failed: %s", finished.request_id, finished.message)
         error = of_finish(finished, self._seconds)
+        if self._aborted and finished.reason is FinishReason.CANCELLED:
+            error = aborted()
         if error is not None and not choice.stopped_by_text:
             raise error
 

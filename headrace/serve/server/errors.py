@@ -31,7 +31,6 @@ NOT_YET_ROUTES = (
     "/v1/experiments",
     "/v1/tuner",
     "/dashboard",
-    "/abort_request",
     "/pause",
     "/resume",
 )
@@ -171,6 +170,16 @@ def shutting_down() -> ApiError:
         code="draining",
         retry_after=5,
     )
+
+
+def request_not_found(call_id: str) -> ApiError:
+    """404: a request that is not known, or another's."""
+    return ApiError(404, f"There is no request {call_id!r}.", param="id", code="request_not_found")
+
+
+def aborted() -> ApiError:
+    """409: somebody ended the request by its id."""
+    return ApiError(409, "The request was aborted.", type="aborted", code="request_aborted")
 
 
 def route_not_found(path: str) -> ApiError:

@@ -1,9 +1,10 @@
-"""What the edge alone knows of a call, kept for its explanation: its sequences and its metadata."""
+"""What the edge alone knows of a call: its sequences and its metadata, for its explanation, and the call itself."""
 
 from __future__ import annotations
 
 from collections import OrderedDict
 from typing import NamedTuple
+from weakref import WeakValueDictionary
 
 from headrace.serve.server.call import Call
 
@@ -22,9 +23,11 @@ class Notes:
 
     def __init__(self) -> None:
         self._notes: OrderedDict[str, Note] = OrderedDict()
+        self._calls: WeakValueDictionary[str, Call] = WeakValueDictionary()
 
     def put(self, call: Call, metadata: dict[str, str] | None) -> None:
         """Remember a call, in place of an older one of the same id."""
+        self._calls[call.id] = call
         self._notes.pop(call.id, None)
         if metadata or len(call.choices) > 1:
             self._notes[call.id] = Note(tuple(c.request.id for c in call.choices), metadata or {})
@@ -34,3 +37,8 @@ class Notes:
     def get(self, call_id: str) -> Note:
         """What is known of a call; of an unknown one, that it has one sequence of the same id."""
         return self._notes.get(call_id) or Note((call_id,), {})
+
+    def under_way(self, call_id: str) -> Call | None:
+        """The call of this id that is being answered."""
+        call = self._calls.get(call_id)
+        return None if call is None or call.settled else call

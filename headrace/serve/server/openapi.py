@@ -15,6 +15,7 @@ from starlette.requests import Request
 from starlette.responses import HTMLResponse, JSONResponse, Response
 from starlette.routing import Route
 
+from headrace.serve.server.abort import AbortBody
 from headrace.serve.server.cache_api import ClearBody, FeedbackBody
 from headrace.serve.server.chat_wire import ChatBody
 from headrace.serve.server.completions_wire import CompletionBody
@@ -59,6 +60,7 @@ OPERATIONS = (
     Operation(
         "get", "/v1/requests/{id}", "What happened to a request: state, position, reasons, tokens so far."
     ),
+    Operation("post", "/abort_request", "End a request that is being answered.", AbortBody),
     Operation("get", "/v1/usage", "What tenants have used, and how their limits stand; of one: ?tenant=."),
     Operation("get", "/health", "200 while steps progress, else 503 with the reason."),
     Operation(

@@ -11,7 +11,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from headrace.serve.server.edge import CALLER
-from headrace.serve.server.errors import ApiError
+from headrace.serve.server.errors import request_not_found
 from headrace.serve.server.model import ServedModel
 from headrace.serve.server.notes import Notes
 from headrace.serve.service import Health, Service
@@ -95,7 +95,7 @@ class Status:
         found = [dict(each) for each in told if each is not None]
         key_id = request.scope[CALLER].key_id
         if not found or (key_id is not None and any(each["tenant"] != key_id for each in found)):
-            raise ApiError(404, f"There is no request {call_id!r}.", param="id", code="request_not_found")
+            raise request_not_found(call_id)
         for each in found:
             if each["state"] == "waiting":
                 each |= await self._foreseen(each["id"])

@@ -28,6 +28,7 @@ from headrace.serve.ahead import Ahead
 from headrace.serve.auth import Keys
 from headrace.serve.meter import Meter
 from headrace.serve.recall import Recall
+from headrace.serve.server.abort import Abort
 from headrace.serve.server.accounts import Accounts
 from headrace.serve.server.api import Api
 from headrace.serve.server.app import create_app
@@ -158,7 +159,7 @@ def house(options: dict) -> Iterator[House]:
     )
     service.watch(warmer)
     warm = Warm(warmer, computing, model, max_body_bytes=100_000)
-    parts = (api, status, caches, accounts, warm, Docs("0"))
+    parts = (api, Abort(notes, max_body_bytes=1000), status, caches, accounts, warm, Docs("0"))
     routes = [route for part in parts for route in part.routes()]
     app = create_app(recall, routes, keys, [warmer], options.get("origins", ()))
     with TestClient(app, raise_server_exceptions=False) as client:
