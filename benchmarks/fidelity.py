@@ -5,9 +5,9 @@ predicted. A closed loop finds what the server can do; the trace is then replaye
 the server runs SmolLM2-135M's shape with random weights; without ``--trace`` a bursty population of log-normal lengths
 is replayed.
 
-Each load is measured in several rounds, the loads in turn. Percentiles are those of all rounds' requests together: a
-p99 of one round is its second slowest request. How far the real rounds lie from each other is shown beside the error,
-which cannot be less.
+Each load is measured in several rounds, the loads in turn, and each figure is the median of the rounds: one of them is
+easily disturbed, and the p99 of a round is its second slowest request. How far the real rounds lie from each other is
+shown beside the error.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from headrace.config import Options, options
 from headrace.lab.bench.measure import measure as run_target
 from headrace.lab.bench.record import Target
 from headrace.lab.bench.report import Run
-from headrace.lab.bench.stats import Summary, median, summarize
+from headrace.lab.bench.stats import Summary, median
 from headrace.lab.simulate.asked import from_work
 from headrace.lab.simulate.calibration import Calibration
 from headrace.lab.simulate.outcome import outcome
@@ -189,13 +189,12 @@ class Compared(NamedTuple):
 
 
 def _compare(rounds: Sequence[Run], simulated: Summary) -> list[Compared]:
-    """All figures of one load: percentiles over the requests of all rounds, the median of the rounds' throughputs."""
-    whole = _figures(summarize([record for run in rounds for record in run.records]))
+    """All figures of one load, each measured one the median of the rounds."""
     each = [_figures(run.summary) for run in rounds]
     compared = []
     for name, predicted in _figures(simulated).items():
         seen = [figures[name] for figures in each]
-        measured = median(seen) if name == "tok/s" else whole[name]
+        measured = median(seen)
         spread = (max(seen) - min(seen)) / 2 / measured
         compared.append(Compared(name, measured, predicted, predicted / measured - 1.0, spread))
     return compared
