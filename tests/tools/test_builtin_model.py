@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import random
+import re
 from itertools import islice
 from pathlib import Path
 
@@ -14,7 +16,10 @@ from safetensors.torch import load_file
 from tokenizers import Tokenizer
 
 from tools.builtin_model.corpus import documents
+from tools.builtin_model.evaluate import follows
 from tools.builtin_model.model import DRAFT, TARGET, Decoder, Shape, parameter_count, save_model
+from tools.builtin_model.natural import NATURAL
+from tools.builtin_model.tasks_facts import make_list
 from tools.builtin_model.tokenizer import BOS, END, SPECIALS, encode_batch
 from tools.builtin_model.train import Recipe, batches, train
 
@@ -121,6 +126,31 @@ def test_batches_learn_answers_only(tokenizer: Tokenizer) -> None:
         SPECIALS.index(END) in batch.labels.tolist()
         or SPECIALS.index("<|endoftext|>") in batch.labels.tolist()
     )
+
+
+def test_a_list_must_have_the_asked_number_of_different_items() -> None:
+    r = random.Random(1)
+    for _ in range(300):
+        task = make_list(r)
+        answer = task.turns[0][1]
+        assert follows(task, answer)
+        last = re.split(r"\n|, ", answer)[-1]
+        assert not follows(task, f"{answer}\n{last}" if "\n" in answer else f"{answer}, {last}")
+
+
+def test_rules_for_requests_by_hand_tell_right_from_wrong() -> None:
+    rules = dict(NATURAL)
+    assert len(rules) == len(NATURAL)
+    animals = rules["List three animals."]
+    assert animals("1. cat\n2. dog\n3. horse")
+    assert not animals("1. cat\n2. cat\n3. cat")
+    oskar = rules["Write a small JSON object for a person named Oskar, age 31."]
+    assert oskar('{"name": "Oskar", "age": 31}')
+    assert not oskar('{"age": 31, "age": 31}')
+    assert not oskar('{"name": "Oskar", "name": "Oskar", "age": 31}')
+    adds = rules["Write a Python function that adds two numbers."]
+    assert adds("```python\ndef add(a, b):\n    return a + b\n```")
+    assert not adds("```python\ndef add(a, b):\nreturn a + b\n```")
 
 
 TINY = Shape(hidden=32, layers=1, heads=2, kv_heads=1, head_dim=16, ffn=32)

@@ -1,7 +1,8 @@
 """Evaluation on held-out requests: ``python -m tools.builtin_model.evaluate``.
 
 Requests come from the corpus's grammar under another seed than the training's. Answers that are determined by
-their request must be right to the letter; free answers are judged by the rules of ``follows``.
+their request must be right to the letter; free answers are judged by the rules of ``follows``. A second set was
+written by hand (``natural.py``).
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from typing import Any
 import torch
 
 from tools.builtin_model import lexicon as lx
+from tools.builtin_model.natural import NATURAL
 from tools.builtin_model.requests import Task
 from tools.builtin_model.tasks_data import code, make_json
 from tools.builtin_model.tasks_facts import arithmetic, count, facts, make_list, memory
@@ -87,7 +89,7 @@ def follows(task: Task, answer: str) -> bool:
             items = answer.split(", ")
         else:
             items = [re.sub(r"^(\d+\.|-) ", "", line) for line in answer.split("\n")]
-        return len(set(items)) == int(n) and set(items) <= set(lx.CATEGORIES[category])
+        return len(items) == len(set(items)) == int(n) and set(items) <= set(lx.CATEGORIES[category])
     if task.kind == "json_free":
         try:
             value = json.loads(answer)
@@ -166,8 +168,23 @@ def evaluate(folder: Path, per_kind: int = 12) -> dict[str, list[Score]]:
     return scores
 
 
+def answer_by_hand(folder: Path) -> list[tuple[str, str, bool]]:
+    """Return the requests of ``natural.py`` with the target's greedy answers and whether each is right."""
+    from transformers import AutoTokenizer
+
+    tokenizer: Any = AutoTokenizer.from_pretrained(folder / "target")
+    model = _load(folder / "target")
+    results = []
+    for request, rule in NATURAL:
+        messages = [{"role": "user", "content": request}]
+        prompt = tokenizer.apply_chat_template(messages, add_generation_prompt=True, return_dict=False)
+        answer = tokenizer.decode(answer_greedily(model, [prompt])[0], skip_special_tokens=True)
+        results.append((request, answer, rule(answer)))
+    return results
+
+
 def report(folder: Path, per_kind: int = 12) -> str:
-    """Return the evaluation as a Markdown table."""
+    """Return the evaluation as a Markdown table, and the answers to requests written by hand that were wrong."""
     scores = evaluate(folder, per_kind)
     lines = [
         "| kind | answers | target right | ended | mean tokens | draft agrees | draft alone right |",
@@ -179,6 +196,13 @@ def report(folder: Path, per_kind: int = 12) -> str:
             f"| {target.ended / target.asked:.0%} | {target.tokens / target.asked:.0f} "
             f"| {target.agreed / target.compared:.0%} | {draft.right / draft.asked:.0%} |"
         )
+    answers = answer_by_hand(folder)
+    lines += [
+        "",
+        f"Written by hand: {sum(right for *_, right in answers)} of {len(answers)} right. Wrong ones:",
+        "",
+    ]
+    lines += [f"* {request!r}: {answer[:160]!r}" for request, answer, right in answers if not right]
     return "\n".join(lines)
 
 
