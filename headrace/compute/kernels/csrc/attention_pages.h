@@ -231,26 +231,12 @@ __attribute__((noinline)) static void weigh_tile(const uint32_t *weights, const 
     for (int i = 0; i < NV; i++) store((Single *)(result + m * stride + i * LANES), sum[m][i]);
 }
 
-// Calls body(M, first) for tiles of at most ROWS rows, M being a constant.
-template <class Body>
-HEADRACE_INLINE void each_tile(int64_t rows, Body body) {
-  int64_t m = 0;
-  for (; m + ROWS <= rows; m += ROWS) body(std::integral_constant<int, ROWS>{}, m);
-  switch (rows - m) {
-    case 5: if constexpr (ROWS > 5) body(std::integral_constant<int, 5>{}, m); break;
-    case 4: if constexpr (ROWS > 4) body(std::integral_constant<int, 4>{}, m); break;
-    case 3: body(std::integral_constant<int, 3>{}, m); break;
-    case 2: body(std::integral_constant<int, 2>{}, m); break;
-    case 1: body(std::integral_constant<int, 1>{}, m); break;
-  }
-}
-
 // Scores [vectors, CHUNK] of queries that are `query_stride` words apart. `ahead`: what comes next, or null.
 template <class Page, class View>
 static void score_chunk(const uint32_t *query, int64_t words, int64_t query_stride, const Chunk &chunk, const View &view,
                         const View *ahead, float *score, int64_t vectors) {
   for (int i = chunk.begin / PANEL * VECTORS; i * LANES < chunk.count; i += VECTORS)
-    each_tile(vectors, [&](auto count, int64_t m) {
+    in_tiles<ROWS>(vectors, [&](auto count, int64_t m) {
       score_tile<Page, count()>(query + m * query_stride, words, query_stride, view.keys + i, view.key_step,
                                 ahead && !m ? ahead->keys + i : nullptr, score + m * CHUNK + i * LANES);
     });
@@ -262,7 +248,7 @@ static void weigh_chunk(const uint32_t *weights, const Chunk &chunk, const View 
                         int64_t stride, int64_t vectors, bool accumulate) {
   const int factor = FACTOR_OF<typename Page::Element>, begin = chunk.begin / factor;
   const int end = (chunk.count + factor - 1) / factor;
-  each_tile(vectors, [&](auto count, int64_t m) {
+  in_tiles<ROWS>(vectors, [&](auto count, int64_t m) {
     const uint32_t *weight = weights + m * (CHUNK / factor);
     const View *next = m ? nullptr : ahead;
     float *sum = result + m * stride;

@@ -1,7 +1,7 @@
-// One small matrix product, used by linear layers and by both products of attention: rows of A, broadcast word by
-// word, times a panel of B. A word is a float32, or two bfloat16 of consecutive k (a pair), multiplied and summed in
-// float32. Every element of C is one chain of additions in the order of k, whatever the tiling: so a row's result does
-// not depend on how many other rows share the call.
+// The matrix product of linear layers: rows of activations, broadcast word by word, times a panel of weights. A word is a
+// float32, or two bfloat16 of consecutive k (a pair), multiplied and summed in float32; attention multiplies the same
+// words, of its pages. Every element of the product is one chain of additions in the order of k, whatever the tiling: so
+// a row's result does not depend on how many other rows share the call.
 
 static const int ROWS = LANES == 16 ? 6 : 4;    // rows of the register tile
 static const int VECTORS = LANES == 16 ? 4 : 2;  // vectors of columns of it
@@ -109,17 +109,6 @@ static void multiply_rows(const uint32_t *a, int64_t a_stride, const uint32_t *b
     ahead = multiply_tile<Kind, decltype(count)::value, NV>(a + row * a_stride, a_stride, b, b_stride, depth,
                                                             c + row * c_stride, c_stride, accumulate, ahead);
   });
-}
-
-// As multiply_rows, for any number of columns that is a multiple of LANES.
-template <class Kind>
-static void multiply(const uint32_t *a, int64_t a_stride, const uint32_t *b, int64_t b_stride, int64_t depth, float *c,
-                     int64_t c_stride, int64_t rows, int64_t columns, bool accumulate) {
-  int64_t j = 0;
-  for (; j + PANEL <= columns; j += PANEL)
-    multiply_rows<Kind, VECTORS>(a, a_stride, b + j, b_stride, depth, c + j, c_stride, rows, accumulate);
-  for (; j < columns; j += LANES)
-    multiply_rows<Kind, 1>(a, a_stride, b + j, b_stride, depth, c + j, c_stride, rows, accumulate);
 }
 
 // What is multiplied at once: of weights 16 KiB, so that a block and the next one stay in the first cache.

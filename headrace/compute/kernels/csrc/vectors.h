@@ -34,55 +34,6 @@ HEADRACE_INLINE float sum(Floats v) {
   else return sum<2 * H>(fold<H>(v, std::make_integer_sequence<int, LANES>{}));
 }
 
-// Swap the off-diagonal squares of side H of two vectors.
-template <int H, int... I>
-HEADRACE_INLINE void exchange(Floats &a, Floats &b, std::integer_sequence<int, I...>) {
-#if defined(__clang__)
-  const Floats low = __builtin_shufflevector(a, b, ((I & H) ? LANES + (I ^ H) : I)...);
-  b = __builtin_shufflevector(a, b, ((I & H) ? LANES + I : (I ^ H))...);
-#else
-  const Floats low = __builtin_shuffle(a, b, Ints{((I & H) ? LANES + (I ^ H) : I)...});
-  b = __builtin_shuffle(a, b, Ints{((I & H) ? LANES + I : (I ^ H))...});
-#endif
-  a = low;
-}
-
-// The first halves of two vectors, or with FROM = LANES the second ones, element by element side by side.
-template <int FROM, int... I>
-HEADRACE_INLINE Shorts interleave(Shorts a, Shorts b, std::integer_sequence<int, I...>) {
-#if defined(__clang__)
-  return __builtin_shufflevector(a, b, (FROM + I / 2 + (I & 1) * 2 * LANES)...);
-#else
-  return __builtin_shuffle(a, b, Shorts{(int16_t)(FROM + I / 2 + (I & 1) * 2 * LANES)...});
-#endif
-}
-
-// Of LANES vectors of integers the sum of each: lane i is that of v[i], which are used up.
-template <int H = 1>
-HEADRACE_INLINE Ints sums_of(Floats *v) {
-  if constexpr (H == LANES) {
-    return (Ints)v[0];
-  } else {
-#pragma GCC unroll 16
-    for (int i = 0; i < LANES; i += 2 * H) {
-      exchange<H>(v[i], v[i + H], std::make_integer_sequence<int, LANES>{});
-      v[i] = (Floats)((Ints)v[i] + (Ints)v[i + H]);
-    }
-    return sums_of<2 * H>(v);
-  }
-}
-
-// A square of LANES vectors, in place.
-template <int H = 1>
-HEADRACE_INLINE void transpose(Floats *v) {
-  if constexpr (H < LANES) {
-#pragma GCC unroll 16
-    for (int i = 0; i < LANES; i++)
-      if (!(i & H)) exchange<H>(v[i], v[i ^ H], std::make_integer_sequence<int, LANES>{});
-    transpose<2 * H>(v);
-  }
-}
-
 template <int H, int... I>
 HEADRACE_INLINE Floats fold_largest(Floats v, std::integer_sequence<int, I...>) {
 #if defined(__clang__)
@@ -184,12 +135,6 @@ HEADRACE_INLINE void store(Half *p, Floats v) {
 
 // Whole numbers near x, |x| < 2^22; ties go to the even one.
 HEADRACE_INLINE Ints rounded(Floats x) { return (Ints)(x + 12582912.0f) - 0x4b400000; }
-
-HEADRACE_INLINE Ints load_integers(const Byte *p) {
-  Bytes b;
-  __builtin_memcpy(&b, p, sizeof b);
-  return __builtin_convertvector(b, Ints);
-}
 
 HEADRACE_INLINE void store(Byte *p, Floats v) {
   const Bytes b = __builtin_convertvector(rounded(v), Bytes);
