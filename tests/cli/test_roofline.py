@@ -11,7 +11,7 @@ from headrace.compute.kernels import KernelsUnavailable, probe
 from headrace.compute.kernels.cpp import CppKernels
 from headrace.config import ConfigError
 
-SMALL = ("builtin", "--input-len", "9", "--output-len", "2", "--kv-cache-memory-bytes", str(16 << 20))
+SMALL = ("builtin", "--input-len", "90", "--output-len", "2", "--kv-cache-memory-bytes", str(16 << 20))
 
 
 def test_the_parts_of_a_step_are_told_beside_what_the_machine_allows(
@@ -27,7 +27,7 @@ def test_the_parts_of_a_step_are_told_beside_what_the_machine_allows(
     words = ["bench", "roofline", *SMALL, "--batch-size", "1", "--batch-size", "20", "--output", str(output)]
     result = CliRunner().invoke(app, words, catch_exceptions=False)
     assert result.exit_code == 0, result.output
-    for expected in ("memory read by 1 thread", "decode: batch 20, context 9", "prefill: batch 1", "LM head"):
+    for expected in ("memory read by 1 thread", "decode: batch 20, context 90", "prefill: batch 1", "LM head"):
         assert expected in result.output
     steps = json.loads(output.read_text())["roofline"]["steps"]
     assert [(step["kind"], step["batch"]) for step in steps if step["kind"] == "decode"] == [

@@ -30,7 +30,7 @@ static void merge(const Partial &into, const Partial &later, int64_t vectors, in
   }
 }
 
-// Whether a vector of keys or values is found in one block. Else it is gathered, for small tests of large machines.
+// Whether a vector of keys or values lies in one block. Smaller blocks and heads are gathered first: those of toys.
 HEADRACE_INLINE bool in_place(const Attention &a) { return a.pages.block_size % LANES == 0 && a.head_dim % LANES == 0; }
 
 // Where a chunk's groups lie. Blocks before every query's window may have been given up: `begin` leaves them out.
