@@ -27,7 +27,12 @@ def test_the_parts_of_a_step_are_told_beside_what_the_machine_allows(
     words = ["bench", "roofline", *SMALL, "--batch-size", "1", "--batch-size", "20", "--output", str(output)]
     result = CliRunner().invoke(app, words, catch_exceptions=False)
     assert result.exit_code == 0, result.output
-    for expected in ("memory read by 1 thread", "decode: batch 20, context 90", "prefill: batch 1", "LM head"):
+    for expected in (
+        "memory read by 1 thread",
+        "decode: batch 20, context 90",
+        "prefill: batch 1",
+        "LM head",
+    ):
         assert expected in result.output
     steps = json.loads(output.read_text())["roofline"]["steps"]
     assert [(step["kind"], step["batch"]) for step in steps if step["kind"] == "decode"] == [
