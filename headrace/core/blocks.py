@@ -205,26 +205,17 @@ class BlockPool:
         A part of a block may be registered first and the whole later. When an equal full block is known
         already, that one stays the one that is found. ``key`` is a full block's, where the caller has it.
         """
-        block = self._blocks[block_id]
-        full = len(tokens) == self.block_size
-        key = key or (chained_key(parent, tokens) if full else parent)
-        if full:
-            self._promised.pop(key, None)
-            if key in self._by_key:
-                return key
-        if block.tokens:
-            self._forget(block)
-        self._link(block, parent, tuple(tokens))
-        if full:
-            block.key = key
-            block.wanted = key in self._wanted
-            self._by_key[key] = block
-        return key
+        if len(tokens) == self.block_size:
+            key = key or chained_key(parent, tokens)
+            self.register_chain([block_id], parent, tokens, [key])
+            return key
+        self._link(self._blocks[block_id], parent, tuple(tokens))
+        return parent
 
     def register_chain(
         self, table: Sequence[int], parent: bytes, tokens: Sequence[int], keys: Sequence[bytes]
     ) -> None:
-        """`register` for full blocks that follow each other: one key for each, and the tokens of all of them."""
+        """Full blocks that follow each other: one key for each, and the tokens of all of them."""
         size, by_key, promised, wanted = self.block_size, self._by_key, self._promised, self._wanted
         packed = tuple(tokens)
         at = 0
@@ -232,8 +223,6 @@ class BlockPool:
             promised.pop(key, None)
             if key not in by_key:
                 block = self._blocks[block_id]
-                if block.tokens:
-                    self._forget(block)
                 self._link(block, parent, packed[at : at + size])
                 block.key = key
                 block.wanted = key in wanted
@@ -242,7 +231,9 @@ class BlockPool:
             at += size
 
     def _link(self, block: Block, parent: bytes, tokens: tuple[int, ...]) -> None:
-        """Note a block's content among those of the same parent and first token, the newest first."""
+        """Note a block's new content among those of the same parent and first token, the newest first."""
+        if block.tokens:
+            self._forget(block)
         block.parent, block.tokens = parent, tokens
         place = (parent, tokens[0])
         block.older = older = self._children.get(place)
