@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ctypes
 import math
+import mmap
 import os
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -195,6 +196,17 @@ def return_freed_memory() -> None:
     """Give the system back what is free in the C library's heaps; after loading, which frees much for good."""
     with suppress(OSError, AttributeError):  # glibc's own
         ctypes.CDLL(None).malloc_trim(0)
+
+
+def huge_memory(nbytes: int) -> torch.Tensor:
+    """Zeros uint8 [nbytes], which the system clears when they are first touched, in huge pages where it has them.
+
+    Python maps shared memory unless told otherwise, and that is none of huge pages.
+    """
+    memory = mmap.mmap(-1, nbytes, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    if hasattr(mmap, "MADV_HUGEPAGE"):
+        memory.madvise(mmap.MADV_HUGEPAGE)
+    return torch.frombuffer(memory, dtype=torch.uint8)
 
 
 def resident_bytes() -> int:

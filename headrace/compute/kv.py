@@ -7,12 +7,12 @@ single layers, the runner executes a plan's moves; `mover` carries whole blocks 
 from __future__ import annotations
 
 import math
-import mmap
 from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 
+from headrace.compute.device import huge_memory
 from headrace.compute.kernels import Pages
 from headrace.compute.model.spec import DecoderSpec
 
@@ -141,8 +141,4 @@ def untouched_zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.de
     """
     if device.type != "cpu":
         return torch.zeros(shape, dtype=dtype, device=device)
-    nbytes = math.prod(shape) * dtype.itemsize
-    memory = mmap.mmap(-1, max(1, nbytes), mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-    if hasattr(mmap, "MADV_HUGEPAGE"):
-        memory.madvise(mmap.MADV_HUGEPAGE)
-    return torch.frombuffer(memory, dtype=torch.uint8, count=nbytes).view(dtype).view(shape)
+    return huge_memory(math.prod(shape) * dtype.itemsize).view(dtype).view(shape)

@@ -6,13 +6,13 @@ The layouts are those of `csrc/matrix.h` and `csrc/quantized.h`; a panel is as w
 from __future__ import annotations
 
 import math
-import mmap
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
+from headrace.compute.device import huge_memory
 from headrace.compute.quantization.weight import QuantizedWeight
 
 _PLANES = {torch.float32: 3, torch.bfloat16: 2, torch.float16: 2}
@@ -34,10 +34,7 @@ class WeightMemory:
         used = math.prod(shape) * dtype.itemsize
         size = -(-used // 64) * 64
         if size > len(self._chunk):
-            chunk = mmap.mmap(-1, max(size, _CHUNK_BYTES), mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-            if hasattr(mmap, "MADV_HUGEPAGE"):
-                chunk.madvise(mmap.MADV_HUGEPAGE)
-            self._chunk = torch.frombuffer(chunk, dtype=torch.uint8)
+            self._chunk = huge_memory(max(size, _CHUNK_BYTES))
         taken, self._chunk = self._chunk[:used], self._chunk[size:]
         return taken.view(dtype).view(shape)
 
