@@ -8,9 +8,6 @@
 static const int CHUNK = 64;  // keys that are multiplied at once
 static const int GROUPS = CHUNK / LANES;
 
-template <class Element>
-static const int FACTOR_OF = std::is_same_v<Element, Brain> || std::is_same_v<Element, Byte> ? 2 : 1;  // elements to a word
-
 // A chunk's tokens [begin, count), in whole groups of LANES.
 struct Chunk {
   int64_t first;                                             // position of its first token
@@ -183,17 +180,9 @@ __attribute__((noinline)) static void score_tile(const uint32_t *query, int64_t 
       if (ahead) __builtin_prefetch(next[i] + w * step, 0, 3);
       column[i] = Page::column(key[i] + w * step);
     }
-#pragma GCC unroll 8
-    for (int m = 0; m < M; m++) {
-      const typename Kind::Factor row = Kind::row(query[m * query_stride + w]);
-#pragma GCC unroll 8
-      for (int i = 0; i < VECTORS; i++) sum[m][i] = Kind::add(sum[m][i], row, column[i]);
-    }
+    add_products<Kind>(sum, query + w, query_stride, column);
   }
-#pragma GCC unroll 8
-  for (int m = 0; m < M; m++)
-#pragma GCC unroll 8
-    for (int i = 0; i < VECTORS; i++) store((Single *)(score + m * CHUNK + i * LANES), sum[m][i]);
+  store_sums(sum, score, CHUNK);
 }
 
 // result[m, 0 : NV * LANES] (+)= weights of M queries times the values of words [begin, end) of tokens, in their order.
@@ -204,11 +193,7 @@ __attribute__((noinline)) static void weigh_tile(const uint32_t *weights, const 
   using Kind = typename Page::Kind;
   const int factor = FACTOR_OF<typename Page::Element>;
   Floats sum[M][NV];
-#pragma GCC unroll 8
-  for (int m = 0; m < M; m++)
-#pragma GCC unroll 8
-    for (int i = 0; i < NV; i++)
-      sum[m][i] = accumulate ? load((const Single *)(result + m * stride + i * LANES)) : Floats{};
+  load_sums(sum, result, stride, accumulate);
   for (unsigned k = begin; k < (unsigned)end; k++) {
     const typename Page::Element *row = (k == (unsigned)view.odd ? view.alone : view.value(k)) + feature * factor;
     const typename Page::Element *next = ahead ? ahead->value(k) + feature * factor : nullptr;
@@ -218,17 +203,9 @@ __attribute__((noinline)) static void weigh_tile(const uint32_t *weights, const 
       if (ahead) __builtin_prefetch(next + i * LANES * factor, 0, 3);
       column[i] = Page::column(row + i * LANES * factor);
     }
-#pragma GCC unroll 8
-    for (int m = 0; m < M; m++) {
-      const typename Kind::Factor weight = Kind::row(weights[m * (CHUNK / factor) + k]);
-#pragma GCC unroll 8
-      for (int i = 0; i < NV; i++) sum[m][i] = Kind::add(sum[m][i], weight, column[i]);
-    }
+    add_products<Kind>(sum, weights + k, CHUNK / factor, column);
   }
-#pragma GCC unroll 8
-  for (int m = 0; m < M; m++)
-#pragma GCC unroll 8
-    for (int i = 0; i < NV; i++) store((Single *)(result + m * stride + i * LANES), sum[m][i]);
+  store_sums(sum, result, stride);
 }
 
 // Scores [vectors, CHUNK] of queries that are `query_stride` words apart. `ahead`: what comes next, or null.

@@ -101,7 +101,7 @@ HEADRACE_INLINE void spread(const KV *x, int64_t size, KV *out, int64_t step) {
 
 template <class T, class KV>
 static void rope_rows(const Rope &a) {
-  const int FACTOR = sizeof(KV) == 4 || std::is_same_v<KV, Half> ? 1 : 2;
+  const int FACTOR = FACTOR_OF<KV>;
   const int64_t size = a.pages.block_size, together = value_tokens(a.pages, FACTOR);
   const int64_t packed = (a.heads + 2 * a.kv_heads) * a.head_dim;
 #pragma omp parallel if (a.tokens * packed > PARALLEL_ELEMENTS)

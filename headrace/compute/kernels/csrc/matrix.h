@@ -53,32 +53,49 @@ HEADRACE_INLINE void fetch(Ahead &ahead) {
   ahead.next += PANEL;
 }
 
-// c[m, 0:NV*LANES] (+)= a[m, 0:depth] b[0:depth, :], for M rows held in registers. Returns what is left to fetch.
+// What tiles are made of: sums of M rows and NV vectors of columns, which stay in registers.
+template <int M, int NV>
+HEADRACE_INLINE void load_sums(Floats (&sum)[M][NV], const float *c, int64_t stride, bool accumulate) {
+#pragma GCC unroll 8
+  for (int m = 0; m < M; m++)
+#pragma GCC unroll 8
+    for (int i = 0; i < NV; i++) sum[m][i] = accumulate ? load((const Single *)(c + m * stride + i * LANES)) : Floats{};
+}
+
+template <int M, int NV>
+HEADRACE_INLINE void store_sums(const Floats (&sum)[M][NV], float *c, int64_t stride) {
+#pragma GCC unroll 8
+  for (int m = 0; m < M; m++)
+#pragma GCC unroll 8
+    for (int i = 0; i < NV; i++) store((Single *)(c + m * stride + i * LANES), sum[m][i]);
+}
+
+// A word of each row, `stride` apart, times the columns.
 template <class Kind, int M, int NV>
-static Ahead multiply_tile(const uint32_t *a, int64_t a_stride, const uint32_t *b, int64_t b_stride, int64_t depth,
-                           float *c, int64_t c_stride, bool accumulate, Ahead ahead) {
-  Floats sum[M][NV];
+HEADRACE_INLINE void add_products(Floats (&sum)[M][NV], const uint32_t *rows, int64_t stride,
+                                  const typename Kind::Factor (&column)[NV]) {
 #pragma GCC unroll 8
-  for (int m = 0; m < M; m++)
+  for (int m = 0; m < M; m++) {
+    const typename Kind::Factor row = Kind::row(rows[m * stride]);
 #pragma GCC unroll 8
-    for (int i = 0; i < NV; i++)
-      sum[m][i] = accumulate ? load((const Single *)(c + m * c_stride + i * LANES)) : Floats{};
-  for (int64_t k = 0; k < depth; k++, b += b_stride) {
-    fetch(ahead);
-    typename Kind::Factor column[NV];
-#pragma GCC unroll 8
-    for (int i = 0; i < NV; i++) column[i] = Kind::column(b + i * LANES);
-#pragma GCC unroll 8
-    for (int m = 0; m < M; m++) {
-      const typename Kind::Factor row = Kind::row(a[m * a_stride + k]);
-#pragma GCC unroll 8
-      for (int i = 0; i < NV; i++) sum[m][i] = Kind::add(sum[m][i], row, column[i]);
-    }
+    for (int i = 0; i < NV; i++) sum[m][i] = Kind::add(sum[m][i], row, column[i]);
   }
+}
+
+// c[m, 0:PANEL] (+)= a[m, 0:depth] b[0:depth, 0:PANEL], for M rows. Returns what is left to fetch.
+template <class Kind, int M>
+static Ahead multiply_tile(const uint32_t *a, int64_t a_stride, const uint32_t *b, int64_t depth, float *c, bool accumulate,
+                           Ahead ahead) {
+  Floats sum[M][VECTORS];
+  load_sums(sum, c, PANEL, accumulate);
+  for (int64_t k = 0; k < depth; k++, b += PANEL) {
+    fetch(ahead);
+    typename Kind::Factor column[VECTORS];
 #pragma GCC unroll 8
-  for (int m = 0; m < M; m++)
-#pragma GCC unroll 8
-    for (int i = 0; i < NV; i++) store((Single *)(c + m * c_stride + i * LANES), sum[m][i]);
+    for (int i = 0; i < VECTORS; i++) column[i] = Kind::column(b + i * LANES);
+    add_products<Kind>(sum, a + k, a_stride, column);
+  }
+  store_sums(sum, c, PANEL);
   return ahead;
 }
 
@@ -102,12 +119,11 @@ HEADRACE_INLINE void in_tiles(int64_t rows, Tile tile) {
 }
 
 // As multiply_tile, for any number of rows.
-template <class Kind, int NV>
-static void multiply_rows(const uint32_t *a, int64_t a_stride, const uint32_t *b, int64_t b_stride, int64_t depth,
-                          float *c, int64_t c_stride, int64_t rows, bool accumulate, Ahead ahead = {nullptr, 0, -1}) {
+template <class Kind>
+static void multiply_rows(const uint32_t *a, int64_t a_stride, const uint32_t *b, int64_t depth, float *c, int64_t rows,
+                          bool accumulate, Ahead ahead) {
   in_tiles<ROWS>(rows, [&](auto count, int64_t row) {
-    ahead = multiply_tile<Kind, decltype(count)::value, NV>(a + row * a_stride, a_stride, b, b_stride, depth,
-                                                            c + row * c_stride, c_stride, accumulate, ahead);
+    ahead = multiply_tile<Kind, count()>(a + row * a_stride, a_stride, b, depth, c + row * PANEL, accumulate, ahead);
   });
 }
 
@@ -136,8 +152,8 @@ static void linear_of(const Linear &a) {
     const int64_t columns = a.outputs - column < PANEL ? a.outputs - column : PANEL;
     const uint32_t *x = (const uint32_t *)a.x + first * depth, *weights = (const uint32_t *)a.packed + panel * depth * PANEL;
     for (int64_t k = 0; k < depth; k += BLOCK_DEPTH)
-      multiply_rows<Kind, VECTORS>(x + k, depth, weights + k * PANEL, PANEL, depth - k < BLOCK_DEPTH ? depth - k : BLOCK_DEPTH,
-                                   sums, PANEL, rows, k > 0, {weights + (k + BLOCK_DEPTH) * PANEL, (rows + ROWS - 1) / ROWS, 0});
+      multiply_rows<Kind>(x + k, depth, weights + k * PANEL, depth - k < BLOCK_DEPTH ? depth - k : BLOCK_DEPTH, sums, rows,
+                          k > 0, {weights + (k + BLOCK_DEPTH) * PANEL, (rows + ROWS - 1) / ROWS, 0});
     for (int64_t row = 0; row < rows; row++) {
       T *out = (T *)a.out + (first + row) * a.outputs + column;
       const T *bias = a.bias ? (const T *)a.bias + column : nullptr;

@@ -78,6 +78,9 @@ struct Brain { uint16_t bits; };   // bfloat16
 struct Half { uint16_t bits; };    // IEEE half
 struct Byte { int8_t value; };     // of pages only: an integer without its scale
 
+template <class Element>
+static const int FACTOR_OF = std::is_same_v<Element, Brain> || std::is_same_v<Element, Byte> ? 2 : 1;  // to a word of pages
+
 HEADRACE_INLINE Floats load(const Single *p) {
   Floats v;
   __builtin_memcpy(&v, p, sizeof v);
