@@ -16,6 +16,7 @@ from headrace.build.engine import make_engine, make_knobs, resolve_overlap, step
 from headrace.build.recording import make_recorded_engine
 from headrace.build.tenants import read_tenants
 from headrace.build.tiers import OpenTiers, open_tiers
+from headrace.compute.ahead import ClearedAhead
 from headrace.compute.device import (
     DeviceFacts,
     apart,
@@ -138,6 +139,9 @@ def _load(options: Options, seconds: dict[str, float], tell: Tell | None) -> Loa
             process_bytes=process_bytes,
         )
         kv = PagedKV(spec, ledger.num_blocks, cache.block_size, kv_dtype, device)
+        ahead = ClearedAhead(kv) if device.type == "cpu" else None
+        if ahead is not None:
+            ahead.reached(0)
         tiers, ledger = open_tiers(ledger, cache.kv_offload_path, kv, fingerprint, kernels.layout)
         runner = LocalRunner(
             decoder,
@@ -148,6 +152,7 @@ def _load(options: Options, seconds: dict[str, float], tell: Tell | None) -> Loa
             device=device,
             background=overlap > 0 and device.type == "cpu",
             mover=tiers.mover if tiers else None,
+            ahead=ahead,
         )
     compose = make_engine if tell is None else partial(make_recorded_engine, tell)
     engine = compose(

@@ -10,6 +10,8 @@ import ctypes
 import math
 import mmap
 import os
+import sys
+import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
@@ -35,6 +37,8 @@ _BF16_CAPABILITY = (8, 0)
 _ALLOCATORS = ("jemalloc", "tcmalloc", "mimalloc")
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # malloc.h
 _KEPT_BYTES = 256 << 20
+_MADV_POPULATE_WRITE = 23  # asm-generic/mman-common.h
+_LOWEST_PRIORITY = 19
 
 
 class DtypeChoice(NamedTuple):
@@ -207,6 +211,29 @@ def huge_memory(nbytes: int) -> torch.Tensor:
     if hasattr(mmap, "MADV_HUGEPAGE"):
         memory.madvise(mmap.MADV_HUGEPAGE)
     return torch.frombuffer(memory, dtype=torch.uint8)
+
+
+def populate(memory: torch.Tensor) -> bool:
+    """Let the system clear what was never touched of contiguous ``memory`` now; whether it could.
+
+    What the memory holds stays, whoever writes to it meanwhile. Linux has it from 5.14 on.
+    """
+    if sys.platform != "linux":
+        return False
+    begin = memory.data_ptr() // mmap.PAGESIZE * mmap.PAGESIZE
+    length = memory.data_ptr() + memory.nbytes - begin
+    try:
+        advise = ctypes.CDLL(None).madvise
+    except (OSError, AttributeError):
+        return False
+    failed: int = advise(ctypes.c_void_p(begin), ctypes.c_size_t(length), _MADV_POPULATE_WRITE)
+    return not failed
+
+
+def lower_priority() -> None:
+    """Let this thread run only where no other wants to; priorities are those of threads on Linux alone."""
+    if sys.platform == "linux":
+        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _LOWEST_PRIORITY)
 
 
 def resident_bytes() -> int:

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from headrace.compute.device import huge_memory
+from headrace.compute.device import huge_memory, populate
 from headrace.compute.kernels import Pages
 from headrace.compute.model.spec import DecoderSpec
 
@@ -96,6 +96,12 @@ class PagedKV:
     def block_shape(self) -> tuple[int, ...]:
         """Of one block: [layers, 2, block_size, kv_heads, head_dim], or in int8 [layers, 2, bytes]."""
         return (*self._pages.shape[:2], *self._pages.shape[3:])
+
+    def populate(self, first: int, end: int) -> bool:
+        """Let the system clear the memory of blocks [first, end) that was never written; whether it could."""
+        return self.device.type == "cpu" and all(
+            populate(part[first:end]) for part in self._pages.flatten(0, 1).unbind()
+        )
 
     def read_blocks(self, blocks: Sequence[int]) -> Sequence[Tensor]:
         """Each block in `block_shape`: on a CPU as it lies there, elsewhere gathered, so that it can be sent whole."""

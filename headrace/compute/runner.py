@@ -20,6 +20,7 @@ from typing import NamedTuple, Protocol
 import numpy as np
 import torch
 
+from headrace.compute.ahead import ClearedAhead
 from headrace.compute.batch import Batch
 from headrace.compute.kv import PagedKV
 from headrace.compute.mover import Mover
@@ -84,11 +85,13 @@ class LocalRunner:
         device: torch.device,
         background: bool = False,
         mover: Mover | None = None,
+        ahead: ClearedAhead | None = None,
     ) -> None:
         self.seconds = dict.fromkeys(("prepare", "forward", "sample", "collect"), 0.0)
         self._decoder = decoder
         self._kv = kv
         self._mover = mover
+        self._ahead = ahead
         self._device = device
         self._slots = Slots(
             max_num_seqs=max_num_seqs, max_model_len=max_model_len, block_size=kv.block_size, device=device
@@ -145,6 +148,8 @@ class LocalRunner:
             return _Launched(plan.step, 0, {}, download, waits=plan.waits)
         rows = Rows.of(plan.rows)
         self._slots.extend(plan.rows)
+        if self._ahead is not None:
+            self._ahead.reached(self._slots.reached)
         sampling = np.flatnonzero(rows.samples)
         spans = np.clip(np.minimum(rows.end, self._prompt_end[rows.slot]) - rows.start, 0, None)
         last = np.cumsum(rows.length) - 1

@@ -43,7 +43,8 @@ class Rows(NamedTuple):
 class Slots:
     """Token buffer int32 [max_num_seqs, max_model_len + 1] and block tables int32 [max_num_seqs, max_blocks].
 
-    The buffer is one wider than the context because the last token drawn is stored, though never computed.
+    The buffer is one wider than the context because the last token drawn is stored, though never computed. ``reached``
+    is one more than the highest block that any table ever had.
     """
 
     def __init__(
@@ -56,6 +57,7 @@ class Slots:
         self.tokens = torch.zeros(max_num_seqs, max_model_len + 1, dtype=torch.int32, device=device)
         self.tables = torch.zeros(max_num_seqs, self._max_blocks, dtype=torch.int32, device=device)
         self._blocks = np.zeros(max_num_seqs, dtype=np.int64)
+        self.reached = 0
 
     def admit(self, entry: Entry, tokens: Ints) -> None:
         """A sequence takes ``entry.slot`` with ``tokens`` known so far; all that was there is forgotten."""
@@ -65,6 +67,7 @@ class Slots:
         if entry.blocks:
             (blocks,) = upload(self.device, np.array(entry.blocks, dtype=np.int64))
             self.tables[entry.slot, : len(entry.blocks)] = blocks
+            self.reached = max(self.reached, max(entry.blocks) + 1)
 
     def extend(self, rows: Sequence[Row]) -> None:
         """Append each row's ``new_blocks`` to its slot's table."""
@@ -78,6 +81,7 @@ class Slots:
         self._blocks[slots] += counts
         if (self._blocks[slots] > self._max_blocks).any():
             raise ValueError(f"a block table would pass {self._max_blocks} blocks, the context's limit")
+        self.reached = max(self.reached, int(blocks.max()) + 1)
         at, new = upload(self.device, places, blocks)
         self.tables.view(-1)[at] = new.int()
 

@@ -95,3 +95,14 @@ def test_copies_act_one_after_the_other(sources: list[int], targets: list[int], 
 def test_sources_without_targets_are_refused() -> None:
     with pytest.raises(ValueError, match="2 sources for 1 targets"):
         numbered().copy_blocks([1, 2], [3])
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.int8])
+def test_clearing_ahead_keeps_what_pages_hold(dtype: torch.dtype) -> None:
+    kv = PagedKV(SPEC, 6, 4, dtype)
+    for number, pages in enumerate(kv.layers):
+        pages.keys[1:4], pages.values[1:4] = number + 1, number + 2
+    before = [block.clone() for block in kv.read_blocks(range(6))]
+    kv.populate(0, 3)
+    kv.populate(2, 6)
+    assert all(torch.equal(one, other) for one, other in zip(before, kv.read_blocks(range(6)), strict=True))

@@ -12,8 +12,18 @@ from tests.compute.fakes import BLOCK, VOCAB, FakeDecoder, FakeKV, entry, logits
 PROMPT = (5, 17, 3, 88, 41, 9, 60, 2, 33)
 
 
+class Reached:
+    """A `ClearedAhead` that only listens."""
+
+    def __init__(self) -> None:
+        self.blocks: list[int] = []
+
+    def reached(self, blocks: int) -> None:
+        self.blocks.append(blocks)
+
+
 def make(
-    background: bool = False, vocab: int = VOCAB, max_num_seqs: int = 8
+    background: bool = False, vocab: int = VOCAB, max_num_seqs: int = 8, ahead: Reached | None = None
 ) -> tuple[LocalRunner, FakeDecoder, FakeKV]:
     decoder, kv = FakeDecoder(vocab), FakeKV()
     runner = LocalRunner(
@@ -24,6 +34,7 @@ def make(
         max_model_len=48,
         device=torch.device("cpu"),
         background=background,
+        ahead=ahead,  # type: ignore[arg-type]
     )
     return runner, decoder, kv
 
@@ -132,6 +143,19 @@ def test_mixed_batch_is_each_alone() -> None:
         assert got[k] == [(o.tokens[0], o.logprobs.get(0), o.prompt_logprobs.get(0)) for o in alone[k]]
     assert decoder.calls[2].lengths == (1, 3)
     assert decoder.calls[2].decode_rows == 1
+
+
+def test_what_clears_ahead_hears_of_the_highest_block_before_it_is_written() -> None:
+    ahead = Reached()
+    runner, _, _ = make(ahead=ahead)
+    shared = entry(3, PROMPT)._replace(blocks=(50, 7))
+    run(
+        runner,
+        StepPlan(0, (entry(0, PROMPT),), (), (row(0, 0, 8, (1, 30), False),)),
+        StepPlan(1, (shared,), (), (row(3, 0, 9, (20,)),)),
+        StepPlan(2, (), (), (row(0, 8, 1, (4,)),)),
+    )
+    assert ahead.blocks == [31, 51, 51]
 
 
 def test_logits_only_where_wanted() -> None:
