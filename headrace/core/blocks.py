@@ -60,17 +60,23 @@ def root_key(salt: str, adapter: str) -> bytes:
     return hashlib.sha256(b"".join(len(part).to_bytes(8, "little") + part for part in parts)).digest()
 
 
+_SHA256 = hashlib.sha256()
+"""Copied for each key, which takes less than a new one."""
+
+
 def chained_key(parent: bytes, tokens: Sequence[int]) -> bytes:
     """The key of a full block: SHA-256 over the parent's key and the block's tokens."""
-    return hashlib.sha256(parent + array("q", tokens).tobytes()).digest()
+    return chained_keys(parent, tokens, len(tokens))[0]
 
 
 def chained_keys(parent: bytes, tokens: Sequence[int], block_size: int) -> list[bytes]:
     """The keys of all full blocks of ``tokens``, each the parent of the next."""
     packed, width = array("q", tokens).tobytes(), 8 * block_size
-    keys = []
+    keys, start = [], _SHA256.copy
     for at in range(0, len(packed) - width + 1, width):
-        parent = hashlib.sha256(parent + packed[at : at + width]).digest()
+        sha = start()
+        sha.update(parent + packed[at : at + width])
+        parent = sha.digest()
         keys.append(parent)
     return keys
 
@@ -99,6 +105,8 @@ class BlockPool:
         ] = []  # those touched so far: a cache of gigabytes has more than most lives use
         self._tell = tell
         self.lower = lower
+        self.num_free = num_blocks
+        """Blocks without references, cached or blank: all of them can be allocated."""
         self._blank: list[int] = []  # touched, and free without content
         self._cached = EvictionOrder(eviction)
         self._by_key: dict[bytes, Block] = {}
@@ -109,11 +117,6 @@ class BlockPool:
     def full_blocks(self) -> list[Block]:
         """All blocks whose whole content can be found."""
         return list(self._by_key.values())
-
-    @property
-    def num_free(self) -> int:
-        """Blocks without references, cached or blank: all of them can be allocated."""
-        return self.num_blocks - len(self._blocks) + len(self._blank) + len(self._cached)
 
     @property
     def num_cached(self) -> int:
@@ -143,6 +146,7 @@ class BlockPool:
             taken += self._evict(count - len(taken))
         for block_id in taken:
             blocks[block_id].refs = 1
+        self.num_free -= count
         return taken
 
     def num_idle(self, block_ids: Iterable[int]) -> int:
@@ -155,13 +159,15 @@ class BlockPool:
             block = self._blocks[block_id]
             if block.refs == 0:
                 self._cached.discard(block)
+                self.num_free -= 1
             block.refs += 1
             block.hits += 1
 
     def release(self, table: Sequence[int]) -> None:
         """Give back one reference to each block of a table, the tail first, so that it is evicted first."""
         blocks, chain = self._blocks, len(table)
-        idle = []
+        idle, blank = [], self._blank
+        were_blank = len(blank)
         for block_id in reversed(table):
             block = blocks[block_id]
             refs = block.refs - 1
@@ -174,7 +180,8 @@ class BlockPool:
                 if block.tokens:
                     idle.append(block)
                 else:
-                    self._blank.append(block_id)
+                    blank.append(block_id)
+        self.num_free += len(idle) + len(blank) - were_blank
         self._cached.add_all(idle)
 
     def advance(self, now: float) -> None:
@@ -184,10 +191,9 @@ class BlockPool:
             self.lower.advance(now)
 
     def _evict(self, count: int) -> list[int]:
-        lower, pop, forget = self.lower, self._cached.pop, self._forget
+        lower, forget = self.lower, self._forget
         evicted = []
-        for _ in range(count):
-            block = pop()
+        for block in self._cached.pop(count):
             if lower:
                 lower.take_down(block)
             forget(block)
@@ -236,10 +242,10 @@ class BlockPool:
             self._forget(block)
         block.parent, block.tokens = parent, tokens
         place = (parent, tokens[0])
-        block.older = older = self._children.get(place)
-        if older is not None:
-            older.newer = block
-        self._children[place] = block
+        older = self._children.setdefault(place, block)
+        if older is not block:
+            block.older, older.newer = older, block
+            self._children[place] = block
 
     def keep(self, block_id: int, retention: int, seconds: float | None) -> None:
         """Ask for a held block's content to be kept with this priority, until ``seconds`` after its last use."""

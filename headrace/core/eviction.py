@@ -132,12 +132,18 @@ class LeastWorth:
         return (2 * block.retention + block.wanted) * AGES + block.used + turnovers * self._turnover
 
 
+_Run = tuple[float, int, list[Block]]
+"""Blocks that became idle together, their lowest at the end: its priority, their common stamp, themselves."""
+
+_LAST: _Run = (math.inf, 0, [])
+
+
 class EvictionOrder:
     """The idle blocks of one tier, by a policy's priority."""
 
     def __init__(self, policy: EvictionPolicy) -> None:
         self._policy = policy
-        self._runs: list[tuple[float, int, list[Block]]] = []  # a heap; the first of a run is at its end
+        self._runs: list[_Run] = []  # a heap
         self._entries = 0  # blocks in runs, those that have left included
         self._ends: list[tuple[float, int, Block]] = []  # of retention
         self._length = 0
@@ -194,28 +200,37 @@ class EvictionOrder:
         if block.stamp:
             self._push(block)
 
-    def pop(self) -> Block:
-        """Take out the block of lowest priority.
+    def pop(self, count: int) -> list[Block]:
+        """Take out so many blocks of lowest priority, the lowest first.
+
+        A run is left only where another one's first is lower: what was released together mostly goes together.
 
         Raises:
-            IndexError: there is none.
+            IndexError: there are fewer.
         """
-        runs = self._runs
+        if count > self._length:
+            raise IndexError(f"{count} blocks asked for, {self._length} idle")
+        runs, popped = self._runs, list[Block]()
         while True:
             _, stamp, run = runs[0]
-            block = run.pop()
-            count = 1
-            while run and run[-1].stamp != stamp:
+            following = min(runs[1:3], default=_LAST)  # of a heap: the lowest but one
+            entries = len(run)
+            while run:
+                block = run[-1]
+                if block.stamp == stamp:
+                    if len(popped) == count or (block.rank, stamp, run) > following:
+                        break
+                    block.stamp = 0
+                    popped.append(block)
                 run.pop()
-                count += 1
+            self._entries -= entries - len(run)
             if run:
                 heapq.heapreplace(runs, (run[-1].rank, stamp, run))
             else:
                 heapq.heappop(runs)
-            self._entries -= count
-            if block.stamp == stamp:
-                self.discard(block)
-                return block
+            if len(popped) == count:
+                self._length -= count
+                return popped
 
     def advance(self, now: float) -> None:
         """Let time pass: retentions that end fall back to the default."""

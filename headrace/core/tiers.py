@@ -89,7 +89,7 @@ class LowerTier:
             return self._new(self._untouched)
         if not self._order:
             return None
-        block = self._order.pop()
+        [block] = self._order.pop(1)
         del self._by_key[self._key(block)]
         block.forget()
         return block

@@ -3,6 +3,8 @@ from __future__ import annotations
 import math
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from headrace.core.blocks import BlockPool, chained_key, root_key
 from headrace.core.events import Evicted
@@ -66,9 +68,40 @@ def test_the_order_gives_back_each_member_once_lowest_first():
     order.discard(blocks[1])
     assert blocks[1] not in order
     assert len(order) == 4
-    assert [order.pop().id for _ in range(4)] == [0, 2, 3, 4]
+    assert [block.id for _ in range(2) for block in order.pop(2)] == [0, 2, 3, 4]
     with pytest.raises(IndexError):
-        order.pop()
+        order.pop(1)
+
+
+@given(st.data())
+def test_however_many_are_taken_out_at_once_they_come_in_one_order(data: st.DataObject):
+    class ByRetention:
+        def priority(self, block: Block) -> float:
+            return block.retention
+
+    order = EvictionOrder(ByRetention())
+    idle_ones: list[Block] = []
+    retentions = st.integers(0, 5)
+    for number in range(data.draw(st.integers(1, 12))):
+        blocks = [idle(100 * number + i) for i in range(data.draw(st.integers(1, 4)))]
+        for block in blocks:
+            block.retention = data.draw(retentions)
+        order.add_all(blocks)
+        idle_ones += blocks
+        changed = data.draw(st.sampled_from(idle_ones))
+        if data.draw(st.booleans()):
+            order.discard(changed)
+            idle_ones.remove(changed)
+        else:
+            changed.retention = data.draw(retentions)
+            order.update(changed)
+        idle_ones.sort(key=lambda block: (block.rank, block.stamp, block.used))
+        count = data.draw(st.integers(0, len(idle_ones)))
+        expected, idle_ones = idle_ones[:count], idle_ones[count:]
+        assert order.pop(count) == expected
+        assert len(order) == len(idle_ones)
+        if not idle_ones:
+            break
 
 
 def test_what_changes_moves_and_what_is_not_idle_does_not_come_in():
@@ -85,7 +118,7 @@ def test_what_changes_moves_and_what_is_not_idle_does_not_come_in():
     order.discard(blocks[1])
     order.update(blocks[1])
     assert len(order) == 2
-    assert [order.pop().id, order.pop().id] == [2, 0]
+    assert [block.id for block in order.pop(2)] == [2, 0]
 
 
 def test_changing_for_ever_does_not_grow_the_books():

@@ -30,8 +30,8 @@ _epoch = attrgetter("epoch")
 class Draft:
     """What has been planned so far, and the ``budget`` of tokens that is left.
 
-    ``sequences`` are those of the rows and ``epochs`` theirs when the plan was made, so that `Scheduler.commit` knows a
-    row that has become stale in flight.
+    ``sequences``, ``lengths`` and ``samples`` are those of the rows, and ``epochs`` the sequences' when the plan was
+    made: `Scheduler.commit` goes by them, and knows a row that has become stale in flight.
     """
 
     __slots__ = (
@@ -47,6 +47,7 @@ class Draft:
         "fill_times",
         "fraction",
         "joined",
+        "lengths",
         "limit_seconds",
         "moves",
         "now",
@@ -55,6 +56,7 @@ class Draft:
         "prompts",
         "row_cost",
         "rows",
+        "samples",
         "sequences",
         "times",
         "tokens",
@@ -72,6 +74,8 @@ class Draft:
         self.rows: list[Row] = []
         self.waits = False  # nothing to compute, but something is coming from the disk
         self.sequences: list[Sequence] = []
+        self.lengths: list[int] = []
+        self.samples: list[bool] = []
         self.epochs: tuple[int, ...] = ()
         self.prefill_cost = 0.0
         self.prompts = 0  # sequences that want prefill in this step, running or about to be admitted
@@ -152,6 +156,8 @@ class Draft:
             payer.charge(due)
         self.budget = budget
         self.decodes = self.tokens = len(rows)
+        self.lengths = [1] * self.decodes
+        self.samples = [True] * self.decodes
         self.decode_contexts = self.contexts = contexts
         self.tpot_seconds = tightest
         return prefills
@@ -163,6 +169,8 @@ class Draft:
         samples = end == sequence.known
         self.rows.append(Row(sequence.slot, start, length, (), samples))
         self.sequences.append(sequence)
+        self.lengths.append(length)
+        self.samples.append(samples)
         self.tokens += length
         self.contexts += contexts
         self.budget -= length

@@ -25,7 +25,7 @@ from headrace.core.sequence import Sequence, Status
 MAX_PREEMPTIONS = 3
 """How often one request may be preempted; when it comes back for the last time, all it may ever need is kept for it."""
 
-by_place, table_of, planned_of = attrgetter("place"), attrgetter("table"), attrgetter("planned")
+by_place = attrgetter("place")
 
 
 class Running:
@@ -48,6 +48,8 @@ class Running:
         self._waiting = waiting
         self._events = events
         self._sequences: list[Sequence] = []
+        self._places = 0  # in the tables of all that run: positions for which there is memory
+        self._planned = 0  # of these, planned to be computed or computed already
         self._slots = list(range(slots - 1, -1, -1))
 
     def __len__(self) -> int:
@@ -91,6 +93,7 @@ class Running:
         sequence.slot = self._slots.pop()
         sequence.place = (not self.is_kept(sequence), sequence.account.owner.terms.level, *sequence.rank)
         insort(self._sequences, sequence, key=by_place)
+        self._count(sequence, 1)
         sequence.account.running += 1
         self.admissions += 1
         request = sequence.request
@@ -111,6 +114,7 @@ class Running:
     def leave(self, sequence: Sequence) -> None:
         """Take slot and blocks back; computed content stays findable."""
         self._sequences.remove(sequence)
+        self._count(sequence, -1)
         sequence.account.running -= 1
         self._slots.append(sequence.slot)
         self.pages.give_back(sequence, self.committed)
@@ -163,6 +167,7 @@ class Running:
             if victim is sequence:
                 return False
         self.pages.grow(sequence)
+        self._places += self.pages.pool.block_size
         return True
 
     def _choose(self, candidates: list[Sequence], now: float, asking: Sequence) -> Sequence:
@@ -186,30 +191,38 @@ class Running:
             sum(blocks_needed(s.finish_length, size) for s in (*kept, sequence)) <= self.pages.pool.num_blocks
         )
 
+    def planned(self, step: Draft) -> None:
+        """A step has got all its rows."""
+        self._planned += step.tokens
+
+    def _count(self, sequence: Sequence, times: int) -> None:
+        self._places += times * len(sequence.table) * self.pages.pool.block_size
+        self._planned += times * sequence.planned
+
     def stepped(self, step: Draft) -> Stepped:
         """The sizes of a committed step, and of what runs and waits after it."""
-        pool, sequences = self.pages.pool, self._sequences
-        rows, tokens = len(step.rows), step.tokens
-        decodes = rows if tokens == rows else sum([row.length == 1 for row in step.rows])
+        pool = self.pages.pool
+        decodes = step.lengths.count(1)
         held = pool.num_blocks - pool.num_free
         allocated = held * pool.block_size
-        tables = sum(map(len, map(table_of, sequences)))
-        empty = tables * pool.block_size - sum(map(planned_of, sequences))
         return Stepped(
             step=step.number,
             decode_rows=decodes,
-            prefill_rows=rows - decodes,
-            computed_tokens=tokens,
-            running=len(sequences),
+            prefill_rows=len(step.rows) - decodes,
+            computed_tokens=step.tokens,
+            running=len(self._sequences),
             waiting=len(self._waiting),
             blocks_held=held,
             blocks_total=pool.num_blocks,
             slots_allocated=allocated,
-            slots_filled=allocated - empty,
+            slots_filled=allocated - self._places + self._planned,
         )
 
     def check(self) -> None:
         """Raise AssertionError unless blocks, slots and states agree."""
         self.pages.check(self._sequences)
+        places = self.pages.pool.block_size * sum(len(s.table) for s in self._sequences)
+        planned = sum(s.planned for s in self._sequences)
+        assert (self._places, self._planned) == (places, planned), "places are counted wrongly"
         assert len({s.slot for s in self._sequences}) == len(self._sequences), "a slot is used twice"
         assert all(s.status is Status.RUNNING for s in self._sequences), "a request runs that should not"

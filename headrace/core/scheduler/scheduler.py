@@ -214,6 +214,7 @@ class Scheduler:
         if long is not None:
             step.fraction = 1.0
             self._plan_prefill(step, long, knobs)
+        self._running.planned(step)
         step.moves += self.pages.take_moves()
         step.waits = not step.rows and not self._launched and self.pages.restoring
         plan = step.freeze()
@@ -396,27 +397,27 @@ class Scheduler:
                 f"step {output.step} is committed, step {launched_plan.step} is the oldest in flight"
             )
         self._running.committed = plan.step
-        self._commit_rows(plan, draft, output)
+        self._commit_rows(draft, output)
         self.pages.lift(plan.step)
         self.pages.arrived(output.arrivals)
         self._collected = draft if plan.rows else None
         if plan.rows:
             self._events.append(self._running.stepped(draft))
 
-    def _commit_rows(self, plan: StepPlan, draft: Draft, output: StepOutput) -> None:
+    def _commit_rows(self, draft: Draft, output: StepOutput) -> None:
         """What each row computed and drew; as `Draft.decode`, it runs once for every token of every answer."""
         events, firsts, size = self._events, self._firsts, self.pool.block_size
         failures, scores, logprobs = output.failures, output.prompt_logprobs, output.logprobs
-        lines = zip(plan.rows, draft.sequences, draft.epochs, output.tokens, strict=True)
-        for i, ((_, start, length, _, samples), sequence, epoch, drawn) in enumerate(lines):
+        lines = zip(draft.sequences, draft.epochs, draft.lengths, draft.samples, output.tokens, strict=True)
+        for i, (sequence, epoch, length, samples, drawn) in enumerate(lines):
             if sequence.epoch != epoch:
                 continue
             if failures and i in failures:
                 self._finish(sequence, FinishReason.FAILED, failures[i])
                 continue
-            computed = sequence.computed = start + length
+            sequence.computed = computed = sequence.computed + length
             if scores and i in scores:
-                self._tell_scores(sequence, start, scores[i])
+                self._tell_scores(sequence, computed - length, scores[i])
             reason = None
             if samples:
                 sequence.pending -= 1

@@ -12,7 +12,7 @@ from itertools import chain, islice, repeat
 
 from headrace.core.plan import Arrival, Move, StepOutput, StepPlan, Tier
 from headrace.lab.simulate.device import Device
-from headrace.lab.simulate.work import work_of
+from headrace.lab.simulate.work import added_up, columns
 
 EOS = -1
 """The token that ends an answer; no synthesized token has this id."""
@@ -55,8 +55,10 @@ class SimulatedRunner:
             answer = self._answers[entry.request_id]
             drawn = len(entry.tokens) - entry.prompt_tokens
             draws[entry.slot] = chain(islice(zip(answer), drawn, len(answer) - 1), _ENDED)
-        tokens = tuple([next(draws[row[0]]) if row[4] else _NOTHING for row in plan.rows])
-        work = work_of(plan)
+        rows = columns(plan)
+        drawing = zip(rows[0], rows[4], strict=True)
+        tokens = tuple([next(draws[slot]) if sample else _NOTHING for slot, sample in drawing])
+        work = added_up(rows, plan.moves)
         seconds = self._device.seconds(work)
         self.busy_seconds += seconds
         self.time = now + self._device.host_seconds(work)

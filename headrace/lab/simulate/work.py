@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from collections.abc import Iterable, Sequence
+from typing import Any, NamedTuple
 
-from headrace.core.plan import StepPlan, Tier
+from headrace.core.plan import Move, StepPlan, Tier
 
 _NO_ROWS: tuple[tuple[int, ...], ...] = ((),) * 5
 _DEVICE, _ACROSS = {Tier.DEVICE}, {Tier.DEVICE, Tier.HOST}
@@ -28,19 +29,28 @@ class StepWork(NamedTuple):
     transfers: int = 0
 
 
+def columns(plan: StepPlan) -> Sequence[tuple[Any, ...]]:
+    """A plan's rows by field, in the order of `Row`'s."""
+    return tuple(zip(*plan.rows, strict=True)) or _NO_ROWS
+
+
 def work_of(plan: StepPlan) -> StepWork:
-    """The sums of a plan, at little cost per row: this runs for every step that is simulated."""
-    rows = plan.rows
-    _, starts, lengths, _, samples = zip(*rows, strict=True) if rows else _NO_ROWS
+    """The sums of a plan."""
+    return added_up(columns(plan), plan.moves)
+
+
+def added_up(rows: Sequence[tuple[Any, ...]], moves: Iterable[Move]) -> StepWork:
+    """The sums of rows given as `columns`, and of moves, at little cost: for every step that is simulated."""
+    _, starts, lengths, _, samples = rows
     tokens: int = sum(lengths)
     contexts = read = tokens + sum(starts)
-    if tokens > len(rows):
-        for _, start, length, *_ in rows:
+    if tokens > len(lengths):
+        for start, length in zip(starts, lengths, strict=True):
             if length > 1:
                 contexts += (length - 1) * start + length * (length - 1) // 2
     copies = transfers = 0
-    for move in plan.moves:
+    for move in moves:
         ends = {move.source_tier, move.target_tier}
         copies += ends == _DEVICE
         transfers += ends == _ACROSS
-    return StepWork(len(rows), tokens, contexts, read, sum(samples), copies, transfers)
+    return StepWork(len(lengths), tokens, contexts, read, sum(samples), copies, transfers)
