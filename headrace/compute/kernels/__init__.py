@@ -7,14 +7,17 @@ by `tests/compute/kernels` and `tests/oracle`. A new backend is one module with 
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any, Literal, NamedTuple, Protocol
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
 
 from headrace.compute.batch import Batch
 from headrace.compute.quantization.weight import QuantizedWeight
+
+if TYPE_CHECKING:
+    from headrace.compute.kernels.stack import Stack
 
 Activation = Literal["silu", "gelu_tanh"]
 
@@ -126,6 +129,23 @@ class Kernels(Protocol):
 
     def gated_activation(self, gate_up: Tensor, activation: Activation) -> Tensor:
         """``activation(gate) * up`` of a merged [T, 2 * I]: [T, I] (arXiv:2002.05202)."""
+
+    def prepare_stack(self, stack: Stack) -> Any:
+        """Turn a decoder's layers into whatever this backend's `run_stack` likes best; called once."""
+
+    def run_stack(
+        self,
+        stack: Any,
+        residual: Tensor,
+        batch: Batch,
+        rotations: Sequence[Tensor],
+        pages: Sequence[Pages],
+    ) -> Tensor:
+        """All layers and the norm after the last: hidden states [S, hidden] of the batch's wanted positions.
+
+        `stack.apply` says what that is in calls of the others. Writes into ``residual`` [T, hidden], what the
+        first layer gets. ``rotations`` are those that layers choose from, ``pages`` each layer's.
+        """
 
 
 def _cpp(device: torch.device, isa: str | None) -> Kernels:

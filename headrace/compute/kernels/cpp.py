@@ -7,6 +7,7 @@ here are those of dtype and layout. Few Python operations per call: a small mode
 from __future__ import annotations
 
 import importlib
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -14,7 +15,9 @@ from torch import Tensor
 
 from headrace.compute.batch import Batch
 from headrace.compute.kernels import Activation, HeadShape, KernelsUnavailable, Pages, linear
+from headrace.compute.kernels.native_stack import ALL_KEYS, NativeStack, native
 from headrace.compute.kernels.packed import PackedIntegers, PackedWeight, WeightMemory, pack, pack_integers
+from headrace.compute.kernels.stack import Stack, apply
 from headrace.compute.quantization.weight import QuantizedWeight
 
 
@@ -27,10 +30,9 @@ class _Codes(dict[torch.dtype, int]):
 
 _DTYPES = _Codes({torch.float32: 0, torch.bfloat16: 1, torch.float16: 2})
 _PAGE_DTYPES = _Codes({**_DTYPES, torch.int8: 3})
-_INTERFACE = 3
+_INTERFACE = 4
 _PAIRED = (torch.bfloat16, torch.int8)
 _MAX_HEAD_DIM = 512
-_ALL_KEYS = 2**62
 
 
 class AttentionPlan(NamedTuple):
@@ -232,7 +234,7 @@ class CppKernels:
                 f"rows of a batch do not fit: {[(line.dtype, list(line.shape)) for line in lines]}"
             )
         starts, contexts, tables = (line.data_ptr() for line in lines)
-        seen = _ALL_KEYS if window is None else window
+        seen = ALL_KEYS if window is None else window
         blocks = self._cpu.check_rows(starts, contexts, tables, rows, width, batch.block_size, seen)
         rest = (starts, contexts, tables, rows, width, seen)
         return AttentionPlan(lines, rest, len(batch.positions), batch.block_size, blocks)
@@ -286,6 +288,83 @@ class CppKernels:
             activation != "silu",
         )
         return out
+
+    def prepare_stack(self, stack: Stack) -> NativeStack | Stack:
+        return native(stack) or stack
+
+    def run_stack(
+        self,
+        stack: NativeStack | Stack,
+        residual: Tensor,
+        batch: Batch,
+        rotations: Sequence[Tensor],
+        pages: Sequence[Pages],
+    ) -> Tensor:
+        if isinstance(stack, Stack):
+            return apply(self, stack, residual, batch, rotations, pages)
+        layers, dtype = stack.stack, residual.dtype
+        tokens, kept = len(batch.tokens), len(batch.logits_indices)
+        if dtype != layers.dtype or residual.shape != (tokens, stack.hidden) or not residual.is_contiguous():
+            raise ValueError(
+                f"{dtype} {list(residual.shape)} for layers of {layers.dtype} [{tokens}, {stack.hidden}]"
+            )
+        plans = [
+            self.plan_attention(batch, window, dtype) for window in {layer.window for layer in layers.layers}
+        ]
+        table = stack.pages_table(pages, _page_lines)
+        num_blocks, block_size = pages[0].keys.shape[:2]
+        read = max(plan.blocks for plan in plans)
+        if read > num_blocks or batch.block_size != block_size:
+            raise IndexError(
+                f"rows read block {read - 1} of {batch.block_size} tokens; there are {num_blocks} of {block_size}"
+            )
+        slots, wanted = batch.slot_mapping.contiguous(), batch.logits_indices.contiguous()
+        if any(each.dtype != torch.int64 for each in (slots, wanted)) or len(slots) != tokens:
+            raise ValueError(
+                f"slots {slots.dtype} {list(slots.shape)}, wanted {wanted.dtype} for {tokens} tokens"
+            )
+        turns = torch.tensor([_rotation_words(rotation, tokens) for rotation in rotations], dtype=torch.int64)
+        widths = (max(stack.hidden, stack.attended),) * 2 + (stack.wide, stack.narrow)
+        room = [residual.new_empty(tokens * width) for width in widths]
+        out = residual.new_empty((kept, stack.hidden))
+        starts, contexts, tables, rows, width, _ = plans[0].rows
+        self._cpu.run_stack(
+            self._level,
+            stack.table.data_ptr(),
+            table.data_ptr(),
+            turns.data_ptr(),
+            stack.input_norm,
+            len(stack.table),
+            residual.data_ptr(),
+            *(each.data_ptr() for each in room),
+            out.data_ptr(),
+            starts,
+            contexts,
+            tables,
+            slots.data_ptr(),
+            wanted.data_ptr(),
+            rows,
+            width,
+            tokens,
+            kept,
+            num_blocks * block_size,
+            stack.hidden,
+            residual.itemsize,
+            *layers.heads,
+            _DTYPES[dtype],
+            layers.activation != "silu",
+            layers.eps,
+            layers.scale,
+            layers.softcap or 0.0,
+        )
+        return out
+
+
+def _rotation_words(rotation: Tensor, tokens: int) -> tuple[int, int]:
+    rotary = rotation.shape[-1]
+    if rotation.shape != (tokens, 2, rotary) or rotation.dtype != torch.float32 or rotary % 2:
+        raise ValueError(f"rotation {rotation.dtype} {list(rotation.shape)} of {tokens} tokens")
+    return rotation.data_ptr(), rotary
 
 
 def _page_lines(pages: Pages, kv_heads: int, head_dim: int, dtype: torch.dtype) -> tuple[int, ...]:

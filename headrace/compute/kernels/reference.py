@@ -6,6 +6,8 @@ context, and nothing waits for the device.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -13,6 +15,7 @@ from torch import Tensor
 from headrace.compute.batch import Batch
 from headrace.compute.kernels import SMALLEST, Activation, HeadShape, Pages, linear
 from headrace.compute.kernels.paging import AttentionPlan, DecodeGroup, PrefillTile, plan
+from headrace.compute.kernels.stack import Stack, apply
 from headrace.compute.quantization.weight import QuantizedWeight
 
 
@@ -28,6 +31,19 @@ class TorchKernels:
 
     def prepare_linear(self, weight: Tensor | QuantizedWeight) -> linear.Prepared:
         return linear.prepare(weight)
+
+    def prepare_stack(self, stack: Stack) -> Stack:
+        return stack
+
+    def run_stack(
+        self,
+        stack: Stack,
+        residual: Tensor,
+        batch: Batch,
+        rotations: Sequence[Tensor],
+        pages: Sequence[Pages],
+    ) -> Tensor:
+        return apply(self, stack, residual, batch, rotations, pages)
 
     def linear(self, x: Tensor, weight: linear.Prepared, bias: Tensor | None = None) -> Tensor:
         return linear.apply(x, weight, bias)

@@ -6,13 +6,16 @@ The bytes and operations of linear layers are those of the weights they are give
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from torch import Tensor
 
-from headrace.compute.kernels import Kernels
+from headrace.compute.batch import Batch
+from headrace.compute.kernels import Kernels, Pages
+from headrace.compute.kernels.native_stack import NativeStack
 from headrace.compute.kernels.packed import PackedIntegers
+from headrace.compute.kernels.stack import Stack, apply
 from headrace.compute.quantization.weight import QuantizedWeight
 
 _ATTENTION = frozenset({"plan_attention", "rope_write_kv", "paged_attention"})
@@ -47,6 +50,18 @@ class TimedKernels:
 
         setattr(self, name, timed)
         return timed
+
+    def run_stack(
+        self,
+        stack: Stack | NativeStack,
+        residual: Tensor,
+        batch: Batch,
+        rotations: Sequence[Tensor],
+        pages: Sequence[Pages],
+    ) -> Tensor:
+        """Layers call by call, so that each is timed, even where the kernels would run them all at once."""
+        plain = stack.stack if isinstance(stack, NativeStack) else stack
+        return apply(self, plain, residual, batch, rotations, pages)
 
     def linear(self, x: Tensor, weight: Any, bias: Tensor | None = None) -> Tensor:
         began = time.perf_counter()

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import torch
 
+from headrace.compute.kernels.stack import Stack
 from headrace.compute.model.decoder import Decoder
 from headrace.compute.model.families import parse_config
 from headrace.compute.model.hub import read_config, resolve_folder
@@ -11,11 +12,14 @@ from headrace.compute.model.weights import dummy_weights
 class Plain:
     """Kernels that keep every weight as it is."""
 
+    def prepare_stack(self, stack: Stack) -> Stack:
+        return stack
+
     def prepare_linear(self, weight: torch.Tensor) -> torch.Tensor:
         return weight
 
 
-class Copying:
+class Copying(Plain):
     """Kernels with a layout of their own."""
 
     def prepare_linear(self, weight: torch.Tensor) -> torch.Tensor:

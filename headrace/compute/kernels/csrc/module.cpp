@@ -6,7 +6,10 @@
 #include <Python.h>
 #include <omp.h>
 
+#include <vector>
+
 #include "operations.h"
+#include "stack.h"
 
 namespace {
 
@@ -46,6 +49,14 @@ const int64_t LEVELS = sizeof levels / sizeof *levels;
 
 PyObject *max_threads(PyObject *, PyObject *) { return PyLong_FromLong(omp_get_max_threads()); }
 
+// keys, values, key_scales, value_scales (0: none), block_size, stride, scale_stride, dtype
+const int PAGE_WORDS = 8;
+
+Pages pages_of(const int64_t *words) {
+  return {reinterpret_cast<void *>(words[0]), reinterpret_cast<void *>(words[1]), reinterpret_cast<float *>(words[2]),
+          reinterpret_cast<float *>(words[3]), words[4], words[5], words[6], static_cast<int>(words[7])};
+}
+
 // Arguments in order: integers (an address is one), then floats. Fails with a Python exception.
 class Arguments {
  public:
@@ -79,18 +90,10 @@ class Arguments {
     return failed_ ? nullptr : levels[level].operations;
   }
 
-  // keys, values, key_scales, value_scales (0: none), block_size, stride, scale_stride, dtype
   Pages pages() {
-    Pages p;
-    p.keys = pointer<void>();
-    p.values = pointer<void>();
-    p.key_scales = pointer<float>();
-    p.value_scales = pointer<float>();
-    p.block_size = integer();
-    p.stride = integer();
-    p.scale_stride = integer();
-    p.dtype = static_cast<int>(integer());
-    return p;
+    int64_t words[PAGE_WORDS];
+    for (int64_t &word : words) word = integer();
+    return pages_of(words);
   }
 
   bool complete() {
@@ -163,6 +166,16 @@ PyObject *norm(PyObject *, PyObject *const *values, Py_ssize_t count) {
   Py_RETURN_NONE;
 }
 
+bool slots_fit(const int64_t *slots, int64_t tokens, int64_t num_slots) {
+  for (int64_t i = 0; i < tokens; i++)
+    if (slots[i] < 0 || slots[i] >= num_slots) {
+      PyErr_Format(PyExc_IndexError, "slots[%lld] is %lld, outside the %lld slots of the pages", (long long)i,
+                   (long long)slots[i], (long long)num_slots);
+      return false;
+    }
+  return true;
+}
+
 PyObject *rope_write_kv(PyObject *, PyObject *const *values, Py_ssize_t count) {
   Arguments in(values, count);
   const Operations *operations = in.operations();
@@ -181,11 +194,7 @@ PyObject *rope_write_kv(PyObject *, PyObject *const *values, Py_ssize_t count) {
   const int64_t num_slots = in.integer();
   a.dtype = static_cast<int>(in.integer());
   a.eps = in.real();
-  if (!in.complete()) return nullptr;
-  for (int64_t i = 0; i < a.tokens; i++)
-    if (a.slots[i] < 0 || a.slots[i] >= num_slots)
-      return PyErr_Format(PyExc_IndexError, "slots[%lld] is %lld, outside the %lld slots of the pages", (long long)i,
-                          (long long)a.slots[i], (long long)num_slots);
+  if (!in.complete() || !slots_fit(a.slots, a.tokens, num_slots)) return nullptr;
   const int64_t elements = a.tokens * (a.heads + 2 * a.kv_heads) * a.head_dim;
   run_unlocked_if(elements > LONG_CALL_ELEMENTS, [&] { operations->rope_write_kv(a); });
   Py_RETURN_NONE;
@@ -303,6 +312,56 @@ PyObject *quantized_linear(PyObject *, PyObject *const *values, Py_ssize_t count
   Py_RETURN_NONE;
 }
 
+// run_stack: see kernels/native_stack.py, which has checked all but slots and places to keep. `pages` are PAGE_WORDS words
+// to a layer, in the order of Arguments::pages.
+PyObject *run_stack(PyObject *, PyObject *const *values, Py_ssize_t count) {
+  Arguments in(values, count);
+  const Operations *operations = in.operations();
+  Stack a;
+  a.layers = in.pointer<const StackLayer>();
+  const int64_t *pages = in.pointer<const int64_t>();
+  a.rotations = in.pointer<const StackRotation>();
+  a.input_norm = in.pointer<const float>();
+  a.layer_count = in.integer();
+  a.residual = in.pointer<void>();
+  a.x = in.pointer<void>();
+  a.y = in.pointer<void>();
+  a.wide = in.pointer<void>();
+  a.narrow = in.pointer<void>();
+  a.out = in.pointer<void>();
+  a.query_starts = in.pointer<const int32_t>();
+  a.contexts = in.pointer<const int32_t>();
+  a.tables = in.pointer<const int32_t>();
+  a.slots = in.pointer<const int64_t>();
+  a.kept_at = in.pointer<const int64_t>();
+  a.rows = in.integer();
+  a.width = in.integer();
+  a.tokens = in.integer();
+  a.kept = in.integer();
+  const int64_t num_slots = in.integer();
+  a.hidden = in.integer();
+  a.element_bytes = in.integer();
+  a.heads.heads = in.integer();
+  a.heads.kv_heads = in.integer();
+  a.heads.head_dim = in.integer();
+  a.dtype = static_cast<int>(in.integer());
+  a.gelu = static_cast<int>(in.integer());
+  a.eps = in.real();
+  a.scale = in.real();
+  a.softcap = in.real();
+  if (!in.complete() || !slots_fit(a.slots, a.tokens, num_slots)) return nullptr;
+  for (int64_t i = 0; i < a.kept; i++)
+    if (a.kept_at[i] < 0 || a.kept_at[i] >= a.tokens || (i && a.kept_at[i] <= a.kept_at[i - 1]))
+      return PyErr_Format(PyExc_IndexError, "logits_indices must ascend within %lld tokens", (long long)a.tokens);
+  std::vector<Pages> layers;
+  for (int64_t i = 0; i < a.layer_count; i++) layers.push_back(pages_of(pages + i * PAGE_WORDS));
+  a.pages = layers.data();
+  bool enough = false;
+  run_unlocked_if(true, [&] { enough = run_stack(*operations, a); });
+  if (!enough) return PyErr_NoMemory();
+  Py_RETURN_NONE;
+}
+
 // read(address, words, threads): their sum, modulo 2^64, by `threads` threads of which each reads one stretch after another.
 // A measure of what memory gives: nothing but loads, in lots that are large beside a page and small beside the whole.
 PyObject *read(PyObject *, PyObject *const *values, Py_ssize_t count) {
@@ -345,6 +404,7 @@ PyMethodDef methods[] = {
     FAST(attention),
     FAST(linear),
     FAST(quantized_linear),
+    FAST(run_stack),
     FAST(panel),
     FAST(read),
     {nullptr, nullptr, 0, nullptr},

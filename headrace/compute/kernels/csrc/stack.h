@@ -1,0 +1,118 @@
+// All layers of a decoder in one call: the operations that kernels/stack.py calls one by one, in the same order.
+// The words of the tables are written by kernels/native_stack.py.
+
+#pragma once
+#include <string.h>
+
+#include "operations.h"
+
+namespace headrace {
+
+struct StackLinear {
+  const void *packed;
+  const float *scales, *offsets;  // of quantized weights
+  const int64_t *order;
+  const void *bias;
+  int64_t inputs, outputs, group_size, planes, bits;  // bits 0: not quantized
+};
+
+struct StackLayer {
+  StackLinear qkv, output, gate_up, down;
+  const float *qk_norm, *post_attention_norm, *mlp_norm, *post_mlp_norm, *following_norm;  // null where there is none
+  int64_t window, rope;
+};
+
+struct StackRotation {
+  const float *rotation;  // [tokens, 2, rotary]
+  int64_t rotary;
+};
+
+static_assert(sizeof(StackLayer) == 47 * 8 && sizeof(StackRotation) == 2 * 8, "tables are of words of 64 bits");
+
+struct HeadCounts {
+  int64_t heads, kv_heads, head_dim;
+};
+
+struct Stack {
+  const StackLayer *layers;
+  const Pages *pages;             // of each layer
+  const StackRotation *rotations;
+  const float *input_norm;        // of the first layer; each layer has the norm that follows it
+  int64_t layer_count;
+  void *residual;                 // [tokens, hidden], overwritten
+  void *x, *y, *wide, *narrow;    // room for the widest that goes in each; see run_stack
+  void *out;                      // [kept, hidden]
+  const int32_t *query_starts, *contexts, *tables;
+  const int64_t *slots, *kept_at;  // kept_at: ascending; not read where all tokens are kept
+  int64_t rows, width, tokens, kept, hidden, element_bytes;
+  HeadCounts heads;
+  int dtype, gelu;
+  float eps, scale, softcap;
+};
+
+static bool stack_linear(const Operations &run, const Stack &s, const StackLinear &l, int64_t count, const void *x,
+                         void *out) {
+  if (l.bits)
+    return run.quantized_linear({x, l.packed, l.scales, l.offsets, l.order, l.bias, out, count, l.inputs, l.outputs,
+                                 l.group_size, l.planes, s.dtype, static_cast<int>(l.bits)});
+  run.linear({x, l.packed, l.bias, out, count, l.inputs, l.outputs, s.dtype});
+  return true;
+}
+
+static void keep_rows(const Stack &s, void *rows, int64_t row_bytes) {
+  char *bytes = static_cast<char *>(rows);
+  for (int64_t i = 0; i < s.kept; i++)
+    if (s.kept_at[i] != i) memcpy(bytes + i * row_bytes, bytes + s.kept_at[i] * row_bytes, row_bytes);
+}
+
+// False: out of memory. In x and y lie by turns what is hidden (and y: what attention returns), in `wide` queries with
+// keys and values, or gates with their factors, in `narrow` turned queries, or what is left of gates.
+static bool run_stack(const Operations &run, const Stack &s) {
+  const HeadCounts &h = s.heads;
+  int64_t count = s.tokens;
+  void *x = s.x, *y = s.y;
+  auto norm = [&](const void *in, void *residual, const float *weight, void *out) {
+    run.norm({in, residual, weight, out, count, s.hidden, s.dtype, s.eps});
+  };
+  auto swap = [&] {
+    void *const other = x;
+    x = y;
+    y = other;
+  };
+  norm(s.residual, nullptr, s.input_norm, x);
+  for (int64_t i = 0; i < s.layer_count; i++) {
+    const StackLayer &layer = s.layers[i];
+    const StackRotation &turn = s.rotations[layer.rope];
+    const bool last = i + 1 == s.layer_count;
+    if (!stack_linear(run, s, layer.qkv, count, x, s.wide)) return false;
+    run.rope_write_kv({s.wide, turn.rotation, layer.qk_norm, s.slots, s.narrow, s.pages[i], count, h.heads, h.kv_heads,
+                       h.head_dim, turn.rotary, s.dtype, s.eps});
+    if (!run.attention({s.narrow, s.pages[i], y, s.query_starts, s.contexts, s.tables, s.rows, s.width, h.heads,
+                        h.kv_heads, h.head_dim, layer.window, s.dtype, s.scale, s.softcap}))
+      return false;
+    if (last && s.kept < count) {  // nobody attends to the last layer's output: only wanted positions go on
+      keep_rows(s, y, h.heads * h.head_dim * s.element_bytes);
+      keep_rows(s, s.residual, s.hidden * s.element_bytes);
+      count = s.kept;
+      if (!count) return true;
+    }
+    if (!stack_linear(run, s, layer.output, count, y, x)) return false;
+    if (layer.post_attention_norm) {
+      norm(x, nullptr, layer.post_attention_norm, y);
+      swap();
+    }
+    norm(x, s.residual, layer.mlp_norm, y);
+    if (!stack_linear(run, s, layer.gate_up, count, y, s.wide)) return false;
+    run.gated_activation({s.wide, s.narrow, count, layer.down.inputs, s.dtype, s.gelu});
+    if (!stack_linear(run, s, layer.down, count, s.narrow, x)) return false;
+    if (layer.post_mlp_norm) {
+      norm(x, nullptr, layer.post_mlp_norm, y);
+      swap();
+    }
+    norm(x, s.residual, layer.following_norm, last ? s.out : y);
+    swap();
+  }
+  return true;
+}
+
+}  // namespace headrace

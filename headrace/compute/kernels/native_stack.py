@@ -1,0 +1,106 @@
+"""A stack of layers as tables of words, so that the extension runs all of them in one call.
+
+The Python of a step then grows with neither layers nor rows, and the interpreter's lock is given up once in a forward
+and not several times in every layer. The tables' words are those of `csrc/stack.h`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor
+
+from headrace.compute.kernels import Pages
+from headrace.compute.kernels.packed import PackedIntegers, PackedWeight
+from headrace.compute.kernels.stack import Layer, Linear, Stack
+
+PageWords = Callable[[Pages, int, int, torch.dtype], tuple[int, ...]]
+
+ALL_KEYS = 2**62
+"""The window of a layer whose tokens see all keys."""
+
+
+class NativeStack:
+    """``stack`` and its ``table`` int64 [layers, words]; `pages_table` is that of the keys and values it last met.
+
+    Of a token, ``hidden`` elements lie between layers, ``attended`` come from attention, and at most ``wide`` and
+    ``narrow`` lie before and after the rotation or the gates' product.
+
+    Raises:
+        ValueError: some weight does not fit the others.
+    """
+
+    def __init__(self, stack: Stack) -> None:
+        heads, kv_heads, head_dim = stack.heads
+        self.stack = stack
+        self.hidden = len(stack.input_norm)
+        self.attended = heads * head_dim
+        qkv = self.attended + 2 * kv_heads * head_dim
+        self.table = torch.tensor(
+            [self._layer_words(layer, qkv) for layer in stack.layers], dtype=torch.int64
+        )
+        self.input_norm = self._address(stack.input_norm, torch.float32, self.hidden)
+        inner = max(layer.down.weight.inputs for layer in stack.layers)
+        self.wide, self.narrow = max(qkv, 2 * inner), max(self.attended, inner)
+        self._pages: Sequence[Pages] = ()
+        self._pages_table = torch.empty(0, dtype=torch.int64)
+
+    def pages_table(self, pages: Sequence[Pages], words: PageWords) -> Tensor:
+        """``words`` of each layer's pages, int64 [layers, words]; made once for pages that stay the same."""
+        if pages is not self._pages:
+            _, kv_heads, head_dim = self.stack.heads
+            if len(pages) != len(self.table) or any(each.keys.shape != pages[0].keys.shape for each in pages):
+                raise ValueError(f"{len(pages)} pages, some of another size, for {len(self.table)} layers")
+            told = [words(each, kv_heads, head_dim, self.stack.dtype) for each in pages]
+            self._pages, self._pages_table = pages, torch.tensor(told, dtype=torch.int64)
+        return self._pages_table
+
+    def _layer_words(self, layer: Layer, qkv: int) -> list[int]:
+        inner, heads = layer.down.weight.inputs, self.stack.heads
+        shapes = (
+            (self.hidden, qkv),
+            (self.attended, self.hidden),
+            (self.hidden, 2 * inner),
+            (inner, self.hidden),
+        )
+        linears = (layer.qkv, layer.output, layer.gate_up, layer.down)
+        words = [
+            word
+            for linear, shape in zip(linears, shapes, strict=True)
+            for word in self._linear(linear, *shape)
+        ]
+        of_heads = (heads.heads + heads.kv_heads) * heads.head_dim
+        words.append(self._address(layer.qk_norm, torch.float32, of_heads))
+        norms = (layer.post_attention_norm, layer.mlp_norm, layer.post_mlp_norm, layer.following_norm)
+        words.extend(self._address(norm, torch.float32, self.hidden) for norm in norms)
+        return [*words, ALL_KEYS if layer.window is None else layer.window, layer.rope]
+
+    def _linear(self, linear: Linear, inputs: int, outputs: int) -> tuple[int, ...]:
+        weight, bias = linear.weight, self._address(linear.bias, self.stack.dtype, outputs)
+        if (weight.inputs, weight.outputs) != (inputs, outputs):
+            raise ValueError(f"a linear layer [{weight.outputs}, {weight.inputs}] for [{outputs}, {inputs}]")
+        if isinstance(weight, PackedWeight):
+            return (weight.address, 0, 0, 0, bias, inputs, outputs, 0, 0, 0)
+        planes = weight.planes(self.stack.dtype)
+        return (*weight.addresses, bias, inputs, outputs, weight.group_size, planes, weight.bits)
+
+    @staticmethod
+    def _address(tensor: Tensor | None, dtype: torch.dtype, size: int) -> int:
+        if tensor is None:
+            return 0
+        if tensor.dtype != dtype or tensor.numel() != size or not tensor.is_contiguous():
+            raise ValueError(f"a norm or bias {tensor.dtype} {list(tensor.shape)} for {dtype} [{size}]")
+        return tensor.data_ptr()
+
+
+def native(stack: Stack) -> NativeStack | None:
+    """``stack`` for the extension, or None where some linear layer is not packed for it."""
+    for layer in stack.layers:
+        for linear in (layer.qkv, layer.output, layer.gate_up, layer.down):
+            weight = linear.weight
+            if not isinstance(weight, PackedIntegers | PackedWeight):
+                return None
+            if isinstance(weight, PackedWeight) and weight.dtype != stack.dtype:
+                return None
+    return NativeStack(stack)

@@ -1,0 +1,95 @@
+"""A decoder's layers as a value, and what running them means: call after call of the kernels.
+
+A backend that can run all layers in one call is held to `apply`. Knows nothing of weights' files nor of who asks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from headrace.compute.batch import Batch
+from headrace.compute.kernels import Activation, HeadShape, Kernels, Pages
+
+
+class Linear(NamedTuple):
+    """A linear layer; ``weight`` as `Kernels.prepare_linear` made it."""
+
+    weight: Any
+    bias: Tensor | None
+
+
+@dataclass(frozen=True, slots=True)
+class Layer:
+    """A layer ready to run. Norm weights are float32 [hidden], ``qk_norm`` [H + G, D].
+
+    ``window``: keys that a token sees, None: all; ``rope``: which of the rotations. ``following_norm`` is the next
+    layer's first, or the decoder's last.
+    """
+
+    qkv: Linear
+    output: Linear
+    gate_up: Linear
+    down: Linear
+    qk_norm: Tensor | None
+    post_attention_norm: Tensor | None
+    mlp_norm: Tensor
+    post_mlp_norm: Tensor | None
+    following_norm: Tensor
+    window: int | None
+    rope: int
+
+
+@dataclass(frozen=True, slots=True)
+class Stack:
+    """All layers (at least one), and what they have in common; ``input_norm`` is the first one's.
+
+    ``dtype`` is that of activations and biases.
+    """
+
+    layers: tuple[Layer, ...]
+    input_norm: Tensor
+    dtype: torch.dtype
+    heads: HeadShape
+    activation: Activation
+    eps: float
+    scale: float
+    softcap: float | None
+
+
+def apply(
+    kernels: Kernels,
+    stack: Stack,
+    residual: Tensor,
+    batch: Batch,
+    rotations: Sequence[Tensor],
+    pages: Sequence[Pages],
+) -> Tensor:
+    """See `Kernels.run_stack`."""
+    windows = {layer.window for layer in stack.layers}
+    plans = {window: kernels.plan_attention(batch, window, residual.dtype) for window in windows}
+    x = kernels.rms_norm(residual, stack.input_norm, stack.eps)
+    for layer, held in zip(stack.layers, pages, strict=True):
+        qkv = kernels.linear(x, layer.qkv.weight, layer.qkv.bias)
+        queries = kernels.rope_write_kv(
+            qkv, stack.heads, rotations[layer.rope], layer.qk_norm, stack.eps, batch.slot_mapping, held
+        )
+        x = kernels.paged_attention(queries, held, plans[layer.window], stack.scale, stack.softcap)
+        if layer is stack.layers[-1] and len(batch.logits_indices) < len(batch.tokens):
+            # Nobody attends to the last layer's output: only wanted positions go on.
+            x, residual = x[batch.logits_indices], residual[batch.logits_indices]
+        x = kernels.linear(x, layer.output.weight, layer.output.bias)
+        if layer.post_attention_norm is not None:
+            x = kernels.rms_norm(x, layer.post_attention_norm, stack.eps)
+        x, residual = kernels.add_rms_norm(x, residual, layer.mlp_norm, stack.eps)
+        x = kernels.linear(x, layer.gate_up.weight, layer.gate_up.bias)
+        x = kernels.gated_activation(x, stack.activation)
+        x = kernels.linear(x, layer.down.weight, layer.down.bias)
+        if layer.post_mlp_norm is not None:
+            x = kernels.rms_norm(x, layer.post_mlp_norm, stack.eps)
+        x, residual = kernels.add_rms_norm(x, residual, layer.following_norm, stack.eps)
+    return x

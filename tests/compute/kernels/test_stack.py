@@ -1,0 +1,239 @@
+"""All layers in one call are the same layers call by call, to the last bit."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any, Literal
+
+import pytest
+import torch
+from torch import Tensor
+
+from headrace.compute.batch import Batch
+from headrace.compute.kernels import HeadShape, KernelsUnavailable, Pages
+from headrace.compute.kernels.cpp import CppKernels
+from headrace.compute.kernels.native_stack import NativeStack
+from headrace.compute.kernels.reference import TorchKernels
+from headrace.compute.kernels.stack import Layer, Linear, Stack, apply
+from headrace.compute.kernels.timed import TimedKernels
+from tests.compute.kernels.weights import quantized_weight
+from tests.oracle.harness import pack
+
+try:
+    LEVELS = CppKernels().levels
+except KernelsUnavailable as reason:
+    pytest.skip(str(reason), allow_module_level=True)
+
+CPU = torch.device("cpu")
+HIDDEN, INNER, HEADS = 48, 40, HeadShape(4, 2, 16)
+BLOCKS, BLOCK = 12, 4
+ROTARY = (16, 8)
+
+
+def random(*shape: int, seed: int = 0) -> Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
+
+
+def linear(kernels: Any, outputs: int, inputs: int, dtype: torch.dtype, kind: str, biased: bool) -> Linear:
+    bits: dict[str, tuple[Literal[4, 8], Literal[8, 16]]] = {"W8A8": (8, 8), "W4A16": (4, 16)}
+    weight = (
+        quantized_weight(outputs, inputs, 1, *bits[kind])
+        if kind in bits
+        else (random(outputs, inputs, seed=outputs) / inputs**0.5).to(dtype)
+    )
+    bias = random(outputs, seed=1).to(dtype) if biased else None
+    return Linear(kernels.prepare_linear(weight), bias)
+
+
+def make(kernels: Any, dtype: torch.dtype, kind: str = "plain", rich: bool = False) -> Stack:
+    """Three layers; ``rich`` ones have all that a family may have beyond a Llama's."""
+
+    def norm(size: int = HIDDEN, seed: int = 3) -> Tensor:
+        return random(size, seed=seed).abs() + 0.5
+
+    def layer(number: int) -> Layer:
+        kv = HEADS.head_dim * HEADS.kv_heads
+        q = HEADS.head_dim * HEADS.heads
+        biased = rich and number != 1
+        return Layer(
+            qkv=linear(kernels, q + 2 * kv, HIDDEN, dtype, kind, biased),
+            output=linear(kernels, HIDDEN, q, dtype, kind, biased),
+            gate_up=linear(kernels, 2 * INNER, HIDDEN, dtype, kind, biased),
+            down=linear(kernels, HIDDEN, INNER, dtype, kind, biased),
+            qk_norm=norm(HEADS.heads + HEADS.kv_heads)[:, None].repeat(1, HEADS.head_dim) if rich else None,
+            post_attention_norm=norm() if rich else None,
+            mlp_norm=norm(seed=4 + number),
+            post_mlp_norm=norm(seed=5) if rich and number else None,
+            following_norm=norm(seed=6 + number),
+            window=3 if rich and number == 1 else None,
+            rope=int(rich and number == 1),
+        )
+
+    torch.manual_seed(0)
+    layers = tuple(layer(number) for number in range(3))
+    softcap = 20.0 if rich else None
+    return Stack(layers, norm(), dtype, HEADS, "gelu_tanh" if rich else "silu", 1e-5, 0.25, softcap)
+
+
+def pages_for(dtype: torch.dtype) -> tuple[Pages, ...]:
+    def part() -> Tensor:
+        return torch.zeros(BLOCKS, BLOCK, HEADS.kv_heads, HEADS.head_dim, dtype=dtype)
+
+    def scales() -> Tensor | None:
+        return torch.zeros(BLOCKS, HEADS.kv_heads, BLOCK) if dtype == torch.int8 else None
+
+    return tuple(Pages(part(), part(), scales(), scales()) for _ in range(3))
+
+
+def rotations(batch: Batch) -> list[Tensor]:
+    turned = []
+    for rotary in ROTARY:
+        angles = batch.positions[:, None] / (1 + torch.arange(rotary // 2))
+        cos, sin = angles.cos().repeat(1, 2), angles.sin().repeat(1, 2)
+        sin[:, : rotary // 2] *= -1
+        turned.append(torch.stack([cos, sin], 1))
+    return turned
+
+
+PROMPTS = pack(
+    [*range(8)], [0, 0], [5, 3], [[1, 2, 7], [4, 5, 6]], [], BLOCK, CPU
+)  # nothing wanted: a chunk in the middle
+MIXED = pack([*range(8)], [5, 3, 0], [1, 3, 4], [[1, 2, 7], [4, 5, 6], [9]], [0, 3, 6], BLOCK, CPU)
+DECODING = pack([*range(2)], [6, 6], [1, 1], [[1, 2, 7], [4, 5, 6]], [0, 1], BLOCK, CPU)
+
+
+def states(batch: Batch, dtype: torch.dtype) -> Tensor:
+    return random(len(batch.tokens), HIDDEN, seed=9).to(dtype)
+
+
+def both(
+    level: str, dtype: torch.dtype, page_dtype: torch.dtype, kind: str, rich: bool
+) -> list[tuple[Tensor, Tensor]]:
+    """What a stack gives for prompts, a mixed batch and decoding, in one call and call by call; and its pages last."""
+    kernels = CppKernels(level)
+    stack = make(kernels, dtype, kind, rich)
+    prepared = kernels.prepare_stack(stack)
+    assert isinstance(prepared, NativeStack)
+    one, other = pages_for(page_dtype), pages_for(page_dtype)
+    results = []
+    for batch in (PROMPTS, MIXED, DECODING):
+        turned = rotations(batch)
+        at_once = kernels.run_stack(prepared, states(batch, dtype), batch, turned, one)
+        results.append((at_once, apply(kernels, stack, states(batch, dtype), batch, turned, other)))
+    for mine, theirs in zip(one, other, strict=True):
+        results += [(a, b) for a, b in zip(mine, theirs, strict=True) if a is not None and b is not None]
+    return results
+
+
+@pytest.mark.parametrize("level", LEVELS)
+@pytest.mark.parametrize("kind", ["plain", "W8A8", "W4A16"])
+@pytest.mark.parametrize("rich", [False, True])
+@pytest.mark.parametrize(
+    ("dtype", "page_dtype"),
+    [
+        (torch.float32, torch.float32),
+        (torch.bfloat16, torch.bfloat16),
+        (torch.bfloat16, torch.int8),
+    ],
+)
+def test_one_call_is_all_calls(
+    level: str, dtype: torch.dtype, page_dtype: torch.dtype, kind: str, rich: bool
+) -> None:
+    results = both(level, dtype, page_dtype, kind, rich)
+    assert [len(at_once) for at_once, _ in results[:3]] == [0, 3, 2]
+    for at_once, one_by_one in results:
+        assert torch.equal(at_once, one_by_one)
+
+
+def test_the_states_differ_from_layer_to_layer_and_from_token_to_token() -> None:
+    (_, _), (mixed, _), (decoding, _), *pages = both(
+        LEVELS[0], torch.float32, torch.float32, "plain", rich=True
+    )
+    assert len({tuple(row) for row in (*mixed.tolist(), *decoding.tolist())}) == 5
+    assert not torch.equal(pages[0][0], pages[2][0])
+
+
+def test_weights_that_the_extension_does_not_read_are_run_call_by_call() -> None:
+    kernels = CppKernels()
+    stack = make(kernels, torch.float16)
+    prepared = kernels.prepare_stack(stack)
+    assert prepared is stack
+    out = kernels.run_stack(
+        prepared, states(PROMPTS, torch.float16), PROMPTS, rotations(PROMPTS), pages_for(torch.float16)
+    )
+    assert out.shape == (0, HIDDEN)
+
+
+def test_timed_kernels_time_each_call_and_compute_the_same() -> None:
+    kernels = CppKernels()
+    prepared = kernels.prepare_stack(make(kernels, torch.float32))
+    timed = TimedKernels(kernels, 0)
+    results = [
+        each.run_stack(
+            prepared, states(MIXED, torch.float32), MIXED, rotations(MIXED), pages_for(torch.float32)
+        )
+        for each in (kernels, timed)
+    ]
+    assert torch.equal(*results)
+    assert all(timed.totals[part] > 0 for part in ("linear", "attention", "elementwise"))
+
+
+def test_the_reference_runs_layers_call_by_call() -> None:
+    kernels = TorchKernels()
+    stack = make(kernels, torch.float32)
+    pages = pages_for(torch.float32)
+    out = kernels.run_stack(
+        kernels.prepare_stack(stack), states(MIXED, torch.float32), MIXED, rotations(MIXED), pages
+    )
+    expected = apply(
+        kernels, stack, states(MIXED, torch.float32), MIXED, rotations(MIXED), pages_for(torch.float32)
+    )
+    assert torch.equal(out, expected)
+
+
+def run(batch: Batch = MIXED, **changed: Any) -> Tensor:
+    kernels = CppKernels()
+    given = {
+        "residual": states(batch, torch.float32),
+        "rotations": rotations(MIXED),
+        "pages": pages_for(torch.float32),
+    }
+    given |= changed
+    return kernels.run_stack(kernels.prepare_stack(make(kernels, torch.float32)), batch=batch, **given)
+
+
+@pytest.mark.parametrize(
+    ("changed", "error", "told"),
+    [
+        ({"residual": torch.zeros(8, HIDDEN, dtype=torch.bfloat16)}, ValueError, "bfloat16"),
+        ({"residual": torch.zeros(7, HIDDEN)}, ValueError, "7, 48"),
+        ({"rotations": [torch.zeros(7, 2, 16)]}, ValueError, "rotation"),
+        ({"pages": pages_for(torch.float32)[:2]}, ValueError, "2 pages"),
+        (
+            {"pages": [Pages(*(part[:9] for part in each[:2])) for each in pages_for(torch.float32)]},
+            IndexError,
+            "9",
+        ),
+        ({"batch": replace(MIXED, slot_mapping=MIXED.slot_mapping + 40)}, IndexError, "slots"),
+        ({"batch": replace(MIXED, slot_mapping=MIXED.slot_mapping.int())}, ValueError, "slots"),
+        ({"batch": replace(MIXED, logits_indices=torch.tensor([3, 0]))}, IndexError, "ascend"),
+        ({"batch": replace(MIXED, logits_indices=torch.tensor([3, 8]))}, IndexError, "ascend"),
+    ],
+)
+def test_what_does_not_fit_is_refused(changed: dict[str, Any], error: type[Exception], told: str) -> None:
+    assert run().shape == (3, HIDDEN)
+    with pytest.raises(error, match=told):
+        run(**changed)
+
+
+@pytest.mark.parametrize("part", ["output", "mlp_norm"])
+def test_a_weight_that_does_not_fit_is_refused_at_once(part: str) -> None:
+    kernels = CppKernels()
+    stack = make(kernels, torch.float32)
+    wrong = {
+        "output": linear(kernels, HIDDEN, HIDDEN, torch.float32, "plain", False),
+        "mlp_norm": torch.ones(HIDDEN + 1),
+    }
+    layers = (replace(stack.layers[0], **{part: wrong[part]}), *stack.layers[1:])
+    with pytest.raises(ValueError, match=r"linear layer|norm or bias"):
+        kernels.prepare_stack(replace(stack, layers=layers))
