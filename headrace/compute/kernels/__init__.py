@@ -123,8 +123,8 @@ class Kernels(Protocol):
     ) -> Tensor:
         """Causal attention of all rows over their blocks: [T, H, D] to [T, H * D].
 
-        Query head ``h`` reads key head ``h // (H / G)``. Scores are ``scale * q·k``; with ``softcap`` c they
-        become ``c * tanh(scores / c)`` before masking (arXiv:2408.00118).
+        Query head ``h`` reads key head ``h // (H / G)``. Scores are ``scale * q·k``, ``scale`` > 0; with
+        ``softcap`` c they become ``c * tanh(scores / c)`` before masking (arXiv:2408.00118).
         """
 
     def gated_activation(self, gate_up: Tensor, activation: Activation) -> Tensor:

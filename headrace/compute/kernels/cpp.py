@@ -253,6 +253,8 @@ class CppKernels:
         lines = _page_lines(pages, kv_heads, head_dim, queries.dtype)
         if plan.blocks > num_blocks:
             raise IndexError(f"the rows read block {plan.blocks - 1}, but the pages have {num_blocks} blocks")
+        if not scale > 0:
+            raise ValueError(f"scores are multiplied by {scale}: the largest would not stay the largest")
         if plan.tokens != tokens or plan.block_size != block_size or heads % kv_heads:
             raise ValueError(
                 f"{list(queries.shape)} queries and {list(pages.keys.shape)} keys do not fit the plan: {plan.tokens} "

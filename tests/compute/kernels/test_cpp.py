@@ -195,6 +195,28 @@ def test_a_query_is_the_same_bit_for_bit_in_any_company(
             torch.set_num_threads(threads)
 
 
+@pytest.mark.parametrize("dtype", [*DTYPES, torch.int8])
+def test_a_query_of_zeros_takes_the_mean_of_what_it_sees(level: str, dtype: torch.dtype) -> None:
+    """Beside integers it has no scale of its own; what it does not see is still left out."""
+    torch.manual_seed(0)
+    pages = pages_of(torch.randn(2, 10, 16, 1, 32), dtype)
+    batch = pack([0] * 150, [0], [150], [list(range(10))], [], 16, CPU)
+    forget_the_rest(batch, pages)
+    queries = torch.zeros(150, 1, 32, dtype=torch.bfloat16 if dtype == torch.int8 else dtype)
+    kernels = CppKernels(level)
+    plan = kernels.plan_attention(batch, 40, queries.dtype)
+    values = pages.values.float()
+    if pages.value_scales is not None:
+        values = values * pages.value_scales.transpose(1, 2).unsqueeze(-1)
+    seen = values.flatten(0, 1).squeeze(1)[:150]
+    expected = torch.stack([seen[max(0, end - 40) : end].mean(0) for end in range(1, 151)])
+    actual = kernels.paged_attention(queries, laid_out(pages), plan, 0.2, None)
+    close(actual, expected, queries.dtype, least=5e-4)
+    for scale in (0.0, -1.0, math.nan):
+        with pytest.raises(ValueError, match=f"multiplied by {scale}"):
+            kernels.paged_attention(queries, laid_out(pages), plan, scale, None)
+
+
 @quick
 @given(
     count=st.integers(1, 110),

@@ -6,7 +6,7 @@
 // batch nor on the cut, bit for bit. How the two products are computed from each type of page is in `attention_pages.h`.
 
 static const int64_t SEGMENT = 512;      // keys that are summed before a merge
-static const int64_t TILE_VECTORS = 48;  // queries of a tile, times heads of a group
+static const int64_t TILE_VECTORS = 96;  // queries of a tile, times heads of a group
 static const int64_t FEW_VECTORS = 16;   // a tile with no more reads memory faster than it multiplies: see `cut`
 
 static void clear(const Partial &p, int64_t vectors, int64_t stride) {
@@ -20,7 +20,8 @@ static void merge(const Partial &into, const Partial &later, int64_t vectors, in
   for (int64_t m = 0; m < vectors; m++) {
     if (later.best[m] == -INFINITY) continue;
     const float peak = later.best[m] > into.best[m] ? later.best[m] : into.best[m];
-    const float old = exponential(broadcast(into.best[m] - peak))[0], fresh = exponential(broadcast(later.best[m] - peak))[0];
+    const float old = power_of_two<true>(broadcast(into.best[m] - peak))[0];
+    const float fresh = power_of_two<true>(broadcast(later.best[m] - peak))[0];
     const auto add = [&](float *target, const float *more) {
       store((Single *)target, load((const Single *)target) * old + load((const Single *)more) * fresh);
     };
@@ -140,13 +141,16 @@ static void attend(const Attention &a, const Piece &p, int64_t first_key, int64_
       if (goes_on) look(a, more ? chunk : following, more ? head + 1 : p.first_head, ahead);
       if (direct) leave_out_the_next(chunk, s, a.head_dim, view);
       else gather(a, p, chunk, head, s, stride, view);
-      const int64_t begin = visible * group, at = h * vectors + begin;
-      const Partial some = {result.sum + at * stride, result.total + at * LANES, result.best + at};
-      Way::absorb(a, chunk, view, goes_on ? &ahead : nullptr, s, at, vectors - begin, some, stride, [&](int64_t m) {
-        const int64_t position = start + (begin + m) / group, low = position + 1 - a.window - first;
-        const int64_t high = position + 1 - first;
-        return Seen{low < 0 ? 0 : (int)low, high > chunk.count ? chunk.count : (int)high};
-      });
+      for (int64_t begin = visible * group; begin < vectors; begin += STRIP) {
+        const int64_t at = h * vectors + begin, count = vectors - begin < STRIP ? vectors - begin : STRIP;
+        const bool first_strip = begin == visible * group;
+        const Partial some = {result.sum + at * stride, result.total + at * LANES, result.best + at};
+        Way::absorb(a, chunk, view, goes_on && first_strip ? &ahead : nullptr, s, at, count, some, stride, [&](int64_t m) {
+          const int64_t position = start + (begin + m) / group, low = position + 1 - a.window - first;
+          const int64_t high = position + 1 - first;
+          return Seen{low < 0 ? 0 : (int)low, high > chunk.count ? chunk.count : (int)high};
+        });
+      }
       view = ahead;
     }
     chunk = following;
@@ -209,8 +213,9 @@ static Cut choose_cut(const Attention &a, int64_t threads) {
   return {a.kv_heads > slices ? a.kv_heads / slices : 1, whole < wanted};
 }
 
-static Partial partial_at(float *memory, int64_t vectors, int64_t stride) {
-  return {memory, memory + vectors * stride, memory + vectors * (stride + LANES)};
+// Floats that begin at a line of the cache; null: out of memory.
+static float *aligned(int64_t count) {
+  return (float *)aligned_alloc(LINE * sizeof(float), (size_t)(count / LINE + 1) * LINE * sizeof(float));
 }
 
 // All segments of a piece, merged in order.
@@ -237,20 +242,23 @@ static int run_attention(const Attention &a) {
   const int64_t count = cut(a, how, nullptr, partial_vectors);
   const int64_t tile = TILE_VECTORS > group ? TILE_VECTORS : group, few = FEW_VECTORS * how.few_heads;
   const int64_t vectors = tile > few ? tile : few;
-  const int64_t floats = Scratch::floats(vectors, stride);
+  Scratch::Source none = {};
+  Scratch::at(none, vectors, stride);
+  const int64_t floats = none.taken;
   Piece *pieces = (Piece *)malloc((size_t)(count + 1) * sizeof(Piece));
-  float *partials = (float *)malloc((size_t)(partial_vectors * (stride + LANES + 1) + 1) * sizeof(float));
-  float *scratch = (float *)malloc((size_t)(threads * floats) * sizeof(float));
+  float *partials = aligned(partial_vectors * (stride + LANES + 1)), *scratch = aligned(threads * floats);
   const bool enough = pieces && partials && scratch;
   if (enough) {
     cut(a, how, pieces, partial_vectors);
     const auto partial_of = [&](const Piece &p, int64_t part) {
       const int64_t place = p.partial + (part - p.part) * p.step;
-      return partial_at(partials + place * (stride + LANES + 1), p.heads * p.queries * group, stride);
+      float *totals = partials + partial_vectors * stride, *bests = totals + partial_vectors * LANES;
+      return Partial{partials + place * stride, totals + place * LANES, bests + place};
     };
 #pragma omp parallel num_threads(threads)
     {
-      const Scratch s = Scratch::at(scratch + omp_get_thread_num() * floats, vectors, stride);
+      Scratch::Source own = {scratch + omp_get_thread_num() * floats, 0};
+      const Scratch s = Scratch::at(own, vectors, stride);
 #pragma omp for schedule(dynamic)
       for (int64_t i = 0; i < count; i++) {
         const Piece &p = pieces[i];

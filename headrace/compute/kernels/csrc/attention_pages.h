@@ -5,8 +5,13 @@
 // become int16 with a scale of their own (a hundred times finer than what they are multiplied with), and the pages'
 // scales go to scores and weights.
 
-static const int CHUNK = 64;  // keys that are multiplied at once
+// A chunk is what a query's softmax takes in at once. Longer ones load and store its sums more seldom; two of keys and
+// values, this one and what is fetched of the next, no longer fit the first cache: so memory is asked for the next PANEL
+// tokens, which are often of the same chunk.
+static const int CHUNK = 128;
 static const int GROUPS = CHUNK / LANES;
+static const int STRIP = 48;   // queries whose scores are softened at once: whole tiles of ROWS
+static const int LINE = 16;    // floats of a line of the cache
 
 // A chunk's tokens [begin, count), in whole groups of LANES.
 struct Chunk {
@@ -48,43 +53,45 @@ struct Seen {
   int low, high;
 };
 
-// A thread's memory, for `vectors` queries of a tile's heads.
+// A thread's memory, for `vectors` queries of a tile's heads, of which STRIP are worked on at once. Every part begins at
+// a line of the cache: a vector that lies across two takes two accesses.
 struct Scratch {
   uint32_t *keys, *values, *query;  // [CHUNK * stride], [CHUNK * stride], [vectors * stride]
   float *scales;                    // [2 * CHUNK]
-  float *score, *product;           // [vectors * CHUNK], [vectors * stride]
-  float *peak, *shrink;             // [vectors] each
-  float *query_scale, *worth;       // [vectors] each, of integers
-  uint16_t *weights;                // [vectors * CHUNK]
+  float *score;                     // [STRIP * CHUNK]
+  float *peak, *shrink, *worth;     // [STRIP] each
+  float *query_scale;               // [vectors], of integers
+  uint16_t *weights;                // [STRIP * CHUNK]
   Partial segment, whole;
 
-  static int64_t floats(int64_t vectors, int64_t stride) {
-    return 2 * CHUNK * (stride + 1) + vectors * (2 * stride + CHUNK + CHUNK / 2 + 4 + 2 * (stride + LANES + 1));
-  }
+  // Floats from memory, or, without, how many are needed.
+  struct Source {
+    float *memory;
+    int64_t taken;
 
-  static Scratch at(float *memory, int64_t vectors, int64_t stride) {
-    Scratch s;
-    float *p = memory;
-    const auto take = [&](int64_t count) {
-      float *taken = p;
-      p += count;
-      return taken;
-    };
+    float *operator()(int64_t count) {
+      float *part = memory ? memory + taken : nullptr;
+      taken += (count + LINE - 1) / LINE * LINE;
+      return part;
+    }
+  };
+
+  static Scratch at(Source &take, int64_t vectors, int64_t stride) {
     const auto partial = [&] {
       float *sum = take(vectors * stride), *total = take(vectors * LANES);
       return Partial{sum, total, take(vectors)};
     };
+    Scratch s;
     s.keys = (uint32_t *)take(CHUNK * stride);
     s.values = (uint32_t *)take(CHUNK * stride);
     s.query = (uint32_t *)take(vectors * stride);
     s.scales = take(2 * CHUNK);
-    s.score = take(vectors * CHUNK);
-    s.product = take(vectors * stride);
-    s.peak = take(vectors);
-    s.shrink = take(vectors);
+    s.score = take(STRIP * CHUNK);
+    s.peak = take(STRIP);
+    s.shrink = take(STRIP);
+    s.worth = take(STRIP);
     s.query_scale = take(vectors);
-    s.worth = take(vectors);
-    s.weights = (uint16_t *)take(vectors * CHUNK / 2);
+    s.weights = (uint16_t *)take(STRIP * CHUNK / 2);
     s.segment = partial();
     s.whole = partial();
     return s;
@@ -124,6 +131,7 @@ struct BrainPage {
 // Words of two int16, multiplied and summed in int32, whose bits stand where the others have float32. Exact: nothing
 // depends on the order.
 struct IntegerWords {
+  static const bool WHOLE = true;
 #if LANES >= 8
   struct Factor { Words value; };
   HEADRACE_INLINE Factor row(uint32_t word) { return {Words{} + word}; }
@@ -186,17 +194,21 @@ __attribute__((noinline)) static void score_tile(const uint32_t *query, int64_t 
 }
 
 // result[m, 0 : NV * LANES] (+)= weights of M queries times the values of words [begin, end) of tokens, in their order.
+// Memory is asked for values a PANEL of tokens further, which at the end are those of `ahead`.
 template <class Page, int M, int NV>
 __attribute__((noinline)) static void weigh_tile(const uint32_t *weights, const View<typename Page::Element> &view,
                                                  const View<typename Page::Element> *ahead, int64_t feature, int begin,
-                                                 int end, float *result, int64_t stride, bool accumulate) {
+                                                 int end, float *result, int64_t stride) {
   using Kind = typename Page::Kind;
   const int factor = FACTOR_OF<typename Page::Element>;
   Floats sum[M][NV];
-  load_sums(sum, result, stride, accumulate);
+  load_sums(sum, result, stride, !Kind::WHOLE);
+  const unsigned distance = end < PANEL / factor ? end : PANEL / factor;
   for (unsigned k = begin; k < (unsigned)end; k++) {
     const typename Page::Element *row = (k == (unsigned)view.odd ? view.alone : view.value(k)) + feature * factor;
-    const typename Page::Element *next = ahead ? ahead->value(k) + feature * factor : nullptr;
+    const unsigned later = k + distance;
+    const typename Page::Element *next =
+        ahead ? (later < (unsigned)end ? view.value(later) : ahead->value(later - end)) + feature * factor : nullptr;
     typename Kind::Factor column[NV];
 #pragma GCC unroll 8
     for (int i = 0; i < NV; i++) {
@@ -208,71 +220,95 @@ __attribute__((noinline)) static void weigh_tile(const uint32_t *weights, const 
   store_sums(sum, result, stride);
 }
 
-// Scores [vectors, CHUNK] of queries that are `query_stride` words apart. `ahead`: what comes next, or null.
+// Scores [vectors, CHUNK] of queries that are `query_stride` words apart. `ahead`: what comes after this chunk, or null.
 template <class Page, class View>
 static void score_chunk(const uint32_t *query, int64_t words, int64_t query_stride, const Chunk &chunk, const View &view,
                         const View *ahead, float *score, int64_t vectors) {
-  for (int i = chunk.begin / PANEL * VECTORS; i * LANES < chunk.count; i += VECTORS)
+  for (int i = chunk.begin / PANEL * VECTORS; i * LANES < chunk.count; i += VECTORS) {
+    const auto next = !ahead ? nullptr : (i + VECTORS) * LANES < chunk.count ? view.keys + i + VECTORS : ahead->keys;
     in_tiles<ROWS>(vectors, [&](auto count, int64_t m) {
       score_tile<Page, count()>(query + m * query_stride, words, query_stride, view.keys + i, view.key_step,
-                                ahead && !m ? ahead->keys + i : nullptr, score + m * CHUNK + i * LANES);
+                                m ? nullptr : next, score + m * CHUNK + i * LANES);
     });
+  }
 }
 
-// Sums [vectors, stride] of values by weights [vectors, CHUNK], as words.
+// Sums [vectors, stride] take in values by weights [vectors, CHUNK], as words. `worth`: see Scratch.
 template <class Page, class View>
-static void weigh_chunk(const uint32_t *weights, const Chunk &chunk, const View &view, const View *ahead, float *result,
-                        int64_t stride, int64_t vectors, bool accumulate) {
+static void weigh_chunk(const uint32_t *weights, const Chunk &chunk, const View &view, const View *ahead,
+                        const float *worth, float *result, int64_t stride, int64_t vectors) {
   const int factor = FACTOR_OF<typename Page::Element>, begin = chunk.begin / factor;
   const int end = (chunk.count + factor - 1) / factor;
+  const auto tile = [&](auto rows, auto columns, int64_t m, int64_t i) {
+    constexpr int M = rows(), NV = columns();
+    const auto add = [&](float *sum, int64_t step) {
+      weigh_tile<Page, M, NV>(weights + m * (CHUNK / factor), view, m ? nullptr : ahead, i, begin, end, sum, step);
+    };
+    float *sum = result + m * stride + i;
+    if constexpr (Page::Kind::WHOLE) {
+      float product[M * NV * LANES];
+      add(product, NV * LANES);
+      for (int j = 0; j < M * NV; j++) {
+        Single *target = (Single *)(sum + j / NV * stride + j % NV * LANES);
+        const Floats whole = __builtin_convertvector((Ints)load((const Single *)product + j * LANES), Floats);
+        store(target, load(target) + whole * worth[m + j / NV]);
+      }
+    } else {
+      add(sum, stride);
+    }
+  };
   in_tiles<ROWS>(vectors, [&](auto count, int64_t m) {
-    const uint32_t *weight = weights + m * (CHUNK / factor);
-    const View *next = m ? nullptr : ahead;
-    float *sum = result + m * stride;
     int64_t i = 0;
-    for (; i + PANEL <= stride; i += PANEL)
-      weigh_tile<Page, count(), VECTORS>(weight, view, next, i, begin, end, sum + i, stride, accumulate);
-    for (; i < stride; i += LANES)
-      weigh_tile<Page, count(), 1>(weight, view, next, i, begin, end, sum + i, stride, accumulate);
+    for (; i + PANEL <= stride; i += PANEL) tile(count, std::integral_constant<int, VECTORS>{}, m, i);
+    for (; i < stride; i += LANES) tile(count, std::integral_constant<int, 1>{}, m, i);
   });
 }
 
-// Scores [vectors, CHUNK] become weights; what was summed before shrinks. In passes over the queries, each of which is a
-// chain of a few slow steps: so these overlap. `see(m)` is what a query sees.
-template <class Weight, class See>
+// Scores [vectors, CHUNK], to be multiplied by `factor(m)`, become weights, which `keep(m, i, weights)` takes; what was
+// summed before shrinks. Everything is in exponents of two. In passes over the queries, each of which is a chain of a few
+// slow steps: so these overlap. `see(m)` is what a query sees: at most what the next one's end is and the one's before
+// begin. What it does not see weighs nothing, by the same arithmetic as what it does.
+template <bool FINE, class Factor, class See, class Keep>
 HEADRACE_INLINE void soften(const Attention &a, const Chunk &chunk, const Scratch &s, int64_t vectors, const Partial &result,
-                            int64_t stride, Weight *weights, See see) {
-  Ints lane;
-  for (int i = 0; i < LANES; i++) lane[i] = i;
-  for (int64_t m = 0; m < vectors; m++) {
-    const Seen seen = see(m);
-    const bool all = seen.low <= chunk.begin && seen.high >= chunk.columns();
-    Floats top = broadcast(-INFINITY);
-    for (int i = chunk.begin; i < chunk.columns(); i += LANES) {
-      Single *score = (Single *)s.score + m * CHUNK + i;
-      Floats v = load(score) * a.scale;
-      if (a.softcap != 0.0f) v = a.softcap * hyperbolic_tangent(v / a.softcap);
-      if (!all) {
+                            int64_t stride, Factor factor, See see, Keep keep) {
+  const float LOG2E = 1.44269504f;
+  const int begin = chunk.begin, end = chunk.columns();
+  const bool capped = a.softcap != 0.0f, all = see(0).high >= end && see(vectors - 1).low <= begin;
+  if (capped || !all) {
+    Ints lane;
+    for (int i = 0; i < LANES; i++) lane[i] = i;
+    for (int64_t m = 0; m < vectors; m++) {
+      const Seen seen = see(m);
+      for (int i = begin; i < end; i += LANES) {
+        Single *score = (Single *)s.score + m * CHUNK + i;
+        Floats v = load(score);
+        if (capped) v = a.softcap * hyperbolic_tangent(v * factor(m) / a.softcap);
         const Ints at = lane + i;
-        v = (at >= seen.low) & (at < seen.high) ? v : broadcast(-INFINITY);
+        store(score, (at >= seen.low) & (at < seen.high) ? v : broadcast(-INFINITY));
       }
-      store(score, v);
-      top = maximum(top, v);
     }
-    s.peak[m] = largest(top);
+  }
+  const auto unit = [&](int64_t m) { return capped ? LOG2E : factor(m) * LOG2E; };
+  for (int64_t m = 0; m < vectors; m++) {
+    const Single *score = (const Single *)s.score + m * CHUNK;
+    Floats top = load(score + begin);
+    for (int i = begin + LANES; i < end; i += LANES) top = maximum(top, load(score + i));
+    s.peak[m] = largest(top) * unit(m);
   }
   each_vector(vectors, [&](int64_t m, int lanes) {
-    const Floats best = load_at((const Single *)result.best + m, lanes), peak = load_at((const Single *)s.peak + m, lanes);
+    const Floats best = load_at((const Single *)result.best + m, lanes), peak = load((const Single *)s.peak + m);
     const Floats most = maximum(peak, best), from = most == broadcast(-INFINITY) ? Floats{} : most;
     store_at((Single *)result.best + m, most, lanes);
-    store_at((Single *)s.peak + m, from, lanes);
-    store_at((Single *)s.shrink + m, exponential(best - from), lanes);
+    store((Single *)s.peak + m, from);
+    store((Single *)s.shrink + m, power_of_two<FINE>(best - from));
   });
   for (int64_t m = 0; m < vectors; m++) {
+    const Single *score = (const Single *)s.score + m * CHUNK;
+    const Floats scale = broadcast(unit(m)), peak = broadcast(s.peak[m]);
     Floats added = {};
-    for (int i = chunk.begin; i < chunk.columns(); i += LANES) {
-      const Floats v = exponential(load((const Single *)s.score + m * CHUNK + i) - s.peak[m]);
-      store(weights + m * CHUNK + i, v);
+    for (int i = begin; i < end; i += LANES) {
+      const Floats v = power_of_two<FINE>(load(score + i) * scale - peak);
+      keep(m, i, v);
       added += v;
     }
     Single *total = (Single *)result.total + m * LANES;
@@ -305,12 +341,13 @@ struct Plain {
   static void absorb(const Attention &a, const Chunk &chunk, const View<typename Page::Element> &view,
                      const View<typename Page::Element> *ahead, const Scratch &s, int64_t at, int64_t vectors,
                      const Partial &result, int64_t stride, See see) {
-    const int64_t words = a.head_dim / FACTOR;
-    score_chunk<Page>(s.query + at * words, words, words, chunk, view, ahead, s.score, vectors);
     using Weight = std::conditional_t<FACTOR == 2, Brain, Single>;
     Weight *weights = FACTOR == 2 ? (Weight *)s.weights : (Weight *)s.score;
-    soften(a, chunk, s, vectors, result, stride, weights, see);
-    weigh_chunk<Page>((const uint32_t *)weights, chunk, view, ahead, result.sum, stride, vectors, true);
+    const int64_t words = a.head_dim / FACTOR;
+    score_chunk<Page>(s.query + at * words, words, words, chunk, view, ahead, s.score, vectors);
+    soften<FACTOR == 1>(a, chunk, s, vectors, result, stride, [&](int64_t) { return a.scale; }, see,
+                        [&](int64_t m, int i, Floats v) { store(weights + m * CHUNK + i, v); });
+    weigh_chunk<Page>((const uint32_t *)weights, chunk, view, ahead, s.worth, result.sum, stride, vectors);
   }
 };
 
@@ -332,7 +369,8 @@ struct Integers {
     float query[MAX_HEAD_DIM + 2 * LANES] = {};
     each_query(a, p, [&](int64_t v, int64_t place) {
       with_type(a.dtype, [&](auto t) { widen((const decltype(t) *)a.queries + place, a.head_dim, query); });
-      s.query_scale[v] = to_shorts(query, 2 * words, (uint16_t *)(s.query + v * words));
+      const float scale = to_shorts(query, 2 * words, (uint16_t *)(s.query + v * words)) * a.scale;
+      s.query_scale[v] = scale > 0.0f ? scale : 1.0f;  // of zeros; zero itself times what is hidden would be no number
     });
   }
 
@@ -341,34 +379,21 @@ struct Integers {
                      const Scratch &s, int64_t at, int64_t vectors, const Partial &result, int64_t stride, See see) {
     const int64_t words = query_stride(a);
     score_chunk<Page>(s.query + at * words, a.head_dim / 2, words, chunk, view, ahead, s.score, vectors);
-    const auto each_group = [&](auto body) {
-      for (int i = chunk.begin; i < chunk.count; i += LANES) body(i, i / LANES);
-    };
-    for (int64_t m = 0; m < vectors; m++) {
-      float *score = s.score + m * CHUNK;
-      const Floats factor = broadcast(s.query_scale[at + m]);
-      each_group([&](int i, int group) {
-        const Ints product = (Ints)load((const Single *)score + i);
-        const Floats scale = factor * load((const Single *)view.key_scales[group]);
-        store((Single *)score + i, __builtin_convertvector(product, Floats) * scale);
-      });
-    }
-    soften(a, chunk, s, vectors, result, stride, (Single *)s.score, see);
-    for (int64_t m = 0; m < vectors; m++) {
-      float *score = s.score + m * CHUNK;
-      each_group([&](int i, int group) {
-        const Floats weight = load((const Single *)score + i);
-        // Where nothing is seen, there may be no number.
-        const Floats scaled = weight * load((const Single *)view.value_scales[group]);
-        store((Single *)score + i, weight > 0.0f ? scaled : Floats{});
-      });
-      s.worth[m] = to_shorts(score + chunk.begin, chunk.columns() - chunk.begin, s.weights + m * CHUNK + chunk.begin);
-    }
-    weigh_chunk<Page>((const uint32_t *)s.weights, chunk, view, ahead, s.product, stride, vectors, false);
-    for (int64_t i = 0; i < vectors * stride; i += LANES) {
-      const Ints product = (Ints)load((const Single *)s.product + i);
-      Single *sum = (Single *)result.sum + i;
-      store(sum, load(sum) + __builtin_convertvector(product, Floats) * s.worth[i / stride]);
-    }
+    for (int64_t m = 0; m < vectors; m++)
+      for (int i = chunk.begin; i < chunk.columns(); i += LANES) {
+        Single *score = (Single *)s.score + m * CHUNK + i;
+        const Floats product = __builtin_convertvector((Ints)load(score), Floats);
+        store(score, product * load((const Single *)view.key_scales[i / LANES]));
+      }
+    soften<false>(a, chunk, s, vectors, result, stride, [&](int64_t m) { return s.query_scale[at + m]; }, see,
+                  [&](int64_t m, int i, Floats v) {
+                    // Where nothing is seen, there may be no number.
+                    const Floats scaled = v * load((const Single *)view.value_scales[i / LANES]);
+                    store((Single *)s.score + m * CHUNK + i, v > 0.0f ? scaled : Floats{});
+                  });
+    for (int64_t m = 0; m < vectors; m++)
+      s.worth[m] = to_shorts(s.score + m * CHUNK + chunk.begin, chunk.columns() - chunk.begin,
+                             s.weights + m * CHUNK + chunk.begin);
+    weigh_chunk<Page>((const uint32_t *)s.weights, chunk, view, ahead, s.worth, result.sum, stride, vectors);
   }
 };

@@ -8,6 +8,7 @@ static const int VECTORS = LANES == 16 ? 4 : 2;  // vectors of columns of it
 static const int PANEL = VECTORS * LANES;
 
 struct FloatWords {
+  static const bool WHOLE = false;  // whether sums are whole numbers
   struct Factor { Floats value; };
   HEADRACE_INLINE Factor column(const uint32_t *p) { return {load((const Single *)p)}; }
   HEADRACE_INLINE Factor row(uint32_t word) { return {(Floats)(Words{} + word)}; }
@@ -16,6 +17,7 @@ struct FloatWords {
 
 #if defined(HEADRACE_BF16_PAIRS)
 struct PairWords {
+  static const bool WHOLE = false;
   struct Factor { __m512bh value; };
   HEADRACE_INLINE Factor column(const uint32_t *p) { return {(__m512bh)_mm512_loadu_si512(p)}; }
   HEADRACE_INLINE Factor row(uint32_t word) { return {(__m512bh)_mm512_set1_epi32((int)word)}; }
@@ -25,6 +27,7 @@ struct PairWords {
 };
 #else
 struct PairWords {
+  static const bool WHOLE = false;
   struct Factor { Floats even, odd; };
   HEADRACE_INLINE Factor split(Words w) { return {(Floats)(w << 16), (Floats)(w & 0xffff0000u)}; }
   HEADRACE_INLINE Factor column(const uint32_t *p) {

@@ -65,7 +65,7 @@ struct Attention {       // see Kernels.paged_attention
   const int32_t *query_starts, *contexts, *tables;
   int64_t rows, width, heads, kv_heads, head_dim, window;  // window: INT64_MAX is all keys
   int dtype;
-  float scale, softcap;  // softcap 0: none
+  float scale, softcap;  // scale > 0; softcap 0: none
 };
 
 struct Linear {          // out [count, outputs] = x [count, inputs] times packed weights (+ bias)

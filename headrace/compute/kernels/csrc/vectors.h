@@ -70,6 +70,39 @@ HEADRACE_INLINE Floats exponential(Floats x) {
   return x < low ? Floats{} : y;
 }
 
+// 2^x for x <= 0 (and somewhat above), 0 for -inf: x = n + r with 0 <= r < 1, 2^r as a polynomial which is 1 at 0.
+// FINE: to 1.5e-7 of it; else to 3e-6, where what follows keeps sixteen bits or less.
+template <bool FINE>
+HEADRACE_INLINE Floats power_of_two(Floats x) {
+#if LANES == 16
+  const Floats r = (Floats)_mm512_reduce_ps((__m512)x, 9);  // of -inf it is 0
+#else
+  x = maximum(x, broadcast(-127.0f));
+  const Floats magic = broadcast(12582912.0f);  // 1.5 * 2^23: adding it rounds to an integer
+  const Floats n = (x - 0.5f) + magic, r = x - (n - magic);
+#endif
+  Floats y;
+  if constexpr (FINE) {
+    y = broadcast(1.867130166e-3f);
+    y = y * r + 9.017029777e-3f;
+    y = y * r + 5.579991266e-2f;
+    y = y * r + 2.401644439e-1f;
+    y = y * r + 6.931512952e-1f;
+  } else {
+    y = broadcast(1.342668477e-2f);
+    y = y * r + 5.224247277e-2f;
+    y = y * r + 2.412801981e-1f;
+    y = y * r + 6.930448413e-1f;
+  }
+  y = y * r + 1.0f;
+#if LANES == 16
+  return (Floats)_mm512_scalef_ps((__m512)y, (__m512)x);
+#else
+  y = (Floats)((Ints)y + ((Ints)n << 23));
+  return x > -126.0f ? y : Floats{};
+#endif
+}
+
 HEADRACE_INLINE Floats hyperbolic_tangent(Floats x) { return 1.0f - 2.0f / (exponential(2.0f * x) + 1.0f); }
 
 // The element types of activations and of pages.
@@ -157,6 +190,16 @@ HEADRACE_INLINE void store_some(T *p, Floats v, int count) {
   store(buffer, v);
   for (int i = 0; i < count; i++) p[i] = buffer[i];
 }
+
+#if LANES == 16
+HEADRACE_INLINE Floats load_some(const Single *p, int count) {
+  return (Floats)_mm512_maskz_loadu_ps((__mmask16)((1u << count) - 1), p);
+}
+
+HEADRACE_INLINE void store_some(Single *p, Floats v, int count) {
+  _mm512_mask_storeu_ps(p, (__mmask16)((1u << count) - 1), (__m512)v);
+}
+#endif
 
 // Calls body(offset, lanes) over [0, size): whole vectors, then what is left of one.
 template <class Body>
