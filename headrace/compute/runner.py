@@ -39,7 +39,11 @@ class Decoder(Protocol):
         ...
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
-        """Float32 [S, vocab] of hidden states."""
+        """[S, vocab] of hidden states."""
+        ...
+
+    def likeliest(self, logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """The first token int64 [S] of each row's largest logit, and that, float32 [S]: NaN where one is."""
         ...
 
 
@@ -96,7 +100,7 @@ class LocalRunner:
         self._slots = Slots(
             max_num_seqs=max_num_seqs, max_model_len=max_model_len, block_size=kv.block_size, device=device
         )
-        self._sampler = Sampler(self._slots.tokens, vocab_size)
+        self._sampler = Sampler(self._slots.tokens, vocab_size, decoder.likeliest)
         self._most_logits = max_num_seqs  # rows of them at once: what start-up has reckoned with
         self._refused: dict[int, str] = {}
         # Alternatives per sampled token and per prompt token (-1: no scores), and positions to score.
@@ -151,7 +155,7 @@ class LocalRunner:
         if self._ahead is not None:
             self._ahead.reached(self._slots.reached)
         sampling = np.flatnonzero(rows.samples)
-        spans = np.clip(np.minimum(rows.end, self._prompt_end[rows.slot]) - rows.start, 0, None)
+        spans = np.maximum(np.minimum(rows.end, self._prompt_end[rows.slot]) - rows.start, 0)
         last = np.cumsum(rows.length) - 1
         sampled_at, scored_at = last[sampling], np.repeat(last + 1 - rows.length, spans) + ramps(spans)
         wanted = np.sort(np.concatenate([sampled_at, scored_at])) if scored_at.size else sampled_at
@@ -224,7 +228,9 @@ class LocalRunner:
         scores = None
         if scored.size:
             (at,) = upload(self._device, scored)
-            scores = score(logits.index_select(0, at), tokens.index_select(0, at), top[scored], download)
+            scores = score(
+                logits.index_select(0, at).float(), tokens.index_select(0, at), top[scored], download
+            )
         return _Sampled(sampling.tolist(), download.add(drawn), scored.tolist(), scores)
 
     def _sample_alone(
@@ -250,7 +256,7 @@ class LocalRunner:
         for begin in range(0, len(hidden), self._most_logits):
             part = slice(begin, begin + self._most_logits)
             tokens = self._slots.tokens_at(slots[part], following[part])
-            logits = self._decoder.logits(hidden[part])
+            logits = self._decoder.logits(hidden[part]).float()
             scores.append(score(logits, tokens, self._prompt_top[slots[part]], download))
         return tuple(scores)
 

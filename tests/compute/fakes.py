@@ -9,6 +9,7 @@ from __future__ import annotations
 import torch
 
 from headrace.compute.batch import Batch
+from headrace.compute.sampling.draw import likeliest
 from headrace.core.plan import Entry, Row
 from headrace.core.request import SamplingParams
 
@@ -48,6 +49,9 @@ class FakeDecoder:
         """What `hidden` gives are logits already."""
         self.most_logits = max(self.most_logits, len(hidden))
         return hidden.clone()
+
+    def likeliest(self, logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        return likeliest(logits)
 
     def hidden(self, batch: Batch, kv: FakeKV) -> torch.Tensor:
         if self.explode:

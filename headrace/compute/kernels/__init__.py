@@ -130,6 +130,12 @@ class Kernels(Protocol):
     def gated_activation(self, gate_up: Tensor, activation: Activation) -> Tensor:
         """``activation(gate) * up`` of a merged [T, 2 * I]: [T, I] (arXiv:2002.05202)."""
 
+    def likeliest(self, logits: Tensor) -> tuple[Tensor, Tensor]:
+        """The first token int64 [S] of the largest logit of each row [S, V], and that logit, float32 [S].
+
+        A row with NaN gives NaN, and any token.
+        """
+
     def prepare_stack(self, stack: Stack) -> Any:
         """Turn a decoder's layers into whatever this backend's `run_stack` likes best; called once."""
 

@@ -19,6 +19,7 @@ from headrace.compute.kernels.native_stack import ALL_KEYS, NativeStack, native
 from headrace.compute.kernels.packed import PackedIntegers, PackedWeight, WeightMemory, pack, pack_integers
 from headrace.compute.kernels.stack import Stack, apply
 from headrace.compute.quantization.weight import QuantizedWeight
+from headrace.compute.sampling.draw import likeliest
 
 
 class _Codes(dict[torch.dtype, int]):
@@ -30,7 +31,7 @@ class _Codes(dict[torch.dtype, int]):
 
 _DTYPES = _Codes({torch.float32: 0, torch.bfloat16: 1, torch.float16: 2})
 _PAGE_DTYPES = _Codes({**_DTYPES, torch.int8: 3})
-_INTERFACE = 4
+_INTERFACE = 5
 _PAIRED = (torch.bfloat16, torch.int8)
 _MAX_HEAD_DIM = 512
 
@@ -360,6 +361,16 @@ class CppKernels:
             layers.softcap or 0.0,
         )
         return out
+
+    def likeliest(self, logits: Tensor) -> tuple[Tensor, Tensor]:
+        if logits.dtype != torch.bfloat16:
+            return likeliest(logits.float())
+        logits = logits.contiguous()
+        rows, size = logits.shape
+        tokens = logits.new_empty(rows, dtype=torch.int64)
+        peaks = logits.new_empty(rows, dtype=torch.float32)
+        self._cpu.likeliest(logits.data_ptr(), tokens.data_ptr(), peaks.data_ptr(), rows, size)
+        return tokens, peaks
 
 
 def _rotation_words(rotation: Tensor, tokens: int) -> tuple[int, int]:

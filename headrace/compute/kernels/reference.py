@@ -17,6 +17,7 @@ from headrace.compute.kernels import SMALLEST, Activation, HeadShape, Pages, lin
 from headrace.compute.kernels.paging import AttentionPlan, DecodeGroup, PrefillTile, plan
 from headrace.compute.kernels.stack import Stack, apply
 from headrace.compute.quantization.weight import QuantizedWeight
+from headrace.compute.sampling.draw import likeliest
 
 
 class TorchKernels:
@@ -99,6 +100,9 @@ class TorchKernels:
         gate, up = gate_up.chunk(2, -1)
         active = F.silu(gate) if activation == "silu" else F.gelu(gate, approximate="tanh")
         return active.mul_(up)
+
+    def likeliest(self, logits: Tensor) -> tuple[Tensor, Tensor]:
+        return likeliest(logits.float())
 
     def _decode(
         self,

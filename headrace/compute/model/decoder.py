@@ -78,15 +78,20 @@ class Decoder:
     @torch.inference_mode()
     def forward(self, batch: Batch, kv: PagedKV) -> Tensor:
         """Write the batch's keys and values to ``kv``; float32 logits [S, vocab] of ``logits_indices``."""
-        return self.logits(self.hidden(batch, kv))
+        return self.logits(self.hidden(batch, kv)).float()
 
     @torch.inference_mode()
     def logits(self, hidden: Tensor) -> Tensor:
-        """Float32 logits [S, vocab] of hidden states [S, hidden]."""
-        logits: Tensor = self.kernels.linear(hidden, self._head).float()
+        """Logits [S, vocab] of hidden states [S, hidden], in their dtype; in float32 where they are squashed."""
+        logits: Tensor = self.kernels.linear(hidden, self._head)
         if self.spec.logits_softcap is not None:
+            logits = logits.float()
             logits.div_(self.spec.logits_softcap).tanh_().mul_(self.spec.logits_softcap)
         return logits
+
+    def likeliest(self, logits: Tensor) -> tuple[Tensor, Tensor]:
+        """See `Kernels.likeliest`."""
+        return self.kernels.likeliest(logits)
 
     @torch.inference_mode()
     def hidden(self, batch: Batch, kv: PagedKV) -> Tensor:

@@ -94,14 +94,18 @@ def _features(params: SamplingParams, made: Constraints, vocab_size: int) -> Fea
     return features if features & Feature.RANDOM else features & ~_FILTERS
 
 
+Pick = Callable[[torch.Tensor], tuple[torch.Tensor, torch.Tensor]]
+
+
 class Sampler:
     """The sampling parameters of all slots, and the sampling of a step's rows.
 
     ``history`` int32 [slots, width] is the device's buffer of all tokens (`Slots.tokens`); only bad words
-    and penalties read it.
+    and penalties read it. ``pick`` is `draw.likeliest`, or what does the same for logits of fewer bits as well.
     """
 
-    def __init__(self, history: torch.Tensor, vocab_size: int) -> None:
+    def __init__(self, history: torch.Tensor, vocab_size: int, pick: Pick = likeliest) -> None:
+        self._pick = pick
         self._history = history
         self._vocab_size = vocab_size
         self._numbers = np.zeros(len(history), dtype=_NUMBERS)
@@ -139,7 +143,7 @@ class Sampler:
         return tokens
 
     def sample(self, logits: torch.Tensor, slots: Ints, positions: Ints) -> torch.Tensor:
-        """Draw the token at ``positions`` int64 [S] of ``slots`` int64 [S] from ``logits`` float32 [S, V].
+        """Draw the token at ``positions`` int64 [S] of ``slots`` int64 [S] from ``logits`` [S, V].
 
         Returns int64 [S] on the device of the logits; a negative value is a key of `FAULTS`.
         """
@@ -148,12 +152,17 @@ class Sampler:
         numbers["features"] &= np.where(positions < numbers["min_end"], -1, ~int(Feature.MIN_TOKENS))
         shaped = np.flatnonzero(numbers["features"])
         if shaped.size == 0:
-            return _greedy(logits)
+            return self._greedy(logits)
         if shaped.size == slots.size:
-            return self._shaped(logits.clone(), numbers, slots, positions)
+            return self._shaped(logits.to(torch.float32, copy=True), numbers, slots, positions)
         (at,) = upload(logits.device, shaped)
-        some = self._shaped(logits.index_select(0, at), numbers[shaped], slots[shaped], positions[shaped])
-        return _greedy(logits).index_copy_(0, at, some)
+        some = self._shaped(
+            logits.index_select(0, at).float(), numbers[shaped], slots[shaped], positions[shaped]
+        )
+        return self._greedy(logits).index_copy_(0, at, some)
+
+    def _greedy(self, logits: torch.Tensor) -> torch.Tensor:
+        return _or_fault(*self._pick(logits))
 
     def append(self, slots: Ints, tokens: torch.Tensor) -> None:
         """Count the tokens drawn (int64 [S], none negative) for slots whose penalties need it."""
@@ -174,7 +183,7 @@ class Sampler:
         drawn = np.flatnonzero(features & Feature.RANDOM)
         if drawn.size == slots.size:
             return self._random(logits, numbers, positions)
-        tokens = _greedy(logits)
+        tokens = self._greedy(logits)
         if drawn.size:
             (at,) = upload(logits.device, drawn)
             tokens.index_copy_(
@@ -231,10 +240,6 @@ def _on_rows(logits: torch.Tensor, rows: Ints, change: Callable[[torch.Tensor], 
     part = logits.index_select(0, at)
     change(part)
     logits.index_copy_(0, at, part)
-
-
-def _greedy(logits: torch.Tensor) -> torch.Tensor:
-    return _or_fault(*likeliest(logits))
 
 
 def _or_fault(tokens: torch.Tensor, peak: torch.Tensor) -> torch.Tensor:

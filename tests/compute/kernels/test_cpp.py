@@ -449,3 +449,32 @@ def test_levels_and_devices_are_refused_by_name(level: str) -> None:
         CppKernels("sse9")
     with pytest.raises(KernelsUnavailable, match="not on meta"):
         select("cpp", torch.device("meta"))
+
+
+ROWS = st.lists(
+    st.sampled_from([0.0, -0.0, 1.0, -1.0, 2.5, -2.5, 1e-40, 3e38, math.inf, -math.inf, math.nan, -math.nan]),
+    min_size=37,
+    max_size=37,
+)
+
+
+@quick
+@given(rows=st.lists(ROWS, min_size=1, max_size=4), dtype=st.sampled_from(DTYPES))
+def test_the_likeliest_token_is_the_references(
+    level: str, rows: list[list[float]], dtype: torch.dtype
+) -> None:
+    logits = torch.tensor(rows).to(dtype)
+    tokens, peaks = CppKernels(level).likeliest(logits)
+    expected, largest = ORACLE.likeliest(logits)
+    sound = ~largest.isnan()
+    assert torch.equal(peaks.isnan(), ~sound)
+    assert torch.equal(tokens[sound], expected[sound])
+    assert torch.equal(peaks[sound], largest[sound])
+    assert ((tokens >= 0) & (tokens < logits.shape[1])).all()
+
+
+def test_the_likeliest_token_of_a_large_vocabulary(level: str) -> None:
+    logits = torch.randn(17, 49_153).bfloat16()
+    logits[3] = -math.inf
+    for mine, theirs in zip(CppKernels(level).likeliest(logits), ORACLE.likeliest(logits), strict=True):
+        assert torch.equal(mine, theirs)

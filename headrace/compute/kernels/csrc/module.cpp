@@ -362,6 +362,37 @@ PyObject *run_stack(PyObject *, PyObject *const *values, Py_ssize_t count) {
   Py_RETURN_NONE;
 }
 
+// likeliest(logits, tokens, peaks, rows, size): of each row of bfloat16 the first place of its largest element, int64, and
+// that as float32; NaN where one is. Bits of bfloat16 compare as integers do, once those of negative ones are turned round.
+PyObject *likeliest(PyObject *, PyObject *const *values, Py_ssize_t count) {
+  Arguments in(values, count);
+  const int16_t *logits = in.pointer<const int16_t>();
+  int64_t *tokens = in.pointer<int64_t>();
+  int32_t *peaks = in.pointer<int32_t>();
+  const int64_t rows = in.integer(), size = in.integer();
+  if (!in.complete()) return nullptr;
+  const int16_t magnitude = 0x7fff, infinity = 0x7f80;
+  run_unlocked_if(rows * size > LONG_CALL_ELEMENTS, [&] {
+#pragma omp parallel for schedule(static) if (rows * size > LONG_CALL_ELEMENTS)
+    for (int64_t row = 0; row < rows; row++) {
+      const int16_t *x = logits + row * size;
+      int16_t largest = INT16_MIN, farthest = 0;
+      for (int64_t i = 0; i < size; i++) {
+        const int16_t ordered = x[i] ^ ((x[i] >> 15) & magnitude), far = x[i] & magnitude;
+        largest = ordered > largest ? ordered : largest;
+        farthest = far > farthest ? far : farthest;
+      }
+      const int16_t bits = farthest > infinity ? farthest : largest ^ ((largest >> 15) & magnitude);
+      const int16_t compared = bits & magnitude ? -1 : magnitude;  // zeros are equal whatever their sign
+      int64_t at = 0;
+      while (at < size && farthest <= infinity && (x[at] & compared) != (bits & compared)) at++;
+      tokens[row] = at;
+      peaks[row] = static_cast<int32_t>(static_cast<uint32_t>(static_cast<uint16_t>(bits)) << 16);
+    }
+  });
+  Py_RETURN_NONE;
+}
+
 // read(address, words, threads): their sum, modulo 2^64, by `threads` threads of which each reads one stretch after another.
 // A measure of what memory gives: nothing but loads, in lots that are large beside a page and small beside the whole.
 PyObject *read(PyObject *, PyObject *const *values, Py_ssize_t count) {
@@ -405,6 +436,7 @@ PyMethodDef methods[] = {
     FAST(linear),
     FAST(quantized_linear),
     FAST(run_stack),
+    FAST(likeliest),
     FAST(panel),
     FAST(read),
     {nullptr, nullptr, 0, nullptr},
