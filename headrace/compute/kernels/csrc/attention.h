@@ -17,18 +17,21 @@ static void clear(const Partial &p, int64_t vectors, int64_t stride) {
 
 // Add what a later segment found. A segment without a visible key for a query changes nothing.
 static void merge(const Partial &into, const Partial &later, int64_t vectors, int64_t stride) {
-  for (int64_t m = 0; m < vectors; m++) {
-    if (later.best[m] == -INFINITY) continue;
-    const float peak = later.best[m] > into.best[m] ? later.best[m] : into.best[m];
-    const float old = power_of_two<true>(broadcast(into.best[m] - peak))[0];
-    const float fresh = power_of_two<true>(broadcast(later.best[m] - peak))[0];
-    const auto add = [&](float *target, const float *more) {
-      store((Single *)target, load((const Single *)target) * old + load((const Single *)more) * fresh);
-    };
-    for (int64_t i = 0; i < stride; i += LANES) add(into.sum + m * stride + i, later.sum + m * stride + i);
-    add(into.total + m * LANES, later.total + m * LANES);
-    into.best[m] = peak;
-  }
+  each_vector(vectors, [&](int64_t first, int lanes) {
+    const Floats best = load_at((const Single *)into.best + first, lanes);
+    const Floats found = load_at((const Single *)later.best + first, lanes);
+    const Floats most = maximum(found, best), from = most == broadcast(-INFINITY) ? Floats{} : most;
+    const Floats old = power_of_two<true>(best - from), fresh = power_of_two<true>(found - from);
+    store_at((Single *)into.best + first, most, lanes);
+    for (int64_t m = first; m < first + lanes; m++) {
+      const auto add = [&](float *target, const float *more) {
+        const Floats kept = load((const Single *)target) * old[m - first];
+        store((Single *)target, kept + load((const Single *)more) * fresh[m - first]);
+      };
+      for (int64_t i = 0; i < stride; i += LANES) add(into.sum + m * stride + i, later.sum + m * stride + i);
+      add(into.total + m * LANES, later.total + m * LANES);
+    }
+  });
 }
 
 // Whether a vector of keys or values lies in one block. Smaller blocks and heads are gathered first: those of toys.
@@ -260,7 +263,7 @@ static int run_attention(const Attention &a) {
       Scratch::Source own = {scratch + omp_get_thread_num() * floats, 0};
       const Scratch s = Scratch::at(own, vectors, stride);
 #pragma omp for schedule(dynamic)
-      for (int64_t i = 0; i < count; i++) {
+      for (int64_t i = count - 1; i >= 0; i--) {  // a prompt's last queries, which see the most, come first
         const Piece &p = pieces[i];
         const Partial result = p.parts == 1 ? s.whole : partial_of(p, p.part);
         attend_piece<Way>(a, p, s, result, stride);
