@@ -9,6 +9,7 @@ from __future__ import annotations
 from benchmarks.stage import arguments, publish, say, server, target
 from headrace.cli.bench_targets import make_server_target
 from headrace.lab.bench.measure import compare
+from headrace.lab.workload import Work
 from headrace.lab.workload.tokens import fixed_lengths
 
 
@@ -20,12 +21,16 @@ def main() -> None:
     parser.add_argument("--input-len", type=int, default=32)
     parser.add_argument("--output-len", type=int, default=128)
     args = parser.parse_args()
-    work = fixed_lengths(args.num_prompts, args.input_len, args.output_len, args.seed)
+
+    def work(number: int) -> tuple[Work, ...]:
+        """Others in each round: the server keeps the prompts of those before, which the engine alone forgets."""
+        return fixed_lengths(args.num_prompts, args.input_len, args.output_len, args.seed + number)
+
     offline = target(f"offline=headrace,max_num_seqs={args.streams}", args)
     with server(args, "--max-num-seqs", str(args.streams)) as running:
         served = make_server_target("served", running.url, "", concurrency=args.streams)
         for each in (offline, served):
-            each.run(work[:4])
+            each.run(work(args.rounds)[:4])
         result = compare([offline, served], work, args.rounds)
     every = [run for runs in result.rounds for run in runs]
     publish("serving_overhead", args, every, result.middle(), ratios=result.ratios)
