@@ -325,7 +325,9 @@ class BlockPool:
 
     def leading(self, keys: Sequence[bytes]) -> int:
         """How many of the first blocks of a chain are known or promised, as far as one can tell by bisection: a chain
-        is evicted from its end, so those that are there come first."""
+        is evicted from its end, so those that are there come first. Where the first is not, none is asked for."""
+        if not keys or (keys[0] not in self._by_key and keys[0] not in self._promised):
+            return 0
         return bisect_left(keys, True, key=lambda key: key not in self._by_key and key not in self._promised)
 
     def promise(self, keys: Iterable[bytes]) -> None:

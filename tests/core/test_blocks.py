@@ -263,3 +263,12 @@ def test_a_large_pool_makes_no_block_before_it_is_needed():
     pool.release([1])
     assert pool.num_free == 10**9 - 1
     assert pool.allocate(2) == [1, 2]
+
+
+def test_a_chain_begins_with_its_first_block_or_not_at_all():
+    pool = BlockPool(8, SIZE, LeastRecentlyUsed(), lambda event: None)
+    keys = chained_keys(ROOT, tuple(range(3 * SIZE)), SIZE)
+    pool.promise(keys[1:])
+    assert pool.leading(keys) == pool.leading([]) == 0
+    pool.promise(keys[:1])
+    assert pool.leading(keys) == 3

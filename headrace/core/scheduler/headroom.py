@@ -20,6 +20,7 @@ from typing import NamedTuple, Protocol
 
 from headrace.core.capacity import blocks_needed
 from headrace.core.lengths import LengthPredictor
+from headrace.core.plan import new_tuple
 from headrace.core.sequence import Sequence
 
 
@@ -106,7 +107,9 @@ class Headroom:
         if wanted <= available:
             return True  # even if nobody gave anything back
         # Blocks found at admission may be in use elsewhere, and then do not come free with this sequence.
-        lives = [Life(s.known, s.foreseen, s.cached_tokens // size) for s in running]
+        lives = [
+            new_tuple(Life, (len(s.tokens) + s.pending, s.foreseen, s.cached_tokens // size)) for s in running
+        ]
         lives.append(Life(known, final, blocks_needed(known, size) - fresh))
         owed = sum(blocks_needed(sequence.known, size) - len(sequence.table) for sequence in running)
         return peak_growth(lives, size) + owed <= available

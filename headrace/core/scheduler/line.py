@@ -11,7 +11,7 @@ are swept out before they outnumber those that wait.
 from __future__ import annotations
 
 import heapq
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from collections.abc import Sequence as Many
 from typing import Protocol
 
@@ -74,6 +74,22 @@ class Heap:
             self._length -= 1
         return sequence
 
+    def take(self, count: int) -> list[tuple[Rank, Sequence]]:
+        """Take out the first few of those that wait, with their keys."""
+        heap, taken = self._heap, list[tuple[Rank, Sequence]]()
+        while heap and len(taken) < count:
+            entry = heapq.heappop(heap)
+            if entry[1].status is not Status.FINISHED:
+                taken.append(entry)
+        self._length -= len(taken)
+        return taken
+
+    def put_back(self, taken: Iterable[tuple[Rank, Sequence]]) -> None:
+        """Let them wait again where they were."""
+        for entry in taken:
+            heapq.heappush(self._heap, entry)
+            self._length += 1
+
     def note_end(self) -> None:
         """One that waited here has just entered ``FINISHED``."""
         self._length -= 1
@@ -131,18 +147,18 @@ class Line:
         heap = self._next(now)
         if self._late and self._timely:
             self._turns += 1
-        first = heap.pop()
-        if first is None or self._pick is None or not heap:
-            return first
+        first = heap.peek()
+        if first is None or self._pick is None or len(heap) == 1:
+            return heap.pop()
         if first.passes >= self._max_passes or first.latest_start - now < LITTLE_SLACK_SECONDS:
-            return first
-        window = [first]
-        while len(window) < WINDOW and (following := heap.pop()) is not None:
-            window.append(following)
-        chosen = self._choose(self._pick, window)
-        for sequence in window:
-            if sequence is not chosen:
-                self.push(sequence)
+            return heap.pop()
+        taken = heap.take(WINDOW)
+        try:
+            _, chosen = taken.pop(self._pick.pick([sequence for _, sequence in taken]))
+        except Exception as error:
+            raise PolicyFailed(first, "pick", error) from error
+        finally:
+            heap.put_back(taken)
         chosen.overtakes = None if chosen is first else first
         return chosen
 
@@ -160,14 +176,6 @@ class Line:
         if not self._timely or self._turns % LATE_TURN == LATE_TURN - 1:
             return self._late
         return self._timely
-
-    def _choose(self, policy: PickPolicy, window: list[Sequence]) -> Sequence:
-        try:
-            return window[policy.pick(window)]
-        except Exception as error:
-            for sequence in window:
-                self.push(sequence)
-            raise PolicyFailed(window[0], "pick", error) from error
 
 
 def _place(sequence: Sequence) -> Rank:
