@@ -17,11 +17,12 @@ from tokenizers import Tokenizer
 
 from tools.builtin_model.corpus import documents
 from tools.builtin_model.evaluate import follows
-from tools.builtin_model.model import DRAFT, TARGET, Decoder, Shape, parameter_count, save_model
+from tools.builtin_model.induction import lay_induction
+from tools.builtin_model.model import DENSE, DRAFT, TARGET, Decoder, Shape, parameter_count, save_model
 from tools.builtin_model.natural import NATURAL
 from tools.builtin_model.tasks_facts import make_list
 from tools.builtin_model.tokenizer import BOS, END, SPECIALS, encode_batch
-from tools.builtin_model.train import Recipe, batches, train
+from tools.builtin_model.train import HeadLoss, Recipe, batches, train
 
 BUILTIN = Path(__file__).resolve().parents[2] / "headrace" / "builtin"
 NAMES = ("target", "draft")
@@ -128,6 +129,57 @@ def test_batches_learn_answers_only(tokenizer: Tokenizer) -> None:
     )
 
 
+TINY = Shape(hidden=48, layers=2, heads=2, kv_heads=1, head_dim=16, ffn=32)
+
+
+def test_given_words_have_the_tokens_with_which_they_are_repeated(tokenizer: Tokenizer) -> None:
+    text = "grey boats sailed past Oskar"
+    alone = tokenizer.encode(text, add_special_tokens=False).ids
+    for request in ("Copy this: {}", "Say exactly this:\n{}", 'Repeat "{}"', "Copy {}"):
+        ids = tokenizer.encode(request.format(text), add_special_tokens=False).ids
+        assert any(ids[i : i + len(alone)] == alone for i in range(len(ids)))
+
+
+def test_a_fresh_decoder_copies() -> None:
+    torch.manual_seed(0)
+    model = Decoder(TARGET)
+    lay_induction(model, seed=0)
+    text = torch.randperm(TARGET.vocab)[:24]
+    ids = torch.cat((text, text))[None]
+    logits = model(ids, torch.arange(48)[None], torch.arange(24, 47))
+    assert (logits.argmax(-1) == ids[0, 25:]).float().mean() > 0.8
+
+
+def test_loss_of_the_head_has_the_gradients_of_cross_entropy() -> None:
+    torch.manual_seed(0)
+    hidden = torch.randn(6, 32, requires_grad=True)
+    embedding = torch.randn(50, 32, requires_grad=True)
+    labels, weights = torch.randint(0, 50, (6,)), torch.rand(6)
+    loss = HeadLoss.apply(hidden, embedding, labels, weights)
+    expected = (
+        torch.nn.functional.cross_entropy(hidden @ embedding.T, labels, reduction="none") * weights
+    ).sum()
+    torch.testing.assert_close(loss, expected, rtol=0.01, atol=0.01)
+    for ours, theirs in zip(
+        torch.autograd.grad(loss, (hidden, embedding)),
+        torch.autograd.grad(expected, (hidden, embedding)),
+        strict=True,
+    ):
+        torch.testing.assert_close(ours.float(), theirs, rtol=0.05, atol=0.02)
+
+
+def test_dense_attention_is_that_of_torch() -> None:
+    torch.manual_seed(0)
+    model = Decoder(TINY)
+    for p in model.parameters():
+        torch.nn.init.normal_(p, std=0.2)
+    ids = torch.randint(0, TINY.vocab, (1, DENSE + 1))
+    rows = torch.arange(DENSE)
+    dense = model(ids[:, :DENSE], rows[None], rows)
+    flash = model(ids, torch.arange(DENSE + 1)[None], rows)
+    torch.testing.assert_close(dense, flash, rtol=1e-3, atol=1e-3)
+
+
 def test_a_list_must_have_the_asked_number_of_different_items() -> None:
     r = random.Random(1)
     for _ in range(300):
@@ -151,9 +203,6 @@ def test_rules_for_requests_by_hand_tell_right_from_wrong() -> None:
     adds = rules["Write a Python function that adds two numbers."]
     assert adds("```python\ndef add(a, b):\n    return a + b\n```")
     assert not adds("```python\ndef add(a, b):\nreturn a + b\n```")
-
-
-TINY = Shape(hidden=32, layers=1, heads=2, kv_heads=1, head_dim=16, ffn=32)
 
 
 def test_training_is_the_same_for_the_same_seed(tokenizer: Tokenizer, tmp_path: Path) -> None:

@@ -12,11 +12,12 @@ from tools.builtin_model import stories, tasks
 
 @dataclass(frozen=True)
 class Document:
-    """One document: a chat (``messages``) or, when that is empty, plain ``text``."""
+    """One document: a chat (``messages``) or else plain ``text``, which is tokenised in two parts, apart at ``cut``."""
 
     kind: str
     messages: tuple[tuple[str, str], ...] = ()
     text: str = ""
+    cut: int = 0
 
 
 RULES = [
@@ -136,7 +137,10 @@ def plain(r: random.Random) -> Document:
         parts = stories.chapter_story(r, state, r.randint(2, 9))
     else:
         parts = stories.short_story(r, state, r.choice((0, 0, 1, 1, 2, 3, 5)))
-    return Document("plain", text="\n\n".join(parts))
+    text = "\n\n".join(parts)
+    return Document(
+        "plain", text=text, cut=text.index(" ", r.randrange(60))
+    )  # as a prompt that ends with a word
 
 
 def copying(r: random.Random) -> Document:
@@ -145,7 +149,7 @@ def copying(r: random.Random) -> Document:
     for _ in range(r.randint(1, 3)):
         size = r.randint(3, 30)
         text = " ".join(
-            lx.random_name(r) if r.random() < 0.3 else r.choice(lx.ALL_WORDS) for _ in range(size)
+            lx.random_name(r) if r.random() < 0.3 else r.choice(lx.ANY_WORDS) for _ in range(size)
         )
         request = r.choice(("Copy: ", "Repeat this: ", "Copy this text exactly: ", "Say exactly this:\n"))
         messages += [("user", request + text), ("assistant", text)]

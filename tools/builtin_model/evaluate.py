@@ -23,6 +23,7 @@ from tools.builtin_model.natural import NATURAL
 from tools.builtin_model.requests import Task
 from tools.builtin_model.tasks_data import code, make_json
 from tools.builtin_model.tasks_facts import arithmetic, count, facts, make_list, memory
+from tools.builtin_model.tasks_scenes import scenes
 from tools.builtin_model.tasks_stories import qa, story, summarise
 from tools.builtin_model.tasks_talk import SMALL_TALK, fallback, small_talk
 from tools.builtin_model.tasks_text import copy, edit
@@ -37,6 +38,7 @@ KINDS: list[tuple[str, Callable[[random.Random], Task]]] = [
     ("story, very long", lambda r: story(r, "very_long")),
     ("story, n chapters", lambda r: story(r, "chapters")),
     ("questions about a story", qa),
+    ("questions about a few sentences", scenes),
     ("questions about facts", facts),
     ("memory of the chat", memory),
     ("summary or continuation", summarise),

@@ -13,12 +13,14 @@ def words(text: str) -> list[str]:
 SHE_NAMES = words(
     "Mira Anna Lena Nora Ella Ruth Ida Clara Maya Sofia Lucy Emma Alice Zoe Hana Lily Rosa Vera Tess Olga Ada "
     "Grace Eva Julia Marie Sara Nina Iris Freya Leila Amina Priya Yuki Mei Ingrid Greta Holly Daisy Ivy Hazel "
-    "Luna Stella Petra Dora Fiona Jane Kate Laura Molly Penny Rita Susan Tina Wendy Carla Bella Flora"
+    "Luna Stella Petra Dora Fiona Mara Lisa Sarah Emily Hannah Martha Agnes Nelly Mina Alma Vega Lotte "
+    "Jane Kate Laura Molly Penny Rita Susan Tina Wendy Carla Bella Flora"
 )
 HE_NAMES = words(
     "Tom Ben Max Leo Oscar Hugo Felix Theo Jack Sam Noah Paul Otto Emil Karl Finn Liam Omar Ravi Kenji Ivan "
     "Pavel Bruno Marco Pablo Diego Henry Peter Simon Victor Walter Adam Bob Carl David Eric Frank George Harry "
-    "Jonas Kurt Lars Milo Nils Oliver Pip Quinn Rufus Sven Toby Ugo Vito Will Yusuf Zack Alex John Mark Luke"
+    "Jonas Kurt Lars Milo Nils Oliver Pip Quinn Rufus Sven Toby Ugo Vito Will Yusuf Zack Alex John Mark Luke "
+    "Oskar Anton Jim Joe Bill Fred James Robert Thomas Michael Daniel Arthur Edgar Albert Milan"
 )
 ONSETS = words(
     "b br c ch cl d dr f fl g gl gr h j k kr l m n p pl qu r s sh sk st t th tr v w x y z zh sn sp bl vr ph"
@@ -106,10 +108,13 @@ LESSONS = [
     "good things grow slowly",
     "the truth makes the heart light",
 ]
-CATEGORIES: dict[str, list[str]] = {
+CATEGORIES: dict[str, list[str]] = {  # a list goes round its category from anywhere: no item comes twice
     "animals": words(
         "cat dog horse rabbit fox bear wolf lion tiger elephant mouse deer sheep goat cow pig duck owl frog whale"
     ),
+    "pets": words("dog cat rabbit hamster parrot goldfish turtle mouse canary"),
+    "farm animals": words("cow pig sheep goat horse hen duck donkey goose"),
+    "wild animals": words("lion tiger wolf bear elephant zebra giraffe monkey fox deer"),
     "fruits": words(
         "apple banana pear orange grape cherry lemon plum peach mango kiwi melon fig lime apricot"
     ),
@@ -129,24 +134,56 @@ CATEGORIES: dict[str, list[str]] = {
         "Paris London Tokyo Berlin Rome Madrid Cairo Lima Oslo Delhi Vienna Prague Lisbon Dublin"
     ),
     "planets": words("Mercury Venus Earth Mars Jupiter Saturn Uranus Neptune"),
+    "continents": words("Africa|Asia|Europe|North America|South America|Australia|Antarctica"),
+    "seasons": words("spring summer autumn winter"),
     "sports": words("football tennis swimming running rowing boxing skiing hockey golf cycling fencing"),
+    "hobbies": words("reading painting cooking gardening singing dancing fishing knitting chess hiking"),
     "jobs": words("baker teacher doctor farmer pilot painter sailor nurse cook singer miller judge tailor"),
     "drinks": words("water tea coffee milk juice lemonade cocoa cider soda"),
     "foods": words("bread cheese soup rice pasta salad honey butter cake pie eggs noodles"),
+    "desserts": words("cake|ice cream|pudding|apple pie|cookies|pancakes|chocolate|waffles"),
     "clothes": words("shirt coat hat scarf glove sock shoe dress skirt belt jacket sweater"),
     "insects": words("ant bee wasp beetle moth fly cricket butterfly ladybird dragonfly"),
     "fish": words("salmon trout cod tuna herring carp eel pike perch bass"),
     "shapes": words("circle square triangle rectangle oval star hexagon pentagon diamond cube"),
     "vehicles": words("car bus train bicycle boat ship tram truck plane scooter van"),
     "furniture": words("chair table bed sofa desk shelf lamp stool bench wardrobe cupboard"),
+    "toys": words("ball doll kite puzzle train blocks teddy robot drum yo-yo"),
     "names": words("Anna Tom Mira Ben Lena Max Nora Leo Ella Oscar Ruth Hugo Ida Felix Clara"),
+    "girls' names": words("Anna Mira Lena Nora Ella Ruth Ida Clara Maya Sofia Lucy Emma Alice"),
+    "boys' names": words("Tom Ben Max Leo Oscar Hugo Felix Theo Jack Sam Noah Paul Otto"),
     "metals": words("iron gold silver copper tin lead zinc nickel aluminium"),
+    "languages": words("English French German Spanish Italian Japanese Polish Dutch Greek Turkish"),
     "school subjects": words("mathematics history art music biology physics chemistry geography"),
     "programming languages": words("Python C Java Rust Go Ruby Haskell Lisp Perl Lua"),
     "body parts": words("head arm leg hand foot eye ear nose mouth knee elbow finger"),
     "rooms": words("kitchen bedroom bathroom hall cellar attic office pantry study garage"),
+    "feelings": words("happiness sadness anger fear pride surprise calm joy hope love"),
+    "adjectives": words("brave kind clever shy curious quiet cheerful patient gentle honest"),
+    "verbs": words("run walk sing jump read write sleep eat laugh swim"),
+    "words": words("river lamp story apple window garden bread cloud music stone"),
+    "things": words("book lamp key chair cup clock pencil mirror ball spoon"),
+    "buildings": words("house school church tower castle library museum station hospital barn"),
     "weather words": words("rain snow wind fog sun hail storm cloud frost thunder"),
     "things to pack": words("socks|a map|a torch|warm clothes|water|a book|a rope|some food|a coat|matches"),
+}
+ALIASES = {  # other names of categories
+    "colours": words("colors|colours"),
+    "jobs": words("professions|occupations"),
+    "instruments": words("musical instruments"),
+    "foods": words("things to eat|dishes|kinds of food"),
+    "drinks": words("things to drink|beverages"),
+    "clothes": words("pieces of clothing|things to wear|items of clothing"),
+    "fish": words("kinds of fish|types of fish"),
+    "furniture": words("pieces of furniture"),
+    "fruits": words("kinds of fruit|pieces of fruit|fruit"),
+    "trees": words("kinds of trees|types of trees"),
+    "birds": words("kinds of birds|types of birds"),
+    "feelings": words("emotions"),
+    "things": words("objects|household items|random things"),
+    "words": words("random words|English words|nouns"),
+    "cities": words("capitals|big cities|European cities"),
+    "vehicles": words("means of transport"),
 }
 NUMBER_WORDS = words(
     "zero one two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen sixteen "
@@ -175,6 +212,61 @@ ALL_WORDS = sorted(
     | set(VERBS_PAST)
     | set(words("the a and in on with under over is was very not for from some many"))
 )
+# Loose words for copying, so that copying is not tied to the words of the stories.
+LOOSE_WORDS = words(
+    "about above across act add after again age ago air all almost alone along already also always among angle "
+    "answer any arrive art ask asked away back bad bag bake baked band bank bar barn base basic bath battle bay "
+    "be became because become been before began begin behind below bend best better between beyond big bit bite "
+    "blow board body bone born both bottle bottom bought bow branch brain break breakfast bright bring broken "
+    "brother brought brush build building built burn bus busy but butterfly buy by call called came can car card "
+    "care carry case catch cause chair chance change cheap check child children choose church circle clean clear "
+    "climb climbed close cloth cloud coal coast code coffee come common cost could count country course cover "
+    "crossed cry cut daily dance danced dark data date daughter dawn day dead deal dear decide deep did dinner "
+    "dish do does done door down draw dream dress drink drive drop dry dust each early earth east easy eat edge "
+    "eight either else empty end engine enjoy enough enter equal even evening ever every example eye face fact "
+    "fail fair fall family far fast father fear feel fell felt fence few fight file fill final find fine finger "
+    "finish fire first five fix flag flat flew floor flow fly follow food foot force forget form found four free "
+    "fresh friend front full fun game gate gave get girl give glad glass go goes gold gone good grass great ground "
+    "group grow guess had hair half hall hand hang hard has have he head hear heard heart heat heavy held hello "
+    "help her here high him his hit hold hole holiday home hope hot hour house how huge hundred hurry ice idea "
+    "if ill inside into iron is it its job join joke journey jump jumped jumps just keep kettle kitchen knew know "
+    "ladder land language large last late laugh law lay lazy lead learn least leave left leg less lesson let life "
+    "light like line list listen live long look loose lose lost lot loud love low lunch machine made mail main "
+    "make man map mark market matter may me meal mean meat meet men met middle might mile milk mind minute miss "
+    "mix model money month moon more morning most mother mouth move much music must my name near neck need never "
+    "new news next nice night nine no noise none noon north nose note nothing now number oil older once one only "
+    "open or order other our out outside own page paid pair paper park part party pass past path pay peace pen "
+    "perhaps picnic picture piece pipe plan plane plant plate play played please plenty point poor port post pot "
+    "pull push put question quick race radio rain ran reach reached read ready real red rest rice rich ride right "
+    "rise road rock roll roof room root round row rule run sad safe said sail sailed salt same sand sang sat save "
+    "saw say school sea seat second see seed seem seen self sell send sent serve set seven several shade shall "
+    "shape share sharp she shelf shine ship shirt shoe shop short should shout show shut sick side sight sign "
+    "silent silk simple since sing sister sit six size skin sky sleep slept slow slowly smell smile smoke smooth "
+    "snow so soap soft soil sold son song soon sound south space speak speed spell spend spoke spot stand star "
+    "start station stay step still stood stop store storm story straight strange street strong such sugar summer "
+    "sure surprise sweet swim table tail take talk taste tea teach team teapot tell ten test than thank that "
+    "their them then there these they thick thin thing think third this those thought thousand three threw "
+    "through throw ticket till time tin tired to today together tomorrow tonight too top touch toward town toy "
+    "train travel tree trip true trust try turn twice two uncle until up upon us use useful valley very view "
+    "visit voice wait waited walk walked wall want war warm was wash watch water wave way we wear week weight "
+    "well went were west wet what when where which while who whole why wife wild will win wind window winter "
+    "wish with without woke woman wonder wood word wore work world worn worse would write wrote yard year yes "
+    "yesterday yet you your zero"
+)
+ANY_WORDS = sorted({*ALL_WORDS, *LOOSE_WORDS})
+ADJECTIVES = words(
+    "red blue green old new small big quick slow lazy brown happy sad bright dark cold warm little long short "
+    "quiet loud young white black yellow golden tall empty broken heavy soft wild strange pretty fine"
+)
+NOUNS = words(
+    "boat mill dog cat fox house tree river road bird ship train car man woman girl boy child garden window door "
+    "cup book lamp king queen horse moon sun star wind cloud field hill bridge town city school teacher farmer "
+    "sailor baker letter song story picture table chair bread apple flower forest sea lake stone clock key"
+)
+VERBS = words(
+    "sailed|walked|ran|jumped|flew|went|came|stood|slept|sang|danced|waited|sat|lived|played|fell|turned|looked"
+)
+PREPOSITIONS = words("past|over|under|near|behind|through|to|from|with|around|across|beside|in|on|into")
 UNICODE_BITS = words(
     "Grüße aus Köln|naïve café|Ångström|¿Qué tal?|日本語|こんにちは|你好|Привет, мир|Γειά σου|שלום|مرحبا|안녕하세요|"  # noqa: RUF001
     "🙂|🚀✨|→|∑ x²|½ €|Łódź|çok güzel|ﬁn|🦊🐻"

@@ -40,6 +40,18 @@ def _rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     return x * cos.to(x.dtype) + turned * sin.to(x.dtype)
 
 
+DENSE = 320  # positions; up to here one dense product is faster on a CPU than the blocks of flash attention
+
+
+def _dense_attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    """Causal attention of q [n, groups, t, d] on k, v [n, t, d], with all scores at once."""
+    n, groups, t, d = q.shape
+    scores = torch.bmm(q.reshape(n, groups * t, d) * d**-0.5, k.transpose(1, 2)).view(n, groups, t, t)
+    later = torch.ones(t, t, dtype=torch.bool).triu(1)
+    shares = scores.float().masked_fill(later, float("-inf")).softmax(-1).to(v.dtype)
+    return torch.bmm(shares.view(n, groups * t, t), v)
+
+
 class Attention(nn.Module):
     """Causal grouped-query attention with rotary positions."""
 
@@ -59,8 +71,14 @@ class Attention(nn.Module):
         k = _rotate(self.k_proj(x).view(b, t, s.kv_heads, s.head_dim).transpose(1, 2), cos, sin)
         v = self.v_proj(x).view(b, t, s.kv_heads, s.head_dim).transpose(1, 2)
         groups = s.heads // s.kv_heads
-        k, v = k.repeat_interleave(groups, 1), v.repeat_interleave(groups, 1)
-        out = F.scaled_dot_product_attention(q, k, v, is_causal=True)
+        if t <= DENSE:
+            out = _dense_attention(
+                q.reshape(b * s.kv_heads, groups, t, s.head_dim), k.flatten(0, 1), v.flatten(0, 1)
+            )
+            out = out.view(b, s.heads, t, s.head_dim)
+        else:
+            k, v = k.repeat_interleave(groups, 1), v.repeat_interleave(groups, 1)
+            out = F.scaled_dot_product_attention(q, k, v, is_causal=True)
         result: Tensor = self.o_proj(out.transpose(1, 2).reshape(b, t, -1))
         return result
 
@@ -107,8 +125,12 @@ class Body(nn.Module):
         self.norm = nn.RMSNorm(shape.hidden, shape.eps)
 
 
+EMBEDDING_SCALE = 0.2  # large beside what the layers add at first, so that a token can be told in every layer
+FINAL_SCALE = 0.3  # so that the tied head is not too sure of itself
+
+
 class Decoder(nn.Module):
-    """A Llama decoder with tied embeddings."""
+    """A Llama decoder with tied embeddings; its layers add nothing before they learn."""
 
     def __init__(self, shape: Shape) -> None:
         super().__init__()
@@ -116,24 +138,29 @@ class Decoder(nn.Module):
         self.model = Body(shape)
         for name, p in self.named_parameters():
             if p.ndim == 2:
-                scale = 0.02 if "embed" in name else p.shape[1] ** -0.5
+                scale = EMBEDDING_SCALE if "embed" in name else p.shape[1] ** -0.5
                 if name.endswith(("o_proj.weight", "down_proj.weight")):
-                    scale /= (2 * shape.layers) ** 0.5
+                    scale = 0.0
                 nn.init.normal_(p, std=scale)
+        nn.init.constant_(self.model.norm.weight, FINAL_SCALE)
         steps = torch.arange(0, shape.head_dim, 2) / shape.head_dim
         angles = torch.outer(torch.arange(shape.max_length), shape.rope_theta**-steps)
         angles = torch.cat((angles, angles), dim=-1)
         self.register_buffer("cos", angles.cos(), persistent=False)
         self.register_buffer("sin", angles.sin(), persistent=False)
 
-    def forward(self, ids: Tensor, positions: Tensor, rows: Tensor) -> Tensor:
-        """Return the logits at the flat positions ``rows`` of the batch."""
+    def hidden(self, ids: Tensor, positions: Tensor, rows: Tensor) -> Tensor:
+        """Return the last hidden states at the flat positions ``rows`` of the batch."""
         cos, sin = self.cos[positions].unsqueeze(1), self.sin[positions].unsqueeze(1)  # type: ignore[index]
         x = self.model.embed_tokens(ids)
         for layer in self.model.layers:
             x = layer(x, cos, sin)
-        x = self.model.norm(x).flatten(0, 1)[rows]
-        return F.linear(x, self.model.embed_tokens.weight)
+        normed: Tensor = self.model.norm(x).flatten(0, 1)[rows]
+        return normed
+
+    def forward(self, ids: Tensor, positions: Tensor, rows: Tensor) -> Tensor:
+        """Return the logits at the flat positions ``rows`` of the batch."""
+        return F.linear(self.hidden(ids, positions, rows), self.model.embed_tokens.weight)
 
 
 def parameter_count(model: nn.Module) -> int:

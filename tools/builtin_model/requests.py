@@ -81,19 +81,71 @@ def indent(text: str, width: int = 4) -> str:
     return "\n".join(" " * width + line for line in text.split("\n"))
 
 
+def _noun(r: random.Random) -> str:
+    return r.choice((f"{r.choice(lx.ADJECTIVES)} ", "")) + r.choice(lx.NOUNS)
+
+
+def _scene(r: random.Random) -> str:
+    who = r.choice((f"The {_noun(r)}", f"{lx.article(_noun(r))}".capitalize(), stories.pick_name(r)[0]))
+    text = f"{who} {r.choice(lx.VERBS)} {r.choice(lx.PREPOSITIONS)} the {_noun(r)}"
+    text = text.lower() if r.random() < 0.3 else text
+    return text + r.choice((".", ".", "", "!"))
+
+
 def any_sentence(r: random.Random) -> str:
     """Return a loose sentence, or noise, for copying and editing."""
     roll = r.random()
     if roll < 0.35:
+        return _scene(r)
+    if roll < 0.5:
         return (
             f"{r.choice((stories.pick_name(r)[0], 'The ' + r.choice(lx.CREATURES)))} {r.choice(lx.VERBS_PAST)} "
             f"the {r.choice(lx.TRAITS)} {r.choice(lx.CREATURES)} in the {r.choice(lx.PLACES)}."
         )
-    if roll < 0.65:
-        return " ".join(r.choice(lx.ALL_WORDS) for _ in range(r.randint(2, 10)))
-    if roll < 0.8:
+    if roll < 0.83:
+        text = " ".join(r.choice(lx.ANY_WORDS) for _ in range(r.randint(1, 10)))
+        return r.choice((text, text, text.capitalize() + r.choice((".", "!", "?", ""))))
+    if roll < 0.93:
         return " ".join(lx.random_name(r) for _ in range(r.randint(1, 6)))
     return stories.qa_story(r, stories.new_state(r))[0]
+
+
+QUESTION_FORMS = [  # a text {t} and a question {q} about it
+    "{t}\n\n{q}",
+    "{t}\n{q}",
+    "{t} {q}",
+    "{t} {q}",
+    "Story: {t}\nQuestion: {q}",
+    "Story: {t} Question: {q}",
+    "Story: {t} {q}",
+    "Text: {t}\n\n{q}",
+    "Text: {t} Question: {q}",
+    "Context: {t}\nQuestion: {q}",
+    "Context: {t}\n\nQuestion: {q}\nAnswer:",
+    "Read this story: {t}\n\n{q}",
+    "Read this: {t} {q}",
+    "{q}\n\n{t}",
+    "Here is a story.\n{t}\n\n{q}",
+    "Here is a story: {t} {q}",
+    "Answer the question about the story.\n\n{t}\n\nQuestion: {q}",
+    "{t} Question: {q}",
+    "{t}\nQ: {q}",
+    "{t}\nQ: {q}\nA:",
+]
+GLUES = [
+    ": {}",
+    ": {}",
+    ": {}",
+    ":\n{}",
+    ":\n\n{}",
+    ': "{}"',
+    ': "{}"',
+    ":\n```\n{}\n```",
+    " {}",
+    ' "{}"',
+    ": '{}'",
+    "\n{}",
+]
 
 
 def with_text(r: random.Random, requests: list[str], text: str) -> str:
@@ -101,5 +153,4 @@ def with_text(r: random.Random, requests: list[str], text: str) -> str:
     request = say(r, requests)
     if request[-1] in ".!" or request.endswith("..."):
         request = request.rstrip(".!")
-    glue = r.choice((": {}", ":\n{}", ":\n\n{}", ': "{}"', ":\n```\n{}\n```", ": {}"))
-    return request + glue.replace("{}", text, 1)
+    return request + r.choice(GLUES).replace("{}", text, 1)

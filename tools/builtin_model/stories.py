@@ -67,7 +67,7 @@ class StoryState:
         }
 
 
-def pick_name(r: random.Random, invented: float = 0.4) -> tuple[str, str]:
+def pick_name(r: random.Random, invented: float = 0.3) -> tuple[str, str]:
     """Return a name, known or (with the probability ``invented``) made up, with its pronoun."""
     roll = r.random()
     if roll < invented:

@@ -8,25 +8,27 @@ from collections.abc import Callable
 from tools.builtin_model.requests import Task
 from tools.builtin_model.tasks_data import code, make_json
 from tools.builtin_model.tasks_facts import arithmetic, count, facts, make_list, memory
+from tools.builtin_model.tasks_scenes import scenes
 from tools.builtin_model.tasks_stories import qa, story, summarise
 from tools.builtin_model.tasks_talk import fallback, small_talk
 from tools.builtin_model.tasks_text import copy, edit
 
 TASKS: list[tuple[Callable[[random.Random], Task], float]] = [
-    (story, 18),
-    (qa, 16),
-    (facts, 8),
-    (memory, 5),
-    (make_list, 8),
-    (count, 5),
-    (make_json, 8),
+    (story, 12),
+    (qa, 10),
+    (scenes, 15),
+    (facts, 5),
+    (memory, 4),
+    (make_list, 9),
+    (count, 4),
+    (make_json, 12),
     (code, 6),
     (copy, 14),
-    (edit, 12),
-    (arithmetic, 4),
+    (edit, 11),
+    (arithmetic, 3),
     (small_talk, 5),
-    (fallback, 3.5),
-    (summarise, 3.5),
+    (fallback, 3),
+    (summarise, 2),
 ]
 
 

@@ -94,14 +94,18 @@ def make_list(r: random.Random) -> Task:
     """A list of n members of a category."""
     category = r.choice(list(lx.CATEGORIES))
     words = lx.CATEGORIES[category]
-    n = min(len(words), r.choice((2, 3, 3, 4, 5, 5, 5, 6, 7, 8, 10, 10, 12)))
-    chosen = r.sample(words, n)
-    style = r.choices(("number", "bullet", "comma"), (7, 2, 2))[0]
+    n = min(len(words), r.choice((2, 2, 3, 3, 3, 4, 4, 5, 5, 5, 6, 7, 8, 9, 10, 10, 12)))
+    start = r.randrange(len(words))
+    chosen = [*words[start:], *words[:start]][:n]
+    asked = r.choice(lx.ALIASES.get(category, [category])) if r.random() < 0.4 else category
+    if r.random() < 0.12:
+        asked = f"{r.choice(('different', 'random', 'common', 'nice', 'good', 'famous', 'popular'))} {asked}"
+    style = r.choices(("number", "bullet", "comma"), (9, 1.5, 2))[0]
     number = r.choice((str(n), str(n), lx.NUMBER_WORDS[n]))
     tail = {
-        "number": "",
+        "number": r.choice(("", "", "", "", " as a numbered list")),
         "bullet": r.choice((" as bullet points", " as a bulleted list")),
-        "comma": r.choice((" in one line", " separated by commas")),
+        "comma": r.choice((" in one line", " separated by commas", " on one line", ", separated by commas")),
     }[style]
     templates = [
         "List {n} {c}{t}.",
@@ -116,6 +120,17 @@ def make_list(r: random.Random) -> Task:
         "Show me {n} {c}{t}.",
         "What are {n} {c}{t}?",
         "{n} {c}{t}",
+        "Write {n} {c}{t}.",
+        "Can you name {n} {c}{t}?",
+        "Could you list {n} {c}{t}?",
+        "Give {n} {c}{t}.",
+        "Give me {n} examples of {c}{t}.",
+        "Name {n} of your favourite {c}{t}.",
+        "Make a list with {n} {c}{t}.",
+        "List exactly {n} {c}{t}.",
+        "Name me {n} {c}{t}.",
+        "Do you know {n} {c}{t}?",
+        "Think of {n} {c}{t}.",
     ]
     if n == 5 and r.random() < 0.5:
         templates = [
@@ -127,7 +142,7 @@ def make_list(r: random.Random) -> Task:
             "Can you list some {c}{t}?",
             "a list of {c}{t}",
         ]
-    request = say(r, templates, n=number, c=category, t=tail)
+    request = say(r, templates, n=number, c=asked, t=tail)
     if style == "comma":
         answer = ", ".join(chosen)
     else:
@@ -157,7 +172,7 @@ def count(r: random.Random) -> Task:
         )
         return Task("count", [(say(r, requests), ", ".join(words))], exact=True)
     start = r.choice((1, 1, 1, 1, 0, r.randint(2, 90)))
-    span = r.choices((r.randint(2, 20), r.randint(20, 100), r.randint(100, 400)), (62, 28, 10))[0]
+    span = r.choices((r.randint(2, 20), r.randint(20, 100), r.randint(100, 400)), (75, 22, 3))[0]
     end = start + span
     numbers = [str(i) for i in range(start, end + 1)]
     lines = r.random() < 0.15
@@ -192,7 +207,7 @@ def count(r: random.Random) -> Task:
 
 def arithmetic(r: random.Random) -> Task:
     """One small sum."""
-    a, b = r.randint(0, 20), r.randint(0, 20)
+    a, b = r.randint(0, 12), r.randint(0, 12)
     sign = r.choice("++-x")
     if sign == "-" and b > a:
         a, b = b, a

@@ -7,7 +7,7 @@ import random
 from tools.builtin_model import lexicon as lx
 from tools.builtin_model import stories
 from tools.builtin_model.lexicon import article
-from tools.builtin_model.requests import Task, Turn, asked_name, say, with_text
+from tools.builtin_model.requests import QUESTION_FORMS, Task, Turn, asked_name, say, with_text
 
 STORY = [
     "Tell me a {size}story about {who}.",
@@ -24,6 +24,11 @@ STORY = [
     "Can I have a {size}story about {who}?",
     "I would like to hear a {size}story about {who}.",
     "Write a {size}fairy tale about {who}.",
+    "Please tell me a {size}story about {who}.",
+    "Tell me the {size}story of {who}.",
+    "Write a {size}bedtime story about {who}.",
+    "Tell me another {size}story about {who}.",
+    "Tell us a {size}story about {who}.",
 ]
 STORY_FREE = [
     "Tell me a {size}story.",
@@ -56,7 +61,7 @@ def story(r: random.Random, size: str | None = None) -> Task:
     """A story about somebody, in one of four sizes, or in a given number of chapters or sentences."""
     size = (
         size
-        or r.choices(("tiny", "short", "medium", "long", "very_long", "chapters"), (10, 42, 21, 9, 8, 6))[0]
+        or r.choices(("tiny", "short", "medium", "long", "very_long", "chapters"), (12, 40, 26, 8, 6, 8))[0]
     )
     asked, name, pronoun = asked_name(r)
     kind = thing = place = friend = None
@@ -84,9 +89,14 @@ def story(r: random.Random, size: str | None = None) -> Task:
             who = r.choice((article(kind), article(f"{r.choice(lx.TRAITS)} {kind}"), f"the {kind}"))
         extra = r.random()
         if extra < 0.15:
-            thing = r.choice(lx.OBJECTS)
+            thing = r.choice((r.choice(lx.OBJECTS), r.choice(lx.NOUNS)))
             tail = r.choice(
-                (f" and a lost {thing}", f" and {article(thing)}", f" who loses {article(thing)}")
+                (
+                    f" and a lost {thing}",
+                    f" and {article(thing)}",
+                    f" and the {thing}",
+                    f" who loses {article(thing)}",
+                )
             )
         elif extra < 0.25:
             place = f"{r.choice(lx.PLACE_ADJ)} {r.choice(lx.PLACES)}"
@@ -140,19 +150,7 @@ def qa(r: random.Random) -> Task:
     for i, (question, answer) in enumerate(questions):
         question = question.lower() if r.random() < 0.08 and state.name not in question else question
         if i == 0:
-            question = r.choice(
-                (
-                    "{t}\n\n{q}",
-                    "{t} {q}",
-                    "{t}\n{q}",
-                    "Read this story: {t}\n\n{q}",
-                    "Story: {t}\nQuestion: {q}",
-                    "{q}\n\n{t}",
-                    "Here is a story.\n{t}\n\n{q}",
-                    "Answer the question about the story.\n\n{t}\n\nQuestion: {q}",
-                    "Text: {t}\n\n{q}",
-                )
-            ).format(t=text, q=question)
+            question = r.choice(QUESTION_FORMS).format(t=text, q=question)
         turns.append((question, answer))
     return Task("qa", turns, exact=True)
 

@@ -7,21 +7,22 @@ import random
 from tools.builtin_model import lexicon as lx
 from tools.builtin_model import stories
 from tools.builtin_model.functions import FUNCTIONS
-from tools.builtin_model.requests import Task, any_sentence, code_name, indent, say, with_text
+from tools.builtin_model.requests import GLUES, Task, any_sentence, code_name, indent, say, with_text
 
 
 def _any_text(r: random.Random) -> str:
     roll = r.random()
-    if roll < 0.6:
-        return " ".join(any_sentence(r) for _ in range(r.choice((1, 1, 1, 2, 3))))
-    if roll < 0.68:
+    if roll < 0.78:
+        return " ".join(any_sentence(r) for _ in range(r.choice((1, 1, 1, 1, 2, 3))))
+    if roll < 0.8:
         return " ".join(r.choice(lx.UNICODE_BITS) for _ in range(r.randint(1, 4)))
-    if roll < 0.76:
-        return " ".join(str(r.randint(0, 10 ** r.randint(1, 6))) for _ in range(r.randint(1, 8)))
-    if roll < 0.84:
+    if roll < 0.87:
+        glue = r.choice((" ", ", "))
+        return glue.join(str(r.randint(0, 10 ** r.randint(1, 5))) for _ in range(r.randint(1, 7)))
+    if roll < 0.89:
         letters = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789-_"
-        return "".join(r.choice(letters) for _ in range(r.randint(3, 24)))
-    if roll < 0.92:
+        return "".join(r.choice(letters) for _ in range(r.randint(3, 16)))
+    if roll < 0.96:
         return "\n".join(any_sentence(r) for _ in range(r.randint(2, 4)))
     _, _, args, body = r.choice(FUNCTIONS)
     return f"def {code_name(r)}({args}):\n{indent(body)}"
@@ -46,6 +47,33 @@ def copy(r: random.Random) -> Task:
             "Say.",
             "Repeat this text without changes.",
             "Return the text below unchanged.",
+            "Copy this text.",
+            "Copy this.",
+            "Copy the following.",
+            "Copy the text.",
+            "Copy this sentence.",
+            "Copy exactly.",
+            "Repeat.",
+            "Repeat the sentence.",
+            "Repeat this sentence.",
+            "Repeat these words.",
+            "Repeat this text.",
+            "Repeat what I say.",
+            "Say this.",
+            "Say the following.",
+            "Say these words.",
+            "Write this.",
+            "Write the following text.",
+            "Write exactly this.",
+            "Print this.",
+            "Print.",
+            "Echo.",
+            "Type this.",
+            "Output this text.",
+            "Return this text.",
+            "Give me this text back.",
+            "Reply with exactly this.",
+            "Answer with this text.",
         ],
         text,
     )
@@ -59,46 +87,44 @@ def edit(r: random.Random) -> Task:
             "replace",
             "replace",
             "replace",
+            "replace",
             "upper",
-            "lower",
             "append",
             "prepend",
             "rename",
             "remove",
+            "remove",
             "bullet",
-            "reverse",
             "first",
             "last",
         )
     )
-    if kind in ("upper", "lower"):
-        text = " ".join(r.choice(lx.ALL_WORDS) for _ in range(r.randint(1, 8)))
-        if kind == "upper":
-            requests = [
-                "Write this in upper case.",
-                "Make this upper case.",
-                "Convert to uppercase.",
-                "Use capital letters.",
-            ]
-            return Task("edit_case", [(with_text(r, requests, text), text.upper())], exact=True)
+    if kind == "upper":
+        text = " ".join(r.choice(lx.ALL_WORDS) for _ in range(r.randint(1, 6)))
         requests = [
-            "Write this in lower case.",
-            "Make this lower case.",
-            "Convert to lowercase.",
-            "Use small letters.",
+            "Write this in upper case.",
+            "Make this upper case.",
+            "Convert to uppercase.",
+            "Use capital letters.",
+            "Write this in capital letters.",
+            "Uppercase this.",
+            "Make this text uppercase.",
         ]
-        return Task("edit_case", [(with_text(r, requests, text.upper()), text.lower())], exact=True)
-    if kind in ("bullet", "reverse", "first", "last"):
-        words = r.sample(lx.ALL_WORDS, r.randint(2, 7))
+        return Task("edit_case", [(with_text(r, requests, text), text.upper())], exact=True)
+    if kind in ("bullet", "first", "last"):
+        words = r.sample(lx.ANY_WORDS, r.randint(2, 7))
         text = ", ".join(words)
         requests, answer = {
             "bullet": (
-                ["Turn this into a bulleted list.", "Make bullet points of this.", "Write as bullet points."],
+                [
+                    "Turn this into a bulleted list.",
+                    "Make bullet points of this.",
+                    "Write as bullet points.",
+                    "Make a bulleted list of this.",
+                    "Write this as a list.",
+                    "Turn this into a list.",
+                ],
                 "\n".join(f"- {w}" for w in words),
-            ),
-            "reverse": (
-                ["Reverse the order of this list.", "Reverse this list.", "Write this list backwards."],
-                ", ".join(reversed(words)),
             ),
             "first": (["What is the first word of this list?", "Give me the first item."], words[0]),
             "last": (["What is the last word of this list?", "Give me the last item."], words[-1]),
@@ -144,11 +170,20 @@ def edit(r: random.Random) -> Task:
         answer = " ".join(t for t in tokens if t.strip(".,") != old)
         request = say(
             r,
-            ['Remove the word "{a}".', "Remove the word {a} from this text.", "Delete the word {a}."],
+            [
+                'Remove the word "{a}".',
+                "Remove the word {a} from this text.",
+                "Delete the word {a}.",
+                "Remove {a}.",
+            ],
             a=old,
         )
-        return Task("edit_remove", [(f"{request.rstrip('.!')}:\n{sentence}", answer)], exact=True)
-    new = stories.pick_name(r)[0] if old[0].isupper() else r.choice(lx.ALL_WORDS)
+        return Task(
+            "edit_remove",
+            [(f"{request.rstrip('.!')}{r.choice(GLUES).replace('{}', sentence, 1)}", answer)],
+            exact=True,
+        )
+    new = stories.pick_name(r)[0] if old[0].isupper() else r.choice(lx.ANY_WORDS)
     request = say(
         r,
         [
@@ -158,11 +193,17 @@ def edit(r: random.Random) -> Task:
             "Change {a} to {b}.",
             "Replace every {a} with {b} in this text.",
             "Swap {a} for {b}.",
+            'Replace "{a}" by "{b}" in this sentence.',
+            "Replace {a} with {b} in this sentence.",
+            "In this text, replace {a} with {b}.",
+            "Change the word {a} to {b}.",
+            'Change "{a}" to "{b}".',
+            "Use {b} instead of {a}.",
         ],
         a=old,
         b=new,
     ).rstrip(".!")
     answer = " ".join(t.replace(old, new) if t.strip(".,") == old else t for t in sentence.split(" "))
     return Task(
-        "edit_replace", [(f"{request}:{r.choice((' ', chr(10), chr(10) * 2))}{sentence}", answer)], exact=True
+        "edit_replace", [(f"{request}{r.choice(GLUES).replace('{}', sentence, 1)}", answer)], exact=True
     )

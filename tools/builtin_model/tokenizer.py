@@ -19,7 +19,9 @@ PAD, BOS, END_OF_TEXT, END = "<|pad|>", "<|bos|>", "<|endoftext|>", "<|end|>"
 SYSTEM, USER, ASSISTANT, TOOL = "<|system|>", "<|user|>", "<|assistant|>", "<|tool|>"
 SPECIALS = [PAD, BOS, END_OF_TEXT, SYSTEM, USER, ASSISTANT, TOOL, END]
 ROLE_TOKENS = {"system": SYSTEM, "user": USER, "assistant": ASSISTANT, "tool": TOOL}
-SPLIT = r" ?\p{L}+| ?\p{N}| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
+# A space belongs to the word before it: so a text that is asked for has the same tokens as the text that is given,
+# whether it stands after a space, a quote, a line break, or first in an answer; copying is then a mere look-up.
+SPLIT = r"\p{L}+ ?|\p{N} ?|[^\s\p{L}\p{N}]+ ?|\s+"
 CHAT_TEMPLATE = (
     "{{ bos_token }}{% for message in messages %}"
     "{% if message.role in ['system', 'developer'] %}{{ '<|system|>' }}"
@@ -88,14 +90,17 @@ def encode_batch(
 
     Of a chat, only the assistant's answers (each with its end token) are learned; of a plain text, all.
     """
-    contents = [[d.text] if d.text else [content for _, content in d.messages] for d in batch]
+    contents = [
+        [d.text[: d.cut], d.text[d.cut :]] if d.text else [content for _, content in d.messages]
+        for d in batch
+    ]
     flat = iter(tokenizer.encode_batch([c for cs in contents for c in cs], add_special_tokens=False))
     ids_of = {token: tokenizer.token_to_id(token) for token in SPECIALS}
     result = []
     for document in batch:
         ids, learned, starts = [ids_of[BOS]], [False], []
         if document.text:
-            body = next(flat).ids
+            body = [*next(flat).ids, *next(flat).ids]
             ids += [*body, ids_of[END_OF_TEXT]]
             learned += [True] * (len(body) + 1)
         for role, _ in document.messages:

@@ -10,20 +10,21 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
-import torch.nn.functional as F
 from numpy.typing import NDArray
-from safetensors.torch import load_file
 from tokenizers import Tokenizer
 from torch import Tensor, nn
 
 from tools.builtin_model.corpus import documents
+from tools.builtin_model.induction import lay_induction
 from tools.builtin_model.model import DRAFT, TARGET, Decoder, Shape, parameter_count, save_model
 from tools.builtin_model.tokenizer import MAX_LENGTH, encode_batch, save_tokenizer
 
 SHARD = 2048  # documents that are sorted by length together
+CORES = 2  # of the machine for which the recipes are made; the result does not depend on it
 LENGTH_POWER = 0.4  # a token of an answer of n tokens weighs n ** -LENGTH_POWER
 
 
@@ -35,8 +36,8 @@ class Recipe:
     steps: int
     copy_steps: int  # the first steps, which only copy
     long_steps: int  # the last steps, with some contexts of several thousand tokens
-    batch_tokens: int = 896
-    micro_batches: int = 8
+    batch_tokens: int = 1024
+    micro_batches: int = 4
     muon_lr: float = 0.02
     adam_lr: float = 3e-3
     warmup: int = 30
@@ -44,12 +45,9 @@ class Recipe:
     decay: float = 0.45  # the share of the steps in which the learning rate falls to zero
 
 
-RECIPES = {  # stages; each later stage starts from the weights that the one before it has written
-    "target": [Recipe(TARGET, steps=2400, copy_steps=250, long_steps=100, decay=0.4)],
-    "draft": [
-        Recipe(DRAFT, steps=220, copy_steps=0, long_steps=4, adam_lr=4e-3),
-        Recipe(DRAFT, steps=240, copy_steps=0, long_steps=4, adam_lr=2e-3, warmup=15, decay=0.8),
-    ],
+RECIPES = {
+    "target": Recipe(TARGET, steps=3000, copy_steps=60, long_steps=80, decay=0.45),
+    "draft": Recipe(DRAFT, steps=300, copy_steps=10, long_steps=6, adam_lr=4e-3, decay=0.6),
 }
 
 
@@ -113,6 +111,33 @@ def batches(
             yield _collate(group, r)
 
 
+class HeadLoss(torch.autograd.Function):
+    """Weighted cross-entropy of the tied head, in one buffer: most of a small model's time would go into others.
+
+    Takes hidden states [rows, hidden], the embedding [vocab, hidden], labels [rows] and weights [rows].
+    """
+
+    @staticmethod
+    def forward(ctx: Any, hidden: Tensor, embedding: Tensor, labels: Tensor, weights: Tensor) -> Tensor:
+        """Return the loss; its gradients are made at once and kept for ``backward``."""
+        hidden, embedding = hidden.bfloat16(), embedding.bfloat16()
+        scores = (hidden @ embedding.T).float()
+        scores.sub_(scores.amax(-1, keepdim=True))
+        right = scores.gather(1, labels[:, None]).squeeze(1)
+        total = scores.exp_().sum(-1)
+        loss = ((total.log() - right) * weights).sum()
+        scores.mul_((weights / total)[:, None]).scatter_add_(1, labels[:, None], -weights[:, None])
+        slope = scores.bfloat16()
+        ctx.save_for_backward(slope @ embedding, slope.T @ hidden)
+        return loss
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, Tensor, None, None]:
+        """Return the gradients of hidden states and embedding, for an outer gradient of one."""
+        by_hidden, by_embedding = ctx.saved_tensors
+        return by_hidden, by_embedding.float(), None, None
+
+
 class Muon:
     """Momentum whose matrices are orthogonalised by Newton-Schulz steps before they are applied."""
 
@@ -151,7 +176,6 @@ def train(
     tokenizer: Tokenizer,
     folder: Path,
     seed: int,
-    start: Path | None = None,
     save_every: int = 50,
     resume: bool = False,
 ) -> Decoder:
@@ -159,14 +183,13 @@ def train(
 
     An interrupted run goes on from its last state with ``resume``, as though it had never stopped. Because the
     learning rate is constant until the decay, ``recipe.steps`` may even be changed before the decay begins.
-    Each micro-batch of a step is computed by one thread of its own, so that the result does not depend on how
+    Each micro-batch of a step is computed by a single thread, so that the result does not depend on how
     the linear algebra libraries would split their work.
     """
     torch.set_num_threads(1)
     torch.manual_seed(seed)
     model = Decoder(recipe.shape)
-    if start:
-        model.load_state_dict({k: v.float() for k, v in load_file(start / "model.safetensors").items()})
+    lay_induction(model, seed)
     print(f"{folder}: {parameter_count(model):,} parameters", flush=True)
     save_tokenizer(tokenizer, folder)
     state_file = folder.with_suffix(".state.pt")
@@ -185,9 +208,10 @@ def train(
     def gradients(batch: Batch, total: float) -> tuple[float, tuple[Tensor, ...]]:
         torch.set_num_threads(1)
         with torch.autocast("cpu", dtype=torch.bfloat16):
-            logits = model(batch.ids, batch.positions, batch.rows)
-        losses = F.cross_entropy(logits.float(), batch.labels, reduction="none")
-        loss = (losses * batch.weights).sum() / total
+            hidden = model.hidden(batch.ids, batch.positions, batch.rows)
+        loss: Tensor = HeadLoss.apply(
+            hidden, model.model.embed_tokens.weight, batch.labels, batch.weights / total
+        )
         return loss.item(), torch.autograd.grad(loss, params)
 
     def update(p: nn.Parameter, grads: list[Tensor], rate: float) -> None:
@@ -203,7 +227,7 @@ def train(
         lesson = "copying" if step < recipe.copy_steps else "long" if late else "all"
         return list(islice(feeds[lesson], recipe.micro_batches))
 
-    pool, ahead = ThreadPoolExecutor(recipe.micro_batches), ThreadPoolExecutor(1)
+    pool, ahead = ThreadPoolExecutor(CORES), ThreadPoolExecutor(1)
     first = 0
     if resume and state_file.exists():
         state = torch.load(state_file)
@@ -242,15 +266,6 @@ def train(
     return model
 
 
-def train_all(
-    which: str, tokenizer: Tokenizer, folder: Path, seed: int, first: int = 0, resume: bool = False
-) -> None:
-    """Train one model through all stages of its recipe."""
-    for stage, recipe in enumerate(RECIPES[which]):
-        if stage >= first:
-            train(recipe, tokenizer, folder, seed + 1000 * stage, folder if stage else None, resume=resume)
-
-
 def main() -> None:
     """Train one of the models from the command line."""
     parser = argparse.ArgumentParser(description=__doc__)
@@ -261,10 +276,9 @@ def main() -> None:
     parser.add_argument(
         "--resume", action="store_true", help="go on from the last state of an interrupted run"
     )
-    parser.add_argument("--stage", type=int, default=0, help="the stage to begin with")
     args = parser.parse_args()
     tokenizer = Tokenizer.from_file(str(args.tokenizer))
-    train_all(args.which, tokenizer, args.out, args.seed, args.stage, args.resume)
+    train(RECIPES[args.which], tokenizer, args.out, args.seed, resume=args.resume)
 
 
 if __name__ == "__main__":
