@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import random
 import re
+from dataclasses import replace
 from itertools import islice
 from pathlib import Path
 
@@ -34,7 +35,7 @@ def tokenizer() -> Tokenizer:
     return Tokenizer.from_file(str(BUILTIN / "target" / "tokenizer.json"))
 
 
-@pytest.mark.parametrize("lesson", ["all", "long", "copying"])
+@pytest.mark.parametrize("lesson", ["all", "long", "chapters", "copying"])
 def test_corpus_is_the_same_for_the_same_seed(lesson: str) -> None:
     first, second = (list(islice(documents(3, lesson), 30)) for _ in range(2))
     assert first == second
@@ -212,6 +213,18 @@ def test_training_is_the_same_for_the_same_seed(tokenizer: Tokenizer, tmp_path: 
     models = [train(recipe, tokenizer, tmp_path / str(i), seed=1) for i in range(2)]
     first, second = (model.state_dict() for model in models)
     assert all(torch.equal(first[key], second[key]) for key in first)
+
+
+def test_a_later_stage_goes_on_from_the_weights_before_it(tokenizer: Tokenizer, tmp_path: Path) -> None:
+    recipe = Recipe(
+        TINY, steps=2, copy_steps=1, long_steps=0, batch_tokens=256, micro_batches=2, warmup=1, shard=32
+    )
+    before = train(recipe, tokenizer, tmp_path / "tiny", seed=1).state_dict()
+    nothing = replace(recipe, steps=0, copy_steps=0)
+    after = train(nothing, tokenizer, tmp_path / "tiny", seed=1, stage=1).state_dict()
+    assert all(torch.equal(before[key].bfloat16().float(), after[key]) for key in before)
+    learned = train(replace(recipe, lesson="chapters"), tokenizer, tmp_path / "tiny", seed=1, stage=1)
+    assert any(not torch.equal(after[key], value) for key, value in learned.state_dict().items())
 
 
 def test_decoder_is_the_one_of_transformers(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ from tokenizers import Tokenizer
 
 from tools.builtin_model.evaluate import report
 from tools.builtin_model.tokenizer import save_tokenizer, train_tokenizer
-from tools.builtin_model.train import RECIPES, train
+from tools.builtin_model.train import RECIPES, train_stages
 
 SEED = 1
 BUILTIN = Path(__file__).resolve().parents[2] / "headrace" / "builtin"
@@ -25,8 +25,8 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as scratch:
         save_tokenizer(train_tokenizer(args.seed), Path(scratch))
         tokenizer = Tokenizer.from_file(str(Path(scratch) / "tokenizer.json"))
-    for name, recipe in RECIPES.items():
-        train(recipe, tokenizer, args.out / name, args.seed)
+    for name in RECIPES:
+        train_stages(name, tokenizer, args.out / name, args.seed)
     print(report(args.out))
 
 

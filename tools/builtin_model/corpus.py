@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from tools.builtin_model import lexicon as lx
 from tools.builtin_model import stories, tasks
+from tools.builtin_model.tasks_stories import story
 
 
 @dataclass(frozen=True)
@@ -157,11 +158,14 @@ def copying(r: random.Random) -> Document:
 
 
 def documents(seed: int, lesson: str = "all") -> Iterator[Document]:
-    """Yield documents without end: of ``all`` kinds, ``long`` chats of many turns, or mere ``copying``."""
+    """Yield documents without end: of ``all`` kinds, ``long`` chats, stories in ``chapters``, or mere ``copying``."""
     r = random.Random(seed)
     while True:
         if lesson == "long":
             yield chat(r, turns=r.randint(12, 60))
+        elif lesson == "chapters":
+            task = story(r, r.choice(("chapters", "chapters", "very_long")))
+            yield Document(task.kind, (("user", task.turns[0][0]), ("assistant", task.turns[0][1])))
         elif lesson == "copying":
             yield copying(r)
         else:

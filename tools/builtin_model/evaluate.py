@@ -74,9 +74,9 @@ def _sentences(text: str) -> int:
 def follows(task: Task, answer: str) -> bool:
     """Say whether a free answer does what its request asks for."""
     if task.kind.startswith("story"):
-        chapters = [int(n) for n in re.findall(r"^Chapter (\d+):", answer, re.MULTILINE)]
+        chapters = [int(n) for n in re.findall(r"^Chapter (\d+) of ", answer, re.MULTILINE)]
         if task.kind == "story_chapters" or task.kind == "story_very_long":
-            wanted = re.findall(r"^Chapter (\d+):", task.turns[0][1], re.MULTILINE)
+            wanted = re.findall(r"^Chapter (\d+) of ", task.turns[0][1], re.MULTILINE)
             exact = task.kind == "story_chapters"
             if chapters != list(range(1, len(chapters) + 1)) or not answer.endswith("The End."):
                 return False

@@ -520,7 +520,7 @@ def chapter_story(r: random.Random, s: StoryState, chapters: int) -> list[str]:
             body = [text]
             if r.random() < 0.6:
                 body.append(episode(r, s, with_friend=True)[1])
-        parts += [f"Chapter {number}: {title}", *body]
+        parts += [f"Chapter {number} of {chapters}: {title}", *body]
     return [*parts, "The End."]
 
 

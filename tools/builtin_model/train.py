@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from safetensors.torch import load_file
 from tokenizers import Tokenizer
 from torch import Tensor, nn
 
@@ -36,6 +37,7 @@ class Recipe:
     steps: int
     copy_steps: int  # the first steps, which only copy
     long_steps: int  # the last steps, with some contexts of several thousand tokens
+    lesson: str = "all"  # of the steps between; see `batches`
     batch_tokens: int = 1024
     micro_batches: int = 4
     muon_lr: float = 0.02
@@ -45,9 +47,22 @@ class Recipe:
     decay: float = 0.45  # the share of the steps in which the learning rate falls to zero
 
 
-RECIPES = {
-    "target": Recipe(TARGET, steps=3000, copy_steps=60, long_steps=80, decay=0.45),
-    "draft": Recipe(DRAFT, steps=300, copy_steps=10, long_steps=6, adam_lr=4e-3, decay=0.6),
+RECIPES = {  # stages; a later one goes on from the weights that the one before it has written
+    "target": [
+        Recipe(TARGET, steps=3000, copy_steps=60, long_steps=80),
+        Recipe(TARGET, steps=1800, copy_steps=0, long_steps=120, muon_lr=0.015, adam_lr=2e-3, decay=0.9),
+        Recipe(
+            TARGET,
+            steps=600,
+            copy_steps=0,
+            long_steps=0,
+            lesson="chapters",
+            muon_lr=0.01,
+            adam_lr=1.5e-3,
+            decay=0.9,
+        ),
+    ],
+    "draft": [Recipe(DRAFT, steps=300, copy_steps=10, long_steps=6, adam_lr=4e-3, decay=0.6)],
 }
 
 
@@ -90,10 +105,10 @@ def _collate(items: list[Encoded], r: random.Random) -> Batch:
 def batches(
     tokenizer: Tokenizer, seed: int, budget: int, lesson: str = "all", shard: int = SHARD
 ) -> Iterator[Batch]:
-    """Yield batches of about ``budget`` tokens; in the ``long`` lesson, one document in twenty is a long chat."""
+    """Yield batches of about ``budget`` tokens: all kinds of documents, and a share of those of the ``lesson``."""
     r = random.Random(seed)
     usual, special = documents(seed), documents(seed + 1, lesson)
-    share = {"all": 0.0, "long": 0.05, "copying": 1.0}[lesson]
+    share = {"all": 0.0, "long": 0.05, "chapters": 0.12, "copying": 1.0}[lesson]
     while True:
         n_special = int(shard * share)
         drawn = [*islice(usual, shard - n_special), *islice(special, n_special)]
@@ -171,28 +186,48 @@ def _rate(step: int, recipe: Recipe) -> float:
     return min(1.0, (step + 1) / recipe.warmup, max(0.0, (recipe.steps - step) / falling))
 
 
+def train_stages(which: str, tokenizer: Tokenizer, folder: Path, seed: int, resume: bool = False) -> None:
+    """Train one of the models through all stages; ``resume`` goes on with the stage that was interrupted."""
+    recipes = RECIPES[which]
+    begun = [stage for stage in range(len(recipes)) if resume and _state_file(folder, stage).exists()]
+    for stage in range(max(begun, default=0), len(recipes)):
+        train(recipes[stage], tokenizer, folder, seed, stage, resume=resume)
+
+
+def _state_file(folder: Path, stage: int) -> Path:
+    return folder.with_suffix(f".{stage}.state.pt")
+
+
 def train(
     recipe: Recipe,
     tokenizer: Tokenizer,
     folder: Path,
     seed: int,
+    stage: int = 0,
     save_every: int = 50,
     resume: bool = False,
 ) -> Decoder:
-    """Train a decoder and write it, now and then and at the end, to ``folder``.
+    """Train a decoder by one recipe and write it, now and then and at the end, to ``folder``.
 
+    The first stage lays copying into fresh weights, a later one reads the weights in ``folder``.
     An interrupted run goes on from its last state with ``resume``, as though it had never stopped. Because the
     learning rate is constant until the decay, ``recipe.steps`` may even be changed before the decay begins.
     Each micro-batch of a step is computed by a single thread, so that the result does not depend on how
     the linear algebra libraries would split their work.
     """
     torch.set_num_threads(1)
+    seed += 1000 * stage
     torch.manual_seed(seed)
     model = Decoder(recipe.shape)
-    lay_induction(model, seed)
+    if stage:
+        model.load_state_dict(
+            {k: v.float() for k, v in load_file(folder / "model.safetensors").items()}, strict=False
+        )
+    else:
+        lay_induction(model, seed)
     print(f"{folder}: {parameter_count(model):,} parameters", flush=True)
     save_tokenizer(tokenizer, folder)
-    state_file = folder.with_suffix(".state.pt")
+    state_file = _state_file(folder, stage)
     matrices = [p for n, p in model.named_parameters() if p.ndim == 2 and "embed" not in n]
     others = [p for n, p in model.named_parameters() if p.ndim != 2 or "embed" in n]
     muon, adam = (
@@ -201,7 +236,7 @@ def train(
     )
     feeds = {
         lesson: batches(tokenizer, seed + number, recipe.batch_tokens, lesson, recipe.shard)
-        for lesson, number in (("copying", 10), ("all", 20), ("long", 30))
+        for lesson, number in (("copying", 10), ("all", 20), ("long", 30), ("chapters", 40))
     }
     params = list(model.parameters())
 
@@ -224,7 +259,7 @@ def train(
 
     def draw(step: int) -> list[Batch]:
         late = step >= recipe.steps - recipe.long_steps
-        lesson = "copying" if step < recipe.copy_steps else "long" if late else "all"
+        lesson = "copying" if step < recipe.copy_steps else "long" if late else recipe.lesson
         return list(islice(feeds[lesson], recipe.micro_batches))
 
     pool, ahead = ThreadPoolExecutor(CORES), ThreadPoolExecutor(1)
@@ -278,7 +313,7 @@ def main() -> None:
     )
     args = parser.parse_args()
     tokenizer = Tokenizer.from_file(str(args.tokenizer))
-    train(RECIPES[args.which], tokenizer, args.out, args.seed, resume=args.resume)
+    train_stages(args.which, tokenizer, args.out, args.seed, args.resume)
 
 
 if __name__ == "__main__":

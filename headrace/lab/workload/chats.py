@@ -32,7 +32,7 @@ def _middle(rng: random.Random) -> str:
 
 
 def _long(rng: random.Random) -> str:
-    return f"Write a story about {rng.choice(NAMES)} with {rng.randint(8, 10)} chapters."
+    return f"Write a story about {rng.choice(NAMES)} in 10 chapters."
 
 
 def _chat(i: int, text: str, expect: str) -> Work:
