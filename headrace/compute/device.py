@@ -213,15 +213,15 @@ def huge_memory(nbytes: int) -> torch.Tensor:
     return torch.frombuffer(memory, dtype=torch.uint8)
 
 
-def populate(memory: torch.Tensor) -> bool:
-    """Let the system clear what was never touched of contiguous ``memory`` now; whether it could.
+def populate(address: int, nbytes: int) -> bool:
+    """Let the system clear what was never touched of memory of this process now; whether it could.
 
     What the memory holds stays, whoever writes to it meanwhile. Linux has it from 5.14 on.
     """
     if sys.platform != "linux":
         return False
-    begin = memory.data_ptr() // mmap.PAGESIZE * mmap.PAGESIZE
-    length = memory.data_ptr() + memory.nbytes - begin
+    begin = address // mmap.PAGESIZE * mmap.PAGESIZE
+    length = address + nbytes - begin
     try:
         advise = ctypes.CDLL(None).madvise
     except (OSError, AttributeError):

@@ -67,6 +67,9 @@ class PagedKV:
         elements, scales = _half_block(spec, block_size, dtype)
         block = (elements + scales,) if scales else (block_size, *heads)
         self._pages = untouched_zeros((spec.num_layers, 2, num_blocks, *block), dtype, torch.device(device))
+        self._block_bytes = self._pages[0, 0, 0].nbytes
+        on_cpu = self._pages.device.type == "cpu"
+        self._parts = [part.data_ptr() for part in self._pages.flatten(0, 1).unbind()] if on_cpu else []
         self.layers: tuple[Pages, ...]
         if not scales:
             self.layers = tuple(Pages(layer[0], layer[1]) for layer in self._pages)
@@ -98,10 +101,13 @@ class PagedKV:
         return (*self._pages.shape[:2], *self._pages.shape[3:])
 
     def populate(self, first: int, end: int) -> bool:
-        """Let the system clear the memory of blocks [first, end) that was never written; whether it could."""
-        return self.device.type == "cpu" and all(
-            populate(part[first:end]) for part in self._pages.flatten(0, 1).unbind()
-        )
+        """Let the system clear the memory of blocks [first, end) that was never written; whether it could.
+
+        Numbers alone: whoever calls may be a thread that ends with the interpreter, and ending it in torch aborts.
+        """
+        size = self._block_bytes
+        parts = self._parts
+        return bool(parts) and all(populate(part + first * size, (end - first) * size) for part in parts)
 
     def read_blocks(self, blocks: Sequence[int]) -> Sequence[Tensor]:
         """Each block in `block_shape`: on a CPU as it lies there, elsewhere gathered, so that it can be sent whole."""

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 import threading
+from pathlib import Path
 
 import pytest
 import torch
@@ -111,3 +114,21 @@ def test_memory_of_a_real_pool_is_there_before_it_is_written() -> None:
     reach(ClearedAhead(kv, ahead_bytes=kv.nbytes // 2), 0)
     taken = resident_bytes() - before
     assert 0.4 * kv.nbytes < taken < 0.8 * kv.nbytes
+
+
+ENDS_AT_ONCE = """
+import torch
+from headrace.compute.ahead import ClearedAhead
+from headrace.compute.kv import PagedKV
+from headrace.compute.model.families import parse_config
+from tests.compute.model.configs import LLAMA
+ClearedAhead(PagedKV(parse_config(LLAMA), 200_000, 16, torch.float32), piece_bytes=1 << 18).reached(0)
+"""
+
+
+def test_a_program_may_end_while_memory_is_cleared() -> None:
+    root = Path(__file__).parents[2]
+    done = subprocess.run(
+        [sys.executable, "-c", ENDS_AT_ONCE], cwd=root, capture_output=True, text=True, timeout=120
+    )
+    assert done.returncode == 0, done.stderr
