@@ -16,6 +16,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Literal, NamedTuple, TypeVar
 
@@ -218,16 +219,24 @@ def populate(address: int, nbytes: int) -> bool:
 
     What the memory holds stays, whoever writes to it meanwhile. Linux has it from 5.14 on.
     """
-    if sys.platform != "linux":
+    advise = _madvise()
+    if advise is None:
         return False
     begin = address // mmap.PAGESIZE * mmap.PAGESIZE
     length = address + nbytes - begin
-    try:
-        advise = ctypes.CDLL(None).madvise
-    except (OSError, AttributeError):
-        return False
     failed: int = advise(ctypes.c_void_p(begin), ctypes.c_size_t(length), _MADV_POPULATE_WRITE)
     return not failed
+
+
+@cache
+def _madvise() -> Callable[..., int] | None:
+    """The system's, looked up once: that holds the interpreter's lock, and `populate` runs beside steps."""
+    if sys.platform != "linux":
+        return None
+    try:
+        return ctypes.CDLL(None).madvise
+    except (OSError, AttributeError):
+        return None
 
 
 def lower_priority() -> None:
