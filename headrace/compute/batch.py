@@ -21,7 +21,7 @@ class Batch:
     """One step's packed rows; R rows, T tokens, S wanted logits, tables W blocks wide.
 
     Attributes:
-        tokens: int64 [T].
+        tokens: int32 [T].
         positions: int64 [T], position of each token in its sequence.
         slot_mapping: int64 [T], ``block * block_size + offset`` where each token's key and value are written.
         query_starts: int32 [R + 1], where each row begins in the packed line.

@@ -28,7 +28,7 @@ from headrace.compute.sampling.logprobs import Scores, score
 from headrace.compute.sampling.sampler import FAULTS, Sampler
 from headrace.compute.slots import Ints, Rows, Slots, ramps
 from headrace.compute.transfer import Download, upload
-from headrace.core.plan import Entry, Move, StepOutput, StepPlan, Tier, TokenLogprob
+from headrace.core.plan import Entry, Move, Row, StepOutput, StepPlan, Tier, TokenLogprob
 
 
 class Decoder(Protocol):
@@ -42,8 +42,8 @@ class Decoder(Protocol):
         """[S, vocab] of hidden states."""
         ...
 
-    def likeliest(self, logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """The first token int64 [S] of each row's largest logit, and that, float32 [S]: NaN where one is."""
+    def likeliest(self, logits: torch.Tensor) -> torch.Tensor:
+        """The first token int64 [S] of each row's largest logit, or a fault: see `draw.likeliest`."""
         ...
 
 
@@ -155,10 +155,12 @@ class LocalRunner:
         if self._ahead is not None:
             self._ahead.reached(self._slots.reached)
         sampling = np.flatnonzero(rows.samples)
-        spans = np.maximum(np.minimum(rows.end, self._prompt_end[rows.slot]) - rows.start, 0)
         last = np.cumsum(rows.length) - 1
-        sampled_at, scored_at = last[sampling], np.repeat(last + 1 - rows.length, spans) + ramps(spans)
-        wanted = np.sort(np.concatenate([sampled_at, scored_at])) if scored_at.size else sampled_at
+        wanted = sampled_at = last[sampling]
+        spans = self._spans(rows)
+        scored_at = np.repeat(last + 1 - rows.length, spans) + ramps(spans) if spans.size else spans
+        if scored_at.size:
+            wanted = np.sort(np.concatenate([sampled_at, scored_at]))
         batch = self._slots.pack(rows, wanted)
 
         prepared = time.perf_counter()
@@ -166,9 +168,7 @@ class LocalRunner:
         logits = self._decoder.logits(self._lines(hidden, wanted, sampled_at)) if sampling.size else None
         computed = time.perf_counter()
 
-        failures = {
-            row: self._refused[each.slot] for row, each in enumerate(plan.rows) if each.slot in self._refused
-        }
+        failures = self._failures(plan.rows)
         sampled = None
         if logits is not None:
             sampled = self._sample(logits, rows, sampling, failures, download)
@@ -183,6 +183,16 @@ class LocalRunner:
         self.seconds["sample"] += done - computed
         prompt_spans = tuple((row, span) for row, span in enumerate(spans.tolist()) if span)
         return _Launched(plan.step, len(plan.rows), failures, download, sampled, prompt_spans, prompt_scores)
+
+    def _spans(self, rows: Rows) -> Ints:
+        """How many positions of each row want scores of the prompt's next token; empty where none does."""
+        ends = self._prompt_end[rows.slot]
+        return np.maximum(np.minimum(rows.end, ends) - rows.start, 0) if ends.any() else ends[:0]
+
+    def _failures(self, rows: tuple[Row, ...]) -> dict[int, str]:
+        if not self._refused:
+            return {}
+        return {row: self._refused[each.slot] for row, each in enumerate(rows) if each.slot in self._refused}
 
     def _admit(self, entry: Entry) -> None:
         self._refused.pop(entry.slot, None)
@@ -220,17 +230,15 @@ class LocalRunner:
             drawn = self._sampler.sample(logits, slots, positions)
         except Exception:
             drawn = self._sample_alone(logits, slots, positions, sampling, failures)
-        tokens = drawn.clamp(min=0)  # a failed row's successor may be in flight: it needs some valid token
-        self._slots.append(slots, positions, tokens)
-        self._sampler.append(slots, tokens)
+        self._slots.append(slots, positions, drawn)
+        self._sampler.append(slots, drawn)
         top = self._top[slots]
         scored = np.flatnonzero(top >= 0)
         scores = None
         if scored.size:
             (at,) = upload(self._device, scored)
-            scores = score(
-                logits.index_select(0, at).float(), tokens.index_select(0, at), top[scored], download
-            )
+            tokens = drawn.index_select(0, at).clamp_(min=0)
+            scores = score(logits.index_select(0, at).float(), tokens, top[scored], download)
         return _Sampled(sampling.tolist(), download.add(drawn), scored.tolist(), scores)
 
     def _sample_alone(

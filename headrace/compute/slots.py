@@ -2,7 +2,8 @@
 
 A slot is written once, when a sequence takes it; after that a step only adds its new blocks and the token
 that it drew, so the host's work per step is a handful of array operations over the rows and never grows with
-the context. Knows no sampling and no model; `runner` joins the three.
+the context. What the host knows is reckoned on the host: on a small model's step each torch operation costs more
+than the arithmetic that it does. Knows no sampling and no model; `runner` joins the three.
 """
 
 from __future__ import annotations
@@ -14,10 +15,11 @@ import numpy as np
 import torch
 
 from headrace.compute.batch import Batch
-from headrace.compute.transfer import upload
+from headrace.compute.transfer import Line, upload
 from headrace.core.plan import Entry, Row
 
 Ints = np.ndarray[tuple[int, ...], np.dtype[np.int64]]
+Blocks = np.ndarray[tuple[int, ...], np.dtype[np.int32]]
 
 
 class Rows(NamedTuple):
@@ -55,7 +57,10 @@ class Slots:
         self._block_size = block_size
         self._max_blocks = -(-max_model_len // block_size)
         self.tokens = torch.zeros(max_num_seqs, max_model_len + 1, dtype=torch.int32, device=device)
-        self.tables = torch.zeros(max_num_seqs, self._max_blocks, dtype=torch.int32, device=device)
+        self._tokens = Line(self.tokens)
+        self._host_tables = np.zeros((max_num_seqs, self._max_blocks), dtype=np.int32)
+        # On a CPU both are the same memory.
+        self.tables = torch.from_numpy(self._host_tables).to(device)
         self._blocks = np.zeros(max_num_seqs, dtype=np.int64)
         self.reached = 0
 
@@ -65,9 +70,8 @@ class Slots:
         self.tokens[entry.slot, : tokens.size] = known
         self._blocks[entry.slot] = len(entry.blocks)
         if entry.blocks:
-            (blocks,) = upload(self.device, np.array(entry.blocks, dtype=np.int64))
-            self.tables[entry.slot, : len(entry.blocks)] = blocks
-            self.reached = max(self.reached, max(entry.blocks) + 1)
+            places = entry.slot * self._max_blocks + np.arange(len(entry.blocks))
+            self._write(places, np.array(entry.blocks, dtype=np.int32))
 
     def extend(self, rows: Sequence[Row]) -> None:
         """Append each row's ``new_blocks`` to its slot's table."""
@@ -76,24 +80,38 @@ class Slots:
             return
         slots = np.array([row.slot for row in growing], dtype=np.int64)
         counts = np.array([len(row.new_blocks) for row in growing], dtype=np.int64)
-        blocks = np.array([block for row in growing for block in row.new_blocks], dtype=np.int64)
+        blocks = np.array([block for row in growing for block in row.new_blocks], dtype=np.int32)
         places = np.repeat(slots * self._max_blocks + self._blocks[slots], counts) + ramps(counts)
         self._blocks[slots] += counts
         if (self._blocks[slots] > self._max_blocks).any():
             raise ValueError(f"a block table would pass {self._max_blocks} blocks, the context's limit")
+        self._write(places, blocks)
+
+    def _write(self, places: Ints, blocks: Blocks) -> None:
+        """``blocks`` at ``places`` of the tables, counted through all of them."""
+        self._host_tables.reshape(-1)[places] = blocks
+        if self.device.type != "cpu":
+            at, new = upload(self.device, places, blocks)
+            self.tables.view(-1).index_copy_(0, at, new)
         self.reached = max(self.reached, int(blocks.max()) + 1)
-        at, new = upload(self.device, places, blocks)
-        self.tables.view(-1)[at] = new.int()
+
+    def _tables(self, slots: Ints, columns: int) -> torch.Tensor:
+        """The first ``columns`` blocks of each slot, on the device."""
+        if self.device.type == "cpu":
+            return torch.from_numpy(self._host_tables[slots, :columns])
+        (at,) = upload(self.device, slots)
+        return self.tables[:, :columns].index_select(0, at)
 
     def append(self, slots: Ints, positions: Ints, tokens: torch.Tensor) -> None:
-        """Store one token per slot (int64 [S], on the device) at the given positions."""
-        (at,) = upload(self.device, slots * self.tokens.shape[1] + positions)
-        self.tokens.view(-1)[at] = tokens.int()
+        """Store one token per slot (int64 [S], on the device) at the given positions; 0 in place of a fault.
+
+        A failed row's successor may be in flight already, and it needs some valid token.
+        """
+        self._tokens.put(slots * (self._max_model_len + 1) + positions, tokens, least=0)
 
     def tokens_at(self, slots: Ints, positions: Ints) -> torch.Tensor:
         """The tokens (int64, on the device) at the given positions of the given slots."""
-        (at,) = upload(self.device, slots * self.tokens.shape[1] + positions)
-        return self.tokens.view(-1)[at].long()
+        return self._tokens.take(slots * (self._max_model_len + 1) + positions).long()
 
     def pack(self, rows: Rows, logits_indices: Ints) -> Batch:
         """All rows behind one another as one batch, without padding.
@@ -108,27 +126,25 @@ class Slots:
         np.cumsum(rows.length, out=starts[1:])
         positions = np.repeat(rows.start - starts[:-1], rows.length) + np.arange(starts[-1])
         owners = np.repeat(rows.slot, rows.length)
-        width = self.tokens.shape[1]
-        buffer_at, positions_, pages, offsets, slots, starts_, end_, logits_at = upload(
+        pages, offsets = np.divmod(positions, self._block_size)
+        blocks = self._host_tables[owners, pages].astype(np.int64)
+        positions_, slot_mapping, starts_, end_, logits_at = upload(
             self.device,
-            owners * width + positions,
             positions,
-            owners * self._max_blocks + positions // self._block_size,
-            positions % self._block_size,
-            rows.slot,
-            starts,
-            end,
+            blocks * self._block_size + offsets,
+            starts.astype(np.int32),
+            end.astype(np.int32),
             logits_indices,
         )
         columns = -(-int(end.max()) // self._block_size)
         longer = np.flatnonzero(rows.length != 1)
         return Batch(
-            tokens=self.tokens.view(-1)[buffer_at].long(),
+            tokens=self._tokens.take(owners * (self._max_model_len + 1) + positions),
             positions=positions_,
-            slot_mapping=self.tables.view(-1)[pages].long() * self._block_size + offsets,
-            query_starts=starts_.int(),
-            context_lens=end_.int(),
-            block_tables=self.tables[:, :columns].index_select(0, slots),
+            slot_mapping=slot_mapping,
+            query_starts=starts_,
+            context_lens=end_,
+            block_tables=self._tables(rows.slot, columns),
             logits_indices=logits_at,
             lengths=tuple(rows.length.tolist()),
             contexts=tuple(end.tolist()),

@@ -50,7 +50,7 @@ class FakeDecoder:
         self.most_logits = max(self.most_logits, len(hidden))
         return hidden.clone()
 
-    def likeliest(self, logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    def likeliest(self, logits: torch.Tensor) -> torch.Tensor:
         return likeliest(logits)
 
     def hidden(self, batch: Batch, kv: FakeKV) -> torch.Tensor:

@@ -48,7 +48,7 @@ def pack(
         return torch.tensor(values, dtype=dtype, device=device)
 
     return Batch(
-        tokens=tensor(tokens),
+        tokens=tensor(tokens, torch.int32),
         positions=tensor(positions),
         slot_mapping=tensor(slots),
         query_starts=tensor([0, *itertools.accumulate(lengths)], torch.int32),

@@ -130,11 +130,8 @@ class Kernels(Protocol):
     def gated_activation(self, gate_up: Tensor, activation: Activation) -> Tensor:
         """``activation(gate) * up`` of a merged [T, 2 * I]: [T, I] (arXiv:2002.05202)."""
 
-    def likeliest(self, logits: Tensor) -> tuple[Tensor, Tensor]:
-        """The first token int64 [S] of the largest logit of each row [S, V], and that logit, float32 [S].
-
-        A row with NaN gives NaN, and any token.
-        """
+    def likeliest(self, logits: Tensor) -> Tensor:
+        """The first token int64 [S] of the largest logit of each row [S, V], or a fault: see `draw.likeliest`."""
 
     def prepare_stack(self, stack: Stack) -> Any:
         """Turn a decoder's layers into whatever this backend's `run_stack` likes best; called once."""
@@ -142,15 +139,12 @@ class Kernels(Protocol):
     def run_stack(
         self,
         stack: Any,
-        residual: Tensor,
         batch: Batch,
-        rotations: Sequence[Tensor],
         pages: Sequence[Pages],
     ) -> Tensor:
-        """All layers and the norm after the last: hidden states [S, hidden] of the batch's wanted positions.
+        """From tokens to the norm after the last layer: hidden states [S, hidden] of the batch's wanted positions.
 
-        `stack.apply` says what that is in calls of the others. Writes into ``residual`` [T, hidden], what the
-        first layer gets. ``rotations`` are those that layers choose from, ``pages`` each layer's.
+        `stack.apply` says what that is in calls of the others. ``pages`` are each layer's.
         """
 
 

@@ -31,7 +31,7 @@ class _Codes(dict[torch.dtype, int]):
 
 _DTYPES = _Codes({torch.float32: 0, torch.bfloat16: 1, torch.float16: 2})
 _PAGE_DTYPES = _Codes({**_DTYPES, torch.int8: 3})
-_INTERFACE = 5
+_INTERFACE = 6
 _PAIRED = (torch.bfloat16, torch.int8)
 _MAX_HEAD_DIM = 512
 
@@ -298,22 +298,14 @@ class CppKernels:
     def run_stack(
         self,
         stack: NativeStack | Stack,
-        residual: Tensor,
         batch: Batch,
-        rotations: Sequence[Tensor],
         pages: Sequence[Pages],
     ) -> Tensor:
         if isinstance(stack, Stack):
-            return apply(self, stack, residual, batch, rotations, pages)
-        layers, dtype = stack.stack, residual.dtype
+            return apply(self, stack, batch, pages)
+        layers, dtype = stack.stack, stack.stack.dtype
         tokens, kept = len(batch.tokens), len(batch.logits_indices)
-        if dtype != layers.dtype or residual.shape != (tokens, stack.hidden) or not residual.is_contiguous():
-            raise ValueError(
-                f"{dtype} {list(residual.shape)} for layers of {layers.dtype} [{tokens}, {stack.hidden}]"
-            )
-        plans = [
-            self.plan_attention(batch, window, dtype) for window in {layer.window for layer in layers.layers}
-        ]
+        plans = [self.plan_attention(batch, window, dtype) for window in stack.windows]
         table = stack.pages_table(pages, _page_lines)
         num_blocks, block_size = pages[0].keys.shape[:2]
         read = max(plan.blocks for plan in plans)
@@ -321,63 +313,56 @@ class CppKernels:
             raise IndexError(
                 f"rows read block {read - 1} of {batch.block_size} tokens; there are {num_blocks} of {block_size}"
             )
-        slots, wanted = batch.slot_mapping.contiguous(), batch.logits_indices.contiguous()
-        if any(each.dtype != torch.int64 for each in (slots, wanted)) or len(slots) != tokens:
-            raise ValueError(
-                f"slots {slots.dtype} {list(slots.shape)}, wanted {wanted.dtype} for {tokens} tokens"
-            )
-        turns = torch.tensor([_rotation_words(rotation, tokens) for rotation in rotations], dtype=torch.int64)
-        widths = (max(stack.hidden, stack.attended),) * 2 + (stack.wide, stack.narrow)
-        room = [residual.new_empty(tokens * width) for width in widths]
-        out = residual.new_empty((kept, stack.hidden))
+        ids = batch.tokens.contiguous()
+        lines = [each.contiguous() for each in (batch.positions, batch.slot_mapping, batch.logits_indices)]
+        if ids.dtype != torch.int32 or any(line.dtype != torch.int64 for line in lines):
+            raise ValueError(f"tokens {ids.dtype}; positions, slots, wanted {[line.dtype for line in lines]}")
+        if not len(lines[0]) == len(lines[1]) == tokens:
+            raise ValueError(f"{len(lines[0])} positions and {len(lines[1])} slots for {tokens} tokens")
+        out = torch.empty((kept, stack.hidden), dtype=dtype)
         starts, contexts, tables, rows, width, _ = plans[0].rows
         self._cpu.run_stack(
             self._level,
+            stack.embedding,
             stack.table.data_ptr(),
             table.data_ptr(),
-            turns.data_ptr(),
+            stack.ropes.data_ptr(),
             stack.input_norm,
             len(stack.table),
-            residual.data_ptr(),
-            *(each.data_ptr() for each in room),
+            *stack.room(tokens),
             out.data_ptr(),
+            ids.data_ptr(),
             starts,
             contexts,
             tables,
-            slots.data_ptr(),
-            wanted.data_ptr(),
+            *(line.data_ptr() for line in lines),
             rows,
             width,
             tokens,
             kept,
+            len(layers.embedding),
+            stack.turns,
             num_blocks * block_size,
             stack.hidden,
-            residual.itemsize,
+            dtype.itemsize,
             *layers.heads,
             _DTYPES[dtype],
             layers.activation != "silu",
             layers.eps,
             layers.scale,
             layers.softcap or 0.0,
+            layers.embedding_scale,
         )
         return out
 
-    def likeliest(self, logits: Tensor) -> tuple[Tensor, Tensor]:
+    def likeliest(self, logits: Tensor) -> Tensor:
         if logits.dtype != torch.bfloat16:
             return likeliest(logits.float())
         logits = logits.contiguous()
         rows, size = logits.shape
         tokens = logits.new_empty(rows, dtype=torch.int64)
-        peaks = logits.new_empty(rows, dtype=torch.float32)
-        self._cpu.likeliest(logits.data_ptr(), tokens.data_ptr(), peaks.data_ptr(), rows, size)
-        return tokens, peaks
-
-
-def _rotation_words(rotation: Tensor, tokens: int) -> tuple[int, int]:
-    rotary = rotation.shape[-1]
-    if rotation.shape != (tokens, 2, rotary) or rotation.dtype != torch.float32 or rotary % 2:
-        raise ValueError(f"rotation {rotation.dtype} {list(rotation.shape)} of {tokens} tokens")
-    return rotation.data_ptr(), rotary
+        self._cpu.likeliest(logits.data_ptr(), tokens.data_ptr(), rows, size)
+        return tokens
 
 
 def _page_lines(pages: Pages, kv_heads: int, head_dim: int, dtype: torch.dtype) -> tuple[int, ...]:

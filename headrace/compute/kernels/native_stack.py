@@ -1,4 +1,4 @@
-"""A stack of layers as tables of words, so that the extension runs all of them in one call.
+"""A stack as tables of words, so that the extension runs all of it in one call.
 
 The Python of a step then grows with neither layers nor rows, and the interpreter's lock is given up once in a forward
 and not several times in every layer. The tables' words are those of `csrc/stack.h`.
@@ -22,10 +22,11 @@ ALL_KEYS = 2**62
 
 
 class NativeStack:
-    """``stack`` and its ``table`` int64 [layers, words]; `pages_table` is that of the keys and values it last met.
+    """``stack``, its ``table`` int64 [layers, words] and ``ropes`` int64 [ropes, 2].
 
-    Of a token, ``hidden`` elements lie between layers, ``attended`` come from attention, and at most ``wide`` and
-    ``narrow`` lie before and after the rotation or the gates' product.
+    `pages_table` is the table of the keys and values it last met, `room` what it computes in.
+    ``turns`` positions have rotations. Of a token, ``hidden`` elements lie between layers, ``attended`` come from
+    attention, and at most ``wide`` and ``narrow`` lie before and after the rotation or the gates' product.
 
     Raises:
         ValueError: some weight does not fit the others.
@@ -40,11 +41,17 @@ class NativeStack:
         self.table = torch.tensor(
             [self._layer_words(layer, qkv) for layer in stack.layers], dtype=torch.int64
         )
+        self.embedding = self._address(stack.embedding, stack.dtype, len(stack.embedding) * self.hidden)
         self.input_norm = self._address(stack.input_norm, torch.float32, self.hidden)
+        self.turns = min(len(table) for table in stack.ropes)
+        self.ropes = torch.tensor([self._rope(table, head_dim) for table in stack.ropes], dtype=torch.int64)
+        self.windows = tuple({layer.window for layer in stack.layers})
         inner = max(layer.down.weight.inputs for layer in stack.layers)
         self.wide, self.narrow = max(qkv, 2 * inner), max(self.attended, inner)
         self._pages: Sequence[Pages] = ()
         self._pages_table = torch.empty(0, dtype=torch.int64)
+        self._room: list[Tensor] = []
+        self._room_tokens = 0
 
     def pages_table(self, pages: Sequence[Pages], words: PageWords) -> Tensor:
         """``words`` of each layer's pages, int64 [layers, words]; made once for pages that stay the same."""
@@ -55,6 +62,24 @@ class NativeStack:
             told = [words(each, kv_heads, head_dim, self.stack.dtype) for each in pages]
             self._pages, self._pages_table = pages, torch.tensor(told, dtype=torch.int64)
         return self._pages_table
+
+    def room(self, tokens: int) -> list[int]:
+        """Where a step of ``tokens`` computes: addresses of its residual, of what is hidden (twice), wide and narrow.
+
+        Kept from step to step, as large as the largest needed.
+        """
+        if tokens > self._room_tokens:
+            narrowest = max(self.hidden, self.attended)
+            widths = (self.hidden, narrowest, narrowest, self.wide, self.narrow)
+            self._room = [torch.empty(tokens * width, dtype=self.stack.dtype) for width in widths]
+            self._room_tokens = tokens
+        return [part.data_ptr() for part in self._room]
+
+    def _rope(self, table: Tensor, head_dim: int) -> tuple[int, int]:
+        rotary = table.shape[-1]
+        if table.shape[1:] != (2, rotary) or rotary > head_dim or rotary % 2:
+            raise ValueError(f"rotations {list(table.shape)} of heads of {head_dim}")
+        return self._address(table, torch.float32, table.numel()), rotary
 
     def _layer_words(self, layer: Layer, qkv: int) -> list[int]:
         inner, heads = layer.down.weight.inputs, self.stack.heads
@@ -90,12 +115,16 @@ class NativeStack:
         if tensor is None:
             return 0
         if tensor.dtype != dtype or tensor.numel() != size or not tensor.is_contiguous():
-            raise ValueError(f"a norm or bias {tensor.dtype} {list(tensor.shape)} for {dtype} [{size}]")
+            raise ValueError(
+                f"a norm, bias or table {tensor.dtype} {list(tensor.shape)} for {dtype} [{size}]"
+            )
         return tensor.data_ptr()
 
 
 def native(stack: Stack) -> NativeStack | None:
     """``stack`` for the extension, or None where some linear layer is not packed for it."""
+    if stack.embedding.dtype != stack.dtype:
+        return None
     for layer in stack.layers:
         for linear in (layer.qkv, layer.output, layer.gate_up, layer.down):
             weight = linear.weight

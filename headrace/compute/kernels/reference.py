@@ -39,12 +39,10 @@ class TorchKernels:
     def run_stack(
         self,
         stack: Stack,
-        residual: Tensor,
         batch: Batch,
-        rotations: Sequence[Tensor],
         pages: Sequence[Pages],
     ) -> Tensor:
-        return apply(self, stack, residual, batch, rotations, pages)
+        return apply(self, stack, batch, pages)
 
     def linear(self, x: Tensor, weight: linear.Prepared, bias: Tensor | None = None) -> Tensor:
         return linear.apply(x, weight, bias)
@@ -101,7 +99,7 @@ class TorchKernels:
         active = F.silu(gate) if activation == "silu" else F.gelu(gate, approximate="tanh")
         return active.mul_(up)
 
-    def likeliest(self, logits: Tensor) -> tuple[Tensor, Tensor]:
+    def likeliest(self, logits: Tensor) -> Tensor:
         return likeliest(logits.float())
 
     def _decode(

@@ -1,6 +1,6 @@
-"""A decoder's layers as a value, and what running them means: call after call of the kernels.
+"""A decoder from tokens to its last norm as a value, and what running it means: call after call of the kernels.
 
-A backend that can run all layers in one call is held to `apply`. Knows nothing of weights' files nor of who asks.
+A backend that can run all of it in one call is held to `apply`. Knows nothing of weights' files nor of who asks.
 """
 
 from __future__ import annotations
@@ -48,9 +48,13 @@ class Layer:
 class Stack:
     """All layers (at least one), and what they have in common; ``input_norm`` is the first one's.
 
-    ``dtype`` is that of activations and biases.
+    ``embedding`` [vocab, hidden] has ``dtype``, as activations and biases have; its rows are multiplied by
+    ``embedding_scale``. ``ropes`` are the rotations of all positions, float32 [P, 2, rotary], that layers choose from.
     """
 
+    embedding: Tensor
+    embedding_scale: float
+    ropes: tuple[Tensor, ...]
     layers: tuple[Layer, ...]
     input_norm: Tensor
     dtype: torch.dtype
@@ -64,14 +68,16 @@ class Stack:
 def apply(
     kernels: Kernels,
     stack: Stack,
-    residual: Tensor,
     batch: Batch,
-    rotations: Sequence[Tensor],
     pages: Sequence[Pages],
 ) -> Tensor:
     """See `Kernels.run_stack`."""
     windows = {layer.window for layer in stack.layers}
-    plans = {window: kernels.plan_attention(batch, window, residual.dtype) for window in windows}
+    plans = {window: kernels.plan_attention(batch, window, stack.dtype) for window in windows}
+    rotations = [table.index_select(0, batch.positions) for table in stack.ropes]
+    residual = stack.embedding.index_select(0, batch.tokens)
+    if stack.embedding_scale != 1.0:
+        residual = residual * stack.embedding_scale
     x = kernels.rms_norm(residual, stack.input_norm, stack.eps)
     for layer, held in zip(stack.layers, pages, strict=True):
         qkv = kernels.linear(x, layer.qkv.weight, layer.qkv.bias)

@@ -54,14 +54,12 @@ class TimedKernels:
     def run_stack(
         self,
         stack: Stack | NativeStack,
-        residual: Tensor,
         batch: Batch,
-        rotations: Sequence[Tensor],
         pages: Sequence[Pages],
     ) -> Tensor:
         """Layers call by call, so that each is timed, even where the kernels would run them all at once."""
         plain = stack.stack if isinstance(stack, NativeStack) else stack
-        return apply(self, plain, residual, batch, rotations, pages)
+        return apply(self, plain, batch, pages)
 
     def linear(self, x: Tensor, weight: Any, bias: Tensor | None = None) -> Tensor:
         began = time.perf_counter()

@@ -1,7 +1,7 @@
 """The one decoder that all families share: packed rows in, logits of the wanted positions out.
 
-It embeds, and the kernels run the layers (`kernels.stack` says what a layer is). Knows shapes and weights, nothing of
-sequences, sampling or files.
+The kernels run the layers (`kernels.stack` says what a layer is). Knows shapes and weights, nothing of sequences,
+sampling or files.
 """
 
 from __future__ import annotations
@@ -35,10 +35,11 @@ class Decoder:
         self.kernels = kernels
         self.device = weights.embedding.device
         self.dtype = weights.embedding.dtype
-        self._embedding = weights.embedding
-        self._embedding_scale = torch.tensor(spec.embedding_scale, dtype=self.dtype).item()
         first_norm = weights.layers[0].input_norm
         stack = Stack(
+            embedding=weights.embedding,
+            embedding_scale=torch.tensor(spec.embedding_scale, dtype=self.dtype).item(),
+            ropes=tuple(rope_table(rope, max_model_len, self.device) for rope in spec.ropes),
             layers=tuple(self._prepare(weights, layer) for layer in spec.layers),
             input_norm=first_norm,
             dtype=self.dtype,
@@ -55,7 +56,6 @@ class Decoder:
             self.nbytes += (
                 weights.embedding.nbytes
             )  # looked up by rows, and multiplied in a layout of its own
-        self._ropes = tuple(rope_table(rope, max_model_len, self.device) for rope in spec.ropes)
 
     def _prepare(self, weights: DecoderWeights, spec: LayerSpec) -> Layer:
         """The first of the layers that are left in ``weights``."""
@@ -89,15 +89,11 @@ class Decoder:
             logits.div_(self.spec.logits_softcap).tanh_().mul_(self.spec.logits_softcap)
         return logits
 
-    def likeliest(self, logits: Tensor) -> tuple[Tensor, Tensor]:
+    def likeliest(self, logits: Tensor) -> Tensor:
         """See `Kernels.likeliest`."""
         return self.kernels.likeliest(logits)
 
     @torch.inference_mode()
     def hidden(self, batch: Batch, kv: PagedKV) -> Tensor:
         """As `forward`, but the last hidden states [S, hidden], after the final norm."""
-        rotations = [table.index_select(0, batch.positions) for table in self._ropes]
-        residual = self._embedding.index_select(0, batch.tokens)
-        if self.spec.embedding_scale != 1.0:
-            residual = residual * self._embedding_scale
-        return self.kernels.run_stack(self._stack, residual, batch, rotations, kv.layers)
+        return self.kernels.run_stack(self._stack, batch, kv.layers)

@@ -46,7 +46,7 @@ class Reader:
         count, device = len(tokens), self._decoder.device
         places = torch.arange(count, device=device)
         batch = Batch(
-            tokens=torch.tensor(tokens, device=device),
+            tokens=torch.tensor(tokens, dtype=torch.int32, device=device),
             positions=places,
             slot_mapping=places,
             query_starts=torch.tensor([0, count], dtype=torch.int32, device=device),

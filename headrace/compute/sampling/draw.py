@@ -14,19 +14,26 @@ import torch.nn.functional as F
 PIECE = 128
 """Vocabulary entries per piece; it divides most models' vocabularies, which then need no padding."""
 
+NOT_FINITE = -1
+NOTHING_ALLOWED = -2
+"""What stands in place of a token where a row's largest logit is NaN or infinite, or where all are minus infinity."""
+
 _BELOW_ONE = 1.0 - 2.0**-52
 
 
-def likeliest(logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """The first token int64 [S] of the largest logit in ``logits`` float32 [S, V], and that logit [S].
-
-    A row with NaN gives NaN.
-    """
+def likeliest(logits: torch.Tensor) -> torch.Tensor:
+    """The first token int64 [S] of the largest logit in ``logits`` float32 [S, V], or what `or_fault` makes of it."""
     pieces = _pieces(logits, -torch.inf)
     piece = pieces.amax(-1).argmax(-1, keepdim=True)
     inside = _piece(pieces, piece)
     offset = inside.argmax(-1, keepdim=True)
-    return (piece * PIECE + offset).squeeze(1), inside.gather(1, offset).squeeze(1)
+    return or_fault((piece * PIECE + offset).squeeze(1), inside.gather(1, offset).squeeze(1))
+
+
+def or_fault(tokens: torch.Tensor, peak: torch.Tensor) -> torch.Tensor:
+    """``tokens`` [S], but `NOT_FINITE` or `NOTHING_ALLOWED` where a row's largest logit (``peak`` [S]) says so."""
+    tokens = torch.where(peak == -torch.inf, NOTHING_ALLOWED, tokens)
+    return torch.where(peak.isnan() | (peak == torch.inf), NOT_FINITE, tokens)
 
 
 def draw(weights: torch.Tensor, uniform: torch.Tensor) -> torch.Tensor:

@@ -28,6 +28,10 @@ class Penalties:
         self._lane: dict[int, int] = {}
         self._free: list[int] = []
 
+    def __len__(self) -> int:
+        """How many slots have counts."""
+        return len(self._lane)
+
     def admit(self, slot: int, output: Ints) -> None:
         """Start a slot's counts from the output tokens known so far."""
         if slot not in self._lane:

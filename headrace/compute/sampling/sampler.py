@@ -17,7 +17,7 @@ import torch
 
 from headrace.compute.sampling import constraints, filters
 from headrace.compute.sampling.constraints import Constraints, Rowed, checked
-from headrace.compute.sampling.draw import draw, likeliest
+from headrace.compute.sampling.draw import NOT_FINITE, NOTHING_ALLOWED, draw, likeliest, or_fault
 from headrace.compute.sampling.generator import uniforms
 from headrace.compute.sampling.penalties import Penalties
 from headrace.compute.transfer import upload
@@ -29,8 +29,6 @@ Ints = np.ndarray[tuple[int, ...], np.dtype[np.int64]]
 GREEDY_BELOW = 1e-5
 """Temperatures under this are greedy: dividing by them would leave the range of single precision."""
 
-NOT_FINITE = -1
-NOTHING_ALLOWED = -2
 FAULTS = {
     NOT_FINITE: "the model's logits are not finite (NaN or infinity)",
     NOTHING_ALLOWED: "no token is left to choose: logit_bias, allowed_token_ids, bad_words and min_tokens"
@@ -55,11 +53,11 @@ class Feature(IntFlag):
     MIN_TOKENS = 256
 
 
+_PENALTIES = int(Feature.PENALTIES)  # an IntFlag's operators are slow, and this is asked at every step
 _FILTERS = Feature.MIN_P | Feature.TOP_K | Feature.TOP_P
 
 _NUMBERS = np.dtype(
     [
-        ("features", np.int64),
         ("temperature", np.float64),
         ("min_p", np.float64),
         ("top_k", np.int64),
@@ -94,7 +92,7 @@ def _features(params: SamplingParams, made: Constraints, vocab_size: int) -> Fea
     return features if features & Feature.RANDOM else features & ~_FILTERS
 
 
-Pick = Callable[[torch.Tensor], tuple[torch.Tensor, torch.Tensor]]
+Pick = Callable[[torch.Tensor], torch.Tensor]
 
 
 class Sampler:
@@ -108,6 +106,7 @@ class Sampler:
         self._pick = pick
         self._history = history
         self._vocab_size = vocab_size
+        self._features = np.zeros(len(history), dtype=np.int64)
         self._numbers = np.zeros(len(history), dtype=_NUMBERS)
         self._constraints: dict[int, Constraints] = {}
         self._penalties = Penalties(history, vocab_size)
@@ -119,14 +118,14 @@ class Sampler:
             OutsideVocabulary: the request names a token that the model does not have. The slot then
                 samples greedily, so that neighbours can go on.
         """
-        self._numbers[entry.slot] = np.zeros((), dtype=_NUMBERS)
+        self._features[entry.slot] = 0
         self._penalties.release(entry.slot)
         tokens = checked("prompt", entry.tokens, self._vocab_size)
         made = Constraints.of(entry, self._vocab_size)
         params = entry.params
         features = _features(params, made, self._vocab_size)
+        self._features[entry.slot] = features
         self._numbers[entry.slot] = (
-            features,
             params.temperature,
             params.min_p,
             params.top_k,
@@ -147,47 +146,48 @@ class Sampler:
 
         Returns int64 [S] on the device of the logits; a negative value is a key of `FAULTS`.
         """
-        numbers = self._numbers[slots]
+        features = self._features[slots]
+        if not features.any():
+            return self._pick(logits)
         # Rows past their min_tokens are rid of that feature.
-        numbers["features"] &= np.where(positions < numbers["min_end"], -1, ~int(Feature.MIN_TOKENS))
-        shaped = np.flatnonzero(numbers["features"])
+        features &= np.where(positions < self._numbers["min_end"][slots], -1, ~int(Feature.MIN_TOKENS))
+        shaped = np.flatnonzero(features)
         if shaped.size == 0:
-            return self._greedy(logits)
+            return self._pick(logits)
         if shaped.size == slots.size:
-            return self._shaped(logits.to(torch.float32, copy=True), numbers, slots, positions)
+            return self._shaped(logits.to(torch.float32, copy=True), features, slots, positions)
         (at,) = upload(logits.device, shaped)
         some = self._shaped(
-            logits.index_select(0, at).float(), numbers[shaped], slots[shaped], positions[shaped]
+            logits.index_select(0, at).float(), features[shaped], slots[shaped], positions[shaped]
         )
-        return self._greedy(logits).index_copy_(0, at, some)
-
-    def _greedy(self, logits: torch.Tensor) -> torch.Tensor:
-        return _or_fault(*self._pick(logits))
+        return self._pick(logits).index_copy_(0, at, some)
 
     def append(self, slots: Ints, tokens: torch.Tensor) -> None:
-        """Count the tokens drawn (int64 [S], none negative) for slots whose penalties need it."""
-        using = np.flatnonzero(self._numbers["features"][slots] & Feature.PENALTIES)
+        """Count the tokens drawn (int64 [S]; a fault as token 0) for slots whose penalties need it."""
+        if not self._penalties:
+            return
+        using = np.flatnonzero(self._features[slots] & _PENALTIES)
         if using.size:
             (at,) = upload(tokens.device, using)
-            self._penalties.append(slots[using], tokens.index_select(0, at))
+            self._penalties.append(slots[using], tokens.index_select(0, at).clamp_(min=0))
 
-    def _shaped(
-        self, logits: torch.Tensor, numbers: np.ndarray[Any, Any], slots: Ints, positions: Ints
-    ) -> torch.Tensor:
+    def _shaped(self, logits: torch.Tensor, features: Ints, slots: Ints, positions: Ints) -> torch.Tensor:
         """Sample rows that use some feature; ``logits`` may be overwritten."""
-        features = numbers["features"]
+        numbers = self._numbers[slots]
         self._constrain(logits, features, slots, positions)
         if (rows := np.flatnonzero(features & Feature.PENALTIES)).size:
             kinds = (numbers[name][rows] for name in ("repetition", "presence", "frequency"))
             self._penalties.apply(logits, rows, slots[rows], positions[rows], *kinds)
         drawn = np.flatnonzero(features & Feature.RANDOM)
         if drawn.size == slots.size:
-            return self._random(logits, numbers, positions)
-        tokens = self._greedy(logits)
+            return self._random(logits, features, numbers, positions)
+        tokens = self._pick(logits)
         if drawn.size:
             (at,) = upload(logits.device, drawn)
             tokens.index_copy_(
-                0, at, self._random(logits.index_select(0, at), numbers[drawn], positions[drawn])
+                0,
+                at,
+                self._random(logits.index_select(0, at), features[drawn], numbers[drawn], positions[drawn]),
             )
         return tokens
 
@@ -207,7 +207,9 @@ class Sampler:
         if used := rows(Feature.MIN_TOKENS):
             constraints.forbid_stops(logits, used)
 
-    def _random(self, logits: torch.Tensor, numbers: np.ndarray[Any, Any], positions: Ints) -> torch.Tensor:
+    def _random(
+        self, logits: torch.Tensor, features: Ints, numbers: np.ndarray[Any, Any], positions: Ints
+    ) -> torch.Tensor:
         """Temperature, filters, draw; ``logits`` may be overwritten."""
         device = logits.device
         temperature, uniform = upload(
@@ -215,7 +217,6 @@ class Sampler:
         )
         peak = logits.amax(-1)
         logits.sub_(peak.unsqueeze(1)).div_(temperature.to(logits.dtype).unsqueeze(1))
-        features = numbers["features"]
         if (rows := np.flatnonzero(features & Feature.MIN_P)).size:
             (share,) = upload(device, numbers["min_p"][rows])
             _on_rows(logits, rows, lambda part: filters.min_p(part, share.to(part.dtype)))
@@ -228,7 +229,7 @@ class Sampler:
         if (rows := np.flatnonzero((features & (Feature.TOP_K | Feature.TOP_P)) == Feature.TOP_P)).size:
             (mass,) = upload(device, masses[rows])
             _on_rows(logits, rows, lambda part: filters.top_p(part, mass))
-        return _or_fault(draw(logits.softmax(-1), uniform), peak)
+        return or_fault(draw(logits.softmax(-1), uniform), peak)
 
 
 def _on_rows(logits: torch.Tensor, rows: Ints, change: Callable[[torch.Tensor], None]) -> None:
@@ -240,9 +241,3 @@ def _on_rows(logits: torch.Tensor, rows: Ints, change: Callable[[torch.Tensor], 
     part = logits.index_select(0, at)
     change(part)
     logits.index_copy_(0, at, part)
-
-
-def _or_fault(tokens: torch.Tensor, peak: torch.Tensor) -> torch.Tensor:
-    """``tokens``, but a key of `FAULTS` where the row's largest logit is no number to sample from."""
-    tokens = torch.where(peak == -torch.inf, NOTHING_ALLOWED, tokens)
-    return torch.where(peak.isnan() | (peak == torch.inf), NOT_FINITE, tokens)

@@ -384,7 +384,7 @@ def test_what_lies_outside_the_pages_is_refused(level: str) -> None:
     kernels = CppKernels(level)
     pages = Pages(*torch.zeros(2, 3, 4, 1, 8))
     for slot in (-1, 12):
-        with pytest.raises(IndexError, match=rf"slots\[1\] is {slot}, outside the 12 slots"):
+        with pytest.raises(IndexError, match=rf"slots\[1\] is {slot}; there are 12"):
             kernels.rope_write_kv(
                 torch.zeros(2, 24),
                 HeadShape(1, 1, 8),
@@ -464,17 +464,10 @@ def test_the_likeliest_token_is_the_references(
     level: str, rows: list[list[float]], dtype: torch.dtype
 ) -> None:
     logits = torch.tensor(rows).to(dtype)
-    tokens, peaks = CppKernels(level).likeliest(logits)
-    expected, largest = ORACLE.likeliest(logits)
-    sound = ~largest.isnan()
-    assert torch.equal(peaks.isnan(), ~sound)
-    assert torch.equal(tokens[sound], expected[sound])
-    assert torch.equal(peaks[sound], largest[sound])
-    assert ((tokens >= 0) & (tokens < logits.shape[1])).all()
+    assert torch.equal(CppKernels(level).likeliest(logits), ORACLE.likeliest(logits))
 
 
 def test_the_likeliest_token_of_a_large_vocabulary(level: str) -> None:
     logits = torch.randn(17, 49_153).bfloat16()
     logits[3] = -math.inf
-    for mine, theirs in zip(CppKernels(level).likeliest(logits), ORACLE.likeliest(logits), strict=True):
-        assert torch.equal(mine, theirs)
+    assert torch.equal(CppKernels(level).likeliest(logits), ORACLE.likeliest(logits))

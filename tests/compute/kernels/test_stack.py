@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, Literal
 
@@ -28,6 +29,7 @@ CPU = torch.device("cpu")
 HIDDEN, INNER, HEADS = 48, 40, HeadShape(4, 2, 16)
 BLOCKS, BLOCK = 12, 4
 ROTARY = (16, 8)
+VOCAB, POSITIONS = 24, 12
 
 
 def random(*shape: int, seed: int = 0) -> Tensor:
@@ -72,7 +74,10 @@ def make(kernels: Any, dtype: torch.dtype, kind: str = "plain", rich: bool = Fal
     torch.manual_seed(0)
     layers = tuple(layer(number) for number in range(3))
     softcap = 20.0 if rich else None
-    return Stack(layers, norm(), dtype, HEADS, "gelu_tanh" if rich else "silu", 1e-5, 0.25, softcap)
+    embedding, scale = random(VOCAB, HIDDEN, seed=9).to(dtype), 2.75 if rich else 1.0
+    activation = "gelu_tanh" if rich else "silu"
+    ropes = rotations(POSITIONS)
+    return Stack(embedding, scale, ropes, layers, norm(), dtype, HEADS, activation, 1e-5, 0.25, softcap)
 
 
 def pages_for(dtype: torch.dtype) -> tuple[Pages, ...]:
@@ -85,25 +90,21 @@ def pages_for(dtype: torch.dtype) -> tuple[Pages, ...]:
     return tuple(Pages(part(), part(), scales(), scales()) for _ in range(3))
 
 
-def rotations(batch: Batch) -> list[Tensor]:
+def rotations(positions: int) -> tuple[Tensor, ...]:
     turned = []
     for rotary in ROTARY:
-        angles = batch.positions[:, None] / (1 + torch.arange(rotary // 2))
+        angles = torch.arange(positions)[:, None] / (1 + torch.arange(rotary // 2))
         cos, sin = angles.cos().repeat(1, 2), angles.sin().repeat(1, 2)
         sin[:, : rotary // 2] *= -1
         turned.append(torch.stack([cos, sin], 1))
-    return turned
+    return tuple(turned)
 
 
 PROMPTS = pack(
-    [*range(8)], [0, 0], [5, 3], [[1, 2, 7], [4, 5, 6]], [], BLOCK, CPU
+    [*range(9, 17)], [0, 0], [5, 3], [[1, 2, 7], [4, 5, 6]], [], BLOCK, CPU
 )  # nothing wanted: a chunk in the middle
 MIXED = pack([*range(8)], [5, 3, 0], [1, 3, 4], [[1, 2, 7], [4, 5, 6], [9]], [0, 3, 6], BLOCK, CPU)
 DECODING = pack([*range(2)], [6, 6], [1, 1], [[1, 2, 7], [4, 5, 6]], [0, 1], BLOCK, CPU)
-
-
-def states(batch: Batch, dtype: torch.dtype) -> Tensor:
-    return random(len(batch.tokens), HIDDEN, seed=9).to(dtype)
 
 
 def both(
@@ -117,9 +118,8 @@ def both(
     one, other = pages_for(page_dtype), pages_for(page_dtype)
     results = []
     for batch in (PROMPTS, MIXED, DECODING):
-        turned = rotations(batch)
-        at_once = kernels.run_stack(prepared, states(batch, dtype), batch, turned, one)
-        results.append((at_once, apply(kernels, stack, states(batch, dtype), batch, turned, other)))
+        at_once = kernels.run_stack(prepared, batch, one)
+        results.append((at_once, apply(kernels, stack, batch, other)))
     for mine, theirs in zip(one, other, strict=True):
         results += [(a, b) for a, b in zip(mine, theirs, strict=True) if a is not None and b is not None]
     return results
@@ -158,9 +158,7 @@ def test_weights_that_the_extension_does_not_read_are_run_call_by_call() -> None
     stack = make(kernels, torch.float16)
     prepared = kernels.prepare_stack(stack)
     assert prepared is stack
-    out = kernels.run_stack(
-        prepared, states(PROMPTS, torch.float16), PROMPTS, rotations(PROMPTS), pages_for(torch.float16)
-    )
+    out = kernels.run_stack(prepared, PROMPTS, pages_for(torch.float16))
     assert out.shape == (0, HIDDEN)
 
 
@@ -168,12 +166,7 @@ def test_timed_kernels_time_each_call_and_compute_the_same() -> None:
     kernels = CppKernels()
     prepared = kernels.prepare_stack(make(kernels, torch.float32))
     timed = TimedKernels(kernels, 0)
-    results = [
-        each.run_stack(
-            prepared, states(MIXED, torch.float32), MIXED, rotations(MIXED), pages_for(torch.float32)
-        )
-        for each in (kernels, timed)
-    ]
+    results = [each.run_stack(prepared, MIXED, pages_for(torch.float32)) for each in (kernels, timed)]
     assert torch.equal(*results)
     assert all(timed.totals[part] > 0 for part in ("linear", "attention", "elementwise"))
 
@@ -182,32 +175,32 @@ def test_the_reference_runs_layers_call_by_call() -> None:
     kernels = TorchKernels()
     stack = make(kernels, torch.float32)
     pages = pages_for(torch.float32)
-    out = kernels.run_stack(
-        kernels.prepare_stack(stack), states(MIXED, torch.float32), MIXED, rotations(MIXED), pages
-    )
-    expected = apply(
-        kernels, stack, states(MIXED, torch.float32), MIXED, rotations(MIXED), pages_for(torch.float32)
-    )
+    out = kernels.run_stack(kernels.prepare_stack(stack), MIXED, pages)
+    expected = apply(kernels, stack, MIXED, pages_for(torch.float32))
     assert torch.equal(out, expected)
 
 
-def run(batch: Batch = MIXED, **changed: Any) -> Tensor:
+def run(batch: Batch = MIXED, pages: Sequence[Pages] | None = None, **changed: Any) -> Tensor:
     kernels = CppKernels()
-    given = {
-        "residual": states(batch, torch.float32),
-        "rotations": rotations(MIXED),
-        "pages": pages_for(torch.float32),
-    }
-    given |= changed
-    return kernels.run_stack(kernels.prepare_stack(make(kernels, torch.float32)), batch=batch, **given)
+    stack = replace(make(kernels, torch.float32), **changed)
+    return kernels.run_stack(kernels.prepare_stack(stack), batch, pages or pages_for(torch.float32))
 
 
 @pytest.mark.parametrize(
     ("changed", "error", "told"),
     [
-        ({"residual": torch.zeros(8, HIDDEN, dtype=torch.bfloat16)}, ValueError, "bfloat16"),
-        ({"residual": torch.zeros(7, HIDDEN)}, ValueError, "7, 48"),
-        ({"rotations": [torch.zeros(7, 2, 16)]}, ValueError, "rotation"),
+        ({"embedding": torch.zeros(VOCAB, HIDDEN + 1)}, ValueError, "24, 49"),
+        ({"ropes": (torch.zeros(POSITIONS, 16),) * 2}, ValueError, "rotations"),
+        ({"ropes": (torch.zeros(POSITIONS, 2, 18),) * 2}, ValueError, "rotations"),
+        (
+            {"ropes": (rotations(5)[0], rotations(POSITIONS)[1])},
+            IndexError,
+            r"positions\[0\] is 5; there are 5",
+        ),
+        ({"batch": replace(MIXED, tokens=MIXED.tokens + 17)}, IndexError, r"tokens\[7\] is 24; there are 24"),
+        ({"batch": replace(MIXED, tokens=MIXED.tokens - 1)}, IndexError, r"tokens\[0\] is -1"),
+        ({"batch": replace(MIXED, tokens=MIXED.tokens.long())}, ValueError, "tokens torch.int64"),
+        ({"batch": replace(MIXED, positions=MIXED.positions[:7])}, ValueError, "7 positions"),
         ({"pages": pages_for(torch.float32)[:2]}, ValueError, "2 pages"),
         (
             {"pages": [Pages(*(part[:9] for part in each[:2])) for each in pages_for(torch.float32)]},
@@ -235,5 +228,5 @@ def test_a_weight_that_does_not_fit_is_refused_at_once(part: str) -> None:
         "mlp_norm": torch.ones(HIDDEN + 1),
     }
     layers = (replace(stack.layers[0], **{part: wrong[part]}), *stack.layers[1:])
-    with pytest.raises(ValueError, match=r"linear layer|norm or bias"):
+    with pytest.raises(ValueError, match=r"linear layer|a norm, bias or table"):
         kernels.prepare_stack(replace(stack, layers=layers))

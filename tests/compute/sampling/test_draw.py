@@ -5,7 +5,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from headrace.compute.sampling.draw import PIECE, _pieces, draw, likeliest
+from headrace.compute.sampling.draw import NOT_FINITE, NOTHING_ALLOWED, PIECE, _pieces, draw, likeliest
 
 LAST = 1 - 2.0**-52
 
@@ -68,13 +68,19 @@ def test_rows_of_nan_give_some_token() -> None:
 @pytest.mark.parametrize("vocab", [1, PIECE - 1, PIECE, 1000])
 def test_likeliest_is_the_first_of_the_largest(vocab: int) -> None:
     logits = torch.randint(-3, 4, (64, vocab), generator=torch.Generator().manual_seed(1)).float()
+    expected = [row.index(max(row)) for row in logits.tolist()]
+    assert likeliest(logits).tolist() == expected
     logits[0] = -torch.inf
-    tokens, peaks = likeliest(logits)
-    rows = logits.tolist()
-    assert peaks.tolist() == [max(row) for row in rows]
-    assert tokens.tolist() == [row.index(max(row)) for row in rows]
     logits[3, vocab // 2] = torch.nan
-    assert likeliest(logits)[1].isnan().nonzero().flatten().tolist() == [3]
+    logits[5, vocab // 3] = torch.inf
+    assert likeliest(logits).tolist() == [
+        NOTHING_ALLOWED,
+        *expected[1:3],
+        NOT_FINITE,
+        expected[4],
+        NOT_FINITE,
+        *expected[6:],
+    ]
 
 
 def test_whole_pieces_are_looked_at_where_they_lie() -> None:

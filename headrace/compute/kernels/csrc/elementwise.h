@@ -11,6 +11,21 @@ HEADRACE_INLINE void with_type(int dtype, Call call) {
 }
 
 template <class T>
+static void embed_rows(const Embed &a) {
+  const Floats scale = broadcast(a.scale);
+#pragma omp parallel for schedule(static) if (a.count * a.size > PARALLEL_ELEMENTS)
+  for (int64_t row = 0; row < a.count; row++) {
+    const T *x = (const T *)a.embedding + a.tokens[row] * a.size;
+    T *out = (T *)a.out + row * a.size;
+    each_vector(a.size, [&](int64_t i, int lanes) { store_at(out + i, load_at(x + i, lanes) * scale, lanes); });
+  }
+}
+
+static void embed(const Embed &a) {
+  with_type(a.dtype, [&](auto t) { embed_rows<decltype(t)>(a); });
+}
+
+template <class T>
 HEADRACE_INLINE float inverse_rms(const T *x, int64_t size, float eps) {
   Floats squares = {};
   each_vector(size, [&](int64_t i, int lanes) {
@@ -115,7 +130,7 @@ static void rope_rows(const Rope &a) {
       T *queries = (T *)a.queries + token * a.heads * a.head_dim;
       const int64_t block = a.slots[token] / size, offset = a.slots[token] % size;
       const int64_t place = block * a.pages.stride, scale = block * a.pages.scale_stride + offset;
-      const float *rotation = a.rotation + token * 2 * a.rotary;
+      const float *rotation = a.rotation + (a.positions ? a.positions[token] : token) * 2 * a.rotary;
       for (int64_t h = 0; h < a.heads + a.kv_heads; h++, x += a.head_dim) {
         turn_head(x, a.norm ? a.norm + h * a.head_dim : nullptr, a, rotation, head);
         T *query = h < a.heads ? queries + h * a.head_dim : rounded;

@@ -166,11 +166,12 @@ PyObject *norm(PyObject *, PyObject *const *values, Py_ssize_t count) {
   Py_RETURN_NONE;
 }
 
-bool slots_fit(const int64_t *slots, int64_t tokens, int64_t num_slots) {
-  for (int64_t i = 0; i < tokens; i++)
-    if (slots[i] < 0 || slots[i] >= num_slots) {
-      PyErr_Format(PyExc_IndexError, "slots[%lld] is %lld, outside the %lld slots of the pages", (long long)i,
-                   (long long)slots[i], (long long)num_slots);
+template <class Integer>
+bool all_below(const char *name, const Integer *values, int64_t count, int64_t limit) {
+  for (int64_t i = 0; i < count; i++)
+    if (values[i] < 0 || values[i] >= limit) {
+      PyErr_Format(PyExc_IndexError, "%s[%lld] is %lld; there are %lld", name, (long long)i, (long long)values[i],
+                   (long long)limit);
       return false;
     }
   return true;
@@ -184,6 +185,7 @@ PyObject *rope_write_kv(PyObject *, PyObject *const *values, Py_ssize_t count) {
   a.rotation = in.pointer<const float>();
   a.norm = in.pointer<const float>();
   a.slots = in.pointer<const int64_t>();
+  a.positions = nullptr;
   a.pages = in.pages();
   a.queries = in.pointer<void>();
   a.tokens = in.integer();
@@ -194,7 +196,7 @@ PyObject *rope_write_kv(PyObject *, PyObject *const *values, Py_ssize_t count) {
   const int64_t num_slots = in.integer();
   a.dtype = static_cast<int>(in.integer());
   a.eps = in.real();
-  if (!in.complete() || !slots_fit(a.slots, a.tokens, num_slots)) return nullptr;
+  if (!in.complete() || !all_below("slots", a.slots, a.tokens, num_slots)) return nullptr;
   const int64_t elements = a.tokens * (a.heads + 2 * a.kv_heads) * a.head_dim;
   run_unlocked_if(elements > LONG_CALL_ELEMENTS, [&] { operations->rope_write_kv(a); });
   Py_RETURN_NONE;
@@ -312,12 +314,13 @@ PyObject *quantized_linear(PyObject *, PyObject *const *values, Py_ssize_t count
   Py_RETURN_NONE;
 }
 
-// run_stack: see kernels/native_stack.py, which has checked all but slots and places to keep. `pages` are PAGE_WORDS words
-// to a layer, in the order of Arguments::pages.
+// run_stack: see kernels/native_stack.py, which has checked all but what the arrays hold. `pages` are PAGE_WORDS words to
+// a layer, in the order of Arguments::pages.
 PyObject *run_stack(PyObject *, PyObject *const *values, Py_ssize_t count) {
   Arguments in(values, count);
   const Operations *operations = in.operations();
   Stack a;
+  a.embedding = in.pointer<const void>();
   a.layers = in.pointer<const StackLayer>();
   const int64_t *pages = in.pointer<const int64_t>();
   a.rotations = in.pointer<const StackRotation>();
@@ -329,16 +332,18 @@ PyObject *run_stack(PyObject *, PyObject *const *values, Py_ssize_t count) {
   a.wide = in.pointer<void>();
   a.narrow = in.pointer<void>();
   a.out = in.pointer<void>();
+  a.token_ids = in.pointer<const int32_t>();
   a.query_starts = in.pointer<const int32_t>();
   a.contexts = in.pointer<const int32_t>();
   a.tables = in.pointer<const int32_t>();
+  a.positions = in.pointer<const int64_t>();
   a.slots = in.pointer<const int64_t>();
   a.kept_at = in.pointer<const int64_t>();
   a.rows = in.integer();
   a.width = in.integer();
   a.tokens = in.integer();
   a.kept = in.integer();
-  const int64_t num_slots = in.integer();
+  const int64_t vocab = in.integer(), turns = in.integer(), num_slots = in.integer();
   a.hidden = in.integer();
   a.element_bytes = in.integer();
   a.heads.heads = in.integer();
@@ -349,7 +354,10 @@ PyObject *run_stack(PyObject *, PyObject *const *values, Py_ssize_t count) {
   a.eps = in.real();
   a.scale = in.real();
   a.softcap = in.real();
-  if (!in.complete() || !slots_fit(a.slots, a.tokens, num_slots)) return nullptr;
+  a.embedding_scale = in.real();
+  if (!in.complete() || !all_below("slots", a.slots, a.tokens, num_slots) ||
+      !all_below("tokens", a.token_ids, a.tokens, vocab) || !all_below("positions", a.positions, a.tokens, turns))
+    return nullptr;
   for (int64_t i = 0; i < a.kept; i++)
     if (a.kept_at[i] < 0 || a.kept_at[i] >= a.tokens || (i && a.kept_at[i] <= a.kept_at[i - 1]))
       return PyErr_Format(PyExc_IndexError, "logits_indices must ascend within %lld tokens", (long long)a.tokens);
@@ -362,33 +370,45 @@ PyObject *run_stack(PyObject *, PyObject *const *values, Py_ssize_t count) {
   Py_RETURN_NONE;
 }
 
-// likeliest(logits, tokens, peaks, rows, size): of each row of bfloat16 the first place of its largest element, int64, and
-// that as float32; NaN where one is. Bits of bfloat16 compare as integers do, once those of negative ones are turned round.
+// Bits of bfloat16 as an integer that compares as the number does; both zeros are 0.
+inline int16_t ordered(int16_t bits) {
+  const int16_t turned = bits ^ ((bits >> 15) & 0x7fff);
+  return turned + (turned == -1);
+}
+
+// The first place of the largest of a row, or NOT_FINITE or NOTHING_ALLOWED (see sampling/draw.py). Only the part that
+// holds the largest is looked through number by number.
+int64_t likeliest_of(const int16_t *x, int64_t size) {
+  const int64_t PART = 512;
+  const int16_t infinity = 0x7f80, least = ordered(static_cast<int16_t>(0xff80));
+  int16_t largest = INT16_MIN, farthest = 0;
+  int64_t part = 0;
+  for (int64_t begin = 0; begin < size; begin += PART) {
+    const int64_t end = begin + PART < size ? begin + PART : size;
+    int16_t top = INT16_MIN;
+    for (int64_t i = begin; i < end; i++) {
+      const int16_t o = ordered(x[i]), far = x[i] & 0x7fff;
+      top = o > top ? o : top;
+      farthest = far > farthest ? far : farthest;
+    }
+    if (top > largest) largest = top, part = begin;
+  }
+  if (farthest > infinity || largest == infinity) return NOT_FINITE;
+  if (largest == least) return NOTHING_ALLOWED;
+  while (ordered(x[part]) != largest) part++;
+  return part;
+}
+
+// likeliest(logits, tokens, rows, size): of each row of bfloat16 `likeliest_of`, int64.
 PyObject *likeliest(PyObject *, PyObject *const *values, Py_ssize_t count) {
   Arguments in(values, count);
   const int16_t *logits = in.pointer<const int16_t>();
   int64_t *tokens = in.pointer<int64_t>();
-  int32_t *peaks = in.pointer<int32_t>();
   const int64_t rows = in.integer(), size = in.integer();
   if (!in.complete()) return nullptr;
-  const int16_t magnitude = 0x7fff, infinity = 0x7f80;
   run_unlocked_if(rows * size > LONG_CALL_ELEMENTS, [&] {
 #pragma omp parallel for schedule(static) if (rows * size > LONG_CALL_ELEMENTS)
-    for (int64_t row = 0; row < rows; row++) {
-      const int16_t *x = logits + row * size;
-      int16_t largest = INT16_MIN, farthest = 0;
-      for (int64_t i = 0; i < size; i++) {
-        const int16_t ordered = x[i] ^ ((x[i] >> 15) & magnitude), far = x[i] & magnitude;
-        largest = ordered > largest ? ordered : largest;
-        farthest = far > farthest ? far : farthest;
-      }
-      const int16_t bits = farthest > infinity ? farthest : largest ^ ((largest >> 15) & magnitude);
-      const int16_t compared = bits & magnitude ? -1 : magnitude;  // zeros are equal whatever their sign
-      int64_t at = 0;
-      while (at < size && farthest <= infinity && (x[at] & compared) != (bits & compared)) at++;
-      tokens[row] = at;
-      peaks[row] = static_cast<int32_t>(static_cast<uint32_t>(static_cast<uint16_t>(bits)) << 16);
-    }
+    for (int64_t row = 0; row < rows; row++) tokens[row] = likeliest_of(logits + row * size, size);
   });
   Py_RETURN_NONE;
 }

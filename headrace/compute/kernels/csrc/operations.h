@@ -6,10 +6,11 @@
 
 namespace headrace {
 
-const int INTERFACE = 5;  // raised with every change of what cpp.py passes, so that an old build is not called
+const int INTERFACE = 6;  // raised with every change of what cpp.py passes, so that an old build is not called
 
 const int64_t MAX_HEAD_DIM = 512;
 const float SMALLEST = 1e-30f;  // see Kernels.SMALLEST
+const int64_t NOT_FINITE = -1, NOTHING_ALLOWED = -2;  // see sampling/draw.py
 
 enum DType : int { FLOAT32 = 0, BFLOAT16 = 1, FLOAT16 = 2, INT8 = 3 };  // INT8: pages only, see Kernels.Pages
 
@@ -40,10 +41,19 @@ struct Norm {            // out = x / sqrt(mean(x^2) + eps) * weight, of rows [c
   float eps;
 };
 
+struct Embed {           // out [count, size] = rows `tokens` of embedding [, size], times scale
+  const void *embedding;
+  const int32_t *tokens;
+  void *out;
+  int64_t count, size;
+  int dtype;
+  float scale;
+};
+
 struct Rope {            // see Kernels.rope_write_kv
   const void *qkv;
   const float *rotation, *norm;  // norm: null or [heads + kv_heads, head_dim]
-  const int64_t *slots;
+  const int64_t *slots, *positions;  // positions: null, or those of the tokens in a table of rotations
   void *queries;
   Pages pages;
   int64_t tokens, heads, kv_heads, head_dim, rotary;
@@ -86,6 +96,7 @@ struct Quantized {       // as Linear, by a weight in 8 or 4 bits: see quantized
 };
 
 struct Operations {
+  void (*embed)(const Embed &);
   void (*norm)(const Norm &);
   void (*rope_write_kv)(const Rope &);
   void (*gated_activation)(const Gate &);

@@ -1,4 +1,4 @@
-// All layers of a decoder in one call: the operations that kernels/stack.py calls one by one, in the same order.
+// A decoder's layers in one call, from tokens on: the operations that kernels/stack.py calls one by one, in its order.
 // The words of the tables are written by kernels/native_stack.py.
 
 #pragma once
@@ -23,7 +23,7 @@ struct StackLayer {
 };
 
 struct StackRotation {
-  const float *rotation;  // [tokens, 2, rotary]
+  const float *table;  // [positions, 2, rotary]
   int64_t rotary;
 };
 
@@ -34,20 +34,20 @@ struct HeadCounts {
 };
 
 struct Stack {
+  const void *embedding;          // [vocab, hidden]
   const StackLayer *layers;
   const Pages *pages;             // of each layer
   const StackRotation *rotations;
   const float *input_norm;        // of the first layer; each layer has the norm that follows it
   int64_t layer_count;
-  void *residual;                 // [tokens, hidden], overwritten
-  void *x, *y, *wide, *narrow;    // room for the widest that goes in each; see run_stack
+  void *residual, *x, *y, *wide, *narrow;  // room for the widest that goes in each; see run_stack
   void *out;                      // [kept, hidden]
-  const int32_t *query_starts, *contexts, *tables;
-  const int64_t *slots, *kept_at;  // kept_at: ascending; not read where all tokens are kept
+  const int32_t *token_ids, *query_starts, *contexts, *tables;
+  const int64_t *positions, *slots, *kept_at;  // kept_at: ascending; not read where all tokens are kept
   int64_t rows, width, tokens, kept, hidden, element_bytes;
   HeadCounts heads;
   int dtype, gelu;
-  float eps, scale, softcap;
+  float eps, scale, softcap, embedding_scale;
 };
 
 static bool stack_linear(const Operations &run, const Stack &s, const StackLinear &l, int64_t count, const void *x,
@@ -79,14 +79,15 @@ static bool run_stack(const Operations &run, const Stack &s) {
     x = y;
     y = other;
   };
+  run.embed({s.embedding, s.token_ids, s.residual, count, s.hidden, s.dtype, s.embedding_scale});
   norm(s.residual, nullptr, s.input_norm, x);
   for (int64_t i = 0; i < s.layer_count; i++) {
     const StackLayer &layer = s.layers[i];
     const StackRotation &turn = s.rotations[layer.rope];
     const bool last = i + 1 == s.layer_count;
     if (!stack_linear(run, s, layer.qkv, count, x, s.wide)) return false;
-    run.rope_write_kv({s.wide, turn.rotation, layer.qk_norm, s.slots, s.narrow, s.pages[i], count, h.heads, h.kv_heads,
-                       h.head_dim, turn.rotary, s.dtype, s.eps});
+    run.rope_write_kv({s.wide, turn.table, layer.qk_norm, s.slots, s.positions, s.narrow, s.pages[i], count, h.heads,
+                       h.kv_heads, h.head_dim, turn.rotary, s.dtype, s.eps});
     if (!run.attention({s.narrow, s.pages[i], y, s.query_starts, s.contexts, s.tables, s.rows, s.width, h.heads,
                         h.kv_heads, h.head_dim, layer.window, s.dtype, s.scale, s.softcap}))
       return false;
