@@ -7,6 +7,8 @@ Knows nothing of plans or models.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 import torch
 
@@ -24,15 +26,31 @@ def upload(device: torch.device, *arrays: Array) -> list[torch.Tensor]:
     """One-dimensional int64, float64 and int32 arrays as device tensors of the same types, by one copy."""
     if device.type == "cpu":
         return [torch.from_numpy(array) for array in arrays]
-    edges = np.cumsum([0, *(-(-array.nbytes // 8) for array in arrays)]).tolist()
-    words = np.empty(edges[-1], dtype=np.int64)
-    for array, edge in zip(arrays, edges, strict=False):
-        words[edge:].view(array.dtype)[: array.size] = array
-    packed = torch.from_numpy(words).pin_memory().to(device, non_blocking=True)
-    return [
-        packed[edge:end].view(_DTYPES[array.dtype])[: array.size]
-        for array, edge, end in zip(arrays, edges, edges[1:], strict=False)
-    ]
+    return split(torch.from_numpy(joined(arrays)).pin_memory().to(device, non_blocking=True), arrays)
+
+
+def joined(arrays: Sequence[Array]) -> Array:
+    """All ``arrays`` behind one another as int64, each from a whole word on."""
+    words = np.zeros(sum(map(_words, arrays)), dtype=np.int64)
+    begin = 0
+    for array in arrays:
+        words[begin : begin + _words(array)].view(array.dtype)[: array.size] = array
+        begin += _words(array)
+    return words
+
+
+def split(words: torch.Tensor, arrays: Sequence[Array]) -> list[torch.Tensor]:
+    """``words`` that hold the contents of `joined` ``arrays``, as tensors of their types."""
+    parts, begin = [], 0
+    for array in arrays:
+        part = words[begin : begin + _words(array)].view(_DTYPES[array.dtype])
+        parts.append(part[: array.size])
+        begin += _words(array)
+    return parts
+
+
+def _words(array: Array) -> int:
+    return -(-array.nbytes // 8)
 
 
 class Line:
@@ -49,15 +67,16 @@ class Line:
         """The elements at ``places`` int64 [N]."""
         if self._host is not None:
             return torch.from_numpy(self._host[places])
-        return self._all.index_select(0, *upload(self._all.device, places))
+        (at,) = upload(self._all.device, places)
+        return self._all.index_select(0, at)
 
     def put(self, places: Array, values: torch.Tensor, least: int) -> None:
         """Write ``values`` [N], of any integer type, at ``places`` int64 [N]; ``least`` where they are below it."""
         if self._host is not None:
             self._host[places] = np.maximum(values.numpy(), least)
         else:
-            values = values.clamp(min=least).to(self._all.dtype)
-            self._all.index_copy_(0, *upload(self._all.device, places), values)
+            (at,) = upload(self._all.device, places)
+            self._all.index_copy_(0, at, values.clamp(min=least).to(self._all.dtype))
 
 
 class Download:
