@@ -158,15 +158,20 @@ static void rope_write_kv(const Rope &a) {
   });
 }
 
-HEADRACE_INLINE Floats silu(Floats x) { return x / (1.0f + exponential(-x)); }
+template <bool FINE>
+HEADRACE_INLINE Floats silu(Floats x) {
+  return x / one_and_exponential<FINE>(-x);
+}
 
 // 0.5 x (1 + tanh(u)) is x / (1 + e^(-2u)), without the cancellation.
+template <bool FINE>
 HEADRACE_INLINE Floats gelu_tanh(Floats x) {
-  return x / (1.0f + exponential(-1.5957691216057308f * (x + 0.044715f * x * x * x)));
+  return x / one_and_exponential<FINE>(-1.5957691216057308f * (x + 0.044715f * x * x * x));
 }
 
 template <class T>
 static void gate_rows(const Gate &a) {
+  const bool FINE = std::is_same_v<T, Single>;
 #pragma omp parallel for schedule(static) if (a.count * a.size > PARALLEL_ELEMENTS)
   for (int64_t row = 0; row < a.count; row++) {
     const T *gate = (const T *)a.x + row * 2 * a.size, *up = gate + a.size;
@@ -174,7 +179,7 @@ static void gate_rows(const Gate &a) {
     each_vector(a.size, [&](int64_t i, int lanes) {
       Floats g = load_at(gate + i, lanes);
       T rounded[LANES];
-      store(rounded, a.gelu ? gelu_tanh(g) : silu(g));
+      store(rounded, a.gelu ? gelu_tanh<FINE>(g) : silu<FINE>(g));
       store_at(out + i, load(rounded) * load_at(up + i, lanes), lanes);
     });
   }

@@ -49,28 +49,7 @@ HEADRACE_INLINE float largest(Floats v) {
   else return largest<2 * H>(fold_largest<H>(v, std::make_integer_sequence<int, LANES>{}));
 }
 
-// e^x to about one unit in the last place for x in [-87, 88]; below that 0, so that exp(-inf) is 0.
-HEADRACE_INLINE Floats exponential(Floats x) {
-  const Floats low = broadcast(-87.0f), high = broadcast(88.0f);
-  Floats clamped = minimum(maximum(x, low), high);
-  const Floats magic = broadcast(12582912.0f);  // 1.5 * 2^23: adding it rounds to an integer
-  Floats n = clamped * 1.44269504f + magic;
-  Ints shift = ((Ints)n) << 23;
-  n -= magic;
-  Floats r = clamped - n * 0.693359375f;
-  r -= n * -2.12194440e-4f;
-  Floats y = broadcast(1.9875691500e-4f);
-  y = y * r + 1.3981999507e-3f;
-  y = y * r + 8.3334519073e-3f;
-  y = y * r + 4.1665795894e-2f;
-  y = y * r + 1.6666665459e-1f;
-  y = y * r + 5.0000001201e-1f;
-  y = y * r * r + r + 1.0f;
-  y = (Floats)((Ints)y + shift);
-  return x < low ? Floats{} : y;
-}
-
-// 2^x for x <= 0 (and somewhat above), 0 for -inf: x = n + r with 0 <= r < 1, 2^r as a polynomial which is 1 at 0.
+// 2^x for x <= 126, 0 for -inf: x = n + r with 0 <= r < 1, 2^r as a polynomial which is 1 at 0.
 // FINE: to 1.5e-7 of it; else to 3e-6, where what follows keeps sixteen bits or less.
 template <bool FINE>
 HEADRACE_INLINE Floats power_of_two(Floats x) {
@@ -103,7 +82,13 @@ HEADRACE_INLINE Floats power_of_two(Floats x) {
 #endif
 }
 
-HEADRACE_INLINE Floats hyperbolic_tangent(Floats x) { return 1.0f - 2.0f / (exponential(2.0f * x) + 1.0f); }
+// 1 + e^x; where that passes 2^126, about as much.
+template <bool FINE>
+HEADRACE_INLINE Floats one_and_exponential(Floats x) {
+  return 1.0f + power_of_two<FINE>(minimum(x * 1.44269504f, broadcast(126.0f)));
+}
+
+HEADRACE_INLINE Floats hyperbolic_tangent(Floats x) { return 1.0f - 2.0f / one_and_exponential<true>(2.0f * x); }
 
 // The element types of activations and of pages.
 struct Single { float value; };
