@@ -66,8 +66,7 @@ class Slots:
 
     def admit(self, entry: Entry, tokens: Ints) -> None:
         """A sequence takes ``entry.slot`` with ``tokens`` known so far; all that was there is forgotten."""
-        (known,) = upload(self.device, tokens)
-        self.tokens[entry.slot, : tokens.size] = known
+        self._tokens.write(entry.slot * (self._max_model_len + 1), tokens)
         self._blocks[entry.slot] = len(entry.blocks)
         if entry.blocks:
             places = entry.slot * self._max_blocks + np.arange(len(entry.blocks))

@@ -70,6 +70,14 @@ class Line:
         (at,) = upload(self._all.device, places)
         return self._all.index_select(0, at)
 
+    def write(self, begin: int, values: Array) -> None:
+        """Write ``values`` [N] from the host, from ``begin`` on."""
+        if self._host is not None:
+            self._host[begin : begin + values.size] = values
+        else:
+            (known,) = upload(self._all.device, values)
+            self._all[begin : begin + values.size] = known
+
     def put(self, places: Array, values: torch.Tensor, least: int) -> None:
         """Write ``values`` [N], of any integer type, at ``places`` int64 [N]; ``least`` where they are below it."""
         if self._host is not None:

@@ -42,5 +42,7 @@ def test_a_line_is_read_and_written_at_places(dtype: torch.dtype) -> None:
     tensor = torch.arange(12, dtype=torch.int32).view(3, 4)
     line = Line(tensor)
     assert line.take(np.array([11, 0, 5])).tolist() == [11, 0, 5]
+    line.write(8, np.array([8, 90], dtype=np.int64))
+    assert line.take(np.array([7, 8, 9, 10])).tolist() == [7, 8, 90, 10]
     line.put(np.array([2, 9, 4]), torch.tensor([50, -2, 0], dtype=dtype), least=0)
     assert tensor.tolist() == [[0, 1, 50, 3], [0, 5, 6, 7], [8, 0, 10, 11]]

@@ -30,9 +30,13 @@ class OutsideVocabulary(ValueError):
 
 def checked(param: str, tokens: Sequence[int], vocab_size: int) -> Ints:
     """``tokens`` as int64 array. Raises `OutsideVocabulary` naming ``param`` and the first bad token."""
-    if tokens and not (min(tokens) >= 0 and max(tokens) < vocab_size):
+    try:
+        array = np.array(tokens, dtype=np.int64)
+    except OverflowError:
+        array = np.array([vocab_size])
+    if array.size and not (array.min() >= 0 and array.max() < vocab_size):
         raise OutsideVocabulary(param, next(t for t in tokens if not 0 <= t < vocab_size), vocab_size)
-    return np.array(tokens, dtype=np.int64)
+    return array
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,11 +71,11 @@ class Constraints:
         """Raises `OutsideVocabulary` where the request names a token outside the vocabulary."""
         params = entry.params
         bias = params.logit_bias
-        # An end token beyond the vocabulary is a habit of model configurations: it cannot be drawn anyway.
-        ends = [] if params.ignore_eos else [token for token in entry.eos_token_ids if token < vocab_size]
-        stops = np.concatenate(
-            [checked("stop_token_ids", params.stop_token_ids, vocab_size), np.array(ends, dtype=np.int64)]
-        )
+        stops = checked("stop_token_ids", params.stop_token_ids, vocab_size)
+        if params.min_tokens and not params.ignore_eos:
+            # An end token beyond the vocabulary is a habit of model configurations: it cannot be drawn anyway.
+            ends = [token for token in entry.eos_token_ids if token < vocab_size]
+            stops = np.concatenate([stops, np.array(ends, dtype=np.int64)])
         return cls(
             bias_tokens=checked("logit_bias", [token for token, _ in bias], vocab_size) if bias else None,
             bias=np.array([value for _, value in bias]) if bias else None,

@@ -72,20 +72,20 @@ _NUMBERS = np.dtype(
 
 
 def _features(params: SamplingParams, made: Constraints, vocab_size: int) -> Feature:
-    uses = {
-        Feature.RANDOM: params.temperature >= GREEDY_BELOW,
-        Feature.MIN_P: params.min_p > 0,
-        Feature.TOP_K: 0 < params.top_k < vocab_size,
-        Feature.TOP_P: params.top_p < 1,
-        Feature.PENALTIES: (params.repetition_penalty, params.presence_penalty, params.frequency_penalty)
-        != (1, 0, 0),
-        Feature.BIAS: made.bias is not None,
-        Feature.ALLOWED: made.allowed is not None,
-        Feature.BAD_WORDS: made.bad_words is not None,
-        Feature.MIN_TOKENS: made.stops is not None,
-    }
+    penalties = (params.repetition_penalty, params.presence_penalty, params.frequency_penalty)
+    uses = (
+        (Feature.RANDOM, params.temperature >= GREEDY_BELOW),
+        (Feature.MIN_P, params.min_p > 0),
+        (Feature.TOP_K, 0 < params.top_k < vocab_size),
+        (Feature.TOP_P, params.top_p < 1),
+        (Feature.PENALTIES, penalties != (1, 0, 0)),
+        (Feature.BIAS, made.bias is not None),
+        (Feature.ALLOWED, made.allowed is not None),
+        (Feature.BAD_WORDS, made.bad_words is not None),
+        (Feature.MIN_TOKENS, made.stops is not None),
+    )
     features = Feature(0)
-    for feature, used in uses.items():
+    for feature, used in uses:
         if used:
             features |= feature
     # The likeliest token survives every filter, so a greedy row needs none.
