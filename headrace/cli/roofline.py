@@ -60,21 +60,29 @@ def roofline(
 
     engine.runner = stopwatch = Stopwatch(runner)
     timed = TimedKernels(kernels, loaded.spec.vocab_size)
-    loaded.decoder.kernels = cast(Kernels, timed)
     token_bytes = loaded.ledger.block_bytes / loaded.ledger.block_size
     steps: list[lab.Step] = []
+
+    def run(batch: int, context: int, seed: int, using: object) -> list[StepTimes]:
+        loaded.decoder.kernels = cast(Kernels, using)
+        answer = output_len + 1 + batch * context // engine.knobs.batched_tokens
+        work = Dataset("fixed", None, batch, context, answer, seed=seed).draw()
+        params = SamplingParams(temperature=0.0, max_tokens=answer, ignore_eos=True)
+        requests = [Request(f"{seed}-{each.id}", cast(Any, each.prompt), params) for each in work]
+        return time_steps(engine, stopwatch, lambda: {**runner.seconds, **timed.totals}, requests)
+
     for context in input_len:
         for batch in batch_size:
             seed = workload_seed + len(steps)
-            answer = output_len + 1 + batch * context // engine.knobs.batched_tokens
-            work = Dataset("fixed", None, batch, context, answer, seed=seed).draw()
-            params = SamplingParams(temperature=0.0, max_tokens=answer, ignore_eos=True)
-            requests = [Request(f"{seed}-{each.id}", cast(Any, each.prompt), params) for each in work]
-            both = time_steps(engine, stopwatch, lambda: {**runner.seconds, **timed.totals}, requests)
-            for times in both:
-                if times.wall.count:
+            parts = run(batch, context, seed, timed)
+            whole = run(batch, context, seed + 1, kernels)
+            for plain, times in zip(whole, parts, strict=True):
+                if plain.wall.count and times.wall.count:
                     size = (batch, context, output_len)
-                    steps.append(_step(times, *size, loaded.spec, loaded.dtype, timed, token_bytes, machine))
+                    took = plain.wall.mean
+                    steps.append(
+                        _step(times, took, *size, loaded.spec, loaded.dtype, timed, token_bytes, machine)
+                    )
     for step in sorted(steps, key=lambda step: step.kind == "prefill"):
         show(lab.step_table(step))
     path = output or Path("bench-results") / f"roofline-{datetime.now(UTC):%Y%m%d-%H%M%S}.json"
@@ -86,6 +94,7 @@ def roofline(
 
 def _step(
     times: StepTimes,
+    took: float,
     batch: int,
     context: int,
     output_len: int,
@@ -97,7 +106,7 @@ def _step(
 ) -> Step:
     """One kind of steps as parts. What a context costs is that of its mean length over the steps.
 
-    A token's keys and values take ``token_bytes``.
+    A step took ``took`` seconds; a token's keys and values take ``token_bytes``.
     """
     from headrace.lab.bench.roofline import Part, Step, bound
 
@@ -122,4 +131,5 @@ def _step(
         Part("sampling", spent["sample"]),
         Part("planning and the loop", times.outside_forward - spent["sample"]),
     )
-    return Step(times.kind, batch, context, times.wall.count, tuple(bound(part, machine) for part in parts))
+    bounds = tuple(bound(part, machine) for part in parts)
+    return Step(times.kind, batch, context, times.wall.count, took, bounds)

@@ -77,17 +77,17 @@ class Bound:
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """Steps of one kind: ``batch`` rows behind ``context`` tokens, and their parts, in the mean of ``count``."""
+    """Steps of one kind: ``batch`` rows behind ``context`` tokens, in the mean of ``count``.
+
+    ``seconds`` are those of a step as the engine runs it; to time its ``parts`` each was called by itself.
+    """
 
     kind: str
     batch: int
     context: int
     count: int
+    seconds: float
     parts: tuple[Bound, ...]
-
-    @property
-    def seconds(self) -> float:
-        return sum(part.seconds for part in self.parts)
 
     @property
     def allowed(self) -> float:
@@ -145,6 +145,10 @@ def step_table(step: Step) -> Table:
         cells = [_ms(part.bandwidth), _ms(part.arithmetic), _ms(part.allowed), _ms(part.seconds)]
         shown.add_row(part.name, *cells, f"{part.share:.0%}", part.held_by)
     shown.add_section()
+    timed = sum(part.seconds for part in step.parts)
+    shown.add_row(
+        "parts, one by one", "", "", _ms(step.allowed), _ms(timed), f"{step.allowed / timed:.0%}", ""
+    )
     shown.add_row(
         "whole step", "", "", _ms(step.allowed), _ms(step.seconds), f"{step.share:.0%}", step.held_by
     )
