@@ -1,13 +1,13 @@
 """How well the simulator predicts a real server: one trace at three loads, measured over HTTP and simulated.
 
-The machine is calibrated on made-up batches and on streams (`headrace bench calibrate`), never on the trace that is
-predicted. A closed loop finds what the server can do; the trace is then replayed at shares of that. Without ``--model``
-the server runs SmolLM2-135M's shape with random weights; without ``--trace`` a bursty population of log-normal lengths
-is replayed.
+The machine is calibrated on made-up work (`headrace bench calibrate`), never on the trace that is predicted. A closed
+loop finds what the server can do; the trace is then replayed at shares of that. Without ``--model`` the server runs
+SmolLM2-135M's shape with random weights; without ``--trace`` a bursty population of log-normal lengths is replayed.
 
-Each load is measured in several rounds, the loads in turn, and each figure is the median of the rounds: one of them is
-easily disturbed, and the p99 of a round is its second slowest request. How far the real rounds lie from each other is
-shown beside the error.
+Each load is measured in several rounds, the loads in turn, and each figure is the median of the rounds. A shared
+machine is not equally fast in all minutes, so a pulse of fixed work, made up too, is timed before and after the
+calibration and each round: a round is simulated at the pace that its pulses had beside those of the calibration. How
+far the real rounds lie from each other, and what others took of the machine meanwhile, is shown beside the errors.
 """
 
 from __future__ import annotations
@@ -16,9 +16,10 @@ import argparse
 import dataclasses
 import json
 import math
+import random
 import shutil
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from itertools import islice
 from pathlib import Path
@@ -27,10 +28,11 @@ from typing import Any, NamedTuple
 import httpx
 from rich.table import Table
 
+from benchmarks.peers.quiet import FOREIGN, Watched
 from benchmarks.stage import Server, arguments, publish, say, server
 from headrace.build.simulation import calibrated_machine, make_fleet
 from headrace.cli.bench_targets import make_server_target
-from headrace.cli.calibrate import EACH_TOKEN, describe, measure, with_front
+from headrace.cli.calibrate import EACH_TOKEN, describe, measure
 from headrace.compute.model.hub import resolve_folder
 from headrace.config import Options, options
 from headrace.lab.bench.measure import measure as run_target
@@ -67,19 +69,20 @@ SMOLLM2 = {
     "eos_token_id": 2,
 }
 LOADS = (0.3, 0.6, 0.9)
+BEATS = 3
+"""Of a pulse at a time; the median counts."""
 
 
 def main() -> None:
     """Calibrate, measure, simulate, print, write."""
     parser = arguments(__doc__ or "", model="smollm2")
     parser.add_argument("--trace", type=Path, default=None)
-    parser.add_argument("--requests", type=int, default=120, help="of the trace, in each round")
+    parser.add_argument("--requests", type=int, default=300, help="of the trace, in each round")
     parser.add_argument(
         "--scale", type=float, default=0.15, help="of the trace's lengths, for small machines"
     )
     parser.add_argument("--max-num-seqs", type=int, default=16)
     parser.add_argument("--max-model-len", type=int, default=2048)
-    parser.add_argument("--calibration", type=Path, default=None, help="use this one; do not measure")
     args = parser.parse_args()
     with _model(args) as model:
         args.model = model
@@ -94,12 +97,14 @@ def main() -> None:
         )
         flags = ["--max-num-seqs", str(args.max_num_seqs), "--max-model-len", str(args.max_model_len)]
         flags += ["--load-format", given.model.load_format]
-        calibration = Calibration.read_file(args.calibration) if args.calibration else measure(given)
         with server(args, *flags) as running:
-            if not args.calibration:
-                calibration = with_front(calibration, given, running.url)
+            pulse = Pulse(running, args.max_num_seqs)
+            calibration = measure(given, running.url)
             say(describe(calibration))
-            target = make_server_target("server", running.url, "", extra_body=EACH_TOKEN)
+            pulse.calibrated()
+            watched = Watched(
+                make_server_target("server", running.url, "", extra_body=EACH_TOKEN), [running.pid]
+            )
             work = _work(args)
             closed = make_server_target(
                 "closed", running.url, "", extra_body=EACH_TOKEN, concurrency=args.max_num_seqs
@@ -107,16 +112,24 @@ def main() -> None:
             most = _run(running, closed, _paced(work, math.inf)).summary.requests_per_second
             say(f"capacity in a closed loop: {most:.2f} requests per second")
             paced = {load: _paced(work, load * most) for load in LOADS}
-            real: dict[float, list[Run]] = {load: [] for load in LOADS}
+            rounds: dict[float, list[Round]] = {load: [] for load in LOADS}
+            pulse.beat()
             for _ in range(args.rounds):
                 for load in LOADS:
-                    real[load].append(_run(running, target, paced[load]))
-    simulated = {load: _simulate(given, calibration, paced[load]) for load in LOADS}
-    compared = {f"{load:g}": _compare(real[load], simulated[load]) for load in LOADS}
+                    run = _run(running, watched, paced[load])
+                    rounds[load].append(Round(run, pulse.pace()))
+    for load in LOADS:
+        for number, each in enumerate(rounds[load]):
+            simulated = _simulate(given, calibration.at(each.pace), paced[load])
+            rounds[load][number] = each._replace(simulated=simulated)
+    compared = {f"{load:g}": _compare(rounds[load]) for load in LOADS}
     _show(compared)
-    told: dict[str, Any] = {"calibration": describe(calibration), "capacity": most}
+    say(f"pulses beside the calibration's: {_told(rounds, lambda each: f'{each.pace:.2f}')}")
+    say(f"{FOREIGN}: {_told(rounds, lambda each: each.run.facts[FOREIGN])}")
+    told: dict[str, Any] = {"calibration": dataclasses.asdict(calibration), "capacity": most}
     told["figures"] = {load: [each._asdict() for each in figures] for load, figures in compared.items()}
-    publish("fidelity", args, [run for runs in real.values() for run in runs], [], **told)
+    told["paces"] = {f"{load:g}": [each.pace for each in rounds[load]] for load in LOADS}
+    publish("fidelity", args, [each.run for load in LOADS for each in rounds[load]], [], **told)
 
 
 @contextmanager
@@ -177,6 +190,49 @@ def _simulate(given: Options, calibration: Calibration, work: Sequence[Work]) ->
     return outcome(fleet.tally, {}).summary
 
 
+class Pulse:
+    """Fixed work, half prompts and half answers, by which the machine's pace is told."""
+
+    def __init__(self, running: Server, streams: int) -> None:
+        rng = random.Random(3)
+        self._work = [
+            Work(f"pulse{i}", tuple(rng.choices(VOCABULARY, k=128)), 32, ignore_eos=True)
+            for i in range(streams)
+        ]
+        self._running = running
+        self._target = make_server_target("pulse", running.url, "", extra_body=EACH_TOKEN)
+        self.beat()  # first uses
+        self._last = self.beat()
+        self._calibrated = self._last
+
+    def beat(self) -> float:
+        """Seconds that the work takes now."""
+        self._last = median(
+            [_run(self._running, self._target, self._work).summary.seconds for _ in range(BEATS)]
+        )
+        return self._last
+
+    def calibrated(self) -> None:
+        """A calibration has been made since the last beat."""
+        self._calibrated = (self._last + self.beat()) / 2
+
+    def pace(self) -> float:
+        """How many times as long as beside the calibration the work took around what ran since the last beat."""
+        return (self._last + self.beat()) / 2 / self._calibrated
+
+
+class Round(NamedTuple):
+    """One round of one load, the pace of the machine meanwhile, and what is predicted at that pace."""
+
+    run: Run
+    pace: float
+    simulated: Summary | None = None
+
+
+def _told(rounds: Mapping[float, Sequence[Round]], what: Callable[[Round], object]) -> str:
+    return "; ".join(", ".join(str(what(each)) for each in rounds[load]) for load in LOADS)
+
+
 class Compared(NamedTuple):
     """One figure, measured and simulated. ``error`` and ``spread`` are shares of what was measured; the spread is half
     of what lies between the lowest and the highest round."""
@@ -188,13 +244,14 @@ class Compared(NamedTuple):
     spread: float
 
 
-def _compare(rounds: Sequence[Run], simulated: Summary) -> list[Compared]:
-    """All figures of one load, each measured one the median of the rounds."""
-    each = [_figures(run.summary) for run in rounds]
+def _compare(rounds: Sequence[Round]) -> list[Compared]:
+    """All figures of one load, measured and simulated ones the medians of the rounds."""
+    real = [_figures(each.run.summary) for each in rounds]
+    simulated = [_figures(each.simulated) for each in rounds if each.simulated is not None]
     compared = []
-    for name, predicted in _figures(simulated).items():
-        seen = [figures[name] for figures in each]
-        measured = median(seen)
+    for name in real[0]:
+        seen = [figures[name] for figures in real]
+        measured, predicted = median(seen), median([figures[name] for figures in simulated])
         spread = (max(seen) - min(seen)) / 2 / measured
         compared.append(Compared(name, measured, predicted, predicted / measured - 1.0, spread))
     return compared

@@ -6,7 +6,7 @@ Nothing here needs torch, unless a model's shape has to be read from its ``confi
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from headrace.build.engine import TierSizes, make_engine, make_knobs, resolve_overlap, step_cost
@@ -95,6 +95,8 @@ def calibrated_machine(
     """
     if cache.kv_cache_memory_bytes is not None:
         raise ConfigError("--kv-cache-memory-bytes: a calibration says how many tokens its cache holds")
+    if not front:
+        calibration = replace(calibration, front_request=0.0, front_step=0.0, front_event=0.0)
     name = f"{calibration.model} on {calibration.machine}"
     return Machine(
         name,
@@ -103,7 +105,7 @@ def calibrated_machine(
         calibration.kv_tokens,
         _fitting(name, max_model_len, calibration.kv_tokens, calibration.max_model_len),
         StepCost(calibration.fixed_tokens, calibration.context_tokens),
-        calibration.front() if front else Front(),
+        calibration.front(),
     )
 
 

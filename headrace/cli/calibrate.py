@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
-from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -14,8 +12,10 @@ from headrace.cli.options import with_options
 from headrace.config import CacheOptions, ConfigError, ModelOptions, Options, SchedulerOptions
 
 if TYPE_CHECKING:
+    from headrace.core.engine import Engine
     from headrace.lab.simulate.calibration import Calibration
-    from headrace.lab.workload import Work
+    from headrace.lab.simulate.measure import FrontSeconds
+    from headrace.lab.workload import Prompt
 
 
 EACH_TOKEN = '{"return_token_ids": true}'
@@ -33,25 +33,23 @@ def calibrate(
     output: Annotated[Path, typer.Option(help="JSON file.")] = Path("calibration.json"),
 ) -> None:
     """Time the steps of this machine, for `headrace simulate --calibration`."""
-    calibration = measure(given, workload_seed)
-    if base_url:
-        calibration = with_front(calibration, given, base_url, api_key)
+    calibration = measure(given, base_url, api_key, workload_seed)
     calibration.write(output)
     typer.echo(describe(calibration))
     typer.echo(f"written: {output}")
 
 
-def measure(given: Options, seed: int = 0) -> Calibration:
-    """The calibration of an engine in this process, without its HTTP side.
+def measure(given: Options, base_url: str = "", api_key: str = "", seed: int = 0) -> Calibration:
+    """The calibration of an engine in this process, and of the HTTP side of the server at ``base_url`` if there is one.
 
     Raises:
-        ConfigError: the engine cannot be built, or too few steps were measured.
+        ConfigError: the engine cannot be built, too few steps were measured, or the server fails a request.
     """
     from headrace.build.model import decoder_cost, load, warm_up
     from headrace.lab.bench.machine import machine_facts
     from headrace.lab.simulate.calibration import BadCalibration, Calibration
     from headrace.lab.simulate.fit import fit
-    from headrace.lab.simulate.measure import batches, measure_steps
+    from headrace.lab.simulate.measure import FrontSeconds, groups, measure_steps
     from headrace.lab.simulate.recorder import StepRecorder
 
     loaded = load(given)
@@ -60,8 +58,12 @@ def measure(given: Options, seed: int = 0) -> Calibration:
     engine.runner = recorder = StepRecorder(loaded.runner)
     length = loaded.ledger.max_model_len
     try:
-        steps = measure_steps(engine, recorder, batches(given.scheduler.max_num_seqs, length, seed))
+        steps = measure_steps(engine, recorder, groups(given.scheduler.max_num_seqs, length, seed))
         found = fit(steps)
+        engine.runner = loaded.runner
+        front = FrontSeconds(0.0, 0.0, 0.0)
+        if base_url:
+            front = _front(engine, base_url, api_key, given.scheduler.max_num_seqs)
     except BadCalibration as error:
         raise ConfigError(str(error)) from None
     finally:
@@ -80,51 +82,50 @@ def measure(given: Options, seed: int = 0) -> Calibration:
         context_tokens=cost.context_tokens,
         steps=len(steps),
         **found._asdict(),
+        front_request=front.request,
+        front_step=front.step,
+        front_event=front.event,
     )
 
 
-def with_front(calibration: Calibration, given: Options, base_url: str, api_key: str = "") -> Calibration:
-    """The calibration with what a running server's HTTP side adds.
+def _front(engine: Engine, base_url: str, api_key: str, streams: int) -> FrontSeconds:
+    """What a running server's HTTP side adds to this engine.
 
     Raises:
         ConfigError: no server answers there, or it fails a request.
     """
-    from headrace.build.simulation import calibrated_machine, make_fleet
-    from headrace.lab.simulate.asked import from_work
+    from headrace.lab.bench.engine import EngineTarget
     from headrace.lab.simulate.measure import front_seconds
-    from headrace.lab.simulate.outcome import outcome
 
-    cache = dataclasses.replace(given.cache, kv_cache_memory_bytes=None)  # the calibration has its size
-    machine = calibrated_machine(calibration, cache, front=False)
-
-    def simulate(work: Sequence[Work]) -> tuple[float, float]:
-        fleet = make_fleet(given.scheduler, cache, machine)
-        fleet.run(from_work(work))
-        summary = outcome(fleet.tally, {}).summary
-        return summary.ttft.p50, summary.tpot.p50
-
+    alone = EngineTarget("engine", engine, _token_ids, before=engine.reset_prefix_cache)
     server, one_by_one = (
         make_server_target("server", base_url, "", api_key, EACH_TOKEN, open_at_once)
-        for open_at_once in (given.scheduler.max_num_seqs, 1)
+        for open_at_once in (streams, 1)
     )
     try:
-        request, event = front_seconds(server, one_by_one, given.scheduler.max_num_seqs, simulate)
+        return front_seconds(server, one_by_one, alone, streams)
     except RuntimeError as error:
         raise ConfigError(f"{base_url}: {error}") from None
-    return dataclasses.replace(calibration, front_request=request, front_event=event)
+
+
+def _token_ids(prompt: Prompt) -> tuple[int, ...]:
+    """A prompt that is token ids already, as those for measuring are."""
+    return prompt  # type: ignore[return-value]
 
 
 def describe(calibration: Calibration) -> str:
     """A calibration in a few lines; microseconds."""
+    from headrace.lab.simulate.calibration import BENDS
+
     c = calibration
-    device = " ".join(
-        f"{name} {1e6 * getattr(c, name):.4g}"
-        for name in ("step", "row", "few", "token", "many", "context", "read", "sample")
-    )
+    micro = [f"{1e6 * seconds:.4g}" for seconds in c.tokens]
+    tokens = " ".join(f"{each} from {bend}" for each, bend in zip(micro, BENDS, strict=True))
     return (
         f"{c.model} on {c.machine}, {c.dtype}, kernels {c.kernels}: {c.steps} steps\n"
-        f"device, µs  {device}\n"
+        f"device, µs  step {1e6 * c.step:.4g} row {1e6 * c.row:.4g} token {tokens}\n"
+        f"            context {1e6 * c.context:.4g} read {1e6 * c.read:.4g} sample {1e6 * c.sample:.4g}\n"
         f"host, µs    step {1e6 * c.host_step:.4g} row {1e6 * c.host_row:.4g}\n"
-        f"front, µs   request {1e6 * c.front_request:.4g} event {1e6 * c.front_event:.4g}\n"
+        f"front, µs   request {1e6 * c.front_request:.4g} step {1e6 * c.front_step:.4g}"
+        f" event {1e6 * c.front_event:.4g}\n"
         f"error       p50 {100 * c.error_p50:.1f} %, p90 {100 * c.error_p90:.1f} %"
     )

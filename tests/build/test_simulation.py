@@ -20,9 +20,10 @@ from headrace.lab.plan.roofline import Replica
 from headrace.lab.plan.shapes import SHAPES
 from headrace.lab.simulate.asked import from_calls
 from headrace.lab.simulate.outcome import outcome
+from headrace.lab.simulate.work import StepWork
 from headrace.lab.workload.call import Call
 from headrace.lab.workload.synthesis import Synthesis
-from tests.lab.simulate.test_calibration import CALIBRATION
+from tests.lab.simulate.test_calibration import CALIBRATION, HOST
 
 LLAMA = SHAPES["llama-3.1-8b"]
 SMALL = SHAPES["smollm2-135m"]
@@ -73,7 +74,10 @@ def test_a_calibration_is_a_machine_too(tmp_path):
     machine = calibrated_machine(calibration, CacheOptions())
     assert (machine.kv_tokens, machine.max_model_len, machine.kind) == (4096, 2048, "cpu")
     assert machine.front.request_seconds == 0.004
-    assert calibrated_machine(calibration, CacheOptions(), front=False).front.request_seconds == 0.0
+    alone = calibrated_machine(calibration, CacheOptions(), front=False)
+    assert alone.front.request_seconds == 0.0
+    work = StepWork(4, 4, 4, 4, 4)
+    assert alone.device.host_seconds(work) == pytest.approx(HOST[0] + 4 * HOST[1]), "nobody is written to"
     with pytest.raises(ConfigError, match="No such file"):
         read_calibration(tmp_path / "none")
     with pytest.raises(ConfigError, match="says how many tokens"):

@@ -1,13 +1,14 @@
 """How long steps take on a machine that was measured: a few coefficients, fitted once and kept as a small file.
 
 ```
- device  step + row·rows + few·min(tokens, 8) + token·tokens + many·max(0, tokens - 128)
+ device  step + row·rows + sum over ranges of tokens_i·(tokens in range i)
               + context·contexts + read·read_tokens + sample·samples
  host    step + row·rows                                       (planning, packing, telling)
+ front   step + event·samples, of a step that samples          (writing meanwhile what the step before has told)
 ```
-Two bends let the cost of a token change: the first few may cost more than those that follow (matrices of a few rows
-are slow on a CPU), and many may cost more than few (on a GPU they come free until its arithmetic is busy). Next on the
-road: `fit` finds the coefficients.
+The cost of one more token depends on how many there are: a CPU waits for the weights at a few and computes at more, on
+a GPU many come free until its arithmetic is busy. So each range of tokens has a cost of its own. Next on the road:
+`fit` finds the coefficients.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from __future__ import annotations
 import dataclasses
 import json
 from dataclasses import dataclass
+from itertools import pairwise
 from operator import mul
 from pathlib import Path
 from typing import Any
@@ -22,24 +24,27 @@ from typing import Any
 from headrace.lab.simulate.front import Front
 from headrace.lab.simulate.work import StepWork
 
-FEW = 8
-MANY = 128
-"""Tokens of a step at which the cost of one more changes."""
+BENDS = (0, 8, 32, 128, 512)
+"""Tokens of a step from which on one more costs something else."""
+
+_SECONDS = (
+    *("step", "row", "context", "read", "sample", "host_step", "host_row"),
+    *("front_request", "front_step", "front_event"),
+)
+_RANGES = tuple(pairwise((*BENDS, 1 << 62)))
 
 
 class BadCalibration(ValueError):
     """A file that is no calibration, or measurements that make none; the message says what is wrong."""
 
 
-def features(work: StepWork) -> tuple[float, ...]:
-    """What the device's coefficients are multiplied with, in the order of the fields of `Calibration`."""
+def features(work: StepWork) -> tuple[int, ...]:
+    """What the device's coefficients are multiplied with, in the order of `Calibration.device`."""
     tokens = work.tokens
     return (
         1,
         work.rows,
-        min(tokens, FEW),
-        tokens,
-        max(0, tokens - MANY),
+        *[min(tokens, end) - start if tokens > start else 0 for start, end in _RANGES],
         work.contexts,
         work.read_tokens,
         work.samples,
@@ -51,9 +56,11 @@ class Calibration:
     """A machine that runs a model, in numbers.
 
     ``kind`` (``cpu`` or ``cuda``) chooses the defaults that an engine has there, ``fixed_tokens`` and
-    ``context_tokens`` are the `StepCost` that it plans with, ``kv_tokens`` is what its cache holds. The ``front``
-    coefficients are those of `Front`; its work for an event also keeps the engine's host part waiting, for the two
-    share an interpreter. ``error_p50`` and ``error_p90`` are relative errors on the measured steps.
+    ``context_tokens`` are the `StepCost` that it plans with, ``kv_tokens`` is what its cache holds. ``tokens`` are the
+    costs of one more token from each of `BENDS` on. ``front_request`` and ``front_event`` are those of `Front`, whose
+    work for what a step tells also keeps the next step waiting, for the two share an interpreter and cores:
+    ``front_step`` seconds however little was told, ``front_event`` more for each part of an answer. ``error_p50`` and
+    ``error_p90`` are relative errors on the measured steps.
     """
 
     model: str
@@ -68,9 +75,7 @@ class Calibration:
     steps: int
     step: float
     row: float
-    few: float
-    token: float
-    many: float
+    tokens: tuple[float, ...]
     context: float
     read: float
     sample: float
@@ -79,11 +84,22 @@ class Calibration:
     error_p50: float
     error_p90: float
     front_request: float = 0.0
+    front_step: float = 0.0
     front_event: float = 0.0
+
+    @property
+    def device(self) -> tuple[float, ...]:
+        """The coefficients of what the device does."""
+        return (self.step, self.row, *self.tokens, self.context, self.read, self.sample)
 
     def front(self) -> Front:
         """A server's HTTP side as it was measured."""
         return Front(self.front_request, self.front_event)
+
+    def at(self, pace: float) -> Calibration:
+        """The same machine when everything takes ``pace`` times as long."""
+        slower = {name: pace * getattr(self, name) for name in _SECONDS}
+        return dataclasses.replace(self, tokens=tuple(pace * each for each in self.tokens), **slower)
 
     def write(self, path: Path) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -107,6 +123,8 @@ class Calibration:
         for name, value in values.items():
             if not _fits(value, known[name]):
                 raise BadCalibration(f"{path}: {name} must be {known[name]}, got {value!r}")
+        if "tokens" in values:
+            values["tokens"] = tuple(values["tokens"])
         try:
             return cls(**values)
         except TypeError as error:
@@ -116,6 +134,12 @@ class Calibration:
 def _fits(value: Any, kind: str) -> bool:
     if kind == "float":
         return isinstance(value, int | float) and not isinstance(value, bool) and value >= 0
+    if kind.startswith("tuple"):
+        return (
+            isinstance(value, list)
+            and len(value) == len(BENDS)
+            and all(_fits(each, "float") for each in value)
+        )
     return type(value).__name__ == kind and (kind != "int" or value >= 0)
 
 
@@ -124,13 +148,14 @@ class Calibrated:
 
     def __init__(self, calibration: Calibration) -> None:
         c = calibration
-        self._device = (c.step, c.row, c.few, c.token, c.many, c.context, c.read, c.sample)
-        self._host_step = c.host_step
-        self._host_row = c.host_row + c.front_event
+        self._device = c.device
+        self._host_step, self._host_row = c.host_step, c.host_row
+        self._front_step, self._front_event = c.front_step, c.front_event
 
     def seconds(self, work: StepWork) -> float:
         seconds: float = sum(map(mul, self._device, features(work)))
         return seconds
 
     def host_seconds(self, work: StepWork) -> float:
-        return self._host_step + self._host_row * work.rows
+        seconds = self._host_step + self._host_row * work.rows
+        return seconds + (self._front_step + self._front_event * work.samples if work.samples else 0.0)

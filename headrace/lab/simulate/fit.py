@@ -14,7 +14,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from headrace.lab.simulate.calibration import BadCalibration, features
+from headrace.lab.simulate.calibration import BENDS, BadCalibration, features
 from headrace.lab.simulate.work import StepWork
 
 LEAST_STEPS = 30
@@ -39,9 +39,7 @@ class Fit(NamedTuple):
 
     step: float
     row: float
-    few: float
-    token: float
-    many: float
+    tokens: tuple[float, ...]
     context: float
     read: float
     sample: float
@@ -65,7 +63,9 @@ def fit(measured: Sequence[Measured]) -> Fit:
     host_features = np.array([(1, each.work.rows) for each in hosts], dtype=np.float64)
     host, _ = _robust(host_features, np.array([each.host_seconds for each in hosts]))
     p50, p90 = np.percentile(np.abs(errors), [50.0, 90.0])
-    return Fit._make([*device.tolist(), *host.tolist(), float(p50), float(p90)])
+    step, row, *rest = device.tolist()
+    tokens, others = tuple(rest[: len(BENDS)]), rest[len(BENDS) :]
+    return Fit._make([step, row, tokens, *others, *host.tolist(), float(p50), float(p90)])
 
 
 _Floats = npt.NDArray[np.float64]

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import random
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import NamedTuple
 
+from headrace.core.events import Finished
 from headrace.core.request import Request, SamplingParams
 from headrace.lab.bench.engine import Loop
 from headrace.lab.bench.record import Record, Target
@@ -17,94 +20,124 @@ from headrace.lab.workload.lengths import log_normal
 from headrace.lab.workload.tokens import VOCABULARY
 
 ANSWER_MEDIAN = 24
-"""Tokens; short ones, since it is their number at once that matters, and it falls as they end."""
+"""Tokens; short ones, since it is prompts beside answers that a server mostly computes."""
 
 IDLE_REQUESTS = 12
-STREAM_TOKENS = 48
+STREAM_TOKENS = 96
+TURNS = 3
+"""How often server and engine are measured in turn."""
 
 
-def batches(max_num_seqs: int, max_model_len: int, seed: int = 0) -> Iterator[list[Request]]:
-    """Batches of 1, 2, 4 … ``max_num_seqs`` requests, prompts and answers of many lengths, no prefix shared."""
+class Group(NamedTuple):
+    """Requests of which so many are to be open at once."""
+
+    open_at_once: int
+    requests: Sequence[Request]
+
+
+def groups(max_num_seqs: int, max_model_len: int, seed: int = 0) -> Iterator[Group]:
+    """Closed loops of 1, 2, 4 … ``max_num_seqs`` requests, prompts and answers of many lengths, no prefix shared.
+
+    They go up and down again: a machine that gets slower is not taken for one that is slow with many.
+    """
     rng = random.Random(seed)
     longest = max(1, max_model_len // 2)
-    size = 1
-    while True:
-        prompts = log_normal(size, max(1, min(192, longest // 8)), 1.0, 1, longest, rng)
-        answers = log_normal(size, ANSWER_MEDIAN, 0.7, 4, max(4, min(256, longest)), rng)
-        yield [
+    sizes = [1]
+    while sizes[-1] < max_num_seqs:
+        sizes.append(min(2 * sizes[-1], max_num_seqs))
+    for number, size in enumerate([*sizes, *reversed(sizes)]):
+        count = 4 + 2 * size
+        prompts = log_normal(count, max(1, min(192, longest // 8)), 1.0, 1, longest, rng)
+        answers = log_normal(count, ANSWER_MEDIAN, 0.7, 4, max(4, min(256, longest)), rng)
+        requests = [
             Request(
-                f"calibrate-{size}-{i}",
+                f"calibrate-{number}-{i}",
                 tuple(rng.choices(VOCABULARY, k=prompt)),
                 SamplingParams(temperature=0.0, max_tokens=answer, ignore_eos=True),
             )
             for i, (prompt, answer) in enumerate(zip(prompts, answers, strict=True))
         ]
-        if size >= max_num_seqs:
-            return
-        size = min(2 * size, max_num_seqs)
+        yield Group(size, requests)
 
 
 def measure_steps(
     loop: Loop,
     recorder: StepRecorder,
-    groups: Iterator[Sequence[Request]],
+    groups: Iterable[Group],
     clock: Callable[[], float] = time.monotonic,
 ) -> list[Measured]:
     """Runs one group after the other through an engine whose runner is behind ``recorder``."""
     for group in groups:
         recorder.pause()
-        for request in group:
-            loop.submit(request, clock())
-        while loop.wake_at(clock()) is not None:
-            loop.step(clock())
+        to_come, open_ = deque(group.requests), 0
+        while to_come or open_:
+            while to_come and open_ < group.open_at_once:
+                loop.submit(to_come.popleft(), clock())
+                open_ += 1
+            open_ -= sum(type(event) is Finished for event in loop.step(clock()))
     return recorder.measured
 
 
-def idle_work(count: int = IDLE_REQUESTS) -> list[Work]:
-    """Single short requests, for one client that sends one after the other."""
-    rng = random.Random(1)
-    return [Work(f"idle{i}", tuple(rng.choices(VOCABULARY, k=16)), 2, ignore_eos=True) for i in range(count)]
+def idle_work(turn: int = 0) -> list[Work]:
+    """Single short requests, to be sent one after the other."""
+    rng = random.Random(2 * turn)
+    return [
+        Work(f"idle{i}", tuple(rng.choices(VOCABULARY, k=16)), 2, ignore_eos=True)
+        for i in range(IDLE_REQUESTS)
+    ]
 
 
-def stream_work(streams: int) -> list[Work]:
-    """As many streams as run at once, all alike."""
-    rng = random.Random(2)
+def stream_work(streams: int, turn: int = 0) -> list[Work]:
+    """Streams that run at once, all alike."""
+    rng = random.Random(2 * turn + 1)
     return [
         Work(f"stream{i}", tuple(rng.choices(VOCABULARY, k=16)), STREAM_TOKENS, ignore_eos=True)
         for i in range(streams)
     ]
 
 
-def front_seconds(
-    server: Target,
-    one_by_one: Target,
-    streams: int,
-    simulate: Callable[[Sequence[Work]], tuple[float, float]],
-) -> tuple[float, float]:
-    """What HTTP adds per request and per part of an answer.
+class FrontSeconds(NamedTuple):
+    """What HTTP adds: per request, per step that tells something, and per part of an answer."""
 
-    ``server`` takes all requests at once, ``one_by_one`` one after the other; ``simulate`` says the medians of TTFT and
-    TPOT that the engine alone would have.
+    request: float
+    step: float
+    event: float
+
+
+def front_seconds(server: Target, one_by_one: Target, engine: Target, streams: int) -> FrontSeconds:
+    """What HTTP adds, from the same work given to a server and to the engine alone, in turns.
+
+    ``server`` takes all requests at once, ``one_by_one`` is the same one after the other. One stream and many tell what
+    a step costs from what each part of an answer does: sockets, threads and the client are woken for a step, however
+    little it tells.
 
     Raises:
         RuntimeError: a request failed.
     """
-    idle = idle_work()
-    one_by_one.run(idle[:2])  # connections and first uses
-    ttft, _ = _medians(one_by_one.run(idle))
-    together = stream_work(streams)
-    _, tpot = _medians(server.run(together))
-    alone_ttft, _ = simulate(idle[:1])
-    _, together_tpot = simulate(together)
-    event = max(0.0, tpot - together_tpot) / streams
-    return max(0.0, ttft - alone_ttft - event), event
+    one_by_one.run(idle_work()[:2])  # connections and first uses
+    engine.run(idle_work()[:2])
+    waits, alone, together = [], [], []
+    for turn in range(TURNS):
+        idle, one, many = idle_work(turn), stream_work(1, turn), stream_work(streams, turn)
+        engine_idle = [record for each in idle for record in engine.run([each])]
+        waits.append(_ttft(one_by_one.run(idle)) - _ttft(engine_idle))
+        alone.append(_tpot(server.run(one)) - _tpot(engine.run(one)))
+        together.append(_tpot(server.run(many)) - _tpot(engine.run(many)))
+    event = max(0.0, median(together) - median(alone)) / max(1, streams - 1)
+    step = max(0.0, median(alone) - event)
+    return FrontSeconds(max(0.0, median(waits) - step - 2 * event), step, event)
 
 
-def _medians(records: Sequence[Record]) -> tuple[float, float]:
+def _ttft(records: Sequence[Record]) -> float:
+    return median([record.ttft for record in _whole(records) if record.ttft is not None])
+
+
+def _tpot(records: Sequence[Record]) -> float:
+    return median([record.tpot for record in _whole(records) if record.tpot is not None])
+
+
+def _whole(records: Sequence[Record]) -> Sequence[Record]:
     failed = next((record for record in records if record.error), None)
     if failed is not None:
         raise RuntimeError(f"{failed.id}: {failed.error}")
-    return (
-        median([record.ttft for record in records if record.ttft is not None]),
-        median([record.tpot for record in records if record.tpot is not None]),
-    )
+    return records

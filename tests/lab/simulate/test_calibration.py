@@ -10,7 +10,8 @@ from headrace.lab.simulate.calibration import BadCalibration, Calibrated, Calibr
 from headrace.lab.simulate.fit import Measured
 from headrace.lab.simulate.work import StepWork
 
-DEVICE = (2e-3, 3e-5, 2e-4, 4e-5, 1e-5, 5e-9, 2e-8, 1e-4)
+TOKENS = (2e-4, 2e-5, 6e-5, 4e-5, 5e-5)
+DEVICE = (2e-3, 3e-5, *TOKENS, 5e-9, 2e-8, 1e-4)
 HOST = (1e-4, 2e-6)
 
 
@@ -35,11 +36,14 @@ def steps(count: int = 600, noise: float = 0.0, disturbed: float = 0.0) -> list[
 
 CALIBRATION = Calibration(
     *("m", "a machine", "cpu", "bfloat16", "cpp", 4096, 2048, 8.0, 900.0, 600),
-    *DEVICE,
+    *DEVICE[:2],
+    TOKENS,
+    *DEVICE[-3:],
     *HOST,
     error_p50=0.01,
     error_p90=0.02,
     front_request=0.004,
+    front_step=1e-3,
     front_event=1e-5,
 )
 
@@ -48,9 +52,25 @@ def test_a_calibrated_device_takes_what_was_measured():
     device = Calibrated(CALIBRATION)
     for each in steps(20):
         assert device.seconds(each.work) == pytest.approx(each.seconds)
-        assert device.host_seconds(each.work) == pytest.approx(each.host_seconds + 1e-5 * each.work.rows)
-    apart = Calibrated(dataclasses.replace(CALIBRATION, front_event=0.0))
-    assert apart.host_seconds(StepWork(4, 4, 4, 4, 4)) == pytest.approx(HOST[0] + 4 * HOST[1])
+        front = 1e-3 + 1e-5 * each.work.samples if each.work.samples else 0.0
+        assert device.host_seconds(each.work) == pytest.approx(each.host_seconds + front)
+    assert device.host_seconds(StepWork(4, 40, 4, 4, 0)) == pytest.approx(HOST[0] + 4 * HOST[1])
+
+
+def test_each_range_of_tokens_costs_its_own():
+    device = Calibrated(CALIBRATION)
+    seconds = [device.seconds(StepWork(1, tokens, 0, 0, 0)) for tokens in (8, 9, 32, 33, 600, 601)]
+    assert seconds[1] - seconds[0] == pytest.approx(TOKENS[1])
+    assert seconds[3] - seconds[2] == pytest.approx(TOKENS[2])
+    assert seconds[5] - seconds[4] == pytest.approx(TOKENS[4])
+
+
+def test_a_slower_machine_takes_longer_for_everything():
+    device, slower = Calibrated(CALIBRATION), Calibrated(CALIBRATION.at(1.25))
+    for each in steps(20):
+        assert slower.seconds(each.work) == pytest.approx(1.25 * device.seconds(each.work))
+        assert slower.host_seconds(each.work) == pytest.approx(1.25 * device.host_seconds(each.work))
+    assert CALIBRATION.at(2.0).front().request_seconds == 2 * CALIBRATION.front().request_seconds
 
 
 def test_a_calibration_is_a_file(tmp_path):
@@ -66,6 +86,8 @@ def test_a_calibration_is_a_file(tmp_path):
         ({"step": None}, "step must be float"),
         ({"row": -1.0}, "row must be float"),
         ({"kv_tokens": 1.5}, "kv_tokens must be int"),
+        ({"tokens": [1e-5, 1e-5]}, "tokens must be tuple"),
+        ({"tokens": [1e-5, 1e-5, "no", 1e-5, 1e-5]}, "tokens must be tuple"),
         ({"speed": 1}, "no calibration"),
     ],
 )

@@ -4,49 +4,56 @@ import pytest
 
 from headrace.core.events import Finished
 from headrace.lab.bench.record import Record
-from headrace.lab.simulate.measure import STREAM_TOKENS, batches, front_seconds, measure_steps
+from headrace.lab.simulate.measure import front_seconds, groups, measure_steps
 from headrace.lab.simulate.recorder import StepRecorder
 from tests.doubles.engines import hashing_engine
 
 
-def test_batches_of_all_sizes_are_run_and_each_step_is_noted():
+def test_prompts_come_beside_answers_and_each_step_is_noted():
     engine, runner = hashing_engine(num_blocks=400, max_num_seqs=6, max_model_len=128)
     engine.runner = recorder = StepRecorder(runner)
-    groups = list(batches(6, 128, seed=1))
-    assert [len(group) for group in groups] == [1, 2, 4, 6]
-    ends = []
+    loops = list(groups(6, 128, seed=1))
+    assert [each.open_at_once for each in loops] == [1, 2, 4, 6, 6, 4, 2, 1]
+    requests = [request for each in loops for request in each.requests]
+    assert len({request.id for request in requests}) == len(requests)
+    ends, most = [], 0
     step = engine.step
 
     def watched(now):
+        nonlocal most
+        most = max(most, engine.scheduler.num_running + engine.scheduler.num_waiting)
         events = step(now)
         ends.extend(event for event in events if isinstance(event, Finished))
         return events
 
     engine.step = watched
-    measured = measure_steps(engine, recorder, iter(groups))
-    assert len(ends) == 13
-    assert {each.work.rows for each in measured} >= {1, 2, 4, 6}
+    measured = measure_steps(engine, recorder, loops)
+    assert len(ends) == len(requests)
+    assert most == 6
+    assert {each.work.rows for each in measured} == {1, 2, 3, 4, 5, 6}
+    beside = [each.work for each in measured if each.work.tokens > each.work.rows > 1]
+    assert len(beside) > 20, "steps with a prompt and answers"
     assert all(each.seconds > 0 for each in measured)
-    assert sum(each.host_seconds != each.host_seconds for each in measured) == 4, "a pause before each batch"
-    answers = sum(request.params.max_tokens for group in groups for request in group)
-    assert sum(each.work.samples for each in measured) == answers
+    assert sum(each.host_seconds != each.host_seconds for each in measured) == 8, "a pause before each loop"
+    assert sum(each.work.samples for each in measured) == sum(each.params.max_tokens for each in requests)
 
 
 class Answering:
-    """A server whose first token takes ``ttft`` and each further one ``tpot``."""
+    """Answers whose first token takes ``ttft``, and each further one ``step`` and ``event`` for each stream."""
 
     name = "server"
 
-    def __init__(self, ttft: float, tpot: float, error: str = "") -> None:
-        self.ttft, self.tpot, self.error = ttft, tpot, error
+    def __init__(self, ttft: float, step: float, event: float = 0.0, error: str = "") -> None:
+        self.ttft, self.step, self.event, self.error = ttft, step, event, error
 
     def run(self, work):
+        tpot = self.step + self.event * len(work)
         return [
             Record(
                 each.id,
                 0.0,
                 9.0,
-                tuple(self.ttft + self.tpot * i for i in range(each.max_tokens)),
+                tuple(self.ttft + tpot * i for i in range(each.max_tokens)),
                 output_tokens=each.max_tokens,
                 error=self.error,
             )
@@ -54,16 +61,20 @@ class Answering:
         ]
 
 
-def test_what_http_adds_is_what_a_simulation_lacks():
-    request, event = front_seconds(
-        Answering(0.5, 0.030), Answering(0.050, 0.02), 8, lambda work: (0.020, 0.022)
-    )
-    assert event == pytest.approx((0.030 - 0.022) / 8)
-    assert request == pytest.approx(0.050 - 0.020 - 0.001)
-    assert STREAM_TOKENS > 1
+ALONE = Answering(0.020, 0.010, 0.0005)
+
+
+def test_what_http_adds_is_what_the_engine_alone_lacks():
+    server = Answering(0.050, 0.013, 0.0007)
+    found = front_seconds(server, server, ALONE, 8)
+    assert found.step == pytest.approx(0.003)
+    assert found.event == pytest.approx(0.0002)
+    assert found.request == pytest.approx(0.030 - 0.003 - 2 * 0.0002)
+    assert front_seconds(server, server, ALONE, 1).step == pytest.approx(0.0032), "one stream tells no more"
 
 
 def test_it_adds_nothing_less_than_nothing_and_failures_are_told():
-    assert front_seconds(Answering(0.1, 0.01), Answering(0.1, 0.01), 8, lambda work: (1.0, 1.0)) == (0.0, 0.0)
+    assert front_seconds(Answering(0.01, 0.009), Answering(0.01, 0.009), ALONE, 8) == (0.0, 0.0, 0.0)
+    failing = Answering(0.1, 0.01, error="no")
     with pytest.raises(RuntimeError, match="idle0: no"):
-        front_seconds(Answering(0.1, 0.01), Answering(0.1, 0.01, "no"), 8, lambda work: (1.0, 1.0))
+        front_seconds(ALONE, failing, ALONE, 8)
