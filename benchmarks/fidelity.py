@@ -69,15 +69,15 @@ SMOLLM2 = {
     "eos_token_id": 2,
 }
 LOADS = (0.3, 0.6, 0.9)
-BEATS = 3
+BEATS = 4
 """Of a pulse at a time; the median counts."""
 
 
 def main() -> None:
     """Calibrate, measure, simulate, print, write."""
-    parser = arguments(__doc__ or "", model="smollm2")
+    parser = arguments(__doc__ or "", model="smollm2", rounds=5)
     parser.add_argument("--trace", type=Path, default=None)
-    parser.add_argument("--requests", type=int, default=300, help="of the trace, in each round")
+    parser.add_argument("--requests", type=int, default=160, help="of the trace, in each round")
     parser.add_argument(
         "--scale", type=float, default=0.15, help="of the trace's lengths, for small machines"
     )

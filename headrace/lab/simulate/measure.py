@@ -24,7 +24,10 @@ ANSWER_MEDIAN = 24
 
 IDLE_REQUESTS = 12
 STREAM_TOKENS = 96
-TURNS = 3
+PASSES = 4
+"""How often all sizes of batches are run: a machine that drifts is not taken for one that is slow at some of them."""
+
+TURNS = 5
 """How often server and engine are measured in turn."""
 
 
@@ -36,17 +39,17 @@ class Group(NamedTuple):
 
 
 def groups(max_num_seqs: int, max_model_len: int, seed: int = 0) -> Iterator[Group]:
-    """Closed loops of 1, 2, 4 … ``max_num_seqs`` requests, prompts and answers of many lengths, no prefix shared.
-
-    They go up and down again: a machine that gets slower is not taken for one that is slow with many.
+    """Loops of 1, 2, 4 … ``max_num_seqs`` requests at once, up and down `PASSES` times; prompts and answers of many
+    lengths, no prefix shared. The first one, of the largest size, is for warming up.
     """
     rng = random.Random(seed)
     longest = max(1, max_model_len // 2)
-    sizes = [1]
-    while sizes[-1] < max_num_seqs:
-        sizes.append(min(2 * sizes[-1], max_num_seqs))
-    for number, size in enumerate([*sizes, *reversed(sizes)]):
-        count = 4 + 2 * size
+    up = [1]
+    while up[-1] < max_num_seqs:
+        up.append(min(2 * up[-1], max_num_seqs))
+    passes = [size for number in range(PASSES) for size in (up, up[::-1])[number % 2]]
+    for number, size in enumerate([max_num_seqs, *passes]):
+        count = 2 + size
         prompts = log_normal(count, max(1, min(192, longest // 8)), 1.0, 1, longest, rng)
         answers = log_normal(count, ANSWER_MEDIAN, 0.7, 4, max(4, min(256, longest)), rng)
         requests = [
@@ -66,8 +69,13 @@ def measure_steps(
     groups: Iterable[Group],
     clock: Callable[[], float] = time.monotonic,
 ) -> list[Measured]:
-    """Runs one group after the other through an engine whose runner is behind ``recorder``."""
-    for group in groups:
+    """Runs one group after the other through an engine whose runner is behind ``recorder``.
+
+    The first group's steps are left out: memory that is touched for the first time makes them take up to twice as long.
+    """
+    for number, group in enumerate(groups):
+        if number == 1:
+            recorder.measured.clear()
         recorder.pause()
         to_come, open_ = deque(group.requests), 0
         while to_come or open_:
