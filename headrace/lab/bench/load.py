@@ -7,6 +7,7 @@ an overloaded server makes wait are exactly those that a closed loop would never
 from __future__ import annotations
 
 import asyncio
+import sys
 import time
 from collections.abc import Sequence
 from typing import Any
@@ -14,6 +15,11 @@ from typing import Any
 from headrace.lab.bench.client import Endpoint, ask
 from headrace.lab.bench.record import Record
 from headrace.lab.workload import Work
+
+if sys.platform == "win32":
+    from asyncio import run as run_loop
+else:
+    from uvloop import run as run_loop  # what the client takes of the cores, its server lacks
 
 
 class NoClient(RuntimeError):
@@ -62,7 +68,7 @@ class ServerTarget:
         self._concurrency = concurrency
 
     def run(self, work: Sequence[Work]) -> list[Record]:
-        return asyncio.run(offer(self._endpoint, work, self._concurrency))
+        return run_loop(offer(self._endpoint, work, self._concurrency))
 
     def facts(self) -> dict[str, Any]:
         return {} if self._concurrency is None else {"max_concurrency": self._concurrency}
