@@ -66,11 +66,11 @@ class NativeStack:
     def room(self, tokens: int) -> list[int]:
         """Where a step of ``tokens`` computes: addresses of its residual, of what is hidden (twice), wide and narrow.
 
-        Kept from step to step, as large as the largest needed.
+        Kept from step to step, as large as the largest needed: a stack runs one step at a time.
         """
         if tokens > self._room_tokens:
-            narrowest = max(self.hidden, self.attended)
-            widths = (self.hidden, narrowest, narrowest, self.wide, self.narrow)
+            either = max(self.hidden, self.attended)
+            widths = (self.hidden, either, either, self.wide, self.narrow)
             self._room = [torch.empty(tokens * width, dtype=self.stack.dtype) for width in widths]
             self._room_tokens = tokens
         return [part.data_ptr() for part in self._room]

@@ -1,3 +1,4 @@
+import asyncio
 import json
 import threading
 import time
@@ -17,11 +18,17 @@ def ends(house) -> list[FinishReason]:
 
 
 def quiet(house) -> None:
-    """Wait until the engine holds nothing any more."""
+    """Wait until the engine holds nothing any more and all that happened has been counted."""
     until = time.monotonic() + 10
     while house.service.open_requests():
         assert time.monotonic() < until
         time.sleep(0.005)
+    asyncio.run_coroutine_threadsafe(turns(3), house.service._loop).result(10)  # told, written, counted
+
+
+async def turns(count: int) -> None:
+    for _ in range(count):
+        await asyncio.sleep(0)
 
 
 def later(seconds: float, action) -> None:
