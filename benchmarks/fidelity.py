@@ -118,11 +118,11 @@ def main() -> None:
                 for load in LOADS:
                     run = _run(running, watched, paced[load])
                     rounds[load].append(Round(run, pulse.pace()))
-    for load in LOADS:
-        for number, each in enumerate(rounds[load]):
-            simulated = _simulate(given, calibration.at(each.pace), paced[load])
-            rounds[load][number] = each._replace(simulated=simulated)
-    compared = {f"{load:g}": _compare(rounds[load]) for load in LOADS}
+    simulated = {
+        load: [_simulate(given, calibration.at(each.pace), paced[load]) for each in rounds[load]]
+        for load in LOADS
+    }
+    compared = {f"{load:g}": _compare(rounds[load], simulated[load]) for load in LOADS}
     _show(compared)
     say(f"pulses beside the calibration's: {_told(rounds, lambda each: f'{each.pace:.2f}')}")
     say(f"{FOREIGN}: {_told(rounds, lambda each: each.run.facts[FOREIGN])}")
@@ -222,11 +222,10 @@ class Pulse:
 
 
 class Round(NamedTuple):
-    """One round of one load, the pace of the machine meanwhile, and what is predicted at that pace."""
+    """One round of one load, and the pace of the machine meanwhile."""
 
     run: Run
     pace: float
-    simulated: Summary | None = None
 
 
 def _told(rounds: Mapping[float, Sequence[Round]], what: Callable[[Round], object]) -> str:
@@ -244,14 +243,14 @@ class Compared(NamedTuple):
     spread: float
 
 
-def _compare(rounds: Sequence[Round]) -> list[Compared]:
+def _compare(rounds: Sequence[Round], simulated: Sequence[Summary]) -> list[Compared]:
     """All figures of one load, measured and simulated ones the medians of the rounds."""
     real = [_figures(each.run.summary) for each in rounds]
-    simulated = [_figures(each.simulated) for each in rounds if each.simulated is not None]
+    foretold = [_figures(each) for each in simulated]
     compared = []
     for name in real[0]:
         seen = [figures[name] for figures in real]
-        measured, predicted = median(seen), median([figures[name] for figures in simulated])
+        measured, predicted = median(seen), median([figures[name] for figures in foretold])
         spread = (max(seen) - min(seen)) / 2 / measured
         compared.append(Compared(name, measured, predicted, predicted / measured - 1.0, spread))
     return compared

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 from datetime import UTC, datetime
+from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, cast
 
@@ -62,8 +63,10 @@ def roofline(
     timed = TimedKernels(kernels, loaded.spec.vocab_size)
     token_bytes = loaded.ledger.block_bytes / loaded.ledger.block_size
     steps: list[lab.Step] = []
+    seeds = count(workload_seed)  # other prompts in each run: what was computed before would be found
 
-    def run(batch: int, context: int, seed: int, using: object) -> list[StepTimes]:
+    def run(batch: int, context: int, using: object) -> list[StepTimes]:
+        seed = next(seeds)
         loaded.decoder.kernels = cast(Kernels, using)
         answer = output_len + 1 + batch * context // engine.knobs.batched_tokens
         work = Dataset("fixed", None, batch, context, answer, seed=seed).draw()
@@ -73,9 +76,8 @@ def roofline(
 
     for context in input_len:
         for batch in batch_size:
-            seed = workload_seed + len(steps)
-            parts = run(batch, context, seed, timed)
-            whole = run(batch, context, seed + 1, kernels)
+            parts = run(batch, context, timed)
+            whole = run(batch, context, kernels)
             for plain, times in zip(whole, parts, strict=True):
                 if plain.wall.count and times.wall.count:
                     size = (batch, context, output_len)
