@@ -57,6 +57,13 @@ class EvictReason(StrEnum):
     RESET = "reset"
 
 
+class Scope(StrEnum):
+    """To whom a cache's promise is made and kept: to a tenant, and in each of its partitions."""
+
+    TENANT = "tenant"
+    PARTITION = "partition"
+
+
 class Lookup(StrEnum):
     """How asking a response cache ended."""
 
@@ -258,11 +265,15 @@ class Spared(NamedTuple):
 
 
 class Audited(NamedTuple):
-    """A request was computed although a cache had an answer; whether that answer was ``right``."""
+    """A request was computed although a cache had an answer; whether that answer was ``right``.
+
+    ``refuted`` says where just this audit, with those before it, refutes what is promised of such answers.
+    """
 
     request_id: str
     layer: Layer
     right: bool
+    refuted: Scope | None = None
 
 
 class StoreFaulted(NamedTuple):

@@ -71,6 +71,11 @@ class CacheLedger:
         self._audits = sheet.counter(
             "response_cache_audits", "Kept answers compared with computed ones.", ["layer", "outcome"]
         )
+        self._refuted = sheet.counter(
+            "response_cache_refuted",
+            "Tenants and partitions to whom audits have refuted the promise.",
+            ["layer", "scope"],
+        )
         self._evictions = sheet.counter("response_cache_evictions", "Entries dropped for room.", layer)
         self._bytes = sheet.gauge("response_cache_bytes", "Bytes held, all stores together.", layer)
         self._entries = sheet.gauge("response_cache_entries", "Entries held, all stores together.", layer)
@@ -100,6 +105,8 @@ class CacheLedger:
     def audited(self, event: Audited, now: float) -> None:
         """A kept answer was compared with a computed one."""
         self._audits.of(event.layer.value, "right" if event.right else "wrong").value += 1
+        if event.refuted is not None:
+            self._refuted.of(event.layer.value, event.refuted.value).value += 1
 
     def shared(self, cached_tokens: int) -> None:
         """A request was admitted for the first time, with ``cached_tokens`` of its prompt computed before."""
@@ -169,6 +176,11 @@ class CacheLedger:
             },
             "audited_right": int(self._audits.of(layer, "right").value),
             "audited_wrong": int(self._audits.of(layer, "wrong").value),
+            "refuted": {
+                scope: int(cell.value)
+                for (each, scope), cell in self._refuted.series.items()
+                if each == layer
+            },
             "saved_prompt_tokens": int(self._tokens.of(layer, "prompt").value),
             "saved_output_tokens": int(self._tokens.of(layer, "output").value),
             "saved_cost": self._money.of(layer).value,

@@ -5,11 +5,13 @@ from headrace.core.events import (
     AdmitReason,
     Admitted,
     Arrived,
+    Audited,
     Evicted,
     EvictReason,
     Fault,
     LookedUp,
     Lookup,
+    Scope,
     Spared,
     StoreFaulted,
 )
@@ -82,6 +84,19 @@ def test_what_no_cache_may_answer_and_what_failed_is_told_with_its_reason(metric
     assert stats["bypasses"] == {"no_store": 1}
     assert stats["faults"] == {"redis:slow": 1}
     assert stats["layers"]["exact"]["lookups"] == 0
+
+
+def test_audits_and_what_they_refute(metrics):
+    semantic = told(
+        metrics,
+        LookedUp("a", Layer.SEMANTIC, Lookup.MISS, 0.0, "audit"),
+        Audited("a", Layer.SEMANTIC, True),
+        Audited("b", Layer.SEMANTIC, False, Scope.PARTITION),
+        Audited("c", Layer.SEMANTIC, False, Scope.TENANT),
+        Audited("d", Layer.SEMANTIC, False),
+    )["layers"]["semantic"]
+    assert (semantic["audited_right"], semantic["audited_wrong"]) == (1, 3)
+    assert semantic["refuted"] == {"partition": 1, "tenant": 1}
 
 
 def test_the_page_has_a_series_per_layer():

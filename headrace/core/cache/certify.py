@@ -2,9 +2,8 @@
 
 The promise is P(wrong | served) <= max_error with a given confidence. It is bought with labelled decisions that
 the score was not fitted on: `certify` tests thresholds by the exact binomial bound, in a way that may look at
-several without spending the confidence twice (Learn then Test, arXiv:2110.01052). `AuditBound` keeps watching the
-promise afterwards, on answers that were computed although the cache had one; it may be asked after every answer
-(Ville's inequality; Howard et al., arXiv:1810.08240). Pure arithmetic on counts: knows neither texts nor scores.
+several without spending the confidence twice (Learn then Test, arXiv:2110.01052). `core.cache.audits` watches the
+promise afterwards. Pure arithmetic on counts: knows neither texts nor scores.
 """
 
 from __future__ import annotations
@@ -130,37 +129,6 @@ def promising_starts(
 def served_to_prove(max_error: float, confidence: float) -> int:
     """Served answers, all of them right, that `certify` needs from one start: fewer can prove nothing."""
     return math.ceil(math.log1p(-confidence) / math.log1p(-max_error))
-
-
-class AuditBound:
-    """Watches the error rate of served answers through audited ones; ``violated`` may be asked after each.
-
-    A bet against the promise: its wealth, started at one, is expected never to grow while the rate is at most
-    ``max_error``, so it reaches 1 / (1 - confidence) with probability at most 1 - confidence, however often one
-    looks. It is split over several alternatives, so that both a slight and a gross breach are found.
-    """
-
-    _WORSE = (1.5, 2.0, 4.0, 8.0, 16.0)
-
-    def __init__(self, max_error: float, confidence: float) -> None:
-        self.audited = 0
-        self.wrong = 0
-        self.violated = False
-        rates = [min(0.9, max_error * times) for times in self._WORSE]
-        self._if_wrong = [math.log(rate / max_error) for rate in rates]
-        self._if_right = [math.log((1.0 - rate) / (1.0 - max_error)) for rate in rates]
-        self._log_wealth = [0.0] * len(rates)
-        self._limit = -math.log1p(-confidence)
-
-    def observe(self, wrong: bool) -> None:
-        """One served answer was audited."""
-        self.audited += 1
-        self.wrong += wrong
-        for index, gain in enumerate(self._if_wrong if wrong else self._if_right):
-            self._log_wealth[index] += gain
-        top = max(self._log_wealth)
-        mean = sum(math.exp(wealth - top) for wealth in self._log_wealth) / len(self._log_wealth)
-        self.violated = self.violated or top + math.log(mean) >= self._limit
 
 
 def _chance_of_so_few(wrong: int, served: int, rate: float) -> float:

@@ -2,8 +2,9 @@
 
     turn, partition → librarian's verdict within the deadline → entry from the exact cache → audit's lottery → serve
 
-Every stage may only say "miss". With a small probability a would-be hit is computed all the same and compared; when
-these audits refute the promise, the partition is switched off, or everything where all of them together do.
+Every stage may only say "miss". With a small probability a would-be hit is computed all the same and compared. An audit
+counts for its tenant and for its partition, and for nobody else; those to whom audits refute the promise are switched
+off.
 """
 
 from __future__ import annotations
@@ -17,12 +18,12 @@ from collections.abc import Callable, Mapping
 from enum import StrEnum
 
 from headrace.core.cache.ask import Ask
+from headrace.core.cache.audits import Audits
 from headrace.core.cache.beginnings import Beginning
 from headrace.core.cache.breaker import Breaker
-from headrace.core.cache.certify import AuditBound
 from headrace.core.cache.entry import Entry, Hit, Layer, Miss, Served, StoreFacts
 from headrace.core.cache.judge import Decline
-from headrace.core.events import Audited, Event
+from headrace.core.events import Audited, Event, Scope
 from headrace.core.request import FinishReason
 from headrace.serve.exact import ExactCache
 from headrace.serve.semantic.librarian import Computed, Librarian, Proposal
@@ -32,7 +33,7 @@ logger = logging.getLogger(__name__)
 _PENDING = 10_000
 """Audits under way at most; the oldest is given up."""
 _WATCHED = 10_000
-"""Partitions whose audits are counted."""
+"""Tenants, and partitions, whose audits are counted: 0.4 KB each."""
 _ALIKE = 0.7
 """The cosine from which a question that must be computed is put beside those with the nearest one's answer."""
 
@@ -86,15 +87,14 @@ class SemanticCache:
         self._deadline = deadline
         self._audit = audit if mode is Mode.SERVE else 1.0
         self._max_error = max_error
-        self._confidence = confidence
         self._lottery = random.Random(seed)
         self._clock = clock
         self._breaker = Breaker()
         self._pending: OrderedDict[bytes, bytes] = (
             OrderedDict()
         )  # by the asker's key: the entry it would have got
-        self._all = AuditBound(max_error, confidence)
-        self._bounds: OrderedDict[bytes, AuditBound] = OrderedDict()
+        self._tenants = Audits(max_error, confidence, _WATCHED)
+        self._partitions = Audits(max_error, confidence, _WATCHED)
         self._loop: asyncio.AbstractEventLoop | None = None
 
     def start(self) -> None:
@@ -110,7 +110,7 @@ class SemanticCache:
         """A near question's answer, or why there is none."""
         if ask.turn is None or not ask.partition:
             return Miss("no_turn")
-        if self._switched_off(ask.partition):
+        if self._switched_off(ask):
             return Miss("switched_off")
         now = self._clock()
         if not self._breaker.permits(now):
@@ -142,16 +142,15 @@ class SemanticCache:
         instead = self._pending.pop(ask.key, None)
         if ask.turn is None or not ask.partition or entry.reason is not FinishReason.STOP:
             return
-        partition, request_id = ask.partition, ask.request.id
 
         def audited(right: bool) -> None:
             loop = self._loop
             if loop is not None and not loop.is_closed():
-                loop.call_soon_threadsafe(self._audited, partition, request_id, right)
+                loop.call_soon_threadsafe(self._audited, ask, right)
 
         computed = Computed(
             key=ask.key,
-            partition=partition,
+            partition=ask.partition,
             question=ask.turn.text,
             spell=lambda: self._spell(entry.tokens),
             tags=tuple(tag for tag, _ in entry.versions),
@@ -196,24 +195,21 @@ class SemanticCache:
         alike = near is not None and near.cosine >= _ALIKE
         return Miss(str(verdict.why), f"{ask.partition.hex()}/{near.answer:x}" if near and alike else "")
 
-    def _switched_off(self, partition: bytes) -> bool:
-        bound = self._bounds.get(partition)
-        return self._mode is Mode.SERVE and (self._all.violated or (bound is not None and bound.violated))
+    def _switched_off(self, ask: Ask) -> bool:
+        refuted = self._tenants.refuted(ask.request.tenant) or self._partitions.refuted(ask.partition)
+        return refuted and self._mode is Mode.SERVE
 
-    def _audited(self, partition: bytes, request_id: str, right: bool) -> None:
-        bound = self._bounds.pop(partition, None) or AuditBound(self._max_error, self._confidence)
-        self._bounds[partition] = bound
-        if len(self._bounds) > _WATCHED:
-            harmless = next((key for key, each in self._bounds.items() if not each.violated), partition)
-            del self._bounds[harmless]
-        before = self._all.violated, bound.violated
-        for each in (self._all, bound):
-            each.observe(not right)
-        self._tell(Audited(request_id, Layer.SEMANTIC, right))
-        if self._mode is Mode.SERVE and before != (self._all.violated, bound.violated):
-            where = "everywhere" if self._all.violated else f"for partition {partition.hex()[:12]}"
+    def _audited(self, ask: Ask, right: bool) -> None:
+        tenant, partition = ask.request.tenant, ask.partition
+        by_tenant = self._tenants.observe(tenant, not right)
+        by_partition = self._partitions.observe(partition, not right)
+        refuted = Scope.TENANT if by_tenant else Scope.PARTITION if by_partition else None
+        self._tell(Audited(ask.request.id, Layer.SEMANTIC, right, refuted))
+        if refuted is not None:
             logger.warning(
-                "the semantic cache is switched off %s: audits refute that at most %.3g of its answers are wrong",
-                where,
+                "audits refute that at most %.3g of the semantic cache's answers to %s%s are wrong%s",
                 self._max_error,
+                f"tenant {tenant!r}",
+                "" if by_tenant else f" in partition {partition.hex()[:12]}",
+                ": it is switched off there" if self._mode is Mode.SERVE else "",
             )

@@ -9,7 +9,6 @@ import random
 import pytest
 
 from headrace.core.cache.certify import (
-    AuditBound,
     Tally,
     beta_cdf,
     certify,
@@ -125,28 +124,3 @@ def test_the_promise_holds_on_exchangeable_data(max_error):
         broken += found is not None and true_error(found.tally.threshold) > max_error
     assert certified > 100, "the test must be able to fail"
     assert broken <= 10
-
-
-def test_an_audit_of_a_kept_promise_is_rarely_alarmed():
-    draw = random.Random(11)
-    alarms = 0
-    for _ in range(300):
-        audit = AuditBound(0.02, 0.95)
-        for _ in range(1000):
-            audit.observe(draw.random() < 0.02)
-        alarms += audit.violated
-    assert alarms <= 15
-
-
-def test_an_audit_finds_a_broken_promise_and_remembers_it():
-    draw = random.Random(13)
-    audit = AuditBound(0.01, 0.95)
-    needed = 0
-    while not audit.violated:
-        audit.observe(draw.random() < 0.1)
-        needed += 1
-    assert needed < 300
-    for _ in range(5000):
-        audit.observe(False)
-    assert audit.violated
-    assert audit.audited == needed + 5000

@@ -11,7 +11,7 @@ from headrace.core.cache.ask import Turn
 from headrace.core.cache.control import NO_WISHES, Control
 from headrace.core.cache.entry import Layer
 from headrace.core.cache.versions import EVERYTHING, Versions
-from headrace.core.events import Audited, LookedUp
+from headrace.core.events import Audited, LookedUp, Scope
 from headrace.core.gate import Limits
 from headrace.serve.exact import ExactCache
 from headrace.serve.recall import Recall
@@ -49,6 +49,21 @@ class Scene(House):
         await self.desk_done()
         last = [event for event in self.events(LookedUp) if event.layer is Layer.SEMANTIC][-1:]
         return answer.note, last[0].reason if last else None
+
+    async def wrongs(self, tenant, most):
+        """How many wrong answers, each in a partition of its own, switch ``tenant`` off; at most ``most``."""
+        for number in range(most):
+            context = b"%d" % number
+            _, why = await self.ask(f"shoes {number}", tenant=tenant, context=context)
+            if why == "switched_off":
+                return number
+            self.said = "never"
+            assert await self.ask(f"shoes {number} please", tenant=tenant, context=context) == (
+                "miss",
+                "audit",
+            )
+            self.said = "yes"
+        return most
 
     async def desk_done(self):
         done = threading.Event()
@@ -215,19 +230,49 @@ def test_shadow_serves_nothing_and_compares_everything():
     asyncio.run(go())
 
 
-def test_audits_that_refute_the_promise_switch_everything_off():
+def test_audits_that_refute_the_promise_switch_the_tenant_off_and_nobody_else():
     async def go():
         async with scene(audit=1.0, max_error=0.01) as h:
+            assert await h.wrongs("a", 20) < 20
+            assert await h.ask("hats blue", tenant="a", context=b"another") == ("miss", "switched_off")
+            await h.ask("shoes red", tenant="b")
+            assert await h.ask("shoes red please", tenant="b") == ("miss", "audit")
+            refuted = [event.refuted for event in h.events(Audited) if event.refuted is not None]
+            assert refuted == [Scope.TENANT]
+            assert {event.right for event in h.events(Audited)[:-1]} == {False}
+
+    asyncio.run(go())
+
+
+def test_right_audits_of_one_tenant_do_not_speak_for_another():
+    async def go():
+        async with scene(audit=1.0) as h:
+            alone = await h.wrongs("a", 20)
+        async with scene(audit=1.0) as h:
+            await h.ask("shoes red", tenant="b")
+            for number in range(60):
+                word = "abcdefghij"[number // 10] + "klmnopqrst"[number % 10]
+                assert await h.ask(f"shoes red {word}", tenant="b") == ("miss", "audit")
+            assert await h.wrongs("a", 20) == alone < 20
+
+    asyncio.run(go())
+
+
+def test_a_partition_that_alone_is_wrong_is_switched_off_alone():
+    async def go():
+        async with scene(audit=1.0, max_error=0.2) as h:
             await h.ask("shoes red")
+            for number in range(60):
+                await h.ask(f"shoes red {'abcdefghij'[number // 10]}{'klmnopqrst'[number % 10]}")
             for number in range(20):
                 h.said = 3 * "abcdefghijklmnopqrst"[number]
-                note, why = await h.ask(f"shoes red {'abcdefghijklmnopqrst'[number]}")
-                assert note == "miss"
+                _, why = await h.ask(f"shoes red {'abcdefghijklmnopqrst'[number]}", context=b"wrong")
                 if why == "switched_off":
                     break
             assert why == "switched_off"
-            assert await h.ask("hats blue", context=b"another partition") == ("miss", "switched_off")
-            assert {event.right for event in h.events(Audited)} == {False}
+            assert (await h.ask("shoes red again"))[1] == "audit"
+            refuted = [event.refuted for event in h.events(Audited) if event.refuted is not None]
+            assert refuted == [Scope.PARTITION]
 
     asyncio.run(go())
 
