@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
 
 from headrace.core.events import Event, Evicted, EvictReason
-from headrace.core.eviction import Block, EvictionOrder, EvictionPolicy
+from headrace.core.eviction import UNRANKED, Block, EvictionOrder, EvictionPolicy
 from headrace.core.plan import Tier
 from headrace.core.tiers import Held, LowerTiers
 
@@ -192,13 +192,17 @@ class BlockPool:
 
     def _evict(self, count: int) -> list[int]:
         lower, forget = self.lower, self._forget
-        evicted = []
+        evicted, unranked = [], 0
         for block in self._cached.pop(count):
             if lower:
                 lower.take_down(block)
             forget(block)
             evicted.append(block.id)
-        self._tell(Evicted(tuple(evicted), EvictReason.ALLOCATION))
+            unranked += block.rank == UNRANKED
+        if unranked:  # they are the first
+            self._tell(Evicted(tuple(evicted[:unranked]), EvictReason.UNRANKED))
+        if unranked < count:
+            self._tell(Evicted(tuple(evicted[unranked:]), EvictReason.ALLOCATION))
         return evicted
 
     # -- content -----------------------------------------------------------------------------------

@@ -55,6 +55,8 @@ class PreemptReason(StrEnum):
 class EvictReason(StrEnum):
     ALLOCATION = "allocation"
     RESET = "reset"
+    UNRANKED = "unranked"
+    """The eviction policy failed to rank it, so it went first."""
 
 
 class Scope(StrEnum):
@@ -202,7 +204,8 @@ class Moved(NamedTuple):
 
 
 class TransferFailed(NamedTuple):
-    """A copy to or from the disk has failed: the disk could not be written, or did not hold what it should."""
+    """A copy to or from the disk has failed: the disk could not be written, or did not hold what it should. Or one
+    down has not begun, because the policy that should say whether it pays has failed."""
 
     source: Tier
     target: Tier

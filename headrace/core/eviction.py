@@ -95,6 +95,10 @@ class Block:
             self.seconds = None if seconds is None else max(seconds, self.seconds)
 
 
+UNRANKED = -math.inf
+"""The priority of a block for which the policy fails: it goes first, for content is never owed to anybody."""
+
+
 class EvictionPolicy(Protocol):
     """Ranks an idle block: the one of lowest priority loses its content first. Asked again whenever it changes."""
 
@@ -168,7 +172,7 @@ class EvictionOrder:
 
     def add_all(self, blocks: Iterable[Block]) -> None:
         """Blocks are idle from now on, each released after those before it."""
-        priority, used, stamp = self._policy.priority, self._used, self._stamp + 1
+        ask, used, stamp = self._ask, self._used, self._stamp + 1
         run: list[Block] = []
         last = math.inf
         for block in blocks:
@@ -176,7 +180,7 @@ class EvictionOrder:
             block.used = used
             if block.seconds is not None or block.due is not None:
                 self._limit(block, None)
-            rank = block.rank = priority(block)
+            rank = block.rank = ask(block)
             if rank < last and run:
                 self._open(run, stamp)
                 run = []
@@ -247,10 +251,17 @@ class EvictionOrder:
         if block.due is not None:
             heapq.heappush(self._ends, (block.due, block.used, block))
 
+    def _ask(self, block: Block) -> float:
+        try:
+            rank = self._policy.priority(block)
+            return rank if rank > UNRANKED else UNRANKED  # NaN is not more either
+        except Exception:  # whoever leaves blocks behind has been answered: there is nobody to fail
+            return UNRANKED
+
     def _push(self, block: Block) -> None:
         self._stamp += 1
         block.stamp = self._stamp
-        block.rank = self._policy.priority(block)
+        block.rank = self._ask(block)
         self._open([block], self._stamp)
 
     def _open(self, run: list[Block], stamp: int) -> None:

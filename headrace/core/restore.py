@@ -32,6 +32,14 @@ class RestorePolicy(Protocol):
     def observe(self, tier: Tier, seconds: float) -> None: ...
 
 
+class RestoreFailed(Exception):
+    """A policy raised or returned nonsense when it was asked how much to fetch."""
+
+    def __init__(self, error: Exception) -> None:
+        super().__init__(str(error))
+        self.error = error
+
+
 class AlwaysRestore:
     """Whatever lies anywhere is fetched."""
 

@@ -15,13 +15,14 @@ These books know keys and block ids; what carries bytes is the runner's. Without
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import suppress
 from typing import NamedTuple
 
 from headrace.core.events import Event, Moved, MoveReason, RestoreDeclined, TransferFailed
 from headrace.core.eviction import Block, EvictionOrder, EvictionPolicy
 from headrace.core.plan import Arrival, Move, Tier
 from headrace.core.request import DEFAULT_RETENTION
-from headrace.core.restore import RestorePolicy
+from headrace.core.restore import RestoreFailed, RestorePolicy
 
 MAX_TRANSFERS = 512
 """Copies to or from the disk under way at once: each pins two blocks."""
@@ -247,7 +248,7 @@ class LowerTiers:
         if held is not None:
             self.host.touch(held)
             return
-        if not self._restore.pays(Tier.HOST, block.chain):
+        if not self._pays(Tier.DEVICE, Tier.HOST, block.chain):
             return
         target = self.host.make_room()
         if target is not None:
@@ -266,7 +267,7 @@ class LowerTiers:
             return
         if self.disk is None or not self._writable or source.key is None:
             return
-        if not self._restore.pays(Tier.DISK, source.chain):
+        if not self._pays(Tier.HOST, Tier.DISK, source.chain):
             return
         held = self.disk.find(source.key, source.tokens)
         if held is not None:
@@ -318,6 +319,14 @@ class LowerTiers:
             if self.disk is not None:
                 self.disk.adopt(each)
 
+    def _pays(self, source: Tier, target: Tier, blocks: int) -> bool:
+        """Whether a chain of so many blocks is worth bringing down; where the policy fails, it is not."""
+        try:
+            return bool(self._restore.pays(target, blocks))
+        except Exception:
+            self._tell(TransferFailed(source, target))
+            return False
+
     # -- up ----------------------------------------------------------------------------------------
 
     def find(
@@ -327,6 +336,9 @@ class LowerTiers:
 
         ``start`` is the position of the first of them in ``tokens``. Without ``from_disk`` what is not in the host
         tier yet counts as not there.
+
+        Raises:
+            RestoreFailed: the policy failed.
         """
         found: list[Held] = []
         for key in keys[: self.host.num_blocks]:
@@ -338,7 +350,12 @@ class LowerTiers:
         if not found:
             return (), 0
         begin = start - len(found) * self._block_size
-        count = self._restore.choose(begin, [held.tier for held in found])
+        try:
+            count = self._restore.choose(begin, [held.tier for held in found])
+            if not isinstance(count, int) or not 0 <= count <= len(found):
+                raise ValueError(f"{count!r} of {len(found)} blocks")
+        except Exception as error:
+            raise RestoreFailed(error) from error
         return tuple(found[:count]), len(found) - count
 
     def _held(self, key: bytes, tokens: Sequence[int], from_disk: bool) -> Held | None:
@@ -400,7 +417,8 @@ class LowerTiers:
             target_tier = self._tier(move.target_tier)
             target = target_tier.blocks[move.target]
             if arrival.ok and move.source_tier is Tier.DISK:
-                self._restore.observe(Tier.DISK, arrival.seconds)
+                with suppress(Exception):  # what it cannot learn from is its own loss
+                    self._restore.observe(Tier.DISK, arrival.seconds)
             if arrival.ok and target.key is not None:
                 target_tier.filled(target)
             else:

@@ -124,7 +124,7 @@ class CacheLedger:
 
     def evicted(self, event: Evicted, now: float) -> None:
         """Blocks of the prefix cache were needed for something else."""
-        if event.reason is EvictReason.ALLOCATION:
+        if event.reason is not EvictReason.RESET:
             self._evicted_blocks += len(event.blocks)
 
     def measure(self) -> None:

@@ -18,14 +18,16 @@ from headrace.core.engine import Engine
 from headrace.core.events import Admitted, Event, Preempted
 from headrace.core.eviction import EvictionPolicy, LeastRecentlyUsed, LeastWorth
 from headrace.core.knobs import Knobs
+from headrace.core.lengths import LengthPredictor
 from headrace.core.plan import Tier
 from headrace.core.request import FinishReason, Request
 from headrace.core.restore import AlwaysRestore, Link, WhicheverIsQuicker
 from headrace.core.scheduler.admission import Continuous, Queue, StaticBatch
 from headrace.core.scheduler.fair import FairQueue, single_file
-from headrace.core.scheduler.headroom import AlwaysFits
+from headrace.core.scheduler.headroom import AlwaysFits, Headroom
 from headrace.core.scheduler.line import Line
 from headrace.core.scheduler.order import ByAge, ByPriority, FirstComeFirstServed, ShortestFirst
+from headrace.core.scheduler.pick import LongestPrefix
 from headrace.core.scheduler.running import MAX_PREEMPTIONS
 from headrace.core.scheduler.scheduler import Scheduler
 from headrace.core.scheduler.share import Books
@@ -42,12 +44,14 @@ ORDERS = [
     ByAge,
     lambda: ShortestFirst(lambda each: len(each.tokens) * 0.01),
 ]
-QUEUES = [
-    single_file,
-    lambda: FairQueue(Books(CLASSES, {"a": 2.0}), Line),
-    lambda: FairQueue(Books(CLASSES, {}), Line),
-    lambda: FairQueue(Books(CLASSES, {}), lambda: Line(LastOfWindow(), max_passes=3)),
+QUEUES = [  # over the pool that they serve
+    lambda pool: single_file(),
+    lambda pool: FairQueue(Books(CLASSES, {"a": 2.0}), Line),
+    lambda pool: FairQueue(Books(CLASSES, {}), Line),
+    lambda pool: FairQueue(Books(CLASSES, {}), lambda: Line(LastOfWindow(), max_passes=3)),
+    lambda pool: FairQueue(Books(CLASSES, {}), lambda: Line(LongestPrefix(pool), max_passes=3)),
 ]
+ROOMS = [AlwaysFits, *(lambda mark=mark: Headroom(LengthPredictor(48), 4, mark) for mark in (0, 3))]
 ADMISSIONS = [Continuous, lambda: StaticBatch(3, 0.05), lambda: StaticBatch(1, 0.0)]
 VICTIMS = [LastRanked, LeastLoss]
 EVICTIONS = [LeastRecentlyUsed, lambda: LeastWorth(14, 2.0)]
@@ -76,16 +80,16 @@ def crowd(count: int = 24) -> list[Request]:
     ]
 
 
-def live(order, admission, victims, eviction, overlap: int, queue=single_file) -> Record:
+def live(order, admission, victims, eviction, overlap: int, queue=QUEUES[0], room=AlwaysFits) -> Record:
     events: list[Event] = []
     pool = BlockPool(14, 4, eviction(), events.append)
     scheduler = Scheduler(
         pool,
-        queue(),
+        queue(pool),
         order(),
         admission(),
         victims(),
-        AlwaysFits(),
+        room(),
         events,
         max_num_seqs=5,
         max_model_len=48,
@@ -132,6 +136,27 @@ def test_every_queue_serves_everybody_the_right_text_and_does_so_again(order, qu
         wanted = [e for e in record.of(Preempted) if e.request_id == each.id and e.reason != "yield"]
         assert len(wanted) <= MAX_PREEMPTIONS
     assert live(order, Continuous, LastRanked, LeastRecentlyUsed, overlap, queue).events == record.events
+
+
+@pytest.mark.parametrize("overlap", [0, 1])
+@pytest.mark.parametrize("victims", VICTIMS)
+@pytest.mark.parametrize("room", ROOMS)
+def test_every_room_lets_everybody_in_sooner_or_later_and_does_so_again(room, victims, overlap):
+    given = (FirstComeFirstServed, Continuous, victims, LeastRecentlyUsed, overlap, QUEUES[2], room)
+    record = live(*given)
+    for each in crowd():
+        (end,) = record.ends[each.id]
+        assert end.reason is FinishReason.LENGTH
+        assert record.tokens[each.id] == expected_tokens(each.tokens, 0, each.params.max_tokens, frozenset())
+    assert live(*given).events == record.events
+
+
+@pytest.mark.parametrize("make", ROOMS)
+def test_with_nobody_running_there_is_room_for_all_that_is_free(make):
+    for tokens, free in itertools.product((1, 4, 5, 17, 40), range(1, 14)):
+        fresh = -(-tokens // 4)
+        candidate = Sequence(request("r", tokens), (0,), 48)
+        assert make().fits([], candidate, fresh, free) == (fresh <= free)
 
 
 @pytest.mark.parametrize("make", ORDERS)

@@ -16,11 +16,38 @@ class Queue(NamedTuple):
 
 
 class AdmissionPolicy(Protocol):
-    """How many waiting requests may be admitted now, and if none, when to ask again."""
+    """How many waiting requests may be admitted now, and if none, when to ask again.
+
+    With nothing running it must name a time, and then admit somebody.
+    """
 
     def admit(self, queue: Queue, now: float) -> int: ...
 
     def ready_at(self, queue: Queue) -> float: ...
+
+
+def ask_admission(policy: AdmissionPolicy, queue: Queue, now: float) -> int:
+    """How many may start.
+
+    Raises:
+        ValueError: that is no number of requests; or whatever the policy raises.
+    """
+    count = policy.admit(queue, now)
+    if not isinstance(count, int) or count < 0:
+        raise ValueError(f"{count!r} is no number of requests")
+    return count
+
+
+def ask_ready_at(policy: AdmissionPolicy, queue: Queue) -> float:
+    """When to ask again.
+
+    Raises:
+        ValueError: that is no time; or whatever the policy raises.
+    """
+    due = policy.ready_at(queue)
+    if not isinstance(due, int | float) or not due < math.inf:
+        raise ValueError(f"{due!r} is no time at which somebody will be admitted")
+    return due
 
 
 class Continuous:

@@ -154,7 +154,10 @@ class Line:
             return heap.pop()
         taken = heap.take(WINDOW)
         try:
-            _, chosen = taken.pop(self._pick.pick([sequence for _, sequence in taken]))
+            index = self._pick.pick([sequence for _, sequence in taken])
+            if index < 0:
+                raise IndexError(f"{index} is none of {len(taken)}")
+            _, chosen = taken.pop(index)
         except Exception as error:
             raise PolicyFailed(first, "pick", error) from error
         finally:

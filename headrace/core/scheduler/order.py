@@ -20,9 +20,22 @@ PATIENCE = 4.0
 
 
 class OrderPolicy(Protocol):
-    """Ranks a request when it arrives."""
+    """Ranks a request when it arrives: numbers of which ``number`` is the last."""
 
     def rank(self, request: Request, number: int) -> Rank: ...
+
+
+def ask_rank(policy: OrderPolicy, request: Request, number: int) -> Rank:
+    """A request's rank by the policy, which can be compared with any other.
+
+    Raises:
+        ValueError: it is none; or whatever the policy raises.
+    """
+    rank = policy.rank(request, number)
+    numbers = type(rank) is tuple and all(isinstance(each, int | float) for each in rank)
+    if not numbers or rank[-1:] != (number,) or any(each != each for each in rank):  # NaN is not even itself
+        raise ValueError(f"{rank!r} is no tuple of numbers that ends in {number}")
+    return rank
 
 
 class FirstComeFirstServed:

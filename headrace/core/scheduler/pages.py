@@ -14,8 +14,10 @@ from headrace.core.blocks import NO_HIT, BlockPool, PrefixHit
 from headrace.core.capacity import blocks_needed
 from headrace.core.events import SkipReason
 from headrace.core.plan import Arrival, Move
+from headrace.core.restore import RestoreFailed
 from headrace.core.retention import kept_blocks
 from headrace.core.scheduler.fence import Fence
+from headrace.core.scheduler.line import PolicyFailed
 from headrace.core.sequence import Sequence
 from headrace.core.tiers import Saved
 
@@ -91,7 +93,17 @@ class Pages:
 
     def look_up(self, sequence: Sequence) -> PrefixHit | SkipReason:
         """What the cache holds of a sequence; or why to wait for more: somebody computes its next block, or some of it
-        is on the way from the disk."""
+        is on the way from the disk.
+
+        Raises:
+            PolicyFailed: the restore policy failed.
+        """
+        try:
+            return self._look_up(sequence)
+        except RestoreFailed as failed:
+            raise PolicyFailed(sequence, "restore", failed.error) from failed
+
+    def _look_up(self, sequence: Sequence) -> PrefixHit | SkipReason:
         if not self.caching or sequence.request.params.prompt_logprobs is not None:
             return NO_HIT
         keys = sequence.full_keys(self.pool.block_size)

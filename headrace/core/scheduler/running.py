@@ -74,9 +74,14 @@ class Running:
         if fresh > free or (self.is_kept(sequence) and not self._can_keep(sequence)):
             return False
         try:
-            return bool(self._room.fits(self._sequences, sequence, fresh, free))
+            fits = bool(self._room.fits(self._sequences, sequence, fresh, free))
+            if not fits and not self._sequences:
+                raise ValueError(
+                    f"{free} blocks are free, {fresh} wanted, nobody runs: there is no more room to come"
+                )
         except Exception as error:
             raise PolicyFailed(sequence, "room", error) from error
+        return fits
 
     def start(self, sequence: Sequence, hit: PrefixHit, step: Draft) -> None:
         """Give a waiting sequence a slot and blocks for all that it knows; ``step`` gets its entry and moves."""

@@ -32,13 +32,13 @@ from headrace.core.events import (
 from headrace.core.knobs import Knobs
 from headrace.core.plan import StepOutput, StepPlan, TokenLogprob, new_tuple
 from headrace.core.request import FinishReason, Request
-from headrace.core.scheduler.admission import AdmissionPolicy, Queue
+from headrace.core.scheduler.admission import AdmissionPolicy, Queue, ask_admission, ask_ready_at
 from headrace.core.scheduler.draft import Draft
 from headrace.core.scheduler.fair import FairQueue, by_share
 from headrace.core.scheduler.foresight import Foresight, foresee
 from headrace.core.scheduler.headroom import RoomPolicy
 from headrace.core.scheduler.line import PolicyFailed
-from headrace.core.scheduler.order import OrderPolicy
+from headrace.core.scheduler.order import OrderPolicy, ask_rank
 from headrace.core.scheduler.outlook import Outlook
 from headrace.core.scheduler.pages import Pages
 from headrace.core.scheduler.running import Running
@@ -129,7 +129,7 @@ class Scheduler:
         if not problem:
             self._arrivals += 1
             try:
-                rank = self._order.rank(request, self._arrivals)
+                rank = ask_rank(self._order, request, self._arrivals)
             except Exception as error:  # a policy that fails must not cost others their answers
                 problem = f"the order policy failed: {type(error).__name__}: {error}"
                 reason = FinishReason.FAILED
@@ -180,7 +180,10 @@ class Scheduler:
             heapq.heappop(self._deadlines)
         due = self._deadlines[0][0] if self._deadlines else math.inf
         if self._waiting:
-            due = min(due, self._admission.ready_at(self._queue()))
+            try:
+                due = min(due, ask_ready_at(self._admission, self._queue()))
+            except Exception:  # the step that is due now asks again, and says whose loss it is
+                due = -math.inf
         return due
 
     def foresee(self, request_id: str, chunk_tokens: int) -> Foresight | None:
@@ -297,7 +300,7 @@ class Scheduler:
         """Let in whom the policies and the step have room for; ``before``: only those served less than it."""
         if not self._waiting or (before is not None and not self._waiting.is_behind(before, now)):
             return
-        allowed = self._admission.admit(self._queue(), now)
+        allowed = self._allowed(now)
         passed: list[Sequence] = []
         while len(passed) < LOOKAHEAD and not self._is_shut(allowed, now):
             try:
@@ -329,6 +332,15 @@ class Scheduler:
                 break
         for sequence in passed:
             self._waiting.push(sequence)
+
+    def _allowed(self, now: float) -> int:
+        """How many the admission policy lets in; where it fails, the head that it was asked for ends."""
+        while (head := self._waiting.peek(now)) is not None:
+            try:
+                return ask_admission(self._admission, self._queue(), now)
+            except Exception as error:
+                self._finish(head, FinishReason.FAILED, str(PolicyFailed(head, "admission", error)))
+        return 0
 
     def _is_shut(self, allowed: int, now: float) -> bool:
         """Whether nobody may start; then nobody is taken out, for asking must not change whose turn it is."""
@@ -380,12 +392,24 @@ class Scheduler:
     def _ensure_liveness(self, now: float) -> None:
         """With nothing planned or in flight: fail a head that can never be planned; all else would be a stall."""
         head = self._waiting.peek(now)
-        if not self._running and head is not None and head.skip_reason is SkipReason.NO_BUDGET:
-            self._finish(
-                head, FinishReason.FAILED, f"{head.known} tokens do not fit in one step and may not be split"
-            )
+        problem = "" if self._running or head is None else self._why_stuck(head, now)
+        if head is not None and problem:
+            self._finish(head, FinishReason.FAILED, problem)
         elif self._running or (self._waiting and (head is None or self.wake_at() <= now)):
             raise Stalled(f"{self.num_running} running, {self.num_waiting} waiting, nothing planned")
+
+    def _why_stuck(self, head: Sequence, now: float) -> str:
+        """Why a head would wait for ever though nobody runs; empty when it will not, or nobody can say."""
+        if head.skip_reason is SkipReason.NO_BUDGET:
+            return f"{head.known} tokens do not fit in one step and may not be split"
+        if head.skip_reason is SkipReason.BATCH_NOT_READY:
+            try:
+                due = ask_ready_at(self._admission, self._queue())
+                if due <= now:
+                    raise ValueError(f"it admits nobody, though it said that it would at {due}")
+            except Exception as error:
+                return str(PolicyFailed(head, "admission", error))
+        return ""
 
     # -- commit ------------------------------------------------------------------------------------
 

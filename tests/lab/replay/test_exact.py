@@ -4,9 +4,13 @@ import json
 
 import pytest
 
+from headrace.core.classes import CLASSES
 from headrace.core.events import Admitted, Evicted, EvictReason, Finished, Preempted, Skipped
 from headrace.core.request import FinishReason, Request, SamplingParams
+from headrace.core.scheduler.fair import FairQueue
+from headrace.core.scheduler.line import Line
 from headrace.core.scheduler.scheduler import Stalled
+from headrace.core.scheduler.share import Books
 from headrace.lab.replay.exact import Replay
 from headrace.lab.replay.trace import read_trace
 from headrace.observe.recording.moments import Begun
@@ -52,23 +56,23 @@ def test_a_changed_life_is_told_by_its_first_difference(tmp_path, monkeypatch):
 
 
 def deadlocked(path):
-    """An engine whose admission never lets anything in, although nothing runs: a bug, as it would be recorded."""
+    """An engine whose queue gives nobody out, although nothing runs: a bug, as it would be recorded."""
 
-    class Never:
-        def admit(self, queue, now):
-            return 0
+    class Sticky(FairQueue):
+        def pop(self, now):
+            return None
 
-        def ready_at(self, queue):
-            return now
+    def stuck():
+        return hashing_engine(queue=Sticky(Books(CLASSES, {}), Line))[0]
 
     now = 1.0
     moments = [Begun("test", {})]
-    engine = recorded(hashing_engine(admission=Never())[0], moments.append)
+    engine = recorded(stuck(), moments.append)
     engine.submit(Request("stuck", (1, 2, 3), SamplingParams(max_tokens=2), arrived=0.5), now)
     with pytest.raises(Stalled):
         engine.step(now)
     write(path, moments)
-    return lambda settings, runner: hashing_engine(admission=Never())[0]  # no step ever reaches a runner
+    return lambda settings, runner: stuck()  # no step ever reaches a runner
 
 
 def test_a_recorded_deadlock_shows_who_waits_and_why(tmp_path):
@@ -77,7 +81,7 @@ def test_a_recorded_deadlock_shows_who_waits_and_why(tmp_path):
     (scene,) = Replay(read_trace(path), compose).scenes()
     assert scene.error == scene.recorded_error == "Stalled: 0 running, 1 waiting, nothing planned"
     ((request_id, since, reason),) = scene.waiting
-    assert (request_id, since, reason) == ("stuck", 1.0, "batch_not_ready")
+    assert (request_id, since, reason) == ("stuck", 1.0, "arrived")
     assert scene.blocks_held == 0
 
 
