@@ -8,9 +8,9 @@ from glob import glob
 
 from setuptools import Extension, setup
 
-# -fopenmp is given to the compiler and not to the linker: OpenMP's symbols stay undefined and resolve to the
-# runtime that torch has loaded, so that there is one pool of threads. One that we linked would be a second one.
-COMPILE_ARGS = ["-std=c++17", "-O3", "-fopenmp", "-fno-math-errno", "-fvisibility=hidden", "-g0"]
+# -fopenmp is given to the compiler and not to the linker: of OpenMP only the number of threads is asked for, and the
+# symbol stays undefined, to resolve to the runtime that torch has loaded. One that we linked would not know torch's.
+COMPILE_ARGS = ["-std=c++17", "-O3", "-fopenmp", "-pthread", "-fno-math-errno", "-fvisibility=hidden", "-g0"]
 COMPILE_ARGS += ["-Wno-psabi", "-Wno-ignored-attributes"]
 
 setup(
@@ -21,6 +21,7 @@ setup(
             depends=sorted(glob("headrace/compute/kernels/csrc/*.h")),
             language="c++",
             extra_compile_args=COMPILE_ARGS,
+            extra_link_args=["-pthread"],
             optional=True,
         )
     ]

@@ -10,7 +10,6 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from dataclasses import replace
-from functools import cached_property
 
 from headrace.core.cache.ask import Ask
 from headrace.core.cache.beginnings import Beginning
@@ -59,11 +58,14 @@ class Flight:
         self.cached_tokens = [0]
         self.versions = versions
         self.began = clock()
-        self.pulses: list[Pulse] = []
         self.alone = False  # computed for the cache, with or without readers
         self.attempts = 1
         self.end: Finished | None = None
-        self._log: list[Emitted] = []
+        # Flat, as they grow with every token: Python's search for garbage walks over all tuples and events there are.
+        self._tokens: list[int] = []
+        self._logprobs: list[TokenLogprob] = []
+        self._pulse_seconds: list[float] = []
+        self._pulse_tokens: list[int] = []
         self._readers: list[tuple[Answer, int]] = []
         self._stops = stops
         self._ends = _hidden_ends(request)
@@ -101,19 +103,23 @@ class Flight:
     @property
     def tokens(self) -> tuple[int, ...]:
         """The answer so far."""
-        return tuple([token for event in self._log for token in event.tokens])
+        return tuple(self._tokens)
 
     @property
     def logprobs(self) -> tuple[TokenLogprob, ...]:
         """The scores of the answer's tokens, where they were asked for."""
-        return tuple([score for event in self._log for score in event.logprobs])
+        return tuple(self._logprobs)
+
+    @property
+    def pulses(self) -> tuple[Pulse, ...]:
+        """When how many of the tokens came."""
+        return tuple(map(Pulse, self._pulse_seconds, self._pulse_tokens))
 
     def join(self, answer: Answer, index: int) -> None:
         """From now on ``answer`` hears all of it, what has been said included, about its sequence ``index``."""
         self._count_cached(answer, index)
-        if answer.each_step:
-            for event in self._log:
-                answer.tell(index, event)
+        if answer.each_step and self._tokens:
+            answer.tell(index, self._so_far())
         if self.end is None:
             self._readers.append((answer, index))
         else:
@@ -174,8 +180,10 @@ class Flight:
     def _extend(self, event: Emitted) -> None:
         used, stopped = self._watch(event.tokens)
         event = Emitted(event.request_id, event.tokens[:used], event.logprobs[:used])
-        self._log.append(event)
-        self.pulses.append(Pulse(self._clock() - self.began, len(event.tokens)))
+        self._tokens += event.tokens
+        self._logprobs += event.logprobs
+        self._pulse_seconds.append(self._clock() - self.began)
+        self._pulse_tokens.append(used)
         for answer, index in self._readers:
             if answer.each_step:
                 self._count_cached(answer, index)
@@ -207,13 +215,11 @@ class Flight:
         answer.cached_tokens[index] = self.cached_tokens[0] if leads else len(request.tokens)
 
     def _tell_end(self, answer: Answer, index: int, finished: Finished) -> None:
-        if not answer.each_step and self._log:
-            answer.tell(index, self._whole)
+        if not answer.each_step and self._tokens:
+            answer.tell(index, self._so_far())
         answer.tell(index, finished)
 
-    @cached_property
-    def _whole(self) -> Emitted:
-        """All of the log as one event; asked for when it grows no more."""
+    def _so_far(self) -> Emitted:
         return Emitted(self.requests[0].id, self.tokens, self.logprobs)
 
     def _end(self, finished: Finished) -> None:
@@ -223,7 +229,11 @@ class Flight:
             self._count_cached(answer, index)
             self._tell_end(answer, index, finished)
         self._readers = []
-        for call in self._when_over:
+        calls, self._when_over = (
+            self._when_over,
+            [],
+        )  # who waited may hold the flight: no circle is left behind
+        for call in calls:
             call()
 
 

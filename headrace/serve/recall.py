@@ -436,7 +436,7 @@ class Recall:
             stale_until=now + ttl + ask.control.stale_while_revalidate,
             logprobs=flight.logprobs,
             stop_token=finished.stop_token,
-            pulses=tuple(flight.pulses),
+            pulses=flight.pulses,
             versions=flight.versions,
         )
         self._spawn(self._keep(flight, entry))

@@ -305,6 +305,11 @@ class Service:
         rate = self._admissions.value(self.now())
         return Load(self._queued_requests, self._queued_tokens, rate, self.draining)
 
+    @property
+    def awaited(self) -> bool:
+        """Whether the engine holds a request that somebody waits for: those of the background are nobody's."""
+        return self._urgent > 0
+
     def open_requests(self) -> int:
         """Requests that the engine still holds, listened to or not."""
         return len(self._routes)

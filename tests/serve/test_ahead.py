@@ -1,4 +1,6 @@
 import asyncio
+import gc
+import weakref
 
 import pytest
 
@@ -36,6 +38,24 @@ async def test_what_is_kept_is_not_computed_again():
         await read_all(answer)
         assert answer.note == "kept"
         assert h.runner.computed_tokens == before
+
+
+@on_a_loop
+async def test_what_was_computed_leaves_nothing_that_has_to_be_searched_for():
+    async with house() as h:
+        ahead = Ahead(h.recall)
+        gc.collect()
+        gc.disable()
+        try:
+            answer = await ahead.open([h.question()])
+            flights = [weakref.ref(flight) for flight in answer.flights]
+            await read_all(answer)
+            ahead.close(answer)
+            await h.settle()
+            del answer
+            assert [flight() for flight in flights] == [None]
+        finally:
+            gc.enable()
 
 
 @pytest.mark.parametrize("wish", [Control(no_store=True), Control(samples=4)], ids=["no_store", "pool"])

@@ -75,7 +75,7 @@ class CppKernels:
 
     @property
     def threads(self) -> int:
-        """How many threads of torch's pool the kernels use when called from this thread."""
+        """How many threads the kernels use when called from this thread: as many as torch (`csrc/team.h`)."""
         torch.get_num_threads()
         threads: int = self._cpu.max_threads()
         return threads

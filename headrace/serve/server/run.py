@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import asyncio
 import errno
-import gc
 import logging
 import socket
 import ssl
+import time
 from collections.abc import Callable
 from types import FrameType
 
@@ -19,6 +19,7 @@ import uvicorn
 from starlette.types import ASGIApp
 
 from headrace.config import ConfigError, ServerOptions
+from headrace.serve.server.garbage import Garbage
 from headrace.serve.service import Service
 
 logger = logging.getLogger(__name__)
@@ -85,11 +86,10 @@ def run_server(app: ASGIApp, service: Service, options: ServerOptions, ready: Ca
         timeout_keep_alive=KEEP_ALIVE_SECONDS,
         timeout_graceful_shutdown=FAREWELL_SECONDS,
     )
-    # What start-up made stays; without this each full collection walks all of torch while the engine waits.
-    gc.collect()
-    gc.freeze()
+    garbage = Garbage(lambda: service.awaited, time.monotonic)
+    garbage.take_over()
     try:
-        DrainingServer(config, service, options.drain_timeout, ready).run()
+        DrainingServer(config, service, garbage, options.drain_timeout, ready).run()
     finally:
         service.stop()
 
@@ -98,10 +98,16 @@ class DrainingServer(uvicorn.Server):
     """A uvicorn server that goes on listening while it drains, so that clients hear why they are refused."""
 
     def __init__(
-        self, config: uvicorn.Config, service: Service, drain_timeout: float, ready: Callable[[str], None]
+        self,
+        config: uvicorn.Config,
+        service: Service,
+        garbage: Garbage,
+        drain_timeout: float,
+        ready: Callable[[str], None],
     ) -> None:
         super().__init__(config)
         self._service = service
+        self._garbage = garbage
         self._drain_timeout = drain_timeout
         self._ready = ready
         self._signals = 0
@@ -126,6 +132,7 @@ class DrainingServer(uvicorn.Server):
         """Ten times a second: whether to leave the main loop."""
         if self._signals and self._drain is None:
             self._drain = asyncio.create_task(self._drain_service())
+        self._garbage.tick()
         return await super().on_tick(counter)
 
     async def _drain_service(self) -> None:

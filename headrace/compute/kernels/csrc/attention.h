@@ -258,29 +258,25 @@ static int run_attention(const Attention &a) {
       float *totals = partials + partial_vectors * stride, *bests = totals + partial_vectors * LANES;
       return Partial{partials + place * stride, totals + place * LANES, bests + place};
     };
-#pragma omp parallel num_threads(threads)
-    {
-      Scratch::Source own = {scratch + omp_get_thread_num() * floats, 0};
+    share(count, 1, threads, [&](int64_t task, int64_t end, int64_t member) {
+      Scratch::Source own = {scratch + member * floats, 0};
       const Scratch s = Scratch::at(own, vectors, stride);
-#pragma omp for schedule(dynamic)
-      for (int64_t i = count - 1; i >= 0; i--) {  // a prompt's last queries, which see the most, come first
-        const Piece &p = pieces[i];
+      for (; task < end; task++) {
+        const Piece &p = pieces[count - 1 - task];  // a prompt's last queries, which see the most, come first
         const Partial result = p.parts == 1 ? s.whole : partial_of(p, p.part);
         attend_piece<Way>(a, p, s, result, stride);
         if (p.parts == 1) write_out(a, p, result, stride);
       }
-      if (partial_vectors) {
-#pragma omp for schedule(dynamic)
-        for (int64_t i = 0; i < count; i++) {
-          const Piece &p = pieces[i];
-          if (p.parts == 1 || p.part) continue;
-          const Partial result = partial_of(p, 0);
-          for (int64_t part = 1; part < p.parts; part++)
-            merge(result, partial_of(p, part), p.heads * p.queries * group, stride);
-          write_out(a, p, result, stride);
-        }
-      }
-    }
+    });
+    if (partial_vectors)
+      each_task(count, threads, [&](int64_t i) {
+        const Piece &p = pieces[i];
+        if (p.parts == 1 || p.part) return;
+        const Partial result = partial_of(p, 0);
+        for (int64_t part = 1; part < p.parts; part++)
+          merge(result, partial_of(p, part), p.heads * p.queries * group, stride);
+        write_out(a, p, result, stride);
+      });
   }
   free(scratch);
   free(partials);

@@ -1,7 +1,26 @@
 // Norms, rotation and write of keys and values, gated activation: rows in parallel, float32 inside.
 
-// Threads are only woken when there is enough to do for them: below this many elements one is quicker.
+// Threads are only asked when there is enough to do for them: below this many elements one is quicker.
 static const int64_t PARALLEL_ELEMENTS = 16384;
+
+// Tasks that a thread takes at once: enough to be worth asking for, few enough that nobody waits long at the end for
+// one that lost its core.
+static inline int64_t tasks_at_once(int64_t tasks, int64_t threads) {
+  const int64_t some = tasks / (threads * 16);
+  return some > 1 ? some : 1;
+}
+
+template <class Task>
+static void each_task(int64_t count, int threads, Task task) {
+  share(count, tasks_at_once(count, threads), threads, [&](int64_t first, int64_t end, int64_t) {
+    for (; first < end; first++) task(first);
+  });
+}
+
+template <class Row>
+static void each_row(int64_t count, int64_t elements, Row row) {
+  each_task(count, elements > PARALLEL_ELEMENTS ? omp_get_max_threads() : 1, row);
+}
 
 template <class Call>
 HEADRACE_INLINE void with_type(int dtype, Call call) {
@@ -13,12 +32,11 @@ HEADRACE_INLINE void with_type(int dtype, Call call) {
 template <class T>
 static void embed_rows(const Embed &a) {
   const Floats scale = broadcast(a.scale);
-#pragma omp parallel for schedule(static) if (a.count * a.size > PARALLEL_ELEMENTS)
-  for (int64_t row = 0; row < a.count; row++) {
+  each_row(a.count, a.count * a.size, [&](int64_t row) {
     const T *x = (const T *)a.embedding + a.tokens[row] * a.size;
     T *out = (T *)a.out + row * a.size;
     each_vector(a.size, [&](int64_t i, int lanes) { store_at(out + i, load_at(x + i, lanes) * scale, lanes); });
-  }
+  });
 }
 
 static void embed(const Embed &a) {
@@ -37,8 +55,7 @@ HEADRACE_INLINE float inverse_rms(const T *x, int64_t size, float eps) {
 
 template <class T>
 static void norm_rows(const Norm &a) {
-#pragma omp parallel for schedule(static) if (a.count * a.size > PARALLEL_ELEMENTS)
-  for (int64_t row = 0; row < a.count; row++) {
+  each_row(a.count, a.count * a.size, [&](int64_t row) {
     const T *x = (const T *)a.x + row * a.size;
     T *out = (T *)a.out + row * a.size;
     if (a.residual) {
@@ -53,7 +70,7 @@ static void norm_rows(const Norm &a) {
     each_vector(a.size, [&](int64_t i, int lanes) {
       store_at(out + i, load_at(x + i, lanes) * scale * load_at(weight + i, lanes), lanes);
     });
-  }
+  });
 }
 
 static void norm(const Norm &a) {
@@ -119,36 +136,32 @@ static void rope_rows(const Rope &a) {
   const int FACTOR = FACTOR_OF<KV>;
   const int64_t size = a.pages.block_size, together = value_tokens(a.pages, FACTOR);
   const int64_t packed = (a.heads + 2 * a.kv_heads) * a.head_dim;
-#pragma omp parallel if (a.tokens * packed > PARALLEL_ELEMENTS)
-  {
+  each_row(a.tokens, a.tokens * packed, [&](int64_t token) {
     float head[MAX_HEAD_DIM + LANES];
     T rounded[MAX_HEAD_DIM + LANES];
     KV kept[MAX_HEAD_DIM + LANES];
-#pragma omp for schedule(static)
-    for (int64_t token = 0; token < a.tokens; token++) {
-      const T *x = (const T *)a.qkv + token * packed;
-      T *queries = (T *)a.queries + token * a.heads * a.head_dim;
-      const int64_t block = a.slots[token] / size, offset = a.slots[token] % size;
-      const int64_t place = block * a.pages.stride, scale = block * a.pages.scale_stride + offset;
-      const float *rotation = a.rotation + (a.positions ? a.positions[token] : token) * 2 * a.rotary;
-      for (int64_t h = 0; h < a.heads + a.kv_heads; h++, x += a.head_dim) {
-        turn_head(x, a.norm ? a.norm + h * a.head_dim : nullptr, a, rotation, head);
-        T *query = h < a.heads ? queries + h * a.head_dim : rounded;
-        each_vector(a.head_dim, [&](int64_t i, int lanes) { store_at(query + i, load_at((const Single *)head + i, lanes), lanes); });
-        if (h < a.heads) continue;
-        const int64_t g = h - a.heads;
-        widen(rounded, a.head_dim, head);
-        keep_head(head, a.head_dim, kept, a.pages.key_scales + scale + g * size);
-        spread<FACTOR>(kept, a.head_dim, (KV *)a.pages.keys + place + g * a.head_dim * size + offset * FACTOR, size);
-      }
-      for (int64_t g = 0; g < a.kv_heads; g++, x += a.head_dim) {
-        widen(x, a.head_dim, head);
-        keep_head(head, a.head_dim, kept, a.pages.value_scales + scale + g * size);
-        KV *values = (KV *)a.pages.values + place + (g * size + offset / together * together) * a.head_dim;
-        spread<1>(kept, a.head_dim, values + offset % together, together);
-      }
+    const T *x = (const T *)a.qkv + token * packed;
+    T *queries = (T *)a.queries + token * a.heads * a.head_dim;
+    const int64_t block = a.slots[token] / size, offset = a.slots[token] % size;
+    const int64_t place = block * a.pages.stride, scale = block * a.pages.scale_stride + offset;
+    const float *rotation = a.rotation + (a.positions ? a.positions[token] : token) * 2 * a.rotary;
+    for (int64_t h = 0; h < a.heads + a.kv_heads; h++, x += a.head_dim) {
+      turn_head(x, a.norm ? a.norm + h * a.head_dim : nullptr, a, rotation, head);
+      T *query = h < a.heads ? queries + h * a.head_dim : rounded;
+      each_vector(a.head_dim, [&](int64_t i, int lanes) { store_at(query + i, load_at((const Single *)head + i, lanes), lanes); });
+      if (h < a.heads) continue;
+      const int64_t g = h - a.heads;
+      widen(rounded, a.head_dim, head);
+      keep_head(head, a.head_dim, kept, a.pages.key_scales + scale + g * size);
+      spread<FACTOR>(kept, a.head_dim, (KV *)a.pages.keys + place + g * a.head_dim * size + offset * FACTOR, size);
     }
-  }
+    for (int64_t g = 0; g < a.kv_heads; g++, x += a.head_dim) {
+      widen(x, a.head_dim, head);
+      keep_head(head, a.head_dim, kept, a.pages.value_scales + scale + g * size);
+      KV *values = (KV *)a.pages.values + place + (g * size + offset / together * together) * a.head_dim;
+      spread<1>(kept, a.head_dim, values + offset % together, together);
+    }
+  });
 }
 
 static void rope_write_kv(const Rope &a) {
@@ -172,8 +185,7 @@ HEADRACE_INLINE Floats gelu_tanh(Floats x) {
 template <class T>
 static void gate_rows(const Gate &a) {
   const bool FINE = std::is_same_v<T, Single>;
-#pragma omp parallel for schedule(static) if (a.count * a.size > PARALLEL_ELEMENTS)
-  for (int64_t row = 0; row < a.count; row++) {
+  each_row(a.count, a.count * a.size, [&](int64_t row) {
     const T *gate = (const T *)a.x + row * 2 * a.size, *up = gate + a.size;
     T *out = (T *)a.out + row * a.size;
     each_vector(a.size, [&](int64_t i, int lanes) {
@@ -182,7 +194,7 @@ static void gate_rows(const Gate &a) {
       store(rounded, a.gelu ? gelu_tanh<FINE>(g) : silu<FINE>(g));
       store_at(out + i, load(rounded) * load_at(up + i, lanes), lanes);
     });
-  }
+  });
 }
 
 static void gated_activation(const Gate &a) {

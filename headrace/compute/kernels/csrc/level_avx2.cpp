@@ -9,6 +9,7 @@
 #include <utility>
 
 #include "operations.h"
+#include "team.h"
 
 #if defined(__clang__)
 #pragma clang attribute push(__attribute__((target("avx2,fma,f16c"))), apply_to = function)

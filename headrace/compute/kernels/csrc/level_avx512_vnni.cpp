@@ -9,6 +9,7 @@
 #include <utility>
 
 #include "operations.h"
+#include "team.h"
 
 #if defined(__clang__)
 #pragma clang attribute push(__attribute__((target("avx2,fma,f16c,avx512f,avx512bw,avx512dq,avx512vl,avx512vnni"))), apply_to = function)

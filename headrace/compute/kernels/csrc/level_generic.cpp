@@ -8,6 +8,7 @@
 #include <utility>
 
 #include "operations.h"
+#include "team.h"
 
 #define LANES 4
 

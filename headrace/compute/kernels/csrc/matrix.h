@@ -134,21 +134,13 @@ static void multiply_rows(const uint32_t *a, int64_t a_stride, const uint32_t *b
 static const int64_t BLOCK_ROWS = 96, BLOCK_DEPTH = 4096 / PANEL;
 static const int64_t PARALLEL_PRODUCTS = 1 << 18;  // fewer multiplications than this are not worth a second thread
 
-// Tasks that a thread takes at once: enough to be worth asking for, few enough that nobody waits long at the end for
-// one that lost its core.
-static inline int64_t tasks_at_once(int64_t tasks, int64_t threads) {
-  const int64_t some = tasks / (threads * 16);
-  return some > 1 ? some : 1;
-}
-
 // Weights are packed in panels [outputs / PANEL, words of inputs, PANEL], the last one padded with zeros.
 template <class T, class Kind>
 static void linear_of(const Linear &a) {
   const int64_t depth = sizeof(T) == 4 ? a.inputs : a.inputs / 2;
   const int64_t panels = (a.outputs + PANEL - 1) / PANEL, blocks = (a.count + BLOCK_ROWS - 1) / BLOCK_ROWS;
   const int threads = a.count * depth * a.outputs > PARALLEL_PRODUCTS ? omp_get_max_threads() : 1;
-#pragma omp parallel for schedule(dynamic, tasks_at_once(panels * blocks, threads)) num_threads(threads)
-  for (int64_t task = 0; task < panels * blocks; task++) {
+  each_task(panels * blocks, threads, [&](int64_t task) {
     float sums[BLOCK_ROWS * PANEL];
     const int64_t panel = task / blocks, first = task % blocks * BLOCK_ROWS, column = panel * PANEL;
     const int64_t rows = a.count - first < BLOCK_ROWS ? a.count - first : BLOCK_ROWS;
@@ -165,7 +157,7 @@ static void linear_of(const Linear &a) {
         store_at(out + i, bias ? v + load_at(bias + i, lanes) : v, lanes);
       });
     }
-  }
+  });
 }
 
 static void linear(const Linear &a) {

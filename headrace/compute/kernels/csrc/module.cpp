@@ -1,15 +1,17 @@
 // The Python module headrace.compute.kernels._cpu: addresses and sizes in, ranges checked, kernels run.
-// It knows no torch; `kernels/cpp.py` keeps the tensors alive and contiguous. OpenMP's symbols are left undefined, so
-// that they resolve to the runtime that torch has loaded: one thread pool in the process, sized by torch.
+// It knows no torch; `kernels/cpp.py` keeps the tensors alive and contiguous. OpenMP's one symbol is left undefined, so
+// that it resolves to the runtime that torch has loaded: kernels have as many threads as torch has (see team.h).
 
 #define PY_SSIZE_T_CLEAN
 #include <Python.h>
 #include <omp.h>
 
+#include <atomic>
 #include <vector>
 
 #include "operations.h"
 #include "stack.h"
+#include "team.h"
 
 namespace {
 
@@ -407,8 +409,9 @@ PyObject *likeliest(PyObject *, PyObject *const *values, Py_ssize_t count) {
   const int64_t rows = in.integer(), size = in.integer();
   if (!in.complete()) return nullptr;
   run_unlocked_if(rows * size > LONG_CALL_ELEMENTS, [&] {
-#pragma omp parallel for schedule(static) if (rows * size > LONG_CALL_ELEMENTS)
-    for (int64_t row = 0; row < rows; row++) tokens[row] = likeliest_of(logits + row * size, size);
+    share(rows, 1, rows * size > LONG_CALL_ELEMENTS ? omp_get_max_threads() : 1, [&](int64_t row, int64_t end, int64_t) {
+      for (; row < end; row++) tokens[row] = likeliest_of(logits + row * size, size);
+    });
   });
   Py_RETURN_NONE;
 }
@@ -420,18 +423,15 @@ PyObject *read(PyObject *, PyObject *const *values, Py_ssize_t count) {
   const uint64_t *words = in.pointer<const uint64_t>();
   const int64_t size = in.integer(), threads = in.integer(), lot = 1 << 17;
   if (!in.complete()) return nullptr;
-  uint64_t total = 0;
+  std::atomic<uint64_t> total{0};
   run_unlocked_if(true, [&] {
-#pragma omp parallel for schedule(dynamic) reduction(+ : total) num_threads(threads > 0 ? threads : 1)
-    for (int64_t first = 0; first < size; first += lot) {
+    share(size, lot, static_cast<int>(threads), [&](int64_t i, int64_t end, int64_t) {
       uint64_t sums[16] = {};
-      const int64_t end = first + lot < size ? first + lot : size;
-      int64_t i = first;
       for (; i + 16 <= end; i += 16)
         for (int j = 0; j < 16; j++) sums[j] += words[i + j];
       for (; i < end; i++) sums[0] += words[i];
       for (int j = 0; j < 16; j++) total += sums[j];
-    }
+    });
   });
   return PyLong_FromUnsignedLongLong(total);
 }

@@ -253,13 +253,12 @@ static void write_panel(const Quantized &a, const Planes &p, int64_t panel, int6
 template <int BITS, int PLANES>
 static void multiply_planes(const Quantized &a, const Planes &p, int threads) {
   const int64_t panels = (a.outputs + PANEL - 1) / PANEL, most = BLOCK_ROWS / PLANES, blocks = (a.count + most - 1) / most;
-#pragma omp parallel for schedule(dynamic, tasks_at_once(panels * blocks, threads)) num_threads(threads)
-  for (int64_t task = 0; task < panels * blocks; task++) {
+  each_task(panels * blocks, threads, [&](int64_t task) {
     float sums[BLOCK_ROWS * PANEL];
     const int64_t panel = task / blocks, first = task % blocks * most, tokens = a.count - first < most ? a.count - first : most;
     multiply_panel<BITS, PLANES>(a, p, panel, first, tokens, sums);
     with_type(a.dtype, [&](auto t) { write_panel<decltype(t)>(a, p, panel, first, tokens, sums); });
-  }
+  });
 }
 
 template <int PLANES>
@@ -277,11 +276,12 @@ static int quantized_linear_of(const Quantized &a) {
   p.totals = (float *)(memory + a.count * PLANES * p.words);
   p.steps = p.totals + a.count * p.spans;
   float *floats = p.steps + a.count;
-#pragma omp parallel for schedule(static) num_threads(threads) if (a.count * a.inputs > PARALLEL_ELEMENTS)
-  for (int64_t token = 0; token < a.count; token++)
+  const int quantizing = a.count * a.inputs > PARALLEL_ELEMENTS ? threads : 1;
+  share(a.count, tasks_at_once(a.count, quantizing), quantizing, [&](int64_t token, int64_t end, int64_t member) {
     with_type(a.dtype, [&](auto t) {
-      quantize_token<decltype(t), PLANES>(a, p, token, floats + omp_get_thread_num() * a.inputs);
+      for (; token < end; token++) quantize_token<decltype(t), PLANES>(a, p, token, floats + member * a.inputs);
     });
+  });
   a.bits == 4 ? multiply_planes<4, PLANES>(a, p, threads) : multiply_planes<8, PLANES>(a, p, threads);
   free(memory);
   return 1;

@@ -1,0 +1,143 @@
+// See team.h. One team in the process, as large as it was ever asked to be; its threads sleep when there is nothing to do.
+
+#include "team.h"
+
+#include <pthread.h>
+
+#include <atomic>
+#include <chrono>
+#include <condition_variable>
+#include <mutex>
+#include <system_error>
+#include <thread>
+
+namespace headrace {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+// How long a thread looks for work, or for the end of others' work, before it offers its core to whoever wants it, and
+// before it sleeps. Between two kernels of a step pass some microseconds; waking takes fifty.
+const auto LOOK = std::chrono::microseconds(10), STAY = std::chrono::microseconds(100);
+const int GLANCES = 32;  // looks between two looks at the clock
+
+void pause() {
+#if defined(__x86_64__)
+  __builtin_ia32_pause();
+#elif defined(__aarch64__)
+  asm volatile("yield");
+#endif
+}
+
+// Whether `ready` came true within STAY, or however long it takes.
+template <class Ready>
+bool look(Ready ready, bool forever) {
+  const auto begin = Clock::now();
+  for (bool polite = false;; polite) {
+    for (int i = 0; i < GLANCES; i++) {
+      if (ready()) return true;
+      if (polite) std::this_thread::yield();
+      else pause();
+    }
+    const auto passed = Clock::now() - begin;
+    if (!forever && passed > STAY) return false;
+    polite = passed > LOOK;
+  }
+}
+
+class Team {
+ public:
+  // Does the tasks alone where the team is at work for another thread.
+  void share(int64_t count, int64_t at_once, int threads, Work work, void *task) {
+    if (taken_.exchange(true, std::memory_order_acquire)) return work(task, 0, count, 0);
+    grow(threads - 1);
+    work_ = work, task_ = task, count_ = count, at_once_ = at_once, threads_ = threads;
+    next_.value.store(0, std::memory_order_relaxed);
+    turn_.value.fetch_add(1);  // odd: open
+    if (asleep_.value.load()) {
+      { std::lock_guard<std::mutex> lock(mutex_); }
+      wake_.notify_all();
+    }
+    take(0);
+    turn_.value.fetch_add(1);  // who enters from now on finds it closed
+    if (inside_.value.load()) look([&] { return !inside_.value.load(); }, true);
+    taken_.store(false, std::memory_order_release);
+  }
+
+ private:
+  // A line of the cache to each, as they are written by different threads.
+  struct alignas(64) Count {
+    std::atomic<int64_t> value{0};
+  };
+
+  void grow(int helpers) {
+    try {
+      for (; helpers_ < helpers; helpers_++) std::thread(&Team::help, this, helpers_ + 1).detach();
+    } catch (const std::system_error &) {  // no more threads are to be had: those that are do it
+    }
+  }
+
+  void take(int64_t member) {
+    for (;;) {
+      const int64_t first = next_.value.fetch_add(at_once_, std::memory_order_relaxed);
+      if (first >= count_) return;
+      work_(task_, first, first + at_once_ < count_ ? first + at_once_ : count_, member);
+    }
+  }
+
+  // A job is read between two changes of `inside_` only, after its turn has been seen once more. Either the sharer, who
+  // closes first and then reads `inside_`, sees who has entered, or who enters sees that it is closed.
+  void help(int64_t member) {
+    int64_t done = 0;
+    const auto opened = [&] {
+      const int64_t turn = turn_.value.load();
+      return turn % 2 && turn != done;
+    };
+    for (;;) {
+      if (!look(opened, false)) {
+        std::unique_lock<std::mutex> lock(mutex_);
+        asleep_.value.fetch_add(1);
+        wake_.wait(lock, opened);
+        asleep_.value.fetch_sub(1);
+      }
+      const int64_t turn = turn_.value.load();
+      inside_.value.fetch_add(1);
+      if (turn % 2 && turn_.value.load() == turn && member < threads_) take(member);
+      inside_.value.fetch_sub(1);
+      done = turn;
+    }
+  }
+
+  Count turn_;    // twice the jobs so far, and one while one is open
+  Count next_;    // the first task that nobody has taken
+  Count inside_;  // helpers that may be at the job
+  Count asleep_;
+  std::atomic<bool> taken_{false};
+  int helpers_ = 0;
+  Work work_ = nullptr;
+  void *task_ = nullptr;
+  int64_t count_ = 0, at_once_ = 1, threads_ = 0;
+  std::mutex mutex_;
+  std::condition_variable wake_;
+};
+
+// Never destroyed: its threads may outlive what is destroyed at the end. A forked child has none of them, and makes its own.
+std::atomic<Team *> team{nullptr};
+
+Team &the_team() {
+  static const bool once = [] {
+    team.store(new Team);
+    pthread_atfork(nullptr, nullptr, [] { team.store(new Team); });
+    return true;
+  }();
+  (void)once;
+  return *team.load(std::memory_order_relaxed);
+}
+
+}  // namespace
+
+void share_out(int64_t count, int64_t at_once, int threads, Work work, void *task) {
+  the_team().share(count, at_once, threads, work, task);
+}
+
+}  // namespace headrace

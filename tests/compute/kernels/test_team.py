@@ -1,0 +1,48 @@
+"""The threads of the C++ kernels: every task once, whoever does it and whoever else computes; after a fork too."""
+
+from __future__ import annotations
+
+import os
+import threading
+
+import pytest
+import torch
+
+from headrace.compute.kernels.cpp import CppKernels
+
+WORDS = torch.arange(3_000_001, dtype=torch.int64)
+SUM = 3_000_000 * 3_000_001 // 2
+
+
+@pytest.fixture(scope="module")
+def kernels() -> CppKernels:
+    return CppKernels()
+
+
+@pytest.mark.parametrize("threads", [1, 2, 16, 3])
+def test_every_task_is_done_once_by_however_many(kernels: CppKernels, threads: int) -> None:
+    for _ in range(20):
+        assert kernels.read(WORDS, threads) == SUM
+
+
+def test_who_finds_the_team_at_work_computes_alone(kernels: CppKernels) -> None:
+    sums: list[int] = []
+    callers = [
+        threading.Thread(target=lambda: sums.extend(kernels.read(WORDS, 3) for _ in range(20)))
+        for _ in range(4)
+    ]
+    for caller in callers:
+        caller.start()
+    for caller in callers:
+        caller.join()
+    assert sums == [SUM] * 80
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # Python's, of forking where there are threads
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="this system does not fork")
+def test_a_forked_child_has_a_team_of_its_own(kernels: CppKernels) -> None:
+    assert kernels.read(WORDS, 2) == SUM
+    child = os.fork()
+    if not child:
+        os._exit(kernels.read(WORDS, 2) != SUM or kernels.read(WORDS, 4) != SUM)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
