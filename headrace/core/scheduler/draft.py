@@ -17,8 +17,11 @@ from headrace.core.sequence import Sequence, Status
 LEAST_PREFILL = 16
 """Tokens of prefill that fit in a step though its limit in seconds is spent."""
 
-FILL_SECONDS = 0.002
+FILL_SECONDS = 0.001
 """What a step that only fills idle time may take: whoever arrives while it runs waits for its end."""
+
+FILL_ENTRANTS = 2
+"""Requests that such a step lets in: each takes time that no prediction of its rows knows."""
 
 FILL_STRETCH = 2.0
 """How many times what one row takes it may take all the same: large models' steps are long, however little they do."""
@@ -97,6 +100,11 @@ class Draft:
         """Nobody waits for any of this step: keep it so short, as ``times`` foretell, that nobody has to."""
         self.fill_times = times
         self.fill_seconds = max(FILL_SECONDS, FILL_STRETCH * times.predict(1, 1, 0))
+
+    @property
+    def shut(self) -> bool:
+        """Whether nobody more may join, however short."""
+        return self.budget <= 0 or (self.fill_times is not None and len(self.entries) >= FILL_ENTRANTS)
 
     def takes_row(self, context: int, contexts: int) -> bool:
         """Whether a step that only fills idle time stays short with one more row that decodes, after ``context``

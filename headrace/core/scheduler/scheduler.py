@@ -328,7 +328,7 @@ class Scheduler:
                 continue
             passed.append(head)
             self._skip(head, reason)
-            if step.budget <= 0 or head.skips >= knobs.max_skips:
+            if step.shut or head.skips >= knobs.max_skips:
                 break
         for sequence in passed:
             self._waiting.push(sequence)
@@ -357,7 +357,7 @@ class Scheduler:
             self._events.append(Skipped(sequence.request.id, reason))
 
     def _try_admit(self, sequence: Sequence, step: Draft, knobs: Knobs) -> SkipReason | None:
-        if step.budget <= 0:
+        if step.shut:
             return SkipReason.NO_BUDGET
         if self._is_full(sequence, step):
             return SkipReason.STEP_FULL

@@ -8,7 +8,7 @@ from headrace.core.classes import CLASSES, ServiceClass
 from headrace.core.cost import StepTimes
 from headrace.core.events import Admitted, Chunked, Preempted
 from headrace.core.request import FinishReason
-from headrace.core.scheduler.draft import LEAST_PREFILL
+from headrace.core.scheduler.draft import FILL_ENTRANTS, LEAST_PREFILL
 from headrace.core.scheduler.fair import FairQueue, single_file
 from headrace.core.scheduler.line import Line, PolicyFailed
 from headrace.core.scheduler.share import Books
@@ -103,6 +103,20 @@ def test_a_step_of_background_work_alone_is_short_because_somebody_may_come():
     engine.submit(request("real", prompt[::-1]), 0.0)
     step(engine, record)
     assert record.of(Chunked)[-1].length == len(prompt)
+
+
+def test_background_work_comes_in_bit_by_bit_and_all_of_it_comes_in():
+    engine, _ = hashing_engine(queue=fair(), times=StepTimes(token_seconds=1e-6))
+    record = Record()
+    for number in range(5):
+        engine.submit(request(str(number), (number,), service_class="background", max_tokens=30), 0.0)
+    joined = []
+    for _ in range(4):
+        step(engine, record)
+        joined.append(len(record.of(Admitted)))
+    assert joined == [FILL_ENTRANTS, 2 * FILL_ENTRANTS, 5, 5]
+    drain(engine, record)
+    assert len(record.ends) == 5
 
 
 def test_a_better_class_pushes_a_lower_one_out_when_no_slot_is_free():
