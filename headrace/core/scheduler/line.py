@@ -23,8 +23,9 @@ SWEEP = 64
 WINDOW = 32
 """Sequences among which a pick policy chooses: bounds the cost of a choice."""
 
-LATE_TURN = 4
-"""Every so many turns one of the late goes, however many others could still be in time."""
+LATE_TURN = 8
+"""Every so many turns one of the late goes, however many others could still be in time: who goes late has waited for
+nothing, and each of these turns makes somebody else late."""
 
 LITTLE_SLACK_SECONDS = 0.25
 """The first of a line is not passed over when it must start within so many seconds."""

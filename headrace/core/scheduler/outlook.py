@@ -20,6 +20,10 @@ ENOUGH_STEPS = 8
 NEWS = 0.05
 """What the newest first token counts in how much prompts are stretched."""
 
+TTFT_SHARE = 0.9
+"""What is planned with of the time until a first token that somebody hopes for: the rest is for what was not foreseen.
+Under overload everybody starts at the last moment, and planned with all of it one in six was just too late."""
+
 HOPEFUL_QUANTILE = 0.25
 """A deadline counts as unreachable only when even an answer as short as this quantile would miss it."""
 
@@ -66,7 +70,11 @@ class Outlook:
         """When a request must start for its first token to be in time; inf where nobody waits for it."""
         if slo.ttft_seconds is None or not self.ready:
             return math.inf
-        return request.arrived + slo.ttft_seconds - self._stretch * self.prefill_seconds(len(request.tokens))
+        return (
+            request.arrived
+            + TTFT_SHARE * slo.ttft_seconds
+            - self._stretch * self.prefill_seconds(len(request.tokens))
+        )
 
     def unreachable(self, request: Request, now: float) -> str:
         """Why a request that starts now would miss its deadline even with a short answer; empty when it may not."""

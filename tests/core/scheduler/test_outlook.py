@@ -10,8 +10,8 @@ from headrace.core.events import Skipped, SkipReason
 from headrace.core.lengths import LengthPredictor
 from headrace.core.request import FinishReason, Slo
 from headrace.core.scheduler.fair import FairQueue
-from headrace.core.scheduler.line import Line
-from headrace.core.scheduler.outlook import ENOUGH_STEPS, Outlook
+from headrace.core.scheduler.line import LATE_TURN, Line
+from headrace.core.scheduler.outlook import ENOUGH_STEPS, TTFT_SHARE, Outlook
 from headrace.core.scheduler.share import Books
 from tests.doubles.engines import Record, drain, hashing_engine
 from tests.doubles.scenes import chunks, request, step
@@ -41,6 +41,15 @@ def test_who_has_a_wish_must_start_before_it_by_the_time_of_its_prompt():
     start = seen.latest_start(asked, Slo(1.0))
     assert 10.0 + 1.0 - 3 * seen.prefill_seconds(50) < start < 10.0 + 1.0 - 0.5 * seen.prefill_seconds(50)
     assert seen.latest_start(asked, Slo(None)) == math.inf
+
+
+def test_a_part_of_the_wish_is_kept_for_what_was_not_foreseen():
+    seen = outlook()
+    asked = request("a", 50, arrived=10.0)
+    for _ in range(400):
+        seen.saw_first_token(50, 2.0 * seen.prefill_seconds(50))
+    start = seen.latest_start(asked, Slo(1.0))
+    assert start + 2.0 * seen.prefill_seconds(50) == pytest.approx(10.0 + TTFT_SHARE)
 
 
 def test_nobody_is_judged_before_enough_has_been_seen():
@@ -87,11 +96,11 @@ def test_the_late_have_their_turn_though_others_could_be_in_time():
     engine, _ = engine_with(outlook(), max_num_seqs=1)
     record = Record()
     engine.submit(request("hopeless", arrived=0.0, slo=Slo(0.001)), 1.0)
-    for i in range(12):
+    for i in range(2 * LATE_TURN):
         engine.submit(request(f"r{i}", arrived=1.0, slo=Slo(1000.0)), 1.0)
     drain(engine, record, 1.0)
     place = list(record.ends).index("hopeless")
-    assert 0 < place < 8
+    assert 0 < place < LATE_TURN
 
 
 def test_prefill_beside_a_wish_for_quick_tokens_stays_within_it():

@@ -1,15 +1,19 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 
 import pytest
 
 from headrace.core.engine import Engine
 from headrace.core.events import Emitted
 from headrace.core.gate import Limits
+from headrace.core.request import Slo
 from headrace.core.routing import LeastLoaded, PrefixAffinity, RoundRobin
+from headrace.lab.simulate.asked import from_calls
 from headrace.lab.simulate.tally import Tally
 from headrace.lab.workload.call import Call, Span
+from headrace.lab.workload.synthesis import Synthesis
 from tests.lab.simulate.scenes import Fixed, fleet, run
 
 
@@ -30,6 +34,27 @@ def figures(tally: Tally) -> list:
         (g.tenant, list(g.ttft), list(g.e2e), g.output_tokens, g.cached_tokens, g.failed)
         for g in tally.groups
     ]
+
+
+def overloaded(policy: str) -> list[float]:
+    """Times to the first tokens of those who hope for it within a second, where half as many again come as can be
+    served."""
+    rng, now, calls = random.Random(0), 0.0, []
+    for _ in range(1500):
+        now += rng.expovariate(18.0)
+        calls.append(Call(now, rng.randint(8, 120), rng.randint(1, 40)))
+    live = fleet(Fixed(0.01, 0.0008), num_blocks=2000, policy=policy)
+    asked = from_calls(calls, Synthesis(), 64)
+    live.run(each._replace(request=replace(each.request, slo=Slo(1.0))) for each in asked)
+    (group,) = live.tally.groups
+    return list(group.ttft)
+
+
+def test_under_overload_those_who_are_not_given_up_are_in_time_and_not_just_too_late():
+    waits = overloaded("fair")
+    in_time = sum(each <= 1.0 for each in waits)
+    assert in_time > 4 * sum(each <= 1.0 for each in overloaded("fcfs"))
+    assert sum(1.0 < each < 1.5 for each in waits) < 0.02 * in_time
 
 
 def test_times_by_hand():
