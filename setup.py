@@ -8,9 +8,7 @@ from glob import glob
 
 from setuptools import Extension, setup
 
-# -fopenmp is given to the compiler and not to the linker: of OpenMP only the number of threads is asked for, and the
-# symbol stays undefined, to resolve to the runtime that torch has loaded. One that we linked would not know torch's.
-COMPILE_ARGS = ["-std=c++17", "-O3", "-fopenmp", "-pthread", "-fno-math-errno", "-fvisibility=hidden", "-g0"]
+COMPILE_ARGS = ["-std=c++17", "-O3", "-pthread", "-fno-math-errno", "-fvisibility=hidden", "-g0"]
 COMPILE_ARGS += ["-Wno-psabi", "-Wno-ignored-attributes"]
 
 setup(

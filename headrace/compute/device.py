@@ -160,8 +160,9 @@ def usable_cores(root: Path = Path("/")) -> int:
     return max(1, cores)
 
 
+@cache
 def limit_threads() -> int:
-    """Let torch use no more threads than there are usable cores; returns how many it uses.
+    """Let torch use no more threads than there are usable cores; returns how many, the same in all of a process's life.
 
     In a container torch counts the host's cores; threads beyond the quota stop all the others at every
     barrier.

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from headrace.compute.batch import Batch
+from headrace.compute.device import limit_threads
 from headrace.compute.kernels import Activation, HeadShape, KernelsUnavailable, Pages, linear
 from headrace.compute.kernels.native_stack import ALL_KEYS, NativeStack, native
 from headrace.compute.kernels.packed import PackedIntegers, PackedWeight, WeightMemory, pack, pack_integers
@@ -31,7 +32,7 @@ class _Codes(dict[torch.dtype, int]):
 
 _DTYPES = _Codes({torch.float32: 0, torch.bfloat16: 1, torch.float16: 2})
 _PAGE_DTYPES = _Codes({**_DTYPES, torch.int8: 3})
-_INTERFACE = 6
+_INTERFACE = 7
 _PAIRED = (torch.bfloat16, torch.int8)
 _MAX_HEAD_DIM = 512
 
@@ -56,7 +57,7 @@ class CppKernels:
         level: which of the machine's instruction sets to use (`levels`); None: the best.
 
     Raises:
-        KernelsUnavailable: the extension is not built or does not fit torch's OpenMP, or the level is not here.
+        KernelsUnavailable: the extension is not built, or the level is not here.
     """
 
     name = "cpp"
@@ -64,6 +65,7 @@ class CppKernels:
 
     def __init__(self, level: str | None = None) -> None:
         self._cpu = _extension()
+        self.threads = limit_threads()
         supported: dict[str, int] = self._cpu.supported_levels()
         self.levels = tuple(supported)
         self.isa = self.levels[0] if level is None else level
@@ -75,10 +77,13 @@ class CppKernels:
 
     @property
     def threads(self) -> int:
-        """How many threads the kernels use when called from this thread: as many as torch (`csrc/team.h`)."""
-        torch.get_num_threads()
-        threads: int = self._cpu.max_threads()
+        """How many threads share a kernel's work, of all such kernels in the process (`csrc/team.h`)."""
+        threads: int = self._cpu.threads()
         return threads
+
+    @threads.setter
+    def threads(self, count: int) -> None:
+        self._cpu.set_threads(count)
 
     def read(self, words: Tensor, threads: int) -> int:
         """The sum of ``words`` int64, modulo 2⁶⁴: nothing but reading, to see how fast memory gives it."""
@@ -222,8 +227,6 @@ class CppKernels:
         return queries
 
     def plan_attention(self, batch: Batch, window: int | None, dtype: torch.dtype) -> AttentionPlan:
-        # Also tells this thread's OpenMP how many threads torch uses; torch itself does so at its first parallel loop.
-        torch.get_num_threads()
         lines = (batch.query_starts, batch.context_lens, batch.block_tables.contiguous())
         rows, width = lines[2].shape
         if (
@@ -409,7 +412,7 @@ def _told(tensor: Tensor | None) -> str:
 
 
 def _extension() -> Any:
-    """The extension module; torch, imported above, has loaded the OpenMP runtime that its symbols resolve to."""
+    """The extension module, if it was built from these sources."""
     try:
         module = importlib.import_module("headrace.compute.kernels._cpu")
         if getattr(module, "interface", 1) != _INTERFACE:

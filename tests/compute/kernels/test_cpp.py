@@ -186,13 +186,9 @@ def test_a_query_is_the_same_bit_for_bit_in_any_company(
     assert torch.equal(torch.cat((attend(0, 500), attend(500, 507), attend(507, length))), whole)
     assert torch.equal(attend(length - 1, length), whole[-1:])
     assert torch.equal(attend(length - 1, length, others=9), whole[-1:])
-    threads = torch.get_num_threads()
     for count in (1, 2):
-        try:
-            torch.set_num_threads(count)
-            assert torch.equal(attend(length - 1, length), whole[-1:])
-        finally:
-            torch.set_num_threads(threads)
+        kernels.threads = count
+        assert torch.equal(attend(length - 1, length), whole[-1:])
 
 
 @pytest.mark.parametrize("dtype", [*DTYPES, torch.int8])
@@ -405,19 +401,17 @@ def test_what_lies_outside_the_pages_is_refused(level: str) -> None:
         kernels.plan_attention(replace(batch, block_tables=batch.block_tables[:, :2]), None, torch.float32)
 
 
-def test_the_thread_pool_is_torchs(level: str) -> None:
-    kernels, threads = CppKernels(level), torch.get_num_threads()
-    try:
-        for count in (1, 3):
-            torch.set_num_threads(count)
-            assert kernels.threads == count
-    finally:
-        torch.set_num_threads(threads)
+def test_kernels_have_as_many_threads_as_are_usable_and_no_fewer_than_one(level: str) -> None:
+    kernels = CppKernels(level)
+    assert kernels.threads == 3, "what conftest says"
+    for count in (0, -1, 2**40):
+        with pytest.raises((ValueError, OverflowError)):
+            kernels.threads = count
 
 
 @pytest.mark.skipif(not Path("/proc/self/maps").exists(), reason="loaded libraries are not told here")
 def test_the_extension_loads_no_second_openmp_runtime(level: str) -> None:
-    """In a process of its own: other packages of this one's tests bring their own runtime along."""
+    """Threads of its own; in a process of its own: other packages of this one's tests bring their own runtime along."""
     program = """
 import sys
 from pathlib import Path

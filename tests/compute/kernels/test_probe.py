@@ -25,12 +25,12 @@ def test_rates_are_told_for_each_number_of_threads_and_each_who_multiplies(
     monkeypatch.setattr(probe, "_TRIES", 1)
     monkeypatch.setattr(probe, "_ROWS", 8)
     monkeypatch.setattr(probe, "_READ_BYTES", 1 << 16)
-    threads = torch.get_num_threads()
+    threads = KERNELS.threads
+    KERNELS.threads = 2
     try:
-        torch.set_num_threads(2)
         rates = probe.read_rates(KERNELS)
     finally:
-        torch.set_num_threads(threads)
+        KERNELS.threads = threads
     assert list(rates) == [1, 2]
     products = probe.product_rates(KERNELS, torch.bfloat16)
     assert {numbers: set(by) for numbers, by in products.items()} == {

@@ -19,7 +19,7 @@ static void each_task(int64_t count, int threads, Task task) {
 
 template <class Row>
 static void each_row(int64_t count, int64_t elements, Row row) {
-  each_task(count, elements > PARALLEL_ELEMENTS ? omp_get_max_threads() : 1, row);
+  each_task(count, elements > PARALLEL_ELEMENTS ? team_threads() : 1, row);
 }
 
 template <class Call>

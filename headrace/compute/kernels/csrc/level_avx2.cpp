@@ -1,7 +1,6 @@
 // Level avx2: x86-64-v3: Haswell (2013), Zen.
 #if defined(__x86_64__)
 #include <math.h>
-#include <omp.h>
 #include <stdint.h>
 #include <stdlib.h>
 

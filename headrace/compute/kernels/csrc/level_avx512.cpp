@@ -1,7 +1,6 @@
 // Level avx512: x86-64-v4: Skylake-X (2017), Zen 4.
 #if defined(__x86_64__)
 #include <math.h>
-#include <omp.h>
 #include <stdint.h>
 #include <stdlib.h>
 

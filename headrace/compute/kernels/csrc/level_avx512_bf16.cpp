@@ -1,7 +1,6 @@
 // Level avx512_bf16: with products of bfloat16 pairs and of bytes: Cooper Lake (2020), Zen 4.
 #if defined(__x86_64__)
 #include <math.h>
-#include <omp.h>
 #include <stdint.h>
 #include <stdlib.h>
 

@@ -1,7 +1,6 @@
 // Level avx512_vnni: with products of bytes, and of bfloat16 in float32: Cascade Lake (2019), Ice Lake.
 #if defined(__x86_64__)
 #include <math.h>
-#include <omp.h>
 #include <stdint.h>
 #include <stdlib.h>
 

@@ -1,6 +1,5 @@
 // Level generic: what every machine of this architecture has (SSE2, NEON): the compiler's baseline.
 #include <math.h>
-#include <omp.h>
 #include <stdint.h>
 #include <stdlib.h>
 

@@ -139,7 +139,7 @@ template <class T, class Kind>
 static void linear_of(const Linear &a) {
   const int64_t depth = sizeof(T) == 4 ? a.inputs : a.inputs / 2;
   const int64_t panels = (a.outputs + PANEL - 1) / PANEL, blocks = (a.count + BLOCK_ROWS - 1) / BLOCK_ROWS;
-  const int threads = a.count * depth * a.outputs > PARALLEL_PRODUCTS ? omp_get_max_threads() : 1;
+  const int threads = a.count * depth * a.outputs > PARALLEL_PRODUCTS ? team_threads() : 1;
   each_task(panels * blocks, threads, [&](int64_t task) {
     float sums[BLOCK_ROWS * PANEL];
     const int64_t panel = task / blocks, first = task % blocks * BLOCK_ROWS, column = panel * PANEL;

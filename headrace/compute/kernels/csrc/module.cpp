@@ -1,10 +1,8 @@
 // The Python module headrace.compute.kernels._cpu: addresses and sizes in, ranges checked, kernels run.
-// It knows no torch; `kernels/cpp.py` keeps the tensors alive and contiguous. OpenMP's one symbol is left undefined, so
-// that it resolves to the runtime that torch has loaded: kernels have as many threads as torch has (see team.h).
+// It knows no torch; `kernels/cpp.py` keeps the tensors alive and contiguous.
 
 #define PY_SSIZE_T_CLEAN
 #include <Python.h>
-#include <omp.h>
 
 #include <atomic>
 #include <vector>
@@ -49,7 +47,15 @@ const Level levels[] = {
 };
 const int64_t LEVELS = sizeof levels / sizeof *levels;
 
-PyObject *max_threads(PyObject *, PyObject *) { return PyLong_FromLong(omp_get_max_threads()); }
+PyObject *threads(PyObject *, PyObject *) { return PyLong_FromLong(team_threads()); }
+
+PyObject *set_threads(PyObject *, PyObject *value) {
+  const long count = PyLong_AsLong(value);
+  if (count == -1 && PyErr_Occurred()) return nullptr;
+  if (count < 1 || count > 4096) return PyErr_Format(PyExc_ValueError, "threads must be 1 to 4096, not %ld", count);
+  set_team_threads(static_cast<int>(count));
+  Py_RETURN_NONE;
+}
 
 // keys, values, key_scales, value_scales (0: none), block_size, stride, scale_stride, dtype
 const int PAGE_WORDS = 8;
@@ -409,7 +415,7 @@ PyObject *likeliest(PyObject *, PyObject *const *values, Py_ssize_t count) {
   const int64_t rows = in.integer(), size = in.integer();
   if (!in.complete()) return nullptr;
   run_unlocked_if(rows * size > LONG_CALL_ELEMENTS, [&] {
-    share(rows, 1, rows * size > LONG_CALL_ELEMENTS ? omp_get_max_threads() : 1, [&](int64_t row, int64_t end, int64_t) {
+    share(rows, 1, rows * size > LONG_CALL_ELEMENTS ? team_threads() : 1, [&](int64_t row, int64_t end, int64_t) {
       for (; row < end; row++) tokens[row] = likeliest_of(logits + row * size, size);
     });
   });
@@ -447,7 +453,8 @@ PyObject *panel(PyObject *, PyObject *const *values, Py_ssize_t count) {
 
 PyMethodDef methods[] = {
     {"supported_levels", supported_levels, METH_NOARGS, nullptr},
-    {"max_threads", max_threads, METH_NOARGS, nullptr},
+    {"threads", threads, METH_NOARGS, nullptr},
+    {"set_threads", set_threads, METH_O, nullptr},
     FAST(norm),
     FAST(rope_write_kv),
     FAST(gated_activation),

@@ -264,7 +264,7 @@ static void multiply_planes(const Quantized &a, const Planes &p, int threads) {
 template <int PLANES>
 static int quantized_linear_of(const Quantized &a) {
   const int64_t groups = a.inputs / a.group_size;
-  const int threads = a.count * PLANES * a.inputs * a.outputs > PARALLEL_PRODUCTS ? omp_get_max_threads() : 1;
+  const int threads = a.count * PLANES * a.inputs * a.outputs > PARALLEL_PRODUCTS ? team_threads() : 1;
   Planes p;
   p.group_words = (a.group_size + 7) / 8 * (8 / Product::INPUTS);
   p.words = groups * p.group_words;

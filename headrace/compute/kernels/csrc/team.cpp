@@ -134,7 +134,16 @@ Team &the_team() {
   return *team.load(std::memory_order_relaxed);
 }
 
+std::atomic<int> most{0};
+
 }  // namespace
+
+int team_threads() {
+  const int set = most.load(std::memory_order_relaxed);
+  return set ? set : static_cast<int>(std::thread::hardware_concurrency());
+}
+
+void set_team_threads(int threads) { most.store(threads, std::memory_order_relaxed); }
 
 void share_out(int64_t count, int64_t at_once, int threads, Work work, void *task) {
   the_team().share(count, at_once, threads, work, task);

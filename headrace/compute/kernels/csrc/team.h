@@ -15,6 +15,10 @@
 
 namespace headrace {
 
+// How many threads a kernel shares its tasks between: of the whole process, as many as there are cores unless it is set.
+int team_threads();
+void set_team_threads(int threads);
+
 using Work = void (*)(void *task, int64_t first, int64_t end, int64_t member);
 
 // The rest of share: by several threads.
