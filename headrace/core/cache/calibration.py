@@ -12,14 +12,25 @@ import math
 from dataclasses import dataclass
 from typing import Any
 
-from headrace.core.cache.certify import Certificate, Tally, certify, promising_starts, served_to_prove
+from headrace.core.cache.certify import (
+    Certificate,
+    Tally,
+    certify,
+    is_promising,
+    promising_starts,
+    served_to_prove,
+)
 from headrace.core.cache.judge import Rule
 from headrace.core.cache.score import Score
 
 _FORMAT = "headrace semantic calibration 2"
 
 _OTHERS_DOUBT = 0.2
-"""Share of the allowed doubt that each size but the last may spend; the last, where most is served, has the rest."""
+"""Share of the allowed doubt that each size but the last may spend; the last, where most is served, has the rest.
+
+Only sizes that could pass have a share, as far as the rows show that scores were fitted on: the doubt of the others
+would be spent in vain.
+"""
 
 
 class Unsupported(ValueError):
@@ -41,26 +52,40 @@ class Stratum:
     fitted_rows: int
     held_rows: int
 
+    def promises(self, max_error: float, confidence: float) -> bool:
+        """Whether the rows that the score was fitted on let expect a certificate."""
+        growth = self.held_rows / max(1, self.fitted_rows)
+        return is_promising(self.fitted, max_error, confidence, growth)
+
     def certificate(self, max_error: float, confidence: float) -> Certificate:
         """The loosest threshold with at most ``max_error`` wrong among served answers.
 
         Raises:
             Unsupported: there is none that the rows can prove.
         """
-        if self.held_rows and self.fitted_rows and self.held:
-            starts = promising_starts(self.fitted, max_error, confidence, self.held_rows / self.fitted_rows)
-            found = certify(self.held, starts, max_error, confidence)
-            if found is not None:
-                return found
+        starts = self._starts(max_error)
+        found = certify(self.held, starts, max_error, confidence) if starts else None
+        if found is None:
+            raise self.refusal(max_error, confidence)
+        return found
+
+    def refusal(self, max_error: float, confidence: float) -> Unsupported:
+        """That there is no certificate, and what the rows show."""
+        starts = self._starts(max_error)
+        shown = "there are none"
+        if starts:
             tried = self.held[starts[-1]]
             shown = f"at the most promising threshold {tried.wrong} of {tried.served} were wrong"
-        else:
-            shown = "there are none"
-        raise Unsupported(
+        return Unsupported(
             f"the labelled rows cannot prove that at most {max_error:.3g} of the served answers are wrong, with "
             f"{confidence:.3g} confidence: {shown}; {served_to_prove(max_error, confidence)} served without an error "
             "are the least that would do"
         )
+
+    def _starts(self, max_error: float) -> list[int]:
+        if not (self.held_rows and self.fitted_rows and self.held):
+            return []
+        return promising_starts(self.fitted, max_error, self.held_rows / self.fitted_rows)
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,9 +98,15 @@ class Calibration:
     def certificates(self, max_error: float, confidence: float) -> list[Certificate | Unsupported]:
         """Of each stratum the certificate, or why there is none; all of them together hold with ``confidence``."""
         found: list[Certificate | Unsupported] = []
+        everyone = range(len(self.strata))
+        promising = [index for index in everyone if self.strata[index].promises(max_error, confidence)]
+        sharing = promising or everyone
         for index, stratum in enumerate(self.strata):
-            last = index == len(self.strata) - 1
-            share = 1.0 - _OTHERS_DOUBT * (len(self.strata) - 1) if last else _OTHERS_DOUBT
+            if index not in sharing:
+                found.append(stratum.refusal(max_error, confidence))
+                continue
+            last = index == sharing[-1]
+            share = 1.0 - _OTHERS_DOUBT * (len(sharing) - 1) if last else _OTHERS_DOUBT
             try:
                 found.append(stratum.certificate(max_error, 1.0 - share * (1.0 - confidence)))
             except Unsupported as error:

@@ -87,48 +87,52 @@ def certify(
 ) -> Certificate | None:
     """The loosest threshold that the data support, or None where they support none.
 
-    ``tallies`` go from strict to loose. From each index in ``starts`` thresholds are tested in order until one
-    fails, so that all of them spend the doubt of one, an equal share of the whole per start. Thresholds and starts
-    must have been chosen without the data that ``tallies`` count; `promising_starts` does that on other data.
-    Beginning at the strictest would stall at once: too little is served there to prove anything.
+    ``tallies`` go from strict to loose, ``starts`` are indices among them. The allowed doubt, 1 - confidence, is shared
+    out among the starts. From each of them thresholds are tested in order with one and the same doubt until one
+    fails, where it is spent; who comes as far as the next start takes up the doubt that lies there (the fallback
+    procedure: Wiens and Dmitrienko, 2005). Thresholds and starts must have been chosen without the data that
+    ``tallies`` count; `promising_starts` does that on other data. Beginning at the strictest would stall at once: too
+    little is served there to prove anything.
     """
-    best: Tally | None = None
-    doubt = (1.0 - confidence) / max(1, len(starts))
-    for start in starts:
-        for tally in tallies[start:]:
-            if not tally.served or _chance_of_so_few(tally.wrong, tally.served, max_error) > doubt:
-                break
-            if best is None or tally.threshold < best.threshold:
-                best = tally
-    return best and Certificate(best, upper_error(best.wrong, best.served, 1.0 - doubt))
+    found: Certificate | None = None
+    doubt = 0.0
+    for index, tally in enumerate(tallies):
+        if index in starts:
+            doubt += (1.0 - confidence) / len(starts)
+        if doubt and tally.served and _chance_of_so_few(tally.wrong, tally.served, max_error) <= doubt:
+            found = Certificate(tally, upper_error(tally.wrong, tally.served, 1.0 - doubt))
+        else:
+            doubt = 0.0
+    return found
 
 
-def promising_starts(
-    tallies: Sequence[Tally], max_error: float, confidence: float, growth: float
-) -> list[int]:
+def promising_starts(tallies: Sequence[Tally], max_error: float, growth: float) -> list[int]:
     """Where `certify` should begin on ``growth`` times as much data like these, without having seen them.
 
     Where most can be proved (error rates taken with half an error more than was seen, because none in a few proves
-    nothing); where half as much is served, in case these tallies were lucky; at the loosest threshold that would just
-    pass, in case a few errors stop the way there; and half way to it. With much data four starts cost little: the
-    doubt of each is a quarter, the bound hardly wider.
+    nothing), and where half as much is served, in case these tallies were lucky: a score errs least on the rows that it
+    was fitted on.
     """
-
-    def doubt(tally: Tally, more: float) -> float:
-        served = round(tally.served * growth)
-        wrong = math.ceil((tally.wrong + more) * growth)
-        return _chance_of_so_few(min(wrong, served), served, max_error)
-
-    best = min(range(len(tallies)), key=lambda index: doubt(tallies[index], 0.5))
+    best = min(range(len(tallies)), key=lambda index: _foreseen(tallies[index], 0.5, max_error, growth))
     half = min(range(best + 1), key=lambda index: abs(tallies[index].served - tallies[best].served / 2))
-    passing = [index for index in range(best, len(tallies)) if doubt(tallies[index], 0.0) <= 1.0 - confidence]
-    edge = max(passing, default=best)
-    return sorted({half, best, (best + edge + 1) // 2, edge})
+    return sorted({half, best})
+
+
+def is_promising(tallies: Sequence[Tally], max_error: float, confidence: float, growth: float) -> bool:
+    """Whether some threshold would pass on ``growth`` times as much data of just these error rates."""
+    return any(_foreseen(tally, 0.0, max_error, growth) <= 1.0 - confidence for tally in tallies)
 
 
 def served_to_prove(max_error: float, confidence: float) -> int:
     """Served answers, all of them right, that `certify` needs from one start: fewer can prove nothing."""
     return math.ceil(math.log1p(-confidence) / math.log1p(-max_error))
+
+
+def _foreseen(tally: Tally, more: float, max_error: float, growth: float) -> float:
+    """The doubt that ``growth`` times as much data would leave, with ``more`` errors than ``tally`` has."""
+    served = round(tally.served * growth)
+    wrong = math.ceil((tally.wrong + more) * growth)
+    return _chance_of_so_few(min(wrong, served), served, max_error)
 
 
 def _chance_of_so_few(wrong: int, served: int, rate: float) -> float:

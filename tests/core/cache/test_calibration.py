@@ -39,7 +39,16 @@ def test_what_one_size_proves_says_nothing_of_another():
     assert (grown.entries, grown.threshold) == (30, 2.0)
     refused, certificate = CALIBRATION.certificates(0.01, 0.95)
     assert isinstance(refused, Unsupported)
-    assert certificate.bound > GROWN.certificate(0.01, 0.95).bound  # the doubt is shared
+    assert certificate == GROWN.certificate(0.01, 0.95)  # the young one's doubt would be spent in vain
+
+
+def test_sizes_that_promise_something_share_the_doubt():
+    growing = Stratum(10, SCORE, FITTED, HELD, fitted_rows=1000, held_rows=2000)
+    strata = Calibration("encoder@1", (YOUNG, growing, GROWN)).certificates(0.01, 0.95)
+    assert isinstance(strata[0], Unsupported)
+    assert strata[1:] == [growing.certificate(0.01, 0.99), GROWN.certificate(0.01, 0.96)]
+    hopeless = Calibration("encoder@1", (YOUNG, YOUNG)).certificates(0.01, 0.95)
+    assert all(isinstance(each, Unsupported) for each in hopeless)
 
 
 def test_json_there_and_back():

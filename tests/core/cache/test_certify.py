@@ -12,6 +12,7 @@ from headrace.core.cache.certify import (
     Tally,
     beta_cdf,
     certify,
+    is_promising,
     promising_starts,
     served_to_prove,
     upper_error,
@@ -77,12 +78,37 @@ def test_starts_share_the_doubt():
     assert certify([Tally(0.9, 368, 0), Tally(0.8, 0, 0)], [0, 1], 0.01, 0.95) is not None
 
 
-def test_it_begins_where_most_can_be_proved_and_around():
+def test_who_comes_as_far_as_the_next_start_takes_up_its_doubt():
+    strict, loose = (
+        Tally(0.9, 400, 0),
+        Tally(0.8, 730, 2),
+    )  # one alone would leave a doubt of 0.018 and of 0.023
+    assert certify([strict], [0], 0.01, 0.98) is not None
+    assert certify([loose], [0], 0.01, 0.98) is None
+    both = certify([strict, loose], [0, 1], 0.01, 0.96)
+    assert both is not None
+    assert both.tally == loose
+    assert both.bound == upper_error(2, 730, 0.96)
+
+
+def test_doubt_is_spent_where_a_threshold_fails():
+    tallies = [Tally(0.9, 400, 0), Tally(0.85, 401, 9), Tally(0.8, 730, 2)]
+    found = certify(tallies, [0, 2], 0.01, 0.96)
+    assert found is not None
+    assert found.tally == tallies[0]
+
+
+def test_it_begins_where_most_can_be_proved_and_where_half_as_much_is_served():
     other_half = [Tally(0.95, 10, 0), Tally(0.9, 520, 0), Tally(0.8, 1000, 1), Tally(0.7, 1500, 30)]
-    assert promising_starts(other_half, 0.01, 0.95, growth=1.0) == [1, 2]
-    looser = [*other_half[:3], Tally(0.75, 1500, 6), Tally(0.72, 1700, 8), Tally(0.7, 2000, 50)]
-    assert promising_starts(looser, 0.01, 0.95, growth=1.0) == [1, 2, 3, 4]
-    assert promising_starts([Tally(0.9, 0, 0), Tally(0.8, 3, 3)], 0.01, 0.95, growth=2.0) == [0]
+    assert promising_starts(other_half, 0.01, growth=1.0) == [1, 2]
+    assert promising_starts([Tally(0.9, 0, 0), Tally(0.8, 3, 3)], 0.01, growth=2.0) == [0]
+
+
+def test_what_promises_something():
+    assert not is_promising([], 0.01, 0.95, growth=2.0)
+    assert not is_promising([Tally(0.9, 20, 0), Tally(0.8, 300, 9)], 0.01, 0.95, growth=2.0)
+    assert is_promising([Tally(0.9, 150, 0), Tally(0.8, 300, 9)], 0.01, 0.95, growth=2.0)
+    assert not is_promising([Tally(0.9, 149, 0), Tally(0.8, 300, 9)], 0.01, 0.95, growth=2.0)
 
 
 def test_too_few_answers_certify_nothing():
@@ -118,7 +144,7 @@ def test_the_promise_holds_on_exchangeable_data(max_error):
 
     broken = certified = 0
     for _ in range(200):
-        starts = promising_starts(sample(), max_error, 0.95, growth=1.0)
+        starts = promising_starts(sample(), max_error, growth=1.0)
         found = certify(sample(), starts, max_error, 0.95)
         certified += found is not None
         broken += found is not None and true_error(found.tally.threshold) > max_error

@@ -46,6 +46,11 @@ class Traffic:
         return [self._vectors[text] for text in texts]
 
 
+def unlike(cosine: float) -> float:
+    """How likely the two of a pair with this cosine are not the same."""
+    return 2.0 * (1.0 - cosine) ** 2 * (1.0 if cosine > 0.7 else 5.0)
+
+
 class Likeness:
     """Pairs whose cosine says how likely they are the same."""
 
@@ -58,11 +63,7 @@ class Likeness:
             first, second = f"{word(2 * row)} shoes", f"{word(2 * row + 1)} shoes"
             self._vectors[first] = np.array([1.0, 0.0], np.float32).tobytes()
             self._vectors[second] = np.array([cosine, (1.0 - cosine**2) ** 0.5], np.float32).tobytes()
-            pairs.append(
-                Pair(
-                    first, second, draw.random() > 2.0 * (1.0 - cosine) ** 2 * (1.0 if cosine > 0.7 else 5.0)
-                )
-            )
+            pairs.append(Pair(first, second, draw.random() > unlike(cosine)))
         self.pairs = Pairs("likeness", tuple(pairs))
 
     def embed(self, texts: Sequence[str]) -> list[bytes | None]:
