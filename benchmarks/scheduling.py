@@ -34,6 +34,7 @@ from headrace.lab.simulate.outcome import Outcome, outcome
 from headrace.lab.simulate.replica import SimulatedReplica
 from headrace.lab.simulate.runner import SimulatedRunner
 from headrace.lab.simulate.tally import Tally
+from headrace.lab.workload.arrivals import DAY, diurnal
 from headrace.lab.workload.call import Call
 from headrace.lab.workload.reshape import speedup
 from headrace.lab.workload.synthesis import Synthesis
@@ -44,6 +45,8 @@ MOONCAKE = "mooncake_conversation_first_half.jsonl"
 OPEN_DOOR = Limits(1 << 30, 1 << 60)
 SLO = {"ttft": 1.0, "tpot": 0.1}
 MAX_MODEL_LEN = 16384
+SPELL = 1024.0
+"""Seconds: a multiple of a day's buckets of time."""
 
 
 def live(
@@ -188,19 +191,42 @@ def prefixes(args: argparse.Namespace) -> None:
 
 
 def classes(args: argparse.Namespace) -> None:
-    """A day with peaks beyond capacity: no class starves, and the better one hardly notices."""
+    """24 hours with a crest beyond capacity: no class starves, and the better one hardly notices.
+
+    Lengths are those of the trace, the mean rate is ``--loads`` times its own. A slow device makes few steps of a day:
+    ``--device cpu --loads 0.008``.
+    """
     calls = _trace(args, AZURE, args.limit)
+    rate = args.loads[0] * len(calls) / calls[-1].arrival
     names = ("priority", "default", "flex")
     for policy in args.policies:
         rng = random.Random(1)
-        named = (call._replace(service_class=rng.choice(names)) for call in speedup(calls, args.loads[0]))
-        told, _ = live(args, named, scheduling_policy=policy)
+        times = itertools.takewhile(lambda time: time < DAY, diurnal(rate, rng))
+        day = [
+            rng.choice(calls)._replace(arrival=time, tenant=name, service_class=name)
+            for time in times
+            for name in (rng.choice(names),)
+        ]
+        told, tally = live(args, day, scheduling_policy=policy)
         for part in told.classes:
             print(
                 f"{policy:>5} {part.name:>9}: {part.requests} requests, {part.failed} failed,"
-                f" TTFT p50 {part.ttft.p50:.2f} p99 {part.ttft.p99:.2f}",
+                f" TTFT p50 {part.ttft.p50:.2f} p99 {part.ttft.p99:.2f} most {part.ttft.most:.2f},"
+                f" least share of a quarter of an hour in which it waited {_least_share(tally, part.name):.3f}",
                 flush=True,
             )
+
+
+def _least_share(tally: Tally, name: str) -> float:
+    """The least of what was served in 1,024 seconds that a class got, where one of it waited all the time at least."""
+    served = {each: tally.service.coarse(each, SPELL) for each in tally.service.columns}
+    waiting = tally.waiting.coarse(name, SPELL)
+    shares = [
+        served[name][place] / total
+        for place, waited in enumerate(waiting)
+        if waited >= SPELL and (total := sum(column[place] for column in served.values()))
+    ]
+    return min(shares, default=1.0)
 
 
 COMMANDS = {"goodput": goodput, "tenants": tenants, "prefixes": prefixes, "classes": classes}

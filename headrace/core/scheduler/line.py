@@ -23,7 +23,7 @@ SWEEP = 64
 WINDOW = 32
 """Sequences among which a pick policy chooses: bounds the cost of a choice."""
 
-LATE_TURN = 8
+LATE_TURN = 16
 """Every so many turns one of the late goes, however many others could still be in time: who goes late has waited for
 nothing, and each of these turns makes somebody else late."""
 

@@ -260,7 +260,10 @@ class Scheduler:
     def _plan_decodes(self, step: Draft, knobs: Knobs) -> list[Sequence]:
         """Rows for all that only need their next token; those that need more come back."""
         prefills = step.decode(list(self._running), self.pool.block_size, self._grow)
-        step.prompts = len(prefills) + min(len(self._waiting), self._running.free_slots)
+        step.prompts = len(prefills)
+        head = self._waiting.peek(step.now)
+        if head is not None and head.skip_reason is not SkipReason.NO_BLOCKS:  # else none of them can start
+            step.prompts += min(len(self._waiting), self._running.free_slots)
         if self._outlook is not None and self._outlook.ready:
             step.bound(self._outlook.times, knobs.step_seconds, TPOT_SHARE * step.tpot_seconds)
         return prefills

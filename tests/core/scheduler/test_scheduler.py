@@ -73,6 +73,18 @@ def test_mixed_prefill_ratio_bounds_all_prefill_only_while_something_decodes():
     assert chunks(record, "c") == [(0, 1, "budget")]
 
 
+def test_prompts_for_which_there_is_no_memory_do_not_hurry_the_one_that_is_computed():
+    engine, _ = hashing_engine(num_blocks=16, knobs=Knobs(batched_tokens=64, mixed_prefill_ratio=3.0))
+    record = Record()
+    engine.submit(request("a", 12, max_tokens=30), 0.0)
+    step(engine, record)
+    for name, tokens in (("b", 20), ("large", 40), ("larger", 44)):
+        engine.submit(request(name, tokens), 0.0)
+    step(engine, record, 4)
+    assert skips(record, "large") == ["no_blocks"]
+    assert [length for _, length, _ in chunks(record, "b")] == [9, 3, 3, 3], "three may start, then one has"
+
+
 def test_without_chunking_a_prompt_waits_until_it_fits_whole():
     engine, _ = hashing_engine(knobs=Knobs(batched_tokens=10, chunked_prefill=False))
     record = Record()
