@@ -29,6 +29,11 @@ def main() -> None:
         for number in range(args.rounds):
             work = shared_system_prompt(args.num_prompts, args.words, output_len=8, seed=args.seed + number)
             runs.append(measure(one_by_one, work))
+    failed = next(
+        (record.error or "no token" for run in runs for record in run.records if record.ttft is None), None
+    )
+    if failed is not None:
+        raise SystemExit(f"a request failed: {failed}")
     times = [[record.ttft or 0.0 for record in run.records] for run in runs]
     first = median([each[0] for each in times])
     later = median([seconds for each in times for seconds in each[1:]])
