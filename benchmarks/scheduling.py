@@ -45,8 +45,8 @@ MOONCAKE = "mooncake_conversation_first_half.jsonl"
 OPEN_DOOR = Limits(1 << 30, 1 << 60)
 SLO = {"ttft": 1.0, "tpot": 0.1}
 MAX_MODEL_LEN = 16384
-SPELL = 1024.0
-"""Seconds: a multiple of a day's buckets of time."""
+SPELL = 4096.0
+"""Seconds, about an hour: a multiple of a day's buckets of time."""
 
 
 def live(
@@ -194,7 +194,7 @@ def classes(args: argparse.Namespace) -> None:
     """24 hours with a crest beyond capacity: no class starves, and the better one hardly notices.
 
     Lengths are those of the trace, the mean rate is ``--loads`` times its own. A slow device makes few steps of a day:
-    ``--device cpu --loads 0.008``.
+    ``--device cpu --loads 0.005``.
     """
     calls = _trace(args, AZURE, args.limit)
     rate = args.loads[0] * len(calls) / calls[-1].arrival
@@ -212,13 +212,13 @@ def classes(args: argparse.Namespace) -> None:
             print(
                 f"{policy:>5} {part.name:>9}: {part.requests} requests, {part.failed} failed,"
                 f" TTFT p50 {part.ttft.p50:.2f} p99 {part.ttft.p99:.2f} most {part.ttft.most:.2f},"
-                f" least share of a quarter of an hour in which it waited {_least_share(tally, part.name):.3f}",
+                f" least share of an hour in which it waited {_least_share(tally, part.name):.3f}",
                 flush=True,
             )
 
 
 def _least_share(tally: Tally, name: str) -> float:
-    """The least of what was served in 1,024 seconds that a class got, where one of it waited all the time at least."""
+    """The least of what was served in an hour that a class got, where one of it at least waited all the time."""
     served = {each: tally.service.coarse(each, SPELL) for each in tally.service.columns}
     waiting = tally.waiting.coarse(name, SPELL)
     shares = [
