@@ -24,6 +24,7 @@ from headrace.compute.ahead import ClearedAhead
 from headrace.compute.batch import Batch
 from headrace.compute.kv import PagedKV
 from headrace.compute.mover import Mover
+from headrace.compute.sampling.choice import Choice
 from headrace.compute.sampling.logprobs import Scores, score
 from headrace.compute.sampling.sampler import FAULTS, Sampler
 from headrace.compute.slots import Ints, Rows, Slots, ramps
@@ -44,6 +45,10 @@ class Decoder(Protocol):
 
     def likeliest(self, logits: torch.Tensor) -> torch.Tensor:
         """The first token int64 [S] of each row's largest logit, or a fault: see `draw.likeliest`."""
+        ...
+
+    def choose(self, logits: torch.Tensor, choice: Choice) -> torch.Tensor:
+        """A token int64 [S] drawn from each row's logits, or a fault: see `choice.choose`."""
         ...
 
 
@@ -100,7 +105,7 @@ class LocalRunner:
         self._slots = Slots(
             max_num_seqs=max_num_seqs, max_model_len=max_model_len, block_size=kv.block_size, device=device
         )
-        self._sampler = Sampler(self._slots.tokens, vocab_size, decoder.likeliest)
+        self._sampler = Sampler(self._slots.tokens, vocab_size, decoder.likeliest, decoder.choose)
         self._most_logits = max_num_seqs  # rows of them at once: what start-up has reckoned with
         self._refused: dict[int, str] = {}
         # Alternatives per sampled token and per prompt token (-1: no scores), and positions to score.

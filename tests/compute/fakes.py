@@ -9,6 +9,7 @@ from __future__ import annotations
 import torch
 
 from headrace.compute.batch import Batch
+from headrace.compute.sampling.choice import Choice, choose
 from headrace.compute.sampling.draw import likeliest
 from headrace.core.plan import Entry, Row
 from headrace.core.request import SamplingParams
@@ -52,6 +53,9 @@ class FakeDecoder:
 
     def likeliest(self, logits: torch.Tensor) -> torch.Tensor:
         return likeliest(logits)
+
+    def choose(self, logits: torch.Tensor, choice: Choice) -> torch.Tensor:
+        return choose(logits, choice)
 
     def hidden(self, batch: Batch, kv: FakeKV) -> torch.Tensor:
         if self.explode:

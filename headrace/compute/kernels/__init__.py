@@ -15,6 +15,7 @@ from torch import Tensor
 
 from headrace.compute.batch import Batch
 from headrace.compute.quantization.weight import QuantizedWeight
+from headrace.compute.sampling.choice import Choice
 
 if TYPE_CHECKING:
     from headrace.compute.kernels.stack import Stack
@@ -132,6 +133,13 @@ class Kernels(Protocol):
 
     def likeliest(self, logits: Tensor) -> Tensor:
         """The first token int64 [S] of the largest logit of each row [S, V], or a fault: see `draw.likeliest`."""
+
+    def choose(self, logits: Tensor, choice: Choice) -> Tensor:
+        """A token int64 [S] drawn from each row of logits [S, V], or a fault: see `choice.choose`.
+
+        Every filter is a threshold on the logit, equals are kept or removed together, and the draw inverts the
+        distribution function in the order of the tokens: a row's token depends on nothing but the row.
+        """
 
     def prepare_stack(self, stack: Stack) -> Any:
         """Turn a decoder's layers into whatever this backend's `run_stack` likes best; called once."""

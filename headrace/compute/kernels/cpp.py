@@ -10,6 +10,7 @@ import importlib
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -20,6 +21,7 @@ from headrace.compute.kernels.native_stack import ALL_KEYS, NativeStack, native
 from headrace.compute.kernels.packed import PackedIntegers, PackedWeight, WeightMemory, pack, pack_integers
 from headrace.compute.kernels.stack import Stack, apply
 from headrace.compute.quantization.weight import QuantizedWeight
+from headrace.compute.sampling.choice import Choice
 from headrace.compute.sampling.draw import likeliest
 
 
@@ -32,7 +34,7 @@ class _Codes(dict[torch.dtype, int]):
 
 _DTYPES = _Codes({torch.float32: 0, torch.bfloat16: 1, torch.float16: 2})
 _PAGE_DTYPES = _Codes({**_DTYPES, torch.int8: 3})
-_INTERFACE = 7
+_INTERFACE = 8
 _PAIRED = (torch.bfloat16, torch.int8)
 _MAX_HEAD_DIM = 512
 
@@ -365,6 +367,25 @@ class CppKernels:
         rows, size = logits.shape
         tokens = logits.new_empty(rows, dtype=torch.int64)
         self._cpu.likeliest(logits.data_ptr(), tokens.data_ptr(), rows, size)
+        return tokens
+
+    def choose(self, logits: Tensor, choice: Choice) -> Tensor:
+        logits = logits.contiguous()
+        rows, size = logits.shape
+        for name, line in choice._asdict().items():
+            dtype = np.int64 if name == "top_k" else np.float64
+            if line.dtype != dtype or line.shape != (rows,) or not line.flags.c_contiguous:
+                raise ValueError(f"{name} is {line.dtype} {list(line.shape)} for logits {list(logits.shape)}")
+        tokens = logits.new_empty(rows, dtype=torch.int64)
+        self._cpu.choose(
+            self._level,
+            logits.data_ptr(),
+            *(line.ctypes.data for line in choice),
+            tokens.data_ptr(),
+            rows,
+            size,
+            _DTYPES[logits.dtype],
+        )
         return tokens
 
 

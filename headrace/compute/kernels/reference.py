@@ -17,6 +17,7 @@ from headrace.compute.kernels import SMALLEST, Activation, HeadShape, Pages, lin
 from headrace.compute.kernels.paging import AttentionPlan, DecodeGroup, PrefillTile, plan
 from headrace.compute.kernels.stack import Stack, apply
 from headrace.compute.quantization.weight import QuantizedWeight
+from headrace.compute.sampling.choice import Choice, choose
 from headrace.compute.sampling.draw import likeliest
 
 
@@ -101,6 +102,9 @@ class TorchKernels:
 
     def likeliest(self, logits: Tensor) -> Tensor:
         return likeliest(logits.float())
+
+    def choose(self, logits: Tensor, choice: Choice) -> Tensor:
+        return choose(logits, choice)
 
     def _decode(
         self,

@@ -16,6 +16,7 @@ from headrace.compute.kv import PagedKV
 from headrace.compute.model.rope import rope_table
 from headrace.compute.model.spec import DecoderSpec, LayerSpec
 from headrace.compute.model.weights import DecoderWeights
+from headrace.compute.sampling.choice import Choice
 
 
 class Decoder:
@@ -92,6 +93,10 @@ class Decoder:
     def likeliest(self, logits: Tensor) -> Tensor:
         """See `Kernels.likeliest`."""
         return self.kernels.likeliest(logits)
+
+    def choose(self, logits: Tensor, choice: Choice) -> Tensor:
+        """See `Kernels.choose`."""
+        return self.kernels.choose(logits, choice)
 
     @torch.inference_mode()
     def hidden(self, batch: Batch, kv: PagedKV) -> Tensor:

@@ -10,14 +10,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from enum import IntFlag
-from typing import Any
 
 import numpy as np
 import torch
 
-from headrace.compute.sampling import constraints, filters
+from headrace.compute.sampling import choice, constraints
+from headrace.compute.sampling.choice import Choice
 from headrace.compute.sampling.constraints import Constraints, Rowed, checked
-from headrace.compute.sampling.draw import NOT_FINITE, NOTHING_ALLOWED, draw, likeliest, or_fault
+from headrace.compute.sampling.draw import NOT_FINITE, NOTHING_ALLOWED, likeliest
 from headrace.compute.sampling.generator import uniforms
 from headrace.compute.sampling.penalties import Penalties
 from headrace.compute.transfer import upload
@@ -43,18 +43,16 @@ class Feature(IntFlag):
     """What a slot's parameters ask for beyond plain greedy sampling."""
 
     RANDOM = 1
-    MIN_P = 2
-    TOP_K = 4
-    TOP_P = 8
-    PENALTIES = 16
-    BIAS = 32
-    ALLOWED = 64
-    BAD_WORDS = 128
-    MIN_TOKENS = 256
+    PENALTIES = 2
+    BIAS = 4
+    ALLOWED = 8
+    BAD_WORDS = 16
+    MIN_TOKENS = 32
 
 
-_PENALTIES = int(Feature.PENALTIES)  # an IntFlag's operators are slow, and this is asked at every step
-_FILTERS = Feature.MIN_P | Feature.TOP_K | Feature.TOP_P
+# An IntFlag's operators are slow, and these are asked at every step.
+_RANDOM = int(Feature.RANDOM)
+_PENALTIES = int(Feature.PENALTIES)
 
 _NUMBERS = np.dtype(
     [
@@ -71,13 +69,10 @@ _NUMBERS = np.dtype(
 )
 
 
-def _features(params: SamplingParams, made: Constraints, vocab_size: int) -> Feature:
+def _features(params: SamplingParams, made: Constraints) -> Feature:
     penalties = (params.repetition_penalty, params.presence_penalty, params.frequency_penalty)
     uses = (
         (Feature.RANDOM, params.temperature >= GREEDY_BELOW),
-        (Feature.MIN_P, params.min_p > 0),
-        (Feature.TOP_K, 0 < params.top_k < vocab_size),
-        (Feature.TOP_P, params.top_p < 1),
         (Feature.PENALTIES, penalties != (1, 0, 0)),
         (Feature.BIAS, made.bias is not None),
         (Feature.ALLOWED, made.allowed is not None),
@@ -88,22 +83,30 @@ def _features(params: SamplingParams, made: Constraints, vocab_size: int) -> Fea
     for feature, used in uses:
         if used:
             features |= feature
-    # The likeliest token survives every filter, so a greedy row needs none.
-    return features if features & Feature.RANDOM else features & ~_FILTERS
+    return features
 
 
 Pick = Callable[[torch.Tensor], torch.Tensor]
+Choose = Callable[[torch.Tensor, Choice], torch.Tensor]
 
 
 class Sampler:
     """The sampling parameters of all slots, and the sampling of a step's rows.
 
     ``history`` int32 [slots, width] is the device's buffer of all tokens (`Slots.tokens`); only bad words
-    and penalties read it. ``pick`` is `draw.likeliest`, or what does the same for logits of fewer bits as well.
+    and penalties read it. ``pick`` and ``choose`` are `draw.likeliest` and `choice.choose`, or what does the same for
+    logits of fewer bits as well.
     """
 
-    def __init__(self, history: torch.Tensor, vocab_size: int, pick: Pick = likeliest) -> None:
+    def __init__(
+        self,
+        history: torch.Tensor,
+        vocab_size: int,
+        pick: Pick = likeliest,
+        choose: Choose = choice.choose,
+    ) -> None:
         self._pick = pick
+        self._choose = choose
         self._history = history
         self._vocab_size = vocab_size
         self._features = np.zeros(len(history), dtype=np.int64)
@@ -123,7 +126,7 @@ class Sampler:
         tokens = checked("prompt", entry.tokens, self._vocab_size)
         made = Constraints.of(entry, self._vocab_size)
         params = entry.params
-        features = _features(params, made, self._vocab_size)
+        features = _features(params, made)
         self._features[entry.slot] = features
         self._numbers[entry.slot] = (
             params.temperature,
@@ -151,16 +154,19 @@ class Sampler:
             return self._pick(logits)
         # Rows past their min_tokens are rid of that feature.
         features &= np.where(positions < self._numbers["min_end"][slots], -1, ~int(Feature.MIN_TOKENS))
-        shaped = np.flatnonzero(features)
+        shaped = np.flatnonzero(features & ~_RANDOM)
         if shaped.size == 0:
-            return self._pick(logits)
+            return self._tokens(logits, features, slots, positions)
         if shaped.size == slots.size:
-            return self._shaped(logits.to(torch.float32, copy=True), features, slots, positions)
+            changed = logits.to(torch.float32, copy=True)
+            self._shape(changed, features, slots, positions)
+            return self._tokens(changed, features, slots, positions)
+        tokens = self._tokens(logits, np.where(features == _RANDOM, _RANDOM, 0), slots, positions)
         (at,) = upload(logits.device, shaped)
-        some = self._shaped(
-            logits.index_select(0, at).float(), features[shaped], slots[shaped], positions[shaped]
-        )
-        return self._pick(logits).index_copy_(0, at, some)
+        features, slots, positions = features[shaped], slots[shaped], positions[shaped]
+        changed = logits.index_select(0, at).float()
+        self._shape(changed, features, slots, positions)
+        return tokens.index_copy_(0, at, self._tokens(changed, features, slots, positions))
 
     def append(self, slots: Ints, tokens: torch.Tensor) -> None:
         """Count the tokens drawn (int64 [S]; a fault as token 0) for slots whose penalties need it."""
@@ -171,25 +177,32 @@ class Sampler:
             (at,) = upload(tokens.device, using)
             self._penalties.append(slots[using], tokens.index_select(0, at).clamp_(min=0))
 
-    def _shaped(self, logits: torch.Tensor, features: Ints, slots: Ints, positions: Ints) -> torch.Tensor:
-        """Sample rows that use some feature; ``logits`` may be overwritten."""
-        numbers = self._numbers[slots]
+    def _shape(self, logits: torch.Tensor, features: Ints, slots: Ints, positions: Ints) -> None:
+        """Constrain and penalize rows of ``logits`` float32 in place."""
         self._constrain(logits, features, slots, positions)
-        if (rows := np.flatnonzero(features & Feature.PENALTIES)).size:
-            kinds = (numbers[name][rows] for name in ("repetition", "presence", "frequency"))
+        if (rows := np.flatnonzero(features & _PENALTIES)).size:
+            numbers = self._numbers[slots[rows]]
+            kinds = (numbers[name] for name in ("repetition", "presence", "frequency"))
             self._penalties.apply(logits, rows, slots[rows], positions[rows], *kinds)
-        drawn = np.flatnonzero(features & Feature.RANDOM)
+
+    def _tokens(self, logits: torch.Tensor, features: Ints, slots: Ints, positions: Ints) -> torch.Tensor:
+        """A token for each row: drawn where it is random, else the likeliest."""
+        drawn = np.flatnonzero(features & _RANDOM)
         if drawn.size == slots.size:
-            return self._random(logits, features, numbers, positions)
+            return self._choose(logits, self._choice(slots, positions))
         tokens = self._pick(logits)
         if drawn.size:
             (at,) = upload(logits.device, drawn)
-            tokens.index_copy_(
-                0,
-                at,
-                self._random(logits.index_select(0, at), features[drawn], numbers[drawn], positions[drawn]),
-            )
+            some = self._choose(logits.index_select(0, at), self._choice(slots[drawn], positions[drawn]))
+            tokens.index_copy_(0, at, some)
         return tokens
+
+    def _choice(self, slots: Ints, positions: Ints) -> Choice:
+        numbers = self._numbers[slots]
+        temperature, min_p, top_k, top_p = (
+            numbers[name].copy() for name in ("temperature", "min_p", "top_k", "top_p")
+        )
+        return Choice(temperature, min_p, top_k, top_p, uniforms(numbers["seed"], positions))
 
     def _constrain(self, logits: torch.Tensor, features: Ints, slots: Ints, positions: Ints) -> None:
         def rows(feature: Feature) -> Rowed:
@@ -206,38 +219,3 @@ class Sampler:
             constraints.forbid_bad_words(logits, used, self._history, slots, positions)
         if used := rows(Feature.MIN_TOKENS):
             constraints.forbid_stops(logits, used)
-
-    def _random(
-        self, logits: torch.Tensor, features: Ints, numbers: np.ndarray[Any, Any], positions: Ints
-    ) -> torch.Tensor:
-        """Temperature, filters, draw; ``logits`` may be overwritten."""
-        device = logits.device
-        temperature, uniform = upload(
-            device, numbers["temperature"].copy(), uniforms(numbers["seed"], positions)
-        )
-        peak = logits.amax(-1)
-        logits.sub_(peak.unsqueeze(1)).div_(temperature.to(logits.dtype).unsqueeze(1))
-        if (rows := np.flatnonzero(features & Feature.MIN_P)).size:
-            (share,) = upload(device, numbers["min_p"][rows])
-            _on_rows(logits, rows, lambda part: filters.min_p(part, share.to(part.dtype)))
-        masses = np.where(features & Feature.TOP_P, numbers["top_p"], np.inf)
-        if (rows := np.flatnonzero(features & Feature.TOP_K)).size:
-            counts = numbers["top_k"][rows]
-            k, mass = upload(device, counts, masses[rows])
-            largest = int(counts.max())
-            _on_rows(logits, rows, lambda part: filters.top_k(part, k, mass, largest))
-        if (rows := np.flatnonzero((features & (Feature.TOP_K | Feature.TOP_P)) == Feature.TOP_P)).size:
-            (mass,) = upload(device, masses[rows])
-            _on_rows(logits, rows, lambda part: filters.top_p(part, mass))
-        return or_fault(draw(logits.softmax(-1), uniform), peak)
-
-
-def _on_rows(logits: torch.Tensor, rows: Ints, change: Callable[[torch.Tensor], None]) -> None:
-    """Let ``change`` work in place on some rows of ``logits``."""
-    if rows.size == len(logits):
-        change(logits)
-        return
-    (at,) = upload(logits.device, rows)
-    part = logits.index_select(0, at)
-    change(part)
-    logits.index_copy_(0, at, part)

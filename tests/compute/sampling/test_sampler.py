@@ -1,4 +1,8 @@
-"""The sampler against a plain one that reads like the definitions, row by row, in double precision."""
+"""The sampler against a plain one that reads like the definitions, row by row, in double precision.
+
+What asks for tokens only is asked of every backend's choosing; distributions are looked at in torch's, to which
+`tests/compute/kernels` holds the others.
+"""
 
 from __future__ import annotations
 
@@ -12,6 +16,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from headrace.compute.kernels import Kernels, KernelsUnavailable, select
+from headrace.compute.kernels.reference import TorchKernels
 from headrace.compute.sampling.sampler import NOT_FINITE, NOTHING_ALLOWED, Sampler
 from headrace.core.plan import Entry
 from headrace.core.request import SamplingParams
@@ -75,12 +81,25 @@ def naive_probabilities(raw: list[float], tokens: list[int], entry: Entry) -> li
     return [p / whole for p in probabilities]
 
 
+TORCH: Kernels = TorchKernels()
+
+
+def backends() -> list[Kernels]:
+    try:
+        return [TORCH, select("cpp", torch.device("cpu"))]
+    except KernelsUnavailable:
+        return [TORCH]
+
+
+every_backend = pytest.mark.parametrize("kernels", backends(), ids=lambda kernels: kernels.name)
+
+
 class Bench:
     """Slots with sequences, and their sampler."""
 
-    def __init__(self, entries: list[Entry], vocab: int = VOCAB) -> None:
+    def __init__(self, entries: list[Entry], vocab: int = VOCAB, kernels: Kernels = TORCH) -> None:
         self.history = torch.zeros(len(entries), WIDTH, dtype=torch.int32)
-        self.sampler = Sampler(self.history, vocab)
+        self.sampler = Sampler(self.history, vocab, kernels.likeliest, kernels.choose)
         self.known: list[list[int]] = []
         for entry in entries:
             self.sampler.admit(entry)
@@ -116,7 +135,7 @@ def modified(logits: torch.Tensor, entry: Entry, monkeypatch: pytest.MonkeyPatch
         caught.append(probabilities / probabilities.sum(-1, keepdim=True))
         return torch.zeros(len(probabilities), dtype=torch.int64)
 
-    monkeypatch.setattr("headrace.compute.sampling.sampler.draw", spy)
+    monkeypatch.setattr("headrace.compute.sampling.choice.draw", spy)
     Bench([entry]).sample(logits, [0])
     return caught[0][0].tolist()
 
@@ -175,7 +194,7 @@ def test_flat_distribution_takes_the_full_sort(monkeypatch: pytest.MonkeyPatch) 
     logits = random_logits(1, vocab, scale=0.01)
     caught: list[torch.Tensor] = []
     monkeypatch.setattr(
-        "headrace.compute.sampling.sampler.draw",
+        "headrace.compute.sampling.choice.draw",
         lambda p, u: caught.append(p.clone()) or torch.zeros(len(p), dtype=torch.int64),
     )
     entry = make_entry(0, (1,), top_p=0.5)
@@ -214,7 +233,8 @@ def chi_square(counts: list[int], expected: list[float]) -> float:
     ids=str,
 )
 @pytest.mark.parametrize("by", ["seed", "position"])
-def test_drawn_tokens_follow_the_distribution(params: dict[str, Any], by: str) -> None:
+@every_backend
+def test_drawn_tokens_follow_the_distribution(params: dict[str, Any], by: str, kernels: Kernels) -> None:
     draws = 20_000
     entry = make_entry(0, (1, 2), **params)
     row = random_logits(1, seed=9)
@@ -222,13 +242,13 @@ def test_drawn_tokens_follow_the_distribution(params: dict[str, Any], by: str) -
     counts = [0] * VOCAB
     if by == "seed":
         entries = [make_entry(slot, (1, 2), seed=slot, **params) for slot in range(500)]
-        bench = Bench(entries)
+        bench = Bench(entries, kernels=kernels)
         slots = np.arange(500)
         for step in range(draws // 500):
             for token in bench.sampler.sample(row.expand(500, -1), slots, np.full(500, 2 + step)).tolist():
                 counts[token] += 1
     else:
-        bench = Bench([entry])
+        bench = Bench([entry], kernels=kernels)
         for start in range(0, draws, 500):
             positions = np.arange(start, start + 500)
             for token in bench.sampler.sample(
@@ -259,16 +279,20 @@ ANY_PARAMS = st.fixed_dictionaries(
 )
 
 
+@every_backend
 @settings(max_examples=60, deadline=None, derandomize=True)
-@given(st.lists(ANY_PARAMS, min_size=1, max_size=6), st.integers(0, 2**32), st.data())
-def test_neighbours_never_matter(params: list[dict[str, Any]], salt: int, data: st.DataObject) -> None:
+@given(params=st.lists(ANY_PARAMS, min_size=1, max_size=6), salt=st.integers(0, 2**32), data=st.data())
+def test_neighbours_never_matter(
+    kernels: Kernels, params: list[dict[str, Any]], salt: int, data: st.DataObject
+) -> None:
     """A sequence among others, in any order of the batch, draws what it draws alone; and what it may draw."""
     tokens = [(3, 6, slot, 9, 3) for slot in range(len(params))]
     entries = [
         make_entry(slot, tokens[slot], seed=salt + slot, prompt_tokens=4, eos=(9,), **each)
         for slot, each in enumerate(params)
     ]
-    together, alone = Bench(entries), [Bench([entry._replace(slot=0)]) for entry in entries]
+    together = Bench(entries, kernels=kernels)
+    alone = [Bench([entry._replace(slot=0)], kernels=kernels) for entry in entries]
     for step in range(4):
         order = data.draw(st.permutations(range(len(entries))))
         logits = random_logits(len(entries), seed=salt + step)
@@ -310,10 +334,12 @@ def test_lanes_of_counts_are_reused_and_never_leak() -> None:
     assert int(bench.sampler._penalties._counts.sum()) == 0
 
 
-def test_given_logits_are_never_changed() -> None:
+@every_backend
+def test_given_logits_are_never_changed(kernels: Kernels) -> None:
     params = {"logit_bias": ((1, 5.0),), "presence_penalty": 1.0, "top_k": 3, "min_p": 0.1, "top_p": 0.9}
-    bench = Bench([make_entry(0, (1,), **params), make_entry(1, (1,), temperature=0.0)])
-    for slots in ([0], [1], [0, 1]):
+    entries = [make_entry(0, (1,), **params), make_entry(1, (1,), temperature=0.0), make_entry(2, (1,))]
+    bench = Bench(entries, kernels=kernels)
+    for slots in ([0], [1], [2], [0, 1], [2, 1], [2, 0], [0, 1, 2]):
         logits = random_logits(len(slots))
         before = logits.clone()
         bench.sample(logits, slots)
@@ -321,7 +347,8 @@ def test_given_logits_are_never_changed() -> None:
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
-def test_faults_are_told_apart_and_stay_in_their_row(temperature: float) -> None:
+@every_backend
+def test_faults_are_told_apart_and_stay_in_their_row(temperature: float, kernels: Kernels) -> None:
     forbidding = {"allowed_token_ids": (8,), "bad_words": ((8,),)}
     bench = Bench(
         [
@@ -329,7 +356,8 @@ def test_faults_are_told_apart_and_stay_in_their_row(temperature: float) -> None
             make_entry(1, (1,), temperature=temperature),
             make_entry(2, (1,), temperature=temperature, **forbidding),
             make_entry(3, (1,), temperature=temperature, top_k=3, top_p=0.5, min_p=0.1),
-        ]
+        ],
+        kernels=kernels,
     )
     logits = random_logits(4)
     clean = bench.sample(logits, [0, 1, 2, 3])
@@ -340,9 +368,12 @@ def test_faults_are_told_apart_and_stay_in_their_row(temperature: float) -> None
     assert spoilt == [clean[0], NOT_FINITE, NOTHING_ALLOWED, NOT_FINITE]
 
 
-def test_tiny_temperature_is_greedy_and_extremes_stay_finite() -> None:
+@every_backend
+def test_tiny_temperature_is_greedy_and_extremes_stay_finite(kernels: Kernels) -> None:
     logits = random_logits(3, scale=1000.0)
-    bench = Bench([make_entry(slot, (1,), temperature=t) for slot, t in enumerate((1e-9, 1e-5, 100.0))])
+    temperatures = (1e-9, 1e-5, 100.0)
+    entries = [make_entry(slot, (1,), temperature=t) for slot, t in enumerate(temperatures)]
+    bench = Bench(entries, kernels=kernels)
     drawn = bench.sample(logits, [0, 1, 2])
     assert drawn[:2] == logits[:2].argmax(-1).tolist()
     assert drawn[2] >= 0

@@ -8,4 +8,5 @@ namespace {
 #include "quantized.h"
 #include "attention_pages.h"
 #include "attention.h"
+#include "choose.h"
 }  // namespace

@@ -422,6 +422,27 @@ PyObject *likeliest(PyObject *, PyObject *const *values, Py_ssize_t count) {
   Py_RETURN_NONE;
 }
 
+PyObject *choose(PyObject *, PyObject *const *values, Py_ssize_t count) {
+  Arguments in(values, count);
+  const Operations *operations = in.operations();
+  Choice a;
+  a.logits = in.pointer<const void>();
+  a.temperature = in.pointer<const double>();
+  a.min_p = in.pointer<const double>();
+  a.top_k = in.pointer<const int64_t>();
+  a.top_p = in.pointer<const double>();
+  a.uniform = in.pointer<const double>();
+  a.tokens = in.pointer<int64_t>();
+  a.count = in.integer();
+  a.size = in.integer();
+  a.dtype = static_cast<int>(in.integer());
+  if (!in.complete()) return nullptr;
+  int enough = 0;
+  run_unlocked_if(a.count * a.size > LONG_CALL_ELEMENTS, [&] { enough = operations->choose(a); });
+  if (!enough) return PyErr_NoMemory();
+  Py_RETURN_NONE;
+}
+
 // read(address, words, threads): their sum, modulo 2^64, by `threads` threads of which each reads one stretch after another.
 // A measure of what memory gives: nothing but loads, in lots that are large beside a page and small beside the whole.
 PyObject *read(PyObject *, PyObject *const *values, Py_ssize_t count) {
@@ -464,6 +485,7 @@ PyMethodDef methods[] = {
     FAST(quantized_linear),
     FAST(run_stack),
     FAST(likeliest),
+    FAST(choose),
     FAST(panel),
     FAST(read),
     {nullptr, nullptr, 0, nullptr},

@@ -6,7 +6,7 @@
 
 namespace headrace {
 
-const int INTERFACE = 7;  // raised with every change of what cpp.py passes, so that an old build is not called
+const int INTERFACE = 8;  // raised with every change of what cpp.py passes, so that an old build is not called
 
 const int64_t MAX_HEAD_DIM = 512;
 const float SMALLEST = 1e-30f;  // see Kernels.SMALLEST
@@ -95,6 +95,15 @@ struct Quantized {       // as Linear, by a weight in 8 or 4 bits: see quantized
   int dtype, bits;
 };
 
+struct Choice {          // see Kernels.choose
+  const void *logits;    // [count, size]
+  const double *temperature, *min_p, *top_p, *uniform;
+  const int64_t *top_k;
+  int64_t *tokens;
+  int64_t count, size;
+  int dtype;
+};
+
 struct Operations {
   void (*embed)(const Embed &);
   void (*norm)(const Norm &);
@@ -103,6 +112,7 @@ struct Operations {
   int (*attention)(const Attention &);  // 0: out of memory
   void (*linear)(const Linear &);
   int (*quantized_linear)(const Quantized &);  // 0: out of memory
+  int (*choose)(const Choice &);  // 0: out of memory
   int64_t panel;  // columns of a panel of packed weights
 };
 
