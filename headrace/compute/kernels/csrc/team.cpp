@@ -33,7 +33,7 @@ void pause() {
 template <class Ready>
 bool look(Ready ready, bool forever) {
   const auto begin = Clock::now();
-  for (bool polite = false;; polite) {
+  for (bool polite = false;;) {
     for (int i = 0; i < GLANCES; i++) {
       if (ready()) return true;
       if (polite) std::this_thread::yield();
