@@ -23,9 +23,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import httpx
 import numpy as np
 
+from benchmarks.response_cache import Connection
 from headrace.compute.encoder.sentences import Sentences
 from headrace.core.cache.calibration import Calibration, Stratum
 from headrace.core.cache.certify import Tally
@@ -131,15 +131,15 @@ def serving(folder: Path) -> Iterator[str]:
         server.wait()
 
 
-def ask(client: httpx.Client, question: str) -> tuple[float, str]:
+def ask(client: Connection, question: str) -> tuple[float, str]:
     """Seconds of one call, and what the caches said."""
     body: dict[str, Any] = {"model": "builtin-draft", "messages": [{"role": "user", "content": question}]}
     body |= {"temperature": 0, "stop_token_ids": STOPS}
-    began = time.perf_counter()
-    answer = client.post("/v1/chat/completions", content=json.dumps(body))
-    seconds = time.perf_counter() - began
-    answer.raise_for_status()
-    return seconds, answer.headers["x-headrace-cache"]
+    seconds, answer = client.post(json.dumps(body).encode())
+    note = answer.split(b"\r\nx-headrace-cache: ")
+    if len(note) != 2:
+        raise RuntimeError(f"an answer without a note of the caches: {answer[:200]!r}")
+    return seconds, note[1].partition(b"\r\n")[0].decode()
 
 
 def over_http(sentences: Sentences, entries: int) -> None:
@@ -147,7 +147,7 @@ def over_http(sentences: Sentences, entries: int) -> None:
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         (folder / "calibration.json").write_text(calibration(sentences.name).to_text())
-        with serving(folder) as url, httpx.Client(base_url=url, timeout=60) as client:
+        with serving(folder) as url, closing(Connection(url)) as client:
             computed = [ask(client, question)[0] for question in QUESTIONS]
             time.sleep(1.0)  # keeping is in the background
         with closing(sqlite3.connect(folder / "answers.semantic")) as connection:
@@ -158,7 +158,7 @@ def over_http(sentences: Sentences, entries: int) -> None:
         )
         shelf.write(fill(template, entries), [])
         shelf.close()
-        with serving(folder) as url, httpx.Client(base_url=url, timeout=60) as client:
+        with serving(folder) as url, closing(Connection(url)) as client:
             began = time.perf_counter()
             while ask(client, f"{QUESTIONS[0][:-1]} then?")[1] == "miss":
                 time.sleep(0.2)

@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from headrace.compute.kernels.linear import Prepared, apply, prepare
+from headrace.compute.kernels import Kernels, select
 from headrace.compute.model.config_reader import ConfigReader
 from headrace.compute.model.spec import ModelError
 
@@ -66,11 +66,12 @@ def parse_bert_config(config: Mapping[str, Any]) -> BertSpec:
 
 
 class _Linear(NamedTuple):
-    weight: Prepared
+    kernels: Kernels
+    weight: Any  # as the kernels prepared it
     bias: Tensor
 
     def __call__(self, x: Tensor) -> Tensor:
-        return apply(x, self.weight, self.bias)
+        return self.kernels.linear(x, self.weight, self.bias)
 
 
 class _Norm(NamedTuple):
@@ -115,13 +116,16 @@ class Bert:
             return _Norm(get(f"{name}.weight", hidden), get(f"{name}.bias", hidden), spec.norm_eps)
 
         def linear(name: str, outputs: int, inputs: int) -> _Linear:
-            return _Linear(prepare(get(f"{name}.weight", outputs, inputs)), get(f"{name}.bias", outputs))
+            weight = kernels.prepare_linear(get(f"{name}.weight", outputs, inputs))
+            return _Linear(kernels, weight, get(f"{name}.bias", outputs))
 
         def qkv(name: str) -> _Linear:
             parts = [f"{name}.{part}" for part in ("query", "key", "value")]
             weight = torch.cat([get(f"{part}.weight", hidden, hidden) for part in parts])
-            return _Linear(prepare(weight), torch.cat([get(f"{part}.bias", hidden) for part in parts]))
+            bias = torch.cat([get(f"{part}.bias", hidden) for part in parts])
+            return _Linear(kernels, kernels.prepare_linear(weight), bias)
 
+        kernels = select("auto", torch.device("cpu"))
         hidden, inner = spec.hidden_size, spec.intermediate_size
         self._words = get(anchor, spec.vocab_size, hidden)
         positions = get(
