@@ -49,13 +49,13 @@ Prompt = tuple[int, ...]
 ROOT = root_key("", "")
 
 
-def prompts(path: Path) -> list[Prompt]:
+def prompts(calls: Iterable[Call]) -> list[Prompt]:
     """The prompts of a trace, each block by its id, twice where it is full."""
     return [
         tuple(
             span.stream for span in call.content for _ in range(SIZE if span.length == MOONCAKE_BLOCK else 1)
         )
-        for call in read_trace(path)
+        for call in calls
     ]
 
 
@@ -225,7 +225,8 @@ def main() -> None:
         "--shares", default="5,10,16,25", help="pool sizes, in %% of the trace's unique blocks"
     )
     args = parser.parse_args()
-    todo, calls = prompts(args.trace), list(read_trace(args.trace))
+    calls = list(read_trace(args.trace))
+    todo = prompts(calls)
     unique = len({block for tokens in todo for block in tokens})
     everything = replay(todo, 2 * unique, LeastRecentlyUsed())
     print(f"{len(todo)} requests, {unique} unique blocks, {everything} hits in a pool that never evicts")

@@ -10,6 +10,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from dataclasses import replace
+from functools import cached_property
 
 from headrace.core.cache.ask import Ask
 from headrace.core.cache.beginnings import Beginning
@@ -216,8 +217,13 @@ class Flight:
 
     def _tell_end(self, answer: Answer, index: int, finished: Finished) -> None:
         if not answer.each_step and self._tokens:
-            answer.tell(index, self._so_far())
+            answer.tell(index, self._whole)
         answer.tell(index, finished)
+
+    @cached_property
+    def _whole(self) -> Emitted:
+        """All of it as one event for all who read it; asked for when it grows no more."""
+        return self._so_far()
 
     def _so_far(self) -> Emitted:
         return Emitted(self.requests[0].id, self.tokens, self.logprobs)
@@ -229,10 +235,8 @@ class Flight:
             self._count_cached(answer, index)
             self._tell_end(answer, index, finished)
         self._readers = []
-        calls, self._when_over = (
-            self._when_over,
-            [],
-        )  # who waited may hold the flight: no circle is left behind
+        calls = self._when_over
+        self._when_over = []  # who waited may hold the flight: no circle is left behind
         for call in calls:
             call()
 

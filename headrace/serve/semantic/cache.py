@@ -207,9 +207,9 @@ class SemanticCache:
         self._tell(Audited(ask.request.id, Layer.SEMANTIC, right, refuted))
         if refuted is not None:
             logger.warning(
-                "audits refute that at most %.3g of the semantic cache's answers to %s%s are wrong%s",
+                "audits refute that at most %.3g of the semantic cache's answers to tenant %r%s are wrong%s",
                 self._max_error,
-                f"tenant {tenant!r}",
+                tenant,
                 "" if by_tenant else f" in partition {partition.hex()[:12]}",
                 ": it is switched off there" if self._mode is Mode.SERVE else "",
             )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import threading
 from pathlib import Path
 
 import numpy as np
@@ -14,6 +15,7 @@ from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 from tokenizers.pre_tokenizers import Whitespace
 
+from headrace.compute.encoder.bert import Bert
 from headrace.compute.encoder.sentences import Sentences
 from headrace.compute.model.spec import ModelError
 
@@ -91,6 +93,22 @@ def test_company_in_a_batch_changes_no_vector(folder: Path, mode: str) -> None:
         [alone] = embed(sentences, [text])
         assert alone is not None
         np.testing.assert_allclose(vector, alone, atol=1e-5)
+
+
+def test_the_thread_that_computes_ends_with_it(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    sentences = Sentences.from_name(str(folder))
+    threads: list[threading.Thread] = []
+    forward = Bert.forward
+
+    def watched(self: Bert, *given: torch.Tensor) -> torch.Tensor:
+        threads.append(threading.current_thread())
+        return forward(self, *given)
+
+    monkeypatch.setattr(Bert, "forward", watched)
+    embed(sentences, ["a b c"])
+    [thread] = threads
+    assert thread is not threading.current_thread()
+    assert not thread.is_alive()
 
 
 def test_what_the_encoder_would_cut_off_has_no_vector(folder: Path) -> None:
