@@ -70,6 +70,8 @@ class PagedKV:
         self._block_bytes = self._pages[0, 0, 0].nbytes
         on_cpu = self._pages.device.type == "cpu"
         self._parts = [part.data_ptr() for part in self._pages.flatten(0, 1).unbind()] if on_cpu else []
+        # Of the same memory: torch's threads, woken to copy one block, would spin on a core that the kernels want.
+        self._bytes = self._pages.view(torch.uint8).numpy() if on_cpu else None
         self.layers: tuple[Pages, ...]
         if not scales:
             self.layers = tuple(Pages(layer[0], layer[1]) for layer in self._pages)
@@ -137,7 +139,10 @@ class PagedKV:
             raise ValueError(f"{len(sources)} sources for {len(targets)} targets")
         pages = self._pages
         device = pages.device
-        if device.type != "cpu" and len(set(targets)) == len(targets) and set(targets).isdisjoint(sources):
+        if self._bytes is not None:
+            for one, other in zip(sources, targets, strict=True):
+                self._bytes[:, :, other] = self._bytes[:, :, one]
+        elif len(set(targets)) == len(targets) and set(targets).isdisjoint(sources):
             source = torch.tensor(sources, dtype=torch.int64, device=device)
             target = torch.tensor(targets, dtype=torch.int64, device=device)
             pages.index_copy_(2, target, pages.index_select(2, source))

@@ -46,3 +46,18 @@ def test_a_forked_child_has_a_team_of_its_own(kernels: CppKernels) -> None:
     if not child:
         os._exit(kernels.read(WORDS, 2) != SUM or kernels.read(WORDS, 4) != SUM)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+@pytest.mark.skipif(
+    not hasattr(os, "sched_getaffinity") or len(os.sched_getaffinity(0)) < 2, reason="there is one core"
+)
+def test_helpers_are_never_in_line_behind_the_thread_that_shares(kernels: CppKernels) -> None:
+    child = os.fork()
+    if not child:
+        kernels.read(WORDS, 3)
+        cores = os.sched_getaffinity(0)
+        helpers = [int(thread) for thread in os.listdir("/proc/self/task") if int(thread) != os.getpid()]
+        apart = [helper for helper in helpers if len(cores - os.sched_getaffinity(helper)) == 1]
+        os._exit(len(helpers) != 2 or apart != helpers)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0

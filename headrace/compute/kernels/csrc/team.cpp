@@ -3,6 +3,7 @@
 #include "team.h"
 
 #include <pthread.h>
+#include <sched.h>
 
 #include <atomic>
 #include <chrono>
@@ -10,6 +11,7 @@
 #include <mutex>
 #include <system_error>
 #include <thread>
+#include <vector>
 
 namespace headrace {
 namespace {
@@ -51,6 +53,7 @@ class Team {
   void share(int64_t count, int64_t at_once, int threads, Work work, void *task) {
     if (taken_.exchange(true, std::memory_order_acquire)) return work(task, 0, count, 0);
     grow(threads - 1);
+    stand_apart();
     work_ = work, task_ = task, count_ = count, at_once_ = at_once, threads_ = threads;
     next_.value.store(0, std::memory_order_relaxed);
     turn_.value.fetch_add(1);  // odd: open
@@ -72,9 +75,28 @@ class Team {
 
   void grow(int helpers) {
     try {
-      for (; helpers_ < helpers; helpers_++) std::thread(&Team::help, this, helpers_ + 1).detach();
+      while (static_cast<int>(helpers_.size()) < helpers) {
+        std::thread helper(&Team::help, this, static_cast<int64_t>(helpers_.size()) + 1);
+        helpers_.push_back(helper.native_handle());
+        helper.detach();
+      }
     } catch (const std::system_error &) {  // no more threads are to be had: those that are do it
     }
+  }
+
+  // Helpers may be where the sharer may, but for the core that it is on: one that wakes while the others are taken for a
+  // moment is put in line behind it, and stays there for milliseconds after they are free again.
+  void stand_apart() {
+#if defined(__linux__)
+    const int here = sched_getcpu();
+    if (here == sharers_ && placed_ == helpers_.size()) return;
+    sharers_ = here, placed_ = helpers_.size();
+    cpu_set_t elsewhere;
+    if (here < 0 || sched_getaffinity(0, sizeof elsewhere, &elsewhere)) return;
+    CPU_CLR(here, &elsewhere);
+    if (!CPU_COUNT(&elsewhere)) return;
+    for (const pthread_t helper : helpers_) pthread_setaffinity_np(helper, sizeof elsewhere, &elsewhere);
+#endif
   }
 
   void take(int64_t member) {
@@ -113,7 +135,9 @@ class Team {
   Count inside_;  // helpers that may be at the job
   Count asleep_;
   std::atomic<bool> taken_{false};
-  int helpers_ = 0;
+  std::vector<pthread_t> helpers_;
+  size_t placed_ = 0;  // of them have been told where to be
+  int sharers_ = -1;   // the core that the sharer was on then
   Work work_ = nullptr;
   void *task_ = nullptr;
   int64_t count_ = 0, at_once_ = 1, threads_ = 0;
