@@ -68,6 +68,7 @@ class Sequence:
         "planned",
         "preemptions",
         "promised",
+        "prompt_seconds",
         "prompt_tokens",
         "rank",
         "registered",
@@ -95,8 +96,9 @@ class Sequence:
         self.tpot_seconds = math.inf  # the longest time per token that its caller hopes for
         self.foreseen = 0  # the length that it was last predicted to end at
         self.started = math.nan  # when it was first admitted
+        self.prompt_seconds = 0.0  # what its prompt is foretold to take alone
         self.latest_start = math.inf  # when it must start to be in time
-        self.late = False  # its latest start has passed
+        self.late = False  # it cannot be in time any more, or was given up for others that can
         self.passes = 0  # how often another started instead, which a pick policy preferred
         self.overtakes: Sequence | None = None  # whom this one would pass by starting now
         self.preemptions = 0

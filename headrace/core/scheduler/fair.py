@@ -134,6 +134,11 @@ class FairQueue:
         group.waiting += 1
         self._waiting += 1
 
+    def started(self, sequence: Sequence) -> None:
+        """One that was taken out has begun to run."""
+        account = sequence.account
+        self._classes[account.owner.name].tenants[account.name].line.note_start(sequence)
+
     def end(self, sequence: Sequence, waited: bool) -> None:
         """A sequence has just entered ``FINISHED``; whether it ``waited`` until then."""
         account = sequence.account

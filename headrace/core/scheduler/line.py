@@ -2,7 +2,7 @@
 
 ```
  timely: can still make their first token in time, by latest start
-   ──(their latest start has passed)──>  late: by rank; every LATE_TURN-th turn is theirs
+   ──(given up: not all can)──>  late: by rank; of what is computed beside the timely, LATE_SHARE is theirs
 ```
 A sequence that ends while it waits is not searched for: it stays in its heap, is dropped when it is met, and all such
 are swept out before they outnumber those that wait.
@@ -11,10 +11,12 @@ are swept out before they outnumber those that wait.
 from __future__ import annotations
 
 import heapq
+import math
 from collections.abc import Iterable, Iterator
 from collections.abc import Sequence as Many
 from typing import Protocol
 
+from headrace.core.scheduler.triage import given_up
 from headrace.core.sequence import Rank, Sequence, Status
 
 SWEEP = 64
@@ -23,9 +25,9 @@ SWEEP = 64
 WINDOW = 32
 """Sequences among which a pick policy chooses: bounds the cost of a choice."""
 
-LATE_TURN = 16
-"""Every so many turns one of the late goes, however many others could still be in time: who goes late has waited for
-nothing, and each of these turns makes somebody else late."""
+LATE_SHARE = 1 / 16
+"""What is computed of the prompts of the late, to those of others that could still be in time: who goes late has waited
+for nothing, and makes somebody else late."""
 
 LITTLE_SLACK_SECONDS = 0.25
 """The first of a line is not passed over when it must start within so many seconds."""
@@ -100,7 +102,7 @@ class Heap:
 
 
 class Line:
-    """Earliest latest-start first, while it can be met; who cannot be in time any more waits behind, with a turn.
+    """Earliest latest-start first, while it can be met; who is given up waits behind, with a share.
 
     A first token that is late already is late whatever comes next, so those who can still make theirs go first: this
     is what keeps goodput from collapsing where first come, first served makes everybody late. Where nobody has a wish
@@ -111,7 +113,8 @@ class Line:
     def __init__(self, pick: PickPolicy | None = None, max_passes: int = 0) -> None:
         self._timely = Heap()
         self._late = Heap()
-        self._turns = 0
+        self._judged = -math.inf  # when those that can be in time were told from the others
+        self._owed_seconds = 0.0  # of prompts of the late
         self._pick = pick
         self._max_passes = max_passes
 
@@ -146,8 +149,6 @@ class Line:
             PolicyFailed: the pick policy failed; nobody was taken out.
         """
         heap = self._next(now)
-        if self._late and self._timely:
-            self._turns += 1
         first = heap.peek()
         if first is None or self._pick is None or len(heap) == 1:
             return heap.pop()
@@ -166,20 +167,42 @@ class Line:
         chosen.overtakes = None if chosen is first else first
         return chosen
 
+    def note_start(self, sequence: Sequence) -> None:
+        """One that was taken out has begun to run."""
+        if sequence.overtakes is not None:
+            sequence.overtakes.passes += 1
+            sequence.overtakes = None
+        if self._late and not sequence.late:
+            self._owed_seconds += LATE_SHARE * sequence.prompt_seconds
+        elif self._timely and sequence.late:
+            self._owed_seconds -= sequence.prompt_seconds
+
     def note_end(self, sequence: Sequence) -> None:
         """One that waited here has just entered ``FINISHED``."""
         (self._late if sequence.late else self._timely).note_end()
 
     def _next(self, now: float) -> Heap:
-        while (first := self._timely.peek()) is not None and first.latest_start < now:
-            self._timely.pop()
-            first.late = True
-            self._late.push(first.rank, first)
-        if not self._late:
-            return self._timely
-        if not self._timely or self._turns % LATE_TURN == LATE_TURN - 1:
+        if self._judged < now:
+            while self._give_up(now):
+                pass
+            self._judged = now
+        late = self._late.peek()
+        if late is not None and (not self._timely or self._owed_seconds >= late.prompt_seconds):
             return self._late
         return self._timely
+
+    def _give_up(self, now: float) -> bool:
+        """Let those of the first few wait behind with whom the others cannot be in time; whether there were any."""
+        first = self._timely.peek()
+        if first is None or first.latest_start == math.inf:
+            return False
+        taken = self._timely.take(WINDOW)
+        lost = given_up([sequence for _, sequence in taken], now)
+        for sequence in lost:
+            sequence.late = True
+            self._late.push(sequence.rank, sequence)
+        self._timely.put_back(entry for entry in taken if not entry[1].late)
+        return bool(lost)
 
 
 def _place(sequence: Sequence) -> Rank:

@@ -92,9 +92,7 @@ class Running:
             sequence.cached_tokens = min(sequence.computed, sequence.prompt_tokens)
             sequence.started = step.now
         sequence.skips, sequence.skip_reason = 0, None
-        if sequence.overtakes is not None:
-            sequence.overtakes.passes += 1
-            sequence.overtakes = None
+        self._waiting.started(sequence)
         sequence.slot = self._slots.pop()
         sequence.place = (not self.is_kept(sequence), sequence.account.owner.terms.level, *sequence.rank)
         insort(self._sequences, sequence, key=by_place)

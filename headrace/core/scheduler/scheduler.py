@@ -139,6 +139,7 @@ class Scheduler:
         sequence = Sequence(request, rank, self.max_model_len)
         if self._outlook is not None:
             slo = self._outlook.slo(request)
+            sequence.prompt_seconds = self._outlook.prefill_seconds(sequence.prompt_tokens)
             sequence.latest_start = self._outlook.latest_start(request, slo)
             sequence.tpot_seconds = slo.tpot_seconds or math.inf
         self._live[request.id] = sequence

@@ -10,7 +10,7 @@ from headrace.core.events import Skipped, SkipReason
 from headrace.core.lengths import LengthPredictor
 from headrace.core.request import FinishReason, Slo
 from headrace.core.scheduler.fair import FairQueue
-from headrace.core.scheduler.line import LATE_TURN, Line
+from headrace.core.scheduler.line import LATE_SHARE, Line
 from headrace.core.scheduler.outlook import ENOUGH_STEPS, TTFT_SHARE, Outlook
 from headrace.core.scheduler.share import Books
 from tests.doubles.engines import Record, drain, hashing_engine
@@ -92,15 +92,29 @@ def test_those_who_can_still_be_in_time_go_before_those_who_cannot():
     assert list(record.ends) == ["runs", "hopeful", "hopeless"]
 
 
-def test_the_late_have_their_turn_though_others_could_be_in_time():
-    engine, _ = engine_with(outlook(), max_num_seqs=1)
+@pytest.mark.parametrize("length", [10, 20])
+def test_the_late_have_their_share_though_others_could_be_in_time(length):
+    seen = outlook(seconds=0.0)
+    engine, _ = engine_with(seen, max_num_seqs=1)
     record = Record()
-    engine.submit(request("hopeless", arrived=0.0, slo=Slo(0.001)), 1.0)
-    for i in range(2 * LATE_TURN):
-        engine.submit(request(f"r{i}", arrived=1.0, slo=Slo(1000.0)), 1.0)
+    engine.submit(request("hopeless", length, arrived=0.0, slo=Slo(0.001)), 1.0)
+    others = round(length / 10 / LATE_SHARE)
+    for i in range(2 * others):
+        engine.submit(request(f"r{i}", 10, arrived=1.0, slo=Slo(1000.0)), 1.0)
     drain(engine, record, 1.0)
-    place = list(record.ends).index("hopeless")
-    assert 0 < place < LATE_TURN
+    assert list(record.ends).index("hopeless") == pytest.approx(others, abs=1)
+
+
+def test_a_long_prompt_is_given_up_for_two_short_ones():
+    seen = outlook(seconds=0.0)
+    engine, _ = engine_with(seen, max_num_seqs=1)
+    record = Record()
+    engine.submit(request("runs", arrived=0.0), 0.0)
+    step(engine, record)
+    for name, length in (("long", 100), ("short", 5), ("shorter", 4)):
+        engine.submit(request(name, length, max_tokens=1, arrived=0.0, slo=Slo(0.115)), 0.0)
+    drain(engine, record, 0.001)
+    assert list(record.ends) == ["runs", "short", "shorter", "long"]
 
 
 def test_prefill_beside_a_wish_for_quick_tokens_stays_within_it():
