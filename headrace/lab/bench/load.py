@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from headrace.lab.bench.client import Endpoint, ask
+from headrace.lab.bench.connection import Connections
 from headrace.lab.bench.record import Record
 from headrace.lab.workload import Work
 
@@ -22,10 +23,6 @@ else:
     from uvloop import run as run_loop  # what the client takes of the cores, its server lacks
 
 
-class NoClient(RuntimeError):
-    """aiohttp is not installed; the message says what to install."""
-
-
 async def offer(endpoint: Endpoint, work: Sequence[Work], concurrency: int | None = None) -> list[Record]:
     """Sends all of ``work`` and waits for every answer; records come back in the order of ``work``.
 
@@ -33,30 +30,26 @@ async def offer(endpoint: Endpoint, work: Sequence[Work], concurrency: int | Non
     the start that makes a closed loop, whose clock for each request starts when it is sent.
 
     Raises:
-        NoClient: aiohttp is missing.
+        ValueError: the endpoint's URL is not one of HTTP.
     """
-    try:
-        import aiohttp
-    except ImportError:
-        raise NoClient('measuring a server needs aiohttp: pip install "headrace[bench]"') from None
     slots = asyncio.Semaphore(concurrency if concurrency is not None else len(work) or 1)
     closed = concurrency is not None and all(each.arrival == 0.0 for each in work)
-    timeout = aiohttp.ClientTimeout(total=endpoint.timeout_seconds)
-    connector = aiohttp.TCPConnector(limit=0, force_close=not endpoint.keep_alive)
+    connections = Connections(endpoint.url, keep_alive=endpoint.keep_alive)
     began = time.perf_counter()
 
     def clock() -> float:
         return time.perf_counter() - began
 
-    async with aiohttp.ClientSession(timeout=timeout, connector=connector) as session:
+    async def send(each: Work) -> Record:
+        await asyncio.sleep(max(0.0, each.arrival - clock()))
+        async with slots:
+            arrived = clock() if closed else each.arrival
+            return await ask(connections, endpoint, each, arrived, clock)
 
-        async def send(each: Work) -> Record:
-            await asyncio.sleep(max(0.0, each.arrival - clock()))
-            async with slots:
-                arrived = clock() if closed else each.arrival
-                return await ask(session, endpoint, each, arrived, clock)
-
+    try:
         return list(await asyncio.gather(*(send(each) for each in work)))
+    finally:
+        connections.close()
 
 
 class ServerTarget:

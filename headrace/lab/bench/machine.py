@@ -8,7 +8,7 @@ import platform
 from pathlib import Path
 from typing import Any
 
-LIBRARIES = ("headrace", "torch", "transformers", "numpy", "aiohttp")
+LIBRARIES = ("headrace", "torch", "transformers", "numpy", "httptools")
 
 
 def machine_facts() -> dict[str, Any]:
