@@ -74,7 +74,7 @@ def make_recall(
         pace=Pace(options.response_cache_pace),
         levels=[near] if near else [],
         keepers=keepers,
-        partial=Partial(fingerprint, options.resume_cache_bytes, options.output_index_bytes),
+        partial=Partial(options.resume_cache_bytes, options.output_index_bytes),
     )
 
 

@@ -10,7 +10,6 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from dataclasses import replace
-from functools import cached_property
 
 from headrace.core.cache.ask import Ask
 from headrace.core.cache.beginnings import Beginning
@@ -62,11 +61,13 @@ class Flight:
         self.alone = False  # computed for the cache, with or without readers
         self.attempts = 1
         self.end: Finished | None = None
+        self.seconds = 0.0  # that it took, once it is over
         # Flat, as they grow with every token: Python's search for garbage walks over all tuples and events there are.
         self._tokens: list[int] = []
         self._logprobs: list[TokenLogprob] = []
         self._pulse_seconds: list[float] = []
         self._pulse_tokens: list[int] = []
+        self._whole: Emitted | None = None
         self._readers: list[tuple[Answer, int]] = []
         self._stops = stops
         self._ends = _hidden_ends(request)
@@ -180,7 +181,8 @@ class Flight:
 
     def _extend(self, event: Emitted) -> None:
         used, stopped = self._watch(event.tokens)
-        event = Emitted(event.request_id, event.tokens[:used], event.logprobs[:used])
+        if used < len(event.tokens):
+            event = Emitted(event.request_id, event.tokens[:used], event.logprobs[:used])
         self._tokens += event.tokens
         self._logprobs += event.logprobs
         self._pulse_seconds.append(self._clock() - self.began)
@@ -217,19 +219,16 @@ class Flight:
 
     def _tell_end(self, answer: Answer, index: int, finished: Finished) -> None:
         if not answer.each_step and self._tokens:
+            self._whole = self._whole or self._so_far()  # one event for all who read it
             answer.tell(index, self._whole)
         answer.tell(index, finished)
-
-    @cached_property
-    def _whole(self) -> Emitted:
-        """All of it as one event for all who read it; asked for when it grows no more."""
-        return self._so_far()
 
     def _so_far(self) -> Emitted:
         return Emitted(self.requests[0].id, self.tokens, self.logprobs)
 
     def _end(self, finished: Finished) -> None:
         self.end = finished
+        self.seconds = self._clock() - self.began
         self._ended(self, finished)
         for answer, index in self._readers:
             self._count_cached(answer, index)

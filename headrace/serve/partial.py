@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 
 from headrace.core.blocks import root_key
 from headrace.core.cache.ask import Ask
-from headrace.core.cache.beginnings import Beginning, Beginnings, beginning_key
+from headrace.core.cache.beginnings import Beginning, Beginnings
 from headrace.core.cache.entry import Entry, Layer, Served, StoreFacts
 from headrace.core.cache.proposals import Proposals
 from headrace.core.cache.versions import EVERYTHING, tenant_tag
@@ -28,21 +28,19 @@ class Partial:
     """Beginnings and proposals of one engine.
 
     Args:
-        fingerprint: of the engine, see `core.cache.key.Engine`.
         resume_bytes, index_bytes: memory for beginnings and for the index of outputs.
     """
 
-    def __init__(self, fingerprint: bytes, resume_bytes: int, index_bytes: int) -> None:
+    def __init__(self, resume_bytes: int, index_bytes: int) -> None:
         self.layer = Layer.PARTIAL
         self.proposals = Proposals(index_bytes)
-        self._fingerprint = fingerprint
         self._beginnings = Beginnings(resume_bytes)
 
     def resumed(self, ask: Ask, versions: tuple[tuple[str, int], ...]) -> Beginning | None:
         """How the answer to ``ask`` begins, cut to its length; None where that is not known."""
         if not _resumable(ask) or ask.control.no_cache:
             return None
-        beginning = self._beginnings.find(self._key(ask), versions)
+        beginning = self._beginnings.find(ask.beginning, versions)
         if beginning is None:
             return None
         return beginning._replace(tokens=beginning.tokens[: ask.request.params.max_tokens])
@@ -71,7 +69,7 @@ class Partial:
     def broken_off(self, ask: Ask, beginning: Beginning) -> None:
         """An answer ended before its end."""
         if _resumable(ask):
-            self._beginnings.keep(self._key(ask), beginning)
+            self._beginnings.keep(ask.beginning, beginning)
 
     def cleared(self, tag: str) -> None:
         """Drop the outputs of a tenant, or all; beginnings know their tags' versions."""
@@ -80,9 +78,6 @@ class Partial:
     def barred(self, served: Served) -> None:
         """Forget a wrong answer's beginning."""
         self._beginnings.bar(served.source or served.key)
-
-    def _key(self, ask: Ask) -> bytes:
-        return beginning_key(self._fingerprint, ask.request, ask.continues)
 
 
 def scope_of(request: Request) -> bytes:

@@ -19,7 +19,7 @@ from headrace.core.cache.ask import Ask
 from headrace.core.cache.beginnings import Beginning
 from headrace.core.cache.classes import CacheClass, classify
 from headrace.core.cache.entry import Entry, Hit, Layer, Miss, Served, StoreFacts, lifetime
-from headrace.core.cache.key import Unkeyable, answer_key
+from headrace.core.cache.key import Unkeyable, answer_key, beginning_key
 from headrace.core.classes import BACKGROUND
 from headrace.core.events import Finished, LookedUp, Lookup, Spared
 from headrace.core.ports import Keeper, Level
@@ -181,7 +181,7 @@ class Recall:
         if self._exact is None:
             return Ask(request, question.control, NOTHING_KEPT, b"")
         allowed = classify(request, question.control)
-        key = partition = b""
+        key = beginning = partition = b""
         turn = question.turn if allowed.semantic and self._levels else None
         if question.bars:
             allowed = CacheClass(exact=False, semantic=False, coalesce=False, why=question.bars)
@@ -190,16 +190,14 @@ class Recall:
             named = replace(request, seed=0)  # its samples are told apart by their slots
         try:
             if allowed.exact:
-                key = answer_key(self._fingerprint, named, question.continues)
+                beginning = beginning_key(self._fingerprint, named, question.continues)
+                key = answer_key(beginning, named)
             if allowed.exact and turn is not None:
                 # How long an answer may be follows from the prompt's length where nobody says: levels compare it.
-                unbounded = replace(named, params=replace(named.params, max_tokens=None))
-                partition = answer_key(self._fingerprint, unbounded, question.continues, turn.context)
+                partition = beginning_key(self._fingerprint, named, question.continues, turn.context)
         except Unkeyable as error:
             allowed = CacheClass(exact=False, semantic=False, coalesce=False, why=str(error))
-        return Ask(
-            request, question.control, allowed, key, turn, partition, question.continues, question.origin
-        )
+        return Ask(request, question.control, allowed, key, beginning, turn, partition, question.origin)
 
     def renew(self, question: Question) -> Flight | None:
         """Compute an answer for the cache alone, when nothing else is to be done; None where it is being computed.
@@ -416,21 +414,24 @@ class Recall:
         self.service.withdraw(flight, finished.reason)  # where the flight has found the end itself
         if finished.reason not in WHOLE:
             self._forget_flight(flight)
-            spent = self.now() - flight.began
-            left = Beginning(flight.tokens, spent, flight.versions, ask.key)
+            left = Beginning(flight.tokens, flight.seconds, flight.versions, ask.key)
             if finished.reason is not FinishReason.FAILED:
                 self._tell_keepers(lambda keeper: keeper.broken_off(ask, left))
             return
         for request in flight.followers:
             self._note_coalesced(flight, request)
+        self._spawn(self._keep(flight, finished))
+
+    def _entry(self, flight: Flight, finished: Finished) -> Entry:
         assert self._exact is not None
+        ask = flight.ask
         now = self._exact.wall()
         ttl = lifetime(self._ttl if ask.control.ttl is None else ask.control.ttl, ask.key)
-        entry = Entry(
+        return Entry(
             tokens=flight.tokens,
             reason=finished.reason,
             prompt_tokens=len(ask.request.tokens),
-            seconds=self.now() - flight.began,
+            seconds=flight.seconds,
             created=now,
             expires=now + ttl,
             stale_until=now + ttl + ask.control.stale_while_revalidate,
@@ -439,16 +440,17 @@ class Recall:
             pulses=flight.pulses,
             versions=flight.versions,
         )
-        self._spawn(self._keep(flight, entry))
 
     def _note_coalesced(self, flight: Flight, request: Request) -> None:
         prompt, output = len(request.tokens), len(flight.tokens)
         self.service.note(Spared(request.id, request.tenant, Layer.COALESCED, prompt, output, 0.0))
 
-    async def _keep(self, flight: Flight, entry: Entry) -> None:
-        """Until the answer can be found where it is kept, it is found in its flight."""
+    async def _keep(self, flight: Flight, finished: Finished) -> None:
+        """Who waits for the answer comes first. Until it can be found where it is kept, it is found in its flight."""
         assert self._exact is not None
         try:
+            await self.service.told()
+            entry = self._entry(flight, finished)
             await self._exact.keep(flight.ask, entry)
         finally:
             self._forget_flight(flight)

@@ -9,6 +9,7 @@ What comes here must be computed: `serve.recall` has looked for an answer before
 from __future__ import annotations
 
 import asyncio
+import logging
 import math
 import threading
 import time
@@ -24,6 +25,8 @@ from headrace.core.request import FinishReason, InvalidParameter, Request
 from headrace.serve.meter import Meter
 from headrace.serve.thread import EngineThread, Progress, Steps
 
+logger = logging.getLogger(__name__)
+
 STALL_SECONDS = 60.0
 """Work that waits this long without one finished step means that the engine hangs."""
 
@@ -36,6 +39,9 @@ HANDOVER_SECONDS = 0.002
 HANDOVER_REQUESTS = 4
 """Beside more open requests than these, the background's apart, it does not: there a first token waits for its turn,
 and rests would add up."""
+
+NOTE_SECONDS = 0.02
+"""How long it may take until what happened outside the engine is counted."""
 
 Told = tuple[int, Emitted | PromptScored | Finished]
 """An event of one call, with the index of the call's sequence that it is about."""
@@ -183,6 +189,7 @@ class Service:
         self._queued_tokens = 0
         self._urgent = 0  # open requests that are no background's
         self._admissions = _Rate()
+        self._notes: list[tuple[Sequence[Event], float]] = []  # and when it happened
         self._idle = asyncio.Event()
         self._idle.set()
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -396,9 +403,32 @@ class Service:
             written.set()
         self._running_loop().call_soon(self._fold, events, now)
 
+    async def told(self) -> None:
+        """Wait until the readers of what has just been told have been woken, and what they wrote has been sent.
+
+        A turn of the loop for each.
+        """
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+
     def note(self, *events: Event) -> None:
-        """Tell the watchers of what happened outside the engine; soon, so that no caller pays for a fold."""
-        self._running_loop().call_soon(self._fold, events, self.now())
+        """Tell the watchers of what happened outside the engine, within `NOTE_SECONDS`.
+
+        Not at once: it comes from calls whose answers are about to be written, or whose step is about to begin, and
+        the engine wants the interpreter too.
+        """
+        if not self._notes:
+            self._running_loop().call_later(NOTE_SECONDS, self.count)
+        self._notes.append((events, self.now()))
+
+    def count(self) -> None:
+        """Tell the watchers now of all that has been noted: for whoever wants to read their numbers."""
+        notes, self._notes = self._notes, []
+        for events, now in notes:
+            try:
+                self._fold(events, now)
+            except Exception:
+                logger.exception("a watcher failed on %s", events)
 
     def _fold(self, events: Sequence[Event], now: float) -> None:
         for watcher in self._watchers:

@@ -132,7 +132,7 @@ async def seen_by_me(stores: Any, shelf: Any, script: list[tuple[str, Ask | Clea
     fingerprint = Engine(
         "hash", secrets.token_hex(8), "", "", "", ""
     ).fingerprint()  # servers outlive an example
-    partial = Partial(fingerprint, 1 << 20, 1 << 21)
+    partial = Partial(1 << 20, 1 << 21)
     tiers = [Tier(store, SECONDS, Seal(b"secret")) for store in stores()]
     versions = Versions()
     exact = ExactCache(tiers, versions, lambda: 1e9)

@@ -13,14 +13,14 @@ from headrace.core.events import Emitted, Finished, LookedUp, Spared
 from headrace.core.request import FinishReason, SamplingParams
 from headrace.serve.partial import Partial, scope_of
 from headrace.serve.question import Question
-from tests.serve.test_recall import FINGERPRINT, House, house, truth
+from tests.serve.test_recall import House, house, truth
 from tests.serve.test_service import SOON, read_all, tokens_of
 
 WHOLE = {"max_model_len": 512, "num_blocks": 400}
 
 
 def partial(resume_bytes=1 << 20, index_bytes=1 << 20):
-    return Partial(FINGERPRINT, resume_bytes, index_bytes)
+    return Partial(resume_bytes, index_bytes)
 
 
 @contextmanager
@@ -248,6 +248,7 @@ def test_outputs_of_all_kinds_are_indexed_for_their_tenant_alone(temperature):
             answer = await h.open(mine)
             tokens = tokens_of(await read_all(answer))
             h.recall.close(answer)
+            await h.settle()
             context = [*mine.request.tokens, *tokens[:10]]
             assert level.proposals.propose(scope_of(mine.request), context, 1).tokens == (tokens[10],)
             assert level.proposals.propose(scope_of(other.request), context, 1).tokens == ()

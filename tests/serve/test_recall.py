@@ -89,6 +89,7 @@ class House:
             await asyncio.gather(*self.recall._tasks)
 
     def events(self, kind):
+        self.service.count()
         return [event for event in self.book.events if isinstance(event, kind)]
 
 

@@ -5,8 +5,9 @@ from types import SimpleNamespace
 
 import pytest
 
+from headrace.core.cache.entry import Layer
 from headrace.core.classes import BACKGROUND
-from headrace.core.events import Emitted, Finished
+from headrace.core.events import Emitted, Finished, LookedUp, Lookup
 from headrace.core.gate import Limits, RejectReason
 from headrace.core.request import FinishReason, InvalidParameter, Request, SamplingParams
 from headrace.serve import service as service_file
@@ -310,6 +311,24 @@ def test_watchers_are_folded_off_the_engines_thread_and_cannot_cost_an_answer():
             assert book.threads == {threading.get_ident()}
             assert sum(isinstance(event, Finished) for event in book.events) == 1
             assert errors
+
+    asyncio.run(run())
+
+
+def test_what_is_noted_is_counted_a_moment_later_and_whenever_somebody_reads():
+    async def run():
+        book, broken = Book(), Book(broken=True)
+        async with serving(watchers=[book, broken]) as service:
+            notes = [LookedUp(name, Layer.EXACT, Lookup.MISS, 0.0) for name in "abc"]
+            service.note(notes[0])
+            service.note(notes[1])
+            assert not book.events  # who notes it has an answer to write
+            service.count()
+            assert book.events == notes[:2]  # a watcher that fails costs the others nothing
+            service.note(notes[2])
+            async with asyncio.timeout(SOON):
+                while len(book.events) < 3:
+                    await asyncio.sleep(0.001)
 
     asyncio.run(run())
 

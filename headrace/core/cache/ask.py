@@ -23,16 +23,17 @@ class Turn:
 
 @dataclass(frozen=True, slots=True)
 class Ask:
-    """A request with its names: ``key`` is its own, ``partition`` that of all requests that differ from it in
-    ``turn.text`` alone (empty without a turn). ``allowed`` says which caches may be asked at all. ``continues`` says
-    that the answer goes on with the prompt's text. ``origin`` names the call in the history of questions (empty: none).
+    """A request with its names: ``key`` is its own, ``beginning`` that of all requests that differ from it in
+    ``max_tokens`` alone, ``partition`` that of those that differ in ``turn.text`` too (empty without a turn).
+    ``allowed`` says which caches may be asked at all. ``origin`` names the call in the history of questions (empty:
+    none).
     """
 
     request: Request
     control: Control
     allowed: CacheClass
     key: bytes
+    beginning: bytes = b""
     turn: Turn | None = None
     partition: bytes = b""
-    continues: bool = False
     origin: bytes = b""

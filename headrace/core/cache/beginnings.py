@@ -9,11 +9,7 @@ request (`core.request.Request.answered`); the engine computes the rest and noth
 from __future__ import annotations
 
 from collections import OrderedDict
-from dataclasses import replace
 from typing import NamedTuple
-
-from headrace.core.cache.key import answer_key
-from headrace.core.request import Request
 
 BYTES_PER_TOKEN = 8
 """A reference; the numbers themselves are mostly shared."""
@@ -44,16 +40,6 @@ class BeginningCounts(NamedTuple):
     entries: int
     nbytes: int
     evictions: int
-
-
-def beginning_key(fingerprint: bytes, request: Request, continues: bool) -> bytes:
-    """The key of all requests that differ from ``request`` in ``max_tokens`` alone; see `core.cache.key.answer_key`.
-
-    Raises:
-        Unkeyable: the request has no key.
-    """
-    unbounded = replace(request, params=replace(request.params, max_tokens=None), answered=())
-    return answer_key(fingerprint, unbounded, continues)
 
 
 class Beginnings:

@@ -27,6 +27,9 @@ class CacheClass(NamedTuple):
     why: str = ""
 
 
+EVERYTHING = CacheClass(exact=True, semantic=True, coalesce=True)
+
+
 class Rule(NamedTuple):
     """A row: whom it fits, and what it leaves them."""
 
@@ -84,6 +87,8 @@ RULES = (
 def classify(request: Request, control: Control) -> CacheClass:
     """What the caches may do for ``request`` under the wishes of its caller."""
     rows = [rule for rule in RULES if rule.fits(request, control)]
+    if not rows:
+        return EVERYTHING
     exact = all(rule.exact for rule in rows)
     pooled = exact and any(rule.name == "sample pool" for rule in rows)
     return CacheClass(

@@ -22,7 +22,7 @@ from functools import lru_cache
 
 from headrace.core.request import Request, SamplingParams
 
-FORMAT = b"headrace/answer/1"
+FORMAT = b"headrace/answer/2"
 """Begins every key; another number parts the old entries from the new."""
 
 KEY_BYTES = 32
@@ -115,8 +115,10 @@ class Engine:
         return hashlib.sha256(b"".join(parts)).digest()
 
 
-def answer_key(fingerprint: bytes, request: Request, continues: bool, instead: bytes | None = None) -> bytes:
-    """The 32 bytes under which the answer to ``request`` is kept.
+def beginning_key(
+    fingerprint: bytes, request: Request, continues: bool, instead: bytes | None = None
+) -> bytes:
+    """The 32 bytes that name ``request`` and all that differ from it in ``max_tokens`` alone: they begin alike.
 
     Args:
         fingerprint: of the `Engine`.
@@ -128,22 +130,22 @@ def answer_key(fingerprint: bytes, request: Request, continues: bool, instead: b
     Raises:
         Unkeyable: a field that no table knows is set, or a value cannot be written.
     """
-    _refuse_unknown(request, _UNKNOWN_OF_REQUEST)
-    _refuse_unknown(request.params, _UNKNOWN_OF_SAMPLING)
-    prompt = _tokens(request.tokens) if instead is None else instead
     params = request.params
+    _refuse_unknown(request, _UNKNOWN_OF_REQUEST)
+    _refuse_unknown(params, _UNKNOWN_OF_SAMPLING)
     parts = [
-        FORMAT,
-        _tagged(b"E", fingerprint + _write(request.adapter)),
-        _tagged(b"S", _write(request.tenant) + _write(request.salt)),
-        _tagged(b"P" if instead is None else b"Q", prompt),
+        _common(fingerprint, request.adapter, request.tenant, request.salt, request.eos_token_ids, continues),
         _tagged(b"G", _generation(params)),
-        _tagged(b"R", _write(request.seed if params.temperature > 0 else None)),
+        _tagged(b"P", _tokens(request.tokens)) if instead is None else _tagged(b"Q", instead),
+        _tagged(b"R", _write(request.seed) if params.temperature > 0 else b""),
         _tagged(b"A", _tokens(request.answered)),
-        _tagged(b"Z", _write(sorted(request.eos_token_ids))),
-        _tagged(b"C", b"\x01" if continues else b"\x00"),
     ]
     return hashlib.sha256(b"".join(parts)).digest()
+
+
+def answer_key(beginning: bytes, request: Request) -> bytes:
+    """The 32 bytes under which the answer to ``request`` is kept, whose `beginning_key` is ``beginning``."""
+    return hashlib.sha256(FORMAT + _tagged(b"B", beginning) + _write(request.params.max_tokens)).digest()
 
 
 def digest(*values: object) -> bytes:
@@ -155,7 +157,10 @@ def digest(*values: object) -> bytes:
     return hashlib.sha256(FORMAT + _write(values)).digest()
 
 
-_GENERATION = tuple(name for name, part in SAMPLING.items() if part is Part.GENERATION)
+_GENERATION = tuple(
+    name for name, part in SAMPLING.items() if part is Part.GENERATION and name != "max_tokens"
+)
+"""All but ``max_tokens``, by which alone the requests of one `beginning_key` differ."""
 
 
 def _unknown(kind: type, known: Mapping[str, Part]) -> dict[str, object]:
@@ -178,10 +183,24 @@ def _refuse_unknown(value: Request | SamplingParams, unknown: Mapping[str, objec
             raise Unkeyable(f"the key does not know {name}")
 
 
-@lru_cache(
-    maxsize=1024
-)  # most calls of a caller are sampled alike, and 20 fields take longer than their hash
+@lru_cache(maxsize=1024)
+def _common(
+    fingerprint: bytes, adapter: str, tenant: str, salt: str, eos_token_ids: frozenset[int], continues: bool
+) -> bytes:
+    """What the calls of one caller have in common."""
+    parts = [
+        FORMAT,
+        _tagged(b"E", fingerprint + _write(adapter)),
+        _tagged(b"S", _write(tenant) + _write(salt)),
+        _tagged(b"Z", _write(sorted(eos_token_ids))),
+        _tagged(b"C", b"\x01" if continues else b"\x00"),
+    ]
+    return b"".join(parts)
+
+
+@lru_cache(maxsize=1024)
 def _generation(params: SamplingParams) -> bytes:
+    """Most calls of a caller are sampled alike, and to write 20 fields takes longer than their hash."""
     return b"".join([_field(params, name) for name in _GENERATION])
 
 

@@ -35,6 +35,7 @@ class Accounts:
 
     async def usage(self, request: Request) -> Response:
         """``GET /v1/usage``: every tenant, or the one named by ``?tenant=``; to an API key, its own tenant alone."""
+        self._service.count()
         asked = request.scope[CALLER].key_id or request.query_params.get("tenant")
         names = [asked] if asked else sorted(self._tenants())
         shown = [self._of(name) for name in names[:MOST_SHOWN]]

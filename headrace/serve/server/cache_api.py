@@ -69,6 +69,7 @@ class CacheApi:
 
     async def stats(self, request: Request) -> Response:
         """``GET /v1/cache/stats``: hits, misses, time, room, tokens and money saved, by layer."""
+        self._recall.service.count()
         return JSONResponse(dict(self._stats()))
 
     async def clear(self, request: Request) -> Response:

@@ -91,6 +91,7 @@ class Status:
         call_id = request.path_params["id"]
         note = self._notes.get(call_id)
         now = self._service.now()
+        self._service.count()
         told = [self._explain(request_id, now) for request_id in note.request_ids]
         found = [dict(each) for each in told if each is not None]
         key_id = request.scope[CALLER].key_id
@@ -140,6 +141,7 @@ class Status:
 
     async def metrics(self, request: Request) -> Response:
         """``GET /metrics``, in Prometheus' text format."""
+        self._service.count()
         return Response(self._metrics(), media_type=METRICS_TYPE)
 
     async def reset_prefix_cache(self, request: Request) -> Response:

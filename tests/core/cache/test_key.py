@@ -12,6 +12,7 @@ from headrace.core.cache.key import (
     Part,
     Unkeyable,
     answer_key,
+    beginning_key,
     digest,
 )
 from headrace.core.request import Request, Retention, SamplingParams, Slo
@@ -62,7 +63,7 @@ OTHER_REQUESTS = {
 
 
 def key(request: Request, continues: bool = False, engine: bytes = ENGINE) -> bytes:
-    return answer_key(engine, request, continues)
+    return answer_key(beginning_key(engine, request, continues), request)
 
 
 def test_every_field_of_a_request_has_its_part():
@@ -107,7 +108,14 @@ def test_one_number_has_one_spelling():
 
 def test_how_the_answer_begins_and_the_kind_of_prompt_count():
     assert key(BASE, continues=True) != key(BASE)
-    assert answer_key(ENGINE, BASE, False, digest((1, 2, 3))) != key(BASE)
+    assert beginning_key(ENGINE, BASE, False, digest((1, 2, 3))) != beginning_key(ENGINE, BASE, False)
+
+
+@pytest.mark.parametrize("name", SAMPLING)
+def test_answers_of_different_lengths_begin_alike(name):
+    changed = replace(BASE, params=replace(BASE.params, **{name: OTHER_PARAMS[name]}))
+    alike = name == "max_tokens" or SAMPLING[name] is Part.INERT
+    assert (beginning_key(ENGINE, changed, False) == beginning_key(ENGINE, BASE, False)) == alike
 
 
 def test_a_field_that_no_table_knows_makes_a_request_uncacheable(monkeypatch):
