@@ -1,7 +1,8 @@
 """What serving costs: output tokens per second over HTTP, streaming, against the engine alone.
 
 Both run the same requests, ``--streams`` at once. The client has its own process; on a small machine it
-takes its share of the cores, which the figure then contains.
+takes its share of the cores, which the figure then contains. Their pools are small enough that all of their memory has
+been used before it counts: the server keeps prompts and would go on to memory that the system has to clear first.
 """
 
 from __future__ import annotations
@@ -20,17 +21,20 @@ def main() -> None:
     parser.add_argument("--num-prompts", type=int, default=96)
     parser.add_argument("--input-len", type=int, default=32)
     parser.add_argument("--output-len", type=int, default=128)
+    parser.add_argument("--kv-cache-memory-bytes", type=int, default=1 << 30)
     args = parser.parse_args()
 
     def work(number: int) -> tuple[Work, ...]:
         """Others in each round: the server keeps the prompts of those before, which the engine alone forgets."""
         return fixed_lengths(args.num_prompts, args.input_len, args.output_len, args.seed + number)
 
-    offline = target(f"offline=headrace,max_num_seqs={args.streams}", args)
-    with server(args, "--max-num-seqs", str(args.streams)) as running:
+    sizes = {"max_num_seqs": args.streams, "kv_cache_memory_bytes": args.kv_cache_memory_bytes}
+    offline = target("offline=headrace", args, **sizes)
+    flags = [f"--{name.replace('_', '-')}={size}" for name, size in sizes.items()]
+    with server(args, *flags) as running:
         served = make_server_target("served", running.url, "", concurrency=args.streams)
         for each in (offline, served):
-            each.run(work(args.rounds)[:4])
+            each.run(work(args.rounds))
         result = compare([offline, served], work, args.rounds)
     every = [run for runs in result.rounds for run in runs]
     publish("serving_overhead", args, every, result.middle(), ratios=result.ratios)

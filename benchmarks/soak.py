@@ -102,6 +102,7 @@ class Soak:
                     return
                 async for data in response.content.iter_any():
                     answer.feed(data, 0.0)
+                    answer.read()
                     if chunks is not None and len(answer.times) >= chunks and not answer.done:
                         response.close()
                         self.tally.end("vanished")

@@ -155,7 +155,7 @@ def _make_app(loaded: Loaded, all_options: Options, keys: Keys) -> tuple[ASGIApp
         recorder=make_recorder(all_options.warm, history),
     )
     warming = Warming(all_options.warm, caching, options, recall, model, history)
-    service.watch(warming.warmer)
+    service.watch(warming.warmer, tokens=False)
     status = Status(
         service,
         model,

@@ -182,7 +182,8 @@ class Service:
         self._limits = limits
         self.meter = meter or Meter()
         self._request_timeout = request_timeout
-        self._watchers = (self.meter, *watchers)
+        self._watchers = tuple(watchers)
+        self._deaf_to_tokens: tuple[Watcher, ...] = (self.meter,)
         self._stall_seconds = stall_seconds
         self._routes: dict[str, _Route] = {}
         self._queued_requests = 0
@@ -195,9 +196,12 @@ class Service:
         self._loop: asyncio.AbstractEventLoop | None = None
         self.thread = EngineThread(engine, self._deliver, clock)
 
-    def watch(self, watcher: Watcher) -> None:
-        """Tell ``watcher`` of everything from now on."""
-        self._watchers = (*self._watchers, watcher)
+    def watch(self, watcher: Watcher, tokens: bool = True) -> None:
+        """Tell ``watcher`` of everything from now on, or of everything but tokens."""
+        if tokens:
+            self._watchers = (*self._watchers, watcher)
+        else:
+            self._deaf_to_tokens = (*self._deaf_to_tokens, watcher)
 
     def start(self) -> None:
         """Bind to the running loop and start the engine's thread."""
@@ -431,6 +435,10 @@ class Service:
                 logger.exception("a watcher failed on %s", events)
 
     def _fold(self, events: Sequence[Event], now: float) -> None:
+        others = [event for event in events if type(event) is not Emitted]
+        for watcher in self._deaf_to_tokens:
+            for event in others:
+                watcher.fold(event, now)
         for watcher in self._watchers:
             for event in events:
                 watcher.fold(event, now)

@@ -130,7 +130,7 @@ def test_the_next_step_begins_when_a_first_token_has_been_read(rests):
             service.engine.step = noted
             answer = service.open([request("a", 3)])
             while not answer.exhausted:
-                read += await asyncio.wait_for(answer.read(), SOON)
+                read += await answer.read()  # a wait with a timeout would read a turn of the loop later
             assert seen[1] == 1
             assert len(rests) == 1
 
@@ -297,6 +297,19 @@ def test_close_all_tells_everybody():
             for answer in answers:
                 assert end_of(await read_all(answer)) is FinishReason.CANCELLED
             gate.open.set()
+
+    asyncio.run(run())
+
+
+def test_who_wants_no_tokens_hears_of_all_else():
+    async def run():
+        book, deaf = Book(), Book()
+        async with serving(watchers=[book]) as service:
+            service.watch(deaf, tokens=False)
+            await read_all(service.open([request("a")]))
+            await asyncio.sleep(0.05)
+        assert deaf.events == [event for event in book.events if not isinstance(event, Emitted)]
+        assert any(isinstance(event, Finished) for event in deaf.events)
 
     asyncio.run(run())
 

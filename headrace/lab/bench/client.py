@@ -1,7 +1,8 @@
 """A lean streaming client of the OpenAI API: one request in, one `Record` out.
 
-The same client measures every server. It reads chunks as they come, notes the time first and parses after,
-and accepts no answer that did not end properly. It knows the wire only, and no server's peculiarities.
+The same client measures every server. It notes when chunks come and reads them when all answers have ended, since a
+server on the same cores lacks what its client takes of them. It accepts no answer that did not end properly, and knows
+the wire only, and no server's peculiarities.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ import asyncio
 import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -66,28 +68,35 @@ class Endpoint:
 
 
 class Answer:
-    """The stream of one answer, read piece by piece; times are the caller's."""
+    """The stream of one answer, taken piece by piece; times are the caller's. What it says is known after `read`."""
 
     def __init__(self) -> None:
         self.times: list[float] = []
         self.finish_reason = ""
         self.error = ""
         self.done = False
+        self._pieces: list[tuple[bytes, float]] = []
         self._pending = b""
         self._token_ids = 0
         self._usage: dict[str, Any] = {}
 
     def feed(self, data: bytes, now: float) -> None:
-        """Takes bytes in whatever pieces the network gave; a chunk counts when its line is whole."""
-        lines = (self._pending + data).split(b"\n")
-        self._pending = lines.pop()
-        carried = False
-        for line in lines:
-            line = line.rstrip(b"\r")
-            if line.startswith(b"data:") and self._chunk(line[5:].strip()):
-                carried = True
-        if carried:
-            self.times.append(now)
+        """Takes bytes in whatever pieces the network gave."""
+        self._pieces.append((data, now))
+
+    def read(self) -> None:
+        """Reads what was taken; a chunk counts when its line is whole."""
+        pieces, self._pieces = self._pieces, []
+        for data, now in pieces:
+            lines = (self._pending + data).split(b"\n")
+            self._pending = lines.pop()
+            carried = False
+            for line in lines:
+                line = line.rstrip(b"\r")
+                if line.startswith(b"data:") and self._chunk(line[5:].strip()):
+                    carried = True
+            if carried:
+                self.times.append(now)
 
     def _chunk(self, payload: bytes) -> bool:
         """Reads one event; whether it carried a part of the answer."""
@@ -110,6 +119,7 @@ class Answer:
 
     def record(self, work: Work, arrived: float, finished: float, error: str = "") -> Record:
         """What was seen, once the stream has ended; an unfinished one is an error."""
+        self.read()
         error = error or self.error
         if not error and not (self.done and self.finish_reason):
             error = "the stream ended without a finish_reason and [DONE]"
@@ -139,8 +149,11 @@ async def ask(
     work: Work,
     arrived: float,
     clock: Callable[[], float],
-) -> Record:
-    """One request. Nothing is raised for what a server does: it is recorded."""
+) -> Callable[[], Record]:
+    """One request; what it returns makes the record, when there is time for that.
+
+    Nothing is raised for what a server does: it is recorded.
+    """
     answer = Answer()
     refusal: list[bytes] = []
 
@@ -156,6 +169,6 @@ async def ask(
         async with asyncio.timeout(endpoint.timeout_seconds):
             status = await connections.post(path, endpoint.headers(work), body, told)
     except Exception as error:  # whatever a server or the network does, the other requests go on
-        return answer.record(work, arrived, clock(), f"{type(error).__name__}: {error}")
+        return partial(answer.record, work, arrived, clock(), f"{type(error).__name__}: {error}")
     why = b"".join(refusal).decode(errors="replace")[:500]
-    return answer.record(work, arrived, clock(), "" if status == 200 else f"HTTP {status}: {why}")
+    return partial(answer.record, work, arrived, clock(), "" if status == 200 else f"HTTP {status}: {why}")

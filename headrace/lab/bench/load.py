@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from headrace.lab.bench.client import Endpoint, ask
@@ -40,16 +40,17 @@ async def offer(endpoint: Endpoint, work: Sequence[Work], concurrency: int | Non
     def clock() -> float:
         return time.perf_counter() - began
 
-    async def send(each: Work) -> Record:
+    async def send(each: Work) -> Callable[[], Record]:
         await asyncio.sleep(max(0.0, each.arrival - clock()))
         async with slots:
             arrived = clock() if closed else each.arrival
             return await ask(connections, endpoint, each, arrived, clock)
 
     try:
-        return list(await asyncio.gather(*(send(each) for each in work)))
+        seen = await asyncio.gather(*(send(each) for each in work))
     finally:
         connections.close()
+    return [record() for record in seen]
 
 
 class ServerTarget:

@@ -142,21 +142,25 @@ class Call:
         Raises:
             ApiError: a sequence ended as none should; the call is over.
         """
+        told = await self._answer.read()
+        if len(told) == 1:  # as it is with nearly every token
+            ((index, event),) = told
+            return [self._apply(index, (event,))]
         by_choice: dict[int, list[Emitted | PromptScored | Finished]] = {}
-        for index, event in await self._answer.read():
+        for index, event in told:
             by_choice.setdefault(index, []).append(event)
-        touched = []
-        for index, events in by_choice.items():
-            choice = self.choices[index]
-            if choice.take(events):
-                self._recall.stop_sequence(self._answer, index)
-            for event in events:
-                if type(event) is PromptScored:
-                    self._score_prompt(choice, event)
-                elif type(event) is Finished:
-                    self._check(choice, event)
-            touched.append(choice)
-        return touched
+        return [self._apply(index, events) for index, events in by_choice.items()]
+
+    def _apply(self, index: int, events: Sequence[Emitted | PromptScored | Finished]) -> Choice:
+        choice = self.choices[index]
+        if choice.take(events):
+            self._recall.stop_sequence(self._answer, index)
+        for event in events:
+            if type(event) is PromptScored:
+                self._score_prompt(choice, event)
+            elif type(event) is Finished:
+                self._check(choice, event)
+        return choice
 
     def close(self, why: FinishReason = FinishReason.CANCELLED) -> None:
         """End what is still open; nothing happens where all has ended."""

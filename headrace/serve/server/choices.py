@@ -65,8 +65,12 @@ class Choice:
         ended = events[-1] if type(events[-1]) is Finished else None
         if self.finish_reason is not None:
             return False  # a stop string ended it; what the engine made since is not part of the answer
-        tokens = tuple([token for event in events if type(event) is Emitted for token in event.tokens])
-        logprobs = tuple([entry for event in events if type(event) is Emitted for entry in event.logprobs])
+        if len(events) == 1 and type(events[0]) is Emitted:
+            _, tokens, logprobs = events[0]
+        else:
+            emitted = [event for event in events if type(event) is Emitted]
+            tokens = tuple([token for event in emitted for token in event.tokens])
+            logprobs = tuple([entry for event in emitted for entry in event.logprobs])
         stop_token = None
         if ended is not None and ended.reason is FinishReason.STOP and tokens:
             stop_token = ended.stop_token
@@ -75,7 +79,8 @@ class Choice:
             hidden = stop_token is not None and not self.request.params.include_stop_str_in_output
             self._show(tokens[:-1] if hidden else tokens, logprobs)
             self.output_tokens += hidden and self.finish_reason is None
-        self.total_logprob += sum([entry.logprob for entry in logprobs[: self.output_tokens - before]])
+        if logprobs:
+            self.total_logprob += sum([entry.logprob for entry in logprobs[: self.output_tokens - before]])
         if self.finish_reason is not None:
             return ended is None
         if ended is not None:

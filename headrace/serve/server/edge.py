@@ -24,6 +24,10 @@ OPEN_PATHS = frozenset({"/health", "/health/ready", "/ping", "/version", "/docs"
 CALLER = "headrace.caller"
 """Where the scope holds the `Caller`."""
 
+SEND = "headrace.send"
+"""Where the scope holds how the server itself sends: layers between only look for the beginning of an answer, and a
+stream passes its thousands of parts by them."""
+
 _HEADER_VALUE = re.compile(r"[\x21-\x7e][\x20-\x7e]{0,127}")
 
 
@@ -52,6 +56,7 @@ class Edge:
 
         try:
             scope[CALLER] = self._caller(scope["path"], headers)
+            scope[SEND] = send
             await self._app(scope, receive, send_with_id)
         except ApiError as error:
             await error.response()(scope, receive, send_with_id)

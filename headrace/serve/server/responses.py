@@ -13,6 +13,7 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from headrace.serve.server.call import Call
+from headrace.serve.server.edge import SEND
 from headrace.serve.server.errors import ApiError, failed
 from headrace.serve.server.writing import PING, Writer, error_event
 
@@ -94,9 +95,11 @@ class StreamedAnswer(Response):
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         self._send = send
+        self._send_part = scope.get(SEND, send)
         watch = asyncio.create_task(self._watch(receive))
         try:
-            await self._speak()
+            # In a task of its own: what wakes it for each token wakes none of the layers around this call.
+            await asyncio.create_task(self._speak())
         except ApiError as error:
             await self._fail(error, scope, receive)
         except Exception:
@@ -122,10 +125,10 @@ class StreamedAnswer(Response):
             if events and not opened:
                 events.insert(0, writer.opening())
                 opened = True
-            if events and not call.done:
-                await self._write(b"".join(events))
-            elif call.done:
+            if call.done:
                 await self._write(b"".join([*events, writer.closing()]), more=False)
+            elif events:
+                await self._write(b"".join(events))
 
     async def _fail(self, error: ApiError, scope: Scope, receive: Receive) -> None:
         if self._gone:
@@ -144,7 +147,7 @@ class StreamedAnswer(Response):
             head = Response(media_type="text/event-stream", headers=headers)
             del head.headers["content-length"]
             await self._send({"type": "http.response.start", "status": 200, "headers": head.raw_headers})
-        await self._send({"type": "http.response.body", "body": data, "more_body": more})
+        await self._send_part({"type": "http.response.body", "body": data, "more_body": more})
 
     async def _watch(self, receive: Receive) -> None:
         gone = asyncio.ensure_future(_hung_up(receive))

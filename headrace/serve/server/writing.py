@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 from abc import ABC, abstractmethod
+from json.encoder import encode_basestring
 from typing import Any, ClassVar
 
 from headrace.serve.server.call import Call
@@ -21,7 +22,7 @@ _LINE_BREAKS = str.maketrans({"\x85": "\\u0085", "\u2028": "\\u2028", "\u2029": 
 
 def encode_text(text: str) -> str:
     """A JSON string without anything that some client takes for the end of a line."""
-    shown = encode(text)
+    shown = encode_basestring(text)
     return shown if shown.isascii() else shown.translate(_LINE_BREAKS)
 
 
