@@ -2,16 +2,35 @@
 
 First each static batcher is run over several batch sizes, to give it the one that suits it best; then
 continuous batching and the two winners are compared in alternating rounds. KV waste is of the continuous run.
+What the workload itself allows is told in steps, and in seconds at what a decode step costs here by its rows.
 """
 
 from __future__ import annotations
 
 import dataclasses
 
+import numpy as np
+
 from benchmarks.stage import arguments, publish, say, target
 from headrace.lab.bench.measure import compare, measure
+from headrace.lab.bench.record import Target
+from headrace.lab.bench.stats import median
+from headrace.lab.workload import Work
 from headrace.lab.workload.bound import bound
 from headrace.lab.workload.dataset import Dataset
+
+COST_TOKENS = 128
+"""Answers of this length, all alike, tell what a decode step costs."""
+
+
+def step_costs(engine: Target, most: int, rounds: int) -> dict[int, float]:
+    """Seconds of a decode step by its rows, 1 to ``most`` by doubling: the median of ``rounds``."""
+    costs = {}
+    for rows in [2**n for n in range(most.bit_length()) if 2**n <= most]:
+        work = [Work(f"cost-{i}", (5, 6, 7, 8 + i), COST_TOKENS, ignore_eos=True) for i in range(rows)]
+        engine.run(work)
+        costs[rows] = median([engine.run(work)[0].tpot or 0.0 for _ in range(rounds)])
+    return costs
 
 
 def main() -> None:
@@ -49,7 +68,15 @@ def main() -> None:
     result = compare(targets, work, args.rounds)
     static, padded, continuous = result.middle()
     lengths = [record.output_tokens for record in continuous.records]
-    limits = bound(lengths, best["headrace-static,max_num_seqs"], refill=args.max_num_seqs)
+    best_rows = best["headrace-static,max_num_seqs"]
+    limits = bound(lengths, best_rows, refill=args.max_num_seqs)
+    costs = step_costs(targets[2], args.max_num_seqs, args.rounds)
+    timed = bound(
+        lengths,
+        best_rows,
+        lambda rows: float(np.interp(rows, list(costs), list(costs.values()))),
+        refill=args.max_num_seqs,
+    )
     ratios = {
         f"{figure} against {run.target}": getattr(continuous.summary, figure) / getattr(run.summary, figure)
         for run in (static, padded)
@@ -65,11 +92,20 @@ def main() -> None:
         "tried": tried,
         "ratios": ratios,
         "bound": {**dataclasses.asdict(limits), "gain": limits.gain, "most": limits.most},
+        "step_seconds": costs,
+        "bound_at_step_seconds": {**dataclasses.asdict(timed), "gain": timed.gain, "most": timed.most},
     }
     publish("continuous_batching", args, every, [continuous, static, padded], **told)
     for name, ratio in ratios.items():
         say(f"{name}: {ratio:.2f}x")
     say(f"bound of the workload in steps: refilling {limits.gain:.2f}x, any scheduler {limits.most:.2f}x")
+    say("a decode step: " + ", ".join(f"{rows} rows {1e3 * cost:.2f} ms" for rows, cost in costs.items()))
+    say(
+        f"decoding alone at these costs: refilled {timed.refilled:.2f} s, static {timed.static:.2f} s "
+        f"({timed.gain:.2f}x), static that computes rows that are done on {timed.padded:.2f} s "
+        f"({timed.padded / timed.refilled:.2f}x); measured with prompts and all: continuous "
+        f"{continuous.summary.seconds:.2f} s, static {static.summary.seconds:.2f} s"
+    )
     say(f"KV waste: {continuous.facts['kv_waste_percent']:.2f} %")
 
 
