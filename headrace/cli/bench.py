@@ -112,7 +112,10 @@ def latency(
     from headrace.lab.bench.latency import Stopwatch, latency_table, time_steps
     from headrace.lab.workload.dataset import Dataset
 
-    loaded = load(given)
+    rows = max(batch_size, given.scheduler.max_num_seqs)
+    loaded = load(
+        dataclasses.replace(given, scheduler=dataclasses.replace(given.scheduler, max_num_seqs=rows))
+    )
     engine, runner = loaded.engine, loaded.runner
     engine.runner = stopwatch = Stopwatch(runner)
     for seed in (workload_seed + 1, workload_seed):  # the first batch warms up

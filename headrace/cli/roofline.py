@@ -48,7 +48,13 @@ def roofline(
     from headrace.lab.workload.dataset import Dataset
 
     # Prompts come first and as fast as they can, so that all answers are written side by side.
-    plans = replace(given.scheduler, scheduling_policy="fcfs", mixed_prefill_ratio=0.0, max_step_seconds=0.0)
+    plans = replace(
+        given.scheduler,
+        scheduling_policy="fcfs",
+        mixed_prefill_ratio=0.0,
+        max_step_seconds=0.0,
+        max_num_seqs=max(*batch_size, given.scheduler.max_num_seqs),
+    )
     loaded = load(replace(given, scheduler=plans))
     engine, runner = loaded.engine, loaded.runner
     kernels = loaded.decoder.kernels

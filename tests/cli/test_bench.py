@@ -112,3 +112,13 @@ def test_a_server_that_fails_requests_fails_the_command(tmp_path: Path) -> None:
     result = run("serve", *words)
     assert result.exit_code == 1
     assert "failed: w0: ClientConnectorError" in result.output
+
+
+def test_latency_runs_its_batch_as_one_however_few_rows_a_step_would_have(tmp_path: Path) -> None:
+    output = tmp_path / "steps.json"
+    shape = ("--batch-size", "6", "--input-len", "4", "--output-len", "4", "--max-num-seqs", "2")
+    limits = ("--kv-cache-memory-bytes", str(16 << 20), "--max-model-len", "256")
+    result = run("latency", "builtin", *shape, *limits, "--output", str(output))
+    assert result.exit_code == 0, result.output
+    decode = next(kind for kind in json.loads(output.read_text())["steps"] if kind["kind"] == "decode")
+    assert decode["wall"]["count"] >= 1
