@@ -183,6 +183,44 @@ def apart(function: Callable[[], ResultT]) -> ResultT:
         return thread.submit(function).result()
 
 
+def alone(function: Callable[[], ResultT]) -> ResultT:
+    """What ``function`` returns, in whose torch operations no other thread takes part: for little that is computed
+    often beside a model's steps. It leaves no team either, and spares the thread that `apart` starts, which it falls
+    back to where torch's libraries cannot be told.
+    """
+    limits = _thread_limits()
+    if limits is None:
+        return apart(function)
+    threads = torch.get_num_threads()  # which also lets torch set this thread's number, if it has not yet
+    limits.openmp(1)
+    limits.mkl(1)
+    try:
+        return function()
+    finally:
+        limits.openmp(threads)
+        limits.mkl(0)
+
+
+class _ThreadLimits(NamedTuple):
+    """How many threads the calling thread may have for what it computes; 0 of MKL's: what the process has."""
+
+    openmp: Callable[[int], object]
+    mkl: Callable[[int], object]
+
+
+@cache
+def _thread_limits() -> _ThreadLimits | None:
+    """Those of the libraries in this torch, which itself sets limits for the whole process only."""
+    try:
+        # Called with the interpreter's lock held: giving it back would cost more than the call.
+        library = ctypes.PyDLL(str(Path(torch.__file__).parent / "lib" / "libtorch_cpu.so"))
+        return _ThreadLimits(
+            library.omp_set_num_threads, getattr(library, "MKL_Set_Num_Threads_Local", lambda threads: None)
+        )
+    except (OSError, AttributeError):
+        return None
+
+
 def keep_freed_memory() -> bool:
     """Let the C library keep freed buffers of a step for the next one; returns whether it could be told so.
 

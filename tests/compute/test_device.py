@@ -156,6 +156,34 @@ print(before, after_apart, len(os.listdir("/proc/self/task")))
     assert (after_apart, after_here) == (before, before + 2)
 
 
+@pytest.mark.parametrize("way", ["alone", "apart"])
+def test_what_is_computed_alone_has_no_team_of_threads(way: str) -> None:
+    if not Path("/proc/self/task").exists():
+        pytest.skip("the operating system does not list a process's threads")
+    program = f"""
+import os, time, torch
+from headrace.compute import device
+if "{way}" == "apart":
+    device._thread_limits = lambda: None
+torch.set_num_threads(3)
+count = lambda: len(os.listdir("/proc/self/task"))
+def compute():
+    numbers, heads = torch.ones(600, 600).exp(), torch.ones(4, 12, 256, 32)
+    numbers @ numbers
+    torch.nn.functional.scaled_dot_product_attention(heads, heads, heads)
+before = count()
+device.alone(compute)
+patience = time.monotonic() + 20
+while (after := count()) > before and time.monotonic() < patience:
+    time.sleep(0.01)
+compute()
+print(before, after, count(), torch.get_num_threads())
+"""
+    told = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    before, after, with_team, threads = map(int, told.stdout.split())
+    assert (after, with_team, threads) == (before, before + 2, 3)
+
+
 def test_what_fails_apart_fails_here() -> None:
     def fail() -> None:
         raise ConfigError("no such model")

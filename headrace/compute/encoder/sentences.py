@@ -21,7 +21,7 @@ import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor
 
-from headrace.compute.device import apart
+from headrace.compute.device import alone
 from headrace.compute.encoder.bert import Bert, parse_bert_config, read_tensors
 from headrace.compute.model.hub import read_config, resolve_folder
 from headrace.compute.model.spec import ModelError
@@ -86,8 +86,9 @@ class Sentences:
         fitting.sort(key=lambda index: len(encoded[index]))  # alike lengths together: little padding
         for start in range(0, len(fitting), _BATCH):
             batch = fitting[start : start + _BATCH]
-            # Who asks has a thread of its own beside the model's, whose steps a second team would slow for good.
-            computed = apart(partial(self._forward, [encoded[i] for i in batch]))
+            # Who asks has a thread of its own beside the model's, whose steps a second team would slow for good. Most
+            # of the work is the kernels', which have one team for all; what torch does is too little to share.
+            computed = alone(partial(self._forward, [encoded[i] for i in batch]))
             for index, vector in zip(batch, computed, strict=True):
                 vectors[index] = vector.tobytes()
         return vectors

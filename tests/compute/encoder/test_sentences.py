@@ -95,20 +95,27 @@ def test_company_in_a_batch_changes_no_vector(folder: Path, mode: str) -> None:
         np.testing.assert_allclose(vector, alone, atol=1e-5)
 
 
-def test_the_thread_that_computes_ends_with_it(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_torch_has_no_team_of_threads_for_it(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     sentences = Sentences.from_name(str(folder))
-    threads: list[threading.Thread] = []
+    accompanied: list[bool] = []
     forward = Bert.forward
 
     def watched(self: Bert, *given: torch.Tensor) -> torch.Tensor:
-        threads.append(threading.current_thread())
+        here = (
+            threading.current_thread() is threading.main_thread()
+        )  # another one takes its team along when it ends
+        accompanied.append(here and torch.get_num_threads() > 1)
         return forward(self, *given)
 
     monkeypatch.setattr(Bert, "forward", watched)
-    embed(sentences, ["a b c"])
-    [thread] = threads
-    assert thread is not threading.current_thread()
-    assert not thread.is_alive()
+    threads = torch.get_num_threads()
+    torch.set_num_threads(2)
+    try:
+        embed(sentences, ["a b c"])
+        assert accompanied == [False]
+        assert torch.get_num_threads() == 2
+    finally:
+        torch.set_num_threads(threads)
 
 
 def test_what_the_encoder_would_cut_off_has_no_vector(folder: Path) -> None:
