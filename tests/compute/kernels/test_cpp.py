@@ -275,6 +275,20 @@ def test_linear_of_quantized_weights(
     assert torch.equal(kernels.linear(x[-1:], prepared, bias), actual[-1:])
 
 
+@pytest.mark.parametrize("inputs", [256, 1024, 4096])
+@pytest.mark.parametrize("few_bits", [False, True])
+def test_however_many_rows_share_a_call_each_meets_every_weight(
+    level: str, inputs: int, few_bits: bool
+) -> None:
+    """So many that they are multiplied in several turns, the last of them shorter."""
+    kernels = CppKernels(level)
+    plain = torch.randn(130, inputs).bfloat16()
+    weight = kernels.prepare_linear(quantized_weight(130, inputs, 1, 8, 8) if few_bits else plain)
+    x = torch.randn(461, inputs).bfloat16()
+    apart = torch.cat([kernels.linear(part, weight) for part in x.split(50)])
+    assert torch.equal(kernels.linear(x, weight), apart)
+
+
 @pytest.mark.parametrize("activation_bits", [8, 16])
 @pytest.mark.parametrize("fault", [math.nan, math.inf, -math.inf])
 def test_a_quantized_layer_tells_what_is_no_number(

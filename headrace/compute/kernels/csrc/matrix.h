@@ -134,6 +134,21 @@ static void multiply_rows(const uint32_t *a, int64_t a_stride, const uint32_t *b
 static const int64_t BLOCK_ROWS = 96, BLOCK_DEPTH = 4096 / PANEL;
 static const int64_t PARALLEL_PRODUCTS = 1 << 18;  // fewer multiplications than this are not worth a second thread
 
+// The order in which blocks of rows meet panels of weights. As many blocks as stay in a core's own cache beside a panel meet
+// all panels before the next blocks do: a long prompt's rows would come from afar again for each panel, in short pieces
+// that no prefetcher follows, while weights come in one stream that is asked for ahead.
+static const int64_t NEAR_BYTES = 512 << 10;
+
+struct Meeting {
+  int64_t panel, block;
+};
+
+HEADRACE_INLINE Meeting meeting(int64_t task, int64_t panels, int64_t blocks, int64_t block_bytes) {
+  const int64_t near = NEAR_BYTES > block_bytes ? NEAR_BYTES / block_bytes : 1, first = task / (panels * near) * near;
+  const int64_t together = blocks - first < near ? blocks - first : near, left = task - first * panels;
+  return {left / together, first + left % together};
+}
+
 // Weights are packed in panels [outputs / PANEL, words of inputs, PANEL], the last one padded with zeros.
 template <class T, class Kind>
 static void linear_of(const Linear &a) {
@@ -142,7 +157,8 @@ static void linear_of(const Linear &a) {
   const int threads = a.count * depth * a.outputs > PARALLEL_PRODUCTS ? team_threads() : 1;
   each_task(panels * blocks, threads, [&](int64_t task) {
     float sums[BLOCK_ROWS * PANEL];
-    const int64_t panel = task / blocks, first = task % blocks * BLOCK_ROWS, column = panel * PANEL;
+    const Meeting at = meeting(task, panels, blocks, BLOCK_ROWS * depth * 4);
+    const int64_t panel = at.panel, first = at.block * BLOCK_ROWS, column = panel * PANEL;
     const int64_t rows = a.count - first < BLOCK_ROWS ? a.count - first : BLOCK_ROWS;
     const int64_t columns = a.outputs - column < PANEL ? a.outputs - column : PANEL;
     const uint32_t *x = (const uint32_t *)a.x + first * depth, *weights = (const uint32_t *)a.packed + panel * depth * PANEL;

@@ -255,7 +255,8 @@ static void multiply_planes(const Quantized &a, const Planes &p, int threads) {
   const int64_t panels = (a.outputs + PANEL - 1) / PANEL, most = BLOCK_ROWS / PLANES, blocks = (a.count + most - 1) / most;
   each_task(panels * blocks, threads, [&](int64_t task) {
     float sums[BLOCK_ROWS * PANEL];
-    const int64_t panel = task / blocks, first = task % blocks * most, tokens = a.count - first < most ? a.count - first : most;
+    const Meeting at = meeting(task, panels, blocks, BLOCK_ROWS * p.words * 4);
+    const int64_t panel = at.panel, first = at.block * most, tokens = a.count - first < most ? a.count - first : most;
     multiply_panel<BITS, PLANES>(a, p, panel, first, tokens, sums);
     with_type(a.dtype, [&](auto t) { write_panel<decltype(t)>(a, p, panel, first, tokens, sums); });
   });
