@@ -61,9 +61,9 @@ def measure(given: Options, base_url: str = "", api_key: str = "", seed: int = 0
         steps = measure_steps(engine, recorder, groups(given.scheduler.max_num_seqs, length, seed))
         found = fit(steps)
         engine.runner = loaded.runner
-        front = FrontSeconds(0.0, 0.0, 0.0)
+        front = FrontSeconds(0.0, 0.0, 0.0, 0.0)
         if base_url:
-            front = _front(engine, base_url, api_key, given.scheduler.max_num_seqs)
+            front = _front(engine, base_url, api_key, given.scheduler.max_num_seqs, length)
     except BadCalibration as error:
         raise ConfigError(str(error)) from None
     finally:
@@ -85,10 +85,11 @@ def measure(given: Options, base_url: str = "", api_key: str = "", seed: int = 0
         front_request=front.request,
         front_step=front.step,
         front_event=front.event,
+        front_prompt=front.prompt,
     )
 
 
-def _front(engine: Engine, base_url: str, api_key: str, streams: int) -> FrontSeconds:
+def _front(engine: Engine, base_url: str, api_key: str, streams: int, max_model_len: int) -> FrontSeconds:
     """What a running server's HTTP side adds to this engine.
 
     Raises:
@@ -100,10 +101,10 @@ def _front(engine: Engine, base_url: str, api_key: str, streams: int) -> FrontSe
     alone = EngineTarget("engine", engine, _token_ids, before=engine.reset_prefix_cache)
     server, one_by_one = (
         make_server_target("server", base_url, "", api_key, EACH_TOKEN, open_at_once)
-        for open_at_once in (streams, 1)
+        for open_at_once in (2 * streams, 1)
     )
     try:
-        return front_seconds(server, one_by_one, alone, streams)
+        return front_seconds(server, one_by_one, alone, streams, max_model_len)
     except RuntimeError as error:
         raise ConfigError(f"{base_url}: {error}") from None
 
@@ -126,6 +127,6 @@ def describe(calibration: Calibration) -> str:
         f"            context {1e6 * c.context:.4g} read {1e6 * c.read:.4g} sample {1e6 * c.sample:.4g}\n"
         f"host, µs    step {1e6 * c.host_step:.4g} row {1e6 * c.host_row:.4g}\n"
         f"front, µs   request {1e6 * c.front_request:.4g} step {1e6 * c.front_step:.4g}"
-        f" event {1e6 * c.front_event:.4g}\n"
+        f" event {1e6 * c.front_event:.4g} beside prompts {1e6 * c.front_prompt:.4g}\n"
         f"error       p50 {100 * c.error_p50:.1f} %, p90 {100 * c.error_p90:.1f} %"
     )

@@ -4,7 +4,8 @@
  device  step + row·rows + sum over ranges of tokens_i·(tokens in range i)
               + context·contexts + read·read_tokens + sample·samples
  host    step + row·rows                                       (planning, packing, telling)
- front   step + event·samples, of a step that samples          (writing meanwhile what the step before has told)
+ front   step + event·samples, of a step that samples          (writing meanwhile what the step before has told;
+              prompt·samples in place of the latter for one that computes prompts, which need all cores)
 ```
 The cost of one more token depends on how many there are: a CPU waits for the weights at a few and computes at more, on
 a GPU many come free until its arithmetic is busy. So each range of tokens has a cost of its own. Next on the road:
@@ -29,7 +30,7 @@ BENDS = (0, 8, 32, 128, 512)
 
 _SECONDS = (
     *("step", "row", "context", "read", "sample", "host_step", "host_row"),
-    *("front_request", "front_step", "front_event"),
+    *("front_request", "front_step", "front_event", "front_prompt"),
 )
 _RANGES = tuple(pairwise((*BENDS, 1 << 62)))
 
@@ -59,8 +60,8 @@ class Calibration:
     ``context_tokens`` are the `StepCost` that it plans with, ``kv_tokens`` is what its cache holds. ``tokens`` are the
     costs of one more token from each of `BENDS` on. ``front_request`` and ``front_event`` are those of `Front`, whose
     work for what a step tells also keeps the next step waiting, for the two share an interpreter and cores:
-    ``front_step`` seconds however little was told, ``front_event`` more for each part of an answer. ``error_p50`` and
-    ``error_p90`` are relative errors on the measured steps.
+    ``front_step`` seconds however little was told, and for each part of an answer ``front_event``, or ``front_prompt``
+    where the step computes prompts. ``error_p50`` and ``error_p90`` are relative errors on the measured steps.
     """
 
     model: str
@@ -86,6 +87,7 @@ class Calibration:
     front_request: float = 0.0
     front_step: float = 0.0
     front_event: float = 0.0
+    front_prompt: float = 0.0
 
     @property
     def device(self) -> tuple[float, ...]:
@@ -151,6 +153,7 @@ class Calibrated:
         self._device = c.device
         self._host_step, self._host_row = c.host_step, c.host_row
         self._front_step, self._front_event = c.front_step, c.front_event
+        self._front_prompt = max(c.front_event, c.front_prompt)
 
     def seconds(self, work: StepWork) -> float:
         seconds: float = sum(map(mul, self._device, features(work)))
@@ -158,4 +161,7 @@ class Calibrated:
 
     def host_seconds(self, work: StepWork) -> float:
         seconds = self._host_step + self._host_row * work.rows
-        return seconds + (self._front_step + self._front_event * work.samples if work.samples else 0.0)
+        if not work.samples:
+            return seconds
+        event = self._front_prompt if work.tokens > work.rows else self._front_event
+        return seconds + self._front_step + event * work.samples

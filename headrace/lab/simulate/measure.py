@@ -49,18 +49,23 @@ def groups(max_num_seqs: int, max_model_len: int, seed: int = 0) -> Iterator[Gro
         up.append(min(2 * up[-1], max_num_seqs))
     passes = [size for number in range(PASSES) for size in (up, up[::-1])[number % 2]]
     for number, size in enumerate([max_num_seqs, *passes]):
-        count = 2 + size
-        prompts = log_normal(count, max(1, min(192, longest // 8)), 1.0, 1, longest, rng)
-        answers = log_normal(count, ANSWER_MEDIAN, 0.7, 4, max(4, min(256, longest)), rng)
         requests = [
             Request(
                 f"calibrate-{number}-{i}",
-                tuple(rng.choices(VOCABULARY, k=prompt)),
+                prompt,
                 SamplingParams(temperature=0.0, max_tokens=answer, ignore_eos=True),
             )
-            for i, (prompt, answer) in enumerate(zip(prompts, answers, strict=True))
+            for i, (prompt, answer) in enumerate(_drawn(2 + size, longest, rng))
         ]
         yield Group(size, requests)
+
+
+def _drawn(count: int, longest: int, rng: random.Random) -> Iterator[tuple[tuple[int, ...], int]]:
+    """Prompts, and the tokens of their answers."""
+    prompts = log_normal(count, max(1, min(192, longest // 8)), 1.0, 1, longest, rng)
+    answers = log_normal(count, ANSWER_MEDIAN, 0.7, 4, max(4, min(256, longest)), rng)
+    for prompt, answer in zip(prompts, answers, strict=True):
+        yield tuple(rng.choices(VOCABULARY, k=prompt)), answer
 
 
 def measure_steps(
@@ -104,20 +109,31 @@ def stream_work(streams: int, turn: int = 0) -> list[Work]:
     ]
 
 
+def busy_work(streams: int, max_model_len: int, turn: int = 0) -> list[Work]:
+    """Prompts beside answers, as in `groups`, for a full batch as long as others wait."""
+    rng = random.Random(f"busy {turn}")
+    drawn = _drawn(2 * streams, max(1, max_model_len // 2), rng)
+    return [Work(f"busy{i}", prompt, answer, ignore_eos=True) for i, (prompt, answer) in enumerate(drawn)]
+
+
 class FrontSeconds(NamedTuple):
-    """What HTTP adds: per request, per step that tells something, and per part of an answer."""
+    """What HTTP adds: per request, per step that tells something, and per part of an answer; ``prompt`` is the last one
+    where the next step computes prompts."""
 
     request: float
     step: float
     event: float
+    prompt: float
 
 
-def front_seconds(server: Target, one_by_one: Target, engine: Target, streams: int) -> FrontSeconds:
+def front_seconds(
+    server: Target, one_by_one: Target, engine: Target, streams: int, max_model_len: int
+) -> FrontSeconds:
     """What HTTP adds, from the same work given to a server and to the engine alone, in turns.
 
     ``server`` takes all requests at once, ``one_by_one`` is the same one after the other. One stream and many tell what
     a step costs from what each part of an answer does: sockets, threads and the client are woken for a step, however
-    little it tells.
+    little it tells. Prompts beside answers miss the core that HTTP works on; what only decodes waits for memory anyway.
 
     Raises:
         RuntimeError: a request failed.
@@ -125,15 +141,26 @@ def front_seconds(server: Target, one_by_one: Target, engine: Target, streams: i
     one_by_one.run(idle_work()[:2])  # connections and first uses
     engine.run(idle_work()[:2])
     waits, alone, together = [], [], []
+    busy: list[tuple[float, int, int]] = []  # what a full batch takes longer, its steps and its tokens
     for turn in range(TURNS):
         idle, one, many = idle_work(turn), stream_work(1, turn), stream_work(streams, turn)
         engine_idle = [record for each in idle for record in engine.run([each])]
         waits.append(_ttft(one_by_one.run(idle)) - _ttft(engine_idle))
         alone.append(_tpot(server.run(one)) - _tpot(engine.run(one)))
         together.append(_tpot(server.run(many)) - _tpot(engine.run(many)))
+        mixed = busy_work(streams, max_model_len, turn)
+        served, computed = _whole(server.run(mixed)), _whole(engine.run(mixed))
+        steps = len({seconds for record in computed for seconds in record.token_seconds})
+        tokens = sum(record.output_tokens for record in computed)
+        busy.append((_seconds(served) - _seconds(computed), steps, tokens))
     event = max(0.0, median(together) - median(alone)) / max(1, streams - 1)
     step = max(0.0, median(alone) - event)
-    return FrontSeconds(max(0.0, median(waits) - step - 2 * event), step, event)
+    prompt = median([(longer - steps * step) / tokens for longer, steps, tokens in busy])
+    return FrontSeconds(max(0.0, median(waits) - step - 2 * event), step, event, max(0.0, prompt))
+
+
+def _seconds(records: Sequence[Record]) -> float:
+    return max(record.finished for record in records) - min(record.arrived for record in records)
 
 
 def _ttft(records: Sequence[Record]) -> float:

@@ -42,21 +42,29 @@ def test_prompts_come_beside_answers_and_each_step_is_noted():
 
 
 class Answering:
-    """Answers whose first token takes ``ttft``, and each further one ``step`` and ``event`` for each stream."""
+    """Answers whose first token takes ``ttft``, and each further one ``step`` and ``event`` for each stream: ``prompt``
+    where they are not all alike."""
 
     name = "server"
 
-    def __init__(self, ttft: float, step: float, event: float = 0.0, error: str = "") -> None:
-        self.ttft, self.step, self.event, self.error = ttft, step, event, error
+    def __init__(
+        self, ttft: float, step: float, event: float = 0.0, prompt: float = 0.0, error: str = ""
+    ) -> None:
+        self.ttft, self.step, self.event, self.prompt, self.error = ttft, step, event, prompt, error
 
     def run(self, work):
-        tpot = self.step + self.event * len(work)
+        longest = max(each.max_tokens for each in work)
+        alike = all(each.max_tokens == longest for each in work)
+        times = [self.ttft]
+        while len(times) < longest:
+            told = sum(each.max_tokens > len(times) for each in work)
+            times.append(times[-1] + self.step + (self.event if alike else self.prompt) * told)
         return [
             Record(
                 each.id,
                 0.0,
-                9.0,
-                tuple(self.ttft + tpot * i for i in range(each.max_tokens)),
+                times[each.max_tokens - 1],
+                tuple(times[: each.max_tokens]),
                 output_tokens=each.max_tokens,
                 error=self.error,
             )
@@ -64,20 +72,24 @@ class Answering:
         ]
 
 
-ALONE = Answering(0.020, 0.010, 0.0005)
+ALONE = Answering(0.020, 0.010, 0.0005, 0.0005)
 
 
 def test_what_http_adds_is_what_the_engine_alone_lacks():
-    server = Answering(0.050, 0.013, 0.0007)
-    found = front_seconds(server, server, ALONE, 8)
+    server, one_by_one = Answering(0.023, 0.013, 0.0007, 0.0015), Answering(0.050, 0.013)
+    found = front_seconds(server, one_by_one, ALONE, 8, 1024)
     assert found.step == pytest.approx(0.003)
     assert found.event == pytest.approx(0.0002)
     assert found.request == pytest.approx(0.030 - 0.003 - 2 * 0.0002)
-    assert front_seconds(server, server, ALONE, 1).step == pytest.approx(0.0032), "one stream tells no more"
+    assert found.prompt == pytest.approx(0.001, rel=0.1), "the first tokens are told in no time here"
+    assert front_seconds(server, one_by_one, ALONE, 1, 1024).step == pytest.approx(0.0032), (
+        "one stream tells no more"
+    )
 
 
 def test_it_adds_nothing_less_than_nothing_and_failures_are_told():
-    assert front_seconds(Answering(0.01, 0.009), Answering(0.01, 0.009), ALONE, 8) == (0.0, 0.0, 0.0)
+    quicker = Answering(0.01, 0.009)
+    assert front_seconds(quicker, quicker, ALONE, 8, 1024) == (0.0, 0.0, 0.0, 0.0)
     failing = Answering(0.1, 0.01, error="no")
     with pytest.raises(RuntimeError, match="idle0: no"):
-        front_seconds(ALONE, failing, ALONE, 8)
+        front_seconds(ALONE, failing, ALONE, 8, 1024)
