@@ -96,7 +96,9 @@ def calibrated_machine(
     if cache.kv_cache_memory_bytes is not None:
         raise ConfigError("--kv-cache-memory-bytes: a calibration says how many tokens its cache holds")
     if not front:
-        calibration = replace(calibration, front_request=0.0, front_step=0.0, front_event=0.0, front_prompt=0.0)
+        calibration = replace(
+            calibration, front_request=0.0, front_step=0.0, front_event=0.0, front_prompt=0.0
+        )
     name = f"{calibration.model} on {calibration.machine}"
     return Machine(
         name,
