@@ -182,7 +182,7 @@ class Recall:
             return Ask(request, question.control, NOTHING_KEPT, b"")
         allowed = classify(request, question.control)
         key = beginning = partition = b""
-        turn = question.turn if allowed.semantic and self._levels else None
+        turn = question.turn() if allowed.semantic and self._levels else None
         if question.bars:
             allowed = CacheClass(exact=False, semantic=False, coalesce=False, why=question.bars)
         named = request

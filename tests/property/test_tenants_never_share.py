@@ -114,7 +114,9 @@ async def ask(recall: Recall, partial: Partial, runner: Any, id: str, tenant: st
         eos_token_ids=frozenset(range(VOCAB) if call.stops else ()),
     )
     before = runner.computed_tokens
-    answer = await recall.open([Question(request, call.wishes, turn=Turn(TURNS[call.prompt], b"context"))])
+    answer = await recall.open(
+        [Question(request, call.wishes, turn=lambda: Turn(TURNS[call.prompt], b"context"))]
+    )
     tokens = tuple(tokens_of(await read_all(answer)))
     recall.close(answer)
     while recall.service.open_requests():

@@ -434,7 +434,7 @@ def test_a_partition_is_all_but_the_turn_and_the_room_for_the_answer():
 
             def partition(text="hello", context=b"c", max_tokens=5, **more):
                 question = h.question(max_tokens, (1, len(text)), **more)
-                return h.recall.ask(question._replace(turn=Turn(text, context))).partition
+                return h.recall.ask(question._replace(turn=lambda: Turn(text, context))).partition
 
             assert partition() == partition("good day") == partition(max_tokens=9) != b""
             others = [

@@ -8,7 +8,7 @@ from __future__ import annotations
 import logging
 import secrets
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any, NamedTuple, Protocol
@@ -18,7 +18,7 @@ from headrace.core.events import Emitted, Finished, PromptScored
 from headrace.core.plan import TokenLogprob
 from headrace.core.request import FinishReason, Request, Retention, SamplingParams
 from headrace.serve.auth import tenant
-from headrace.serve.question import Question
+from headrace.serve.question import Question, no_turn
 from headrace.serve.recall import NotCached
 from headrace.serve.server.cache_wire import control
 from headrace.serve.server.cacheable import unknown_field
@@ -217,12 +217,12 @@ async def open_call(
     id_prefix: str,
     choices_per_prompt: int,
     request_timeout: float,
-    turn: Turn | None = None,
+    turn: Callable[[], Turn | None] = no_turn,
 ) -> Call:
     """Have a call answered: for each prompt ``choices_per_prompt`` sequences of equal tokens.
 
     Their seeds follow one another, so that a call with a seed is repeatable and its answers still differ. The
-    first one's scores of the prompt serve all. ``turn`` is what the user said last, where the prompt is a conversation.
+    first one's scores of the prompt serve all. ``turn`` finds out what the user said last.
 
     Raises:
         ApiError: the server takes nothing more now, or has no answer to a caller who wants none computed.

@@ -57,7 +57,7 @@ async def open_chat(
         id_prefix="chatcmpl",
         choices_per_prompt=body.n or 1,
         request_timeout=request_timeout,
-        turn=_turn(body),
+        turn=partial(_turn, body),
     )
 
 

@@ -6,6 +6,7 @@ import asyncio
 import threading
 from contextlib import asynccontextmanager
 from dataclasses import replace
+from functools import partial
 
 from headrace.core.cache.ask import Turn
 from headrace.core.cache.control import NO_WISHES, Control
@@ -41,7 +42,7 @@ class Scene(House):
         """Ask ``text``: the note, and its last look-up's reason."""
         prompt = (1, *text.encode())
         question = self.question(max_tokens, prompt, control=control, tenant=tenant, eos_token_ids=eos)
-        answer = await self.recall.open([question._replace(turn=Turn(text, context))])
+        answer = await self.recall.open([question._replace(turn=lambda: Turn(text, context))])
         while await answer.read():
             pass
         self.recall.close(answer)
@@ -196,7 +197,7 @@ def test_a_slow_encoder_is_a_miss_within_the_deadline_and_is_then_left_alone():
             reasons = []
             for number in range(7):
                 question = h.question(5, (1, number), tenant="t", eos_token_ids=ALL)
-                answer = await h.recall.open([question._replace(turn=Turn(f"shoes {number}", b"c"))])
+                answer = await h.recall.open([question._replace(turn=partial(Turn, f"shoes {number}", b"c"))])
                 while await answer.read():
                     pass
                 reasons.append([e for e in h.events(LookedUp) if e.layer is Layer.SEMANTIC][-1].reason)
@@ -327,7 +328,7 @@ def test_what_must_be_computed_goes_beside_what_is_near_and_the_tenants_own():
                 for text in ("shoes red please", "shoes red now", "hats blue"):
                     assert (await h.ask(text, tenant=tenant))[0] == "miss"
             named = h.question(5, (1, 2), tenant="t", affinity="own", eos_token_ids=ALL)
-            answer = await h.recall.open([named._replace(turn=Turn("shoes red again", b"c"))])
+            answer = await h.recall.open([named._replace(turn=lambda: Turn("shoes red again", b"c"))])
             await answer.read()
             h.recall.close(answer)
             mine, others = ([request.affinity for request in submitted[i : i + 4]] for i in (0, 4))
