@@ -103,7 +103,13 @@ class Answer:
         if payload == b"[DONE]":
             self.done = True
             return False
-        chunk = json.loads(payload)
+        try:
+            chunk = json.loads(payload)
+        except ValueError:
+            chunk = None
+        if not isinstance(chunk, dict):
+            self.error = self.error or f"not a JSON object: {payload[:80]!r}"
+            return False
         if chunk.get("error"):
             self.error = str(chunk["error"].get("message", chunk["error"]))
             return False

@@ -56,6 +56,8 @@ class FakeServer:
                 return
             if prompt == "vanish":
                 return
+            if prompt == "garble":
+                await response.write(b"data: {oops\n\ndata: 1\n\n")
         await send([{"index": 0, "text": "", "finish_reason": "length"}])
         count = body["max_tokens"] - (1 if prompt == "miscount" else 0)
         usage = {
@@ -114,6 +116,7 @@ def test_text_ids_and_chats_go_to_their_address_and_are_measured() -> None:
         ("refuse", "HTTP 503"),
         ("break", "it broke"),
         ("vanish", "without a finish_reason"),
+        ("garble", "not a JSON object: b'{oops'"),
         ("miscount", "exactly 3 tokens, got 2"),
     ],
 )
