@@ -210,6 +210,7 @@ class Service:
 
     def stop(self) -> bool:
         """End the engine's thread; calls that are still open hear nothing more. Whether it rests, and is sound."""
+        self.count()
         return self.thread.stop() and not self.thread.progress().failure
 
     def open(self, requests: Sequence[Request], each_step: bool = True) -> Answer:

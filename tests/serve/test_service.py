@@ -328,6 +328,16 @@ def test_watchers_are_folded_off_the_engines_thread_and_cannot_cost_an_answer():
     asyncio.run(run())
 
 
+def test_what_was_noted_last_is_counted_before_the_end():
+    async def run():
+        book, note = Book(), LookedUp("a", Layer.EXACT, Lookup.MISS, 0.0)
+        async with serving(watchers=[book]) as service:
+            service.note(note)
+        assert book.events == [note]
+
+    asyncio.run(run())
+
+
 def test_what_is_noted_is_counted_a_moment_later_and_whenever_somebody_reads():
     async def run():
         book, broken = Book(), Book(broken=True)
