@@ -56,6 +56,7 @@ class ExactCache:
         seed: int = 0,
     ) -> None:
         self._tiers = tuple(tiers)
+        self.at_hand = all(tier.at_hand for tier in tiers)  # a look-up never waits
         self._versions = versions
         self.wall = wall
         self._random = random.Random(seed)
@@ -63,11 +64,6 @@ class ExactCache:
         self._samples: OrderedDict[bytes, int] = OrderedDict()  # kept so far, of pools under way
         self._filling = asyncio.Lock()
         self._watching: asyncio.Task[None] | None = None
-
-    @property
-    def at_hand(self) -> bool:
-        """Whether a look-up never waits."""
-        return all(tier.at_hand for tier in self._tiers)
 
     async def start(self) -> None:
         """Learn what others have cleared, and go on learning; on the running loop.
@@ -109,16 +105,18 @@ class ExactCache:
         found = await self._find(key, Control())
         return None if found is None else found.entry
 
-    async def keep(self, ask: Ask, entry: Entry) -> None:
-        """Put an answer into every store, unless it has been cleared or barred meanwhile."""
+    async def keep(self, ask: Ask, entry: Entry) -> bool:
+        """Put an answer into every store, unless it has been cleared or barred meanwhile; whether it has not."""
         key = ask.key if not ask.allowed.pool else await self._free_slot(ask)
         for tier in self._tiers:
             known = await tier.find(key)
             if known is not None and known.barred and known.expires > self.wall():
-                return
-        if self._versions.current(entry.versions):
-            for tier in self._tiers:
-                await tier.keep(key, entry, entry.stale_until - self.wall())
+                return False
+        if not self._versions.current(entry.versions):
+            return False
+        for tier in self._tiers:
+            await tier.keep(key, entry, entry.stale_until - self.wall())
+        return True
 
     async def bar(self, key: bytes) -> None:
         """Forget the answer under ``key`` and keep none there: it was wrong."""

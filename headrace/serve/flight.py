@@ -99,8 +99,8 @@ class Flight:
     @property
     def followers(self) -> list[Request]:
         """The requests that read it and did not begin it."""
-        everybody = [answer.requests[index] for answer, index in self._readers]
-        return [request for request in everybody if request is not self.ask.request]
+        own = self.ask.request
+        return [answer.requests[i] for answer, i in self._readers if answer.requests[i] is not own]
 
     @property
     def tokens(self) -> tuple[int, ...]:

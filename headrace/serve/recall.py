@@ -11,14 +11,13 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import OrderedDict
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any
 
 from headrace.core.cache.ask import Ask
 from headrace.core.cache.beginnings import Beginning
 from headrace.core.cache.classes import CacheClass, classify
-from headrace.core.cache.entry import Entry, Hit, Layer, Miss, Served, StoreFacts, lifetime
+from headrace.core.cache.entry import Hit, Layer, Miss, Served, StoreFacts
 from headrace.core.cache.key import Unkeyable, answer_key, beginning_key
 from headrace.core.classes import BACKGROUND
 from headrace.core.events import Finished, LookedUp, Lookup, Spared
@@ -26,6 +25,7 @@ from headrace.core.ports import Keeper, Level
 from headrace.core.request import FinishReason, Request
 from headrace.serve.exact import ExactCache
 from headrace.serve.flight import Flight, rank
+from headrace.serve.keeping import Keeping
 from headrace.serve.note import note
 from headrace.serve.partial import Overheard, Partial
 from headrace.serve.question import Question
@@ -39,9 +39,6 @@ RENEWALS = 4
 
 REMEMBERED = 10_000
 """Answers of which it is known what they were, so that they can be called wrong."""
-
-WRITE_SECONDS = 2.0
-"""What the last answers get to be written when the server stops."""
 
 ATTEMPTS = 2
 """How often one answer is tried for those who joined another's computation."""
@@ -95,16 +92,16 @@ class Recall:
         self.service = service
         self._exact = exact
         self._fingerprint = fingerprint
-        self._ttl = ttl
         self._pace = pace
         self._levels = tuple(levels)
         self._partial = partial
-        self._keepers = (*keepers, *(() if partial is None else (partial,)))
+        if exact is not None:
+            every = (*keepers, *(() if partial is None else (partial,)))
+            self._keeping = Keeping(exact, ttl, every, self._forget_flight)
         self._flights: dict[bytes, Flight] = {}
         self._finding: dict[bytes, asyncio.Task[Hit | Miss]] = {}
         self._served: OrderedDict[str, Served] = OrderedDict()
         self._renewing = 0
-        self._tasks: set[asyncio.Task[None]] = set()
 
     async def open(self, questions: Sequence[Question], each_step: bool = True) -> Answer:
         """Answer the sequences of one call, or have them computed; all or none.
@@ -180,7 +177,7 @@ class Recall:
         request = question.request
         if self._exact is None:
             return Ask(request, question.control, NOTHING_KEPT, b"")
-        allowed = classify(request, question.control)
+        allowed = classify(request.params, question.control)
         key = beginning = partition = b""
         turn = question.turn() if allowed.semantic and self._levels else None
         if question.bars:
@@ -228,8 +225,10 @@ class Recall:
 
     async def clear(self, tag: str) -> Mapping[str, bool]:
         """Make all answers with ``tag`` unservable; of each store, whether it has heard of it."""
-        heard = {} if self._exact is None else await self._exact.clear(tag)
-        self._tell_keepers(lambda keeper: keeper.cleared(tag))
+        if self._exact is None:
+            return {}
+        heard = await self._exact.clear(tag)
+        self._keeping.tell(lambda keeper: keeper.cleared(tag))
         return heard
 
     def served(self, request_id: str) -> Served | None:
@@ -241,9 +240,11 @@ class Recall:
 
         Another question's answer may be right for that question: it stays, and its level learns that it was wrong here.
         """
-        if self._exact is not None and served.layer in (None, Layer.EXACT, Layer.COALESCED):
+        if self._exact is None:
+            return
+        if served.layer in (None, Layer.EXACT, Layer.COALESCED):
             await self._exact.bar(served.source or served.key)
-        self._tell_keepers(lambda keeper: keeper.barred(served))
+        self._keeping.tell(lambda keeper: keeper.barred(served))
 
     def sizes(self) -> dict[Layer, Mapping[str, StoreFacts]]:
         """How full the stores of each layer are."""
@@ -262,10 +263,14 @@ class Recall:
         for level in self._levels:
             level.start()
 
+    async def settle(self) -> None:
+        """Have all that has ended kept."""
+        if self._exact is not None:
+            await self._keeping.finish()
+
     async def stop(self) -> None:
         """Finish what is being written, let go of the stores, and end the service."""
-        if self._tasks:
-            await asyncio.wait(self._tasks, timeout=WRITE_SECONDS)
+        await self.settle()
         for level in self._levels:
             await level.stop()
         if self._exact is not None:
@@ -300,6 +305,7 @@ class Recall:
             return Miss("no_cache")
         exact = self._exact
         assert exact is not None
+        await self._keeping.catch_up(ask)
         if (exact.at_hand and not (self._levels and ask.allowed.semantic)) or not ask.allowed.coalesce:
             return await self._look_up(exact, ask, question)
         if self._followed(ask) is not None:
@@ -416,45 +422,15 @@ class Recall:
             self._forget_flight(flight)
             left = Beginning(flight.tokens, flight.seconds, flight.versions, ask.key)
             if finished.reason is not FinishReason.FAILED:
-                self._tell_keepers(lambda keeper: keeper.broken_off(ask, left))
+                self._keeping.tell(lambda keeper: keeper.broken_off(ask, left))
             return
         for request in flight.followers:
             self._note_coalesced(flight, request)
-        self._spawn(self._keep(flight, finished))
-
-    def _entry(self, flight: Flight, finished: Finished) -> Entry:
-        assert self._exact is not None
-        ask = flight.ask
-        now = self._exact.wall()
-        ttl = lifetime(self._ttl if ask.control.ttl is None else ask.control.ttl, ask.key)
-        return Entry(
-            tokens=flight.tokens,
-            reason=finished.reason,
-            prompt_tokens=len(ask.request.tokens),
-            seconds=flight.seconds,
-            created=now,
-            expires=now + ttl,
-            stale_until=now + ttl + ask.control.stale_while_revalidate,
-            logprobs=flight.logprobs,
-            stop_token=finished.stop_token,
-            pulses=flight.pulses,
-            versions=flight.versions,
-        )
+        self._keeping.add(flight)
 
     def _note_coalesced(self, flight: Flight, request: Request) -> None:
         prompt, output = len(request.tokens), len(flight.tokens)
         self.service.note(Spared(request.id, request.tenant, Layer.COALESCED, prompt, output, 0.0))
-
-    async def _keep(self, flight: Flight, finished: Finished) -> None:
-        """Who waits for the answer comes first. Until it can be found where it is kept, it is found in its flight."""
-        assert self._exact is not None
-        try:
-            await self.service.told()
-            entry = self._entry(flight, finished)
-            await self._exact.keep(flight.ask, entry)
-        finally:
-            self._forget_flight(flight)
-        self._tell_keepers(lambda keeper: keeper.kept(flight.ask, entry))  # afterwards: they may look it up
 
     def _forget_flight(self, flight: Flight) -> None:
         if self._flights.get(flight.ask.key) is flight:
@@ -478,18 +454,6 @@ class Recall:
     def _end(self, answer: Recalled, index: int, why: FinishReason) -> None:
         request = answer.requests[index]
         answer.tell(index, Finished(request.id, why, len(request.tokens), 0, 0))
-
-    def _tell_keepers(self, tell: Callable[[Keeper], None]) -> None:
-        for keeper in self._keepers:
-            try:
-                tell(keeper)
-            except Exception:  # it is told after the fact: no caller shall pay for it
-                logger.exception("%s failed to take note of an answer", type(keeper).__name__)
-
-    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
-        task = asyncio.get_running_loop().create_task(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
 
 
 def _grouped(request: Request, miss: Miss) -> Request:

@@ -408,14 +408,6 @@ class Service:
             written.set()
         self._running_loop().call_soon(self._fold, events, now)
 
-    async def told(self) -> None:
-        """Wait until the readers of what has just been told have been woken, and what they wrote has been sent.
-
-        A turn of the loop for each.
-        """
-        await asyncio.sleep(0)
-        await asyncio.sleep(0)
-
     def note(self, *events: Event) -> None:
         """Tell the watchers of what happened outside the engine, within `NOTE_SECONDS`.
 

@@ -121,8 +121,7 @@ async def ask(recall: Recall, partial: Partial, runner: Any, id: str, tenant: st
     recall.close(answer)
     while recall.service.open_requests():
         await asyncio.sleep(0)
-    while recall._tasks:
-        await asyncio.gather(*recall._tasks)
+    await recall.settle()
     proposed = partial.proposals.propose(scope_of(request), [*prompt, *tokens[:3]], 4).tokens
     spent = runner.computed_tokens - before
     return Seen(answer.note, tokens, answer.cached_tokens[0], spent, proposed)

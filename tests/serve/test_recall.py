@@ -85,8 +85,7 @@ class House:
         return answer.note, tokens_of(told)
 
     async def settle(self):
-        while self.recall._tasks:
-            await asyncio.gather(*self.recall._tasks)
+        await self.recall.settle()
 
     def events(self, kind):
         self.service.count()
@@ -109,6 +108,18 @@ async def house(levels=(), limits=None, max_bytes=1 << 20, partial=None, **engin
 
 def truth(max_tokens=5, prompt=(1, 2, 3), seed=0):
     return expected_tokens(prompt, seed, max_tokens, frozenset())
+
+
+def test_who_asks_again_at_once_is_served_what_has_not_been_written_yet():
+    async def run():
+        async with house() as h:
+            for words in ("miss", "hit; layer=exact; age=0"):
+                answer = await h.open()
+                assert tokens_of(await read_all(answer)) == truth()
+                h.recall.close(answer)
+                assert answer.note == words
+
+    asyncio.run(run())
 
 
 def test_a_second_answer_is_the_first_and_computes_nothing():

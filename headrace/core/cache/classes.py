@@ -6,10 +6,11 @@ Every row that fits a request takes something away; what none takes away is allo
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import lru_cache
 from typing import NamedTuple
 
 from headrace.core.cache.control import Control
-from headrace.core.request import Request
+from headrace.core.request import SamplingParams
 
 
 class CacheClass(NamedTuple):
@@ -34,31 +35,31 @@ class Rule(NamedTuple):
     """A row: whom it fits, and what it leaves them."""
 
     name: str
-    fits: Callable[[Request, Control], bool]
+    fits: Callable[[SamplingParams, Control], bool]
     exact: bool
     semantic: bool
     coalesce: bool
 
 
-def _sampled(request: Request) -> bool:
-    return request.params.temperature > 0
+def _sampled(params: SamplingParams) -> bool:
+    return params.temperature > 0
 
 
 RULES = (
     # A caller's own words come first.
-    Rule("no_store", lambda r, c: c.no_store, exact=False, semantic=False, coalesce=False),
-    Rule("no_cache", lambda r, c: c.no_cache, exact=True, semantic=False, coalesce=False),
+    Rule("no_store", lambda p, c: c.no_store, exact=False, semantic=False, coalesce=False),
+    Rule("no_cache", lambda p, c: c.no_cache, exact=True, semantic=False, coalesce=False),
     # One kept sample would stand for the whole distribution, and two callers would share one draw.
     Rule(
         "sampled without a seed",
-        lambda r, c: _sampled(r) and r.params.seed is None and not c.samples,
+        lambda p, c: _sampled(p) and p.seed is None and not c.samples,
         exact=False,
         semantic=False,
         coalesce=False,
     ),
     Rule(
         "sample pool",
-        lambda r, c: _sampled(r) and r.params.seed is None and c.samples > 0,
+        lambda p, c: _sampled(p) and p.seed is None and c.samples > 0,
         exact=True,
         semantic=False,
         coalesce=False,
@@ -66,7 +67,7 @@ RULES = (
     # The generator is counter-based: a seed names one answer, and only to the very same question.
     Rule(
         "seeded",
-        lambda r, c: _sampled(r) and r.params.seed is not None,
+        lambda p, c: _sampled(p) and p.seed is not None,
         exact=True,
         semantic=False,
         coalesce=True,
@@ -74,19 +75,20 @@ RULES = (
     # Scores of the prompt depend on what the prefix cache spared computing: they are not told for spared tokens.
     Rule(
         "prompt_logprobs",
-        lambda r, c: r.params.prompt_logprobs is not None,
+        lambda p, c: p.prompt_logprobs is not None,
         exact=False,
         semantic=False,
         coalesce=False,
     ),
     # Scores are kept with the tokens, but another question's scores are nobody's.
-    Rule("logprobs", lambda r, c: r.params.logprobs is not None, exact=True, semantic=False, coalesce=True),
+    Rule("logprobs", lambda p, c: p.logprobs is not None, exact=True, semantic=False, coalesce=True),
 )
 
 
-def classify(request: Request, control: Control) -> CacheClass:
-    """What the caches may do for ``request`` under the wishes of its caller."""
-    rows = [rule for rule in RULES if rule.fits(request, control)]
+@lru_cache(maxsize=1024)
+def classify(params: SamplingParams, control: Control) -> CacheClass:
+    """What the caches may do for a request sampled by ``params``, under the wishes of its caller."""
+    rows = [rule for rule in RULES if rule.fits(params, control)]
     if not rows:
         return EVERYTHING
     exact = all(rule.exact for rule in rows)

@@ -22,7 +22,7 @@ from functools import lru_cache
 
 from headrace.core.request import Request, SamplingParams
 
-FORMAT = b"headrace/answer/2"
+FORMAT = b"headrace/answer/3"
 """Begins every key; another number parts the old entries from the new."""
 
 KEY_BYTES = 32
@@ -130,16 +130,16 @@ def beginning_key(
     Raises:
         Unkeyable: a field that no table knows is set, or a value cannot be written.
     """
-    params = request.params
     _refuse_unknown(request, _UNKNOWN_OF_REQUEST)
-    _refuse_unknown(params, _UNKNOWN_OF_SAMPLING)
     parts = [
-        _common(fingerprint, request.adapter, request.tenant, request.salt, request.eos_token_ids, continues),
-        _tagged(b"G", _generation(params)),
+        _scope(fingerprint, request.adapter, request.tenant, request.salt, request.eos_token_ids, continues),
+        _generation(request.params),
         _tagged(b"P", _tokens(request.tokens)) if instead is None else _tagged(b"Q", instead),
-        _tagged(b"R", _write(request.seed) if params.temperature > 0 else b""),
-        _tagged(b"A", _tokens(request.answered)),
     ]
+    if request.params.temperature > 0:
+        parts.append(_tagged(b"R", _write(request.seed)))
+    if request.answered:
+        parts.append(_tagged(b"A", _tokens(request.answered)))
     return hashlib.sha256(b"".join(parts)).digest()
 
 
@@ -184,7 +184,7 @@ def _refuse_unknown(value: Request | SamplingParams, unknown: Mapping[str, objec
 
 
 @lru_cache(maxsize=1024)
-def _common(
+def _scope(
     fingerprint: bytes, adapter: str, tenant: str, salt: str, eos_token_ids: frozenset[int], continues: bool
 ) -> bytes:
     """What the calls of one caller have in common."""
@@ -201,7 +201,8 @@ def _common(
 @lru_cache(maxsize=1024)
 def _generation(params: SamplingParams) -> bytes:
     """Most calls of a caller are sampled alike, and to write 20 fields takes longer than their hash."""
-    return b"".join([_field(params, name) for name in _GENERATION])
+    _refuse_unknown(params, _UNKNOWN_OF_SAMPLING)
+    return _tagged(b"G", b"".join([_field(params, name) for name in _GENERATION]))
 
 
 def _field(params: SamplingParams, name: str) -> bytes:

@@ -40,6 +40,7 @@ class Tier:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.name = store.name
+        self.at_hand = not deadline  # a look-up never waits
         self._store = store
         self._deadline = deadline
         self._seal = seal
@@ -47,11 +48,6 @@ class Tier:
         self._clock = clock
         self._reading = Breaker()
         self._writing = Breaker()  # a full disk can still be read
-
-    @property
-    def at_hand(self) -> bool:
-        """Whether a look-up never waits."""
-        return not self._deadline
 
     async def find(self, key: bytes) -> Entry | None:
         """The entry under ``key``; None too where the store cannot say."""
@@ -100,7 +96,7 @@ class Tier:
     async def _ask(
         self, ask: Callable[[], Awaitable[ValueT]], breaker: Breaker, deadline: float
     ) -> ValueT | None:
-        if not self._deadline:
+        if self.at_hand:
             return await ask()
         if not breaker.permits(self._clock()):
             self._fault(Fault.RESTING, "")

@@ -2,11 +2,11 @@ import pytest
 
 from headrace.core.cache.classes import classify
 from headrace.core.cache.control import NO_WISHES, Control
-from headrace.core.request import Request, SamplingParams
+from headrace.core.request import SamplingParams
 
 
 def ask(control: Control = NO_WISHES, **params):
-    allowed = classify(Request("r", (1,), SamplingParams(**params)), control)
+    allowed = classify(SamplingParams(**params), control)
     return allowed.exact, allowed.semantic, allowed.coalesce
 
 
@@ -34,7 +34,7 @@ def test_the_table(params, control, allowed):
 
 def test_only_unseeded_samples_go_into_a_pool():
     def pool(**params):
-        return classify(Request("r", (1,), SamplingParams(**params)), Control(samples=4)).pool
+        return classify(SamplingParams(**params), Control(samples=4)).pool
 
     assert pool(temperature=1.0) == 4
     assert pool(temperature=0.0) == pool(temperature=1.0, seed=1) == 0
@@ -42,5 +42,5 @@ def test_only_unseeded_samples_go_into_a_pool():
 
 
 def test_what_is_forbidden_says_why():
-    assert classify(Request("r", (1,), SamplingParams()), NO_WISHES).why == "sampled without a seed"
-    assert classify(Request("r", (1,), SamplingParams(temperature=0.0)), NO_WISHES).why == ""
+    assert classify(SamplingParams(), NO_WISHES).why == "sampled without a seed"
+    assert classify(SamplingParams(temperature=0.0), NO_WISHES).why == ""

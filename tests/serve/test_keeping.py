@@ -1,0 +1,134 @@
+import asyncio
+
+from headrace.core.cache.ask import Ask
+from headrace.core.cache.classes import EVERYTHING
+from headrace.core.cache.control import NO_WISHES
+from headrace.core.cache.versions import Versions
+from headrace.core.events import Emitted, Finished
+from headrace.core.request import FinishReason, Request, SamplingParams
+from headrace.serve import keeping
+from headrace.serve.exact import ExactCache
+from headrace.serve.flight import Flight
+from headrace.serve.keeping import Keeping
+from headrace.serve.stores.memory import MemoryStore
+from headrace.serve.stores.tier import Tier
+
+
+class Told:
+    """A keeper."""
+
+    def __init__(self):
+        self.kept_keys = []
+
+    def kept(self, ask, entry):
+        self.kept_keys.append(ask.key)
+
+
+class House:
+    def __init__(self, *keepers):
+        self.exact = ExactCache([Tier(MemoryStore(1 << 20))], Versions())
+        self.landed = []
+        self.keeping = Keeping(self.exact, 60.0, keepers, self.landed.append)
+
+    def ask(self, name: bytes) -> Ask:
+        request = Request(name.decode(), (1, 2), SamplingParams(temperature=0.0))
+        return Ask(request, NO_WISHES, EVERYTHING, name * 32, beginning=name.upper() * 32)
+
+    def flight(self, name: bytes) -> Flight:
+        """One that is over."""
+        ask = self.ask(name)
+        ended = Flight(
+            ask,
+            ask.request,
+            self.exact.snapshot(ask),
+            None,
+            lambda: 0.0,
+            lambda *_: None,
+            lambda *_: False,
+        )
+        ended.tell(0, Emitted(ask.request.id, (7,)))
+        ended.tell(0, Finished(ask.request.id, FinishReason.STOP, 2, 1, 0))
+        return ended
+
+    async def has(self, name: bytes) -> bool:
+        return await self.exact.at(name * 32) is not None
+
+
+def test_what_ended_is_kept_within_a_moment(monkeypatch):
+    async def scenario():
+        h = House()
+        flights = [h.flight(b"a"), h.flight(b"b")]
+        for flight in flights:
+            h.keeping.add(flight)
+        await asyncio.sleep(0)
+        assert not h.landed
+        assert not await h.has(b"a")
+        while len(h.landed) < 2:
+            await asyncio.sleep(0)
+        assert h.landed == flights
+        assert await h.has(b"a")
+        assert await h.has(b"b")
+
+    monkeypatch.setattr(keeping, "KEEP_SECONDS", 0.001)
+    asyncio.run(scenario())
+
+
+def test_who_asks_for_it_meanwhile_has_it_kept_at_once(monkeypatch):
+    async def scenario():
+        h = House()
+        h.keeping.add(h.flight(b"a"))
+        await h.keeping.catch_up(h.ask(b"b"))
+        assert not await h.has(b"a")
+        await h.keeping.catch_up(h.ask(b"a"))
+        assert await h.has(b"a")
+
+    monkeypatch.setattr(keeping, "KEEP_SECONDS", 3600.0)
+    asyncio.run(scenario())
+
+
+def test_at_the_end_nothing_is_left(monkeypatch):
+    async def scenario():
+        h = House()
+        h.keeping.add(h.flight(b"a"))
+        await h.keeping.finish()
+        assert await h.has(b"a")
+
+    monkeypatch.setattr(keeping, "KEEP_SECONDS", 3600.0)
+    asyncio.run(scenario())
+
+
+def test_keepers_hear_of_what_is_kept_and_of_nothing_else():
+    async def scenario():
+        told = Told()
+        h = House(told)
+        wrong, cleared, right = (h.flight(name) for name in (b"a", b"b", b"c"))
+        h.keeping.add(wrong)
+        await h.exact.bar(wrong.ask.key)
+        await h.keeping.finish()
+        h.keeping.add(cleared)
+        await h.exact.clear("*")
+        await h.keeping.finish()
+        assert told.kept_keys == []
+        assert h.landed == [wrong, cleared]
+        right.versions = h.exact.snapshot(right.ask)
+        h.keeping.add(right)
+        await h.keeping.finish()
+        assert told.kept_keys == [right.ask.key]
+
+    asyncio.run(scenario())
+
+
+def test_a_keeper_that_fails_costs_the_others_nothing():
+    class Failing:
+        def kept(self, ask, entry):
+            raise RuntimeError("no")
+
+    async def scenario():
+        told = Told()
+        h = House(Failing(), told)
+        h.keeping.add(h.flight(b"a"))
+        await h.keeping.finish()
+        assert told.kept_keys == [b"a" * 32]
+        assert await h.has(b"a")
+
+    asyncio.run(scenario())
