@@ -207,10 +207,10 @@ def main() -> None:
             "miss": stack.enter_context(server(args, "--response-cache", "memory")),
         }
         measured: dict[str, list[list[float]]] = {name: [] for name in pair}
-        for number in range(args.rounds * 10):
+        for number in range(args.rounds * 40):
             for name, running in pair.items():
                 bodies = fresh(2, number)
-                measured[name].append(sequence(running, bodies, max(1, args.calls // 50), b"200 OK"))
+                measured[name].append(sequence(running, bodies, max(1, args.calls // 100), b"200 OK"))
         rows |= {name: percentiles([s for each in rounds for s in each]) for name, rounds in measured.items()}
         pairs = zip(measured["miss"], measured["no cache"], strict=True)
         added = statistics.median(statistics.median(miss) - statistics.median(none) for miss, none in pairs)

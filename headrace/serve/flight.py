@@ -70,7 +70,7 @@ class Flight:
         self._whole: Emitted | None = None
         self._readers: list[tuple[Answer, int]] = []
         self._stops = stops
-        self._ends = _hidden_ends(request)
+        self._ends = frozenset[int]() if stops is None else _hidden_ends(request)
         self._clock = clock
         self._ended = ended
         self._again = again
@@ -167,12 +167,12 @@ class Flight:
 
     def tell(self, index: int, event: Emitted | PromptScored | Finished) -> None:
         """Take what the engine says; the end comes once, whoever says it first."""
-        if self.over:
+        if self.end is not None:
             return
-        if isinstance(event, Finished):
+        if type(event) is Finished:
             if event.reason not in RETRYABLE or not self._again(self, event):
                 self._end(event)
-        elif isinstance(event, Emitted):
+        elif type(event) is Emitted:
             try:
                 self._extend(event)
             except Exception:
@@ -180,9 +180,11 @@ class Flight:
                 self._end(self._finished(FinishReason.FAILED))
 
     def _extend(self, event: Emitted) -> None:
-        used, stopped = self._watch(event.tokens)
-        if used < len(event.tokens):
-            event = Emitted(event.request_id, event.tokens[:used], event.logprobs[:used])
+        used, stopped = len(event.tokens), False
+        if self._stops is not None:
+            used, stopped = self._watch(self._stops, event.tokens)
+            if used < len(event.tokens):
+                event = Emitted(event.request_id, event.tokens[:used], event.logprobs[:used])
         self._tokens += event.tokens
         self._logprobs += event.logprobs
         self._pulse_seconds.append(self._clock() - self.began)
@@ -194,15 +196,13 @@ class Flight:
         if stopped:
             self._end(self._finished(FinishReason.STOP))
 
-    def _watch(self, tokens: tuple[int, ...]) -> tuple[int, bool]:
+    def _watch(self, stops: TextStream, tokens: tuple[int, ...]) -> tuple[int, bool]:
         """How many of ``tokens`` belong to the answer, and whether a stop string ends it with them.
 
         A token that ends the answer by itself has no text in it, unless it was asked for.
         """
-        if self._stops is None:
-            return len(tokens), False
         hidden = tokens[-1:] if tokens[-1] in self._ends else ()
-        delta = self._stops.push(tokens[: len(tokens) - len(hidden)])
+        delta = stops.push(tokens[: len(tokens) - len(hidden)])
         if delta.stopped is not None:
             return len(delta.texts), True
         return len(tokens), False
