@@ -1,29 +1,35 @@
 """What each cache spares on a replay with repeats: ``python -m benchmarks.cache_levels --data FOLDER``.
 
 The trace has ``--requests`` chat requests under one system prompt, greedy: 30 % are asked again word for word, 15 % in
-other words (pairs of `semantic/quora_pairs.csv` labelled alike), 5 % again with three times the length, the rest is
-new (`prompts/*.jsonl`, first questions of pairs). A repeat comes at a random place after its first. All caches on,
-each alone, and off; a fresh server each, `--rounds` rounds in turn, every second in reverse order, and the times of a
-variant's rounds together. The semantic cache and that of partial answers stand behind the exact one, so they are
-shown beside it. Texts are compared with those of no cache; a paraphrase that the semantic cache answers has another
-question's text by design and is told apart. Pairs are of the file's second half: calibrate on the first.
+other words, 5 % again with three times the length, the rest is new. A repeat comes at a random place after its first.
+New are questions of `prompts/*.jsonl`, answered with so many tokens, and first questions of pairs, answered with a
+sentence; a pair are two questions of one intent of `semantic/clinc150_train.json`. All caches on, each alone, and off;
+a fresh server each, `--rounds` rounds in turn, every second in reverse order, and the times of a variant's rounds
+together. The semantic cache and that of partial answers stand behind the exact one, so they are shown beside it; the
+semantic one's judge is fitted and proved on half of the intents' questions, and the pairs are of the other half. Texts
+are compared with those of no cache; what the semantic cache answers has another question's text by design and is told
+apart, with how often that question had another intent.
 """
 
 from __future__ import annotations
 
 import asyncio
-import csv
 import json
 import random
 import statistics
+import tempfile
 import time
 from argparse import Namespace
+from collections import defaultdict
 from pathlib import Path
 from typing import NamedTuple
 
 import httpx
 
 from benchmarks.stage import Server, arguments, say, server
+from headrace.compute.encoder.sentences import Sentences
+from headrace.lab.semantic.calibrate import calibrate
+from headrace.lab.semantic.rows import Stream, read_rows
 
 SYSTEM = (
     "You are the assistant of a public library. Answer in plain words, name your sources where you have any, and say "
@@ -40,10 +46,11 @@ NO_PREFIX = ("--no-enable-prefix-caching",)
 
 
 class Ask(NamedTuple):
-    """One request; ``kind`` is new, exact, paraphrase or longer."""
+    """One request; ``kind`` is new, exact, paraphrase or longer, ``intent`` that of a question which has one."""
 
     text: str
     kind: str
+    intent: str = ""
     max_tokens: int = SHORT
 
 
@@ -70,27 +77,33 @@ class Figures(NamedTuple):
         return (prompt * PRICES[0] + self.generated_tokens * PRICES[1]) / 1e6
 
 
-def make_trace(data: Path, requests: int, seed: int) -> list[Ask]:
+def make_trace(data: Path, intents: Stream, requests: int, seed: int) -> list[Ask]:
     """The requests in their order; the same for the same seed."""
     rng = random.Random(seed)
     exact, alike, longer = round(0.3 * requests), round(0.15 * requests), round(0.05 * requests)
-    with (data / "semantic" / "quora_pairs.csv").open(newline="", encoding="utf-8") as file:
-        rows = list(csv.DictReader(file))
-    pairs = [(row["text_a"], row["text_b"]) for row in rows[len(rows) // 2 :] if row["same"] == "1"]
-    pairs = rng.sample([pair for pair in pairs if pair[0] != pair[1]], alike)
+    questions = defaultdict(set)
+    for row in intents.rows:
+        questions[row.answer].add(row.text)
+    pairs = {
+        intent: rng.sample(sorted(questions[intent]), 2) for intent in rng.sample(sorted(questions), alike)
+    }
     others: list[str] = []
     for path in sorted((data / "prompts").glob("*.jsonl")):
         for line in path.read_text(encoding="utf-8").splitlines():
             said = json.loads(line)
             others.append(said.get("question") or said.get("prompt") or said["turns"][0])
-    fresh = rng.sample(others, requests - exact - 2 * alike - longer) + [first for first, _ in pairs]
-    placed = [(rng.random(), Ask(text, "new")) for text in fresh]
-    placed.sort()
-    after = {ask.text: at for at, ask in placed}
-    placed += [(rng.uniform(after[first], 1.0), Ask(second, "paraphrase")) for first, second in pairs]
-    for kind, count, length in (("exact", exact, SHORT), ("longer", longer, LONG)):
-        for text in rng.choices(list(after), k=count):
-            placed.append((rng.uniform(after[text], 1.0), Ask(text, kind, length)))
+    fresh = [Ask(text, "new") for text in rng.sample(others, requests - exact - 2 * alike - longer)]
+    placed = [(rng.random(), ask) for ask in fresh]
+    placed += [(rng.random(), Ask(first, "new", intent)) for intent, (first, _) in pairs.items()]
+    after = {ask: at for at, ask in placed}
+    placed += [
+        (rng.uniform(after[Ask(first, "new", intent)], 1.0), Ask(second, "paraphrase", intent))
+        for intent, (first, second) in pairs.items()
+    ]
+    for kind, count, among in (("exact", exact, list(after)), ("longer", longer, fresh)):
+        for ask in rng.choices(among, k=count):
+            again = ask._replace(kind=kind, max_tokens=LONG if kind == "longer" else SHORT)
+            placed.append((rng.uniform(after[ask], 1.0), again))
     return [ask for _, ask in sorted(placed)]
 
 
@@ -123,6 +136,8 @@ async def _ask_all(running: Server, trace: list[Ask], concurrency: int) -> list[
 async def _ask(client: httpx.AsyncClient, ask: Ask) -> Answer:
     messages = [{"role": "system", "content": SYSTEM}, {"role": "user", "content": ask.text}]
     body = {"messages": messages, "temperature": 0, "max_tokens": ask.max_tokens}
+    if ask.intent:
+        body["stop"] = "."
     begin = time.perf_counter()
     response = await client.post("/v1/chat/completions", json=body)
     seconds = time.perf_counter() - begin
@@ -138,19 +153,30 @@ def main() -> None:
     parser.add_argument("--requests", type=int, default=400)
     parser.add_argument("--concurrency", type=int, default=4)
     parser.add_argument("--dtype", default="float32", help="in float32 no near-tie decides a token")
-    parser.add_argument("--semantic", default="", help="flags that switch the semantic cache on, in one word")
+    parser.add_argument("--semantic-max-error", default="0.05", help="share of its hits that may be wrong")
     args = parser.parse_args()
-    trace = make_trace(args.data, args.requests, args.seed)
-    semantic = tuple(args.semantic.split())
+    stream = read_rows(args.data / "semantic" / "clinc150_train.json")
+    assert isinstance(stream, Stream)
+    known, new = stream.shuffled(args.seed).halves()
+    trace = make_trace(args.data, new, args.requests, args.seed)
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "calibration.json"
+        sentences = Sentences.from_name()
+        path.write_text(calibrate(known, sentences.embed, sentences.name, args.seed).to_text())
+        semantic = ("--semantic-cache", "serve", "--semantic-calibration", str(path))
+        measure(args, trace, (*semantic, "--semantic-max-error", args.semantic_max_error))
+
+
+def measure(args: Namespace, trace: list[Ask], semantic: tuple[str, ...]) -> None:
+    """Replay the trace in every variant, and print."""
     variants: dict[str, tuple[str, ...]] = {
         "off": NO_PREFIX,
         "prefix": (),
         "exact": (*MEMORY, *NO_PARTIAL, *NO_PREFIX),
         "exact+partial": (*MEMORY, *NO_PREFIX),
+        "exact+semantic": (*MEMORY, *NO_PARTIAL, *NO_PREFIX, *semantic),
         "all": (*MEMORY, *semantic),
     }
-    if semantic:
-        variants["exact+semantic"] = (*MEMORY, *NO_PARTIAL, *NO_PREFIX, *semantic)
     rounds: dict[str, list[Figures]] = {name: [] for name in variants}
     for number in range(args.rounds):
         for name, flags in list(variants.items())[:: -1 if number % 2 else 1]:
@@ -162,9 +188,14 @@ def main() -> None:
         f"{len(trace)} requests: {', '.join(f'{count} {kind}' for kind, count in kinds.items())}; {args.dtype}"
     )
     say(
-        "cache            computed  generated    cost    p50 ms    p99 ms  seconds  hits  partial  near  texts as off"
+        "cache            computed  generated    cost    p50 ms    p99 ms  seconds  hits  partial  near  wrong  "
+        "texts as off"
     )
     truth = rounds["off"][0].answers
+    right = defaultdict(set)
+    for ask, answer in zip(trace, truth, strict=True):
+        if ask.intent:
+            right[ask.intent].add(answer.text)
     for name, runs in rounds.items():
         middle = sorted(runs, key=lambda figures: figures.seconds)[len(runs) // 2]
         notes = [answer.note for answer in middle.answers]
@@ -172,6 +203,10 @@ def main() -> None:
         same = [
             a.text == b.text for a, b, other in zip(middle.answers, truth, near, strict=True) if not other
         ]
+        wrong = sum(
+            other and a.text not in right[ask.intent]
+            for ask, a, other in zip(trace, middle.answers, near, strict=True)
+        )
         seconds = statistics.median(run.seconds for run in runs)
         times = [answer.seconds for run in runs for answer in run.answers]
         percentiles = statistics.quantiles(times, n=100, method="inclusive")
@@ -180,7 +215,7 @@ def main() -> None:
             f"{name:15} {middle.computed_tokens:9.0f} {middle.generated_tokens:10.0f} {middle.cost:7.4f} "
             f"{p50 * 1e3:9.1f} {p99 * 1e3:9.1f} {seconds:8.1f} "
             f"{sum(note.startswith(('hit; layer=exact', 'coalesced')) for note in notes):5} "
-            f"{notes.count('partial'):8} {sum(near):5}  {sum(same)}/{len(same)}"
+            f"{notes.count('partial'):8} {sum(near):5} {wrong:6}  {sum(same)}/{len(same)}"
         )
 
 

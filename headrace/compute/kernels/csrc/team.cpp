@@ -8,6 +8,7 @@
 #include <atomic>
 #include <chrono>
 #include <condition_variable>
+#include <memory>
 #include <mutex>
 #include <system_error>
 #include <thread>
@@ -55,7 +56,9 @@ class Team {
     grow(threads - 1);
     stand_apart();
     work_ = work, task_ = task, count_ = count, at_once_ = at_once, threads_ = threads;
-    next_.value.store(0, std::memory_order_relaxed);
+    const int64_t lots = (count + at_once - 1) / at_once;
+    for (int64_t member = 0; member < threads; member++)
+      stretches_[member].put({member * lots / threads, (member + 1) * lots / threads});
     turn_.value.fetch_add(1);  // odd: open
     if (asleep_.value.load()) {
       { std::lock_guard<std::mutex> lock(mutex_); }
@@ -73,7 +76,45 @@ class Team {
     std::atomic<int64_t> value{0};
   };
 
+  // Lots of tasks that nobody has taken. Its member takes the first, and goes through memory in order; who has nothing
+  // left takes the last, so that they meet in the end.
+  class alignas(64) Stretch {
+   public:
+    struct Lots {
+      int64_t first, end;
+    };
+
+    void put(Lots lots) { lots_.store(pack(lots), std::memory_order_relaxed); }
+
+    // -1: there is none.
+    int64_t first() {
+      return take([](Lots lots) { return Lots{lots.first + 1, lots.end}; }, [](Lots lots) { return lots.first; });
+    }
+    int64_t last() {
+      return take([](Lots lots) { return Lots{lots.first, lots.end - 1}; }, [](Lots lots) { return lots.end - 1; });
+    }
+
+   private:
+    static uint64_t pack(Lots lots) { return static_cast<uint64_t>(lots.end) << 32 | static_cast<uint64_t>(lots.first); }
+
+    template <class Left, class Taken>
+    int64_t take(Left left, Taken taken) {
+      uint64_t packed = lots_.load(std::memory_order_relaxed);
+      for (;;) {
+        const Lots lots = {static_cast<int64_t>(packed & 0xffffffffu), static_cast<int64_t>(packed >> 32)};
+        if (lots.first == lots.end) return -1;
+        if (lots_.compare_exchange_weak(packed, pack(left(lots)), std::memory_order_relaxed)) return taken(lots);
+      }
+    }
+
+    std::atomic<uint64_t> lots_{0};
+  };
+
   void grow(int helpers) {
+    if (helpers >= stretches_count_) {
+      stretches_.reset(new Stretch[helpers + 1]);
+      stretches_count_ = helpers + 1;
+    }
     try {
       while (static_cast<int>(helpers_.size()) < helpers) {
         std::thread helper(&Team::help, this, static_cast<int64_t>(helpers_.size()) + 1);
@@ -100,11 +141,13 @@ class Team {
   }
 
   void take(int64_t member) {
-    for (;;) {
-      const int64_t first = next_.value.fetch_add(at_once_, std::memory_order_relaxed);
-      if (first >= count_) return;
-      work_(task_, first, first + at_once_ < count_ ? first + at_once_ : count_, member);
-    }
+    const auto do_lot = [&](int64_t lot) {
+      const int64_t first = lot * at_once_, end = first + at_once_;
+      work_(task_, first, end < count_ ? end : count_, member);
+    };
+    for (int64_t lot; (lot = stretches_[member].first()) >= 0;) do_lot(lot);
+    for (int64_t i = 1; i < threads_; i++)
+      for (int64_t lot; (lot = stretches_[(member + i) % threads_].last()) >= 0;) do_lot(lot);
   }
 
   // A job is read between two changes of `inside_` only, after its turn has been seen once more. Either the sharer, who
@@ -131,10 +174,11 @@ class Team {
   }
 
   Count turn_;    // twice the jobs so far, and one while one is open
-  Count next_;    // the first task that nobody has taken
   Count inside_;  // helpers that may be at the job
   Count asleep_;
   std::atomic<bool> taken_{false};
+  std::unique_ptr<Stretch[]> stretches_;  // of each member, the sharer's first
+  int stretches_count_ = 0;
   std::vector<pthread_t> helpers_;
   size_t placed_ = 0;  // of them have been told where to be
   int sharers_ = -1;   // the core that the sharer was on then

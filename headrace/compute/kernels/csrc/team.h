@@ -5,6 +5,9 @@
 //   helper          see it ── enter ── take tasks ── leave
 //   helper, another program has its core       ...                                       (the job is over: none to enter)
 //
+// Each begins with a stretch of tasks of its own, in order: what it has asked memory for ahead is what it comes to next.
+// Then it takes what others have left, from the end.
+//
 // OpenMP's threads meet at a barrier after each of the hundreds of loops of a step. Where sockets, clients or other
 // programs want a core now and then, one thread spins there for the other's turn, and a step of 2 ms takes 100.
 
