@@ -3,24 +3,27 @@
 The trace has ``--requests`` chat requests under one system prompt, greedy: 30 % are asked again word for word, 15 % in
 other words, 5 % again with three times the length, the rest is new. A repeat comes at a random place after its first.
 New are questions of `prompts/*.jsonl`, answered with so many tokens, and first questions of pairs, answered with a
-sentence; a pair are two questions of one intent of `semantic/clinc150_train.json`. All caches on, each alone, and off;
-a fresh server each, `--rounds` rounds in turn, every second in reverse order, and the times of a variant's rounds
-together. The semantic cache and that of partial answers stand behind the exact one, so they are shown beside it; the
-semantic one's judge is fitted and proved on half of the intents' questions, and the pairs are of the other half. Texts
-are compared with those of no cache; what the semantic cache answers has another question's text by design and is told
-apart, with how often that question had another intent.
+sentence; a pair are two questions of one intent of `semantic/clinc150_train.json`. `--before` other questions of the
+intents have been asked before, unmeasured: a semantic cache of few entries promises nothing. All caches on, each alone,
+and off; a fresh server each, `--rounds` rounds in turn, every second in reverse order, and the times of a variant's
+rounds together. The semantic cache and that of partial answers stand behind the exact one, so they are shown beside
+it; the semantic one's judge is fitted and proved on half of the intents' questions, and all that is asked is of the
+other half. Texts are compared with those of no cache; what the semantic cache answers has another question's text by
+design and is told apart: it is wrong where no question of the intent got that text without caches.
 """
 
 from __future__ import annotations
 
 import asyncio
 import json
+import math
 import random
 import statistics
 import tempfile
 import time
 from argparse import Namespace
 from collections import defaultdict
+from itertools import accumulate
 from pathlib import Path
 from typing import NamedTuple
 
@@ -68,6 +71,7 @@ class Figures(NamedTuple):
     computed_tokens: float
     generated_tokens: float
     seconds: float
+    before: list[Answer]
     answers: list[Answer]
 
     @property
@@ -77,8 +81,10 @@ class Figures(NamedTuple):
         return (prompt * PRICES[0] + self.generated_tokens * PRICES[1]) / 1e6
 
 
-def make_trace(data: Path, intents: Stream, requests: int, seed: int) -> list[Ask]:
-    """The requests in their order; the same for the same seed."""
+def make_trace(
+    data: Path, intents: Stream, requests: int, before: int, seed: int
+) -> tuple[list[Ask], list[Ask]]:
+    """What is asked before, and the requests in their order; the same for the same seed."""
     rng = random.Random(seed)
     exact, alike, longer = round(0.3 * requests), round(0.15 * requests), round(0.05 * requests)
     questions = defaultdict(set)
@@ -104,33 +110,51 @@ def make_trace(data: Path, intents: Stream, requests: int, seed: int) -> list[As
         for ask in rng.choices(among, k=count):
             again = ask._replace(kind=kind, max_tokens=LONG if kind == "longer" else SHORT)
             placed.append((rng.uniform(after[ask], 1.0), again))
-    return [ask for _, ask in sorted(placed)]
+    paired = {text for pair in pairs.values() for text in pair}
+    left = [Ask(row.text, "before", row.answer) for row in intents.rows if row.text not in paired]
+    return rng.sample(left, before), [ask for _, ask in sorted(placed)]
 
 
-def replay(trace: list[Ask], args: Namespace, flags: tuple[str, ...]) -> Figures:
-    """A fresh server's figures for the trace."""
+def replay(earlier: list[Ask], trace: list[Ask], args: Namespace, flags: tuple[str, ...]) -> Figures:
+    """A fresh server's figures for the trace, after what was asked earlier."""
     with server(args, "--dtype", args.dtype, *flags) as running:
+        known = asyncio.run(_ask_all(running, earlier, math.inf))
+        _settle(running)
         before = running.metrics()
         begin = time.perf_counter()
-        answers = asyncio.run(_ask_all(running, trace, args.concurrency))
+        answers = asyncio.run(_ask_all(running, trace, args.rate))
         seconds = time.perf_counter() - begin
         after = running.metrics()
     gained = {name: after[name] - before.get(name, 0.0) for name in after}
-    return Figures(gained["iteration_tokens_total_sum"], gained["generation_tokens_total"], seconds, answers)
+    computed, generated = gained["iteration_tokens_total_sum"], gained["generation_tokens_total"]
+    return Figures(computed, generated, seconds, known, answers)
 
 
-async def _ask_all(running: Server, trace: list[Ask], concurrency: int) -> list[Answer]:
-    """In the trace's order, so many at once."""
-    answers: list[Answer | None] = [None] * len(trace)
-    line = iter(enumerate(trace))
+def _settle(running: Server) -> None:
+    """Until the semantic cache has taken note of what was asked."""
+    known = -1.0
+    while known != (known := running.metrics().get("response_cache_entries", 0.0)):
+        time.sleep(1.0)
 
-    async def work(client: httpx.AsyncClient) -> None:
-        for number, ask in line:
-            answers[number] = await _ask(client, ask)
 
-    async with httpx.AsyncClient(base_url=running.url, timeout=120.0, trust_env=False) as client:
-        await asyncio.gather(*(work(client) for _ in range(concurrency)))
-    return [answer for answer in answers if answer is not None]
+async def _ask_all(running: Server, trace: list[Ask], rate: float) -> list[Answer]:
+    """In the trace's order: so many a second at random times (Poisson), or without a rate four at once."""
+    rng = random.Random(1)
+    few = asyncio.Semaphore(4 if rate == math.inf else len(trace))
+
+    async def answered(client: httpx.AsyncClient, ask: Ask, at: float) -> Answer:
+        await asyncio.sleep(at)
+        async with few:
+            return await _ask(client, ask)
+
+    limits = httpx.Limits(max_connections=None)
+    async with httpx.AsyncClient(
+        base_url=running.url, timeout=120.0, limits=limits, trust_env=False
+    ) as client:
+        times = accumulate(rng.expovariate(1.0) / rate for _ in trace)
+        return await asyncio.gather(
+            *(answered(client, ask, at) for ask, at in zip(trace, times, strict=True))
+        )
 
 
 async def _ask(client: httpx.AsyncClient, ask: Ask) -> Answer:
@@ -151,23 +175,24 @@ def main() -> None:
     parser = arguments(__doc__ or "")
     parser.add_argument("--data", type=Path, required=True, help="folder with prompts/ and semantic/")
     parser.add_argument("--requests", type=int, default=400)
-    parser.add_argument("--concurrency", type=int, default=4)
+    parser.add_argument("--rate", type=float, default=12.0, help="requests per second")
     parser.add_argument("--dtype", default="float32", help="in float32 no near-tie decides a token")
-    parser.add_argument("--semantic-max-error", default="0.05", help="share of its hits that may be wrong")
+    parser.add_argument("--before", type=int, default=500, help="questions asked before the trace")
+    parser.add_argument("--semantic-max-error", default="0.02", help="share of its hits that may be wrong")
     args = parser.parse_args()
     stream = read_rows(args.data / "semantic" / "clinc150_train.json")
     assert isinstance(stream, Stream)
     known, new = stream.shuffled(args.seed).halves()
-    trace = make_trace(args.data, new, args.requests, args.seed)
+    asked = make_trace(args.data, new, args.requests, args.before, args.seed)
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "calibration.json"
         sentences = Sentences.from_name()
         path.write_text(calibrate(known, sentences.embed, sentences.name, args.seed).to_text())
         semantic = ("--semantic-cache", "serve", "--semantic-calibration", str(path))
-        measure(args, trace, (*semantic, "--semantic-max-error", args.semantic_max_error))
+        measure(args, *asked, (*semantic, "--semantic-max-error", args.semantic_max_error))
 
 
-def measure(args: Namespace, trace: list[Ask], semantic: tuple[str, ...]) -> None:
+def measure(args: Namespace, earlier: list[Ask], trace: list[Ask], semantic: tuple[str, ...]) -> None:
     """Replay the trace in every variant, and print."""
     variants: dict[str, tuple[str, ...]] = {
         "off": NO_PREFIX,
@@ -180,7 +205,7 @@ def measure(args: Namespace, trace: list[Ask], semantic: tuple[str, ...]) -> Non
     rounds: dict[str, list[Figures]] = {name: [] for name in variants}
     for number in range(args.rounds):
         for name, flags in list(variants.items())[:: -1 if number % 2 else 1]:
-            rounds[name].append(replay(trace, args, flags))
+            rounds[name].append(replay(earlier, trace, args, flags))
     kinds = {
         kind: sum(ask.kind == kind for ask in trace) for kind in ("new", "exact", "paraphrase", "longer")
     }
@@ -193,9 +218,8 @@ def measure(args: Namespace, trace: list[Ask], semantic: tuple[str, ...]) -> Non
     )
     truth = rounds["off"][0].answers
     right = defaultdict(set)
-    for ask, answer in zip(trace, truth, strict=True):
-        if ask.intent:
-            right[ask.intent].add(answer.text)
+    for ask, answer in zip(earlier + trace, rounds["off"][0].before + truth, strict=True):
+        right[ask.intent].add(answer.text)
     for name, runs in rounds.items():
         middle = sorted(runs, key=lambda figures: figures.seconds)[len(runs) // 2]
         notes = [answer.note for answer in middle.answers]

@@ -5,9 +5,9 @@ loop finds what the server can do; the trace is then replayed at shares of that.
 SmolLM2-135M's shape with random weights; without ``--trace`` a bursty population of log-normal lengths is replayed.
 
 Each load is measured in several rounds, the loads in turn, and each figure is the median of the rounds. A shared
-machine is not equally fast in all minutes, so a pulse of fixed work, made up too, is timed before and after the
-calibration and each round: a round is simulated at the pace that its pulses had beside those of the calibration. How
-far the real rounds lie from each other, and what others took of the machine meanwhile, is shown beside the errors.
+machine is not equally fast in all minutes, so a pulse of fixed work, made up too, is timed before and after each round:
+a round is simulated at the pace that its pulses had beside the simulated pulse. How far the real rounds lie from each
+other, and what others took of the machine meanwhile, is shown beside the errors.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ import shutil
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -69,7 +70,7 @@ SMOLLM2 = {
     "eos_token_id": 2,
 }
 LOADS = (0.3, 0.6, 0.9)
-BEATS = 4
+BEATS = 5
 """Of a pulse at a time; the median counts."""
 
 
@@ -98,10 +99,9 @@ def main() -> None:
         flags = ["--max-num-seqs", str(args.max_num_seqs), "--max-model-len", str(args.max_model_len)]
         flags += ["--load-format", given.model.load_format]
         with server(args, *flags) as running:
-            pulse = Pulse(running, args.max_num_seqs)
             calibration = measure(given, running.url)
             say(describe(calibration))
-            pulse.calibrated()
+            pulse = Pulse(running, args.max_num_seqs, partial(_simulate, given, calibration))
             watched = Watched(
                 make_server_target("server", running.url, "", extra_body=EACH_TOKEN), [running.pid]
             )
@@ -124,7 +124,7 @@ def main() -> None:
     }
     compared = {f"{load:g}": _compare(rounds[load], simulated[load]) for load in LOADS}
     _show(compared)
-    say(f"pulses beside the calibration's: {_told(rounds, lambda each: f'{each.pace:.2f}')}")
+    say(f"pulses beside simulated ones: {_told(rounds, lambda each: f'{each.pace:.2f}')}")
     say(f"{FOREIGN}: {_told(rounds, lambda each: each.run.facts[FOREIGN])}")
     told: dict[str, Any] = {"calibration": dataclasses.asdict(calibration), "capacity": most}
     told["figures"] = {load: [each._asdict() for each in figures] for load, figures in compared.items()}
@@ -193,7 +193,7 @@ def _simulate(given: Options, calibration: Calibration, work: Sequence[Work]) ->
 class Pulse:
     """Fixed work, half prompts and half answers, by which the machine's pace is told."""
 
-    def __init__(self, running: Server, streams: int) -> None:
+    def __init__(self, running: Server, streams: int, simulate: Callable[[Sequence[Work]], Summary]) -> None:
         rng = random.Random(3)
         self._work = [
             Work(f"pulse{i}", tuple(rng.choices(VOCABULARY, k=128)), 32, ignore_eos=True)
@@ -201,9 +201,8 @@ class Pulse:
         ]
         self._running = running
         self._target = make_server_target("pulse", running.url, "", extra_body=EACH_TOKEN)
-        self.beat()  # first uses
+        self._foretold = simulate(self._work).seconds
         self._last = self.beat()
-        self._calibrated = self._last
 
     def beat(self) -> float:
         """Seconds that the work takes now."""
@@ -212,13 +211,9 @@ class Pulse:
         )
         return self._last
 
-    def calibrated(self) -> None:
-        """A calibration has been made since the last beat."""
-        self._calibrated = (self._last + self.beat()) / 2
-
     def pace(self) -> float:
-        """How many times as long as beside the calibration the work took around what ran since the last beat."""
-        return (self._last + self.beat()) / 2 / self._calibrated
+        """How many times as long as foretold the work took around what ran since the last beat."""
+        return (self._last + self.beat()) / 2 / self._foretold
 
 
 class Round(NamedTuple):

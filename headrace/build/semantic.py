@@ -63,6 +63,7 @@ def make_semantic(
         shelf = None if beside is None else Shelf(beside, encoder.name)
     except OSError as error:
         raise ConfigError(f"--semantic-cache: {error}") from error
+    encoder.embed(["Which question comes first?"])  # half a second, for which nobody should be late
     return SemanticCache(
         Librarian(
             encoder,

@@ -1,8 +1,9 @@
 """The one thread that embeds, searches and judges: never the event loop, never two at a time.
 
-Look-ups come before everything else and are embedded together when several wait; one whose time is over is not even
-embedded. What is kept, audited or forgotten is done when nobody waits for an answer. An embedder that raises costs the
-look-ups at hand and nothing else.
+Look-ups come before everything else, in their order: the first of two should not be late for the second's sake. One
+whose time is over is not even embedded. What is kept, audited or forgotten is done when nobody waits for an answer, and
+in a part of the time only, since a look-up that comes meanwhile waits for its end, and a busy machine has better to do.
+An embedder that raises costs the look-up at hand and nothing else.
 """
 
 from __future__ import annotations
@@ -27,8 +28,16 @@ from headrace.serve.semantic.shelf import Shelf
 
 logger = logging.getLogger(__name__)
 
-_TOGETHER = 16
 _REMEMBERED = 1024
+
+_TOGETHER = 4
+"""Answers that are embedded at once: of short ones, four take little longer than one."""
+
+_ERRANDS = 0.25
+"""The share of time that errands may take."""
+
+_BACKLOG = 1000
+"""Errands beyond which no more answers are noted: they are computed once more, if they are asked for."""
 
 
 class Proposal(NamedTuple):
@@ -56,6 +65,13 @@ class _Question(NamedTuple):
     text: str
     until: float
     verdict: Future[Proposal | Decline | None]
+
+
+class _Note(NamedTuple):
+    """An errand: see `Librarian.note`."""
+
+    computed: Computed
+    audited: Callable[[bool], None] | None
 
 
 class Librarian:
@@ -86,7 +102,7 @@ class Librarian:
         self._wall = wall
         self._clock = clock
         self._questions: deque[_Question] = deque()
-        self._errands: deque[Callable[[], None]] = deque()
+        self._errands: deque[_Note | Callable[[], None]] = deque()
         self._vectors: OrderedDict[bytes, bytes] = OrderedDict()  # of questions asked lately, by their keys
         self._work = threading.Condition()
         self._ending = False
@@ -117,7 +133,8 @@ class Librarian:
 
     def note(self, computed: Computed, audited: Callable[[bool], None] | None = None) -> None:
         """Keep an answer; ``audited`` is told whether what would have been served instead says the same."""
-        self._errand(lambda: self._note(computed, audited))
+        if len(self._errands) < _BACKLOG:
+            self._errand(_Note(computed, audited))
 
     def forget(self, key: bytes) -> None:
         """An entry must not be served to near questions any more."""
@@ -127,29 +144,56 @@ class Librarian:
         """All entries with a tag are gone."""
         self._errand(lambda: self._drop(self._rows.forget_tag(tag)))
 
-    def _errand(self, deed: Callable[[], None]) -> None:
+    def _errand(self, errand: _Note | Callable[[], None]) -> None:
         with self._work:
-            self._errands.append(deed)
+            self._errands.append(errand)
             self._work.notify()
 
     def _live(self) -> None:
         faiss.omp_set_num_threads(1)  # of this thread alone
         self._rebuild()
+        pause_ends = 0.0
         while True:
+            question, errands = None, []
             with self._work:
-                while not (self._questions or self._errands or self._ending):
-                    self._work.wait()
-                questions = [self._questions.popleft() for _ in range(min(_TOGETHER, len(self._questions)))]
-                errand = self._errands.popleft() if self._errands and not questions else None
-                if not questions and errand is None:
+                while not self._questions:
+                    pause = 0.0 if self._ending else pause_ends - self._clock()
+                    if pause <= 0 and (self._errands or self._ending):
+                        break
+                    self._work.wait(pause if self._errands else None)
+                if self._questions:
+                    question = self._questions.popleft()
+                elif self._errands:
+                    errands = self._next_errands()
+                else:
                     return
-            if questions:
-                self._answer(questions)
-            elif errand is not None:
-                try:
-                    errand()
-                except Exception:
-                    logger.exception("the semantic cache could not take note of something")
+            if question is not None:
+                self._answer(question)
+                continue
+            began = self._clock()
+            try:
+                self._run(errands)
+            except Exception:
+                logger.exception("the semantic cache could not take note of something")
+            ended = self._clock()
+            pause_ends = ended + (ended - began) * (1 / _ERRANDS - 1)
+
+    def _next_errands(self) -> list[_Note | Callable[[], None]]:
+        """The first errand; some notes, where several come first."""
+        errands = [self._errands.popleft()]
+        while self._errands and len(errands) < _TOGETHER:
+            if not (isinstance(errands[-1], _Note) and isinstance(self._errands[0], _Note)):
+                break
+            errands.append(self._errands.popleft())
+        return errands
+
+    def _run(self, errands: list[_Note | Callable[[], None]]) -> None:
+        notes = [errand for errand in errands if isinstance(errand, _Note)]
+        if notes:
+            self._note(notes)
+        for errand in errands:
+            if not isinstance(errand, _Note):
+                errand()
 
     def _rebuild(self) -> None:
         if self._shelf is None:
@@ -160,26 +204,16 @@ class Librarian:
         except Exception:
             logger.exception("what the semantic cache had kept cannot be read: it begins empty")
 
-    def _answer(self, questions: list[_Question]) -> None:
-        now = self._clock()
-        wanted = [question for question in questions if question.verdict.set_running_or_notify_cancel()]
-        for question in wanted:
-            if question.until <= now:
-                question.verdict.set_result(None)
-        waiting = [question for question in wanted if question.until > now]
-        if not waiting:
+    def _answer(self, question: _Question) -> None:
+        if not question.verdict.set_running_or_notify_cancel():
             return
         try:
-            vectors = self._embedder.embed([question.text for question in waiting])
+            late = question.until <= self._clock()
+            verdict = None if late else self._decide(question, self._embedder.embed([question.text])[0])
         except Exception as error:
-            for question in waiting:
-                question.verdict.set_exception(error)
-            return
-        for question, vector in zip(waiting, vectors, strict=True):
-            try:
-                question.verdict.set_result(self._decide(question, vector))
-            except Exception as error:
-                question.verdict.set_exception(error)
+            question.verdict.set_exception(error)
+        else:
+            question.verdict.set_result(verdict)
 
     def _decide(self, question: _Question, packed: bytes | None) -> Proposal | Decline:
         if packed is None:
@@ -196,14 +230,20 @@ class Librarian:
         self._rows.served(verdict.neighbour.row)
         return Proposal(row.key, verdict.neighbour.cosine)
 
-    def _note(self, computed: Computed, audited: Callable[[bool], None] | None) -> None:
-        answer = gist(computed.spell())
-        known = self._vectors.pop(computed.key, None)
-        vectors = self._embedder.embed([answer] if known else [answer, computed.question])
-        vector = known or vectors[1]
-        answer_vector = vectors[0] or b""
-        if audited is not None and computed.instead is not None:
-            self._audit(computed.instead, answer, answer_vector, audited)
+    def _note(self, notes: list[_Note]) -> None:
+        answers = [gist(note.computed.spell()) for note in notes]
+        known = [self._vectors.pop(note.computed.key, None) for note in notes]
+        unknown = [n.computed.question for n, vector in zip(notes, known, strict=True) if vector is None]
+        vectors = self._embedder.embed([*answers, *unknown])
+        more = iter(vectors[len(answers) :])
+        for note, answer, vector, answered in zip(notes, answers, known, vectors, strict=False):
+            self._keep(note, vector or next(more), answer, answered or b"")
+
+    def _keep(self, note: _Note, vector: bytes | None, answer: str, answer_vector: bytes) -> None:
+        """One answer, with its question's vector where that is not too long for one."""
+        computed = note.computed
+        if note.audited is not None and computed.instead is not None:
+            self._audit(computed.instead, answer, answer_vector, note.audited)
         if vector is None or traits(computed.question).timely:
             return
         near = self._rows.nearest(computed.partition, vector_of(vector))

@@ -178,3 +178,66 @@ def test_what_the_room_does_not_hold_leaves_the_shelf_too(tmp_path):
     left = Shelf(tmp_path / "rows", "words@1")
     assert [each.question for each in left.load(0.0)] == ["shoes 3", "shoes 4"]
     left.close()
+
+
+class Slow(Words):
+    """Each call takes ten of the seconds that `now` counts."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.now = 0.0
+
+    def embed(self, texts):
+        self.now += 10.0
+        return super().embed(texts)
+
+
+def test_notes_leave_most_of_the_time_to_questions():
+    embedder = Slow()
+    made = librarian(embedder, clock=lambda: embedder.now)
+    made.start()
+    made.note(computed("shoes red", said="yes"))
+    while embedder.texts != ["yes", "shoes red"]:
+        time.sleep(0.001)
+    made.note(computed("blue hats", said="no"))
+    assert made.ask(b"p", b"k", "shoes red", LONG).result(10) is not None
+    assert "blue hats" not in embedder.texts
+    made.stop(10)  # whoever ends does what is left
+    assert embedder.texts[-2:] == ["no", "blue hats"]
+
+
+def test_notes_that_come_together_are_embedded_together_and_errands_stay_in_their_order():
+    calls: list[list[str]] = []
+
+    class Counting(Words):
+        def embed(self, texts):
+            calls.append(list(texts))
+            return super().embed(texts)
+
+    embedder = Counting()
+    made = librarian(embedder)
+    for number in range(5):
+        made.note(computed(f"question {number}", said=f"answer {number}"))
+    made.forget(b"question 4")
+    made.note(computed("question 5", said="answer 5"))
+    made.start()
+    settle(made)
+    made.stop()
+    assert [[text for text in texts if text.startswith("answer")] for texts in calls] == [
+        ["answer 0", "answer 1", "answer 2", "answer 3"],
+        ["answer 4"],
+        ["answer 5"],
+    ]
+    assert made.facts().entries == 5
+
+
+def test_more_notes_than_can_be_taken_are_left(monkeypatch):
+    monkeypatch.setattr("headrace.serve.semantic.librarian._BACKLOG", 2)
+    made = librarian()
+    for number in range(4):
+        made.note(computed(f"question {number}"))
+    made.forget(b"question 0")  # is never left
+    made.start()
+    settle(made)
+    made.stop()
+    assert made.facts().entries == 1
