@@ -40,6 +40,9 @@ HANDOVER_REQUESTS = 4
 """Beside more open requests than these, the background's apart, it does not: there a first token waits for its turn,
 and rests would add up."""
 
+EXPECT_SECONDS = 0.004
+"""How long the background may rest for a call that is being read: reading takes a millisecond or two."""
+
 NOTE_SECONDS = 0.02
 """How long it may take until what happened outside the engine is counted."""
 
@@ -258,6 +261,12 @@ class Service:
                 self.thread.submit(request)
         if requests:
             self._idle.clear()
+
+    def expect(self) -> None:
+        """A call is being read. Until it is here, no step begins of which only the background would have something: it
+        would wait for the step's end, and be read more slowly beside it."""
+        if self._routes and not self._urgent:
+            self.thread.expect(EXPECT_SECONDS)
 
     def end_in_time(self, answer: Answer, close: Callable[[Answer, FinishReason], None]) -> None:
         """Have ``close`` called at the deadline of the answer's first request, or when the server's patience ends.

@@ -8,6 +8,7 @@ know who listens: no sockets, no asyncio, no text. Next on the road: `serve.serv
 from __future__ import annotations
 
 import logging
+import math
 import sys
 import threading
 import time
@@ -90,6 +91,7 @@ class EngineThread:
         self._last_progress = clock()
         self._steps = 0
         self._failure = ""
+        self._expected_until = -math.inf
         self._thread = threading.Thread(target=self._run, name="headrace-engine", daemon=True)
 
     def start(self) -> None:
@@ -113,6 +115,10 @@ class EngineThread:
                 self._pending_since = self._clock()
             self._mail.append(request)
             self._mailbox.notify()
+
+    def expect(self, seconds: float) -> None:
+        """A request may come within ``seconds``: unless one does, no step begins until then."""
+        self._expected_until = self._clock() + seconds
 
     def cancel(self, request_id: str, why: FinishReason) -> None:
         """End a request before the next step; unknown ids are ignored."""
@@ -166,8 +172,10 @@ class EngineThread:
             while not self._mail and not self._stopping:
                 now = self._clock()
                 due = None if self._failure else self._engine.wake_at(now)
-                if due is not None and due <= now:
-                    break
+                if due is not None:
+                    due = max(due, self._expected_until)
+                    if due <= now:
+                        break
                 self._mailbox.wait(None if due is None else due - now)
             mail, self._mail = self._mail, []
             return None if self._stopping else mail

@@ -152,6 +152,25 @@ def test_those_whom_nobody_waits_for_are_not_many(rests):
     asyncio.run(run())
 
 
+def test_a_call_at_the_door_stops_the_background_and_nobody_else(monkeypatch):
+    async def run():
+        async with serving() as service:
+            expected = []
+            monkeypatch.setattr(service.thread, "expect", expected.append)
+            service.expect()  # nothing is open
+            gate = Gate(service)
+            service.open([request("ahead", 20, service_class=BACKGROUND.name)], each_step=False)
+            service.expect()
+            assert expected == [service_file.EXPECT_SECONDS]
+            answer = service.open([request("a", 3)])
+            service.expect()  # somebody waits for the next step
+            assert len(expected) == 1
+            gate.open.set()
+            await read_all(answer)
+
+    asyncio.run(run())
+
+
 def test_the_engine_rests_for_nobody_beside_many_or_who_wants_only_the_end(rests):
     async def run():
         async with serving() as service:

@@ -198,3 +198,40 @@ def test_stop_ends_the_thread():
 
 def test_what_never_began_can_be_stopped():
     assert EngineThread(StubEngine(lambda now: []), Listener()).stop()
+
+
+def test_no_step_begins_while_a_request_is_expected():
+    clock = [0.0]
+    stepped = threading.Event()
+
+    def step(now):
+        stepped.set()
+        return []
+
+    thread = EngineThread(
+        StubEngine(step, wake_at=lambda now: now), lambda events, now: None, lambda: clock[0]
+    )
+    thread.expect(3600.0)
+    thread.start()
+    try:
+        assert not stepped.wait(0.05)
+        thread.submit(request("a"))
+        assert stepped.wait(SOON)
+    finally:
+        thread.stop()
+
+
+def test_a_request_that_does_not_come_is_not_waited_for():
+    stepped = threading.Event()
+
+    def step(now):
+        stepped.set()
+        return []
+
+    thread = EngineThread(StubEngine(step, wake_at=lambda now: now), lambda events, now: None)
+    thread.expect(0.01)
+    thread.start()
+    try:
+        assert stepped.wait(SOON)
+    finally:
+        thread.stop()

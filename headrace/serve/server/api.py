@@ -115,6 +115,7 @@ class Api:
         self, request: Request, form: type[GenerationT], not_yet: NotYet
     ) -> tuple[GenerationT, Caller]:
         """What is asked, and by whom."""
+        self._recall.service.expect()
         raw = await read_body(request, self._max_body_bytes)
         body = parse(raw, form, not_yet)
         self._model.check_name(body.model)
