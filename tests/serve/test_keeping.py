@@ -12,6 +12,9 @@ from headrace.serve.flight import Flight
 from headrace.serve.keeping import Keeping
 from headrace.serve.stores.memory import MemoryStore
 from headrace.serve.stores.tier import Tier
+from tests.serve.test_recall import house as recalling
+from tests.serve.test_recall import truth
+from tests.serve.test_service import read_all, tokens_of
 
 
 class Told:
@@ -132,3 +135,15 @@ def test_a_keeper_that_fails_costs_the_others_nothing():
         assert await h.has(b"a")
 
     asyncio.run(scenario())
+
+
+def test_who_asks_again_at_once_is_served_what_has_not_been_written_yet():
+    async def run():
+        async with recalling() as h:
+            for words in ("miss", "hit; layer=exact; age=0"):
+                answer = await h.open()
+                assert tokens_of(await read_all(answer)) == truth()
+                h.recall.close(answer)
+                assert answer.note == words
+
+    asyncio.run(run())

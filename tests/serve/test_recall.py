@@ -110,18 +110,6 @@ def truth(max_tokens=5, prompt=(1, 2, 3), seed=0):
     return expected_tokens(prompt, seed, max_tokens, frozenset())
 
 
-def test_who_asks_again_at_once_is_served_what_has_not_been_written_yet():
-    async def run():
-        async with house() as h:
-            for words in ("miss", "hit; layer=exact; age=0"):
-                answer = await h.open()
-                assert tokens_of(await read_all(answer)) == truth()
-                h.recall.close(answer)
-                assert answer.note == words
-
-    asyncio.run(run())
-
-
 def test_a_second_answer_is_the_first_and_computes_nothing():
     async def run():
         async with house() as h:
