@@ -19,7 +19,8 @@ from headrace.serve.flight import Flight
 logger = logging.getLogger(__name__)
 
 KEEP_SECONDS = 0.02
-"""How long an answer may wait to be kept, unless somebody asks for it before."""
+"""How long an answer may wait to be kept, unless somebody asks for it before, or a store has to be waited for: there
+writing begins at once, to be done when somebody asks."""
 
 WRITE_SECONDS = 2.0
 """What the last answers get to be written when the server stops."""
@@ -52,7 +53,8 @@ class Keeping:
     def add(self, flight: Flight) -> None:
         """Keep the answer of a flight that is over, in a moment."""
         if not self._waiting:
-            asyncio.get_running_loop().call_later(KEEP_SECONDS, self._write)
+            delay = KEEP_SECONDS if self._exact.at_hand else 0.0
+            asyncio.get_running_loop().call_later(delay, self._write)
         self._waiting.setdefault(flight.ask.beginning, []).append(flight)
 
     async def catch_up(self, ask: Ask) -> None:

@@ -28,8 +28,8 @@ class Told:
 
 
 class House:
-    def __init__(self, *keepers):
-        self.exact = ExactCache([Tier(MemoryStore(1 << 20))], Versions())
+    def __init__(self, *keepers, deadline=0.0):
+        self.exact = ExactCache([Tier(MemoryStore(1 << 20), deadline)], Versions())
         self.landed = []
         self.keeping = Keeping(self.exact, 60.0, keepers, self.landed.append)
 
@@ -84,6 +84,19 @@ def test_who_asks_for_it_meanwhile_has_it_kept_at_once(monkeypatch):
         assert not await h.has(b"a")
         await h.keeping.catch_up(h.ask(b"a"))
         assert await h.has(b"a")
+
+    monkeypatch.setattr(keeping, "KEEP_SECONDS", 3600.0)
+    asyncio.run(scenario())
+
+
+def test_a_store_that_has_to_be_waited_for_is_written_to_at_once(monkeypatch):
+    async def scenario():
+        h = House(deadline=60.0)
+        flight = h.flight(b"a")
+        h.keeping.add(flight)
+        async with asyncio.timeout(10.0):
+            while h.landed != [flight]:
+                await asyncio.sleep(0)
 
     monkeypatch.setattr(keeping, "KEEP_SECONDS", 3600.0)
     asyncio.run(scenario())
