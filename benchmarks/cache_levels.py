@@ -219,7 +219,7 @@ def measure(args: Namespace, earlier: list[Ask], trace: list[Ask], semantic: tup
     truth = rounds["off"][0].answers
     right = defaultdict(set)
     for ask, answer in zip(earlier + trace, rounds["off"][0].before + truth, strict=True):
-        right[ask.intent].add(answer.text)
+        right[ask.intent or ask.text].add(answer.text)
     for name, runs in rounds.items():
         middle = sorted(runs, key=lambda figures: figures.seconds)[len(runs) // 2]
         notes = [answer.note for answer in middle.answers]
@@ -228,7 +228,7 @@ def measure(args: Namespace, earlier: list[Ask], trace: list[Ask], semantic: tup
             a.text == b.text for a, b, other in zip(middle.answers, truth, near, strict=True) if not other
         ]
         wrong = sum(
-            other and a.text not in right[ask.intent]
+            other and a.text not in right[ask.intent or ask.text]
             for ask, a, other in zip(trace, middle.answers, near, strict=True)
         )
         seconds = statistics.median(run.seconds for run in runs)

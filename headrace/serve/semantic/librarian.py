@@ -14,6 +14,7 @@ import time
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable
 from concurrent.futures import Future
+from functools import partial
 from typing import NamedTuple
 
 import faiss
@@ -31,7 +32,7 @@ logger = logging.getLogger(__name__)
 _REMEMBERED = 1024
 
 _TOGETHER = 4
-"""Answers that are embedded at once: of short ones, four take little longer than one."""
+"""Answers at most that are embedded in one call."""
 
 _ERRANDS = 0.25
 """The share of time that errands may take."""
@@ -154,7 +155,7 @@ class Librarian:
         self._rebuild()
         pause_ends = 0.0
         while True:
-            question, errands = None, []
+            question = errand = None
             with self._work:
                 while not self._questions:
                     pause = 0.0 if self._ending else pause_ends - self._clock()
@@ -164,36 +165,30 @@ class Librarian:
                 if self._questions:
                     question = self._questions.popleft()
                 elif self._errands:
-                    errands = self._next_errands()
+                    errand = self._next_errand()
                 else:
                     return
             if question is not None:
                 self._answer(question)
-                continue
-            began = self._clock()
-            try:
-                self._run(errands)
-            except Exception:
-                logger.exception("the semantic cache could not take note of something")
-            ended = self._clock()
-            pause_ends = ended + (ended - began) * (1 / _ERRANDS - 1)
+            elif errand is not None:
+                began = self._clock()
+                try:
+                    errand()
+                except Exception:
+                    logger.exception("the semantic cache could not take note of something")
+                ended = self._clock()
+                pause_ends = ended + (ended - began) * (1 / _ERRANDS - 1)
 
-    def _next_errands(self) -> list[_Note | Callable[[], None]]:
-        """The first errand; some notes, where several come first."""
-        errands = [self._errands.popleft()]
-        while self._errands and len(errands) < _TOGETHER:
-            if not (isinstance(errands[-1], _Note) and isinstance(self._errands[0], _Note)):
-                break
-            errands.append(self._errands.popleft())
-        return errands
-
-    def _run(self, errands: list[_Note | Callable[[], None]]) -> None:
-        notes = [errand for errand in errands if isinstance(errand, _Note)]
-        if notes:
-            self._note(notes)
-        for errand in errands:
-            if not isinstance(errand, _Note):
-                errand()
+    def _next_errand(self) -> Callable[[], None]:
+        """The first one; of notes, some that come together."""
+        first = self._errands.popleft()
+        if not isinstance(first, _Note):
+            return first
+        notes = [first]
+        while self._errands and len(notes) < _TOGETHER and isinstance(following := self._errands[0], _Note):
+            notes.append(following)
+            self._errands.popleft()
+        return partial(self._note, notes)
 
     def _rebuild(self) -> None:
         if self._shelf is None:
