@@ -55,7 +55,7 @@ class ModelOptions:
         Literal["auto", "torch", "cpp"], Field(description="backend; auto takes the fastest that works here")
     ] = "auto"
     cpu_isa: Annotated[
-        Literal["auto", "avx512_bf16", "avx512_vnni", "avx512", "avx2", "generic"],
+        Literal["auto", "amx", "avx512_bf16", "avx512_vnni", "avx512", "avx2", "generic"],
         Field(description="instruction set of the kernels 'cpp', instead of the best that is here"),
     ] = "auto"
     max_model_len: Annotated[int | None, Field(ge=2, description="tokens of prompt and output together")] = (

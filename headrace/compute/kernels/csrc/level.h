@@ -5,6 +5,10 @@ namespace {
 #include "vectors.h"
 #include "elementwise.h"
 #include "matrix.h"
+#if defined(HEADRACE_TILES)
+#include "tiles.h"
+#endif
+#include "linear.h"
 #include "quantized.h"
 #include "attention_pages.h"
 #include "attention.h"

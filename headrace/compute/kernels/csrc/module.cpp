@@ -21,25 +21,25 @@ struct Level {
   bool (*supported)();
 };
 
+#if defined(__x86_64__)
+bool has_avx512() {
+  return __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512dq") &&
+         __builtin_cpu_supports("avx512vl");
+}
+bool has_avx512_vnni() { return has_avx512() && __builtin_cpu_supports("avx512vnni"); }
+bool has_avx512_bf16() { return has_avx512_vnni() && __builtin_cpu_supports("avx512bf16"); }
+bool has_amx() {
+  static const bool has = has_avx512_bf16() && amx_granted();
+  return has;
+}
+#endif
+
 const Level levels[] = {
 #if defined(__x86_64__)
-    {"avx512_bf16", &avx512_bf16_operations,
-     [] {
-       return __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
-              __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl") &&
-              __builtin_cpu_supports("avx512bf16") && __builtin_cpu_supports("avx512vnni");
-     }},
-    {"avx512_vnni", &avx512_vnni_operations,
-     [] {
-       return __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
-              __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl") &&
-              __builtin_cpu_supports("avx512vnni");
-     }},
-    {"avx512", &avx512_operations,
-     [] {
-       return __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
-              __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl");
-     }},
+    {"amx", &amx_operations, has_amx},
+    {"avx512_bf16", &avx512_bf16_operations, has_avx512_bf16},
+    {"avx512_vnni", &avx512_vnni_operations, has_avx512_vnni},
+    {"avx512", &avx512_operations, has_avx512},
     {"avx2", &avx2_operations,
      [] { return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("f16c"); }},
 #endif

@@ -118,7 +118,8 @@ struct Operations {
 
 extern const Operations generic_operations;
 #if defined(__x86_64__)
-extern const Operations avx2_operations, avx512_operations, avx512_vnni_operations, avx512_bf16_operations;
+extern const Operations avx2_operations, avx512_operations, avx512_vnni_operations, avx512_bf16_operations, amx_operations;
+bool amx_granted();  // whether this process may use tiles; asks the system for them
 #endif
 
 }  // namespace headrace

@@ -1,0 +1,67 @@
+// Linear layers: blocks of rows times panels of weights.
+
+// What is multiplied at once: of weights 16 KiB, so that a block and the next one stay in the first cache.
+static const int64_t BLOCK_ROWS = 96, BLOCK_DEPTH = 4096 / PANEL;
+static const int64_t PARALLEL_PRODUCTS = 1 << 18;  // fewer multiplications than this are not worth a second thread
+
+// The order in which blocks of rows meet panels of weights. As many blocks as stay in a core's own cache beside a panel meet
+// all panels before the next blocks do: a long prompt's rows would come from afar again for each panel, in short pieces
+// that no prefetcher follows, while weights come in one stream that is asked for ahead.
+#if defined(HEADRACE_TILES)
+static const int64_t NEAR_BYTES = 1 << 20;  // of the two MiB that whoever has tiles has
+#else
+static const int64_t NEAR_BYTES = 512 << 10;
+#endif
+
+struct Meeting {
+  int64_t panel, block;
+};
+
+HEADRACE_INLINE Meeting meeting(int64_t task, int64_t panels, int64_t blocks, int64_t block_bytes) {
+  const int64_t near = NEAR_BYTES > block_bytes ? NEAR_BYTES / block_bytes : 1, first = task / (panels * near) * near;
+  const int64_t together = blocks - first < near ? blocks - first : near, left = task - first * panels;
+  return {left / together, first + left % together};
+}
+
+// sums [rows, PANEL] = x [rows, depth] times a panel of weights.
+template <class Kind>
+static void multiply_block(const uint32_t *x, const uint32_t *weights, int64_t depth, int64_t rows, float *sums) {
+#if defined(HEADRACE_TILES)
+  if constexpr (std::is_same_v<Kind, PairWords>)
+    return multiply_on_tiles<PairTiles>(x, depth, depth, rows, (uint32_t *)sums, rows > TILE ? TILE_WORDS : depth,
+                                        [&](int64_t first, int64_t) { return weights + first * PANEL; });
+#endif
+  for (int64_t k = 0; k < depth; k += BLOCK_DEPTH)
+    multiply_rows<Kind>(x + k, depth, weights + k * PANEL, depth - k < BLOCK_DEPTH ? depth - k : BLOCK_DEPTH, sums, rows,
+                        k > 0, {weights + (k + BLOCK_DEPTH) * PANEL, (rows + ROWS - 1) / ROWS, 0});
+}
+
+// Weights are packed in panels [outputs / PANEL, words of inputs, PANEL], the last one padded with zeros.
+template <class T, class Kind>
+static void linear_of(const Linear &a) {
+  const int64_t depth = sizeof(T) == 4 ? a.inputs : a.inputs / 2;
+  const int64_t panels = (a.outputs + PANEL - 1) / PANEL, blocks = (a.count + BLOCK_ROWS - 1) / BLOCK_ROWS;
+  const int threads = a.count * depth * a.outputs > PARALLEL_PRODUCTS ? team_threads() : 1;
+  each_task(panels * blocks, threads, [&](int64_t task) {
+    alignas(64) float sums[BLOCK_ROWS * PANEL];
+    const Meeting at = meeting(task, panels, blocks, BLOCK_ROWS * depth * 4);
+    const int64_t panel = at.panel, first = at.block * BLOCK_ROWS, column = panel * PANEL;
+    const int64_t rows = a.count - first < BLOCK_ROWS ? a.count - first : BLOCK_ROWS;
+    const int64_t columns = a.outputs - column < PANEL ? a.outputs - column : PANEL;
+    multiply_block<Kind>((const uint32_t *)a.x + first * depth, (const uint32_t *)a.packed + panel * depth * PANEL, depth,
+                         rows, sums);
+    for (int64_t row = 0; row < rows; row++) {
+      T *out = (T *)a.out + (first + row) * a.outputs + column;
+      const T *bias = a.bias ? (const T *)a.bias + column : nullptr;
+      each_vector(columns, [&](int64_t i, int lanes) {
+        Floats v = load((const Single *)(sums + row * PANEL + i));
+        store_at(out + i, bias ? v + load_at(bias + i, lanes) : v, lanes);
+      });
+    }
+  });
+}
+
+static void linear(const Linear &a) {
+  if (a.dtype == FLOAT32) linear_of<Single, FloatWords>(a);
+  else linear_of<Brain, PairWords>(a);
+}

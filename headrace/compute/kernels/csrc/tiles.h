@@ -1,0 +1,133 @@
+// Products on tiles (AMX): one instruction multiplies 16 rows by 16 words of 16 columns. What it reads are the words that
+// the other levels multiply, where they lie: rows of activations, `TILE` words of each, and panels of weights.
+//
+//        4: activations                5, 6, 7: weights           0, 1, 2, 3: sums, a panel wide
+//        rows x 16 words               16 words x 16 columns      rows x 16 columns each
+//
+// A result is one chain of additions in the order of k for as long as it stays with these kernels: 32 products of
+// bfloat16 are summed by the instruction in an order of its own, the same for every row. So a row's result depends on no
+// other here either, as long as no other instruction takes its place for few rows. Sums of bytes are exact.
+
+static const int TILE = 16;          // rows of a tile, and words of each
+static const int64_t TILE_WORDS = 8192 / PANEL;  // of a panel that several tiles of rows meet: 32 KiB, near all of them
+static const int64_t AHEAD = 16 << 10;  // bytes of weights that memory is asked for ahead, at most
+
+struct alignas(64) TileShapes {
+  uint8_t palette, start_row, reserved[14];
+  uint16_t row_bytes[16];
+  uint8_t rows[16];
+};
+
+// Until end_tiles this thread's tiles have at most `rows` rows; those of weights always TILE.
+HEADRACE_INLINE void begin_tiles(int64_t rows) {
+  TileShapes shapes = {};
+  shapes.palette = 1;
+  for (int i = 0; i < 8; i++) {
+    shapes.row_bytes[i] = TILE * 4;
+    shapes.rows[i] = i < 5 && rows < TILE ? (uint8_t)rows : TILE;
+  }
+  asm volatile("ldtilecfg %0" ::"m"(shapes));
+}
+
+HEADRACE_INLINE void end_tiles() { asm volatile("tilerelease"); }
+
+template <int N>
+HEADRACE_INLINE void clear_tile() { asm volatile("tilezero %%tmm%c0" ::"i"(N)); }
+
+// `stride`: bytes from row to row.
+template <int N>
+HEADRACE_INLINE void load_tile(const void *p, int64_t stride) {
+  asm volatile("tileloadd (%0,%1,1), %%tmm%c2" ::"r"(p), "r"(stride), "i"(N) : "memory");
+}
+
+template <int N>
+HEADRACE_INLINE void store_tile(void *p, int64_t stride) {
+  asm volatile("tilestored %%tmm%c2, (%0,%1,1)" ::"r"(p), "r"(stride), "i"(N) : "memory");
+}
+
+struct PairTiles {
+  template <int SUM, int A, int B>
+  HEADRACE_INLINE void add() { asm volatile("tdpbf16ps %%tmm%c2, %%tmm%c1, %%tmm%c0" ::"i"(SUM), "i"(A), "i"(B)); }
+};
+
+struct ByteTiles {  // signed activations, unsigned weights, sums of int32
+  template <int SUM, int A, int B>
+  HEADRACE_INLINE void add() { asm volatile("tdpbsud %%tmm%c2, %%tmm%c1, %%tmm%c0" ::"i"(SUM), "i"(A), "i"(B)); }
+};
+
+// What to ask memory for while tiles are computed, so many lines of the cache at every step.
+struct LinesAhead {
+  const char *next;
+  int64_t lines;
+};
+
+HEADRACE_INLINE void fetch(LinesAhead &ahead) {
+  for (int64_t i = 0; i < ahead.lines; i++) __builtin_prefetch(ahead.next + i * 64);
+  ahead.next += ahead.lines * 64;
+}
+
+// sums [rows of a tile, PANEL] (+)= a [, words] times b [words, PANEL]; words are a multiple of TILE.
+template <class Kind>
+HEADRACE_INLINE void multiply_tile_of_rows(const uint32_t *a, int64_t a_stride, const uint32_t *b, int64_t words,
+                                           uint32_t *sums, bool accumulate, LinesAhead &ahead) {
+  const int64_t line = PANEL * 4;
+  if (accumulate) {
+    load_tile<0>(sums, line);
+    load_tile<1>(sums + TILE, line);
+    load_tile<2>(sums + 2 * TILE, line);
+    load_tile<3>(sums + 3 * TILE, line);
+  } else {
+    clear_tile<0>();
+    clear_tile<1>();
+    clear_tile<2>();
+    clear_tile<3>();
+  }
+  for (int64_t k = 0; k < words; k += TILE, b += TILE * PANEL) {
+    fetch(ahead);
+    load_tile<4>(a + k, a_stride * 4);
+    load_tile<5>(b, line);
+    Kind::template add<0, 4, 5>();
+    load_tile<6>(b + TILE, line);
+    Kind::template add<1, 4, 6>();
+    load_tile<7>(b + 2 * TILE, line);
+    Kind::template add<2, 4, 7>();
+    load_tile<5>(b + 3 * TILE, line);
+    Kind::template add<3, 4, 5>();
+  }
+  store_tile<0>(sums, line);
+  store_tile<1>(sums + TILE, line);
+  store_tile<2>(sums + 2 * TILE, line);
+  store_tile<3>(sums + 3 * TILE, line);
+}
+
+// sums [rows, PANEL] = a [rows, words] times a panel of `words`, of which `weights(first, count)` says where some lie. There
+// must be room for whole tiles: where rows are more than a tile and no multiple, the last begins early.
+template <class Kind, class Weights>
+static void multiply_on_tiles(const uint32_t *a, int64_t a_stride, int64_t words, int64_t rows, uint32_t *sums,
+                              int64_t most_words, Weights weights) {
+  const int64_t tiles = (rows + TILE - 1) / TILE, last = rows < TILE ? 0 : rows - TILE;
+  const auto first_row = [&](int64_t tile) { return tile + 1 < tiles ? tile * TILE : last; };
+  begin_tiles(rows);
+  for (int64_t k = 0; k < words;) {
+    const int64_t left = words - k, count = left < TILE ? left : left < most_words ? left / TILE * TILE : most_words;
+    const uint32_t *b = weights(k, count);
+    if (count >= TILE) {
+      const int64_t steps = count / TILE * tiles, lines = (count * PANEL / 16 + steps - 1) / steps;
+      LinesAhead ahead = {(const char *)b + (count * PANEL * 4 < AHEAD ? count * PANEL * 4 : AHEAD), lines};
+      for (int64_t t = 0; t < tiles; t++)
+        multiply_tile_of_rows<Kind>(a + first_row(t) * a_stride + k, a_stride, b, count, sums + t * TILE * PANEL, k > 0, ahead);
+    } else {  // with zeros for what is missing of a tile
+      uint32_t last_a[TILE * TILE] = {}, last_b[TILE * PANEL] = {};
+      __builtin_memcpy(last_b, b, count * PANEL * 4);
+      for (int64_t t = 0; t < tiles; t++) {
+        for (int64_t m = 0; m < TILE && m < rows; m++)
+          __builtin_memcpy(last_a + m * TILE, a + (first_row(t) + m) * a_stride + k, count * 4);
+        LinesAhead nothing = {};
+        multiply_tile_of_rows<Kind>(last_a, TILE, last_b, TILE, sums + t * TILE * PANEL, k > 0, nothing);
+      }
+    }
+    k += count;
+  }
+  end_tiles();
+  if (last % TILE) __builtin_memmove(sums + (tiles - 1) * TILE * PANEL, sums + (tiles * TILE - rows % TILE) * PANEL, rows % TILE * PANEL * 4);
+}
