@@ -13,7 +13,11 @@
 // are summed over a span, which lies within a group and begins at a fixed place, and then scaled into float32: a row's
 // result does not depend on the others.
 
+#if defined(HEADRACE_TILES)
+static const int64_t SPAN = 256;  // words of a product: so many that scaling its sums costs little beside it
+#else
 static const int64_t SPAN = 64;  // words of a product: of a panel 16 KiB on AVX-512, which stay in the first cache
+#endif
 static const int UNPACKED = 0;   // "bits" of weights that are words of the product already
 
 // A word of the product holds INPUTS activations of a token, or weights of an output; a packed word of weights holds
@@ -75,6 +79,9 @@ struct Product {
 };
 #endif
 
+#if defined(HEADRACE_TILES)
+static const int64_t FEW_FOR_TILES = 4;  // rows that registers multiply as fast; both are exact
+#endif
 static const int PLANE = 1 << Product::PLANE_BITS;  // how much more a plane counts than the next one
 
 // How many words of the product a packed word holds.
@@ -95,6 +102,21 @@ static Ahead unpack_span(const uint32_t *b, int64_t words, uint32_t *out, Ahead 
         store((Single *)out, (Floats)Product::unpack<BITS>(load_words(b + i * LANES), part));
   }
   return ahead;
+}
+
+// A token's sums[0:PANEL] += scale * (products of a span, `product(plane, vector)`, less what offsets have added to them).
+template <int PLANES, class Products>
+HEADRACE_INLINE void add_scaled(Products product, float total, const float *offsets, float middle, const float *scales,
+                                float *sums) {
+#pragma GCC unroll 8
+  for (int i = 0; i < VECTORS; i++) {
+    Floats whole = __builtin_convertvector(product(0, i), Floats);
+#pragma GCC unroll 2
+    for (int plane = 1; plane < PLANES; plane++) whole = whole * PLANE + __builtin_convertvector(product(plane, i), Floats);
+    whole -= (offsets ? load((const Single *)(offsets + i * LANES)) : broadcast(middle)) * total;
+    Single *target = (Single *)(sums + i * LANES);
+    store(target, load(target) + whole * load((const Single *)(scales + i * LANES)));
+  }
 }
 
 // sums[t, 0:PANEL] += scale * (a[t] * (b - offset)) for tokens whose planes are held in registers, TOKENS * PLANES rows.
@@ -131,16 +153,8 @@ __attribute__((noinline)) static Ahead multiply_span(const uint32_t *a, int64_t 
   }
 #pragma GCC unroll 8
   for (int t = 0; t < TOKENS; t++)
-#pragma GCC unroll 8
-    for (int i = 0; i < VECTORS; i++) {
-      Floats whole = __builtin_convertvector(sum[t * PLANES][i], Floats);
-#pragma GCC unroll 2
-      for (int plane = 1; plane < PLANES; plane++)
-        whole = whole * PLANE + __builtin_convertvector(sum[t * PLANES + plane][i], Floats);
-      whole -= (offsets ? load((const Single *)(offsets + i * LANES)) : broadcast(middle)) * totals[t * total_stride];
-      Single *target = (Single *)(sums + t * PANEL + i * LANES);
-      store(target, load(target) + whole * load((const Single *)(scales + i * LANES)));
-    }
+    add_scaled<PLANES>([&](int plane, int i) { return sum[t * PLANES + plane][i]; }, totals[t * total_stride], offsets, middle,
+                       scales, sums + t * PANEL);
   return ahead;
 }
 
@@ -224,12 +238,29 @@ static void multiply_panel(const Quantized &a, const Planes &p, int64_t panel, i
             1 << (BITS - 1), scales, sums + token * PANEL, ahead);
       });
     };
+#if defined(HEADRACE_TILES)
+    if (tokens * PLANES > FEW_FOR_TILES) {
+      alignas(64) uint32_t products[(BLOCK_ROWS / PLANES * PLANES + TILE - 1) / TILE * TILE * PANEL], unpacked[TILE_WORDS * PANEL];
+      multiply_on_tiles<ByteTiles>(x, p.words, words, tokens * PLANES, products,
+                                   tokens * PLANES > TILE || PARTS<BITS> > 1 ? TILE_WORDS : words, [&](int64_t at, int64_t count) {
+                                     const uint32_t *some = b + at / PARTS<BITS> * PANEL;
+                                     if constexpr (PARTS<BITS> == 1) return some;
+                                     unpack_span<BITS>(some, count, unpacked, {some + (16 << 10) / 4, 1, 0});
+                                     return (const uint32_t *)unpacked;
+                                   });
+      for (int64_t t = 0; t < tokens; t++)
+        add_scaled<PLANES>([&](int plane, int i) { return (Ints)load((const Single *)products + ((t * PLANES + plane) * PANEL + i * LANES)); },
+                           totals[t * p.spans], offsets, 1 << (BITS - 1), scales, sums + t * PANEL);
+      b = next;
+      continue;
+    }
+#endif
     if constexpr (PARTS<BITS> == 1) {
       multiply(std::integral_constant<int, UNPACKED>{}, std::integral_constant<int, MOST>{}, b, {next, tiles, 0});
     } else if (tokens <= FEW) {
       multiply(std::integral_constant<int, BITS>{}, std::integral_constant<int, FEW>{}, b, {next, 1, 0});
     } else {
-      uint32_t unpacked[SPAN * PANEL];
+      uint32_t unpacked[SPAN * PANEL];  // not with tiles, which take so many tokens
       const Ahead ahead = unpack_span<BITS>(b, words, unpacked, {next, tiles * PARTS<BITS> + 1, 0});
       multiply(std::integral_constant<int, UNPACKED>{}, std::integral_constant<int, MOST>{}, unpacked, ahead);
     }

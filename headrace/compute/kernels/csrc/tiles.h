@@ -9,8 +9,7 @@
 // other here either, as long as no other instruction takes its place for few rows. Sums of bytes are exact.
 
 static const int TILE = 16;          // rows of a tile, and words of each
-static const int64_t TILE_WORDS = 8192 / PANEL;  // of a panel that several tiles of rows meet: 32 KiB, near all of them
-static const int64_t AHEAD = 16 << 10;  // bytes of weights that memory is asked for ahead, at most
+static const int64_t TILE_WORDS = 4096 / PANEL;  // of a panel that several tiles of rows meet: 16 KiB, near all of them
 
 struct alignas(64) TileShapes {
   uint8_t palette, start_row, reserved[14];
@@ -55,14 +54,23 @@ struct ByteTiles {  // signed activations, unsigned weights, sums of int32
   HEADRACE_INLINE void add() { asm volatile("tdpbsud %%tmm%c2, %%tmm%c1, %%tmm%c0" ::"i"(SUM), "i"(A), "i"(B)); }
 };
 
-// What to ask memory for while tiles are computed, so many lines of the cache at every step.
+// What to ask memory for while tiles are computed, so many lines of the cache at every step. Into the first cache for one
+// tile of rows; for several only into the second, since the first is busy bringing rows.
 struct LinesAhead {
   const char *next;
   int64_t lines;
+  bool first_cache;
+
+  LinesAhead(const uint32_t *b, int64_t tiles)
+      : next((const char *)b + (tiles == 1 ? 16 << 10 : 64 << 10)), lines((TILE * PANEL / 16 + tiles - 1) / tiles),
+        first_cache(tiles == 1) {}
 };
 
 HEADRACE_INLINE void fetch(LinesAhead &ahead) {
-  for (int64_t i = 0; i < ahead.lines; i++) __builtin_prefetch(ahead.next + i * 64);
+  if (ahead.first_cache)
+    for (int64_t i = 0; i < ahead.lines; i++) __builtin_prefetch(ahead.next + i * 64, 0, 3);
+  else
+    for (int64_t i = 0; i < ahead.lines; i++) __builtin_prefetch(ahead.next + i * 64, 0, 2);
   ahead.next += ahead.lines * 64;
 }
 
@@ -109,11 +117,10 @@ static void multiply_on_tiles(const uint32_t *a, int64_t a_stride, int64_t words
   const auto first_row = [&](int64_t tile) { return tile + 1 < tiles ? tile * TILE : last; };
   begin_tiles(rows);
   for (int64_t k = 0; k < words;) {
-    const int64_t left = words - k, count = left < TILE ? left : left < most_words ? left / TILE * TILE : most_words;
+    const int64_t left = words - k < most_words ? words - k : most_words, count = left < TILE ? left : left / TILE * TILE;
     const uint32_t *b = weights(k, count);
     if (count >= TILE) {
-      const int64_t steps = count / TILE * tiles, lines = (count * PANEL / 16 + steps - 1) / steps;
-      LinesAhead ahead = {(const char *)b + (count * PANEL * 4 < AHEAD ? count * PANEL * 4 : AHEAD), lines};
+      LinesAhead ahead(b, tiles);
       for (int64_t t = 0; t < tiles; t++)
         multiply_tile_of_rows<Kind>(a + first_row(t) * a_stride + k, a_stride, b, count, sums + t * TILE * PANEL, k > 0, ahead);
     } else {  // with zeros for what is missing of a tile
@@ -122,8 +129,8 @@ static void multiply_on_tiles(const uint32_t *a, int64_t a_stride, int64_t words
       for (int64_t t = 0; t < tiles; t++) {
         for (int64_t m = 0; m < TILE && m < rows; m++)
           __builtin_memcpy(last_a + m * TILE, a + (first_row(t) + m) * a_stride + k, count * 4);
-        LinesAhead nothing = {};
-        multiply_tile_of_rows<Kind>(last_a, TILE, last_b, TILE, sums + t * TILE * PANEL, k > 0, nothing);
+        LinesAhead ahead(b, tiles);
+        multiply_tile_of_rows<Kind>(last_a, TILE, last_b, TILE, sums + t * TILE * PANEL, k > 0, ahead);
       }
     }
     k += count;
