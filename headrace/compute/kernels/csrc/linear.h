@@ -1,7 +1,5 @@
 // Linear layers: blocks of rows times panels of weights.
 
-// What is multiplied at once: of weights 16 KiB, so that a block and the next one stay in the first cache.
-static const int64_t BLOCK_ROWS = 96, BLOCK_DEPTH = 4096 / PANEL;
 static const int64_t PARALLEL_PRODUCTS = 1 << 18;  // fewer multiplications than this are not worth a second thread
 
 // The order in which blocks of rows meet panels of weights. As many blocks as stay in a core's own cache beside a panel meet
@@ -23,17 +21,24 @@ HEADRACE_INLINE Meeting meeting(int64_t task, int64_t panels, int64_t blocks, in
   return {left / together, first + left % together};
 }
 
-// sums [rows, PANEL] = x [rows, depth] times a panel of weights.
-template <class Kind>
-static void multiply_block(const uint32_t *x, const uint32_t *weights, int64_t depth, int64_t rows, float *sums) {
+// Calls take(row, count, sums [count, PANEL]) with x [rows, depth] times a panel of weights, some rows at a time.
+template <class Kind, class Take>
+HEADRACE_INLINE void multiply_block(const uint32_t *x, const uint32_t *weights, int64_t depth, int64_t rows, Take take) {
 #if defined(HEADRACE_TILES)
-  if constexpr (std::is_same_v<Kind, PairWords>)
-    return multiply_on_tiles<PairTiles>(x, depth, depth, rows, (uint32_t *)sums, rows > TILE ? TILE_WORDS : depth,
-                                        [&](int64_t first, int64_t) { return weights + first * PANEL; });
+  if constexpr (std::is_same_v<Kind, PairWords>) {
+    begin_tiles(rows);
+    multiply_on_tiles<PairTiles>(x, depth, depth, rows, rows > TILE ? TILE_WORDS : depth,
+                                 [&](int64_t first, int64_t) { return weights + first * PANEL; },
+                                 [&](int64_t row, int64_t count, const uint32_t *sums) { take(row, count, (const float *)sums); });
+    end_tiles();
+    return;
+  }
 #endif
+  float sums[BLOCK_ROWS * PANEL];
   for (int64_t k = 0; k < depth; k += BLOCK_DEPTH)
     multiply_rows<Kind>(x + k, depth, weights + k * PANEL, depth - k < BLOCK_DEPTH ? depth - k : BLOCK_DEPTH, sums, rows,
                         k > 0, {weights + (k + BLOCK_DEPTH) * PANEL, (rows + ROWS - 1) / ROWS, 0});
+  take(0, rows, sums);
 }
 
 // Weights are packed in panels [outputs / PANEL, words of inputs, PANEL], the last one padded with zeros.
@@ -43,21 +48,21 @@ static void linear_of(const Linear &a) {
   const int64_t panels = (a.outputs + PANEL - 1) / PANEL, blocks = (a.count + BLOCK_ROWS - 1) / BLOCK_ROWS;
   const int threads = a.count * depth * a.outputs > PARALLEL_PRODUCTS ? team_threads() : 1;
   each_task(panels * blocks, threads, [&](int64_t task) {
-    alignas(64) float sums[BLOCK_ROWS * PANEL];
     const Meeting at = meeting(task, panels, blocks, BLOCK_ROWS * depth * 4);
     const int64_t panel = at.panel, first = at.block * BLOCK_ROWS, column = panel * PANEL;
     const int64_t rows = a.count - first < BLOCK_ROWS ? a.count - first : BLOCK_ROWS;
     const int64_t columns = a.outputs - column < PANEL ? a.outputs - column : PANEL;
-    multiply_block<Kind>((const uint32_t *)a.x + first * depth, (const uint32_t *)a.packed + panel * depth * PANEL, depth,
-                         rows, sums);
-    for (int64_t row = 0; row < rows; row++) {
-      T *out = (T *)a.out + (first + row) * a.outputs + column;
-      const T *bias = a.bias ? (const T *)a.bias + column : nullptr;
-      each_vector(columns, [&](int64_t i, int lanes) {
-        Floats v = load((const Single *)(sums + row * PANEL + i));
-        store_at(out + i, bias ? v + load_at(bias + i, lanes) : v, lanes);
-      });
-    }
+    const T *bias = a.bias ? (const T *)a.bias + column : nullptr;
+    const uint32_t *x = (const uint32_t *)a.x + first * depth, *weights = (const uint32_t *)a.packed + panel * depth * PANEL;
+    multiply_block<Kind>(x, weights, depth, rows, [&](int64_t row, int64_t count, const float *sums) {
+      for (int64_t m = 0; m < count; m++) {
+        T *out = (T *)a.out + (first + row + m) * a.outputs + column;
+        each_vector(columns, [&](int64_t i, int lanes) {
+          const Floats v = load((const Single *)(sums + m * PANEL + i));
+          store_at(out + i, bias ? v + load_at(bias + i, lanes) : v, lanes);
+        });
+      }
+    });
   });
 }
 

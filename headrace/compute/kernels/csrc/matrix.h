@@ -129,3 +129,6 @@ static void multiply_rows(const uint32_t *a, int64_t a_stride, const uint32_t *b
     ahead = multiply_tile<Kind, count()>(a + row * a_stride, a_stride, b, depth, c + row * PANEL, accumulate, ahead);
   });
 }
+
+// What is multiplied at once: of weights 16 KiB, so that a block and the next one stay in the first cache.
+static const int64_t BLOCK_ROWS = 96, BLOCK_DEPTH = 4096 / PANEL;

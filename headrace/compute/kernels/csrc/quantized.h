@@ -80,7 +80,7 @@ struct Product {
 #endif
 
 #if defined(HEADRACE_TILES)
-static const int64_t FEW_FOR_TILES = 4;  // rows that registers multiply as fast; both are exact
+static const int64_t FEW_HALVES = 8;
 #endif
 static const int PLANE = 1 << Product::PLANE_BITS;  // how much more a plane counts than the next one
 
@@ -217,6 +217,13 @@ static void quantize_token(const Quantized &a, const Planes &p, int64_t token, f
   }
 }
 
+#if defined(HEADRACE_TILES)
+// Whether a product of a block is one of tiles: both ways are exact, and so equal. Few rows are quicker in registers while
+// halves are unpacked. Three planes would lie across tiles.
+template <int BITS, int PLANES>
+HEADRACE_INLINE bool on_tiles(int64_t tokens) { return PLANES < 3 && (BITS == 8 || tokens * PLANES > FEW_HALVES); }
+#endif
+
 // sums [tokens, PANEL] of a panel.
 template <int BITS, int PLANES>
 static void multiply_panel(const Quantized &a, const Planes &p, int64_t panel, int64_t first, int64_t tokens, float *sums) {
@@ -239,18 +246,25 @@ static void multiply_panel(const Quantized &a, const Planes &p, int64_t panel, i
       });
     };
 #if defined(HEADRACE_TILES)
-    if (tokens * PLANES > FEW_FOR_TILES) {
-      alignas(64) uint32_t products[(BLOCK_ROWS / PLANES * PLANES + TILE - 1) / TILE * TILE * PANEL], unpacked[TILE_WORDS * PANEL];
-      multiply_on_tiles<ByteTiles>(x, p.words, words, tokens * PLANES, products,
-                                   tokens * PLANES > TILE || PARTS<BITS> > 1 ? TILE_WORDS : words, [&](int64_t at, int64_t count) {
-                                     const uint32_t *some = b + at / PARTS<BITS> * PANEL;
-                                     if constexpr (PARTS<BITS> == 1) return some;
-                                     unpack_span<BITS>(some, count, unpacked, {some + (16 << 10) / 4, 1, 0});
-                                     return (const uint32_t *)unpacked;
-                                   });
-      for (int64_t t = 0; t < tokens; t++)
-        add_scaled<PLANES>([&](int plane, int i) { return (Ints)load((const Single *)products + ((t * PLANES + plane) * PANEL + i * LANES)); },
-                           totals[t * p.spans], offsets, 1 << (BITS - 1), scales, sums + t * PANEL);
+    if (on_tiles<BITS, PLANES>(tokens)) {
+      uint32_t unpacked[TILE_WORDS * PANEL];
+      multiply_on_tiles<ByteTiles>(
+          x, p.words, words, tokens * PLANES, PARTS<BITS> == 1 && tokens * PLANES <= TILE ? words : TILE_WORDS,
+          [&](int64_t first, int64_t count) {
+            const uint32_t *some = b + first / PARTS<BITS> * PANEL;
+            if constexpr (PARTS<BITS> == 1) return some;
+            unpack_span<BITS>(some, count, unpacked, {some + count / PARTS<BITS> * PANEL, 1, 0});
+            return (const uint32_t *)unpacked;
+          },
+          [&](int64_t row, int64_t count, const uint32_t *products) {
+            const int64_t token = row / PLANES;
+            for (int64_t t = 0; t < count / PLANES; t++)
+              add_scaled<PLANES>(
+                  [&](int plane, int i) {
+                    return (Ints)load((const Single *)(products + (t * PLANES + plane) * PANEL + i * LANES));
+                  },
+                  totals[(token + t) * p.spans], offsets, 1 << (BITS - 1), scales, sums + (token + t) * PANEL);
+          });
       b = next;
       continue;
     }
@@ -288,7 +302,13 @@ static void multiply_planes(const Quantized &a, const Planes &p, int threads) {
     float sums[BLOCK_ROWS * PANEL];
     const Meeting at = meeting(task, panels, blocks, BLOCK_ROWS * p.words * 4);
     const int64_t panel = at.panel, first = at.block * most, tokens = a.count - first < most ? a.count - first : most;
+#if defined(HEADRACE_TILES)
+    if (on_tiles<BITS, PLANES>(tokens)) begin_tiles(tokens * PLANES);
+#endif
     multiply_panel<BITS, PLANES>(a, p, panel, first, tokens, sums);
+#if defined(HEADRACE_TILES)
+    end_tiles();
+#endif
     with_type(a.dtype, [&](auto t) { write_panel<decltype(t)>(a, p, panel, first, tokens, sums); });
   });
 }

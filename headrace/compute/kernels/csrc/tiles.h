@@ -108,33 +108,38 @@ HEADRACE_INLINE void multiply_tile_of_rows(const uint32_t *a, int64_t a_stride, 
   store_tile<3>(sums + 3 * TILE, line);
 }
 
-// sums [rows, PANEL] = a [rows, words] times a panel of `words`, of which `weights(first, count)` says where some lie. There
-// must be room for whole tiles: where rows are more than a tile and no multiple, the last begins early.
-template <class Kind, class Weights>
-static void multiply_on_tiles(const uint32_t *a, int64_t a_stride, int64_t words, int64_t rows, uint32_t *sums,
-                              int64_t most_words, Weights weights) {
-  const int64_t tiles = (rows + TILE - 1) / TILE, last = rows < TILE ? 0 : rows - TILE;
-  const auto first_row = [&](int64_t tile) { return tile + 1 < tiles ? tile * TILE : last; };
-  begin_tiles(rows);
-  for (int64_t k = 0; k < words;) {
-    const int64_t left = words - k < most_words ? words - k : most_words, count = left < TILE ? left : left / TILE * TILE;
+// Products of rows [rows, words] with a panel of `words`, of which `weights(first, count)` says where some lie. When those
+// of some rows are complete, take(row, count, products [count, PANEL]) is called. Where rows are more than a tile and no
+// multiple, the last tile begins early and computes some again. `most_words` are met at once, by all rows before the next.
+// Between begin_tiles(rows) and end_tiles.
+template <class Kind, class Weights, class Take>
+HEADRACE_INLINE void multiply_on_tiles(const uint32_t *a, int64_t a_stride, int64_t words, int64_t rows, int64_t most_words,
+                                       Weights weights, Take take) {
+  alignas(64) uint32_t sums[BLOCK_ROWS * PANEL];
+  const int64_t tiles = (rows + TILE - 1) / TILE;
+  const bool at_once = words <= most_words && words % TILE == 0;  // then one tile's sums are enough
+  for (int64_t k = 0, count; k < words; k += count) {
+    const int64_t some = words - k < most_words ? words - k : most_words;
+    count = some < TILE ? some : some / TILE * TILE;
     const uint32_t *b = weights(k, count);
-    if (count >= TILE) {
-      LinesAhead ahead(b, tiles);
-      for (int64_t t = 0; t < tiles; t++)
-        multiply_tile_of_rows<Kind>(a + first_row(t) * a_stride + k, a_stride, b, count, sums + t * TILE * PANEL, k > 0, ahead);
-    } else {  // with zeros for what is missing of a tile
-      uint32_t last_a[TILE * TILE] = {}, last_b[TILE * PANEL] = {};
+    LinesAhead ahead(b, tiles);
+    alignas(64) uint32_t last_a[TILE * TILE], last_b[TILE * PANEL];  // with zeros for what is missing of a tile
+    if (count < TILE) {
+      __builtin_memset(last_a, 0, sizeof last_a);
+      __builtin_memset(last_b, 0, sizeof last_b);
       __builtin_memcpy(last_b, b, count * PANEL * 4);
-      for (int64_t t = 0; t < tiles; t++) {
-        for (int64_t m = 0; m < TILE && m < rows; m++)
-          __builtin_memcpy(last_a + m * TILE, a + (first_row(t) + m) * a_stride + k, count * 4);
-        LinesAhead ahead(b, tiles);
-        multiply_tile_of_rows<Kind>(last_a, TILE, last_b, TILE, sums + t * TILE * PANEL, k > 0, ahead);
-      }
     }
-    k += count;
+    for (int64_t t = 0; t < tiles; t++) {
+      const int64_t first = t + 1 < tiles ? t * TILE : rows < TILE ? 0 : rows - TILE, fresh = t * TILE;
+      uint32_t *tile_sums = sums + (at_once ? 0 : t * TILE * PANEL);
+      if (count < TILE) {
+        for (int64_t m = 0; m < TILE && m < rows; m++)
+          __builtin_memcpy(last_a + m * TILE, a + (first + m) * a_stride + k, count * 4);
+        multiply_tile_of_rows<Kind>(last_a, TILE, last_b, TILE, tile_sums, k > 0, ahead);
+      } else {
+        multiply_tile_of_rows<Kind>(a + first * a_stride + k, a_stride, b, count, tile_sums, k > 0, ahead);
+      }
+      if (k + count == words) take(fresh, rows - fresh < TILE ? rows - fresh : TILE, tile_sums + (fresh - first) * PANEL);
+    }
   }
-  end_tiles();
-  if (last % TILE) __builtin_memmove(sums + (tiles - 1) * TILE * PANEL, sums + (tiles * TILE - rows % TILE) * PANEL, rows % TILE * PANEL * 4);
 }
