@@ -286,6 +286,9 @@ static int run_attention(const Attention &a) {
 
 static int attention(const Attention &a) {
   if (a.pages.dtype == INT8) return run_attention<Integers>(a);
+#if defined(HEADRACE_TILES)
+  if (a.pages.dtype == BFLOAT16 && BrainTiles::fit(a)) return run_attention<BrainTiles>(a);
+#endif
   if (a.pages.dtype == BFLOAT16) return run_attention<Plain<BrainPage>>(a);
   return a.pages.dtype == FLOAT16 ? run_attention<Plain<HalfPage>>(a) : run_attention<Plain<SinglePage>>(a);
 }

@@ -11,6 +11,9 @@ namespace {
 #include "linear.h"
 #include "quantized.h"
 #include "attention_pages.h"
+#if defined(HEADRACE_TILES)
+#include "attention_tiles.h"
+#endif
 #include "attention.h"
 #include "choose.h"
 }  // namespace

@@ -1,8 +1,10 @@
 // Products on tiles (AMX): one instruction multiplies 16 rows by 16 words of 16 columns. What it reads are the words that
 // the other levels multiply, where they lie: rows of activations, `TILE` words of each, and panels of weights.
 //
-//        4: activations                5, 6, 7: weights           0, 1, 2, 3: sums, a panel wide
+//        4: activations                5: weights                 0, 1, 2, 3: sums, a panel wide
 //        rows x 16 words               16 words x 16 columns      rows x 16 columns each
+//
+// Loading a tile of weights anew does not wait for those before it: the processor renames tiles.
 //
 // A result is one chain of additions in the order of k for as long as it stays with these kernels: 32 products of
 // bfloat16 are summed by the instruction in an order of its own, the same for every row. So a row's result depends on no
@@ -17,16 +19,21 @@ struct alignas(64) TileShapes {
   uint8_t rows[16];
 };
 
-// Until end_tiles this thread's tiles have at most `rows` rows; those of weights always TILE.
-HEADRACE_INLINE void begin_tiles(int64_t rows) {
+// Tiles of at most TILE rows, those of what is multiplied with them (5 to 7) of TILE.
+HEADRACE_INLINE TileShapes tile_shapes(int64_t rows) {
   TileShapes shapes = {};
   shapes.palette = 1;
   for (int i = 0; i < 8; i++) {
     shapes.row_bytes[i] = TILE * 4;
     shapes.rows[i] = i < 5 && rows < TILE ? (uint8_t)rows : TILE;
   }
-  asm volatile("ldtilecfg %0" ::"m"(shapes));
+  return shapes;
 }
+
+HEADRACE_INLINE void use_shapes(const TileShapes &shapes) { asm volatile("ldtilecfg %0" ::"m"(shapes)); }
+
+// Until end_tiles this thread's tiles have at most `rows` rows.
+HEADRACE_INLINE void begin_tiles(int64_t rows) { use_shapes(tile_shapes(rows)); }
 
 HEADRACE_INLINE void end_tiles() { asm volatile("tilerelease"); }
 
@@ -95,10 +102,10 @@ HEADRACE_INLINE void multiply_tile_of_rows(const uint32_t *a, int64_t a_stride, 
     load_tile<4>(a + k, a_stride * 4);
     load_tile<5>(b, line);
     Kind::template add<0, 4, 5>();
-    load_tile<6>(b + TILE, line);
-    Kind::template add<1, 4, 6>();
-    load_tile<7>(b + 2 * TILE, line);
-    Kind::template add<2, 4, 7>();
+    load_tile<5>(b + TILE, line);
+    Kind::template add<1, 4, 5>();
+    load_tile<5>(b + 2 * TILE, line);
+    Kind::template add<2, 4, 5>();
     load_tile<5>(b + 3 * TILE, line);
     Kind::template add<3, 4, 5>();
   }
