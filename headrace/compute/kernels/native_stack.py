@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
+from headrace.compute.device import huge_memory
 from headrace.compute.kernels import Pages
 from headrace.compute.kernels.packed import PackedIntegers, PackedWeight
 from headrace.compute.kernels.stack import Layer, Linear, Stack
@@ -71,7 +72,9 @@ class NativeStack:
         if tokens > self._room_tokens:
             either = max(self.hidden, self.attended)
             widths = (self.hidden, either, either, self.wide, self.narrow)
-            self._room = [torch.empty(tokens * width, dtype=self.stack.dtype) for width in widths]
+            self._room = [
+                huge_memory(tokens * width * self.stack.dtype.itemsize).view(self.stack.dtype) for width in widths
+            ]
             self._room_tokens = tokens
         return [part.data_ptr() for part in self._room]
 

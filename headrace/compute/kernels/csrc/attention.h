@@ -148,10 +148,13 @@ static void attend(const Attention &a, const Piece &p, int64_t first_key, int64_
         const int64_t at = h * vectors + begin, count = vectors - begin < STRIP ? vectors - begin : STRIP;
         const bool first_strip = begin == visible * group;
         const Partial some = {result.sum + at * stride, result.total + at * LANES, result.best + at};
-        Way::absorb(a, chunk, view, goes_on && first_strip ? &ahead : nullptr, s, at, count, some, stride, [&](int64_t m) {
+        const int64_t end = start + (begin + count - 1) / group + 1 - first;  // of what the strip's last query sees
+        Chunk part = chunk;
+        if (end < part.count) part.count = (int)(end + LANES - 1) / LANES * LANES < part.count ? (int)(end + LANES - 1) / LANES * LANES : part.count;
+        Way::absorb(a, part, view, goes_on && first_strip ? &ahead : nullptr, s, at, count, some, stride, [&](int64_t m) {
           const int64_t position = start + (begin + m) / group, low = position + 1 - a.window - first;
           const int64_t high = position + 1 - first;
-          return Seen{low < 0 ? 0 : (int)low, high > chunk.count ? chunk.count : (int)high};
+          return Seen{low < 0 ? 0 : (int)low, high > part.count ? part.count : (int)high};
         });
       }
       view = ahead;
