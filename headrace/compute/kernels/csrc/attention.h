@@ -148,9 +148,10 @@ static void attend(const Attention &a, const Piece &p, int64_t first_key, int64_
         const int64_t at = h * vectors + begin, count = vectors - begin < STRIP ? vectors - begin : STRIP;
         const bool first_strip = begin == visible * group;
         const Partial some = {result.sum + at * stride, result.total + at * LANES, result.best + at};
-        const int64_t end = start + (begin + count - 1) / group + 1 - first;  // of what the strip's last query sees
+        // No further than the strip's last query sees, in whole vectors.
+        const int64_t sight = start + (begin + count - 1) / group + 1 - first, end = (sight + LANES - 1) / LANES * LANES;
         Chunk part = chunk;
-        if (end < part.count) part.count = (int)(end + LANES - 1) / LANES * LANES < part.count ? (int)(end + LANES - 1) / LANES * LANES : part.count;
+        if (end < part.count) part.count = (int)end;
         Way::absorb(a, part, view, goes_on && first_strip ? &ahead : nullptr, s, at, count, some, stride, [&](int64_t m) {
           const int64_t position = start + (begin + m) / group, low = position + 1 - a.window - first;
           const int64_t high = position + 1 - first;

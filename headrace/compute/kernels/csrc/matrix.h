@@ -131,4 +131,9 @@ static void multiply_rows(const uint32_t *a, int64_t a_stride, const uint32_t *b
 }
 
 // What is multiplied at once: of weights 16 KiB, so that a block and the next one stay in the first cache.
-static const int64_t BLOCK_ROWS = 96, BLOCK_DEPTH = 4096 / PANEL;
+static const int64_t BLOCK_DEPTH = 4096 / PANEL;
+#if defined(HEADRACE_TILES)
+static const int64_t BLOCK_ROWS = 192;  // so quick that weights must be read for more of them
+#else
+static const int64_t BLOCK_ROWS = 96;
+#endif
