@@ -73,7 +73,8 @@ class NativeStack:
             either = max(self.hidden, self.attended)
             widths = (self.hidden, either, either, self.wide, self.narrow)
             self._room = [
-                huge_memory(tokens * width * self.stack.dtype.itemsize).view(self.stack.dtype) for width in widths
+                huge_memory(tokens * width * self.stack.dtype.itemsize).view(self.stack.dtype)
+                for width in widths
             ]
             self._room_tokens = tokens
         return [part.data_ptr() for part in self._room]
