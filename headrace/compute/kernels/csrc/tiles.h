@@ -10,7 +10,8 @@
 // bfloat16 are summed by the instruction in an order of its own, the same for every row. So a row's result depends on no
 // other here either, as long as no other instruction takes its place for few rows. Sums of bytes are exact.
 
-static const int TILE = 16;          // rows of a tile, and words of each
+static const int TILE = 16;  // rows of a tile, and words of each
+static_assert(PANEL == 4 * TILE, "sums of a panel are four tiles");
 static const int64_t TILE_WORDS = 4096 / PANEL;  // of a panel that several tiles of rows meet: 16 KiB, near all of them
 
 struct alignas(64) TileShapes {
