@@ -21,7 +21,7 @@ struct AttentionTiles {
   ~AttentionTiles() { end_tiles(); }
 };
 
-// Calls tile(first, count) over [0, vectors).
+// Calls tile(first) for each tile of [0, vectors), shaped for its rows.
 template <class Tile>
 HEADRACE_INLINE void in_row_tiles(int64_t vectors, AttentionTiles &tiles, Tile tile) {
   for (int64_t m = 0; m < vectors; m += TILE) {
