@@ -38,61 +38,33 @@ HEADRACE_INLINE void fetch_rows(const Brain *next, int64_t step, int rows) {
 // Scores of a tile of queries with four groups of keys. `ahead`: groups that are needed next, or null.
 HEADRACE_INLINE void score_groups(const uint32_t *query, int64_t words, const Brain *const *keys, int64_t step,
                                   const Brain *const *ahead, float *score) {
-  clear_tile<0>();
-  clear_tile<1>();
-  clear_tile<2>();
-  clear_tile<3>();
+  clear_sums<4>();
   for (int64_t w = 0; w < words; w += TILE) {
     load_tile<4>(query + w, words * 4);
-    const auto multiply = [&](auto group) {
-      constexpr int I = group();
-      if (ahead) fetch_rows(ahead[I] + w * step, step, TILE);
-      load_tile<5>(keys[I] + w * step, step * 2);
-      PairTiles::add<I, 4, 5>();
-    };
-    multiply(std::integral_constant<int, 0>{});
-    multiply(std::integral_constant<int, 1>{});
-    multiply(std::integral_constant<int, 2>{});
-    multiply(std::integral_constant<int, 3>{});
+    each_tile<4>([&](auto group) {
+      if (ahead) fetch_rows(ahead[group()] + w * step, step, TILE);
+      load_tile<5>(keys[group()] + w * step, step * 2);
+      PairTiles::add<group(), 4, 5>();
+    });
   }
-  store_tile<0>(score, CHUNK * 4);
-  store_tile<1>(score + LANES, CHUNK * 4);
-  store_tile<2>(score + 2 * LANES, CHUNK * 4);
-  store_tile<3>(score + 3 * LANES, CHUNK * 4);
+  store_sums<4>(score, CHUNK);
 }
 
 // result[rows of a tile, 0 : N * LANES] += weights of groups [first, last] times their values at a feature.
 template <int N>
 HEADRACE_INLINE void weigh_groups(const uint32_t *weights, const Brain *const *values, const Brain *const *ahead,
                                   int64_t feature, int64_t step, int first, int last, float *result, int64_t stride) {
-  load_tile<0>(result, stride * 4);
-  load_tile<1>(result + LANES, stride * 4);
-  if constexpr (N == 4) {
-    load_tile<2>(result + 2 * LANES, stride * 4);
-    load_tile<3>(result + 3 * LANES, stride * 4);
-  }
+  load_sums<N>(result, stride);
   for (int g = first; g <= last; g++) {
     load_tile<6>(weights + g * GROUP_WORDS, CHUNK / 2 * 4);
-    const auto multiply = [&](auto column) {
-      constexpr int I = column();
-      const int64_t place = (feature + I * LANES) * 2;
+    each_tile<N>([&](auto column) {
+      const int64_t place = (feature + column() * LANES) * 2;
       if (ahead) fetch_rows(ahead[g] + place, step, GROUP_WORDS);
       load_tile<7>(values[g] + place, step * 2);
-      PairTiles::add<I, 6, 7>();
-    };
-    multiply(std::integral_constant<int, 0>{});
-    multiply(std::integral_constant<int, 1>{});
-    if constexpr (N == 4) {
-      multiply(std::integral_constant<int, 2>{});
-      multiply(std::integral_constant<int, 3>{});
-    }
+      PairTiles::add<column(), 6, 7>();
+    });
   }
-  store_tile<0>(result, stride * 4);
-  store_tile<1>(result + LANES, stride * 4);
-  if constexpr (N == 4) {
-    store_tile<2>(result + 2 * LANES, stride * 4);
-    store_tile<3>(result + 3 * LANES, stride * 4);
-  }
+  store_sums<N>(result, stride);
 }
 
 // Pages that tiles read where they lie.

@@ -1,33 +1,13 @@
-// Level amx: as avx512_bf16, with products of tiles where there are rows for them: Sapphire Rapids (2023).
+// Level amx: as avx512_bf16, with products of tiles: Sapphire Rapids (2023).
 #if defined(__x86_64__)
-#include <math.h>
-#include <stdint.h>
-#include <stdlib.h>
-
-#include <type_traits>
-#include <utility>
-
 #if defined(__linux__)
 #include <cpuid.h>
 #include <sys/syscall.h>
 #include <unistd.h>
 #endif
 
-#include "operations.h"
-#include "team.h"
-
-#if defined(__clang__)
-#pragma clang attribute push(__attribute__((target("avx2,fma,f16c,avx512f,avx512bw,avx512dq,avx512vl,avx512bf16,avx512vnni"))), apply_to = function)
-#else
-#pragma GCC target("avx2,fma,f16c,avx512f,avx512bw,avx512dq,avx512vl,avx512bf16,avx512vnni")
-#endif
-
-#include <immintrin.h>
-#define HEADRACE_BF16_PAIRS 1
-#define HEADRACE_BYTE_PRODUCTS 1
+#include "target_avx512_bf16.h"
 #define HEADRACE_TILES 1
-
-#define LANES 16
 
 namespace headrace {
 #include "level.h"

@@ -1,26 +1,6 @@
 // Level avx512_bf16: with products of bfloat16 pairs and of bytes: Cooper Lake (2020), Zen 4.
 #if defined(__x86_64__)
-#include <math.h>
-#include <stdint.h>
-#include <stdlib.h>
-
-#include <type_traits>
-#include <utility>
-
-#include "operations.h"
-#include "team.h"
-
-#if defined(__clang__)
-#pragma clang attribute push(__attribute__((target("avx2,fma,f16c,avx512f,avx512bw,avx512dq,avx512vl,avx512bf16,avx512vnni"))), apply_to = function)
-#else
-#pragma GCC target("avx2,fma,f16c,avx512f,avx512bw,avx512dq,avx512vl,avx512bf16,avx512vnni")
-#endif
-
-#include <immintrin.h>
-#define HEADRACE_BF16_PAIRS 1
-#define HEADRACE_BYTE_PRODUCTS 1
-
-#define LANES 16
+#include "target_avx512_bf16.h"
 
 namespace headrace {
 #include "level.h"

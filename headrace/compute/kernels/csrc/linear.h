@@ -27,7 +27,7 @@ HEADRACE_INLINE void multiply_block(const uint32_t *x, const uint32_t *weights, 
 #if defined(HEADRACE_TILES)
   if constexpr (std::is_same_v<Kind, PairWords>) {
     begin_tiles(rows);
-    multiply_on_tiles<PairTiles>(x, depth, depth, rows, rows > TILE ? TILE_WORDS : depth,
+    multiply_on_tiles<PairTiles, true>(x, depth, depth, rows, rows > TILE ? TILE_WORDS : depth,
                                  [&](int64_t first, int64_t) { return weights + first * PANEL; },
                                  [&](int64_t row, int64_t count, const uint32_t *sums) { take(row, count, (const float *)sums); });
     end_tiles();

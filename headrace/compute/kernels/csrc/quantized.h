@@ -79,9 +79,6 @@ struct Product {
 };
 #endif
 
-#if defined(HEADRACE_TILES)
-static const int64_t FEW_HALVES = 8;
-#endif
 static const int PLANE = 1 << Product::PLANE_BITS;  // how much more a plane counts than the next one
 
 // How many words of the product a packed word holds.
@@ -218,6 +215,8 @@ static void quantize_token(const Quantized &a, const Planes &p, int64_t token, f
 }
 
 #if defined(HEADRACE_TILES)
+static const int64_t FEW_HALVES = 8;
+
 // Whether a product of a block is one of tiles: both ways are exact, and so equal. Few rows are quicker in registers while
 // halves are unpacked. Three planes would lie across tiles.
 template <int BITS, int PLANES>
@@ -231,6 +230,10 @@ static void multiply_panel(const Quantized &a, const Planes &p, int64_t panel, i
   const int64_t groups = p.spans / p.group_spans, tiles = (tokens + MOST - 1) / MOST;
   const uint32_t *b = (const uint32_t *)a.packed + panel * p.words / PARTS<BITS> * PANEL;
   __builtin_memset(sums, 0, tokens * PANEL * sizeof(float));
+#if defined(HEADRACE_TILES)
+  const bool tiled = on_tiles<BITS, PLANES>(tokens);
+  if (tiled) begin_tiles(tokens * PLANES);
+#endif
   for (int64_t span = 0; span < p.spans; span++) {
     const int64_t group = span / p.group_spans, begin = span % p.group_spans * SPAN, words = span_words(p, begin);
     const float *offsets = a.offsets ? a.offsets + (panel * groups + group) * PANEL : nullptr;
@@ -246,9 +249,9 @@ static void multiply_panel(const Quantized &a, const Planes &p, int64_t panel, i
       });
     };
 #if defined(HEADRACE_TILES)
-    if (on_tiles<BITS, PLANES>(tokens)) {
+    if (tiled) {
       uint32_t unpacked[TILE_WORDS * PANEL];
-      multiply_on_tiles<ByteTiles>(
+      multiply_on_tiles<ByteTiles, PARTS<BITS> == 1>(
           x, p.words, words, tokens * PLANES, PARTS<BITS> == 1 && tokens * PLANES <= TILE ? words : TILE_WORDS,
           [&](int64_t first, int64_t count) {
             const uint32_t *some = b + first / PARTS<BITS> * PANEL;
@@ -274,12 +277,15 @@ static void multiply_panel(const Quantized &a, const Planes &p, int64_t panel, i
     } else if (tokens <= FEW) {
       multiply(std::integral_constant<int, BITS>{}, std::integral_constant<int, FEW>{}, b, {next, 1, 0});
     } else {
-      uint32_t unpacked[SPAN * PANEL];  // not with tiles, which take so many tokens
+      uint32_t unpacked[SPAN * PANEL];
       const Ahead ahead = unpack_span<BITS>(b, words, unpacked, {next, tiles * PARTS<BITS> + 1, 0});
       multiply(std::integral_constant<int, UNPACKED>{}, std::integral_constant<int, MOST>{}, unpacked, ahead);
     }
     b = next;
   }
+#if defined(HEADRACE_TILES)
+  if (tiled) end_tiles();
+#endif
 }
 
 template <class T>
@@ -302,13 +308,7 @@ static void multiply_planes(const Quantized &a, const Planes &p, int threads) {
     float sums[BLOCK_ROWS * PANEL];
     const Meeting at = meeting(task, panels, blocks, BLOCK_ROWS * p.words * 4);
     const int64_t panel = at.panel, first = at.block * most, tokens = a.count - first < most ? a.count - first : most;
-#if defined(HEADRACE_TILES)
-    if (on_tiles<BITS, PLANES>(tokens)) begin_tiles(tokens * PLANES);
-#endif
     multiply_panel<BITS, PLANES>(a, p, panel, first, tokens, sums);
-#if defined(HEADRACE_TILES)
-    end_tiles();
-#endif
     with_type(a.dtype, [&](auto t) { write_panel<decltype(t)>(a, p, panel, first, tokens, sums); });
   });
 }

@@ -52,6 +52,34 @@ HEADRACE_INLINE void store_tile(void *p, int64_t stride) {
   asm volatile("tilestored %%tmm%c2, (%0,%1,1)" ::"r"(p), "r"(stride), "i"(N) : "memory");
 }
 
+// Calls body(tile), as a constant, for the first N tiles.
+template <int N, class Body>
+HEADRACE_INLINE void each_tile(Body body) {
+  static_assert(N == 2 || N == 4, "a case for each");
+  body(std::integral_constant<int, 0>{});
+  body(std::integral_constant<int, 1>{});
+  if constexpr (N == 4) {
+    body(std::integral_constant<int, 2>{});
+    body(std::integral_constant<int, 3>{});
+  }
+}
+
+// The first N tiles are sums, side by side; `stride` in elements.
+template <int N>
+HEADRACE_INLINE void clear_sums() {
+  each_tile<N>([](auto i) { clear_tile<i()>(); });
+}
+
+template <int N, class T>
+HEADRACE_INLINE void load_sums(const T *sums, int64_t stride) {
+  each_tile<N>([&](auto i) { load_tile<i()>(sums + i() * TILE, stride * 4); });
+}
+
+template <int N, class T>
+HEADRACE_INLINE void store_sums(T *sums, int64_t stride) {
+  each_tile<N>([&](auto i) { store_tile<i()>(sums + i() * TILE, stride * 4); });
+}
+
 struct PairTiles {
   template <int SUM, int A, int B>
   HEADRACE_INLINE void add() { asm volatile("tdpbf16ps %%tmm%c2, %%tmm%c1, %%tmm%c0" ::"i"(SUM), "i"(A), "i"(B)); }
@@ -66,7 +94,7 @@ struct ByteTiles {  // signed activations, unsigned weights, sums of int32
 // tile of rows; for several only into the second, since the first is busy bringing rows.
 struct LinesAhead {
   const char *next;
-  int64_t lines;
+  int64_t lines;  // 0: nothing
   bool first_cache;
 
   LinesAhead(const uint32_t *b, int64_t tiles)
@@ -86,41 +114,24 @@ HEADRACE_INLINE void fetch(LinesAhead &ahead) {
 template <class Kind>
 HEADRACE_INLINE void multiply_tile_of_rows(const uint32_t *a, int64_t a_stride, const uint32_t *b, int64_t words,
                                            uint32_t *sums, bool accumulate, LinesAhead &ahead) {
-  const int64_t line = PANEL * 4;
-  if (accumulate) {
-    load_tile<0>(sums, line);
-    load_tile<1>(sums + TILE, line);
-    load_tile<2>(sums + 2 * TILE, line);
-    load_tile<3>(sums + 3 * TILE, line);
-  } else {
-    clear_tile<0>();
-    clear_tile<1>();
-    clear_tile<2>();
-    clear_tile<3>();
-  }
+  if (accumulate) load_sums<4>(sums, PANEL);
+  else clear_sums<4>();
   for (int64_t k = 0; k < words; k += TILE, b += TILE * PANEL) {
     fetch(ahead);
     load_tile<4>(a + k, a_stride * 4);
-    load_tile<5>(b, line);
-    Kind::template add<0, 4, 5>();
-    load_tile<5>(b + TILE, line);
-    Kind::template add<1, 4, 5>();
-    load_tile<5>(b + 2 * TILE, line);
-    Kind::template add<2, 4, 5>();
-    load_tile<5>(b + 3 * TILE, line);
-    Kind::template add<3, 4, 5>();
+    each_tile<4>([&](auto i) {
+      load_tile<5>(b + i() * TILE, PANEL * 4);
+      Kind::template add<i(), 4, 5>();
+    });
   }
-  store_tile<0>(sums, line);
-  store_tile<1>(sums + TILE, line);
-  store_tile<2>(sums + 2 * TILE, line);
-  store_tile<3>(sums + 3 * TILE, line);
+  store_sums<4>(sums, PANEL);
 }
 
 // Products of rows [rows, words] with a panel of `words`, of which `weights(first, count)` says where some lie. When those
 // of some rows are complete, take(row, count, products [count, PANEL]) is called. Where rows are more than a tile and no
 // multiple, the last tile begins early and computes some again. `most_words` are met at once, by all rows before the next.
-// Between begin_tiles(rows) and end_tiles.
-template <class Kind, class Weights, class Take>
+// Between begin_tiles(rows) and end_tiles. IN_MEMORY: weights are where they always lie, with those that follow behind them.
+template <class Kind, bool IN_MEMORY, class Weights, class Take>
 HEADRACE_INLINE void multiply_on_tiles(const uint32_t *a, int64_t a_stride, int64_t words, int64_t rows, int64_t most_words,
                                        Weights weights, Take take) {
   alignas(64) uint32_t sums[BLOCK_ROWS * PANEL];
@@ -131,6 +142,7 @@ HEADRACE_INLINE void multiply_on_tiles(const uint32_t *a, int64_t a_stride, int6
     count = some < TILE ? some : some / TILE * TILE;
     const uint32_t *b = weights(k, count);
     LinesAhead ahead(b, tiles);
+    if (!IN_MEMORY) ahead.lines = 0;
     alignas(64) uint32_t last_a[TILE * TILE], last_b[TILE * PANEL];  // with zeros for what is missing of a tile
     if (count < TILE) {
       __builtin_memset(last_a, 0, sizeof last_a);
