@@ -86,10 +86,8 @@ def run_server(app: ASGIApp, service: Service, options: ServerOptions, ready: Ca
         timeout_keep_alive=KEEP_ALIVE_SECONDS,
         timeout_graceful_shutdown=FAREWELL_SECONDS,
     )
-    garbage = Garbage(lambda: service.awaited, time.monotonic)
-    garbage.take_over()
     try:
-        DrainingServer(config, service, garbage, options.drain_timeout, ready).run()
+        DrainingServer(config, service, options.drain_timeout, ready).run()
     finally:
         service.stop()
 
@@ -101,13 +99,15 @@ class DrainingServer(uvicorn.Server):
         self,
         config: uvicorn.Config,
         service: Service,
-        garbage: Garbage,
         drain_timeout: float,
         ready: Callable[[str], None],
     ) -> None:
         super().__init__(config)
         self._service = service
-        self._garbage = garbage
+        self._garbage = Garbage(
+            lambda: service.awaited, lambda: self.server_state.total_requests, time.monotonic
+        )
+        self._garbage.take_over()
         self._drain_timeout = drain_timeout
         self._ready = ready
         self._signals = 0
