@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
 
 from headrace.core.events import Event, Evicted, EvictReason
-from headrace.core.eviction import UNRANKED, Block, EvictionOrder, EvictionPolicy
+from headrace.core.eviction import UNRANKED, Block, EvictionOrder, EvictionPolicy, mark
 from headrace.core.plan import Tier
 from headrace.core.tiers import Held, LowerTiers
 
@@ -355,28 +355,31 @@ class BlockPool:
     def want(self, keys: Iterable[bytes]) -> None:
         """A waiting request will ask for the full blocks of these keys: they outlive what nobody waits for."""
         wanted, by_key, lower = self._wanted, self._by_key, self.lower
+        changed = []
         for key in keys:
             count = wanted[key] = wanted.get(key, 0) + 1
             if count == 1 and (lower or key in by_key):
-                self._mark(key, wanted=True)
+                changed.append(key)
+        if changed:
+            self._mark(changed, wanted=True)
 
     def unwant(self, keys: Iterable[bytes]) -> None:
         """Undo `want`: the request has started, or has ended."""
         wanted, by_key, lower = self._wanted, self._by_key, self.lower
+        changed = []
         for key in keys:
             count = wanted.pop(key) - 1
             if count:
                 wanted[key] = count
             elif lower or key in by_key:
-                self._mark(key, wanted=False)
+                changed.append(key)
+        if changed:
+            self._mark(changed, wanted=False)
 
-    def _mark(self, key: bytes, *, wanted: bool) -> None:
-        block = self._by_key.get(key)
-        if block is not None:
-            block.wanted = wanted
-            self._cached.update(block)
+    def _mark(self, keys: Sequence[bytes], *, wanted: bool) -> None:
+        mark(self._by_key, self._cached, keys, wanted=wanted)
         if self.lower:
-            self.lower.mark(key, wanted=wanted)
+            self.lower.mark(keys, wanted=wanted)
 
     def reset(self, *, lower: bool = True) -> None:
         """Forget all content, the lower tiers' too unless told otherwise; held blocks stay held and are not found

@@ -7,21 +7,25 @@
 ```
 What is released together was used together and mostly goes together, so the heap holds about as many runs as there
 were requests and not as many entries as blocks. Nothing is searched for: what changes gets a new stamp in a new run,
-and is dropped from the old one when it is met. Time enters as an argument; only what was asked to be kept for some
-seconds depends on it.
+and is dropped from the old one when it is met, or swept out. A sweep takes the heap's runs one by one into a new heap,
+a few with each block that becomes idle, so that no step waits for all of it; meanwhile the lowest is the lower of the
+two heaps' firsts. Time enters as an argument; only what was asked to be kept for some seconds depends on it.
 """
 
 from __future__ import annotations
 
 import heapq
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Protocol
 
 from headrace.core.request import DEFAULT_RETENTION
 
 STALE = 64
-"""Blocks that have left their run and may still lie in it, beside as many as have not."""
+"""Blocks that have left their run and may still lie in it, beside as many as have not, before a sweep begins."""
+
+SWEPT = 4
+"""Blocks that a sweep looks at for each one that becomes idle: it ends before as many again have come."""
 
 HIT_TURNOVERS = 1.0
 """A block that was found again stays longer by the time in which so many times the tier's blocks are released."""
@@ -148,6 +152,7 @@ class EvictionOrder:
     def __init__(self, policy: EvictionPolicy) -> None:
         self._policy = policy
         self._runs: list[_Run] = []  # a heap
+        self._unswept: list[_Run] = []  # another: what a sweep has not come to yet
         self._entries = 0  # blocks in runs, those that have left included
         self._ends: list[tuple[float, int, Block]] = []  # of retention
         self._length = 0
@@ -167,42 +172,29 @@ class EvictionOrder:
         self._used += 1
         block.used = self._used
         self._limit(block, due)
-        self._push(block)
-        self._sweep()
+        self._lay((block,))
 
-    def add_all(self, blocks: Iterable[Block]) -> None:
+    def add_all(self, blocks: Sequence[Block]) -> None:
         """Blocks are idle from now on, each released after those before it."""
-        ask, used, stamp = self._ask, self._used, self._stamp + 1
-        run: list[Block] = []
-        last = math.inf
+        self._length += len(blocks)
+        used = self._used
         for block in blocks:
             used += 1
             block.used = used
             if block.seconds is not None or block.due is not None:
                 self._limit(block, None)
-            rank = block.rank = ask(block)
-            if rank < last and run:
-                self._open(run, stamp)
-                run = []
-                stamp += 1
-            block.stamp = stamp
-            run.append(block)
-            last = rank
-        if run:
-            self._open(run, stamp)
-        self._length += used - self._used
-        self._used, self._stamp = used, stamp
-        self._sweep()
+        self._used = used
+        self._lay(blocks)
 
     def discard(self, block: Block) -> None:
         """A block is in use again, or has lost its content."""
         self._length -= 1
         block.stamp = 0
 
-    def update(self, block: Block) -> None:
-        """What the policy goes by has changed; nothing happens to a block that is not idle."""
-        if block.stamp:
-            self._push(block)
+    def update(self, blocks: Iterable[Block]) -> None:
+        """What the policy goes by has changed; nothing happens to a block that is not idle. Those that rank in
+        ascending order are best given in it."""
+        self._lay([block for block in blocks if block.stamp])
 
     def pop(self, count: int) -> list[Block]:
         """Take out so many blocks of lowest priority, the lowest first.
@@ -214,10 +206,13 @@ class EvictionOrder:
         """
         if count > self._length:
             raise IndexError(f"{count} blocks asked for, {self._length} idle")
-        runs, popped = self._runs, list[Block]()
+        popped: list[Block] = []
         while True:
+            runs, others = self._runs, self._unswept
+            if others and (not runs or others[0] < runs[0]):
+                runs, others = others, runs
             _, stamp, run = runs[0]
-            following = min(runs[1:3], default=_LAST)  # of a heap: the lowest but one
+            following = min([*runs[1:3], *others[:1]], default=_LAST)  # of a heap: the lowest but one
             entries = len(run)
             while run:
                 block = run[-1]
@@ -243,7 +238,7 @@ class EvictionOrder:
             due, _, block = heapq.heappop(self._ends)
             if block.stamp and block.due == due:
                 block.retention, block.seconds, block.due = DEFAULT_RETENTION, None, None
-                self.update(block)
+                self.update((block,))
 
     def _limit(self, block: Block, due: float | None) -> None:
         """Note when a block's retention ends, if it does."""
@@ -258,11 +253,24 @@ class EvictionOrder:
         except Exception:  # whoever leaves blocks behind has been answered: there is nobody to fail
             return UNRANKED
 
-    def _push(self, block: Block) -> None:
-        self._stamp += 1
-        block.stamp = self._stamp
-        block.rank = self._ask(block)
-        self._open([block], self._stamp)
+    def _lay(self, blocks: Sequence[Block]) -> None:
+        """Make runs of idle blocks, a new one where a block ranks lower than the one before it."""
+        ask, stamp = self._ask, self._stamp + 1
+        run: list[Block] = []
+        last = math.inf
+        for block in blocks:
+            rank = block.rank = ask(block)
+            if rank < last and run:
+                self._open(run, stamp)
+                run = []
+                stamp += 1
+            block.stamp = stamp
+            run.append(block)
+            last = rank
+        if run:
+            self._open(run, stamp)
+        self._stamp = stamp
+        self._sweep(SWEPT * len(blocks))
 
     def _open(self, run: list[Block], stamp: int) -> None:
         """Begin a run of blocks, the lowest first."""
@@ -270,17 +278,27 @@ class EvictionOrder:
         self._entries += len(run)
         heapq.heappush(self._runs, (run[-1].rank, stamp, run))
 
-    def _sweep(self) -> None:
-        """Drop what has left before it outnumbers what has not."""
-        if self._entries > 2 * self._length + STALE:
-            self._runs = [
-                (left[-1].rank, stamp, left)
-                for _, stamp, run in self._runs
-                if (left := [block for block in run if block.stamp == stamp])
-            ]
-            self._entries = self._length
-            heapq.heapify(self._runs)
+    def _sweep(self, entries: int) -> None:
+        """Look at so many entries, or a run more, and drop what has left; begin when that outnumbers what has not."""
+        if not self._unswept and self._entries > 2 * self._length + STALE:
+            self._runs, self._unswept = self._unswept, self._runs
+        while self._unswept and entries > 0:
+            _, stamp, run = self._unswept.pop()  # a heap without its last is a heap
+            left = [block for block in run if block.stamp == stamp]
+            entries -= len(run)
+            self._entries -= len(run) - len(left)
+            if left:
+                heapq.heappush(self._runs, (left[-1].rank, stamp, left))
         if len(self._ends) > 2 * self._length + STALE:
             ends = {id(entry[2]): entry for entry in self._ends if entry[2].due == entry[0]}
             self._ends = list(ends.values())
             heapq.heapify(self._ends)
+
+
+def mark(by_key: Mapping[bytes, Block], order: EvictionOrder, keys: Sequence[bytes], *, wanted: bool) -> None:
+    """Note that a waiting request asks for these keys of a chain, or no longer does."""
+    # From the tail: a chain was released in that order, and ranks in it.
+    blocks = [block for key in reversed(keys) if (block := by_key.get(key))]
+    for block in blocks:
+        block.wanted = wanted
+    order.update(blocks)

@@ -19,7 +19,7 @@ from contextlib import suppress
 from typing import NamedTuple
 
 from headrace.core.events import Event, Moved, MoveReason, RestoreDeclined, TransferFailed
-from headrace.core.eviction import Block, EvictionOrder, EvictionPolicy
+from headrace.core.eviction import Block, EvictionOrder, EvictionPolicy, mark
 from headrace.core.plan import Arrival, Move, Tier
 from headrace.core.request import DEFAULT_RETENTION
 from headrace.core.restore import RestoreFailed, RestorePolicy
@@ -153,12 +153,9 @@ class LowerTier:
             self._order.discard(block)
             self._blank.append(block)
 
-    def mark(self, key: bytes, *, wanted: bool) -> None:
-        """A waiting request asks for this key, or no longer does."""
-        block = self._by_key.get(key)
-        if block is not None:
-            block.wanted = wanted
-            self._order.update(block)
+    def mark(self, keys: Sequence[bytes], *, wanted: bool) -> None:
+        """A waiting request asks for these keys of a chain, or no longer does."""
+        mark(self._by_key, self._order, keys, wanted=wanted)
 
     def advance(self, now: float) -> None:
         self._order.advance(now)
@@ -442,10 +439,10 @@ class LowerTiers:
 
     # -- the rest ----------------------------------------------------------------------------------
 
-    def mark(self, key: bytes, *, wanted: bool) -> None:
-        """A waiting request asks for this key, or no longer does."""
+    def mark(self, keys: Sequence[bytes], *, wanted: bool) -> None:
+        """A waiting request asks for these keys of a chain, or no longer does."""
         for tier in self._tiers:
-            tier.mark(key, wanted=wanted)
+            tier.mark(keys, wanted=wanted)
 
     def advance(self, now: float) -> None:
         """Let time pass, in seconds."""

@@ -3,12 +3,12 @@ from __future__ import annotations
 import math
 
 import pytest
-from hypothesis import given
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from headrace.core.blocks import BlockPool, chained_key, root_key
 from headrace.core.events import Evicted
-from headrace.core.eviction import STALE, Block, EvictionOrder, LeastRecentlyUsed, LeastWorth
+from headrace.core.eviction import STALE, SWEPT, Block, EvictionOrder, LeastRecentlyUsed, LeastWorth
 from headrace.core.request import DEFAULT_RETENTION
 
 ROOT = root_key("", "")
@@ -73,6 +73,15 @@ def test_the_order_gives_back_each_member_once_lowest_first():
         order.pop(1)
 
 
+@pytest.fixture(params=[(STALE, SWEPT), (0, SWEPT), (0, 1)], ids=["unswept", "swept", "always sweeping"])
+def sweeping(request, monkeypatch):
+    stale, swept = request.param
+    monkeypatch.setattr("headrace.core.eviction.STALE", stale)
+    monkeypatch.setattr("headrace.core.eviction.SWEPT", swept)
+
+
+@pytest.mark.usefixtures("sweeping")
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.data())
 def test_however_many_are_taken_out_at_once_they_come_in_one_order(data: st.DataObject):
     class ByRetention:
@@ -88,13 +97,13 @@ def test_however_many_are_taken_out_at_once_they_come_in_one_order(data: st.Data
             block.retention = data.draw(retentions)
         order.add_all(blocks)
         idle_ones += blocks
-        changed = data.draw(st.sampled_from(idle_ones))
-        if data.draw(st.booleans()):
-            order.discard(changed)
-            idle_ones.remove(changed)
-        else:
-            changed.retention = data.draw(retentions)
-            order.update(changed)
+        for changed in data.draw(st.lists(st.sampled_from(idle_ones), unique_by=id, max_size=6)):
+            if data.draw(st.booleans()):
+                order.discard(changed)
+                idle_ones.remove(changed)
+            else:
+                changed.retention = data.draw(retentions)
+                order.update([changed])
         idle_ones.sort(key=lambda block: (block.rank, block.stamp, block.used))
         count = data.draw(st.integers(0, len(idle_ones)))
         expected, idle_ones = idle_ones[:count], idle_ones[count:]
@@ -114,9 +123,9 @@ def test_what_changes_moves_and_what_is_not_idle_does_not_come_in():
     for block in blocks:
         order.add(block)
     blocks[0].retention = 99
-    order.update(blocks[0])
+    order.update([blocks[0]])
     order.discard(blocks[1])
-    order.update(blocks[1])
+    order.update([blocks[1]])
     assert len(order) == 2
     assert [block.id for block in order.pop(2)] == [2, 0]
 
@@ -128,10 +137,42 @@ def test_changing_for_ever_does_not_grow_the_books():
         for block in blocks:
             block.seconds = 1.0 + turn
             order.add(block)
-            order.update(block)
+            order.update([block])
             order.discard(block)
     assert order._entries <= 2 * STALE
+    assert len(order._runs) + len(order._unswept) <= 2 * STALE
     assert len(order._ends) <= 2 * STALE
+
+
+class Watched(Block):
+    """Counts how often an order looks whether it is still in its run."""
+
+    looks = 0
+
+    @property
+    def stamp(self) -> int:
+        Watched.looks += 1
+        return self._stamp
+
+    @stamp.setter
+    def stamp(self, stamp: int) -> None:
+        self._stamp = stamp
+
+
+def test_no_change_waits_for_a_sweep_of_everything():
+    order = EvictionOrder(LeastRecentlyUsed())
+    blocks = [Watched(i) for i in range(3000)]
+    for block in blocks:
+        order.add(block)
+    worst = entries = 0
+    for _ in range(5):
+        for block in blocks:
+            Watched.looks = 0
+            order.update([block])
+            worst, entries = max(worst, Watched.looks), max(entries, order._entries)
+    assert worst <= 2 * SWEPT
+    assert entries <= 3 * len(blocks) + STALE
+    assert order.pop(len(blocks)) == blocks
 
 
 # -- retention -----------------------------------------------------------------------------------------
