@@ -66,6 +66,9 @@ OUTLIER = 3.0
 FARTHEST = 1000.0
 """How many times what was foretold a step is taken to have lasted at most: it may have been foretold to be free."""
 
+ENOUGH_STEPS = 8
+"""Steps after which times are trusted with decisions."""
+
 LEAST_SPREAD = 0.01
 """The relative error that is always reckoned with, however exactly steps have been foretold."""
 
@@ -85,9 +88,15 @@ class StepTimes:
         self._squares = [[0.0] * 4 for _ in range(4)]  # weighted sums of products of the four terms
         self._products = [0.0] * 4  # and of each with the seconds
         self._steps = 0.0  # weight of the steps seen
+        self._seen = 0
         self._recent: list[tuple[int, int, int, int, float]] = []
         self.spread = 1.0
         """Mean relative error of late."""
+
+    @property
+    def ready(self) -> bool:
+        """Whether enough has been seen to decide by it."""
+        return self._seen >= ENOUGH_STEPS
 
     @property
     def coefficients(self) -> tuple[float, float, float, float]:
@@ -118,6 +127,7 @@ class StepTimes:
         """A step has taken so many seconds; one without any, or that computed no token, teaches nothing."""
         if seconds <= 0 or tokens < 1:
             return
+        self._seen += 1
         self._recent.append((1, rows, tokens, contexts, seconds))
         if len(self._recent) >= min(BATCH, 1 + self._steps / 4):
             self._learn()

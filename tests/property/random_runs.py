@@ -6,7 +6,7 @@ import random
 from collections.abc import Sequence
 
 from headrace.core.classes import CLASSES
-from headrace.core.cost import StepTimes
+from headrace.core.cost import ENOUGH_STEPS, StepTimes
 from headrace.core.events import Preempted
 from headrace.core.knobs import Knobs
 from headrace.core.lengths import LengthPredictor
@@ -17,7 +17,7 @@ from headrace.core.scheduler.admission import Continuous, StaticBatch
 from headrace.core.scheduler.fair import FairQueue, single_file
 from headrace.core.scheduler.line import Line
 from headrace.core.scheduler.order import ByAge, ByPriority, FirstComeFirstServed
-from headrace.core.scheduler.outlook import ENOUGH_STEPS, Outlook
+from headrace.core.scheduler.outlook import Outlook
 from headrace.core.scheduler.running import MAX_PREEMPTIONS
 from headrace.core.scheduler.share import Books
 from tests.doubles.engines import Record, drain, hashing_engine

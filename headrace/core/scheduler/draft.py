@@ -14,6 +14,9 @@ from headrace.core.plan import Entry, Move, Row, StepPlan, new_tuple
 from headrace.core.scheduler.share import TenantAccount
 from headrace.core.sequence import Sequence, Status
 
+SMOOTH_SECONDS = 0.01
+"""What a step that also decodes may take whatever it takes without prompts: nobody reads a hundred tokens a second."""
+
 LEAST_PREFILL = 16
 """Tokens of prefill that fit in a step though its limit in seconds is spent."""
 
@@ -89,7 +92,7 @@ class Draft:
         self.tokens = 0
         self.contexts = 0
         self.tpot_seconds = math.inf  # the tightest wish among those that decode
-        self.times: StepTimes | None = None  # set where the step is bounded in seconds
+        self.times: StepTimes | None = None  # where enough has been seen
         self.limit_seconds = math.inf
         self.decode_seconds = 0.0
         self.fraction = 1.0  # of what prefill may take, while a long prompt's part is held back for it
@@ -188,16 +191,19 @@ class Draft:
         sequence.pending += samples
         sequence.last_step = self.number
 
-    def bound(self, times: StepTimes, usual_seconds: float, wished_seconds: float) -> None:
-        """All decoding is planned: bound what ``times`` foretell of the step with all that follows.
+    def foresee(self, times: StepTimes) -> None:
+        """All decoding is planned: ``times`` say what prompts add to it."""
+        self.times = times
+        self.decode_seconds = times.predict(len(self.rows), self.tokens, self.contexts)
+
+    def bound(self, usual_seconds: float, wished_seconds: float) -> None:
+        """Bound what has been foreseen of the step with all that follows.
 
         The ``usual_seconds`` (0: no bound) are for devices on which decoding takes a small part of them; where it takes
         more, prefill may take as long as it. What callers wished for is kept as it is.
         """
-        self.decode_seconds = times.predict(len(self.rows), self.tokens, self.contexts)
         usual = max(usual_seconds, 2 * self.decode_seconds) if usual_seconds else math.inf
         self.limit_seconds = min(usual, wished_seconds)
-        self.times = times if self.limit_seconds < math.inf else None
 
     def share(self, start: int, remaining: int, knobs: Knobs, hurry: bool = False) -> tuple[int, ChunkReason]:
         """How many of the remaining positions of a prefill from ``start`` this step takes, and what bounds them.
@@ -212,7 +218,7 @@ class Draft:
             budget -= int(knobs.batched_tokens * (1.0 - self.fraction))
         if self.decodes and knobs.mixed_prefill_ratio and not hurry:
             budget = min(budget, self._beside_decoding(start, knobs.mixed_prefill_ratio))
-        if self.decodes and self.times is not None:
+        if self.decodes and self.times is not None and self.limit_seconds < math.inf:
             budget = min(budget, self._in_time(start, self.times))
         if self.fill_times is not None:
             budget = min(budget, self._in_idle_time(start, self.fill_times))
@@ -228,9 +234,15 @@ class Draft:
         Each prompt that wants computing may stretch the step by ``ratio`` of its decoding: one long prompt hardly
         disturbs the others, and a queue of prompts is not starved by them, which would empty the batch.
         """
-        decoding = self.cost.fixed_tokens + self.cost.rows(self.decodes, self.decode_contexts)
-        allowed = self.fraction * ratio * max(1, self.prompts) * decoding
-        length = self.cost.longest(start, max(0.0, allowed - self.prefill_cost))
+        share = ratio * max(1, self.prompts)
+        if self.times is not None:
+            decoding = self.decode_seconds
+            end = decoding + self.fraction * max(share * decoding, SMOOTH_SECONDS - decoding)
+            length = self.times.longest(start, end, len(self.rows), self.tokens, self.contexts)
+        else:
+            decoding = self.cost.fixed_tokens + self.cost.rows(self.decodes, self.decode_contexts)
+            allowed = self.fraction * share * decoding
+            length = self.cost.longest(start, max(0.0, allowed - self.prefill_cost))
         return length or int(self.prefill_cost == 0)
 
     def _in_time(self, start: int, times: StepTimes) -> int:

@@ -14,9 +14,6 @@ from headrace.core.cost import StepTimes
 from headrace.core.lengths import LengthPredictor
 from headrace.core.request import Request, Slo
 
-ENOUGH_STEPS = 8
-"""Steps after which times are trusted with decisions."""
-
 NEWS = 0.05
 """What the newest first token counts in how much prompts are stretched."""
 
@@ -37,13 +34,12 @@ class Outlook:
         self.times = times
         self.lengths = lengths
         self._classes = classes
-        self._steps = 0
         self._stretch = 1.0  # a prompt's seconds from admission to first token, over what it takes alone
 
     @property
     def ready(self) -> bool:
         """Whether enough has been seen to decide by it."""
-        return self._steps >= ENOUGH_STEPS
+        return self.times.ready
 
     def slo(self, request: Request) -> Slo:
         """The request's wishes, and its class's for what it leaves open."""
@@ -90,7 +86,6 @@ class Outlook:
 
     def saw_step(self, rows: int, tokens: int, contexts: int, seconds: float) -> None:
         """A step with so many rows, tokens and positions attended to has taken ``seconds``."""
-        self._steps += 1
         self.times.observe(rows, tokens, contexts, seconds)
 
     def saw_first_token(self, tokens: int, seconds: float) -> None:

@@ -73,9 +73,9 @@ class Scheduler:
         max_num_seqs: slots, the most sequences that run at once.
         max_model_len: the most tokens of one sequence, prompt and output together.
         prefix_caching: whether computed blocks are shared between equal prefixes.
-        cost: what rows cost beside each other, for `Knobs.mixed_prefill_ratio` and for the shares.
+        cost: what rows cost beside each other, for the shares and, until ``times`` knows, `Knobs.mixed_prefill_ratio`.
         outlook: predictions; without them nobody's wishes are looked at and no deadline is given up early.
-        times: learns how long steps take where ``outlook`` does not, and keeps those short that only fill idle time.
+        times: learns how long steps take, where there is no ``outlook``, which has its own.
     """
 
     def __init__(
@@ -103,7 +103,7 @@ class Scheduler:
         self._running = Running(self.pages, victims, room, queue, events, max_num_seqs)
         self._cost = cost
         self._outlook = outlook
-        self._times = times
+        self._times = times if outlook is None else outlook.times
         self._events = events
         self._live: dict[str, Sequence] = {}
         self._waiting = queue
@@ -265,8 +265,10 @@ class Scheduler:
         head = self._waiting.peek(step.now)
         if head is not None and head.skip_reason is not SkipReason.NO_BLOCKS:  # else none of them can start
             step.prompts += min(len(self._waiting), self._running.free_slots)
-        if self._outlook is not None and self._outlook.ready:
-            step.bound(self._outlook.times, knobs.step_seconds, TPOT_SHARE * step.tpot_seconds)
+        if self._times is not None and self._times.ready:
+            step.foresee(self._times)
+            if self._outlook is not None:
+                step.bound(knobs.step_seconds, TPOT_SHARE * step.tpot_seconds)
         return prefills
 
     def _plan_prefill(self, step: Draft, sequence: Sequence, knobs: Knobs) -> None:

@@ -4,7 +4,7 @@ import pytest
 
 from headrace.core.cost import TOKENS_ONLY, StepCost, StepTimes
 from headrace.core.knobs import Knobs
-from headrace.core.scheduler.draft import FILL_SECONDS, FILL_STRETCH, LEAST_PREFILL, Draft
+from headrace.core.scheduler.draft import FILL_SECONDS, FILL_STRETCH, LEAST_PREFILL, SMOOTH_SECONDS, Draft
 
 HALF = Knobs(mixed_prefill_ratio=0.5)
 
@@ -48,6 +48,28 @@ def test_each_prompt_that_wants_computing_has_its_share():
     draft = Draft(0, budget=1000, cost=TOKENS_ONLY)
     draft.decodes, draft.prompts = 8, 5
     assert draft.share(0, 1000, HALF) == (20, "budget")
+
+
+def foreseeing(decodes: int, times: StepTimes, budget: int = 10_000) -> Draft:
+    """A draft in which so many decode, and steps have been seen."""
+    draft = Draft(0, budget=budget, cost=TOKENS_ONLY)
+    draft.rows = [None] * decodes
+    draft.decodes = draft.tokens = decodes
+    draft.foresee(times)
+    return draft
+
+
+def test_what_steps_have_taken_says_what_a_prompt_adds():
+    """A fixed part of 40 tokens of a millisecond: one that decodes takes 41 ms, and half of them are 20 tokens."""
+    times = StepTimes(StepCost(fixed_tokens=40), token_seconds=0.001)
+    assert foreseeing(1, times).share(0, 1000, HALF) == (20, "budget")
+    assert foreseeing(21, times).share(0, 1000, HALF) == (30, "budget")
+
+
+def test_a_step_that_nobody_notices_takes_what_fits():
+    times = StepTimes(StepCost(fixed_tokens=10.5), token_seconds=SMOOTH_SECONDS / 1000)
+    assert foreseeing(1, times).share(0, 2000, HALF) == (988, "budget")
+    assert foreseeing(1, times).share(0, 500, HALF) == (500, "whole")
 
 
 @pytest.mark.parametrize(

@@ -5,13 +5,13 @@ import math
 import pytest
 
 from headrace.core.classes import ServiceClass
-from headrace.core.cost import StepTimes
+from headrace.core.cost import ENOUGH_STEPS, StepTimes
 from headrace.core.events import Skipped, SkipReason
 from headrace.core.lengths import LengthPredictor
 from headrace.core.request import FinishReason, Slo
 from headrace.core.scheduler.fair import FairQueue
 from headrace.core.scheduler.line import LATE_SHARE, Line
-from headrace.core.scheduler.outlook import ENOUGH_STEPS, TTFT_SHARE, Outlook
+from headrace.core.scheduler.outlook import TTFT_SHARE, Outlook
 from headrace.core.scheduler.share import Books
 from tests.doubles.engines import Record, drain, hashing_engine
 from tests.doubles.scenes import chunks, request, step
