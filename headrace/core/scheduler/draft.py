@@ -231,10 +231,11 @@ class Draft:
     def _beside_decoding(self, start: int, ratio: float) -> int:
         """Tokens of prefill from ``start`` that this step takes beside its decoding; at least one in all.
 
-        Each prompt that wants computing may stretch the step by ``ratio`` of its decoding: one long prompt hardly
-        disturbs the others, and a queue of prompts is not starved by them, which would empty the batch.
+        One prompt that wants computing may stretch the step by ``ratio`` of its decoding, several by the root of their
+        number as much: one long prompt hardly disturbs the others, and a queue of prompts is not starved by them, which
+        would empty the batch. The root keeps two or three that meet from doubling what all others wait.
         """
-        share = ratio * max(1, self.prompts)
+        share = ratio * math.sqrt(max(1, self.prompts))
         if self.times is not None:
             decoding = self.decode_seconds
             end = decoding + self.fraction * max(share * decoding, SMOOTH_SECONDS - decoding)

@@ -44,10 +44,10 @@ def test_a_chunk_shrinks_as_its_context_grows_and_grows_with_what_decodes():
     assert draft.share(400, 1000, Knobs(mixed_prefill_ratio=1.0))[0] > lengths[2]
 
 
-def test_each_prompt_that_wants_computing_has_its_share():
+def test_a_queue_of_prompts_may_add_more_than_one():
     draft = Draft(0, budget=1000, cost=TOKENS_ONLY)
-    draft.decodes, draft.prompts = 8, 5
-    assert draft.share(0, 1000, HALF) == (20, "budget")
+    draft.decodes, draft.prompts = 8, 9
+    assert draft.share(0, 1000, HALF) == (12, "budget")
 
 
 def foreseeing(decodes: int, times: StepTimes, budget: int = 10_000) -> Draft:
