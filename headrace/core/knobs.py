@@ -13,8 +13,8 @@ class Knobs:
     steps; without it a prompt waits until it fits whole. ``long_prefill_tokens`` bounds one request's chunk
     (0: no bound). ``mixed_prefill_ratio`` bounds what a prompt may add to a step that also decodes,
     as a share of what its decoding takes (0: no bound): at 0.7 one long prompt keeps the others' inter-token
-    latency under 1.7 times, however long it is, or under 10 ms. Several prompts may add the root of their number as
-    much. ``step_seconds`` bounds the predicted time of a step that decodes
+    latency under 1.7 times, however long it is, or under 10 ms. Several prompts may add the fourth root of
+    their number as much. ``step_seconds`` bounds the predicted time of a step that decodes
     (0: only by the wishes of those who decode). ``max_skips`` bounds how often a
     waiting request that does not fit may be overtaken.
     """

@@ -17,6 +17,10 @@ from headrace.core.sequence import Sequence, Status
 SMOOTH_SECONDS = 0.01
 """What a step that also decodes may take whatever it takes without prompts: nobody reads a hundred tokens a second."""
 
+QUEUE_POWER = 0.25
+"""Of the number of prompts, in how much they may add together: with the whole number two or three that meet make all
+others wait twice as long; the fourth root keeps as many requests within their SLOs (`benchmarks/scheduling.py`)."""
+
 LEAST_PREFILL = 16
 """Tokens of prefill that fit in a step though its limit in seconds is spent."""
 
@@ -231,11 +235,11 @@ class Draft:
     def _beside_decoding(self, start: int, ratio: float) -> int:
         """Tokens of prefill from ``start`` that this step takes beside its decoding; at least one in all.
 
-        One prompt that wants computing may stretch the step by ``ratio`` of its decoding, several by the root of their
-        number as much: one long prompt hardly disturbs the others, and a queue of prompts is not starved by them, which
-        would empty the batch. The root keeps two or three that meet from doubling what all others wait.
+        One prompt that wants computing may stretch the step by ``ratio`` of its decoding, several by somewhat more: one
+        long prompt hardly disturbs the others, and a queue of prompts is not starved by them, which would empty the
+        batch.
         """
-        share = ratio * math.sqrt(max(1, self.prompts))
+        share = ratio * max(1, self.prompts) ** QUEUE_POWER
         if self.times is not None:
             decoding = self.decode_seconds
             end = decoding + self.fraction * max(share * decoding, SMOOTH_SECONDS - decoding)

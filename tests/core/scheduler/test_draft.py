@@ -46,7 +46,7 @@ def test_a_chunk_shrinks_as_its_context_grows_and_grows_with_what_decodes():
 
 def test_a_queue_of_prompts_may_add_more_than_one():
     draft = Draft(0, budget=1000, cost=TOKENS_ONLY)
-    draft.decodes, draft.prompts = 8, 9
+    draft.decodes, draft.prompts = 8, 81
     assert draft.share(0, 1000, HALF) == (12, "budget")
 
 
