@@ -72,15 +72,18 @@ def measure_steps(
     loop: Loop,
     recorder: StepRecorder,
     groups: Iterable[Group],
+    before: Callable[[], object],
     clock: Callable[[], float] = time.monotonic,
 ) -> list[Measured]:
     """Runs one group after the other through an engine whose runner is behind ``recorder``.
 
-    The first group's steps are left out: memory that is touched for the first time makes them take up to twice as long.
+    ``before`` each it is made to forget the prompts of those before: kept, they would make it go on to memory that was
+    never used, and the system clears that beside the steps. The first group's steps are left out for the same reason.
     """
     for number, group in enumerate(groups):
         if number == 1:
             recorder.measured.clear()
+        before()
         recorder.pause()
         to_come, open_ = deque(group.requests), 0
         while to_come or open_:
@@ -131,8 +134,9 @@ def front_seconds(
 ) -> FrontSeconds:
     """What HTTP adds, from the same work given to a server and to the engine alone, in turns.
 
-    ``server`` takes all requests at once, ``one_by_one`` is the same one after the other. One stream and many tell what
-    a step costs from what each part of an answer does: sockets, threads and the client are woken for a step, however
+    ``server`` takes all requests at once, ``one_by_one`` is the same one after the other; all forget prompts before
+    they begin. One stream and many tell what a step costs from what each part of an answer does: sockets, threads and
+    the client are woken for a step, however
     little it tells. Prompts beside answers miss the core that HTTP works on; what only decodes waits for memory anyway.
 
     Raises:
@@ -140,6 +144,7 @@ def front_seconds(
     """
     one_by_one.run(idle_work()[:2])  # connections and first uses
     engine.run(idle_work()[:2])
+    server.run(busy_work(streams, max_model_len, -1))  # memory that was never used
     waits, alone, together = [], [], []
     busy: list[tuple[float, int, int]] = []  # what a full batch takes longer, its steps and its tokens
     for turn in range(TURNS):

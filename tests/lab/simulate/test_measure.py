@@ -27,7 +27,7 @@ def test_prompts_come_beside_answers_and_each_step_is_noted():
         return events
 
     engine.step = watched
-    measured = measure_steps(engine, recorder, loops)
+    measured = measure_steps(engine, recorder, loops, engine.reset_prefix_cache)
     assert len(ends) == len(requests)
     assert most == 6
     assert {each.work.rows for each in measured} == {1, 2, 3, 4, 5, 6}
