@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from headrace.cli.bench_targets import make_server_target, server_root
+from headrace.cli.bench_targets import make_server_target
+from headrace.cli.connection import server_root
 from headrace.cli.options import with_options
 from headrace.config import CacheOptions, ConfigError, ModelOptions, Options, SchedulerOptions
 

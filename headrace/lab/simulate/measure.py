@@ -136,8 +136,8 @@ def front_seconds(
 
     ``server`` takes all requests at once, ``one_by_one`` is the same one after the other; all forget prompts before
     they begin. One stream and many tell what a step costs from what each part of an answer does: sockets, threads and
-    the client are woken for a step, however
-    little it tells. Prompts beside answers miss the core that HTTP works on; what only decodes waits for memory anyway.
+    the client are woken for a step, however little it tells. Prompts beside answers miss the core that HTTP works on;
+    what only decodes waits for memory anyway.
 
     Raises:
         RuntimeError: a request failed.
