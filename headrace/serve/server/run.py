@@ -107,7 +107,6 @@ class DrainingServer(uvicorn.Server):
         self._garbage = Garbage(
             lambda: service.awaited, lambda: self.server_state.total_requests, time.monotonic
         )
-        self._garbage.take_over()
         self._drain_timeout = drain_timeout
         self._ready = ready
         self._signals = 0
@@ -115,6 +114,7 @@ class DrainingServer(uvicorn.Server):
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         """Listen, then say where."""
+        self._garbage.take_over()
         await super().startup(sockets)
         if self.started:
             port = self.servers[0].sockets[0].getsockname()[1]
