@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from headrace.cli.connection import server_root
@@ -52,9 +52,15 @@ def make_target(spec: Spec, given: Options) -> Target:
 
 
 def make_server_target(
-    name: str, url: str, model: str, api_key: str = "", extra_body: str = "{}", concurrency: int | None = None
+    name: str,
+    url: str,
+    model: str,
+    api_key: str = "",
+    extra_body: str = "{}",
+    concurrency: int | None = None,
+    before: Callable[[], object] = lambda: None,
 ) -> Target:
-    """A server as a target; without ``model`` the first that it names itself.
+    """A server as a target; without ``model`` the first that it names itself. ``before`` is called ahead of every run.
 
     Raises:
         ConfigError: no server answers there, or ``extra_body`` is no JSON object.
@@ -75,7 +81,7 @@ def make_server_target(
             model = answer.raise_for_status().json()["data"][0]["id"]
         except (httpx.HTTPError, ValueError, LookupError) as error:
             raise ConfigError(f"{url} names no model: {error}") from None
-    return ServerTarget(name, Endpoint(url, model, api_key, extra), concurrency)
+    return ServerTarget(name, Endpoint(url, model, api_key, extra), concurrency, before)
 
 
 def _engine_target(name: str, given: Options) -> Target:

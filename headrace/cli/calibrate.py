@@ -2,23 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from headrace.cli.bench_targets import make_server_target
-from headrace.cli.connection import server_root
+from headrace.cli.connection import open_client
 from headrace.cli.options import with_options
 from headrace.config import CacheOptions, ConfigError, ModelOptions, Options, SchedulerOptions
 
 if TYPE_CHECKING:
     from headrace.core.engine import Engine
-    from headrace.lab.bench.record import Record, Target
     from headrace.lab.simulate.calibration import Calibration
     from headrace.lab.simulate.measure import FrontSeconds
-    from headrace.lab.workload import Prompt, Work
+    from headrace.lab.workload import Prompt
 
 
 EACH_TOKEN = '{"return_token_ids": true}'
@@ -103,45 +101,28 @@ def _front(engine: Engine, base_url: str, api_key: str, streams: int, max_model_
     Raises:
         ConfigError: no server answers there, or it fails a request.
     """
+    import httpx
+
     from headrace.lab.bench.engine import EngineTarget
     from headrace.lab.simulate.measure import front_seconds
 
     alone = EngineTarget("engine", engine, _token_ids, before=engine.reset_prefix_cache)
+
+    def forget() -> None:
+        with open_client(base_url, api_key) as client:
+            try:
+                client.post("/reset_prefix_cache").raise_for_status()
+            except httpx.HTTPError as error:
+                raise RuntimeError(f"the prefix cache cannot be reset: {error}") from None
+
     server, one_by_one = (
-        _Forgetting(
-            make_server_target("server", base_url, "", api_key, EACH_TOKEN, open_at_once), base_url, api_key
-        )
+        make_server_target("server", base_url, "", api_key, EACH_TOKEN, open_at_once, forget)
         for open_at_once in (2 * streams, 1)
     )
     try:
         return front_seconds(server, one_by_one, alone, streams, max_model_len)
     except RuntimeError as error:
         raise ConfigError(f"{base_url}: {error}") from None
-
-
-class _Forgetting:
-    """A server that forgets its prompts before each run, as the engine alone does."""
-
-    def __init__(self, target: Target, base_url: str, api_key: str) -> None:
-        self.name = target.name
-        self._target = target
-        self._url = f"{server_root(base_url)}/reset_prefix_cache"
-        self._headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
-
-    def run(self, work: Sequence[Work]) -> list[Record]:
-        import httpx
-
-        try:
-            httpx.post(self._url, headers=self._headers, timeout=30.0).raise_for_status()
-        except httpx.HTTPError as error:
-            raise RuntimeError(f"the prefix cache cannot be reset: {error}") from None
-        return self._target.run(work)
-
-    def facts(self) -> dict[str, Any]:
-        return self._target.facts()
-
-    def close(self) -> None:
-        self._target.close()
 
 
 def _token_ids(prompt: Prompt) -> tuple[int, ...]:

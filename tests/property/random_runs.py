@@ -48,7 +48,7 @@ def outlook(max_model_len: int) -> Outlook:
     """Predictions that have seen enough to be trusted."""
     seen = Outlook(StepTimes(), LengthPredictor(max_model_len), {each.name: each for each in CLASSES})
     for _ in range(ENOUGH_STEPS):
-        seen.saw_step(1, 1, 1, 0.001)
+        seen.times.observe(1, 1, 1, 0.001)
     return seen
 
 

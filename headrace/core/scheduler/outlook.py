@@ -1,7 +1,8 @@
 """What is foreseen: how long steps take, how long answers get, and by when a request must start to be in time.
 
-It learns from what the scheduler tells it (a step's length, a first token, an end) and decides nothing itself. Before
-it has seen anything its times are guesses in the right ratios, so it makes nobody late and turns nobody away.
+It learns from what the scheduler tells it (a first token, an end) and its times (a step's length), and decides nothing
+itself. Before it has seen anything its times are guesses in the right ratios, so it makes nobody late and turns nobody
+away.
 """
 
 from __future__ import annotations
@@ -83,10 +84,6 @@ class Outlook:
         if needed <= left:
             return ""
         return f"its deadline is in {max(0.0, left):.3f} s; alone it would take {needed:.3f} s at least"
-
-    def saw_step(self, rows: int, tokens: int, contexts: int, seconds: float) -> None:
-        """A step with so many rows, tokens and positions attended to has taken ``seconds``."""
-        self.times.observe(rows, tokens, contexts, seconds)
 
     def saw_first_token(self, tokens: int, seconds: float) -> None:
         """A prompt of which ``tokens`` were computed had its first token ``seconds`` after it was admitted."""

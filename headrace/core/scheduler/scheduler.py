@@ -240,9 +240,7 @@ class Scheduler:
     def took(self, seconds: float) -> None:
         """The step committed last has taken so long."""
         step = self._collected
-        if step is not None and self._outlook is not None:
-            self._outlook.saw_step(len(step.rows), step.tokens, step.contexts, seconds)
-        elif step is not None and self._times is not None:
+        if step is not None and self._times is not None:
             self._times.observe(len(step.rows), step.tokens, step.contexts, seconds)
 
     def _note_firsts(self, now: float) -> None:

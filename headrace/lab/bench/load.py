@@ -54,14 +54,22 @@ async def offer(endpoint: Endpoint, work: Sequence[Work], concurrency: int | Non
 
 
 class ServerTarget:
-    """A `record.Target` behind a URL."""
+    """A `record.Target` behind a URL; ``before`` is called ahead of every run."""
 
-    def __init__(self, name: str, endpoint: Endpoint, concurrency: int | None = None) -> None:
+    def __init__(
+        self,
+        name: str,
+        endpoint: Endpoint,
+        concurrency: int | None = None,
+        before: Callable[[], object] = lambda: None,
+    ) -> None:
         self.name = name
         self._endpoint = endpoint
         self._concurrency = concurrency
+        self._before = before
 
     def run(self, work: Sequence[Work]) -> list[Record]:
+        self._before()
         return run_loop(offer(self._endpoint, work, self._concurrency))
 
     def facts(self) -> dict[str, Any]:

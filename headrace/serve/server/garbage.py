@@ -1,8 +1,8 @@
 """Python's search for garbage, which stops all threads, waits for moments in which nobody is there.
 
 Nearly everything is freed by counting references as soon as nobody has it. A search finds objects that hold each other
-in a circle, and walks over all that it searches for it: 100 to 200 ms for everything that a server keeps, a
-millisecond for what has been made within a second. So what is recent is searched every second and then put aside;
+in a circle, and walks over all that it searches for it: 100 to 200 ms for everything that a server keeps, a few
+milliseconds for what has been made within a second. So what is recent is searched every second and then put aside;
 everything, and what was put aside too, only after nobody has called for a while.
 
 ```

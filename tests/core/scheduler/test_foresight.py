@@ -92,7 +92,7 @@ def test_nothing_is_forecast_before_enough_steps_were_seen_nor_for_idle_time():
     step(engine, Record())
     assert engine.foresee("next").forecast is None
     for _ in range(100):
-        engine.scheduler._outlook.saw_step(1, 1, 10, STEP_SECONDS)
+        engine.scheduler._outlook.times.observe(1, 1, 10, STEP_SECONDS)
     assert engine.foresee("next").forecast is not None
     assert engine.foresee("filler").forecast is None, "nobody knows when there will be idle time"
 

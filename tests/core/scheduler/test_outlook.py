@@ -24,7 +24,7 @@ def outlook(steps: int = 400, seconds: float = 0.01, token_seconds: float = 0.00
     seen = Outlook(StepTimes(), LengthPredictor(128), {each.name: each for each in CLASSES})
     for i in range(steps):
         tokens = 1 + i % 40
-        seen.saw_step(1, tokens, 0, seconds + token_seconds * tokens)
+        seen.times.observe(1, tokens, 0, seconds + token_seconds * tokens)
     return seen
 
 
@@ -134,7 +134,7 @@ def test_a_batch_does_not_grow_beyond_what_somebody_wishes_if_the_wish_can_be_ke
     seen = Outlook(StepTimes(), LengthPredictor(128), {each.name: each for each in CLASSES})
     for i in range(400):
         rows = 1 + i % 8
-        seen.saw_step(rows, rows, 0, 0.001 + 0.004 * rows)
+        seen.times.observe(rows, rows, 0, 0.001 + 0.004 * rows)
     engine, _ = engine_with(seen)
     record = Record()
     for i in range(8):
