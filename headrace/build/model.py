@@ -151,6 +151,7 @@ def _load(options: Options, seconds: dict[str, float], tell: Tell | None) -> Loa
             max_model_len=max_model_len,
             device=device,
             background=overlap > 0 and device.type == "cpu",
+            breakable=overlap == 0,
             mover=tiers.mover if tiers else None,
             ahead=ahead,
         )

@@ -15,6 +15,8 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
+from headrace.compute.bell import Bell
+
 
 @dataclass(frozen=True, slots=True)
 class Batch:
@@ -32,6 +34,7 @@ class Batch:
         contexts: ``context_lens``, on the host.
         decode_rows: how many rows at the front have exactly one token.
         block_size: tokens per block.
+        bell: breaks the forward pass off when it is set; None where nothing may.
     """
 
     tokens: Tensor
@@ -45,3 +48,4 @@ class Batch:
     contexts: tuple[int, ...]
     decode_rows: int
     block_size: int
+    bell: Bell | None = None

@@ -22,6 +22,7 @@ import torch
 
 from headrace.compute.ahead import ClearedAhead
 from headrace.compute.batch import Batch
+from headrace.compute.bell import Bell, BrokenOff
 from headrace.compute.kv import PagedKV
 from headrace.compute.mover import Mover
 from headrace.compute.sampling.choice import Choice
@@ -72,6 +73,7 @@ class _Launched(NamedTuple):
     prompt_spans: tuple[tuple[int, int], ...] = ()
     prompt_scores: tuple[Scores, ...] = ()
     waits: bool = False
+    broken_off: bool = False
 
 
 class LocalRunner:
@@ -80,7 +82,7 @@ class LocalRunner:
     ``seconds`` sums the host's time per phase since the start: ``prepare`` (slots, moves, packing),
     ``forward``, ``sample`` (with storing the tokens) and ``collect`` (waiting and turning results into
     values). On CUDA the first three are the time to queue the work, and the device's time shows in
-    ``collect``.
+    ``collect``. ``bell`` breaks idle plans off, if that is ``breakable``: where each is collected before the next.
     """
 
     def __init__(
@@ -93,10 +95,13 @@ class LocalRunner:
         max_model_len: int,
         device: torch.device,
         background: bool = False,
+        breakable: bool = False,
         mover: Mover | None = None,
         ahead: ClearedAhead | None = None,
     ) -> None:
         self.seconds = dict.fromkeys(("prepare", "forward", "sample", "collect"), 0.0)
+        self.bell = Bell()
+        self._breakable = breakable
         self._decoder = decoder
         self._kv = kv
         self._mover = mover
@@ -166,10 +171,13 @@ class LocalRunner:
         scored_at = np.repeat(last + 1 - rows.length, spans) + ramps(spans) if spans.size else spans
         if scored_at.size:
             wanted = np.sort(np.concatenate([sampled_at, scored_at]))
-        batch = self._slots.pack(rows, wanted)
+        batch = self._slots.pack(rows, wanted, self.bell if self._breakable and plan.idle else None)
 
         prepared = time.perf_counter()
-        hidden = self._decoder.hidden(batch, self._kv)
+        try:
+            hidden = self._decoder.hidden(batch, self._kv)
+        except BrokenOff:
+            return _Launched(plan.step, 0, {}, download, broken_off=True)
         logits = self._decoder.logits(self._lines(hidden, wanted, sampled_at)) if sampling.size else None
         computed = time.perf_counter()
 
@@ -276,6 +284,8 @@ class LocalRunner:
 
 def _output(launched: _Launched) -> StepOutput:
     """Turn what arrived on the host into values."""
+    if launched.broken_off:
+        return StepOutput(launched.step, (), broken_off=True)
     host = launched.download.wait()
     tokens: list[tuple[int, ...]] = [()] * launched.row_count
     failures = dict(launched.failures)

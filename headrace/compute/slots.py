@@ -15,6 +15,7 @@ import numpy as np
 import torch
 
 from headrace.compute.batch import Batch
+from headrace.compute.bell import Bell
 from headrace.compute.transfer import Line, upload
 from headrace.core.plan import Entry, Row
 
@@ -112,8 +113,8 @@ class Slots:
         """The tokens (int64, on the device) at the given positions of the given slots."""
         return self._tokens.take(slots * (self._max_model_len + 1) + positions).long()
 
-    def pack(self, rows: Rows, logits_indices: Ints) -> Batch:
-        """All rows behind one another as one batch, without padding.
+    def pack(self, rows: Rows, logits_indices: Ints, bell: Bell | None = None) -> Batch:
+        """All rows behind one another as one batch, without padding, which ``bell`` breaks off.
 
         ``logits_indices`` count tokens of the packed batch, ascending. Raises ValueError for a row beyond the context
         or beyond its slot's blocks: reading on would read another sequence's memory.
@@ -149,6 +150,7 @@ class Slots:
             contexts=tuple(end.tolist()),
             decode_rows=int(longer[0]) if longer.size else len(end),
             block_size=self._block_size,
+            bell=bell,
         )
 
 

@@ -22,7 +22,7 @@ class AdmitReason(StrEnum):
 
 
 class SkipReason(StrEnum):
-    """Why a waiting request was not admitted in a step."""
+    """Why a waiting request was not admitted in a step, or a running one stands still."""
 
     NO_SLOT = "no_slot"
     NO_BLOCKS = "no_blocks"
@@ -31,6 +31,7 @@ class SkipReason(StrEnum):
     PREFIX_IN_FLIGHT = "prefix_in_flight"
     STEP_FULL = "step_full"
     RESTORING = "restoring"
+    NOT_IDLE = "not_idle"
 
 
 class ChunkReason(StrEnum):
@@ -44,7 +45,7 @@ class PreemptReason(StrEnum):
     """Why a running request gave its place up.
 
     A running one could not grow; a waiting one of a better class or of a tenant served less was owed it; it only filled
-    idle time and the time is not idle any more.
+    idle time, the time is not idle any more, and others need its slot, its blocks or what it was about to compute.
     """
 
     NO_BLOCKS = "no_blocks"

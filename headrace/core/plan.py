@@ -91,7 +91,7 @@ class StepPlan(NamedTuple):
     """All work of one step. Rows of decode come before rows of prefill; a slot has at most one row.
 
     ``waits``: there is nothing to compute before a copy from the disk has arrived; `Runner.collect` waits for one, but
-    not for long, since new requests may come.
+    not for long, since new requests may come. ``idle``: nobody waits for any of it, so a runner may break it off.
     """
 
     step: int
@@ -99,6 +99,7 @@ class StepPlan(NamedTuple):
     moves: tuple[Move, ...]
     rows: tuple[Row, ...]
     waits: bool = False
+    idle: bool = False
 
     @property
     def has_work(self) -> bool:
@@ -123,6 +124,9 @@ class StepOutput(NamedTuple):
     token ``p + 1`` of the prompt. ``failures[i]`` says why row ``i`` alone could not be computed; its slot counts as
     having drawn some token, since its next row may be in flight. ``arrivals`` are the copies to and from the disk, of
     this step or any before, that have ended since the last output.
+
+    ``broken_off``: somebody came during an ``idle`` plan, since whose launch there has been no other. Entries
+    and moves are done and its rows' blocks are in the tables, but no row has been computed: all will be planned again.
     """
 
     step: int
@@ -131,3 +135,4 @@ class StepOutput(NamedTuple):
     prompt_logprobs: Mapping[int, tuple[TokenLogprob, ...]] = {}
     failures: Mapping[int, str] = {}
     arrivals: tuple[Arrival, ...] = ()
+    broken_off: bool = False

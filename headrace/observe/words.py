@@ -28,6 +28,7 @@ WORDS: Mapping[type[StrEnum], Mapping[Any, str]] = {
         SkipReason.BATCH_NOT_READY: "its batch is not complete yet, or the last one has not ended",
         SkipReason.PREFIX_IN_FLIGHT: "another request is computing its prefix now; it will share that",
         SkipReason.RESTORING: "blocks of its prefix are on their way from host memory or disk",
+        SkipReason.NOT_IDLE: "it only fills idle time and stands still, since the time is not idle",
         SkipReason.STEP_FULL: "one more would make steps slower than running requests hope for",
     },
     ChunkReason: {
@@ -39,7 +40,7 @@ WORDS: Mapping[type[StrEnum], Mapping[Any, str]] = {
     PreemptReason: {
         PreemptReason.NO_BLOCKS: "the cache was full and this request gave way",
         PreemptReason.OWED: "a request of a better class, or of a tenant served less, was owed its place",
-        PreemptReason.YIELD: "it only fills idle time, and the time is not idle any more",
+        PreemptReason.YIELD: "it only fills idle time, and others wanted its slot, its blocks or its prefix",
     },
     MoveReason: {
         MoveReason.EVICTED: "the device needed the room",

@@ -23,7 +23,7 @@ from headrace.core.ports import Watcher
 from headrace.core.quota import Limit, Room
 from headrace.core.request import FinishReason, InvalidParameter, Request
 from headrace.serve.meter import Meter
-from headrace.serve.thread import EngineThread, Progress, Steps
+from headrace.serve.thread import Bell, EngineThread, Progress, Steps
 
 logger = logging.getLogger(__name__)
 
@@ -167,7 +167,7 @@ class Service:
     """Takes calls on the running loop and answers them from the engine's events.
 
     ``limits`` bound what may wait, ``meter`` counts against the tenants' own, ``request_timeout`` (seconds) ends any
-    call.
+    call, ``bell`` breaks off what the engine does for nobody.
     """
 
     def __init__(
@@ -179,6 +179,7 @@ class Service:
         request_timeout: float = math.inf,
         clock: Callable[[], float] = time.monotonic,
         stall_seconds: float = STALL_SECONDS,
+        bell: Bell | None = None,
     ) -> None:
         self.now = clock
         self.draining = False
@@ -197,7 +198,7 @@ class Service:
         self._idle = asyncio.Event()
         self._idle.set()
         self._loop: asyncio.AbstractEventLoop | None = None
-        self.thread = EngineThread(engine, self._deliver, clock)
+        self.thread = EngineThread(engine, self._deliver, clock, bell)
 
     def watch(self, watcher: Watcher, tokens: bool = True) -> None:
         """Tell ``watcher`` of everything from now on, or of everything but tokens."""

@@ -16,6 +16,7 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from typing import Any, NamedTuple, Protocol
 
+from headrace.core.classes import BACKGROUND
 from headrace.core.events import Event, Finished
 from headrace.core.request import FinishReason, Request
 
@@ -44,6 +45,14 @@ class Steps(Protocol):
     def wake_at(self, now: float) -> float | None: ...
 
 
+class Bell(Protocol):
+    """Breaks off, while it is set, the steps that nobody waits for."""
+
+    def set(self) -> None: ...
+
+    def clear(self) -> None: ...
+
+
 class Progress(NamedTuple):
     """What the thread has done so far; ``stalled_seconds`` is 0 while no request is open."""
 
@@ -69,7 +78,7 @@ class EngineThread:
 
     ``deliver(events, now)`` is called on this thread, once per step that has events. When the engine raises,
     every open request ends with one ``Finished(FAILED)``, later ones end so at once, and `progress` says why:
-    the thread stays to answer.
+    the thread stays to answer. ``bell`` is rung when somebody comes who will wait.
     """
 
     def __init__(
@@ -77,10 +86,12 @@ class EngineThread:
         engine: Steps,
         deliver: Callable[[list[Event], float], None],
         clock: Callable[[], float] = time.monotonic,
+        bell: Bell | None = None,
     ) -> None:
         self._engine = engine
         self._deliver = deliver
         self._clock = clock
+        self._bell = bell or threading.Event()
         self._mailbox = threading.Condition()
         self._mail: list[Request | _Cancel | _Call] = []
         self._stopping = False
@@ -115,10 +126,13 @@ class EngineThread:
                 self._pending_since = self._clock()
             self._mail.append(request)
             self._mailbox.notify()
+        if request.service_class != BACKGROUND.name:
+            self._bell.set()
 
     def expect(self, seconds: float) -> None:
-        """A request may come within ``seconds``: unless one does, no step begins until then."""
+        """A request may come within ``seconds``: unless one does, no step begins until then, and an idle one ends."""
         self._expected_until = self._clock() + seconds
+        self._bell.set()
 
     def cancel(self, request_id: str, why: FinishReason) -> None:
         """End a request before the next step; unknown ids are ignored."""
@@ -169,6 +183,7 @@ class EngineThread:
     def _wait_for_work(self) -> list[Request | _Cancel | _Call] | None:
         """Sleep until there is mail or a step is due; the mail, or None when the thread shall end."""
         with self._mailbox:
+            self._bell.clear()  # who rings from now on is not in the mail yet that is looked for below
             while not self._mail and not self._stopping:
                 now = self._clock()
                 due = None if self._failure else self._engine.wake_at(now)

@@ -73,6 +73,7 @@ class HashingRunner:
         }
         self.disk_steps = disk_steps
         self.breaks: Callable[[Move], bool] = lambda move: False
+        self.interrupts: Callable[[StepPlan], bool] = lambda plan: False
         self._transfers: deque[tuple[int, Move]] = deque()
         self._launches = 0
         self.tokens: list[list[int]] = [[] for _ in range(max_num_seqs)]
@@ -94,6 +95,9 @@ class HashingRunner:
         for move in plan.moves:
             self._move(move)
         assert len({row.slot for row in plan.rows}) == len(plan.rows), "two rows of one slot"
+        if plan.idle and plan.rows and self.interrupts(plan):
+            self._break_off(plan)
+            return
         drawn: list[tuple[int, ...]] = []
         failures: dict[int, str] = {}
         size = self.block_size
@@ -125,6 +129,15 @@ class HashingRunner:
         arrivals = self._arrivals()
         assert arrivals or not plan.waits or self._transfers, "it waits for nothing"
         self._outputs.append(StepOutput(plan.step, tuple(drawn), failures=failures, arrivals=arrivals))
+
+    def _break_off(self, plan: StepPlan) -> None:
+        """Leave nonsense where the rows would have been written."""
+        for row in plan.rows:
+            self.tables[row.slot] += row.new_blocks
+            for position in range(row.start, row.start + row.length):
+                page, place = divmod(position, self.block_size)
+                self.pages[self.tables[row.slot][page]][place] = -1
+        self._outputs.append(StepOutput(plan.step, (), arrivals=self._arrivals(), broken_off=True))
 
     def collect(self) -> StepOutput:
         return self._outputs.popleft()

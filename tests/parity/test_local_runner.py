@@ -7,6 +7,7 @@ overlapped or served from shared blocks.
 from __future__ import annotations
 
 import functools
+import random
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ from typing import Any
 import pytest
 import torch
 
+from headrace.compute.bell import Bell
 from headrace.compute.blockfile import BlockFile
 from headrace.compute.kernels import select
 from headrace.compute.kv import PagedKV
@@ -23,6 +25,7 @@ from headrace.compute.model.weights import dummy_weights
 from headrace.compute.mover import Mover
 from headrace.compute.runner import LocalRunner
 from headrace.core.blocks import BlockPool
+from headrace.core.classes import CLASSES
 from headrace.core.engine import Engine
 from headrace.core.events import (
     AdmitReason,
@@ -42,10 +45,12 @@ from headrace.core.plan import Tier
 from headrace.core.request import FinishReason, Request, SamplingParams
 from headrace.core.restore import AlwaysRestore
 from headrace.core.scheduler.admission import Continuous
-from headrace.core.scheduler.fair import single_file
+from headrace.core.scheduler.fair import FairQueue, single_file
 from headrace.core.scheduler.headroom import AlwaysFits
+from headrace.core.scheduler.line import Line
 from headrace.core.scheduler.order import FirstComeFirstServed
 from headrace.core.scheduler.scheduler import Scheduler
+from headrace.core.scheduler.share import Books
 from headrace.core.scheduler.victims import LastRanked
 from headrace.core.tiers import LowerTier, LowerTiers
 
@@ -113,6 +118,7 @@ def run(
     prefix_caching: bool = True,
     host_blocks: int = 0,
     folder: Path | None = None,
+    bell: Bell | None = None,
 ) -> list[Event]:
     kv = PagedKV(decoder().spec, blocks, BLOCK, torch.float32, DEVICE)
     size = kv.nbytes // blocks
@@ -125,8 +131,12 @@ def run(
         max_model_len=MAX_LEN,
         device=DEVICE,
         background=background,
+        breakable=bell is not None,
         mover=Mover(kv, host_blocks, disk) if host_blocks else None,
     )
+    if bell is not None:
+        runner.bell = bell
+        todo = [replace(request, service_class="background") for request in todo]
     events: list[Event] = []
     lower = LowerTiers(
         LowerTier(Tier.HOST, host_blocks, LeastRecentlyUsed()),
@@ -138,7 +148,7 @@ def run(
     )
     scheduler = Scheduler(
         BlockPool(blocks, BLOCK, LeastRecentlyUsed(), events.append, lower if host_blocks else None),
-        single_file(),
+        single_file() if bell is None else FairQueue(Books(CLASSES, {}), Line),
         FirstComeFirstServed(),
         Continuous(),
         LastRanked(),
@@ -200,6 +210,27 @@ def test_each_request_gets_what_it_gets_alone(how: dict[str, Any]) -> None:
         assert any(isinstance(event, Preempted) for event in events)
     if how.get("prefix_caching", True):
         assert any(isinstance(event, Admitted) and event.cached_tokens for event in events)
+
+
+class OftenRung(Bell):
+    """Is heard in the middle of most steps, now before one layer and now before another."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.heard = 0
+        self._chance = random.Random(0)
+
+    def is_set(self) -> bool:
+        heard = self._chance.random() < 0.4
+        self.heard += heard
+        return heard
+
+
+@pytest.mark.parametrize("how", [{}, {"batched_tokens": 7}, {"blocks": 26}], ids=str)
+def test_each_request_gets_what_it_gets_alone_though_steps_are_broken_off(how: dict[str, Any]) -> None:
+    bell = OftenRung()
+    assert texts(run(requests(), bell=bell, **how)) == alone()
+    assert bell.heard > 20
 
 
 @pytest.mark.parametrize("how", [{}, {"overlap": 1}, {"overlap": 1, "background": True}], ids=str)

@@ -63,7 +63,7 @@ def run(seed: int) -> Record:
         block_size=block_size,
         max_num_seqs=rng.randint(1, 6),
         max_model_len=max_model_len,
-        overlap=rng.choice([0, 1, 1, 3]),
+        overlap=(overlap := rng.choice([0, 0, 1, 1, 3])),
         knobs=Knobs(
             batched_tokens=rng.randint(1, 48) if (chunked := rng.random() < 0.8) else max_model_len,
             chunked_prefill=chunked,
@@ -84,6 +84,8 @@ def run(seed: int) -> Record:
     breaking = rng.choice([0.0, 0.0, 0.3])
     failures = random.Random(seed + 1)
     runner.breaks = lambda move: failures.random() < breaking
+    if overlap == 0:
+        runner.interrupts = lambda plan: failures.random() < 0.3
     record = Record()
     requests: dict[str, Request] = {}
     disturbed: set[str] = set()

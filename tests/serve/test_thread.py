@@ -1,5 +1,6 @@
 import threading
 import time
+from dataclasses import replace
 
 import pytest
 
@@ -217,6 +218,29 @@ def test_no_step_begins_while_a_request_is_expected():
         assert not stepped.wait(0.05)
         thread.submit(request("a"))
         assert stepped.wait(SOON)
+    finally:
+        thread.stop()
+
+
+def test_who_will_wait_rings_the_bell_and_the_next_look_at_the_mail_ends_it():
+    looked = threading.Event()
+
+    def wake_at(now):
+        looked.set()
+
+    bell = threading.Event()
+    thread = EngineThread(StubEngine(lambda now: [], wake_at), lambda events, now: None, bell=bell)
+    thread.submit(replace(request("idle"), service_class="background"))
+    assert not bell.is_set()
+    thread.submit(request("real"))
+    assert bell.is_set()
+    bell.clear()
+    thread.expect(0.0)
+    assert bell.is_set()
+    thread.start()
+    try:
+        assert looked.wait(SOON)
+        assert not bell.is_set()
     finally:
         thread.stop()
 

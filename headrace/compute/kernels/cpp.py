@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from headrace.compute.batch import Batch
+from headrace.compute.bell import BrokenOff
 from headrace.compute.device import limit_threads
 from headrace.compute.kernels import Activation, HeadShape, KernelsUnavailable, Pages, linear
 from headrace.compute.kernels.native_stack import ALL_KEYS, NativeStack, native
@@ -34,7 +35,7 @@ class _Codes(dict[torch.dtype, int]):
 
 _DTYPES = _Codes({torch.float32: 0, torch.bfloat16: 1, torch.float16: 2})
 _PAGE_DTYPES = _Codes({**_DTYPES, torch.int8: 3})
-_INTERFACE = 8
+_INTERFACE = 9
 _PAIRED = (torch.bfloat16, torch.int8)
 _MAX_HEAD_DIM = 512
 
@@ -326,7 +327,7 @@ class CppKernels:
             raise ValueError(f"{len(lines[0])} positions and {len(lines[1])} slots for {tokens} tokens")
         out = torch.empty((kept, stack.hidden), dtype=dtype)
         starts, contexts, tables, rows, width, _ = plans[0].rows
-        self._cpu.run_stack(
+        whole = self._cpu.run_stack(
             self._level,
             stack.embedding,
             stack.table.data_ptr(),
@@ -357,7 +358,10 @@ class CppKernels:
             layers.scale,
             layers.softcap or 0.0,
             layers.embedding_scale,
+            0 if batch.bell is None else batch.bell.address,
         )
+        if not whole:
+            raise BrokenOff
         return out
 
     def likeliest(self, logits: Tensor) -> Tensor:

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from headrace.compute.batch import Batch
+from headrace.compute.bell import BrokenOff
 from headrace.compute.kernels import Activation, HeadShape, Kernels, Pages
 
 
@@ -80,6 +81,8 @@ def apply(
         residual = residual * stack.embedding_scale
     x = kernels.rms_norm(residual, stack.input_norm, stack.eps)
     for layer, held in zip(stack.layers, pages, strict=True):
+        if batch.bell is not None and batch.bell.is_set():
+            raise BrokenOff
         qkv = kernels.linear(x, layer.qkv.weight, layer.qkv.bias)
         queries = kernels.rope_write_kv(
             qkv, stack.heads, rotations[layer.rope], layer.qk_norm, stack.eps, batch.slot_mapping, held

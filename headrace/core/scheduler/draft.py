@@ -56,6 +56,7 @@ class Draft:
         "fill_seconds",
         "fill_times",
         "fraction",
+        "idle",
         "joined",
         "lengths",
         "limit_seconds",
@@ -74,11 +75,14 @@ class Draft:
         "waits",
     )
 
-    def __init__(self, number: int, budget: int, cost: StepCost, now: float = 0.0) -> None:
+    def __init__(
+        self, number: int, budget: int, cost: StepCost, now: float = 0.0, idle: bool = False
+    ) -> None:
         self.number = number
         self.budget = budget
         self.cost = cost
         self.now = now
+        self.idle = idle  # nobody waits for any of it
         self.entries: list[Entry] = []
         self.moves: list[Move] = []
         self.rows: list[Row] = []
@@ -273,4 +277,6 @@ class Draft:
     def freeze(self) -> StepPlan:
         """The plan as a value."""
         self.epochs = tuple(map(_epoch, self.sequences))
-        return StepPlan(self.number, tuple(self.entries), tuple(self.moves), tuple(self.rows), self.waits)
+        return StepPlan(
+            self.number, tuple(self.entries), tuple(self.moves), tuple(self.rows), self.waits, self.idle
+        )

@@ -188,7 +188,9 @@ class FairQueue:
         if not terms.weight:
             return not self.foreground
         if not terms.gather_seconds or not any(
-            other.account.live > other.waiting for other in self._classes.values()
+            other.account.live > other.waiting
+            for other in self._classes.values()
+            if other.account.terms.weight
         ):
             return True
         line = group.next_line()

@@ -1,7 +1,8 @@
 """Those that run: their slots, their places, and who gives way when there is not room for all.
 
 A sequence's place orders the batch: those that may not be preempted again, then better classes, then rank. Whoever
-comes first in it gets blocks first and always makes progress. Waiting and admission are `scheduler`'s.
+comes first in it gets blocks first and always makes progress. What only fills idle time stands still while the time is
+not idle: it keeps slot and blocks as long as nobody else wants them. Waiting and admission are `scheduler`'s.
 """
 
 from __future__ import annotations
@@ -12,7 +13,16 @@ from operator import attrgetter
 
 from headrace.core.blocks import PrefixHit
 from headrace.core.capacity import blocks_needed
-from headrace.core.events import AdmitReason, Admitted, Event, Preempted, PreemptReason, SkipReason, Stepped
+from headrace.core.events import (
+    AdmitReason,
+    Admitted,
+    Event,
+    Preempted,
+    PreemptReason,
+    Skipped,
+    SkipReason,
+    Stepped,
+)
 from headrace.core.plan import Entry
 from headrace.core.scheduler.draft import Draft
 from headrace.core.scheduler.fair import FairQueue
@@ -48,7 +58,8 @@ class Running:
         self._waiting = waiting
         self._events = events
         self._sequences: list[Sequence] = []
-        self._places = 0  # in the tables of all that run: positions for which there is memory
+        self._still: list[Sequence] = []  # with slots and blocks, but none of those that run
+        self._places = 0  # in the tables of them all: positions for which there is memory
         self._planned = 0  # of these, planned to be computed or computed already
         self._slots = list(range(slots - 1, -1, -1))
 
@@ -59,15 +70,27 @@ class Running:
         return iter(self._sequences)
 
     @property
+    def standing_still(self) -> int:
+        """How many go on when the time is idle again."""
+        return len(self._still)
+
+    @property
     def free_slots(self) -> int:
         return len(self._slots)
 
     def has_room(self, sequence: Sequence, hit: PrefixHit) -> bool:
         """Whether a waiting sequence may start: by the room policy, and for a last time only if it can be kept.
 
+        What stands still gives its place up where that makes room.
+
         Raises:
             PolicyFailed: the room policy failed.
         """
+        if self._still and not self._fits(sequence, hit):
+            self._give_up_still()
+        return self._fits(sequence, hit)
+
+    def _fits(self, sequence: Sequence, hit: PrefixHit) -> bool:
         pool = self.pages.pool
         fresh = self.pages.fresh_blocks(sequence, hit)
         free = pool.num_free - pool.num_idle(hit.blocks)
@@ -116,7 +139,7 @@ class Running:
 
     def leave(self, sequence: Sequence) -> None:
         """Take slot and blocks back; computed content stays findable."""
-        self._sequences.remove(sequence)
+        (self._still if sequence in self._still else self._sequences).remove(sequence)
         self._count(sequence, -1)
         sequence.account.running -= 1
         self._slots.append(sequence.slot)
@@ -137,21 +160,44 @@ class Running:
     # -- who gives way -----------------------------------------------------------------------------
 
     def make_way(self, now: float) -> None:
-        """Preempt for a head that is owed what others hold: idle-time work at once, of the rest one in a step.
+        """Preempt for a head that is owed what others hold: idle-time work all at once, of the rest one in a step.
 
         Raises:
             PolicyFailed: the victim policy failed when it was asked for the head.
         """
-        for sequence in self._waiting.yielding(self._sequences):
-            self.preempt(sequence, PreemptReason.YIELD)
+        self._let_stand()
         head = self._waiting.peek(now)
         if head is None or self.pages.fenced:  # what is fenced comes back by itself
             return
         if self._slots and head.skip_reason is not SkipReason.NO_BLOCKS:
             return
+        if self._still:
+            self._give_up_still()
+            return
         owing = [s for s in self._sequences if not self.is_kept(s) and self._waiting.is_owed(head, s)]
         if owing:
             self.preempt(self._choose(owing, now, head), PreemptReason.OWED)
+
+    def _let_stand(self) -> None:
+        """Idle-time work stands still while the time is not idle, and goes on when it is.
+
+        It gives up its place where it has promised to compute what another may be waiting for.
+        """
+        for sequence in self._waiting.yielding(self._sequences):
+            if sequence.registered < sequence.promised:
+                self.preempt(sequence, PreemptReason.YIELD)
+            else:
+                self._sequences.remove(sequence)
+                self._still.append(sequence)
+                self._events.append(Skipped(sequence.request.id, SkipReason.NOT_IDLE))
+        if self._still and not self._waiting.foreground:
+            for sequence in self._still:
+                insort(self._sequences, sequence, key=by_place)
+            self._still = []
+
+    def _give_up_still(self) -> None:
+        for sequence in tuple(self._still):
+            self.preempt(sequence, PreemptReason.YIELD)
 
     def grow(self, sequence: Sequence, step: Draft) -> bool:
         """Get one more block for a sequence whose blocks are full; preempt others, or the sequence itself, for it.
@@ -162,6 +208,9 @@ class Running:
         while self.pages.pool.num_free == 0:
             if self.pages.fenced:
                 return False  # blocks come back when what is in flight has been committed
+            if self._still:
+                self.preempt(self._still[-1], PreemptReason.YIELD)
+                continue
             candidates = [s for s in self._sequences if s.last_step != step.number and not self.is_kept(s)]
             if not candidates:
                 return False  # only kept ones are left, and all of them together fit
@@ -198,6 +247,15 @@ class Running:
         """A step has got all its rows."""
         self._planned += step.tokens
 
+    def take_back(self, step: Draft) -> None:
+        """A step was broken off: its rows are to be planned again."""
+        rows = zip(step.sequences, step.epochs, step.lengths, step.samples, strict=True)
+        for sequence, epoch, length, samples in rows:
+            if sequence.epoch == epoch:
+                sequence.planned -= length
+                sequence.pending -= samples
+                self._planned -= length
+
     def _count(self, sequence: Sequence, times: int) -> None:
         self._places += times * len(sequence.table) * self.pages.pool.block_size
         self._planned += times * sequence.planned
@@ -213,7 +271,7 @@ class Running:
             decode_rows=decodes,
             prefill_rows=len(step.rows) - decodes,
             computed_tokens=step.tokens,
-            running=len(self._sequences),
+            running=len(self._sequences) + len(self._still),
             waiting=len(self._waiting),
             blocks_held=held,
             blocks_total=pool.num_blocks,
@@ -223,9 +281,10 @@ class Running:
 
     def check(self) -> None:
         """Raise AssertionError unless blocks, slots and states agree."""
-        self.pages.check(self._sequences)
-        places = self.pages.pool.block_size * sum(len(s.table) for s in self._sequences)
-        planned = sum(s.planned for s in self._sequences)
+        everyone = [*self._sequences, *self._still]
+        self.pages.check(everyone)
+        places = self.pages.pool.block_size * sum(len(s.table) for s in everyone)
+        planned = sum(s.planned for s in everyone)
         assert (self._places, self._planned) == (places, planned), "places are counted wrongly"
-        assert len({s.slot for s in self._sequences}) == len(self._sequences), "a slot is used twice"
-        assert all(s.status is Status.RUNNING for s in self._sequences), "a request runs that should not"
+        assert len({s.slot for s in everyone}) == len(everyone), "a slot is used twice"
+        assert all(s.status is Status.RUNNING for s in everyone), "a request runs that should not"

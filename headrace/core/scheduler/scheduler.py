@@ -175,7 +175,7 @@ class Scheduler:
 
     def wake_at(self) -> float:
         """When there is something to plan: ``-inf`` now, ``inf`` never, else a time."""
-        if self._running:
+        if self._running or (self._running.standing_still and not self._waiting.foreground):
             return -math.inf
         while self._deadlines and self._deadlines[0][1] not in self._live:
             heapq.heappop(self._deadlines)
@@ -203,9 +203,9 @@ class Scheduler:
         self.pages.advance(now)
         self._note_firsts(now)
         self._make_way(now)
-        step = Draft(self._step, knobs.batched_tokens, self._cost, now)
+        step = Draft(self._step, knobs.batched_tokens, self._cost, now, not self._waiting.foreground)
         step.row_cost = self._cost.fixed_tokens / self._last_rows
-        if self._times is not None and not self._waiting.foreground:
+        if self._times is not None and step.idle:
             step.fill(self._times)
         prefills = self._plan_decodes(step, knobs)
         long = self._longest(prefills, knobs)
@@ -425,11 +425,15 @@ class Scheduler:
                 f"step {output.step} is committed, step {launched_plan.step} is the oldest in flight"
             )
         self._running.committed = plan.step
-        self._commit_rows(draft, output)
+        computed = bool(plan.rows) and not output.broken_off
+        if output.broken_off:
+            self._running.take_back(draft)
+        else:
+            self._commit_rows(draft, output)
         self.pages.lift(plan.step)
         self.pages.arrived(output.arrivals)
-        self._collected = draft if plan.rows else None
-        if plan.rows:
+        self._collected = draft if computed else None
+        if computed:
             self._events.append(self._running.stepped(draft))
 
     def _commit_rows(self, draft: Draft, output: StepOutput) -> None:
@@ -491,4 +495,5 @@ class Scheduler:
         self._running.check()
         waiting = list(self._waiting)
         assert len(waiting) == len(self._waiting), f"{len(waiting)} wait, {len(self._waiting)} counted"
-        assert len(self._live) == len(waiting) + len(self._running), "a live request is nowhere"
+        running = len(self._running) + self._running.standing_still
+        assert len(self._live) == len(waiting) + running, "a live request is nowhere"

@@ -49,6 +49,9 @@ class RecordedRunner:
 
     def collect(self) -> StepOutput:
         plan, rows = self._launched.popleft()
+        if self.outcome.broken_off:
+            self.collected = ()
+            return StepOutput(plan.step, (), arrivals=self.outcome.arrivals, broken_off=True)
         self.collected = rows
         tokens = tuple(
             self._drawn(each, self.outcome.counts.get(i, 1)) if each.row.samples else ()

@@ -200,7 +200,7 @@ def _outcome(told: Mapping[str, Any] | None) -> Outcome | None:
         Arrival(Move(source, target, Tier(here), Tier(there)), bool(ok), float(seconds))
         for (source, target, here, there), ok, seconds in told.get("arrivals", ())
     )
-    return Outcome(**by_row, arrivals=arrivals)
+    return Outcome(**by_row, arrivals=arrivals, broken_off=bool(told.get("broken_off", False)))
 
 
 def _events(told: Any) -> list[list[Any]]:

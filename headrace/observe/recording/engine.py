@@ -106,6 +106,7 @@ class _Overheard:
             scores={i: len(scores) for i, scores in output.prompt_logprobs.items()},
             failures=dict(output.failures),
             arrivals=output.arrivals,
+            broken_off=output.broken_off,
         )
         return output
 

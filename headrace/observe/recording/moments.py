@@ -56,16 +56,18 @@ class Reset(NamedTuple):
 
 
 class Outcome(NamedTuple):
-    """What the runner returned of one step, in shape; every field but the last is keyed by a row's index.
+    """What the runner returned of one step, in shape; the first three fields are keyed by a row's index.
 
     ``counts`` are numbers of drawn tokens where a row drew another number than one; ``scores`` numbers of scored
-    prompt positions; ``failures`` messages; ``arrivals`` what had come from or gone to the disk.
+    prompt positions; ``failures`` messages; ``arrivals`` what had come from or gone to the disk; ``broken_off`` that no
+    row was computed.
     """
 
     counts: Mapping[int, int]
     scores: Mapping[int, int]
     failures: Mapping[int, str]
     arrivals: tuple[Arrival, ...] = ()
+    broken_off: bool = False
 
 
 class Took(NamedTuple):

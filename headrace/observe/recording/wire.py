@@ -131,9 +131,7 @@ def event_line(event: Event, shown: Callable[[str, tuple[int, ...]], tuple[int, 
 
 
 def _outcome(outcome: Outcome) -> dict[str, Any]:
-    *by_row, arrivals = outcome._asdict().items()
-    told = {name: {str(row): value for row, value in rows.items()} for name, rows in by_row if rows}
-    return told | ({arrivals[0]: plain(arrivals[1])} if arrivals[1] else {})
+    return {name: plain(value) for name, value in outcome._asdict().items() if value}
 
 
 def plain(value: Any) -> Any:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, Literal
@@ -11,6 +12,7 @@ import torch
 from torch import Tensor
 
 from headrace.compute.batch import Batch
+from headrace.compute.bell import Bell, BrokenOff
 from headrace.compute.kernels import HeadShape, KernelsUnavailable, Pages
 from headrace.compute.kernels.cpp import CppKernels
 from headrace.compute.kernels.native_stack import NativeStack
@@ -178,6 +180,33 @@ def test_the_reference_runs_layers_call_by_call() -> None:
     out = kernels.run_stack(kernels.prepare_stack(stack), MIXED, pages)
     expected = apply(kernels, stack, MIXED, pages_for(torch.float32))
     assert torch.equal(out, expected)
+
+
+@pytest.mark.parametrize("kernels", [CppKernels(), TorchKernels()], ids=type)
+def test_a_bell_breaks_a_pass_off_and_what_it_wrote_is_written_again(kernels: Any) -> None:
+    stack = kernels.prepare_stack(make(kernels, torch.float32))
+    bell, pages = Bell(), pages_for(torch.float32)
+    batch = replace(MIXED, bell=bell)
+    bell.set()
+    with pytest.raises(BrokenOff):
+        kernels.run_stack(stack, batch, pages)
+    bell.clear()
+    whole = kernels.run_stack(stack, batch, pages)
+    assert torch.equal(whole, kernels.run_stack(stack, MIXED, pages_for(torch.float32)))
+
+
+def test_a_bell_is_heard_between_two_layers() -> None:
+    """The extension ends early enough: a long pass ends within a small part of its time after it was rung."""
+    kernels = CppKernels()
+    stack = make(kernels, torch.float32)
+    stack = kernels.prepare_stack(replace(stack, layers=stack.layers * 20_000))
+    pages = pages_for(torch.float32) * 20_000
+    bell = Bell()
+    ringing = threading.Timer(0.02, bell.set)
+    ringing.start()
+    with pytest.raises(BrokenOff):
+        kernels.run_stack(stack, replace(MIXED, bell=bell), pages)
+    ringing.join()
 
 
 def run(batch: Batch = MIXED, pages: Sequence[Pages] | None = None, **changed: Any) -> Tensor:

@@ -5,10 +5,8 @@ from __future__ import annotations
 import pytest
 
 from headrace.core.classes import CLASSES, ServiceClass
-from headrace.core.cost import StepTimes
-from headrace.core.events import Admitted, Chunked, Preempted
+from headrace.core.events import Admitted, Preempted
 from headrace.core.request import FinishReason
-from headrace.core.scheduler.draft import FILL_ENTRANTS, LEAST_PREFILL
 from headrace.core.scheduler.fair import FairQueue, single_file
 from headrace.core.scheduler.line import Line, PolicyFailed
 from headrace.core.scheduler.share import Books
@@ -75,48 +73,6 @@ def test_weights_decide_how_often_a_tenant_goes():
         sequence.account.charge(1000.0)
         gone.append(sequence.request.tenant)
     assert gone.count("a") == 30
-
-
-def test_background_work_waits_for_idle_time_and_gives_way_at_once():
-    queue = fair()
-    engine, _ = hashing_engine(queue=queue, num_blocks=32)
-    record = Record()
-    engine.submit(request("idle", service_class="background", max_tokens=20), 0.0)
-    step(engine, record, 3)
-    assert admitted(record) == ["idle"]
-    engine.submit(request("real", max_tokens=5), 0.0)
-    step(engine, record)
-    (lost,) = record.of(Preempted)
-    assert (lost.request_id, lost.reason) == ("idle", "yield")
-    drain(engine, record)
-    assert admitted(record) == ["idle", "real", "idle"]
-    assert list(record.ends) == ["real", "idle"]
-
-
-def test_a_step_of_background_work_alone_is_short_because_somebody_may_come():
-    prompt = tuple(range(4 * LEAST_PREFILL))
-    engine, _ = hashing_engine(queue=fair(), times=StepTimes(token_seconds=0.1))
-    record = Record()
-    engine.submit(request("idle", prompt, service_class="background", max_tokens=4), 0.0)
-    step(engine, record, 8)
-    assert [event.length for event in record.of(Chunked)] == [LEAST_PREFILL] * 4
-    engine.submit(request("real", prompt[::-1]), 0.0)
-    step(engine, record)
-    assert record.of(Chunked)[-1].length == len(prompt)
-
-
-def test_background_work_comes_in_bit_by_bit_and_all_of_it_comes_in():
-    engine, _ = hashing_engine(queue=fair(), times=StepTimes(token_seconds=1e-6))
-    record = Record()
-    for number in range(5):
-        engine.submit(request(str(number), (number,), service_class="background", max_tokens=30), 0.0)
-    joined = []
-    for _ in range(4):
-        step(engine, record)
-        joined.append(len(record.of(Admitted)))
-    assert joined == [FILL_ENTRANTS, 2 * FILL_ENTRANTS, 5, 5]
-    drain(engine, record)
-    assert len(record.ends) == 5
 
 
 def test_a_better_class_pushes_a_lower_one_out_when_no_slot_is_free():

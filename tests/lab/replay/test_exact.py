@@ -21,10 +21,11 @@ SEEDS = 120
 
 
 def test_random_lives_are_lived_again_event_by_event(tmp_path, monkeypatch):
-    told = set()
+    told, broken_off = set(), 0
     for seed in range(SEEDS):
         path = tmp_path / f"{seed}.jsonl"
         record, compose = record_life(seed, path, monkeypatch)
+        broken_off += path.read_text().count('"broken_off": true')
         replay = Replay(read_trace(path), compose)
         events = [event for scene in replay.scenes() for event in scene.events]
         assert replay.divergence is None, f"seed {seed}: {replay.divergence}"
@@ -34,6 +35,7 @@ def test_random_lives_are_lived_again_event_by_event(tmp_path, monkeypatch):
         told |= {("shared", event.cached_tokens > 0) for event in events if isinstance(event, Admitted)}
     assert {kind for kind, _ in told} >= {Admitted, Evicted, Preempted, Skipped, Finished}
     assert {(Finished, reason) for reason in FinishReason} <= told
+    assert broken_off
     assert {("shared", True), (Evicted, EvictReason.RESET)} <= told
 
 

@@ -98,5 +98,5 @@ def test_every_way_into_an_engine_is_recorded():
 
 def test_all_that_a_runner_returns_is_told_or_withheld():
     # in shape; step numbers follow from the plans
-    told = {"tokens", "prompt_logprobs", "failures", "arrivals"}
+    told = {"tokens", "prompt_logprobs", "failures", "arrivals", "broken_off"}
     assert {*StepOutput._fields} == {*told, "step", "logprobs"}

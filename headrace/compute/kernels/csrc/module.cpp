@@ -322,8 +322,8 @@ PyObject *quantized_linear(PyObject *, PyObject *const *values, Py_ssize_t count
   Py_RETURN_NONE;
 }
 
-// run_stack: see kernels/native_stack.py, which has checked all but what the arrays hold. `pages` are PAGE_WORDS words to
-// a layer, in the order of Arguments::pages.
+// run_stack: whether it was not broken off. See kernels/native_stack.py, which has checked all but what the arrays hold.
+// `pages` are PAGE_WORDS words to a layer, in the order of Arguments::pages.
 PyObject *run_stack(PyObject *, PyObject *const *values, Py_ssize_t count) {
   Arguments in(values, count);
   const Operations *operations = in.operations();
@@ -363,6 +363,7 @@ PyObject *run_stack(PyObject *, PyObject *const *values, Py_ssize_t count) {
   a.scale = in.real();
   a.softcap = in.real();
   a.embedding_scale = in.real();
+  a.bell = in.pointer<const uint8_t>();
   if (!in.complete() || !all_below("slots", a.slots, a.tokens, num_slots) ||
       !all_below("tokens", a.token_ids, a.tokens, vocab) || !all_below("positions", a.positions, a.tokens, turns))
     return nullptr;
@@ -372,10 +373,10 @@ PyObject *run_stack(PyObject *, PyObject *const *values, Py_ssize_t count) {
   std::vector<Pages> layers;
   for (int64_t i = 0; i < a.layer_count; i++) layers.push_back(pages_of(pages + i * PAGE_WORDS));
   a.pages = layers.data();
-  bool enough = false;
-  run_unlocked_if(true, [&] { enough = run_stack(*operations, a); });
-  if (!enough) return PyErr_NoMemory();
-  Py_RETURN_NONE;
+  StackEnd end = StackEnd::NO_MEMORY;
+  run_unlocked_if(true, [&] { end = run_stack(*operations, a); });
+  if (end == StackEnd::NO_MEMORY) return PyErr_NoMemory();
+  return PyBool_FromLong(end == StackEnd::WHOLE);
 }
 
 // Bits of bfloat16 as an integer that compares as the number does; both zeros are 0.

@@ -48,7 +48,10 @@ struct Stack {
   HeadCounts heads;
   int dtype, gelu;
   float eps, scale, softcap, embedding_scale;
+  const uint8_t *bell;  // not 0 once the step is to be broken off, by another thread; null where it never is
 };
+
+enum class StackEnd { WHOLE, BROKEN_OFF, NO_MEMORY };
 
 static bool stack_linear(const Operations &run, const Stack &s, const StackLinear &l, int64_t count, const void *x,
                          void *out) {
@@ -65,9 +68,10 @@ static void keep_rows(const Stack &s, void *rows, int64_t row_bytes) {
     if (s.kept_at[i] != i) memcpy(bytes + i * row_bytes, bytes + s.kept_at[i] * row_bytes, row_bytes);
 }
 
-// False: out of memory. In x and y lie by turns what is hidden (and y: what attention returns), in `wide` queries with
-// keys and values, or gates with their factors, in `narrow` turned queries, or what is left of gates.
-static bool run_stack(const Operations &run, const Stack &s) {
+// Broken off only between two layers: what was written to the pages will be written again. In x and y lie by turns what is
+// hidden (and y: what attention returns), in `wide` queries with keys and values, or gates with their factors, in `narrow`
+// turned queries, or what is left of gates.
+static StackEnd run_stack(const Operations &run, const Stack &s) {
   const HeadCounts &h = s.heads;
   int64_t count = s.tokens;
   void *x = s.x, *y = s.y;
@@ -82,30 +86,31 @@ static bool run_stack(const Operations &run, const Stack &s) {
   run.embed({s.embedding, s.token_ids, s.residual, count, s.hidden, s.dtype, s.embedding_scale});
   norm(s.residual, nullptr, s.input_norm, x);
   for (int64_t i = 0; i < s.layer_count; i++) {
+    if (s.bell && __atomic_load_n(s.bell, __ATOMIC_RELAXED)) return StackEnd::BROKEN_OFF;
     const StackLayer &layer = s.layers[i];
     const StackRotation &turn = s.rotations[layer.rope];
     const bool last = i + 1 == s.layer_count;
-    if (!stack_linear(run, s, layer.qkv, count, x, s.wide)) return false;
+    if (!stack_linear(run, s, layer.qkv, count, x, s.wide)) return StackEnd::NO_MEMORY;
     run.rope_write_kv({s.wide, turn.table, layer.qk_norm, s.slots, s.positions, s.narrow, s.pages[i], count, h.heads,
                        h.kv_heads, h.head_dim, turn.rotary, s.dtype, s.eps});
     if (!run.attention({s.narrow, s.pages[i], y, s.query_starts, s.contexts, s.tables, s.rows, s.width, h.heads,
                         h.kv_heads, h.head_dim, layer.window, s.dtype, s.scale, s.softcap}))
-      return false;
+      return StackEnd::NO_MEMORY;
     if (last && s.kept < count) {  // nobody attends to the last layer's output: only wanted positions go on
       keep_rows(s, y, h.heads * h.head_dim * s.element_bytes);
       keep_rows(s, s.residual, s.hidden * s.element_bytes);
       count = s.kept;
-      if (!count) return true;
+      if (!count) return StackEnd::WHOLE;
     }
-    if (!stack_linear(run, s, layer.output, count, y, x)) return false;
+    if (!stack_linear(run, s, layer.output, count, y, x)) return StackEnd::NO_MEMORY;
     if (layer.post_attention_norm) {
       norm(x, nullptr, layer.post_attention_norm, y);
       swap();
     }
     norm(x, s.residual, layer.mlp_norm, y);
-    if (!stack_linear(run, s, layer.gate_up, count, y, s.wide)) return false;
+    if (!stack_linear(run, s, layer.gate_up, count, y, s.wide)) return StackEnd::NO_MEMORY;
     run.gated_activation({s.wide, s.narrow, count, layer.down.inputs, s.dtype, s.gelu});
-    if (!stack_linear(run, s, layer.down, count, s.narrow, x)) return false;
+    if (!stack_linear(run, s, layer.down, count, s.narrow, x)) return StackEnd::NO_MEMORY;
     if (layer.post_mlp_norm) {
       norm(x, nullptr, layer.post_mlp_norm, y);
       swap();
@@ -113,7 +118,7 @@ static bool run_stack(const Operations &run, const Stack &s) {
     norm(x, s.residual, layer.following_norm, last ? s.out : y);
     swap();
   }
-  return true;
+  return StackEnd::WHOLE;
 }
 
 }  // namespace headrace
