@@ -2,13 +2,16 @@
 
 One server answers the same requests at the same times (Poisson, ``--rate`` per second) in blocks of ``--block``
 seconds, in turn beside a warmer that has work all the while and takes every moment for quiet, and alone; which comes
-first changes from pair to pair. No cache knows the requests. A figure is of all blocks of a kind together, and a
-ratio's interval (95 %) is that of pairs of blocks drawn again and again, so that no single hesitation decides it.
+first changes from pair to pair. No cache knows the requests. They come from the load generator's lean client, since
+what a client computes on the server's cores is slower beside a warmer, too. A figure is of all blocks of a kind
+together, and a ratio's interval (95 %) is that of pairs of blocks drawn again and again, so that no single hesitation
+decides it.
 """
 
 from __future__ import annotations
 
 import asyncio
+import json
 import random
 import time
 from argparse import Namespace
@@ -19,7 +22,8 @@ from typing import Any, NamedTuple
 import httpx
 
 from benchmarks.stage import Server, arguments, say, server
-from benchmarks.warming import Heard, ask, percentile, read_texts
+from benchmarks.warming import Heard, body, percentile, read_texts
+from headrace.lab.bench.connection import Connections
 
 ALWAYS = ("--response-cache", "memory", "--warm-below-rate", "1000000", "--warm-seconds-per-hour", "3600")
 JOB_TOKENS = 256
@@ -52,13 +56,28 @@ def make_block(texts: Sequence[str], rate: float, seconds: float, seed: int) -> 
     return block
 
 
-async def play(client: httpx.AsyncClient, block: Sequence[Due], seconds: float, salt: str) -> list[Heard]:
+async def ask(connections: Connections, raw: bytes) -> Heard:
+    """Stream one answer."""
+    begin, first = time.perf_counter(), list[float]()
+
+    def told(status: int, piece: bytes) -> None:
+        if not first:
+            first.append(time.perf_counter())
+
+    status = await connections.post("/v1/chat/completions", {}, raw, told)
+    if status != 200:
+        raise RuntimeError(f"HTTP {status}")
+    return Heard(first[0] - begin, time.perf_counter() - begin, "")
+
+
+async def play(connections: Connections, block: Sequence[Due], seconds: float, salt: str) -> list[Heard]:
     """Ask when it is due, however long answers take; ``salt`` parts this block's prompts from those of others."""
-    more = {"cache_salt": salt, "response_cache": {"no_store": True}}
+    more = {"stream": True, "cache_salt": salt, "response_cache": {"no_store": True}}
+    bodies = [json.dumps(body(due.text) | more).encode() for due in block]
     begin, tasks = time.perf_counter(), []
-    for due in block:
+    for due, raw in zip(block, bodies, strict=True):
         await asyncio.sleep(max(0.0, begin + due.at - time.perf_counter()))
-        tasks.append(asyncio.create_task(ask(client, due.text, **more)))
+        tasks.append(asyncio.create_task(ask(connections, raw)))
     heard = list(await asyncio.gather(*tasks))
     await asyncio.sleep(max(0.0, begin + seconds - time.perf_counter()))
     return heard
@@ -97,6 +116,7 @@ async def measure(running: Server, args: Namespace, texts: Sequence[str]) -> tup
     pairs, computed, idle = [], 0, 0
     half = len(texts) // 2
     ours, its = texts[:half], texts[half:]
+    connections = Connections(running.url)
     async with httpx.AsyncClient(base_url=running.url, timeout=120.0, trust_env=False) as client:
         warmer = Warmer(client, its)
         jobs = 4 * args.batch
@@ -108,7 +128,7 @@ async def measure(running: Server, args: Namespace, texts: Sequence[str]) -> tup
                 if warming:
                     await warmer.give(jobs)
                     await asyncio.sleep(0.3)
-                heard[warming] = await play(client, block, args.block, f"{number} {warming}")
+                heard[warming] = await play(connections, block, args.block, f"{number} {warming}")
                 state = await warmer.state()
                 if warming and number >= 0:
                     computed += state["computed"] - done
@@ -118,6 +138,7 @@ async def measure(running: Server, args: Namespace, texts: Sequence[str]) -> tup
                 await warmer.rest()
             if number >= 0:
                 pairs.append(Pair(heard[False], heard[True]))
+    connections.close()
     return pairs, computed, idle
 
 

@@ -2,12 +2,12 @@
 
 Nearly everything is freed by counting references as soon as nobody has it. A search finds objects that hold each other
 in a circle, and walks over all that it searches for it: 100 to 200 ms for everything that a server keeps, a few
-milliseconds for what has been made within a second. So what is recent is searched every second and then put aside;
-everything, and what was put aside too, only after nobody has called for a while.
+milliseconds for what has been made within a second. So what is recent is searched often, little at a time, and then put
+aside; everything, and what was put aside too, only after nobody has called for a while.
 
 ```
- made ──> recent ──searched every second, between two answers──> put aside ──searched in quiet times──┐
-                                                                     ↑________________________________│
+ made ──> recent ──searched often, between two answers──> put aside ──searched in quiet times──┐
+                                                              ↑________________________________│
 ```
 """
 
@@ -19,7 +19,7 @@ from collections.abc import Callable
 NEVER = 1_000_000_000
 """Searches of what is young between two of everything: more than there will be."""
 
-RECENT_SECONDS = 1.0
+RECENT_SECONDS = 0.1
 """Between two searches of what is recent."""
 
 REST_SECONDS = 30.0
