@@ -14,6 +14,9 @@ from torch import Tensor
 
 from headrace.compute.quantization.weight import QuantizedWeight, pack_halves, stacked
 
+TILE_INPUTS = 64
+"""Inputs of a product on tiles of bytes."""
+
 _ROWS_ELEMENTS = 1 << 24
 """Elements that are rounded at once: what is needed beside the weight stays at some 200 MB."""
 
@@ -31,10 +34,15 @@ class Scheme:
     activation_bits: Literal[8, 16]
 
     def group(self, inputs: int) -> int:
-        """Inputs that share a scale: the most that divide ``inputs``, but no more than ``group_size``."""
+        """Inputs that share a scale: the most that divide ``inputs``, but no more than ``group_size``.
+
+        In whole `TILE_INPUTS` where there is such a number: 96 of 576 inputs cost a product on tiles half as much again
+        as 64 do.
+        """
         if self.group_size is None:
             return inputs
-        return next(size for size in range(min(self.group_size, inputs), 0, -1) if inputs % size == 0)
+        sizes = [size for size in range(min(self.group_size, inputs), 0, -1) if inputs % size == 0]
+        return next((size for size in sizes if size % TILE_INPUTS == 0), sizes[0])
 
     def grid(self, grouped: Tensor, scale_dtype: torch.dtype = torch.float32) -> tuple[Tensor, Tensor]:
         """Scales and zeros, float32 [..., 1], that let [..., group] just fit; scales representable in ``scale_dtype``.
