@@ -58,6 +58,7 @@ class Warming:
         settle = 0.0 if options.warm_before_ready else SETTLE_SECONDS
         self.warmer = Warmer(
             computing.compute,
+            lambda: recall.service.awaited,
             QuietWindow(options.warm_below_rate, settle, clock()),
             clock,
             time.time,

@@ -40,8 +40,8 @@ HANDOVER_REQUESTS = 4
 """Beside more open requests than these, the background's apart, it does not: there a first token waits for its turn,
 and rests would add up."""
 
-EXPECT_SECONDS = 0.004
-"""How long the background may rest for a call that is being read: reading takes a millisecond or two."""
+EXPECT_SECONDS = 0.01
+"""How long the background may rest for a call that is being read: reading takes a millisecond, or a few."""
 
 NOTE_SECONDS = 0.02
 """How long it may take until what happened outside the engine is counted."""
@@ -266,8 +266,7 @@ class Service:
     def expect(self) -> None:
         """A call is being read. Until it is here, no step begins of which only the background would have something: it
         would wait for the step's end, and be read more slowly beside it."""
-        if self._routes and not self._urgent:
-            self.thread.expect(EXPECT_SECONDS)
+        self.thread.expect(EXPECT_SECONDS)
 
     def end_in_time(self, answer: Answer, close: Callable[[Answer, FinishReason], None]) -> None:
         """Have ``close`` called at the deadline of the answer's first request, or when the server's patience ends.
@@ -329,8 +328,8 @@ class Service:
 
     @property
     def awaited(self) -> bool:
-        """Whether the engine holds a request that somebody waits for: those of the background are nobody's."""
-        return self._urgent > 0
+        """Whether somebody waits for an answer, or his call is being read; the background's requests are nobody's."""
+        return self._urgent > 0 or self.thread.expecting
 
     def open_requests(self) -> int:
         """Requests that the engine still holds, listened to or not."""

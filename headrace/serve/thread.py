@@ -126,13 +126,18 @@ class EngineThread:
                 self._pending_since = self._clock()
             self._mail.append(request)
             self._mailbox.notify()
-        if request.service_class != BACKGROUND.name:
+        if _is_awaited(request):
             self._bell.set()
 
     def expect(self, seconds: float) -> None:
-        """A request may come within ``seconds``: unless one does, no step begins until then, and an idle one ends."""
+        """Somebody's request may come within ``seconds``: until then no step begins that is for nobody, or one ends."""
         self._expected_until = self._clock() + seconds
         self._bell.set()
+
+    @property
+    def expecting(self) -> bool:
+        """Whether a request may come soon."""
+        return self._clock() < self._expected_until
 
     def cancel(self, request_id: str, why: FinishReason) -> None:
         """End a request before the next step; unknown ids are ignored."""
@@ -188,7 +193,8 @@ class EngineThread:
                 now = self._clock()
                 due = None if self._failure else self._engine.wake_at(now)
                 if due is not None:
-                    due = max(due, self._expected_until)
+                    if self._expected_until > now and not any(map(_is_awaited, self._open.values())):
+                        due = max(due, self._expected_until)
                     if due <= now:
                         break
                 self._mailbox.wait(None if due is None else due - now)
@@ -223,6 +229,10 @@ class EngineThread:
             Finished(request.id, FinishReason.FAILED, len(request.tokens), 0, 0, ENGINE_FAILED)
             for request in self._open.values()
         ]
+
+
+def _is_awaited(request: Request) -> bool:
+    return request.service_class != BACKGROUND.name
 
 
 def _answer(call: _Call) -> None:

@@ -5,9 +5,10 @@
  history, best first ───────────┴──> up to ``batch`` at once ──> caches
                                       pause: jobs go back, what they have computed is taken up next time
 ```
-Its requests are of the background class: the scheduler lets them run only while nothing else has work, and takes their
-place at the first arrival. So that nobody waits for the loop either, none is begun while somebody is being answered,
-and they are begun one by one. It knows no wire format: how a question becomes an answer is handed in.
+Its requests are of the background class: the scheduler lets them run only while nothing else has work, and stops them
+at the first arrival. So that nobody waits for the loop either, none is begun while somebody is being read or answered,
+and each only when the one before has been read and rendered. It knows no wire format: how a question becomes an answer
+is handed in.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from typing import NamedTuple
 from headrace.core.cache.demand import choose
 from headrace.core.cache.quiet import QuietWindow
 from headrace.core.classes import BACKGROUND
-from headrace.core.events import Arrived, Event, Finished
+from headrace.core.events import Arrived, Event
 from headrace.serve.history import History, Recorded
 
 logger = logging.getLogger(__name__)
@@ -39,6 +40,10 @@ REFILL_SECONDS = 60.0
 HOUR = 3600.0
 MAX_JOBS = 100_000
 MAX_DEALT_WITH = 100_000
+
+
+Begun = Callable[[], None]
+"""To be called once a question has been read, and waits for nothing but its answer."""
 
 
 class Outcome(StrEnum):
@@ -88,10 +93,11 @@ class _Allowance:
 
 
 class Warmer:
-    """A `core.ports.Watcher` that hears who comes and goes, and works while few come.
+    """A `core.ports.Watcher` that hears who comes, and works while few come.
 
     Args:
         compute: has one question answered into the caches; cancelled when it must make way.
+        busy: whether somebody is being read or answered.
         window: when the traffic is low.
         clock, wall: seconds, and Unix time.
         batch: questions computed at once.
@@ -102,7 +108,8 @@ class Warmer:
 
     def __init__(
         self,
-        compute: Callable[[Recorded], Awaitable[Outcome]],
+        compute: Callable[[Recorded, Begun], Awaitable[Outcome]],
+        busy: Callable[[], bool],
         window: QuietWindow,
         clock: Callable[[], float],
         wall: Callable[[], float],
@@ -113,6 +120,7 @@ class Warmer:
         history: History | None = None,
     ) -> None:
         self._compute = compute
+        self._busy = busy
         self._window = window
         self._clock = clock
         self._wall = wall
@@ -122,7 +130,6 @@ class Warmer:
         self._history = history
         self._waiting: deque[_Job] = deque()
         self._running: dict[asyncio.Task[Outcome], _Job] = {}
-        self._callers: set[str] = set()  # requests that somebody waits for
         self._counts = dict.fromkeys(Outcome, 0)
         self._dealt_with: set[bytes] = set()
         self._prefixes: dict[Recorded, float] = {}  # and when each is due
@@ -145,12 +152,9 @@ class Warmer:
         await asyncio.gather(*self._running, return_exceptions=True)
 
     def fold(self, event: Event, now: float) -> None:
-        """Who comes may end the quiet, and nothing is begun before he is gone."""
+        """Who comes may end the quiet."""
         if type(event) is Arrived and event.service_class != BACKGROUND.name:
             self._window.arrived(now)
-            self._callers.add(event.request_id)
-        elif type(event) is Finished:
-            self._callers.discard(event.request_id)
 
     def add(self, questions: Iterable[Recorded]) -> int:
         """Have these computed when there is time; how many were taken on."""
@@ -224,9 +228,8 @@ class Warmer:
             self._refill_at = now + REFILL_SECONDS
             self.settled = True
         self._renew_prefixes(now)
-        while self._waiting and len(self._running) < self._batch and not self._callers:
-            self._start(self._waiting.popleft())
-            await asyncio.sleep(0)  # it is read and rendered now, and who has come meanwhile is heard
+        while self._waiting and len(self._running) < self._batch and not self._busy():
+            await self._begin(self._waiting.popleft())
 
     def _renew_prefixes(self, now: float) -> None:
         for prefix, due in self._prefixes.items():
@@ -234,13 +237,16 @@ class Warmer:
                 self._prefixes[prefix] = now + PREFIX_SECONDS
                 self._waiting.appendleft(_Job(prefix, None))
 
-    def _start(self, job: _Job) -> None:
-        task = asyncio.get_running_loop().create_task(self._run(job))
+    async def _begin(self, job: _Job) -> None:
+        begun = asyncio.Event()
+        task = asyncio.get_running_loop().create_task(self._run(job, begun.set))
         self._running[task] = job
         task.add_done_callback(self._ended)
+        task.add_done_callback(lambda _: begun.set())
+        await begun.wait()
 
-    async def _run(self, job: _Job) -> Outcome:
-        return await self._compute(job.question)
+    async def _run(self, job: _Job, begun: Begun) -> Outcome:
+        return await self._compute(job.question, begun)
 
     def _ended(self, task: asyncio.Task[Outcome]) -> None:
         job = self._running.pop(task, None)

@@ -153,20 +153,21 @@ def test_those_whom_nobody_waits_for_are_not_many(rests):
 
 
 def test_a_call_at_the_door_stops_the_background_and_nobody_else(monkeypatch):
+    monkeypatch.setattr(service_file, "EXPECT_SECONDS", 3600.0)
+
     async def run():
         async with serving() as service:
-            expected = []
-            monkeypatch.setattr(service.thread, "expect", expected.append)
-            service.expect()  # nothing is open
-            gate = Gate(service)
-            service.open([request("ahead", 20, service_class=BACKGROUND.name)], each_step=False)
+            ahead = service.open([request("ahead", 20, service_class=BACKGROUND.name)], each_step=False)
+            assert not service.awaited
             service.expect()
-            assert expected == [service_file.EXPECT_SECONDS]
-            answer = service.open([request("a", 3)])
-            service.expect()  # somebody waits for the next step
-            assert len(expected) == 1
-            gate.open.set()
-            await read_all(answer)
+            assert service.awaited
+            await read_all(service.open([request("a", 3)]))
+            await asyncio.sleep(0.05)
+            assert not ahead.settled
+            service.thread.expect(0.0)
+            await read_all(service.open([request("b", 3)]))  # who waits for an hour looks again
+            await read_all(ahead)
+            assert not service.awaited
 
     asyncio.run(run())
 

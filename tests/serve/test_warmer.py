@@ -2,8 +2,7 @@ import asyncio
 
 from headrace.core.cache.demand import DAY
 from headrace.core.cache.quiet import QuietWindow
-from headrace.core.events import Arrived, Finished
-from headrace.core.request import FinishReason
+from headrace.core.events import Arrived
 from headrace.serve import warmer as module
 from headrace.serve.history import History, Recorded
 from headrace.serve.warmer import PREFIX_SECONDS, REFILL_SECONDS, Outcome, Warmer
@@ -23,12 +22,15 @@ class Desk:
         self.begun = []
         self.done = []
         self.interrupted = []
+        self.slow = False
         self.gate = asyncio.Event()
         self.outcome = Outcome.COMPUTED
 
-    async def compute(self, recorded):
+    async def compute(self, recorded, begun):
         name = recorded.body.decode()
         self.begun.append(name)
+        if not self.slow:
+            begun()
         try:
             await self.gate.wait()
         except asyncio.CancelledError:
@@ -46,8 +48,10 @@ class Scene:
     def __init__(self, desk, *, below_rate=0.2, seconds_per_hour=1000.0, batch=2, history=None):
         self.now = 0.0
         self.desk = desk
+        self.busy = False
         self.warmer = Warmer(
             desk.compute,
+            lambda: self.busy,
             QuietWindow(below_rate, 5.0, 0.0),
             lambda: self.now,
             lambda: WALL + self.now,
@@ -68,10 +72,6 @@ class Scene:
             self.warmer.fold(
                 Arrived(f"{service_class}{number}", 1, "t", 0, service_class=service_class), self.now
             )
-
-    def ends(self, count, service_class="default"):
-        for number in range(count):
-            self.warmer.fold(Finished(f"{service_class}{number}", FinishReason.STOP, 1, 1, 0), self.now)
 
 
 @on_a_loop
@@ -106,7 +106,6 @@ async def test_arrivals_interrupt_it_and_it_goes_on_afterwards():
     await scene.tick()
     assert sorted(scene.desk.interrupted) == ["a", "b"]
     assert scene.warmer.state().waiting == 3
-    scene.ends(20)
     scene.desk.gate.set()
     await scene.tick(100.0)  # the rate has fallen, but it must stay low for a while
     for _ in range(3):
@@ -129,14 +128,11 @@ async def test_its_own_requests_are_no_arrivals():
 async def test_nothing_is_begun_while_somebody_is_answered_also_in_quiet_times():
     scene = Scene(Desk(), below_rate=100.0)
     scene.warmer.add([question("a")])
-    scene.arrivals(2)
+    scene.busy = True
     await scene.tick(6.0)
-    scene.ends(1)
-    await scene.tick()
     assert scene.warmer.state().quiet
     assert not scene.desk.begun
-    scene.arrivals(2)
-    scene.ends(2)
+    scene.busy = False
     await scene.tick()
     assert scene.desk.begun == ["a"]
 
@@ -145,9 +141,22 @@ async def test_nothing_is_begun_while_somebody_is_answered_also_in_quiet_times()
 async def test_who_comes_while_a_batch_is_begun_is_heard_before_the_next_of_it():
     scene = Scene(Desk(), below_rate=100.0, batch=8)
     scene.warmer.add(question(name) for name in "abcdefgh")
-    asyncio.get_running_loop().call_soon(scene.arrivals, 1)
+    asyncio.get_running_loop().call_soon(setattr, scene, "busy", True)
     await scene.tick(6.0)
     assert scene.desk.begun == ["a"]
+
+
+@on_a_loop
+async def test_the_next_is_begun_when_the_one_before_has_been_read():
+    scene = Scene(Desk(), batch=8)
+    scene.warmer.add(question(name) for name in "ab")
+    scene.desk.slow = True
+    tick = asyncio.create_task(scene.tick(6.0))
+    await asyncio.sleep(0.01)
+    assert scene.desk.begun == ["a"]
+    scene.desk.gate.set()  # it ends before it says that it has been read
+    await tick
+    assert scene.desk.done == ["a", "b"]
 
 
 @on_a_loop

@@ -29,7 +29,7 @@ from headrace.serve.server.unsupported import NotYet
 from headrace.serve.server.warm_wire import WarmBody, WarmPrefix
 from headrace.serve.server.wire import parse
 from headrace.serve.service import Refused, Service
-from headrace.serve.warmer import Outcome, Warmer
+from headrace.serve.warmer import Begun, Outcome, Warmer
 
 PATH = "/v1/cache/warm"
 """Of this route, and of prefixes among recorded questions."""
@@ -49,13 +49,14 @@ class Computing:
         self._request_timeout = request_timeout
         self._prefixes = 0
 
-    async def compute(self, question: Recorded) -> Outcome:
+    async def compute(self, question: Recorded, begun: Begun) -> Outcome:
         """Answer one question, or keep one prefix; when it is cancelled, what was computed is left to be taken up."""
         caller = Caller(question.key_id, question.tenant_header)
         try:
             if question.url == PATH:
-                return await self._prefill(parse(question.body, WarmPrefix, NOT_YET), caller)
+                return await self._prefill(parse(question.body, WarmPrefix, NOT_YET), caller, begun)
             call = await self.open(question, caller)
+            begun()
             try:
                 while not call.done:
                     await call.advance()
@@ -97,7 +98,7 @@ class Computing:
             )
         return tokens
 
-    async def _prefill(self, prefix: WarmPrefix, caller: Caller) -> Outcome:
+    async def _prefill(self, prefix: WarmPrefix, caller: Caller, begun: Begun) -> Outcome:
         who = tenant(caller.key_id, caller.tenant_header, prefix.user)
         tokens = await self.prefix_tokens(prefix)
         self._prefixes += 1
@@ -112,6 +113,7 @@ class Computing:
             retention=(Retention(0, None, prefix.retention),),
         )
         answer = self._service.open([request], each_step=False)
+        begun()
         try:
             await answer.read()
         finally:

@@ -150,6 +150,7 @@ def house(options: dict) -> Iterator[House]:
     computing = Computing(Ahead(recall), service, model, 30.0)
     warmer = Warmer(
         computing.compute,
+        lambda: service.awaited,
         QuietWindow(options.get("warm_below_rate", 1e-6), 0.0, 0.0),  # the first call ends the quiet for good
         time.monotonic,
         time.time,
