@@ -1,7 +1,8 @@
 """What becomes of an answer after its caller has it: it is kept, and whoever learns from answers is told.
 
-All that ends within a moment is kept together: the next call is not kept waiting for the writing, and an interpreter
-that is at it takes a fraction of the time for each. Who asks for such an answer meanwhile has it kept at once.
+Writing an answer and learning from it take a millisecond or two of the event loop. So they wait for a moment in which
+nobody is being answered, though not for long, and one answer is kept after the other: whoever comes meanwhile is heard
+before the next. Who asks for such an answer has it kept at once.
 """
 
 from __future__ import annotations
@@ -19,8 +20,14 @@ from headrace.serve.flight import Flight
 logger = logging.getLogger(__name__)
 
 KEEP_SECONDS = 0.02
-"""How long an answer may wait to be kept, unless somebody asks for it before, or a store has to be waited for: there
-writing begins at once, to be done when somebody asks."""
+"""How long an answer waits at least, for the next call often comes at once; unless somebody asks for it before, or a
+store has to be waited for: there writing begins at once, to be done when somebody asks."""
+
+PATIENCE_SECONDS = 0.2
+"""How long it waits at most for a moment in which nobody is being answered."""
+
+LOOK_SECONDS = 0.005
+"""Between two looks at whether that moment has come."""
 
 WRITE_SECONDS = 2.0
 """What the last answers get to be written when the server stops."""
@@ -34,6 +41,7 @@ class Keeping:
         ttl: seconds that an answer is kept unless its caller says otherwise.
         keepers: told of what has been kept.
         landed: told of each flight when its answer can be found in the cache, or never will be.
+        busy: whether somebody is being answered.
     """
 
     def __init__(
@@ -42,25 +50,33 @@ class Keeping:
         ttl: float,
         keepers: Sequence[Keeper],
         landed: Callable[[Flight], None],
+        busy: Callable[[], bool],
     ) -> None:
         self._exact = exact
         self._ttl = ttl
         self._keepers = tuple(keepers)
         self._landed = landed
-        self._waiting: dict[bytes, list[Flight]] = {}  # by their asks' beginnings
+        self._busy = busy
+        self._waiting: dict[Flight, float] = {}  # and when each was over; the oldest first
+        self._worker: asyncio.Task[None] | None = None
         self._writing: set[asyncio.Task[None]] = set()
 
     def add(self, flight: Flight) -> None:
         """Keep the answer of a flight that is over, in a moment."""
-        if not self._waiting:
-            delay = KEEP_SECONDS if self._exact.at_hand else 0.0
-            asyncio.get_running_loop().call_later(delay, self._write)
-        self._waiting.setdefault(flight.ask.beginning, []).append(flight)
+        loop = asyncio.get_running_loop()
+        if not self._exact.at_hand:
+            self._begin(flight)
+            return
+        self._waiting[flight] = loop.time()
+        if self._worker is None or self._worker.done():
+            self._worker = loop.create_task(self._work())
 
     async def catch_up(self, ask: Ask) -> None:
         """Have stores at hand know by now what ``ask`` may be answered from, or may begin with."""
-        if ask.beginning in self._waiting:
-            self._write()
+        wanted = [flight for flight in self._waiting if flight.ask.beginning == ask.beginning]
+        if wanted:
+            for flight in wanted:
+                self._begin(flight)
             await asyncio.sleep(0)
 
     def tell(self, tell: Callable[[Keeper], None]) -> None:
@@ -73,17 +89,30 @@ class Keeping:
 
     async def finish(self) -> None:
         """Write now what is to be written, and wait for it."""
-        self._write()
+        if self._worker is not None:
+            self._worker.cancel()
+            self._worker = None
+        for flight in tuple(self._waiting):
+            self._begin(flight)
         if self._writing:
             await asyncio.wait(self._writing, timeout=WRITE_SECONDS)
 
-    def _write(self) -> None:
-        waiting, self._waiting = self._waiting, {}
-        for flights in waiting.values():
-            for flight in flights:
-                task = asyncio.get_running_loop().create_task(self._keep(flight))
-                self._writing.add(task)
-                task.add_done_callback(self._writing.discard)
+    async def _work(self) -> None:
+        await asyncio.sleep(KEEP_SECONDS)
+        clock = asyncio.get_running_loop().time
+        while self._waiting:
+            oldest, since = next(iter(self._waiting.items()))
+            if self._busy() and clock() < since + PATIENCE_SECONDS:
+                await asyncio.sleep(LOOK_SECONDS)
+            else:
+                await asyncio.wait([self._begin(oldest)])
+
+    def _begin(self, flight: Flight) -> asyncio.Task[None]:
+        self._waiting.pop(flight, None)
+        task = asyncio.get_running_loop().create_task(self._keep(flight))
+        self._writing.add(task)
+        task.add_done_callback(self._writing.discard)
+        return task
 
     async def _keep(self, flight: Flight) -> None:
         try:

@@ -97,7 +97,7 @@ class Recall:
         self._partial = partial
         if exact is not None:
             every = (*keepers, *(() if partial is None else (partial,)))
-            self._keeping = Keeping(exact, ttl, every, self._forget_flight)
+            self._keeping = Keeping(exact, ttl, every, self._forget_flight, lambda: service.awaited)
         self._flights: dict[bytes, Flight] = {}
         self._finding: dict[bytes, asyncio.Task[Hit | Miss]] = {}
         self._served: OrderedDict[str, Served] = OrderedDict()

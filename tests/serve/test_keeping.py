@@ -31,7 +31,8 @@ class House:
     def __init__(self, *keepers, deadline=0.0):
         self.exact = ExactCache([Tier(MemoryStore(1 << 20), deadline)], Versions())
         self.landed = []
-        self.keeping = Keeping(self.exact, 60.0, keepers, self.landed.append)
+        self.busy = False
+        self.keeping = Keeping(self.exact, 60.0, keepers, self.landed.append, lambda: self.busy)
 
     def ask(self, name: bytes) -> Ask:
         request = Request(name.decode(), (1, 2), SamplingParams(temperature=0.0))
@@ -73,6 +74,57 @@ def test_what_ended_is_kept_within_a_moment(monkeypatch):
         assert await h.has(b"b")
 
     monkeypatch.setattr(keeping, "KEEP_SECONDS", 0.001)
+    asyncio.run(scenario())
+
+
+def test_it_waits_for_those_who_are_answered_but_not_for_ever(monkeypatch):
+    async def scenario():
+        h = House()
+        h.busy = True
+        h.keeping.add(h.flight(b"a"))
+        await asyncio.sleep(0.02)
+        assert not h.landed
+        h.busy = False
+        async with asyncio.timeout(10.0):
+            while len(h.landed) < 1:
+                await asyncio.sleep(0.001)
+            h.busy = True
+            monkeypatch.setattr(keeping, "PATIENCE_SECONDS", 0.01)
+            h.keeping.add(h.flight(b"b"))
+            while len(h.landed) < 2:
+                await asyncio.sleep(0.001)
+
+    monkeypatch.setattr(keeping, "KEEP_SECONDS", 0.0)
+    monkeypatch.setattr(keeping, "LOOK_SECONDS", 0.001)
+    monkeypatch.setattr(keeping, "PATIENCE_SECONDS", 3600.0)
+    asyncio.run(scenario())
+
+
+def test_one_is_kept_after_the_other_and_who_comes_is_seen_in_between(monkeypatch):
+    async def scenario():
+        h = House()
+        for name in (b"a", b"b", b"c"):
+            h.keeping.add(h.flight(name))
+        h.landed = Seen(h)
+        h.keeping._landed = h.landed.append
+        async with asyncio.timeout(10.0):
+            while not h.landed:
+                await asyncio.sleep(0)
+        await asyncio.sleep(0.02)
+        assert len(h.landed) == 1
+
+    class Seen(list):
+        """With the first that lands somebody comes."""
+
+        def __init__(self, house):
+            self.house = house
+
+        def append(self, flight):
+            super().append(flight)
+            self.house.busy = True
+
+    monkeypatch.setattr(keeping, "KEEP_SECONDS", 0.0)
+    monkeypatch.setattr(keeping, "PATIENCE_SECONDS", 3600.0)
     asyncio.run(scenario())
 
 
