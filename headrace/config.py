@@ -47,8 +47,10 @@ class ModelOptions:
         Literal["auto", "safetensors", "dummy"], Field(description="dummy: random weights, for benchmarks")
     ] = "auto"
     quantization: Annotated[
-        Literal["int8", "int4"] | None,
-        Field(description="load plain weights in fewer bits: int8 is W8A8, int4 W4A16 in groups of 128"),
+        Literal["int8", "int4", "w4a8"] | None,
+        Field(
+            description="load plain weights in fewer bits: int8 is W8A8, int4 W4A16, w4a8 W4A8 (groups of 128)"
+        ),
     ] = None
     device: Annotated[Literal["auto", "cpu", "cuda"], Field(description="where to compute")] = "auto"
     kernels: Annotated[

@@ -30,7 +30,7 @@ MEANING: Mapping[str, Mapping[str, str]] = {
         "llama.cpp": "Q8_0 (blocks of 32), activations Q8_0; KV f16",
     },
     "int4": {
-        "headrace": "W4A16: weights int4 in groups of 64 or 128, activations bf16; KV bf16",
+        "headrace": "W4A8: weights int4 in groups of 64 or 128, activations int8 by token; KV bf16",
         "openvino": "weights int4 in groups of 64 (its int8 backup for the embedding); KV its default (u8)",
         "llama.cpp": "Q4_0 (blocks of 32; output matrix Q6_K), activations Q8_0; KV f16",
     },
@@ -75,7 +75,7 @@ def _as_it_is(places: Places, folder: Path, precision: str) -> Path:
 
 
 def _headrace(places: Places, model: Path, port: int, demand: Demand, precision: str) -> list[str]:
-    few_bits = [] if precision == "bf16" else ["--quantization", precision]
+    few_bits = [] if precision == "bf16" else ["--quantization", {"int8": "int8", "int4": "w4a8"}[precision]]
     return [
         *(sys.executable, "-m", "headrace", "serve", str(model), "--host", "127.0.0.1", "--port", str(port)),
         *("--device", "cpu", "--dtype", "bfloat16", "--profile", "throughput"),

@@ -37,6 +37,7 @@ REPORTED: tuple[tuple[str, Method], ...] = (
     ("int4", "rtn"),
     ("int4", "gptq"),
     ("int4", "awq"),
+    ("w4a8", "gptq"),
 )
 
 

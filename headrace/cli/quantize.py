@@ -18,7 +18,8 @@ HEADER = f"{'':<22} {'weights':>10}  {'perplexity':>10} {'change':>8}  {'diverge
 def quantize(
     model: Annotated[str, typer.Argument(help="local folder, hub name, or 'builtin'")] = "builtin",
     scheme: Annotated[
-        Literal["int8", "int4"], typer.Option(help="int8: W8A8; int4: W4A16 in groups of 128")
+        Literal["int8", "int4", "w4a8"],
+        typer.Option(help="int8: W8A8; int4: W4A16, w4a8: W4A8, in groups of 128"),
     ] = "int4",
     method: Annotated[
         Literal["rtn", "gptq", "awq"],

@@ -6,7 +6,12 @@ from tests.api.conftest import serving
 
 
 @pytest.mark.parametrize(
-    ("name", "linears"), [("int8", "13 W8A8"), ("int4", "12 W4A16 in groups of 128, 1 W8A8")]
+    ("name", "linears"),
+    [
+        ("int8", "13 W8A8"),
+        ("int4", "12 W4A16 in groups of 128, 1 W8A8"),
+        ("w4a8", "12 W4A8 in groups of 128, 1 W8A8"),
+    ],
 )
 def test_a_server_computes_in_few_bits(name, linears):
     with serving("--quantization", name) as server:

@@ -62,12 +62,13 @@ def test_transformers_reads_what_is_written(tmp_path: Path) -> None:
     assert difference < 0.05 * expected.std()
 
 
-def test_the_format_s_own_library_finds_the_same_weights(tmp_path: Path) -> None:
+@pytest.mark.parametrize("scheme_name", ["int4", "w4a8"])
+def test_the_format_s_own_library_finds_the_same_weights(tmp_path: Path, scheme_name: str) -> None:
     """Module by module: as of 0.20 it expects other shapes of zeros when transformers loads a whole model."""
     compressors = pytest.importorskip("compressed_tensors.compressors")
     schemes = pytest.importorskip("compressed_tensors.quantization")
     CASES["llama"].build(tmp_path / "plain")
-    quantized(tmp_path / "plain", tmp_path / "few", SCHEMES["int4"], "gptq")
+    quantized(tmp_path / "plain", tmp_path / "few", SCHEMES[scheme_name], "gptq")
     config = read_config(tmp_path / "few")
     spec = parse_config(config)
     (file,) = (tmp_path / "few").glob("*.safetensors")
@@ -79,6 +80,9 @@ def test_the_format_s_own_library_finds_the_same_weights(tmp_path: Path) -> None
         prefix = f"model.layers.1.{name}."
         stored = {key.removeprefix(prefix): t for key, t in tensors.items() if key.startswith(prefix)}
         scheme = schemes.QuantizationScheme(**group)
+        assert compressors.PackedQuantizationCompressor.can_compress(torch.nn.Linear, scheme)
+        assert (scheme.input_activations is not None) == (scheme_name == "w4a8")
+        assert layer.down.activation_bits == (8 if scheme_name == "w4a8" else 16)
         theirs = compressors.PackedQuantizationCompressor.decompress(stored, scheme)["weight"]
         torch.testing.assert_close(theirs, ours.dequantized())
 

@@ -19,11 +19,12 @@ from headrace.compute.quantization.words import halves_of, integers_of, words_of
 
 @dataclass(frozen=True, slots=True)
 class PackedLayout:
-    """Format ``pack-quantized``: weights in 4 or 8 bits, activations as they are."""
+    """Format ``pack-quantized``: weights in 4 or 8 bits."""
 
     bits: Literal[4, 8]
     group_size: int | None
     symmetric: bool
+    activation_bits: Literal[8, 16] = 16
     optional: tuple[str, ...] = ("weight_shape", "weight_g_idx")
 
     @property
@@ -53,7 +54,7 @@ class PackedLayout:
             integers = integers if order is None else integers[:, order]
             values = pack_halves(integers) if self.bits == 4 else integers.contiguous()
         scales = scales.view(-1, groups).float()
-        return QuantizedWeight(values, scales, zeros, order, self.bits, 16)
+        return QuantizedWeight(values, scales, zeros, order, self.bits, self.activation_bits)
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +95,7 @@ class Int8Layout:
 def stored_parts(weight: QuantizedWeight, scale_dtype: torch.dtype) -> dict[str, Tensor]:
     """A weight's tensors by suffix: ``int-quantized`` for W8A8, else ``pack-quantized``."""
     scales = weight.scales.to(scale_dtype)
-    if weight.activation_bits == 8:
+    if weight.bits == 8 and weight.activation_bits == 8:
         return {"weight": weight.values, "weight_scale": scales}
     parts = {
         "weight_packed": words_of(weight.integers(), weight.bits),

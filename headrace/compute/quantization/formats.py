@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 from headrace.compute.model.spec import ModelError
 from headrace.compute.quantization.awq_format import AwqLayout
@@ -166,10 +166,10 @@ def _ct_layout(where: str, weights: Fields, activations: Any, stored: Any) -> Li
     symmetric = weights.get("symmetric", True) is True
     group_size = weights.get("group_size") if strategy == "group" else None
     match stored, kind, bits, strategy:
-        case "pack-quantized", "int", 4 | 8, "group" | "channel" if not activations:
-            return PackedLayout(bits, group_size, symmetric)
+        case "pack-quantized", "int", 4 | 8, "group" | "channel":
+            return PackedLayout(bits, group_size, symmetric, _activation_bits(where, activations))
         case "int-quantized", "int", 8, "group" | "channel" | "tensor":
-            return Int8Layout(group_size, symmetric, 8 if _dynamic_int8(where, activations) else 16)
+            return Int8Layout(group_size, symmetric, _activation_bits(where, activations))
         case "float-quantized" | "naive-quantized", "float", 8, "channel" | "tensor" | "block":
             return Fp8Layout(
                 "weight_scale", _block(weights.get("block_structure")) if strategy == "block" else None
@@ -181,10 +181,10 @@ def _ct_layout(where: str, weights: Fields, activations: Any, stored: Any) -> Li
     )
 
 
-def _dynamic_int8(where: str, activations: Any) -> bool:
-    """Whether activations are quantized, which they can be in one way."""
+def _activation_bits(where: str, activations: Any) -> Literal[8, 16]:
+    """16 where activations stay as they are, else 8: they can be quantized in one way."""
     if not activations:
-        return False
+        return 16
     asked = {name: activations.get(name) for name in ("num_bits", "type", "strategy", "symmetric", "dynamic")}
     if asked != {"num_bits": 8, "type": "int", "strategy": "token", "symmetric": True, "dynamic": True}:
         told = ", ".join(f"{name} {value}" for name, value in asked.items())
@@ -192,7 +192,7 @@ def _dynamic_int8(where: str, activations: Any) -> bool:
             f"quantization_config: {where} input_activations ({told}): only 8-bit int, symmetric, dynamic, per token"
             " is supported"
         )
-    return True
+    return 8
 
 
 _METHODS: dict[Any, Callable[[Fields], StoredFormat]] = {

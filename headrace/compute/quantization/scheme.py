@@ -6,7 +6,7 @@ values than the nearest is told by `gptq` and `awq`.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import torch
@@ -83,7 +83,10 @@ W4A16 = Scheme(4, 128, symmetric=False, activation_bits=16)
 """A quarter of the bytes. Asymmetric: of 16 values a symmetric grid leaves one out, and half of those of a skewed
 group; a zero takes a byte for 128 weights."""
 
-SCHEMES = {"int8": W8A8, "int4": W4A16}
+W4A8 = replace(W4A16, activation_bits=8)
+"""The same weights with activations as in `W8A8`: half the products, for prompts and large batches."""
+
+SCHEMES = {"int8": W8A8, "int4": W4A16, "w4a8": W4A8}
 """By the names of ``--quantization``, for the linears of layers."""
 
 HEAD = W8A8

@@ -208,7 +208,7 @@ def _config(scheme: Scheme, groups: Mapping[int, set[str]]) -> dict[str, Any]:
         ]
     return {
         "quant_method": "compressed-tensors",
-        "format": "int-quantized" if scheme.activation_bits == 8 else "pack-quantized",
+        "format": "int-quantized" if scheme.bits == scheme.activation_bits == 8 else "pack-quantized",
         "quantization_status": "compressed",
         "config_groups": {f"group_{index}": each for index, each in enumerate(found)},
         "ignore": [HEAD],

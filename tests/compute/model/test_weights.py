@@ -148,7 +148,7 @@ def dequantized(weight: Tensor | QuantizedWeight) -> Tensor:
     return weight.dequantized() if isinstance(weight, QuantizedWeight) else weight
 
 
-@pytest.mark.parametrize(("name", "bits", "steps"), [("int8", 8, 254), ("int4", 4, 15)])
+@pytest.mark.parametrize(("name", "bits", "steps"), [("int8", 8, 254), ("int4", 4, 15), ("w4a8", 4, 15)])
 def test_plain_weights_are_quantized_as_they_are_read(
     tmp_path: Path, name: str, bits: int, steps: int
 ) -> None:
@@ -162,7 +162,10 @@ def test_plain_weights_are_quantized_as_they_are_read(
             step = (exact.amax(1) - exact.amin(1)).max() / steps * (2 if name == "int8" else 1)
             assert (weight.dequantized() - exact).abs().max() <= step
     assert quantized.head.bits == 8
-    assert quantized.quantization == {"int8": "9 W8A8", "int4": "8 W4A16, 1 W8A8"}[name]
+    assert (
+        quantized.quantization
+        == {"int8": "9 W8A8", "int4": "8 W4A16, 1 W8A8", "w4a8": "8 W4A8, 1 W8A8"}[name]
+    )
 
 
 def test_a_tied_head_is_quantized_beside_the_embedding(tmp_path: Path) -> None:
@@ -178,8 +181,10 @@ def test_a_tied_head_is_quantized_beside_the_embedding(tmp_path: Path) -> None:
 
 def test_other_bits_have_another_fingerprint(tmp_path: Path) -> None:
     save_file(checkpoint(), tmp_path / "model.safetensors")
-    kinds = [load_weights(tmp_path, SPEC, torch.float32, "cpu", name) for name in (None, "int8", "int4")]
-    assert len({weights.fingerprint() for weights in kinds}) == 3
+    kinds = [
+        load_weights(tmp_path, SPEC, torch.float32, "cpu", name) for name in (None, "int8", "int4", "w4a8")
+    ]
+    assert len({weights.fingerprint() for weights in kinds}) == 4
     again = load_weights(tmp_path, SPEC, torch.float32, "cpu", "int4")
     assert again.fingerprint() == kinds[2].fingerprint()
     layer = again.layers[0]

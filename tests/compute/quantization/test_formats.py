@@ -60,7 +60,11 @@ def compressed(
         ),
         (compressed({"num_bits": 3}), "of 3-bit int"),
         (compressed({"type": "float"}, "nvfp4-pack-quantized"), "nvfp4-pack-quantized"),
-        (compressed(input_activations=TOKEN), "with quantized activations is not supported"),
+        (
+            compressed({"num_bits": 8, "type": "float"}, input_activations=TOKEN),
+            "with quantized activations is not supported",
+        ),
+        (compressed(input_activations=TOKEN | {"num_bits": 4}), r"input_activations \(num_bits 4"),
         (compressed(kv_cache_scheme={"num_bits": 8}), "the field kv_cache_scheme"),
         (compressed(sparsity_config={"format": "sparse-bitmask"}), "the field sparsity_config"),
         (compressed(transform_config={"config_groups": {"u": {}}}), "the field transform_config"),
@@ -130,3 +134,10 @@ def test_groups_may_have_layouts_of_their_own_and_the_first_that_fits_counts() -
     found = read_format(config | {"format": "pack-quantized"})
     assert isinstance(found.layout_of(DOWN), PackedLayout)
     assert isinstance(found.layout_of(UP), Int8Layout)
+
+
+@pytest.mark.parametrize(("activations", "bits"), [({}, 16), ({"input_activations": TOKEN}, 8)])
+def test_packed_weights_may_have_activations_of_8_bits(activations: dict[str, Any], bits: int) -> None:
+    layout = read_format(compressed(**activations)).layout_of(DOWN)
+    assert isinstance(layout, PackedLayout)
+    assert (layout.bits, layout.activation_bits) == (4, bits)
