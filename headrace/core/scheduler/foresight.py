@@ -46,7 +46,7 @@ def foresee(
         if other is not account
     )
     position = len(before) + others
-    if outlook is None or not outlook.ready or not share:
+    if outlook is None or not outlook.times.ready or not share:
         return Foresight(position, None)
     lengths = outlook.lengths
 

@@ -37,11 +37,6 @@ class Outlook:
         self._classes = classes
         self._stretch = 1.0  # a prompt's seconds from admission to first token, over what it takes alone
 
-    @property
-    def ready(self) -> bool:
-        """Whether enough has been seen to decide by it."""
-        return self.times.ready
-
     def slo(self, request: Request) -> Slo:
         """The request's wishes, and its class's for what it leaves open."""
         usual = self._classes[request.service_class].slo
@@ -65,7 +60,7 @@ class Outlook:
 
     def latest_start(self, request: Request, slo: Slo) -> float:
         """When a request must start for its first token to be in time; inf where nobody waits for it."""
-        if slo.ttft_seconds is None or not self.ready:
+        if slo.ttft_seconds is None or not self.times.ready:
             return math.inf
         return (
             request.arrived
@@ -75,7 +70,7 @@ class Outlook:
 
     def unreachable(self, request: Request, now: float) -> str:
         """Why a request that starts now would miss its deadline even with a short answer; empty when it may not."""
-        if request.deadline is None or not self.ready:
+        if request.deadline is None or not self.times.ready:
             return ""
         prompt = len(request.tokens)
         tokens = self.lengths.quantile(request, HOPEFUL_QUANTILE)

@@ -381,7 +381,7 @@ class Scheduler:
     def _is_full(self, sequence: Sequence, step: Draft) -> bool:
         """Whether one more that decodes would make steps longer than somebody hopes, though they could be shorter."""
         wish = TPOT_SHARE * min(step.tpot_seconds, sequence.tpot_seconds)
-        if wish == math.inf or self._outlook is None or not self._outlook.ready:
+        if wish == math.inf or self._outlook is None or not self._outlook.times.ready:
             return False
         times, rows = self._outlook.times, len(self._running) + 1
         alone = times.predict(1, 1, sequence.known)

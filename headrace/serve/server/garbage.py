@@ -56,8 +56,7 @@ class Garbage:
 
     def take_over(self) -> None:
         """From now on Python itself searches only what is young; what start-up has made is put aside."""
-        gc.collect()
-        gc.freeze()
+        _search()
         young, middle, _ = gc.get_threshold()
         gc.set_threshold(young, middle, NEVER)
         self._quiet_since = self._recent_ended = self._all_ended = self._clock()
@@ -71,14 +70,18 @@ class Garbage:
         quiet = now - self._quiet_since >= QUIET_SECONDS
         if _due(now - self._all_ended, self._rest, quiet):
             gc.unfreeze()
-            gc.collect()
-            gc.freeze()
+            _search()
             self._recent_ended = self._all_ended = self._clock()
             self._rest = max(REST_SECONDS, (self._all_ended - now) / SHARE)
         elif _due(now - self._recent_ended, RECENT_SECONDS, not busy):
-            gc.collect()
-            gc.freeze()
+            _search()
             self._recent_ended = self._clock()
+
+
+def _search() -> None:
+    """Search what has not been put aside, and put it aside."""
+    gc.collect()
+    gc.freeze()
 
 
 def _due(passed: float, rest: float, good_moment: bool) -> bool:
