@@ -105,6 +105,7 @@ class RequestBook:
             page = self._live[event.request_id]
             page.output_tokens += len(event.tokens)
             page.last = now
+            page.reason = None
             if page.first is None:
                 page.first = now
         elif isinstance(event, Arrived):
@@ -134,7 +135,7 @@ class RequestBook:
 
         Times are seconds since its arrival. With ``now`` a live request also tells its age. ``position`` is
         the number of waiting requests ahead of it (null once it runs), ``waits_because`` why the last step passed it
-        over. ``cost`` is what it has taken so far.
+        over, or why it stands still though it runs. ``cost`` is what it has taken so far.
         """
         page = self._live.get(request_id) or self._finished.get(request_id)
         if page is None:
@@ -143,7 +144,7 @@ class RequestBook:
             "id": request_id,
             "state": page.state,
             "position": self._position(page) if page.state == "waiting" else None,
-            "waits_because": words(page.reason) if page.reason and page.state == "waiting" else None,
+            "waits_because": words(page.reason) if page.reason and page.end is None else None,
             "tenant": page.tenant,
             "service_class": page.service_class,
             "priority": page.priority,

@@ -72,6 +72,18 @@ def test_a_request_is_explained_from_arrival_to_end() -> None:
     assert (told["first_token_seconds"], told["tenant"], told["priority"]) == (2.0, "acme", 3)
 
 
+def test_one_that_runs_and_stands_still_says_why_until_it_goes_on() -> None:
+    book = RequestBook()
+    book.fold(Arrived("a", 40, "acme", 3, service_class="background"), 10.0)
+    book.fold(Admitted("a", AdmitReason.NEW, 16, 40), 11.0)
+    book.fold(Skipped("a", SkipReason.NOT_IDLE), 12.0)
+    told = book.explain("a")
+    assert (told["state"], told["position"]) == ("running", None)
+    assert told["waits_because"] == words(SkipReason.NOT_IDLE)
+    book.fold(Emitted("a", (1,)), 13.0)
+    assert book.explain("a")["waits_because"] is None
+
+
 def test_position_counts_who_waits_ahead() -> None:
     book, ranked = RequestBook(), RequestBook(by_priority=True)
     for watcher in (book, ranked):
