@@ -113,9 +113,11 @@ def latency(
     from headrace.lab.workload.dataset import Dataset
 
     rows = max(batch_size, given.scheduler.max_num_seqs)
-    loaded = load(
-        dataclasses.replace(given, scheduler=dataclasses.replace(given.scheduler, max_num_seqs=rows))
+    # All prompts before the first answer ends: nobody's decoding is to be spared their company.
+    together = dataclasses.replace(
+        given.scheduler, max_num_seqs=rows, mixed_prefill_ratio=0.0, max_step_seconds=0.0
     )
+    loaded = load(dataclasses.replace(given, scheduler=together))
     engine, runner = loaded.engine, loaded.runner
     engine.runner = stopwatch = Stopwatch(runner)
     for seed in (workload_seed + 1, workload_seed):  # the first batch warms up
