@@ -115,12 +115,9 @@ def _front(engine: Engine, base_url: str, api_key: str, streams: int, max_model_
             except httpx.HTTPError as error:
                 raise RuntimeError(f"the prefix cache cannot be reset: {error}") from None
 
-    server, one_by_one = (
-        make_server_target("server", base_url, "", api_key, EACH_TOKEN, open_at_once, forget)
-        for open_at_once in (2 * streams, 1)
-    )
+    server = make_server_target("server", base_url, "", api_key, EACH_TOKEN, 2 * streams, forget)
     try:
-        return front_seconds(server, one_by_one, alone, streams, max_model_len)
+        return front_seconds(server, alone, streams, max_model_len)
     except RuntimeError as error:
         raise ConfigError(f"{base_url}: {error}") from None
 

@@ -22,8 +22,11 @@ from headrace.lab.workload.tokens import VOCABULARY
 ANSWER_MEDIAN = 24
 """Tokens; short ones, since it is prompts beside answers that a server mostly computes."""
 
-IDLE_REQUESTS = 12
 STREAM_TOKENS = 96
+VISITS = 12
+VISITED = 8
+"""Streams, at most, beside which visits are timed: to read a request takes three times as long there as alone."""
+
 PASSES = 4
 """How often all sizes of batches are run: a machine that drifts is not taken for one that is slow at some of them."""
 
@@ -94,12 +97,18 @@ def measure_steps(
     return recorder.measured
 
 
-def idle_work(turn: int = 0) -> list[Work]:
-    """Single short requests, to be sent one after the other."""
+def visits(seconds: float, turn: int = 0) -> list[Work]:
+    """Single short requests, one after the other, beside streams that run for about so many seconds."""
     rng = random.Random(2 * turn)
     return [
-        Work(f"idle{i}", tuple(rng.choices(VOCABULARY, k=16)), 2, ignore_eos=True)
-        for i in range(IDLE_REQUESTS)
+        Work(
+            f"visit{i}",
+            tuple(rng.choices(VOCABULARY, k=16)),
+            2,
+            arrival=seconds * (0.1 + 0.7 * (i + rng.random()) / VISITS),
+            ignore_eos=True,
+        )
+        for i in range(VISITS)
     ]
 
 
@@ -129,28 +138,29 @@ class FrontSeconds(NamedTuple):
     prompt: float
 
 
-def front_seconds(
-    server: Target, one_by_one: Target, engine: Target, streams: int, max_model_len: int
-) -> FrontSeconds:
+def front_seconds(server: Target, engine: Target, streams: int, max_model_len: int) -> FrontSeconds:
     """What HTTP adds, from the same work given to a server and to the engine alone, in turns.
 
-    ``server`` takes all requests at once, ``one_by_one`` is the same one after the other; all forget prompts before
-    they begin. One stream and many tell what a step costs from what each part of an answer does: sockets, threads and
-    the client are woken for a step, however little it tells. Prompts beside answers miss the core that HTTP works on;
-    what only decodes waits for memory anyway.
+    Both take requests when they arrive, and forget prompts before they begin. One stream and many tell what a step
+    costs from what each part of an answer does: sockets, threads and the client are woken for a step, however little it
+    tells. Prompts beside answers miss the core that HTTP works on; what only decodes waits for memory anyway. What a
+    request costs is what its first token is late by, beside streams, when steps' being longer is taken off.
 
     Raises:
         RuntimeError: a request failed.
     """
-    one_by_one.run(idle_work()[:2])  # connections and first uses
-    engine.run(idle_work()[:2])
+    visited = max(1, min(VISITED, streams // 2))
+    seconds = _tpot(engine.run(stream_work(visited, -1))) * STREAM_TOKENS
+    server.run(stream_work(visited, -1))  # connections and first uses
     server.run(busy_work(streams, max_model_len, -1))  # memory that was never used
     waits, alone, together = [], [], []
     busy: list[tuple[float, int, int]] = []  # what a full batch takes longer, its steps and its tokens
     for turn in range(TURNS):
-        idle, one, many = idle_work(turn), stream_work(1, turn), stream_work(streams, turn)
-        engine_idle = [record for each in idle for record in engine.run([each])]
-        waits.append(_ttft(one_by_one.run(idle)) - _ttft(engine_idle))
+        one, many = stream_work(1, turn), stream_work(streams, turn)
+        among = stream_work(visited, turn) + visits(seconds, turn)
+        there, here = _whole(server.run(among)), _whole(engine.run(among))
+        slower = _tpot(there[:visited]) / _tpot(here[:visited])
+        waits.append(_ttft(there[visited:]) - slower * _ttft(here[visited:]))
         alone.append(_tpot(server.run(one)) - _tpot(engine.run(one)))
         together.append(_tpot(server.run(many)) - _tpot(engine.run(many)))
         mixed = busy_work(streams, max_model_len, turn)
@@ -161,7 +171,7 @@ def front_seconds(
     event = max(0.0, median(together) - median(alone)) / max(1, streams - 1)
     step = max(0.0, median(alone) - event)
     prompt = median([(longer - steps * step) / tokens for longer, steps, tokens in busy])
-    return FrontSeconds(max(0.0, median(waits) - step - 2 * event), step, event, max(0.0, prompt))
+    return FrontSeconds(max(0.0, median(waits)), step, event, max(0.0, prompt))
 
 
 def _seconds(records: Sequence[Record]) -> float:

@@ -76,20 +76,25 @@ ALONE = Answering(0.020, 0.010, 0.0005, 0.0005)
 
 
 def test_what_http_adds_is_what_the_engine_alone_lacks():
-    server, one_by_one = Answering(0.023, 0.013, 0.0007, 0.0015), Answering(0.050, 0.013)
-    found = front_seconds(server, one_by_one, ALONE, 8, 1024)
+    server = Answering(0.023, 0.013, 0.0007, 0.0015)
+    found = front_seconds(server, ALONE, 8, 1024)
     assert found.step == pytest.approx(0.003)
     assert found.event == pytest.approx(0.0002)
-    assert found.request == pytest.approx(0.030 - 0.003 - 2 * 0.0002)
     assert found.prompt == pytest.approx(0.001, rel=0.1), "the first tokens are told in no time here"
-    assert front_seconds(server, one_by_one, ALONE, 1, 1024).step == pytest.approx(0.0032), (
-        "one stream tells no more"
+    assert front_seconds(server, ALONE, 1, 1024).step == pytest.approx(0.0032), "one stream tells no more"
+
+
+def test_a_request_costs_what_its_first_token_is_late_by_beside_what_longer_steps_make_it():
+    assert front_seconds(Answering(0.060, 0.010, 0.0005, 0.0005), ALONE, 8, 1024).request == pytest.approx(
+        0.040
     )
+    twice = Answering(0.060, 0.020, 0.001, 0.001)
+    assert front_seconds(twice, ALONE, 8, 1024).request == pytest.approx(0.020)
 
 
 def test_it_adds_nothing_less_than_nothing_and_failures_are_told():
     quicker = Answering(0.01, 0.009)
-    assert front_seconds(quicker, quicker, ALONE, 8, 1024) == (0.0, 0.0, 0.0, 0.0)
+    assert front_seconds(quicker, ALONE, 8, 1024) == (0.0, 0.0, 0.0, 0.0)
     failing = Answering(0.1, 0.01, error="no")
-    with pytest.raises(RuntimeError, match="idle0: no"):
-        front_seconds(ALONE, failing, ALONE, 8, 1024)
+    with pytest.raises(RuntimeError, match="stream0: no"):
+        front_seconds(failing, ALONE, 8, 1024)
