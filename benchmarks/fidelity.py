@@ -101,22 +101,19 @@ def main() -> None:
         with server(args, *flags) as running:
             calibration = measure(given, running.url)
             say(describe(calibration))
-            pulse = Pulse(running, args.max_num_seqs, partial(_simulate, given, calibration))
-            watched = Watched(
-                make_server_target("server", running.url, "", extra_body=EACH_TOKEN), [running.pid]
-            )
+            simulate = partial(_simulate, given, calibration)
+            pulse = Pulse(_target("pulse", running), args.max_num_seqs, simulate)
+            watched = Watched(_target("server", running), [running.pid])
             work = _work(args)
-            closed = make_server_target(
-                "closed", running.url, "", extra_body=EACH_TOKEN, concurrency=args.max_num_seqs
-            )
-            most = _run(running, closed, _paced(work, math.inf)).summary.requests_per_second
+            closed = _target("closed", running, args.max_num_seqs)
+            most = run_target(closed, _paced(work, math.inf)).summary.requests_per_second
             say(f"capacity in a closed loop: {most:.2f} requests per second")
             paced = {load: _paced(work, load * most) for load in LOADS}
             rounds: dict[float, list[Round]] = {load: [] for load in LOADS}
             pulse.beat()
             for _ in range(args.rounds):
                 for load in LOADS:
-                    run = _run(running, watched, paced[load])
+                    run = run_target(watched, paced[load])
                     rounds[load].append(Round(run, pulse.pace()))
     simulated = {
         load: [_simulate(given, calibration.at(each.pace), paced[load]) for each in rounds[load]]
@@ -169,10 +166,13 @@ def _work(args: argparse.Namespace) -> list[Work]:
     return list(replayed(small, Synthesis(VOCABULARY, args.seed)))
 
 
-def _run(running: Server, target: Target, work: Sequence[Work]) -> Run:
-    """One measured run that finds nothing in the prefix cache, as the simulated one does."""
-    httpx.post(f"{running.url}/reset_prefix_cache", timeout=30.0).raise_for_status()
-    return run_target(target, work)
+def _target(name: str, running: Server, concurrency: int | None = None) -> Target:
+    """The server; a run finds nothing in its prefix cache, as a simulated one does."""
+
+    def forget() -> None:
+        httpx.post(f"{running.url}/reset_prefix_cache", timeout=30.0).raise_for_status()
+
+    return make_server_target(name, running.url, "", "", EACH_TOKEN, concurrency, forget)
 
 
 def _paced(work: Sequence[Work], rate: float) -> list[Work]:
@@ -193,22 +193,19 @@ def _simulate(given: Options, calibration: Calibration, work: Sequence[Work]) ->
 class Pulse:
     """Fixed work, half prompts and half answers, by which the machine's pace is told."""
 
-    def __init__(self, running: Server, streams: int, simulate: Callable[[Sequence[Work]], Summary]) -> None:
+    def __init__(self, target: Target, streams: int, simulate: Callable[[Sequence[Work]], Summary]) -> None:
         rng = random.Random(3)
         self._work = [
             Work(f"pulse{i}", tuple(rng.choices(VOCABULARY, k=128)), 32, ignore_eos=True)
             for i in range(streams)
         ]
-        self._running = running
-        self._target = make_server_target("pulse", running.url, "", extra_body=EACH_TOKEN)
+        self._target = target
         self._foretold = simulate(self._work).seconds
         self._last = self.beat()
 
     def beat(self) -> float:
         """Seconds that the work takes now."""
-        self._last = median(
-            [_run(self._running, self._target, self._work).summary.seconds for _ in range(BEATS)]
-        )
+        self._last = median([run_target(self._target, self._work).summary.seconds for _ in range(BEATS)])
         return self._last
 
     def pace(self) -> float:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from headrace.cli.bench_targets import make_server_target, make_target, read_spec
+from headrace.cli.bench_targets import make_server_target, make_target, read_spec, side_by_side
 from headrace.cli.calibrate import calibrate
 from headrace.cli.options import with_options
 from headrace.cli.roofline import roofline
@@ -112,12 +112,7 @@ def latency(
     from headrace.lab.bench.latency import Stopwatch, latency_table, time_steps
     from headrace.lab.workload.dataset import Dataset
 
-    rows = max(batch_size, given.scheduler.max_num_seqs)
-    # All prompts before the first answer ends: nobody's decoding is to be spared their company.
-    together = dataclasses.replace(
-        given.scheduler, max_num_seqs=rows, mixed_prefill_ratio=0.0, max_step_seconds=0.0
-    )
-    loaded = load(dataclasses.replace(given, scheduler=together))
+    loaded = load(dataclasses.replace(given, scheduler=side_by_side(given.scheduler, batch_size)))
     engine, runner = loaded.engine, loaded.runner
     engine.runner = stopwatch = Stopwatch(runner)
     for seed in (workload_seed + 1, workload_seed):  # the first batch warms up

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from headrace.cli.connection import server_root
-from headrace.config import ConfigError, ModelOptions, Options, options
+from headrace.config import ConfigError, ModelOptions, Options, SchedulerOptions, options
 
 if TYPE_CHECKING:
     from headrace.lab.bench.record import Target
@@ -82,6 +82,14 @@ def make_server_target(
         except (httpx.HTTPError, ValueError, LookupError) as error:
             raise ConfigError(f"{url} names no model: {error}") from None
     return ServerTarget(name, Endpoint(url, model, api_key, extra), concurrency, before)
+
+
+def side_by_side(plans: SchedulerOptions, rows: int) -> SchedulerOptions:
+    """These options for ``rows`` requests whose prompts come first, as fast as they can, and then all answers at once:
+    nobody's decoding is to be spared the prompts' company.
+    """
+    rows = max(rows, plans.max_num_seqs)
+    return dataclasses.replace(plans, max_num_seqs=rows, mixed_prefill_ratio=0.0, max_step_seconds=0.0)
 
 
 def _engine_target(name: str, given: Options) -> Target:

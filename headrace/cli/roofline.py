@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import typer
 
+from headrace.cli.bench_targets import side_by_side
 from headrace.cli.options import with_options
 from headrace.config import CacheOptions, ConfigError, ModelOptions, Options, SchedulerOptions
 
@@ -47,14 +48,7 @@ def roofline(
     from headrace.lab.bench.latency import Stopwatch, time_steps
     from headrace.lab.workload.dataset import Dataset
 
-    # Prompts come first and as fast as they can, so that all answers are written side by side.
-    plans = replace(
-        given.scheduler,
-        scheduling_policy="fcfs",
-        mixed_prefill_ratio=0.0,
-        max_step_seconds=0.0,
-        max_num_seqs=max(*batch_size, given.scheduler.max_num_seqs),
-    )
+    plans = replace(side_by_side(given.scheduler, max(batch_size)), scheduling_policy="fcfs")
     loaded = load(replace(given, scheduler=plans))
     engine, runner = loaded.engine, loaded.runner
     kernels = loaded.decoder.kernels

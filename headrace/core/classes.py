@@ -38,3 +38,8 @@ BACKGROUND = ServiceClass("background", 3, 0.0)
 """Work that nobody waits for (warming): it runs only while no other class has work."""
 
 CLASSES = (PRIORITY, DEFAULT, FLEX, BACKGROUND)
+
+
+def is_awaited(service_class: str) -> bool:
+    """Whether somebody waits for what is asked in this class."""
+    return service_class != BACKGROUND.name

@@ -63,10 +63,10 @@ class Keeping:
 
     def add(self, flight: Flight) -> None:
         """Keep the answer of a flight that is over, in a moment."""
-        loop = asyncio.get_running_loop()
         if not self._exact.at_hand:
             self._begin(flight)
             return
+        loop = asyncio.get_running_loop()
         self._waiting[flight] = loop.time()
         if self._worker is None or self._worker.done():
             self._worker = loop.create_task(self._work())

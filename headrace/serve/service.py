@@ -16,7 +16,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple, Protocol, TypeVar
 
-from headrace.core.classes import BACKGROUND
+from headrace.core.classes import is_awaited
 from headrace.core.events import AdmitReason, Admitted, Emitted, Event, Finished, PromptScored, TurnedAway
 from headrace.core.gate import Limits, Load, Reject, decide
 from headrace.core.ports import Watcher
@@ -158,7 +158,7 @@ class _Route:
         self.listener: Listener | None = listener
         self.index = index
         self.prompt_tokens = len(request.tokens)
-        self.urgent = request.service_class != BACKGROUND.name
+        self.urgent = is_awaited(request.service_class)
         self.queued = True
         self.begun = False
 

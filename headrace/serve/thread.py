@@ -16,7 +16,7 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from typing import Any, NamedTuple, Protocol
 
-from headrace.core.classes import BACKGROUND
+from headrace.core.classes import is_awaited
 from headrace.core.events import Event, Finished
 from headrace.core.request import FinishReason, Request
 
@@ -126,7 +126,7 @@ class EngineThread:
                 self._pending_since = self._clock()
             self._mail.append(request)
             self._mailbox.notify()
-        if _is_awaited(request):
+        if is_awaited(request.service_class):
             self._bell.set()
 
     def expect(self, seconds: float) -> None:
@@ -193,7 +193,9 @@ class EngineThread:
                 now = self._clock()
                 due = None if self._failure else self._engine.wake_at(now)
                 if due is not None:
-                    if self._expected_until > now and not any(map(_is_awaited, self._open.values())):
+                    if self._expected_until > now and not any(
+                        is_awaited(request.service_class) for request in self._open.values()
+                    ):
                         due = max(due, self._expected_until)
                     if due <= now:
                         break
@@ -229,10 +231,6 @@ class EngineThread:
             Finished(request.id, FinishReason.FAILED, len(request.tokens), 0, 0, ENGINE_FAILED)
             for request in self._open.values()
         ]
-
-
-def _is_awaited(request: Request) -> bool:
-    return request.service_class != BACKGROUND.name
 
 
 def _answer(call: _Call) -> None:

@@ -22,7 +22,7 @@ from typing import NamedTuple
 
 from headrace.core.cache.demand import choose
 from headrace.core.cache.quiet import QuietWindow
-from headrace.core.classes import BACKGROUND
+from headrace.core.classes import is_awaited
 from headrace.core.events import Arrived, Event
 from headrace.serve.history import History, Recorded
 
@@ -153,7 +153,7 @@ class Warmer:
 
     def fold(self, event: Event, now: float) -> None:
         """Who comes may end the quiet."""
-        if type(event) is Arrived and event.service_class != BACKGROUND.name:
+        if type(event) is Arrived and is_awaited(event.service_class):
             self._window.arrived(now)
 
     def add(self, questions: Iterable[Recorded]) -> int:

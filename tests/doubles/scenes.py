@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from headrace.core.engine import Engine
-from headrace.core.events import Chunked, Skipped
+from headrace.core.events import Admitted, Chunked, Skipped
 from headrace.core.plan import StepPlan
 from headrace.core.request import Request, SamplingParams
 from tests.doubles.engines import Record
@@ -27,6 +27,11 @@ def step(engine: Engine, record: Record, count: int = 1, now: float = 0.0) -> No
     for _ in range(count):
         record.fold(engine.step(now))
         engine.check_books()
+
+
+def admitted(record: Record) -> list[str]:
+    """Who began to run, or began again, in order."""
+    return [event.request_id for event in record.of(Admitted)]
 
 
 def plans(engine: Engine) -> list[StepPlan]:

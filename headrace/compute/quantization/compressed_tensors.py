@@ -92,10 +92,15 @@ class Int8Layout:
         )
 
 
+def stored_format(bits: int, activation_bits: int) -> str:
+    """In which format we write a weight."""
+    return "int-quantized" if bits == activation_bits == 8 else "pack-quantized"
+
+
 def stored_parts(weight: QuantizedWeight, scale_dtype: torch.dtype) -> dict[str, Tensor]:
-    """A weight's tensors by suffix: ``int-quantized`` for W8A8, else ``pack-quantized``."""
+    """A weight's tensors by suffix, in its `stored_format`."""
     scales = weight.scales.to(scale_dtype)
-    if weight.bits == 8 and weight.activation_bits == 8:
+    if stored_format(weight.bits, weight.activation_bits) == "int-quantized":
         return {"weight": weight.values, "weight_scale": scales}
     parts = {
         "weight_packed": words_of(weight.integers(), weight.bits),

@@ -36,8 +36,8 @@ class Scheme:
     def group(self, inputs: int) -> int:
         """Inputs that share a scale: the most that divide ``inputs``, but no more than ``group_size``.
 
-        In whole `TILE_INPUTS` where there is such a number: 96 of 576 inputs cost a product on tiles half as much again
-        as 64 do.
+        In whole `TILE_INPUTS` where there is such a number: of 576 inputs groups of 96 are multiplied on tiles at three
+        fifths of the speed of groups of 64.
         """
         if self.group_size is None:
             return inputs

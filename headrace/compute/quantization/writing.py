@@ -31,7 +31,7 @@ from headrace.compute.model.layout import (
 from headrace.compute.model.spec import DecoderSpec, ModelError
 from headrace.compute.quantization.awq import best_factors
 from headrace.compute.quantization.calibration import Calibration
-from headrace.compute.quantization.compressed_tensors import stored_parts
+from headrace.compute.quantization.compressed_tensors import stored_format, stored_parts
 from headrace.compute.quantization.gptq import gptq
 from headrace.compute.quantization.scheme import Scheme, round_to_nearest
 
@@ -208,7 +208,7 @@ def _config(scheme: Scheme, groups: Mapping[int, set[str]]) -> dict[str, Any]:
         ]
     return {
         "quant_method": "compressed-tensors",
-        "format": "int-quantized" if scheme.bits == scheme.activation_bits == 8 else "pack-quantized",
+        "format": stored_format(scheme.bits, scheme.activation_bits),
         "quantization_status": "compressed",
         "config_groups": {f"group_{index}": each for index, each in enumerate(found)},
         "ignore": [HEAD],

@@ -86,9 +86,11 @@ class Running:
         Raises:
             PolicyFailed: the room policy failed.
         """
-        if self._still and not self._fits(sequence, hit):
+        fits = self._fits(sequence, hit)
+        if not fits and self._still:
             self._give_up_still()
-        return self._fits(sequence, hit)
+            fits = self._fits(sequence, hit)
+        return fits
 
     def _fits(self, sequence: Sequence, hit: PrefixHit) -> bool:
         pool = self.pages.pool

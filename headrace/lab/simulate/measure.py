@@ -158,7 +158,7 @@ def front_seconds(server: Target, engine: Target, streams: int, max_model_len: i
     for turn in range(TURNS):
         one, many = stream_work(1, turn), stream_work(streams, turn)
         among = stream_work(visited, turn) + visits(seconds, turn)
-        there, here = _whole(server.run(among)), _whole(engine.run(among))
+        there, here = server.run(among), engine.run(among)
         slower = _tpot(there[:visited]) / _tpot(here[:visited])
         waits.append(_ttft(there[visited:]) - slower * _ttft(here[visited:]))
         alone.append(_tpot(server.run(one)) - _tpot(engine.run(one)))

@@ -2,15 +2,10 @@ from __future__ import annotations
 
 import math
 
-from headrace.core.events import Admitted
 from headrace.core.request import FinishReason
 from headrace.core.scheduler.admission import Continuous, Queue, StaticBatch
 from tests.doubles.engines import Record, drain, hashing_engine
-from tests.doubles.scenes import request, step
-
-
-def admitted(record: Record) -> list[str]:
-    return [event.request_id for event in record.of(Admitted)]
+from tests.doubles.scenes import admitted, request, step
 
 
 def test_continuous_admits_all_that_wait_and_asks_at_once():

@@ -5,14 +5,14 @@ from __future__ import annotations
 import pytest
 
 from headrace.core.classes import CLASSES, ServiceClass
-from headrace.core.events import Admitted, Preempted
+from headrace.core.events import Preempted
 from headrace.core.request import FinishReason
 from headrace.core.scheduler.fair import FairQueue, single_file
 from headrace.core.scheduler.line import Line, PolicyFailed
 from headrace.core.scheduler.share import Books
 from headrace.core.sequence import Sequence, Status
 from tests.doubles.engines import Record, drain, hashing_engine
-from tests.doubles.scenes import request, step
+from tests.doubles.scenes import admitted, request, step
 
 
 def fair(classes=CLASSES, **weights: float) -> FairQueue:
@@ -24,10 +24,6 @@ def enter(queue: FairQueue, name: str, **fields) -> Sequence:
     sequence = Sequence(request(name, **fields), (number,), 64)
     queue.enter(sequence)
     return sequence
-
-
-def admitted(record: Record) -> list[str]:
-    return [event.request_id for event in record.of(Admitted)]
 
 
 def test_the_least_served_tenant_goes_next():

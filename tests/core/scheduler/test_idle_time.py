@@ -12,15 +12,11 @@ from headrace.core.scheduler.fair import FairQueue
 from headrace.core.scheduler.line import Line
 from headrace.core.scheduler.share import Books
 from tests.doubles.engines import Record, drain, hashing_engine
-from tests.doubles.scenes import plans, request, step
+from tests.doubles.scenes import admitted, plans, request, step
 
 
 def fair() -> FairQueue:
     return FairQueue(Books(CLASSES, {}), Line)
-
-
-def admitted(record: Record) -> list[str]:
-    return [event.request_id for event in record.of(Admitted)]
 
 
 def test_it_stands_still_while_somebody_is_served_and_goes_on_from_where_it_was():

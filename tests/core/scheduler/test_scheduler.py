@@ -12,12 +12,7 @@ from headrace.core.scheduler.order import ByPriority
 from headrace.core.scheduler.scheduler import LOOKAHEAD
 from tests.doubles.engines import Record, drain, hashing_engine
 from tests.doubles.hashing_runner import HashingRunner, expected_tokens
-from tests.doubles.scenes import chunks, plans, request, skips, step
-
-
-def admitted(record: Record) -> list[str]:
-    return [event.request_id for event in record.of(Admitted)]
-
+from tests.doubles.scenes import admitted, chunks, plans, request, skips, step
 
 # -- one step ------------------------------------------------------------------------------------------
 
