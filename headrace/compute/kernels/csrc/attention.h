@@ -188,28 +188,31 @@ struct Cut {
 // query begins to see; segments are counted from position 0.
 static int64_t cut(const Attention &a, Cut how, Piece *pieces, int64_t &partial_vectors) {
   const int64_t group = a.heads / a.kv_heads, tile = TILE_VECTORS > group ? TILE_VECTORS / group : 1;
-  int64_t count = 0;
-  partial_vectors = 0;
+  int64_t count = 0, partials = 0;
   for (int64_t row = 0; row < a.rows; row++) {
     const int64_t length = a.query_starts[row + 1] - a.query_starts[row], start = a.contexts[row] - length;
-    for (int64_t query = 0; query < length; query += tile) {
-      const int64_t queries = length - query < tile ? length - query : tile, vectors = queries * group;
-      const int64_t low = start + query + 1 - a.window, first = low < 0 ? 0 : low, end = start + query + queries;
-      const bool few = vectors <= FEW_VECTORS;
-      const int64_t parts = few || how.split ? (end - 1) / SEGMENT - first / SEGMENT + 1 : 1;
-      const int64_t slice = few ? how.few_heads : 1, step = a.kv_heads * vectors;
-      for (int64_t part = 0; part < parts; part++)
-        for (int64_t head = 0; head < a.kv_heads; head += slice, count++) {
+    const int64_t before = partials;
+    for (int64_t head = 0; head < a.kv_heads; head++) {
+      partials = before;
+      for (int64_t query = 0; query < length; query += tile) {
+        const int64_t queries = length - query < tile ? length - query : tile, vectors = queries * group;
+        const int64_t low = start + query + 1 - a.window, first = low < 0 ? 0 : low, end = start + query + queries;
+        const bool few = vectors <= FEW_VECTORS;
+        const int64_t parts = few || how.split ? (end - 1) / SEGMENT - first / SEGMENT + 1 : 1;
+        const int64_t slice = few ? how.few_heads : 1, step = a.kv_heads * vectors;
+        const int64_t heads = a.kv_heads - head < slice ? a.kv_heads - head : slice;
+        for (int64_t part = 0; part < parts && head % slice == 0; part++, count++) {
           if (!pieces) continue;
           const int64_t edge = (first / SEGMENT + part) * SEGMENT;
           const int64_t from = part ? edge : first, to = part + 1 < parts ? edge + SEGMENT : end;
-          const int64_t heads = a.kv_heads - head < slice ? a.kv_heads - head : slice;
-          const int64_t partial = partial_vectors + part * step + head * vectors;
+          const int64_t partial = partials + part * step + head * vectors;
           pieces[count] = {row, query, queries, from, to, head, heads, part, parts, partial, step};
         }
-      if (parts > 1) partial_vectors += parts * step;
+        if (parts > 1) partials += parts * step;
+      }
     }
   }
+  partial_vectors = partials;
   return count;
 }
 

@@ -10,7 +10,11 @@
 // tokens, which are often of the same chunk.
 static const int CHUNK = 128;
 static const int GROUPS = CHUNK / LANES;
+#if defined(HEADRACE_TILES)
+static const int STRIP = 96;   // queries whose scores are softened at once: as many as meet keys that are near
+#else
 static const int STRIP = 48;   // queries whose scores are softened at once: whole tiles of ROWS
+#endif
 static const int LINE = 16;    // floats of a line of the cache
 
 // A chunk's tokens [begin, count), in whole groups of LANES.

@@ -21,12 +21,17 @@ struct AttentionTiles {
   ~AttentionTiles() { end_tiles(); }
 };
 
-// Calls tile(first) for each tile of [0, vectors), shaped for its rows.
-template <class Tile>
-HEADRACE_INLINE void in_row_tiles(int64_t vectors, AttentionTiles &tiles, Tile tile) {
-  for (int64_t m = 0; m < vectors; m += TILE) {
-    tiles.shape(vectors - m < TILE ? vectors - m : TILE);
-    tile(m);
+// Calls body(first, end) for the whole tiles of [0, vectors), and then for what is left of one.
+template <class Body>
+HEADRACE_INLINE void in_row_tiles(int64_t vectors, AttentionTiles &tiles, Body body) {
+  const int64_t whole = vectors / TILE * TILE;
+  if (whole > 0) {
+    tiles.shape(TILE);
+    body(int64_t{0}, whole);
+  }
+  if (whole < vectors) {
+    tiles.shape(vectors - whole);
+    body(whole, vectors);
   }
 }
 
@@ -67,7 +72,8 @@ HEADRACE_INLINE void weigh_groups(const uint32_t *weights, const Brain *const *v
   store_sums<N>(result, stride);
 }
 
-// Pages that tiles read where they lie.
+// Pages that tiles read where they lie. All tiles of queries meet four groups of keys, or of values at four tiles of
+// features, before the next: these stay in the first cache, where a tile is loaded in half of the time that a product takes.
 struct BrainTiles : Plain<BrainPage> {
   static bool fit(const Attention &a) { return a.pages.block_size % LANES == 0 && a.head_dim % (2 * TILE) == 0; }
 
@@ -77,10 +83,11 @@ struct BrainTiles : Plain<BrainPage> {
     const int64_t words = a.head_dim / 2;
     const int first = chunk.begin / LANES, last = (chunk.count - 1) / LANES;
     AttentionTiles tiles;
-    in_row_tiles(vectors, tiles, [&](int64_t m) {
+    in_row_tiles(vectors, tiles, [&](int64_t from, int64_t to) {
       for (int i = first / 4 * 4; i <= last; i += 4)
-        score_groups(s.query + (at + m) * words, words, view.keys + i, view.key_step, ahead && m == 0 ? ahead->keys + i : nullptr,
-                     s.score + m * CHUNK + i * LANES);
+        for (int64_t m = from; m < to; m += TILE)
+          score_groups(s.query + (at + m) * words, words, view.keys + i, view.key_step,
+                       ahead && m == 0 ? ahead->keys + i : nullptr, s.score + m * CHUNK + i * LANES);
     });
     soften<false>(a, chunk, s, vectors, result, stride, [&](int64_t) { return a.scale; }, see,
                   [&](int64_t m, int i, Floats v) { store((Brain *)s.weights + m * CHUNK + i, v); });
@@ -93,14 +100,16 @@ struct BrainTiles : Plain<BrainPage> {
                          view.value_step * sizeof(Brain));
       values.values[last] = seen;
     }
-    in_row_tiles(vectors, tiles, [&](int64_t m) {
-      const uint32_t *weights = (const uint32_t *)s.weights + m * (CHUNK / 2);
-      const Brain *const *next = ahead && m == 0 ? ahead->values : nullptr;
-      float *sums = result.sum + m * stride;
-      int64_t i = 0;
-      for (; i + 4 * LANES <= a.head_dim; i += 4 * LANES)
-        weigh_groups<4>(weights, values.values, next, i, view.value_step, first, last, sums + i, stride);
-      if (i < a.head_dim) weigh_groups<2>(weights, values.values, next, i, view.value_step, first, last, sums + i, stride);
+    in_row_tiles(vectors, tiles, [&](int64_t from, int64_t to) {
+      for (int64_t i = 0; i < a.head_dim; i += 4 * LANES)
+        for (int64_t m = from; m < to; m += TILE) {
+          const uint32_t *weights = (const uint32_t *)s.weights + m * (CHUNK / 2);
+          const Brain *const *next = ahead && m == 0 ? ahead->values : nullptr;
+          float *sums = result.sum + m * stride + i;
+          if (i + 4 * LANES <= a.head_dim)
+            weigh_groups<4>(weights, values.values, next, i, view.value_step, first, last, sums, stride);
+          else weigh_groups<2>(weights, values.values, next, i, view.value_step, first, last, sums, stride);
+        }
     });
   }
 };

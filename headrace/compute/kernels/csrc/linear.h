@@ -7,6 +7,13 @@ static const int64_t PARALLEL_PRODUCTS = 1 << 18;  // fewer multiplications than
 // that no prefetcher follows, while weights come in one stream that is asked for ahead.
 #if defined(HEADRACE_TILES)
 static const int64_t NEAR_BYTES = 1 << 20;  // of the two MiB that whoever has tiles has
+
+// Results that no cache of a core would keep until they are read go past the caches: lines would be read first.
+static const int64_t FAR_BYTES = 4 << 20;
+
+HEADRACE_INLINE void store_far(Brain *p, Floats low, Floats high) {
+  _mm512_stream_si512((__m512i *)p, (__m512i)_mm512_cvtne2ps_pbh((__m512)high, (__m512)low));
+}
 #else
 static const int64_t NEAR_BYTES = 512 << 10;
 #endif
@@ -27,7 +34,7 @@ HEADRACE_INLINE void multiply_block(const uint32_t *x, const uint32_t *weights, 
 #if defined(HEADRACE_TILES)
   if constexpr (std::is_same_v<Kind, PairWords>) {
     begin_tiles(rows);
-    multiply_on_tiles<PairTiles, true>(x, depth, depth, rows, rows > TILE ? TILE_WORDS : depth,
+    multiply_on_tiles<PairTiles, true>(x, depth, depth, rows, rows > BLOCK_ROWS / 2 ? 2 * TILE_WORDS : rows > TILE ? TILE_WORDS : depth,
                                  [&](int64_t first, int64_t) { return weights + first * PANEL; },
                                  [&](int64_t row, int64_t count, const uint32_t *sums) { take(row, count, (const float *)sums); });
     end_tiles();
@@ -47,6 +54,7 @@ static void linear_of(const Linear &a) {
   const int64_t depth = sizeof(T) == 4 ? a.inputs : a.inputs / 2;
   const int64_t panels = (a.outputs + PANEL - 1) / PANEL, blocks = (a.count + BLOCK_ROWS - 1) / BLOCK_ROWS;
   const int threads = a.count * depth * a.outputs > PARALLEL_PRODUCTS ? team_threads() : 1;
+  const bool far = a.count * a.outputs * (int64_t)sizeof(T) > FAR_BYTES && a.outputs % PANEL == 0 && (uintptr_t)a.out % 64 == 0;
   each_task(panels * blocks, threads, [&](int64_t task) {
     const Meeting at = meeting(task, panels, blocks, BLOCK_ROWS * depth * 4);
     const int64_t panel = at.panel, first = at.block * BLOCK_ROWS, column = panel * PANEL;
@@ -57,12 +65,21 @@ static void linear_of(const Linear &a) {
     multiply_block<Kind>(x, weights, depth, rows, [&](int64_t row, int64_t count, const float *sums) {
       for (int64_t m = 0; m < count; m++) {
         T *out = (T *)a.out + (first + row + m) * a.outputs + column;
-        each_vector(columns, [&](int64_t i, int lanes) {
+        const auto result = [&](int64_t i, int lanes) {
           const Floats v = load((const Single *)(sums + m * PANEL + i));
-          store_at(out + i, bias ? v + load_at(bias + i, lanes) : v, lanes);
-        });
+          return bias ? v + load_at(bias + i, lanes) : v;
+        };
+#if defined(HEADRACE_TILES)
+        if constexpr (std::is_same_v<T, Brain>)
+          if (far) {
+            for (int64_t i = 0; i < columns; i += 2 * LANES) store_far(out + i, result(i, LANES), result(i + LANES, LANES));
+            continue;
+          }
+#endif
+        each_vector(columns, [&](int64_t i, int lanes) { store_at(out + i, result(i, lanes), lanes); });
       }
     });
+    if (far) _mm_sfence();
   });
 }
 

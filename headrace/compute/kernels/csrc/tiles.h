@@ -127,6 +127,40 @@ HEADRACE_INLINE void multiply_tile_of_rows(const uint32_t *a, int64_t a_stride, 
   store_sums<4>(sums, PANEL);
 }
 
+// The same for two tiles of rows, `below` and the one above it, half a panel after the other: four loads for four products,
+// where one tile takes five.
+template <class Kind>
+HEADRACE_INLINE void multiply_two_tiles_of_rows(const uint32_t *above, const uint32_t *below, int64_t a_stride,
+                                                const uint32_t *b, int64_t words, uint32_t *sums, bool accumulate,
+                                                LinesAhead &ahead) {
+  uint32_t *sums_below = sums + TILE * PANEL;
+  for (int half = 0; half < 2; half++, b += PANEL / 2, sums += PANEL / 2, sums_below += PANEL / 2) {
+    if (accumulate) {
+      load_tile<0>(sums, PANEL * 4);
+      load_tile<1>(sums + TILE, PANEL * 4);
+      load_tile<2>(sums_below, PANEL * 4);
+      load_tile<3>(sums_below + TILE, PANEL * 4);
+    } else {
+      clear_sums<4>();
+    }
+    for (int64_t k = 0; k < words; k += TILE) {
+      fetch(ahead);
+      load_tile<6>(b + k * PANEL, PANEL * 4);
+      load_tile<4>(above + k, a_stride * 4);
+      Kind::template add<0, 4, 6>();
+      load_tile<7>(b + k * PANEL + TILE, PANEL * 4);
+      Kind::template add<1, 4, 7>();
+      load_tile<5>(below + k, a_stride * 4);
+      Kind::template add<2, 5, 6>();
+      Kind::template add<3, 5, 7>();
+    }
+    store_tile<0>(sums, PANEL * 4);
+    store_tile<1>(sums + TILE, PANEL * 4);
+    store_tile<2>(sums_below, PANEL * 4);
+    store_tile<3>(sums_below + TILE, PANEL * 4);
+  }
+}
+
 // Products of rows [rows, words] with a panel of `words`, of which `weights(first, count)` says where some lie. When those
 // of some rows are complete, take(row, count, products [count, PANEL]) is called. Where rows are more than a tile and no
 // multiple, the last tile begins early and computes some again. `most_words` are met at once, by all rows before the next.
@@ -136,7 +170,7 @@ HEADRACE_INLINE void multiply_on_tiles(const uint32_t *a, int64_t a_stride, int6
                                        Weights weights, Take take) {
   alignas(64) uint32_t sums[BLOCK_ROWS * PANEL];
   const int64_t tiles = (rows + TILE - 1) / TILE;
-  const bool at_once = words <= most_words && words % TILE == 0;  // then one tile's sums are enough
+  const bool at_once = words <= most_words && words % TILE == 0;  // then the sums of one step are enough
   for (int64_t k = 0, count; k < words; k += count) {
     const int64_t some = words - k < most_words ? words - k : most_words;
     count = some < TILE ? some : some / TILE * TILE;
@@ -149,17 +183,25 @@ HEADRACE_INLINE void multiply_on_tiles(const uint32_t *a, int64_t a_stride, int6
       __builtin_memset(last_b, 0, sizeof last_b);
       __builtin_memcpy(last_b, b, count * PANEL * 4);
     }
-    for (int64_t t = 0; t < tiles; t++) {
-      const int64_t first = t + 1 < tiles ? t * TILE : rows < TILE ? 0 : rows - TILE, fresh = t * TILE;
+    const auto first_of = [&](int64_t tile) { return tile + 1 < tiles ? tile * TILE : rows < TILE ? 0 : rows - TILE; };
+    for (int64_t t = 0, step; t < tiles; t += step) {
+      step = count < TILE || t + 1 == tiles ? 1 : 2;
       uint32_t *tile_sums = sums + (at_once ? 0 : t * TILE * PANEL);
       if (count < TILE) {
         for (int64_t m = 0; m < TILE && m < rows; m++)
-          __builtin_memcpy(last_a + m * TILE, a + (first + m) * a_stride + k, count * 4);
+          __builtin_memcpy(last_a + m * TILE, a + (first_of(t) + m) * a_stride + k, count * 4);
         multiply_tile_of_rows<Kind>(last_a, TILE, last_b, TILE, tile_sums, k > 0, ahead);
+      } else if (step == 1) {
+        multiply_tile_of_rows<Kind>(a + first_of(t) * a_stride + k, a_stride, b, count, tile_sums, k > 0, ahead);
       } else {
-        multiply_tile_of_rows<Kind>(a + first * a_stride + k, a_stride, b, count, tile_sums, k > 0, ahead);
+        multiply_two_tiles_of_rows<Kind>(a + first_of(t) * a_stride + k, a + first_of(t + 1) * a_stride + k, a_stride, b,
+                                         count, tile_sums, k > 0, ahead);
       }
-      if (k + count == words) take(fresh, rows - fresh < TILE ? rows - fresh : TILE, tile_sums + (fresh - first) * PANEL);
+      if (k + count < words) continue;
+      for (int64_t i = t; i < t + step; i++, tile_sums += TILE * PANEL) {
+        const int64_t fresh = i * TILE;
+        take(fresh, rows - fresh < TILE ? rows - fresh : TILE, tile_sums + (fresh - first_of(i)) * PANEL);
+      }
     }
   }
 }
