@@ -90,15 +90,16 @@ struct ByteTiles {  // signed activations, unsigned weights, sums of int32
   HEADRACE_INLINE void add() { asm volatile("tdpbsud %%tmm%c2, %%tmm%c1, %%tmm%c0" ::"i"(SUM), "i"(A), "i"(B)); }
 };
 
-// What to ask memory for while tiles are computed, so many lines of the cache at every step. Into the first cache for one
-// tile of rows; for several only into the second, since the first is busy bringing rows.
+// What to ask memory for while tiles are computed: some lines of the cache after each of the four products of a step, so
+// that rows from the second cache need not queue behind them. Into the first cache for one tile of rows; for several only
+// into the second, since the first is busy bringing rows.
 struct LinesAhead {
   const char *next;
   int64_t lines;  // 0: nothing
   bool first_cache;
 
   LinesAhead(const uint32_t *b, int64_t tiles)
-      : next((const char *)b + (tiles == 1 ? 16 << 10 : 64 << 10)), lines((TILE * PANEL / 16 + tiles - 1) / tiles),
+      : next((const char *)b + (tiles == 1 ? 16 << 10 : 64 << 10)), lines((TILE * PANEL / 16 / 4 + tiles - 1) / tiles),
         first_cache(tiles == 1) {}
 };
 
@@ -117,11 +118,11 @@ HEADRACE_INLINE void multiply_tile_of_rows(const uint32_t *a, int64_t a_stride, 
   if (accumulate) load_sums<4>(sums, PANEL);
   else clear_sums<4>();
   for (int64_t k = 0; k < words; k += TILE, b += TILE * PANEL) {
-    fetch(ahead);
     load_tile<4>(a + k, a_stride * 4);
     each_tile<4>([&](auto i) {
       load_tile<5>(b + i() * TILE, PANEL * 4);
       Kind::template add<i(), 4, 5>();
+      fetch(ahead);
     });
   }
   store_sums<4>(sums, PANEL);
@@ -144,15 +145,18 @@ HEADRACE_INLINE void multiply_two_tiles_of_rows(const uint32_t *above, const uin
       clear_sums<4>();
     }
     for (int64_t k = 0; k < words; k += TILE) {
-      fetch(ahead);
       load_tile<6>(b + k * PANEL, PANEL * 4);
       load_tile<4>(above + k, a_stride * 4);
       Kind::template add<0, 4, 6>();
+      fetch(ahead);
       load_tile<7>(b + k * PANEL + TILE, PANEL * 4);
       Kind::template add<1, 4, 7>();
+      fetch(ahead);
       load_tile<5>(below + k, a_stride * 4);
       Kind::template add<2, 5, 6>();
+      fetch(ahead);
       Kind::template add<3, 5, 7>();
+      fetch(ahead);
     }
     store_tile<0>(sums, PANEL * 4);
     store_tile<1>(sums + TILE, PANEL * 4);
