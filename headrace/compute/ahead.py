@@ -14,10 +14,7 @@ from typing import Protocol
 from headrace.compute.device import lower_priority
 
 AHEAD_BYTES = 512 << 20
-"""What is cleared beyond the highest block in use at least; otherwise as much again as is in use.
-
-So what was cleared for nothing stays in proportion to what was of use.
-"""
+"""What is cleared beyond the highest block in use. More would take a core for longer, and memory for nothing."""
 
 PIECE_BYTES = 64 << 20
 """How far the distance may shrink before another thread makes it whole again."""
@@ -50,7 +47,7 @@ class ClearedAhead:
 
     def reached(self, blocks: int) -> None:
         """So many blocks from the first on have been handed out; to be called whenever they may be more."""
-        wanted = min(self._pool.num_blocks, blocks + max(self._ahead, blocks))
+        wanted = min(self._pool.num_blocks, blocks + self._ahead)
         due = min(self._pool.num_blocks, self._cleared + self._piece)
         if wanted >= due > self._cleared and (self._thread is None or not self._thread.is_alive()):
             self._thread = threading.Thread(

@@ -60,16 +60,16 @@ def test_nothing_happens_until_a_piece_is_missing() -> None:
     assert pool.calls == [(100, 140), (140, 141)]
 
 
-def test_much_use_is_followed_by_as_much_again_and_the_end_is_the_pools() -> None:
+def test_the_distance_stays_and_the_end_is_the_pools() -> None:
     pool = FakePool()
     ahead = ClearedAhead(pool, ahead_bytes=100, piece_bytes=100)
     reach(ahead, 0, 300)
-    assert pool.calls[-1] == (500, 600)
+    assert pool.calls[-1] == (300, 400)
     pool.calls.clear()
-    reach(ahead, 499)
-    assert pool.calls[-1] == (900, 998)
-    reach(ahead, 500, 1000)
-    assert pool.calls[-1] == (998, 1000)
+    reach(ahead, 899)
+    assert pool.calls[-1] == (900, 999)
+    reach(ahead, 900, 1000)
+    assert pool.calls[-1] == (999, 1000)
 
 
 def test_a_piece_is_no_less_than_a_block() -> None:
@@ -102,7 +102,7 @@ def test_while_one_thread_clears_no_other_begins() -> None:
     settle()
     assert pool.calls == [(0, 100)]
     reach(ahead, 500)
-    assert pool.calls[-1] == (900, 1000)
+    assert pool.calls[-1] == (500, 600)
 
 
 def test_memory_of_a_real_pool_is_there_before_it_is_written() -> None:
