@@ -54,7 +54,10 @@ static void linear_of(const Linear &a) {
   const int64_t depth = sizeof(T) == 4 ? a.inputs : a.inputs / 2;
   const int64_t panels = (a.outputs + PANEL - 1) / PANEL, blocks = (a.count + BLOCK_ROWS - 1) / BLOCK_ROWS;
   const int threads = a.count * depth * a.outputs > PARALLEL_PRODUCTS ? team_threads() : 1;
-  const bool far = a.count * a.outputs * (int64_t)sizeof(T) > FAR_BYTES && a.outputs % PANEL == 0 && (uintptr_t)a.out % 64 == 0;
+#if defined(HEADRACE_TILES)
+  const bool far = std::is_same_v<T, Brain> && a.count * a.outputs * (int64_t)sizeof(T) > FAR_BYTES &&
+                   a.outputs % PANEL == 0 && (uintptr_t)a.out % 64 == 0;
+#endif
   each_task(panels * blocks, threads, [&](int64_t task) {
     const Meeting at = meeting(task, panels, blocks, BLOCK_ROWS * depth * 4);
     const int64_t panel = at.panel, first = at.block * BLOCK_ROWS, column = panel * PANEL;
@@ -79,7 +82,9 @@ static void linear_of(const Linear &a) {
         each_vector(columns, [&](int64_t i, int lanes) { store_at(out + i, result(i, lanes), lanes); });
       }
     });
+#if defined(HEADRACE_TILES)
     if (far) _mm_sfence();
+#endif
   });
 }
 
