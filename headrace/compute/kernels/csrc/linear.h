@@ -9,7 +9,7 @@ static const int64_t PARALLEL_PRODUCTS = 1 << 18;  // fewer multiplications than
 static const int64_t NEAR_BYTES = 1 << 20;  // of the two MiB that whoever has tiles has
 
 // Results that no cache of a core would keep until they are read go past the caches: lines would be read first.
-static const int64_t FAR_BYTES = 4 << 20;
+static const int64_t FAR_BYTES = 8 << 20;
 
 HEADRACE_INLINE void store_far(Brain *p, Floats low, Floats high) {
   _mm512_stream_si512((__m512i *)p, (__m512i)_mm512_cvtne2ps_pbh((__m512)high, (__m512)low));
