@@ -184,8 +184,9 @@ struct Cut {
   bool split;
 };
 
-// The pieces of all rows; returns how many. With `pieces` null it only counts. `first_key` is where the tile's first
-// query begins to see; segments are counted from position 0.
+// The pieces of all rows; returns how many. All tiles of a row meet one head, whose keys stay near, before the next. With
+// `pieces` null it only counts. `first_key` is where the tile's first query begins to see; segments are counted from
+// position 0.
 static int64_t cut(const Attention &a, Cut how, Piece *pieces, int64_t &partial_vectors) {
   const int64_t group = a.heads / a.kv_heads, tile = TILE_VECTORS > group ? TILE_VECTORS / group : 1;
   int64_t count = 0, partials = 0;

@@ -2,18 +2,20 @@
 
 static const int64_t PARALLEL_PRODUCTS = 1 << 18;  // fewer multiplications than this are not worth a second thread
 
-// The order in which blocks of rows meet panels of weights. As many blocks as stay in a core's own cache beside a panel meet
-// all panels before the next blocks do: a long prompt's rows would come from afar again for each panel, in short pieces
-// that no prefetcher follows, while weights come in one stream that is asked for ahead.
 #if defined(HEADRACE_TILES)
-static const int64_t NEAR_BYTES = 1 << 20;  // of the two MiB that whoever has tiles has
-
 // Results that no cache of a core would keep until they are read go past the caches: lines would be read first.
 static const int64_t FAR_BYTES = 8 << 20;
 
 HEADRACE_INLINE void store_far(Brain *p, Floats low, Floats high) {
   _mm512_stream_si512((__m512i *)p, (__m512i)_mm512_cvtne2ps_pbh((__m512)high, (__m512)low));
 }
+#endif
+
+// The order in which blocks of rows meet panels of weights. As many blocks as stay in a core's own cache beside a panel meet
+// all panels before the next blocks do: a long prompt's rows would come from afar again for each panel, in short pieces
+// that no prefetcher follows, while weights come in one stream that is asked for ahead.
+#if defined(HEADRACE_TILES)
+static const int64_t NEAR_BYTES = 1 << 20;  // of the two MiB that whoever has tiles has
 #else
 static const int64_t NEAR_BYTES = 512 << 10;
 #endif
@@ -33,8 +35,10 @@ template <class Kind, class Take>
 HEADRACE_INLINE void multiply_block(const uint32_t *x, const uint32_t *weights, int64_t depth, int64_t rows, Take take) {
 #if defined(HEADRACE_TILES)
   if constexpr (std::is_same_v<Kind, PairWords>) {
+    // Twice the depth loads and stores the sums of many rows half as often; of fewer, the lesser depth was measured quicker.
+    const int64_t most_words = rows > BLOCK_ROWS / 2 ? 2 * TILE_WORDS : rows > TILE ? TILE_WORDS : depth;
     begin_tiles(rows);
-    multiply_on_tiles<PairTiles, true>(x, depth, depth, rows, rows > BLOCK_ROWS / 2 ? 2 * TILE_WORDS : rows > TILE ? TILE_WORDS : depth,
+    multiply_on_tiles<PairTiles, true>(x, depth, depth, rows, most_words,
                                  [&](int64_t first, int64_t) { return weights + first * PANEL; },
                                  [&](int64_t row, int64_t count, const uint32_t *sums) { take(row, count, (const float *)sums); });
     end_tiles();
