@@ -35,38 +35,51 @@ HEADRACE_INLINE void in_row_tiles(int64_t vectors, AttentionTiles &tiles, Body b
   }
 }
 
-// Memory is asked for `rows` rows of what is needed next, into the second cache: both products' would not fit the first.
-HEADRACE_INLINE void fetch_rows(const Brain *next, int64_t step, int rows) {
-  for (int i = 0; i < rows; i++) __builtin_prefetch(next + i * step, 0, 2);
+// What memory is asked for while four groups of keys or of values are multiplied: lines of groups that are needed next. For
+// one tile of queries, which takes less time than memory does, these are the next four, into the first cache: rows of tiles
+// from the second would queue behind them. For several, those of the next chunk, into the second: both would not fit.
+struct GroupsAhead {
+  const Brain *const *groups;  // null: nothing
+  int64_t step;                // from line to line
+  bool first_cache;
+};
+
+HEADRACE_INLINE void fetch(const GroupsAhead &ahead, int64_t group, int64_t line, int lines) {
+  if (!ahead.groups) return;
+  const Brain *next = ahead.groups[group] + line * ahead.step;
+  if (ahead.first_cache)
+    for (int i = 0; i < lines; i++) __builtin_prefetch(next + i * ahead.step, 0, 3);
+  else
+    for (int i = 0; i < lines; i++) __builtin_prefetch(next + i * ahead.step, 0, 2);
 }
 
-// Scores of a tile of queries with four groups of keys. `ahead`: groups that are needed next, or null.
+// Scores of a tile of queries with four groups of keys.
 HEADRACE_INLINE void score_groups(const uint32_t *query, int64_t words, const Brain *const *keys, int64_t step,
-                                  const Brain *const *ahead, float *score) {
+                                  const GroupsAhead &ahead, float *score) {
   clear_sums<4>();
   for (int64_t w = 0; w < words; w += TILE) {
     load_tile<4>(query + w, words * 4);
     each_tile<4>([&](auto group) {
-      if (ahead) fetch_rows(ahead[group()] + w * step, step, TILE);
       load_tile<5>(keys[group()] + w * step, step * 2);
       PairTiles::add<group(), 4, 5>();
+      fetch(ahead, group(), w, TILE);
     });
   }
   store_sums<4>(score, CHUNK);
 }
 
-// result[rows of a tile, 0 : N * LANES] += weights of groups [first, last] times their values at a feature.
+// result[rows of a tile, 0 : N * LANES] += weights of groups [first, end) times their values at a feature. `ahead`: groups
+// in place of these.
 template <int N>
-HEADRACE_INLINE void weigh_groups(const uint32_t *weights, const Brain *const *values, const Brain *const *ahead,
-                                  int64_t feature, int64_t step, int first, int last, float *result, int64_t stride) {
+HEADRACE_INLINE void weigh_groups(const uint32_t *weights, const Brain *const *values, const GroupsAhead &ahead,
+                                  int64_t feature, int64_t step, int first, int end, float *result, int64_t stride) {
   load_sums<N>(result, stride);
-  for (int g = first; g <= last; g++) {
+  for (int g = first; g < end; g++) {
     load_tile<6>(weights + g * GROUP_WORDS, CHUNK / 2 * 4);
     each_tile<N>([&](auto column) {
-      const int64_t place = (feature + column() * LANES) * 2;
-      if (ahead) fetch_rows(ahead[g] + place, step, GROUP_WORDS);
-      load_tile<7>(values[g] + place, step * 2);
+      load_tile<7>(values[g] + (feature + column() * LANES) * 2, step * 2);
       PairTiles::add<column(), 6, 7>();
+      fetch(ahead, g, (feature / LANES + column()) * GROUP_WORDS, GROUP_WORDS);
     });
   }
   store_sums<N>(result, stride);
@@ -81,13 +94,20 @@ struct BrainTiles : Plain<BrainPage> {
   static void absorb(const Attention &a, const Chunk &chunk, const View<Brain> &view, const View<Brain> *ahead,
                      const Scratch &s, int64_t at, int64_t vectors, const Partial &result, int64_t stride, See see) {
     const int64_t words = a.head_dim / 2;
-    const int first = chunk.begin / LANES, last = (chunk.count - 1) / LANES;
+    const int begin = chunk.begin / LANES, first = begin / 4 * 4, end = (chunk.count + LANES - 1) / LANES;
+    const bool few = vectors <= TILE;
+    const int64_t line = 64 / sizeof(Brain);  // values of a group lie together
+    const GroupsAhead nothing = {};
     AttentionTiles tiles;
     in_row_tiles(vectors, tiles, [&](int64_t from, int64_t to) {
-      for (int i = first / 4 * 4; i <= last; i += 4)
+      for (int i = first; i < end; i += 4) {
+        GroupsAhead next = {ahead ? ahead->keys + i : nullptr, view.key_step, false};
+        if (few && i + 4 < end) next = {view.keys + i + 4, view.key_step, true};
+        else if (few) next = {view.values + first, line, true};
         for (int64_t m = from; m < to; m += TILE)
-          score_groups(s.query + (at + m) * words, words, view.keys + i, view.key_step,
-                       ahead && m == 0 ? ahead->keys + i : nullptr, s.score + m * CHUNK + i * LANES);
+          score_groups(s.query + (at + m) * words, words, view.keys + i, view.key_step, m ? nothing : next,
+                       s.score + m * CHUNK + i * LANES);
+      }
     });
     soften<false>(a, chunk, s, vectors, result, stride, [&](int64_t) { return a.scale; }, see,
                   [&](int64_t m, int i, Floats v) { store((Brain *)s.weights + m * CHUNK + i, v); });
@@ -95,21 +115,28 @@ struct BrainTiles : Plain<BrainPage> {
     if (chunk.count % LANES) {  // tokens of the last group that nobody sees may be no numbers
       Brain *seen = (Brain *)s.values + 2 * a.head_dim;
       __builtin_memset(seen, 0, GROUP_WORDS * view.value_step * sizeof(Brain));
-      for (int word = last * GROUP_WORDS; 2 * word < chunk.count; word++)
+      for (int word = (end - 1) * GROUP_WORDS; 2 * word < chunk.count; word++)
         __builtin_memcpy(seen + word % GROUP_WORDS * view.value_step, word == view.odd ? view.alone : view.value(word),
                          view.value_step * sizeof(Brain));
-      values.values[last] = seen;
+      values.values[end - 1] = seen;
     }
+    const int together = few ? 4 : GROUPS;
     in_row_tiles(vectors, tiles, [&](int64_t from, int64_t to) {
-      for (int64_t i = 0; i < a.head_dim; i += 4 * LANES)
-        for (int64_t m = from; m < to; m += TILE) {
-          const uint32_t *weights = (const uint32_t *)s.weights + m * (CHUNK / 2);
-          const Brain *const *next = ahead && m == 0 ? ahead->values : nullptr;
-          float *sums = result.sum + m * stride + i;
-          if (i + 4 * LANES <= a.head_dim)
-            weigh_groups<4>(weights, values.values, next, i, view.value_step, first, last, sums, stride);
-          else weigh_groups<2>(weights, values.values, next, i, view.value_step, first, last, sums, stride);
-        }
+      for (int g = begin / together * together; g < end; g += together) {
+        const int low = g < begin ? begin - g : 0, high = end - g < together ? end - g : together;
+        GroupsAhead next = {ahead ? ahead->values + g : nullptr, line, false};
+        if (few && g + together < end) next = {view.values + g + together, line, true};
+        else if (few) next = {ahead ? ahead->keys : nullptr, view.key_step, true};
+        for (int64_t i = 0; i < a.head_dim; i += 4 * LANES)
+          for (int64_t m = from; m < to; m += TILE) {
+            const uint32_t *weights = (const uint32_t *)s.weights + m * (CHUNK / 2) + g * GROUP_WORDS;
+            const GroupsAhead &then = m ? nothing : next;
+            float *sums = result.sum + m * stride + i;
+            if (i + 4 * LANES <= a.head_dim)
+              weigh_groups<4>(weights, values.values + g, then, i, view.value_step, low, high, sums, stride);
+            else weigh_groups<2>(weights, values.values + g, then, i, view.value_step, low, high, sums, stride);
+          }
+      }
     });
   }
 };
