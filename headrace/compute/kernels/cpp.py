@@ -35,7 +35,7 @@ class _Codes(dict[torch.dtype, int]):
 
 _DTYPES = _Codes({torch.float32: 0, torch.bfloat16: 1, torch.float16: 2})
 _PAGE_DTYPES = _Codes({**_DTYPES, torch.int8: 3})
-_INTERFACE = 9
+_INTERFACE = 10
 _PAIRED = (torch.bfloat16, torch.int8)
 _MAX_HEAD_DIM = 512
 
@@ -306,7 +306,13 @@ class CppKernels:
         stack: NativeStack | Stack,
         batch: Batch,
         pages: Sequence[Pages],
+        seconds: Tensor | None = None,
     ) -> Tensor:
+        """See `Kernels.run_stack`.
+
+        To ``seconds``, float64 [3] or None, is added what linear layers took (with what is done to their outputs at
+        once), attention, and what goes from element to element: of a `NativeStack` only.
+        """
         if isinstance(stack, Stack):
             return apply(self, stack, batch, pages)
         layers, dtype = stack.stack, stack.stack.dtype
@@ -358,6 +364,7 @@ class CppKernels:
             layers.scale,
             layers.softcap or 0.0,
             layers.embedding_scale,
+            0 if seconds is None else seconds.data_ptr(),
             0 if batch.bell is None else batch.bell.address,
         )
         if not whole:

@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from headrace.compute.batch import Batch
@@ -51,28 +52,36 @@ class TimedKernels:
         setattr(self, name, timed)
         return timed
 
-    def run_stack(
-        self,
-        stack: Stack | NativeStack,
-        batch: Batch,
-        pages: Sequence[Pages],
-    ) -> Tensor:
-        """Layers call by call, so that each is timed, even where the kernels would run them all at once."""
-        plain = stack.stack if isinstance(stack, NativeStack) else stack
-        return apply(self, plain, batch, pages)
+    def run_stack(self, stack: Stack | NativeStack, batch: Batch, pages: Sequence[Pages]) -> Tensor:
+        """In one call where the kernels have one, which times its parts itself; else call by call."""
+        if isinstance(stack, Stack):
+            return apply(self, stack, batch, pages)
+        seconds = torch.zeros(3, dtype=torch.float64)
+        out: Tensor = self._kernels.run_stack(stack, batch, pages, seconds)  # type: ignore[call-arg]
+        for part, spent in zip(("linear", "attention", "elementwise"), seconds.tolist(), strict=True):
+            self.totals[part] += spent
+        *others, last = stack.stack.layers
+        dtype = stack.stack.dtype
+        for layer in (*others, last):
+            wanted = len(batch.logits_indices) if layer is last else len(batch.tokens)
+            for each in (layer.qkv, layer.output, layer.gate_up, layer.down):
+                rows = len(batch.tokens) if each is layer.qkv else wanted
+                self._count("linear", each.weight, rows * each.weight.inputs * each.weight.outputs, dtype)
+        return out
 
     def linear(self, x: Tensor, weight: Any, bias: Tensor | None = None) -> Tensor:
         began = time.perf_counter()
         out = self._kernels.linear(x, weight, bias)
-        seconds = time.perf_counter() - began
         part = "head" if out.shape[1] == self._head_outputs else "linear"
-        integers = isinstance(weight, PackedIntegers)
-        self.numbers[part] = "int8" if integers else str(x.dtype).removeprefix("torch.")
-        planes = weight.planes(x.dtype) if integers else 1
-        self.totals[part] += seconds
-        self.totals[f"{part} bytes"] += weight_bytes(weight)
-        self.totals[f"{part} products"] += planes * x.numel() * out.shape[1]
+        self.totals[part] += time.perf_counter() - began
+        self._count(part, weight, x.numel() * out.shape[1], x.dtype)
         return out
+
+    def _count(self, part: str, weight: Any, products: int, dtype: torch.dtype) -> None:
+        integers = isinstance(weight, PackedIntegers)
+        self.numbers[part] = "int8" if integers else str(dtype).removeprefix("torch.")
+        self.totals[f"{part} bytes"] += weight_bytes(weight)
+        self.totals[f"{part} products"] += (weight.planes(dtype) if integers else 1) * products
 
 
 def weight_bytes(weight: Any) -> int:

@@ -326,6 +326,7 @@ def test_linear_layers_refuse_what_does_not_fit(level: str) -> None:
     page_dtype=st.sampled_from([None, torch.int8]),
     block_size=st.sampled_from([1, 3, 4, 16]),
     tokens=st.integers(1, 40),
+    rows=st.sampled_from([1, 3, 40]),
 )
 def test_rope_write_kv(
     level: str,
@@ -337,6 +338,7 @@ def test_rope_write_kv(
     page_dtype: torch.dtype | None,
     block_size: int,
     tokens: int,
+    rows: int,
 ) -> None:
     torch.manual_seed(tokens)
     shape = HeadShape(*heads, head_dim)
@@ -344,7 +346,8 @@ def test_rope_write_kv(
     qkv = torch.randn(tokens, (heads[0] + 2 * heads[1]) * head_dim).to(dtype)
     rotation = torch.randn(tokens, 2, rotary)
     norm = torch.rand(sum(heads), head_dim) + 0.5 if normed else None
-    slots = torch.randperm(48)[:tokens]
+    lines = torch.arange(48).roll(-tokens).chunk(rows)  # of tokens that lie side by side
+    slots = torch.cat([lines[i] for i in torch.randperm(len(lines))])[:tokens]
     results = []
     for kernels in (CppKernels(level), ORACLE):
         torch.manual_seed(tokens)  # for the scales of what is not written

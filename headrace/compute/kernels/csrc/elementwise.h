@@ -125,41 +125,134 @@ HEADRACE_INLINE void keep_head(const float *x, int64_t size, KV *out, float *sca
   each_vector(size, [&](int64_t i, int lanes) { store_at(out + i, load_at((const Single *)x + i, lanes) * factor, lanes); });
 }
 
-// To where they lie in a page: words of WORD elements, `step` of them apart.
-template <int WORD, class KV>
-HEADRACE_INLINE void spread(const KV *x, int64_t size, KV *out, int64_t step) {
-  for (int64_t i = 0; i < size / WORD; i++) __builtin_memcpy(out + i * step * WORD, x + i * WORD, WORD * sizeof(KV));
+// Tokens [first, first + count) that lie side by side in a block, LANES at most.
+struct Run {
+  int64_t first, count, block, offset;
+};
+
+// The run that a token begins, before `end`. It ends with a vector of tokens of its block.
+HEADRACE_INLINE Run run_from(const Rope &a, int64_t token, int64_t end) {
+  const int64_t slot = a.slots[token], offset = slot % a.pages.block_size;
+  const int64_t most = a.pages.block_size - offset < LANES - offset % LANES ? a.pages.block_size - offset : LANES - offset % LANES;
+  int64_t count = 1;
+  while (count < most && token + count < end && a.slots[token + count] == slot + count) count++;
+  return {token, count, slot / a.pages.block_size, offset};
 }
 
+// Rows become columns: at distances of 1, 2, 4, ... squares beside the diagonal change places.
+template <int H, int... I>
+HEADRACE_INLINE void transpose(Words (&rows)[LANES], std::integer_sequence<int, I...> lanes) {
+  if constexpr (H < LANES) {
+#pragma GCC unroll 16
+    for (int i = 0; i < LANES; i++) {
+      if (i & H) continue;
+      const Words low = rows[i], high = rows[i + H];
+#if defined(__clang__)
+      rows[i] = __builtin_shufflevector(low, high, (I & H ? LANES + I - H : I)...);
+      rows[i + H] = __builtin_shufflevector(low, high, (I & H ? LANES + I : I + H)...);
+#else
+      rows[i] = __builtin_shuffle(low, high, Ints{(I & H ? LANES + I - H : I)...});
+      rows[i + H] = __builtin_shuffle(low, high, Ints{(I & H ? LANES + I : I + H)...});
+#endif
+    }
+    transpose<2 * H>(rows, lanes);
+  }
+}
+
+// A head's keys [count, size] of a run to where they lie in a page: words of FACTOR elements, `step` of them from feature
+// to feature.
+template <class KV>
+HEADRACE_INLINE void keep_keys(const KV *x, int64_t count, int64_t size, KV *out, int64_t step) {
+  const int WORD = FACTOR_OF<KV>;
+  int64_t i = 0;
+  if constexpr (WORD * sizeof(KV) == sizeof(uint32_t))
+    for (; count == LANES && i + LANES <= size / WORD; i += LANES) {
+      Words words[LANES];
+      for (int t = 0; t < LANES; t++) __builtin_memcpy(&words[t], x + t * size + i * WORD, sizeof words[t]);
+      transpose<1>(words, std::make_integer_sequence<int, LANES>{});
+      for (int w = 0; w < LANES; w++) __builtin_memcpy(out + (i + w) * step * WORD, &words[w], sizeof words[w]);
+    }
+  for (; i < size / WORD; i++)
+    for (int64_t t = 0; t < count; t++)
+      __builtin_memcpy(out + (i * step + t) * WORD, x + t * size + i * WORD, WORD * sizeof(KV));
+}
+
+// Its values: a feature of `together` tokens after the other.
+template <class KV>
+HEADRACE_INLINE void keep_values(const KV *x, int64_t count, int64_t size, KV *values, int64_t offset, int64_t together) {
+  for (int64_t t = 0; t < count; t++, offset++, x += size) {
+    KV *out = values + offset / together * together * size;
+    if (together == 2 && offset % 2 == 0 && t + 1 < count) {
+      for (int64_t i = 0; i < size; i++) out[2 * i] = x[i], out[2 * i + 1] = x[size + i];
+      t++, offset++, x += size;
+    } else {
+      for (int64_t i = 0; i < size; i++) out[i * together + offset % together] = x[i];
+    }
+  }
+}
+
+// Where in the pages a key head of a run begins, and in it what lies `within`.
+HEADRACE_INLINE int64_t place_of(const Rope &a, const Run &run, int64_t head, int64_t within) {
+  return run.block * a.pages.stride + head * a.head_dim * a.pages.block_size + within;
+}
+
+// Memory is asked for the lines where a key head of a run will lie: a token's keys are spread over as many as it has words.
+template <class KV>
+HEADRACE_INLINE void fetch_places(const Rope &a, const Run &run, int64_t head) {
+  const int FACTOR = FACTOR_OF<KV>;
+  const int64_t word = run.offset - run.offset % value_tokens(a.pages, FACTOR), step = a.pages.block_size * FACTOR;
+  const KV *keys = (const KV *)a.pages.keys + place_of(a, run, head, run.offset * FACTOR);
+  const KV *values = (const KV *)a.pages.values + place_of(a, run, head, word * a.head_dim);
+  for (int64_t i = 0; i < a.head_dim / FACTOR; i++) __builtin_prefetch(keys + i * step, 1, 3);
+  const int64_t elements = (run.offset + run.count - word) * a.head_dim;
+  for (int64_t i = 0; i < elements; i += 64 / sizeof(KV)) __builtin_prefetch(values + i, 1, 3);
+}
+
+// Head `h` of a run's packed rows, whose elements x are `stride` apart, to where it belongs.
+template <class T, class KV>
+HEADRACE_INLINE void finish_head(const Rope &a, const Run &run, int64_t h, const T *x, int64_t stride) {
+  float head[MAX_HEAD_DIM + LANES];
+  T rounded[MAX_HEAD_DIM + LANES];
+  KV kept[LANES * MAX_HEAD_DIM + LANES];
+  const auto turn = [&](int64_t t, T *out) {
+    const int64_t position = a.positions ? a.positions[run.first + t] : run.first + t;
+    turn_head(x + t * stride, a.norm ? a.norm + h * a.head_dim : nullptr, a, a.rotation + position * 2 * a.rotary, head);
+    each_vector(a.head_dim, [&](int64_t i, int lanes) { store_at(out + i, load_at((const Single *)head + i, lanes), lanes); });
+  };
+  if (h < a.heads) {
+    for (int64_t t = 0; t < run.count; t++) turn(t, (T *)a.queries + ((run.first + t) * a.heads + h) * a.head_dim);
+    return;
+  }
+  const bool key = h < a.heads + a.kv_heads;
+  const int64_t g = h - a.heads - (key ? 0 : a.kv_heads);
+  const int64_t scale = run.block * a.pages.scale_stride + g * a.pages.block_size + run.offset;
+  for (int64_t t = 0; t < run.count; t++) {
+    if (key) turn(t, rounded);
+    widen(key ? rounded : x + t * stride, a.head_dim, head);
+    keep_head(head, a.head_dim, kept + t * a.head_dim, (key ? a.pages.key_scales : a.pages.value_scales) + scale + t);
+  }
+  if (key)
+    keep_keys(kept, run.count, a.head_dim, (KV *)a.pages.keys + place_of(a, run, g, run.offset * FACTOR_OF<KV>),
+              a.pages.block_size);
+  else
+    keep_values(kept, run.count, a.head_dim, (KV *)a.pages.values + place_of(a, run, g, 0), run.offset,
+                value_tokens(a.pages, FACTOR_OF<KV>));
+}
+
+// A task is a token, or, of many, as many as often lie side by side.
 template <class T, class KV>
 static void rope_rows(const Rope &a) {
-  const int FACTOR = FACTOR_OF<KV>;
-  const int64_t size = a.pages.block_size, together = value_tokens(a.pages, FACTOR);
-  const int64_t packed = (a.heads + 2 * a.kv_heads) * a.head_dim;
-  each_row(a.tokens, a.tokens * packed, [&](int64_t token) {
-    float head[MAX_HEAD_DIM + LANES];
-    T rounded[MAX_HEAD_DIM + LANES];
-    KV kept[MAX_HEAD_DIM + LANES];
-    const T *x = (const T *)a.qkv + token * packed;
-    T *queries = (T *)a.queries + token * a.heads * a.head_dim;
-    const int64_t block = a.slots[token] / size, offset = a.slots[token] % size;
-    const int64_t place = block * a.pages.stride, scale = block * a.pages.scale_stride + offset;
-    const float *rotation = a.rotation + (a.positions ? a.positions[token] : token) * 2 * a.rotary;
-    for (int64_t h = 0; h < a.heads + a.kv_heads; h++, x += a.head_dim) {
-      turn_head(x, a.norm ? a.norm + h * a.head_dim : nullptr, a, rotation, head);
-      T *query = h < a.heads ? queries + h * a.head_dim : rounded;
-      each_vector(a.head_dim, [&](int64_t i, int lanes) { store_at(query + i, load_at((const Single *)head + i, lanes), lanes); });
-      if (h < a.heads) continue;
-      const int64_t g = h - a.heads;
-      widen(rounded, a.head_dim, head);
-      keep_head(head, a.head_dim, kept, a.pages.key_scales + scale + g * size);
-      spread<FACTOR>(kept, a.head_dim, (KV *)a.pages.keys + place + g * a.head_dim * size + offset * FACTOR, size);
-    }
-    for (int64_t g = 0; g < a.kv_heads; g++, x += a.head_dim) {
-      widen(x, a.head_dim, head);
-      keep_head(head, a.head_dim, kept, a.pages.value_scales + scale + g * size);
-      KV *values = (KV *)a.pages.values + place + (g * size + offset / together * together) * a.head_dim;
-      spread<1>(kept, a.head_dim, values + offset % together, together);
+  const int64_t packed = (a.heads + 2 * a.kv_heads) * a.head_dim, group = a.heads / a.kv_heads;
+  const int64_t lot = a.tokens < 8 * LANES ? 1 : LANES;
+  each_row((a.tokens + lot - 1) / lot, a.tokens * packed, [&](int64_t task) {
+    const int64_t end = (task + 1) * lot < a.tokens ? (task + 1) * lot : a.tokens;
+    for (int64_t token = task * lot; token < end;) {
+      const Run run = run_from(a, token, end);
+      for (int64_t h = 0; h < a.heads + 2 * a.kv_heads; h++) {
+        if (h < a.heads && h % group == 0) fetch_places<KV>(a, run, h / group);
+        finish_head<T, KV>(a, run, h, (const T *)a.qkv + token * packed + h * a.head_dim, packed);
+      }
+      token += run.count;
     }
   });
 }
@@ -182,18 +275,23 @@ HEADRACE_INLINE Floats gelu_tanh(Floats x) {
   return x / one_and_exponential<FINE>(-1.5957691216057308f * (x + 0.044715f * x * x * x));
 }
 
+// activation(gate) * up of `size` elements; the activation is rounded to T, as it would be alone.
+template <class T>
+HEADRACE_INLINE void gate_row(const T *gate, const T *up, int64_t size, bool gelu, T *out) {
+  const bool FINE = std::is_same_v<T, Single>;
+  each_vector(size, [&](int64_t i, int lanes) {
+    Floats g = load_at(gate + i, lanes);
+    T rounded[LANES];
+    store(rounded, gelu ? gelu_tanh<FINE>(g) : silu<FINE>(g));
+    store_at(out + i, load(rounded) * load_at(up + i, lanes), lanes);
+  });
+}
+
 template <class T>
 static void gate_rows(const Gate &a) {
-  const bool FINE = std::is_same_v<T, Single>;
   each_row(a.count, a.count * a.size, [&](int64_t row) {
-    const T *gate = (const T *)a.x + row * 2 * a.size, *up = gate + a.size;
-    T *out = (T *)a.out + row * a.size;
-    each_vector(a.size, [&](int64_t i, int lanes) {
-      Floats g = load_at(gate + i, lanes);
-      T rounded[LANES];
-      store(rounded, a.gelu ? gelu_tanh<FINE>(g) : silu<FINE>(g));
-      store_at(out + i, load(rounded) * load_at(up + i, lanes), lanes);
-    });
+    const T *gate = (const T *)a.x + row * 2 * a.size;
+    gate_row(gate, gate + a.size, a.size, a.gelu, (T *)a.out + row * a.size);
   });
 }
 

@@ -12,7 +12,7 @@
 namespace headrace {
 #include "level.h"
 
-const Operations amx_operations = {embed, norm, rope_write_kv, gated_activation, attention, linear, quantized_linear, choose, PANEL};
+const Operations amx_operations = {embed, norm, rope_write_kv, gated_activation, attention, linear, linear_gate, linear_rope, quantized_linear, choose, PANEL};
 
 // The kernel saves tiles only for processes that have asked for them.
 bool amx_granted() {

@@ -96,3 +96,77 @@ static void linear(const Linear &a) {
   if (a.dtype == FLOAT32) linear_of<Single, FloatWords>(a);
   else linear_of<Brain, PairWords>(a);
 }
+
+// Linear layers whose outputs go on at once, block of rows by block, from the nearest caches: those of a long prompt would
+// go to memory and come back. What is computed of an output is the same as where these are calls of their own, bit for bit.
+
+static const int64_t MOST_TOGETHER = 256;  // outputs that are needed before any of them goes on
+
+// finish(task, first row, rows, outputs [rows, width]) for all rows and tasks [0, tasks) of WIDTH outputs, of which
+// `panel_of(task, i)` says which panel is the i-th.
+template <class T, class Kind, class PanelOf, class Finish>
+static void finish_outputs(const Linear &a, int64_t tasks, int64_t width, PanelOf panel_of, Finish finish) {
+  const int64_t depth = sizeof(T) == 4 ? a.inputs : a.inputs / 2, blocks = (a.count + BLOCK_ROWS - 1) / BLOCK_ROWS;
+  const int threads = a.count * depth * a.outputs > PARALLEL_PRODUCTS ? team_threads() : 1;
+  each_task(tasks * blocks, threads, [&](int64_t i) {
+    alignas(64) T outputs[BLOCK_ROWS * MOST_TOGETHER];
+    const Meeting at = meeting(i, tasks, blocks, BLOCK_ROWS * depth * 4);
+    const int64_t first = at.block * BLOCK_ROWS, rows = a.count - first < BLOCK_ROWS ? a.count - first : BLOCK_ROWS;
+    for (int64_t part = 0; part * PANEL < width; part++) {
+      const int64_t panel = panel_of(at.panel, part);
+      const T *bias = a.bias ? (const T *)a.bias + panel * PANEL : nullptr;
+      const uint32_t *weights = (const uint32_t *)a.packed + panel * depth * PANEL;
+      multiply_block<Kind>((const uint32_t *)a.x + first * depth, weights, depth, rows,
+                           [&](int64_t row, int64_t count, const float *sums) {
+                             for (int64_t m = 0; m < count; m++)
+                               for (int64_t j = 0; j < PANEL; j += LANES) {
+                                 const Floats v = load((const Single *)(sums + m * PANEL + j));
+                                 store(outputs + (row + m) * width + part * PANEL + j, bias ? v + load(bias + j) : v);
+                               }
+                           });
+    }
+    finish(at.panel, first, rows, outputs);
+  });
+}
+
+// 0: the outputs are not whole panels.
+static int linear_gate(const Linear &a, const Gate &g) {
+  if (g.size % PANEL) return 0;
+  const auto run = [&](auto t, auto kind) {
+    using T = decltype(t);
+    const int64_t panels = g.size / PANEL;
+    finish_outputs<T, decltype(kind)>(
+        a, panels, 2 * PANEL, [&](int64_t task, int64_t i) { return task + i * panels; },
+        [&](int64_t task, int64_t first, int64_t rows, const T *outputs) {
+          T *out = (T *)g.out + first * g.size + task * PANEL;
+          for (int64_t m = 0; m < rows; m++)
+            gate_row(outputs + m * 2 * PANEL, outputs + m * 2 * PANEL + PANEL, PANEL, g.gelu, out + m * g.size);
+        });
+  };
+  if (a.dtype == FLOAT32) run(Single{}, FloatWords{});
+  else run(Brain{}, PairWords{});
+  return 1;
+}
+
+// As linear_gate: heads that are not whole panels.
+static int linear_rope(const Linear &a, const Rope &r) {
+  if (r.head_dim % PANEL || r.head_dim > MOST_TOGETHER) return 0;
+  const auto run = [&](auto t, auto kind, auto kept) {
+    using T = decltype(t);
+    using KV = decltype(kept);
+    const int64_t panels = r.head_dim / PANEL;
+    finish_outputs<T, decltype(kind)>(
+        a, r.heads + 2 * r.kv_heads, r.head_dim, [&](int64_t head, int64_t i) { return head * panels + i; },
+        [&](int64_t head, int64_t first, int64_t rows, const T *outputs) {
+          for (int64_t token = first; token < first + rows;) {
+            const Run run = run_from(r, token, first + rows);
+            finish_head<T, KV>(r, run, head, outputs + (token - first) * r.head_dim, r.head_dim);
+            token += run.count;
+          }
+        });
+  };
+  if (a.dtype == FLOAT32)
+    r.pages.dtype == INT8 ? run(Single{}, FloatWords{}, Byte{}) : run(Single{}, FloatWords{}, Single{});
+  else r.pages.dtype == INT8 ? run(Brain{}, PairWords{}, Byte{}) : run(Brain{}, PairWords{}, Brain{});
+  return 1;
+}

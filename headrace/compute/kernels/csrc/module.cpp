@@ -363,6 +363,7 @@ PyObject *run_stack(PyObject *, PyObject *const *values, Py_ssize_t count) {
   a.scale = in.real();
   a.softcap = in.real();
   a.embedding_scale = in.real();
+  a.seconds = in.pointer<double>();
   a.bell = in.pointer<const uint8_t>();
   if (!in.complete() || !all_below("slots", a.slots, a.tokens, num_slots) ||
       !all_below("tokens", a.token_ids, a.tokens, vocab) || !all_below("positions", a.positions, a.tokens, turns))

@@ -6,7 +6,7 @@
 
 namespace headrace {
 
-const int INTERFACE = 9;  // raised with every change of what cpp.py passes, so that an old build is not called
+const int INTERFACE = 10;  // raised with every change of what cpp.py passes, so that an old build is not called
 
 const int64_t MAX_HEAD_DIM = 512;
 const float SMALLEST = 1e-30f;  // see Kernels.SMALLEST
@@ -111,6 +111,10 @@ struct Operations {
   void (*gated_activation)(const Gate &);
   int (*attention)(const Attention &);  // 0: out of memory
   void (*linear)(const Linear &);
+  // A linear layer whose outputs only meet what comes next: its own `out`, and where that would read it, are not looked
+  // at. 0: not for these sizes, nothing was done.
+  int (*linear_gate)(const Linear &, const Gate &);
+  int (*linear_rope)(const Linear &, const Rope &);
   int (*quantized_linear)(const Quantized &);  // 0: out of memory
   int (*choose)(const Choice &);  // 0: out of memory
   int64_t panel;  // columns of a panel of packed weights

@@ -4,6 +4,8 @@
 #pragma once
 #include <string.h>
 
+#include <chrono>
+
 #include "operations.h"
 
 namespace headrace {
@@ -48,18 +50,34 @@ struct Stack {
   HeadCounts heads;
   int dtype, gelu;
   float eps, scale, softcap, embedding_scale;
+  double *seconds;      // what StackParts took is added to them, in their order; null where nobody asks
   const uint8_t *bell;  // not 0 once the step is to be broken off, by another thread; null where it never is
 };
 
+enum StackPart { LINEAR_PART, ATTENTION_PART, ELEMENTWISE_PART };  // a linear layer with what is done to its outputs at once
+
 enum class StackEnd { WHOLE, BROKEN_OFF, NO_MEMORY };
+
+static Linear plain(const Stack &s, const StackLinear &l, int64_t count, const void *x, void *out) {
+  return {x, l.packed, l.bias, out, count, l.inputs, l.outputs, s.dtype};
+}
 
 static bool stack_linear(const Operations &run, const Stack &s, const StackLinear &l, int64_t count, const void *x,
                          void *out) {
   if (l.bits)
     return run.quantized_linear({x, l.packed, l.scales, l.offsets, l.order, l.bias, out, count, l.inputs, l.outputs,
                                  l.group_size, l.planes, s.dtype, static_cast<int>(l.bits)});
-  run.linear({x, l.packed, l.bias, out, count, l.inputs, l.outputs, s.dtype});
+  run.linear(plain(s, l, count, x, out));
   return true;
+}
+
+template <class Call>
+static bool stack_timed(const Stack &s, StackPart part, Call call) {
+  if (!s.seconds) return call();
+  const auto begin = std::chrono::steady_clock::now();
+  const bool result = call();
+  s.seconds[part] += std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
+  return result;
 }
 
 static void keep_rows(const Stack &s, void *rows, int64_t row_bytes) {
@@ -75,8 +93,14 @@ static StackEnd run_stack(const Operations &run, const Stack &s) {
   const HeadCounts &h = s.heads;
   int64_t count = s.tokens;
   void *x = s.x, *y = s.y;
+  auto linear = [&](const StackLinear &l, const void *in, void *out) {
+    return stack_timed(s, LINEAR_PART, [&] { return stack_linear(run, s, l, count, in, out); });
+  };
   auto norm = [&](const void *in, void *residual, const float *weight, void *out) {
-    run.norm({in, residual, weight, out, count, s.hidden, s.dtype, s.eps});
+    stack_timed(s, ELEMENTWISE_PART, [&] {
+      run.norm({in, residual, weight, out, count, s.hidden, s.dtype, s.eps});
+      return true;
+    });
   };
   auto swap = [&] {
     void *const other = x;
@@ -90,11 +114,16 @@ static StackEnd run_stack(const Operations &run, const Stack &s) {
     const StackLayer &layer = s.layers[i];
     const StackRotation &turn = s.rotations[layer.rope];
     const bool last = i + 1 == s.layer_count;
-    if (!stack_linear(run, s, layer.qkv, count, x, s.wide)) return StackEnd::NO_MEMORY;
-    run.rope_write_kv({s.wide, turn.table, layer.qk_norm, s.slots, s.positions, s.narrow, s.pages[i], count, h.heads,
-                       h.kv_heads, h.head_dim, turn.rotary, s.dtype, s.eps});
-    if (!run.attention({s.narrow, s.pages[i], y, s.query_starts, s.contexts, s.tables, s.rows, s.width, h.heads,
-                        h.kv_heads, h.head_dim, layer.window, s.dtype, s.scale, s.softcap}))
+    const Rope rope = {s.wide, turn.table, layer.qk_norm, s.slots, s.positions, s.narrow, s.pages[i], count, h.heads,
+                       h.kv_heads, h.head_dim, turn.rotary, s.dtype, s.eps};
+    if (!stack_timed(s, LINEAR_PART, [&] { return !layer.qkv.bits && run.linear_rope(plain(s, layer.qkv, count, x, s.wide), rope); })) {
+      if (!linear(layer.qkv, x, s.wide)) return StackEnd::NO_MEMORY;
+      stack_timed(s, ATTENTION_PART, [&] { return run.rope_write_kv(rope), true; });
+    }
+    if (!stack_timed(s, ATTENTION_PART, [&] {
+          return run.attention({s.narrow, s.pages[i], y, s.query_starts, s.contexts, s.tables, s.rows, s.width, h.heads,
+                                h.kv_heads, h.head_dim, layer.window, s.dtype, s.scale, s.softcap});
+        }))
       return StackEnd::NO_MEMORY;
     if (last && s.kept < count) {  // nobody attends to the last layer's output: only wanted positions go on
       keep_rows(s, y, h.heads * h.head_dim * s.element_bytes);
@@ -102,15 +131,18 @@ static StackEnd run_stack(const Operations &run, const Stack &s) {
       count = s.kept;
       if (!count) return StackEnd::WHOLE;
     }
-    if (!stack_linear(run, s, layer.output, count, y, x)) return StackEnd::NO_MEMORY;
+    if (!linear(layer.output, y, x)) return StackEnd::NO_MEMORY;
     if (layer.post_attention_norm) {
       norm(x, nullptr, layer.post_attention_norm, y);
       swap();
     }
     norm(x, s.residual, layer.mlp_norm, y);
-    if (!stack_linear(run, s, layer.gate_up, count, y, s.wide)) return StackEnd::NO_MEMORY;
-    run.gated_activation({s.wide, s.narrow, count, layer.down.inputs, s.dtype, s.gelu});
-    if (!stack_linear(run, s, layer.down, count, s.narrow, x)) return StackEnd::NO_MEMORY;
+    const Gate gate = {s.wide, s.narrow, count, layer.down.inputs, s.dtype, s.gelu};
+    if (!stack_timed(s, LINEAR_PART, [&] { return !layer.gate_up.bits && run.linear_gate(plain(s, layer.gate_up, count, y, s.wide), gate); })) {
+      if (!linear(layer.gate_up, y, s.wide)) return StackEnd::NO_MEMORY;
+      stack_timed(s, ELEMENTWISE_PART, [&] { return run.gated_activation(gate), true; });
+    }
+    if (!linear(layer.down, s.narrow, x)) return StackEnd::NO_MEMORY;
     if (layer.post_mlp_norm) {
       norm(x, nullptr, layer.post_mlp_norm, y);
       swap();
