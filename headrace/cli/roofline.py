@@ -61,13 +61,13 @@ def roofline(
 
     engine.runner = stopwatch = Stopwatch(runner)
     timed = TimedKernels(kernels, loaded.spec.vocab_size)
+    loaded.decoder.kernels = cast(Kernels, timed)
     token_bytes = loaded.ledger.block_bytes / loaded.ledger.block_size
     steps: list[lab.Step] = []
     seeds = count(workload_seed)  # other prompts in each run: what was computed before would be found
 
-    def run(batch: int, context: int, using: object) -> list[StepTimes]:
+    def run(batch: int, context: int) -> list[StepTimes]:
         seed = next(seeds)
-        loaded.decoder.kernels = cast(Kernels, using)
         answer = output_len + 1 + batch * context // engine.knobs.batched_tokens
         work = Dataset("fixed", None, batch, context, answer, seed=seed).draw()
         params = SamplingParams(temperature=0.0, max_tokens=answer, ignore_eos=True)
@@ -76,15 +76,11 @@ def roofline(
 
     for context in input_len:
         for batch in batch_size:
-            parts = run(batch, context, timed)
-            whole = run(batch, context, kernels)
-            for plain, times in zip(whole, parts, strict=True):
-                if plain.wall.count and times.wall.count:
+            run(batch, context)  # beside it the memory that it is the first to use is cleared
+            for times in run(batch, context):
+                if times.wall.count:
                     size = (batch, context, output_len)
-                    took = plain.wall.mean
-                    steps.append(
-                        _step(times, took, *size, loaded.spec, loaded.dtype, timed, token_bytes, machine)
-                    )
+                    steps.append(_step(times, *size, loaded.spec, loaded.dtype, timed, token_bytes, machine))
     for step in sorted(steps, key=lambda step: step.kind == "prefill"):
         show(lab.step_table(step))
     path = output or Path("bench-results") / f"roofline-{datetime.now(UTC):%Y%m%d-%H%M%S}.json"
@@ -96,7 +92,6 @@ def roofline(
 
 def _step(
     times: StepTimes,
-    took: float,
     batch: int,
     context: int,
     output_len: int,
@@ -108,7 +103,7 @@ def _step(
 ) -> Step:
     """One kind of steps as parts. What a context costs is that of its mean length over the steps.
 
-    A step took ``took`` seconds; a token's keys and values take ``token_bytes``.
+    A token's keys and values take ``token_bytes``.
     """
     from headrace.lab.bench.roofline import Part, Step, bound
 
@@ -134,4 +129,4 @@ def _step(
         Part("planning and the loop", times.outside_forward - spent["sample"]),
     )
     bounds = tuple(bound(part, machine) for part in parts)
-    return Step(times.kind, batch, context, times.wall.count, took, bounds)
+    return Step(times.kind, batch, context, times.wall.count, times.wall.mean, bounds)
