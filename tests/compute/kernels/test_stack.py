@@ -49,22 +49,30 @@ def linear(kernels: Any, outputs: int, inputs: int, dtype: torch.dtype, kind: st
     return Linear(kernels.prepare_linear(weight), bias)
 
 
-def make(kernels: Any, dtype: torch.dtype, kind: str = "plain", rich: bool = False) -> Stack:
+def make(
+    kernels: Any,
+    dtype: torch.dtype,
+    kind: str = "plain",
+    rich: bool = False,
+    heads: HeadShape = HEADS,
+    inner: int = INNER,
+    positions: int = POSITIONS,
+) -> Stack:
     """Three layers; ``rich`` ones have all that a family may have beyond a Llama's."""
 
     def norm(size: int = HIDDEN, seed: int = 3) -> Tensor:
         return random(size, seed=seed).abs() + 0.5
 
     def layer(number: int) -> Layer:
-        kv = HEADS.head_dim * HEADS.kv_heads
-        q = HEADS.head_dim * HEADS.heads
+        kv = heads.head_dim * heads.kv_heads
+        q = heads.head_dim * heads.heads
         biased = rich and number != 1
         return Layer(
             qkv=linear(kernels, q + 2 * kv, HIDDEN, dtype, kind, biased),
             output=linear(kernels, HIDDEN, q, dtype, kind, biased),
-            gate_up=linear(kernels, 2 * INNER, HIDDEN, dtype, kind, biased),
-            down=linear(kernels, HIDDEN, INNER, dtype, kind, biased),
-            qk_norm=norm(HEADS.heads + HEADS.kv_heads)[:, None].repeat(1, HEADS.head_dim) if rich else None,
+            gate_up=linear(kernels, 2 * inner, HIDDEN, dtype, kind, biased),
+            down=linear(kernels, HIDDEN, inner, dtype, kind, biased),
+            qk_norm=norm(heads.heads + heads.kv_heads)[:, None].repeat(1, heads.head_dim) if rich else None,
             post_attention_norm=norm() if rich else None,
             mlp_norm=norm(seed=4 + number),
             post_mlp_norm=norm(seed=5) if rich and number else None,
@@ -78,16 +86,18 @@ def make(kernels: Any, dtype: torch.dtype, kind: str = "plain", rich: bool = Fal
     softcap = 20.0 if rich else None
     embedding, scale = random(VOCAB, HIDDEN, seed=9).to(dtype), 2.75 if rich else 1.0
     activation = "gelu_tanh" if rich else "silu"
-    ropes = rotations(POSITIONS)
-    return Stack(embedding, scale, ropes, layers, norm(), dtype, HEADS, activation, 1e-5, 0.25, softcap)
+    ropes = rotations(positions)
+    return Stack(embedding, scale, ropes, layers, norm(), dtype, heads, activation, 1e-5, 0.25, softcap)
 
 
-def pages_for(dtype: torch.dtype) -> tuple[Pages, ...]:
+def pages_for(
+    dtype: torch.dtype, heads: HeadShape = HEADS, blocks: int = BLOCKS, block: int = BLOCK
+) -> tuple[Pages, ...]:
     def part() -> Tensor:
-        return torch.zeros(BLOCKS, BLOCK, HEADS.kv_heads, HEADS.head_dim, dtype=dtype)
+        return torch.zeros(blocks, block, heads.kv_heads, heads.head_dim, dtype=dtype)
 
     def scales() -> Tensor | None:
-        return torch.zeros(BLOCKS, HEADS.kv_heads, BLOCK) if dtype == torch.int8 else None
+        return torch.zeros(blocks, heads.kv_heads, block) if dtype == torch.int8 else None
 
     return tuple(Pages(part(), part(), scales(), scales()) for _ in range(3))
 
@@ -145,6 +155,31 @@ def test_one_call_is_all_calls(
     assert [len(at_once) for at_once, _ in results[:3]] == [0, 3, 2]
     for at_once, one_by_one in results:
         assert torch.equal(at_once, one_by_one)
+
+
+@pytest.mark.parametrize("level", LEVELS)
+@pytest.mark.parametrize("rich", [False, True])
+@pytest.mark.parametrize("heads", [HeadShape(2, 1, 64), HeadShape(4, 2, 128), HeadShape(1, 1, 96)])
+@pytest.mark.parametrize("page_dtype", [torch.float32, torch.bfloat16, torch.int8])
+def test_outputs_that_go_on_at_once_are_those_that_are_written_first(
+    level: str, page_dtype: torch.dtype, heads: HeadShape, rich: bool
+) -> None:
+    """Heads and gates of whole panels, which a long prompt, shorter ones and decoding rows finish with their weights."""
+    kernels = CppKernels(level)
+    dtype = torch.float32 if page_dtype == torch.float32 else torch.bfloat16
+    stack = make(kernels, dtype, "plain", rich, heads, inner=128, positions=256)
+    lengths, contexts = [1, 1, 170, 33, 20], [40, 17, 170, 33, 25]
+    blocks = iter(torch.randperm(40, generator=torch.Generator().manual_seed(1)).tolist())
+    tables = [[next(blocks) for _ in range(-(-each // 16))] for each in contexts]
+    before = [context - length for context, length in zip(contexts, lengths, strict=True)]
+    tokens = [i % VOCAB for i in range(sum(lengths))]
+    batch = pack(tokens, before, lengths, tables, [0, 171, 224], 16, CPU)
+    one, other = pages_for(page_dtype, heads, 40, 16), pages_for(page_dtype, heads, 40, 16)
+    at_once = kernels.run_stack(kernels.prepare_stack(stack), batch, one)
+    assert torch.equal(at_once, apply(kernels, stack, batch, other))
+    for mine, theirs in zip(one, other, strict=True):
+        for a, b in zip(mine, theirs, strict=True):
+            assert a is b is None or torch.equal(a, b)
 
 
 def test_the_states_differ_from_layer_to_layer_and_from_token_to_token() -> None:
