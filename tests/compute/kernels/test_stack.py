@@ -164,7 +164,7 @@ def test_one_call_is_all_calls(
 def test_outputs_that_go_on_at_once_are_those_that_are_written_first(
     level: str, page_dtype: torch.dtype, heads: HeadShape, rich: bool
 ) -> None:
-    """Heads and gates of whole panels, which a long prompt, shorter ones and decoding rows finish with their weights."""
+    """Heads and gates of whole panels, which long and short prompts and decoding rows finish with their weights."""
     kernels = CppKernels(level)
     dtype = torch.float32 if page_dtype == torch.float32 else torch.bfloat16
     stack = make(kernels, dtype, "plain", rich, heads, inner=128, positions=256)
