@@ -145,10 +145,6 @@ def step_table(step: Step) -> Table:
         cells = [_ms(part.bandwidth), _ms(part.arithmetic), _ms(part.allowed), _ms(part.seconds)]
         shown.add_row(part.name, *cells, f"{part.share:.0%}", part.held_by)
     shown.add_section()
-    timed = sum(part.seconds for part in step.parts)
-    shown.add_row(
-        "parts, one by one", "", "", _ms(step.allowed), _ms(timed), f"{step.allowed / timed:.0%}", ""
-    )
     shown.add_row(
         "whole step", "", "", _ms(step.allowed), _ms(step.seconds), f"{step.share:.0%}", step.held_by
     )

@@ -55,7 +55,6 @@ def test_tables_and_document_say_the_same():
         "40.0 GB/s",
         "1.00 T/s",
         "batch 4, context 128",
-        "58%",
         "50.00",
         "70%",
     ):

@@ -133,7 +133,7 @@ struct Run {
 // The run that a token begins, before `end`. It ends with a vector of tokens of its block.
 HEADRACE_INLINE Run run_from(const Rope &a, int64_t token, int64_t end) {
   const int64_t slot = a.slots[token], offset = slot % a.pages.block_size;
-  const int64_t most = a.pages.block_size - offset < LANES - offset % LANES ? a.pages.block_size - offset : LANES - offset % LANES;
+  const int64_t left = a.pages.block_size - offset, most = left < LANES - offset % LANES ? left : LANES - offset % LANES;
   int64_t count = 1;
   while (count < most && token + count < end && a.slots[token + count] == slot + count) count++;
   return {token, count, slot / a.pages.block_size, offset};

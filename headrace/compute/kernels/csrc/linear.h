@@ -102,8 +102,8 @@ static void linear(const Linear &a) {
 
 static const int64_t MOST_TOGETHER = 256;  // outputs that are needed before any of them goes on
 
-// finish(task, first row, rows, outputs [rows, width]) for all rows and tasks [0, tasks) of WIDTH outputs, of which
-// `panel_of(task, i)` says which panel is the i-th.
+// finish(task, first row, rows, outputs [rows, width]) for all rows, some at a time, and all tasks: `panel_of(task, i)` says
+// which panel of weights a task's i-th PANEL outputs come from.
 template <class T, class Kind, class PanelOf, class Finish>
 static void finish_outputs(const Linear &a, int64_t tasks, int64_t width, PanelOf panel_of, Finish finish) {
   const int64_t depth = sizeof(T) == 4 ? a.inputs : a.inputs / 2, blocks = (a.count + BLOCK_ROWS - 1) / BLOCK_ROWS;
@@ -159,9 +159,9 @@ static int linear_rope(const Linear &a, const Rope &r) {
         a, r.heads + 2 * r.kv_heads, r.head_dim, [&](int64_t head, int64_t i) { return head * panels + i; },
         [&](int64_t head, int64_t first, int64_t rows, const T *outputs) {
           for (int64_t token = first; token < first + rows;) {
-            const Run run = run_from(r, token, first + rows);
-            finish_head<T, KV>(r, run, head, outputs + (token - first) * r.head_dim, r.head_dim);
-            token += run.count;
+            const Run tokens = run_from(r, token, first + rows);
+            finish_head<T, KV>(r, tokens, head, outputs + (token - first) * r.head_dim, r.head_dim);
+            token += tokens.count;
           }
         });
   };

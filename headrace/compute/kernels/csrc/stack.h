@@ -50,7 +50,7 @@ struct Stack {
   HeadCounts heads;
   int dtype, gelu;
   float eps, scale, softcap, embedding_scale;
-  double *seconds;      // what StackParts took is added to them, in their order; null where nobody asks
+  double *seconds;      // to which is added what each StackPart took; null where nobody asks
   const uint8_t *bell;  // not 0 once the step is to be broken off, by another thread; null where it never is
 };
 
@@ -116,7 +116,8 @@ static StackEnd run_stack(const Operations &run, const Stack &s) {
     const bool last = i + 1 == s.layer_count;
     const Rope rope = {s.wide, turn.table, layer.qk_norm, s.slots, s.positions, s.narrow, s.pages[i], count, h.heads,
                        h.kv_heads, h.head_dim, turn.rotary, s.dtype, s.eps};
-    if (!stack_timed(s, LINEAR_PART, [&] { return !layer.qkv.bits && run.linear_rope(plain(s, layer.qkv, count, x, s.wide), rope); })) {
+    const auto rotated = [&] { return !layer.qkv.bits && run.linear_rope(plain(s, layer.qkv, count, x, s.wide), rope); };
+    if (!stack_timed(s, LINEAR_PART, rotated)) {
       if (!linear(layer.qkv, x, s.wide)) return StackEnd::NO_MEMORY;
       stack_timed(s, ATTENTION_PART, [&] { return run.rope_write_kv(rope), true; });
     }
@@ -138,7 +139,10 @@ static StackEnd run_stack(const Operations &run, const Stack &s) {
     }
     norm(x, s.residual, layer.mlp_norm, y);
     const Gate gate = {s.wide, s.narrow, count, layer.down.inputs, s.dtype, s.gelu};
-    if (!stack_timed(s, LINEAR_PART, [&] { return !layer.gate_up.bits && run.linear_gate(plain(s, layer.gate_up, count, y, s.wide), gate); })) {
+    const auto gated = [&] {
+      return !layer.gate_up.bits && run.linear_gate(plain(s, layer.gate_up, count, y, s.wide), gate);
+    };
+    if (!stack_timed(s, LINEAR_PART, gated)) {
       if (!linear(layer.gate_up, y, s.wide)) return StackEnd::NO_MEMORY;
       stack_timed(s, ELEMENTWISE_PART, [&] { return run.gated_activation(gate), true; });
     }
