@@ -49,7 +49,10 @@ def roofline(
     from headrace.lab.workload.dataset import Dataset
 
     plans = replace(side_by_side(given.scheduler, max(batch_size)), scheduling_policy="fcfs")
-    loaded = load(replace(given, scheduler=plans))
+    cache = replace(
+        given.cache, enable_prefix_caching=False
+    )  # so that a run takes the memory of the one before
+    loaded = load(replace(given, scheduler=plans, cache=cache))
     engine, runner = loaded.engine, loaded.runner
     kernels = loaded.decoder.kernels
     if not isinstance(kernels, CppKernels):
@@ -64,7 +67,7 @@ def roofline(
     loaded.decoder.kernels = cast(Kernels, timed)
     token_bytes = loaded.ledger.block_bytes / loaded.ledger.block_size
     steps: list[lab.Step] = []
-    seeds = count(workload_seed)  # other prompts in each run: what was computed before would be found
+    seeds = count(workload_seed)
 
     def run(batch: int, context: int) -> list[StepTimes]:
         seed = next(seeds)
@@ -76,7 +79,7 @@ def roofline(
 
     for context in input_len:
         for batch in batch_size:
-            run(batch, context)  # beside it the memory that it is the first to use is cleared
+            run(batch, context)  # beside it the system clears memory that nobody has used
             for times in run(batch, context):
                 if times.wall.count:
                     size = (batch, context, output_len)
