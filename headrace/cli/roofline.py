@@ -58,9 +58,10 @@ def roofline(
     if not isinstance(kernels, CppKernels):
         raise ConfigError(f"bench roofline measures the kernels 'cpp', and here are '{loaded.kernels}'")
     show = Console().print
-    warm_up(loaded)
+    # Before the first step: with it the system begins to clear the pool's memory.
     machine = lab.Machine(read_rates(kernels), product_rates(kernels, getattr(torch, loaded.dtype)))
     show(lab.machine_table(machine))
+    warm_up(loaded)
 
     engine.runner = stopwatch = Stopwatch(runner)
     timed = TimedKernels(kernels, loaded.spec.vocab_size)
