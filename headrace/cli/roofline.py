@@ -49,9 +49,8 @@ def roofline(
     from headrace.lab.workload.dataset import Dataset
 
     plans = replace(side_by_side(given.scheduler, max(batch_size)), scheduling_policy="fcfs")
-    cache = replace(
-        given.cache, enable_prefix_caching=False
-    )  # so that a run takes the memory of the one before
+    # What is kept would not be given back: a run takes the memory of the one before.
+    cache = replace(given.cache, enable_prefix_caching=False)
     loaded = load(replace(given, scheduler=plans, cache=cache))
     engine, runner = loaded.engine, loaded.runner
     kernels = loaded.decoder.kernels

@@ -60,10 +60,9 @@ class TimedKernels:
         out: Tensor = self._kernels.run_stack(stack, batch, pages, seconds)  # type: ignore[call-arg]
         for part, spent in zip(("linear", "attention", "elementwise"), seconds.tolist(), strict=True):
             self.totals[part] += spent
-        *others, last = stack.stack.layers
-        dtype = stack.stack.dtype
-        for layer in (*others, last):
-            wanted = len(batch.logits_indices) if layer is last else len(batch.tokens)
+        layers, dtype = stack.stack.layers, stack.stack.dtype
+        for layer in layers:
+            wanted = len(batch.logits_indices) if layer is layers[-1] else len(batch.tokens)
             for each in (layer.qkv, layer.output, layer.gate_up, layer.down):
                 rows = len(batch.tokens) if each is layer.qkv else wanted
                 self._count("linear", each.weight, rows * each.weight.inputs * each.weight.outputs, dtype)
