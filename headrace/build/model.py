@@ -38,6 +38,7 @@ from headrace.compute.model.spec import DecoderSpec, ModelError
 from headrace.compute.model.weights import DecoderWeights, dummy_weights, load_weights
 from headrace.compute.runner import LocalRunner
 from headrace.config import ConfigError, ModelOptions, Options
+from headrace.core.capacity import blocks_needed
 from headrace.core.classes import ServiceClass
 from headrace.core.cost import StepCost
 from headrace.core.engine import Engine
@@ -139,9 +140,8 @@ def _load(options: Options, seconds: dict[str, float], tell: Tell | None) -> Loa
             process_bytes=process_bytes,
         )
         kv = PagedKV(spec, ledger.num_blocks, cache.block_size, kv_dtype, device)
-        ahead = ClearedAhead(kv) if device.type == "cpu" else None
-        if ahead is not None:
-            ahead.reached(0)
+        live = plans.max_num_seqs * blocks_needed(max_model_len, cache.block_size)
+        ahead = ClearedAhead(kv, far=live) if device.type == "cpu" else None
         tiers, ledger = open_tiers(ledger, cache.kv_offload_path, kv, fingerprint, kernels.layout)
         runner = LocalRunner(
             decoder,

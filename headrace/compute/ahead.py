@@ -1,23 +1,32 @@
-"""The pool's memory is cleared before a step has to wait for that.
+"""The pool's memory is cleared before a step has to wait for that, and while no step runs if it can be.
 
 The pool is mapped and not written, so that start-up is quick and a short life takes little of a machine. But the system
 clears a page when it is first touched: 60 huge ones in one step where 30 layers begin a new one each, and below a
-virtual machine its host may have to find the memory first. Blocks that were never used are handed out in order, so a
-thread of the lowest priority clears some way ahead of the highest block in use. Knows nothing of what blocks hold.
+virtual machine its host may have to find the memory first, three seconds for a GiB. Blocks that were never used are
+handed out in order, so a thread of the lowest priority clears beyond the highest block in use:
+
+    in use ────────┤ near: cleared beside steps, too ┤ far: cleared while none runs ┤
+
+The lowest priority alone does not keep it off steps: threads that look for work offer it their core. Knows nothing of
+what blocks hold.
 """
 
 from __future__ import annotations
 
 import threading
+import time
 from typing import Protocol
 
 from headrace.compute.device import lower_priority
 
-AHEAD_BYTES = 512 << 20
-"""What is cleared beyond the highest block in use. More would take a core for longer, and memory for nothing."""
+NEAR_BYTES = 256 << 20
+"""What steps find cleared even where none ever rests: more than all layers of a model begin of huge pages at once."""
 
-PIECE_BYTES = 64 << 20
-"""How far the distance may shrink before another thread makes it whole again."""
+PIECE_BYTES = 16 << 20
+"""What is cleared between two looks at whether a step runs."""
+
+REST_SECONDS = 0.25
+"""How long no step must have run. Between the answers to one caller who asks on and on it is less."""
 
 
 class Pool(Protocol):
@@ -34,30 +43,57 @@ class Pool(Protocol):
 class ClearedAhead:
     """Keeps the memory of a pool cleared ahead of the blocks in use; needs nobody to end it.
 
-    Where the system cannot be told to clear pages, all stays as it would be without.
+    ``far`` is in blocks: those that can come into use at once. Where the system cannot be told to clear pages, all
+    stays as it would be without.
     """
 
-    def __init__(self, pool: Pool, ahead_bytes: int = AHEAD_BYTES, piece_bytes: int = PIECE_BYTES) -> None:
+    def __init__(
+        self,
+        pool: Pool,
+        far: int,
+        near_bytes: int = NEAR_BYTES,
+        piece_bytes: int = PIECE_BYTES,
+        rest_seconds: float = REST_SECONDS,
+    ) -> None:
         block_bytes = pool.nbytes // pool.num_blocks
         self._pool = pool
-        self._ahead = ahead_bytes // block_bytes
-        self._piece = max(1, min(piece_bytes, ahead_bytes) // block_bytes)
+        self._near = near_bytes // block_bytes
+        self._far = max(self._near, far)
+        self._piece = max(1, piece_bytes // block_bytes)
+        self._rest_seconds = rest_seconds
+        self._reached = 0
+        self._resting_since: float | None = None  # None: a step runs
         self._cleared = 0
         self._thread: threading.Thread | None = None
 
-    def reached(self, blocks: int) -> None:
-        """So many blocks from the first on have been handed out; to be called whenever they may be more."""
-        wanted = min(self._pool.num_blocks, blocks + self._ahead)
-        due = min(self._pool.num_blocks, self._cleared + self._piece)
-        if wanted >= due > self._cleared and (self._thread is None or not self._thread.is_alive()):
-            self._thread = threading.Thread(
-                target=self._clear, args=(wanted,), name="headrace-clear", daemon=True
-            )
+    def begin(self, blocks: int) -> None:
+        """A step begins; so many blocks from the first on have been handed out by now."""
+        self._resting_since = None
+        self._reached = blocks
+        if not self._done(self._far) and (self._thread is None or not self._thread.is_alive()):
+            self._thread = threading.Thread(target=self._clear, name="headrace-clear", daemon=True)
             self._thread.start()
 
-    def _clear(self, end: int) -> None:
+    def rest(self) -> None:
+        """No step runs from now on."""
+        self._resting_since = time.monotonic()
+
+    def _done(self, ahead: int) -> bool:
+        """Whether no whole piece is missing of ``ahead`` blocks beyond those in use."""
+        end = self._pool.num_blocks
+        missing = min(end, self._reached + ahead) - self._cleared
+        return missing < max(1, min(self._piece, end - self._cleared))
+
+    def _rests(self) -> bool:
+        since = self._resting_since
+        return since is not None and time.monotonic() - since >= self._rest_seconds
+
+    def _clear(self) -> None:
         lower_priority()
-        while self._cleared < end:
-            piece = min(self._cleared + self._piece, end)
-            could = self._pool.populate(self._cleared, piece)
-            self._cleared = piece if could else self._pool.num_blocks  # or nothing more can be done here
+        while not self._done(self._far):
+            if self._done(self._near) and not self._rests():
+                time.sleep(self._rest_seconds)
+                continue
+            end = min(self._cleared + self._piece, self._pool.num_blocks)
+            could = self._pool.populate(self._cleared, end)
+            self._cleared = end if could else self._pool.num_blocks  # or nothing more can be done here

@@ -142,6 +142,8 @@ class LocalRunner:
                 output = output._replace(arrivals=self._mover.arrivals(wait=launched.waits))
             return output
         finally:
+            if self._ahead is not None and not self._launched:
+                self._ahead.rest()
             self.seconds["collect"] += time.perf_counter() - began
 
     def close(self) -> None:
@@ -163,7 +165,7 @@ class LocalRunner:
         rows = Rows.of(plan.rows)
         self._slots.extend(plan.rows)
         if self._ahead is not None:
-            self._ahead.reached(self._slots.reached)
+            self._ahead.begin(self._slots.reached)
         sampling = np.flatnonzero(rows.samples)
         last = np.cumsum(rows.length) - 1
         wanted = sampled_at = last[sampling]

@@ -16,10 +16,13 @@ class Reached:
     """A `ClearedAhead` that only listens."""
 
     def __init__(self) -> None:
-        self.blocks: list[int] = []
+        self.told: list[int | str] = []
 
-    def reached(self, blocks: int) -> None:
-        self.blocks.append(blocks)
+    def begin(self, blocks: int) -> None:
+        self.told.append(blocks)
+
+    def rest(self) -> None:
+        self.told.append("rest")
 
 
 def make(
@@ -155,7 +158,24 @@ def test_what_clears_ahead_hears_of_the_highest_block_before_it_is_written() -> 
         StepPlan(1, (shared,), (), (row(3, 0, 9, (20,)),)),
         StepPlan(2, (), (), (row(0, 8, 1, (4,)),)),
     )
-    assert ahead.blocks == [31, 51, 51]
+    assert ahead.told == [31, "rest", 51, "rest", 51, "rest"]
+
+
+def test_what_clears_ahead_hears_of_rest_when_nothing_that_was_launched_is_left() -> None:
+    ahead = Reached()
+    runner, decoder, _ = make(background=True, ahead=ahead)
+    first = StepPlan(0, (entry(0, PROMPT),), (), (row(0, 0, 8, (1, 30), False),))
+    runner.launch(first, 0.0)
+    runner.launch(StepPlan(1, (), (), (row(0, 8, 1, (4,)),)), 0.0)
+    runner.collect()
+    assert "rest" not in ahead.told
+    runner.collect()
+    assert ahead.told == [31, 31, "rest"]
+    decoder.explode = True
+    runner.launch(StepPlan(2, (), (), (row(0, 9, 1, (4,)),)), 0.0)
+    with pytest.raises(RuntimeError):
+        runner.collect()
+    assert ahead.told[-1] == "rest"
 
 
 def test_logits_only_where_wanted() -> None:
