@@ -20,15 +20,24 @@ static const int64_t NEAR_BYTES = 1 << 20;  // of the two MiB that whoever has t
 static const int64_t NEAR_BYTES = 512 << 10;
 #endif
 
-struct Meeting {
-  int64_t panel, block;
-};
-
-HEADRACE_INLINE Meeting meeting(int64_t task, int64_t panels, int64_t blocks, int64_t block_bytes) {
-  const int64_t near = NEAR_BYTES > block_bytes ? NEAR_BYTES / block_bytes : 1, first = task / (panels * near) * near;
-  const int64_t together = blocks - first < near ? blocks - first : near, left = task - first * panels;
-  return {left / together, first + left % together};
+// meet(panel, first row, rows) for each of `panels`, or of as many groups of them, and each block of at most `most` rows,
+// which is of `block_bytes`.
+template <class Meet>
+HEADRACE_INLINE void each_block(int64_t panels, int64_t rows, int64_t most, int64_t block_bytes, int threads, Meet meet) {
+  const int64_t blocks = (rows + most - 1) / most, near = NEAR_BYTES > block_bytes ? NEAR_BYTES / block_bytes : 1;
+  each_task(panels * blocks, threads, [&](int64_t i) {
+    const int64_t first = i / (panels * near) * near, together = blocks - first < near ? blocks - first : near;
+    const int64_t left = i - first * panels, row = (first + left % together) * most;
+    meet(left / together, row, rows - row < most ? rows - row : most);
+  });
 }
+
+template <class T>
+HEADRACE_INLINE int64_t depth_of(const Linear &a) {
+  return sizeof(T) == 4 ? a.inputs : a.inputs / 2;
+}
+
+HEADRACE_INLINE int threads_for(int64_t products) { return products > PARALLEL_PRODUCTS ? team_threads() : 1; }
 
 // Calls take(row, count, sums [count, PANEL]) with x [rows, depth] times a panel of weights, some rows at a time.
 template <class Kind, class Take>
@@ -55,18 +64,14 @@ HEADRACE_INLINE void multiply_block(const uint32_t *x, const uint32_t *weights, 
 // Weights are packed in panels [outputs / PANEL, words of inputs, PANEL], the last one padded with zeros.
 template <class T, class Kind>
 static void linear_of(const Linear &a) {
-  const int64_t depth = sizeof(T) == 4 ? a.inputs : a.inputs / 2;
-  const int64_t panels = (a.outputs + PANEL - 1) / PANEL, blocks = (a.count + BLOCK_ROWS - 1) / BLOCK_ROWS;
-  const int threads = a.count * depth * a.outputs > PARALLEL_PRODUCTS ? team_threads() : 1;
 #if defined(HEADRACE_TILES)
   const bool far = std::is_same_v<T, Brain> && a.count * a.outputs * (int64_t)sizeof(T) > FAR_BYTES &&
                    a.outputs % PANEL == 0 && (uintptr_t)a.out % 64 == 0;
 #endif
-  each_task(panels * blocks, threads, [&](int64_t task) {
-    const Meeting at = meeting(task, panels, blocks, BLOCK_ROWS * depth * 4);
-    const int64_t panel = at.panel, first = at.block * BLOCK_ROWS, column = panel * PANEL;
-    const int64_t rows = a.count - first < BLOCK_ROWS ? a.count - first : BLOCK_ROWS;
-    const int64_t columns = a.outputs - column < PANEL ? a.outputs - column : PANEL;
+  const int64_t depth = depth_of<T>(a), panels = (a.outputs + PANEL - 1) / PANEL;
+  const int threads = threads_for(a.count * depth * a.outputs);
+  each_block(panels, a.count, BLOCK_ROWS, BLOCK_ROWS * depth * 4, threads, [&](int64_t panel, int64_t first, int64_t rows) {
+    const int64_t column = panel * PANEL, columns = a.outputs - column < PANEL ? a.outputs - column : PANEL;
     const T *bias = a.bias ? (const T *)a.bias + column : nullptr;
     const uint32_t *x = (const uint32_t *)a.x + first * depth, *weights = (const uint32_t *)a.packed + panel * depth * PANEL;
     multiply_block<Kind>(x, weights, depth, rows, [&](int64_t row, int64_t count, const float *sums) {
@@ -106,14 +111,12 @@ static const int64_t MOST_TOGETHER = 256;  // outputs that are needed before any
 // which panel of weights a task's i-th PANEL outputs come from.
 template <class T, class Kind, class PanelOf, class Finish>
 static void finish_outputs(const Linear &a, int64_t tasks, int64_t width, PanelOf panel_of, Finish finish) {
-  const int64_t depth = sizeof(T) == 4 ? a.inputs : a.inputs / 2, blocks = (a.count + BLOCK_ROWS - 1) / BLOCK_ROWS;
-  const int threads = a.count * depth * a.outputs > PARALLEL_PRODUCTS ? team_threads() : 1;
-  each_task(tasks * blocks, threads, [&](int64_t i) {
+  const int64_t depth = depth_of<T>(a);
+  const int threads = threads_for(a.count * depth * a.outputs);
+  each_block(tasks, a.count, BLOCK_ROWS, BLOCK_ROWS * depth * 4, threads, [&](int64_t task, int64_t first, int64_t rows) {
     alignas(64) T outputs[BLOCK_ROWS * MOST_TOGETHER];
-    const Meeting at = meeting(i, tasks, blocks, BLOCK_ROWS * depth * 4);
-    const int64_t first = at.block * BLOCK_ROWS, rows = a.count - first < BLOCK_ROWS ? a.count - first : BLOCK_ROWS;
     for (int64_t part = 0; part * PANEL < width; part++) {
-      const int64_t panel = panel_of(at.panel, part);
+      const int64_t panel = panel_of(task, part);
       const T *bias = a.bias ? (const T *)a.bias + panel * PANEL : nullptr;
       const uint32_t *weights = (const uint32_t *)a.packed + panel * depth * PANEL;
       multiply_block<Kind>((const uint32_t *)a.x + first * depth, weights, depth, rows,
@@ -125,7 +128,7 @@ static void finish_outputs(const Linear &a, int64_t tasks, int64_t width, PanelO
                                }
                            });
     }
-    finish(at.panel, first, rows, outputs);
+    finish(task, first, rows, outputs);
   });
 }
 

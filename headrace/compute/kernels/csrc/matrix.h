@@ -7,6 +7,9 @@ static const int ROWS = LANES == 16 ? 6 : 4;    // rows of the register tile
 static const int VECTORS = LANES == 16 ? 4 : 2;  // vectors of columns of it
 static const int PANEL = VECTORS * LANES;
 
+// Words of weights that are multiplied at once: 16 KiB, so that a block and the next one stay in the first cache.
+static const int64_t BLOCK_WORDS = 4096;
+
 struct FloatWords {
   static const bool WHOLE = false;  // whether sums are whole numbers
   struct Factor { Floats value; };
@@ -41,8 +44,9 @@ struct PairWords {
 #endif
 
 // What to ask memory for while tiles are computed: the next block of a panel, a row of it at every `turns`-th step that
-// they take together, so that memory is as busy with the last tile as with the first. In order and into the first
-// cache: there the prefetcher of the processor follows, and the first tile finds its weights as near as the others do.
+// they take together, so that memory is as busy with the last tile as with the first. The first cache has few places for
+// lines on their way, and tiles wait where all are taken: lines come from afar into the second cache, in order, and from
+// there into the first one a block later.
 struct Ahead {
   const uint32_t *next;
   int64_t turns, turn;  // steps from row to row, steps left to the next one; turn -1: nothing
@@ -52,7 +56,10 @@ HEADRACE_INLINE void fetch(Ahead &ahead) {
   if (ahead.turn-- != 0) return;
   ahead.turn = ahead.turns - 1;
 #pragma GCC unroll 8
-  for (int i = 0; i < PANEL; i += 16) __builtin_prefetch(ahead.next + i);
+  for (int i = 0; i < PANEL; i += 16) {
+    __builtin_prefetch(ahead.next + BLOCK_WORDS + i, 0, 2);
+    __builtin_prefetch(ahead.next + i, 0, 3);
+  }
   ahead.next += PANEL;
 }
 
@@ -130,8 +137,7 @@ static void multiply_rows(const uint32_t *a, int64_t a_stride, const uint32_t *b
   });
 }
 
-// What is multiplied at once: of weights 16 KiB, so that a block and the next one stay in the first cache.
-static const int64_t BLOCK_DEPTH = 4096 / PANEL;
+static const int64_t BLOCK_DEPTH = BLOCK_WORDS / PANEL;
 #if defined(HEADRACE_TILES)
 static const int64_t BLOCK_ROWS = 192;  // so quick that weights must be read for more of them
 #else

@@ -303,11 +303,9 @@ static void write_panel(const Quantized &a, const Planes &p, int64_t panel, int6
 
 template <int BITS, int PLANES>
 static void multiply_planes(const Quantized &a, const Planes &p, int threads) {
-  const int64_t panels = (a.outputs + PANEL - 1) / PANEL, most = BLOCK_ROWS / PLANES, blocks = (a.count + most - 1) / most;
-  each_task(panels * blocks, threads, [&](int64_t task) {
+  const int64_t panels = (a.outputs + PANEL - 1) / PANEL, most = BLOCK_ROWS / PLANES, bytes = BLOCK_ROWS * p.words * 4;
+  each_block(panels, a.count, most, bytes, threads, [&](int64_t panel, int64_t first, int64_t tokens) {
     float sums[BLOCK_ROWS * PANEL];
-    const Meeting at = meeting(task, panels, blocks, BLOCK_ROWS * p.words * 4);
-    const int64_t panel = at.panel, first = at.block * most, tokens = a.count - first < most ? a.count - first : most;
     multiply_panel<BITS, PLANES>(a, p, panel, first, tokens, sums);
     with_type(a.dtype, [&](auto t) { write_panel<decltype(t)>(a, p, panel, first, tokens, sums); });
   });
@@ -316,7 +314,7 @@ static void multiply_planes(const Quantized &a, const Planes &p, int threads) {
 template <int PLANES>
 static int quantized_linear_of(const Quantized &a) {
   const int64_t groups = a.inputs / a.group_size;
-  const int threads = a.count * PLANES * a.inputs * a.outputs > PARALLEL_PRODUCTS ? team_threads() : 1;
+  const int threads = threads_for(a.count * PLANES * a.inputs * a.outputs);
   Planes p;
   p.group_words = (a.group_size + 7) / 8 * (8 / Product::INPUTS);
   p.words = groups * p.group_words;
