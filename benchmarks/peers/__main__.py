@@ -56,7 +56,10 @@ def main() -> None:
     contenders = args.contenders or list(MEANING[args.precision])
     if unknown := set(contenders) - set(MEANING[args.precision]):
         parser.error(f"{', '.join(sorted(unknown))} cannot be raced at {args.precision}")
-    load = workload(args.workload, args.concurrency, args.requests)
+    try:
+        load = workload(args.workload, args.concurrency, args.requests)
+    except ValueError as error:
+        parser.error(str(error))
     name = f"peers-{args.model}-{args.precision}-{load.name}-{load.concurrency}-{datetime.now(UTC):%Y%m%d-%H%M%S}.json"
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # so that the servers are ended too
     race = Race(args.model, args.precision, load, contenders, args.rounds, args.cores, places)

@@ -57,10 +57,12 @@ def workload(name: str, concurrency: int | None = None, requests: int | None = N
     """A workload by name, with its own concurrency and number of requests unless given.
 
     Raises:
-        ValueError: there is no such workload.
+        ValueError: there is no such workload, or `decode` of another number of requests than are open.
     """
     if name not in NAMES:
         raise ValueError(f"there is no workload {name!r}; there are {', '.join(NAMES)}")
     rows = concurrency or {"decode": 16, "prefill": 1, "mixed": 16, "long": 4}[name]
+    if name == "decode" and requests not in (None, rows):
+        raise ValueError(f"decode is judged while all its requests are open: {requests} requests, {rows} at once")
     count = {"decode": rows, "prefill": 4, "mixed": 3 * rows, "long": rows}[name]
     return Workload(name, rows, requests or count)

@@ -8,7 +8,7 @@ from benchmarks.peers.workloads import NAMES, workload
 
 @pytest.mark.parametrize("name", NAMES)
 def test_rounds_have_equal_lengths_and_other_prompts(name):
-    load = workload(name, requests=6)
+    load = workload(name, 6, 6)
     first, second = load.draw(0), load.draw(1)
     assert [(len(w.prompt), w.max_tokens) for w in first] == [(len(w.prompt), w.max_tokens) for w in second]
     assert not {w.prompt for w in first} & {w.prompt for w in second}
@@ -36,3 +36,8 @@ def test_lengths_of_the_mixed_loop_are_spread_around_their_medians_and_bounded()
 def test_an_unknown_workload_is_refused():
     with pytest.raises(ValueError, match="decode, prefill, mixed, long"):
         workload("sprint")
+
+
+def test_decoding_of_more_requests_than_are_open_is_refused():
+    with pytest.raises(ValueError, match="4 requests, 1 at once"):
+        workload("decode", 1, 4)
