@@ -63,6 +63,8 @@ def workload(name: str, concurrency: int | None = None, requests: int | None = N
         raise ValueError(f"there is no workload {name!r}; there are {', '.join(NAMES)}")
     rows = concurrency or {"decode": 16, "prefill": 1, "mixed": 16, "long": 4}[name]
     if name == "decode" and requests not in (None, rows):
-        raise ValueError(f"decode is judged while all its requests are open: {requests} requests, {rows} at once")
+        raise ValueError(
+            f"decode is judged while all its requests are open: {requests} requests, {rows} at once"
+        )
     count = {"decode": rows, "prefill": 4, "mixed": 3 * rows, "long": rows}[name]
     return Workload(name, rows, requests or count)
