@@ -182,7 +182,7 @@ def test_memory_of_a_real_pool_is_there_before_it_is_written() -> None:
 
 ENDS_AT_ONCE = """
 import torch
-from headrace.compute.ahead import ClearedAhead, Pool
+from headrace.compute.ahead import ClearedAhead
 from headrace.compute.kv import PagedKV
 from headrace.compute.model.families import parse_config
 from tests.compute.model.configs import LLAMA

@@ -247,7 +247,7 @@ static int run_attention(const Attention &a) {
   int64_t work = 0;
   for (int64_t row = 0; row < a.rows; row++)
     work += (a.contexts[row] < a.window ? a.contexts[row] : a.window) * (a.query_starts[row + 1] - a.query_starts[row]);
-  const int threads = work * a.heads * a.head_dim > PARALLEL_PRODUCTS ? team_threads() : 1;
+  const int threads = threads_for(work * a.heads * a.head_dim);
   int64_t partial_vectors;
   const Cut how = choose_cut(a, threads);
   const int64_t count = cut(a, how, nullptr, partial_vectors);
