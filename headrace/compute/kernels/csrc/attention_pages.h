@@ -175,8 +175,7 @@ struct BytePage {
 };
 
 // Scores of M queries with VECTORS groups of keys: each is one chain of additions in the order of features. On the way
-// memory is asked for what is needed next, unless `ahead` is null, into the second cache: see Ahead. Not inlined: the sums
-// would leave their registers.
+// memory is asked for what is needed next, unless `ahead` is null. Not inlined: the sums would leave their registers.
 template <class Page, int M>
 __attribute__((noinline)) static void score_tile(const uint32_t *query, int64_t words, int64_t query_stride,
                                                  const typename Page::Element *const *keys, int64_t step,
@@ -190,7 +189,7 @@ __attribute__((noinline)) static void score_tile(const uint32_t *query, int64_t 
     typename Kind::Factor column[VECTORS];
 #pragma GCC unroll 8
     for (int i = 0; i < VECTORS; i++) {
-      if (ahead) __builtin_prefetch(next[i] + w * step, 0, 2);
+      if (ahead) ask_for(next[i] + w * step);
       column[i] = Page::column(key[i] + w * step);
     }
     add_products<Kind>(sum, query + w, query_stride, column);
@@ -217,7 +216,7 @@ __attribute__((noinline)) static void weigh_tile(const uint32_t *weights, const 
     typename Kind::Factor column[NV];
 #pragma GCC unroll 8
     for (int i = 0; i < NV; i++) {
-      if (ahead) __builtin_prefetch(next + i * LANES * factor, 0, 2);
+      if (ahead) ask_for(next + i * LANES * factor);
       column[i] = Page::column(row + i * LANES * factor);
     }
     add_products<Kind>(sum, weights + k, CHUNK / factor, column);

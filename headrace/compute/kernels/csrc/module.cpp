@@ -3,6 +3,7 @@
 
 #define PY_SSIZE_T_CLEAN
 #include <Python.h>
+#include <unistd.h>
 
 #include <atomic>
 #include <vector>
@@ -10,6 +11,17 @@
 #include "operations.h"
 #include "stack.h"
 #include "team.h"
+
+namespace headrace {
+const bool few_lines_at_once = [] {
+#if defined(_SC_LEVEL1_DCACHE_SIZE)
+  const long bytes = sysconf(_SC_LEVEL1_DCACHE_SIZE);
+  return bytes > 0 && bytes < 48 << 10;
+#else
+  return false;
+#endif
+}();
+}  // namespace headrace
 
 namespace {
 
