@@ -1,4 +1,4 @@
-"""``python -m benchmarks.peers install PEER…`` and ``… race``; ``--help`` says what they take."""
+"""``python -m benchmarks.peers install PEER…``, ``… race`` and ``… picture``; ``--help`` says what they take."""
 
 from __future__ import annotations
 
@@ -39,6 +39,9 @@ def command_line() -> argparse.ArgumentParser:
     racing.add_argument("--rounds", type=int, default=3)
     racing.add_argument("--cores", type=int, default=min(2, os.cpu_count() or 1))
     racing.add_argument("--output", type=Path, help="JSON; a PNG lies beside it [default: bench-results/…]")
+    drawing = commands.add_parser("picture", help="draw several races' results as one picture")
+    drawing.add_argument("race", nargs="+", type=Path, help="JSON that a race has written")
+    drawing.add_argument("--output", type=Path, required=True, help="SVG, or PNG")
     return parser
 
 
@@ -50,6 +53,14 @@ def main() -> None:
     if args.command == "install":
         for peer in args.peer:
             PEERS[peer](places)
+        return
+    if args.command == "picture":
+        from benchmarks.peers.picture import draw, read
+
+        try:
+            draw([read(path) for path in args.race], args.output)
+        except (OSError, ValueError) as error:
+            parser.error(str(error))
         return
     from benchmarks.peers.race import Race, run
 

@@ -154,7 +154,8 @@ def _publish(
 ) -> None:
     settings = {
         "model": race.model,
-        "precision": {name: MEANING[race.precision][name] for name in race.contenders},
+        "precision": race.precision,
+        "meaning": {name: MEANING[race.precision][name] for name in race.contenders},
         "workload": asdict(race.workload),
         "rounds": race.rounds,
         "cores": race.cores,
