@@ -43,6 +43,12 @@ struct PairWords {
 };
 #endif
 
+// Asks memory for a line that is wanted later, as near as it can be without being in the way of what is wanted now.
+HEADRACE_INLINE void ask_for(const void *line) {
+  if (few_lines_at_once) __builtin_prefetch(line, 0, 2);
+  else __builtin_prefetch(line, 0, 3);
+}
+
 // What to ask memory for while tiles are computed: the next block of a panel, a row of it at every `turns`-th step that
 // they take together, so that memory is as busy with the last tile as with the first. In order and into the first cache:
 // there the prefetcher of the processor follows, and the first tile finds its weights as near as the others do. Where that
@@ -51,12 +57,6 @@ struct Ahead {
   const uint32_t *next;
   int64_t turns, turn;  // steps from row to row, steps left to the next one; turn -1: nothing
 };
-
-// Asks memory for a line that is wanted later, as near as it can be without being in the way of what is wanted now.
-HEADRACE_INLINE void ask_for(const void *line) {
-  if (few_lines_at_once) __builtin_prefetch(line, 0, 2);
-  else __builtin_prefetch(line, 0, 3);
-}
 
 HEADRACE_INLINE void fetch(Ahead &ahead) {
   if (ahead.turn-- != 0) return;
