@@ -56,10 +56,11 @@ def main() -> None:
         return
     if args.command == "picture":
         from benchmarks.peers.picture import draw, read
+        from headrace.lab.bench.plot import NoPlots
 
         try:
             draw([read(path) for path in args.race], args.output)
-        except (OSError, ValueError) as error:
+        except (OSError, ValueError, NoPlots) as error:
             parser.error(str(error))
         return
     from benchmarks.peers.race import Race, run

@@ -52,8 +52,8 @@ def read(path: Path) -> Drawn:
             for each in document["standings"]
         ]
         title = f"{settings['model']}, {settings['precision']}, {load['name']}"
-    except KeyError as missing:
-        raise ValueError(f"{path} is no race's result: it says nothing of {missing}") from None
+    except (KeyError, TypeError) as wrong:
+        raise ValueError(f"{path} is no race's result: {wrong!r}") from None
     if not bars or bars[0].name != "headrace":
         raise ValueError(f"{path}: Headrace is not the first of {[bar.name for bar in bars]}")
     at = "" if load["name"] == "prefill" else f" {load['concurrency']}"
@@ -67,8 +67,6 @@ def draw(races: Sequence[Drawn], output: Path) -> None:
         NoPlots: matplotlib is missing.
     """
     pyplot = load_pyplot()
-    pyplot.rcParams["svg.fonttype"] = "none"  # text stays text: small, and in the reader's own font
-    pyplot.rcParams["svg.hashsalt"] = "races"  # the same races give the same file
     lines = sum(len(race.bars) + 1 for race in races)
     figure, axis = pyplot.subplots(figsize=(9, 1 + BAR_INCHES * lines), layout="constrained")
     at, ticks = 0.0, []
@@ -89,5 +87,7 @@ def draw(races: Sequence[Drawn], output: Path) -> None:
     patches = [pyplot.Rectangle((0, 0), 1, 1, color=COLORS[name]) for name in present]
     figure.legend(patches, list(present), loc="outside upper center", ncols=len(present), frameon=False)
     output.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(output, metadata={"Date": None})
+    # Text stays text, small and in the reader's own font; the same races give the same file.
+    with pyplot.rc_context({"svg.fonttype": "none", "svg.hashsalt": "races"}):
+        figure.savefig(output, metadata={"Date": None})
     pyplot.close(figure)

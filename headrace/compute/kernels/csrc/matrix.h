@@ -45,14 +45,14 @@ struct PairWords {
 
 // Asks memory for a line that is wanted later, as near as it can be without being in the way of what is wanted now.
 HEADRACE_INLINE void ask_for(const void *line) {
-  if (few_lines_at_once) __builtin_prefetch(line, 0, 2);
+  if (by_second_cache) __builtin_prefetch(line, 0, 2);
   else __builtin_prefetch(line, 0, 3);
 }
 
 // What to ask memory for while tiles are computed: the next block of a panel, a row of it at every `turns`-th step that
 // they take together, so that memory is as busy with the last tile as with the first. In order and into the first cache:
-// there the prefetcher of the processor follows, and the first tile finds its weights as near as the others do. Where that
-// takes places that tiles wait for, lines come from afar into the second cache, and from there a block later.
+// there the prefetcher of the processor follows, and the first tile finds its weights as near as the others do; or, where
+// that is better, from afar into the second cache, and from there a block later.
 struct Ahead {
   const uint32_t *next;
   int64_t turns, turn;  // steps from row to row, steps left to the next one; turn -1: nothing
@@ -63,7 +63,7 @@ HEADRACE_INLINE void fetch(Ahead &ahead) {
   ahead.turn = ahead.turns - 1;
 #pragma GCC unroll 8
   for (int i = 0; i < PANEL; i += 16) {
-    if (few_lines_at_once) __builtin_prefetch(ahead.next + BLOCK_WORDS + i, 0, 2);
+    if (by_second_cache) __builtin_prefetch(ahead.next + BLOCK_WORDS + i, 0, 2);
     __builtin_prefetch(ahead.next + i, 0, 3);
   }
   ahead.next += PANEL;

@@ -13,7 +13,7 @@
 #include "team.h"
 
 namespace headrace {
-const bool few_lines_at_once = [] {
+const bool by_second_cache = [] {
 #if defined(_SC_LEVEL1_DCACHE_SIZE)
   const long bytes = sysconf(_SC_LEVEL1_DCACHE_SIZE);
   return bytes > 0 && bytes < 48 << 10;

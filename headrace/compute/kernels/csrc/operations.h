@@ -12,9 +12,9 @@ const int64_t MAX_HEAD_DIM = 512;
 const float SMALLEST = 1e-30f;  // see Kernels.SMALLEST
 const int64_t NOT_FINITE = -1, NOTHING_ALLOWED = -2;  // see sampling/draw.py
 
-// Whether few lines at a time can be on their way to the first cache, so that tiles wait while prefetches have all places.
-// Told from its size: 32 KiB of Zen 4 does (24 places), 48 of Zen 5 and of what has AMX does not.
-extern const bool few_lines_at_once;
+// Whether lines that are wanted later are better asked into the second cache, as those on their way to the first one take
+// places that tiles wait for. Told from the first one's size: measured to be so with 32 KiB (Zen 4), not with 48 (Zen 5).
+extern const bool by_second_cache;
 
 enum DType : int { FLOAT32 = 0, BFLOAT16 = 1, FLOAT16 = 2, INT8 = 3 };  // INT8: pages only, see Kernels.Pages
 
