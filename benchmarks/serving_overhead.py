@@ -22,6 +22,7 @@ def main() -> None:
     parser.add_argument("--input-len", type=int, default=32)
     parser.add_argument("--output-len", type=int, default=128)
     parser.add_argument("--kv-cache-memory-bytes", type=int, default=1 << 30)
+    parser.add_argument("--stream-interval", type=int, default=1, help="the server's: tokens in an event")
     args = parser.parse_args()
 
     def work(number: int) -> tuple[Work, ...]:
@@ -31,6 +32,7 @@ def main() -> None:
     sizes = {"max_num_seqs": args.streams, "kv_cache_memory_bytes": args.kv_cache_memory_bytes}
     offline = target("offline=headrace", args, **sizes)
     flags = [f"--{name.replace('_', '-')}={size}" for name, size in sizes.items()]
+    flags.append(f"--stream-interval={args.stream_interval}")
     with server(args, *flags) as running:
         served = make_server_target("served", running.url, "", concurrency=args.streams)
         for each in (offline, served):

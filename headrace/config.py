@@ -174,6 +174,10 @@ class ServerOptions:
         600.0
     )
     max_body_bytes: Annotated[int, Field(ge=1, description="bytes of a request body; more get 413")] = 8 << 20
+    stream_interval: Annotated[
+        int,
+        Field(ge=1, le=4096, description="tokens in a part of a streamed answer; its first comes at once"),
+    ] = 1
     drain_timeout: Annotated[float, Field(ge=0, description="seconds to finish answers on SIGTERM")] = 30.0
     metrics_prefix: Annotated[
         str, Field(pattern="^[a-zA-Z_][a-zA-Z0-9_]*$", description="'vllm' keeps existing boards working")
@@ -310,6 +314,7 @@ _INTERACTIVE = {
     "mixed_prefill_ratio": 0.4,
     "max_step_seconds": 0.05,
     "max_num_queued_reqs": 256,
+    "stream_interval": 1,
 }
 _THROUGHPUT = {
     "scheduling_policy": "fair",
@@ -318,6 +323,7 @@ _THROUGHPUT = {
     "mixed_prefill_ratio": 0.0,
     "max_step_seconds": 0.0,
     "max_num_queued_reqs": 16_384,
+    "stream_interval": 8,
 }
 _DEFAULTS = {each.name: each.default for kind in PARTS.values() for each in fields(kind)}
 

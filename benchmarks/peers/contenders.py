@@ -78,7 +78,7 @@ def _headrace(places: Places, model: Path, port: int, demand: Demand, precision:
     few_bits = [] if precision == "bf16" else ["--quantization", {"int8": "int8", "int4": "w4a8"}[precision]]
     return [
         *(sys.executable, "-m", "headrace", "serve", str(model), "--host", "127.0.0.1", "--port", str(port)),
-        *("--device", "cpu", "--dtype", "bfloat16", "--profile", "throughput"),
+        *("--device", "cpu", "--dtype", "bfloat16", "--profile", "throughput", "--stream-interval", "1"),
         *("--max-num-seqs", str(demand.rows), "--max-model-len", str(demand.longest)),
         *("--kv-cache-memory-bytes", str(demand.kv_bytes), *few_bits),
     ]

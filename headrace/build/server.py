@@ -143,6 +143,7 @@ def _make_app(loaded: Loaded, all_options: Options, keys: Keys) -> tuple[ASGIApp
         loaded.spec.vocab_size,
         root=str(loaded.folder),
         rules=Rules(loaded.policy, {each.name: each for each in loaded.classes}, tenants),
+        stream_interval=options.stream_interval,
     )
 
     notes = Notes()

@@ -29,7 +29,7 @@ class _Promise(Answer):
     """An answer that only ends; ``flights`` compute what of it was not kept yet."""
 
     def __init__(self, questions: Sequence[Question]) -> None:
-        super().__init__([question.request for question in questions], each_step=False)
+        super().__init__([question.request for question in questions], interval=0)
         self.flights: list[Flight] = []
 
 
@@ -44,7 +44,7 @@ class Ahead:
         """The time of arrivals and deadlines."""
         return self._recall.now()
 
-    async def open(self, questions: Sequence[Question], each_step: bool = True) -> Answer:
+    async def open(self, questions: Sequence[Question], interval: int = 1) -> Answer:
         """Begin to compute what is not kept yet.
 
         Raises:

@@ -100,10 +100,10 @@ class Overheard(Answer):
     def __init__(
         self,
         requests: Sequence[Request],
-        each_step: bool,
+        interval: int,
         heard: Callable[[Request, Sequence[int]], None],
     ) -> None:
-        super().__init__(requests, each_step)
+        super().__init__(requests, interval)
         self._outputs: list[list[int]] = [[] for _ in requests]
         self._heard = heard
 

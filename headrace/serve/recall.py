@@ -56,8 +56,8 @@ class NotCached(Exception):
 class Recalled(Answer):
     """An answer whose sequences come from elsewhere than straight from the engine: from flights, or told again."""
 
-    def __init__(self, requests: Sequence[Request], each_step: bool) -> None:
-        super().__init__(requests, each_step)
+    def __init__(self, requests: Sequence[Request], interval: int) -> None:
+        super().__init__(requests, interval)
         self.flights: list[tuple[int, Flight]] = []
         self.replays: list[tuple[int, asyncio.Task[None]]] = []
 
@@ -103,7 +103,7 @@ class Recall:
         self._served: OrderedDict[str, Served] = OrderedDict()
         self._renewing = 0
 
-    async def open(self, questions: Sequence[Question], each_step: bool = True) -> Answer:
+    async def open(self, questions: Sequence[Question], interval: int = 1) -> Answer:
         """Answer the sequences of one call, or have them computed; all or none.
 
         Raises:
@@ -113,9 +113,9 @@ class Recall:
         """
         asks = [self.ask(question) for question in questions]
         if self._exact is None or not all(ask.allowed.exact for ask in asks):
-            return self._compute(asks, each_step)
+            return self._compute(asks, interval)
         hits = [await self._find(ask, question) for ask, question in zip(asks, questions, strict=True)]
-        answer = Recalled([question.request for question in questions], each_step)
+        answer = Recalled([question.request for question in questions], interval)
         layers: list[Layer | None] = []
         leading: dict[bytes, Flight] = {}
         begun: list[Flight] = []
@@ -277,11 +277,11 @@ class Recall:
             await self._exact.close()
         self.service.stop()
 
-    def _compute(self, asks: Sequence[Ask], each_step: bool) -> Answer:
+    def _compute(self, asks: Sequence[Ask], interval: int) -> Answer:
         """A call that no cache may answer, straight to the engine."""
         if any(ask.control.only_if_cached for ask in asks):
             raise NotCached
-        answer = self._listen(asks, each_step)
+        answer = self._listen(asks, interval)
         if self._exact is not None:
             why = next(ask.allowed.why for ask in asks if not ask.allowed.exact)
             answer.note = f"bypass; reason={why.replace(' ', '-')}"
@@ -289,12 +289,12 @@ class Recall:
                 self.service.note(LookedUp(ask.request.id, Layer.EXACT, Lookup.BYPASS, 0.0, why))
         return answer
 
-    def _listen(self, asks: Sequence[Ask], each_step: bool) -> Answer:
+    def _listen(self, asks: Sequence[Ask], interval: int) -> Answer:
         """Have a call computed; its outputs may be indexed, unless their caller wants nothing kept."""
         requests = [ask.request for ask in asks]
         if self._partial is None or any(ask.control.no_store for ask in asks):
-            return self.service.open(requests, each_step)
-        answer = Overheard(requests, each_step, self._partial.heard)
+            return self.service.open(requests, interval)
+        answer = Overheard(requests, interval, self._partial.heard)
         self.service.submit([answer])
         self.service.end_in_time(answer, self.service.close)
         return answer

@@ -88,19 +88,23 @@ class Health(NamedTuple):
 class Answer:
     """What the sequences of one call have said and nobody has read yet.
 
-    One reader. However many steps passed since it last looked, it is woken once and reads all of it; with
-    ``each_step`` false it is woken only when the last sequence has ended. ``cached_tokens`` says of each
-    sequence how many tokens of its prompt were computed before, ``timer`` ends the call at its deadline. ``note`` says
-    how a response cache took part; empty where there is none.
+    One reader. However many steps passed since it last looked, it is woken once and reads all of it: when a sequence
+    has its first token, ``interval`` more since anything was due, or its end; with an interval of 0 only when the
+    last sequence has ended. ``cached_tokens`` says of each sequence how many tokens of its prompt were computed before,
+    ``timer`` ends the call at its deadline. ``note`` says how a response cache took part; empty where there is none.
     """
 
-    def __init__(self, requests: Sequence[Request], each_step: bool) -> None:
+    def __init__(self, requests: Sequence[Request], interval: int) -> None:
         self.requests = tuple(requests)
         self.cached_tokens = [0] * len(self.requests)
         self.timer: asyncio.TimerHandle | None = None
         self.note = ""
+        self.each_step = interval > 0
+        self._interval = interval
         self._open = len(self.requests)
-        self.each_step = each_step
+        # Tokens of each sequence since the reader was last to be woken; its first one is enough.
+        self._gathered = [interval] * self._open
+        self._due = False
         self._told: list[Told] = []
         self._reader: asyncio.Future[None] | None = None
 
@@ -115,13 +119,14 @@ class Answer:
         return not self._open and not self._told
 
     async def read(self) -> list[Told]:
-        """Events since the last read, in order; waits for one. Empty when all has been read to the end."""
-        if self._open and not (self._told and self.each_step):
+        """Events since the last read, in order; waits until it is time. Empty when all has been read to the end."""
+        if self._open and not self._due:
             self._reader = asyncio.get_running_loop().create_future()
             try:
                 await self._reader
             finally:
                 self._reader = None
+        self._due = False
         told, self._told = self._told, []
         return told
 
@@ -130,7 +135,14 @@ class Answer:
         self._told.append((index, event))
         if type(event) is Finished:
             self._open -= 1
-        if self._reader is not None and (self.each_step or not self._open) and not self._reader.done():
+            self._due = self._due or self.each_step or not self._open
+        elif type(event) is Emitted and self.each_step:
+            self._gathered[index] += len(event.tokens)
+            if self._gathered[index] >= self._interval:
+                self._gathered[index] = 0
+                self._gathered = [count if count >= self._interval else 0 for count in self._gathered]
+                self._due = True
+        if self._due and self._reader is not None and not self._reader.done():
             self._reader.set_result(None)
 
 
@@ -217,14 +229,14 @@ class Service:
         self.count()
         return self.thread.stop() and not self.thread.progress().failure
 
-    def open(self, requests: Sequence[Request], each_step: bool = True) -> Answer:
+    def open(self, requests: Sequence[Request], interval: int = 1) -> Answer:
         """Take the sequences of one call in, all or none; they are given up at the first one's deadline.
 
         Raises:
             Refused: the queue is full or the server drains.
             InvalidParameter: a request id that is in use.
         """
-        answer = Answer(requests, each_step)
+        answer = Answer(requests, interval)
         self.submit([answer])
         self.end_in_time(answer, self.close)
         return answer

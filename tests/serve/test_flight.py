@@ -14,7 +14,7 @@ def test_an_answer_is_read_before_it_is_kept(monkeypatch):
 
     async def run():
         async with house() as h:
-            answer = await h.open(h.question(), each_step=False)
+            answer = await h.open(h.question(), interval=0)
             await answer.read()
             order.append("read")
             await h.settle()

@@ -72,8 +72,8 @@ class House:
         )
         return Question(Request(f"r{self.asked}", prompt, params, **more), control, stops=stops)
 
-    async def open(self, *questions, each_step=True):
-        return await self.recall.open(questions or [self.question()], each_step)
+    async def open(self, *questions, interval=1):
+        return await self.recall.open(questions or [self.question()], interval)
 
     async def answer(self, *args, **more):
         """The note, and the tokens of one answer; what is written has been written when it returns."""
@@ -490,7 +490,7 @@ def test_a_stream_is_told_again_in_pieces():
                 pieces.append(tokens_of(await answer.read()))
             assert [token for piece in pieces for token in piece] == truth(100)
             assert len(pieces) >= 4
-            whole = await h.open(h.question(100), each_step=False)
+            whole = await h.open(h.question(100), interval=0)
             assert [type(event) for _, event in await whole.read()] == [Emitted, Finished]
 
     asyncio.run(run())

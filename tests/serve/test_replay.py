@@ -42,8 +42,8 @@ def pieces(answer):
     return [len(event.tokens) for _, event in told[:-1]]
 
 
-def answer(each_step):
-    return Answer([Request("r", (1, 2, 3))], each_step)
+def answer(interval):
+    return Answer([Request("r", (1, 2, 3))], interval)
 
 
 def test_whoever_waits_for_the_end_is_told_all_at_once():

@@ -11,7 +11,7 @@ from headrace.core.events import Emitted, Finished, LookedUp, Lookup
 from headrace.core.gate import Limits, RejectReason
 from headrace.core.request import FinishReason, InvalidParameter, Request, SamplingParams
 from headrace.serve import service as service_file
-from headrace.serve.service import Refused, Service
+from headrace.serve.service import Answer, Refused, Service
 from tests.doubles.engines import hashing_engine
 from tests.doubles.hashing_runner import expected_tokens
 
@@ -143,7 +143,7 @@ def test_those_whom_nobody_waits_for_are_not_many(rests):
             gate = Gate(service)
             for number in range(service_file.HANDOVER_REQUESTS + 1):
                 ahead = request(f"ahead{number}", 20, service_class=BACKGROUND.name)
-                service.open([ahead], each_step=False)
+                service.open([ahead], interval=0)
             answer = service.open([request("a", 3)])
             gate.open.set()
             await read_all(answer)
@@ -157,7 +157,7 @@ def test_a_call_at_the_door_stops_the_background_and_nobody_else(monkeypatch):
 
     async def run():
         async with serving() as service:
-            ahead = service.open([request("ahead", 20, service_class=BACKGROUND.name)], each_step=False)
+            ahead = service.open([request("ahead", 20, service_class=BACKGROUND.name)], interval=0)
             assert not service.awaited
             service.expect()
             assert service.awaited
@@ -175,7 +175,7 @@ def test_a_call_at_the_door_stops_the_background_and_nobody_else(monkeypatch):
 def test_the_engine_rests_for_nobody_beside_many_or_who_wants_only_the_end(rests):
     async def run():
         async with serving() as service:
-            await read_all(service.open([request("a", 3)], each_step=False))
+            await read_all(service.open([request("a", 3)], interval=0))
             gate = Gate(service)
             names = map(str, range(service_file.HANDOVER_REQUESTS + 1))
             crowd = [service.open([request(name, 3)]) for name in names]
@@ -190,12 +190,60 @@ def test_the_engine_rests_for_nobody_beside_many_or_who_wants_only_the_end(rests
 def test_a_reader_that_wants_only_the_end_is_woken_once():
     async def run():
         async with serving() as service:
-            answer = service.open([request("a", 20)], each_step=False)
+            answer = service.open([request("a", 20)], interval=0)
             told = await asyncio.wait_for(answer.read(), SOON)
             assert len(tokens_of(told)) == 20
             assert answer.exhausted
 
     asyncio.run(run())
+
+
+def woken(answer: Answer, *heard) -> list[int]:
+    """How much its reader has read each time that it was woken, while ``answer`` hears that, one by one."""
+
+    async def run():
+        read = []
+
+        async def reader():
+            while not answer.exhausted:
+                read.append(len(await answer.read()))
+
+        task = asyncio.create_task(reader())
+        await asyncio.sleep(0)
+        for index, event in heard:
+            answer.tell(index, event)
+            await asyncio.sleep(0)
+            await asyncio.sleep(0)
+        await asyncio.wait_for(task, SOON)
+        return read
+
+    return asyncio.run(run())
+
+
+def said(index: int, tokens: int = 1):
+    return index, Emitted("", (7,) * tokens)
+
+
+def ended(index: int):
+    return index, Finished("", FinishReason.LENGTH, 3, 9, 0)
+
+
+def test_a_reader_is_woken_by_the_first_token_then_by_so_many_and_by_the_end():
+    heard = [*[said(0)] * 9, ended(0)]
+    assert woken(Answer([request("a")], 1), *heard) == [1] * 10
+    assert woken(Answer([request("a")], 4), *heard) == [1, 4, 4, 1]
+    assert woken(Answer([request("a")], 4), said(0), said(0, 2), said(0, 3), said(0), ended(0)) == [1, 2, 2]
+    assert woken(Answer([request("a")], 0), *heard) == [10]
+
+
+def test_sequences_of_one_call_are_told_together_once_each_has_begun():
+    pair = [request("a"), request("b")]
+    both = [said(0), said(1)]
+    assert woken(Answer(pair, 3), said(0), said(0), said(1), *both * 6, ended(0), said(1), ended(1)) == [
+        *(1, 2),  # the beginning of each
+        *(5, 5),  # three of one, and what the other has
+        *(3, 2),  # what is left beside each end
+    ]
 
 
 def test_cached_tokens_are_those_of_the_first_admission():

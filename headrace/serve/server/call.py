@@ -59,7 +59,7 @@ class Answers(Protocol):
 
     def now(self) -> float: ...
 
-    async def open(self, questions: Sequence[Question], each_step: bool = True) -> Answer: ...
+    async def open(self, questions: Sequence[Question], interval: int = 1) -> Answer: ...
 
     def close(self, answer: Answer, why: FinishReason = FinishReason.CANCELLED) -> None: ...
 
@@ -198,6 +198,13 @@ class Call:
             raise error
 
 
+def _interval(model: ServedModel, body: Generation) -> int:
+    """After how many tokens a call hears of them; 0: at its end. Where text may end it, it looks at each."""
+    if body.stop:
+        return 1
+    return model.stream_interval if body.stream else 0
+
+
 def _tenant(caller: Caller, body: Generation) -> str:
     return tenant(caller.key_id, caller.tenant_header, body.user)
 
@@ -264,7 +271,7 @@ async def open_call(
             choices.append(Choice(index, request, _text_stream(model, prompt), prompt.mute))
             questions.append(Question(request, wishes, prompt.continues, stops, turn, bars, caller.origin))
     try:
-        answer = await recall.open(questions, each_step=bool(body.stream or body.stop))
+        answer = await recall.open(questions, interval=_interval(model, body))
     except Refused as refused:
         raise turned_away(refused.verdict, rate_headers(refused.rooms)) from None
     except NotCached:

@@ -29,6 +29,7 @@ class ServedModel:
         vocab_size: rows of the model's output; ids from there on do not exist.
         root: where it was loaded from, for ``/v1/models``.
         rules: what may be asked of the scheduler.
+        stream_interval: tokens of a sequence that a part of a stream holds, after its first.
     """
 
     def __init__(
@@ -40,6 +41,7 @@ class ServedModel:
         vocab_size: int,
         root: str = "",
         rules: Rules | None = None,
+        stream_interval: int = 1,
     ) -> None:
         self.name = name
         self.tokenizer = tokenizer
@@ -47,6 +49,7 @@ class ServedModel:
         self.max_model_len = max_model_len
         self.vocab_size = vocab_size
         self.rules = rules or Rules()
+        self.stream_interval = stream_interval
         self.streams = TextStreams(tokenizer)
         self._segments = Segments(tokenizer)
         self.created = int(time.time())

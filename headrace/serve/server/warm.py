@@ -112,7 +112,7 @@ class Computing:
             salt=f"{who}\0{prefix.cache_salt or ''}",
             retention=(Retention(0, None, prefix.retention),),
         )
-        answer = self._service.open([request], each_step=False)
+        answer = self._service.open([request], interval=0)
         begun()
         try:
             await answer.read()

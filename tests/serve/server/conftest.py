@@ -113,6 +113,7 @@ def house(options: dict) -> Iterator[House]:
         max_model_len,
         tokenizer.vocab_size,
         rules=rules,
+        stream_interval=options.get("stream_interval", 1),
     )
     house = House(None, engine, runner, None, model, seen)  # type: ignore[arg-type]
     service = Service(

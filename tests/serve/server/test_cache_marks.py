@@ -17,9 +17,9 @@ class Spy(Recall):
         super().__init__(service)
         self.requests = []
 
-    async def open(self, questions, each_step=True):
+    async def open(self, questions, interval=1):
         self.requests += [question.request for question in questions]
-        return await super().open(questions, each_step)
+        return await super().open(questions, interval)
 
 
 @pytest.fixture

@@ -84,7 +84,7 @@ class Spy(Recall):
         super().__init__(service, ExactCache([], Versions()), FINGERPRINT)
         self.asks = []
 
-    async def open(self, questions, each_step=True):
+    async def open(self, questions, interval=1):
         self.asks += [self.ask(question) for question in questions]
         raise NotCached
 

@@ -1,5 +1,6 @@
 import pytest
 
+from headrace.serve.recall import Recall
 from tests.serve.server.conftest import ANSWER
 from tests.serve.server.test_chat import events
 
@@ -22,6 +23,32 @@ def test_a_stream_joins_up_to_it(house):
     said = events(ask(house, stream=True))
     assert "".join(event["choices"][0]["text"] for event in said) == ANSWER
     assert said[-1]["choices"][0]["finish_reason"] == "stop"
+
+
+def test_a_part_of_a_stream_waits_for_as_many_tokens_as_was_said(options, request):
+    options |= {"stream_interval": 8, "step_seconds": 0.002}
+    said = events(ask(request.getfixturevalue("house"), stream=True, return_token_ids=True))
+    *parts, end = [event["choices"][0] for event in said[1:]]  # the first tells the prompt
+    assert all(len(part["token_ids"]) >= 8 for part in parts[1:-1])
+    assert "".join(part["text"] for part in parts) == ANSWER
+    assert end["finish_reason"] == "stop"
+
+
+@pytest.mark.parametrize(
+    ("more", "interval"),
+    [({}, 0), ({"stream": True}, 8), ({"stop": "never"}, 1), ({"stream": True, "stop": "never"}, 1)],
+)
+def test_each_token_is_looked_at_where_text_may_end_the_answer(options, request, more, interval):
+    seen = []
+
+    class Noting(Recall):
+        async def open(self, questions, interval=1):
+            seen.append(interval)
+            return await super().open(questions, interval)
+
+    options |= {"stream_interval": 8, "recall": Noting}
+    assert ask(request.getfixturevalue("house"), **more).status_code == 200
+    assert seen == [interval]
 
 
 def test_every_prompt_gets_n_choices_in_order(house):
