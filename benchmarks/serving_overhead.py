@@ -9,11 +9,10 @@ from __future__ import annotations
 
 import math
 
-from benchmarks.peers.figures import decode_rate
+from benchmarks.peers.figures import FIGURES, standings
 from benchmarks.stage import arguments, publish, say, server, target
 from headrace.cli.bench_targets import make_server_target
 from headrace.lab.bench.measure import compare
-from headrace.lab.bench.stats import median
 from headrace.lab.workload import Work
 from headrace.lab.workload.tokens import fixed_lengths, log_normal_lengths
 
@@ -50,8 +49,7 @@ def main() -> None:
     publish("serving_overhead", args, every, result.middle(), ratios=result.ratios)
     share = result.ratios["served"]["output_tokens_per_second"]
     say(f"served at {100 * share:.1f} % of offline tokens per second, {args.streams} streams")
-    rates = [{run.target: decode_rate(run.records) for run in runs} for runs in result.rounds]
-    decoding = median([rate["served"] / rate["offline"] for rate in rates])
+    (decoding,) = standings(result.rounds, FIGURES["decode"][:1])[1].ratios.values()
     if not math.isnan(decoding):  # where all requests were open at once
         say(f"and at {100 * decoding:.1f} % while all of them decode")
     offline.close()
