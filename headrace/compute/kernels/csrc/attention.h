@@ -146,13 +146,13 @@ static void attend(const Attention &a, const Piece &p, int64_t first_key, int64_
       else gather(a, p, chunk, head, s, stride, view);
       for (int64_t begin = visible * group; begin < vectors; begin += STRIP) {
         const int64_t at = h * vectors + begin, count = vectors - begin < STRIP ? vectors - begin : STRIP;
-        const bool first_strip = begin == visible * group;
+        const View<Element> *then = begin > visible * group || !direct ? nullptr : goes_on ? &ahead : &view;
         const Partial some = {result.sum + at * stride, result.total + at * LANES, result.best + at};
         // No further than the strip's last query sees, in whole vectors.
         const int64_t sight = start + (begin + count - 1) / group + 1 - first, end = (sight + LANES - 1) / LANES * LANES;
         Chunk part = chunk;
         if (end < part.count) part.count = (int)end;
-        Way::absorb(a, part, view, goes_on && first_strip ? &ahead : nullptr, s, at, count, some, stride, [&](int64_t m) {
+        Way::absorb(a, part, view, then, s, at, count, some, stride, [&](int64_t m) {
           const int64_t position = start + (begin + m) / group, low = position + 1 - a.window - first;
           const int64_t high = position + 1 - first;
           return Seen{low < 0 ? 0 : (int)low, high > part.count ? part.count : (int)high};

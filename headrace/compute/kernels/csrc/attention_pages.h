@@ -174,97 +174,151 @@ struct BytePage {
   }
 };
 
-// Scores of M queries with VECTORS groups of keys: each is one chain of additions in the order of features. On the way
-// memory is asked for what is needed next, unless `ahead` is null. Not inlined: the sums would leave their registers.
+// What to ask memory for while a panel of tokens is multiplied: the panel that is needed next, the first line of each of its
+// groups, then the second, and so on. So few lines lie between asking and needing that they are near then: lines from
+// further off stand behind those that memory was asked for. `step`: elements from line to line of a group.
+template <class Element>
+struct PanelAhead {
+  static const int64_t LINE_ELEMENTS = LANES * FACTOR_OF<Element>;
+
+  const Element *groups[VECTORS];
+  int64_t step;
+
+  // Without the first lines.
+  PanelAhead(const Element *const *first, int64_t step, int64_t lines = 0) : step(step) {
+    for (int i = 0; i < VECTORS; i++) groups[i] = first[i] + lines * step;
+  }
+};
+
+// Calls body(ask) to multiply a panel. ask(line) asks for a line of each group, but not before `line` is there, one of those
+// that are multiplied: asked as fast as it multiplies, memory soon has no place for a request, those among them that are
+// waited for. The less a loop has to do for a line the more of them are on their way, since a processor looks some hundred
+// instructions ahead.
+template <class Element, class Body>
+HEADRACE_INLINE void while_asking(const PanelAhead<Element> *ahead, Body body) {
+  if (!ahead) return body([](const Element *) {});
+  const auto next = *ahead;
+  int64_t place = 0;
+  body([&](const Element *line) __attribute__((always_inline)) {
+    uint32_t part;
+    __builtin_memcpy(&part, line, sizeof part);
+    uint64_t wide = part;
+    asm("" : "+r"(wide));  // the compiler must not know that its upper half is zero
+    const int64_t at = place + (int64_t)(wide >> 32);
+#pragma GCC unroll 8
+    for (int i = 0; i < VECTORS; i++) ask_for(next.groups[i] + at);
+    place += next.step;
+  });
+}
+
+// Scores of M queries with VECTORS groups of keys: each is one chain of additions in the order of features. Not inlined:
+// the sums would leave their registers.
 template <class Page, int M>
 __attribute__((noinline)) static void score_tile(const uint32_t *query, int64_t words, int64_t query_stride,
-                                                 const typename Page::Element *const *keys, int64_t step,
-                                                 const typename Page::Element *const *ahead, float *score) {
+                                                 const typename Page::Element *const *keys, int64_t key_step,
+                                                 const PanelAhead<typename Page::Element> *ahead, float *score) {
   using Kind = typename Page::Kind;
-  const typename Page::Element *key[VECTORS], *next[VECTORS];
+  const typename Page::Element *key[VECTORS];
 #pragma GCC unroll 8
-  for (int i = 0; i < VECTORS; i++) key[i] = keys[i], next[i] = ahead ? ahead[i] : nullptr;
+  for (int i = 0; i < VECTORS; i++) key[i] = keys[i];
   Floats sum[M][VECTORS] = {};
-  for (int64_t w = 0; w < words; w++) {
-    typename Kind::Factor column[VECTORS];
+  while_asking(ahead, [&](auto ask) __attribute__((always_inline)) {
+    for (int64_t w = 0, at = 0; w < words; w++, at += key_step) {
+      ask(key[VECTORS - 1] + at);
+      typename Kind::Factor column[VECTORS];
 #pragma GCC unroll 8
-    for (int i = 0; i < VECTORS; i++) {
-      if (ahead) ask_for(next[i] + w * step);
-      column[i] = Page::column(key[i] + w * step);
+      for (int i = 0; i < VECTORS; i++) column[i] = Page::column(key[i] + at);
+      add_products<Kind>(sum, query + w, query_stride, column);
     }
-    add_products<Kind>(sum, query + w, query_stride, column);
-  }
+  });
   store_sums(sum, score, CHUNK);
 }
 
-// result[m, 0 : NV * LANES] (+)= weights of M queries times the values of words [begin, end) of tokens, in their order.
-// Memory is asked for values a PANEL of tokens further, which at the end are those of `ahead`.
+// result[m, 0 : NV * LANES] (+)= weights of M queries times the values of words [begin, end) of a panel, in their order.
 template <class Page, int M, int NV>
 __attribute__((noinline)) static void weigh_tile(const uint32_t *weights, const View<typename Page::Element> &view,
-                                                 const View<typename Page::Element> *ahead, int64_t feature, int begin,
-                                                 int end, float *result, int64_t stride) {
+                                                 const PanelAhead<typename Page::Element> *ahead, int64_t feature, int begin,
+                                                 int end, bool accumulate, float *result, int64_t stride) {
   using Kind = typename Page::Kind;
-  const int factor = FACTOR_OF<typename Page::Element>;
+  using Element = typename Page::Element;
+  const int factor = FACTOR_OF<Element>, rows = LANES / factor;
+  const int whole = view.odd < end ? view.odd : end;
+  const int64_t value_step = view.value_step;
   Floats sum[M][NV];
-  load_sums(sum, result, stride, !Kind::WHOLE);
-  const unsigned distance = end < PANEL / factor ? end : PANEL / factor;
-  for (unsigned k = begin; k < (unsigned)end; k++) {
-    const typename Page::Element *row = (k == (unsigned)view.odd ? view.alone : view.value(k)) + feature * factor;
-    const unsigned later = k + distance;
-    const typename Page::Element *next =
-        ahead ? (later < (unsigned)end ? view.value(later) : ahead->value(later - end)) + feature * factor : nullptr;
+  load_sums(sum, result, stride, accumulate);
+  const auto add_word = [&](const Element *row, int k) __attribute__((always_inline)) {
     typename Kind::Factor column[NV];
 #pragma GCC unroll 8
-    for (int i = 0; i < NV; i++) {
-      if (ahead) ask_for(next + i * LANES * factor);
-      column[i] = Page::column(row + i * LANES * factor);
-    }
+    for (int i = 0; i < NV; i++) column[i] = Page::column(row + i * LANES * factor);
     add_products<Kind>(sum, weights + k, CHUNK / factor, column);
-  }
+  };
+  while_asking(ahead, [&](auto ask) __attribute__((always_inline)) {
+    for (int k = begin; k < whole;) {
+      const Element *row = view.values[k / rows] + feature * factor;
+      for (const int until = whole - k < rows ? whole : k + rows; k < until; k++, row += value_step) {
+#pragma GCC unroll 8
+        for (int i = VECTORS; i <= NV; i += VECTORS) ask(row + (i - 1) * LANES * factor);
+        add_word(row, k);
+      }
+    }
+  });
+  if (whole < end) add_word(view.alone + feature * factor, whole);
   store_sums(sum, result, stride);
 }
 
-// Scores [vectors, CHUNK] of queries that are `query_stride` words apart. `ahead`: what comes after this chunk, or null.
+// Scores [vectors, CHUNK] of queries that are `query_stride` words apart. `ahead`: null where memory need
+// not be asked.
 template <class Page, class View>
 static void score_chunk(const uint32_t *query, int64_t words, int64_t query_stride, const Chunk &chunk, const View &view,
                         const View *ahead, float *score, int64_t vectors) {
-  for (int i = chunk.begin / PANEL * VECTORS; i * LANES < chunk.count; i += VECTORS) {
-    const auto next = !ahead ? nullptr : (i + VECTORS) * LANES < chunk.count ? view.keys + i + VECTORS : ahead->keys;
+  using Lines = PanelAhead<typename Page::Element>;
+  const int first = chunk.begin / PANEL * VECTORS;
+  for (int i = first; i * LANES < chunk.count; i += VECTORS) {
+    const bool more = (i + VECTORS) * LANES < chunk.count;
+    const Lines next = more ? Lines(view.keys + i + VECTORS, view.key_step)
+                            : Lines(view.values + first, Lines::LINE_ELEMENTS);
     in_tiles<ROWS>(vectors, [&](auto count, int64_t m) {
       score_tile<Page, count()>(query + m * query_stride, words, query_stride, view.keys + i, view.key_step,
-                                m ? nullptr : next, score + m * CHUNK + i * LANES);
+                                m || !ahead ? nullptr : &next, score + m * CHUNK + i * LANES);
     });
   }
 }
 
-// Sums [vectors, stride] take in values by weights [vectors, CHUNK], as words. `worth`: see Scratch.
+// Sums [vectors, stride] take in values by weights [vectors, CHUNK], as words. Few queries take twice as many features at
+// once, so that enough additions are under way. `ahead`: the view that is needed after this one, or null.
 template <class Page, class View>
 static void weigh_chunk(const uint32_t *weights, const Chunk &chunk, const View &view, const View *ahead,
                         const float *worth, float *result, int64_t stride, int64_t vectors) {
-  const int factor = FACTOR_OF<typename Page::Element>, begin = chunk.begin / factor;
-  const int end = (chunk.count + factor - 1) / factor;
-  const auto tile = [&](auto rows, auto columns, int64_t m, int64_t i) {
-    constexpr int M = rows(), NV = columns();
-    const auto add = [&](float *sum, int64_t step) {
-      weigh_tile<Page, M, NV>(weights + m * (CHUNK / factor), view, m ? nullptr : ahead, i, begin, end, sum, step);
-    };
-    float *sum = result + m * stride + i;
-    if constexpr (Page::Kind::WHOLE) {
-      float product[M * NV * LANES];
-      add(product, NV * LANES);
-      for (int j = 0; j < M * NV; j++) {
-        Single *target = (Single *)(sum + j / NV * stride + j % NV * LANES);
-        const Floats whole = __builtin_convertvector((Ints)load((const Single *)product + j * LANES), Floats);
-        store(target, load(target) + whole * worth[m + j / NV]);
-      }
-    } else {
-      add(sum, stride);
-    }
-  };
+  using Lines = PanelAhead<typename Page::Element>;
+  constexpr bool WHOLE = Page::Kind::WHOLE;
+  const int factor = FACTOR_OF<typename Page::Element>, words = PANEL / factor;
+  const int begin = chunk.begin / factor, end = (chunk.count + factor - 1) / factor;
+  const View &after = ahead ? *ahead : view;
   in_tiles<ROWS>(vectors, [&](auto count, int64_t m) {
-    int64_t i = 0;
-    for (; i + PANEL <= stride; i += PANEL) tile(count, std::integral_constant<int, VECTORS>{}, m, i);
-    for (; i < stride; i += LANES) tile(count, std::integral_constant<int, 1>{}, m, i);
+    constexpr int M = count();
+    float products[WHOLE ? M * (MAX_HEAD_DIM + LANES) : 1];
+    float *const sums = WHOLE ? products : result + m * stride;
+    for (int first = begin / words * words; first < end; first += words) {
+      const int from = first < begin ? begin : first, to = end - first < words ? end : first + words;
+      const auto tile = [&](auto columns, int64_t i) {
+        constexpr int NV = columns();
+        const Lines next = to < end ? Lines(view.values + to * factor / LANES, Lines::LINE_ELEMENTS, i / factor)
+                                    : Lines(after.keys, after.key_step, i / factor);
+        weigh_tile<Page, M, NV>(weights + m * (CHUNK / factor), view, m || !ahead ? nullptr : &next, i, from, to,
+                                !WHOLE || from > begin, sums + i, stride);
+      };
+      int64_t i = 0;
+      if constexpr (2 * M <= ROWS)
+        for (; i + 2 * PANEL <= stride; i += 2 * PANEL) tile(std::integral_constant<int, 2 * VECTORS>{}, i);
+      for (; i + PANEL <= stride; i += PANEL) tile(std::integral_constant<int, VECTORS>{}, i);
+      for (; i < stride; i += LANES) tile(std::integral_constant<int, 1>{}, i);
+    }
+    for (int64_t row = 0; WHOLE && row < M; row++)
+      for (int64_t i = row * stride; i < (row + 1) * stride; i += LANES) {
+        Single *target = (Single *)(result + m * stride + i);
+        const Floats whole = __builtin_convertvector((Ints)load((const Single *)products + i), Floats);
+        store(target, load(target) + whole * worth[m + row]);
+      }
   });
 }
 
@@ -340,7 +394,8 @@ struct Plain {
     });
   }
 
-  // Queries [at, at + vectors) of the piece take in a chunk of a head; `result` is theirs. `ahead`: the next, or null.
+  // Queries [at, at + vectors) of the piece take in a chunk of a head; `result` is theirs. `ahead`: the next, or this one where
+  // it is the last; null where memory need not be asked.
   template <class See>
   static void absorb(const Attention &a, const Chunk &chunk, const View<typename Page::Element> &view,
                      const View<typename Page::Element> *ahead, const Scratch &s, int64_t at, int64_t vectors,
