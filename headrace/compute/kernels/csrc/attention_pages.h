@@ -7,7 +7,7 @@
 
 // A chunk is what a query's softmax takes in at once. Longer ones load and store its sums more seldom; two of keys and
 // values, this one and what is fetched of the next, no longer fit the first cache: so memory is asked for the next PANEL
-// tokens, which are often of the same chunk.
+// tokens that are needed, of keys or of values.
 static const int CHUNK = 128;
 static const int GROUPS = CHUNK / LANES;
 #if defined(HEADRACE_TILES)
@@ -284,7 +284,8 @@ static void score_chunk(const uint32_t *query, int64_t words, int64_t query_stri
 }
 
 // Sums [vectors, stride] take in values by weights [vectors, CHUNK], as words. Few queries take twice as many features at
-// once, so that enough additions are under way. `ahead`: the view that is needed after this one, or null.
+// once, so that enough additions are under way. `ahead`: the view that is needed after this one, or null; `worth`: see
+// Scratch.
 template <class Page, class View>
 static void weigh_chunk(const uint32_t *weights, const Chunk &chunk, const View &view, const View *ahead,
                         const float *worth, float *result, int64_t stride, int64_t vectors) {
