@@ -193,6 +193,8 @@ def _family(config: Mapping[str, Any]) -> tuple[str, Family]:
 
 def _stored(read: ConfigReader, outer: Mapping[str, Any]) -> StoredFormat | None:
     config = outer.get("quantization_config") or read.get("quantization_config")
+    if config is None:  # what compressed-tensors called it once
+        config = outer.get("compression_config") or read.get("compression_config")
     if config is None:
         return None
     if not isinstance(config, Mapping):

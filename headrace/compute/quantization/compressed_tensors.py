@@ -36,16 +36,16 @@ class PackedLayout:
         outputs, inputs = shape
         groups = groups_of(inputs, self.group_size)
         per_word = 32 // self.bits
-        words, scales = parts["weight_packed"], parts["weight_scale"]
+        words = parts["weight_packed"]
         check_shape("weight_packed", words, (outputs, -(-inputs // per_word)))
-        check_shape("weight_scale", scales.view(-1, groups), (outputs, groups))
+        scales = _by_group("weight_scale", parts, outputs, groups).float()
         zeros = None
         if not self.symmetric:
             packed = parts["weight_zero_point"]
             check_shape("weight_zero_point", packed, (-(-outputs // per_word), groups))
             zeros = integers_of(packed.t(), self.bits)[:, :outputs].t().contiguous()
         order = None
-        if "weight_g_idx" in parts:
+        if "weight_g_idx" in parts and (parts["weight_g_idx"] >= 0).all():  # -1: nobody has ordered them
             order = order_of(parts["weight_g_idx"], inputs // groups)
         if order is None and self.bits == 4:
             values = halves_of(words)[:, : inputs // 2].clone()
@@ -53,7 +53,6 @@ class PackedLayout:
             integers = integers_of(words, self.bits)[:, :inputs]
             integers = integers if order is None else integers[:, order]
             values = pack_halves(integers) if self.bits == 4 else integers.contiguous()
-        scales = scales.view(-1, groups).float()
         return QuantizedWeight(values, scales, zeros, order, self.bits, self.activation_bits)
 
 
@@ -76,20 +75,21 @@ class Int8Layout:
         check_shape("weight", parts["weight"], shape)
         if parts["weight"].dtype != torch.int8:
             raise ValueError(f"weight is {parts['weight'].dtype}, the config says int8")
-        scales = parts["weight_scale"].float().view(-1, groups)
-        zeros = None if self.symmetric else parts["weight_zero_point"].to(torch.int8).view(-1, groups)
-        if len(scales) == 1:  # one for all outputs
-            scales = scales.expand(outputs, groups)
-            zeros = None if zeros is None else zeros.expand(outputs, groups)
-        check_shape("weight_scale", scales, (outputs, groups))
-        return QuantizedWeight(
-            parts["weight"].clone(),
-            scales.contiguous(),
-            None if zeros is None else zeros.contiguous(),
-            None,
-            8,
-            self.activation_bits,
-        )
+        scales = _by_group("weight_scale", parts, outputs, groups).float()
+        zeros = None
+        if not self.symmetric:
+            zeros = _by_group("weight_zero_point", parts, outputs, groups).to(torch.int8)
+        return QuantizedWeight(parts["weight"].clone(), scales, zeros, None, 8, self.activation_bits)
+
+
+def _by_group(name: str, parts: Mapping[str, Tensor], outputs: int, groups: int) -> Tensor:
+    """A part as [outputs, groups], which may be stored flat, or once for all outputs where there is one group."""
+    part = parts[name]
+    if part.numel() == groups == 1:
+        return part.reshape(1, 1).expand(outputs, 1).contiguous()
+    if part.numel() != outputs * groups:
+        check_shape(name, part, (outputs, groups))
+    return part.reshape(outputs, groups).contiguous()
 
 
 def stored_format(bits: int, activation_bits: int) -> str:

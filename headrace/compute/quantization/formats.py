@@ -41,7 +41,23 @@ _GPTQ_NOTES = {
     ),
     *("pack_dtype", "mse", "is_marlin_format", "desc_act", "sym"),
 }
-_AWQ_NOTES = {"backend", "do_fuse", "fuse_max_seq_len", "modules_to_fuse", "exllama_config"}
+_AUTOROUND_NOTES = {
+    *(
+        "provider",
+        "autoround_version",
+        "iters",
+        "lr",
+        "minmax_lr",
+        "nsamples",
+        "seqlen",
+        "scale_dtype",
+        "amp",
+    ),
+    *("low_gpu_mem_usage", "enable_minmax_tuning", "enable_quanted_input", "gradient_accumulate_steps"),
+    "to_quant_block_names",
+}
+# transformers and GPTQModel write AWQ's config with the fields of GPTQ's.
+_AWQ_NOTES = (_GPTQ_NOTES | {"do_fuse", "fuse_max_seq_len", "modules_to_fuse"}) - {"desc_act"}
 _CT_NOTES = {
     *("global_compression_ratio", "quantization_status", "version", "run_compressed", "dequantize"),
     *("provider", "use_optimized_inference"),
@@ -54,9 +70,9 @@ Fields = Mapping[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class _Group:
-    """Linears that are stored alike."""
+    """Linears that are stored alike; ``closeness`` says how exactly a module is meant, 0 being by name, or None."""
 
-    holds: Callable[[str], bool]
+    closeness: Callable[[str], int | None]
     layout: LinearLayout
 
 
@@ -71,7 +87,9 @@ class _Format:
     def layout_of(self, module: str) -> LinearLayout | None:
         if self.plain(module):
             return None
-        return next((group.layout for group in self.groups if group.holds(module)), None)
+        told = [(group.closeness(module), group.layout) for group in self.groups]
+        meant = [(close, layout) for close, layout in told if close is not None]
+        return min(meant, key=lambda each: each[0])[1] if meant else None  # of equals the first
 
 
 def read_format(config: Fields) -> StoredFormat:
@@ -81,20 +99,23 @@ def read_format(config: Fields) -> StoredFormat:
         ModelError: it asks for something that is not supported; the message names it and what is.
     """
     method = config.get("quant_method")
-    if method not in _METHODS:
-        raise ModelError(f"quantization_config: quant_method '{method}' is not supported; {SUPPORTED}")
-    return _METHODS[method]({name: value for name, value in config.items() if name != "quant_method"})
+    for named in (method, config.get("method") or method):  # newer tools write both
+        if named not in _METHODS or named != method:
+            raise ModelError(f"quantization_config: quant_method '{named}' is not supported; {SUPPORTED}")
+    rest = {name: value for name, value in config.items() if name not in ("quant_method", "method")}
+    return _METHODS[method](rest)
 
 
 def _gptq(config: Fields) -> StoredFormat:
     _only(
         config,
         "gptq",
-        _GPTQ_NOTES,
-        *("bits", "group_size", "checkpoint_format", "format", "lm_head"),
+        _GPTQ_NOTES | _AUTOROUND_NOTES,
+        *("bits", "group_size", "checkpoint_format", "format", "lm_head", "data_type"),
         *("modules_to_not_convert", "modules_in_block_to_quantize"),
     )
     _allowed(config, "gptq", "bits", (4, 8))
+    _allowed(config, "gptq", "data_type", ("int", None))
     version = config.get("checkpoint_format") or config.get("format") or "gptq"
     if version not in ("gptq", "gptq_v2"):
         raise ModelError(
@@ -114,9 +135,17 @@ def _gptq(config: Fields) -> StoredFormat:
 
 
 def _awq(config: Fields) -> StoredFormat:
-    _only(config, "awq", _AWQ_NOTES, "bits", "group_size", "zero_point", "version", "modules_to_not_convert")
+    _only(
+        config,
+        "awq",
+        _AWQ_NOTES | _AUTOROUND_NOTES,
+        *("bits", "group_size", "zero_point", "version", "checkpoint_format", "format", "data_type"),
+        "modules_to_not_convert",
+    )
     _allowed(config, "awq", "bits", (4,))
-    _allowed(config, "awq", "version", ("gemm", "GEMM", None))
+    _allowed(config, "awq", "data_type", ("int", None))
+    for name in ("version", "checkpoint_format", "format"):
+        _allowed(config, "awq", name, ("gemm", "GEMM", None))
     _allowed(config, "awq", "zero_point", (True,))
     excluded = [*_entries(config, "modules_to_not_convert"), _HEAD]
     layout = AwqLayout(_group_size(config))
@@ -127,12 +156,15 @@ def _fp8(config: Fields) -> StoredFormat:
     _only(config, "fp8", _FP8_NOTES, "weight_block_size", "ignored_layers", "modules_to_not_convert")
     excluded = [*_entries(config, "modules_to_not_convert"), *_entries(config, "ignored_layers"), _HEAD]
     block = _block(config.get("weight_block_size"))
-    layout = Fp8Layout("weight_scale_inv" if block else "weight_scale", block)
+    layout = Fp8Layout(block)
     return _Format("fp8", lambda module: _within(module, excluded), (_Group(_any, layout),))
 
 
 def _compressed_tensors(config: Fields) -> StoredFormat:
     name = "compressed-tensors"
+    sparsity = config.get("sparsity_config")
+    if isinstance(sparsity, Mapping) and sparsity.get("format") == "dense":  # pruned, and stored whole
+        config = {field: value for field, value in config.items() if field != "sparsity_config"}
     _only(config, name, _CT_NOTES, "config_groups", "format", "ignore")
     groups = config.get("config_groups")
     if not isinstance(groups, Mapping) or not groups:
@@ -140,7 +172,7 @@ def _compressed_tensors(config: Fields) -> StoredFormat:
     ignored = _entries(config, "ignore")
     return _Format(
         name,
-        lambda module: _targets(module, ignored),
+        lambda module: _closeness(module, ignored) is not None,
         tuple(_ct_group(f"{name} {key}", group, config.get("format")) for key, group in groups.items()),
     )
 
@@ -158,7 +190,7 @@ def _ct_group(where: str, group: Fields, usual_format: Any) -> _Group:
     )
     targets = _entries(group, "targets")
     layout = _ct_layout(where, weights, group.get("input_activations"), group.get("format") or usual_format)
-    return _Group(lambda module: _targets(module, targets), layout)
+    return _Group(lambda module: _closeness(module, targets), layout)
 
 
 def _ct_layout(where: str, weights: Fields, activations: Any, stored: Any) -> LinearLayout:
@@ -171,9 +203,7 @@ def _ct_layout(where: str, weights: Fields, activations: Any, stored: Any) -> Li
         case "int-quantized", "int", 8, "group" | "channel" | "tensor":
             return Int8Layout(group_size, symmetric, _activation_bits(where, activations))
         case "float-quantized" | "naive-quantized", "float", 8, "channel" | "tensor" | "block":
-            return Fp8Layout(
-                "weight_scale", _block(weights.get("block_structure")) if strategy == "block" else None
-            )
+            return Fp8Layout(_block(weights.get("block_structure")) if strategy == "block" else None)
     acting = " with quantized activations" if activations else ""
     raise ModelError(
         f"quantization_config: {where}: format '{stored}' of {bits}-bit {kind} with strategy '{strategy}'{acting} is"
@@ -208,8 +238,8 @@ SUPPORTED = (
 )
 
 
-def _any(module: str) -> bool:
-    return True
+def _any(module: str) -> int:
+    return 0
 
 
 def _only(config: Fields, where: str, notes: Collection[str], *known: str) -> None:
@@ -262,13 +292,12 @@ def _within(module: str, entries: Collection[str]) -> bool:
     return any(f".{entry}." in f".{name}." for entry in entries for name in _names(module))
 
 
-def _targets(module: str, entries: Collection[str]) -> bool:
-    """compressed-tensors: a class, a path, or a pattern after ``re:``."""
+def _closeness(module: str, entries: Collection[str]) -> int | None:
+    """compressed-tensors: 0 where a module is meant by its path, 1 by a pattern after ``re:``, 2 by its class."""
     names = _names(module)
-
-    def matches(entry: str) -> bool:
-        if entry.startswith("re:"):
-            return any(re.match(entry.removeprefix("re:"), name) for name in names)
-        return entry == "Linear" or entry in names
-
-    return any(matches(entry) for entry in entries)
+    if not set(names).isdisjoint(entries):
+        return 0
+    patterns = [entry.removeprefix("re:") for entry in entries if entry.startswith("re:")]
+    if any(re.match(pattern, name) for pattern in patterns for name in names):
+        return 1
+    return 2 if "Linear" in entries else None

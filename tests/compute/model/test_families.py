@@ -110,6 +110,7 @@ def test_an_unknown_architecture_is_refused_with_the_list() -> None:
             "quant_method 'hqq' is not supported; supported are",
         ),
         ({"quantization_config": "gptq"}, "quantization_config must be an object"),
+        ({"compression_config": {"quant_method": "sparseml"}}, "quant_method 'sparseml'"),
         ({"rope_scaling": {"rope_type": "proportional", "factor": 2.0}}, "rope type 'proportional'"),
         ({"rope_scaling": {"rope_type": "llama3"}}, "rope type 'llama3' needs a factor"),
         ({"rope_scaling": {"type": "mrope", "mrope_section": [1, 1]}}, "rope type 'mrope'"),

@@ -41,6 +41,11 @@ def compressed(
             "quant_method 'bitsandbytes' is not supported; supported are gptq",
         ),
         ({}, "quant_method 'None' is not supported"),
+        (GPTQ | {"method": "qqq"}, "quant_method 'qqq' is not supported"),
+        (GPTQ | {"data_type": "mx_fp4"}, "gptq data_type 'mx_fp4' is not supported; it can be int"),
+        (GPTQ | {"act_bits": 8}, "gptq: the field act_bits"),
+        (AWQ | {"format": "gemv_fast"}, "awq format 'gemv_fast' is not supported; it can be gemm"),
+        (AWQ | {"desc_act": True}, "awq: the field desc_act"),
         (GPTQ | {"bits": 3}, "gptq bits 3 is not supported; it can be 4, 8"),
         (GPTQ | {"checkpoint_format": "marlin"}, "gptq checkpoint_format 'marlin'"),
         (GPTQ | {"dynamic": {"-:.*k_proj": {}}}, "gptq: the field dynamic"),
@@ -84,6 +89,13 @@ def test_fields_that_ask_for_nothing_or_tell_how_it_was_made_pass() -> None:
         GPTQ | {"dynamic": None, "meta": {"quantizer": "x"}, "true_sequential": True, "lm_head": False}
     )
     read_format(AWQ | {"modules_to_not_convert": None, "do_fuse": False})
+    rounded = {"provider": "auto-round", "autoround_version": "0.9", "data_type": "int", "iters": 200}
+    of_gptqmodel = {"method": "gptq", "meta": {"quantizer": ["gptqmodel:5"]}, "pack_dtype": "int32"}
+    read_format(GPTQ | of_gptqmodel)
+    read_format(GPTQ | rounded)
+    of_transformers = {"damp_percent": 0.1, "sym": True, "true_sequential": True, "desc_act": False}
+    read_format(AWQ | of_gptqmodel | of_transformers | {"method": "awq", "format": "gemm"})
+    read_format(compressed(sparsity_config={"format": "dense", "global_sparsity": 0.14}))
     read_format(compressed(kv_cache_scheme=None, sparsity_config={}, transform_config={}, version="0.12"))
 
 
@@ -95,10 +107,8 @@ def test_layouts_are_those_that_the_fields_say() -> None:
     assert read_format(compressed()).layout_of(UP) == PackedLayout(4, 128, True)
     int8 = compressed({"num_bits": 8, "strategy": "channel"}, "int-quantized", input_activations=TOKEN)
     assert read_format(int8).layout_of(UP) == Int8Layout(None, True, 8)
-    assert read_format(FP8).layout_of(UP) == Fp8Layout("weight_scale", None)
-    assert read_format(FP8 | {"weight_block_size": [128, 64]}).layout_of(UP) == Fp8Layout(
-        "weight_scale_inv", (128, 64)
-    )
+    assert read_format(FP8 | {"weight_block_size": None}).layout_of(UP) == Fp8Layout(None)
+    assert read_format(FP8 | {"weight_block_size": [128, 64]}).layout_of(UP) == Fp8Layout((128, 64))
 
 
 @pytest.mark.parametrize(
@@ -124,14 +134,26 @@ def test_exceptions_are_honoured(config: dict[str, Any], plain: set[str]) -> Non
     assert {module for module in (UP, DOWN, "lm_head") if found.layout_of(module) is None} == plain
 
 
-def test_groups_may_have_layouts_of_their_own_and_the_first_that_fits_counts() -> None:
-    config = compressed(targets=["re:.*down_proj"])
-    config["config_groups"]["group_1"] = {
-        "targets": ["Linear"],
-        "format": "int-quantized",
-        "weights": WEIGHTS | {"num_bits": 8, "strategy": "channel"},
-    }
-    found = read_format(config | {"format": "pack-quantized"})
+@pytest.mark.parametrize("named", [["re:.*down_proj"], [DOWN], ["re:.*x_proj", "re:.*down"]])
+@pytest.mark.parametrize("first", [True, False])
+def test_groups_may_have_layouts_of_their_own_and_the_closest_target_counts(
+    named: list[str], first: bool
+) -> None:
+    """By name before by pattern before by class, in whatever order the groups are written."""
+    int8 = WEIGHTS | {"num_bits": 8, "strategy": "channel"}
+    groups = [
+        ("a", {"targets": named, "weights": WEIGHTS}),
+        ("b", {"targets": ["Linear"], "format": "int-quantized", "weights": int8}),
+    ]
+    found = read_format(compressed() | {"config_groups": dict(groups if first else groups[::-1])})
+    assert isinstance(found.layout_of(DOWN), PackedLayout)
+    assert isinstance(found.layout_of(UP), Int8Layout)
+
+
+def test_of_groups_that_mean_a_module_alike_the_first_counts() -> None:
+    int8 = {"targets": ["re:.*proj"], "format": "int-quantized", "weights": WEIGHTS | {"num_bits": 8}}
+    groups = {"a": {"targets": ["re:.*down.*"], "weights": WEIGHTS}, "b": int8}
+    found = read_format(compressed() | {"config_groups": groups})
     assert isinstance(found.layout_of(DOWN), PackedLayout)
     assert isinstance(found.layout_of(UP), Int8Layout)
 

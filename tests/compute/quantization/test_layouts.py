@@ -45,7 +45,8 @@ def test_a_zero_stored_as_the_highest_value_is_the_lowest() -> None:
 
 
 PACKED = packing.pack_quantized(LINEAR, symmetric=False, ordered=True)
-FP8 = {"weight": torch.zeros(SHAPE).to(torch.float8_e4m3fn), "s": torch.ones(2, 2)}
+FP8 = {"weight": torch.ones(SHAPE).to(torch.float8_e4m3fn), "weight_scale": torch.ones(2, 2)}
+INT8 = {"weight": torch.zeros(SHAPE, dtype=torch.int8), "weight_scale": torch.ones(24, 4)}
 
 
 @pytest.mark.parametrize(
@@ -80,11 +81,48 @@ FP8 = {"weight": torch.zeros(SHAPE).to(torch.float8_e4m3fn), "s": torch.ones(2, 
             {"weight": torch.zeros(SHAPE, dtype=torch.int8), "weight_scale": torch.ones(12, 1)},
             r"weight_scale has shape \[12, 1\]",
         ),
-        (Fp8Layout("s", (16, 16)), FP8 | {"weight": torch.zeros(SHAPE)}, "weight is torch.float32"),
-        (Fp8Layout("s", (16, 8)), FP8, r"s has shape \[2, 2\], the config says \[2, 4\]"),
-        (Fp8Layout("s", None), FP8, r"s has shape \[4\], the config says \[24\]"),
+        (
+            PackedLayout(4, 8, False),
+            PACKED | {"weight_scale": torch.ones(25, 1)},
+            r"weight_scale has shape \[25, 1\], the config says \[24, 4\]",
+        ),
+        (
+            Int8Layout(8, False, 8),
+            INT8 | {"weight_zero_point": torch.zeros(24, 1)},
+            r"weight_zero_point has shape \[24, 1\], the config says \[24, 4\]",
+        ),
+        (Fp8Layout((16, 16)), FP8 | {"weight": torch.zeros(SHAPE)}, "weight is torch.float32"),
+        (Fp8Layout((16, 8)), FP8, r"weight_scale has shape \[2, 2\], the config says \[2, 4\]"),
+        (Fp8Layout(None), FP8, r"weight_scale has shape \[4\], the config says \[24\]"),
+        (Fp8Layout(None), {"weight": FP8["weight"]}, "lacks weight_scale or weight_scale_inv"),
+        (
+            Fp8Layout((16, 16)),
+            FP8 | {"weight_scale_inv": torch.ones(2, 2)},
+            "has weight_scale and weight_scale_inv",
+        ),
+        (
+            Fp8Layout((16, 16)),
+            FP8 | {"weight_scale": torch.ones(2, 2, dtype=torch.int32)},
+            "weight_scale is torch.int32",
+        ),
     ],
 )
 def test_parts_that_do_not_fit_are_named(layout: object, parts: dict[str, Tensor], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         layout.read(parts, SHAPE)  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("name", ["weight_scale", "weight_scale_inv"])
+def test_scales_of_fp8_may_be_exponents_as_bytes(name: str) -> None:
+    exponents = torch.tensor([[127, 128], [126, 120]], dtype=torch.uint8)
+    read = Fp8Layout((16, 16)).read({"weight": FP8["weight"], name: exponents}, SHAPE)
+    assert read[:, [0, 16]][[0, 16]].tolist() == [[1.0, 2.0], [0.5, 2.0**-7]]
+
+
+def test_an_order_that_nobody_gave_is_that_of_the_inputs() -> None:
+    plain = packing.pack_quantized(LINEAR, symmetric=False, ordered=False)
+    unset = plain | {"weight_g_idx": torch.full((SHAPE[1],), -1, dtype=torch.int32)}
+    layout = PackedLayout(4, 8, False)
+    read, expected = layout.read(unset, SHAPE), layout.read(plain, SHAPE)
+    assert read.order is None
+    assert torch.equal(read.values, expected.values)
