@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import hashlib
 import math
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
@@ -92,6 +93,14 @@ def load(options: Options, tell: Tell | None = None) -> Loaded:
         raise ConfigError(str(error)) from error
 
 
+def kv_fingerprint(weights: DecoderWeights, spec: DecoderSpec, max_model_len: int) -> str:
+    """Of all that a token's keys and values depend on beside the tokens: weights, the config's fields, and the longest
+    context where rotations are stretched for it."""
+    stretched = any(rope.kind in ("dynamic", "longrope") for rope in spec.ropes)
+    described = (weights.fingerprint(), replace(spec, stored=None), max_model_len if stretched else 0)
+    return hashlib.sha256(repr(described).encode()).hexdigest()
+
+
 def _load(options: Options, seconds: dict[str, float], tell: Tell | None) -> Loaded:
     model, cache, plans = options.model, options.cache, options.scheduler
     tenants, classes = read_tenants(plans.tenants)
@@ -116,7 +125,7 @@ def _load(options: Options, seconds: dict[str, float], tell: Tell | None) -> Loa
             weights = dummy_weights(spec, choice.dtype, device, model.seed, model.quantization)
         else:
             weights = load_weights(folder, spec, choice.dtype, device, model.quantization)
-        fingerprint = weights.fingerprint() if cache.kv_offload_path else ""
+        fingerprint = kv_fingerprint(weights, spec, max_model_len) if cache.kv_offload_path else ""
         decoder = Decoder(spec, weights, kernels, max_model_len)
         return_freed_memory()
     with timed(seconds, "memory"):

@@ -33,6 +33,12 @@ class InvalidParameter(ValueError):
         self.param = param
 
 
+MOST = 2**31 - 1
+"""The largest count that a parameter may ask for."""
+
+LEAST_REPETITION_PENALTY = 1e-6
+"""Divided by less, a logit may leave the range of single precision."""
+
 _NUMBERS = ("temperature", "top_p", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty")
 _COUNTS = ("top_k", "seed", "max_tokens", "min_tokens", "logprobs", "prompt_logprobs")
 _SWITCHES = ("include_stop_str_in_output", "ignore_eos", "skip_special_tokens")
@@ -60,8 +66,9 @@ def _require(param: str, value: float, low: float, high: float, shown: str) -> N
 
 
 def _require_count(param: str, value: int | None, low: int) -> None:
-    if value is not None and value < low:
-        raise InvalidParameter(param, f"{param} must be at least {low}, got {value}")
+    if value is not None and not low <= value <= MOST:
+        bound = f"at least {low}" if value < low else f"at most {MOST}"
+        raise InvalidParameter(param, f"{param} must be {bound}, got {value}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,7 +111,13 @@ class SamplingParams:
         _require("temperature", self.temperature, 0.0, 100.0, "between 0 and 100")
         _require("top_p", self.top_p, math.ulp(0.0), 1.0, "above 0 and at most 1")
         _require("min_p", self.min_p, 0.0, 1.0, "between 0 and 1")
-        _require("repetition_penalty", self.repetition_penalty, math.ulp(0.0), 1e6, "above 0")
+        _require(
+            "repetition_penalty",
+            self.repetition_penalty,
+            LEAST_REPETITION_PENALTY,
+            1e6,
+            "between 0.000001 and 1000000",
+        )
         _require("presence_penalty", self.presence_penalty, -2.0, 2.0, "between -2 and 2")
         _require("frequency_penalty", self.frequency_penalty, -2.0, 2.0, "between -2 and 2")
         _require_count("top_k", self.top_k, -1)

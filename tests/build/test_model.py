@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
+import torch
 
 from headrace.build import model
 from headrace.build.cache import _fingerprint
 from headrace.compute.model.hub import resolve_folder
+from headrace.compute.model.weights import dummy_weights
 from headrace.config import ConfigError, options
 from tests.oracle.test_quantized import FORMATS, in_fp8, write
 
@@ -69,3 +73,20 @@ def test_few_bits_are_not_made_fewer(tmp_path: Path) -> None:
     asked = {"model": str(tmp_path), "tokenizer": str(resolve_folder("builtin")), "quantization": "int8"}
     with pytest.raises(ConfigError, match="--quantization: the checkpoint's weights are in few bits already"):
         model.load(options(asked))
+
+
+def test_keys_of_other_rotations_are_not_taken_over() -> None:
+    builtin = model.load(options({"max_model_len": 256, "kv_cache_memory_bytes": 16 << 20}))
+    spec = builtin.spec
+    model.close(builtin)
+    weights = dummy_weights(spec, torch.float32, "cpu")
+
+    def told(max_model_len: int = 256, **rope: Any) -> str:
+        ropes = tuple(replace(each, **rope) for each in spec.ropes)
+        return model.kv_fingerprint(weights, replace(spec, ropes=ropes), max_model_len)
+
+    same = {told(), told(max_model_len=512)}
+    assert len(same) == 1
+    others = [told(theta=5e5), told(kind="linear", factor=2.0)]
+    stretched = [told(length, kind="dynamic", factor=2.0) for length in (256, 512)]
+    assert len({*same, *others, *stretched}) == 5
