@@ -35,7 +35,7 @@ class _Codes(dict[torch.dtype, int]):
 
 _DTYPES = _Codes({torch.float32: 0, torch.bfloat16: 1, torch.float16: 2})
 _PAGE_DTYPES = _Codes({**_DTYPES, torch.int8: 3})
-_INTERFACE = 10
+_INTERFACE = 11
 _PAIRED = (torch.bfloat16, torch.int8)
 _MAX_HEAD_DIM = 512
 
@@ -117,8 +117,10 @@ class CppKernels:
             raise ValueError(
                 f"linear of {x.dtype} [{count}, {width}] by [{outputs}, {inputs}], bias {_told(bias)}"
             )
+        self._check_panel(weight.panel)
         x = x.contiguous()
         out = x.new_empty((count, outputs))
+        bias = None if bias is None else bias.contiguous()
         bias_at = 0 if bias is None else bias.data_ptr()
         if isinstance(weight, PackedIntegers):
             self._cpu.quantized_linear(
@@ -151,6 +153,12 @@ class CppKernels:
         )
         return out
 
+    def _check_panel(self, panel: int) -> None:
+        if panel != self._panel:
+            raise ValueError(
+                f"weights in panels of {panel}, which another level than {self.isa} prepared; it has {self._panel}"
+            )
+
     def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
         return self._norm(x, None, weight, eps)
 
@@ -161,7 +169,7 @@ class CppKernels:
         return self._norm(x, residual, weight, eps), residual
 
     def _norm(self, x: Tensor, residual: Tensor | None, weight: Tensor, eps: float) -> Tensor:
-        x = x.contiguous()
+        x, weight = x.contiguous(), weight.contiguous()
         size = x.shape[-1]
         if weight.numel() != size or weight.dtype != torch.float32:
             raise ValueError(f"norm of width {size} by {weight.dtype} {list(weight.shape)}")
@@ -200,15 +208,20 @@ class CppKernels:
             or rotation.dtype != torch.float32
             or rotary > head_dim
             or rotary % 2
+            or heads % kv_heads
             or len(slots) != tokens
             or slots.dtype != torch.int64
-            or (qk_norm is not None and qk_norm.shape != (heads + kv_heads, head_dim))
+            or (
+                qk_norm is not None
+                and (qk_norm.shape != (heads + kv_heads, head_dim) or qk_norm.dtype != torch.float32)
+            )
         ):
             raise ValueError(
                 f"qkv {list(qkv.shape)}, rotation {rotation.dtype} {list(rotation.shape)}, slots {slots.dtype} "
                 f"{list(slots.shape)} do not fit {shape}"
             )
         lines = _page_lines(pages, kv_heads, head_dim, qkv.dtype)
+        qk_norm = None if qk_norm is None else qk_norm.contiguous()
         queries = qkv.new_empty((tokens, heads, head_dim))
         self._cpu.rope_write_kv(
             self._level,
@@ -230,7 +243,11 @@ class CppKernels:
         return queries
 
     def plan_attention(self, batch: Batch, window: int | None, dtype: torch.dtype) -> AttentionPlan:
-        lines = (batch.query_starts, batch.context_lens, batch.block_tables.contiguous())
+        lines = (
+            batch.query_starts.contiguous(),
+            batch.context_lens.contiguous(),
+            batch.block_tables.contiguous(),
+        )
         rows, width = lines[2].shape
         if (
             any(line.dtype != torch.int32 for line in lines)
@@ -242,9 +259,10 @@ class CppKernels:
             )
         starts, contexts, tables = (line.data_ptr() for line in lines)
         seen = ALL_KEYS if window is None else window
-        blocks = self._cpu.check_rows(starts, contexts, tables, rows, width, batch.block_size, seen)
+        tokens = len(batch.positions)
+        blocks = self._cpu.check_rows(starts, contexts, tables, rows, width, batch.block_size, seen, tokens)
         rest = (starts, contexts, tables, rows, width, seen)
-        return AttentionPlan(lines, rest, len(batch.positions), batch.block_size, blocks)
+        return AttentionPlan(lines, rest, tokens, batch.block_size, blocks)
 
     def paged_attention(
         self,
@@ -286,6 +304,8 @@ class CppKernels:
     def gated_activation(self, gate_up: Tensor, activation: Activation) -> Tensor:
         gate_up = gate_up.contiguous()
         count, double = gate_up.shape
+        if double % 2:
+            raise ValueError(f"gates and their factors of {double} elements together")
         out = gate_up.new_empty((count, double // 2))
         self._cpu.gated_activation(
             self._level,
@@ -315,8 +335,15 @@ class CppKernels:
         """
         if isinstance(stack, Stack):
             return apply(self, stack, batch, pages)
+        self._check_panel(stack.panel)
         layers, dtype = stack.stack, stack.stack.dtype
         tokens, kept = len(batch.tokens), len(batch.logits_indices)
+        ids = batch.tokens.contiguous()
+        lines = [each.contiguous() for each in (batch.positions, batch.slot_mapping, batch.logits_indices)]
+        if ids.dtype != torch.int32 or any(line.dtype != torch.int64 for line in lines):
+            raise ValueError(f"tokens {ids.dtype}; positions, slots, wanted {[line.dtype for line in lines]}")
+        if not len(lines[0]) == len(lines[1]) == tokens:
+            raise ValueError(f"{len(lines[0])} positions and {len(lines[1])} slots for {tokens} tokens")
         plans = [self.plan_attention(batch, window, dtype) for window in stack.windows]
         table = stack.pages_table(pages, _page_lines)
         num_blocks, block_size = pages[0].keys.shape[:2]
@@ -325,12 +352,6 @@ class CppKernels:
             raise IndexError(
                 f"rows read block {read - 1} of {batch.block_size} tokens; there are {num_blocks} of {block_size}"
             )
-        ids = batch.tokens.contiguous()
-        lines = [each.contiguous() for each in (batch.positions, batch.slot_mapping, batch.logits_indices)]
-        if ids.dtype != torch.int32 or any(line.dtype != torch.int64 for line in lines):
-            raise ValueError(f"tokens {ids.dtype}; positions, slots, wanted {[line.dtype for line in lines]}")
-        if not len(lines[0]) == len(lines[1]) == tokens:
-            raise ValueError(f"{len(lines[0])} positions and {len(lines[1])} slots for {tokens} tokens")
         out = torch.empty((kept, stack.hidden), dtype=dtype)
         starts, contexts, tables, rows, width, _ = plans[0].rows
         whole = self._cpu.run_stack(

@@ -23,7 +23,7 @@ ALL_KEYS = 2**62
 
 
 class NativeStack:
-    """``stack``, its ``table`` int64 [layers, words] and ``ropes`` int64 [ropes, 2].
+    """``stack``, its ``table`` int64 [layers, words] and ``ropes`` int64 [ropes, 2], of weights in panels of ``panel``.
 
     `pages_table` is the table of the keys and values it last met, `room` what it computes in.
     ``turns`` positions have rotations. Of a token, ``hidden`` elements lie between layers, ``attended`` come from
@@ -35,6 +35,12 @@ class NativeStack:
 
     def __init__(self, stack: Stack) -> None:
         heads, kv_heads, head_dim = stack.heads
+        if heads % kv_heads or not stack.scale > 0:
+            raise ValueError(f"{heads} heads for {kv_heads} of keys, scores multiplied by {stack.scale}")
+        panels = {linear.weight.panel for layer in stack.layers for linear in layer.linears}
+        if len(panels) != 1:
+            raise ValueError(f"weights in panels of {sorted(panels)}, which are those of several levels")
+        (self.panel,) = panels
         self.stack = stack
         self.hidden = len(stack.input_norm)
         self.attended = heads * head_dim
@@ -56,7 +62,7 @@ class NativeStack:
 
     def pages_table(self, pages: Sequence[Pages], words: PageWords) -> Tensor:
         """``words`` of each layer's pages, int64 [layers, words]; made once for pages that stay the same."""
-        if pages is not self._pages:
+        if pages is not self._pages or not isinstance(pages, tuple):  # a list may have others by now
             _, kv_heads, head_dim = self.stack.heads
             if len(pages) != len(self.table) or any(each.keys.shape != pages[0].keys.shape for each in pages):
                 raise ValueError(f"{len(pages)} pages, some of another size, for {len(self.table)} layers")
@@ -69,11 +75,11 @@ class NativeStack:
 
         Kept from step to step, as large as the largest needed: a stack runs one step at a time.
         """
-        if tokens > self._room_tokens:
+        if tokens > self._room_tokens or not self._room:
             either = max(self.hidden, self.attended)
             widths = (self.hidden, either, either, self.wide, self.narrow)
             self._room = [
-                huge_memory(tokens * width * self.stack.dtype.itemsize).view(self.stack.dtype)
+                huge_memory(max(tokens, 1) * width * self.stack.dtype.itemsize).view(self.stack.dtype)
                 for width in widths
             ]
             self._room_tokens = tokens
@@ -93,10 +99,9 @@ class NativeStack:
             (self.hidden, 2 * inner),
             (inner, self.hidden),
         )
-        linears = (layer.qkv, layer.output, layer.gate_up, layer.down)
         words = [
             word
-            for linear, shape in zip(linears, shapes, strict=True)
+            for linear, shape in zip(layer.linears, shapes, strict=True)
             for word in self._linear(linear, *shape)
         ]
         of_heads = (heads.heads + heads.kv_heads) * heads.head_dim
@@ -130,7 +135,7 @@ def native(stack: Stack) -> NativeStack | None:
     if stack.embedding.dtype != stack.dtype:
         return None
     for layer in stack.layers:
-        for linear in (layer.qkv, layer.output, layer.gate_up, layer.down):
+        for linear in layer.linears:
             weight = linear.weight
             if not isinstance(weight, PackedIntegers | PackedWeight):
                 return None

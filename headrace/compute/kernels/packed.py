@@ -44,17 +44,19 @@ class WeightMemory:
 
 
 class PackedWeight(NamedTuple):
-    """A weight [outputs, inputs] in panels of columns; ``packed`` owns the memory at ``address``."""
+    """A weight [outputs, inputs] in panels of ``panel`` columns; ``packed`` owns the memory at ``address``."""
 
     packed: Tensor
     address: int
     inputs: int
     outputs: int
     dtype: torch.dtype
+    panel: int
 
 
 class PackedIntegers(NamedTuple):
-    """A quantized weight [outputs, inputs] in panels; ``parts`` own the memory at the addresses, 0 being none.
+    """A quantized weight [outputs, inputs] in panels of ``panel`` columns; ``parts`` own the memory at the addresses,
+    0 being none.
 
     ``addresses`` are those of values, scales, offsets and order of inputs.
     """
@@ -66,6 +68,7 @@ class PackedIntegers(NamedTuple):
     group_size: int
     bits: int
     activation_bits: int
+    panel: int
 
     def planes(self, dtype: torch.dtype) -> int:
         """Bytes that an activation of a type becomes, and so byte products to a multiplication."""
@@ -88,7 +91,7 @@ def pack(weight: Tensor, panel: int, memory: WeightMemory) -> PackedWeight | Non
     if whole < panels:
         packed[whole] = 0
         packed[whole, :, : outputs % panel] = words[whole * panel :].T
-    return PackedWeight(packed, packed.data_ptr(), inputs, outputs, weight.dtype)
+    return PackedWeight(packed, packed.data_ptr(), inputs, outputs, weight.dtype, panel)
 
 
 def pack_integers(weight: QuantizedWeight, panel: int, memory: WeightMemory) -> PackedIntegers:
@@ -116,6 +119,7 @@ def pack_integers(weight: QuantizedWeight, panel: int, memory: WeightMemory) -> 
         weight.group_size,
         weight.bits,
         weight.activation_bits,
+        panel,
     )
 
 

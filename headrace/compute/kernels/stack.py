@@ -44,6 +44,11 @@ class Layer:
     window: int | None
     rope: int
 
+    @property
+    def linears(self) -> tuple[Linear, Linear, Linear, Linear]:
+        """All of them, in the order in which they are computed."""
+        return self.qkv, self.output, self.gate_up, self.down
+
 
 @dataclass(frozen=True, slots=True)
 class Stack:

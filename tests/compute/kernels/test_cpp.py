@@ -10,10 +10,8 @@ To look for reads and writes outside the arguments, build with AddressSanitizer 
 from __future__ import annotations
 
 import math
-import random
 import subprocess
 import sys
-from dataclasses import replace
 from pathlib import Path
 from typing import Literal
 
@@ -23,10 +21,19 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from headrace.compute.batch import Batch
 from headrace.compute.kernels import HeadShape, KernelsUnavailable, Pages, select
 from headrace.compute.kernels.cpp import CppKernels
-from headrace.compute.kernels.reference import TorchKernels
+from headrace.compute.sampling.draw import NOTHING_ALLOWED
+from tests.compute.kernels.pages import (
+    CPU,
+    DTYPES,
+    ORACLE,
+    close,
+    forget_the_rest,
+    laid_out,
+    pages_of,
+    rows_of,
+)
 from tests.compute.kernels.weights import quantized_weight
 from tests.oracle.harness import pack
 
@@ -35,71 +42,9 @@ try:
 except KernelsUnavailable as reason:
     pytest.skip(str(reason), allow_module_level=True)
 
-CPU = torch.device("cpu")
-ORACLE = TorchKernels()
-DTYPES = [torch.float32, torch.bfloat16, torch.float16]
 PAIRED = [torch.bfloat16, torch.int8]
-TOLERANCE = {torch.float32: 2e-5, torch.bfloat16: 2e-2, torch.float16: 3e-3}
 pytestmark = pytest.mark.parametrize("level", LEVELS)
 quick = settings(max_examples=25, deadline=None, derandomize=True)
-
-
-def close(actual: Tensor, expected: Tensor, dtype: torch.dtype, least: float = 0.0) -> None:
-    tolerance = max(least, TOLERANCE[dtype])
-    torch.testing.assert_close(actual.float(), expected.float(), rtol=tolerance, atol=tolerance)
-
-
-def pages_of(content: Tensor, dtype: torch.dtype) -> Pages:
-    """Pages that hold ``content`` [2, num_blocks, block_size, G, D]; integers with scales of any size, in one tensor
-    with gaps between the blocks."""
-    if dtype != torch.int8:
-        return Pages(*content.to(dtype))
-    _, blocks, block_size, heads, head_dim = content.shape
-    apart = torch.zeros(2, blocks, block_size * heads * head_dim + 8, dtype=torch.int8)
-    integers = apart[..., :-8].unflatten(-1, (block_size, heads, head_dim))
-    integers.copy_((content * 50).clamp(-127, 127))
-    return Pages(*integers, *torch.rand(2, blocks, heads, block_size).div_(25))
-
-
-def words_of(part: Tensor, values: bool) -> Tensor:
-    """Keys or values [num_blocks, block_size, G, D] in the order of words (`Pages` in csrc/operations.h), a view."""
-    size = part.shape[1]
-    paired = part.dtype in (torch.bfloat16, torch.int8)
-    if values:
-        return part.unflatten(1, (-1, 2 if paired and size % 2 == 0 else 1)).permute(0, 3, 1, 4, 2)
-    return part.unflatten(3, (-1, 2 if paired else 1)).permute(0, 2, 3, 1, 4)
-
-
-def laid_out(pages: Pages) -> Pages:
-    """The same pages as the C++ kernels keep them."""
-    parts = []
-    for part, values in ((pages.keys, False), (pages.values, True)):
-        parts.append(part.clone(memory_format=torch.preserve_format))
-        parts[-1].flatten(1).copy_(words_of(part, values).flatten(1))
-    return pages._replace(keys=parts[0], values=parts[1])
-
-
-def forget_the_rest(batch: Batch, pages: Pages) -> None:
-    """Whatever lies behind the rows' contexts becomes no number, as a broken sequence may have left it there."""
-    written = torch.zeros(pages.keys.shape[:2], dtype=torch.bool)
-    for table, context in zip(batch.block_tables.tolist(), batch.contexts, strict=True):
-        for position in range(context):
-            written[table[position // batch.block_size], position % batch.block_size] = True
-    if pages.key_scales is None or pages.value_scales is None:
-        pages.keys[~written] = math.nan
-        pages.values[~written] = math.nan
-    else:
-        for scales in (pages.key_scales, pages.value_scales):
-            scales.transpose(1, 2)[~written] = math.nan
-
-
-def rows_of(starts: list[int], lengths: list[int], block_size: int, seed: int) -> tuple[Batch, int]:
-    """A batch whose blocks lie in random order, and how many blocks the pages need."""
-    needed = [-(-(start + length) // block_size) for start, length in zip(starts, lengths, strict=True)]
-    blocks = list(range(sum(needed) + 2))
-    random.Random(seed).shuffle(blocks)
-    tables = [[blocks.pop() for _ in range(count)] for count in needed]
-    return pack([0] * sum(lengths), starts, lengths, tables, [], block_size, CPU), sum(needed) + 2
 
 
 @quick
@@ -304,18 +249,6 @@ def test_a_quantized_layer_tells_what_is_no_number(
         assert not out[2].any()
 
 
-def test_linear_layers_refuse_what_does_not_fit(level: str) -> None:
-    kernels = CppKernels(level)
-    for weight in (torch.randn(8, 16), quantized_weight(8, 16, 1, 8, 8)):
-        prepared = kernels.prepare_linear(weight)
-        with pytest.raises(ValueError, match=r"\[2, 12\] by \[8, 16\]"):
-            kernels.linear(torch.randn(2, 12), prepared)
-        with pytest.raises(ValueError, match=r"by \[8, 16\], bias torch.float32 \[7\]"):
-            kernels.linear(torch.randn(2, 16), prepared, torch.randn(7))
-    with pytest.raises(ValueError, match=r"linear of torch.bfloat16 by torch.float32"):
-        kernels.linear(torch.randn(2, 16).bfloat16(), kernels.prepare_linear(torch.randn(8, 16)))
-
-
 @quick
 @given(
     heads=st.sampled_from([(1, 1), (4, 2), (3, 3)]),
@@ -393,29 +326,26 @@ def test_gated_activation(level: str, activation: str, dtype: torch.dtype) -> No
         close(CppKernels(level).gated_activation(merged, activation), expected, dtype)
 
 
-def test_what_lies_outside_the_pages_is_refused(level: str) -> None:
-    kernels = CppKernels(level)
-    pages = Pages(*torch.zeros(2, 3, 4, 1, 8))
-    for slot in (-1, 12):
-        with pytest.raises(IndexError, match=rf"slots\[1\] is {slot}; there are 12"):
-            kernels.rope_write_kv(
-                torch.zeros(2, 24),
-                HeadShape(1, 1, 8),
-                torch.zeros(2, 2, 8),
-                None,
-                1e-6,
-                torch.tensor([0, slot]),
-                pages,
-            )
-    batch = pack([0], [5], [1], [[0, 3]], [], 4, CPU)
-    plan = kernels.plan_attention(batch, None, torch.float32)
-    with pytest.raises(IndexError, match="read block 3, but the pages have 3"):
-        kernels.paged_attention(torch.zeros(1, 1, 8), pages, plan, 1.0, None)
-    with pytest.raises(IndexError, match="row 0 reads block -1"):
-        kernels.plan_attention(pack([0], [5], [1], [[0, -1]], [], 4, CPU), None, torch.float32)
-    batch = pack([0], [8], [1], [[0, 1, 2]], [], 4, CPU)
-    with pytest.raises(IndexError, match="context of 9 do not fit 2 blocks of 4"):
-        kernels.plan_attention(replace(batch, block_tables=batch.block_tables[:, :2]), None, torch.float32)
+@pytest.mark.parametrize("dtype", [*DTYPES, torch.int8])
+@pytest.mark.parametrize("queries", [1, 40])
+def test_who_sees_a_broken_token_gets_no_number(level: str, dtype: torch.dtype, queries: int) -> None:
+    """It is not left out in silence. Of integers, which stay numbers, it does not reach who does not see it either."""
+    kernels, start, broken = CppKernels(level), 40 - queries, 17
+    batch, blocks = rows_of([start], [queries], 16, seed=1)
+    activations = torch.float32 if dtype == torch.int8 else dtype
+    pages = pages_of(torch.rand(2, blocks, 16, 2, 32), dtype)
+    block, place = batch.block_tables[0, broken // 16], broken % 16
+    if pages.key_scales is None or pages.value_scales is None:
+        pages.keys[block, place] = pages.values[block, place] = math.nan
+    else:
+        pages.key_scales[block, :, place] = pages.value_scales[block, :, place] = math.nan
+    plan = kernels.plan_attention(batch, None, activations)
+    x = torch.rand(queries, 4, 32).to(activations)
+    out = kernels.paged_attention(x, laid_out(pages), plan, 0.2, None)
+    sees = torch.arange(start, 40) >= broken
+    assert out[sees].isnan().all()
+    if dtype == torch.int8:
+        assert not out[~sees].isnan().any()
 
 
 def test_kernels_have_as_many_threads_as_are_usable_and_no_fewer_than_one(level: str) -> None:
@@ -476,6 +406,11 @@ def test_the_likeliest_token_is_the_references(
 ) -> None:
     logits = torch.tensor(rows).to(dtype)
     assert torch.equal(CppKernels(level).likeliest(logits), ORACLE.likeliest(logits))
+
+
+def test_of_no_tokens_none_is_the_likeliest(level: str) -> None:
+    logits = torch.empty(2, 0, dtype=torch.bfloat16)
+    assert CppKernels(level).likeliest(logits).tolist() == [NOTHING_ALLOWED, NOTHING_ALLOWED]
 
 
 def test_the_likeliest_token_of_a_large_vocabulary(level: str) -> None:

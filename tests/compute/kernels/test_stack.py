@@ -275,6 +275,8 @@ def run(batch: Batch = MIXED, pages: Sequence[Pages] | None = None, **changed: A
         ({"batch": replace(MIXED, slot_mapping=MIXED.slot_mapping.int())}, ValueError, "slots"),
         ({"batch": replace(MIXED, logits_indices=torch.tensor([3, 0]))}, IndexError, "ascend"),
         ({"batch": replace(MIXED, logits_indices=torch.tensor([3, 8]))}, IndexError, "ascend"),
+        ({"scale": 0.0}, ValueError, "multiplied by 0.0"),
+        ({"heads": HeadShape(3, 2, 16)}, ValueError, "3 heads for 2"),
     ],
 )
 def test_what_does_not_fit_is_refused(changed: dict[str, Any], error: type[Exception], told: str) -> None:
@@ -294,3 +296,23 @@ def test_a_weight_that_does_not_fit_is_refused_at_once(part: str) -> None:
     layers = (replace(stack.layers[0], **{part: wrong[part]}), *stack.layers[1:])
     with pytest.raises(ValueError, match=r"linear layer|a norm, bias or table"):
         kernels.prepare_stack(replace(stack, layers=layers))
+
+
+def test_pages_in_a_list_may_be_others_at_the_next_call() -> None:
+    kernels = CppKernels()
+    stack = kernels.prepare_stack(make(kernels, torch.float32))
+    pages = list(pages_for(torch.float32))
+    kernels.run_stack(stack, PROMPTS, pages)
+    pages[:] = pages_for(torch.float32)
+    kernels.run_stack(stack, PROMPTS, pages)
+    assert all(each.keys.any() for each in pages)
+
+
+def test_a_stack_that_another_level_prepared_is_refused() -> None:
+    kernels = CppKernels()
+    stacks = [CppKernels(level).prepare_stack(make(CppKernels(level), torch.float32)) for level in LEVELS]
+    for stack in stacks:
+        assert isinstance(stack, NativeStack)
+        if stack.panel != stacks[0].panel:
+            with pytest.raises(ValueError, match="which another level"):
+                kernels.run_stack(stack, PROMPTS, pages_for(torch.float32))

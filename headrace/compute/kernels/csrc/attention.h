@@ -243,6 +243,7 @@ static void attend_piece(const Attention &a, const Piece &p, const Scratch &s, c
 
 template <class Way>
 static int run_attention(const Attention &a) {
+  if (!a.rows) return 1;
   const int64_t group = a.heads / a.kv_heads, stride = (a.head_dim + LANES - 1) / LANES * LANES;
   int64_t work = 0;
   for (int64_t row = 0; row < a.rows; row++)

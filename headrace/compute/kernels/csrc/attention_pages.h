@@ -442,7 +442,9 @@ struct Integers {
       for (int i = chunk.begin; i < chunk.columns(); i += LANES) {
         Single *score = (Single *)s.score + m * CHUNK + i;
         const Floats product = __builtin_convertvector((Ints)load(score), Floats);
-        store(score, product * load((const Single *)view.key_scales[i / LANES]));
+        const Floats scaled = product * load((const Single *)view.key_scales[i / LANES]);
+        // Of a broken token, whose integers are numbers all the same: as a peak this leaves no number of the whole sum.
+        store(score, scaled == scaled ? scaled : broadcast(INFINITY));
       }
     soften<false>(a, chunk, s, vectors, result, stride, [&](int64_t m) { return s.query_scale[at + m]; }, see,
                   [&](int64_t m, int i, Floats v) {

@@ -182,7 +182,8 @@ static float cut_of_nucleus(const Row<T> &row, double share, double one, float c
   return edge<false>(row, share * one, larger(larger(rare, LEAST_LOGIT), cut));
 }
 
-// The token at `target` of the weights one after another, of what `weigh` has summed; none without weight.
+// The token at `target` of the weights one after another, of what `weigh` has summed; none without weight. A fault where
+// none has any.
 template <class T>
 static int64_t token_at(const Row<T> &row, double target, float cut) {
   int64_t piece = -1;
@@ -192,6 +193,7 @@ static int64_t token_at(const Row<T> &row, double target, float cut) {
     piece = i, before = passed, passed += row.sums[i];
     if (passed > target) break;
   }
+  if (piece < 0) return NOT_FINITE;
   // The piece's sum and its running sum differ in the last digits: stay inside the piece.
   int64_t token = -1;
   double running = before;

@@ -237,7 +237,7 @@ PyObject *gated_activation(PyObject *, PyObject *const *values, Py_ssize_t count
   Py_RETURN_NONE;
 }
 
-// check_rows(query_starts, contexts, tables, rows, width, block_size, window): everything that attention will follow.
+// check_rows(query_starts, contexts, tables, rows, width, block_size, window, tokens): everything that attention will follow.
 // Returns one more than the largest block that is read; whether the pages have as many is asked at each call.
 PyObject *check_rows(PyObject *, PyObject *const *values, Py_ssize_t count) {
   Arguments in(values, count);
@@ -245,8 +245,9 @@ PyObject *check_rows(PyObject *, PyObject *const *values, Py_ssize_t count) {
   const int32_t *contexts = in.pointer<const int32_t>();
   const int32_t *tables = in.pointer<const int32_t>();
   const int64_t rows = in.integer(), width = in.integer(), block_size = in.integer(), window = in.integer();
+  const int64_t tokens = in.integer();
   if (!in.complete()) return nullptr;
-  int32_t blocks = 0;
+  int64_t blocks = 0;
   if (rows > 0 && query_starts[0] != 0) return PyErr_Format(PyExc_IndexError, "query_starts[0] must be 0");
   if (block_size < 1 || window < 1)
     return PyErr_Format(PyExc_ValueError, "block_size is %lld and window %lld; both must be at least 1",
@@ -260,10 +261,13 @@ PyObject *check_rows(PyObject *, PyObject *const *values, Py_ssize_t count) {
     for (int64_t i = first > 0 ? first / block_size : 0; i <= (context - 1) / block_size; i++) {
       const int32_t block = tables[row * width + i];
       if (block < 0) return PyErr_Format(PyExc_IndexError, "row %lld reads block %d", (long long)row, (int)block);
-      if (block >= blocks) blocks = block + 1;
+      if (block >= blocks) blocks = int64_t{block} + 1;
     }
   }
-  return PyLong_FromLong(blocks);
+  const int64_t queries = rows > 0 ? query_starts[rows] : 0;
+  if (queries != tokens)
+    return PyErr_Format(PyExc_IndexError, "the rows have %lld tokens, the batch has %lld", (long long)queries, (long long)tokens);
+  return PyLong_FromLongLong(blocks);
 }
 
 PyObject *attention(PyObject *, PyObject *const *values, Py_ssize_t count) {
@@ -401,6 +405,7 @@ inline int16_t ordered(int16_t bits) {
 // The first place of the largest of a row, or NOT_FINITE or NOTHING_ALLOWED (see sampling/draw.py). Only the part that
 // holds the largest is looked through number by number.
 int64_t likeliest_of(const int16_t *x, int64_t size) {
+  if (size < 1) return NOTHING_ALLOWED;
   const int64_t PART = 512;
   const int16_t infinity = 0x7f80, least = ordered(static_cast<int16_t>(0xff80));
   int16_t largest = INT16_MIN, farthest = 0;
