@@ -31,26 +31,10 @@ HEADRACE_INLINE TileShapes tile_shapes(int64_t rows) {
   return shapes;
 }
 
-HEADRACE_INLINE void use_shapes(const TileShapes &shapes) { asm volatile("ldtilecfg %0" ::"m"(shapes)); }
+#include HEADRACE_TILE_INSTRUCTIONS
 
 // Until end_tiles this thread's tiles have at most `rows` rows.
 HEADRACE_INLINE void begin_tiles(int64_t rows) { use_shapes(tile_shapes(rows)); }
-
-HEADRACE_INLINE void end_tiles() { asm volatile("tilerelease"); }
-
-template <int N>
-HEADRACE_INLINE void clear_tile() { asm volatile("tilezero %%tmm%c0" ::"i"(N)); }
-
-// `stride`: bytes from row to row.
-template <int N>
-HEADRACE_INLINE void load_tile(const void *p, int64_t stride) {
-  asm volatile("tileloadd (%0,%1,1), %%tmm%c2" ::"r"(p), "r"(stride), "i"(N) : "memory");
-}
-
-template <int N>
-HEADRACE_INLINE void store_tile(void *p, int64_t stride) {
-  asm volatile("tilestored %%tmm%c2, (%0,%1,1)" ::"r"(p), "r"(stride), "i"(N) : "memory");
-}
 
 // Calls body(tile), as a constant, for the first N tiles.
 template <int N, class Body>
@@ -79,16 +63,6 @@ template <int N, class T>
 HEADRACE_INLINE void store_sums(T *sums, int64_t stride) {
   each_tile<N>([&](auto i) { store_tile<i()>(sums + i() * TILE, stride * 4); });
 }
-
-struct PairTiles {
-  template <int SUM, int A, int B>
-  HEADRACE_INLINE void add() { asm volatile("tdpbf16ps %%tmm%c2, %%tmm%c1, %%tmm%c0" ::"i"(SUM), "i"(A), "i"(B)); }
-};
-
-struct ByteTiles {  // signed activations, unsigned weights, sums of int32
-  template <int SUM, int A, int B>
-  HEADRACE_INLINE void add() { asm volatile("tdpbsud %%tmm%c2, %%tmm%c1, %%tmm%c0" ::"i"(SUM), "i"(A), "i"(B)); }
-};
 
 // What to ask memory for while tiles are computed: some lines of the cache after each of the four products of a step, so
 // that rows from the second cache need not queue behind them. Into the first cache for one tile of rows; for several only
