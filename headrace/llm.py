@@ -10,10 +10,13 @@ for output in llm.generate(["Once upon a time"], SamplingParams(max_tokens=50)):
 
 from __future__ import annotations
 
+import signal
+import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from types import FrameType
 from typing import Any, cast
 
 from headrace.build.model import Loaded, close, load
@@ -113,6 +116,8 @@ class LLM:
 
         Raises:
             InvalidParameter: a prompt or parameter that cannot be served; nothing has run then.
+            KeyboardInterrupt: Ctrl-C, after the step that it met. All that was asked has ended then, as after any other
+                error of a step, and the next call begins anew.
         """
         given = _each(prompts)
         tokens = [
@@ -160,12 +165,17 @@ class LLM:
         requests: list[Request] = []
         outputs: list[RequestOutput] = []
         for text, ids, one in zip(texts, tokens, each, strict=True):
-            self._number += 1
-            name = f"offline-{self._number}"
+            first = self._number + 1
+            self._number += n  # one for each answer, so that no two share a seed
+            name = f"offline-{first}"
             outputs.append(
                 RequestOutput(name, text, ids, [CompletionOutput(i) for i in range(n)], RequestMetrics(now))
             )
-            requests += [self._request(f"{name}-{i}", ids, one, i, now) for i in range(n)]
+            seed = self.loaded.seed + first if one.seed is None else one.seed
+            later = replace(one, prompt_logprobs=None)  # the first one's scores of the prompt serve all
+            requests += [
+                self._request(f"{name}-{i}", ids, later if i else one, seed + i, now) for i in range(n)
+            ]
             self._check(requests[-1], len(outputs) - 1)
         pending = {
             request.id: _Pending(request, outputs[i // n], i % n, self._streams)
@@ -174,14 +184,13 @@ class LLM:
         self._drive(requests, pending, progress)
         return outputs
 
-    def _request(self, name: str, ids: list[int], params: SamplingParams, index: int, now: float) -> Request:
-        seed = self.loaded.seed + self._number if params.seed is None else params.seed
+    def _request(self, name: str, ids: list[int], params: SamplingParams, seed: int, now: float) -> Request:
         return Request(
             id=name,
             tokens=tuple(ids),
             params=params,
             arrived=now,
-            seed=seed + index,
+            seed=seed,
             eos_token_ids=self.tokenizer.eos_token_ids,
         )
 
@@ -201,20 +210,22 @@ class LLM:
     def _drive(self, requests: Sequence[Request], pending: dict[str, _Pending], progress: bool) -> None:
         engine = self.loaded.engine
         open_ids = set(pending)
-        try:
-            for request in self._in_job_order(requests):
-                engine.submit(request, request.arrived)
-            with _progress_bar(len(requests), progress) as advance:
-                while open_ids:
-                    now = time.monotonic()
-                    due = engine.wake_at(now)
-                    if due is not None and due > now:
-                        time.sleep(due - now)
-                    for event in engine.step(time.monotonic()):
-                        self._take(event, pending, open_ids, advance)
-        finally:  # an interrupt must not leave requests behind in an engine that lives on
-            for request_id in open_ids:
-                engine.cancel(request_id, FinishReason.CANCELLED, time.monotonic())
+        with _interrupts_between_steps() as heed_interrupt:
+            try:
+                for request in self._in_job_order(requests):
+                    engine.submit(request, request.arrived)
+                with _progress_bar(len(requests), progress) as advance:
+                    while open_ids:
+                        now = time.monotonic()
+                        due = engine.wake_at(now)
+                        if due is not None and due > now:
+                            time.sleep(due - now)
+                        for event in engine.step(time.monotonic()):
+                            self._take(event, pending, open_ids, advance)
+                        heed_interrupt()
+            finally:  # neither an interrupt nor a failed step leaves requests behind in an engine that lives on
+                for request_id in open_ids:
+                    engine.cancel(request_id, FinishReason.CANCELLED, time.monotonic())
 
     def _in_job_order(self, requests: Sequence[Request]) -> list[Request]:
         prompts = [token_bytes(request.tokens) for request in requests]
@@ -302,6 +313,36 @@ class _Pending:
         if self._first:
             self._output.metrics.finished = now
         return len(answer.token_ids)
+
+
+@contextmanager
+def _interrupts_between_steps() -> Iterator[Callable[[], None]]:
+    """Keep Ctrl-C until what is yielded is called: amid a step it would leave a plan half made or half run.
+
+    A second one is heard at once, should a step hang. Only what Python itself would raise is kept, which it raises
+    in the main thread alone.
+    """
+    theirs = threading.current_thread() is not threading.main_thread()
+    if theirs or signal.getsignal(signal.SIGINT) is not signal.default_int_handler:
+        yield lambda: None
+        return
+    kept = False
+
+    def keep(number: int, frame: FrameType | None) -> None:
+        nonlocal kept
+        if kept:
+            signal.default_int_handler(number, frame)
+        kept = True
+
+    def heed() -> None:
+        if kept:
+            raise KeyboardInterrupt
+
+    signal.signal(signal.SIGINT, keep)
+    try:
+        yield heed
+    finally:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @contextmanager

@@ -3,10 +3,17 @@
 from __future__ import annotations
 
 import itertools
+import os
+import signal
+from collections.abc import Callable
+from typing import Any
 
 import pytest
+import torch
 
 from headrace import LLM, SamplingParams
+from headrace.compute.batch import Batch
+from headrace.compute.kv import PagedKV
 from headrace.config import ConfigError
 from headrace.core.request import InvalidParameter
 
@@ -52,6 +59,35 @@ def test_n_answers_share_the_prompt_and_differ(llm: LLM) -> None:
     (again,) = llm.generate(prompt, params, n=4, progress=False)
     assert [a.token_ids for a in again.outputs] == [a.token_ids for a in output.outputs]
     assert again.metrics.cached_tokens == len(again.prompt_token_ids) - 1
+
+
+def test_no_two_answers_without_a_seed_have_the_same(llm: LLM) -> None:
+    params = SamplingParams(temperature=1.0, max_tokens=24)
+    calls = [
+        llm.generate(["Once upon a time"] * 3, params, n=3, progress=False),
+        llm.generate("Once upon a time", params, n=3, progress=False),
+    ]
+    answers = [
+        tuple(answer.token_ids) for outputs in calls for output in outputs for answer in output.outputs
+    ]
+    assert len(set(answers)) == len(answers) == 12
+
+
+def test_scores_of_a_prompt_are_computed_once_for_all_its_answers(
+    llm: LLM, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hidden, computed = llm.loaded.decoder.hidden, []
+
+    def counted(batch: Batch, kv: PagedKV) -> torch.Tensor:
+        computed.append(sum(batch.lengths))
+        return hidden(batch, kv)
+
+    monkeypatch.setattr(llm.loaded.decoder, "hidden", counted)
+    prompt = list(range(100, 300))
+    params = SamplingParams(temperature=0, max_tokens=2, prompt_logprobs=0)
+    (output,) = llm.generate(prompt, params, n=3, progress=False)
+    assert len(output.prompt_logprobs) == len(prompt) - 1
+    assert sum(computed) < 2 * len(prompt)
 
 
 def test_a_stop_string_ends_the_answer_before_it(llm: LLM) -> None:
@@ -127,6 +163,52 @@ def test_a_request_that_fails_fails_alone(llm: LLM) -> None:
     assert bad.outputs[0].error
     assert len(good.outputs[0].token_ids) > 0
     assert good.outputs[0].error == ""
+
+
+class Once:
+    """Calls ``first`` at the ``at``-th call, before it does what it stands for."""
+
+    def __init__(self, llm: LLM, monkeypatch: pytest.MonkeyPatch, at: int, first: Callable[[], None]) -> None:
+        self._hidden = llm.loaded.decoder.hidden
+        self._left, self._first = at, first
+        monkeypatch.setattr(llm.loaded.decoder, "hidden", self)
+
+    def __call__(self, *given: Any) -> Any:
+        self._left -= 1
+        if self._left == 0:
+            self._first()
+        return self._hidden(*given)
+
+
+@pytest.fixture(params=[0, 1])
+def overlapping(request: pytest.FixtureRequest) -> LLM:
+    return LLM("builtin", max_num_seqs=4, kv_cache_memory_bytes=32 << 20, overlap=request.param)
+
+
+def works(llm: LLM) -> bool:
+    llm.loaded.engine.check_books()
+    outputs = llm.generate(["Once upon a time", "Hello"], GREEDY, progress=False)
+    return all(len(output.outputs[0].token_ids) == 12 for output in outputs)
+
+
+def test_a_step_that_raises_leaves_what_works(overlapping: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail() -> None:
+        raise RuntimeError("out of memory")
+
+    Once(overlapping, monkeypatch, 4, fail)
+    with pytest.raises(RuntimeError, match="out of memory"):
+        overlapping.generate(["Once", "Hello"], GREEDY, progress=False)
+    assert works(overlapping)
+
+
+def test_an_interrupt_in_the_middle_of_a_step_leaves_what_works(
+    overlapping: LLM, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    Once(overlapping, monkeypatch, 4, lambda: os.kill(os.getpid(), signal.SIGINT))
+    with pytest.raises(KeyboardInterrupt):
+        overlapping.generate(["Once", "Hello"], GREEDY, progress=False)
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    assert works(overlapping)
 
 
 def test_what_cannot_fit_is_refused_with_what_can() -> None:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import math
 from collections import deque
+from contextlib import suppress
 
 from headrace.core.events import Event
 from headrace.core.knobs import Knobs
-from headrace.core.plan import StepPlan
+from headrace.core.plan import StepOutput, StepPlan
 from headrace.core.ports import Runner
 from headrace.core.request import FinishReason, Request
 from headrace.core.scheduler.foresight import Foresight
@@ -51,7 +52,11 @@ class Engine:
         self.scheduler.cancel(request_id, why)
 
     def step(self, now: float) -> list[Event]:
-        """Launch the next plan and commit the oldest one that is due; what happened comes back in order."""
+        """Launch the next plan and commit the oldest one that is due; what happened comes back in order.
+
+        What the runner's `collect` raises is raised again. Every request with a row in what was in flight has failed
+        then, and nothing is in flight any more.
+        """
         if self._since is not None:
             self.scheduler.took(now - self._since)
             self._since = None
@@ -60,10 +65,25 @@ class Engine:
             self.runner.launch(plan, now)
             self._in_flight.append(plan)
         if self._in_flight and (len(self._in_flight) > self._overlap or not plan.rows):
-            self.scheduler.commit(self._in_flight.popleft(), self.runner.collect())
+            try:
+                output = self.runner.collect()
+            except Exception as error:
+                self._lose(str(error))
+                raise
+            self.scheduler.commit(self._in_flight.popleft(), output)
             if self.scheduler.num_running:  # who calls, calls again at once: the time between is this step's
                 self._since = now
         return self.take_events()
+
+    def _lose(self, why: str) -> None:
+        """The oldest plan in flight came to nothing; those behind it go on from what it was to compute."""
+        for _ in range(len(self._in_flight) - 1):
+            with suppress(Exception):
+                self.runner.collect()
+        while self._in_flight:
+            plan = self._in_flight.popleft()
+            failures = dict.fromkeys(range(len(plan.rows)), why)
+            self.scheduler.commit(plan, StepOutput(plan.step, ((),) * len(plan.rows), failures=failures))
 
     def foresee(self, request_id: str) -> Foresight | None:
         """What lies before a request that waits; None for any other."""

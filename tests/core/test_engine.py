@@ -81,3 +81,47 @@ def test_reset_prefix_cache_makes_the_next_request_compute_all():
     assert [record.ends[name][0].cached_tokens for name in "abc"] == [0, 11, 0]
     assert runner.computed_tokens == 12 + 1 + 12
     step(engine, record)
+
+
+class LosingRunner(HashingRunner):
+    """Raises in place of the output of step ``lost``, and of all that had been launched behind it."""
+
+    def __init__(self, *sizes: int, lost: int) -> None:
+        super().__init__(*sizes)
+        self.lost = lost
+        self.until = lost
+        self.launched = -1
+        self.collected = -1
+
+    def launch(self, plan, now):
+        self.launched += 1
+        super().launch(plan, now)
+
+    def collect(self):
+        output = super().collect()
+        self.collected += 1
+        if self.collected == self.lost:
+            self.until = self.launched
+        if self.lost <= self.collected <= self.until:
+            raise RuntimeError("out of memory")
+        return output
+
+
+@pytest.mark.parametrize("overlap", [0, 1, 2])
+@pytest.mark.parametrize("lost", [0, 2, 4])
+def test_a_step_that_is_lost_ends_its_requests_and_no_later_one(overlap, lost):
+    engine, _ = hashing_engine(overlap=overlap)
+    engine.runner = LosingRunner(64, 4, 8, lost=lost)
+    record = Record()
+    for name in "ab":
+        engine.submit(request(name, max_tokens=9), 0.0)
+    with pytest.raises(RuntimeError, match="out of memory"):
+        drain(engine, record)
+    drain(engine, record)
+    engine.check_books()
+    assert [end.reason for name in "ab" for end in record.ends[name]] == [FinishReason.FAILED] * 2
+    assert record.ends["a"][0].message == "out of memory"
+    engine.submit(request("c", max_tokens=9), 1.0)
+    drain(engine, record)
+    engine.check_books()
+    assert [end.reason for end in record.ends["c"]] == [FinishReason.LENGTH]

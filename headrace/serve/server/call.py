@@ -228,8 +228,9 @@ async def open_call(
 ) -> Call:
     """Have a call answered: for each prompt ``choices_per_prompt`` sequences of equal tokens.
 
-    Their seeds follow one another, so that a call with a seed is repeatable and its answers still differ. The
-    first one's scores of the prompt serve all. ``turn`` finds out what the user said last.
+    Their seeds follow one another, so that a call with a seed is repeatable and its answers still differ; each
+    prompt begins anew with a given seed, and where none is given no two answers share one. The first one's scores
+    of the prompt serve all. ``turn`` finds out what the user said last.
 
     Raises:
         ApiError: the server takes nothing more now, or has no answer to a caller who wants none computed.
@@ -265,7 +266,7 @@ async def open_call(
                 retention=(*retention, *prompt.retention, *kept),
                 affinity=affinity,
                 salt=scope,
-                seed=(seed + n) % 2**SEED_BITS,
+                seed=(seed + (n if body.seed is not None else index)) % 2**SEED_BITS,
                 eos_token_ids=model.tokenizer.eos_token_ids,
             )
             choices.append(Choice(index, request, _text_stream(model, prompt), prompt.mute))

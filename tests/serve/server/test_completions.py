@@ -1,5 +1,6 @@
 import pytest
 
+from headrace.core.request import Request
 from headrace.serve.recall import Recall
 from tests.serve.server.conftest import ANSWER
 from tests.serve.server.test_chat import events
@@ -140,3 +141,21 @@ def test_a_long_prompt_may_be_cut_to_what_fits(house):
     assert ask(house, prompt=prompt).json()["error"]["code"] == "context_length_exceeded"
     answer = ask(house, prompt=prompt, max_tokens=1, truncate_prompt_tokens=-1)
     assert answer.json()["usage"]["prompt_tokens"] == 63
+
+
+class Seeing(Recall):
+    """Remembers the requests that it was asked."""
+
+    asked: list[Request]
+
+    async def open(self, questions, interval=1):
+        self.asked = [question.request for question in questions]
+        return await super().open(questions, interval)
+
+
+@pytest.mark.parametrize("options", [{"recall": Seeing}])
+def test_answers_to_several_prompts_without_a_seed_are_drawn_apart(house):
+    ask(house, prompt=["hi fox"] * 2, n=2, temperature=1, max_tokens=2)
+    assert len({request.seed for request in house.recall.asked}) == 4
+    ask(house, prompt=["hi fox"] * 2, n=2, temperature=1, max_tokens=2, seed=5)
+    assert [request.seed for request in house.recall.asked] == [5, 6, 5, 6]
