@@ -7,11 +7,16 @@ vocabulary where a few candidates settle the matter.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import numpy as np
 import torch
 
 NUCLEUS = 256
 """How many candidates top-p looks at first; only a flatter distribution than that is sorted whole."""
+
+SORTED_AT_ONCE = 1 << 21
+"""Logits; with what is made of them some 30 bytes each."""
 
 
 def min_p(logits: torch.Tensor, share: torch.Tensor) -> None:
@@ -26,11 +31,13 @@ def top_k(logits: torch.Tensor, k: torch.Tensor, mass: torch.Tensor, largest: in
     Both in one function, because top-p after top-k needs to look at no further token. ``mass`` float64 [S] is
     as in `top_p`, or infinite for no further filter.
     """
-    candidates = _largest(logits, largest)
-    within = torch.arange(largest, device=logits.device) < k.unsqueeze(1)
-    candidates = candidates.masked_fill_(~within, -torch.inf)
-    threshold, _ = _nucleus(candidates, candidates.logsumexp(-1, keepdim=True), mass, within)
-    logits.masked_fill_(logits < threshold, -torch.inf)
+    places = torch.arange(largest, device=logits.device)
+    for part in _parts(logits, largest):
+        candidates = _largest(logits[part], largest)
+        within = places < k[part].unsqueeze(1)
+        candidates = candidates.masked_fill_(~within, -torch.inf)
+        threshold, _ = _nucleus(candidates, candidates.logsumexp(-1, keepdim=True), mass[part], within)
+        logits[part].masked_fill_(logits[part] < threshold, -torch.inf)
 
 
 def top_p(logits: torch.Tensor, mass: torch.Tensor) -> None:
@@ -40,12 +47,30 @@ def top_p(logits: torch.Tensor, mass: torch.Tensor) -> None:
     """
     total = logits.logsumexp(-1, keepdim=True)
     vocab = logits.shape[1]
-    # Whether the candidates suffice must be read on the host: free on a CPU; a GPU sorts faster than it asks.
-    count = min(NUCLEUS, vocab) if logits.is_cpu else vocab
-    threshold, held = _nucleus(_largest(logits, count), total, mass)
-    if count < vocab and len(short := (held < mass).nonzero().squeeze(1)):
-        threshold[short], _ = _nucleus(_largest(logits[short], vocab), total[short], mass[short])
+    if not logits.is_cpu:
+        threshold = _sorted_whole(logits, total, mass)
+    else:  # whether few candidates suffice must be read on the host: free on a CPU; a GPU sorts faster than it asks
+        threshold, held = _nucleus(_largest(logits, min(NUCLEUS, vocab)), total, mass)
+        if len(short := (held < mass).nonzero().squeeze(1)):
+            threshold[short] = _sorted_whole(logits[short], total[short], mass[short])
     logits.masked_fill_(logits < threshold, -torch.inf)
+
+
+def _sorted_whole(logits: torch.Tensor, total: torch.Tensor, mass: torch.Tensor) -> torch.Tensor:
+    """The smallest logit [S, 1] of each row's nucleus among all of its tokens."""
+    vocab = logits.shape[1]
+    return torch.cat(
+        [
+            _nucleus(_largest(logits[part], vocab), total[part], mass[part])[0]
+            for part in _parts(logits, vocab)
+        ]
+    )
+
+
+def _parts(logits: torch.Tensor, candidates: int) -> Iterator[slice]:
+    """The rows of ``logits``, as many at once as ``candidates`` of each may be sorted."""
+    rows = max(1, SORTED_AT_ONCE // candidates)
+    return (slice(begin, begin + rows) for begin in range(0, len(logits), rows))
 
 
 def _nucleus(

@@ -14,6 +14,10 @@ import torch
 from headrace.compute.transfer import upload
 
 Ints = np.ndarray[tuple[int, ...], np.dtype[np.int64]]
+Reals = np.ndarray[tuple[int, ...], np.dtype[np.float64]]
+
+TOKENS_AT_ONCE = 1 << 18
+"""Of the histories; some 60 bytes for each while it lasts. A single row's may be more."""
 
 
 class Penalties:
@@ -58,9 +62,9 @@ class Penalties:
         rows: Ints,
         slots: Ints,
         lengths: Ints,
-        repetition: np.ndarray[tuple[int, ...], np.dtype[np.float64]],
-        presence: np.ndarray[tuple[int, ...], np.dtype[np.float64]],
-        frequency: np.ndarray[tuple[int, ...], np.dtype[np.float64]],
+        repetition: Reals,
+        presence: Reals,
+        frequency: Reals,
     ) -> None:
         """Penalize ``rows`` [P] of ``logits`` float32 [S, V] in place; all other arguments are [P].
 
@@ -68,20 +72,25 @@ class Penalties:
         divides the positive and multiplies the negative logits of tokens in prompt or output; then frequency
         and presence (OpenAI) subtract per occurrence and once, output only.
         """
-        rows_, slots_, lengths_, lanes, factor, once, each = upload(
-            logits.device, rows, slots, lengths, self._lanes(slots), repetition, presence, frequency
-        )
-        longest = int(lengths.max())
-        tokens = self._history[:, :longest].index_select(0, slots_).long()
-        # Past a row's end its first token stands in: it is written once more, with the same value.
-        beyond = torch.arange(longest, device=logits.device) >= lengths_.unsqueeze(1)
-        tokens = torch.where(beyond, tokens[:, :1], tokens)
-        places = rows_.unsqueeze(1), tokens
-        said = logits[places]
-        counts = self._counts[lanes.unsqueeze(1), tokens]
-        factor, once, each = (value.to(logits.dtype).unsqueeze(1) for value in (factor, once, each))
+        numbers = (rows, slots, self._lanes(slots), repetition, presence, frequency)
+        parts = np.flatnonzero(np.diff(np.cumsum(lengths) // TOKENS_AT_ONCE)) + 1
+        for part in np.split(np.arange(rows.size), parts):
+            self._penalize(logits, lengths[part], *(each[part] for each in numbers))
+
+    def _penalize(self, logits: torch.Tensor, lengths: Ints, *of_rows: Ints | Reals) -> None:
+        """`apply` to some rows, all of their tokens behind one another; no row costs what a longer one has."""
+        total = int(lengths.sum())
+        uploaded = upload(logits.device, lengths, *of_rows)
+        lengths_ = uploaded[0]
+        begins = lengths_.cumsum(0) - lengths_
+        spread = (value.repeat_interleave(lengths_, output_size=total) for value in (begins, *uploaded[1:]))
+        begins, rows, slots, lanes, factor, once, each = spread
+        tokens = self._history[slots, torch.arange(total, device=logits.device) - begins].long()
+        # A token that occurs twice is written twice, with the same value.
+        said, counts = logits[rows, tokens], self._counts[lanes, tokens]
+        factor, once, each = (value.to(logits.dtype) for value in (factor, once, each))
         said = torch.where(said > 0, said / factor, said * factor) - each * counts - once * (counts > 0)
-        logits[places] = said
+        logits[rows, tokens] = said
 
     def _lanes(self, slots: Ints) -> Ints:
         return np.array([self._lane[slot] for slot in slots.tolist()], dtype=np.int64)

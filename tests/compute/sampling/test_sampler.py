@@ -15,9 +15,11 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from headrace.compute.kernels import Kernels, KernelsUnavailable, select
 from headrace.compute.kernels.reference import TorchKernels
+from headrace.compute.sampling import filters, penalties
 from headrace.compute.sampling.sampler import NOT_FINITE, NOTHING_ALLOWED, Sampler
 from headrace.core.plan import Entry
 from headrace.core.request import SamplingParams
@@ -97,8 +99,10 @@ every_backend = pytest.mark.parametrize("kernels", backends(), ids=lambda kernel
 class Bench:
     """Slots with sequences, and their sampler."""
 
-    def __init__(self, entries: list[Entry], vocab: int = VOCAB, kernels: Kernels = TORCH) -> None:
-        self.history = torch.zeros(len(entries), WIDTH, dtype=torch.int32)
+    def __init__(
+        self, entries: list[Entry], vocab: int = VOCAB, kernels: Kernels = TORCH, width: int = WIDTH
+    ) -> None:
+        self.history = torch.zeros(len(entries), width, dtype=torch.int32)
         self.sampler = Sampler(self.history, vocab, kernels.likeliest, kernels.choose)
         self.known: list[list[int]] = []
         for entry in entries:
@@ -321,6 +325,63 @@ def test_counts_kept_are_counts_recomputed(prompt: list[int], output: list[int],
     logits = random_logits(1, seed=len(output))
     assert kept.sample(logits, [0]) == counted.sample(logits, [0])
     assert torch.equal(kept.sampler._penalties._counts[0], counted.sampler._penalties._counts[0])
+
+
+class Largest(TorchDispatchMode):
+    """How many elements the largest tensor of ``dtype`` has that is made."""
+
+    def __init__(self, dtype: torch.dtype) -> None:
+        super().__init__()
+        self.dtype, self.elements = dtype, 0
+
+    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        made = function(*args, **(kwargs or {}))
+        if isinstance(made, torch.Tensor) and made.dtype == self.dtype:
+            self.elements = max(self.elements, made.numel())
+        return made
+
+
+@pytest.mark.parametrize("at_once", [1, 70, 1 << 18])
+def test_penalties_cost_the_tokens_that_there_are(monkeypatch: pytest.MonkeyPatch, at_once: int) -> None:
+    monkeypatch.setattr(penalties, "TOKENS_AT_ONCE", at_once)
+    rng = np.random.default_rng(5)
+    lengths = [3, 900, 40, 31, 2, 1, 80]
+    entries = [
+        make_entry(
+            slot,
+            tuple(rng.integers(0, 30, length).tolist()),
+            prompt_tokens=max(1, length // 2),
+            temperature=0.0,
+            repetition_penalty=1.7,
+            presence_penalty=0.4,
+            frequency_penalty=-0.3,
+        )
+        for slot, length in enumerate(lengths)
+    ]
+    bench = Bench(entries, width=1000)
+    logits = random_logits(len(lengths))
+    with Largest(torch.int64) as largest:
+        drawn = bench.sample(logits, list(range(len(lengths))))
+    for entry, row, token in zip(entries, logits.tolist(), drawn, strict=True):
+        wanted = naive_logits(row, list(entry.tokens), entry)
+        assert wanted[token] == pytest.approx(max(wanted))
+    assert largest.elements <= sum(lengths)
+
+
+def test_a_flat_distribution_is_sorted_a_few_rows_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    vocab, rows = 2_000, 9
+    logits = random_logits(rows, vocab) * 0.1
+    masses = torch.linspace(0.1, 0.99, rows, dtype=torch.float64)
+    whole = logits.clone()
+    filters.top_p(whole, masses)
+    monkeypatch.setattr(filters, "SORTED_AT_ONCE", 2 * vocab)
+    parts = logits.clone()
+    with Largest(torch.float64) as largest:
+        filters.top_p(parts, masses)
+    assert torch.equal(whole, parts)
+    kept = logits.softmax(-1).double().masked_fill(parts == -torch.inf, 0).sum(-1)
+    assert (kept >= masses - 1e-6).all()
+    assert largest.elements <= 2 * vocab
 
 
 def test_lanes_of_counts_are_reused_and_never_leak() -> None:
