@@ -225,9 +225,9 @@ def timed(seconds: dict[str, float], phase: str) -> Iterator[None]:
 def _max_model_len(model: ModelOptions, spec: DecoderSpec) -> int:
     if model.max_model_len is None:
         return spec.max_positions
-    if model.max_model_len > spec.max_positions:
+    if model.max_model_len > spec.reach:
         raise ConfigError(
-            f"--max-model-len {model.max_model_len}: the model knows positions up to {spec.max_positions}"
+            f"--max-model-len {model.max_model_len}: the model knows positions up to {spec.reach}"
         )
     return model.max_model_len
 

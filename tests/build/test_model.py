@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -90,3 +91,20 @@ def test_keys_of_other_rotations_are_not_taken_over() -> None:
     others = [told(theta=5e5), told(kind="linear", factor=2.0)]
     stretched = [told(length, kind="dynamic", factor=2.0) for length in (256, 512)]
     assert len({*same, *others, *stretched}) == 5
+
+
+def test_a_context_may_be_as_long_as_stretched_rotations_reach(tmp_path: Path) -> None:
+    builtin = resolve_folder("builtin")
+    for path in builtin.iterdir():
+        if path.name != "config.json":
+            (tmp_path / path.name).symlink_to(path)
+    config = json.loads((builtin / "config.json").read_text())
+    trained = config["max_position_embeddings"]
+    yarn = {"rope_type": "yarn", "factor": 2.0, "original_max_position_embeddings": trained}
+    (tmp_path / "config.json").write_text(json.dumps(config | {"rope_scaling": yarn}))
+    given = {"model": str(tmp_path), "kv_cache_memory_bytes": 64 << 20, "max_num_seqs": 1}
+    with pytest.raises(ConfigError, match=f"knows positions up to {2 * trained}"):
+        model.load(options(given | {"max_model_len": 2 * trained + 1}))
+    loaded = model.load(options(given | {"max_model_len": trained + 512}))
+    assert loaded.ledger.max_model_len == trained + 512
+    model.close(loaded)

@@ -20,6 +20,17 @@ class ConfigReader:
         """The raw value, else the family's default, else None. An explicit null is None."""
         return self._config[field] if field in self._config else self._defaults.get(field)
 
+    def object(self, field: str) -> Mapping[str, Any]:
+        """An object of further fields; empty where there is none."""
+        value = self.get(field)
+        if value is not None and not isinstance(value, Mapping):
+            raise ModelError(f"{self.architecture}: {field} must be an object, the config has {value!r}")
+        return value or {}
+
+    def count(self, field: str) -> int:
+        """An integer that may be 0."""
+        return 0 if self.get(field) == 0 else self.integer(field)
+
     def integer(self, field: str) -> int:
         value = self.optional_integer(field)
         if value is None:

@@ -54,7 +54,7 @@ def _always(config: ConfigReader, layer: int) -> bool:
 
 
 def _from_layer(config: ConfigReader, layer: int) -> bool:
-    return config.flag("use_sliding_window") and layer >= config.integer("max_window_layers")
+    return config.flag("use_sliding_window") and layer >= config.count("max_window_layers")
 
 
 def _every_other(config: ConfigReader, layer: int) -> bool:

@@ -19,14 +19,15 @@ _LAYER_TYPES = {"full_attention", "sliding_attention"}
 
 def ropes_of(read: ConfigReader, head_dim: int, local: bool) -> tuple[RopeSpec, ...]:
     """The model's ropes: one, or with ``local`` that of full layers and that of sliding layers."""
-    given = read.get("rope_parameters") or {}
+    given = read.object("rope_parameters")
     nested = _LAYER_TYPES & set(given)
     if nested and not local:
         raise ModelError(f"{read.architecture}: rope_parameters by layer type ({', '.join(sorted(nested))})")
-    full = (given.get("full_attention") or {}) if nested else given
-    ropes = [_rope(read, {**(read.get("rope_scaling") or {}), **full}, read.number("rope_theta"), head_dim)]
+    by_type = ConfigReader(f"{read.architecture} rope_parameters", given, {})
+    full = by_type.object("full_attention") if nested else given
+    ropes = [_rope(read, {**read.object("rope_scaling"), **full}, read.number("rope_theta"), head_dim)]
     if local:
-        sliding = (given.get("sliding_attention") or {}) if nested else {}
+        sliding = by_type.object("sliding_attention") if nested else {}
         ropes.append(_rope(read, sliding, read.number("rope_local_base_freq"), head_dim))
     return tuple(ropes)
 
@@ -35,7 +36,7 @@ def _rope(read: ConfigReader, given: Mapping[str, Any], theta: float, head_dim: 
     kind = given.get("rope_type") or given.get("type") or "default"
     if read.architecture == "Phi3ForCausalLM" and kind in ("su", "yarn"):
         kind = "longrope"  # early names of the same scheme in this family
-    if kind not in _KINDS:
+    if not isinstance(kind, str) or kind not in _KINDS:
         raise ModelError(f"rope type '{kind}' is not supported; supported are: {', '.join(_KINDS)}")
     if given.get("mrope_section"):
         raise ModelError("mrope_section: multimodal rotary embeddings are not supported")
@@ -97,7 +98,8 @@ def _attention_factor(kind: str, scaling: ConfigReader, factor: float, original:
 def _factors(given: Mapping[str, Any], kind: str, field: str, rotary_dim: int) -> tuple[float, ...]:
     if kind != "longrope":
         return ()
-    factors = given.get(field)
-    if not isinstance(factors, list) or len(factors) != rotary_dim // 2:
-        raise ModelError(f"rope type 'longrope' needs {field}, a list of {rotary_dim // 2} numbers")
-    return tuple(map(float, factors))
+    factors, count = given.get(field), rotary_dim // 2
+    listed = factors if isinstance(factors, list) else []
+    if len(listed) != count or not all(isinstance(factor, int | float) for factor in listed):
+        raise ModelError(f"rope type 'longrope' needs {field}, a list of {count} numbers")
+    return tuple(map(float, listed))

@@ -43,6 +43,12 @@ class RopeSpec:
     short_factor: tuple[float, ...] = ()
     long_factor: tuple[float, ...] = ()
 
+    @property
+    def reach(self) -> int:
+        """Positions that it is stretched to; configs with llama3 and longrope have that as their context already."""
+        stretched = self.kind in ("linear", "dynamic", "yarn")
+        return int(self.original_positions * self.factor) if stretched else self.original_positions
+
 
 @dataclass(frozen=True, slots=True)
 class LayerSpec:
@@ -93,6 +99,11 @@ class DecoderSpec:
     nested_checkpoint: bool = False
     dtype: str = "bfloat16"
     stored: StoredFormat | None = None
+
+    @property
+    def reach(self) -> int:
+        """The longest context: ``max_positions``, or what all ropes are stretched to where the config tells less."""
+        return max(self.max_positions, min(rope.reach for rope in self.ropes))
 
     @property
     def num_parameters(self) -> int:

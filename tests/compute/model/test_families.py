@@ -45,6 +45,10 @@ def test_which_layers_slide() -> None:
     qwen = {"sliding_window": 9, "max_window_layers": 1}
     assert windows(parse("Qwen2ForCausalLM", **qwen)) == [None, None]
     assert windows(parse("Qwen2ForCausalLM", use_sliding_window=True, **qwen)) == [None, 9]
+    every = qwen | {"max_window_layers": 0}
+    assert windows(parse("Qwen2ForCausalLM", use_sliding_window=True, **every)) == [9, 9]
+    with pytest.raises(ModelError, match="max_window_layers must be a positive integer"):
+        parse("Qwen2ForCausalLM", use_sliding_window=True, **qwen | {"max_window_layers": -1})
     assert windows(parse("Gemma2ForCausalLM", sliding_window=9)) == [9, None]
     gemma3 = parse("Gemma3ForCausalLM", sliding_window=9, num_hidden_layers=7)
     assert windows(gemma3) == [9, 9, 9, 9, 9, None, 9]
@@ -77,6 +81,28 @@ def test_a_sparse_gemma3_config_is_filled_with_the_family_defaults() -> None:
 def test_spellings_of_rope_mean_the_same(fields: dict[str, Any]) -> None:
     (rope,) = parse(**fields).ropes
     assert (rope.kind, rope.theta, rope.factor, rope.rotary_dim) == ("linear", 5e5, 4.0, 8)
+
+
+@pytest.mark.parametrize(
+    ("rope", "reach"),
+    [
+        (None, 64),
+        ({"type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64}, 256),
+        ({"type": "yarn", "factor": 4.0, "original_max_position_embeddings": 16}, 64),
+        ({"type": "yarn", "original_max_position_embeddings": 16}, 64),
+        ({"type": "linear", "factor": 2.5}, 160),
+        ({"type": "dynamic", "factor": 2.0}, 128),
+        ({"type": "llama3", "factor": 8.0, "original_max_position_embeddings": 16}, 64),
+    ],
+)
+def test_how_far_stretched_rotations_reach(rope: dict[str, Any] | None, reach: int) -> None:
+    spec = parse(max_position_embeddings=64, rope_scaling=rope)
+    assert (spec.max_positions, spec.reach) == (64, reach)
+
+
+def test_rotations_that_only_some_layers_stretch_reach_no_further() -> None:
+    stretched = {"rope_type": "linear", "factor": 8.0}
+    assert parse("Gemma3ForCausalLM", max_position_embeddings=64, rope_scaling=stretched).reach == 64
 
 
 def test_phi3_longrope() -> None:
@@ -116,6 +142,12 @@ def test_an_unknown_architecture_is_refused_with_the_list() -> None:
         ({"rope_scaling": {"type": "mrope", "mrope_section": [1, 1]}}, "rope type 'mrope'"),
         ({"rope_scaling": {"mrope_section": [1, 1]}}, "mrope_section"),
         ({"rope_scaling": {"type": "longrope", "short_factor": [1.0]}}, "needs short_factor, a list of 4"),
+        (
+            {"rope_scaling": {"type": "longrope", "short_factor": [1.0] * 4, "long_factor": ["one"] * 4}},
+            "needs long_factor, a list of 4 numbers",
+        ),
+        ({"rope_scaling": "linear"}, "rope_scaling must be an object, the config has 'linear'"),
+        ({"rope_parameters": [1]}, "rope_parameters must be an object"),
         ({"layer_types": ["full_attention", "linear_attention"]}, "layer_types: linear_attention"),
         ({"layer_types": ["full_attention"]}, "layer_types has 1 entries for 2 layers"),
         ({"use_bidirectional_attention": True}, "use_bidirectional_attention"),
