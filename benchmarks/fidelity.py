@@ -170,7 +170,7 @@ def _target(name: str, running: Server, concurrency: int | None = None) -> Targe
     """The server; a run finds nothing in its prefix cache, as a simulated one does."""
 
     def forget() -> None:
-        httpx.post(f"{running.url}/reset_prefix_cache", timeout=30.0).raise_for_status()
+        httpx.post(f"{running.url}/reset_prefix_cache", timeout=30.0, trust_env=False).raise_for_status()
 
     return make_server_target(name, running.url, "", "", EACH_TOKEN, concurrency, forget)
 

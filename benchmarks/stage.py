@@ -69,7 +69,7 @@ class Server:
     def metrics(self) -> Mapping[str, float]:
         """Samples of ``/metrics``, summed over labels, by name without the prefix."""
         samples: dict[str, float] = {}
-        for line in httpx.get(f"{self.url}/metrics", timeout=30.0).text.splitlines():
+        for line in httpx.get(f"{self.url}/metrics", timeout=30.0, trust_env=False).text.splitlines():
             if line.startswith("headrace:"):
                 name = line.removeprefix("headrace:").split("{")[0].split(" ")[0]
                 samples[name] = samples.get(name, 0.0) + float(line.rsplit(" ", 1)[1])
@@ -115,7 +115,7 @@ def _wait_until_ready(url: str, process: subprocess.Popen[bytes]) -> None:
         if process.poll() is not None:
             raise RuntimeError(f"the server ended with code {process.returncode}")
         try:
-            if httpx.get(f"{url}/health/ready", timeout=5.0).status_code == 200:
+            if httpx.get(f"{url}/health/ready", timeout=5.0, trust_env=False).status_code == 200:
                 return
         except httpx.TransportError:
             time.sleep(0.1)

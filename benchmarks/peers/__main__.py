@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import math
 import os
 import signal
 import sys
@@ -10,7 +11,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from benchmarks.peers.contenders import MEANING
-from benchmarks.peers.install import PEERS
+from benchmarks.peers.install import PEERS, NotInstalled
 from benchmarks.peers.places import HOME, Places
 from benchmarks.peers.shapes import SHAPES
 from benchmarks.peers.workloads import NAMES, workload
@@ -33,16 +34,41 @@ def command_line() -> argparse.ArgumentParser:
     racing.add_argument("--model", choices=list(SHAPES), default="smollm2-135m")
     racing.add_argument("--precision", choices=list(MEANING), default="bf16")
     racing.add_argument("--workload", choices=NAMES, default="decode")
-    racing.add_argument("--concurrency", type=int, help="requests open at once [default: the workload's]")
-    racing.add_argument("--requests", type=int, help="requests of a round [default: the workload's]")
+    racing.add_argument("--concurrency", type=_count, help="requests open at once [default: the workload's]")
+    racing.add_argument("--requests", type=_count, help="requests of a round [default: the workload's]")
     racing.add_argument("--contenders", nargs="+", help="[default: all that have the precision]")
-    racing.add_argument("--rounds", type=int, default=3)
-    racing.add_argument("--cores", type=int, default=min(2, os.cpu_count() or 1))
+    racing.add_argument("--rounds", type=_count, default=3)
+    racing.add_argument("--cores", type=_cores, default=min(2, _usable()))
     racing.add_argument("--output", type=Path, help="JSON; a PNG lies beside it [default: bench-results/…]")
     drawing = commands.add_parser("picture", help="draw several races' results as one picture")
     drawing.add_argument("race", nargs="+", type=Path, help="JSON that a race has written")
     drawing.add_argument("--output", type=Path, required=True, help="SVG, or PNG")
     return parser
+
+
+def _count(text: str) -> int:
+    return _within(text, math.inf)
+
+
+def _cores(text: str) -> int:
+    return _within(text, _usable())
+
+
+def _within(text: str, most: float) -> int:
+    try:
+        number = int(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text} is no number") from None
+    if not 1 <= number <= most:
+        allowed = "at least 1" if math.isinf(most) else f"from 1 to {most}"
+        raise argparse.ArgumentTypeError(f"{text} is not {allowed}")
+    return number
+
+
+def _usable() -> int:
+    """Cores of this process."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    return cores or 1
 
 
 def main() -> None:
@@ -68,14 +94,23 @@ def main() -> None:
     contenders = args.contenders or list(MEANING[args.precision])
     if unknown := set(contenders) - set(MEANING[args.precision]):
         parser.error(f"{', '.join(sorted(unknown))} cannot be raced at {args.precision}")
+    if len(set(contenders)) < max(2, len(contenders)):
+        parser.error(f"--contenders: a race has two or more of different names, got {' '.join(contenders)}")
     try:
         load = workload(args.workload, args.concurrency, args.requests)
     except ValueError as error:
         parser.error(str(error))
     name = f"peers-{args.model}-{args.precision}-{load.name}-{load.concurrency}-{datetime.now(UTC):%Y%m%d-%H%M%S}.json"
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # so that the servers are ended too
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        if signal.getsignal(number) != signal.SIG_IGN:  # as nohup sets it
+            signal.signal(number, lambda *_: sys.exit(1))  # so that the servers are ended too
     race = Race(args.model, args.precision, load, contenders, args.rounds, args.cores, places)
-    run(race, args.output or Path("bench-results") / name)
+    try:
+        failed = run(race, args.output or Path("bench-results") / name)
+    except NotInstalled as error:
+        parser.error(str(error))
+    if failed:
+        sys.exit(1)
 
 
 if __name__ == "__main__":

@@ -7,6 +7,7 @@ beside the workload's. What each precision means is told in `MEANING`, and print
 from __future__ import annotations
 
 import json
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Mapping
@@ -84,18 +85,24 @@ def _headrace(places: Places, model: Path, port: int, demand: Demand, precision:
     ]
 
 
+def _converted(target: Path, command: Callable[[str], list[str]]) -> Path:
+    """``target``, which a command makes unless it is there. It has its name once it is whole: what an interrupt leaves
+    is made anew.
+    """
+    if not target.exists():
+        part = target.with_name(f"{target.name}.part")
+        shutil.rmtree(part, ignore_errors=True)  # a file is written over
+        subprocess.run(command(str(part)), check=True, stdout=subprocess.DEVNULL)
+        part.replace(target)
+    return target
+
+
 def _gguf(places: Places, folder: Path, precision: str) -> Path:
-    whole = folder / "bf16.gguf"
-    if not whole.exists():
-        python = places.python("llama.cpp")
-        done = [str(python), "-m", "benchmarks.peers.gguf_file", folder.name, str(folder), str(whole)]
-        subprocess.run(done, check=True)
+    python, quantize = places.python("llama.cpp"), places.llama_cpp_build / "bin/llama-quantize"
+    write = [str(python), "-m", "benchmarks.peers.gguf_file", folder.name, str(folder)]
+    whole = _converted(folder / "bf16.gguf", lambda part: [*write, part])
     kind = {"bf16": "BF16", "int8": "Q8_0", "int4": "Q4_0"}[precision]
-    file = folder / f"{precision}.gguf"
-    if not file.exists():
-        quantize = places.llama_cpp_build / "bin/llama-quantize"
-        subprocess.run([str(quantize), str(whole), str(file), kind], check=True, stdout=subprocess.DEVNULL)
-    return file
+    return _converted(folder / f"{precision}.gguf", lambda part: [str(quantize), str(whole), part, kind])
 
 
 def _llama_cpp(places: Places, model: Path, port: int, demand: Demand, precision: str) -> list[str]:
@@ -111,15 +118,12 @@ def _llama_cpp(places: Places, model: Path, port: int, demand: Demand, precision
 
 
 def _openvino_model(places: Places, folder: Path, precision: str) -> Path:
-    target = folder / f"openvino-{precision}"
-    if not (target / "openvino_model.xml").exists():
-        tool = places.python("openvino").with_name("optimum-cli")
-        format_ = {"bf16": "fp16", "int8": "int8", "int4": "int4"}[precision]
-        done = [str(tool), "export", "openvino", "--model", str(folder), "--weight-format", format_]
-        done += ["--task", "text-generation-with-past"]
-        done += ["--group-size", "64", "--ratio", "1.0", "--sym"] if precision == "int4" else []
-        subprocess.run([*done, str(target)], check=True, stdout=subprocess.DEVNULL)
-    return target
+    tool = places.python("openvino").with_name("optimum-cli")
+    format_ = {"bf16": "fp16", "int8": "int8", "int4": "int4"}[precision]
+    export = [str(tool), "export", "openvino", "--model", str(folder), "--weight-format", format_]
+    export += ["--task", "text-generation-with-past"]
+    export += ["--group-size", "64", "--ratio", "1.0", "--sym"] if precision == "int4" else []
+    return _converted(folder / f"openvino-{precision}", lambda part: [*export, part])
 
 
 def _options(demand: Demand, **more: Any) -> str:

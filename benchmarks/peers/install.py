@@ -64,8 +64,25 @@ PEERS: Mapping[str, Callable[[Places], None]] = {
 }
 
 
+class NotInstalled(RuntimeError):
+    """A contender is missing; the message says what to install."""
+
+
 def version(places: Places, contender: str) -> str:
-    """What races under a contender's name, for the report."""
+    """What races under a contender's name, for the report.
+
+    Raises:
+        NotInstalled: it is not there.
+    """
+    try:
+        return _version(places, contender)
+    except (OSError, subprocess.CalledProcessError):
+        own = contender in ("llama.cpp", "openvino")  # an environment; the others are in this one
+        how = f"python -m benchmarks.peers install {contender}" if own else 'pip install ".[bench]"'
+        raise NotInstalled(f"{contender} is not installed: {how}") from None
+
+
+def _version(places: Places, contender: str) -> str:
     if contender == "llama.cpp":
         return (places.home / "llama.cpp/version").read_text(encoding="utf-8")
     names = {

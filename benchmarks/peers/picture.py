@@ -38,7 +38,7 @@ class Drawn(NamedTuple):
 
 
 def read(path: Path) -> Drawn:
-    """What `race.run` wrote.
+    """What `race.run` wrote. A contender without a figure, since requests of it failed, has no bar.
 
     Raises:
         ValueError: the file is no race's, or Headrace did not take part first.
@@ -47,10 +47,11 @@ def read(path: Path) -> Drawn:
     try:
         settings, load = document["settings"], document["settings"]["workload"]
         figure = FIGURES[load["name"]][0].title
-        bars = [
+        told = [
             Bar(each["name"], each["values"][figure], each["ratios"][figure])
             for each in document["standings"]
         ]
+        bars = [bar for bar in told if None not in bar]
         title = f"{settings['model']}, {settings['precision']}, {load['name']}"
     except (KeyError, TypeError) as wrong:
         raise ValueError(f"{path} is no race's result: {wrong!r}") from None

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +17,9 @@ from headrace.lab.bench.report import Run
 from headrace.lab.workload import Work
 
 FOREIGN = "foreign CPU percent"
-"""Name of the fact: time of processors that neither the target nor the client used, of all time there was."""
+"""Name of the fact: time of the race's processors that neither the target nor the client used, of all they had."""
+
+STAT = Path("/proc/stat")
 
 LIMIT_PERCENT = 8.0
 """Above this a run counts as disturbed; the kernel's own work for a target lies well below."""
@@ -33,10 +35,11 @@ class Watched:
         self._foreign = 0.0
 
     def run(self, work: Sequence[Work]) -> list[Record]:
-        began, busy, own = time.monotonic(), _busy_seconds(), self._own_seconds()
+        processors = os.sched_getaffinity(0)  # the target's too, and nobody is disturbed on others
+        began, busy, own = time.monotonic(), _busy_seconds(processors), self._own_seconds()
         records = self._target.run(work)
-        foreign = (_busy_seconds() - busy) - (self._own_seconds() - own)
-        self._foreign = max(0.0, foreign) / ((time.monotonic() - began) * (os.cpu_count() or 1))
+        foreign = (_busy_seconds(processors) - busy) - (self._own_seconds() - own)
+        self._foreign = max(0.0, foreign) / ((time.monotonic() - began) * len(processors))
         return records
 
     def facts(self) -> dict[str, Any]:
@@ -54,11 +57,16 @@ def undisturbed(rounds: Sequence[Sequence[Run]]) -> list[Sequence[Run]]:
     return [runs for runs in rounds if all(run.facts.get(FOREIGN, 0.0) < LIMIT_PERCENT for run in runs)]
 
 
-def _busy_seconds() -> float:
-    """What all processors have worked since the start of the machine, and what its host took from them."""
-    told = Path("/proc/stat").read_text(encoding="ascii").split("\n", 1)[0].split()[1:9]
-    user, nice, system, _idle, _io, irq, softirq, steal = map(int, told)
-    return (user + nice + system + irq + softirq + steal) / os.sysconf("SC_CLK_TCK")
+def _busy_seconds(processors: Collection[int]) -> float:
+    """What these processors have worked since the start of the machine, and what its host took from them."""
+    wanted = {f"cpu{number}" for number in processors}
+    busy = 0
+    for line in STAT.read_text(encoding="ascii").splitlines():
+        name, *told = line.split()
+        if name in wanted:
+            user, nice, system, _idle, _io, irq, softirq, steal = map(int, told[:8])
+            busy += user + nice + system + irq + softirq + steal
+    return busy / os.sysconf("SC_CLK_TCK")
 
 
 def _process_seconds(pid: int) -> float:

@@ -50,13 +50,17 @@ class Race:
         return f"{self.model} {self.precision}: {at}; {self.cores} cores, {self.rounds} rounds"
 
 
-def run(race: Race, output: Path) -> list[Standing]:
-    """Runs the race, prints its table and writes ``output`` and a picture beside it."""
+def run(race: Race, output: Path) -> int:
+    """Runs the race, prints its table, writes ``output`` and a picture beside it; returns how many requests failed.
+
+    Raises:
+        NotInstalled: a contender is missing.
+    """
     # The client and every server, which inherit it, share these cores.
     os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[: race.cores])
     shape = SHAPES[race.model]
-    folder = write_folder(shape, race.places.model(race.model))
     versions = {name: install.version(race.places, name) for name in race.contenders}
+    folder = write_folder(shape, race.places.model(race.model))
     for name in race.contenders:
         say(f"{name}: {versions[name]}; {MEANING[race.precision][name]}")
     demand = Demand(
@@ -83,7 +87,7 @@ def run(race: Race, output: Path) -> list[Standing]:
     rows = standings(quiet or result.rounds, figures)
     say(table(rows, figures, race.title))
     _publish(race, result, rows, output, {"versions": versions, "agreement": agreement})
-    return rows
+    return sum(run.summary.failed for runs in result.rounds for run in runs)
 
 
 def table(rows: Sequence[Standing], figures: Sequence[Figure], title: str) -> Table:
@@ -108,7 +112,7 @@ def _target(name: str, race: Race, folder: Path, demand: Demand) -> Target:
         from headrace.lab.bench.padded import TransformersStatic
 
         torch.set_num_threads(demand.threads)
-        return TransformersStatic(name, str(folder), demand.rows, dtype="bfloat16")
+        return TransformersStatic(name, str(folder), demand.rows, dtype="bfloat16", closed=True)
     contender: Contender = CONTENDERS[name]
     model = contender.prepare(race.places, folder, race.precision)
     port = free_port()

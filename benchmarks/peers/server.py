@@ -99,25 +99,32 @@ def start(
         process = subprocess.Popen(
             command, stdout=log, stderr=subprocess.STDOUT, env=dict(environment), start_new_session=True
         )
-        deadline = time.monotonic() + READY_SECONDS
-        while process.poll() is None and time.monotonic() < deadline:
-            with contextlib.suppress(httpx.TransportError):
-                if httpx.get(f"{url}{ready}", timeout=5.0).status_code == 200:
-                    model = httpx.get(f"{url}/v1/models").json()["data"][0]["id"]
-                    endpoint = Endpoint(url, model, "", extra, PATIENCE_SECONDS, keep_alive=False)
-                    return StoppedServer(name, process, endpoint, rows)
-            time.sleep(0.2)
-        if process.poll() is None:
-            os.killpg(process.pid, signal.SIGKILL)
-        log.seek(0)
-        said = log.read()[-3000:].decode(errors="replace")
-    raise RuntimeError(f"{name} was not ready: {said}")
+        try:
+            deadline = time.monotonic() + READY_SECONDS
+            while process.poll() is None and time.monotonic() < deadline:
+                with contextlib.suppress(httpx.TransportError):
+                    if httpx.get(f"{url}{ready}", timeout=5.0, trust_env=False).status_code == 200:
+                        models = httpx.get(f"{url}/v1/models", trust_env=False).json()
+                        model = models["data"][0]["id"]
+                        endpoint = Endpoint(url, model, "", extra, PATIENCE_SECONDS, keep_alive=False)
+                        return StoppedServer(name, process, endpoint, rows)
+                time.sleep(0.2)
+            log.seek(0)
+            said = log.read()[-3000:].decode(errors="replace")
+            raise RuntimeError(f"{name} was not ready: {said}")
+        except BaseException:  # an interrupt too: of a session of its own, nobody else would end it
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+            raise
 
 
 def first_tokens(endpoint: Endpoint, work: Work) -> list[int]:
     """The ids that a server answers ``work`` with: as ids where it says them, else read from their text."""
     tokens: list[int] = []
-    with httpx.stream("POST", endpoint.address(work), json=endpoint.body(work), timeout=120.0) as answer:
+    with httpx.stream(
+        "POST", endpoint.address(work), json=endpoint.body(work), timeout=120.0, trust_env=False
+    ) as answer:
         for line in answer.iter_lines():
             if line.startswith("data: {"):
                 for choice in json.loads(line[6:]).get("choices", ()):

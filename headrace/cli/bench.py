@@ -11,7 +11,15 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from headrace.cli.bench_targets import make_server_target, make_target, read_spec, side_by_side
+from headrace.cli.bench_targets import (
+    check_lengths,
+    make_server_target,
+    make_target,
+    read_spec,
+    side_by_side,
+    target_rows,
+    time_batch,
+)
 from headrace.cli.calibrate import calibrate
 from headrace.cli.options import with_options
 from headrace.cli.roofline import roofline
@@ -21,6 +29,7 @@ if TYPE_CHECKING:
     from headrace.lab.bench.record import Target
     from headrace.lab.bench.report import Run
     from headrace.lab.workload import Work
+    from headrace.lab.workload.dataset import Dataset
 
 bench_app = typer.Typer(help="Measure engines and servers.", no_args_is_help=True)
 bench_app.command()(calibrate)
@@ -85,14 +94,16 @@ def throughput(
     )
     work, slo = _draw(dataset), _slo(goodput)
     text = f"{backend},batch_size={batch_size}" if backend == "transformers-static" else backend
-    target = make_target(read_spec(text), given)
+    spec = read_spec(text)
+    target = make_target(spec, given)
     try:
         _warm([target], work[:warmup])
         run = measure(target, work, slo)
     finally:
         target.close()
     settings = {"dataset": dataset, "warmup": warmup, "options": _parts(given)}
-    _tell("throughput", [run], output, settings, {"bound": _bound(run, given.scheduler.max_num_seqs)})
+    _tell("throughput", [run], output, settings, _bound(run, target_rows(spec, given)))
+    _refuse_failures([run])
 
 
 @bench_app.command()
@@ -109,17 +120,18 @@ def latency(
     from headrace.build.model import load
     from headrace.core.request import Request, SamplingParams
     from headrace.lab.bench import report
-    from headrace.lab.bench.latency import Stopwatch, latency_table, time_steps
+    from headrace.lab.bench.latency import Stopwatch, latency_table
     from headrace.lab.workload.dataset import Dataset
 
     loaded = load(dataclasses.replace(given, scheduler=side_by_side(given.scheduler, batch_size)))
+    check_lengths(input_len, output_len, loaded.ledger.max_model_len)
     engine, runner = loaded.engine, loaded.runner
     engine.runner = stopwatch = Stopwatch(runner)
     for seed in (workload_seed + 1, workload_seed):  # the first batch warms up
         dataset = Dataset("fixed", None, batch_size, input_len, output_len, seed=seed)
         params = SamplingParams(temperature=0.0, max_tokens=output_len, ignore_eos=True)
         requests = [Request(f"{seed}-{w.id}", _tokens(w), params) for w in _draw(dataset)]
-        times = time_steps(engine, stopwatch, lambda: runner.seconds, requests)
+        times = time_batch(engine, stopwatch, lambda: runner.seconds, requests)
     title = f"{given.model.model}: batch of {batch_size}, {input_len} + {output_len} tokens"
     _print(latency_table(times, title))
     settings = {"dataset": dataset, "options": _parts(given)}
@@ -164,8 +176,7 @@ def serve(
     run = measure(target, work, slo)
     settings = {"dataset": dataset, "warmup": warmup, "base_url": base_url, "concurrency": max_concurrency}
     _tell("serve", [run], output, settings)
-    if run.summary.failed:
-        raise typer.Exit(1)
+    _refuse_failures([run])
 
 
 @bench_app.command()
@@ -201,19 +212,20 @@ def compare(
         *(dataset_name, dataset_path, num_prompts, input_len, output_len, prefix_len, workload_seed),
         *(request_rate, burstiness),
     )
-    work, slo = _draw(dataset), _slo(goodput)
+    slo = _slo(goodput)
 
     def drawn(number: int) -> Sequence[Work]:
         """The round's own work: a server that keeps prefixes knows the prompts of the round before."""
         return _draw(dataclasses.replace(dataset, seed=workload_seed + number))
 
+    warming = drawn(rounds)[:warmup]  # of a round that is not, so that each is new to all
     specs = [read_spec(text) for text in target]
     if len({spec.name for spec in specs}) < max(2, len(specs)):
         raise ConfigError("compare needs two or more targets of different names")
     targets: list[Target] = []
     try:
         targets += [make_target(spec, given) for spec in specs]
-        _warm(targets, work[:warmup])
+        _warm(targets, warming)
         result = measure.compare(targets, drawn, rounds, slo, _told)
     finally:
         for each in targets:
@@ -225,18 +237,23 @@ def compare(
         "rounds": rounds,
         "options": _parts(given),
     }
-    bound = _bound(result.rounds[0][0], given.scheduler.max_num_seqs)
+    # What waits for the slowest of a batch is a static target.
+    batch = next((target_rows(spec, given) for spec in specs if "static" in spec.kind), None)
+    more = {"ratios": result.ratios, **_bound(result.rounds[0][0], batch)}
     every = [run for runs in result.rounds for run in runs]
-    _tell("compare", result.middle(), output, settings, {"ratios": result.ratios, "bound": bound}, every)
+    _tell("compare", result.middle(), output, settings, more, every)
     for name, ratios in result.ratios.items():
         shown = ", ".join(f"{figure} {ratio:.3f}" for figure, ratio in ratios.items() if ratio == ratio)
         _print(f"{name} to {targets[0].name}, medians of {rounds} rounds: {shown}")
+    _refuse_failures(every)
 
 
-def _draw(dataset: Any) -> Sequence[Work]:
+def _draw(dataset: Dataset) -> Sequence[Work]:
     from headrace.lab.workload.dataset import BadDataset
     from headrace.lab.workload.files import BadLine
 
+    if not dataset.rate > 0:
+        raise ConfigError(f"--request-rate {dataset.rate}: expected a number above 0")
     try:
         work: Sequence[Work] = dataset.draw()
     except (BadDataset, BadLine, OSError) as error:
@@ -258,8 +275,9 @@ def _slo(goodput: Sequence[str] | None) -> dict[str, float]:
             slo[name] = float(seconds)
         except ValueError:
             colon = ""
-        if not colon or name not in SLO_NAMES:
-            raise ConfigError(f"--goodput {bound}: expected NAME:SECONDS with NAME of {', '.join(SLO_NAMES)}")
+        if not colon or name not in SLO_NAMES or not slo[name] > 0:
+            names = ", ".join(SLO_NAMES)
+            raise ConfigError(f"--goodput {bound}: expected NAME:SECONDS, NAME of {names}, SECONDS above 0")
     return slo
 
 
@@ -270,15 +288,23 @@ def _warm(targets: Sequence[Target], work: Sequence[Work]) -> None:
         target.run(at_once)
 
 
-def _bound(run: Run, batch: int) -> dict[str, float]:
-    """What refilling could gain on the answer lengths that were seen, in steps (see `lab.workload.bound`)."""
+def _bound(run: Run, batch: int | None) -> dict[str, dict[str, float]]:
+    """What refilling a batch could gain on the answer lengths that were seen, in steps (see `lab.workload.bound`);
+    nothing where no batch is known."""
     from headrace.lab.workload.bound import bound
 
     lengths = [record.output_tokens for record in run.records if record.output_tokens]
-    if not lengths:
+    if not lengths or not batch:
         return {}
     limits = bound(lengths, batch)
-    return {"batch": batch, **dataclasses.asdict(limits), "gain": limits.gain, "most": limits.most}
+    told = {"batch": batch, **dataclasses.asdict(limits), "gain": limits.gain, "most": limits.most}
+    return {"bound": told}
+
+
+def _refuse_failures(runs: Sequence[Run]) -> None:
+    """Ends the command with 1 where a request failed, after all has been told."""
+    if any(run.summary.failed for run in runs):
+        raise typer.Exit(1)
 
 
 def _told(number: int, run: Run) -> None:

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from headrace.cli.connection import server_root
+from headrace.cli.connection import server_root, uses_proxies
 from headrace.config import ConfigError, ModelOptions, Options, SchedulerOptions, options
 
 if TYPE_CHECKING:
+    from headrace.core.engine import Engine
+    from headrace.core.request import Request
+    from headrace.lab.bench.latency import StepTimes, Stopwatch
     from headrace.lab.bench.record import Target
     from headrace.lab.bench.spec import Spec
     from headrace.lab.workload import Prompt
@@ -43,12 +46,19 @@ def make_target(spec: Spec, given: Options) -> Target:
         _refuse_rest(spec, own)
         return make_server_target(spec.name, spec.url, model, key, concurrency=concurrency)
     if spec.kind == "transformers-static":
-        batch_size = _count(spec, "batch_size", own.pop("batch_size", "16"))
-        _refuse_rest(spec, own)
+        batch_size = _batch_size(spec)
+        _refuse_rest(spec, {name: text for name, text in own.items() if name != "batch_size"})
         return _padded_target(spec.name, batch_size, given.model)
-    if spec.kind == "headrace-static":
-        own["scheduling_policy"] = "static"
-    return _engine_target(spec.name, options({**_changed(given), **own}))
+    return _engine_target(spec.name, _engine_options(spec, given))
+
+
+def target_rows(spec: Spec, given: Options) -> int | None:
+    """How many requests a target runs at once; None of a server, which does not say."""
+    if spec.kind == "http":
+        return None
+    if spec.kind == "transformers-static":
+        return _batch_size(spec)
+    return _engine_options(spec, given).scheduler.max_num_seqs
 
 
 def make_server_target(
@@ -63,21 +73,26 @@ def make_server_target(
     """A server as a target; without ``model`` the first that it names itself. ``before`` is called ahead of every run.
 
     Raises:
-        ConfigError: no server answers there, or ``extra_body`` is no JSON object.
+        ConfigError: that is no URL, no server answers there, or ``extra_body`` is no JSON object.
     """
     import httpx
 
     from headrace.lab.bench.client import Endpoint
+    from headrace.lab.bench.connection import Connections
     from headrace.lab.bench.load import ServerTarget
 
     try:
         extra = dict(json.loads(extra_body))
     except (ValueError, TypeError):
         raise ConfigError(f"--extra-body must be a JSON object, got {extra_body!r}") from None
+    try:
+        Connections(url)  # opens none: what an address is, is said there
+    except ValueError as error:
+        raise ConfigError(f"{name}: {error}") from None
     if not model:
         headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
         try:
-            answer = httpx.get(f"{server_root(url)}/v1/models", headers=headers)
+            answer = httpx.get(f"{server_root(url)}/v1/models", headers=headers, trust_env=uses_proxies(url))
             model = answer.raise_for_status().json()["data"][0]["id"]
         except (httpx.HTTPError, ValueError, LookupError) as error:
             raise ConfigError(f"{url} names no model: {error}") from None
@@ -90,6 +105,41 @@ def side_by_side(plans: SchedulerOptions, rows: int) -> SchedulerOptions:
     """
     rows = max(rows, plans.max_num_seqs)
     return dataclasses.replace(plans, max_num_seqs=rows, mixed_prefill_ratio=0.0, max_step_seconds=0.0)
+
+
+def check_lengths(input_len: int, output_len: int, most: int) -> None:
+    """Raises `ConfigError` where a prompt and its answer exceed the ``most`` tokens of a sequence."""
+    if input_len + output_len > most:
+        raise ConfigError(
+            f"--input-len {input_len} and --output-len {output_len}: a sequence has at most {most} (--max-model-len)"
+        )
+
+
+def time_batch(
+    engine: Engine,
+    stopwatch: Stopwatch,
+    phases: Callable[[], Mapping[str, float]],
+    requests: Sequence[Request],
+) -> list[StepTimes]:
+    """Runs requests side by side and times their steps.
+
+    Raises:
+        ConfigError: they do not fit.
+    """
+    from headrace.lab.bench.latency import NotOneBatch, time_steps
+
+    try:
+        return time_steps(engine, stopwatch, phases, requests)
+    except NotOneBatch:
+        raise ConfigError(
+            f"--batch-size {len(requests)} did not run side by side: the cache holds fewer (--kv-cache-memory-bytes), "
+            "or the first had ended before the last began (--output-len)"
+        ) from None
+
+
+def _engine_options(spec: Spec, given: Options) -> Options:
+    static = {"scheduling_policy": "static"} if spec.kind == "headrace-static" else {}
+    return options({**_changed(given), **spec.options, **static})
 
 
 def _engine_target(name: str, given: Options) -> Target:
@@ -141,6 +191,10 @@ def _padded_target(name: str, batch_size: int, model: ModelOptions) -> Target:
         device=device.type,
         dummy=model.load_format == "dummy",
     )
+
+
+def _batch_size(spec: Spec) -> int:
+    return _count(spec, "batch_size", spec.options.get("batch_size", "16"))
 
 
 def _count(spec: Spec, name: str, text: str) -> int:

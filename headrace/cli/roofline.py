@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import typer
 
-from headrace.cli.bench_targets import side_by_side
+from headrace.cli.bench_targets import check_lengths, side_by_side, time_batch
 from headrace.cli.options import with_options
 from headrace.config import CacheOptions, ConfigError, ModelOptions, Options, SchedulerOptions
 
@@ -45,13 +45,14 @@ def roofline(
     from headrace.core.request import Request, SamplingParams
     from headrace.lab.bench import report
     from headrace.lab.bench import roofline as lab
-    from headrace.lab.bench.latency import Stopwatch, time_steps
+    from headrace.lab.bench.latency import Stopwatch
     from headrace.lab.workload.dataset import Dataset
 
     plans = replace(side_by_side(given.scheduler, max(batch_size)), scheduling_policy="fcfs")
     # What is kept would not be given back: a run takes the memory of the one before.
     cache = replace(given.cache, enable_prefix_caching=False)
     loaded = load(replace(given, scheduler=plans, cache=cache))
+    check_lengths(max(input_len), output_len, loaded.ledger.max_model_len)
     engine, runner = loaded.engine, loaded.runner
     kernels = loaded.decoder.kernels
     if not isinstance(kernels, CppKernels):
@@ -75,7 +76,7 @@ def roofline(
         work = Dataset("fixed", None, batch, context, answer, seed=seed).draw()
         params = SamplingParams(temperature=0.0, max_tokens=answer, ignore_eos=True)
         requests = [Request(f"{seed}-{each.id}", cast(Any, each.prompt), params) for each in work]
-        return time_steps(engine, stopwatch, lambda: {**runner.seconds, **timed.totals}, requests)
+        return time_batch(engine, stopwatch, lambda: {**runner.seconds, **timed.totals}, requests)
 
     for context in input_len:
         for batch in batch_size:
@@ -108,23 +109,28 @@ def _step(
 
     A token's keys and values take ``token_bytes``.
     """
-    from headrace.lab.bench.roofline import Part, Step, bound
+    from headrace.lab.bench.roofline import Part, Step, bound, prompt_keys
 
     spent: Mapping[str, float] = times.phases
     decode = times.kind == "decode"
-    # Positions that queries look at and, of them, those that must come from memory, per step.
-    reach = batch * (context + output_len / 2) if decode else batch * context * context / 2 / times.wall.count
-    fetched = reach if decode else 0.0
-    width = 4 * spec.num_layers * spec.num_heads * spec.head_dim
+    # Keys of all layers that queries look at, and bytes of them and their values that must come from memory, per step.
+    if decode:
+        length = context + output_len / 2
+        reach = batch * sum(min(length, layer.window or length) for layer in spec.layers)
+    else:
+        reach = batch * sum(prompt_keys(context, layer.window) for layer in spec.layers) / times.wall.count
+    fetched = reach * token_bytes / spec.num_layers if decode else 0.0
+    products = 2 * reach * spec.num_heads * spec.head_dim
 
     def linear(name: str, part: str) -> Part:
-        numbers = timed.numbers[part]
-        return Part(name, spent[part], spent[f"{part} bytes"], 2 * spent[f"{part} products"], numbers)
+        products = spent[f"{part} products"]
+        operations = {numbers: 2 * each * products for numbers, each in timed.numbers[part].items()}
+        return Part(name, spent[part], spent[f"{part} bytes"], operations)
 
     kernels = sum(spent[part] for part in ("linear", "head", "attention", "elementwise"))
     parts = (
         linear("linear layers", "linear"),
-        Part("attention", spent["attention"], fetched * token_bytes, reach * width, dtype),
+        Part("attention", spent["attention"], fetched, {dtype: 2 * products}),
         linear("LM head", "head"),
         Part("norms, activations", spent["elementwise"]),
         Part("the decoder's own", spent["forward"] - kernels),

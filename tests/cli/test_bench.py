@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,9 +15,9 @@ from headrace.cli import bench
 from headrace.cli.bench import bench_app
 from headrace.config import ConfigError, Options
 from headrace.lab.bench.engine import EngineTarget
-from headrace.lab.bench.record import Target
+from headrace.lab.bench.record import Record, Target
 from headrace.lab.bench.spec import Spec
-from headrace.lab.workload import Prompt
+from headrace.lab.workload import Prompt, Work
 from tests.doubles.engines import hashing_engine
 
 
@@ -60,7 +62,7 @@ def test_throughput_prints_a_table_and_writes_what_it_takes_to_repeat_it(tmp_pat
     assert "server" not in told["settings"]["options"], "it holds API keys"
     assert told["runs"][0]["summary"]["output_tokens"] == 24
     assert told["runs"][0]["summary"]["goodput"] > 0
-    assert told["bound"]["gain"] == 1.0
+    assert (told["bound"]["batch"], told["bound"]["gain"]) == (64, 1.0)
     assert output.with_suffix(".png").exists()
 
 
@@ -92,11 +94,83 @@ def test_compare_alternates_and_tells_ratios(tmp_path: Path) -> None:
         (("compare", "--target", "headrace", "--target", "headrace"), "different names"),
         (("serve", "--base-url", "http://127.0.0.1:9"), "names no model"),
         (("serve", "--model", "toy", "--extra-body", "[1"), "JSON object"),
+        (("serve", "--model", "toy", "--base-url", "127.0.0.1:8000"), "http://host:port"),
+        (("serve", "--model", "toy", "--request-rate", "0"), "--request-rate 0.0: .* above 0"),
+        (("serve", "--model", "toy", "--request-rate", "nan"), "--request-rate nan: .* above 0"),
+        (("throughput", "--goodput", "ttft:-1"), "ttft:-1: .* above 0"),
+        (("throughput", "--goodput", "e2e:nan"), "e2e:nan: .* above 0"),
     ],
 )
 def test_a_wrong_setting_is_said_in_one_line(words: tuple[str, ...], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         run(*words)
+
+
+@pytest.mark.parametrize("command", ["latency", "roofline"])
+def test_a_prompt_that_the_model_does_not_take_is_said_with_its_limit(command: str) -> None:
+    words = ("--input-len", "100000", "--output-len", "8", "--max-model-len", "256")
+    with pytest.raises(ConfigError, match=r"--input-len 100000 .* 256 \(--max-model-len\)"):
+        run(command, "builtin", *words, "--batch-size", "1", "--kv-cache-memory-bytes", str(16 << 20))
+
+
+@pytest.mark.parametrize("command", ["latency", "roofline"])
+def test_a_batch_that_memory_does_not_hold_is_one_line(command: str) -> None:
+    words = ("--input-len", "200", "--output-len", "8", "--max-model-len", "256", "--batch-size", "16")
+    with pytest.raises(ConfigError, match=r"--batch-size 16 .*--kv-cache-memory-bytes"):
+        run(command, "builtin", *words, "--kv-cache-memory-bytes", str(1 << 19))
+
+
+def two(*targets: str) -> tuple[str, ...]:
+    return ("compare", *(word for target in targets for word in ("--target", target)), "--rounds", "1")
+
+
+@pytest.mark.parametrize(
+    ("words", "batch"),
+    [
+        (("throughput", "--max-num-seqs", "7"), 7),
+        (("throughput", "--backend", "transformers-static", "--batch-size", "3"), 3),
+        (two("headrace", "headrace-static,max_num_seqs=5"), 5),
+        (two("headrace,max_num_seqs=9", "transformers-static"), 16),
+        (two("a=http://a", "b=http://b"), None),
+    ],
+)
+def test_the_bound_is_that_of_the_batches_that_wait(
+    tmp_path: Path, words: tuple[str, ...], batch: int | None
+) -> None:
+    output = tmp_path / "run.json"
+    assert run(*words, *SMALL, "--output", str(output)).exit_code == 0
+    assert json.loads(output.read_text()).get("bound", {}).get("batch") == batch
+
+
+def test_no_round_is_warmed_with_its_own_prompts(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    seen: list[set[Prompt]] = []
+
+    class Watching(EngineTarget):
+        def run(self, work: Sequence[Work]) -> list[Record]:
+            seen.append({each.prompt for each in work})
+            return super().run(work)
+
+    monkeypatch.setattr("tests.cli.test_bench.EngineTarget", Watching)
+    words = ("--rounds", "3", *SMALL, "--output", str(tmp_path / "run.json"))
+    assert run(*two("a=headrace", "b=headrace")[:-2], *words).exit_code == 0
+    (warming, _, *rounds) = seen
+    assert len(warming) == 4
+    assert not any(warming & prompts for prompts in rounds)
+
+
+@pytest.mark.parametrize("words", [("throughput",), two("a=headrace", "b=headrace")])
+def test_requests_that_failed_fail_the_command(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, words: tuple[str, ...]
+) -> None:
+    class Failing(EngineTarget):
+        def run(self, work: Sequence[Work]) -> list[Record]:
+            return [dataclasses.replace(record, error="lost") for record in super().run(work)]
+
+    monkeypatch.setattr("tests.cli.test_bench.EngineTarget", Failing)
+    output = tmp_path / "run.json"
+    result = run(*words, *SMALL, "--output", str(output))
+    assert result.exit_code == 1
+    assert output.exists()
 
 
 def test_a_server_that_fails_requests_fails_the_command(tmp_path: Path) -> None:

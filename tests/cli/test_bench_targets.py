@@ -1,7 +1,9 @@
 import pytest
 
-from headrace.cli.bench_targets import _changed, make_target, read_spec
+from headrace.cli.bench_targets import _changed, make_server_target, make_target, read_spec
 from headrace.config import PROFILES, ConfigError, ModelOptions, Options, options
+from headrace.lab.workload import Work
+from tests.cli.fake_server import running
 
 
 @pytest.mark.parametrize(
@@ -29,3 +31,11 @@ def test_a_target_has_what_the_command_was_given_though_that_is_the_default(prof
     assert again.scheduler.max_num_seqs == Options().scheduler.max_num_seqs
     assert again.scheduler.mixed_prefill_ratio == PROFILES[profile]["mixed_prefill_ratio"]
     assert again.cache.block_size == 8
+
+
+def test_a_server_on_this_machine_is_asked_without_a_proxy(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HTTP_PROXY", "http://127.0.0.1:9")
+    monkeypatch.setenv("http_proxy", "http://127.0.0.1:9")
+    with running() as server:
+        make_server_target("local", server.url, "").run([Work("a", "hello", 3)])
+    assert server.bodies[0]["model"] == "echo"

@@ -26,7 +26,9 @@ class TimedKernels:
     """`Kernels` around others. ``totals`` sums seconds by part: ``linear``, ``head``, ``attention``, ``elementwise``.
 
     ``linear bytes`` and ``linear products`` beside them are what the weights take and how many multiplications there
-    were, of ``numbers["linear"]``; so for the head, which is the linear layer of ``head_outputs`` outputs.
+    were. ``numbers["linear"]`` are the types of numbers that they may be done in and how many of these a multiplication
+    is then: activations in 16 bits are two bytes to weights of few bits. So for the head, which is the linear layer of
+    ``head_outputs`` outputs.
     """
 
     def __init__(self, kernels: Kernels, head_outputs: int) -> None:
@@ -34,7 +36,7 @@ class TimedKernels:
         self._head_outputs = head_outputs
         parts = ("linear", "head", "attention", "elementwise")
         counts = [f"{part} {count}" for part in parts[:2] for count in ("bytes", "products")]
-        self.numbers: dict[str, str] = {}
+        self.numbers: dict[str, dict[str, int]] = {}
         self.totals = dict.fromkeys((*parts, *counts), 0.0)
 
     def __getattr__(self, name: str) -> Any:
@@ -77,10 +79,10 @@ class TimedKernels:
         return out
 
     def _count(self, part: str, weight: Any, products: int, dtype: torch.dtype) -> None:
-        integers = isinstance(weight, PackedIntegers)
-        self.numbers[part] = "int8" if integers else str(dtype).removeprefix("torch.")
+        in_bytes = {"int8": weight.planes(dtype)} if isinstance(weight, PackedIntegers) else {}
+        self.numbers[part] = {**in_bytes, str(dtype).removeprefix("torch."): 1}
         self.totals[f"{part} bytes"] += weight_bytes(weight)
-        self.totals[f"{part} products"] += (weight.planes(dtype) if integers else 1) * products
+        self.totals[f"{part} products"] += products
 
 
 def weight_bytes(weight: Any) -> int:

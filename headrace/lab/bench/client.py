@@ -20,6 +20,9 @@ from headrace.lab.bench.record import Record, wrong_length
 from headrace.lab.workload import Work
 from headrace.lab.workload.work import is_chat
 
+DELTAS = ("content", "reasoning_content", "reasoning", "tool_calls")
+"""Fields of a chat's chunk that are parts of its answer; thoughts and calls are computed like text."""
+
 
 @dataclass(frozen=True, slots=True)
 class Endpoint:
@@ -78,7 +81,7 @@ class Answer:
         self._pieces: list[tuple[bytes, float]] = []
         self._pending = b""
         self._token_ids = 0
-        self._usage: dict[str, Any] = {}
+        self._prompt_tokens = self._output_tokens = self._cached_tokens = 0
 
     def feed(self, data: bytes, now: float) -> None:
         """Takes bytes in whatever pieces the network gave."""
@@ -110,27 +113,34 @@ class Answer:
         if not isinstance(chunk, dict):
             self.error = self.error or f"not a JSON object: {payload[:80]!r}"
             return False
-        if chunk.get("error"):
-            self.error = str(chunk["error"].get("message", chunk["error"]))
+        if error := chunk.get("error"):  # some servers send an object, as OpenAI does, others the text alone
+            self.error = str(error.get("message", error) if isinstance(error, dict) else error)
             return False
-        self._usage = chunk.get("usage") or self._usage
+        if usage := chunk.get("usage"):
+            self._prompt_tokens = int(usage.get("prompt_tokens") or 0)
+            self._output_tokens = int(usage.get("completion_tokens") or 0)
+            details = usage.get("prompt_tokens_details") or {}
+            self._cached_tokens = int(details.get("cached_tokens") or 0)
         carried = False
-        for choice in chunk.get("choices", ()):
+        for choice in chunk.get("choices") or ():
             self.finish_reason = choice.get("finish_reason") or self.finish_reason
             token_ids = choice.get("token_ids") or ()
             self._token_ids += len(token_ids)
-            text = choice.get("text") or (choice.get("delta") or {}).get("content")
-            carried = carried or bool(text) or bool(token_ids)
+            delta = choice.get("delta") or {}
+            parts = (token_ids, choice.get("text"), *(delta.get(part) for part in DELTAS))
+            carried = carried or any(parts)
         return carried
 
     def record(self, work: Work, arrived: float, finished: float, error: str = "") -> Record:
         """What was seen, once the stream has ended; an unfinished one is an error."""
-        self.read()
+        try:
+            self.read()
+        except Exception as odd:  # whatever a server says, the other answers count
+            self.error = self.error or f"an event that cannot be read: {type(odd).__name__}: {odd}"
         error = error or self.error
         if not error and not (self.done and self.finish_reason):
             error = "the stream ended without a finish_reason and [DONE]"
-        details = self._usage.get("prompt_tokens_details") or {}
-        output = self._usage.get("completion_tokens") or self._token_ids or len(self.times)
+        output = self._output_tokens or self._token_ids or len(self.times)
         if not error and self._token_ids and output != self._token_ids:
             error = f"usage says {output} tokens, the stream carried {self._token_ids}"
         error = error or wrong_length(work, output)
@@ -139,9 +149,9 @@ class Answer:
             arrived=arrived,
             finished=finished,
             token_seconds=tuple(self.times),
-            prompt_tokens=self._usage.get("prompt_tokens") or 0,
+            prompt_tokens=self._prompt_tokens,
             output_tokens=output,
-            cached_tokens=details.get("cached_tokens") or 0,
+            cached_tokens=self._cached_tokens,
             finish_reason=self.finish_reason,
             error=error,
             tenant=work.tenant,

@@ -46,6 +46,10 @@ class Stopwatch:
         return output
 
 
+class NotOneBatch(RuntimeError):
+    """Requests that were to decode side by side did not: not enough slots or blocks, or answers too short for it."""
+
+
 @dataclass(frozen=True, slots=True)
 class StepTimes:
     """Steps of one kind: how long they took, and the mean seconds of each part of a step.
@@ -79,7 +83,7 @@ def time_steps(
     cumulative seconds by phase (of a `LocalRunner`: its ``seconds``).
 
     Raises:
-        RuntimeError: the batch did not run as one (not enough slots or blocks), so that no step decodes all.
+        NotOneBatch: no step decoded all of them.
     """
     for request in requests:
         loop.submit(request, clock())
@@ -104,7 +108,7 @@ def time_steps(
             }
             bin_.add(end - start, parts, {name: total - before[name] for name, total in phases().items()})
     if not decode.walls:
-        raise RuntimeError(
+        raise NotOneBatch(
             f"no step decoded all {len(requests)} requests: raise max_num_seqs or the KV memory"
         )
     return [prefill.times("prefill"), decode.times("decode")]

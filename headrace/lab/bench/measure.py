@@ -7,6 +7,7 @@ take turns see the same changes, two that run one after the other do not.
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -93,6 +94,6 @@ def _ratios(rounds: Sequence[Sequence[Run]], column: int) -> dict[str, float]:
     ratios = {}
     for figure, read in FIGURES.items():
         pairs = [(read(runs[0].summary), read(runs[column].summary)) for runs in rounds]
-        quotients = [mine / base for base, mine in pairs if base > 0]
+        quotients = [mine / base for base, mine in pairs if base > 0 and not math.isnan(mine)]
         ratios[figure] = median(quotients)
     return ratios

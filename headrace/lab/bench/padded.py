@@ -25,7 +25,8 @@ class TransformersStatic:
     """A `record.Target` that decodes padded batches of ``batch_size`` rows.
 
     ``model`` is a local folder or a hub name; ``dummy`` draws random weights of its shape instead of loading
-    them. ``dtype`` is a name of a torch dtype or ``auto``.
+    them. ``dtype`` is a name of a torch dtype or ``auto``. ``closed``: a closed loop of ``batch_size`` requests, whose
+    clock for each starts when its batch does, as that of a server's client starts when it is sent.
 
     Raises:
         NoTransformers: transformers is missing.
@@ -40,6 +41,7 @@ class TransformersStatic:
         dtype: str = "auto",
         device: str = "cpu",
         dummy: bool = False,
+        closed: bool = False,
     ) -> None:
         try:
             import torch
@@ -53,6 +55,7 @@ class TransformersStatic:
         self._transformers: Any = transformers
         self._batch_size = batch_size
         self._device = device
+        self._closed = closed
         self._tokenizer = transformers.AutoTokenizer.from_pretrained(model)
         kind: Any = "auto" if dtype == "auto" else getattr(torch, dtype)
         if dummy:
@@ -104,6 +107,7 @@ class TransformersStatic:
 
     def _batch(self, batch: Sequence[Work], prompts: Sequence[list[int]], began: float) -> list[Record]:
         torch = self._torch
+        started = time.perf_counter() - began
         width = max(len(prompt) for prompt in prompts)
         tokens = torch.zeros((len(batch), width), dtype=torch.long)
         mask = torch.zeros_like(tokens)
@@ -127,7 +131,7 @@ class TransformersStatic:
         return [
             Record(
                 id=each.id,
-                arrived=each.arrival,
+                arrived=started if self._closed else each.arrival,
                 finished=ends.times[length - 1],
                 token_seconds=tuple(ends.times[:length]),
                 prompt_tokens=len(prompt),

@@ -8,7 +8,7 @@ Knows numbers only: who measures is `headrace.cli.roofline`.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
 from rich.table import Table
@@ -38,13 +38,16 @@ class Machine:
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """A part of a step: its seconds, the bytes it must read and its operations on a type of ``numbers``."""
+    """A part of a step: its seconds, the bytes it must read, and its ``operations`` by type of numbers.
+
+    Of several types each does for all of it: what is computed in the model's type may be computed in bytes as well, in
+    so many operations.
+    """
 
     name: str
     seconds: float
     bytes: float = 0.0
-    operations: float = 0.0
-    numbers: str = ""
+    operations: Mapping[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,9 +115,16 @@ def _largest(bandwidth: float, arithmetic: float, overhead: float) -> Term:
 
 
 def bound(part: Part, machine: Machine) -> Bound:
-    """A part on a machine."""
-    arithmetic = part.operations / machine.peak(part.numbers) if part.operations else 0.0
+    """A part on a machine, multiplied in the type that is quickest there."""
+    arithmetic = min((count / machine.peak(type_) for type_, count in part.operations.items()), default=0.0)
     return Bound(part.name, part.seconds, part.bytes / machine.bandwidth, arithmetic)
+
+
+def prompt_keys(length: int, window: int | None) -> float:
+    """Keys that all queries of a prompt look at, each at those before it and at itself: a triangle, behind a window's
+    length a band."""
+    reach = min(length, window or length)
+    return reach * (length - (reach - 1) / 2)
 
 
 def machine_table(machine: Machine) -> Table:

@@ -107,7 +107,8 @@ class Summary:
 
 
 def meets(record: Record, slo: Mapping[str, float]) -> bool:
-    """Whether a request met every bound (seconds) of ``slo``; one without the quantity meets its bound.
+    """Whether a request met every bound (seconds) of ``slo``; one without the quantity meets its bound, unless it has
+    none because no part of its answer was seen to come.
 
     ``itl`` is judged by the request's own longest gap.
     """
@@ -119,7 +120,8 @@ def meets(record: Record, slo: Mapping[str, float]) -> bool:
         "itl": max(record.gaps, default=None),
         "e2e": record.e2e,
     }
-    return all((value := seen[name]) is None or value <= limit for name, limit in slo.items())
+    timed = bool(record.token_seconds) or not record.output_tokens
+    return all(timed if (value := seen[name]) is None else value <= limit for name, limit in slo.items())
 
 
 def summarize(records: Sequence[Record], slo: Mapping[str, float] | None = None) -> Summary:

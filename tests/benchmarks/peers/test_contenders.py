@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.peers import contenders
 from benchmarks.peers.contenders import CONTENDERS, IN_PROCESS, MEANING, Demand
 from benchmarks.peers.places import Places
 
@@ -15,8 +16,8 @@ def command(name: str, precision: str = "bf16") -> list[str]:
 
 
 def test_everyone_who_is_said_to_have_a_precision_can_be_started():
-    for contenders in MEANING.values():
-        assert contenders.keys() <= {*CONTENDERS, IN_PROCESS}
+    for named in MEANING.values():
+        assert named.keys() <= {*CONTENDERS, IN_PROCESS}
 
 
 def test_the_memory_for_keys_and_values_holds_every_row_at_its_longest():
@@ -29,3 +30,33 @@ def test_the_memory_for_keys_and_values_holds_every_row_at_its_longest():
 def test_no_contender_is_given_fewer_rows_than_requests_are_open(name):
     given = command(name)
     assert given[given.index("--max-num-seqs" if name == "headrace" else "--parallel") + 1] == "16"
+
+
+@pytest.mark.parametrize("name", ["llama.cpp", "openvino"])
+def test_a_conversion_that_was_interrupted_is_made_again(tmp_path, monkeypatch, name):
+    """The tools are replaced by one that writes what it was told to write, and is interrupted halfway at first."""
+    folder = tmp_path / "model"
+    folder.mkdir()
+    interrupted = [True]
+
+    def convert(command: list[str], **_: object) -> None:
+        target = Path(next(word for word in reversed(command) if word.startswith(f"{folder}/")))
+        if name == "openvino":
+            target.mkdir(exist_ok=True)
+            target = target / "openvino_model.xml"
+        target.write_text("half")
+        if interrupted.pop():
+            raise KeyboardInterrupt
+        interrupted.append(False)
+        target.write_text("whole")
+
+    monkeypatch.setattr(contenders.subprocess, "run", convert)
+    prepare = CONTENDERS[name].prepare
+    with pytest.raises(KeyboardInterrupt):
+        prepare(Places(tmp_path), folder, "int8")
+    interrupted.append(False)
+    made = prepare(Places(tmp_path), folder, "int8")
+    assert {path.read_text() for path in folder.rglob("*") if path.is_file()} == {"whole"}
+    assert not list(folder.glob("*.part"))
+    monkeypatch.setattr(contenders.subprocess, "run", None)
+    assert prepare(Places(tmp_path), folder, "int8") == made  # and is not made twice

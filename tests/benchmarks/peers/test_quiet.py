@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 import time
@@ -8,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from benchmarks.peers import quiet
 from benchmarks.peers.quiet import FOREIGN, Watched, undisturbed
 from headrace.lab.bench.record import Record
 from headrace.lab.bench.report import Run
@@ -50,10 +52,42 @@ def test_what_others_take_is_told_and_what_the_target_takes_is_not(busy):
     assert own._own_seconds() > before
 
 
+def test_only_the_processors_of_the_race_count(tmp_path, monkeypatch):
+    """Of four processors two are raced on; in a second one of these works half of it, and both others all of it."""
+    stat = tmp_path / "stat"
+
+    class Second:
+        name = "second"
+
+        def run(self, work: Sequence[Work]) -> list[Record]:
+            stat.write_text(told(half, 0, second, second))
+            return []
+
+        def facts(self) -> dict[str, Any]:
+            return {}
+
+        def close(self) -> None: ...
+
+    def told(*busy: int) -> str:
+        lines = [f"cpu{i} {ticks} 0 0 77 0 0 0 0 0 0" for i, ticks in enumerate(busy)]
+        return "\n".join([f"cpu  {sum(busy)} 0 0 77 0 0 0 0 0 0", *lines, "intr 5"])
+
+    second = os.sysconf("SC_CLK_TCK")
+    half = second // 2
+    stat.write_text(told(0, 0, 0, 0))
+    monkeypatch.setattr(quiet, "STAT", stat)
+    monkeypatch.setattr(quiet.os, "sched_getaffinity", lambda pid: {0, 1})
+    monkeypatch.setattr(quiet, "_process_seconds", lambda pid: 0.0)
+    monkeypatch.setattr(quiet.time, "monotonic", iter([5.0, 6.0]).__next__)
+    watched = Watched(Second())
+    watched.run([])
+    assert watched.facts()[FOREIGN] == 25.0
+
+
 def test_a_round_is_disturbed_if_one_of_its_runs_was():
     def run(name: str, foreign: float) -> Run:
         return Run(name, [], summarize([]), {FOREIGN: foreign})
 
-    quiet = [run("a", 1.0), run("b", 2.0)]
+    calm = [run("a", 1.0), run("b", 2.0)]
     loud = [run("a", 1.0), run("b", 30.0)]
-    assert undisturbed([quiet, loud]) == [quiet]
+    assert undisturbed([calm, loud]) == [calm]

@@ -1,12 +1,13 @@
 from __future__ import annotations
 
+import os
 import sys
 import time
 from pathlib import Path
 
 import pytest
 
-from benchmarks.peers.server import free_port, start
+from benchmarks.peers.server import first_tokens, free_port, start
 from headrace.lab.workload import Work
 
 SPINNING = """
@@ -48,6 +49,58 @@ def test_a_server_takes_no_time_between_its_turns_however_its_threads_wait():
     finally:
         server.close()
     assert server._process.returncode is not None
+
+
+NAMELESS = """
+import os, pathlib, sys
+from http.server import BaseHTTPRequestHandler, HTTPServer
+
+class Nameless(BaseHTTPRequestHandler):
+    def do_GET(self):
+        self.send_response(200)
+        self.end_headers()
+        self.wfile.write(b'{"data": []}')
+
+listening = HTTPServer(("127.0.0.1", int(sys.argv[1])), Nameless)
+pathlib.Path(sys.argv[2]).write_text(str(os.getpid()))
+listening.serve_forever()
+"""
+
+
+@pytest.mark.parametrize("cut_short", [False, True], ids=["names no model", "interrupted"])
+def test_no_server_outlives_a_start_that_failed(tmp_path, monkeypatch, cut_short):
+    noted = tmp_path / "pid"
+    if cut_short:
+
+        def interrupt(_: float) -> None:
+            if noted.exists() and noted.read_text():
+                raise KeyboardInterrupt
+
+        monkeypatch.setattr("benchmarks.peers.server.time.sleep", interrupt)
+    port = free_port()
+    ready = "/never" if cut_short else "/health"
+    script = NAMELESS.replace("200", "200 if self.path != '/never' else 503")
+    with pytest.raises(KeyboardInterrupt if cut_short else IndexError):
+        start("nameless", [sys.executable, "-c", script, str(port), str(noted)], port, ready, 1, {}, {})
+    with pytest.raises(ProcessLookupError):
+        os.kill(int(noted.read_text()), 0)
+
+
+def test_servers_here_are_asked_without_a_proxy(monkeypatch):
+    for name in ("HTTP_PROXY", "http_proxy", "ALL_PROXY"):
+        monkeypatch.setenv(name, "http://127.0.0.1:9")
+    port = free_port()
+    command = [sys.executable, "-c", SPINNING, str(port)]
+    server = start("spinner", command, port, "/health", 1, {"PYTHONPATH": str(Path.cwd())}, {})
+    try:
+        with server.turn():
+            assert first_tokens(server.endpoint, Work("w", (1, 2), max_tokens=3, ignore_eos=True)) == [
+                1,
+                1,
+                1,
+            ]
+    finally:
+        server.close()
 
 
 def test_a_server_that_ends_is_told_with_its_last_words():

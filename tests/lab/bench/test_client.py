@@ -152,6 +152,45 @@ def test_a_server_that_is_not_there() -> None:
     assert "ConnectionRefusedError" in record.error
 
 
+END = {"choices": [{"text": "", "finish_reason": "stop"}], "usage": {"completion_tokens": 1}}
+
+
+def answered(*chunks: object) -> Record:
+    """The record of an answer that is these chunks, a second apart."""
+    answer = Answer()
+    for second, chunk in enumerate((*chunks, END)):
+        answer.feed(f"data: {json.dumps(chunk)}\n\n".encode(), float(second))
+    answer.feed(b"data: [DONE]\n\n", 9.0)
+    return answer.record(Work("a", "x", 9), 0.0, 10.0)
+
+
+@pytest.mark.parametrize(
+    ("chunk", "error"),
+    [
+        ({"error": "it broke"}, "it broke"),
+        ({"error": {"message": "it broke"}}, "it broke"),
+        ({"choices": [None]}, "AttributeError"),
+        ({"choices": 7}, "TypeError"),
+        ({"choices": [{"delta": "word"}]}, "AttributeError"),
+        ({"usage": {"completion_tokens": "many"}}, "ValueError"),
+        ({"usage": {"prompt_tokens_details": 3}}, "AttributeError"),
+    ],
+)
+def test_an_odd_event_is_an_error_of_its_answer_alone(chunk: object, error: str) -> None:
+    assert error in answered(chunk).error
+
+
+def test_an_event_without_choices_is_none_of_the_answer() -> None:
+    record = answered({"choices": None}, {"id": "x"}, {"choices": [{"text": "a"}]})
+    assert (record.error, record.token_seconds) == ("", (2.0,))
+
+
+@pytest.mark.parametrize("part", ["content", "reasoning_content", "reasoning", "tool_calls"])
+def test_whatever_a_chat_answers_with_has_its_time(part: str) -> None:
+    record = answered({"choices": [{"delta": {part: "a"}}]}, {"choices": [{"delta": {"role": "assistant"}}]})
+    assert (record.error, record.token_seconds) == ("", (0.0,))
+
+
 @pytest.mark.parametrize("cut", range(1, 60, 7))
 def test_chunks_cut_anywhere_read_the_same(cut: int) -> None:
     def line(text: str) -> str:

@@ -10,7 +10,7 @@ from headrace.core.events import Event
 from headrace.core.plan import StepOutput, StepPlan
 from headrace.core.request import Request, SamplingParams
 from headrace.lab.bench.engine import EngineTarget
-from headrace.lab.bench.latency import Stopwatch, latency_table, time_steps
+from headrace.lab.bench.latency import NotOneBatch, Stopwatch, latency_table, time_steps
 from headrace.lab.bench.measure import measure
 from headrace.lab.workload import Prompt, Work
 from headrace.lab.workload.tokens import fixed_lengths, shared_prefix
@@ -136,5 +136,5 @@ def test_a_batch_that_does_not_fit_says_so() -> None:
     engine.runner = stopwatch = Stopwatch(inner)
     params = SamplingParams(max_tokens=4, ignore_eos=True)
     requests = [Request(str(i), (1, 2, 3), params) for i in range(4)]
-    with pytest.raises(RuntimeError, match="max_num_seqs"):
+    with pytest.raises(NotOneBatch, match="max_num_seqs"):
         time_steps(engine, stopwatch, dict, requests)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import sys
 from collections.abc import Sequence
@@ -69,6 +70,17 @@ def test_each_round_may_have_work_of_its_own_the_same_for_all() -> None:
     assert [name for name, _ in seen] == ["a", "b", "b", "a"]
     assert seen[0][1] == seen[1][1] == WORK
     assert seen[2][1] == seen[3][1] == fixed_lengths(4, 8, 5, seed=1)
+
+
+def test_a_round_in_which_a_target_had_no_times_is_in_no_ratio_of_times() -> None:
+    class Failing(Scripted):
+        def run(self, work: Sequence[Work]) -> list[Record]:
+            records = super().run(work)
+            lost = not self._seconds  # in its last round
+            return [dataclasses.replace(record, error="gone" if lost else "") for record in records]
+
+    result = compare([Scripted("base", [1.0] * 3, []), Failing("other", [4.0, 2.0, 1.0], [])], WORK, 3)
+    assert result.ratios["other"]["ttft_p50"] == pytest.approx(3.0)
 
 
 def test_one_target_or_two_of_a_name_cannot_be_compared() -> None:

@@ -63,6 +63,13 @@ def test_each_row_ends_at_its_own_limit_and_batches_wait_for_their_last(folder: 
     assert all(record.arrived == 0.0 for record in run.records)
 
 
+def test_in_a_closed_loop_a_request_is_sent_when_its_batch_begins(folder: Path) -> None:
+    work = [Work(f"w{i}", (5, 6), 2, ignore_eos=True) for i in range(4)]
+    first, second, third, fourth = TransformersStatic("tf", str(folder), 2, closed=True).run(work)
+    assert first.arrived == second.arrived < first.token_seconds[0]
+    assert second.finished <= third.arrived == fourth.arrived < third.token_seconds[0]
+
+
 def test_an_end_token_ends_a_row_unless_it_is_ignored(folder: Path) -> None:
     target = TransformersStatic("tf", str(folder), 2)
     always(target, EOS)

@@ -5,19 +5,43 @@ import json
 import pytest
 from rich.console import Console
 
-from headrace.lab.bench.roofline import Machine, Part, Step, bound, document, machine_table, step_table
+from headrace.lab.bench.roofline import (
+    Machine,
+    Part,
+    Step,
+    bound,
+    document,
+    machine_table,
+    prompt_keys,
+    step_table,
+)
 
 MACHINE = Machine({1: 20e9, 2: 40e9}, {"bfloat16": {"own": 0.9e12, "oneDNN": 1e12}, "int8": {"own": 2e12}})
 
 
 def test_a_part_needs_the_longer_of_reading_and_multiplying():
-    reads = bound(Part("linear", 0.05, bytes=1e9, operations=1e9, numbers="bfloat16"), MACHINE)
+    reads = bound(Part("linear", 0.05, bytes=1e9, operations={"bfloat16": 1e9}), MACHINE)
     assert (reads.bandwidth, reads.arithmetic) == pytest.approx((0.025, 0.001))
     assert reads.allowed == reads.bandwidth
     assert reads.share == pytest.approx(0.5)
-    multiplies = bound(Part("linear", 0.011, bytes=1e8, operations=2e10, numbers="int8"), MACHINE)
+    multiplies = bound(Part("linear", 0.011, bytes=1e8, operations={"int8": 2e10}), MACHINE)
     assert multiplies.allowed == pytest.approx(0.01)
     assert multiplies.held_by == "arithmetic"
+
+
+def test_of_two_types_of_numbers_the_quicker_counts():
+    def arithmetic(planes: float) -> float:
+        operations = {"int8": planes * 1e9, "bfloat16": 1e9}
+        return bound(Part("linear", 1.0, operations=operations), MACHINE).arithmetic
+
+    assert arithmetic(1) == pytest.approx(1e9 / 2e12)
+    assert arithmetic(3) == pytest.approx(1e9 / 1e12)
+
+
+@pytest.mark.parametrize("window", [None, 1000, 100, 40, 1])
+def test_a_window_bounds_what_a_prompt_looks_at(window):
+    keys = [min(position, window or position) for position in range(1, 101)]
+    assert prompt_keys(100, window) == sum(keys)
 
 
 def test_what_exceeds_the_bound_is_overhead():
@@ -30,8 +54,8 @@ def test_what_exceeds_the_bound_is_overhead():
 
 def step() -> Step:
     parts = (
-        Part("linear layers", 0.030, 1e9, 1e9, "bfloat16"),
-        Part("attention", 0.020, 1e6, 1e10, "bfloat16"),
+        Part("linear layers", 0.030, 1e9, {"bfloat16": 1e9}),
+        Part("attention", 0.020, 1e6, {"bfloat16": 1e10}),
         Part("sampling", 0.010),
     )
     return Step("decode", 4, 128, 16, 0.05, tuple(bound(part, MACHINE) for part in parts))

@@ -52,6 +52,14 @@ def test_slos() -> None:
     assert meets(Record("one", 0.0, 1.0, (1.0,), output_tokens=1), {"tpot": 0.001})
 
 
+def test_an_answer_whose_parts_nobody_saw_meets_no_bound_of_their_times() -> None:
+    unseen = Record("unseen", 0.0, 1.0, output_tokens=5)
+    for name in ("ttft", "tpot", "itl"):
+        assert not meets(unseen, {name: 9.0})
+    assert meets(unseen, {"e2e": 9.0})
+    assert meets(replace(unseen, output_tokens=0), {"ttft": 9.0})
+
+
 def test_no_records_at_all() -> None:
     summary = summarize([])
     assert (summary.requests, summary.seconds, summary.output_tokens_per_second) == (0, 0.0, 0.0)

@@ -1,0 +1,25 @@
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+FOLDER = Path(__file__).parents[2] / "benchmarks"
+SCRIPTS = [path for path in sorted(FOLDER.glob("*.py")) if "__main__" in path.read_text()]
+README = (FOLDER / "README.md").read_text()
+
+
+def bullet(beginning: str) -> str:
+    """The list's item that begins so."""
+    return next(item for item in README.split("\n- ") if item.startswith(beginning)).split("\n\n")[0]
+
+
+@pytest.mark.parametrize("path", SCRIPTS, ids=lambda path: path.stem)
+def test_every_script_is_in_the_table_and_its_flags_and_files_are_as_told(path):
+    source, named = path.read_text(), f"`{path.stem}`"
+    assert f"| `python -m benchmarks.{path.stem}" in README
+    takes = re.search(r"from benchmarks\.stage import .*\barguments\b", source)
+    assert (named in bullet("`--model`")) == bool(takes)
+    writes = any(call in source for call in ("publish(", "report.write("))
+    assert (named in bullet("`bench-results/<name>.json`")) == writes
