@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import shutil
+import os
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
@@ -24,13 +25,18 @@ from headrace.compute.quantization.writing import Method, write_quantized
 from headrace.config import ConfigError
 from headrace.core.request import SamplingParams
 from headrace.llm import LLM
-from headrace.serve.text.tokenizer import Tokenizer
+from headrace.serve.text.tokenizer import Tokenizer, TokenizerError
 
 WINDOW = 512
-"""Tokens that are read at once; every window begins anew."""
+"""Tokens that are read at once, at most; every window begins anew."""
 WINDOWS = 160
 """Of a text, at most; one in `HELD_OUT` is kept for measuring."""
 HELD_OUT = 5
+LEAST_TOKENS = 1000
+"""That a model must be measured on before it is kept: on fewer, chance would decide."""
+
+_PIECE = 1 << 20
+"""Characters of a file that are encoded at once: each takes some hundred bytes of memory."""
 
 REPORTED: tuple[tuple[str, Method], ...] = (
     ("int8", "rtn"),
@@ -49,8 +55,20 @@ class Line(NamedTuple):
     quality: Quality
 
 
+@contextmanager
+def _refusals() -> Iterator[None]:
+    """What is wrong with a model, its tokenizer or a disk is told as a wrong setting is: in one line."""
+    try:
+        yield
+    except (ModelError, TokenizerError, OSError) as error:
+        raise ConfigError(str(error)) from error
+
+
 class Quantizing:
     """One plain model, and the text by which its quantizations are made and measured.
+
+    ``measured`` and ``calibrated`` are windows of tokens, none of them in both; ``scored`` counts the tokens that are
+    predicted in measuring, which are all but the first of each window.
 
     Args:
         model: folder, hub name or "builtin".
@@ -58,56 +76,78 @@ class Quantizing:
         seed: of what it writes.
 
     Raises:
-        ConfigError: there is no such model, its weights are in few bits already, or there is no text.
+        ConfigError: there is no such model, it cannot be quantized, or there is no text.
     """
 
+    @_refusals()
     def __init__(self, model: str, text: Path | None = None, seed: int = 0) -> None:
-        try:
-            self.folder = resolve_folder(model)
-            self.config = read_config(self.folder)
-            self.spec = parse_config(self.config)
-        except ModelError as error:
-            raise ConfigError(str(error)) from error
+        self.folder = resolve_folder(model)
+        self.config = read_config(self.folder)
+        self.spec = parse_config(self.config)
         if self.spec.stored:
             raise ConfigError(f"{model}: its weights are in few bits already ({self.spec.stored.name})")
+        if self.spec.nested_checkpoint:
+            raise ConfigError(f"{model}: is part of a larger model; only text models can be quantized")
         limit_threads()
         self.device = resolve_device("auto")
         facts = device_facts(self.device)
+        self.plain_dtype = resolve_dtype("auto", self.spec.dtype, facts).dtype
         self.dtype = resolve_dtype("auto", self.spec.dtype, facts, quantized=True).dtype
         length = min(WINDOW, self.spec.max_positions)
         windows = self._read(text, length) if text else self._write_text(length, seed)
+        windows = [window for window in windows if len(window) > 1]
+        if len(windows) < HELD_OUT:
+            raise ConfigError(
+                f"--calibrate {text}: there is too little text in it"
+                if text
+                else "the model writes next to nothing: give a text with --calibrate FILE"
+            )
         self.measured = windows[::HELD_OUT]
-        self.calibrated = [w for place, w in enumerate(windows) if place % HELD_OUT] or windows
+        self.calibrated = [window for place, window in enumerate(windows) if place % HELD_OUT]
+        self.scored = sum(len(window) - 1 for window in self.measured)
 
-    def write(self, scheme: str, method: Method, target: Path) -> None:
-        """Write the model to the folder ``target``, which is made."""
-        calibration = None
-        if method != "rtn":
-            calibration = Calibration(self.spec, self._plain, self.calibrated)
-        try:
-            write_quantized(self.folder, target, self.config, self.spec, SCHEMES[scheme], method, calibration)
-        except (ModelError, OSError) as error:
-            raise ConfigError(str(error)) from error
+    def write(
+        self, scheme: str, method: Method, target: Path, calibration: Calibration | None = None
+    ) -> None:
+        """Write the model to the folder ``target``, which is made.
+
+        ``calibration`` is `calibration`'s, where several models are to share it.
+
+        Raises:
+            ModelError, OSError: as `write_quantized`.
+        """
+        calibration = calibration or self.calibration()
+        write_quantized(self.folder, target, self.config, self.spec, SCHEMES[scheme], method, calibration)
+
+    def calibration(self) -> Calibration:
+        """The moments of the plain model's layers, taken when they are first asked for."""
+        return Calibration(self.spec, self._plain, self.calibrated)
 
     def measure(self, folder: Path, name: str) -> Line:
         """What a quantized checkpoint costs against the plain one."""
         return self._line(name, self._reader(self._plain()), self._stored(folder))
 
     def report(self) -> Iterator[Line]:
-        """Every way that there is, each as soon as it has been measured."""
-        plain = self._reader(self._plain())
-        for scheme in SCHEMES:
-            weights = load_weights(self.folder, self.spec, self.dtype, self.device, scheme)
-            yield self._line(f"--quantization {scheme}", plain, weights)
-        yield self._line("--kv-cache-dtype int8", plain, self._plain(), torch.int8)
-        for scheme, method in REPORTED:
-            with tempfile.TemporaryDirectory() as folder:
-                target = Path(folder) / "quantized"
-                self.write(scheme, method, target)
-                yield self._line(f"written {scheme} {method}", plain, self._stored(target))
+        """Every way that there is, each as soon as it has been measured.
+
+        Raises:
+            ConfigError: the model's weights cannot be read, or there is no room for those in fewer bits.
+        """
+        with _refusals():
+            plain = self._reader(self._plain())
+            for scheme in SCHEMES:
+                weights = load_weights(self.folder, self.spec, self.dtype, self.device, scheme)
+                yield self._line(f"--quantization {scheme}", plain, weights)
+            yield self._line("--kv-cache-dtype int8", plain, self._plain(), torch.int8)
+            calibration = self.calibration()
+            for scheme, method in REPORTED:
+                with tempfile.TemporaryDirectory() as folder:
+                    target = Path(folder) / "quantized"
+                    self.write(scheme, method, target, calibration)
+                    yield self._line(f"written {scheme} {method}", plain, self._stored(target))
 
     def _plain(self) -> DecoderWeights:
-        return load_weights(self.folder, self.spec, self.dtype, self.device)
+        return load_weights(self.folder, self.spec, self.plain_dtype, self.device)
 
     def _stored(self, folder: Path) -> DecoderWeights:
         return load_weights(folder, parse_config(read_config(folder)), self.dtype, self.device)
@@ -122,18 +162,29 @@ class Quantizing:
         return Line(name, weights.nbytes, compare(plain, self._reader(weights, kv_dtype), self.measured))
 
     def _read(self, text: Path, length: int) -> list[Sequence[int]]:
+        """A file in windows that begin as the model's texts do; a short one in shorter windows, `HELD_OUT` or more."""
+        tokenizer = Tokenizer.from_folder(self.folder)
+        bos = tokenizer.bos_token_id
+        begin = [] if bos is None or tokenizer.encode("")[:1] != [bos] else [bos]
+        tokens: list[int] = []
         try:
-            tokens = Tokenizer.from_folder(self.folder).encode(text.read_text(encoding="utf-8"))
+            with text.open(encoding="utf-8") as file:
+                # No further than is needed, and cut where a line ends, if one does.
+                while len(tokens) < WINDOWS * length and (piece := file.read(_PIECE) + file.readline(_PIECE)):
+                    tokens += tokenizer.encode(piece, add_special_tokens=False)
         except (OSError, UnicodeDecodeError) as error:
             raise ConfigError(f"--calibrate {text}: {error}") from error
-        if len(tokens) < 2:
-            raise ConfigError(f"--calibrate {text}: there is no text in it")
-        return split_windows(tokens, length)[:WINDOWS]
+        if max(tokens, default=0) >= self.spec.vocab_size:
+            raise ConfigError(f"{self.folder}: its tokenizer knows tokens that the model does not")
+        length = max(1, min(length - len(begin), len(tokens) // HELD_OUT))
+        return [[*begin, *window] for window in split_windows(tokens, length)[:WINDOWS]]
 
     def _write_text(self, length: int, seed: int) -> list[Sequence[int]]:
         """What the model says of itself, at temperature 1: the text that it knows best."""
         begin = self.config.get("bos_token_id")
         if not isinstance(begin, int):
+            begin = Tokenizer.from_folder(self.folder).bos_token_id
+        if begin is None:
             raise ConfigError("the model has no token that begins a text: give one with --calibrate FILE")
         llm = LLM(str(self.folder), max_model_len=length)
         try:
@@ -144,29 +195,47 @@ class Quantizing:
             told = llm.generate([[begin]] * WINDOWS, asked, progress=False)
         finally:
             llm.close()
-        windows = [[begin, *each.outputs[0].token_ids] for each in told]
-        return [window for window in windows if len(window) > 1]
+        return [[begin, *each.outputs[0].token_ids] for each in told]
 
 
+@_refusals()
+def check_output(target: Path) -> None:
+    """What can be said of a folder to be written before the work begins.
+
+    Raises:
+        ConfigError: ``target`` is there already, or cannot be made.
+    """
+    if os.path.lexists(target):
+        raise ConfigError(f"--output {target}: is there already")
+    parent = next(folder for folder in target.absolute().parents if folder.exists())
+    if not (parent.is_dir() and os.access(parent, os.W_OK | os.X_OK)):
+        raise ConfigError(f"--output {target}: {parent} is not a folder that can be written to")
+
+
+@_refusals()
 def quantize(
     job: Quantizing, scheme: str, method: Method, target: Path, *, force: bool, show: Callable[[Line], None]
 ) -> None:
     """Write a quantized model, measure what was written, and keep it if it is good enough.
 
     Raises:
-        ConfigError: ``target`` is there already, or the model is past a bound of quality and ``force`` is not set.
+        ConfigError: the model or ``target`` cannot be written; or the text is too short, or the model past a bound of
+            quality, and ``force`` is not set.
     """
-    if target.exists():
-        raise ConfigError(f"--output {target}: is there already")
-    unproved = target.with_name(f".{target.name}.unproved")
-    shutil.rmtree(unproved, ignore_errors=True)
-    try:
+    unless = "nothing is written (--force writes it all the same)"
+    if job.scored < LEAST_TOKENS and not force:
+        raise ConfigError(
+            f"{job.scored:,} tokens are too few to measure a model by, less than {LEAST_TOKENS:,}: {unless}"
+        )
+    target.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(
+        prefix=f".{target.name}.", suffix=".unproved", dir=target.parent
+    ) as folder:
+        unproved = Path(folder) / "model"  # the folder around it is for its owner alone
         job.write(scheme, method, unproved)
         line = job.measure(unproved, f"{scheme} {method}")
         show(line)
         faults = line.quality.faults()
         if faults and not force:
-            raise ConfigError(f"{'; '.join(faults)}: nothing is written (--force writes it all the same)")
+            raise ConfigError(f"{'; '.join(faults)}: {unless}")
         unproved.rename(target)
-    finally:
-        shutil.rmtree(unproved, ignore_errors=True)

@@ -40,17 +40,19 @@ def quantize(
     """Write a model in fewer bits, as compressed-tensors, or report what fewer bits cost.
 
     A model is not written if its perplexity grows by more than 5 %, or it diverges from the plain one by more than
-    0.1 nats a token: on a fifth of the text, which the calibration has not seen.
+    0.1 nats a token: on a fifth of the text, which the calibration has not seen. Nor is it if that fifth is less than
+    1,000 tokens.
     """
-    from headrace.build.quantizing import Quantizing
+    from headrace.build.quantizing import Quantizing, check_output
     from headrace.build.quantizing import quantize as write
 
     if output is None and not report:
         raise ConfigError("say --output FOLDER, or --report, or both")
+    if output is not None:
+        check_output(output)
     job = Quantizing(model, calibrate, seed)
-    said = sum(map(len, job.measured))
     origin = str(calibrate) if calibrate else "the model's own writing"
-    typer.echo(f"measured on {said:,} tokens of {origin}")
+    typer.echo(f"measured on {job.scored:,} tokens of {origin}")
     typer.echo(HEADER)
     if report:
         for line in job.report():

@@ -18,6 +18,7 @@ def little(monkeypatch: pytest.MonkeyPatch) -> None:
     """Few and short windows: what is tested is the road, not the numbers."""
     monkeypatch.setattr(quantizing, "WINDOW", 48)
     monkeypatch.setattr(quantizing, "WINDOWS", 10)
+    monkeypatch.setattr(quantizing, "LEAST_TOKENS", 40)
 
 
 def run(*words: object) -> str:
@@ -32,10 +33,9 @@ def test_a_written_model_is_measured_and_can_be_loaded(tmp_path: Path) -> None:
     assert "int8 rtn" in shown
     assert f"written: {tmp_path / 'few'}" in shown
     assert [path.name for path in tmp_path.iterdir()] == ["few"]
+    assert len({path.stat().st_mode for path in (tmp_path / "few").iterdir()}) == 1
     again = quantizing.Quantizing("builtin").measure(tmp_path / "few", "again")
     assert again.quality.agreement > 0.9
-    with pytest.raises(ConfigError, match="is there already"):
-        run("builtin", "--output", tmp_path / "few")
     with pytest.raises(ConfigError, match=r"in few bits already \(compressed-tensors\)"):
         run(tmp_path / "few", "--report")
 
@@ -62,9 +62,17 @@ def test_a_report_has_every_way(monkeypatch: pytest.MonkeyPatch) -> None:
     assert all(way in shown for way in ways)
 
 
+def test_a_wrong_output_is_refused_before_the_text_is_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(quantizing, "Quantizing", None)
+    with pytest.raises(ConfigError, match="is there already"):
+        run("builtin", "--report", "--output", tmp_path)
+
+
 def test_there_must_be_something_to_do_and_something_to_read(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="say --output FOLDER, or --report"):
         run("builtin")
     (tmp_path / "empty").write_text("")
-    with pytest.raises(ConfigError, match="there is no text in it"):
+    with pytest.raises(ConfigError, match="there is too little text in it"):
         run("builtin", "--report", "--calibrate", tmp_path / "empty")

@@ -122,7 +122,7 @@ def load_weights(
             the message names them. Or its linears are quantized already.
     """
     with Checkpoint(folder, _plain_name if spec.nested_checkpoint else str) as checkpoint:
-        _check_names(checkpoint, spec)
+        check_names(checkpoint, spec)
         return _Assembly(spec, _Stored(checkpoint, spec), dtype, device, quantize).weights()
 
 
@@ -280,7 +280,7 @@ class _Assembly:
         return self._joined(repeated, torch.float32).add_(self._spec.norm_offset)
 
 
-def _check_names(checkpoint: Checkpoint, spec: DecoderSpec) -> None:
+def check_names(checkpoint: Checkpoint, spec: DecoderSpec) -> None:
     """Raise ModelError unless the checkpoint has exactly the tensors that the model needs."""
     required = {name for name, _ in other_tensors(spec)}
     optional = {f"{HEAD}.weight"} if spec.tied_embeddings else set()

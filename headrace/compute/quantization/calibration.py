@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Sequence
+from contextlib import suppress
 from typing import Any
 
 from torch import Tensor
@@ -24,8 +25,15 @@ Moments = dict[tuple[int, str], Tensor]
 """Of layer and linear: float32 [in, in], the sum over tokens of ``x xᵀ``."""
 
 
+class _Enough(Exception):
+    """All that is watched has been seen; nothing is wrong."""
+
+
 class WatchingKernels(TorchKernels):
-    """Kernels that compute as the torch kernels do, and sum up what goes into the linears of some ``layers``."""
+    """Kernels that compute as the torch kernels do, and sum up what goes into the linears of some ``layers``.
+
+    Behind the last of these they break off: nobody needs the layers after it, nor the head.
+    """
 
     name = "watching"
 
@@ -33,6 +41,7 @@ class WatchingKernels(TorchKernels):
         super().__init__()
         self.moments: Moments = {}
         self._layers = layers
+        self._last = max(layers), LINEARS[-1]
         self._prepared = 0
 
     def prepare_linear(self, weight: Tensor | QuantizedWeight) -> Any:
@@ -46,6 +55,8 @@ class WatchingKernels(TorchKernels):
             wide = x.float()
             moments = wide.T @ wide
             self.moments[place] = self.moments[place].add_(moments) if place in self.moments else moments
+        if place == self._last:
+            raise _Enough
         return super().linear(x, prepared, bias)
 
 
@@ -57,14 +68,14 @@ def input_moments(
     every = list(windows)
     reader = Reader(spec, weights, kernels, max(map(len, every)))
     for tokens in every:
-        reader.logits(tokens, wanted=len(tokens))
+        with suppress(_Enough):  # wanted: the model's last layer goes on with these positions alone
+            reader.logits(tokens, wanted=len(tokens))
     return {place: moments.cpu() for place, moments in kernels.moments.items()}
 
 
 def split_windows(tokens: Sequence[int], length: int) -> list[Sequence[int]]:
-    """A text in windows of ``length`` tokens; what is left at its end is dropped unless it is all there is."""
-    whole = [tokens[begin : begin + length] for begin in range(0, len(tokens) - length + 1, length)]
-    return whole or [tokens]
+    """A text in windows of ``length`` tokens; what is left at its end is dropped."""
+    return [tokens[begin : begin + length] for begin in range(0, len(tokens) - length + 1, length)]
 
 
 class Calibration:
@@ -88,5 +99,6 @@ class Calibration:
         """The moments of a layer's linears; layers are best asked for in order."""
         if (layer, LINEARS[0]) not in self._held:
             wanted = range(layer, min(layer + self._at_once, self._spec.num_layers))
+            self._held = {}  # before the next are taken, not after
             self._held = input_moments(self._spec, self._load(), self._windows, wanted)
         return {linear: self._held[layer, linear] for linear in LINEARS}

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import save_file
 from torch import Tensor
 
@@ -29,6 +30,7 @@ from headrace.compute.model.layout import (
     plain_shapes,
 )
 from headrace.compute.model.spec import DecoderSpec, ModelError
+from headrace.compute.model.weights import check_names
 from headrace.compute.quantization.awq import best_factors
 from headrace.compute.quantization.calibration import Calibration
 from headrace.compute.quantization.compressed_tensors import stored_format, stored_parts
@@ -58,25 +60,29 @@ def write_quantized(
     spec: DecoderSpec,
     scheme: Scheme,
     method: Method,
-    calibration: Calibration | None,
+    calibration: Calibration,
 ) -> None:
-    """Write the model in ``source`` to the folder ``target``, which is made.
+    """Write the model in ``source`` to the folder ``target``, which is made; "rtn" asks for no moments.
 
     Raises:
-        ModelError: its weights are in few bits already, or lie within a larger model.
+        ModelError: its weights are in few bits already, lie within a larger model, are not those of ``spec``, do not
+            fit ``scheme``, or are not all numbers.
         OSError: the folder cannot be written.
     """
     if spec.stored or spec.nested_checkpoint:
         raise ModelError(f"{source}: only text models with plain weights can be quantized")
-    target.mkdir(parents=True)
     groups: dict[int, set[str]] = defaultdict(set)
-    shards = _Shards(target)
     with Checkpoint(source) as checkpoint:
+        check_names(checkpoint, spec)
+        _check_widths(source, spec, scheme)
+        target.mkdir(parents=True)
+        shards = _Shards(target)
         stored = checkpoint.read(f"{FINAL_NORM}.weight").dtype
         scale_dtype = torch.bfloat16 if stored == torch.bfloat16 else torch.float32
         for index in range(spec.num_layers):
             layer = _read(checkpoint, spec, index)
-            moments = calibration.of(index) if calibration else {}
+            moments = {} if method == "rtn" else calibration.of(index)
+            _check_numbers(source, layer, moments)
             if method == "awq":
                 _scale(layer, moments, scheme, spec.norm_offset)
             for name, place in layer.places.items():
@@ -90,6 +96,7 @@ def write_quantized(
                     parts = stored_parts(quantized.rows(begin, end), scale_dtype)
                     shards.add({f"{module}.{suffix}": part for suffix, part in parts.items()})
             shards.add({name: tensor.to(stored) for name, tensor in _others(layer, spec, index).items()})
+            del moments  # they would stay while the next layer's are taken
         outside = [name for name in plain_shapes(spec) if not name.startswith("model.layers.")]
         shards.add({name: checkpoint.read(name).clone() for name in outside})
     shards.close()
@@ -99,6 +106,21 @@ def write_quantized(
                 shutil.copyfile(file, target / file.name)
     told = {**config, "quantization_config": _config(scheme, groups)}
     (target / "config.json").write_text(json.dumps(told, indent=2) + "\n")
+
+
+def _check_widths(source: Path, spec: DecoderSpec, scheme: Scheme) -> None:
+    try:
+        for place in linear_places(spec, 0).values():
+            scheme.group(place.inputs)
+    except ValueError as error:
+        raise ModelError(f"{source}: {error}") from error
+
+
+def _check_numbers(source: Path, layer: _Layer, moments: Mapping[str, Tensor]) -> None:
+    for name, place in layer.places.items():
+        for kind, tensors in (("weights", layer.linears), ("inputs", moments)):
+            if name in tensors and not tensors[name].isfinite().all():
+                raise ModelError(f"{source}: {kind} of {', '.join(place.modules)} are not finite")
 
 
 def _read(checkpoint: Checkpoint, spec: DecoderSpec, index: int) -> _Layer:
@@ -177,7 +199,14 @@ class _Shards:
 
     def _write(self) -> None:
         name = f"model-{len(set(self._places.values())) + 1:05}.safetensors"
-        save_file(self._waiting, self._folder / name, {"format": "pt"})
+        file = self._folder / name
+        file.touch()
+        mode = file.stat().st_mode
+        try:
+            save_file(self._waiting, file, {"format": "pt"})
+        except SafetensorError as error:
+            raise OSError(f"{file}: {error}") from error
+        file.chmod(mode)  # others may read it as they may read the other files: the library lets nobody
         self._places |= dict.fromkeys(self._waiting, name)
         self._waiting = {}
 
