@@ -36,7 +36,8 @@ class Store(Protocol):
 
     It may forget at any moment, and raise whatever it likes: who asks it takes that for a miss. ``tags`` are what
     `clear` goes by. A tag's version counts its clearings; a store that outlives the process or is shared keeps the
-    versions too, so that other processes learn of a clearing through `versions`.
+    versions too, so that other processes learn of a clearing through `versions`. It may be away during a clearing, or
+    lose them: `advance` raises versions by so much each, and deletes nothing.
     """
 
     name: str
@@ -50,6 +51,8 @@ class Store(Protocol):
     async def clear(self, tag: str) -> None: ...
 
     async def versions(self) -> Mapping[str, int]: ...
+
+    async def advance(self, steps: Mapping[str, int]) -> None: ...
 
     def facts(self) -> StoreFacts: ...
 

@@ -9,10 +9,11 @@ import random
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import NamedTuple
 
 from headrace.core.cache.ask import Ask
-from headrace.core.cache.control import Control
+from headrace.core.cache.control import NO_WISHES
 from headrace.core.cache.entry import Entry, Freshness, StoreFacts, freshness
 from headrace.core.cache.pool import slot_key, slot_served
 from headrace.core.cache.versions import EVERYTHING, Versions, tenant_tag, user_tag
@@ -60,7 +61,8 @@ class ExactCache:
         self._versions = versions
         self.wall = wall
         self._random = random.Random(seed)
-        self._heard: set[str] = {tier.name for tier in tiers if tier.at_hand}  # whose versions are known
+        # What each store said last; one that has not yet said what was cleared is not asked for answers.
+        self._told: dict[str, Mapping[str, int]] = {tier.name: {} for tier in tiers if tier.at_hand}
         self._samples: OrderedDict[bytes, int] = OrderedDict()  # kept so far, of pools under way
         self._filling = asyncio.Lock()
         self._watching: asyncio.Task[None] | None = None
@@ -90,33 +92,41 @@ class ExactCache:
         own = [user_tag(tenant, tag) for tag in ask.control.tags]
         return self._versions.snapshot([EVERYTHING, tenant_tag(tenant), *own])
 
+    def serves(self, ask: Ask, versions: tuple[tuple[str, int], ...]) -> bool:
+        """Whether ``ask`` may have an answer that was begun under ``versions``.
+
+        It may not if one of its tags has been cleared since, nor if the answer lacks a tag of its own: to clear that
+        would not clear the answer.
+        """
+        return self._versions.current(versions) and set(versions).issuperset(self.snapshot(ask))
+
     async def find(self, ask: Ask) -> Found | None:
         """What may be served for ``ask``, if anything may."""
         if not ask.allowed.pool:
-            return await self._find(ask.key, ask.control)
+            return await self._find(ask.key, ask)
         samples = ask.allowed.pool
-        if await self._find(slot_key(ask.key, samples - 1), ask.control) is None:
+        if await self._find(slot_key(ask.key, samples - 1), ask) is None:
             return None  # not full: who came first would be served more often than the others
-        found = await self._find(slot_key(ask.key, slot_served(ask.request.seed, samples)), ask.control)
+        found = await self._find(slot_key(ask.key, slot_served(ask.request.seed, samples)), ask)
         return None if found is None else found._replace(refresh=False)
 
     async def at(self, key: bytes) -> Entry | None:
         """The entry under ``key`` as it is kept, for those who hold another answer's key."""
-        found = await self._find(key, Control())
+        found = await self._find(key)
         return None if found is None else found.entry
 
-    async def keep(self, ask: Ask, entry: Entry) -> bool:
-        """Put an answer into every store, unless it has been cleared or barred meanwhile; whether it has not."""
+    async def keep(self, ask: Ask, entry: Entry) -> bytes | None:
+        """Put an answer into every store, unless it has been cleared or barred meanwhile; under which key."""
         key = ask.key if not ask.allowed.pool else await self._free_slot(ask)
-        for tier in self._tiers:
+        for tier in () if ask.allowed.pool else self._tiers:  # a wrong sample leaves its place to another one
             known = await tier.find(key)
             if known is not None and known.barred and known.expires > self.wall():
-                return False
+                return None
         if not self._versions.current(entry.versions):
-            return False
+            return None
         for tier in self._tiers:
             await tier.keep(key, entry, entry.stale_until - self.wall())
-        return True
+        return key
 
     async def bar(self, key: bytes) -> None:
         """Forget the answer under ``key`` and keep none there: it was wrong."""
@@ -139,9 +149,10 @@ class ExactCache:
         """How full each store is."""
         return {tier.name: tier.facts() for tier in self._tiers}
 
-    async def _find(self, key: bytes, control: Control) -> Found | None:
+    async def _find(self, key: bytes, ask: Ask | None = None) -> Found | None:
+        control = NO_WISHES if ask is None else ask.control
         for number, tier in enumerate(self._tiers):
-            if tier.name not in self._heard:
+            if tier.name not in self._told:
                 continue
             entry = await tier.find(key)
             if entry is None:
@@ -150,7 +161,8 @@ class ExactCache:
                 return None
             now = self.wall()
             state = freshness(entry, now, self._chance(), control.max_age)
-            if state is Freshness.GONE or not self._versions.current(entry.versions):
+            servable = self._versions.current if ask is None else partial(self.serves, ask)
+            if state is Freshness.GONE or not servable(entry.versions):
                 continue
             if state is Freshness.STALE and now - entry.expires > control.stale_while_revalidate:
                 continue
@@ -169,14 +181,14 @@ class ExactCache:
             kept = self._samples.pop(ask.key, None)
             if kept is None:
                 kept = 0
-                while kept < samples and await self._find(slot_key(ask.key, kept), Control()) is not None:
+                while kept < samples and await self._find(slot_key(ask.key, kept)) is not None:
                     kept += 1
             self._samples[ask.key] = min(kept + 1, samples)
             while len(self._samples) > COUNTED_POOLS:
                 self._samples.popitem(last=False)
         if kept == samples:
             last = slot_key(ask.key, samples - 1)
-            full = await self._find(last, Control()) is not None
+            full = await self._find(last, ask) is not None
             return slot_key(ask.key, slot_served(ask.request.seed, samples)) if full else last
         return slot_key(ask.key, kept)
 
@@ -187,12 +199,18 @@ class ExactCache:
                 await self._hear(tier)
 
     async def _hear(self, tier: Tier) -> None:
-        """Learn what has been cleared in one store."""
+        """Learn what has been cleared in one store, and tell it what it could not hear or has lost."""
+        if tier.at_hand:
+            return
         numbers = await tier.versions()
         if numbers is None:
             return
-        self._heard.add(tier.name)
-        for tag in self._versions.merge(numbers):
+        news = self._versions.merge(numbers, self._told.get(tier.name, {}))
+        self._told[tier.name] = numbers
+        for tag in news:
             for nearer in self._tiers:
                 if nearer.at_hand:
                     await nearer.clear(tag)
+        behind = self._versions.ahead_of(numbers)
+        if behind:
+            await tier.advance(behind)

@@ -25,7 +25,7 @@ _LEVELS = {each.name: each.level for each in CLASSES}
 
 logger = logging.getLogger(__name__)
 
-RETRYABLE = (FinishReason.FAILED, FinishReason.TIMEOUT)
+RETRYABLE = (FinishReason.FAILED, FinishReason.TIMEOUT, FinishReason.UNREACHABLE)
 """Ends that are one caller's misfortune or one attempt's: the others may still get their answer."""
 
 
@@ -39,7 +39,7 @@ class Flight:
         stops: finds the stop strings of the request; None where it has none.
         clock: seconds, of any origin.
         ended: called once, with the flight and its end, before its readers are told.
-        again: asked when computing has failed or run out of its first caller's time; whether it has been started
+        again: asked when computing has failed or its first caller's time is too short; whether it has been started
             anew, by `restart`, for those who still wait.
     """
 
@@ -51,7 +51,7 @@ class Flight:
         stops: TextStream | None,
         clock: Callable[[], float],
         ended: Callable[[Flight, Finished], None],
-        again: Callable[[Flight, Finished], bool],
+        again: Callable[[Flight], bool],
     ) -> None:
         self.ask = ask
         self.requests: tuple[Request, ...] = (request,)
@@ -60,6 +60,7 @@ class Flight:
         self.began = clock()
         self.alone = False  # computed for the cache, with or without readers
         self.attempts = 1
+        self.resumed: Beginning | None = None
         self.end: Finished | None = None
         self.seconds = 0.0  # that it took, once it is over
         # Flat, as they grow with every token: Python's search for garbage walks over all tuples and events there are.
@@ -127,9 +128,12 @@ class Flight:
         else:
             self._tell_end(answer, index, self.end)
 
-    def leave(self, answer: Answer, index: int) -> None:
-        """``answer`` hears nothing more about its sequence ``index``."""
-        self._readers.remove((answer, index))
+    def leave(self, answer: Answer, index: int) -> bool:
+        """``answer`` hears nothing more about its sequence ``index``; whether it still did."""
+        reads = (answer, index) in self._readers
+        if reads:
+            self._readers.remove((answer, index))
+        return reads
 
     def when_over(self, call: Callable[[], None]) -> None:
         """Have ``call`` called when it is over, however it ends."""
@@ -138,22 +142,17 @@ class Flight:
     def resume(self, beginning: Beginning) -> None:
         """Begin where an earlier computation of the same answer ended; before anybody has joined."""
         request = self.requests[0]
+        self.resumed = beginning
         self.requests = (replace(request, answered=beginning.tokens),)
         self.began -= beginning.seconds
         self._extend(Emitted(request.id, beginning.tokens))
 
-    def restart(self, failed: Finished, deadline: float | None) -> None:
-        """Have a second attempt ready in ``requests``, which goes on where the first one ended.
-
-        Where that one failed, its caller is told; who joined him goes on waiting, until ``deadline``.
-        """
-        if failed.reason is FinishReason.FAILED and self._readers:
-            answer, index = self._readers.pop(0)
-            answer.tell(index, failed)
+    def restart(self) -> None:
+        """Have a second attempt ready in ``requests``, which goes on where the first one ended."""
         again = replace(
             self.requests[0],
             id=f"{self.ask.request.id}~{self.attempts}",
-            deadline=deadline,
+            deadline=self.deadline(),
             answered=self.tokens,
         )
         self.attempts += 1
@@ -170,14 +169,24 @@ class Flight:
         if self.end is not None:
             return
         if type(event) is Finished:
-            if event.reason not in RETRYABLE or not self._again(self, event):
-                self._end(event)
+            if event.reason in RETRYABLE:
+                self._tell_first(event)
+                if self._again(self):
+                    return
+            self._end(event)
         elif type(event) is Emitted:
             try:
                 self._extend(event)
             except Exception:
                 logger.exception("the text of %s could not be followed", self.requests[0].id)
                 self._end(self._finished(FinishReason.FAILED))
+
+    def _tell_first(self, finished: Finished) -> None:
+        """Whoever began it hears how his attempt has ended, if he still reads."""
+        for answer, index in tuple(self._readers):
+            if answer.requests[index] is self.ask.request:
+                self.leave(answer, index)
+                answer.tell(index, finished)
 
     def _extend(self, event: Emitted) -> None:
         used, stopped = len(event.tokens), False

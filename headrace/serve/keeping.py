@@ -12,6 +12,7 @@ import logging
 from collections.abc import Callable, Sequence
 
 from headrace.core.cache.ask import Ask
+from headrace.core.cache.beginnings import Beginning
 from headrace.core.cache.entry import Entry, lifetime
 from headrace.core.ports import Keeper
 from headrace.serve.exact import ExactCache
@@ -40,7 +41,7 @@ class Keeping:
         exact: keeps them.
         ttl: seconds that an answer is kept unless its caller says otherwise.
         keepers: told of what has been kept.
-        landed: told of each flight when its answer can be found in the cache, or never will be.
+        landed: told of each flight when its answer can be found in the cache, under which key, or never will be.
         busy: whether somebody is being answered.
     """
 
@@ -49,7 +50,7 @@ class Keeping:
         exact: ExactCache,
         ttl: float,
         keepers: Sequence[Keeper],
-        landed: Callable[[Flight], None],
+        landed: Callable[[Flight, bytes | None], None],
         busy: Callable[[], bool],
     ) -> None:
         self._exact = exact
@@ -70,6 +71,11 @@ class Keeping:
         self._waiting[flight] = loop.time()
         if self._worker is None or self._worker.done():
             self._worker = loop.create_task(self._work())
+
+    def break_off(self, flight: Flight) -> None:
+        """Tell the keepers of a flight that is over and whose answer is not whole."""
+        left = Beginning(flight.tokens, flight.seconds, flight.versions, *self._life(flight))
+        self.tell(lambda keeper: keeper.broken_off(flight.ask, left))
 
     async def catch_up(self, ask: Ask) -> None:
         """Have stores at hand know by now what ``ask`` may be answered from, or may begin with."""
@@ -115,29 +121,37 @@ class Keeping:
         return task
 
     async def _keep(self, flight: Flight) -> None:
+        key = None
         try:
             entry = self._entry(flight)
-            kept = await self._exact.keep(flight.ask, entry)
+            key = await self._exact.keep(flight.ask, entry)
         finally:
-            self._landed(flight)
-        if kept:
+            self._landed(flight, key)
+        if key is not None:
             self.tell(lambda keeper: keeper.kept(flight.ask, entry))  # afterwards: they may look it up
 
     def _entry(self, flight: Flight) -> Entry:
         ask, finished = flight.ask, flight.end
         assert finished is not None
-        now = self._exact.wall()
-        ttl = lifetime(self._ttl if ask.control.ttl is None else ask.control.ttl, ask.key)
+        created, expires = self._life(flight)
         return Entry(
             tokens=flight.tokens,
             reason=finished.reason,
             prompt_tokens=len(ask.request.tokens),
             seconds=flight.seconds,
-            created=now,
-            expires=now + ttl,
-            stale_until=now + ttl + ask.control.stale_while_revalidate,
+            created=created,
+            expires=expires,
+            stale_until=expires + ask.control.stale_while_revalidate,
             logprobs=flight.logprobs,
             stop_token=finished.stop_token,
             pulses=flight.pulses,
             versions=flight.versions,
         )
+
+    def _life(self, flight: Flight) -> tuple[float, float]:
+        """When an answer was made and when it ends. It is as old as its oldest part, and ends no later than that."""
+        ask, now = flight.ask, self._exact.wall()
+        expires = now + lifetime(self._ttl if ask.control.ttl is None else ask.control.ttl, ask.key)
+        if flight.resumed is None:
+            return now, expires
+        return flight.resumed.created, min(flight.resumed.expires, expires)

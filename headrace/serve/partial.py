@@ -36,11 +36,11 @@ class Partial:
         self.proposals = Proposals(index_bytes)
         self._beginnings = Beginnings(resume_bytes)
 
-    def resumed(self, ask: Ask, versions: tuple[tuple[str, int], ...]) -> Beginning | None:
-        """How the answer to ``ask`` begins, cut to its length; None where that is not known."""
+    def resumed(self, ask: Ask, versions: tuple[tuple[str, int], ...], now: float) -> Beginning | None:
+        """How the answer to ``ask`` begins, cut to its length; None where that is not known. ``now``: Unix time."""
         if not _resumable(ask) or ask.control.no_cache:
             return None
-        beginning = self._beginnings.find(ask.beginning, versions)
+        beginning = self._beginnings.find(ask.beginning, versions, now, ask.control.max_age)
         if beginning is None:
             return None
         return beginning._replace(tokens=beginning.tokens[: ask.request.params.max_tokens])
@@ -64,7 +64,8 @@ class Partial:
         """A whole answer is the beginning of every longer one, unless a stop string ended it."""
         self.heard(ask.request, entry.tokens)
         if entry.reason is FinishReason.LENGTH or entry.stop_token is not None:
-            self.broken_off(ask, Beginning(entry.tokens, entry.seconds, entry.versions, ask.key))
+            whole = Beginning(entry.tokens, entry.seconds, entry.versions, entry.created, entry.expires)
+            self.broken_off(ask, whole)
 
     def broken_off(self, ask: Ask, beginning: Beginning) -> None:
         """An answer ended before its end."""
@@ -76,8 +77,8 @@ class Partial:
         self.proposals.forget(b"" if tag == EVERYTHING else _tenant(tag))
 
     def barred(self, served: Served) -> None:
-        """Forget a wrong answer's beginning."""
-        self._beginnings.bar(served.source or served.key)
+        """Forget how a wrong answer begins."""
+        self._beginnings.forget(served.beginning)
 
 
 def scope_of(request: Request) -> bytes:

@@ -15,14 +15,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from headrace.core.cache.ask import Ask
-from headrace.core.cache.beginnings import Beginning
 from headrace.core.cache.classes import CacheClass, classify
+from headrace.core.cache.control import Control
 from headrace.core.cache.entry import Hit, Layer, Miss, Served, StoreFacts
 from headrace.core.cache.key import Unkeyable, answer_key, beginning_key
 from headrace.core.classes import BACKGROUND
 from headrace.core.events import Finished, LookedUp, Lookup, Spared
 from headrace.core.ports import Keeper, Level
-from headrace.core.request import FinishReason, Request
+from headrace.core.request import FinishReason, InvalidParameter, Request
 from headrace.serve.exact import ExactCache
 from headrace.serve.flight import Flight, rank
 from headrace.serve.keeping import Keeping
@@ -97,9 +97,9 @@ class Recall:
         self._partial = partial
         if exact is not None:
             every = (*keepers, *(() if partial is None else (partial,)))
-            self._keeping = Keeping(exact, ttl, every, self._forget_flight, lambda: service.awaited)
+            self._keeping = Keeping(exact, ttl, every, self._landed, lambda: service.awaited)
         self._flights: dict[bytes, Flight] = {}
-        self._finding: dict[bytes, asyncio.Task[Hit | Miss]] = {}
+        self._finding: dict[tuple[bytes, Control], asyncio.Task[Hit | Miss]] = {}
         self._served: OrderedDict[str, Served] = OrderedDict()
         self._renewing = 0
 
@@ -153,16 +153,19 @@ class Recall:
         return answer
 
     def close(self, answer: Answer, why: FinishReason = FinishReason.CANCELLED) -> None:
-        """End what is still open of a call; what others read too goes on for them. As `Service.close`."""
+        """End what is still open of a call; what others read too goes on for them. As `Service.close`.
+
+        It may come twice or more: from a timer, an abort or a client that hangs up, and from who reads the answer.
+        """
         self.service.close(answer, why)
         if not isinstance(answer, Recalled):
             return
-        for index, replay in answer.replays:
+        replays, answer.replays = answer.replays, []  # a task can be cancelled twice
+        for index, replay in replays:
             if replay.cancel():
                 self._end(answer, index, why)
         for index, flight in answer.flights:
-            if not flight.over:
-                flight.leave(answer, index)
+            if not flight.over and flight.leave(answer, index):
                 self._end(answer, index, why)
                 if flight.deserted and not flight.alone:
                     self.service.withdraw(flight, why)
@@ -196,8 +199,10 @@ class Recall:
             allowed = CacheClass(exact=False, semantic=False, coalesce=False, why=str(error))
         return Ask(request, question.control, allowed, key, beginning, turn, partition, question.origin)
 
-    def renew(self, question: Question) -> Flight | None:
+    def renew(self, question: Question, anew: bool = False) -> Flight | None:
         """Compute an answer for the cache alone, when nothing else is to be done; None where it is being computed.
+
+        ``anew``: all of it, however much is known.
 
         Raises:
             Refused: as `open`.
@@ -206,9 +211,9 @@ class Recall:
             question.request, service_class=BACKGROUND.name, deadline=None, arrived=self.service.now()
         )
         ask = self.ask(question)
-        if not ask.allowed.exact or ask.key in self._flights:
+        if not ask.allowed.exact or self._under_way(ask) is not None:
             return None
-        flight = self._flight(ask, question, request)
+        flight = self._flight(ask, question, request, anew)
         flight.alone = True
         self.service.submit([flight])
         self._register(flight)
@@ -216,7 +221,11 @@ class Recall:
 
     async def keeps(self, question: Question) -> bool:
         """Whether there is a fresh answer already."""
-        return self._exact is not None and await self._exact.at(self.ask(question).key) is not None
+        if self._exact is None:
+            return False
+        ask = self.ask(question)
+        entry = await self._exact.at(ask.key)
+        return entry is not None and self._exact.serves(ask, entry.versions)
 
     def give_up(self, flight: Flight, why: FinishReason) -> None:
         """End what was computed for the cache alone, unless somebody reads it by now."""
@@ -242,7 +251,7 @@ class Recall:
         """
         if self._exact is None:
             return
-        if served.layer in (None, Layer.EXACT, Layer.COALESCED):
+        if served.layer is not Layer.SEMANTIC:
             await self._exact.bar(served.source or served.key)
         self._keeping.tell(lambda keeper: keeper.barred(served))
 
@@ -300,7 +309,7 @@ class Recall:
         return answer
 
     async def _find(self, ask: Ask, question: Question) -> Hit | Miss:
-        """What the caches have; equal questions at one time are looked up once."""
+        """What the caches have; questions that are equal, wishes included, are looked up once at a time."""
         if ask.control.no_cache:
             return Miss("no_cache")
         exact = self._exact
@@ -308,14 +317,18 @@ class Recall:
         await self._keeping.catch_up(ask)
         if (exact.at_hand and not (self._levels and ask.allowed.semantic)) or not ask.allowed.coalesce:
             return await self._look_up(exact, ask, question)
-        if self._followed(ask) is not None:
+        if self._followed(ask) is not None and not ask.control.only_if_cached:
             return Miss("coalesced")
-        task = self._finding.get(ask.key)
+        name = (ask.key, ask.control)
+        task = self._finding.get(name)
         if task is None:
             task = asyncio.get_running_loop().create_task(self._look_up(exact, ask, question))
-            self._finding[ask.key] = task
-            task.add_done_callback(lambda _: self._finding.pop(ask.key, None))
-        return await asyncio.shield(task)
+            self._finding[name] = task
+            task.add_done_callback(lambda _: self._finding.pop(name, None))
+        found = await asyncio.shield(task)
+        if isinstance(found, Hit) and not exact.serves(ask, found.entry.versions):
+            return Miss("cleared")  # after it was found; who asks may have come later still
+        return found
 
     async def _look_up(self, exact: ExactCache, ask: Ask, question: Question) -> Hit | Miss:
         began = self.now()
@@ -342,25 +355,34 @@ class Recall:
             near = near or hit.near
         return Miss(near=near)
 
+    def _under_way(self, ask: Ask) -> Flight | None:
+        """A flight whose answer may be kept for ``ask``."""
+        assert self._exact is not None
+        flight = self._flights.get(ask.key)
+        return flight if flight is not None and self._exact.serves(ask, flight.versions) else None
+
     def _followed(self, ask: Ask) -> Flight | None:
         """A flight that answers ``ask`` too, and no later than one of its own would."""
-        flight = self._flights.get(ask.key) if ask.allowed.coalesce else None
-        return flight if flight is not None and flight.rank <= rank(ask.request) else None
+        flight = self._under_way(ask) if ask.allowed.coalesce else None
+        if flight is None or (flight.resumed is not None and ask.control.max_age is not None):
+            return None  # what was taken up may be too old
+        return flight if flight.rank <= rank(ask.request) else None
 
-    def _flight(self, ask: Ask, question: Question, request: Request) -> Flight:
+    def _flight(self, ask: Ask, question: Question, request: Request, anew: bool = False) -> Flight:
         assert self._exact is not None
         stops = None if question.stops is None else question.stops()
         versions = self._exact.snapshot(ask)
         flight = Flight(ask, request, versions, stops, self.now, self._ended, self._again)
-        if self._partial is not None:
+        if self._partial is not None and not anew:
             self._resume(self._partial, flight)
         return flight
 
     def _resume(self, partial: Partial, flight: Flight) -> None:
         """Begin where an earlier computation of the same answer was left."""
+        assert self._exact is not None
         ask = flight.ask
         began = self.now()
-        beginning = partial.resumed(ask, flight.versions)
+        beginning = partial.resumed(ask, flight.versions, self._exact.wall())
         outcome = Lookup.MISS if beginning is None else Lookup.HIT
         self.service.note(LookedUp(ask.request.id, Layer.PARTIAL, outcome, self.now() - began))
         if beginning is not None:
@@ -395,34 +417,30 @@ class Recall:
             tell_whole(answer, index, hit.entry)
 
     def _remember(self, ask: Ask, layer: Layer | None, source: bytes | None) -> None:
-        text = None if ask.turn is None else ask.turn.text
-        served = Served(ask.request.tenant, ask.key, layer, source, text, ask.partition)
+        served = Served(ask.request.tenant, ask.key, ask.beginning, layer, source)
         self._served[ask.request.id] = served
         if len(self._served) > REMEMBERED:
             self._served.popitem(last=False)
 
-    def _again(self, flight: Flight, failed: Finished) -> bool:
-        """Start ``flight`` anew for those who joined it; whether there are such and it could be."""
-        left = not flight.deserted if failed.reason is FinishReason.TIMEOUT else bool(flight.followers)
+    def _again(self, flight: Flight) -> bool:
+        """Start ``flight`` anew for those who still read it; whether there are such and it could be."""
         deadline = flight.deadline()
-        now = self.now()
-        if not left or flight.attempts >= ATTEMPTS or (deadline is not None and deadline <= now):
+        late = deadline is not None and deadline <= self.now()
+        if flight.deserted or late or flight.attempts >= ATTEMPTS:
             return False
-        flight.restart(failed, deadline)
+        flight.restart()
         try:
             self.service.submit([flight])
-        except Refused:
+        except (Refused, InvalidParameter):
             return False
         return True
 
     def _ended(self, flight: Flight, finished: Finished) -> None:
-        ask = flight.ask
         self.service.withdraw(flight, finished.reason)  # where the flight has found the end itself
         if finished.reason not in WHOLE:
             self._forget_flight(flight)
-            left = Beginning(flight.tokens, flight.seconds, flight.versions, ask.key)
             if finished.reason is not FinishReason.FAILED:
-                self._keeping.tell(lambda keeper: keeper.broken_off(ask, left))
+                self._keeping.break_off(flight)
             return
         for request in flight.followers:
             self._note_coalesced(flight, request)
@@ -432,6 +450,13 @@ class Recall:
         prompt, output = len(request.tokens), len(flight.tokens)
         self.service.note(Spared(request.id, request.tenant, Layer.COALESCED, prompt, output, 0.0))
 
+    def _landed(self, flight: Flight, key: bytes | None) -> None:
+        self._forget_flight(flight)
+        name = flight.ask.request.id
+        served = self._served.get(name)
+        if served is not None and served.key == flight.ask.key:
+            self._served[name] = served._replace(source=key)
+
     def _forget_flight(self, flight: Flight) -> None:
         if self._flights.get(flight.ask.key) is flight:
             del self._flights[flight.ask.key]
@@ -439,10 +464,10 @@ class Recall:
     def _renew_early(self, question: Question) -> None:
         if self._renewing >= RENEWALS:
             return
-        request = replace(question.request, id=f"{question.request.id}-renewed")
+        request = replace(question.request, id=f"{question.request.id}~renewed")
         try:
-            flight = self.renew(question._replace(request=request))
-        except Refused:
+            flight = self.renew(question._replace(request=request), anew=True)
+        except (Refused, InvalidParameter):  # another answer under the same name is being renewed
             return
         if flight is not None:
             self._renewing += 1

@@ -130,6 +130,22 @@ def test_two_who_share_a_store_see_each_others_answers_and_clearings(make):
     asyncio.run(run())
 
 
+@pytest.mark.parametrize("kind", KINDS[1:], indirect=True)
+def test_versions_are_advanced_and_nothing_is_deleted(make):
+    async def run():
+        async with opened(make) as (store,):
+            await store.clear("tag:a")
+            before = await store.versions()
+            await store.put(KEYS[0], b"v", 60.0, A)
+            await store.advance({"tag:a": 3, "tag:é": 2})
+            after = await store.versions()
+            assert after["tag:a"] == before["tag:a"] + 3
+            assert after["tag:é"] == before.get("tag:é", 0) + 2
+            assert await store.get(KEYS[0]) == b"v"
+
+    asyncio.run(run())
+
+
 def test_many_at_once_do_not_mix(make):
     async def run():
         async with opened(make) as (store,):

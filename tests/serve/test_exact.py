@@ -8,17 +8,18 @@ import pytest
 import redis as redis_client
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from pymemcache.client.base import PooledClient
 
 from headrace.core.cache.control import Control
 from headrace.core.cache.envelope import Seal
 from headrace.core.cache.key import Engine
-from headrace.core.cache.versions import EVERYTHING, Versions, tenant_tag
+from headrace.core.cache.versions import EVERYTHING, Versions, tenant_tag, user_tag
 from headrace.core.events import StoreFaulted
 from headrace.core.gate import Limits
 from headrace.serve.exact import ExactCache
 from headrace.serve.recall import NotCached, Recall
 from headrace.serve.service import Service
-from headrace.serve.stores.generation import PREFIX
+from headrace.serve.stores.generation import PREFIX, VERSIONS
 from headrace.serve.stores.memcached import MemcachedStore
 from headrace.serve.stores.memory import MemoryStore
 from headrace.serve.stores.redis import RedisStore
@@ -150,6 +151,87 @@ def test_a_clearing_is_heard_by_whoever_shares_the_store(kind, tmp_path, request
 
             with pytest.raises(NotCached):
                 await asyncio.wait_for(until_gone(), 10.0)
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize("kind", ["redis", "memcached"])
+def test_a_clearing_is_heard_also_when_the_store_has_lost_the_earlier_ones(kind, tmp_path, request):
+    tag = user_tag("default", kind)
+    tagged = Control(tags=(kind,))
+
+    def make(tell):
+        return [tier("memory", tmp_path, request), tier(kind, tmp_path, request, tell)]
+
+    async def run():
+        async with house(make) as one, house(make) as other, asyncio.timeout(30.0):
+            for _ in range(3):
+                await one.recall.clear(tag)
+            await until_they_agree(one, other, tag)
+            await other.answer(control=tagged)
+            assert (await other.answer(control=tagged))[0].startswith("hit")
+            await forget_versions(kind, request)
+            await one.recall.clear(tag)
+            while (await other.answer(control=tagged))[0].startswith("hit"):
+                await asyncio.sleep(0.05)
+            await until_they_agree(one, other, tag)
+
+    asyncio.run(run())
+
+
+async def until_they_agree(one, other, tag):
+    while len({h.recall._exact._versions.snapshot([tag]) for h in (one, other)}) > 1:
+        await asyncio.sleep(0.05)
+
+
+async def forget_versions(kind, request):
+    port = request.getfixturevalue(f"{kind}_port")
+    if kind == "redis":
+        with redis_client.Redis(port=port) as client:
+            client.delete(VERSIONS)
+    else:
+        client = PooledClient(("127.0.0.1", port))
+        client.delete(VERSIONS, noreply=False)
+        client.close()
+
+
+@pytest.mark.parametrize("kind", ["sqlite", "redis"])
+def test_a_clearing_that_a_store_could_not_hear_is_told_it_later(kind, tmp_path, request, monkeypatch):
+    tag = user_tag("default", f"late {kind}")
+
+    def make(tell):
+        return [tier("memory", tmp_path, request), tier(kind, tmp_path, request, tell)]
+
+    async def deaf(self, tag):
+        raise OSError
+
+    async def run():
+        async with house(make) as one, house(make) as other, asyncio.timeout(30.0):
+            with monkeypatch.context() as patch:
+                patch.setattr(type(one.recall._exact._tiers[1]._store), "clear", deaf)
+                assert await one.recall.clear(tag) == {"memory": True, kind: False}
+            await until_they_agree(one, other, tag)
+
+    asyncio.run(run())
+
+
+def test_two_stores_that_count_differently_come_to_agree(tmp_path, request):
+    tag = user_tag("default", "counted")
+
+    def make(*kinds):
+        return lambda tell: [tier(kind, tmp_path, request, tell) for kind in kinds]
+
+    async def run():
+        for kind, times in (("sqlite", 5), ("redis", 3)):
+            async with house(make(kind)) as h:
+                for _ in range(times):
+                    await h.recall.clear(tag)
+        async with house(make("sqlite", "redis")) as h, asyncio.timeout(30.0):
+            sqlite, redis = h.recall._exact._tiers
+            while (await redis.versions()).get(tag) != 5:
+                await asyncio.sleep(0.05)
+            await asyncio.sleep(2.5)
+            assert (await sqlite.versions())[tag] == (await redis.versions())[tag] == 5
 
     asyncio.run(run())
 

@@ -32,7 +32,11 @@ class House:
         self.exact = ExactCache([Tier(MemoryStore(1 << 20), deadline)], Versions())
         self.landed = []
         self.busy = False
-        self.keeping = Keeping(self.exact, 60.0, keepers, self.landed.append, lambda: self.busy)
+        self.keeping = Keeping(self.exact, 60.0, keepers, self.land, lambda: self.busy)
+
+    def land(self, flight: Flight, key: bytes | None) -> None:
+        assert key in (flight.ask.key, None)
+        self.landed.append(flight)
 
     def ask(self, name: bytes) -> Ask:
         request = Request(name.decode(), (1, 2), SamplingParams(temperature=0.0))
@@ -106,7 +110,6 @@ def test_one_is_kept_after_the_other_and_who_comes_is_seen_in_between(monkeypatc
         for name in (b"a", b"b", b"c"):
             h.keeping.add(h.flight(name))
         h.landed = Seen(h)
-        h.keeping._landed = h.landed.append
         async with asyncio.timeout(10.0):
             while not h.landed:
                 await asyncio.sleep(0)

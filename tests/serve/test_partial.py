@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from headrace.core.cache.control import Control
-from headrace.core.cache.entry import Layer, Served
+from headrace.core.cache.entry import Layer
 from headrace.core.cache.versions import EVERYTHING, tenant_tag
 from headrace.core.events import Emitted, Finished, LookedUp, Spared
 from headrace.core.request import FinishReason, SamplingParams
@@ -215,15 +215,97 @@ def test_what_was_left_before_a_clearing_and_ends_after_it_is_not_taken_up():
     asyncio.run(run())
 
 
-def test_a_wrong_answer_is_not_taken_up():
+@pytest.mark.parametrize("lengths", [(30,), (30, 60), (60, 30)])
+def test_a_wrong_answer_is_not_taken_up(lengths):
     async def run():
         async with house(partial=partial(), **WHOLE) as h:
-            question = h.question(30)
-            answer = await h.open(question)
-            await read_all(answer)
-            h.recall.close(answer)
-            await h.recall.bar(Served("default", h.recall.ask(question).key))
+            notes = [(await h.answer(length))[0] for length in lengths]
+            assert notes == ["miss", "partial"][: len(lengths)]
+            await h.recall.bar(h.recall.served(f"r{len(lengths)}"))
+            assert await h.answer(lengths[-1]) == ("miss", truth(lengths[-1]))
+
+    asyncio.run(run())
+
+
+def test_an_answer_is_as_old_as_what_it_was_taken_up_from():
+    async def run():
+        async with house(partial=partial(), **WHOLE) as h:
+            await h.answer(20)
+            h.clock.now += 50
+            assert (await h.answer(60, control=Control(max_age=40.0)))[0] == "miss"
+            assert (await h.answer(30, prompt=(1, 2, 4)))[0] == "miss"
+            h.clock.now += 30
+            assert (await h.answer(60, prompt=(1, 2, 4)))[0] == "partial"
+            h.clock.now += 5
+            assert (await h.answer(60, prompt=(1, 2, 4)))[0] == "hit; layer=exact; age=35"
+            assert (await h.answer(60, prompt=(1, 2, 4), control=Control(max_age=30.0)))[0] == "miss"
+
+    asyncio.run(run())
+
+
+def test_who_takes_nothing_old_does_not_join_what_goes_on_from_it():
+    async def run():
+        async with house(partial=partial(), **WHOLE) as h:
+            await h.answer(20)
+            h.clock.now += 50
+            with halted(h, 1):
+                notes = [
+                    (await h.open(h.question(60, control=Control(max_age=max_age)))).note
+                    for max_age in (None, None, 40.0, 40.0)
+                ]
+            assert notes == ["partial", "coalesced", "miss", "coalesced"]
+
+    asyncio.run(run())
+
+
+def test_what_is_taken_up_ends_with_its_time_and_so_does_what_goes_on_from_it():
+    async def run():
+        async with house(partial=partial(), **WHOLE) as h:
+            for prompt in ((1, 2, 3), (1, 2, 4)):
+                await h.answer(20, prompt=prompt)
+            h.clock.now += 50
+            assert (await h.answer(60))[0] == "partial"
+            h.clock.now += 51
             assert (await h.answer(60))[0] == "miss"
+            assert (await h.answer(60, prompt=(1, 2, 4)))[0] == "miss"
+
+    asyncio.run(run())
+
+
+def test_what_was_left_serves_no_longer_than_an_answer_would():
+    async def run():
+        async with house(partial=partial(), **WHOLE) as h:
+            await hang_up(h, control=Control(ttl=10.0))
+            h.clock.now += 11
+            assert (await h.answer(30))[0] == "miss"
+
+    asyncio.run(run())
+
+
+def test_a_clock_that_jumps_back_takes_nothing_up_from_the_future():
+    async def run():
+        async with house(partial=partial(), **WHOLE) as h:
+            await h.answer(20)
+            h.clock.now -= 3600
+            assert (await h.answer(60))[0] == "miss"
+
+    asyncio.run(run())
+
+
+def test_a_stale_answer_is_renewed_from_its_beginning():
+    async def run():
+        async with house(partial=partial(), **WHOLE) as h:
+            control = Control(ttl=10.0, stale_while_revalidate=20.0)
+            await h.answer(20, control=control)
+            h.clock.now += 15
+            before = h.runner.computed_tokens
+            assert (await h.answer(20, control=control))[0] == "hit; layer=exact; age=15"
+            await idle(h)
+            await h.settle()
+            assert h.runner.computed_tokens - before >= 20
+            assert (await h.answer(20))[0] == "hit; layer=exact; age=0"
+            h.clock.now += 5
+            assert (await h.answer(60))[0] == "partial"
 
     asyncio.run(run())
 

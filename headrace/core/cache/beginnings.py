@@ -11,6 +11,8 @@ from __future__ import annotations
 from collections import OrderedDict
 from typing import NamedTuple
 
+from headrace.core.cache.entry import SKEW_SECONDS
+
 BYTES_PER_TOKEN = 8
 """A reference; the numbers themselves are mostly shared."""
 
@@ -24,14 +26,15 @@ LEAST_TOKENS = 8
 class Beginning(NamedTuple):
     """Tokens with which an answer begins.
 
-    ``seconds`` were spent on them, ``versions`` are those of the answer's tags when it was begun, and ``answer`` is the
-    key of the answer that they were part of.
+    ``seconds`` were spent on them, ``versions`` are those of the answer's tags when it was begun. ``created`` and
+    ``expires`` are Unix times, those of the answer that they were part of.
     """
 
     tokens: tuple[int, ...]
     seconds: float
     versions: tuple[tuple[str, int], ...]
-    answer: bytes
+    created: float
+    expires: float
 
 
 class BeginningCounts(NamedTuple):
@@ -52,43 +55,55 @@ class Beginnings:
         self._evictions = 0
 
     def keep(self, key: bytes, beginning: Beginning) -> None:
-        """Remember how an answer begins, unless more of it is known already under the same versions."""
+        """Remember how an answer begins, unless more of it, or as much for longer, is known under the same versions."""
         known = self._kept.get(key)
         if known is not None:
             self._kept.move_to_end(key)
-            if known.versions == beginning.versions and len(known.tokens) >= len(beginning.tokens):
+            if known.versions == beginning.versions and _worth(known) >= _worth(beginning):
                 return
         if len(beginning.tokens) < LEAST_TOKENS or _nbytes(beginning) > self._max_bytes:
             return
-        self._forget(key)
+        self.forget(key)
         self._kept[key] = beginning
         self._nbytes += _nbytes(beginning)
         while self._nbytes > self._max_bytes:
-            self._forget(next(iter(self._kept)))
+            self.forget(next(iter(self._kept)))
             self._evictions += 1
 
-    def find(self, key: bytes, versions: tuple[tuple[str, int], ...]) -> Beginning | None:
-        """How the answer begins, as far as it is known under just these versions of its tags."""
+    def find(
+        self, key: bytes, versions: tuple[tuple[str, int], ...], now: float, max_age: float | None = None
+    ) -> Beginning | None:
+        """How the answer begins, as far as it is known under just these versions of its tags.
+
+        ``now`` is Unix time, ``max_age`` (seconds) what the caller calls too old. What has ended is dropped, so that it
+        does not stand in the way of what is shorter and new.
+        """
         beginning = self._kept.get(key)
-        if beginning is None or beginning.versions != versions:
+        if beginning is None:
+            return None
+        age = now - beginning.created
+        if now >= beginning.expires or age < -SKEW_SECONDS:
+            self.forget(key)
+            return None
+        if beginning.versions != versions or (max_age is not None and age > max_age):
             return None
         self._kept.move_to_end(key)
         return beginning
 
-    def bar(self, answer: bytes) -> None:
-        """Forget what was part of the answer under this key: it was wrong."""
-        for key in [key for key, beginning in self._kept.items() if beginning.answer == answer]:
-            self._forget(key)
+    def forget(self, key: bytes) -> None:
+        """Drop what is known of one answer."""
+        beginning = self._kept.pop(key, None)
+        if beginning is not None:
+            self._nbytes -= _nbytes(beginning)
 
     def counts(self) -> BeginningCounts:
         """Sizes and evictions."""
         return BeginningCounts(len(self._kept), self._nbytes, self._evictions)
 
-    def _forget(self, key: bytes) -> None:
-        beginning = self._kept.pop(key, None)
-        if beginning is not None:
-            self._nbytes -= _nbytes(beginning)
-
 
 def _nbytes(beginning: Beginning) -> int:
     return BYTES_PER_BEGINNING + BYTES_PER_TOKEN * len(beginning.tokens)
+
+
+def _worth(beginning: Beginning) -> tuple[int, float]:
+    return len(beginning.tokens), beginning.expires

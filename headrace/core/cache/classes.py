@@ -6,7 +6,6 @@ Every row that fits a request takes something away; what none takes away is allo
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import lru_cache
 from typing import NamedTuple
 
 from headrace.core.cache.control import Control
@@ -85,7 +84,6 @@ RULES = (
 )
 
 
-@lru_cache(maxsize=1024)
 def classify(params: SamplingParams, control: Control) -> CacheClass:
     """What the caches may do for a request sampled by ``params``, under the wishes of its caller."""
     rows = [rule for rule in RULES if rule.fits(params, control)]

@@ -37,8 +37,9 @@ class Entry:
 
     ``reason`` is stop or length: nothing else is whole. ``prompt_tokens`` and ``seconds`` are what it cost.
     ``created``, ``expires`` and ``stale_until`` are Unix times, fixed when it is written: being asked for does not
-    keep a stale answer alive. ``versions`` are its tags, each with the number that the tag had when computing
-    *began*: whoever clears a tag raises its number, so an answer that was under way then is never served.
+    keep a stale answer alive, and what goes on from an older beginning is as old. ``versions`` are its tags, each with
+    the number that the tag had when computing *began*: whoever clears a tag raises its number, so an answer that was
+    under way then is never served.
     ``barred`` is no answer at all but the memory of a wrong one: nothing is to be kept under this key.
     """
 
@@ -76,16 +77,15 @@ class Miss(NamedTuple):
 class Served(NamedTuple):
     """What is remembered of an answer that went out, so that its reader can say later that it was wrong.
 
-    ``key`` is the asker's own; ``source`` is that of the entry which was served, None where the answer was computed.
-    ``text`` and ``partition`` are those of its `Turn`, where another level could have answered.
+    ``key`` and ``beginning`` are the asker's own. ``source`` is the key of the entry that was served, or of the one
+    that the computed answer has become, if it has.
     """
 
     tenant: str
     key: bytes
+    beginning: bytes = b""
     layer: Layer | None = None
     source: bytes | None = None
-    text: str | None = None
-    partition: bytes = b""
 
 
 class StoreFacts(NamedTuple):

@@ -28,6 +28,10 @@ from headrace.core.cache.words import (
 
 _APOSTROPHES = re.compile("['\u2019]")
 _TOKEN = re.compile(r"\d+(?:[.,:/]\d+)*|[^\W\d_]+(?:['\u2019][^\W\d_]+)*[+#]*|[^\w\s]")
+_BETWEEN = re.compile(r"(?:\d\w?|\)|\b[^\W\d_])\s*([-*/]+)\s*(?=[\d(.$\u20ac\u00a3-]|[^\W\d_]\b)")
+_SIGN = re.compile(r"(?<![\w)])-(?=[$\u20ac\u00a3]?\.?\d)")
+"""Between two numbers or single letters, or before a number, a plain symbol is arithmetic."""
+_HALF_DAY = re.compile(r"(?<![^\W\d_])([ap])\.\s?m\b\.?", re.IGNORECASE)
 _CODE = re.compile(r"(?=\w*\d)(?=\w*[^\W\d_])[\w.-]*\w|[^\W\d_][+#]+")
 """Letters with digits (M604n, iphone-6s), and C++ or C#."""
 _PLAIN_SYMBOLS = frozenset(".,;:!?'\"()[]{}-_/\\`*\u2019\u2018\u201c\u201d\u2013\u2014\u2026")
@@ -36,6 +40,7 @@ _POINTING = re.compile(
     re.IGNORECASE,
 )
 _READ = 16384
+_HUGE = 4096
 _TITLE = 0.6
 """With more than this share of its words in capitals a question is a title, or shouted, and they say nothing."""
 
@@ -84,12 +89,17 @@ class Difference(NamedTuple):
     reordered: bool
 
 
-@lru_cache(maxsize=_READ)
 def traits(text: str) -> Traits:
-    """Read a question; what was read lately is remembered."""
+    """Read a question; what was read lately is remembered, unless it is huge."""
+    return _remembered(text) if len(text) <= _HUGE else _read(text)
+
+
+def _read(text: str) -> Traits:
+    text = _HALF_DAY.sub(r"\1m", text)
     words: list[str] = []
     names: set[str] = set()
     numbers = Counter(code.lower() for code in _CODE.findall(text))
+    numbers.update(_BETWEEN.findall(text) + _SIGN.findall(text))
     starts_sentence = True
     for token in _TOKEN.findall(text):
         if token[0].isdigit():
@@ -119,6 +129,9 @@ def traits(text: str) -> Traits:
         timely=not TIMELY_WORDS.isdisjoint(words),
         pointing=_POINTING.search(text) is not None,
     )
+
+
+_remembered = lru_cache(maxsize=_READ)(_read)
 
 
 def compare(one: Traits, other: Traits) -> Difference:

@@ -27,6 +27,9 @@ FORMAT = b"headrace/answer/3"
 
 KEY_BYTES = 32
 
+SMALL = 256
+"""Sampling parameters with so many numbers and characters in their lists are remembered as they are written."""
+
 
 class Part(StrEnum):
     """The part of the key that a field belongs to; an ``INERT`` one cannot change an answer."""
@@ -198,11 +201,22 @@ def _scope(
     return b"".join(parts)
 
 
-@lru_cache(maxsize=1024)
 def _generation(params: SamplingParams) -> bytes:
-    """Most calls of a caller are sampled alike, and to write 20 fields takes longer than their hash."""
+    """Most calls of a caller are sampled alike, and to write 20 fields takes longer than their hash.
+
+    Large ones are written each time: a table of them would be outside every bound of memory.
+    """
+    items = len(params.logit_bias) + len(params.allowed_token_ids or ()) + len(params.stop_token_ids)
+    small = items + sum(map(len, params.bad_words)) + sum(map(len, params.stop)) <= SMALL
+    return _remembered(params) if small else _written(params)
+
+
+def _written(params: SamplingParams) -> bytes:
     _refuse_unknown(params, _UNKNOWN_OF_SAMPLING)
     return _tagged(b"G", b"".join([_field(params, name) for name in _GENERATION]))
+
+
+_remembered = lru_cache(maxsize=1024)(_written)
 
 
 def _field(params: SamplingParams, name: str) -> bytes:

@@ -41,9 +41,20 @@ class Versions:
         self._numbers[tag] = number = self._numbers.get(tag, 0) + 1
         return number
 
-    def merge(self, numbers: Mapping[str, int]) -> list[str]:
-        """Learn of clearings elsewhere; the tags that are news."""
+    def merge(self, numbers: Mapping[str, int], before: Mapping[str, int]) -> list[str]:
+        """Learn of clearings elsewhere from the ``numbers`` there, which were ``before``; the tags that are news.
+
+        A number that has fallen was lost, and nobody can say what has been cleared since: the tag counts as cleared.
+        """
         news = [tag for tag, number in numbers.items() if number > self._numbers.get(tag, 0)]
         for tag in news:
             self._numbers[tag] = numbers[tag]
-        return news
+        lost = [tag for tag, number in before.items() if numbers.get(tag, 0) < number and tag not in news]
+        for tag in lost:
+            self.raise_(tag)
+        return news + lost
+
+    def ahead_of(self, numbers: Mapping[str, int]) -> dict[str, int]:
+        """By how much the ``numbers`` elsewhere are behind, where they are."""
+        gaps = {tag: number - numbers.get(tag, 0) for tag, number in self._numbers.items()}
+        return {tag: gap for tag, gap in gaps.items() if gap > 0}

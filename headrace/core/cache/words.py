@@ -40,14 +40,42 @@ NUMBER_WORDS = {
     "ten": "10",
     "eleven": "11",
     "twelve": "12",
+    "dozen": "12",
+    "thirteen": "13",
+    "fourteen": "14",
     "fifteen": "15",
+    "sixteen": "16",
+    "seventeen": "17",
+    "eighteen": "18",
+    "nineteen": "19",
     "twenty": "20",
     "thirty": "30",
     "forty": "40",
     "fifty": "50",
+    "sixty": "60",
+    "seventy": "70",
+    "eighty": "80",
+    "ninety": "90",
     "hundred": "100",
     "thousand": "1000",
+    "million": "1000000",
+    "billion": "1000000000",
+    "half": "1/2",
+    "quarter": "1/4",
+    "second": "2nd",
+    "third": "3rd",
+    "fourth": "4th",
+    "fifth": "5th",
+    "sixth": "6th",
+    "seventh": "7th",
+    "eighth": "8th",
+    "ninth": "9th",
+    "tenth": "10th",
+    "plus": "+",
+    "minus": "-",
 }
+"""Words as they count among numbers. "One" and "first" are not: without them a question mostly asks the same."""
+
 TIMELY_WORDS = _words(
     "today todays tonight tomorrow yesterday currently latest recent recently upcoming nowadays"
 )
@@ -67,7 +95,7 @@ _OPPOSITES = _words(
     large/small safe/dangerous easy/hard easy/difficult fast/slow full/empty hire/fire husband/wife father/mother
     brother/sister son/daughter day/night summer/winter north/south east/west black/white input/output encrypt/decrypt
     encode/decode upload/download sunrise/sunset morning/evening arrive/leave arrival/departure incoming/outgoing
-    oldest/newest youngest/oldest attack/defend
+    oldest/newest youngest/oldest attack/defend am/pm noon/midnight add/subtract multiply/divide
     """
 )
 

@@ -122,6 +122,8 @@ class SemanticCache:
         if entry is None:
             self._librarian.forget(proposal.key)
             return Miss("gone")
+        if not self._exact.serves(ask, entry.versions):
+            return Miss("other_tags")
         limit, oldest = ask.request.params.max_tokens, ask.control.max_age
         if limit is not None and len(entry.tokens) > limit:
             return Miss("longer_than_asked")

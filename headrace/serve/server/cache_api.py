@@ -97,6 +97,7 @@ class CacheApi:
         """``POST /v1/cache/feedback``: an answer was wrong; it is deleted, and none is kept in its place."""
         body = parse(await read_body(request, self._max_body_bytes), FeedbackBody, {})
         who = _tenant(request, body.user)
+        await self._recall.settle()  # what has just ended may not be kept yet
         found = [served for served in self._served(body.id) if served.tenant == who]
         if not found:
             message = f"No answer {body.id!r} is remembered that could have been kept."

@@ -18,6 +18,7 @@ from headrace.serve.server.wire import Wire, wrong_type, wrong_value
 MAX_CHOICES = 128
 MAX_LOGPROBS = 20
 MAX_STOPS = 64
+MAX_STOP_CHARACTERS = 1024
 MAX_STOP_TOKEN_IDS = 1024
 MAX_BAD_WORDS = 1024
 MAX_BAD_WORD_CHARACTERS = 128
@@ -26,12 +27,16 @@ MAX_METADATA = 16
 
 def _texts(value: Any) -> Any:
     """A string or a list of strings; one message for both forms."""
-    if value is None or isinstance(value, str):
-        return value
-    if not isinstance(value, list) or not all(isinstance(text, str) for text in value):
+    if value is None:
+        return None
+    texts = [value] if isinstance(value, str) else value
+    if not isinstance(texts, list) or not all(isinstance(text, str) for text in texts):
         raise wrong_type("a string or a list of strings")
-    if len(value) > MAX_STOPS:
-        raise wrong_value(f"must have at most {MAX_STOPS} strings, got {len(value)}")
+    if len(texts) > MAX_STOPS:
+        raise wrong_value(f"must have at most {MAX_STOPS} strings, got {len(texts)}")
+    longest = max(map(len, texts), default=0)
+    if longest > MAX_STOP_CHARACTERS:
+        raise wrong_value(f"must have strings of at most {MAX_STOP_CHARACTERS} characters, got {longest}")
     return value
 
 
@@ -87,7 +92,9 @@ class Generation(UrgencyBody):
     n: int | None = Field(None, ge=1, le=MAX_CHOICES, description="Answers per prompt.")
     max_tokens: int | None = None
     min_tokens: int | None = None
-    stop: Annotated[SkipValidation[str | list[str] | None], BeforeValidator(_texts)] = None
+    stop: Annotated[SkipValidation[str | list[str] | None], BeforeValidator(_texts)] = Field(
+        None, description=f"At most {MAX_STOPS} strings of at most {MAX_STOP_CHARACTERS} characters each."
+    )
     stop_token_ids: list[TokenId] | None = Field(None, max_length=MAX_STOP_TOKEN_IDS)
     include_stop_str_in_output: bool | None = None
     ignore_eos: bool | None = None

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from headrace.core.cache.key import Unkeyable, digest
 from headrace.serve.auth import tenant
 from headrace.serve.history import History, Recorded
+from headrace.serve.server.cache_wire import control
 from headrace.serve.server.cacheable import WAYS, Way
 from headrace.serve.server.call import Caller
 from headrace.serve.server.fields import Generation
@@ -29,8 +30,7 @@ class Recorder:
 
         Two questions have one name if they would have one answer. A caller who wants nothing kept is not noted.
         """
-        wishes = body.response_cache
-        if wishes is not None and wishes.no_store:
+        if control(body.response_cache, caller.cache_control).no_store:
             return caller
         who = tenant(caller.key_id, caller.tenant_header, body.user)
         said = body.model_dump(exclude_unset=True, exclude_none=True, exclude=_IMMATERIAL)

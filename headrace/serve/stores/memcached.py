@@ -74,6 +74,13 @@ class MemcachedStore:
         self._generation = str(known[GENERATION])
         return {tag: int(number) for tag, number in known.items() if tag != GENERATION}
 
+    async def advance(self, steps: Mapping[str, int]) -> None:
+        def change(known: dict[str, str | int]) -> None:
+            for tag, by in steps.items():
+                known[tag] = int(known.get(tag, 0)) + by
+
+        await self._run(lambda: self._change(change))
+
     def facts(self) -> StoreFacts:
         return StoreFacts(None, None, 0)
 

@@ -67,6 +67,9 @@ class MemoryStore:
     async def versions(self) -> Mapping[str, int]:
         return {}  # it is as old as the process, which remembers them itself
 
+    async def advance(self, steps: Mapping[str, int]) -> None:
+        pass
+
     def facts(self) -> StoreFacts:
         return StoreFacts(len(self._kept), self._nbytes, self._evictions)
 

@@ -93,6 +93,12 @@ class RedisStore:
         self._generation = numbers.pop(GENERATION.encode()).decode()
         return {tag.decode("utf-8", "surrogatepass"): int(number) for tag, number in numbers.items()}
 
+    async def advance(self, steps: Mapping[str, int]) -> None:
+        async with self._redis.pipeline(transaction=True) as pipe:
+            for tag, by in steps.items():
+                pipe.hincrby(VERSIONS, _spell(tag), by)
+            await pipe.execute()
+
     def facts(self) -> StoreFacts:
         return StoreFacts(None, None, 0)  # its memory is others' too
 

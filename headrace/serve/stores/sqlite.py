@@ -53,7 +53,9 @@ ON CONFLICT (key) DO UPDATE
 SET until = excluded.until, used = excluded.used, tags = excluded.tags, value = excluded.value
 """
 _EVICT = "DELETE FROM entries WHERE id IN (SELECT id FROM entries ORDER BY used LIMIT ?)"
-_RAISE = "INSERT INTO versions VALUES (?, 1) ON CONFLICT (tag) DO UPDATE SET number = number + 1"
+_RAISE = (
+    "INSERT INTO versions VALUES (?, ?) ON CONFLICT (tag) DO UPDATE SET number = number + excluded.number"
+)
 
 _Deed = Callable[[sqlite3.Connection], object]
 
@@ -103,13 +105,17 @@ class SQLiteStore:
 
     async def clear(self, tag: str) -> None:
         def deed(connection: sqlite3.Connection) -> None:
-            connection.execute(_RAISE, (tag,))
+            connection.execute(_RAISE, (tag, 1))
             connection.execute("DELETE FROM entries WHERE instr(tags, ?)", (_mark(tag),))
 
         await self._write_down(deed)
 
     async def versions(self) -> Mapping[str, int]:
         return await asyncio.get_running_loop().run_in_executor(self._readers, self._versions)
+
+    async def advance(self, steps: Mapping[str, int]) -> None:
+        rows = list(steps.items())
+        await self._write_down(lambda connection: connection.executemany(_RAISE, rows))
 
     def facts(self) -> StoreFacts:
         return self._facts

@@ -81,6 +81,10 @@ class Tier:
         """The versions that the store knows; None where it cannot say."""
         return await self._ask(self._store.versions, self._reading, WRITE_SECONDS)
 
+    async def advance(self, steps: Mapping[str, int]) -> None:
+        """Raise the versions that the store knows, if it can."""
+        await self._ask(lambda: self._store.advance(steps), self._writing, WRITE_SECONDS)
+
     def facts(self) -> StoreFacts:
         """How full it is."""
         return self._store.facts()

@@ -1,9 +1,12 @@
+import gc
 from dataclasses import fields, replace
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from headrace.core.cache.classes import classify
+from headrace.core.cache.control import NO_WISHES
 from headrace.core.cache.key import (
     KEY_BYTES,
     REQUEST,
@@ -162,3 +165,22 @@ def test_neighbours_cannot_run_into_each_other(one, other):
         replace(BASE, params=replace(BASE.params, stop=tuple(s for s in each if s))) for each in (one, other)
     ]
     assert (key(stops[0]) == key(stops[1])) == (stops[0].params.stop == stops[1].params.stop)
+
+
+@pytest.mark.parametrize(
+    "large",
+    [
+        {"stop": ("x" * 10_000,)},
+        {"logit_bias": tuple((token, 1.0) for token in range(10_000))},
+        {"allowed_token_ids": tuple(range(10_000))},
+        {"bad_words": ((1,) * 10_000,)},
+        {"stop_token_ids": tuple(range(10_000))},
+    ],
+    ids=lambda large: next(iter(large)),
+)
+def test_large_parameters_are_not_remembered(large):
+    mark = 12_345
+    key(replace(BASE, params=SamplingParams(top_k=mark, **large)))
+    classify(SamplingParams(top_k=mark, **large), NO_WISHES)
+    gc.collect()
+    assert not [each for each in gc.get_objects() if type(each) is SamplingParams and each.top_k == mark]

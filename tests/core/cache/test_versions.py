@@ -15,9 +15,18 @@ def test_what_was_taken_before_a_clearing_is_not_current():
 def test_clearings_elsewhere_are_learnt_and_never_unlearnt():
     versions = Versions()
     versions.raise_("a")
-    assert versions.merge({"a": 1, "b": 2}) == ["b"]
-    assert versions.merge({"a": 0, "b": 1}) == []
+    assert versions.merge({"a": 1, "b": 2}, {}) == ["b"]
+    assert versions.merge({"a": 0, "b": 1}, {}) == []
     assert versions.snapshot(["a", "b"]) == (("a", 1), ("b", 2))
+
+
+def test_what_was_lost_elsewhere_counts_as_cleared():
+    versions = Versions()
+    versions.merge({"a": 5, "b": 2, "c": 1}, {})
+    assert versions.merge({"a": 1, "b": 3}, {"a": 5, "b": 2, "c": 1}) == ["b", "a", "c"]
+    assert versions.snapshot(["a", "b", "c"]) == (("a", 6), ("b", 3), ("c", 2))
+    assert versions.ahead_of({"a": 1, "b": 3}) == {"a": 5, "c": 2}
+    assert versions.ahead_of({"a": 6, "b": 9, "c": 2}) == {}
 
 
 def test_an_entry_of_a_version_that_is_not_known_here_is_not_current():

@@ -307,6 +307,19 @@ def test_feedback_takes_the_entry_from_its_neighbours_and_leaves_it_to_itself():
     asyncio.run(go())
 
 
+def test_who_gives_a_tag_is_served_only_what_carries_it():
+    async def go():
+        async with scene() as h:
+            mine, ours = Control(tags=("mine",)), Control(tags=("ours",))
+            await h.ask("shoes red", control=mine)
+            for control in (mine, NO_WISHES):
+                note, _ = await h.ask("shoes red please", control=control)
+                assert note.startswith("hit; layer=semantic")
+            assert await h.ask("shoes red please", control=ours) == ("miss", "other_tags")
+
+    asyncio.run(go())
+
+
 def test_a_request_without_a_turn_is_not_asked_about():
     async def go():
         async with scene() as h:

@@ -3,6 +3,8 @@ import time
 
 import pytest
 
+from tests.serve.server.caching import with_memory
+
 PATH = "/v1/completions"
 
 
@@ -37,6 +39,25 @@ def test_an_aborted_request_says_so(house, stream):
     while house.service.open_requests():
         time.sleep(0.005)
     assert abort(house, "cmpl-mine").json()["error"]["code"] == "request_not_found"
+
+
+@pytest.mark.parametrize("options", [{"recall": with_memory}])
+@pytest.mark.parametrize("stream", [False, True])
+def test_one_who_joined_another_may_be_aborted_alone(house, stream):
+    house.runner.gate.clear()
+    shared = {"prompt": "x", "temperature": 0, "max_tokens": 50, "stream": stream}
+    told = []
+    leader = threading.Thread(target=lambda: told.append(house.client.post(PATH, json=shared)))
+    leader.start()
+    while not house.service.open_requests():
+        time.sleep(0.005)
+    thread = aborted_soon(house, "cmpl-mine")
+    answer = house.client.post(PATH, json=shared | {"request_id": "mine"})
+    thread.join()
+    leader.join()
+    assert answer.status_code == 409
+    assert answer.json()["error"]["code"] == "request_aborted"
+    assert told[0].status_code == 200
 
 
 @pytest.mark.parametrize("options", [{"keys": ("alpha", "beta")}])

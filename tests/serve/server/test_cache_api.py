@@ -175,6 +175,14 @@ def test_an_answer_that_was_wrong_is_computed_from_then_on(house):
     assert house.client.post("/v1/cache/feedback", json={"id": "chatcmpl-nobody"}).status_code == 404
 
 
+def test_a_wrong_answer_is_no_longer_told_however_early_it_is_called_so(house):
+    wrong = post(house, temperature=1, response_cache={"samples": 2}).json()["id"]
+    house.client.post("/v1/cache/feedback", json={"id": wrong})
+    for _ in range(40):
+        post(house, temperature=1, response_cache={"samples": 2})
+    assert arrivals(house) == 3
+
+
 def test_the_ledger_counts_tokens(house):
     live = post(house).json()["usage"]
     post(house)

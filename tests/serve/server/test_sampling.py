@@ -56,6 +56,13 @@ def test_every_field_reaches_the_core(model):
     assert made.stop == ("a", "b")
 
 
+@pytest.mark.parametrize("stop", ["x" * 1025, ["a", "x" * 1025]])
+def test_a_stop_string_has_a_greatest_length(stop):
+    CompletionBody(prompt="x", stop=["x" * 1024] * 64)
+    with pytest.raises(ValidationError, match="at most 1024 characters, got 1025"):
+        CompletionBody(prompt="x", stop=stop)
+
+
 def test_a_single_stop_string_is_a_list_of_one(model):
     assert params(model, stop="END").stop == ("END",)
 
