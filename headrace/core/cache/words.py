@@ -60,10 +60,6 @@ NUMBER_WORDS = {
     "thousand": "1000",
     "million": "1000000",
     "billion": "1000000000",
-    "half": "1/2",
-    "quarter": "1/4",
-    "second": "2nd",
-    "third": "3rd",
     "fourth": "4th",
     "fifth": "5th",
     "sixth": "6th",
@@ -74,7 +70,11 @@ NUMBER_WORDS = {
     "plus": "+",
     "minus": "-",
 }
-"""Words as they count among numbers. "One" and "first" are not: without them a question mostly asks the same."""
+"""Words as they count among numbers.
+
+"One", "first", "second", "third" and "half" do not: a question mostly asks the same without them (a second card, third
+parties, half an hour). Where two questions differ by such words, they are opposites.
+"""
 
 TIMELY_WORDS = _words(
     "today todays tonight tomorrow yesterday currently latest recent recently upcoming nowadays"
@@ -96,6 +96,7 @@ _OPPOSITES = _words(
     brother/sister son/daughter day/night summer/winter north/south east/west black/white input/output encrypt/decrypt
     encode/decode upload/download sunrise/sunset morning/evening arrive/leave arrival/departure incoming/outgoing
     oldest/newest youngest/oldest attack/defend am/pm noon/midnight add/subtract multiply/divide
+    second/third half/third half/quarter third/quarter
     """
 )
 
