@@ -152,8 +152,7 @@ async def seen_by_me(stores: Any, shelf: Any, script: list[tuple[str, Ask | Clea
     recall = Recall(service, exact, fingerprint, levels=[semantic], keepers=[semantic], partial=partial)
     await recall.start()
     for tier in tiers:  # as after the first poll of what earlier examples have cleared
-        versions.merge(await tier.versions() or {})
-        exact._heard.add(tier.name)
+        await exact._hear(tier)
     seen = []
     try:
         for number, (tenant, step) in enumerate(script):
