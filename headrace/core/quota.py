@@ -28,6 +28,9 @@ OTHERS = "other"
 SWEEP = 64
 """Idle accounts kept beside twice as many as are in use."""
 
+SWEEP_SECONDS = 10.0
+"""How soon accounts are looked through again while there are too many: it may be that nobody has gone."""
+
 
 class Limit(StrEnum):
     """Which bound a call runs against."""
@@ -166,13 +169,14 @@ class Quotas:
         self._tenants = tenants
         self._accounts: dict[tuple[str, str], _Account] = {}
         self._sweep_at = SWEEP
+        self._sweep_after = -math.inf
 
     def __len__(self) -> int:
         return len(self._accounts)
 
     def shortage(self, tenant: str, model: str, tokens: int, now: float) -> Shortage | None:
         """The bound that keeps a call of ``tokens`` out, the longest of several; None: it may enter."""
-        account = self._accounts.get(self._key(tenant, model)) or _Account(
+        account = self._accounts.get(self._key(tenant, model, now)) or _Account(
             self._tenants.terms(tenant).limits_of(model)
         )
         worst: Shortage | None = None
@@ -191,7 +195,7 @@ class Quotas:
         limits = self._tenants.terms(tenant).limits_of(model)
         if limits == UNLIMITED:
             return None
-        key = self._key(tenant, model)
+        key = self._key(tenant, model, now)
         account = self._accounts.get(key)
         if account is None:
             self._sweep(now)
@@ -217,24 +221,28 @@ class Quotas:
     def rooms(self, tenant: str, model: str, now: float) -> dict[Limit, Room]:
         """How the bounds of a tenant stand; empty where there are none."""
         limits = self._tenants.terms(tenant).limits_of(model)
-        account = self._accounts.get(self._key(tenant, model)) or _Account(limits)
+        account = self._accounts.get(self._key(tenant, model, now)) or _Account(limits)
         rooms = {limit: window.room(now) for limit, window in account.windows.items()}
         if limits.concurrent_requests is not None:
             left = max(0, limits.concurrent_requests - account.open)
             rooms[Limit.CONCURRENT_REQUESTS] = Room(limits.concurrent_requests, left, 0.0)
         return rooms
 
-    def _key(self, tenant: str, model: str) -> tuple[str, str]:
+    def _key(self, tenant: str, model: str, now: float) -> tuple[str, str]:
         terms = self._tenants.terms(tenant)
         key = (tenant, model if model in terms.models else "")
-        crowded = len(self._accounts) >= MAX_ACCOUNTS and tenant not in self._tenants.named
-        return (OTHERS, key[1]) if crowded and key not in self._accounts else key
+        if key in self._accounts or tenant in self._tenants.named or len(self._accounts) < MAX_ACCOUNTS:
+            return key
+        self._sweep(now)
+        return key if len(self._accounts) < MAX_ACCOUNTS else (OTHERS, key[1])
 
     def _sweep(self, now: float) -> None:
         """Forget idle accounts before they outnumber those in use: one in their place would stand no better."""
-        if len(self._accounts) >= self._sweep_at:
+        count = len(self._accounts)
+        if count >= self._sweep_at or (count >= MAX_ACCOUNTS and now >= self._sweep_after):
             self._accounts = {key: each for key, each in self._accounts.items() if not each.is_idle(now)}
             self._sweep_at = 2 * len(self._accounts) + SWEEP
+            self._sweep_after = now + SWEEP_SECONDS
 
 
 def _amount(limit: Limit, tokens: int) -> int:

@@ -14,6 +14,7 @@ These books know keys and block ids; what carries bytes is the runner's. Without
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from typing import NamedTuple
@@ -70,6 +71,9 @@ class LowerTier:
     def __iter__(self) -> Iterator[Block]:
         """The blocks whose content is there."""
         return (block for block in self._by_key.values() if block.id not in self._filling)
+
+    def __contains__(self, key: bytes) -> bool:
+        return key in self._by_key
 
     def find(self, key: bytes, tokens: Sequence[int]) -> Block | None:
         """The block of this key; equal keys with other tokens are no hit."""
@@ -137,12 +141,16 @@ class LowerTier:
 
     def unpin(self, block: Block) -> None:
         """Undo one `pin`; a block whose content has been forgotten meanwhile is blank again."""
-        block.refs -= 1
-        if not block.refs:
-            if block.key is None:
-                self._blank.append(block)
-            else:
-                self._order.add(block)
+        self.unpin_all((block,))
+
+    def unpin_all(self, blocks: Iterable[Block]) -> None:
+        """Undo one `pin` of each; those that come first are evicted first."""
+        idle: list[Block] = []
+        for block in blocks:
+            block.refs -= 1
+            if not block.refs:
+                (self._blank if block.key is None else idle).append(block)
+        self._order.add_all(idle)
 
     def forget(self, block: Block) -> None:
         """A held block has no content any more."""
@@ -217,6 +225,7 @@ class LowerTiers:
         self._tell = tell
         self._moves: list[Move] = []
         self._under_way: set[Move] = set()
+        self._claimed: list[Block] = []
         self._writable = disk is not None
         self._most_writes = max(1, min(MAX_TRANSFERS, host.num_blocks) // WRITE_SHARE)
 
@@ -355,6 +364,10 @@ class LowerTiers:
             raise RestoreFailed(error) from error
         return tuple(found[:count]), len(found) - count
 
+    def leading(self, keys: Sequence[bytes]) -> int:
+        """How many of the first blocks of a chain lie here, as far as one can tell by bisection."""
+        return bisect_left(keys, True, key=lambda key: not any(key in tier for tier in self._tiers))
+
     def _held(self, key: bytes, tokens: Sequence[int], from_disk: bool) -> Held | None:
         block = self.host.find(key, tokens)
         if block is not None and (from_disk or self.host.is_ready(block)):
@@ -365,6 +378,15 @@ class LowerTiers:
         if block is None or not self.disk.is_ready(block):
             return None
         return Held(Tier.DISK, block.id, ready=True)
+
+    def claim(self, below: Iterable[Held]) -> None:
+        """Keep in the host, while a step is planned, what somebody is to start with: else those behind him fetch theirs
+        in its place, or he his chain's end in place of its beginning, and so on in each step."""
+        for held in below:
+            if held.tier is Tier.HOST:
+                block = self.host.blocks[held.block]
+                self.host.pin(block)
+                self._claimed.append(block)
 
     def fetch(self, below: Iterable[Held]) -> bool:
         """Begin to bring what lies on disk to the host; whether anything is on its way there now."""
@@ -445,7 +467,9 @@ class LowerTiers:
             tier.mark(keys, wanted=wanted)
 
     def advance(self, now: float) -> None:
-        """Let time pass, in seconds."""
+        """Another step is planned: what was claimed for the one before is not any more, and retentions may end."""
+        self.host.unpin_all(self._claimed[::-1])  # ends of chains first, so that they go first
+        self._claimed = []
         for tier in self._tiers:
             tier.advance(now)
 
@@ -460,7 +484,10 @@ class LowerTiers:
             tier.check()
             pins = sum(block.refs for block in tier.blocks.values())
             ends = [move for move in self._under_way if tier.tier in (move.source_tier, move.target_tier)]
-            assert pins == len(ends), f"{tier.tier}: {pins} pins, {len(ends)} transfers"
+            claims = len(self._claimed) if tier is self.host else 0
+            assert pins == len(ends) + claims, (
+                f"{tier.tier}: {pins} pins, {len(ends)} transfers, {claims} claims"
+            )
 
     def _move(self, move: Move, reason: MoveReason) -> None:
         self._moves.append(move)

@@ -170,3 +170,16 @@ def test_invented_tenants_share_one_account_once_there_are_too_many(monkeypatch:
     assert len(quotas) == 101
     assert quotas.shortage("one-more", "m", 1, 0.0) is not None
     assert quotas.shortage("tenant-1", "m", 1, 0.0) is None
+
+
+def test_a_crowd_that_has_gone_makes_room_for_accounts_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(quota, "MAX_ACCOUNTS", 100)
+    quotas = Quotas(everybody(requests_per_minute=5))
+    for i in range(105):
+        hold = quotas.take(f"tenant-{i}", "m", 1, 0.0)
+        assert hold is not None
+        quotas.settle(hold, 1, 0.0)
+    for i in range(20):
+        assert quotas.shortage(f"later-{i}", "m", 1, 600.0) is None
+        quotas.take(f"later-{i}", "m", 1, 600.0)
+    assert len(quotas) <= 21

@@ -1,71 +1,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import count, pairwise
 
 import pytest
 
-from headrace.core.blocks import BlockPool, PrefixHit, chained_key, root_key
-from headrace.core.events import Event, Moved, MoveReason, RestoreDeclined, TransferFailed
-from headrace.core.eviction import LeastRecentlyUsed, LeastWorth
-from headrace.core.plan import Arrival, Move, Tier
-from headrace.core.restore import AlwaysRestore, RestorePolicy
-from headrace.core.tiers import MAX_TRANSFERS, WRITE_SHARE, Held, LowerTier, LowerTiers, Saved
-
-SIZE = 2
-ROOT = root_key("", "")
-DEVICE, HOST, DISK = Tier.DEVICE, Tier.HOST, Tier.DISK
-
-
-class Scene:
-    """A pool over lower tiers; prompts of whole blocks are computed and left to the cache at once."""
-
-    def __init__(
-        self, device: int, host: int, disk: int = 0, restore: RestorePolicy | None = None, root: bytes = ROOT
-    ) -> None:
-        self.events: list[Event] = []
-        self.root = root
-        self.lower = LowerTiers(
-            LowerTier(HOST, host, LeastWorth(host)),
-            LowerTier(DISK, disk, LeastWorth(disk)) if disk else None,
-            restore or AlwaysRestore(),
-            block_size=SIZE,
-            block_bytes=100,
-            tell=self.events.append,
-        )
-        self.pool = BlockPool(device, SIZE, LeastRecentlyUsed(), self.events.append, self.lower)
-
-    def keys(self, tokens: Sequence[int]) -> list[bytes]:
-        keys = [self.root]
-        for i in range(0, len(tokens) - 1, SIZE):
-            keys.append(chained_key(keys[-1], tokens[i : i + SIZE]))
-        return keys[1:]
-
-    def match(self, *tokens: int, from_disk: bool = True) -> PrefixHit:
-        return self.pool.match(self.root, self.keys(tokens), tokens, len(tokens), from_disk=from_disk)
-
-    def run(self, *tokens: int) -> list[Move]:
-        """One short life of a request: what it shares, what comes up, what it computes; its moves."""
-        hit = self.match(*tokens)
-        self.pool.share(hit.blocks)
-        self.lower.hold(hit.below)
-        table = [*hit.blocks, *self.pool.allocate(len(tokens) // SIZE - len(hit.blocks))]
-        self.pool.bring_up(hit, table[len(hit.blocks) : hit.full])
-        self.lower.tell_restored("r", len(hit.below), hit.declined)
-        parents = [self.root, *self.keys(tokens)]
-        for i in range(hit.full, len(table)):
-            self.pool.register(table[i], parents[i], tokens[i * SIZE : (i + 1) * SIZE])
-        self.pool.release(table)
-        self.pool.check()
-        return self.lower.take_moves()
-
-    def land(self, moves: Sequence[Move], *, ok: bool = True) -> None:
-        """Let those of the moves arrive that go to or come from the disk."""
-        self.lower.arrived(Arrival(move, ok) for move in moves if DISK in move[2:])
-        self.pool.check()
-
-    def moved(self, reason: MoveReason) -> int:
-        return sum(e.blocks for e in self.events if isinstance(e, Moved) and e.reason is reason)
-
+from headrace.core.blocks import root_key
+from headrace.core.events import Moved, MoveReason, RestoreDeclined, TransferFailed
+from headrace.core.plan import Move, Tier
+from headrace.core.restore import AlwaysRestore
+from headrace.core.tiers import MAX_TRANSFERS, WRITE_SHARE, Held, Saved
+from tests.core.tiered import DEVICE, DISK, HOST, ROOT, SIZE, Scene
 
 # -- down to the host and up again ---------------------------------------------------------------------
 
@@ -372,6 +317,53 @@ def test_no_more_is_found_below_than_the_host_could_hold():
 
 
 # -- the end and the next start ------------------------------------------------------------------------
+
+
+def on_disk(*prompts: Sequence[int], host: int) -> Scene:
+    """All blocks of the prompts on the disk alone."""
+    scene, number = Scene(device=4, host=host, disk=16), count()
+    for tokens in prompts:
+        chain = pairwise([scene.root, *scene.keys(tokens)])
+        contents = zip(tokens[::2], tokens[1::2], strict=True)
+        scene.lower.adopt(
+            [Saved(next(number), *link, each) for link, each in zip(chain, contents, strict=True)]
+        )
+    return scene
+
+
+def ask(scene: Scene, now: float, *prompts: Sequence[int]) -> list[bool]:
+    """One step in which each prompt is looked up in its turn: whether it could start."""
+    scene.pool.advance(now)
+    ready = []
+    for tokens in prompts:
+        hit = scene.match(*tokens)
+        ready.append(hit.full == len(tokens) // SIZE and hit.is_ready)
+        scene.lower.claim(hit.below)
+        scene.lower.fetch(hit.below)
+    scene.land(scene.lower.take_moves())
+    return ready
+
+
+def test_what_is_fetched_does_not_push_out_the_beginning_of_its_own_chain():
+    chain, kept = (1, 1, 2, 2), (9, 9)
+    scene = on_disk(chain, kept, host=2)
+    ask(scene, 0.0, chain[:2], kept)
+    (block,) = (each for each in scene.lower.host if each.tokens == kept)
+    block.retention = 80
+    scene.lower.host.touch(block)
+    assert any(ask(scene, step, chain)[0] for step in (1, 2, 3))
+
+
+def test_what_the_first_has_fetched_is_not_pushed_out_by_those_behind_it():
+    first, second = (1, 1, 2, 2), (3, 3, 4, 4)
+    scene = on_disk(first, second, host=3)
+    assert [ask(scene, step, first, second)[0] for step in range(8)] == [False] + [True] * 7
+
+
+def test_what_was_claimed_for_a_step_can_be_evicted_after_it():
+    scene = on_disk((1, 1, 2, 2), (3, 3, 4, 4), host=2)
+    assert [ask(scene, step, (1, 1, 2, 2))[0] for step in (0, 1)] == [False, True]
+    assert any(ask(scene, step, (3, 3, 4, 4))[0] for step in (2, 3))
 
 
 def save(scene: Scene) -> list[Saved]:

@@ -23,7 +23,7 @@ class Hopeless(Outlook):
     def __init__(self):
         super().__init__(StepTimes(), LengthPredictor(128), {each.name: each for each in CLASSES})
 
-    def unreachable(self, request, now):
+    def unreachable(self, request, now, cached=0):
         return "" if request.deadline is None else "too late"
 
 

@@ -37,20 +37,28 @@ class _Tenant:
 
 
 class _Class:
-    """The tenants' lines of one class; the heap is by virtual time as it was, which only grows."""
+    """The tenants' lines of one class; the heap is by virtual time as it was, which only grows.
 
-    __slots__ = ("account", "heap", "tenants", "waiting")
+    Among those who stand alike the one who came first goes first: by name some would wait for ever.
+    """
+
+    __slots__ = ("account", "heap", "number", "tenants", "waiting")
 
     def __init__(self, account: ClassAccount) -> None:
         self.account = account
         self.tenants: dict[str, _Tenant] = {}
-        self.heap: list[tuple[float, str]] = []
+        self.heap: list[tuple[float, int, str]] = []
+        self.number = 0  # of the last entry
         self.waiting = 0
 
     def push(self, tenant: _Tenant) -> None:
         if not tenant.queued:
             tenant.queued = True
-            heapq.heappush(self.heap, (tenant.account.virtual, tenant.account.name))
+            heapq.heappush(self.heap, self._entry(tenant))
+
+    def _entry(self, tenant: _Tenant) -> tuple[float, int, str]:
+        self.number += 1
+        return tenant.account.virtual, self.number, tenant.account.name
 
     def forget(self, tenant: _Tenant) -> None:
         """Forget a tenant without a request, but not while it has an entry in the heap, to which it may come back."""
@@ -60,7 +68,7 @@ class _Class:
     def next_line(self) -> Line | None:
         """The line of the least served tenant that waits."""
         while self.heap:
-            virtual, name = self.heap[0]
+            virtual, _, name = self.heap[0]
             tenant = self.tenants.get(name)
             if tenant is None:
                 heapq.heappop(self.heap)
@@ -69,7 +77,7 @@ class _Class:
                 tenant.queued = False
                 self.forget(tenant)
             elif tenant.account.virtual > virtual:
-                heapq.heapreplace(self.heap, (tenant.account.virtual, name))
+                heapq.heapreplace(self.heap, self._entry(tenant))
             else:
                 return tenant.line
         return None
@@ -228,7 +236,7 @@ class FairQueue:
     def may_hurry(self, sequence: Sequence) -> bool:
         """Whether others of this queue hold so much more that they may be slowed down for this one's prompt."""
         mine = sequence.account
-        if any(_holds_too_much(other, mine, 0) for other in mine.owner.tenants.values() if other is not mine):
+        if any(_holds_too_much(other, mine, 0) for other in mine.owner.running if other is not mine):
             return True
         level, virtual = mine.owner.terms.level, mine.owner.virtual
         return any(

@@ -43,7 +43,7 @@ def foresee(
     others = sum(
         min(len(line), int((len(before) + 1) * _share(other) / share + EVEN) if share else len(line))
         for other, line in waiting.lines()
-        if other is not account
+        if line and other is not account
     )
     position = len(before) + others
     if outlook is None or not outlook.times.ready or not share:
@@ -72,8 +72,7 @@ def _share(account: TenantAccount) -> float:
     owner = account.owner
     if not owner.rate:
         return 0.0
-    weights = sum(1 / each.rate for each in owner.tenants.values() if each.live)
-    return min(1.0, 1 / owner.rate) / (account.rate * weights)
+    return min(1.0, 1 / owner.rate) / max(1.0, account.rate * owner.weight)
 
 
 def told(foresight: Foresight | None) -> dict[str, float] | None:

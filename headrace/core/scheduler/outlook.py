@@ -68,13 +68,19 @@ class Outlook:
             - self._stretch * self.prefill_seconds(len(request.tokens))
         )
 
-    def unreachable(self, request: Request, now: float) -> str:
-        """Why a request that starts now would miss its deadline even with a short answer; empty when it may not."""
+    def unreachable(self, request: Request, now: float, cached: int = 0) -> str:
+        """Why a request that starts now would miss its deadline even with a short answer; empty when it may not.
+
+        ``cached`` of its tokens need no computing.
+        """
         if request.deadline is None or not self.times.ready:
             return ""
-        prompt = len(request.tokens)
-        tokens = self.lengths.quantile(request, HOPEFUL_QUANTILE)
-        needed = self.prefill_seconds(prompt) + tokens * self.times.predict(1, 1, prompt)
+        answered = len(request.answered)
+        tokens = self.lengths.quantile(request, HOPEFUL_QUANTILE, given=answered) - answered
+        if tokens < 1:
+            return ""
+        known = len(request.tokens) + answered
+        needed = self.prefill_seconds(known, cached) + (tokens - 1) * self.times.predict(1, 1, known)
         left = request.deadline - now
         if needed <= left:
             return ""

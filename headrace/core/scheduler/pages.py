@@ -10,10 +10,11 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator
 
-from headrace.core.blocks import NO_HIT, BlockPool, PrefixHit
+from headrace.core.blocks import NO_HIT, BlockPool, PrefixHit, chained_keys, root_key
 from headrace.core.capacity import blocks_needed
 from headrace.core.events import SkipReason
 from headrace.core.plan import Arrival, Move
+from headrace.core.request import Request
 from headrace.core.restore import RestoreFailed
 from headrace.core.retention import kept_blocks
 from headrace.core.scheduler.fence import Fence
@@ -91,6 +92,17 @@ class Pages:
     def fenced_tables(self) -> list[list[int]]:
         return [table for _, table in self._fence.tables]
 
+    def at_hand(self, request: Request) -> int:
+        """How many tokens of a request lie in the cache or are being computed, wherever: cheap, and rather too many."""
+        if not self.caching or request.params.prompt_logprobs is not None:
+            return 0
+        known, size = [*request.tokens, *request.answered], self.pool.block_size
+        keys = chained_keys(root_key(request.salt, request.adapter), known[:-1], size)
+        blocks = self.pool.leading(keys)
+        if self._lower:
+            blocks += self._lower.leading(keys[blocks:])
+        return blocks * size
+
     def look_up(self, sequence: Sequence) -> PrefixHit | SkipReason:
         """What the cache holds of a sequence; or why to wait for more: somebody computes its next block, or some of it
         is on the way from the disk.
@@ -111,6 +123,8 @@ class Pages:
         hit = self.pool.match(sequence.root, keys, sequence.tokens, limit, from_disk=patient)
         if hit.full < len(keys) and self.pool.promised(keys[hit.full]):
             return SkipReason.PREFIX_IN_FLIGHT
+        if self._lower:
+            self._lower.claim(hit.below)
         if self._lower and not hit.is_ready:
             sequence.restore_by = min(sequence.restore_by, self._now + RESTORE_SECONDS)
             if self._lower.fetch(hit.below):

@@ -122,7 +122,7 @@ class Running:
         sequence.place = (not self.is_kept(sequence), sequence.account.owner.terms.level, *sequence.rank)
         insort(self._sequences, sequence, key=by_place)
         self._count(sequence, 1)
-        sequence.account.running += 1
+        sequence.account.take_slot()
         self.admissions += 1
         request = sequence.request
         step.entries.append(
@@ -143,7 +143,7 @@ class Running:
         """Take slot and blocks back; computed content stays findable."""
         (self._still if sequence in self._still else self._sequences).remove(sequence)
         self._count(sequence, -1)
-        sequence.account.running -= 1
+        sequence.account.give_slot()
         self._slots.append(sequence.slot)
         self.pages.give_back(sequence, self.committed)
         sequence.epoch += 1

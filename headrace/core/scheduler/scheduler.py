@@ -123,8 +123,8 @@ class Scheduler:
         self._events.append(arrival(request))
         problem = self._why_not(request)
         reason = FinishReason.REJECTED
-        if not problem and self._outlook is not None:
-            problem = self._outlook.unreachable(request, now)
+        if not problem and self._outlook is not None and request.deadline is not None:
+            problem = self._outlook.unreachable(request, now, self.pages.at_hand(request))
             reason = FinishReason.UNREACHABLE
         if not problem:
             self._arrivals += 1

@@ -8,13 +8,16 @@
 Each row that is computed is charged to its tenant and its class, divided by their weights; whoever has the least goes
 next. That is start-time fair queueing over classes, and virtual token counters over tenants (Sheng et al., Fairness in
 Serving Large Language Models, OSDI '24), charged by computed cost, so that a prefix that is found costs its owner
-nothing. One that begins to wait after a pause is lifted to the clock, which is where the last one served stood, less a
-bounded credit: who asks for little need not wait with a few requests at once, and saves up nothing more.
+nothing. One that begins to wait after a pause is lifted to the clock, less a bounded credit: who asks for little need
+not wait with a few requests at once, and saves up nothing more. A class's clock is where the last one served stood, or
+would stand by now if all who have requests were served alike: newcomers begin there, and however many come, they do not
+keep it, and those who were served before, for ever where it is.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from operator import attrgetter
 
 from headrace.core.classes import ServiceClass
 
@@ -23,6 +26,8 @@ CREDIT_TOKENS = 8192.0
 
 SWEEP = 64
 """Idle accounts kept beside twice as many as are live."""
+
+_virtual = attrgetter("virtual")
 
 
 class Account:
@@ -52,18 +57,35 @@ class TenantAccount(Account):
         self.virtual += cost * self.rate
         owner = self.owner
         owner.virtual += cost * owner.rate
+        owner.clock += cost / max(owner.weight, 1.0 / self.rate)
+
+    def take_slot(self) -> None:
+        """One more of its requests runs."""
+        self.running += 1
+        self.owner.running.add(self)
+
+    def give_slot(self) -> None:
+        """One of its requests runs no more."""
+        self.running -= 1
+        if not self.running:
+            self.owner.running.discard(self)
 
 
 class ClassAccount(Account):
-    """A class of service with its tenants; ``clock`` is where the one of them stood who was served last."""
+    """A class of service with its tenants; ``clock`` is where one stands who has been served as the others were.
 
-    __slots__ = ("clock", "tenants", "terms")
+    ``weight`` is that of all who have requests, ``running`` are those of them who have some that run.
+    """
+
+    __slots__ = ("clock", "running", "tenants", "terms", "weight")
 
     def __init__(self, terms: ServiceClass) -> None:
         super().__init__(terms.name, terms.weight)
         self.terms = terms
         self.clock = 0.0
+        self.weight = 0.0
         self.tenants: dict[str, TenantAccount] = {}
+        self.running: set[TenantAccount] = set()
 
 
 class Books:
@@ -87,6 +109,8 @@ class Books:
             owner.tenants[tenant] = account
         account.live += 1
         owner.live += 1
+        if account.live == 1:
+            owner.weight += 1.0 / account.rate
         if owner.live == 1:
             self._share_out()
         return account
@@ -101,7 +125,7 @@ class Books:
     def serve(self, account: TenantAccount) -> None:
         """One of this account's requests leaves the queue to run."""
         owner = account.owner
-        owner.clock = max(owner.clock, account.virtual)
+        owner.clock = max(account.virtual, min(owner.clock, account.virtual + CREDIT_TOKENS))
         self._clock = max(self._clock, owner.virtual)
 
     def leave(self, account: TenantAccount) -> None:
@@ -109,13 +133,16 @@ class Books:
         owner = account.owner
         account.live -= 1
         owner.live -= 1
+        if not account.live:
+            owner.weight -= 1.0 / account.rate
         if not account.live and account.virtual <= owner.clock:
             del owner.tenants[account.name]  # a new one in its place will stand no better
         elif len(owner.tenants) > 2 * owner.live + SWEEP:
-            idle = [each for each in owner.tenants.values() if not each.live and each.virtual <= owner.clock]
-            for each in idle:
+            idle = sorted((each for each in owner.tenants.values() if not each.live), key=_virtual)
+            for each in idle[: (len(idle) + 1) // 2]:  # who owes least is forgiven first
                 del owner.tenants[each.name]
         if not owner.live:
+            owner.weight = 0.0  # sums of floats leave something behind
             self._share_out()
 
     def _share_out(self) -> None:

@@ -7,6 +7,7 @@ import pytest
 from headrace.core.classes import CLASSES, ServiceClass
 from headrace.core.events import Preempted
 from headrace.core.request import FinishReason
+from headrace.core.scheduler import fair as fair_module
 from headrace.core.scheduler.fair import FairQueue, single_file
 from headrace.core.scheduler.line import Line, PolicyFailed
 from headrace.core.scheduler.share import Books
@@ -48,6 +49,40 @@ def test_coming_and_going_for_ever_does_not_grow_the_books():
         queue.end(sequence, waited=False)
     group = queue._classes["default"]
     assert len(group.heap) <= len(group.tenants) <= 3
+
+
+def test_tenants_who_stand_alike_go_in_the_order_in_which_they_began_to_wait():
+    queue = fair()
+    for name in ("zoe", "max", "ada"):
+        enter(queue, name, tenant=name)
+    assert [queue.pop(0.0).request.tenant for _ in range(3)] == ["zoe", "max", "ada"]
+
+
+def test_new_tenants_without_end_starve_nobody_who_was_served_before():
+    queue = fair()
+    for i in range(5):
+        enter(queue, f"regular{i}", tenant="regular")
+    gone = []
+    for i in range(60):
+        enter(queue, f"new{i}", tenant=f"new{i}")
+        sequence = queue.pop(0.0)
+        sequence.account.charge(1000.0)
+        gone.append(sequence.request.tenant)
+        sequence.enter(Status.RUNNING)
+        sequence.enter(Status.FINISHED)
+        queue.end(sequence, waited=False)
+    assert gone.count("regular") >= 3, "some of them always wait, and the regular one has his share"
+
+
+def test_whether_to_hurry_is_asked_of_those_only_who_run(monkeypatch):
+    asked = []
+    holds = fair_module._holds_too_much
+    monkeypatch.setattr(fair_module, "_holds_too_much", lambda *given: asked.append(1) or holds(*given))
+    engine, _ = hashing_engine(queue=fair(), max_num_seqs=2)
+    for i in range(200):
+        engine.submit(request(f"r{i}", tenant=f"t{i}"), 0.0)
+    step(engine, Record())
+    assert len(asked) < 50, "planning does not grow with the tenants that wait"
 
 
 def test_in_single_file_only_rank_counts():

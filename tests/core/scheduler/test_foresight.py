@@ -8,7 +8,7 @@ from headrace.core.engine import Engine
 from headrace.core.events import Admitted
 from headrace.core.forecast import Forecast
 from headrace.core.lengths import LengthPredictor
-from headrace.core.request import Request, SamplingParams
+from headrace.core.request import FinishReason, Request, SamplingParams
 from headrace.core.scheduler.fair import FairQueue
 from headrace.core.scheduler.foresight import Foresight, told
 from headrace.core.scheduler.line import Line
@@ -138,3 +138,14 @@ def test_it_is_told_in_plain_values():
         "predicted_first_token_seconds": 2.0,
         "predicted_finish_seconds": 4.0,
     }
+
+
+def test_a_class_of_which_nobody_is_left_is_no_obstacle():
+    engine = fair()
+    record = Record()
+    engine.submit(certain("running", 50), 0.0)
+    engine.submit(certain("gone", service_class="flex"), 0.0)
+    engine.submit(certain("waits"), 0.0)
+    step(engine, record)
+    engine.cancel("gone", FinishReason.CANCELLED, 0.0)
+    assert position(engine, "waits") == 0

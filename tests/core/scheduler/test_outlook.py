@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import pytest
 
@@ -8,7 +9,7 @@ from headrace.core.classes import ServiceClass
 from headrace.core.cost import ENOUGH_STEPS, StepTimes
 from headrace.core.events import Skipped, SkipReason
 from headrace.core.lengths import LengthPredictor
-from headrace.core.request import FinishReason, Slo
+from headrace.core.request import FinishReason, SamplingParams, Slo
 from headrace.core.scheduler.fair import FairQueue
 from headrace.core.scheduler.line import LATE_SHARE, Line
 from headrace.core.scheduler.outlook import TTFT_SHARE, Outlook
@@ -64,6 +65,35 @@ def test_a_deadline_is_given_up_only_when_even_a_short_answer_would_miss_it():
     assert seen.unreachable(request("a", 40, max_tokens=1, deadline=alone / 2), 0.0)
     assert not seen.unreachable(request("a", 40, max_tokens=1, deadline=alone * 3), 0.0)
     assert not seen.unreachable(request("a", 40), 0.0)
+
+
+def test_what_is_answered_already_takes_no_time():
+    seen = outlook()
+    deadline = 3 * seen.prefill_seconds(45)
+    asked = request("a", 40, params=SamplingParams(max_tokens=60, ignore_eos=True), deadline=deadline)
+    assert seen.unreachable(asked, 0.0)
+    assert not seen.unreachable(replace(asked, answered=tuple(range(58))), 0.0)
+    assert not seen.unreachable(replace(asked, answered=tuple(range(60)), deadline=1e-9), 0.0)
+
+
+@pytest.mark.parametrize("host_blocks", [0, 30])
+def test_a_deadline_is_not_given_up_for_the_computing_of_what_is_kept(host_blocks):
+    seen = outlook()
+    engine, _ = engine_with(seen, num_blocks=32, host_blocks=host_blocks)
+    record = Record()
+    engine.submit(request("first", 101, max_tokens=1), 0.0)
+    now = drain(engine, record)
+    if host_blocks:
+        engine.submit(request("evicts", 120, max_tokens=1), now)
+        now = drain(engine, record, now)
+    prompt = request("first", 101).tokens
+    deadline = now + 3 * seen.prefill_seconds(5)
+    assert deadline < now + seen.prefill_seconds(101)
+    engine.submit(request("again", prompt, max_tokens=1, deadline=deadline), now)
+    engine.submit(request("fresh", 101, max_tokens=1, deadline=deadline), now)
+    drain(engine, record, now)
+    assert record.ends["again"][0].reason is FinishReason.LENGTH
+    assert record.ends["fresh"][0].reason is FinishReason.UNREACHABLE
 
 
 def engine_with(seen: Outlook, **given):

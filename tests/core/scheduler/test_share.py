@@ -67,3 +67,51 @@ def test_debts_are_kept_and_idle_accounts_are_forgotten():
 def test_an_unknown_class_is_an_error():
     with pytest.raises(KeyError):
         Books(CLASSES, {}).enter("platinum", "a")
+
+
+def test_tenants_who_come_once_do_not_grow_the_books():
+    books = Books(CLASSES, {})
+    always = [books.enter("default", f"always{i}") for i in range(10)]
+    owner = always[0].owner
+    debtor = books.enter("default", "debtor")
+    debtor.charge(1e9)
+    books.leave(debtor)
+    for i in range(1000):
+        account = books.enter("default", f"once{i}")
+        books.lift(account, alone=False)
+        books.serve(account)
+        account.charge(1e4)
+        books.leave(account)
+        assert len(owner.tenants) <= 2 * owner.live + SWEEP + 1
+    assert "debtor" in owner.tenants, "those who owe least are forgiven first"
+
+
+def test_the_weight_of_a_class_is_that_of_its_tenants_who_have_requests():
+    books = Books(CLASSES, {"big": 4.0})
+    big, small = books.enter("default", "big"), books.enter("default", "small")
+    books.enter("default", "big")
+    assert big.owner.weight == 5.0
+    books.leave(big)
+    books.leave(small)
+    assert big.owner.weight == 4.0
+    books.leave(big)
+    assert big.owner.weight == 0.0
+
+
+def test_the_clock_goes_on_as_if_all_who_have_requests_were_served_alike():
+    books = Books(CLASSES, {"big": 3.0})
+    big, small = books.enter("default", "big"), books.enter("default", "small")
+    big.charge(300.0)
+    small.charge(100.0)
+    assert books.enter("default", "new").virtual == 100.0 == small.virtual == big.virtual
+
+
+def test_a_newcomer_stands_no_further_behind_the_one_served_last_than_a_credit():
+    books = Books(CLASSES, {})
+    ahead, behind = books.enter("default", "ahead"), books.enter("default", "behind")
+    ahead.charge(1e6)
+    books.serve(ahead)
+    assert books.enter("default", "first").virtual == 1e6
+    behind.charge(5.0)
+    books.serve(behind)
+    assert books.enter("default", "second").virtual == 5.0 + CREDIT_TOKENS
