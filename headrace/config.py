@@ -305,6 +305,8 @@ PARTS: dict[str, type] = {
 }
 _LISTS = ("allowed_origins", "api_key", "response_cache")
 """Options that may be given several times; in the environment, their values are parted by commas."""
+_SECRETS = ("api_key", "response_cache_secret")
+"""Options whose values no error may show: it ends up in a log."""
 
 
 _INTERACTIVE = {
@@ -326,6 +328,7 @@ _THROUGHPUT = {
     "stream_interval": 8,
 }
 _DEFAULTS = {each.name: each.default for kind in PARTS.values() for each in fields(kind)}
+_SWITCHES = {name for name, default in _DEFAULTS.items() if isinstance(default, bool)}
 
 PROFILES: dict[str, dict[str, Any]] = {
     "interactive": _INTERACTIVE,
@@ -357,7 +360,9 @@ def options(given: Mapping[str, Any], file: Path | None = None) -> Options:
         for name, value in layer.items():
             if name not in known:
                 raise ConfigError(f"{source}: there is no option {name!r}")
-            merged[name] = value
+            if isinstance(value, bool) and name not in _SWITCHES:  # pydantic would read 1 for true
+                raise ConfigError(f"--{name.replace('_', '-')}: it is no switch, got {value}")
+            merged[name] = (value,) if name in _LISTS and isinstance(value, str) else value
     merged = PROFILES.get(str(merged.get("profile")), {}) | merged
     parts: dict[str, Any] = {}
     for part, kind in PARTS.items():
@@ -366,8 +371,9 @@ def options(given: Mapping[str, Any], file: Path | None = None) -> Options:
             parts[part] = TypeAdapter(kind).validate_python(values)
         except ValidationError as error:
             first = error.errors()[0]
-            name = "-".join(str(place) for place in first["loc"][:1]).replace("_", "-")
-            raise ConfigError(f"--{name}: {first['msg']}, got {first['input']!r}") from None
+            name = "".join(str(place) for place in first["loc"][:1])
+            got = "" if name in _SECRETS else f", got {first['input']!r}"
+            raise ConfigError(f"--{name.replace('_', '-')}: {first['msg']}{got}") from None
     return Options(**parts)
 
 
@@ -385,7 +391,7 @@ def profile_line(chosen: Options) -> str:
 def _read_yaml(file: Path) -> dict[str, Any]:
     try:
         content = yaml.safe_load(file.read_text())
-    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+    except (OSError, ValueError, yaml.YAMLError) as error:  # ValueError: no UTF-8, or no such day
         raise ConfigError(f"{file} cannot be read as YAML: {error}") from None
     if content is None:
         return {}
@@ -405,5 +411,5 @@ def _read_environment(known: Mapping[str, str]) -> dict[str, Any]:
             hint = f"; do you mean {near[0]}?" if near else ""
             raise ConfigError(f"the environment: {variable} is no option{hint}")
         name = variables[variable]
-        values[name] = tuple(value.split(",")) if name in _LISTS else value
+        values[name] = tuple(each.strip() for each in value.split(",")) if name in _LISTS else value
     return values

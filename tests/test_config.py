@@ -33,6 +33,11 @@ def test_environment_lists_are_split(monkeypatch: pytest.MonkeyPatch) -> None:
     assert options({}).server.api_key == ("one", "two")
 
 
+def test_spaces_around_commas_are_no_part_of_a_value(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HEADRACE_ALLOWED_ORIGINS", "https://a.example, https://b.example")
+    assert options({}).server.allowed_origins == ("https://a.example", "https://b.example")
+
+
 def test_a_variable_that_is_no_option_is_refused_with_the_nearest(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HEADRACE_MAX_NUM_SEQ", "4")
     with pytest.raises(
@@ -66,6 +71,8 @@ def test_every_default_can_be_given_as_text(name: str, monkeypatch: pytest.Monke
         ({"max_model_len": "long"}, "--max-model-len"),
         ({"port": 70_000}, "--port"),
         ({"max_num_queued_reqs": 0}, "--max-num-queued-reqs"),  # nothing could ever come in
+        ({"port": True}, "--port"),  # a switch is no number
+        ({"max_model_len": True}, "--max-model-len"),
         ({"no_such": 1}, "no_such"),
     ],
 )
@@ -74,12 +81,28 @@ def test_a_wrong_value_is_refused_by_name(given: dict[str, object], told: str) -
         options(given)
 
 
-@pytest.mark.parametrize("content", ["- a list", "port: [", "no_such: 1"])
+@pytest.mark.parametrize("content", ["- a list", "port: [", "no_such: 1", "seed: 2026-13-45"])
 def test_a_wrong_file_is_refused(tmp_path: Path, content: str) -> None:
     file = tmp_path / "serve.yaml"
     file.write_text(content)
     with pytest.raises(ConfigError, match=r"serve\.yaml"):
         options({}, file)
+
+
+@pytest.mark.parametrize(
+    ("content", "keys"), [("api-key: first", ("first",)), ("api-key: [first, second]", ("first", "second"))]
+)
+def test_one_value_of_a_list_needs_no_brackets(tmp_path: Path, content: str, keys: tuple[str, ...]) -> None:
+    file = tmp_path / "serve.yaml"
+    file.write_text(content)
+    assert options({}, file).server.api_key == keys
+
+
+@pytest.mark.parametrize("name", ["api_key", "response_cache_secret"])
+def test_a_secret_of_the_wrong_type_is_not_shown(name: str) -> None:
+    with pytest.raises(ConfigError, match=f"--{name.replace('_', '-')}: .*valid") as refused:
+        options({name: [20201]} if name == "api_key" else {name: 20201})
+    assert "20201" not in str(refused.value)
 
 
 def test_a_missing_file_is_refused(tmp_path: Path) -> None:

@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import fields, is_dataclass, replace
 from pathlib import Path
-from typing import Any, get_type_hints
+from typing import Annotated, Any, get_type_hints
 
-from pydantic import TypeAdapter, ValidationError
+from pydantic import Field, TypeAdapter, ValidationError
 
 from headrace import __version__
 from headrace.build.engine import make_engine, make_knobs
@@ -23,8 +23,14 @@ from headrace.observe.recording.moments import Begun
 from headrace.observe.recording.tape import Tape
 from headrace.observe.recording.wire import plain
 
-SIZES = ("num_blocks", "max_model_len")
+SIZES = {"num_blocks": Annotated[int, Field(ge=1)], "max_model_len": Annotated[int, Field(ge=2)]}
 """Numbers that a replay may change beside the options."""
+
+SPENT = (
+    *("profile", "tenants", "gpu_memory_utilization", "kv_cache_memory_bytes"),
+    *("kv_offload_bytes", "kv_offload_path", "kv_offload_disk_bytes"),
+)
+"""Options of which nothing is left once the engine is made: what came of them was recorded in other settings."""
 
 
 def open_tape(options: ServerOptions) -> Tape | None:
@@ -37,6 +43,8 @@ def open_tape(options: ServerOptions) -> Tape | None:
         return None
     try:
         return Tape(Path(options.record_trace), options.record_trace_bytes)
+    except BlockingIOError:
+        raise ConfigError(f"--record-trace {options.record_trace}: another server writes to it") from None
     except OSError as error:
         raise ConfigError(f"--record-trace {options.record_trace}: {error.strerror}") from None
 
@@ -73,6 +81,8 @@ def make_engine_again(
 
 def _read_settings(settings: Mapping[str, Any]) -> dict[str, Any]:
     hints = get_type_hints(make_engine, include_extras=True)
+    if not isinstance(settings, Mapping) or not {"plans", "cache"} <= settings.keys():
+        raise ConfigError("the trace does not begin with an engine's settings")
     unknown = settings.keys() - hints.keys()
     if unknown:
         raise ConfigError(
@@ -81,7 +91,8 @@ def _read_settings(settings: Mapping[str, Any]) -> dict[str, Any]:
     given = {}
     for name, value in settings.items():
         kind = hints[name]
-        if is_dataclass(kind) and (more := value.keys() - {each.name for each in fields(kind)}):
+        told = value.keys() if isinstance(value, Mapping) else set()
+        if is_dataclass(kind) and (more := told - {each.name for each in fields(kind)}):
             raise ConfigError(
                 f"the trace has {name} that this Headrace does not know: {', '.join(sorted(more))}"
             )
@@ -95,21 +106,22 @@ def _read_settings(settings: Mapping[str, Any]) -> dict[str, Any]:
 def _change(given: dict[str, Any], changes: Mapping[str, str]) -> None:
     """Apply changes in place. What a step may hold follows the options; what was not changed stays as recorded."""
     known = {each.name: part for part in ("plans", "cache") for each in fields(given[part])}
-    del known["profile"]  # what it stood for has been recorded option by option
+    known = {name: part for name, part in known.items() if name not in SPENT}
     old_block_size = given["cache"].block_size
     if given["plans"].max_num_batched_tokens is None:
         given["plans"] = replace(given["plans"], max_num_batched_tokens=given["knobs"].batched_tokens)
-    for flag, text in changes.items():
-        name = flag.replace("-", "_")
+    wanted = {flag.replace("-", "_"): (flag, text) for flag, text in changes.items()}
+    for name, (flag, text) in wanted.items():
         if name in SIZES:
-            given[name] = _parsed(flag, int, text)
+            given[name] = _parsed(flag, SIZES[name], text)
             continue
         if name not in known:
             raise ConfigError(f"a replay cannot change {flag!r}; it can change {', '.join([*known, *SIZES])}")
         part = given[known[name]]
         kind = get_type_hints(type(part), include_extras=True)[name]
         given[known[name]] = replace(part, **{name: _parsed(flag, kind, text)})
-    given["num_blocks"] = given["num_blocks"] * old_block_size // given["cache"].block_size
+    if "num_blocks" not in wanted:  # blocks of another size: the same memory
+        given["num_blocks"] = max(1, given["num_blocks"] * old_block_size // given["cache"].block_size)
     given["knobs"] = make_knobs(given["plans"], "cpu", given["max_model_len"])
     if given["plans"].overlap is not None:
         given["overlap"] = given["plans"].overlap

@@ -67,6 +67,11 @@ def roofline_machine(
     block_bytes = cache.block_size * replica.kv_bytes_per_token
     if cache.kv_cache_memory_bytes is not None:
         num_blocks = cache.kv_cache_memory_bytes // block_bytes
+        if not num_blocks:
+            raise ConfigError(
+                f"--kv-cache-memory-bytes {cache.kv_cache_memory_bytes}: "
+                f"a block of {cache.block_size} tokens takes {block_bytes:,}"
+            )
     else:
         num_blocks = replica.num_blocks(
             cache.block_size, batched, plans.max_num_seqs, cache.gpu_memory_utilization
@@ -95,6 +100,12 @@ def calibrated_machine(
     """
     if cache.kv_cache_memory_bytes is not None:
         raise ConfigError("--kv-cache-memory-bytes: a calibration says how many tokens its cache holds")
+    kv_tokens = calibration.kv_tokens // cache.block_size * cache.block_size
+    if not kv_tokens:
+        raise ConfigError(
+            f"--block-size {cache.block_size}: {calibration.machine} "
+            f"holds the keys and values of {calibration.kv_tokens} tokens"
+        )
     if not front:
         calibration = replace(
             calibration, front_request=0.0, front_step=0.0, front_event=0.0, front_prompt=0.0
@@ -104,8 +115,8 @@ def calibrated_machine(
         name,
         calibration.kind,
         Calibrated(calibration),
-        calibration.kv_tokens,
-        _fitting(name, max_model_len, calibration.kv_tokens, calibration.max_model_len),
+        kv_tokens,
+        _fitting(name, max_model_len, kv_tokens, calibration.max_model_len),
         StepCost(calibration.fixed_tokens, calibration.context_tokens),
         calibration.front(),
     )

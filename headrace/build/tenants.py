@@ -19,6 +19,7 @@ classes:
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
@@ -35,6 +36,7 @@ NAMES = tuple(each.name for each in CLASSES if each.weight)
 """Classes that a tenant may have."""
 
 Positive = Annotated[float, Field(gt=0, le=1e6)]
+Weight = Annotated[float, Field(ge=1e-6, le=1e6)]
 Count = Annotated[int, Field(ge=1)]
 Name = Annotated[str, Field(pattern=f"^({'|'.join(NAMES)})$")]
 
@@ -59,7 +61,7 @@ class _Limits(_Form):
 
 
 class _Tenant(_Limits):
-    weight: Positive = 1.0
+    weight: Weight = 1.0
     default_class: Name = "default"
     classes: Annotated[list[Name], Field(min_length=1)] | None = None
     models: dict[str, _Limits] = {}
@@ -75,7 +77,7 @@ class _Tenant(_Limits):
 
 
 class _Class(_Form):
-    weight: Positive | None = None
+    weight: Weight | None = None
     floor: Annotated[float, Field(ge=0, le=1)] | None = None
     ttft_seconds: Positive | None = None
     tpot_seconds: Positive | None = None
@@ -115,7 +117,7 @@ def read_tenants(file: str | None) -> tuple[Tenants, tuple[ServiceClass, ...]]:
         place = ".".join(str(part) for part in first["loc"] if part != "[key]") or "the whole"
         raise ConfigError(f"--tenants {file}: {place}: {_why(first['type'], first['msg'])}") from None
     classes = tuple(told.classes.get(each.name, _Class()).over(each) for each in CLASSES)
-    if sum(each.floor for each in classes) > 1.0:
+    if math.fsum(each.floor for each in classes) > 1.0:
         raise ConfigError(f"--tenants {file}: classes: the floors add up to more than 1")
     named = {name: each.terms() for name, each in told.tenants.items()}
     return Tenants(named, told.default.terms()), classes

@@ -11,7 +11,15 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from headrace.cli.connection import CONNECT_SECONDS, authorization, no_server, server_root, uses_proxies
+from headrace.cli.connection import (
+    CONNECT_SECONDS,
+    ServerError,
+    authorization,
+    no_server,
+    open_client,
+    server_root,
+    uses_proxies,
+)
 from headrace.config import ConfigError
 
 if TYPE_CHECKING:
@@ -44,10 +52,12 @@ def run_batch(
     from headrace.serve.batch.results import Results, ResultsError
 
     try:
+        if url:
+            open_client(url, api_key).close()  # a wrong address is told before anything is written
         with input_file.open("rb") as raw_lines:
             keys = check_ids(read_lines(raw_lines))
         results = Results(output_file)
-    except (OSError, DuplicateId, ResultsError) as error:
+    except (OSError, ServerError, DuplicateId, ResultsError) as error:
         raise ConfigError(str(error)) from error
     import asyncio
 

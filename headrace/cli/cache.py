@@ -70,11 +70,16 @@ def calibrate(
             plot_calibration(calibration, [max_error], CONFIDENCE, plot, f"{rows.name}, {sentences.name}")
         except NoPlots as error:
             raise ConfigError(str(error)) from error
+        except (OSError, ValueError) as error:  # ValueError: a kind of picture that matplotlib does not draw
+            raise ConfigError(f"--plot {plot}: {error}") from error
     try:
         calibration.rules(max_error, CONFIDENCE)
     except Unsupported as error:
         raise ConfigError(f"nothing written: {error}") from error
-    output.write_text(calibration.to_text(), encoding="utf-8")
+    try:
+        output.write_text(calibration.to_text(), encoding="utf-8")
+    except OSError as error:
+        raise ConfigError(f"--output {output}: {error.strerror}") from error
     console.print(f"wrote {output}: headrace serve --semantic-cache serve --semantic-calibration {output}")
 
 

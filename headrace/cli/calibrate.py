@@ -35,8 +35,11 @@ def calibrate(
 ) -> None:
     """Time the steps of this machine, for `headrace simulate --calibration`."""
     calibration = measure(given, base_url, api_key, workload_seed)
-    calibration.write(output)
     typer.echo(describe(calibration))
+    try:
+        calibration.write(output)
+    except OSError as error:
+        raise ConfigError(f"--output {output}: {error.strerror}") from None
     typer.echo(f"written: {output}")
 
 

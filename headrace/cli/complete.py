@@ -43,7 +43,7 @@ def complete(
                 for choice in chunk.get("choices", ()):
                     sys.stdout.write(printable(choice["text"]))
                     sys.stdout.flush()
-    except ServerError as error:
+    except (ServerError, UnicodeEncodeError) as error:  # the latter: an echo of what is no text
         print(f"headrace: {error}", file=sys.stderr)
         raise typer.Exit(1) from None
     except KeyboardInterrupt:

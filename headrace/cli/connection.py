@@ -25,10 +25,14 @@ def open_client(url: str, api_key: str | None = None) -> httpx.Client:
     """A client for the server at ``url``. It waits for answers as long as they take.
 
     Raises:
-        ServerError: that is no URL.
+        ServerError: that is no URL, or no key that a header could carry.
     """
     import httpx
 
+    if not url.startswith(("http://", "https://")):
+        raise ServerError(f"{url} is no address of a server: it begins with http:// or https://")
+    if api_key and not (api_key.isascii() and api_key.isprintable()):
+        raise ServerError("--api-key: a key is printable ASCII")
     try:
         return httpx.Client(
             base_url=server_root(url),
@@ -89,7 +93,12 @@ def call(client: httpx.Client, method: str, path: str, body: dict[str, Any] | No
         raise ServerError(no_server(client.base_url, error)) from error
     if not response.is_success:
         raise ServerError(_message(response))
-    answer: dict[str, Any] = response.json()
+    try:
+        answer = response.json()
+    except ValueError:
+        answer = None
+    if not isinstance(answer, dict):
+        raise ServerError(f"what answers at {client.base_url} is no Headrace server")
     return answer
 
 
@@ -119,6 +128,8 @@ def stream(client: httpx.Client, path: str, body: dict[str, Any]) -> Iterator[di
                 if "error" in chunk:
                     raise ServerError(_error_text(chunk["error"]))
                 yield chunk
+    except UnicodeEncodeError as error:  # bytes of a terminal or a pipe that were no UTF-8
+        raise ServerError(f"what is to be sent is no text: {error}") from error
     except httpx.ConnectError as error:
         raise ServerError(no_server(client.base_url, error)) from error
     except httpx.TransportError as error:

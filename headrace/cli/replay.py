@@ -51,7 +51,7 @@ def replay(
     except BadTrace as error:
         raise ConfigError(str(error)) from None
     console = Console(highlight=False, soft_wrap=True)
-    console.print(*_describe(recording), sep="\n")
+    console.print(*_describe(recording), sep="\n", markup=False)
     changes = _changes(policy, change or [])
     shows = (first, last, request) != (None, None, None) or follow
     if changes and shows:

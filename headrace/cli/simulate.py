@@ -115,7 +115,6 @@ def simulate(
     from headrace.lab.simulate.asked import from_calls
     from headrace.lab.simulate.outcome import outcome
     from headrace.lab.workload.synthesis import Synthesis
-    from headrace.lab.workload.traces import BadTrace
 
     calls = read_calls(trace, workload or [], requests, speedup, seed, resample=resample)
     machine = _machine(given, shape, device, degree, weights, kv, calibration, front, max_model_len)
@@ -128,10 +127,7 @@ def simulate(
         routing=_one_of("--routing", routing, ("least-loaded", "round-robin", "prefix-affinity")),
         limits=limits,
     )
-    try:
-        fleet.run(from_calls(calls, Synthesis(seed=seed), max_tokens))
-    except BadTrace as error:  # a line in the middle of the file
-        raise ConfigError(str(error)) from None
+    fleet.run(from_calls(calls, Synthesis(seed=seed), max_tokens))
     slo = {
         name: at for name, at in (("ttft", slo_ttft), ("tpot", slo_tpot), ("e2e", slo_e2e)) if at is not None
     }
@@ -170,7 +166,7 @@ def read_calls(
     """The calls of a trace or of a population, as the flags say.
 
     Raises:
-        ConfigError: neither or both, or what cannot be read.
+        ConfigError: neither or both, or what cannot be read; of a line in the middle of the file when it is reached.
     """
     from headrace.lab.workload import population
     from headrace.lab.workload.reshape import resampled, speedup
@@ -190,9 +186,20 @@ def read_calls(
         else:
             with trace.open():  # a file that is missing is told now, not in the middle
                 calls = read_trace(trace, requests)
-        return speedup(calls, faster)
+        return _readable(trace, speedup(calls, faster))
     except (BadTrace, population.BadPopulation, OSError, ValueError) as error:
         raise ConfigError(str(error)) from None
+
+
+def _readable(trace: Path | None, calls: Iterator[Call]) -> Iterator[Call]:
+    from headrace.lab.workload.traces import BadTrace
+
+    try:
+        yield from calls
+    except BadTrace as error:
+        raise ConfigError(str(error)) from None
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"{trace}: {error}") from None
 
 
 def _machine(
@@ -284,7 +291,10 @@ def _write(told: Outcome, settings: Mapping[str, Any], given: Options, path: Pat
         "tenants": [asdict(part) for part in told.tenants],
         "timeline": told.timeline,
     }
-    report.write(path, report.plain(content))
+    try:
+        report.write(path, report.plain(content))
+    except OSError as error:
+        raise ConfigError(f"--output {path}: {error.strerror}") from None
     typer.echo(f"written: {path}")
 
 
@@ -297,3 +307,5 @@ def _plot(told: Outcome, folder: Path, title: str) -> None:
             typer.echo(f"written: {path}")
     except NoPlots as missing:
         typer.echo(str(missing))
+    except OSError as error:
+        raise ConfigError(f"--plot {folder}: {error.strerror}") from None

@@ -15,6 +15,8 @@ from headrace.core.fairness import fair_shares, jain
 
 SLICE_SECONDS = 1.0
 WINDOW_SLICES = 60
+LEAST_TOKENS = 1e-6
+"""Less than this is what rounding leaves of fractions that were added and taken away again."""
 
 
 class FairnessWindow:
@@ -42,7 +44,7 @@ class FairnessWindow:
         """``tokens`` of work began to wait; negative: they wait no more, served or given up."""
         self._advance(now)
         waiting = self._waiting.get(tenant, 0.0) + tokens
-        if waiting > 0.0:
+        if waiting > LEAST_TOKENS:
             self._waiting[tenant] = waiting
         else:
             self._waiting.pop(tenant, None)

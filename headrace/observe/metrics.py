@@ -126,7 +126,7 @@ class Metrics:
         self._ended = sheet.counter("request_success", "Requests that ended, by reason.", ["finished_reason"])
         self._skips = sheet.counter("scheduler_wait_reason", "Why requests waited.", ["reason"])
         self._service = sheet.counter(
-            "tenant_service_tokens", "Tokens worked on for a tenant.", ["tenant", "kind"], limit=3 * tenants
+            "tenant_service_tokens", "Tokens worked on for a tenant.", ["tenant", "kind"], limit=tenants
         )
 
         self._iteration = sheet.histogram("iteration_tokens_total", "Tokens per step.", ITERATION_TOKENS).of()

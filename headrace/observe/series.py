@@ -57,12 +57,13 @@ SeriesT = TypeVar("SeriesT", Cell, Histogram)
 
 
 class Family(Generic[SeriesT]):
-    """Series of one name, told apart by label values; beyond ``limit`` of them all go to `OTHER`.
+    """Series of one name, told apart by label values; beyond ``limit`` values of the first label all go to `OTHER`.
 
-    The limit is what keeps a caller who invents tenants from growing the server's memory and its scrape.
+    The first label names who or what is counted; the others are closed sets. The limit keeps a caller who invents
+    tenants from growing the memory of the server and its scrape.
     """
 
-    __slots__ = ("_make", "help", "labels", "limit", "name", "series")
+    __slots__ = ("_make", "_named", "help", "labels", "limit", "name", "series")
 
     def __init__(
         self, name: str, help: str, make: Callable[[], SeriesT], labels: Sequence[str] = (), limit: int = 100
@@ -73,6 +74,7 @@ class Family(Generic[SeriesT]):
         self.limit = limit
         self.series: dict[tuple[str, ...], SeriesT] = {}
         self._make: Callable[[], SeriesT] = make
+        self._named: set[str] = set()
         if not self.labels:
             self.of()
 
@@ -80,8 +82,9 @@ class Family(Generic[SeriesT]):
         """The series of these label values, made on first use. Keep it where it is needed often."""
         series = self.series.get(values)
         if series is None:
-            if len(self.series) >= self.limit:
-                # The first label names who or what is counted; the rest are closed sets and stay readable.
+            if len(self._named) < self.limit:
+                self._named.update(values[:1])
+            elif values[0] not in self._named:
                 values = (OTHER, *values[1:])
             series = self.series.setdefault(values, self._make())
         return series

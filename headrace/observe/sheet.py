@@ -29,7 +29,7 @@ class Sheet:
         self._registry.register(self)
 
     def counter(self, name: str, help: str, labels: Sequence[str] = (), limit: int = 100) -> Family[Cell]:
-        """A new family of counters; the page adds ``_total`` to its name. Beyond ``limit`` series: `series.OTHER`."""
+        """A new family of counters; the page adds ``_total`` to its name. ``limit``: see `series.Family`."""
         self.counters.append(Family(f"{self._prefix}:{name}", help, Cell, labels, limit))
         return self.counters[-1]
 

@@ -108,6 +108,12 @@ def test_changes_reach_the_engine(tmp_path):
     )
 
 
+def test_blocks_that_are_asked_for_are_as_many_whatever_their_size(tmp_path):
+    settings = recorded(tmp_path / "trace.jsonl").settings
+    engine = make_engine_again(settings, HashingRunner(4, 4, 3), {"num-blocks": "40", "block-size": "4"})
+    assert engine.scheduler.pool.num_blocks == 40
+
+
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
@@ -115,6 +121,11 @@ def test_changes_reach_the_engine(tmp_path):
         ({"max-num-seqs": "many"}, "max-num-seqs=many: "),
         ({"scheduling_policy": "random"}, "scheduling_policy=random: "),
         ({"max_num_batched_tokens": "1"}, "less than --max-num-seqs"),
+        ({"num-blocks": "0"}, "num-blocks=0: .* greater than or equal to 1"),
+        ({"max-model-len": "1"}, "max-model-len=1: .* greater than or equal to 2"),
+        ({"tenants": "x.yaml"}, "cannot change 'tenants'"),  # read before the engine was made
+        ({"kv-offload-bytes": "1000"}, "cannot change 'kv-offload-bytes'"),
+        ({"gpu-memory-utilization": "0.5"}, "cannot change 'gpu-memory-utilization'"),
     ],
 )
 def test_a_change_that_makes_no_sense_is_refused(tmp_path, changes, message):
@@ -135,6 +146,20 @@ def test_settings_of_another_kind_are_refused(tmp_path, spoil, message):
     settings = {**recorded(tmp_path / "trace.jsonl").settings, **spoil}
     with pytest.raises(ConfigError, match=message):
         make_engine_again(settings, HashingRunner(4, 4, 3))
+
+
+@pytest.mark.parametrize("settings", [[], {}, {"cache": 5, "plans": {}}])
+def test_settings_that_are_none_are_refused(settings):
+    with pytest.raises(ConfigError, match="the trace"):
+        make_engine_again(settings, HashingRunner(4, 4, 3))
+
+
+def test_a_recording_that_is_being_written_is_refused_at_the_start(tmp_path):
+    options = ServerOptions(record_trace=str(tmp_path / "trace.jsonl"))
+    tape = open_tape(options)
+    with pytest.raises(ConfigError, match=r"--record-trace .*: another server writes to it"):
+        open_tape(options)
+    tape.close()
 
 
 def test_a_file_that_cannot_be_written_is_refused_at_the_start(tmp_path):

@@ -54,6 +54,33 @@ def test_what_does_not_fit_is_refused():
         )
 
 
+def test_memory_for_no_block_is_refused_by_its_name():
+    with pytest.raises(ConfigError, match=r"--kv-cache-memory-bytes 9: a block of 16 tokens takes 2,097,152"):
+        roofline_machine(Replica(LLAMA, H100), CacheOptions(kv_cache_memory_bytes=9), SchedulerOptions())
+    few = dataclasses.replace(CALIBRATION, kv_tokens=1000)
+    with pytest.raises(ConfigError, match=r"--block-size 1024: .* holds the keys and values of 1000 tokens"):
+        calibrated_machine(few, CacheOptions(block_size=1024))
+
+
+def test_what_is_left_over_of_a_calibrations_memory_is_no_room_for_anybody():
+    few = dataclasses.replace(CALIBRATION, kv_tokens=1000, max_model_len=4096)
+    machine = calibrated_machine(few, CacheOptions(block_size=16))
+    assert machine.kv_tokens == machine.max_model_len == 992
+    fleet = make_fleet(SchedulerOptions(), CacheOptions(block_size=16), machine)
+    fleet.run(from_calls([Call(0.0, 10, 5)], Synthesis()))
+    assert outcome(fleet.tally, {}).failures == {}
+
+
+def test_a_device_is_never_busy_for_longer_than_the_run_lasts():
+    plans = SchedulerOptions(overlap=1)
+    machine = roofline_machine(Replica(LLAMA, H100), CacheOptions(), plans, 4096)
+    fleet = make_fleet(plans, CacheOptions(), machine)
+    fleet.run(from_calls([Call(0.0, 10, 1)], Synthesis()))
+    told = outcome(fleet.tally, {}, [replica.runner.busy_seconds for replica in fleet.replicas])
+    assert told.facts["device_busy_percent"] == pytest.approx(100.0, abs=1.0)
+    assert told.facts["device_busy_percent"] <= 100.0
+
+
 def test_a_fleet_has_the_engine_that_a_server_would_have():
     plans = SchedulerOptions(max_num_seqs=7)
     machine = roofline_machine(Replica(SMALL, CPU), CacheOptions(), plans, 4096)

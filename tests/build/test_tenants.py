@@ -57,7 +57,13 @@ def test_a_file_names_terms_and_classes(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        ("tenants: {acme: {weight: -1}}", r"tenants\.acme\.weight: .*greater than 0"),
+        ("tenants: {acme: {weight: -1}}", r"tenants\.acme\.weight: .*greater than or equal to 0.000001"),
+        ("default: {weight: 1.0e-320}", r"default\.weight: .*greater than or equal to 0.000001"),
+        (
+            "classes: {flex: {weight: 1.0e-310}}",
+            r"classes\.flex\.weight: .*greater than or equal to 0.000001",
+        ),
+        ("classes: {flex: {ttft_seconds: 0}}", r"classes\.flex\.ttft_seconds: .*greater than 0"),
         ("tenants: {acme: {weight: heavy}}", r"tenants\.acme\.weight: .*number"),
         ("tenants: {acme: {tokens_per_minutes: 5}}", r"tenants\.acme\.tokens_per_minutes: there is no such"),
         ("tenants: {acme: {default_class: gold}}", r"default_class: must be one of priority, default, flex$"),
@@ -81,6 +87,11 @@ def test_what_is_wrong_is_named(tmp_path: Path, text: str, words: str) -> None:
     with pytest.raises(ConfigError, match=words) as caught:
         read_tenants(file)
     assert file in str(caught.value)
+
+
+def test_floors_that_are_all_of_it_are_not_more_than_that(tmp_path: Path) -> None:
+    floors = "classes: {priority: {floor: 0.33}, default: {floor: 0.56}, flex: {floor: 0.11}}"
+    assert [each.floor for each in read_tenants(write(tmp_path, floors))[1]] == [0.33, 0.56, 0.11, 0.0]
 
 
 def test_a_file_that_is_not_there() -> None:

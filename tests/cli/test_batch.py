@@ -79,6 +79,17 @@ def test_duplicate_ids_are_refused_before_anything_runs(tmp_path: Path) -> None:
     assert not (tmp_path / "out").exists()
 
 
+@pytest.mark.parametrize(
+    "flags",
+    [["--url", "http://[bad"], ["--url", "localhost:8000"], ["--url", "http://x", "--api-key", "a\nb"]],
+)
+def test_what_is_no_address_or_key_is_one_line(tmp_path: Path, flags: list[str]) -> None:
+    write_input(tmp_path / "in", 2)
+    result = CliRunner().invoke(app, ["-i", str(tmp_path / "in"), "-o", str(tmp_path / "out"), *flags])
+    assert isinstance(result.exception, ConfigError)
+    assert not (tmp_path / "out").exists()
+
+
 def test_a_missing_server_costs_no_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("headrace.serve.batch.run.FIRST_WAIT_SECONDS", 0.0)
     write_input(tmp_path / "in", 2)

@@ -54,6 +54,14 @@ def test_it_writes_nothing_that_it_cannot_prove(pairs: Path, tmp_path: Path) -> 
     assert not output.exists()
 
 
+@pytest.mark.parametrize("flags", [("--output", "x.json"), ("--plot", "x.png"), ("--plot", "x.words")])
+def test_what_cannot_be_written_is_one_line(pairs: Path, flags: tuple[str, str]) -> None:
+    flag, name = flags  # in a folder that is a file, or of a kind that no picture has
+    path = pairs.with_name(name) if name == "x.words" else pairs / name
+    with pytest.raises(ConfigError, match=f"{flag} .*{name}"):
+        calibrate(pairs, "--output", pairs.with_name("c.json"), "--max-error", 0.04, flag, path)
+
+
 def test_settings_that_cannot_be(pairs: Path, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="--max-error must be between"):
         calibrate(pairs, "--max-error", 1.5)

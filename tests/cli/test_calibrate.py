@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import json
 
+import pytest
 from typer.testing import CliRunner
 
 from headrace.cli import app
+from headrace.config import ConfigError
 from tests.api.conftest import serving
+from tests.lab.simulate.test_calibration import CALIBRATION
 
 
 def run(*words: object) -> str:
@@ -33,3 +36,12 @@ def test_a_machine_is_measured_and_then_simulated(tmp_path):
         "simulate", "--calibration", path, "--workload", "prompt=40,answer=9,rate=20", "--requests", "40"
     )
     assert "40 (0)" in shown
+
+
+def test_what_cannot_be_written_is_shown_first(tmp_path, monkeypatch, capsys):
+    """It took minutes to measure."""
+    monkeypatch.setattr("headrace.cli.calibrate.measure", lambda *_: CALIBRATION)
+    (tmp_path / "file").touch()
+    with pytest.raises(ConfigError, match=r"--output .*file"):
+        app(["bench", "calibrate", "--output", str(tmp_path / "file" / "x.json")], standalone_mode=False)
+    assert CALIBRATION.model in capsys.readouterr().out

@@ -1,4 +1,5 @@
 from collections.abc import Iterator
+from io import StringIO
 
 import pytest
 import typer
@@ -35,6 +36,15 @@ def test_the_completion_goes_to_standard_output(server: FakeServer) -> None:
 def test_the_prompt_may_come_from_a_pipe_and_be_echoed(server: FakeServer) -> None:
     result = CliRunner().invoke(app, ["-", "--echo", "--url", server.url], input="a b")
     assert result.stdout == "a byou said: a b\n"
+
+
+def test_a_prompt_that_is_no_text_is_one_line(server: FakeServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Python hands bytes that are no UTF-8 on as halves of letters, which no request can carry."""
+    for words, stdin in ((["-"], "a\udcff"), (["a\udcff"], "")):
+        monkeypatch.setattr("sys.stdin", StringIO(stdin))
+        with pytest.raises(SystemExit) as ended:
+            app([*words, "--url", server.url])
+        assert ended.value.code == 1
 
 
 def test_a_missing_server_is_told_with_what_to_do() -> None:

@@ -1,8 +1,9 @@
 from __future__ import annotations
 
+import httpx
 import pytest
 
-from headrace.cli.connection import open_client, server_root
+from headrace.cli.connection import ServerError, call, open_client, server_root
 
 
 @pytest.mark.parametrize("url", ["http://h:1", "http://h:1/", "http://h:1/v1", "http://h:1/v1/"])
@@ -10,3 +11,13 @@ def test_an_address_as_openai_clients_write_it_is_one_of_a_server(url: str) -> N
     assert server_root(url) == "http://h:1"
     with open_client(url) as client:
         assert str(client.base_url) == "http://h:1"
+
+
+def test_an_answer_that_is_no_object_is_told() -> None:
+    for text in ("<html>", "[]"):
+        transport = httpx.MockTransport(lambda _, text=text: httpx.Response(200, text=text))
+        with (
+            httpx.Client(transport=transport, base_url="http://x") as client,
+            pytest.raises(ServerError, match="what answers at http://x is no Headrace server"),
+        ):
+            call(client, "GET", "/v1/cache/warm")

@@ -103,3 +103,11 @@ def test_that_none_fits_comes_with_reasons():
 def test_what_makes_no_sense_is_one_line(words, message):
     with pytest.raises(ConfigError, match=message):
         run(*words)
+
+
+@pytest.mark.parametrize("rest", [b"3.5,many,3\n", b"\xff\xfe\n"])
+def test_a_trace_that_breaks_in_the_middle_is_one_line(tmp_path, rest):
+    path = tmp_path / "t.csv"
+    path.write_bytes(b"TIMESTAMP,ContextTokens,GeneratedTokens\n2023-11-16 18:15:46,374,44\n" + rest)
+    with pytest.raises(ConfigError, match=r"t\.csv"):
+        run("--device", "H200", "--trace", path)

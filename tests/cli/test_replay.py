@@ -80,6 +80,11 @@ def test_a_file_that_is_no_trace_is_one_line(tmp_path):
         run(tmp_path / "y")
 
 
+def test_a_path_in_brackets_is_shown_as_it_is(trace):
+    path = trace.rename(trace.with_name("a[b]c[bold].jsonl"))
+    assert "a[b]c[bold].jsonl" in run(path)
+
+
 def test_a_life_that_differs_is_shown_and_fails(trace):
     lines = trace.read_text().splitlines()
     (number,) = (i for i, line in enumerate(lines) if '"Finished",{"request_id":"r1"' in line)

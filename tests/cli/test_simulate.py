@@ -85,6 +85,19 @@ def test_what_makes_no_sense_is_one_line(words, message):
         run(*words)
 
 
+def test_a_trace_that_is_no_text_is_one_line(tmp_path):
+    (tmp_path / "t.csv").write_bytes(b"\xff\xfe\x00")
+    with pytest.raises(ConfigError, match=r"t\.csv: .*utf-8"):
+        run("--trace", tmp_path / "t.csv")
+
+
+@pytest.mark.parametrize("flag", ["--output", "--plot"])
+def test_what_cannot_be_written_is_one_line(tmp_path, flag):
+    (tmp_path / "file").touch()
+    with pytest.raises(ConfigError, match=f"{flag} .*file"):
+        run("--workload", "rate=5", "--requests", 3, flag, tmp_path / "file" / "x")
+
+
 def test_a_broken_trace_is_told_by_its_line(tmp_path):
     path = tmp_path / "t.csv"
     path.write_text(TRACE + "3.5,1,many,3\n")

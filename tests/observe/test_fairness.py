@@ -51,6 +51,16 @@ def test_what_is_older_than_the_window_is_forgotten() -> None:
     assert window.index() == pytest.approx(1.0)
 
 
+def test_who_waits_no_more_is_forgotten() -> None:
+    """Work is a fraction where answers are foretold by a mean: added and taken away again it must be nothing."""
+    window = FairnessWindow()
+    for tokens in (0.1, 0.2, 0.3):
+        window.wait("a", tokens, 0.0)
+    for tokens in (0.1, 0.2, 0.3):
+        window.wait("a", -tokens, 0.0)
+    assert not window._waiting
+
+
 def test_nothing_is_fair() -> None:
     window = FairnessWindow()
     assert window.index() == 1.0

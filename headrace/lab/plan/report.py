@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 from rich.table import Table
@@ -111,7 +112,7 @@ def trials_table(verdict: Verdict) -> Table:
             f"{fleet.dollars_per_hour:.2f}",
             f"{100 * trial.attained:.1f} %",
             f"{trial.ttft_p95:.3f}",
-            f"{1e3 * trial.tpot_p95:.1f}",
+            _milliseconds(trial.tpot_p95),
             str(trial.preemptions),
         )
     return table
@@ -128,5 +129,10 @@ def trial_text(trial: Trial) -> str:
     """A simulation's figures in words."""
     return (
         f"the promise kept to {100 * trial.attained:.1f} %, TTFT p95 {trial.ttft_p95:.3f} s,"
-        f" TPOT p95 {1e3 * trial.tpot_p95:.1f} ms, {trial.output_tokens_per_second:,.0f} tokens/s"
+        f" TPOT p95 {_milliseconds(trial.tpot_p95)} ms, {trial.output_tokens_per_second:,.0f} tokens/s"
     )
+
+
+def _milliseconds(seconds: float) -> str:
+    """NaN where no answer had a second token."""
+    return "-" if math.isnan(seconds) else f"{1e3 * seconds:.1f}"

@@ -27,6 +27,9 @@ from headrace.lab.plan.shapes import ModelShape
 DEGREES = (1, 2, 4, 8)
 BATCHED_TOKENS = (512, 2048, 8192)
 
+ROUNDING = 1e-9
+"""What a share that was computed from rates may be below what it is: far less than one request of a billion."""
+
 
 class Candidate(NamedTuple):
     """One kind of replica with its settings, and the steady state that arithmetic grants it."""
@@ -164,7 +167,7 @@ def _fewest(
         fleet = Fleet(candidate.replica, candidate.settings, replicas)
         trial = confirm(fleet)
         tried.append((fleet, trial))
-        if trial.attained >= share:
+        if trial.attained >= share - ROUNDING:
             found, passed = (fleet, trial), replicas
         elif replicas == most:
             return None

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import zlib
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -131,7 +132,7 @@ def _lines(path: Path) -> Iterator[tuple[int, str]]:
                 line = file.readline()
             except EOFError:
                 return
-            except (UnicodeDecodeError, gzip.BadGzipFile) as error:
+            except (UnicodeDecodeError, gzip.BadGzipFile, zlib.error) as error:
                 raise BadTrace(f"{path}:{number}: this is no text: {error}") from None
             if not line:
                 return
@@ -170,7 +171,7 @@ def _happening(told: Mapping[str, Any]) -> Happening:
 
 
 def _request(told: Mapping[str, Any]) -> Request:
-    unknown = told.keys() - {*TOLD, *TOLD_PARAMS, "tokens", "answered"}
+    unknown = told.keys() - {*TOLD, *TOLD_PARAMS, "tokens", "answered", "affinity"}
     if unknown:
         raise ValueError(f"a request has no field {', '.join(sorted(unknown))}")
     fields = {name: value for name, value in told.items() if name in TOLD}
@@ -183,6 +184,7 @@ def _request(told: Mapping[str, Any]) -> Request:
             "retention": tuple(Retention(*each) for each in told["retention"]),
             "tokens": read(told["tokens"]),
             "answered": read(told["answered"]),
+            "affinity": told["affinity"],
             "params": SamplingParams(**{name: told[name] for name in TOLD_PARAMS}),
             "eos_token_ids": frozenset({STOP}),
         }

@@ -93,9 +93,7 @@ def outcome(tally: Tally, slo: Mapping[str, float], busy_seconds: Sequence[float
         "cache_hit_percent": 100.0 * cached / prompt if prompt else 0.0,
         "kv_used_percent_mean": 100.0 * sum(tally.steps.columns["kv"]) / stepping if stepping else 0.0,
         "kv_used_percent_peak": 100.0 * tally.blocks_peak,
-        "device_busy_percent": (
-            100.0 * sum(busy_seconds) / (len(busy_seconds) * seconds) if seconds and busy_seconds else 0.0
-        ),
+        "device_busy_percent": 100.0 * _busy(busy_seconds, seconds),
         "jain_service": jain([sum(column) for column in tally.service.columns.values()]),
         "jain_backlogged": _mean(finite(line["jain"])),
     }
@@ -109,6 +107,13 @@ def outcome(tally: Tally, slo: Mapping[str, float], busy_seconds: Sequence[float
         ttft,
         tpot,
     )
+
+
+def _busy(busy_seconds: Sequence[float], seconds: float) -> float:
+    """The share of the time in which devices computed. A step launched ahead may end after the run: nobody saw it."""
+    if not seconds or not busy_seconds:
+        return 0.0
+    return math.fsum(min(1.0, each / seconds) for each in busy_seconds) / len(busy_seconds)
 
 
 def timeline(tally: Tally) -> dict[str, list[float]]:

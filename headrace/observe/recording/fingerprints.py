@@ -82,6 +82,10 @@ class Fingerprints:
         chain = self._chains[request_id]
         return chain.extend(tokens, chain.stops)
 
+    def group(self, name: str) -> str:
+        """A group of requests without its name, which is what a caller wrote (empty: none)."""
+        return hashlib.blake2b(name.encode(), digest_size=8, key=self._key).hexdigest() if name else ""
+
     def end(self, request_id: str) -> None:
         """Forget a finished request."""
         chain = self._chains[request_id]

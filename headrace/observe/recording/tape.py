@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import gzip
 import json
 import logging
@@ -26,17 +27,26 @@ class Tape:
     A replay needs all that happened since the engine began, so a recording is never cut at its start: it stops, with a
     last line and a warning in the log that say so, and serving goes on.
 
+    What is in the file already is given up when the first moment comes, not before: a start that fails leaves the last
+    recording, which may be of the crash that somebody wants to look at.
+
     Raises:
+        BlockingIOError: another process writes to it.
         OSError: the file cannot be written.
     """
 
     def __init__(self, path: Path, limit_bytes: int) -> None:
         self._path = path
         self._limit = limit_bytes
-        self._raw = path.open("wb")
+        self._raw = path.open("ab")
+        try:
+            fcntl.flock(self._raw, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            self._raw.close()
+            raise
+        except OSError:
+            pass  # a file system without locks
         self._file: IO[bytes] | gzip.GzipFile = self._raw
-        if path.suffix == ".gz":
-            self._file = gzip.GzipFile(fileobj=self._raw, mode="wb")
         self._scribe = Scribe(secrets.token_bytes(32))
         self._queue: queue.SimpleQueue[Moment | None] = queue.SimpleQueue()
         self._stopped = False
@@ -55,7 +65,13 @@ class Tape:
 
     def _run(self) -> None:
         try:
-            while (moment := self._queue.get()) is not None:
+            moment = self._queue.get()
+            if moment is not None:
+                self._raw.seek(0)
+                self._raw.truncate()
+                if self._path.suffix == ".gz":
+                    self._file = gzip.GzipFile(fileobj=self._raw, mode="wb")
+            while moment is not None:
                 self._write(self._scribe.line(moment))
                 if self._queue.empty():
                     self._file.flush()
@@ -65,11 +81,14 @@ class Tape:
                 if self._queue.qsize() > MOST_WAITING:
                     self._stop(f"more than {MOST_WAITING} moments waited to be written")
                     break
+                moment = self._queue.get()
             self._file.close()
             self._raw.close()
         except Exception as error:  # a full disk, most likely: the engine must not notice
             self._stopped = True
             logger.warning("recording to %s stopped: %s", self._path, error)
+        finally:
+            self._queue = queue.SimpleQueue()  # what still waited would stay in memory as long as the server
 
     def _stop(self, why: str) -> None:
         self._stopped = True
@@ -77,4 +96,5 @@ class Tape:
         logger.warning("recording to %s stopped: %s; serving goes on", self._path, why)
 
     def _write(self, line: dict[str, object]) -> None:
-        self._file.write(json.dumps(line, separators=(",", ":"), ensure_ascii=False).encode() + b"\n")
+        # In ASCII a kill can cut a line, but no letter: what is left can be read.
+        self._file.write(json.dumps(line, separators=(",", ":")).encode() + b"\n")

@@ -51,7 +51,6 @@ TOLD = (
     "deadline",
     "slo",
     "retention",
-    "affinity",
     "adapter",
 )
 """Fields of a request that scheduling goes by and that are written as they are."""
@@ -59,7 +58,7 @@ TOLD = (
 TOLD_PARAMS = ("max_tokens", "min_tokens", "ignore_eos", "prompt_logprobs")
 """The sampling parameters that scheduling goes by."""
 
-WITHHELD = ("tokens", "answered", "params", "salt", "seed", "eos_token_ids")
+WITHHELD = ("tokens", "answered", "params", "salt", "seed", "affinity", "eos_token_ids")
 """Fields of a request that stay here: told as fingerprints, in part, or not at all."""
 
 
@@ -100,7 +99,8 @@ class Scribe:
         if request.params.stop or request.params.stop_token_ids:
             params["ignore_eos"] = False  # an end by any token is told as an end by the end token
         tokens, answered = self._fingerprints.begin(request)
-        return told | params | {"tokens": written(tokens), "answered": written(answered)}
+        group = self._fingerprints.group(request.affinity)
+        return told | params | {"tokens": written(tokens), "answered": written(answered), "affinity": group}
 
     def _events(self, events: tuple[Event, ...]) -> list[list[Any]]:
         lines = []

@@ -80,3 +80,13 @@ def test_a_model_too_large_for_one_device_is_spread_over_several():
     possible, refused = candidates(SHAPES["llama-3.1-70b"], [A100], BFLOAT16, demand, SLO)
     assert {each.replica.degree for each in possible} <= {2, 4, 8}
     assert any("weights of 141.1 GB" in reason for reason in refused)
+
+
+def test_a_promise_to_all_is_kept_whatever_floats_make_of_it():
+    demand = chat(1.0)
+    possible, refused = candidates(EIGHT_B, [H100], BFLOAT16, demand, SLO)
+    almost = 1.0 - 2**-53
+    verdict = cheapest(
+        possible, refused, demand, Slo(2.0, 0.05, 1.0), lambda fleet: Trial(almost, 1.0, 0.02, 1.0, 0), 8
+    )
+    assert verdict.best is not None

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import io
+import math
 
 import pytest
 from rich.console import Console
@@ -72,3 +73,11 @@ def test_a_verdict_in_words():
     assert "97.0 %" in lines[2]
     assert "97.0 %" in text_of(trials_table(Verdict(fleet, trial, ((fleet, trial),), ())))
     assert verdict_lines(Verdict(None, None, (), ("too slow",)), demand)[1] == "  too slow"
+
+
+def test_answers_of_one_token_have_no_time_per_token_to_show():
+    demand = Demand(2.0, 1000, 500, 1, 1000, 1001, (1000,))
+    fleet, trial = Fleet(REPLICA, Settings(32, 2048), 2), Trial(1.0, 0.5, math.nan, 2.0, 0)
+    verdict = Verdict(fleet, trial, ((fleet, trial),), ())
+    assert "TPOT p95 - ms" in verdict_lines(verdict, demand)[2]
+    assert "nan" not in text_of(trials_table(verdict))

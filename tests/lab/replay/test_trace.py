@@ -2,12 +2,14 @@ from __future__ import annotations
 
 import gzip
 import json
+from contextlib import suppress
 
 import pytest
 
-from headrace.core.request import FinishReason
+from headrace.core.request import FinishReason, Request
 from headrace.lab.replay.trace import BadTrace, Step, read_trace
-from headrace.observe.recording.moments import Submitted
+from headrace.observe.recording.moments import Begun, Submitted, Took
+from headrace.observe.recording.tape import Tape
 from tests.lab.replay.recorded import record_life
 
 HEADER = '{"headrace_trace": 2, "version": "test", "settings": {}}\n'
@@ -50,6 +52,31 @@ def test_a_last_line_that_breaks_off_ends_the_trace(tmp_path):
     trace = read_trace(path)
     assert len(trace.lines) == 1
     assert trace.cut == "line 3 breaks off"
+
+
+def test_a_kill_in_the_middle_of_a_letter_breaks_off_a_line_only(tmp_path):
+    """Names of tenants are whatever callers write; the file must end well at any byte."""
+    path = tmp_path / "trace.jsonl"
+    tape = Tape(path, 1 << 20)
+    tape.tell(Begun("test", {}))
+    tape.tell(Took(0.0, 0.1, None, ()))
+    tape.tell(Submitted(Request("r", (1,), tenant="Zoë"), 0.0))
+    tape.close()
+    whole = path.read_bytes()
+    for size in range(whole.rindex(b"\n", 0, -1) + 2, len(whole)):
+        path.write_bytes(whole[:size])
+        assert read_trace(path).cut == "line 3 breaks off"
+    path.write_bytes(whole)
+    assert read_trace(path).of(Submitted)[0].request.tenant == "Zoë"
+
+
+def test_a_damaged_compressed_file_is_a_bad_trace_or_a_short_one(tmp_path):
+    path = tmp_path / "trace.jsonl.gz"
+    whole = gzip.compress((HEADER + STEP * 200).encode())
+    for place in range(12, len(whole), 3):
+        path.write_bytes(whole[:place] + bytes([whole[place] ^ 0xFF]) + whole[place + 1 :])
+        with suppress(BadTrace):  # or it ends where it breaks off: nothing else
+            read_trace(path)
 
 
 def test_why_a_recording_stopped_is_kept(tmp_path):

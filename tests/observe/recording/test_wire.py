@@ -43,6 +43,18 @@ def test_every_field_of_a_request_is_told_or_withheld():
     assert not set(TOLD) & set(WITHHELD)
 
 
+def test_groups_stay_apart_and_have_no_names():
+    """A group's name is what callers write into ``prompt_cache_key``."""
+    scribe = Scribe(b"key")
+    told = [
+        scribe.line(Submitted(Request(id, (1,), affinity=group), 0.0))["submit"]["affinity"]
+        for id, group in (("a", "secret group"), ("b", "secret group"), ("c", "another"), ("d", ""))
+    ]
+    assert told[0] == told[1] != told[2]
+    assert told[3] == ""
+    assert "secret" not in told[0]
+
+
 def test_no_text_and_no_token_reaches_the_file():
     scribe = Scribe(b"key")
     params = SamplingParams(
