@@ -94,10 +94,16 @@ class LLM:
         self._streams = TextStreams(self.tokenizer)
         self._lengths = LengthPredictor(self.loaded.ledger.max_model_len)
         self._number = 0
+        self._closed = False
 
     def close(self) -> None:
-        """Give threads and files back; with ``kv_offload_path`` the cache is left there for the next run."""
-        close(self.loaded)
+        """Give threads and files back; with ``kv_offload_path`` the cache is left there for the next run.
+
+        Once is enough, and a second time does nothing.
+        """
+        if not self._closed:
+            self._closed = True
+            close(self.loaded)
 
     def generate(
         self,
@@ -124,7 +130,7 @@ class LLM:
             self.tokenizer.encode(prompt) if isinstance(prompt, str) else list(prompt) for prompt in given
         ]
         texts = [prompt if isinstance(prompt, str) else None for prompt in given]
-        return self._run(texts, tokens, sampling_params, n, progress)
+        return self._run(texts, tokens, sampling_params, n, progress, continues=True)
 
     def chat(
         self,
@@ -142,7 +148,7 @@ class LLM:
         conversations = [messages] if messages and isinstance(messages[0], Mapping) else messages
         texts = [self.loaded.template.render(list(chat)) for chat in conversations]  # type: ignore[arg-type]
         tokens = [self.tokenizer.encode(text, add_special_tokens=False) for text in texts]
-        return self._run(texts, tokens, sampling_params, n, progress)
+        return self._run(texts, tokens, sampling_params, n, progress, continues=False)
 
     def _run(
         self,
@@ -151,7 +157,10 @@ class LLM:
         params: SamplingParams | Sequence[SamplingParams] | None,
         n: int,
         progress: bool,
+        *,
+        continues: bool,
     ) -> list[RequestOutput]:
+        """``continues`` says that answers go on with their prompts' text instead of beginning a new one."""
         if n < 1:
             raise InvalidParameter("n", f"n must be at least 1, got {n}")
         each = (
@@ -178,7 +187,7 @@ class LLM:
             ]
             self._check(requests[-1], len(outputs) - 1)
         pending = {
-            request.id: _Pending(request, outputs[i // n], i % n, self._streams)
+            request.id: _Pending(request, outputs[i // n], i % n, self._streams, continues)
             for i, request in enumerate(requests)
         }
         self._drive(requests, pending, progress)
@@ -254,7 +263,9 @@ class LLM:
 class _Pending:
     """One answer on its way: gathers tokens, and text where a stop string must be watched for."""
 
-    def __init__(self, request: Request, output: RequestOutput, index: int, streams: TextStreams) -> None:
+    def __init__(
+        self, request: Request, output: RequestOutput, index: int, streams: TextStreams, continues: bool
+    ) -> None:
         params = request.params
         self.request = request
         self._first = index == 0
@@ -262,8 +273,10 @@ class _Pending:
         self._answer = output.outputs[index]
         self._watch = bool(params.stop)
         self._params = params
+        ends = frozenset[int]() if params.ignore_eos else request.eos_token_ids
+        self._ends = ends.union(params.stop_token_ids)
         self._stream: TextStream = streams.open(
-            prompt=request.tokens,
+            prompt=request.tokens if continues else (),
             stop=params.stop,
             include_stop_str_in_output=params.include_stop_str_in_output,
             skip_special_tokens=params.skip_special_tokens,
@@ -286,8 +299,8 @@ class _Pending:
         return answer.stop_reason is not None
 
     def _shown(self, tokens: list[int]) -> list[int]:
-        """Without a stop token at the end, unless it was asked for."""
-        hidden = tokens[-1:] and tokens[-1] in self._params.stop_token_ids
+        """Without a token at the end that ended the answer, unless it was asked for."""
+        hidden = tokens[-1:] and tokens[-1] in self._ends
         return tokens[:-1] if hidden and not self._params.include_stop_str_in_output else tokens
 
     def note(self, event: Admitted | PromptScored, now: float) -> None:

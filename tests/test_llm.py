@@ -6,6 +6,8 @@ import itertools
 import os
 import signal
 from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -16,6 +18,8 @@ from headrace.compute.batch import Batch
 from headrace.compute.kv import PagedKV
 from headrace.config import ConfigError
 from headrace.core.request import InvalidParameter
+from headrace.serve.text.stream import TextStreams
+from tests.serve.text.vocabularies import metaspace
 
 GREEDY = SamplingParams(temperature=0, max_tokens=12)
 
@@ -48,6 +52,33 @@ def test_chat_ends_by_itself_and_hides_the_end_token(llm: LLM) -> None:
     assert answer.token_ids[-1] in llm.tokenizer.eos_token_ids
     assert answer.text
     assert "<|" not in answer.text
+
+
+def test_an_end_token_is_no_text_even_where_special_tokens_are_shown(llm: LLM) -> None:
+    params = SamplingParams(temperature=0, max_tokens=400, skip_special_tokens=False)
+    hello = [{"role": "user", "content": "Hello!"}]
+    (free,) = llm.chat(hello, params, progress=False)
+    assert free.outputs[0].token_ids[-1] in llm.tokenizer.eos_token_ids
+    assert "<|" not in free.outputs[0].text
+    end = llm.tokenizer.token(free.outputs[0].token_ids[-1])
+    assert end
+    (watched,) = llm.chat(hello, replace(params, stop=(end,)), progress=False)
+    assert (watched.outputs[0].text, watched.outputs[0].stop_reason) == (free.outputs[0].text, None)
+    (shown,) = llm.chat(hello, replace(params, include_stop_str_in_output=True), progress=False)
+    assert shown.outputs[0].text == free.outputs[0].text + end
+
+
+def test_an_answer_in_a_chat_begins_a_text_and_a_completion_goes_on_with_one(llm: LLM) -> None:
+    theirs = llm._streams
+    llm._streams = TextStreams(metaspace())
+    mark = next(token for token in range(300) if str(metaspace().token(token)).startswith("▁"))
+    params = SamplingParams(temperature=0, max_tokens=2, allowed_token_ids=(mark,))
+    try:
+        (chat,) = llm.chat([{"role": "user", "content": "Hello!"}], params, progress=False)
+        (completion,) = llm.generate([mark, mark], params, progress=False)
+    finally:
+        llm._streams = theirs
+    assert completion.outputs[0].text == " " + chat.outputs[0].text
 
 
 def test_n_answers_share_the_prompt_and_differ(llm: LLM) -> None:
@@ -209,6 +240,22 @@ def test_an_interrupt_in_the_middle_of_a_step_leaves_what_works(
         overlapping.generate(["Once", "Hello"], GREEDY, progress=False)
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
     assert works(overlapping)
+
+
+def test_closing_twice_gives_back_no_file_of_somebody_elses(tmp_path: Path) -> None:
+    llm = LLM(
+        "builtin",
+        max_num_seqs=1,
+        kv_cache_memory_bytes=8 << 20,
+        max_model_len=256,
+        kv_offload_path=str(tmp_path),
+        kv_offload_disk_bytes=1 << 20,
+    )
+    llm.close()
+    theirs = [(tmp_path / str(number)).open("w+") for number in range(8)]  # one gets the closed one's number
+    llm.close()
+    for file in theirs:
+        file.close()
 
 
 def test_what_cannot_fit_is_refused_with_what_can() -> None:

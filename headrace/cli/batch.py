@@ -69,6 +69,8 @@ def run_batch(
             asyncio.run(_run(reached, input_file, results, max_concurrency, tally))
         except ConnectionError as error:
             stopped = no_server(url, error) if url else str(error)
+        except ResultsError as error:
+            stopped = str(error)
         except KeyboardInterrupt:
             stopped = "stopped"
         typer.echo(tally.summary(output_file))

@@ -37,7 +37,7 @@ class Meter:
     def __init__(self, tenants: Tenants = EQUALS, model: str = "") -> None:
         self._quotas = Quotas(tenants)
         self._model = model
-        self._bills: dict[str, _Bill] = {}
+        self._bills: dict[str, tuple[_Bill, int]] = {}  # and how many tokens of its answer are given
         self._admitted: set[str] = set()
 
     def shortage(self, requests: Sequence[Request], now: float) -> Shortage | None:
@@ -50,7 +50,7 @@ class Meter:
         if hold is not None:
             bill = _Bill(hold, len(requests))
             for request in requests:
-                self._bills[request.id] = bill
+                self._bills[request.id] = bill, len(request.answered)
 
     def rooms(self, tenant: str, now: float) -> dict[Limit, Room]:
         """How a tenant's bounds stand."""
@@ -61,12 +61,13 @@ class Meter:
             if event.reason is AdmitReason.NEW and event.request_id in self._bills:
                 self._admitted.add(event.request_id)
         elif isinstance(event, Finished):
-            bill = self._bills.pop(event.request_id, None)
-            if bill is None:
+            known = self._bills.pop(event.request_id, None)
+            if known is None:
                 return
+            bill, given = known
             if event.request_id in self._admitted:
                 self._admitted.remove(event.request_id)
-                bill.used += event.prompt_tokens - event.cached_tokens + event.output_tokens
+                bill.used += event.prompt_tokens - event.cached_tokens + event.output_tokens - given
             bill.open -= 1
             if not bill.open:
                 self._quotas.settle(bill.hold, bill.used, now)

@@ -409,7 +409,9 @@ class Service:
                     if route is not None:
                         self._unqueue(route)
                         if route.listener is not None:
-                            route.listener.cached_tokens[route.index] = event.cached_tokens
+                            # What an answer is known to begin with is found behind its prompt, and is none of it.
+                            cached = min(event.cached_tokens, route.prompt_tokens)
+                            route.listener.cached_tokens[route.index] = cached
                 case Finished():
                     route = self._routes.pop(event.request_id, None)
                     if route is not None:

@@ -52,6 +52,21 @@ def test_a_disconnect_frees_its_blocks(server, streamed):
     assert server.metric("kv_cache_usage_perc") <= used + 0.02  # nothing held but, perhaps, cached
 
 
+@pytest.mark.parametrize("streamed", [True, False])
+def test_a_disconnect_is_heard_behind_requests_that_wait_on_the_same_connection(server, streamed):
+    host, port = server.url.removeprefix("http://").split(":")
+    raw = json.dumps(LONG | {"stream": streamed}).encode()
+    head = f"POST /v1/completions HTTP/1.1\r\nHost: {host}\r\nContent-Length: {len(raw)}\r\n\r\n".encode()
+    said = len(server.lines)
+    with socket.create_connection((host, int(port)), timeout=30) as connection:
+        connection.sendall((head + raw) * 3)
+        server.wait_until(lambda info: info["open_requests"] == 1)
+    server.wait_until(lambda info: info["open_requests"] == 0, seconds=2)
+    time.sleep(0.1)  # what the others would need to begin
+    assert server.metric("num_requests_running") == 0
+    assert not server.lines[said:]
+
+
 def test_each_request_can_be_explained(server):
     answer = server.post(
         "/v1/completions",

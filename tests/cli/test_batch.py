@@ -1,5 +1,6 @@
 import json
 import os
+import resource
 import signal
 import subprocess
 import sys
@@ -127,14 +128,19 @@ def test_without_a_url_the_lines_run_in_this_process(tmp_path: Path, monkeypatch
     assert read_results(tmp_path / "out").keys() == {"r0", "r1", "r2"}
 
 
-def start(tmp_path: Path, url: str) -> subprocess.Popen[bytes]:
+def start(tmp_path: Path, url: str, output_bytes: int = resource.RLIM_INFINITY) -> subprocess.Popen[bytes]:
     flags = ["-i", str(tmp_path / "in"), "-o", str(tmp_path / "out"), "--url", url, "--max-concurrency", "5"]
+
+    def prepare() -> None:
+        # What runs the tests may be a background job, whose children are born deaf to an interrupt.
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (output_bytes, resource.RLIM_INFINITY))
+
     return subprocess.Popen(
         [sys.executable, "-c", COMMAND, *flags],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
-        # What runs the tests may be a background job, whose children are born deaf to an interrupt.
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
+        preexec_fn=prepare,
     )
 
 
@@ -183,3 +189,18 @@ def test_ctrl_c_stops_the_run_in_order(tmp_path: Path) -> None:
     assert process.returncode == 130
     assert b"of 500 lines done" in out
     assert b"Traceback" not in err
+
+
+def test_a_full_disk_stops_the_run_and_the_next_goes_on(tmp_path: Path) -> None:
+    write_input(tmp_path / "in", 20)
+    with running() as server:
+        process = start(tmp_path, server.url, output_bytes=2000)
+        out, err = process.communicate(timeout=60)
+        assert process.returncode == 130, err
+        assert b"of 20 lines done" in out
+        assert b"Traceback" not in err
+        assert f"{tmp_path / 'out'} cannot be written: File too large".encode() in err
+        process = start(tmp_path, server.url)
+        out, err = process.communicate(timeout=60)
+    assert process.returncode == 0, err
+    assert read_results(tmp_path / "out").keys() == {f"r{number}" for number in range(20)}

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from dataclasses import replace
+
 from headrace.core.events import AdmitReason, Admitted, Finished
 from headrace.core.quota import Limit
 from headrace.core.request import FinishReason, Request, SamplingParams
@@ -54,6 +56,14 @@ def test_who_names_no_length_is_charged_a_guess_first_and_the_truth_in_the_end()
     meter.fold(Admitted("a", AdmitReason.NEW, 0, 3), 0.5)
     end(meter, "a", 0, 4000)
     assert left(meter)[1] == 10_000 - 4003
+
+
+def test_what_an_answer_is_known_to_begin_with_is_not_charged() -> None:
+    meter = metered()
+    meter.enter([replace(request, answered=(7, 8, 9)) for request in requests("a")], 0.0)
+    meter.fold(Admitted("a", AdmitReason.NEW, 3, 6), 0.5)
+    end(meter, "a", 3, 5)
+    assert left(meter)[1] == 10_000 - 2
 
 
 def test_requests_that_nobody_metered_are_not_its_business() -> None:

@@ -254,6 +254,9 @@ def test_cached_tokens_are_those_of_the_first_admission():
             second = service.open([request("b", prompt=prompt)])
             await read_all(second)
             assert second.cached_tokens == [9]
+            third = service.open([request("c", prompt=prompt[:4], answered=prompt[4:8])])
+            await read_all(third)
+            assert third.cached_tokens == [4]  # of the prompt, not of what the answer begins with
 
     asyncio.run(run())
 

@@ -63,7 +63,7 @@ class Results:
         """Write one result.
 
         Raises:
-            ResultsError: there is a result of this line already.
+            ResultsError: there is a result of this line already, or the file cannot be written.
         """
         key = result_key(result)
         if key in self.keys:
@@ -71,8 +71,11 @@ class Results:
         # A lone surrogate becomes backslash-u and four digits, which is how JSON spells it.
         text = json.dumps(result, ensure_ascii=False).encode("utf-8", "backslashreplace")
         line = memoryview(text + b"\n")
-        while line:
-            line = line[self._file.write(line) :]
+        try:
+            while line:
+                line = line[self._file.write(line) :]
+        except OSError as error:
+            raise ResultsError(f"{self.path} cannot be written: {error.strerror}") from error
         self._count(key, result)
         self._unsynced += 1
         if self._unsynced >= SYNC_LINES or time.monotonic() - self._synced_at >= SYNC_SECONDS:

@@ -137,10 +137,9 @@ class CompletionWriter(Writer):
         if self._echo:
             number = self._call.prompt_of(choice)
             entries = prompt_entries(self._call.prompts[number].tokens, self._call.prompt_scores[number])
-            special = model.tokenizer.special_token_ids
-            texts = ["" if e.token in special else model.token_text(e.token) for e in entries]
-            lengths = map(len, texts)
-            offsets = list(accumulate(lengths, initial=0))[:-1]
+            # As a text they lose a first space mark, and join to characters what each alone could not spell.
+            texts = model.streams.open().push([entry.token for entry in entries]).texts
+            offsets = list(accumulate(map(len, texts), initial=0))[:-1]
             begin += len(self._call.prompts[number].echo)
         offsets += list(accumulate(map(len, delta.texts), initial=begin))[: len(delta.logprobs)]
         return completion_logprobs(model, [*entries, *delta.logprobs], offsets, top)

@@ -5,6 +5,7 @@ Plain ASGI, because a stream passes through it thousands of times a second.
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import re
 import secrets
@@ -14,7 +15,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from headrace.serve.auth import Keys
 from headrace.serve.server.call import Caller
-from headrace.serve.server.errors import ApiError, failed, invalid, invalid_api_key
+from headrace.serve.server.errors import ApiError, failed, invalid, invalid_api_key, shutting_down
 
 logger = logging.getLogger(__name__)
 
@@ -60,6 +61,10 @@ class Edge:
             await self._app(scope, receive, send_with_id)
         except ApiError as error:
             await error.response()(scope, receive, send_with_id)
+        except asyncio.CancelledError:
+            if not started:  # the server ends, and this caller has not even sent his whole question
+                await shutting_down().response()(scope, receive, send_with_id)
+            raise
         except Exception:
             logger.exception("%s %s failed (X-Request-Id %s)", scope["method"], scope["path"], request_id)
             if not started:

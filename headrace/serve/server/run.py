@@ -14,9 +14,12 @@ import ssl
 import time
 from collections.abc import Callable
 from types import FrameType
+from typing import Any
+from weakref import WeakSet
 
 import uvicorn
 from starlette.types import ASGIApp
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
 from headrace.config import ConfigError, ServerOptions
 from headrace.serve.server.garbage import Garbage
@@ -74,6 +77,7 @@ def run_server(app: ASGIApp, service: Service, options: ServerOptions, ready: Ca
     """
     config = uvicorn.Config(
         app,
+        http=Connection,
         host=options.host,
         port=options.port,
         ssl_keyfile=options.ssl_keyfile,
@@ -90,6 +94,30 @@ def run_server(app: ASGIApp, service: Service, options: ServerOptions, ready: Ca
         DrainingServer(config, service, options.drain_timeout, ready).run()
     finally:
         service.stop()
+
+
+class Connection(HttpToolsProtocol):
+    """A client's connection, whose end is told to all requests that came over it.
+
+    uvicorn tells the one that it read last. A client may send several without waiting, and then the one that is being
+    answered is another, which would be computed to its end for nobody and written to a closed socket.
+    """
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._cycles: WeakSet[RequestResponseCycle] = WeakSet()  # those that are over are freed
+
+    def on_headers_complete(self) -> None:
+        """A request begins."""
+        super().on_headers_complete()
+        self._cycles.add(self.cycle)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """The client is gone."""
+        super().connection_lost(exc)
+        for cycle in self._cycles:
+            cycle.disconnected = cycle.disconnected or not cycle.response_complete
+            cycle.message_event.set()
 
 
 class DrainingServer(uvicorn.Server):

@@ -22,6 +22,8 @@ from jinja2.visitor import NodeTransformer
 MAX_TURNS = 200_000
 MAX_CHARACTERS = 16_000_000
 MAX_SECONDS = 5.0
+MAX_BITS = 16_384
+"""Of an integer: Python writes out none that is longer, and multiplying long ones holds all threads up."""
 
 
 class BudgetExceeded(Exception):
@@ -34,7 +36,7 @@ class Budget:
     Args:
         turns: loop turns and macro calls.
         characters: of output in all, and of any single value on the way.
-        seconds: of wall-clock time, looked at in every turn.
+        seconds: of wall-clock time, looked at in every turn and with every value.
     """
 
     def __init__(
@@ -61,8 +63,7 @@ class Budget:
         self._turns -= 1
         if self._turns < 0:
             raise BudgetExceeded(f"it takes more than {self._max_turns} turns of loops and macros")
-        if time.monotonic() > self._until:
-            raise BudgetExceeded(f"it takes more than {self._seconds:g} seconds")
+        self._look_at_clock()
 
     def write(self, characters: int) -> None:
         """Count output."""
@@ -74,6 +75,16 @@ class Budget:
         """Refuse a single value of this size."""
         if size > self._max_characters:
             raise BudgetExceeded(f"it makes a value longer than {self._max_characters} characters")
+        self._look_at_clock()
+
+    def check_bits(self, bits: int) -> None:
+        """Refuse an integer of so many bits."""
+        if bits > MAX_BITS:
+            raise BudgetExceeded(f"it makes a number of more than {MAX_BITS} bits")
+
+    def _look_at_clock(self) -> None:
+        if time.monotonic() > self._until:
+            raise BudgetExceeded(f"it takes more than {self._seconds:g} seconds")
 
 
 _current: ContextVar[Budget | None] = ContextVar("budget", default=None)
@@ -94,7 +105,7 @@ class Metered(SandboxedEnvironment):
 
     def _parse(self, source: str, name: str | None, filename: str | None) -> nodes.Template:
         tree = super()._parse(source, name, filename)
-        _CheckConcat().visit(tree)
+        _CheckValues().visit(tree)
         repeated: list[nodes.For | nodes.Macro | nodes.CallBlock] = []
         for kind in (nodes.For, nodes.Macro, nodes.CallBlock):
             repeated.extend(tree.find_all(kind))
@@ -108,7 +119,7 @@ class Metered(SandboxedEnvironment):
             budget.turn()
 
     def check_text(self, value: Any) -> Any:
-        """Called by compiled templates on what they write out and what they join with ``~``."""
+        """Called by compiled templates on what they write out, what they join with ``~``, and lists they spell."""
         _check_text(value)
         return value
 
@@ -127,8 +138,10 @@ class Metered(SandboxedEnvironment):
         if operator == "*":
             for value, count in ((left, right), (right, left)):
                 _check_size(_length(value) * count if isinstance(count, int) else 0)
+            if isinstance(left, int) and isinstance(right, int):
+                _check_bits(left.bit_length() + right.bit_length())
         elif operator == "**" and isinstance(left, int) and isinstance(right, int):
-            _check_size(left.bit_length() * right)
+            _check_bits(left.bit_length() * right)
         elif operator == "%":
             _check_operation("format", (left, right))
         value = super().call_binop(context, operator, left, right)
@@ -141,17 +154,36 @@ class Metered(SandboxedEnvironment):
         if isinstance(subject, str):
             _check_operation(__obj.__name__, (subject, *args, *kwargs.values()))
         value = super().call(__context, __obj, *args, **kwargs)
-        _check_size(_length(value))
+        _check_value(value)
         return value
 
 
-class _CheckConcat(NodeTransformer):
-    """Puts a check around every ``~`` and each of its operands."""
+class _CheckValues(NodeTransformer):
+    """Puts a check around every ``~`` and each of its operands, and around all that makes lists of lists.
+
+    Sixty turns of ``[x, x]`` make a value of no size that nothing can compare, hash or write out to its end.
+    """
 
     def visit_Concat(self, node: nodes.Concat) -> nodes.Node:  # noqa: N802
         self.generic_visit(node)
         node.nodes = [_call("check_text", operand) for operand in node.nodes]
         return _call("check_text", node)
+
+    def visit_List(self, node: nodes.List) -> nodes.Node:  # noqa: N802
+        self.generic_visit(node)
+        return _call("check_text", node)
+
+    def visit_Dict(self, node: nodes.Dict) -> nodes.Node:  # noqa: N802
+        self.generic_visit(node)
+        return _call("check_text", node)
+
+    def visit_Tuple(self, node: nodes.Tuple) -> nodes.Node:  # noqa: N802
+        self.generic_visit(node)
+        return _call("check_text", node) if node.ctx == "load" else node
+
+    def visit_Name(self, node: nodes.Name) -> nodes.Node:  # noqa: N802
+        gathered = node.ctx == "load" and node.name in ("varargs", "kwargs")  # a macro's arguments
+        return _call("check_text", node) if gathered else node
 
 
 def _call(method: str, *operands: nodes.Expr) -> nodes.Call:
@@ -164,7 +196,7 @@ def _checked(name: str, filter_: Callable[..., Any]) -> Callable[..., Any]:
     def checked(*args: Any, **kwargs: Any) -> Any:
         _check_operation(name, (*args, *kwargs.values()))
         value = filter_(*args, **kwargs)
-        _check_size(_length(value))
+        _check_value(value)
         return value
 
     return checked
@@ -195,6 +227,8 @@ def _check_operation(name: str, operands: tuple[Any, ...]) -> None:
         rows = [operand for operand in operands if isinstance(operand, (list, tuple))]
         turns = len(rows[0]) if rows else len(texts[1]) if len(texts) > 1 else MAX_RANGE
         _check_size(len(texts[0]) * turns)
+    elif name == "translate" and texts:
+        _check_size(len(texts[0]) * max(map(_longest, operands[1:]), default=1))
     if name not in _KEEPS_LISTS:
         for operand in operands:
             _check_text(operand)
@@ -217,6 +251,22 @@ def _check_text(value: Any) -> None:
         budget.check(size)
 
 
+def _check_value(value: Any) -> None:
+    """Check what a filter or a call has returned."""
+    if isinstance(value, int):
+        _check_bits(value.bit_length())
+    elif isinstance(value, (list, tuple, dict)):
+        _check_text(value)
+    else:
+        _check_size(_length(value))
+
+
+def _longest(table: Any) -> int:
+    """How many characters one character may become by a table for `str.translate`."""
+    values = table.values() if isinstance(table, dict) else table if isinstance(table, (list, tuple)) else ()
+    return max(map(_length, values), default=1)
+
+
 def _length(value: Any) -> int:
     return len(value) if isinstance(value, (str, list, tuple)) else 0
 
@@ -224,3 +274,8 @@ def _length(value: Any) -> int:
 def _check_size(size: int) -> None:
     if (budget := _current.get()) is not None:
         budget.check(size)
+
+
+def _check_bits(bits: int) -> None:
+    if (budget := _current.get()) is not None:
+        budget.check_bits(bits)

@@ -65,7 +65,8 @@ class ChatTemplate:
         """The templates of a model folder, or ``chat_template`` (a file's path, or a source) in their place.
 
         Raises:
-            TemplateError: a template has a syntax error, or ``chat_template`` is neither source nor file.
+            TemplateError: a template has a syntax error or cannot be read, or ``chat_template`` is neither source nor
+            file.
         """
         templates = {"default": _given(chat_template)} if chat_template else load_templates(folder)
         return cls(templates, special_tokens)
@@ -121,20 +122,43 @@ def load_templates(folder: str | Path) -> dict[str, str]:
     Read from ``chat_template.jinja`` and ``additional_chat_templates/NAME.jinja``, else from the field
     ``chat_template`` of ``tokenizer_config.json`` (a source, or a list of named ones), else of
     ``chat_template.json``.
+
+    Raises:
+        TemplateError: one cannot be read, or is no source.
     """
     folder = Path(folder)
     files = {"default": folder / "chat_template.jinja"}
     files |= {path.stem: path for path in sorted(folder.glob("additional_chat_templates/*.jinja"))}
-    found = {name: path.read_text(encoding="utf-8") for name, path in files.items() if path.is_file()}
+    found = {name: _read(path) for name, path in files.items() if path.is_file()}
     if "default" in found:
         return found
     for name in ("tokenizer_config.json", "chat_template.json"):
         value = read_json(folder / name).get("chat_template")
         if isinstance(value, str):
             return {"default": value} | found
-        if isinstance(value, list):
-            return {entry["name"]: entry["template"] for entry in value} | found
+        if value is not None:
+            return _named(value, folder / name) | found
     return found
+
+
+def _read(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise TemplateError(f"{path} cannot be read: {error}") from error
+
+
+def _named(value: Any, path: Path) -> dict[str, str]:
+    """The templates that a config lists, by name."""
+    try:
+        named = {entry["name"]: entry["template"] for entry in value}
+    except (TypeError, KeyError):
+        named = {"default": None}
+    if not all(isinstance(text, str) for pair in named.items() for text in pair):
+        raise TemplateError(
+            f"{path}: chat_template must be a source, or a list of objects with name and template"
+        )
+    return named
 
 
 def _given(chat_template: str) -> str:
@@ -251,6 +275,7 @@ def _make_environment() -> _Environment:
     environment.filters["tojson"] = _to_json
     environment.globals["raise_exception"] = _raise_exception
     environment.globals["strftime_now"] = _strftime_now
+    del environment.globals["lipsum"]  # writes for minutes in one call
     environment.finalize = environment.check_text
     environment.meter_filters()
     return environment

@@ -22,13 +22,15 @@ def read_json(path: Path) -> dict[str, Any]:
     """The JSON object in a file; empty where there is no such file.
 
     Raises:
-        TokenizerError: the file is there and holds no JSON object.
+        TokenizerError: the file is there, and cannot be read or holds no JSON object.
     """
     if not path.is_file():
         return {}
     try:
         value = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
+    except OSError as error:
+        raise TokenizerError(f"{path} cannot be read: {error}") from error
+    except (ValueError, RecursionError) as error:
         raise TokenizerError(f"{path} is not valid JSON: {error}") from error
     if not isinstance(value, dict):
         raise TokenizerError(f"{path} must hold a JSON object")
@@ -96,12 +98,17 @@ class Tokenizer:
         config = read_json(folder / "tokenizer_config.json")
         special_tokens = _special_tokens(read_json(folder / "special_tokens_map.json") | config)
         backend = _load_backend(folder)
-        _add_configured_tokens(backend, config.get("added_tokens_decoder", {}))
-        eos = read_json(folder / "generation_config.json").get("eos_token_id")
+        try:
+            _add_configured_tokens(backend, config.get("added_tokens_decoder") or {})
+        except (TypeError, ValueError, AttributeError, KeyError) as error:
+            raise TokenizerError(
+                f"{folder / 'tokenizer_config.json'}: added_tokens_decoder is no object of tokens by their ids:"
+                f" {error!r}"
+            ) from error
+        eos = _eos_token_ids(folder / "generation_config.json")
         if eos is None:
-            eos = read_json(folder / "config.json").get("eos_token_id")
-        eos_token_ids = [] if eos is None else [eos] if isinstance(eos, int) else list(eos)
-        return cls(backend, special_tokens, eos_token_ids, config.get("add_bos_token") is True)
+            eos = _eos_token_ids(folder / "config.json")
+        return cls(backend, special_tokens, eos or (), config.get("add_bos_token") is True)
 
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
         """The tokens of ``text``.
@@ -162,6 +169,19 @@ def _convert(folder: Path, older: str) -> tokenizers.Tokenizer:
     except Exception as error:  # whatever transformers and the packages behind it raise
         raise TokenizerError(f"{folder / older} cannot be converted to a tokenizer.json: {error}") from error
     return tokenizers.Tokenizer.from_str(backend.to_str())
+
+
+def _eos_token_ids(path: Path) -> list[int] | None:
+    """The tokens that end an answer, one or a list of them, if a config says so."""
+    told = read_json(path).get("eos_token_id")
+    if told is None:
+        return None
+    ids = told if isinstance(told, list) else [told]
+    if not all(isinstance(token, int) and not isinstance(token, bool) for token in ids):
+        raise TokenizerError(
+            f"{path}: eos_token_id must be the number of a token, or a list of such; it is {told!r}"
+        )
+    return ids
 
 
 def _special_tokens(config: Mapping[str, Any]) -> dict[str, str]:

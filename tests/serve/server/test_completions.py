@@ -93,6 +93,15 @@ def test_logprobs_of_prompt_and_answer(house):
         assert choice["text"][offset:].startswith(token)
 
 
+def test_offsets_count_characters_of_the_prompt_however_its_tokens_cut_them(house):
+    choice = ask(house, prompt="x 猫😀 fox", echo=True, logprobs=0, max_tokens=1).json()["choices"][0]
+    assert choice["text"] == "x 猫😀 foxThe"
+    scores = choice["logprobs"]
+    found = list(zip(scores["tokens"], scores["text_offset"], strict=True))
+    assert sum("\ufffd" in token for token, _ in found) > 2, "characters are cut"
+    assert all(choice["text"][at:].startswith(token) for token, at in found if "\ufffd" not in token)
+
+
 def test_a_prompt_alone_can_be_scored(house):
     answer = ask(house, echo=True, logprobs=0, max_tokens=0).json()
     assert answer["choices"][0]["text"] == "hi fox"

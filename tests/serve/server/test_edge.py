@@ -1,7 +1,11 @@
+import asyncio
+import json
+
 import pytest
 
 from headrace.serve.auth import Keys
 from headrace.serve.server.api import Api
+from headrace.serve.server.edge import Edge
 
 PATH = "/v1/completions"
 
@@ -64,3 +68,31 @@ def test_a_bug_in_a_route_is_a_500_that_tells_nothing(house, monkeypatch):
     assert answer.json()["error"]["type"] == "server_error"
     assert "inside" not in answer.text
     assert answer.headers["x-request-id"]
+
+
+@pytest.mark.parametrize("begun", [False, True])
+def test_who_is_cut_off_at_the_servers_end_before_his_answer_began_is_told(begun):
+    sent = []
+
+    async def stuck(scope, receive, send):
+        if begun:
+            await send({"type": "http.response.start", "status": 200, "headers": []})
+        await asyncio.sleep(60)
+
+    async def send(message):
+        sent.append(message)
+
+    async def cut_off():
+        scope = {"type": "http", "method": "POST", "path": PATH, "headers": []}
+        answering = asyncio.create_task(Edge(stuck, Keys({}))(scope, None, send))
+        await asyncio.sleep(0)
+        answering.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await answering
+
+    asyncio.run(cut_off())
+    if begun:
+        assert [message["type"] for message in sent] == ["http.response.start"]
+    else:
+        assert sent[0]["status"] == 503
+        assert json.loads(sent[1]["body"])["error"]["code"] == "draining"

@@ -57,6 +57,11 @@ def test_long_messages_are_no_long_values() -> None:
         "{{ 'a' * 10 ** 10 }}",
         "{{ 10 ** 10 ** 9 * 'a' }}",
         "{{ 7 ** (10 ** 9) }}",
+        "{% set a = 3 ** 5000000 %}",
+        "{% set a = 3 ** 10000 %}{% set b = a * a %}",
+        "{{ 'f' | replace('f', 'f' * 99999) | int(base=16) }}",
+        "{{ ('a' * 1000000).translate({97: 'b' * 1000000}) }}",
+        "{{ ('a' * 1000000).translate(['b' * 1000000] * 98) }}",
         "{{ '%1000000000d' % 1 }}",
         "{{ '%1000000000d' | format(1) }}",
         "{{ '{:1000000000}'.format(1) }}",
@@ -78,3 +83,28 @@ def test_long_messages_are_no_long_values() -> None:
 def test_a_template_cannot_use_up_the_machine(source: str) -> None:
     with pytest.raises(TemplateError, match="the chat template was stopped"):
         ChatTemplate({}).render([{"role": "user", "content": "x"}], template=source)
+
+
+def test_nothing_writes_filler_text_by_the_million() -> None:
+    with pytest.raises(TemplateError, match="'lipsum' is undefined"):
+        ChatTemplate({}).render([{"role": "user", "content": "x"}], template="{{ lipsum(n=1000000) }}")
+
+
+@pytest.mark.parametrize(
+    "more",
+    [
+        "{% set ns.x = [ns.x, ns.x] %}",
+        "{% set ns.x = (ns.x, ns.x) %}",
+        "{% set ns.x = {1: ns.x, 2: ns.x} %}",
+        "{% set ns.x = dict(a=ns.x, b=ns.x) %}",
+        "{% set ns.x = ([ns.x] * 2) | batch(2) | list %}",
+        "{% macro f() %}{% set ns.x = varargs %}{% endmacro %}{{ f(ns.x, ns.x) }}",
+        "{% macro f() %}{% set ns.x = kwargs %}{% endmacro %}{{ f(a=ns.x, b=ns.x) }}",
+    ],
+)
+def test_lists_of_lists_are_stopped_before_anything_compares_or_hashes_them(more: str) -> None:
+    environment = Metered()
+    environment.meter_filters()
+    source = "{% set ns = namespace(x=[1]) %}{% for i in range(60) %}" + more + "{% endfor %}"
+    with Budget(characters=10_000), pytest.raises(BudgetExceeded, match="a value longer than"):
+        environment.from_string(source).render()

@@ -189,6 +189,21 @@ def test_the_command_line_may_give_a_file_or_a_source(tmp_path: Path) -> None:
         ChatTemplate.from_folder(tmp_path, TOKENS, str(tmp_path / "none.jinja"))
 
 
+@pytest.mark.parametrize("value", ["5", '["a"]', '[{"name": "default"}]', '[{"name": "a", "template": 5}]'])
+def test_a_malformed_field_of_a_config_is_named(tmp_path: Path, value: str) -> None:
+    (tmp_path / "tokenizer_config.json").write_text(f'{{"chat_template": {value}}}')
+    with pytest.raises(
+        TemplateError, match=r"tokenizer_config\.json: chat_template must be a source, or a list"
+    ):
+        ChatTemplate.from_folder(tmp_path, TOKENS)
+
+
+def test_a_file_that_is_no_text_is_named(tmp_path: Path) -> None:
+    (tmp_path / "chat_template.jinja").write_bytes(b"\xff")
+    with pytest.raises(TemplateError, match=r"chat_template\.jinja cannot be read"):
+        ChatTemplate.from_folder(tmp_path, TOKENS)
+
+
 def test_a_source_beyond_the_compilers_limits_is_an_error_of_the_template():
     with pytest.raises(TemplateError, match="cannot be compiled"):
         ChatTemplate({"default": "{{ " + "9" * 5000 + " }}"})

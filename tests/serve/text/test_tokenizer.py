@@ -127,6 +127,22 @@ def test_a_broken_file_is_named(tmp_path: Path) -> None:
         Tokenizer.from_folder(tmp_path)
 
 
+@pytest.mark.parametrize(
+    ("files", "message"),
+    [
+        ({"generation_config": {"eos_token_id": "2"}}, r"generation_config\.json: eos_token_id must be"),
+        ({"config": {"eos_token_id": 2.0}}, r"/config\.json: eos_token_id must be the number .*; it is 2\.0"),
+        ({"config": {"eos_token_id": [1, None]}}, r"/config\.json: eos_token_id must be"),
+        ({"tokenizer_config": {"added_tokens_decoder": {"two": {}}}}, "added_tokens_decoder is no object"),
+        ({"tokenizer_config": {"added_tokens_decoder": [2]}}, "added_tokens_decoder is no object"),
+    ],
+)
+def test_malformed_fields_are_named(tmp_path: Path, files: dict[str, object], message: str) -> None:
+    folder = write_folder(tmp_path, byte_level(), **files)
+    with pytest.raises(TokenizerError, match=message):
+        Tokenizer.from_folder(folder)
+
+
 def test_gpt2_files_are_converted(tmp_path: Path) -> None:
     pytest.importorskip("transformers")
     model = json.loads(byte_level().backend.to_str())["model"]
