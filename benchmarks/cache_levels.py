@@ -25,11 +25,11 @@ from argparse import Namespace
 from collections import defaultdict
 from itertools import accumulate
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import httpx
 
-from benchmarks.stage import Server, arguments, say, server
+from benchmarks.stage import Server, arguments, publish, say, server
 from headrace.compute.encoder.sentences import Sentences
 from headrace.lab.semantic.calibrate import calibrate
 from headrace.lab.semantic.rows import Stream, read_rows
@@ -171,7 +171,7 @@ async def _ask(client: httpx.AsyncClient, ask: Ask) -> Answer:
 
 
 def main() -> None:
-    """Measure and print."""
+    """Measure, print, write."""
     parser = arguments(__doc__ or "")
     parser.add_argument("--data", type=Path, required=True, help="folder with prompts/ and semantic/")
     parser.add_argument("--requests", type=int, default=400)
@@ -193,7 +193,7 @@ def main() -> None:
 
 
 def measure(args: Namespace, earlier: list[Ask], trace: list[Ask], semantic: tuple[str, ...]) -> None:
-    """Replay the trace in every variant, and print."""
+    """Replay the trace in every variant, print, and write."""
     variants: dict[str, tuple[str, ...]] = {
         "off": NO_PREFIX,
         "prefix": (),
@@ -220,6 +220,7 @@ def measure(args: Namespace, earlier: list[Ask], trace: list[Ask], semantic: tup
     right = defaultdict(set)
     for ask, answer in zip(earlier + trace, rounds["off"][0].before + truth, strict=True):
         right[ask.intent or ask.text].add(answer.text)
+    told: dict[str, Any] = {}
     for name, runs in rounds.items():
         middle = sorted(runs, key=lambda figures: figures.seconds)[len(runs) // 2]
         notes = [answer.note for answer in middle.answers]
@@ -235,12 +236,27 @@ def measure(args: Namespace, earlier: list[Ask], trace: list[Ask], semantic: tup
         times = [answer.seconds for run in runs for answer in run.answers]
         percentiles = statistics.quantiles(times, n=100, method="inclusive")
         p50, p99 = percentiles[49], percentiles[98]
+        hits = sum(note.startswith(("hit; layer=exact", "coalesced")) for note in notes)
         say(
             f"{name:15} {middle.computed_tokens:9.0f} {middle.generated_tokens:10.0f} {middle.cost:7.4f} "
-            f"{p50 * 1e3:9.1f} {p99 * 1e3:9.1f} {seconds:8.1f} "
-            f"{sum(note.startswith(('hit; layer=exact', 'coalesced')) for note in notes):5} "
+            f"{p50 * 1e3:9.1f} {p99 * 1e3:9.1f} {seconds:8.1f} {hits:5} "
             f"{notes.count('partial'):8} {sum(near):5} {wrong:6}  {sum(same)}/{len(same)}"
         )
+        told[name] = {
+            "computed_tokens": middle.computed_tokens,
+            "generated_tokens": middle.generated_tokens,
+            "cost": middle.cost,
+            "p50_seconds": p50,
+            "p99_seconds": p99,
+            "seconds": [run.seconds for run in runs],
+            "hits": hits,
+            "partial": notes.count("partial"),
+            "near": sum(near),
+            "wrong": wrong,
+            "same_texts": sum(same),
+            "compared_texts": len(same),
+        }
+    publish("cache_levels", args, [], [], requests=kinds, caches=told)
 
 
 if __name__ == "__main__":

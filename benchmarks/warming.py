@@ -22,7 +22,7 @@ from typing import Any, NamedTuple
 
 import httpx
 
-from benchmarks.stage import Server, arguments, say, server
+from benchmarks.stage import Server, arguments, publish, say, server
 
 OUTPUT = 32
 NEVER = ("--warm-seconds-per-hour", "0")
@@ -112,7 +112,7 @@ def percentile(values: list[float], percent: int) -> float:
 
 
 def main() -> None:
-    """Measure and print."""
+    """Measure, print, write."""
     parser = arguments(__doc__ or "")
     parser.add_argument("--data", type=Path, required=True, help="folder with prompts/")
     parser.add_argument("--requests", type=int, default=500)
@@ -127,6 +127,7 @@ def main() -> None:
         f"first {args.requests} requests after a restart, {args.questions} questions, medians of {args.rounds} rounds"
     )
     say("           hit rate   TTFT mean ms   TTFT p99 ms")
+    told = {}
     for name in ("cold", "warmed"):
         runs = [found[name] for found in restarts]
         hits = statistics.median(
@@ -135,6 +136,8 @@ def main() -> None:
         mean = statistics.median(statistics.mean(each.ttft for each in run) for run in runs)
         p99 = statistics.median(percentile([each.ttft for each in run], 99) for run in runs)
         say(f"{name:10} {hits:9.1%} {mean * 1e3:14.1f} {p99 * 1e3:13.1f}")
+        told[name] = {"hit_rate": hits, "ttft_mean_seconds": mean, "ttft_p99_seconds": p99}
+    publish("warming", args, [], [], **told)
 
 
 if __name__ == "__main__":

@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 
 import httpx
 
-from benchmarks.stage import Server, arguments, say, server
+from benchmarks.stage import Server, arguments, publish, say, server
 from benchmarks.warming import Heard, body, percentile, read_texts
 from headrace.lab.bench.connection import Connections
 
@@ -157,7 +157,7 @@ def interval(pairs: Sequence[Pair], figure: Callable[[list[Heard]], float], seed
 
 
 def main() -> None:
-    """Measure and print."""
+    """Measure, print, write."""
     parser = arguments(__doc__ or "")
     parser.add_argument("--data", type=Path, required=True, help="folder with prompts/")
     parser.add_argument("--pairs", type=int, default=16)
@@ -175,6 +175,7 @@ def main() -> None:
         f"{computed} answers computed ahead beside them, {idle} blocks ended without work"
     )
     say("               alone ms  beside ms    ratio      95 %")
+    told: dict[str, Any] = {"requests": len(alone), "computed_ahead": computed, "idle_blocks": idle}
     for name in ("ttft", "seconds"):
         for percent in (50, 90, 99):
 
@@ -187,6 +188,13 @@ def main() -> None:
                 f"{name:8} p{percent:<4} {without * 1e3:9.2f} {having * 1e3:10.2f} {having / without:8.3f}"
                 f"  {low:.3f}-{high:.3f}"
             )
+            told[f"{name}_p{percent}"] = {
+                "alone_seconds": without,
+                "beside_seconds": having,
+                "ratio": having / without,
+                "interval": (low, high),
+            }
+    publish("warming_beside", args, [], [], pairs=len(pairs), **told)
 
 
 if __name__ == "__main__":

@@ -31,7 +31,7 @@ from headrace.compute.device import (
 )
 from headrace.compute.kernels import KernelsUnavailable, select
 from headrace.compute.kv import PagedKV, bytes_per_block
-from headrace.compute.ledger import MemoryLedger, ModelSize, open_ledger
+from headrace.compute.ledger import MemoryLedger, ModelSize, check_room, open_ledger
 from headrace.compute.model.decoder import Decoder
 from headrace.compute.model.families import parse_config
 from headrace.compute.model.hub import read_config, resolve_folder
@@ -118,6 +118,9 @@ def _load(options: Options, seconds: dict[str, float], tell: Tell | None) -> Loa
         facts = device_facts(device)
         quantized = bool(spec.stored or model.quantization)
         choice = resolve_dtype(model.dtype, spec.dtype, facts, quantized=quantized)
+        each = 0.5 if quantized else choice.dtype.itemsize  # four bits are the fewest that there are
+        tables = sum(rope.position_bytes for rope in spec.ropes)
+        check_room(facts, int(spec.num_parameters * each), tables, max_model_len)
         kv_dtype = torch.int8 if model.kv_cache_dtype == "int8" else choice.dtype
         kernels = select(model.kernels, device, None if model.cpu_isa == "auto" else model.cpu_isa)
         process_bytes = resident_bytes() if device.type == "cpu" else 0

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import signal
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -50,6 +52,8 @@ def quantize(
         raise ConfigError("say --output FOLDER, or --report, or both")
     if output is not None:
         check_output(output)
+        # The system would end the process where it stands, and leave behind what is half written.
+        signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
     job = Quantizing(model, calibrate, seed)
     origin = str(calibrate) if calibrate else "the model's own writing"
     typer.echo(f"measured on {job.scored:,} tokens of {origin}")

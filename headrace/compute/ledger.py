@@ -99,6 +99,28 @@ class MemoryLedger:
         ]
 
 
+def check_room(facts: DeviceFacts, weight_bytes: int, position_bytes: int, max_model_len: int) -> None:
+    """Refuse a model before it is loaded that takes more than is free.
+
+    ``weight_bytes`` are those of its weights at least, ``position_bytes`` those of the rotary tables for a position.
+
+    Raises:
+        ConfigError: its weights do not fit, or the tables of ``max_model_len`` positions do not fit beside them.
+    """
+    free = facts.free_bytes
+    if weight_bytes > free:
+        raise ConfigError(
+            f"the weights take {shown_bytes(weight_bytes)} or more, and {facts.name} has {shown_bytes(free)} free: use"
+            " a smaller model, or fewer bits (--quantization, --dtype)"
+        )
+    tables = position_bytes * max_model_len
+    if weight_bytes + tables > free:
+        raise ConfigError(
+            f"--max-model-len {max_model_len}: the rotary tables of so many positions take {shown_bytes(tables)}, and"
+            f" {facts.name} has {shown_bytes(free - weight_bytes)} free beside the weights; use less"
+        )
+
+
 def open_ledger(
     facts: DeviceFacts,
     model: ModelSize,
@@ -134,6 +156,12 @@ def open_ledger(
         max_num_batched_tokens=max_num_batched_tokens,
         max_num_seqs=max_num_seqs,
     )
+    if activations >= facts.free_bytes:
+        raise ConfigError(
+            f"--max-num-batched-tokens {max_num_batched_tokens}, --max-num-seqs {max_num_seqs}: the activations of such"
+            f" a step may need {shown_bytes(activations)}, and {shown_bytes(facts.free_bytes)} are free; use less, or a"
+            " device with more memory"
+        )
     most = facts.free_bytes - activations - (host_bytes if host_free_bytes is None else 0)
     needed = blocks_needed(max_model_len, options.block_size) * model.block_bytes
     if options.kv_cache_memory_bytes is not None:

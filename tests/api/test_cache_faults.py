@@ -6,6 +6,7 @@ import asyncio
 import json
 import resource
 import signal
+import time
 from concurrent.futures import ThreadPoolExecutor
 
 from tests.api.conftest import Server, serving
@@ -24,6 +25,18 @@ def ask(server: Server, topic: object) -> tuple[str, str]:
     answer = server.post("/v1/completions", body(topic))
     assert answer.status_code == 200, answer.text
     return answer.json()["choices"][0]["text"], answer.headers["X-Headrace-Cache"]
+
+
+def told_again(server: Server, topic: object, seconds: float = 30.0) -> None:
+    """Asks until the answer comes from a store, and has cost no token: it may be in the middle of being kept."""
+    until = time.monotonic() + seconds
+    while True:
+        computed = server.metric("generation_tokens_total")
+        _, note = ask(server, topic)
+        if note.startswith("hit"):
+            assert server.metric("generation_tokens_total") == computed
+            return
+        assert time.monotonic() < until, note
 
 
 async def exchange(url: str, asked: dict) -> tuple[str, str]:
@@ -85,7 +98,8 @@ def test_on_a_full_disk_callers_are_answered_all_the_same(tmp_path):
 
 
 def test_two_servers_on_one_file_and_one_of_them_is_killed(tmp_path):
-    flags = ["--response-cache", f"sqlite:{tmp_path / 'answers.db'}"]
+    # A busy machine is late now and then, and what is late is a miss: not what is tested here.
+    flags = ["--response-cache", f"sqlite:{tmp_path / 'answers.db'}", "--response-cache-timeout", "30"]
     with serving(*flags) as one, serving(*flags) as other, ThreadPoolExecutor(8) as callers:
         topics = [topic for topic in range(12) for _ in range(2)]
         told = list(callers.map(ask, [one, other] * 12, topics))
@@ -95,6 +109,8 @@ def test_two_servers_on_one_file_and_one_of_them_is_killed(tmp_path):
         one.process.wait()
         again = list(callers.map(ask, [other] * 12, range(12)))
         assert [text for text, _ in again] == texts[::2]
+        for topic in range(12):
+            told_again(other, topic)
         computed = other.metric("generation_tokens_total")
         assert all(ask(other, topic)[1].startswith("hit") for topic in range(12))
         assert other.metric("generation_tokens_total") == computed

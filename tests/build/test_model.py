@@ -19,6 +19,25 @@ from headrace.config import ConfigError, options
 from tests.oracle.test_quantized import FORMATS, in_fp8, write
 
 
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"intermediate_size": 10**9}, "the weights take .* or more"),
+        ({"max_position_embeddings": 10**10}, "--max-model-len 10000000000: the rotary tables"),
+    ],
+)
+def test_what_cannot_fit_is_refused_before_it_is_loaded(
+    tmp_path: Path, fields: dict[str, Any], message: str
+) -> None:
+    builtin = resolve_folder("builtin")
+    (tmp_path / "tokenizer.json").write_bytes((builtin / "tokenizer.json").read_bytes())
+    (tmp_path / "config.json").write_text(
+        json.dumps(json.loads((builtin / "config.json").read_text()) | fields)
+    )
+    with pytest.raises(ConfigError, match=message):
+        model.load(options({"model": str(tmp_path), "load_format": "dummy"}))
+
+
 def test_warming_up_waits_for_no_gang(monkeypatch: pytest.MonkeyPatch) -> None:
     loaded = model.load(
         options(

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import signal
+import subprocess
+import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -76,3 +80,20 @@ def test_there_must_be_something_to_do_and_something_to_read(tmp_path: Path) -> 
     (tmp_path / "empty").write_text("")
     with pytest.raises(ConfigError, match="there is too little text in it"):
         run("builtin", "--report", "--calibrate", tmp_path / "empty")
+
+
+def test_what_is_half_written_goes_when_it_is_ended(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "headrace", "quantize", "--scheme", "int8", "--method", "rtn"]
+    process = subprocess.Popen([*command, "--output", tmp_path / "few"], stdout=subprocess.DEVNULL)
+    try:
+        until = time.monotonic() + 60.0
+        while not list(tmp_path.iterdir()):
+            assert process.poll() is None
+            assert time.monotonic() < until
+            time.sleep(0.001)
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(60.0) == 128 + signal.SIGTERM
+    finally:
+        process.kill()
+        process.wait()
+    assert list(tmp_path.iterdir()) == []

@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 
 from headrace.compute.device import DeviceFacts
-from headrace.compute.ledger import MemoryLedger, ModelSize, open_ledger, shown_bytes
+from headrace.compute.ledger import MemoryLedger, ModelSize, check_room, open_ledger, shown_bytes
 from headrace.config import CacheOptions, ConfigError
 from headrace.core.capacity import activation_bytes
 
@@ -67,6 +67,23 @@ def test_more_than_is_free_is_refused() -> None:
     most = int(re.search(r"at most (\d+)", str(error.value))[1])  # type: ignore[index]
     assert most == 8 * GIB - ACTIVATIONS
     ledger(kv_cache_memory_bytes=most)
+
+
+def test_a_step_that_cannot_fit_names_its_bounds() -> None:
+    with pytest.raises(
+        ConfigError, match=r"--max-num-batched-tokens 512, --max-num-seqs 8: .* 1\.00 MiB are free"
+    ):
+        ledger(replace(CPU, free_bytes=1 << 20))
+
+
+def test_a_model_that_cannot_fit_is_refused_before_it_is_loaded() -> None:
+    check_room(CPU, 7 * GIB, 1024, 1 << 20)
+    with pytest.raises(ConfigError, match=r"weights take 9\.00 GiB or more, and a CPU has 8\.00 GiB free"):
+        check_room(CPU, 9 * GIB, 1024, 8)
+    with pytest.raises(
+        ConfigError, match=r"--max-model-len 2097152: .* 2\.00 GiB, and a CPU has 1\.00 GiB free"
+    ):
+        check_room(CPU, 7 * GIB, 1024, 2 << 20)
 
 
 @pytest.mark.parametrize("facts", [CPU, GPU])

@@ -104,6 +104,7 @@ CASES: dict[str, Case] = {
         "gemma3_text",
         _GEMMA
         | {
+            "attn_logit_softcapping": 0.7,  # a field of its config that its attention does not heed
             "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
             "rope_parameters": {
                 "full_attention": {"rope_type": "linear", "factor": 8.0, "rope_theta": 1_000_000.0},

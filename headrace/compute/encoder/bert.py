@@ -45,14 +45,15 @@ def parse_bert_config(config: Mapping[str, Any]) -> BertSpec:
         ModelError: another kind of encoder, or a field that is missing or cannot be computed.
     """
     family = config.get("model_type")
-    if family not in _FAMILIES:
+    if not isinstance(family, str) or family not in _FAMILIES:
         raise ModelError(f"encoder of type {family!r}: known are {', '.join(_FAMILIES)}")
     read = ConfigReader(family, config, {"position_embedding_type": "absolute"})
     if read.get("hidden_act") != "gelu":
         raise ModelError(f"{family}: hidden_act {read.get('hidden_act')!r} is not computed, only gelu")
     if read.get("position_embedding_type") not in ("absolute", None):
         raise ModelError(f"{family}: only absolute positions are computed")
-    first = (int(read.get("pad_token_id") or 0) + 1) if _FAMILIES[family] else 0
+    padding = 0 if read.get("pad_token_id") is None else read.count("pad_token_id")
+    first = padding + 1 if _FAMILIES[family] else 0
     return BertSpec(
         vocab_size=read.integer("vocab_size"),
         hidden_size=read.integer("hidden_size"),

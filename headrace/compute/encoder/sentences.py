@@ -23,6 +23,7 @@ from torch import Tensor
 
 from headrace.compute.device import alone
 from headrace.compute.encoder.bert import Bert, parse_bert_config, read_tensors
+from headrace.compute.model.config_reader import ConfigReader
 from headrace.compute.model.hub import read_config, resolve_folder
 from headrace.compute.model.spec import ModelError
 
@@ -69,11 +70,16 @@ class Sentences:
         path = folder / "tokenizer.json"
         if not path.is_file():
             raise ModelError(f"{folder} holds no tokenizer.json")
-        limit = _object(folder / "sentence_bert_config.json").get("max_seq_length") or bert.spec.max_tokens
+        try:
+            tokenizer = tokenizers.Tokenizer.from_file(str(path))
+        except Exception as error:  # the library raises bare Exception
+            raise ModelError(f"{path} cannot be read: {error}") from error
+        told = _object(folder / "sentence_bert_config.json")
+        limit = ConfigReader("sentence_bert_config.json", told, {}).optional_integer("max_seq_length")
         return cls(
             bert,
-            tokenizers.Tokenizer.from_file(str(path)),
-            max_tokens=min(int(limit), bert.spec.max_tokens),
+            tokenizer,
+            max_tokens=min(limit or bert.spec.max_tokens, bert.spec.max_tokens),
             pooling=_pooling(folder),
             name=f"{folder.name if folder != packaged else PACKAGED}@{_digest(folder)}",
         )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping
 from typing import Any
 
@@ -55,7 +56,8 @@ class ConfigReader:
         value = self.get(field)
         if value is None:
             return None
-        if isinstance(value, bool) or not isinstance(value, int | float) or value <= 0:
+        number = isinstance(value, int | float) and not isinstance(value, bool)
+        if not number or not 0 < value <= sys.float_info.max:  # JSON as Python reads it has NaN and Infinity
             raise ModelError(
                 f"{self.architecture}: {field} must be a positive number, the config has {value!r}"
             )
@@ -66,3 +68,14 @@ class ConfigReader:
         if value is not None and not isinstance(value, bool):
             raise ModelError(f"{self.architecture}: {field} must be true or false, the config has {value!r}")
         return bool(value)
+
+    def names(self, field: str) -> list[str] | None:
+        """A list of names, if there is one."""
+        value = self.get(field)
+        if value is None:
+            return None
+        if not isinstance(value, list) or not all(isinstance(name, str) for name in value):
+            raise ModelError(
+                f"{self.architecture}: {field} must be a list of names, the config has {value!r}"
+            )
+        return value

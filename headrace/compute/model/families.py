@@ -32,8 +32,9 @@ class Family:
 
     ``defaults`` stand in for what a config leaves out. ``slides(config, layer)`` says which layers have the
     sliding window where the config does not list them (``layer_types``). Biases: None means that the config's
-    ``attention_bias`` decides. ``scaled_embedding``: by the square root of the hidden size. ``nested``: the
-    text model's config lies under ``text_config`` and its tensors beside other parts.
+    ``attention_bias`` decides. ``scaled_embedding``: by the square root of the hidden size. ``attention_softcap``:
+    its attention heeds ``attn_logit_softcapping``, which configs of others may have too. ``nested``: the text
+    model's config lies under ``text_config`` and its tensors beside other parts.
     """
 
     defaults: Mapping[str, Any] = field(default_factory=dict)
@@ -46,6 +47,7 @@ class Family:
     post_norms: bool = False
     scaled_embedding: bool = False
     local_rope: bool = False
+    attention_softcap: bool = False
     nested: bool = False
 
 
@@ -114,6 +116,7 @@ FAMILIES: dict[str, Family] = {
         norm_offset=1.0,
         post_norms=True,
         scaled_embedding=True,
+        attention_softcap=True,
     ),
     "Gemma3ForCausalLM": Family(**_GEMMA3_FAMILY),
     "Gemma3ForConditionalGeneration": Family(**_GEMMA3_FAMILY, nested=True),
@@ -171,7 +174,9 @@ def parse_config(config: Mapping[str, Any]) -> DecoderSpec:
         norm_offset=family.norm_offset,
         post_norms=family.post_norms,
         embedding_scale=hidden**0.5 if family.scaled_embedding else 1.0,
-        attention_softcap=read.optional_number("attn_logit_softcapping"),
+        attention_softcap=read.optional_number("attn_logit_softcapping")
+        if family.attention_softcap
+        else None,
         logits_softcap=read.optional_number("final_logit_softcapping"),
         tied_embeddings=read.flag("tie_word_embeddings") if tied is None else bool(tied),
         merged_checkpoint=family.merged_checkpoint,
@@ -182,12 +187,12 @@ def parse_config(config: Mapping[str, Any]) -> DecoderSpec:
 
 
 def _family(config: Mapping[str, Any]) -> tuple[str, Family]:
-    names = config.get("architectures") or []
+    names = ConfigReader("config", config, {}).names("architectures") or []
     for name in names:
         if name in FAMILIES:
             return name, FAMILIES[name]
     supported = ", ".join(FAMILIES)
-    said = ", ".join(map(str, names)) or "no architecture at all"
+    said = ", ".join(names) or "no architecture at all"
     raise ModelError(f"the config names {said}; supported architectures are: {supported}")
 
 
@@ -210,7 +215,7 @@ def _refuse_unsupported(read: ConfigReader) -> None:
 def _activation(read: ConfigReader) -> Activation:
     # Gemma configs carry a stale "hidden_act" beside the "hidden_activation" that counts.
     name = read.get("hidden_activation") or read.get("hidden_act")
-    if name not in _ACTIVATIONS:
+    if not isinstance(name, str) or name not in _ACTIVATIONS:
         raise ModelError(f"hidden_act '{name}' is not supported; supported are: {', '.join(_ACTIVATIONS)}")
     return _ACTIVATIONS[name]
 
@@ -218,7 +223,7 @@ def _activation(read: ConfigReader) -> Activation:
 def _layers(read: ConfigReader, family: Family) -> tuple[LayerSpec, ...]:
     count = read.integer("num_hidden_layers")
     window = read.optional_integer("sliding_window")
-    kinds = read.get("layer_types")
+    kinds = read.names("layer_types")
     if kinds is None:
         sliding = [family.slides(read, layer) for layer in range(count)]
     else:

@@ -45,7 +45,11 @@ def _rope(read: ConfigReader, given: Mapping[str, Any], theta: float, head_dim: 
         "partial_rotary_factor"
     )
     rotary_dim = int(head_dim * (partial or 1.0))
-    if rotary_dim % 2 or rotary_dim > head_dim:
+    if rotary_dim % 2 or not 0 < rotary_dim <= head_dim:
+        if partial is None:
+            raise ModelError(
+                f"rotary embeddings turn features in pairs, and a head has {head_dim} (head_dim)"
+            )
         raise ModelError(f"partial_rotary_factor {partial} of head_dim {head_dim} is not an even part of it")
     positions = read.integer("max_position_embeddings")
     original = positions

@@ -49,6 +49,11 @@ class RopeSpec:
         stretched = self.kind in ("linear", "dynamic", "yarn")
         return int(self.original_positions * self.factor) if stretched else self.original_positions
 
+    @property
+    def position_bytes(self) -> int:
+        """What a position takes in its table: a cosine and a sine for every feature that turns, in float32."""
+        return 2 * self.rotary_dim * 4
+
 
 @dataclass(frozen=True, slots=True)
 class LayerSpec:

@@ -177,7 +177,9 @@ def _compressed_tensors(config: Fields) -> StoredFormat:
     )
 
 
-def _ct_group(where: str, group: Fields, usual_format: Any) -> _Group:
+def _ct_group(where: str, group: Any, usual_format: Any) -> _Group:
+    if not isinstance(group, Mapping):
+        raise ModelError(f"quantization_config: {where} must be an object, it is {group!r}")
     _only(group, where, set(), "targets", "weights", "input_activations", "format")
     weights = group.get("weights")
     if not isinstance(weights, Mapping):
@@ -279,7 +281,17 @@ def _entries(config: Fields, name: str) -> list[str]:
     entries = config.get(name) or []
     if not isinstance(entries, list) or not all(isinstance(entry, str) for entry in entries):
         raise ModelError(f"quantization_config: {name} must be a list of names, it is {entries!r}")
+    for entry in entries:
+        try:
+            _pattern(entry)
+        except re.error as error:
+            raise ModelError(f"quantization_config: {name}: {entry!r} is no pattern: {error}") from error
     return entries
+
+
+def _pattern(entry: str) -> re.Pattern[str] | None:
+    """What an entry after ``re:`` means."""
+    return re.compile(entry.removeprefix("re:")) if entry.startswith("re:") else None
 
 
 def _names(module: str) -> tuple[str, ...]:
@@ -297,7 +309,7 @@ def _closeness(module: str, entries: Collection[str]) -> int | None:
     names = _names(module)
     if not set(names).isdisjoint(entries):
         return 0
-    patterns = [entry.removeprefix("re:") for entry in entries if entry.startswith("re:")]
-    if any(re.match(pattern, name) for pattern in patterns for name in names):
+    patterns = [pattern for pattern in map(_pattern, entries) if pattern]
+    if any(pattern.match(name) for pattern in patterns for name in names):
         return 1
     return 2 if "Linear" in entries else None

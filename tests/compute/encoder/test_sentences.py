@@ -137,10 +137,20 @@ def test_what_the_encoder_would_cut_off_has_no_vector(folder: Path) -> None:
         ("modules.json", '[{"type": "sentence_transformers.models.Dense"}]', "'Dense'"),
         ("modules.json", "{}", "not a list"),
         ("sentence_bert_config.json", "[", "cannot be read"),
+        ("sentence_bert_config.json", '{"max_seq_length": "x"}', "max_seq_length must be a positive integer"),
+        ("config.json", json.dumps(CONFIG | {"model_type": ["bert"]}), r"encoder of type \['bert'\]"),
+        (
+            "config.json",
+            json.dumps(CONFIG | {"model_type": "roberta", "pad_token_id": "x"}),
+            "pad_token_id must",
+        ),
+        ("tokenizer.json", "{", r"tokenizer\.json cannot be read"),
         ("model.safetensors", "x", "cannot be read"),
     ],
 )
-def test_what_is_not_computed_is_refused(folder: Path, name: str, content: str, message: str) -> None:
+def test_what_is_not_computed_or_malformed_is_refused(
+    folder: Path, name: str, content: str, message: str
+) -> None:
     (folder / name).write_text(content)
     with pytest.raises(ModelError, match=message):
         Sentences.from_name(str(folder))

@@ -157,6 +157,22 @@ def test_an_unknown_architecture_is_refused_with_the_list() -> None:
         ({"rms_norm_eps": -1.0}, "rms_norm_eps must be a positive number"),
         ({"tie_word_embeddings": "yes"}, "tie_word_embeddings must be true or false"),
         ({"vocab_size": None}, "lacks vocab_size"),
+        ({"head_dim": 7}, "features in pairs, and a head has 7"),
+        ({"hidden_size": 2, "num_attention_heads": 4}, "features in pairs, and a head has 0"),
+        ({"partial_rotary_factor": 0.4}, "partial_rotary_factor 0.4 of head_dim 8 is not an even part"),
+        ({"rms_norm_eps": float("nan")}, "rms_norm_eps must be a positive number, the config has nan"),
+        ({"rope_theta": float("inf")}, "rope_theta must be a positive number, the config has inf"),
+        ({"rope_theta": 10**400}, "rope_theta must be a positive number"),
+        ({"partial_rotary_factor": float("inf")}, "partial_rotary_factor must be a positive number"),
+        (
+            {"architectures": "LlamaForCausalLM"},
+            "architectures must be a list of names, the config has 'Llama",
+        ),
+        ({"architectures": 3}, "architectures must be a list of names"),
+        ({"architectures": [["LlamaForCausalLM"]]}, "architectures must be a list of names"),
+        ({"layer_types": 3}, "layer_types must be a list of names, the config has 3"),
+        ({"layer_types": [0, {}]}, "layer_types must be a list of names"),
+        ({"hidden_act": ["silu"]}, "hidden_act '.*' is not supported"),
     ],
 )
 def test_unsupported_and_malformed_fields_are_refused_by_name(fields: dict[str, Any], message: str) -> None:

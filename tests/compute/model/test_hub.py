@@ -41,6 +41,12 @@ def test_a_config_that_is_no_object(tmp_path: Path) -> None:
         read_config(tmp_path)
 
 
+def test_a_config_without_end(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text("[" * 100_000)
+    with pytest.raises(ModelError, match=r"config\.json cannot be read"):
+        read_config(tmp_path)
+
+
 def test_the_builtin_names_lie_in_the_package() -> None:
     import headrace
 
