@@ -136,7 +136,7 @@ def latency(
     _print(latency_table(times, title))
     settings = {"dataset": dataset, "options": _parts(given)}
     path = _path(output, "latency")
-    report.write(path, report.document([], _values(settings), {"steps": _values(times)}))
+    _write(path, report.document([], _values(settings), {"steps": _values(times)}))
     _print(f"written: {path}")
 
 
@@ -254,6 +254,8 @@ def _draw(dataset: Dataset) -> Sequence[Work]:
 
     if not dataset.rate > 0:
         raise ConfigError(f"--request-rate {dataset.rate}: expected a number above 0")
+    if dataset.burstiness == math.inf:  # no gaps could be drawn
+        raise ConfigError("--burstiness inf: expected a finite number")
     try:
         work: Sequence[Work] = dataset.draw()
     except (BadDataset, BadLine, OSError) as error:
@@ -330,12 +332,21 @@ def _tell(
     for record in failed[:3]:
         _print(f"failed: {record.id}: {record.error}")
     path = _path(output, command)
-    report.write(path, report.document(every or shown, _values(settings), more))
+    _write(path, report.document(every or shown, _values(settings), more))
     _print(f"written: {path}")
     try:
         plot.plot(shown, path.with_suffix(".png"), f"headrace bench {command}")
     except plot.NoPlots as missing:
         _print(str(missing))
+
+
+def _write(path: Path, told: Mapping[str, Any]) -> None:
+    from headrace.lab.bench import report
+
+    try:
+        report.write(path, told)
+    except OSError as error:
+        raise ConfigError(f"--output {path}: {error.strerror}") from None
 
 
 def _path(output: Path | None, command: str) -> Path:

@@ -89,7 +89,10 @@ def roofline(
         show(lab.step_table(step))
     path = output or Path("bench-results") / f"roofline-{datetime.now(UTC):%Y%m%d-%H%M%S}.json"
     settings = {"model": given.model.model, "dtype": loaded.dtype, "quantization": loaded.quantization}
-    report.write(path, report.document([], settings, {"roofline": lab.document(machine, steps)}))
+    try:
+        report.write(path, report.document([], settings, {"roofline": lab.document(machine, steps)}))
+    except OSError as error:
+        raise ConfigError(f"--output {path}: {error.strerror}") from None
     show(f"written: {path}")
     runner.close()
 

@@ -43,6 +43,7 @@ class _Page:
         "dropped",
         "end",
         "first",
+        "found_tokens",
         "history",
         "last",
         "number",
@@ -68,7 +69,8 @@ class _Page:
         self.admitted: float | None = None
         self.reason: StrEnum | None = None  # why it waits
         self.state = "waiting"
-        self.cached_tokens = 0
+        self.found_tokens = 0  # of its prompt, when it was first admitted
+        self.cached_tokens = 0  # at all its admissions
         self.computed_tokens = 0
         self.output_tokens = 0
         self.preemptions = 0
@@ -135,7 +137,8 @@ class RequestBook:
 
         Times are seconds since its arrival. With ``now`` a live request also tells its age. ``position`` is
         the number of waiting requests ahead of it (null once it runs), ``waits_because`` why the last step passed it
-        over, or why it stands still though it runs. ``cost`` is what it has taken so far.
+        over, or why it stands still though it runs. ``cached_tokens`` are of the prompt, as its caller is told;
+        ``cost`` is what it has taken so far, with what was found again after preemptions.
         """
         page = self._live.get(request_id) or self._finished.get(request_id)
         if page is None:
@@ -150,7 +153,7 @@ class RequestBook:
             "priority": page.priority,
             "slo": {"ttft_seconds": page.slo.ttft_seconds, "tpot_seconds": page.slo.tpot_seconds},
             "prompt_tokens": page.prompt_tokens,
-            "cached_tokens": page.cached_tokens,
+            "cached_tokens": page.found_tokens,
             "computed_tokens": page.computed_tokens,
             "output_tokens": page.output_tokens,
             "preemptions": page.preemptions,
@@ -194,6 +197,7 @@ class RequestBook:
             page.cached_tokens += event.cached_tokens
             if reason is AdmitReason.NEW:
                 page.admitted = now
+                page.found_tokens = min(event.cached_tokens, page.prompt_tokens)
             page.note(now, "admitted", reason, cached_tokens=event.cached_tokens)
         elif isinstance(event, Skipped):
             page.reason = reason
@@ -225,7 +229,8 @@ class RequestBook:
         """It never was in the engine: one page tells all."""
         page = _Page(Arrived(event.request_id, event.prompt_tokens, event.tenant, 0), self._arrivals, now)
         page.state = "finished"
-        page.cached_tokens, page.output_tokens = event.prompt_tokens, event.output_tokens
+        page.found_tokens = page.cached_tokens = event.prompt_tokens
+        page.output_tokens = event.output_tokens
         page.end = {
             "seconds": 0.0,
             "reason": "spared",

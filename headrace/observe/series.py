@@ -82,6 +82,8 @@ class Family(Generic[SeriesT]):
         """The series of these label values, made on first use. Keep it where it is needed often."""
         series = self.series.get(values)
         if series is None:
+            # Prometheus takes NUL for the end of the page, and with it refuses all of it.
+            values = tuple(value.replace("\0", "\ufffd") for value in values)
             if len(self._named) < self.limit:
                 self._named.update(values[:1])
             elif values[0] not in self._named:

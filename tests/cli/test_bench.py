@@ -66,6 +66,11 @@ def test_throughput_prints_a_table_and_writes_what_it_takes_to_repeat_it(tmp_pat
     assert output.with_suffix(".png").exists()
 
 
+def test_a_report_that_cannot_be_written_is_told_in_one_line(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"--output .*: Is a directory"):
+        run("throughput", *SMALL, "--output", str(tmp_path))
+
+
 def test_compare_alternates_and_tells_ratios(tmp_path: Path) -> None:
     output = tmp_path / "run.json"
     targets = ("--target", "a=headrace", "--target", "b=headrace-static", "--rounds", "2")
@@ -97,6 +102,7 @@ def test_compare_alternates_and_tells_ratios(tmp_path: Path) -> None:
         (("serve", "--model", "toy", "--base-url", "127.0.0.1:8000"), "http://host:port"),
         (("serve", "--model", "toy", "--request-rate", "0"), "--request-rate 0.0: .* above 0"),
         (("serve", "--model", "toy", "--request-rate", "nan"), "--request-rate nan: .* above 0"),
+        (("serve", "--model", "toy", "--burstiness", "inf"), "--burstiness inf: .*finite"),
         (("throughput", "--goodput", "ttft:-1"), "ttft:-1: .* above 0"),
         (("throughput", "--goodput", "e2e:nan"), "e2e:nan: .* above 0"),
     ],

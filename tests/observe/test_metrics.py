@@ -184,3 +184,12 @@ def test_what_one_step_tells_at_once_happened_at_its_own_times() -> None:
     assert samples["headrace:request_prefill_time_seconds_sum"] == pytest.approx(1.5)
     assert samples["headrace:time_to_first_token_seconds_sum"] == pytest.approx(2.0)
     assert samples["headrace:e2e_request_latency_seconds_sum"] == pytest.approx(2.0)
+
+
+def test_a_tenants_nul_does_not_end_the_page() -> None:
+    sheet = Sheet()
+    family = sheet.counter("service", "Service.", ["tenant"])
+    family.of("a\0b").value += 1
+    family.of("a\0b").value += 1
+    assert b"\0" not in sheet.render()
+    assert 'headrace:service_total{tenant="a\ufffdb"} 2.0'.encode() in sheet.render()

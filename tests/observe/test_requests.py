@@ -69,6 +69,7 @@ def test_a_request_is_explained_from_arrival_to_end() -> None:
     assert told["finish"] == {"seconds": 5.0, "reason": "stop", "message": "", "stop_token": 2}
     assert (told["state"], told["position"], told["preemptions"]) == ("finished", None, 1)
     assert (told["prompt_tokens"], told["output_tokens"], told["computed_tokens"]) == (40, 2, 24)
+    assert (told["cached_tokens"], told["cost"]["cached_tokens"]) == (16, 48)
     assert (told["first_token_seconds"], told["tenant"], told["priority"]) == (2.0, "acme", 3)
 
 

@@ -81,6 +81,8 @@ class Answer:
         self._pieces: list[tuple[bytes, float]] = []
         self._pending = b""
         self._token_ids = 0
+        self._ends = 0
+        self._ended: float | None = None
         self._prompt_tokens = self._output_tokens = self._cached_tokens = 0
 
     def feed(self, data: bytes, now: float) -> None:
@@ -93,13 +95,15 @@ class Answer:
         for data, now in pieces:
             lines = (self._pending + data).split(b"\n")
             self._pending = lines.pop()
-            carried = False
+            carried, ends = False, self._ends
             for line in lines:
                 line = line.rstrip(b"\r")
                 if line.startswith(b"data:") and self._chunk(line[5:].strip()):
                     carried = True
             if carried:
                 self.times.append(now)
+            if self._ends > ends:
+                self._ended = now
 
     def _chunk(self, payload: bytes) -> bool:
         """Reads one event; whether it carried a part of the answer."""
@@ -123,7 +127,8 @@ class Answer:
             self._cached_tokens = int(details.get("cached_tokens") or 0)
         carried = False
         for choice in chunk.get("choices") or ():
-            self.finish_reason = choice.get("finish_reason") or self.finish_reason
+            if reason := choice.get("finish_reason"):
+                self.finish_reason, self._ends = reason, self._ends + 1
             token_ids = choice.get("token_ids") or ()
             self._token_ids += len(token_ids)
             delta = choice.get("delta") or {}
@@ -149,6 +154,7 @@ class Answer:
             arrived=arrived,
             finished=finished,
             token_seconds=tuple(self.times),
+            ended=self._ended,
             prompt_tokens=self._prompt_tokens,
             output_tokens=output,
             cached_tokens=self._cached_tokens,

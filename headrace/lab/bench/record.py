@@ -17,7 +17,8 @@ class Record:
     ``arrived`` is when the request was due, so that a client that falls behind does not flatter the server;
     in a closed loop it is when it was sent. ``token_seconds`` are the times at which parts of the answer were
     available to the caller, first to last; a part may carry several tokens. ``error`` says why there is no
-    whole answer. ``tenant`` and ``service_class`` are those of its `Work`.
+    whole answer. ``tenant`` and ``service_class`` are those of its `Work`. ``ended`` is when a stream said that the
+    answer was at its end, by which its last token was there: an end token counts and has no part of its own.
     """
 
     id: str
@@ -31,6 +32,7 @@ class Record:
     error: str = ""
     tenant: str = "default"
     service_class: str = "default"
+    ended: float | None = None
 
     @property
     def ttft(self) -> float | None:
@@ -47,7 +49,8 @@ class Record:
         """Mean time per token after the first; None for answers of one token."""
         if self.output_tokens < 2 or not self.token_seconds:
             return None
-        return (self.token_seconds[-1] - self.token_seconds[0]) / (self.output_tokens - 1)
+        last = max(self.token_seconds[-1], self.ended or 0.0)
+        return (last - self.token_seconds[0]) / (self.output_tokens - 1)
 
     @property
     def gaps(self) -> list[float]:

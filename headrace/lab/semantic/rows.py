@@ -7,6 +7,7 @@ nothing of vectors: whoever embeds gives them.
 from __future__ import annotations
 
 import csv
+import io
 import json
 import random
 from dataclasses import dataclass
@@ -86,7 +87,7 @@ def read_rows(path: Path) -> Pairs | Stream:
         raise BadRows(f"{path} cannot be read: {error}") from error
     if path.suffix == ".json":
         return _from_json(path, text)
-    table = csv.DictReader(text.splitlines(keepends=True))
+    table = csv.DictReader(io.StringIO(text, newline=""))  # rows end at newlines alone, however a text is cut
     columns = [name.strip().lower() for name in table.fieldnames or ()]
     table.fieldnames = columns
     for first, second, same in _PAIR_COLUMNS:

@@ -65,8 +65,9 @@ def outcome(tally: Tally, slo: Mapping[str, float], busy_seconds: Sequence[float
     )
     ttft, tpot = _joined(groups, "ttft"), _numbers(_joined(groups, "tpot"))
     met = sum(_met(group, slo) for group in groups)
+    requests = whole + sum(failures.values())
     summary = Summary(
-        requests=whole + sum(failures.values()),
+        requests=requests,
         failed=sum(failures.values()),
         seconds=seconds,
         prompt_tokens=prompt,
@@ -81,6 +82,7 @@ def outcome(tally: Tally, slo: Mapping[str, float], busy_seconds: Sequence[float
         e2e=spread(_joined(groups, "e2e")),
         slo=dict(slo),
         goodput=met * per_second if slo else None,
+        slo_share=met / requests if slo and requests else None,
     )
     line = timeline(tally)
     stepping = sum(tally.steps.columns["seconds"])

@@ -20,13 +20,18 @@ def jsonl(
     """``count`` prompts drawn from a file, again from the start once all have been drawn.
 
     A line gives its prompt as ``messages``, ``prompt`` (text or token ids), ``turns`` (the first is asked),
-    ``question`` or ``text``; ``max_tokens``, where present, overrides ``output_len``. ``tenant`` and
+    ``question`` or ``text``; ``max_tokens``, where it is not null, overrides ``output_len``. ``tenant`` and
     ``service_tier`` say whose it is and how urgent.
 
     Raises:
-        BadLine: a line without any of them, or an empty file.
+        BadLine: a line without any of them or with other types in them, or an empty file.
     """
-    lines = [line for line in path.read_text(encoding="utf-8").splitlines() if line.strip()]
+    try:
+        text = path.read_text(encoding="utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise BadLine(f"{path}: not UTF-8 ({error})") from None
+    # At newlines alone: `splitlines` also cuts at separators that JSON allows within a text.
+    lines = [line for line in text.split("\n") if line.strip()]
     if not lines:
         raise BadLine(f"{path}: no prompts")
     order = list(range(len(lines)))
@@ -35,18 +40,29 @@ def jsonl(
     for i in range(count):
         number = order[i % len(order)]
         where = f"{path}:{number + 1}"
-        row = _row(lines[number], where)
-        work.append(
-            Work(
-                f"w{i}",
-                _prompt(row, where),
-                int(row.get("max_tokens", output_len)),
-                ignore_eos=ignore_eos,
-                tenant=str(row.get("tenant", "default")),
-                service_class=str(row.get("service_tier", "default")),
-            )
-        )
+        work.append(_work(f"w{i}", _row(lines[number], where), where, output_len, ignore_eos))
     return tuple(work)
+
+
+def _work(name: str, row: dict[str, Any], where: str, output_len: int, ignore_eos: bool) -> Work:
+    try:
+        max_tokens = output_len if row.get("max_tokens") is None else int(row["max_tokens"])
+        if max_tokens < 1:
+            raise BadLine(f"{where}: max_tokens must be at least 1, got {max_tokens}")
+        return Work(
+            name,
+            _prompt(row, where),
+            max_tokens,
+            ignore_eos=ignore_eos,
+            tenant=str(row.get("tenant") or "default"),
+            service_class=str(row.get("service_tier") or "default"),
+        )
+    except BadLine:
+        raise
+    except KeyError as error:
+        raise BadLine(f"{where}: a message without {error}") from None
+    except (TypeError, ValueError, OverflowError) as error:
+        raise BadLine(f"{where}: cannot be read: {error}") from None
 
 
 def _row(line: str, where: str) -> dict[str, Any]:
@@ -63,12 +79,18 @@ def _prompt(row: dict[str, Any], where: str) -> Prompt:
     if row.get("messages"):
         return tuple(Message(m["role"], m["content"]) for m in row["messages"])
     if row.get("turns"):
-        return (Message("user", row["turns"][0]),)
+        return (Message("user", _text(row["turns"][0])),)
     if row.get("question"):
-        return (Message("user", row["question"]),)
+        return (Message("user", _text(row["question"])),)
     text = row.get("prompt") or row.get("text")
     if isinstance(text, list):
         return tuple(int(token) for token in text)
     if isinstance(text, str):
         return text
     raise BadLine(f"{where}: none of messages, prompt, turns, question, text")
+
+
+def _text(value: Any) -> str:
+    if not isinstance(value, str):
+        raise TypeError(f"expected text, got {value!r}")
+    return value

@@ -18,7 +18,8 @@ def log_normal(count: int, median: int, sigma: float, low: int, high: int, rng: 
 
     ``sigma`` is the standard deviation of the logarithm: 0 gives the median always, 1 is a wide spread.
     """
-    drawn = (median * math.exp(rng.gauss(0.0, sigma)) for _ in range(count))
+    most = math.log(high / median)  # what is beyond is cut anyway, and may be beyond all numbers
+    drawn = (median * math.exp(min(most, rng.gauss(0.0, sigma))) for _ in range(count))
     return [min(high, max(low, round(length))) for length in drawn]
 
 
@@ -62,9 +63,9 @@ def length(text: str) -> Length:
         if kind == "uniform" and 1 <= first <= second:
             low, high = int(first), int(second)
             return lambda rng: rng.randint(low, high)
-        if kind == "lognormal" and first >= 1 and second >= 0:
+        if kind == "lognormal" and first >= 1 and 0 <= second < math.inf:
             most = int(LONGEST * first)
             return lambda rng: log_normal(1, int(first), second, 1, most, rng)[0]
-    except (ValueError, IndexError):
+    except (ValueError, IndexError, OverflowError):
         pass
     raise ValueError(f"{text!r} is no distribution of lengths: expected {_FORMS}, of at least 1 token")

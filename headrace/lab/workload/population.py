@@ -144,6 +144,8 @@ def _rhythm(text: str) -> Rhythm:
 def _lengths(given: dict[str, str]) -> Lengths:
     if path := given.get("lengths"):
         pairs = [(call.prompt_tokens, call.output_tokens) for call in read_trace(Path(path))]
+        if not pairs:
+            raise ValueError(f"{path} has no calls to draw lengths from")
         return lambda rng: rng.choice(pairs)
     prompt: Length = length(given.get("prompt", "lognormal:800:1.0"))
     answer: Length = length(given.get("answer", "lognormal:150:0.8"))

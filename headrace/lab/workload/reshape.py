@@ -33,7 +33,10 @@ def resampled(calls: Sequence[Call], count: int, seed: int = 0) -> Iterator[Call
     """
     if not calls:
         raise ValueError("an empty trace cannot be drawn from")
-    rng = random.Random(seed)
+    return _runs(calls, count, random.Random(seed))
+
+
+def _runs(calls: Sequence[Call], count: int, rng: random.Random) -> Iterator[Call]:
     now: float | None = None
     for start in range(0, count, RUN_CALLS):
         at = rng.randrange(len(calls))

@@ -17,6 +17,7 @@ from __future__ import annotations
 import csv
 import heapq
 import json
+import math
 from collections.abc import Callable, Iterator, Mapping
 from datetime import datetime
 from itertools import islice
@@ -98,12 +99,12 @@ def _read_csv(path: Path, form: Format, header: list[str], file: IO[str]) -> Ite
             continue
         try:
             call = Call(
-                form.clock(row[arrival]),
+                _finite(form.clock(row[arrival])),
                 _count(row[prompt]),
                 _count(row[output]),
                 "default" if tenant is None else row[tenant],
             )
-        except (ValueError, IndexError) as error:
+        except (ValueError, IndexError, OverflowError) as error:
             raise BadTrace(f"{path}:{number}: {','.join(row)!r} cannot be read: {error}") from None
         if call.prompt_tokens and call.output_tokens:
             yield call
@@ -115,7 +116,7 @@ def _read_json(path: Path, first: str, file: IO[str]) -> Iterator[Call]:
         if line.strip():
             try:
                 call = _mooncake(json.loads(line))
-            except (ValueError, KeyError, TypeError) as error:
+            except (ValueError, KeyError, TypeError, OverflowError) as error:
                 why = f"no field {error}" if isinstance(error, KeyError) else str(error)
                 raise BadTrace(f"{path}:{number}: cannot be read: {why}") from None
             if call.prompt_tokens and call.output_tokens:
@@ -132,7 +133,13 @@ def _mooncake(row: Mapping[str, Any]) -> Call:
         Span(int(block), 0, min(MOONCAKE_BLOCK, prompt - i * MOONCAKE_BLOCK))
         for i, block in enumerate(blocks)
     )
-    return Call(float(row["timestamp"]) / 1000.0, prompt, output, content=content)
+    return Call(_finite(float(row["timestamp"])) / 1000.0, prompt, output, content=content)
+
+
+def _finite(seconds: float) -> float:
+    if not math.isfinite(seconds):
+        raise ValueError(f"no time: {seconds}")
+    return seconds
 
 
 def _count(value: Any) -> int:

@@ -214,3 +214,13 @@ def test_the_wire_says_whose_a_request_is_and_how_urgent() -> None:
     assert endpoint.body(told)["service_tier"] == "flex"
     record = Answer().record(told, 0.0, 1.0, "gone")
     assert (record.tenant, record.service_class) == ("acme", "flex")
+
+
+def test_an_end_token_without_text_counts_in_the_time_per_token() -> None:
+    parts = [{"choices": [{"text": text}]} for text in "abc"]
+    answer = Answer()
+    for second, chunk in enumerate((*parts, END | {"usage": {"completion_tokens": 4}})):
+        answer.feed(f"data: {json.dumps(chunk)}\n\n".encode(), float(second))
+    answer.feed(b"data: [DONE]\n\n", 9.0)
+    record = answer.record(Work("a", "x", 9), 0.0, 10.0)
+    assert (record.ended, record.tpot, record.gaps) == (3.0, 1.0, [1.0, 1.0])

@@ -31,6 +31,7 @@ def test_a_records_own_figures() -> None:
     assert (SLOW.ttft, SLOW.e2e) == (3.0, 4.0)
     single = Record("one", 0.0, 1.0, (1.0,), output_tokens=1)
     assert (single.tpot, single.gaps) == (None, [])
+    assert replace(FAST, ended=3.5).tpot == 1.0
 
 
 def test_a_summary_counts_only_answers_that_were_delivered() -> None:

@@ -30,6 +30,13 @@ def test_questions_with_intents(tmp_path: Path, name: str, content: str) -> None
     assert read_rows(tmp_path / name) == Stream("intents", expected)
 
 
+def test_a_row_of_a_table_ends_at_a_newline_alone(tmp_path: Path) -> None:
+    texts = ["where\u2028is my card", "is it\x85there", "or\x0cthere"]
+    rows = "".join(f"{text},card\n" for text in texts)
+    (tmp_path / "a.csv").write_text(f"query,intent\n{rows}", encoding="utf-8")
+    assert read_rows(tmp_path / "a.csv").rows == tuple(Question(text, "card") for text in texts)
+
+
 def test_an_order_is_the_seeds() -> None:
     stream = Stream("s", tuple(Question(str(i), "") for i in range(50)))
     assert stream.shuffled(1) == stream.shuffled(1) != stream.shuffled(2)

@@ -22,6 +22,7 @@ def test_figures_by_hand():
     assert told.summary.tpot.mean == 1.0
     assert told.summary.itl.p99 == pytest.approx(1.0, rel=0.01)
     assert told.summary.goodput == pytest.approx(1 / 4), "the second came too late"
+    assert told.summary.slo_share == 0.5
     assert [(part.name, part.attained) for part in told.tenants] == [("a", 1.0), ("b", 0.0)]
     assert [(part.name, part.attained) for part in told.classes] == [("default", 0.5)]
     assert told.facts["steps"] == 4

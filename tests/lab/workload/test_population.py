@@ -56,11 +56,20 @@ def test_lengths_by_name():
 
 
 @pytest.mark.parametrize(
-    "text", ["0", "x", "uniform:5:1", "uniform:5", "lognormal:0:1", "lognormal:5:1:2", ""]
+    "text",
+    [
+        *("0", "x", "uniform:5:1", "uniform:5", "lognormal:0:1", "lognormal:5:1:2", ""),
+        *("inf", "1e400", "uniform:1:inf", "lognormal:inf:1", "lognormal:5:inf"),
+    ],
 )
 def test_other_lengths_are_refused(text):
     with pytest.raises(ValueError, match="no distribution of lengths"):
         length(text)
+
+
+def test_a_spread_beyond_all_numbers_is_cut_like_any_other():
+    drawn = {length("lognormal:10:5000")(random.Random(seed)) for seed in range(50)}
+    assert drawn == {1, 320}
 
 
 def test_each_turn_contains_the_turns_before_it_and_their_answers():
@@ -95,6 +104,13 @@ def test_lengths_may_be_those_of_a_trace(tmp_path):
     path.write_text("timestamp_s,input_tokens,output_tokens\n0,100,1\n1,200,2\n")
     drawn = calls([parse(f"lengths={path}")], 100)
     assert {(call.prompt_tokens, call.output_tokens) for call in drawn} == {(100, 1), (200, 2)}
+
+
+def test_a_trace_without_calls_has_no_lengths_to_draw(tmp_path):
+    path = tmp_path / "trace.csv"
+    path.write_text("timestamp_s,input_tokens,output_tokens\n")
+    with pytest.raises(BadPopulation, match="no calls"):
+        parse(f"lengths={path}")
 
 
 @pytest.mark.parametrize(
