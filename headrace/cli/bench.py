@@ -22,6 +22,7 @@ from headrace.cli.bench_targets import (
 )
 from headrace.cli.calibrate import calibrate
 from headrace.cli.options import with_options
+from headrace.cli.output import writing
 from headrace.cli.roofline import roofline
 from headrace.config import CacheOptions, ConfigError, ModelOptions, Options, SchedulerOptions
 
@@ -343,10 +344,8 @@ def _tell(
 def _write(path: Path, told: Mapping[str, Any]) -> None:
     from headrace.lab.bench import report
 
-    try:
+    with writing("--output", path):
         report.write(path, told)
-    except OSError as error:
-        raise ConfigError(f"--output {path}: {error.strerror}") from None
 
 
 def _path(output: Path | None, command: str) -> Path:

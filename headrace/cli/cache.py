@@ -42,6 +42,7 @@ def calibrate(
     """
     from rich.console import Console
 
+    from headrace.cli.output import writing
     from headrace.compute.encoder.sentences import Sentences
     from headrace.compute.model.spec import ModelError
     from headrace.config import ConfigError
@@ -76,10 +77,8 @@ def calibrate(
         calibration.rules(max_error, CONFIDENCE)
     except Unsupported as error:
         raise ConfigError(f"nothing written: {error}") from error
-    try:
+    with writing("--output", output):
         output.write_text(calibration.to_text(), encoding="utf-8")
-    except OSError as error:
-        raise ConfigError(f"--output {output}: {error.strerror}") from error
     console.print(f"wrote {output}: headrace serve --semantic-cache serve --semantic-calibration {output}")
 
 

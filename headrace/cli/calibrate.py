@@ -10,6 +10,7 @@ import typer
 from headrace.cli.bench_targets import make_server_target
 from headrace.cli.connection import open_client
 from headrace.cli.options import with_options
+from headrace.cli.output import writing
 from headrace.config import CacheOptions, ConfigError, ModelOptions, Options, SchedulerOptions
 
 if TYPE_CHECKING:
@@ -36,10 +37,8 @@ def calibrate(
     """Time the steps of this machine, for `headrace simulate --calibration`."""
     calibration = measure(given, base_url, api_key, workload_seed)
     typer.echo(describe(calibration))
-    try:
+    with writing("--output", output):
         calibration.write(output)
-    except OSError as error:
-        raise ConfigError(f"--output {output}: {error.strerror}") from None
     typer.echo(f"written: {output}")
 
 

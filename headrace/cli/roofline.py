@@ -13,6 +13,7 @@ import typer
 
 from headrace.cli.bench_targets import check_lengths, side_by_side, time_batch
 from headrace.cli.options import with_options
+from headrace.cli.output import writing
 from headrace.config import CacheOptions, ConfigError, ModelOptions, Options, SchedulerOptions
 
 if TYPE_CHECKING:
@@ -89,10 +90,8 @@ def roofline(
         show(lab.step_table(step))
     path = output or Path("bench-results") / f"roofline-{datetime.now(UTC):%Y%m%d-%H%M%S}.json"
     settings = {"model": given.model.model, "dtype": loaded.dtype, "quantization": loaded.quantization}
-    try:
+    with writing("--output", path):
         report.write(path, report.document([], settings, {"roofline": lab.document(machine, steps)}))
-    except OSError as error:
-        raise ConfigError(f"--output {path}: {error.strerror}") from None
     show(f"written: {path}")
     runner.close()
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from headrace.cli.options import with_options
+from headrace.cli.output import writing
 from headrace.config import CacheOptions, ConfigError, Options, SchedulerOptions
 
 if TYPE_CHECKING:
@@ -291,10 +292,8 @@ def _write(told: Outcome, settings: Mapping[str, Any], given: Options, path: Pat
         "tenants": [asdict(part) for part in told.tenants],
         "timeline": told.timeline,
     }
-    try:
+    with writing("--output", path):
         report.write(path, report.plain(content))
-    except OSError as error:
-        raise ConfigError(f"--output {path}: {error.strerror}") from None
     typer.echo(f"written: {path}")
 
 
@@ -303,9 +302,8 @@ def _plot(told: Outcome, folder: Path, title: str) -> None:
     from headrace.lab.simulate.plot import plot
 
     try:
-        for path in plot(told, folder, title):
-            typer.echo(f"written: {path}")
+        with writing("--plot", folder):
+            for path in plot(told, folder, title):
+                typer.echo(f"written: {path}")
     except NoPlots as missing:
         typer.echo(str(missing))
-    except OSError as error:
-        raise ConfigError(f"--plot {folder}: {error.strerror}") from None
