@@ -1,0 +1,202 @@
+"""The formats of known model families. A new family is a new entry here, and a file in the tests' corpus."""
+
+# ruff: noqa: RUF001 (markers are spelt as the models spell them)
+
+from __future__ import annotations
+
+import re
+
+from headrace.serve.parsing.formats import Arguments, Opening, ReasoningFormat, ToolFormat, Written
+
+_NAME = r"(?P<name>[A-Za-z_][\w.-]*)"
+_SEP = re.escape("<｜tool▁sep｜>")
+_XML_NAME = r"(?P<name>[^<>\s]+)"
+_HARMONY_HEADER = (
+    r"(?:functions\.)?"
+    + _NAME
+    + r"(?:<\|channel\|>commentary)?(?:\s*(?:<\|constrain\|>)?\s*json)?\s*<\|message\|>\s*(?=\{)"
+)
+_HARMONY_SILENT = (
+    "<|start|>assistant",
+    "<|channel|>final<|message|>",
+    "<|channel|>final <|constrain|>json<|message|>",
+    "<|channel|>commentary<|message|>",
+    "<|end|>",
+    "<|return|>",
+)
+
+TOOL_FORMATS: tuple[ToolFormat, ...] = (
+    ToolFormat(
+        "harmony",
+        (
+            Opening("<|channel|>commentary to=", ("<|call|>", "<|end|>"), header=re.compile(_HARMONY_HEADER)),
+            Opening("<|channel|>analysis to=", ("<|call|>", "<|end|>"), header=re.compile(_HARMONY_HEADER)),
+            Opening("<|start|>assistant to=", ("<|call|>", "<|end|>"), header=re.compile(_HARMONY_HEADER)),
+        ),
+        signs=(("<|channel|>", "<|message|>", "<|start|>"),),
+        silent=(
+            *_HARMONY_SILENT,
+            "<|call|>",
+        ),
+        written=Written(
+            "<|channel|>commentary to=functions.",
+            " <|constrain|>json<|message|>",
+            "<|call|>",
+            "<|start|>assistant",
+        ),
+    ),
+    ToolFormat(
+        "deepseek",
+        (
+            Opening(
+                "<｜tool▁call▁begin｜>",
+                ("```", "<｜tool▁call▁end｜>", "<｜tool▁calls▁end｜>"),
+                header=re.compile(rf"\s*(?:function{_SEP})?{_NAME}(?:{_SEP}|\s*\n```(?:json)?)\s*(?=\{{)"),
+            ),
+        ),
+        signs=(("<｜tool▁calls▁begin｜>",), ("<｜tool▁call▁begin｜>",)),
+        silent=("<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>"),
+        written=Written(
+            "<｜tool▁call▁begin｜>function<｜tool▁sep｜>",
+            "\n```json\n",
+            "\n```<｜tool▁call▁end｜>",
+            "\n",
+            ("<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>"),
+        ),
+    ),
+    ToolFormat(
+        "kimi_k2",
+        (
+            Opening(
+                "<|tool_call_begin|>",
+                ("<|tool_call_end|>", "<|tool_calls_section_end|>"),
+                header=re.compile(
+                    rf"\s*(?:functions\.)?{_NAME}(?::\d+)?\s*<\|tool_call_argument_begin\|>\s*(?=\{{)"
+                ),
+            ),
+        ),
+        signs=(("<|tool_calls_section_begin|>",),),
+        silent=("<|tool_calls_section_begin|>", "<|tool_calls_section_end|>"),
+    ),
+    ToolFormat(
+        "gemma4",
+        (
+            Opening(
+                "<|tool_call>",
+                ("<tool_call|>",),
+                Arguments.LITERAL,
+                header=re.compile(rf"\s*call:{_NAME}(?=\{{)"),
+                quotes=('<|"|>',),
+            ),
+        ),
+        signs=(("<|tool_call>", "call:"),),
+    ),
+    ToolFormat(
+        "functiongemma",
+        (
+            Opening(
+                "<start_function_call>",
+                ("<end_function_call>",),
+                Arguments.LITERAL,
+                header=re.compile(rf"\s*call:{_NAME}(?=\{{)"),
+                quotes=("<escape>",),
+            ),
+        ),
+        signs=(("<start_function_call>",),),
+    ),
+    ToolFormat(
+        "qwen3_coder",
+        (
+            Opening(
+                "<tool_call>",
+                ("</tool_call>",),
+                Arguments.XML,
+                header=re.compile(rf"\s*<function={_XML_NAME}\s*>"),
+                objects=True,
+            ),
+            Opening("<function=", ("</tool_call>",), Arguments.XML, header=re.compile(rf"{_XML_NAME}\s*>")),
+        ),
+        signs=(("<function=", "<parameter="),),
+    ),
+    ToolFormat(
+        "hermes",
+        (Opening("<tool_call>", ("</tool_call>",)),),
+        signs=(("<tool_call>",),),
+        written=Written('<tool_call>\n{"name": "', '", "arguments": ', "}\n</tool_call>"),
+    ),
+    ToolFormat(
+        "mistral",
+        (
+            Opening(
+                "[TOOL_CALLS]",
+                header=re.compile(rf"\s*{_NAME}(?:\[CALL_ID\]\w+)?(?:\[ARGS\])?\s*(?=\{{)"),
+                objects=True,
+            ),
+        ),
+        signs=(("[TOOL_CALLS]",),),
+        written=Written('{"name": "', '", "arguments": ', "}", ", ", ("[TOOL_CALLS][", "]")),
+        short_ids=True,
+    ),
+    ToolFormat(
+        "phi4_mini",
+        (Opening("<|tool_call|>", ("<|/tool_call|>",)), Opening("functools", ("<|/tool_call|>",))),
+        signs=(("<|tool_call|>",), ("functools",)),
+        written=Written('{"name": "', '", "arguments": ', "}", ", ", ("<|tool_call|>[", "]<|/tool_call|>")),
+    ),
+    ToolFormat(
+        "llama4_pythonic",
+        (
+            Opening("<|python_start|>", ("<|python_end|>",), Arguments.PYTHON),
+            Opening("", ("<|python_end|>",), Arguments.PYTHON, first="[", known=True),
+        ),
+        signs=(("<|python_start|>",),),
+    ),
+    ToolFormat(
+        "olmo3",
+        (Opening("<function_calls>", ("</function_calls>",), Arguments.PYTHON),),
+        signs=(("<function_calls>",),),
+    ),
+    ToolFormat(
+        "llama3_json",
+        (Opening("<|python_tag|>"), Opening("", first="{", known=True)),
+        signs=(("<|python_tag|>",), ('{"name": function name',), ("<|start_header_id|>", '"parameters": ')),
+        written=Written('{"name": "', '", "parameters": ', "}", "; "),
+    ),
+    ToolFormat(
+        "gemma",
+        (
+            Opening("```tool_code", ("```",), Arguments.PYTHON),
+            Opening("```tool_call", ("```",)),
+            Opening("```json", ("```",), known=True),
+            Opening("", first="{", known=True),
+            Opening("", arguments=Arguments.PYTHON, first="[", known=True),
+        ),
+        signs=(("<start_of_turn>",),),
+        written=Written('{"name": "', '", "parameters": ', "}", "\n"),
+    ),
+    ToolFormat(
+        "pythonic",
+        (Opening("", arguments=Arguments.PYTHON, first="[", known=True),),
+        signs=(("func_name1(",), ("[func(",)),
+    ),
+)
+"""In the order in which `detect` tries them: what another format's template may also contain comes later."""
+
+_THINK = (("<think>",), ("</think>",))
+
+REASONING_FORMATS: tuple[ReasoningFormat, ...] = (
+    ReasoningFormat(
+        "harmony",
+        ("<|channel|>analysis<|message|>",),
+        ("<|end|>", "<|return|>"),
+        signs=(("<|channel|>", "<|message|>", "<|start|>"),),
+        first=False,
+        silent=_HARMONY_SILENT,
+    ),
+    ReasoningFormat(
+        "gemma4", ("<|channel>thought\n",), ("<channel|>",), signs=(("<|channel>",),), first=False
+    ),
+    ReasoningFormat("mistral", ("[THINK]",), ("[/THINK]",), signs=(("[THINK]",),)),
+    ReasoningFormat("think", *_THINK, signs=(("<think>",), ("</think>",))),
+    ReasoningFormat("deepseek_r1", *_THINK, signs=(), assumed=True),
+)
