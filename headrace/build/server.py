@@ -26,12 +26,14 @@ from headrace.observe.sheet import Sheet
 from headrace.observe.usage import UsageBook
 from headrace.serve.auth import Keys, read_keys
 from headrace.serve.meter import Meter
+from headrace.serve.parsing.detect import UnknownParser
 from headrace.serve.recall import Recall
 from headrace.serve.server.abort import Abort
 from headrace.serve.server.accounts import Accounts
 from headrace.serve.server.api import Api
 from headrace.serve.server.app import Beside, create_app
 from headrace.serve.server.cache_api import CacheApi
+from headrace.serve.server.dialect import Dialect
 from headrace.serve.server.model import ServedModel
 from headrace.serve.server.notes import Notes
 from headrace.serve.server.openapi import Docs
@@ -110,6 +112,13 @@ def _keys(options: ServerOptions) -> Keys:
         raise ConfigError(str(error)) from error
 
 
+def _dialect(loaded: Loaded, options: ServerOptions) -> Dialect:
+    try:
+        return Dialect(loaded.template, options.tool_call_parser, options.reasoning_parser)
+    except UnknownParser as error:
+        raise ConfigError(str(error)) from error
+
+
 def _make_app(loaded: Loaded, all_options: Options, keys: Keys) -> tuple[ASGIApp, Recall]:
     ledger, options, caching = loaded.ledger, all_options.server, all_options.response_cache
     tenants = loaded.tenants
@@ -144,6 +153,7 @@ def _make_app(loaded: Loaded, all_options: Options, keys: Keys) -> tuple[ASGIApp
         root=str(loaded.folder),
         rules=Rules(loaded.policy, {each.name: each for each in loaded.classes}, tenants),
         stream_interval=options.stream_interval,
+        dialect=_dialect(loaded, options),
     )
 
     notes = Notes()

@@ -16,6 +16,7 @@ _HARMONY_HEADER = (
     + _NAME
     + r"(?:<\|channel\|>commentary)?(?:\s*(?:<\|constrain\|>)?\s*json)?\s*<\|message\|>\s*(?=\{)"
 )
+_HARMONY_INNER = ("<|channel|>", "<|constrain|>", "<|message|>")
 _HARMONY_SILENT = (
     "<|start|>assistant",
     "<|channel|>final<|message|>",
@@ -29,9 +30,24 @@ TOOL_FORMATS: tuple[ToolFormat, ...] = (
     ToolFormat(
         "harmony",
         (
-            Opening("<|channel|>commentary to=", ("<|call|>", "<|end|>"), header=re.compile(_HARMONY_HEADER)),
-            Opening("<|channel|>analysis to=", ("<|call|>", "<|end|>"), header=re.compile(_HARMONY_HEADER)),
-            Opening("<|start|>assistant to=", ("<|call|>", "<|end|>"), header=re.compile(_HARMONY_HEADER)),
+            Opening(
+                "<|channel|>commentary to=",
+                ("<|call|>", "<|end|>"),
+                header=re.compile(_HARMONY_HEADER),
+                inner=_HARMONY_INNER,
+            ),
+            Opening(
+                "<|channel|>analysis to=",
+                ("<|call|>", "<|end|>"),
+                header=re.compile(_HARMONY_HEADER),
+                inner=_HARMONY_INNER,
+            ),
+            Opening(
+                "<|start|>assistant to=",
+                ("<|call|>", "<|end|>"),
+                header=re.compile(_HARMONY_HEADER),
+                inner=_HARMONY_INNER,
+            ),
         ),
         signs=(("<|channel|>", "<|message|>", "<|start|>"),),
         silent=(
@@ -52,6 +68,7 @@ TOOL_FORMATS: tuple[ToolFormat, ...] = (
                 "<｜tool▁call▁begin｜>",
                 ("```", "<｜tool▁call▁end｜>", "<｜tool▁calls▁end｜>"),
                 header=re.compile(rf"\s*(?:function{_SEP})?{_NAME}(?:{_SEP}|\s*\n```(?:json)?)\s*(?=\{{)"),
+                inner=("<｜tool▁sep｜>",),
             ),
         ),
         signs=(("<｜tool▁calls▁begin｜>",), ("<｜tool▁call▁begin｜>",)),
@@ -73,6 +90,7 @@ TOOL_FORMATS: tuple[ToolFormat, ...] = (
                 header=re.compile(
                     rf"\s*(?:functions\.)?{_NAME}(?::\d+)?\s*<\|tool_call_argument_begin\|>\s*(?=\{{)"
                 ),
+                inner=("<|tool_call_argument_begin|>",),
             ),
         ),
         signs=(("<|tool_calls_section_begin|>",),),
@@ -131,6 +149,7 @@ TOOL_FORMATS: tuple[ToolFormat, ...] = (
                 "[TOOL_CALLS]",
                 header=re.compile(rf"\s*{_NAME}(?:\[CALL_ID\]\w+)?(?:\[ARGS\])?\s*(?=\{{)"),
                 objects=True,
+                inner=("[CALL_ID]", "[ARGS]"),
             ),
         ),
         signs=(("[TOOL_CALLS]",),),

@@ -34,6 +34,7 @@ class Opening:
         first: the character with which the calls must begin, where there is no marker.
         known: read only calls of functions that the request names. For openings that occur in other text too.
         quotes: the marks around strings of literals.
+        inner: markers inside of the header.
     """
 
     begin: str
@@ -44,6 +45,7 @@ class Opening:
     first: str = ""
     known: bool = False
     quotes: tuple[str, ...] = ()
+    inner: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +86,7 @@ class ToolFormat:
         """All texts that the format needs to see, also where they are special tokens."""
         found = set(self.silent)
         for opening in self.openings:
-            found |= {opening.begin, *opening.end, *opening.quotes}
+            found |= {opening.begin, *opening.end, *opening.quotes, *opening.inner}
         return frozenset(found - {""})
 
 

@@ -53,7 +53,7 @@ def test_a_name_wins_over_the_template_and_a_wrong_one_is_refused():
     assert found is not None
     assert found.name == "mistral"
     with pytest.raises(
-        UnknownParser, match="--tool-call-parser herms: there is no such parser; there are auto, .*hermes"
+        UnknownParser, match=r"--tool-call-parser herms: there is no such parser; there are auto, .*hermes"
     ):
         tool_format("herms", "")
     with pytest.raises(UnknownParser, match="--reasoning-parser"):
