@@ -26,6 +26,34 @@ _HARMONY_SILENT = (
     "<|return|>",
 )
 
+_HERMES_CALL = Written(
+    '<tool_call>\n{"name": "', '", "arguments": ', "}\n</tool_call>", trigger="<tool_call>"
+)
+_MISTRAL_CALL = Written('[TOOL_CALLS][{"name": "', '", "arguments": ', "}]", trigger="[TOOL_CALLS]")
+_PHI_CALL = Written(
+    '<|tool_call|>[{"name": "', '", "arguments": ', "}]<|/tool_call|>", trigger="<|tool_call|>"
+)
+_PLAIN_CALL = Written('{"name": "', '", "parameters": ', "}")
+_DEEPSEEK_CALL = Written(
+    "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>function<｜tool▁sep｜>",
+    "\n```json\n",
+    "\n```<｜tool▁call▁end｜><｜tool▁calls▁end｜>",
+    trigger="<｜tool▁calls▁begin｜>",
+)
+_KIMI_CALL = Written(
+    "<|tool_calls_section_begin|><|tool_call_begin|>functions.",
+    ":0<|tool_call_argument_begin|>",
+    "<|tool_call_end|><|tool_calls_section_end|>",
+    trigger="<|tool_calls_section_begin|>",
+)
+_HARMONY_CALL = Written(
+    "<|channel|>commentary to=functions.",
+    " <|constrain|>json<|message|>",
+    "",
+    trigger="<|channel|>commentary to=",
+    single=True,
+)
+
 TOOL_FORMATS: tuple[ToolFormat, ...] = (
     ToolFormat(
         "harmony",
@@ -49,16 +77,11 @@ TOOL_FORMATS: tuple[ToolFormat, ...] = (
                 inner=_HARMONY_INNER,
             ),
         ),
+        written=_HARMONY_CALL,
         signs=(("<|channel|>", "<|message|>", "<|start|>"),),
         silent=(
             *_HARMONY_SILENT,
             "<|call|>",
-        ),
-        written=Written(
-            "<|channel|>commentary to=functions.",
-            " <|constrain|>json<|message|>",
-            "<|call|>",
-            "<|start|>assistant",
         ),
     ),
     ToolFormat(
@@ -71,15 +94,9 @@ TOOL_FORMATS: tuple[ToolFormat, ...] = (
                 inner=("<｜tool▁sep｜>",),
             ),
         ),
+        written=_DEEPSEEK_CALL,
         signs=(("<｜tool▁calls▁begin｜>",), ("<｜tool▁call▁begin｜>",)),
         silent=("<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>"),
-        written=Written(
-            "<｜tool▁call▁begin｜>function<｜tool▁sep｜>",
-            "\n```json\n",
-            "\n```<｜tool▁call▁end｜>",
-            "\n",
-            ("<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>"),
-        ),
     ),
     ToolFormat(
         "kimi_k2",
@@ -93,6 +110,7 @@ TOOL_FORMATS: tuple[ToolFormat, ...] = (
                 inner=("<|tool_call_argument_begin|>",),
             ),
         ),
+        written=_KIMI_CALL,
         signs=(("<|tool_calls_section_begin|>",),),
         silent=("<|tool_calls_section_begin|>", "<|tool_calls_section_end|>"),
     ),
@@ -134,13 +152,14 @@ TOOL_FORMATS: tuple[ToolFormat, ...] = (
             ),
             Opening("<function=", ("</tool_call>",), Arguments.XML, header=re.compile(rf"{_XML_NAME}\s*>")),
         ),
+        written=_HERMES_CALL,
         signs=(("<function=", "<parameter="),),
     ),
     ToolFormat(
         "hermes",
         (Opening("<tool_call>", ("</tool_call>",)),),
+        written=_HERMES_CALL,
         signs=(("<tool_call>",),),
-        written=Written('<tool_call>\n{"name": "', '", "arguments": ', "}\n</tool_call>"),
     ),
     ToolFormat(
         "mistral",
@@ -152,15 +171,15 @@ TOOL_FORMATS: tuple[ToolFormat, ...] = (
                 inner=("[CALL_ID]", "[ARGS]"),
             ),
         ),
+        written=_MISTRAL_CALL,
         signs=(("[TOOL_CALLS]",),),
-        written=Written('{"name": "', '", "arguments": ', "}", ", ", ("[TOOL_CALLS][", "]")),
         short_ids=True,
     ),
     ToolFormat(
         "phi4_mini",
         (Opening("<|tool_call|>", ("<|/tool_call|>",)), Opening("functools", ("<|/tool_call|>",))),
+        written=_PHI_CALL,
         signs=(("<|tool_call|>",), ("functools",)),
-        written=Written('{"name": "', '", "arguments": ', "}", ", ", ("<|tool_call|>[", "]<|/tool_call|>")),
     ),
     ToolFormat(
         "llama4_pythonic",
@@ -178,8 +197,8 @@ TOOL_FORMATS: tuple[ToolFormat, ...] = (
     ToolFormat(
         "llama3_json",
         (Opening("<|python_tag|>"), Opening("", first="{", known=True)),
+        written=_PLAIN_CALL,
         signs=(("<|python_tag|>",), ('{"name": function name',), ("<|start_header_id|>", '"parameters": ')),
-        written=Written('{"name": "', '", "parameters": ', "}", "; "),
     ),
     ToolFormat(
         "gemma",
@@ -190,8 +209,8 @@ TOOL_FORMATS: tuple[ToolFormat, ...] = (
             Opening("", first="{", known=True),
             Opening("", arguments=Arguments.PYTHON, first="[", known=True),
         ),
+        written=_PLAIN_CALL,
         signs=(("<start_of_turn>",),),
-        written=Written('{"name": "', '", "parameters": ', "}", "\n"),
     ),
     ToolFormat(
         "pythonic",

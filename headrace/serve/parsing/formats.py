@@ -52,14 +52,15 @@ class Opening:
 class Written:
     """How a call is written whose arguments are JSON: the texts around its name and its arguments.
 
-    ``section`` is what all calls of an answer stand between, ``separator`` what stands between two of them.
+    ``trigger`` is the beginning of ``before_name`` that no other text has; empty where a call is plain JSON. ``single``
+    says that a turn has one call.
     """
 
     before_name: str
     before_arguments: str
     end: str
-    separator: str = "\n"
-    section: tuple[str, str] = ("", "")
+    trigger: str = ""
+    single: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,7 +19,7 @@ from headrace.serve.server.message_writing import delta_of, message_of
 from headrace.serve.server.model import INLINE_CHARACTERS, ServedModel
 from headrace.serve.server.sampling import answer_length, check_stream, sampling_params, truncated
 from headrace.serve.server.switches import template_variables
-from headrace.serve.server.tool_use import answer_reading, check_tools, plain_messages, tool_constraint
+from headrace.serve.server.tool_use import answer_reading, check_choice, check_tools, plain_messages
 from headrace.serve.server.writing import Writer, encode, encode_lines, encode_text
 from headrace.serve.text.template import TemplateError
 
@@ -38,7 +38,7 @@ async def open_chat(
     max_tokens, param = _max_tokens(body)
     top = _top_logprobs(body)
     check_stream(body)
-    tool_constraint(model.dialect, body)
+    check_choice(model.dialect, body)
     text = await render(model, body)
     if body.add_special_tokens:
         whole = await model.encode(text, add_special_tokens=True)

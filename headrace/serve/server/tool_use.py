@@ -24,35 +24,44 @@ def check_tools(dialect: Dialect, body: Conversation) -> None:
         )
 
 
-def tool_constraint(dialect: Dialect, body: ChatBody) -> dict[str, Any] | None:
-    """What the answer must look like by ``tools`` and ``tool_choice``, as a structural tag; None where it is free.
-
-    Raises:
-        ApiError: the choice contradicts the tools, or nobody could read the calls, or it cannot be enforced.
-    """
+def check_choice(dialect: Dialect, body: ChatBody) -> None:
+    """Raise `ApiError` if ``tool_choice`` contradicts the tools, or nobody could read the calls."""
     choice = body.tool_choice
     if not body.tools:
         if choice not in (None, "none", "auto"):
             raise invalid("tool_choice needs tools", "tool_choice")
-        return None
+        return
     if isinstance(choice, NamedChoice):
         name = choice.function.name
         if all(tool.function.name != name for tool in body.tools):
             raise invalid(f"tool_choice names the function {name!r}, which is not in tools", "tool_choice")
-    written = dialect.tools(body.chat_template)
-    if written is None and choice != "none":
-        message = (
-            "tools: the chat template shows no known format of tool calls; name one with --tool-call-parser"
+    if choice != "none" and dialect.tools(body.chat_template) is None:
+        raise invalid(
+            "tools: the chat template shows no known format of tool calls; name one with --tool-call-parser",
+            "tools",
+            "unsupported_parameter",
         )
-        raise invalid(message, "tools", "unsupported_parameter")
+    if choice not in (None, "none", "auto"):  # until `tool_constraint` is enforced
+        raise not_supported("tool_choice", "A tool_choice that demands a call")
+
+
+def tool_constraint(dialect: Dialect, body: ChatBody, prompt: str) -> dict[str, Any] | None:
+    """What the answer to ``prompt`` must look like by ``tools`` and ``tool_choice``: a structural tag, or None.
+
+    Raises:
+        ApiError: it cannot be enforced.
+    """
+    reasoning = dialect.reasoning(body.chat_template)
+    opened = reasoning is not None and _opened(reasoning, body, prompt)
+    before = f"\n{reasoning.end[0]}\n\n" if reasoning is not None and opened else ""
+    written = dialect.tools(body.chat_template)
+    parallel = body.parallel_tool_calls is not False
     try:
-        found = constraint_for_tools(body.tools, choice, written, body.parallel_tool_calls is not False)
+        return constraint_for_tools(
+            body.tools or (), body.tool_choice, written, parallel=parallel, before=before
+        )
     except NotEnforceable as error:
         raise invalid(f"tool_choice: {error}", "tool_choice", "unsupported_parameter") from None
-    if choice not in (None, "none", "auto"):
-        # Nothing enforces it yet: what `found` says is to become a constraint of the request.
-        raise not_supported("tool_choice", "A tool_choice that demands a call")
-    return found
 
 
 def answer_reading(dialect: Dialect, body: ChatBody, prompt: str) -> Reading | None:
