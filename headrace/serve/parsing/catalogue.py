@@ -14,7 +14,7 @@ _XML_NAME = r"(?P<name>[^<>\s]+)"
 _HARMONY_HEADER = (
     r"(?:functions\.)?"
     + _NAME
-    + r"(?:<\|channel\|>commentary)?(?:\s*(?:<\|constrain\|>)?\s*json)?\s*<\|message\|>\s*(?=\{)"
+    + r"(?:<\|channel\|>commentary)?(?:\s*(?:<\|constrain\|>)?\s*\w+)?\s*<\|message\|>\s*(?=\{)"
 )
 _HARMONY_INNER = ("<|channel|>", "<|constrain|>", "<|message|>")
 _HARMONY_SILENT = (
@@ -111,7 +111,7 @@ TOOL_FORMATS: tuple[ToolFormat, ...] = (
             ),
         ),
         written=_KIMI_CALL,
-        signs=(("<|tool_calls_section_begin|>",),),
+        signs=(("<|tool_calls_section_begin|>",), ("tool_declare<|im_middle|>",)),
         silent=("<|tool_calls_section_begin|>", "<|tool_calls_section_end|>"),
     ),
     ToolFormat(

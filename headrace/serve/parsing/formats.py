@@ -120,4 +120,6 @@ class ReasoningFormat:
     def is_open(self, prompt: str) -> bool:
         """Whether the answer to ``prompt`` begins inside the reasoning."""
         prompt = prompt.rstrip()
-        return prompt.endswith(self.begin) or (self.assumed and not prompt.endswith(self.end))
+        return prompt.endswith(tuple(marker.rstrip() for marker in self.begin)) or (
+            self.assumed and not prompt.endswith(self.end)
+        )

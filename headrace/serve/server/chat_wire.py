@@ -73,6 +73,8 @@ class Message(Wire):
             message["content"] = ""
         elif not isinstance(self.content, str):
             message["content"] = [{"type": part.type, "text": part.text} for part in self.content]
+        if not self.tool_calls:  # some templates take an empty list for a call
+            message.pop("tool_calls", None)
         if thought := self.thought():
             message |= {"reasoning_content": thought, "reasoning": thought}
         return message | {"role": "system"} if self.role == "developer" else message

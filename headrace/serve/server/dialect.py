@@ -48,6 +48,7 @@ class Dialect:
         self.reasoning = lru_cache(maxsize=32)(self._reasoning)
         self.knows_tools = lru_cache(maxsize=32)(self._knows_tools)
         self.arguments_are_text = lru_cache(maxsize=32)(self._arguments_are_text)
+        self.takes_several_calls = lru_cache(maxsize=32)(self._takes_several_calls)
         self.variables = lru_cache(maxsize=32)(template.variables)
         self.tools(None), self.reasoning(None)
 
@@ -72,6 +73,13 @@ class Dialect:
             return False
         return _KEY in self._try(source, _called(f'{{"{_KEY}": "{_VALUE}"}}'))
 
+    def _takes_several_calls(self, source: str | None) -> bool:
+        """Whether a message of the history may have more than one call; Llama 3's templates refuse it."""
+        arguments: object = {_KEY: _VALUE}
+        if self.arguments_are_text(source):
+            arguments = f'{{"{_KEY}": "{_VALUE}"}}'
+        return self._try(source, _called(arguments, arguments)).count(_KEY) > 1
+
     def _try(
         self,
         source: str | None,
@@ -84,7 +92,10 @@ class Dialect:
             return ""
 
 
-def _called(arguments: object) -> list[Mapping[str, Any]]:
-    """A conversation with a call."""
-    call = {"id": "abcdefghi", "type": "function", "function": {"name": "f", "arguments": arguments}}
-    return [_USER, {"role": "assistant", "content": "", "tool_calls": [call]}]
+def _called(*arguments: object) -> list[Mapping[str, Any]]:
+    """A conversation with calls."""
+    calls = [
+        {"id": f"abcdefgh{number}", "type": "function", "function": {"name": "f", "arguments": each}}
+        for number, each in enumerate(arguments)
+    ]
+    return [_USER, {"role": "assistant", "content": "", "tool_calls": calls}]

@@ -99,7 +99,8 @@ def plain_messages(dialect: Dialect, body: Conversation) -> list[dict[str, Any]]
     """The messages in the form that the template knows.
 
     Calls have their arguments as an object, or as text where the template wants it so. Results of tools have the name
-    of the function that was called.
+    of the function that was called. Where the template takes one call a message, several become messages of their own,
+    each before its results.
 
     Raises:
         ApiError: a message lacks what its role demands.
@@ -116,7 +117,32 @@ def plain_messages(dialect: Dialect, body: Conversation) -> list[dict[str, Any]]
         if message.role == "tool" and message.name is None and message.tool_call_id in names:
             said["name"] = names[message.tool_call_id]
         plain.append(said)
+    several = any(len(message.tool_calls or ()) > 1 for message in body.messages)
+    if several and not dialect.takes_several_calls(body.chat_template):
+        return _one_call_each(plain)
     return plain
+
+
+def _one_call_each(messages: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The messages, those with several calls parted."""
+    parted: list[dict[str, Any]] = []
+    at = 0
+    while at < len(messages):
+        message = messages[at]
+        at += 1
+        calls = message.get("tool_calls", ())
+        if len(calls) < 2:
+            parted.append(message)
+            continue
+        end = next((n for n in range(at, len(messages)) if messages[n]["role"] != "tool"), len(messages))
+        results, at = list(messages[at:end]), end
+        for number, call in enumerate(calls):
+            said = message if number == 0 else {"role": "assistant", "content": ""}
+            own = [result for result in results if result.get("tool_call_id") == call["id"]]
+            results = [result for result in results if result not in own]
+            parted += [said | {"tool_calls": [call]}, *own]
+        parted += results
+    return parted
 
 
 def _object(arguments: str) -> Any:

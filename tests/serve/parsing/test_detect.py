@@ -66,6 +66,8 @@ def test_a_name_wins_over_the_template_and_a_wrong_one_is_refused():
         ("think", "<|im_start|>assistant\n<think>\n", True),
         ("think", "<|im_start|>assistant\n<think>\n\n</think>\n\n", False),
         ("think", "What does <think> mean?<|im_end|>\n<|im_start|>assistant\n", False),
+        ("gemma4", "<|turn>model\n<|channel>thought\n", True),
+        ("gemma4", "<|turn>model\n<|channel>thought\n<channel|>", False),
         ("deepseek_r1", "<|Assistant|>", True),
         ("deepseek_r1", "<|Assistant|></think>", False),
     ],

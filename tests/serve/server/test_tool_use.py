@@ -351,3 +351,31 @@ def test_templates_are_asked_in_which_form_they_want_arguments():
     assert not Dialect(ChatTemplate({"default": TOOL_TEMPLATE})).arguments_are_text(None)
     assert not Dialect(ChatTemplate({})).knows_tools(None)
     assert Dialect(ChatTemplate({})).knows_tools("{{ tools[0].function.name }}")
+
+
+ONE_CALL = (
+    "{% for t in tools or () %}{{ t.function.name }}{% endfor %}<tool_call>{% for m in messages %}"
+    "{% if 'tool_calls' in m %}{% if m.tool_calls | length != 1 %}{{ raise_exception('one call only') }}{% endif %}"
+    "({{ m.content }} {{ m.tool_calls[0].function.arguments | tojson }})"
+    "{% else %}[{{ m.role }} {{ m.content }}]{% endif %}{% endfor %}"
+)
+
+
+@said("ok", template=ONE_CALL)
+def test_several_calls_are_parted_for_templates_that_take_one(house):
+    calls = [
+        {"id": name, "type": "function", "function": {"name": "get_time", "arguments": f'{{"at": "{name}"}}'}}
+        for name in "ab"
+    ]
+    messages = [
+        *HI,
+        {"role": "assistant", "content": "Look.", "tool_calls": calls},
+        {"role": "tool", "tool_call_id": "b", "content": "B"},
+        {"role": "tool", "tool_call_id": "a", "content": "A"},
+        {"role": "assistant", "content": "So.", "tool_calls": []},
+    ]
+    answer = ask(house, messages=messages, return_token_ids=True).json()
+    prompt = house.model.tokenizer.decode(answer["prompt_token_ids"])
+    assert prompt.endswith('[user hi](Look. {"at": "a"})[tool A]( {"at": "b"})[tool B][assistant So.]')
+    assert not Dialect(ChatTemplate({"default": ONE_CALL})).takes_several_calls(None)
+    assert Dialect(ChatTemplate({"default": TOOL_TEMPLATE})).takes_several_calls(None)
