@@ -108,12 +108,16 @@ def plain_messages(dialect: Dialect, body: Conversation) -> list[dict[str, Any]]
     _check(body.messages)
     names = {call.id: call.function.name for message in body.messages for call in message.tool_calls or ()}
     as_text = bool(names) and dialect.arguments_are_text(body.chat_template)
+    reasoning = dialect.reasoning(body.chat_template)
+    harmony = reasoning is not None and reasoning.name == "harmony"
     plain = []
     for message in body.messages:
         said = message.plain()
         if message.tool_calls and not as_text:
             for call in said["tool_calls"]:
                 call["function"]["arguments"] = _object(call["function"]["arguments"])
+        if harmony and message.tool_calls and not said["content"] and (thought := message.thought()):
+            said["thinking"] = thought  # as these templates call it
         if message.role == "tool" and message.name is None and message.tool_call_id in names:
             said["name"] = names[message.tool_call_id]
         plain.append(said)

@@ -1,6 +1,7 @@
 """Tools and reasoning on the wire: what is asked, what is told, and what is refused."""
 
 import json
+import random
 
 import pytest
 
@@ -379,3 +380,80 @@ def test_several_calls_are_parted_for_templates_that_take_one(house):
     assert prompt.endswith('[user hi](Look. {"at": "a"})[tool A]( {"at": "b"})[tool B][assistant So.]')
     assert not Dialect(ChatTemplate({"default": ONE_CALL})).takes_several_calls(None)
     assert Dialect(ChatTemplate({"default": TOOL_TEMPLATE})).takes_several_calls(None)
+
+
+THINKING = (
+    "{% for t in tools or () %}{{ t.function.name }}{% endfor %}{# <|start|> <|channel|> <|message|> #}"
+    "{% for m in messages %}[{{ m.thinking }}]{% endfor %}"
+)
+
+
+@said("ok", template=THINKING)
+def test_harmony_templates_get_the_reasoning_before_a_call(house):
+    call = {"id": "c", "type": "function", "function": {"name": "get_time", "arguments": "{}"}}
+    messages = [*HI, {"role": "assistant", "tool_calls": [call], "reasoning": "Ask."}]
+    answer = ask(house, messages=messages, return_token_ids=True).json()
+    assert house.model.tokenizer.decode(answer["prompt_token_ids"]).endswith("[][Ask.]")
+
+
+def random_value(chance, depth=0):
+    names = [
+        "type",
+        "function",
+        "name",
+        "parameters",
+        "arguments",
+        "id",
+        "properties",
+        "strict",
+        "content",
+        "role",
+    ]
+    words = ["function", "get_time", "auto", "none", "assistant", "tool", "user", "object", "", "{}", "x"]
+    kind = chance.randrange(9 if depth < 4 else 6)
+    if kind < 6:
+        return [None, True, chance.randrange(-2, 200), 0.5, chance.choice(words), chance.choice(words)][kind]
+    if kind == 6:
+        return [random_value(chance, depth + 1) for _ in range(chance.randrange(3))]
+    return {chance.choice(names): random_value(chance, depth + 1) for _ in range(chance.randrange(5))}
+
+
+def mutated(chance, value):
+    """``value`` with one place replaced, left out or added to."""
+    if chance.random() < 0.2 or not isinstance(value, dict | list) or not value:
+        return random_value(chance)
+    copy = dict(value) if isinstance(value, dict) else list(value)
+    key = chance.choice(list(copy)) if isinstance(copy, dict) else chance.randrange(len(copy))
+    copy[key] = mutated(chance, copy[key])
+    return copy
+
+
+@said("<think>a</think>b" + CALL)
+def test_no_body_makes_the_server_fail(house):
+    """Valid bodies with random changes: each is answered, or refused with a message and a code."""
+    chance = random.Random(27)
+    call = {"id": "c", "type": "function", "function": {"name": "get_time", "arguments": "{}"}}
+    valid = {
+        "messages": [
+            *HI,
+            {"role": "assistant", "content": None, "tool_calls": [call], "reasoning_content": "r"},
+            {"role": "tool", "tool_call_id": "c", "content": "x"},
+        ],
+        "tools": [WEATHER, TIME],
+        "tool_choice": "auto",
+        "parallel_tool_calls": True,
+        "reasoning_effort": "low",
+        "include_reasoning": True,
+        "max_tokens": 5,
+    }
+    statuses = set()
+    for _ in range(1500):
+        body = mutated(chance, valid)
+        answer = house.client.post(PATH, json=body)
+        statuses.add(answer.status_code)
+        assert answer.status_code in (200, 400), (body, answer.text)
+        if answer.status_code == 400:
+            error = answer.json()["error"]
+            assert error["message"]
+            assert error["code"]
+    assert statuses == {200, 400}
