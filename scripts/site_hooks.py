@@ -101,7 +101,7 @@ def _source_page(target: str) -> str:
     if path.is_dir():
         lines += ["| file | content |", "|---|---|"]
         lines += [
-            f"| [{each.name}]({path.name}/{each.name}.md) | {_first_line(each)} |" for each in _listed(path)
+            f"| [`{each.name}`]({path.name}/{each.name}.md) | {_first_line(each)} |" for each in _listed(path)
         ]
     else:
         fence = "~~~~~~"
