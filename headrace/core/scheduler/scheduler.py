@@ -15,9 +15,7 @@ import heapq
 import math
 from collections import deque
 
-from headrace.core.blocks import BlockPool
 from headrace.core.capacity import why_never
-from headrace.core.cost import TOKENS_ONLY, StepCost, StepTimes
 from headrace.core.events import (
     Chunked,
     ChunkReason,
@@ -30,18 +28,21 @@ from headrace.core.events import (
     arrival,
 )
 from headrace.core.knobs import Knobs
+from headrace.core.memory.block_pool import BlockPool
+from headrace.core.memory.block_table import BlockTables
 from headrace.core.plan import StepOutput, StepPlan, TokenLogprob, new_tuple
+from headrace.core.prediction.latest_start import LatestStarts
+from headrace.core.prediction.memory_peak import RoomPolicy
+from headrace.core.prediction.step_cost import TOKENS_ONLY, StepCost
+from headrace.core.prediction.step_times import StepTimes
+from headrace.core.queueing.fair_queue import FairQueue, by_share
+from headrace.core.queueing.order import OrderPolicy, ask_rank
+from headrace.core.queueing.tenant_queue import PolicyFailed
 from headrace.core.request import FinishReason, Request
 from headrace.core.scheduler.admission import AdmissionPolicy, Queue, ask_admission, ask_ready_at
-from headrace.core.scheduler.draft import Draft
-from headrace.core.scheduler.fair import FairQueue, by_share
-from headrace.core.scheduler.foresight import Foresight, foresee
-from headrace.core.scheduler.headroom import RoomPolicy
-from headrace.core.scheduler.line import PolicyFailed
-from headrace.core.scheduler.order import OrderPolicy, ask_rank
-from headrace.core.scheduler.outlook import Outlook
-from headrace.core.scheduler.pages import Pages
-from headrace.core.scheduler.running import Running
+from headrace.core.scheduler.running_set import RunningSet
+from headrace.core.scheduler.start_estimate import StartEstimate, estimate_start
+from headrace.core.scheduler.step_builder import StepBuilder
 from headrace.core.scheduler.victims import VictimPolicy
 from headrace.core.sequence import Sequence, Status
 
@@ -92,15 +93,15 @@ class Scheduler:
         max_model_len: int,
         prefix_caching: bool = True,
         cost: StepCost = TOKENS_ONLY,
-        outlook: Outlook | None = None,
+        outlook: LatestStarts | None = None,
         times: StepTimes | None = None,
     ) -> None:
         self.pool = pool
         self.max_model_len = max_model_len
         self._order = order
         self._admission = admission
-        self.pages = Pages(pool, prefix_caching)
-        self._running = Running(self.pages, victims, room, queue, events, max_num_seqs)
+        self.pages = BlockTables(pool, prefix_caching)
+        self._running = RunningSet(self.pages, victims, room, queue, events, max_num_seqs)
         self._cost = cost
         self._outlook = outlook
         self._times = times if outlook is None else outlook.times
@@ -108,8 +109,8 @@ class Scheduler:
         self._live: dict[str, Sequence] = {}
         self._waiting = queue
         self._deadlines: list[tuple[float, str]] = []
-        self._launched: deque[tuple[StepPlan, Draft]] = deque()
-        self._collected: Draft | None = None  # the step whose seconds are being measured
+        self._launched: deque[tuple[StepPlan, StepBuilder]] = deque()
+        self._collected: StepBuilder | None = None  # the step whose seconds are being measured
         self._firsts: list[Sequence] = []  # those whose first token has just been drawn
         self._step = 0
         self._last_rows = 1
@@ -187,12 +188,12 @@ class Scheduler:
                 due = -math.inf
         return due
 
-    def foresee(self, request_id: str, chunk_tokens: int) -> Foresight | None:
+    def estimate_start(self, request_id: str, chunk_tokens: int) -> StartEstimate | None:
         """What lies before a request that waits; None for any other."""
         sequence = self._live.get(request_id)
         if sequence is None or sequence.status is Status.RUNNING:
             return None
-        return foresee(sequence, self._waiting, self._running, self._outlook, chunk_tokens)
+        return estimate_start(sequence, self._waiting, self._running, self._outlook, chunk_tokens)
 
     # -- planning ----------------------------------------------------------------------------------
 
@@ -203,7 +204,7 @@ class Scheduler:
         self.pages.advance(now)
         self._note_firsts(now)
         self._make_way(now)
-        step = Draft(self._step, knobs.batched_tokens, self._cost, now, not self._waiting.foreground)
+        step = StepBuilder(self._step, knobs.batched_tokens, self._cost, now, not self._waiting.foreground)
         step.row_cost = self._cost.fixed_tokens / self._last_rows
         if self._times is not None and step.idle:
             step.fill(self._times)
@@ -256,7 +257,7 @@ class Scheduler:
         except PolicyFailed as failed:
             self._finish(failed.sequence, FinishReason.FAILED, str(failed))
 
-    def _plan_decodes(self, step: Draft, knobs: Knobs) -> list[Sequence]:
+    def _plan_decodes(self, step: StepBuilder, knobs: Knobs) -> list[Sequence]:
         """Rows for all that only need their next token; those that need more come back."""
         prefills = step.decode(list(self._running), self.pool.block_size, self._grow)
         step.prompts = len(prefills)
@@ -264,12 +265,12 @@ class Scheduler:
         if head is not None and head.skip_reason is not SkipReason.NO_BLOCKS:  # else none of them can start
             step.prompts += min(len(self._waiting), self._running.free_slots)
         if self._times is not None and self._times.ready:
-            step.foresee(self._times)
+            step.predict(self._times)
             if self._outlook is not None:
                 step.bound(knobs.step_seconds, TPOT_SHARE * step.tpot_seconds)
         return prefills
 
-    def _plan_prefill(self, step: Draft, sequence: Sequence, knobs: Knobs) -> None:
+    def _plan_prefill(self, step: StepBuilder, sequence: Sequence, knobs: Knobs) -> None:
         if sequence.status is Status.RUNNING:
             remaining = sequence.known - sequence.planned
             length, reason = step.share(sequence.planned, remaining, knobs, self._waiting.may_hurry(sequence))
@@ -287,20 +288,20 @@ class Scheduler:
                     return None if self._waiting.may_hurry(sequence) else sequence
         return None
 
-    def _grow(self, sequence: Sequence, step: Draft) -> bool:
+    def _grow(self, sequence: Sequence, step: StepBuilder) -> bool:
         try:
             return self._running.grow(sequence, step)
         except PolicyFailed as failed:
             self._finish(failed.sequence, FinishReason.FAILED, str(failed))
             return False
 
-    def _add_chunk(self, step: Draft, sequence: Sequence, length: int, reason: ChunkReason) -> None:
+    def _add_chunk(self, step: StepBuilder, sequence: Sequence, length: int, reason: ChunkReason) -> None:
         self._events.append(Chunked(sequence.request.id, sequence.planned, length, reason))
         step.add_chunk(sequence, length)
 
     # -- admission ---------------------------------------------------------------------------------
 
-    def _admit(self, step: Draft, now: float, knobs: Knobs, before: Sequence | None = None) -> None:
+    def _admit(self, step: StepBuilder, now: float, knobs: Knobs, before: Sequence | None = None) -> None:
         """Let in whom the policies and the step have room for; ``before``: only those served less than it."""
         if not self._waiting or (before is not None and not self._waiting.is_behind(before, now)):
             return
@@ -360,7 +361,7 @@ class Scheduler:
             sequence.skip_reason = reason
             self._events.append(Skipped(sequence.request.id, reason))
 
-    def _try_admit(self, sequence: Sequence, step: Draft, knobs: Knobs) -> SkipReason | None:
+    def _try_admit(self, sequence: Sequence, step: StepBuilder, knobs: Knobs) -> SkipReason | None:
         if step.shut:
             return SkipReason.NO_BUDGET
         if self._is_full(sequence, step):
@@ -378,7 +379,7 @@ class Scheduler:
         self._add_chunk(step, sequence, length, reason)
         return None
 
-    def _is_full(self, sequence: Sequence, step: Draft) -> bool:
+    def _is_full(self, sequence: Sequence, step: StepBuilder) -> bool:
         """Whether one more that decodes would make steps longer than somebody hopes, though they could be shorter."""
         wish = TPOT_SHARE * min(step.tpot_seconds, sequence.tpot_seconds)
         if wish == math.inf or self._outlook is None or not self._outlook.times.ready:
@@ -436,8 +437,8 @@ class Scheduler:
         if computed:
             self._events.append(self._running.stepped(draft))
 
-    def _commit_rows(self, draft: Draft, output: StepOutput) -> None:
-        """What each row computed and drew; as `Draft.decode`, it runs once for every token of every answer."""
+    def _commit_rows(self, draft: StepBuilder, output: StepOutput) -> None:
+        """What each row computed and drew; as `StepBuilder.decode`, it runs once for every token of every answer."""
         events, firsts, size = self._events, self._firsts, self.pool.block_size
         failures, scores, logprobs = output.failures, output.prompt_logprobs, output.logprobs
         lines = zip(draft.sequences, draft.epochs, draft.lengths, draft.samples, output.tokens, strict=True)
