@@ -1,6 +1,6 @@
 """Calls that nobody made: what they ask is computed for the caches alone, when nothing else is to be done.
 
-It stands where `serve.cache.lookup.CacheLookup` stands for real calls, so that a call computed ahead is parsed, rendered
+It stands where `serve.cache.lookup.CacheLookup` stands for real calls, so a call computed ahead is parsed, rendered
 and keyed by the very same code as the call that will one day be answered from the cache.
 """
 

@@ -55,7 +55,7 @@ class Caller(NamedTuple):
 
 
 class Answers(Protocol):
-    """Where calls are answered: `serve.cache.lookup.Recall`, or what computes for the caches alone."""
+    """Where calls are answered: `serve.cache.lookup.CacheLookup`, or what computes for the caches alone."""
 
     def now(self) -> float: ...
 
