@@ -19,8 +19,8 @@ from headrace.cli import app
 from headrace.config import PARTS
 from headrace.observe.goodput import Goodput
 from headrace.observe.metrics import Metrics
-from headrace.observe.sheet import Sheet
-from headrace.serve.server.openapi import OPERATIONS
+from headrace.observe.metrics_page import MetricsPage
+from headrace.serve.http.openapi import OPERATIONS
 
 ROOT = Path(__file__).parents[2]
 PACKAGE = ROOT / "headrace"
@@ -86,7 +86,7 @@ PAGES = sorted(
     ]
 )
 
-ENGLISH = {"core/cache/words.py", "core/cache/semantic/opposites.py"}
+ENGLISH = {"core/cache/semantic/opposites.py"}
 """Word lists of the semantic cache's guards: English that is compared, not shown."""
 
 MODULES = sorted(
@@ -182,10 +182,10 @@ def test_descriptions_of_options(part: str) -> None:
 
 
 def test_metrics() -> None:
-    sheet = Sheet()
-    Metrics(sheet)
-    Goodput(sheet)
-    texts = re.findall(r"^# HELP (\S+) (.*)$", sheet.render().decode(), re.MULTILINE)
+    page = MetricsPage()
+    Metrics(page)
+    Goodput(page)
+    texts = re.findall(r"^# HELP (\S+) (.*)$", page.render().decode(), re.MULTILINE)
     assert texts
     assert not [(name, found) for name, text in texts for found in forbidden_in(text)]
 
