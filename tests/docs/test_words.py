@@ -11,6 +11,7 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
+from xml.etree import ElementTree
 
 import pytest
 import typer.main
@@ -85,6 +86,8 @@ PAGES = sorted(
         *(page for page in (ROOT / "docs").rglob("*.md") if page.name != "journal.md"),
     ]
 )
+
+DRAWINGS = sorted((ROOT / "docs").rglob("*.svg"))
 
 ENGLISH = {"core/cache/semantic/opposites.py"}
 """Word lists of the semantic cache's guards: English that is compared, not shown."""
@@ -166,6 +169,18 @@ def test_pages(page: Path) -> None:
 @pytest.mark.parametrize("module", MODULES, ids=shown)
 def test_messages(module: Path) -> None:
     assert not [found for line, text in messages_of(module) for found in forbidden_in(text, line)]
+
+
+@pytest.mark.parametrize("drawing", DRAWINGS, ids=shown)
+def test_drawings(drawing: Path) -> None:
+    texts = ElementTree.parse(drawing).getroot().itertext()
+    assert not [found for text in texts if "{" not in text for found in forbidden_in(text)]
+
+
+@pytest.mark.parametrize("page", sorted(PACKAGE.rglob("*.html")), ids=shown)
+def test_pages_of_the_server(page: Path) -> None:
+    text = re.sub(r"<(script|style)>.*?</\1>", blank, page.read_text(encoding="utf-8"), flags=re.DOTALL)
+    assert not forbidden_in(re.sub(r"<[^>]*>", " ", text))
 
 
 @pytest.mark.parametrize("name", ["", *sorted(typer.main.get_command(app).commands)])
