@@ -202,17 +202,27 @@ def _methods(kind: type) -> Iterator[str]:
         return
     for name, method in vars(kind).items():
         if callable(method) and (name == "__init__" or not name.startswith("_")):
-            signature = str(inspect.signature(method)).replace("(self, ", "(").replace("(self)", "()")
             called = kind.__name__ if name == "__init__" else f"{kind.__name__}.{name}"
-            shown = signature.removesuffix(" -> 'None'") if name == "__init__" else signature
-            yield from ["", f"### {called}", "", "```text", f"{called}{_unquoted(shown)}", "```"]
+            yield from ["", f"### {called}", "", "```text", _signature(called, method), "```"]
             if name != "__init__":
                 yield from ["", _docstring(method)]
 
 
-def _unquoted(signature: str) -> str:
-    """Annotations without the quotes that postponed evaluation leaves around them."""
-    return re.sub(r"((?:: |-> ))'([^']*)'", r"\1\2", signature)
+def _signature(called: str, method: object) -> str:
+    """A call as it is written, a parameter a line, annotations without the quotes of postponed evaluation."""
+    signature = inspect.signature(method)  # type: ignore[arg-type]
+    parameters = [str(each) for name, each in signature.parameters.items() if name != "self"]
+    keywords = [name for name, each in signature.parameters.items() if each.kind is each.KEYWORD_ONLY]
+    if keywords:
+        parameters.insert(list(signature.parameters).index(keywords[0]) - 1, "*")
+    returns = "" if called.count(".") == 0 else f" -> {signature.return_annotation}"
+    inside = (
+        "".join(f"\n    {each}," for each in parameters) + "\n"
+        if len(parameters) > 2
+        else ", ".join(parameters)
+    )
+    unquoted = re.sub(r": '([^']*)'", r": \1", inside)
+    return f"{called}({unquoted}){returns}"
 
 
 def models_page() -> str:
