@@ -12,6 +12,9 @@ from xml.etree import ElementTree
 
 import pytest
 
+LONGEST_LABEL = 64
+"""Characters of a label that fit beside the bars."""
+
 ROOT = Path(__file__).parents[2]
 
 
@@ -72,6 +75,10 @@ def test_a_chart_shows_every_figure_of_its_series_as_a_bar(table: dict[str, Any]
     series = table["plot"]["series"]
     figures = [row[at] for row in table["rows"] for at in series if row[at] is not None]
     assert all(SCRIPT.shown(figure) in texts for figure in figures)
+    labels = [
+        each.text for each in svg.iter("{http://www.w3.org/2000/svg}text") if each.get("text-anchor") == "end"
+    ]
+    assert all(len(label or "") <= LONGEST_LABEL for label in labels)
     assert len(bars) == len(figures) + (len(series) if len(series) > 1 else 0)  # and the legend's
 
 
