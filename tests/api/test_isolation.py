@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import json
+import shutil
 import signal
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from headrace.compute.model.hub import resolve_folder
 from tests.api.conftest import Server, serving
 
 ACME = {"Authorization": "Bearer key-of-acme"}
@@ -140,3 +143,19 @@ def test_no_log_metric_or_page_shows_a_prompt_or_a_key(tmp_path):
         said = "".join([*server.lines, *pages])
     assert "ready" in said
     assert [secret for secret in secrets if secret in said] == []
+
+
+def test_code_in_a_model_folder_is_not_run(tmp_path):
+    folder, mark = tmp_path / "model", tmp_path / "ran"
+    shutil.copytree(resolve_folder("builtin"), folder)
+    code = f"open({str(mark)!r}, 'w').close()\n"
+    for name in ("modeling_own", "configuration_own", "tokenization_own", "__init__", "setup"):
+        (folder / f"{name}.py").write_text(code)
+    for file in ("config.json", "tokenizer_config.json"):
+        told = json.loads((folder / file).read_text())
+        classes = {"AutoConfig": "configuration_own.Own", "AutoModelForCausalLM": "modeling_own.Own"}
+        classes["AutoTokenizer"] = ["tokenization_own.Own", None]
+        (folder / file).write_text(json.dumps(told | {"auto_map": classes}))
+    with serving(str(folder)) as server:
+        assert server.post("/v1/completions", {"prompt": "Hello", "max_tokens": 1}).status_code == 200
+    assert not mark.exists()
