@@ -11,12 +11,12 @@ from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 from headrace.config import ENVIRONMENT_PREFIX, PARTS
 from headrace.observe.goodput import Goodput
 from headrace.observe.metrics import Metrics
-from headrace.observe.sheet import Sheet
-from headrace.serve.server.chat_wire import ChatBody
-from headrace.serve.server.completions_wire import CompletionBody
-from headrace.serve.server.openapi import OPERATIONS
-from headrace.serve.server.unsupported import CHAT, COMPLETIONS
-from headrace.serve.server.wire import Wire
+from headrace.observe.metrics_page import MetricsPage
+from headrace.serve.http.generation.unsupported import CHAT, COMPLETIONS
+from headrace.serve.http.openai.chat_wire import ChatBody
+from headrace.serve.http.openai.completions_wire import CompletionBody
+from headrace.serve.http.openapi import OPERATIONS
+from headrace.serve.http.wire import Wire
 
 FOLDER = Path(__file__).parent.parent / "docs" / "reference"
 
@@ -79,7 +79,7 @@ def metrics_page() -> str:
         "| metric | kind | labels | meaning |",
         "|---|---|---|---|",
     ]
-    sheet = Sheet()
+    sheet = MetricsPage()
     Metrics(
         sheet,
         cache_config={"block_size": "16", "num_gpu_blocks": "1"},

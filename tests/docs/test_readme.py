@@ -26,9 +26,9 @@ from headrace.build.tenants import read_tenants
 from headrace.cli import app
 from headrace.cli.bench_targets import read_spec
 from headrace.config import ENVIRONMENT_PREFIX, PARTS, options
-from headrace.core.classes import CLASSES
-from headrace.core.tenants import EQUALS
-from headrace.serve.server.openapi import OPERATIONS
+from headrace.core.tenancy.classes import CLASSES
+from headrace.core.tenancy.tenants import EQUALS
+from headrace.serve.http.openapi import OPERATIONS
 from tests.api.conftest import Server, serving
 
 ROOT = Path(__file__).parents[2]

@@ -11,8 +11,8 @@ import pytest
 from headrace.config import PROFILES
 from headrace.observe.goodput import Goodput
 from headrace.observe.metrics import Metrics
-from headrace.observe.sheet import Sheet
-from headrace.serve.server.openapi import OPERATIONS
+from headrace.observe.metrics_page import MetricsPage
+from headrace.serve.http.openapi import OPERATIONS
 
 ROOT = Path(__file__).parents[2]
 
@@ -34,7 +34,7 @@ def test_every_route_and_metric_is_on_its_page() -> None:
     http = (ROOT / "docs/reference/http.md").read_text()
     assert all(each.path in http for each in OPERATIONS)
     told = (ROOT / "docs/reference/metrics.md").read_text()
-    sheet = Sheet()
+    sheet = MetricsPage()
     Metrics(sheet)
     Goodput(sheet)
     served = re.findall(r"^# TYPE headrace:(\w+)", sheet.render().decode(), flags=re.MULTILINE)
