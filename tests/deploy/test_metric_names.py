@@ -8,29 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from headrace.observe.goodput import Goodput
-from headrace.observe.metrics import Metrics
-from headrace.observe.sheet import Sheet
+from tests.deploy.exported import registry
 from tests.deploy.files import ALERTS, DASHBOARD, DEPLOY, METRIC, ROOT, alert_rules, dashboard_queries, panels
 
 CONSTANT = {"model_name", "instance", "job"}
 """Labels that every series has: the server's own, and those that Prometheus adds."""
-
-
-def registry() -> dict[str, set[str]]:
-    """The names that a server exports, each with its labels."""
-    sheet = Sheet()
-    Metrics(sheet, cache_config={"block_size": "16", "num_gpu_blocks": "1"})
-    Goodput(sheet)
-    named: dict[str, set[str]] = {}
-    for counter in sheet.counters:
-        named[f"{counter.name}_total"] = set(counter.labels)
-    for gauge in sheet.gauges:
-        named[gauge.name] = set(gauge.labels)
-    for histogram in sheet.histograms:
-        named |= {f"{histogram.name}_{part}": set(histogram.labels) for part in ("sum", "count")}
-        named[f"{histogram.name}_bucket"] = {*histogram.labels, "le"}
-    return {name.removeprefix("headrace:"): labels for name, labels in named.items()}
 
 
 def unknown(query: str) -> list[str]:
