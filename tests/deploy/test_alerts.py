@@ -5,6 +5,8 @@ from __future__ import annotations
 import subprocess
 from pathlib import Path
 
+import yaml
+
 from tests.deploy.exported import metrics_page
 from tests.deploy.files import ALERTS, DEPLOY, alert_rules, program, read_yaml
 from tests.deploy.prometheus import PACKAGE
@@ -23,6 +25,23 @@ def promtool(*command: str, folder: Path = DEPLOY / "prometheus", text: str | No
 def test_the_configuration_is_valid() -> None:
     assert "SUCCESS" in promtool("check", "config", "prometheus.yml")
     assert f"{len(alert_rules())} rules found" in promtool("check", "rules", "alerts.yml")
+
+
+def test_pods_are_scraped_as_alerts_and_autoscalers_expect() -> None:
+    assert "SUCCESS" in promtool("check", "config", "kubernetes.yml")
+    (job,) = read_yaml(DEPLOY / "prometheus" / "kubernetes.yml")["scrape_configs"]
+    assert job["job_name"] == "headrace"
+    (selector,) = job["kubernetes_sd_configs"][0]["selectors"]
+    key, _, value = selector["label"].partition("=")
+    pods = read_yaml(DEPLOY / "kubernetes" / "prometheus-adapter.yaml")["rules"]["custom"]
+    targets = {each.get("target_label") for each in job["relabel_configs"]}
+    assert {*pods[0]["resources"]["overrides"]} <= targets
+    deployment = next(
+        each
+        for each in yaml.safe_load_all((DEPLOY / "kubernetes" / "headrace.yaml").read_text())
+        if each["kind"] == "Deployment"
+    )
+    assert deployment["spec"]["template"]["metadata"]["labels"][key] == value
 
 
 def test_the_metrics_page_is_valid() -> None:

@@ -76,7 +76,7 @@ def test_every_query_of_the_dashboard_returns_data(prometheus: Prometheus) -> No
 @pytest.mark.parametrize(
     "title",
     [
-        *("Tokens per second", "Requests per second by outcome", "Requests turned away"),
+        *("Tokens per second", "Requests per second by outcome", "Rejected requests"),
         *("Time to first token", "End-to-end latency", "Wait reasons", "Batch size", "Store faults"),
         *("Hits by layer", "Prefix cache hit rate", "Tokens by tenant", "Requests inside their SLO"),
     ],
