@@ -42,6 +42,10 @@ EVERYTHING: dict[str, Any] = {
     "topologySpreadConstraints": [
         {"maxSkew": 1, "topologyKey": "zone", "whenUnsatisfiable": "ScheduleAnyway"}
     ],
+    "networkPolicy": {
+        "enabled": True,
+        "from": [{"namespaceSelector": {"matchLabels": {"team": "apps"}}}],
+    },
     "extraArgs": ["--profile=throughput"],
     "extraEnv": [{"name": "OMP_NUM_THREADS", "value": "4"}],
 }
@@ -182,6 +186,17 @@ def test_the_budget_and_the_service_select_the_pods() -> None:
     assert found["Service"]["spec"]["ports"][0]["targetPort"] == port["name"]
 
 
+def test_the_network_policy_admits_those_named_alone() -> None:
+    found = documents(EVERYTHING)
+    policy = found["NetworkPolicy"]["spec"]
+    (rule,) = policy["ingress"]
+    assert rule["from"] == EVERYTHING["networkPolicy"]["from"]
+    assert rule["ports"] == [{"port": container(found)["ports"][0]["name"], "protocol": "TCP"}]
+    labels = found["Deployment"]["spec"]["template"]["metadata"]["labels"]
+    assert policy["podSelector"]["matchLabels"].items() <= labels.items()
+    assert "NetworkPolicy" not in documents({})
+
+
 def test_the_autoscaler_reads_the_metric_that_the_adapter_offers() -> None:
     (rule,) = read_yaml(DEPLOY / "kubernetes" / "prometheus-adapter.yaml")["rules"]["custom"]
     (series,) = METRIC.findall(rule["seriesQuery"])
@@ -218,6 +233,7 @@ def test_the_monitor_sets_the_job_that_alerts_expect() -> None:
         ({**VARIANTS["claim"], "autoscaling": {"enabled": True}}, "one replica"),
         ({"apiKeys": {"keys": "a", "existingSecret": "b"}}, "either existingSecret or keys"),
         ({"diskTier": {"enabled": True, "size": "10"}}, "size"),
+        ({"networkPolicy": {"enabled": True}}, "networkPolicy"),
     ],
 )
 def test_values_that_cannot_work_are_refused(values: dict[str, Any], message: str) -> None:
