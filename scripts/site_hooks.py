@@ -26,6 +26,7 @@ LINK = re.compile(r"\]\((?![a-z]+:|#)([^)#\s]+)(#[^)\s]*)?\)")
 PAGES = {
     "README.md": "index.md",
     "ARCHITECTURE.md": "architecture.md",
+    "SECURITY.md": "security.md",
     "CONTRIBUTING.md": "contributing.md",
     "CHANGELOG.md": "changelog.md",
 }

@@ -81,7 +81,10 @@ PATTERN = re.compile(
 
 PAGES = sorted(
     [
-        *(ROOT / name for name in ("README.md", "ARCHITECTURE.md", "CONTRIBUTING.md", "CHANGELOG.md")),
+        *(
+            ROOT / name
+            for name in ("README.md", "ARCHITECTURE.md", "CONTRIBUTING.md", "CHANGELOG.md", "SECURITY.md")
+        ),
         *(ROOT / "examples").glob("*.md"),
         *(page for page in (ROOT / "docs").rglob("*.md") if page.name != "journal.md"),
     ]
