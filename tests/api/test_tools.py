@@ -7,7 +7,7 @@ import openai
 import pytest
 
 from tests.doubles.scripted_model import scripted_server, with_special_tokens
-from tests.serve.server.tool_scenes import TIME, TOOL_TEMPLATE, WEATHER
+from tests.serve.http.tool_scenes import TIME, TOOL_TEMPLATE, WEATHER
 
 TOOLS = [WEATHER, TIME]
 QUESTION = [{"role": "user", "content": "Is it warm in Paris, and what time is it?"}]

@@ -55,7 +55,7 @@ class ScriptedServer:
 @contextmanager
 def scripted_server(texts: Sequence[str], **options: Any) -> Iterator[ScriptedServer]:
     """A server whose model says ``texts``; ``options`` as those of the tests' `house`."""
-    from tests.serve.server.conftest import build_house
+    from tests.serve.http.conftest import build_house
 
     tokenizer = options.setdefault("tokenizer", byte_level())
     script = Script(tokenizer, list(texts))
