@@ -78,7 +78,6 @@ def test_a_stream_spells_the_calls_and_the_reasoning(client):
     assert all(piece.id and piece.type == "function" for piece in named)
     arguments = ["".join(piece.function.arguments for piece in pieces if piece.index == i) for i in (0, 1)]
     assert [json.loads(text) for text in arguments] == [ARGUMENTS, {}]
-    assert len(pieces) > 10  # they came as they grew
     assert chunks[-2].choices[0].finish_reason == "tool_calls"
     assert chunks[-1].usage.completion_tokens_details.reasoning_tokens > 0
 

@@ -1,6 +1,6 @@
 """Which format a model writes, from the text of its chat template: it shows the model how to call.
 
-A template that knows a family's markers was written for it. So nobody has to name the parser of a known family.
+A template that contains a family's markers was written for it, so the parser of a known family needs no option.
 """
 
 from __future__ import annotations

@@ -65,7 +65,7 @@ class JsonCalls(Reader):
         return True
 
     def _tail(self, final: bool) -> bool:
-        """What follows the arguments in their object: its bracket, and perhaps members that nobody needs."""
+        """What follows the arguments in their object: its bracket, and perhaps members that have no use."""
         first = self._next()
         if first >= len(self._text):
             if final:

@@ -134,7 +134,7 @@ class MessageReader:
 
 
 def new_id(short: bool) -> str:
-    """An id for a call; each telling of an answer mints its own."""
+    """A new id for a call. A cached response gets new ones each time that it is served."""
     if short:
         return "".join(secrets.choice(string.ascii_letters + string.digits) for _ in range(SHORT_ID))
     return f"call_{secrets.token_hex(12)}"

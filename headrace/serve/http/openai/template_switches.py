@@ -9,7 +9,7 @@ from headrace.serve.http.openai.chat_wire import Conversation
 from headrace.serve.http.tools.dialect import Dialect
 
 RESERVED = ("self", "messages", "template", "add_generation_prompt", "continue_final_message")
-"""Names in a chat template that are no caller's to give: they have fields of their own, or are jinja2's."""
+"""Variables that a request cannot set: they have fields of their own, or belong to jinja2."""
 
 SWITCHES = ("enable_thinking", "thinking")
 """Variables that switch reasoning on or off; families differ in the name."""

@@ -1,5 +1,5 @@
-"""Tools in a conversation: what a request asks for is checked here, its history is put into the template's form, and
-from its prompt follows how the answers are read."""
+"""Tools and reasoning of a conversation: checks the request, puts its history into the template's form, and decides
+from the prompt how the answers are read."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def check_tools(dialect: Dialect, body: Conversation) -> None:
 
 
 def check_choice(dialect: Dialect, body: ChatBody) -> None:
-    """Raise `ApiError` if ``tool_choice`` contradicts the tools, or nobody could read the calls."""
+    """Raise `ApiError` if ``tool_choice`` contradicts the tools, or if no parser could read the calls."""
     choice = body.tool_choice
     if not body.tools:
         if choice not in (None, "none", "auto"):

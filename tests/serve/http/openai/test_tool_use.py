@@ -5,6 +5,9 @@ import random
 
 import pytest
 
+from headrace.serve.http.errors import ApiError
+from headrace.serve.http.openai.chat_wire import ChatBody
+from headrace.serve.http.openai.tool_use import tool_constraint
 from headrace.serve.http.tools.dialect import Dialect
 from headrace.serve.text.template import ChatTemplate
 from tests.doubles.scripted_model import with_special_tokens
@@ -85,8 +88,6 @@ def test_a_stream_spells_the_same_calls(house):
     assert [call["function"] for call in message["tool_calls"]] == [
         call["function"] for call in whole["tool_calls"]
     ]
-    pieces = [c for event in events(answer) for c in event["choices"][0]["delta"].get("tool_calls", ())]
-    assert len(pieces) > 5  # the arguments came as they grew
 
 
 @said(CALL)
@@ -457,3 +458,30 @@ def test_no_body_makes_the_server_fail(house):
             assert error["message"]
             assert error["code"]
     assert statuses == {200, 400}
+
+
+@pytest.mark.parametrize(
+    ("more", "prompt", "begin"),
+    [
+        ({"tool_choice": "required"}, "[assistant] ", '<tool_call>\n{"name": "get_weather"'),
+        (
+            {"tool_choice": "required"},
+            "[assistant] <think>\n",
+            '\n</think>\n\n<tool_call>\n{"name": "get_weather"',
+        ),
+        ({"tool_choice": "auto"}, "[assistant] ", None),
+        ({"tool_choice": "required", "tools": None}, "[assistant] ", None),
+    ],
+)
+def test_the_constraint_of_a_request_closes_reasoning_that_its_prompt_has_opened(more, prompt, begin):
+    body = ChatBody.model_validate({"messages": HI, "tools": [WEATHER]} | more)
+    tag = tool_constraint(Dialect(ChatTemplate({"default": TOOL_TEMPLATE})), body, prompt)
+    assert (tag and tag["structures"][0]["begin"].startswith(begin)) == (None if begin is None else True)
+
+
+def test_a_constraint_that_cannot_be_enforced_is_refused():
+    template = "<function_calls>{{ tools[0].function.name }}"
+    body = ChatBody.model_validate({"messages": HI, "tools": [WEATHER], "tool_choice": "required"})
+    with pytest.raises(ApiError, match="olmo3 cannot be enforced") as error:
+        tool_constraint(Dialect(ChatTemplate({"default": template})), body, "")
+    assert error.value.param == "tool_choice"
