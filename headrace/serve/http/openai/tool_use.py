@@ -36,6 +36,8 @@ def check_choice(dialect: Dialect, body: ChatBody) -> None:
         if all(tool.function.name != name for tool in body.tools):
             raise invalid(f"tool_choice names the function {name!r}, which is not in tools", "tool_choice")
     if choice != "none" and dialect.tools(body.chat_template) is None:
+        if body.chat_template is None:
+            check_tools(dialect, body)  # the better reason, where the model knows no tools at all
         raise invalid(
             "tools: the chat template shows no known format of tool calls; name one with --tool-call-parser",
             "tools",

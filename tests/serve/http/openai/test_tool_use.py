@@ -329,6 +329,7 @@ def test_what_is_wrong_is_refused_by_its_path(house, body, param):
 
 @pytest.mark.parametrize("options", [{"template": "{{ messages[0].content }}"}], indirect=True)
 def test_a_template_without_a_switch_refuses_an_effort(house):
+    assert "does not know tools" in ask(house, status=400).json()["error"]["message"]
     error = ask(house, status=400, tools=None, reasoning_effort="low").json()["error"]
     assert error["param"] == "reasoning_effort"
     ask(house, tools=None, reasoning_effort="none")
