@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from headrace.serve.http.errors import invalid, not_supported
 from headrace.serve.http.openai.chat_wire import ChatBody, Conversation, Message
@@ -47,23 +47,29 @@ def check_choice(dialect: Dialect, body: ChatBody) -> None:
         raise not_supported("tool_choice", "A tool_choice that demands a call")
 
 
-def tool_constraint(dialect: Dialect, body: ChatBody, prompt: str) -> dict[str, Any] | None:
-    """What the answer to ``prompt`` must look like by ``tools`` and ``tool_choice``: a structural tag, or None.
+class ToolConstraint(NamedTuple):
+    """A structural tag, and the text up to which the answer is free: the end of reasoning, if the prompt opened it."""
+
+    tag: dict[str, Any]
+    after: str
+
+
+def tool_constraint(dialect: Dialect, body: ChatBody, prompt: str) -> ToolConstraint | None:
+    """What the answer to ``prompt`` must look like by ``tools`` and ``tool_choice``; None where it is free.
 
     Raises:
         ApiError: it cannot be enforced.
     """
-    reasoning = dialect.reasoning(body.chat_template)
-    opened = reasoning is not None and _opened(reasoning, body, prompt)
-    before = f"\n{reasoning.end[0]}\n\n" if reasoning is not None and opened else ""
     written = dialect.tools(body.chat_template)
     parallel = body.parallel_tool_calls is not False
     try:
-        return constraint_for_tools(
-            body.tools or (), body.tool_choice, written, parallel=parallel, before=before
-        )
+        tag = constraint_for_tools(body.tools or (), body.tool_choice, written, parallel=parallel)
     except NotEnforceable as error:
         raise invalid(f"tool_choice: {error}", "tool_choice", "unsupported_parameter") from None
+    reasoning = dialect.reasoning(body.chat_template)
+    opened = reasoning is not None and _opened(reasoning, body, prompt)
+    after = reasoning.end[0] if reasoning is not None and opened else ""
+    return None if tag is None else ToolConstraint(tag, after)
 
 
 def answer_reading(dialect: Dialect, body: ChatBody, prompt: str) -> Reading | None:

@@ -23,7 +23,6 @@ def constraint_for_tools(
     written: ToolFormat | None,
     *,
     parallel: bool = True,
-    before: str = "",
 ) -> dict[str, Any] | None:
     """The structural tag that enforces ``choice``; None where the answer is free.
 
@@ -36,7 +35,6 @@ def constraint_for_tools(
         choice: ``tool_choice`` of the request.
         written: how the model writes calls.
         parallel: whether the answer may have several calls.
-        before: text that must come before the first forced call, as the end of reasoning that the prompt has opened.
 
     Raises:
         NotEnforceable: the model's format has no JSON that a schema could constrain.
@@ -55,11 +53,11 @@ def constraint_for_tools(
     if not forced:
         free = [_structure(form, tool, _schema(tool) if tool.function.strict else _ANY) for tool in tools]
         return {"structures": free, "triggers": [form.trigger]}
-    many = parallel and choice == "required" and not form.single and not before
-    structures = [_structure(form, tool, _schema(tool), before) for tool in tools]
+    many = parallel and choice == "required" and not form.single
+    structures = [_structure(form, tool, _schema(tool)) for tool in tools]
     return {
         "structures": structures,
-        "triggers": [before + form.before_name],
+        "triggers": [form.before_name],
         "required": True,
         "many": many,
     }
@@ -72,6 +70,6 @@ def _schema(tool: Tool) -> dict[str, Any]:
     return tool.function.parameters or {"type": "object", "properties": {}, "additionalProperties": False}
 
 
-def _structure(form: Written, tool: Tool, schema: dict[str, Any], before: str = "") -> dict[str, Any]:
-    begin = before + form.before_name + tool.function.name + form.before_arguments
+def _structure(form: Written, tool: Tool, schema: dict[str, Any]) -> dict[str, Any]:
+    begin = form.before_name + tool.function.name + form.before_arguments
     return {"begin": begin, "schema": schema, "end": form.end}

@@ -462,22 +462,22 @@ def test_no_body_makes_the_server_fail(house):
 
 
 @pytest.mark.parametrize(
-    ("more", "prompt", "begin"),
+    ("more", "prompt", "after"),
     [
-        ({"tool_choice": "required"}, "[assistant] ", '<tool_call>\n{"name": "get_weather"'),
-        (
-            {"tool_choice": "required"},
-            "[assistant] <think>\n",
-            '\n</think>\n\n<tool_call>\n{"name": "get_weather"',
-        ),
+        ({"tool_choice": "required"}, "[assistant] ", ""),
+        ({"tool_choice": "required"}, "[assistant] <think>\n", "</think>"),
         ({"tool_choice": "auto"}, "[assistant] ", None),
         ({"tool_choice": "required", "tools": None}, "[assistant] ", None),
     ],
 )
-def test_the_constraint_of_a_request_closes_reasoning_that_its_prompt_has_opened(more, prompt, begin):
+def test_a_constraint_holds_after_reasoning_that_the_prompt_has_opened(more, prompt, after):
     body = ChatBody.model_validate({"messages": HI, "tools": [WEATHER]} | more)
-    tag = tool_constraint(Dialect(ChatTemplate({"default": TOOL_TEMPLATE})), body, prompt)
-    assert (tag and tag["structures"][0]["begin"].startswith(begin)) == (None if begin is None else True)
+    found = tool_constraint(Dialect(ChatTemplate({"default": TOOL_TEMPLATE})), body, prompt)
+    if after is None:
+        assert found is None
+    else:
+        assert found.after == after
+        assert found.tag["structures"][0]["begin"] == '<tool_call>\n{"name": "get_weather", "arguments": '
 
 
 def test_a_constraint_that_cannot_be_enforced_is_refused():

@@ -68,12 +68,6 @@ def test_strict_tools_constrain_calls_inside_free_text():
     assert constraint_for_tools([strict(WEATHER)], "auto", FORMATS["llama3_json"]) is None
 
 
-def test_reasoning_that_the_prompt_has_opened_is_closed_first():
-    tag = constraint_for_tools(TOOLS, "required", HERMES, before="\n</think>\n\n")
-    assert all(each["begin"].startswith("\n</think>\n\n<tool_call>") for each in tag["structures"])
-    assert not tag["many"]
-
-
 @pytest.mark.parametrize("name", sorted(FORMATS))
 def test_what_is_forced_is_read_as_a_call(name):
     if FORMATS[name].written is None:
