@@ -116,7 +116,7 @@ def model_advice(model: str) -> str | None:
             return _GGUF
     except OSError:  # a name too long for a path is refused where the model is looked up
         return None
-    if name.startswith("ollama/") or name.startswith("ollama:"):
+    if name.startswith(("ollama/", "ollama:")):
         return (
             "Ollama's model names are not known here. Give a Hugging Face name, for example Qwen/Qwen3-0.6B"
         )
