@@ -134,6 +134,7 @@ _PLAIN = (
     (r"Input should be greater than (\S+)", r"expected a number above \1"),
     (r"Input should be less than or equal to (\S+)", r"expected a number of at most \1"),
     (r"Value error, (.*)", r"\1"),
+    (r"(expected .*)", r"\1"),
 )
 """Messages of the library that parses the command line, and ours."""
 

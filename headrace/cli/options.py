@@ -12,7 +12,9 @@ from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
 import typer
 from pydantic.fields import FieldInfo
 
-from headrace.config import PARTS, TITLES, Options, options
+from headrace.config import PARTS, TITLES, ConfigError, Options, options
+from headrace.config.errors import suggestion
+from headrace.config.quantities import parse_duration
 from headrace.config.validation import plain_type, show_value, unit_of
 
 _TITLES = {kind: TITLES[part] for part, kind in PARTS.items()}
@@ -113,3 +115,26 @@ def _parsed_type(kind: Any, repeatable: bool) -> Any:
     if get_origin(kind) is tuple or repeatable:
         return list[str] | None
     return bool | None if kind is bool else str | None
+
+
+def duration(value: object) -> float:
+    """Seconds of a flag of a command's own, such as ``500ms``, ``30s`` or a plain number.
+
+    Raises:
+        typer.BadParameter: the text is no duration.
+    """
+    try:
+        return parse_duration(str(value))
+    except ValueError as error:
+        raise typer.BadParameter(str(error)) from None
+
+
+def one_of(flag: str, value: str, known: Collection[str]) -> str:
+    """A value of a flag that has few choices.
+
+    Raises:
+        ConfigError: it is none of them.
+    """
+    if value not in known:
+        raise ConfigError(f"{flag} {value}: expected one of {', '.join(known)}{suggestion(value, known)}")
+    return value

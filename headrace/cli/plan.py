@@ -202,8 +202,8 @@ def _confirm(
     from headrace.build.simulation import make_fleet, roofline_machine
     from headrace.config import CacheOptions, SchedulerOptions
     from headrace.lab.plan.search import Trial
-    from headrace.lab.simulate.asked import from_calls
     from headrace.lab.simulate.outcome import outcome
+    from headrace.lab.simulate.requests import from_calls
     from headrace.lab.workload.synthesis import Synthesis
 
     def confirm(fleet: Fleet) -> Trial:

@@ -43,7 +43,8 @@ def table(runs: Sequence[Run], title: str, ratios: Mapping[str, Mapping[str, flo
 
     ``ratios`` are by target and figure, where they are known better than by dividing these runs' figures.
     """
-    shown = Table(title=title, title_justify="left", header_style="bold")
+    slo = ", ".join(f"{name.upper()} {1000 * limit:g} ms" for name, limit in runs[0].summary.slo.items())
+    shown = Table(title=f"{title}; SLO {slo}" if slo else title, title_justify="left", header_style="bold")
     shown.add_column("")
     for number, run in enumerate(runs):
         shown.add_column(run.target, justify="right")
@@ -74,17 +75,13 @@ def _beside(cells: Sequence[str], quotients: Sequence[float] = ()) -> list[str]:
 
 
 def _counts(summaries: Sequence[Summary]) -> list[tuple[str, list[str]]]:
-    rows = [
+    return [
         ("requests (failed)", [f"{s.requests} ({s.failed})" for s in summaries]),
         ("duration s", [f"{s.seconds:.2f}" for s in summaries]),
         ("prompt tokens", [f"{s.prompt_tokens:,}" for s in summaries]),
         ("cached prompt tokens", [f"{s.cached_tokens:,}" for s in summaries]),
         ("output tokens", [f"{s.output_tokens:,}" for s in summaries]),
     ]
-    if slo := summaries[0].slo:
-        bounds = ", ".join(f"{name.upper()} {limit:g} s" for name, limit in slo.items())
-        rows.append(("SLO", [bounds for _ in summaries]))
-    return rows
 
 
 def group_tables(run: Run) -> list[Table]:
