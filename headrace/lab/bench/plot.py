@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -44,7 +45,7 @@ def plot(runs: Sequence[Run], path: Path, title: str) -> None:
     for run in runs:
         rounds.setdefault(run.target, []).append(run)
     figure, axes = pyplot.subplots(1, 5, figsize=(20, 4.6), layout="constrained")
-    figure.suptitle(title)
+    set_title(figure, title)
     colors = [f"C{number}" for number in range(len(rounds))]
     _bars(axes[0], rounds, colors)
     for axis, quantity in zip(axes[1:], ("TTFT", "TPOT", "ITL", "E2E"), strict=True):
@@ -81,6 +82,11 @@ def label_latency(axis: Any, quantity: str) -> None:
         axis.set_xscale("log")
         axis.xaxis.set_minor_formatter(ticker.NullFormatter())
     axis.grid(alpha=0.3)
+
+
+def set_title(figure: Any, title: str) -> None:
+    """The figure's title, on as many lines as it needs."""
+    figure.suptitle(textwrap.fill(title, int(10 * figure.get_figwidth())))
 
 
 def legend_below(figure: Any, axis: Any) -> None:

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from headrace.lab.bench.plot import curve, label_latency, legend_below, load_pyplot
+from headrace.lab.bench.plot import curve, label_latency, legend_below, load_pyplot, set_title
 from headrace.lab.simulate.outcome import Outcome
 
 POINTS = 1000
@@ -32,7 +32,7 @@ def plot(runs: Mapping[str, Outcome], folder: Path, title: str) -> list[Path]:
 
 def _timeline(pyplot: Any, runs: Mapping[str, Outcome], folder: Path, title: str) -> Path:
     figure, axes = pyplot.subplots(3, 1, figsize=(11, 8), sharex=True, layout="constrained")
-    figure.suptitle(title)
+    set_title(figure, title)
     for name, run in runs.items():
         line, seconds = run.timeline, run.timeline["seconds"]
         axes[0].step(seconds, line["running"], where="post", label=name)
@@ -51,24 +51,23 @@ def _timeline(pyplot: Any, runs: Mapping[str, Outcome], folder: Path, title: str
 
 def _latencies(pyplot: Any, runs: Mapping[str, Outcome], folder: Path, title: str) -> Path:
     figure, axes = pyplot.subplots(1, 2, figsize=(11, 4.6), layout="constrained")
-    figure.suptitle(title)
+    set_title(figure, title)
     for axis, name in zip(axes, ("TTFT", "TPOT"), strict=True):
         for number, (run_name, run) in enumerate(runs.items()):
             values = run.ttft if name == "TTFT" else run.tpot
             curve(axis, [1000.0 * value for value in values], run_name, f"C{number}", POINTS)
         bound = next(iter(runs.values())).summary.slo.get(name.lower())
-        if bound is not None:
-            axis.axvline(
-                1000.0 * bound, color="black", linestyle="--", label=f"{name} target {1000 * bound:g} ms"
-            )
         label_latency(axis, name)
+        if bound is not None:
+            axis.axvline(1000.0 * bound, color="black", linestyle="--")
+            axis.set_title(f"{name}, target {1000 * bound:g} ms")
     legend_below(figure, axes[0])
     return _save(figure, folder / "latency.png", pyplot)
 
 
 def _fairness(pyplot: Any, runs: Mapping[str, Outcome], folder: Path, title: str) -> Path:
     figure, axis = pyplot.subplots(figsize=(11, 3.6), layout="constrained")
-    figure.suptitle(title)
+    set_title(figure, title)
     for name, run in runs.items():
         axis.plot(run.timeline["seconds"], run.timeline["jain"], ".", markersize=3, label=name)
     axis.set_ylim(0, 1.02)
