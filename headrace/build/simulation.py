@@ -160,13 +160,14 @@ def make_fleet(
     replicas: int = 1,
     routing: str = "least-loaded",
     limits: Limits | None = None,
+    with_rows: bool = False,
 ) -> Fleet:
-    """So many replicas on such machines, each with the engine that a server would have there.
+    """Replicas of one machine behind a router, each with the engine that a server would have there.
 
-    Without ``limits`` everything may wait.
+    Without ``limits`` any number of requests may wait. ``with_rows`` keeps a row per request.
     """
     tenants, classes = read_tenants(plans.tenants)
-    tally = Tally()
+    tally = Tally(plans.max_num_seqs, with_rows=with_rows)
     answers: dict[str, tuple[int, ...]] = {}
     made = []
     for _ in range(replicas):

@@ -19,7 +19,8 @@ class DeviceSpec:
     ``host_bandwidth`` bytes per second between it and the host's memory, one way.
     ``efficiency_compute`` and ``efficiency_bandwidth`` are the shares of the peaks that an engine reaches;
     ``step_overhead_seconds`` is what a step costs beside its arithmetic and its reading (launches, sampling,
-    planning). ``dollars_per_hour`` is a list price.
+    planning). ``dollars_per_hour`` is a list price. ``max_num_seqs`` is the default number of slots of an engine there:
+    about as many sequences of 1,000 tokens of an 8-billion-parameter model as fit beside its weights.
     """
 
     name: str
@@ -32,6 +33,7 @@ class DeviceSpec:
     efficiency_bandwidth: float
     step_overhead_seconds: float
     dollars_per_hour: float
+    max_num_seqs: int = 64
 
     @property
     def reached_bandwidth(self) -> float:
@@ -54,6 +56,7 @@ A100 = DeviceSpec(
     efficiency_compute=0.65,  # older and slower, so launches weigh less than on Hopper
     efficiency_bandwidth=0.80,
     step_overhead_seconds=0.8e-3,
+    max_num_seqs=512,
     dollars_per_hour=1.79,  # between the specialised clouds (1.10-1.50) and the large ones (1.50-3.00), May 2026
 )
 
@@ -67,6 +70,7 @@ H100 = DeviceSpec(
     efficiency_compute=0.60,
     efficiency_bandwidth=0.80,
     step_overhead_seconds=0.8e-3,
+    max_num_seqs=512,
     dollars_per_hour=2.99,  # median of 37 providers, May 2026
 )
 
@@ -80,6 +84,7 @@ H200 = DeviceSpec(
     efficiency_compute=0.60,
     efficiency_bandwidth=0.80,
     step_overhead_seconds=0.8e-3,
+    max_num_seqs=1024,
     dollars_per_hour=3.99,  # specialised clouds 3.50-4.50, May 2026
 )
 
@@ -93,6 +98,7 @@ MI300X = DeviceSpec(
     efficiency_compute=0.45,  # matrix libraries reach about half of the peak; portable attention kernels less
     efficiency_bandwidth=0.70,  # copies reach about 0.8; vLLM's portable kernels take 1.3 times AMD's own (Feb 2026)
     step_overhead_seconds=1.0e-3,
+    max_num_seqs=1024,
     dollars_per_hour=2.49,  # 1.71-3.00, 2026
 )
 

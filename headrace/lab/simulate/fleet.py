@@ -12,8 +12,8 @@ from collections.abc import Iterable, Sequence
 
 from headrace.core.scheduler.routing import RoutingPolicy
 from headrace.core.tenancy.gate import Limits, Reject, decide
-from headrace.lab.simulate.asked import Asked
 from headrace.lab.simulate.replica import SimulatedReplica
+from headrace.lab.simulate.requests import SimulatedRequest
 from headrace.lab.simulate.tally import Tally
 
 
@@ -39,17 +39,17 @@ class Fleet:
         """When the last thing happened."""
         return max(self.tally.ended, *(replica.runner.time for replica in self.replicas))
 
-    def warm_up(self, asked: Iterable[Asked]) -> None:
+    def warm_up(self, asked: Iterable[SimulatedRequest]) -> None:
         """Live through requests that do not count: the engines keep what they learnt of lengths and times, no prefix.
 
         What comes afterwards must arrive after `now`.
         """
         self.run(asked)
-        self.tally = Tally()
+        self.tally = self.tally.anew()
         for replica in self.replicas:
             replica.start_again(self.tally)
 
-    def run(self, asked: Iterable[Asked]) -> None:
+    def run(self, asked: Iterable[SimulatedRequest]) -> None:
         """Live until the last request has ended; they come in order of arrival.
 
         Python's collector of cycles rests meanwhile: millions of values are made and none of them has a cycle.
@@ -65,7 +65,7 @@ class Fleet:
         if self.tally.open_requests:
             raise RuntimeError(f"{self.tally.open_requests} requests never ended")
 
-    def _live(self, asked: Iterable[Asked]) -> None:
+    def _live(self, asked: Iterable[SimulatedRequest]) -> None:
         replicas, arrivals = self.replicas, iter(asked)
         following = next(arrivals, None)
         while True:
@@ -78,7 +78,7 @@ class Fleet:
             else:
                 replica.advance()
 
-    def _arrive(self, asked: Asked) -> None:
+    def _arrive(self, asked: SimulatedRequest) -> None:
         request, replicas = asked.request, self.replicas
         chosen = 0
         if len(replicas) > 1:

@@ -95,6 +95,7 @@ def outcome(tally: Tally, slo: Mapping[str, float], busy_seconds: Sequence[float
         "cache_hit_percent": 100.0 * cached / prompt if prompt else 0.0,
         "kv_used_percent_mean": 100.0 * sum(tally.steps.columns["kv"]) / stepping if stepping else 0.0,
         "kv_used_percent_peak": 100.0 * tally.blocks_peak,
+        "slots_full_percent": 100.0 * tally.slots_full_seconds / stepping if stepping else 0.0,
         "device_busy_percent": 100.0 * _busy(busy_seconds, seconds),
         "jain_service": jain([sum(column) for column in tally.service.columns.values()]),
         "jain_backlogged": _mean(finite(line["jain"])),

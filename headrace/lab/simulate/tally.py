@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from array import array
 from collections.abc import Sequence
+from typing import Any
 
 from headrace.core.events import AdmitReason, Admitted, Emitted, Event, Finished, Preempted, Stepped
 from headrace.core.request import FinishReason, Request
@@ -64,10 +65,15 @@ class Tally:
     """All figures of a run, for any number of replicas.
 
     ``steps`` sums over time what the engines say of themselves; ``service`` the tokens that each tenant got, and
-    ``waiting`` the seconds that its requests had waited for a first token.
+    ``waiting`` the seconds that its requests had waited for a first token. With ``with_rows`` it also has a row per
+    request. ``slots_full_seconds`` is the time in which all ``slots`` of a replica were taken while requests waited.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, slots: int = 1 << 62, *, with_rows: bool = False) -> None:
+        self.slots = slots
+        self.with_rows = with_rows
+        self.rows: list[dict[str, Any]] = []
+        self.slots_full_seconds = 0.0
         self.groups: list[Group] = []
         self.gaps = Sketch()
         self.began = math.inf
@@ -98,8 +104,10 @@ class Tally:
         """A request was turned away at the door."""
         self.began = min(self.began, request.arrived)
         self.ended = max(self.ended, request.arrived)
-        failed = self.groups[self._group(request.tenant, request.service_class)].failed
-        failed[reason] = failed.get(reason, 0) + 1
+        group = self.groups[self._group(request.tenant, request.service_class)]
+        group.failed[reason] = group.failed.get(reason, 0) + 1
+        if self.with_rows:
+            self.rows.append(self._row(request.id, group, request.arrived, error=reason))
 
     def _group(self, tenant: str, service_class: str) -> int:
         key = (tenant, service_class)
@@ -157,6 +165,8 @@ class Tally:
         held = event.blocks_held / event.blocks_total
         self.blocks_peak = max(self.blocks_peak, held)
         seconds, add = now - began, self.steps.add
+        if event.waiting and event.running >= self.slots:
+            self.slots_full_seconds += seconds
         add("seconds", began, now, seconds)
         add("running", began, now, event.running * seconds)
         add("waiting", began, now, event.waiting * seconds)
@@ -173,6 +183,10 @@ class Tally:
         self.waiting.add(group.tenant, request.arrived, answered, answered - request.arrived)
         if event.reason not in (FinishReason.STOP, FinishReason.LENGTH):
             group.failed[event.reason.value] = group.failed.get(event.reason.value, 0) + 1
+            if self.with_rows:
+                self.rows.append(
+                    self._row(event.request_id, group, request.arrived, error=event.reason.value)
+                )
             return
         group.ttft.append(request.first - request.arrived)
         further = event.output_tokens - 1
@@ -184,6 +198,36 @@ class Tally:
         computed = event.prompt_tokens - event.cached_tokens
         self.service.add(group.tenant, request.first, request.first, computed)
         self.service.add(group.tenant, request.first, request.last, OUTPUT_WEIGHT * event.output_tokens)
+
+        if self.with_rows:
+            self.rows.append(
+                self._row(
+                    event.request_id,
+                    group,
+                    request.arrived,
+                    ttft_seconds=group.ttft[-1],
+                    tpot_seconds=group.tpot[-1] if further else None,
+                    e2e_seconds=group.e2e[-1],
+                    prompt_tokens=event.prompt_tokens,
+                    cached_tokens=event.cached_tokens,
+                    output_tokens=event.output_tokens,
+                    finish_reason=event.reason.value,
+                )
+            )
+
+    def _row(self, request_id: str, group: Group, arrived: float, **more: Any) -> dict[str, Any]:
+        """A request as a row of `lab.export`."""
+        return {
+            "request": request_id,
+            "tenant": group.tenant,
+            "service_class": group.service_class,
+            "arrived_seconds": arrived,
+            **more,
+        }
+
+    def anew(self) -> Tally:
+        """An empty one with the same settings."""
+        return Tally(self.slots, with_rows=self.with_rows)
 
     def close(self) -> None:
         """The run is over: count what was held back."""
