@@ -16,6 +16,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from headrace.lab.simulate.asked import Asked, from_calls
+
 from headrace.build.engine import TierSizes, make_engine, make_knobs
 from headrace.config import CacheOptions, SchedulerOptions
 from headrace.core.prediction.step_cost import StepCost
@@ -26,7 +28,6 @@ from headrace.lab.bench.stats import Spread
 from headrace.lab.plan.devices import device
 from headrace.lab.plan.roofline import Replica
 from headrace.lab.plan.shapes import SHAPES
-from headrace.lab.simulate.asked import Asked, from_calls
 from headrace.lab.simulate.device import Roofline
 from headrace.lab.simulate.fleet import Fleet
 from headrace.lab.simulate.front import Front

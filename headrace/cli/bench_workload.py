@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, cast
 
 import typer
 
@@ -13,14 +13,15 @@ from headrace.config import ConfigError
 
 if TYPE_CHECKING:
     from headrace.lab.workload import Work
-    from headrace.lab.workload.dataset import Dataset
+    from headrace.lab.workload.dataset import Dataset, Workload
 
 PANEL = "Workload"
 
 DatasetName = Annotated[
     str,
     typer.Option(
-        help="Workload: high-variance, high-variance-chats, fixed, log-normal, shared-prefix, jsonl or trace.",
+        help="Workload: high-variance, high-variance-chats, fixed, log-normal, shared-prefix, jsonl, trace, "
+        "or your own class, MODULE:CLASS.",
         rich_help_panel=PANEL,
     ),
 ]
@@ -83,7 +84,7 @@ def draw(dataset: Dataset) -> Sequence[Work]:
     if dataset.burstiness == math.inf:  # no gaps could be drawn
         raise ConfigError("--burstiness inf: expected a finite number")
     try:
-        work: Sequence[Work] = dataset.draw()
+        work: Sequence[Work] = dataset.draw(_plugged_in(dataset.name))
     except OSError as error:
         raise ConfigError(
             f"--dataset-path {dataset.path}: {(error.strerror or str(error)).lower()}"
@@ -91,6 +92,15 @@ def draw(dataset: Dataset) -> Sequence[Work]:
     except (BadDataset, BadLine) as error:
         raise ConfigError(str(error)) from None
     return work
+
+
+def _plugged_in(name: str) -> Workload | None:
+    """The workload of another package that a dataset's name stands for; None of a built-in one."""
+    from headrace.build.plugins import Port, make_plugin
+    from headrace.lab.workload.dataset import DATASETS, Workload
+
+    port = Port("--dataset-name", "headrace.workloads", Workload, DATASETS)
+    return None if name in DATASETS else cast("Workload", make_plugin(port, name))
 
 
 def read_slo(goodput: Sequence[str] | None) -> dict[str, float]:

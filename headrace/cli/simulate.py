@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from headrace.lab.simulate.outcome import Outcome
     from headrace.lab.workload.call import Call
 
-COMPARED = ("scheduling_policy", "queue_order")
+COMPARED = ("scheduling_policy", "queue_order", "admission_policy", "victim_policy", "eviction_policy")
 """Options that may be repeated: each combination is simulated."""
 
 

@@ -144,12 +144,34 @@ class SchedulerOptions:
         ),
     ] = "fair"
     queue_order: Annotated[
-        Literal["arrival", "prefix", "shortest"],
+        str,
         Field(
-            description="Order within a tenant's queue, after latency targets and age. prefix: requests whose prompt "
-            "is cached first; shortest: least predicted work first."
+            description="Order within a queue, after latency targets and age. prefix: requests whose prompt is cached "
+            "first; shortest: least predicted work first; arrival; or your own class, MODULE:CLASS."
         ),
     ] = "prefix"
+    admission_policy: Annotated[
+        str,
+        Field(
+            description="When waiting requests join the batch. continuous: at any step; static: when the whole batch "
+            "has ended; auto: as --scheduling-policy implies; or your own class, MODULE:CLASS."
+        ),
+    ] = "auto"
+    victim_policy: Annotated[
+        str,
+        Field(
+            description="Which request is preempted when KV memory runs out. least-loss: the cheapest to recompute; "
+            "last-ranked: the last of the queue order; auto: as --scheduling-policy implies; or your own class, "
+            "MODULE:CLASS."
+        ),
+    ] = "auto"
+    eviction_policy: Annotated[
+        str,
+        Field(
+            description="Which cached KV block is evicted first. least-worth: by retention, demand, age and "
+            "recomputation cost; lru: least recently used; or your own class, MODULE:CLASS."
+        ),
+    ] = "least-worth"
     tenants: Annotated[
         str | None,
         Field(

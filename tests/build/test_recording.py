@@ -14,7 +14,7 @@ from headrace.core.tenancy.classes import ServiceClass
 from headrace.lab.replay.exact import Replay
 from headrace.lab.replay.trace import read_trace
 from headrace.observe.recording.engine import RecordedEngine
-from tests.doubles.hashing_runner import HashingRunner
+from headrace.testing.hashing_runner import HashingRunner
 
 PLANS = SchedulerOptions(scheduling_policy="priority", max_num_seqs=3, max_num_batched_tokens=24)
 CACHE = CacheOptions(block_size=8)

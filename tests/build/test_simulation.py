@@ -18,8 +18,8 @@ from headrace.config import CacheOptions, ConfigError, SchedulerOptions
 from headrace.lab.plan.devices import CPU, H100
 from headrace.lab.plan.roofline import Replica
 from headrace.lab.plan.shapes import SHAPES
-from headrace.lab.simulate.requests import from_calls
 from headrace.lab.simulate.outcome import outcome
+from headrace.lab.simulate.requests import from_calls
 from headrace.lab.simulate.work import StepWork
 from headrace.lab.workload.call import Call
 from headrace.lab.workload.synthesis import Synthesis

@@ -20,7 +20,7 @@ from headrace.lab.bench.engine import EngineTarget
 from headrace.lab.bench.record import Record, Target
 from headrace.lab.bench.spec import Spec
 from headrace.lab.workload import Prompt, Work
-from tests.doubles.engines import hashing_engine
+from headrace.testing.engines import hashing_engine
 
 
 def hashing_target(spec: Spec, given: Options) -> Target:

@@ -14,8 +14,8 @@ from headrace.lab.bench.latency import NotOneBatch, Stopwatch, latency_table, ti
 from headrace.lab.bench.measure import measure
 from headrace.lab.workload import Prompt, Work
 from headrace.lab.workload.tokens import fixed_lengths, shared_prefix
-from tests.doubles.engines import hashing_engine
-from tests.doubles.hashing_runner import HashingRunner
+from headrace.testing.engines import hashing_engine
+from headrace.testing.hashing_runner import HashingRunner
 
 
 def tokens(prompt: Prompt) -> tuple[int, ...]:
