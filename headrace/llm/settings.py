@@ -1,0 +1,33 @@
+"""The options of an engine from the keyword arguments of `LLM` and `AsyncLLM`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import fields
+from typing import Any
+
+from headrace.build.plugins import name_of
+from headrace.config import PARTS, ConfigError, Options, options
+
+ENGINE_PARTS = ("model", "cache", "scheduler")
+"""The parts of the configuration that matter without a server."""
+
+CLASSES = ("queue_order", "admission_policy", "victim_policy", "eviction_policy")
+"""Options for which a class may be given in place of its name."""
+
+
+def engine_options(model: str, given: Mapping[str, Any]) -> Options:
+    """All options, with those that are ``given``.
+
+    Raises:
+        ConfigError: an unknown option, one of the server, or a value that cannot work.
+    """
+    server = {each.name for part, kind in PARTS.items() if part not in ENGINE_PARTS for each in fields(kind)}
+    for name in given:
+        if name in server:
+            raise ConfigError(f"{name} is an option of headrace serve; an engine without a server has none")
+    named = {
+        name: name_of(value) if name in CLASSES and isinstance(value, type) else value
+        for name, value in given.items()
+    }
+    return options({"model": model, **named}, keywords=True)
