@@ -142,6 +142,7 @@ class LLM:
             self._abandon(job)
 
     def _submit(self, job: Job) -> None:
+        self._require_open()
         for request in job.requests:
             self._jobs[request.id] = job
             self.loaded.engine.submit(request, request.arrived)
@@ -154,14 +155,17 @@ class LLM:
 
     def _step(self, ended: Callable[[Job, int], None] = lambda job, tokens: None) -> None:
         """One step of the engine, for all jobs that are open; ``ended`` is called for each request that ends."""
-        if self._closed:
-            raise RuntimeError("this LLM is closed")
+        self._require_open()
         engine, now = self.loaded.engine, time.monotonic()
         due = engine.wake_at(now)
         if due is not None and due > now:
             time.sleep(due - now)
         for event in engine.step(time.monotonic()):
             self._take(event, ended)
+
+    def _require_open(self) -> None:
+        if self._closed:
+            raise RuntimeError("this LLM is closed")
 
     def _take(self, event: Event, ended: Callable[[Job, int], None]) -> None:
         if not isinstance(event, Emitted | Finished | Admitted | PromptScored):

@@ -11,8 +11,8 @@ from headrace.core.plan import TokenLogprob
 class CompletionOutput:
     """One completion of a prompt.
 
-    ``finish_reason`` is ``stop``, ``length``, ``cancelled``, or ``failed`` with the cause in ``error``; it is None while
-    the completion grows. ``stop_reason`` is the stop string or stop token id that ended it, None for an end token.
+    ``finish_reason`` is ``stop``, ``length``, ``cancelled``, or ``failed`` with the cause in ``error``; None while the
+    completion grows. ``stop_reason`` is the stop string or stop token id that ended it, None for an end token.
     """
 
     index: int
