@@ -46,7 +46,7 @@ class AsyncLLM:
         streams = TextStreams(self.tokenizer)
         self._make = JobMaker(self.loaded, lambda: streams)
         self._admitted = _AdmissionTimes()
-        self._service = Service(self.loaded.engine, ALL_MAY_WAIT, bell=self.loaded.runner.bell)
+        self._service = Service(self.loaded.engine, ALL_MAY_WAIT)
         self._service.watch(self._admitted, tokens=False)
         self._loop: asyncio.AbstractEventLoop | None = None
         self._closed = False
