@@ -26,7 +26,7 @@ from headrace.lab.bench.stats import Spread
 from headrace.lab.plan.devices import device
 from headrace.lab.plan.roofline import Replica
 from headrace.lab.plan.shapes import SHAPES
-from headrace.lab.simulate.asked import Asked, from_calls
+from headrace.lab.simulate.requests import SimulatedRequest, from_calls
 from headrace.lab.simulate.device import Roofline
 from headrace.lab.simulate.fleet import Fleet
 from headrace.lab.simulate.front import Front
@@ -52,7 +52,7 @@ SPELL = 4096.0
 def live(
     args: argparse.Namespace,
     calls: Iterable[Call],
-    edit: Callable[[Asked], Asked] = lambda asked: asked,
+    edit: Callable[[SimulatedRequest], SimulatedRequest] = lambda asked: asked,
     *,
     num_blocks: int | None = None,
     host_blocks: int = 0,
@@ -90,7 +90,7 @@ def _trace(args: argparse.Namespace, name: str, limit: int | None = None) -> lis
     return list(itertools.islice(read_trace(args.data / name), limit))
 
 
-def _wishing(asked: Asked) -> Asked:
+def _wishing(asked: SimulatedRequest) -> SimulatedRequest:
     return asked._replace(request=replace(asked.request, slo=Slo(SLO["ttft"], SLO["tpot"])))
 
 
