@@ -26,12 +26,12 @@ from headrace.lab.bench.stats import Spread
 from headrace.lab.plan.devices import device
 from headrace.lab.plan.roofline import Replica
 from headrace.lab.plan.shapes import SHAPES
-from headrace.lab.simulate.requests import SimulatedRequest, from_calls
 from headrace.lab.simulate.device import Roofline
 from headrace.lab.simulate.fleet import Fleet
 from headrace.lab.simulate.front import Front
 from headrace.lab.simulate.outcome import Outcome, outcome
 from headrace.lab.simulate.replica import SimulatedReplica
+from headrace.lab.simulate.requests import SimulatedRequest, from_calls
 from headrace.lab.simulate.runner import SimulatedRunner
 from headrace.lab.simulate.tally import Tally
 from headrace.lab.workload.arrivals import DAY, diurnal

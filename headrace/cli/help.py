@@ -87,10 +87,10 @@ class Group(TyperGroup):
 
     def format_help(self, ctx: Any, formatter: Any) -> None:
         columns = _columns()
-        commands = (self.get_command(ctx, name) for name in self.list_commands(ctx))
-        lines = [
-            Line(each.name, each.name, _first_sentence(each.help or ""), "Commands") for each in commands
-        ]
+        lines = []
+        for name in self.list_commands(ctx):
+            if (command := self.get_command(ctx, name)) is not None:
+                lines.append(Line(name, name, _first_sentence(command.help or ""), "Commands"))
         formatter.write(_head(self, ctx, columns) + _groups([*lines, *_lines(self, ctx)], columns))
 
 

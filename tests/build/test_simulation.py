@@ -157,5 +157,5 @@ def test_a_host_tier_is_simulated_and_what_is_not_known_is_refused():
         lower_tiers(CacheOptions(kv_offload_path="x"), machine)
     with pytest.raises(ConfigError, match="one block needs 2097152"):
         lower_tiers(CacheOptions(kv_offload_bytes=1000), machine)
-    with pytest.raises(ConfigError, match="the host bandwidth of .* is not known"):
+    with pytest.raises(ConfigError, match=r"the host bandwidth of .* is not known"):
         lower_tiers(cache, calibrated_machine(CALIBRATION, CacheOptions()))
