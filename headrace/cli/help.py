@@ -87,10 +87,11 @@ class Group(TyperGroup):
 
     def format_help(self, ctx: Any, formatter: Any) -> None:
         columns = _columns()
-        lines = []
-        for name in self.list_commands(ctx):
-            if (command := self.get_command(ctx, name)) is not None:
-                lines.append(Line(name, name, _first_sentence(command.help or ""), "Commands"))
+        commands = {name: self.get_command(ctx, name) for name in self.list_commands(ctx)}
+        lines = [
+            Line(name, name, _first_sentence((command and command.help) or ""), "Commands")
+            for name, command in commands.items()
+        ]
         formatter.write(_head(self, ctx, columns) + _groups([*lines, *_lines(self, ctx)], columns))
 
 
