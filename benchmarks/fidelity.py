@@ -43,6 +43,7 @@ from headrace.lab.bench.report import Run
 from headrace.lab.bench.stats import Summary, median
 from headrace.lab.simulate.calibration import Calibration
 from headrace.lab.simulate.outcome import outcome
+from headrace.lab.simulate.requests import from_work
 from headrace.lab.workload import Work
 from headrace.lab.workload.call import Call
 from headrace.lab.workload.population import calls as population_calls

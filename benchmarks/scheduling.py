@@ -33,6 +33,7 @@ from headrace.lab.simulate.fleet import Fleet
 from headrace.lab.simulate.front import Front
 from headrace.lab.simulate.outcome import Outcome, outcome
 from headrace.lab.simulate.replica import SimulatedReplica
+from headrace.lab.simulate.requests import SimulatedRequest, from_calls
 from headrace.lab.simulate.runner import SimulatedRunner
 from headrace.lab.simulate.tally import Tally
 from headrace.lab.workload.arrivals import DAY, diurnal
@@ -53,7 +54,7 @@ SPELL = 4096.0
 def live(
     args: argparse.Namespace,
     calls: Iterable[Call],
-    edit: Callable[[Asked], Asked] = lambda asked: asked,
+    edit: Callable[[SimulatedRequest], SimulatedRequest] = lambda asked: asked,
     *,
     num_blocks: int | None = None,
     host_blocks: int = 0,
@@ -91,7 +92,7 @@ def _trace(args: argparse.Namespace, name: str, limit: int | None = None) -> lis
     return list(itertools.islice(read_trace(args.data / name), limit))
 
 
-def _wishing(asked: Asked) -> Asked:
+def _wishing(asked: SimulatedRequest) -> SimulatedRequest:
     return asked._replace(request=replace(asked.request, slo=Slo(SLO["ttft"], SLO["tpot"])))
 
 

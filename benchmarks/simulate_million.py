@@ -27,6 +27,7 @@ from headrace.lab.plan.devices import H100
 from headrace.lab.plan.roofline import Replica
 from headrace.lab.plan.shapes import SHAPES
 from headrace.lab.simulate.outcome import Outcome, outcome
+from headrace.lab.simulate.requests import from_calls
 from headrace.lab.workload.arrivals import gamma_process
 from headrace.lab.workload.call import Call
 from headrace.lab.workload.reshape import resampled, speedup

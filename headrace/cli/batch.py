@@ -33,31 +33,38 @@ EXIT_FAILED_LINES = 1
 EXIT_STOPPED = 130
 
 
+Input = Annotated[
+    Path,
+    typer.Option("--input", "-i", metavar="FILE", help="Requests in OpenAI's batch format (JSON lines)."),
+]
+Output = Annotated[
+    Path, typer.Option("--output", "-o", metavar="FILE", help="Results; an existing file is continued.")
+]
+Model = Annotated[
+    str | None,
+    typer.Option(
+        help="Model for all lines, instead of the one that each line names (default: each line's own)."
+    ),
+]
+Url = Annotated[
+    str | None,
+    typer.Option(help="Address of a running server (default: none, the requests run in this process)."),
+]
+MaxConcurrency = Annotated[int, typer.Option(min=1, help="Maximum number of requests at once.")]
+Config = Annotated[
+    Path | None, typer.Option(help="YAML file of options, as for headrace serve (default: none).")
+]
+ApiKey = Annotated[str | None, typer.Option(help="API key of the server at --url (default: none).")]
+
+
 def run_batch(
-    input_file: Annotated[
-        Path,
-        typer.Option("--input", "-i", metavar="FILE", help="Requests in OpenAI's batch format (JSON lines)."),
-    ],
-    output_file: Annotated[
-        Path, typer.Option("--output", "-o", metavar="FILE", help="Results; an existing file is continued.")
-    ],
-    model: Annotated[
-        str | None,
-        typer.Option(
-            help="Model for all lines, instead of the one that each line names (default: each line's own)."
-        ),
-    ] = None,
-    url: Annotated[
-        str | None,
-        typer.Option(help="Address of a running server (default: none, the requests run in this process)."),
-    ] = None,
-    max_concurrency: Annotated[int, typer.Option(min=1, help="Maximum number of requests at once.")] = 64,
-    config: Annotated[
-        Path | None, typer.Option(help="YAML file of options, as for headrace serve (default: none).")
-    ] = None,
-    api_key: Annotated[
-        str | None, typer.Option(help="API key of the server at --url (default: none).")
-    ] = None,
+    input_file: Input,
+    output_file: Output,
+    model: Model = None,
+    url: Url = None,
+    max_concurrency: MaxConcurrency = 64,
+    config: Config = None,
+    api_key: ApiKey = None,
 ) -> None:
     """Run a batch of requests from a file. The exit status is 1 if a line failed.
 

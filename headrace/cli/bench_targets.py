@@ -201,7 +201,7 @@ def _batch_size(spec: Spec) -> int:
 
 def _count(spec: Spec, name: str, text: str) -> int:
     if not (text.isascii() and text.isdigit() and int(text) > 0):
-        raise ConfigError(f"target {spec.name}: {name} expected a number of at least 1, got {text!r}")
+        raise ConfigError(f"target {spec.name}: {name}: expected a number of at least 1, got {text!r}")
     return int(text)
 
 

@@ -30,28 +30,34 @@ def cache() -> None:
     """Calibrate the semantic cache."""
 
 
+Rows = Annotated[
+    Path,
+    typer.Argument(
+        metavar="ROWS",
+        help="Labelled requests: a CSV file with text_a,text_b,same or with query,intent, or JSON of the latter.",
+    ),
+]
+Output = Annotated[Path, typer.Option(metavar="FILE", help="Calibration file to write.")]
+MaxError = Annotated[
+    float, typer.Option(help="Maximum share of wrong responses among those served, above 0 and below 1.")
+]
+Encoder = Annotated[
+    str, typer.Option(help="Sentence-transformers folder or Hugging Face name of the encoder.")
+]
+Plot = Annotated[
+    Path | None, typer.Option(metavar="FILE", help="PNG of error against hit rate (default: none).")
+]
+Seed = Annotated[int, typer.Option(help="Seed of the split and of the order of the requests.")]
+
+
 @cache_app.command(cls=Command, context_settings=CONTEXT)
 def calibrate(
-    rows: Annotated[
-        Path,
-        typer.Argument(
-            metavar="ROWS",
-            help="Labelled requests: a CSV file with text_a,text_b,same or with query,intent, or JSON of the latter.",
-        ),
-    ],
-    output: Annotated[Path, typer.Option(metavar="FILE", help="Calibration file to write.")] = Path(
-        "semantic-calibration.json"
-    ),
-    max_error: Annotated[
-        float, typer.Option(help="Maximum share of wrong responses among those served, above 0 and below 1.")
-    ] = 0.01,
-    encoder: Annotated[
-        str, typer.Option(help="Sentence-transformers folder or Hugging Face name of the encoder.")
-    ] = "all-MiniLM-L6-v2",
-    plot: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="PNG of error against hit rate (default: none).")
-    ] = None,
-    seed: Annotated[int, typer.Option(help="Seed of the split and of the order of the requests.")] = 0,
+    rows: Rows,
+    output: Output = Path("semantic-calibration.json"),
+    max_error: MaxError = 0.01,
+    encoder: Encoder = "all-MiniLM-L6-v2",
+    plot: Plot = None,
+    seed: Seed = 0,
 ) -> None:
     """Fit the semantic cache's threshold on labelled requests and certify its error bound.
 
@@ -67,9 +73,7 @@ def calibrate(
     from headrace.config import ConfigError
     from headrace.core.cache.semantic.bounds import CONFIDENCE
     from headrace.core.cache.semantic.calibration import Unsupported
-    from headrace.lab.bench.plot import NoPlots
     from headrace.lab.semantic.calibrate import calibrate as fit
-    from headrace.lab.semantic.plot import plot_calibration
     from headrace.lab.semantic.rows import BadRows, read_rows
 
     if not 0 < max_error < 1:
@@ -90,16 +94,7 @@ def calibrate(
         console.print(_told(calibration, bound))
     console.print(_curve(calibration, max_error))
     if plot is not None:
-        try:
-            plot_calibration(calibration, [max_error], CONFIDENCE, plot, f"{rows.name}, {sentences.name}")
-        except NoPlots as error:
-            raise ConfigError(str(error)) from error
-        except OSError as error:
-            raise ConfigError(
-                f"--plot {plot} cannot be written: {(error.strerror or str(error)).lower()}"
-            ) from error
-        except ValueError as error:  # a format that matplotlib does not write
-            raise ConfigError(f"--plot {plot}: {error}") from error
+        _plot(calibration, max_error, plot, f"{rows.name}, {sentences.name}")
     try:
         calibration.rules(max_error, CONFIDENCE)
     except Unsupported as error:
@@ -109,6 +104,29 @@ def calibrate(
     console.print(
         f"written: {output}; next: headrace serve --semantic-cache serve --semantic-calibration {output}"
     )
+
+
+def _plot(calibration: Calibration, max_error: float, path: Path, title: str) -> None:
+    """Writes the plot.
+
+    Raises:
+        ConfigError: matplotlib is missing, or the file cannot be written.
+    """
+    from headrace.cli.output import writing
+    from headrace.config import ConfigError
+    from headrace.core.cache.semantic.bounds import CONFIDENCE
+    from headrace.lab.bench.plot import NoPlots
+    from headrace.lab.semantic.plot import plot_calibration
+
+    try:
+        with writing("--plot", path):
+            plot_calibration(calibration, [max_error], CONFIDENCE, path, title)
+    except NoPlots as error:
+        raise ConfigError(str(error)) from error
+    except ConfigError:
+        raise
+    except ValueError as error:  # a format that matplotlib does not write
+        raise ConfigError(f"--plot {path}: {error}") from error
 
 
 def _told(calibration: Calibration, max_error: float) -> str:

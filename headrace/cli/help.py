@@ -43,6 +43,12 @@ _METAVARS = {"str": "TEXT", "int": "INTEGER", "float": "NUMBER", "file": "PATH",
 TEXT_COLUMN = 34
 """Where help texts begin; a longer flag stands on a line of its own."""
 
+NARROW = 70
+"""Columns of a terminal on which texts begin at half of that."""
+
+NARROW = 70
+"""Columns of a terminal on which texts begin at half of that."""
+
 
 class Line(NamedTuple):
     """One parameter as help shows it."""
@@ -81,9 +87,10 @@ class Group(TyperGroup):
 
     def format_help(self, ctx: Any, formatter: Any) -> None:
         columns = _columns()
-        commands = (self.get_command(ctx, name) for name in self.list_commands(ctx))
+        commands = {name: self.get_command(ctx, name) for name in self.list_commands(ctx)}
         lines = [
-            Line(each.name, each.name, _first_sentence(each.help or ""), "Commands") for each in commands
+            Line(name, name, _first_sentence((command and command.help) or ""), "Commands")
+            for name, command in commands.items()
         ]
         formatter.write(_head(self, ctx, columns) + _groups([*lines, *_lines(self, ctx)], columns))
 
@@ -195,10 +202,11 @@ def _rows(lines: Iterable[Line], columns: int) -> Iterable[str]:
     """Spelling and text in two columns."""
     for line in lines:
         begin = f"  {line.spelling}"
-        indent = " " * TEXT_COLUMN
-        wrapped = textwrap.wrap(line.text, max(30, columns - TEXT_COLUMN), break_on_hyphens=False) or [""]
-        if len(begin) + 2 <= TEXT_COLUMN:
-            yield begin.ljust(TEXT_COLUMN) + wrapped[0]
+        column = TEXT_COLUMN if columns > NARROW else TEXT_COLUMN // 2
+        indent = " " * column
+        wrapped = textwrap.wrap(line.text, max(20, columns - column), break_on_hyphens=False) or [""]
+        if len(begin) + 2 <= column:
+            yield begin.ljust(column) + wrapped[0]
             yield from (indent + rest for rest in wrapped[1:])
         else:
             yield from textwrap.wrap(

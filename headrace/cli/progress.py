@@ -74,7 +74,14 @@ def _show(meter: Meter, ended: threading.Event) -> None:
 
     counted = (BarColumn(), MofNCompleteColumn(), TimeRemainingColumn()) if meter.total else ()
     columns = (SpinnerColumn(), TextColumn("{task.description}", markup=False), *counted, TimeElapsedColumn())
-    with Progress(*columns, console=Console(stderr=True), transient=True, refresh_per_second=4) as bar:
+    bar = Progress(
+        *columns,
+        console=Console(stderr=True),
+        transient=True,
+        refresh_per_second=4,
+        redirect_stdout=sys.stdout.isatty(),  # lines that go into a file must not be taken to the terminal
+    )
+    with bar:
         task = bar.add_task(meter.text, total=meter.total)
         while not ended.wait(EVERY_SECONDS):
             bar.update(task, description=meter.text, completed=meter.current, total=meter.total)

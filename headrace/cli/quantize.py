@@ -19,46 +19,54 @@ if TYPE_CHECKING:
 HEADER = f"{'':<22} {'weights':>10}  {'perplexity':>10} {'change':>8}  {'divergence':>10}  {'agreement':>9}"
 
 
+Model = Annotated[
+    str,
+    typer.Argument(
+        metavar="MODEL",
+        help="Model: a local folder, a Hugging Face name, or builtin (default: builtin).",
+        show_default=False,
+    ),
+]
+Scheme = Annotated[
+    str,
+    typer.Option(
+        metavar="[int8|int4|w4a8]",
+        help="Scheme: int8 (W8A8), int4 (W4A16) or w4a8 (W4A8), the latter two in groups of 128.",
+    ),
+]
+MethodName = Annotated[
+    str,
+    typer.Option(
+        metavar="[rtn|gptq|awq]",
+        help="Method: round to nearest (rtn), error compensation (gptq) or activation scaling (awq).",
+    ),
+]
+Calibrate = Annotated[
+    Path | None,
+    typer.Option(
+        metavar="FILE",
+        help="Text for calibration and measurement (default: text that the model generates).",
+    ),
+]
+Output = Annotated[
+    Path | None, typer.Option(metavar="FOLDER", help="Folder to write the model to (default: none).")
+]
+Report = Annotated[bool, typer.Option("--report", help="Measure every scheme and method, one after another.")]
+Force = Annotated[
+    bool, typer.Option("--force", help="Write the model even if it exceeds the quality limits.")
+]
+Seed = Annotated[int, typer.Option(help="Seed of the text that the model generates.")]
+
+
 def quantize(
-    model: Annotated[
-        str,
-        typer.Argument(
-            metavar="MODEL",
-            help="Model: a local folder, a Hugging Face name, or builtin (default: builtin).",
-            show_default=False,
-        ),
-    ] = "builtin",
-    scheme: Annotated[
-        str,
-        typer.Option(
-            metavar="[int8|int4|w4a8]",
-            help="Scheme: int8 (W8A8), int4 (W4A16) or w4a8 (W4A8), the latter two in groups of 128.",
-        ),
-    ] = "int4",
-    method: Annotated[
-        str,
-        typer.Option(
-            metavar="[rtn|gptq|awq]",
-            help="Method: round to nearest (rtn), error compensation (gptq) or activation scaling (awq).",
-        ),
-    ] = "gptq",
-    calibrate: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="FILE",
-            help="Text for calibration and measurement (default: text that the model generates).",
-        ),
-    ] = None,
-    output: Annotated[
-        Path | None, typer.Option(metavar="FOLDER", help="Folder to write the model to (default: none).")
-    ] = None,
-    report: Annotated[
-        bool, typer.Option("--report", help="Measure every scheme and method, one after another.")
-    ] = False,
-    force: Annotated[
-        bool, typer.Option("--force", help="Write the model even if it exceeds the quality limits.")
-    ] = False,
-    seed: Annotated[int, typer.Option(help="Seed of the text that the model generates.")] = 0,
+    model: Model = "builtin",
+    scheme: Scheme = "int4",
+    method: MethodName = "gptq",
+    calibrate: Calibrate = None,
+    output: Output = None,
+    report: Report = False,
+    force: Force = False,
+    seed: Seed = 0,
 ) -> None:
     """Write a model in fewer bits, in compressed-tensors format, or report what fewer bits cost.
 

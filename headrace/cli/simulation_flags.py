@@ -119,7 +119,7 @@ MaxTokens = Annotated[
     int | None,
     typer.Option(
         min=1,
-        help="max_tokens of every request; outputs end where the workload says (default: no limit).",
+        help="Field max_tokens of every request; outputs end where the workload says (default: no limit).",
         rich_help_panel=WORKLOAD,
     ),
 ]

@@ -76,7 +76,9 @@ def expected(kind: Any, info: FieldInfo) -> str:
     if unit_of(info) == "seconds":
         return DURATION_FORMS + _limits(info)
     names = {int: "a whole number", float: "a number", bool: "true or false", str: "text"}
-    return names.get(kind, "another value") + _limits(info)
+    return names.get(kind, "another value") + _limits(info).replace(", at ", " of at ").replace(
+        ", above", " above"
+    )
 
 
 def plain_reason(error: ValidationError) -> str:
@@ -84,10 +86,10 @@ def plain_reason(error: ValidationError) -> str:
     first = error.errors(include_url=False)[0]
     kind, limits = first["type"], first.get("ctx", {})
     bounds = {
-        "greater_than": "more than {gt}",
-        "greater_than_equal": "at least {ge}",
-        "less_than": "less than {lt}",
-        "less_than_equal": "at most {le}",
+        "greater_than": "a number above {gt:g}",
+        "greater_than_equal": "a number of at least {ge:g}",
+        "less_than": "a number below {lt:g}",
+        "less_than_equal": "a number of at most {le:g}",
         "too_short": "at least {min_length} entries",
         "too_long": "at most {max_length} entries",
         "string_pattern_mismatch": "text that matches {pattern}",

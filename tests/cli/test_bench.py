@@ -118,7 +118,7 @@ def test_a_wrong_setting_is_said_in_one_line(words: tuple[str, ...], message: st
 @pytest.mark.parametrize("command", ["latency", "roofline"])
 def test_a_prompt_that_the_model_does_not_take_is_said_with_its_limit(command: str) -> None:
     words = ("--input-len", "100000", "--output-len", "8", "--max-model-len", "256")
-    with pytest.raises(ConfigError, match=r"--input-len 100000 .* 256 \(--max-model-len\)"):
+    with pytest.raises(ConfigError, match=r"--input-len 100000 .* 256 tokens \(--max-model-len\)"):
         run(command, "builtin", *words, "--batch-size", "1", "--kv-cache-memory-bytes", str(16 << 20))
 
 

@@ -60,7 +60,7 @@ class Order:
 
 
 class Admission(Continuous):
-    """SimulatedRequest for the queue, it fails the first time."""
+    """Asked for the queue, it fails the first time."""
 
     def __init__(self, answer) -> None:
         self.answer = answer

@@ -104,7 +104,7 @@ UNRANKED = -math.inf
 
 
 class EvictionPolicy(Protocol):
-    """Ranks an idle block: the one of lowest priority loses its content first. SimulatedRequest again whenever it changes."""
+    """Ranks an idle block: the one of lowest priority loses its content first. Asked again whenever it changes."""
 
     def priority(self, block: Block) -> float: ...
 

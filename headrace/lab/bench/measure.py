@@ -1,7 +1,7 @@
 """Running targets over a workload: one alone, or several in alternating rounds.
 
-Rounds alternate because a machine changes while it is measured (heat, neighbours, caches): two targets that
-take turns see the same changes, two that run one after the other do not.
+Rounds alternate because a machine changes during a measurement (heat, other processes, caches). Targets that take
+turns see the same changes; targets that run one after the other do not.
 """
 
 from __future__ import annotations

@@ -85,21 +85,7 @@ def outcome(tally: Tally, slo: Mapping[str, float], busy_seconds: Sequence[float
         slo_share=met / requests if slo and requests else None,
     )
     line = timeline(tally)
-    stepping = sum(tally.steps.columns["seconds"])
-    facts = {
-        "steps": tally.step_count,
-        "batch_rows_mean": tally.step_rows / tally.step_count if tally.step_count else 0.0,
-        "computed_tokens": tally.computed_tokens,
-        "preemptions": tally.preemptions,
-        "preempted_tokens": tally.lost_tokens,
-        "cache_hit_percent": 100.0 * cached / prompt if prompt else 0.0,
-        "kv_used_percent_mean": 100.0 * sum(tally.steps.columns["kv"]) / stepping if stepping else 0.0,
-        "kv_used_percent_peak": 100.0 * tally.blocks_peak,
-        "slots_full_percent": 100.0 * tally.slots_full_seconds / stepping if stepping else 0.0,
-        "device_busy_percent": 100.0 * _busy(busy_seconds, seconds),
-        "jain_service": jain([sum(column) for column in tally.service.columns.values()]),
-        "jain_backlogged": _mean(finite(line["jain"])),
-    }
+    facts = _facts(tally, line, busy_seconds, seconds, cached / prompt if prompt else 0.0)
     return Outcome(
         summary,
         facts,
@@ -110,6 +96,31 @@ def outcome(tally: Tally, slo: Mapping[str, float], busy_seconds: Sequence[float
         ttft,
         tpot,
     )
+
+
+def _facts(
+    tally: Tally,
+    line: Mapping[str, Sequence[float]],
+    busy_seconds: Sequence[float],
+    seconds: float,
+    hit_share: float,
+) -> dict[str, Any]:
+    """The engines' own figures."""
+    stepping = sum(tally.steps.columns["seconds"])
+    return {
+        "steps": tally.step_count,
+        "batch_rows_mean": tally.step_rows / tally.step_count if tally.step_count else 0.0,
+        "computed_tokens": tally.computed_tokens,
+        "preemptions": tally.preemptions,
+        "preempted_tokens": tally.lost_tokens,
+        "cache_hit_percent": 100.0 * hit_share,
+        "kv_used_percent_mean": 100.0 * sum(tally.steps.columns["kv"]) / stepping if stepping else 0.0,
+        "kv_used_percent_peak": 100.0 * tally.blocks_peak,
+        "slots_full_percent": 100.0 * tally.slots_full_seconds / stepping if stepping else 0.0,
+        "device_busy_percent": 100.0 * _busy(busy_seconds, seconds),
+        "jain_service": jain([sum(column) for column in tally.service.columns.values()]),
+        "jain_backlogged": _mean(finite(line["jain"])),
+    }
 
 
 def _busy(busy_seconds: Sequence[float], seconds: float) -> float:
