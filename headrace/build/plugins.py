@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import inspect
 import sys
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from importlib import import_module
 from importlib.metadata import entry_points
@@ -83,6 +83,15 @@ def make_plugin(port: Port, name: str, **offered: Any) -> Any:
         if not hasattr(made, attribute):
             raise ConfigError(f"{told}: the attribute {attribute!r} is missing")
     return made
+
+
+def by_name(given: Mapping[str, Any]) -> dict[str, Any]:
+    """Options of which some may be classes in place of their names, with the names.
+
+    Raises:
+        ConfigError: as `name_of`.
+    """
+    return {key: name_of(value) if isinstance(value, type) else value for key, value in given.items()}
 
 
 def name_of(kind: type) -> str:

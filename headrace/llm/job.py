@@ -29,7 +29,7 @@ Params = SamplingParams | Sequence[SamplingParams] | None
 
 
 class Job:
-    """The requests of one call, in the order in which they are best computed; outputs are in the order of the prompts."""
+    """The requests of one call, in the order in which they are best computed, and the outputs of its prompts."""
 
     def __init__(
         self, outputs: list[RequestOutput], answers: Mapping[str, PendingAnswer], streamed: bool

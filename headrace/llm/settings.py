@@ -6,14 +6,11 @@ from collections.abc import Mapping
 from dataclasses import fields
 from typing import Any
 
-from headrace.build.plugins import name_of
+from headrace.build.plugins import by_name
 from headrace.config import PARTS, ConfigError, Options, options
 
 ENGINE_PARTS = ("model", "cache", "scheduler")
 """The parts of the configuration that matter without a server."""
-
-CLASSES = ("queue_order", "admission_policy", "victim_policy", "eviction_policy")
-"""Options for which a class may be given in place of its name."""
 
 
 def engine_options(model: str, given: Mapping[str, Any]) -> Options:
@@ -26,8 +23,4 @@ def engine_options(model: str, given: Mapping[str, Any]) -> Options:
     for name in given:
         if name in server:
             raise ConfigError(f"{name} is an option of headrace serve; an engine without a server has none")
-    named = {
-        name: name_of(value) if name in CLASSES and isinstance(value, type) else value
-        for name, value in given.items()
-    }
-    return options({"model": model, **named}, keywords=True)
+    return options({"model": model, **by_name(given)}, keywords=True)

@@ -9,6 +9,9 @@ from typing import Any
 from headrace.lab.bench.plot import curve, label_latency, legend_below, load_pyplot, set_title
 from headrace.lab.simulate.outcome import Outcome
 
+LATENCY_INCHES = (11, 4.6)
+"""Width and height of the plot of latencies."""
+
 POINTS = 1000
 """Most points of a curve: a million requests make no better picture."""
 
@@ -50,7 +53,14 @@ def _timeline(pyplot: Any, runs: Mapping[str, Outcome], folder: Path, title: str
 
 
 def _latencies(pyplot: Any, runs: Mapping[str, Outcome], folder: Path, title: str) -> Path:
-    figure, axes = pyplot.subplots(1, 2, figsize=(11, 4.6), layout="constrained")
+    figure = pyplot.figure(figsize=LATENCY_INCHES, layout="constrained")
+    draw_latencies(figure, runs, title)
+    return _save(figure, folder / "latency.png", pyplot)
+
+
+def draw_latencies(figure: Any, runs: Mapping[str, Outcome], title: str) -> None:
+    """Draw the cumulative distributions of TTFT and TPOT into an empty figure."""
+    axes = figure.subplots(1, 2)
     set_title(figure, title)
     for axis, name in zip(axes, ("TTFT", "TPOT"), strict=True):
         for number, (run_name, run) in enumerate(runs.items()):
@@ -62,7 +72,6 @@ def _latencies(pyplot: Any, runs: Mapping[str, Outcome], folder: Path, title: st
             axis.axvline(1000.0 * bound, color="black", linestyle="--")
             axis.set_title(f"{name}, target {1000 * bound:g} ms")
     legend_below(figure, axes[0])
-    return _save(figure, folder / "latency.png", pyplot)
 
 
 def _fairness(pyplot: Any, runs: Mapping[str, Outcome], folder: Path, title: str) -> Path:
