@@ -131,7 +131,8 @@ class SimulatedRun(NamedTuple):
     """One simulated set of options, and what came of it."""
 
     name: str
-    options: Options
+    scheduler: SchedulerOptions
+    cache: CacheOptions
     machine: Machine
     outcome: Outcome
 
@@ -178,7 +179,7 @@ def _simulate(
         fleet.run(from_calls(meter.count(calls), Synthesis(seed=load.seed), load.max_tokens, wanted))
     result = outcome(fleet.tally, slo, [replica.runner.busy_seconds for replica in fleet.replicas])
     rows = [{"run": name, "round": 1, **row} for row in fleet.tally.rows]
-    return SimulatedRun(name, options, machine, result), rows
+    return SimulatedRun(name, options.scheduler, options.cache, machine, result), rows
 
 
 def _machine(options: Options, on: MachineFlags) -> tuple[Options, Machine]:

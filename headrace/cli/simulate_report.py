@@ -34,7 +34,7 @@ def show_runs(runs: Sequence[SimulatedRun], title: str) -> None:
     columns = []
     for run in runs:
         failures = {f"rejected: {reason}": count for reason, count in run.outcome.failures.items()}
-        slots = {"max_num_seqs": run.options.scheduler.max_num_seqs}
+        slots = {"max_num_seqs": run.scheduler.max_num_seqs}
         facts = {**slots, **run.outcome.facts, **failures}
         columns.append(Run(run.name, (), run.outcome.summary, facts))
     show(table(columns, title))
@@ -49,7 +49,7 @@ def show_runs(runs: Sequence[SimulatedRun], title: str) -> None:
 
 def hint(run: SimulatedRun) -> str | None:
     """Advice where ``--max-num-seqs``, not memory, limits the run; None elsewhere."""
-    facts, slots = run.outcome.facts, run.options.scheduler.max_num_seqs
+    facts, slots = run.outcome.facts, run.scheduler.max_num_seqs
     full, used = facts["slots_full_percent"], facts["kv_used_percent_peak"]
     if full < FULL_PERCENT or used > IDLE_PERCENT or slots == MOST_SLOTS:
         return None
@@ -95,8 +95,8 @@ def _document(run: SimulatedRun, settings: Mapping[str, Any]) -> dict[str, Any]:
     return {
         "settings": {
             **settings,
-            "cache": asdict(run.options.cache),
-            "scheduler": asdict(run.options.scheduler),
+            "cache": asdict(run.cache),
+            "scheduler": asdict(run.scheduler),
         },
         "summary": asdict(told.summary),
         "facts": told.facts,

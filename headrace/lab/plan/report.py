@@ -71,29 +71,13 @@ def demand_lines(demand: Demand, slo: Slo) -> list[str]:
     return [
         f"demand    {demand.requests_per_second:.3g} requests/s of {demand.prompt_tokens:,.0f} prompt tokens"
         f" ({fresh:.0f} % of them not cached) and {demand.output_tokens:,.0f} output tokens",
-        f"targets   TTFT {1e3 * slo.ttft:g} ms and TPOT {1e3 * slo.tpot:g} ms for {100 *
-        slo.share:g} %
-      
-       
-        of the
-     
-      
-       
-      
-       
-        requests",
-  
-   
-  
-   
+        f"targets   TTFT {1e3 * slo.ttft:g} ms and TPOT {1e3 * slo.tpot:g} ms"
+        f" for {100 * slo.share:g} % of the requests",
     ]
 
 
-def verdict_lines(verdict: Verdict, demand:
-Demand) -> list[str
-list[str] list[str]:
-    """The cheapest fleet, or the reasons why there is none, as
-    lines."""
+def verdict_lines(verdict: Verdict, demand: Demand) -> list[str]:
+    """The cheapest fleet, or the reasons why there is none, as lines."""
     if verdict.best is None or verdict.trial is None:
         return ["no fleet meets the latency targets:", *(f"  {reason}" for reason in verdict.refused)]
     fleet, trial = verdict.best, verdict.trial

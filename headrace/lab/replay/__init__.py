@@ -3,5 +3,5 @@
 - `trace`: the file as values.
 - `runner`, `exact`: replay step by step, compared with the recording.
 - `timed`, `rerun`, `tally`: replay in virtual time with other settings, and its figures.
-- `board`, `show`: states of requests, and tables.
+- `request_states`, `show`: states of requests, and tables.
 """

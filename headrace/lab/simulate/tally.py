@@ -1,7 +1,7 @@
-"""What clients would have seen, folded from the events as they come; nothing is kept per token.
+"""Measurements from the clients' side, folded from events; nothing is stored per token.
 
-Of a request four doubles stay when it has ended, so a million of them fit in some tens of megabytes; gaps between
-tokens go into a sketch, and everything over time into a bounded number of buckets.
+Four doubles are stored per finished request, so a million of them fit in some tens of megabytes. Inter-token latencies
+go into a sketch, and quantities over time into a bounded number of buckets.
 """
 
 from __future__ import annotations
@@ -18,17 +18,17 @@ from headrace.lab.simulate.sketch import Sketch
 from headrace.lab.simulate.timeline import Timeline
 
 MOST_TENANTS = 1000
-"""Tenants told apart; further ones are counted together as ``other``."""
+"""Maximum number of tenants with figures of their own; further ones are counted together as ``other``."""
 
 OTHER = "other"
 
 
 OUTPUT_WEIGHT = 2.0
-"""What a generated token counts beside a computed prompt token as service, as VTC has it (OSDI '24)."""
+"""Weight of a generated token relative to a computed prompt token as service, as in VTC (OSDI '24)."""
 
 
 class Backlog:
-    """What one replica has been given and not done yet; gate and router look at it."""
+    """Unfinished work of one replica; admission control and the router read it."""
 
     __slots__ = ("open_requests", "open_tokens", "queued_requests", "queued_tokens")
 
@@ -38,7 +38,7 @@ class Backlog:
 
 
 class _Open:
-    """A request under way. ``last`` is when its latest token was seen, before the first one below 0."""
+    """An open request. ``last`` is the time of its latest token; below 0 before the first one."""
 
     __slots__ = ("arrived", "first", "group", "last", "prompt_tokens", "queued")
 
@@ -51,7 +51,7 @@ class _Open:
 
 
 class Group:
-    """Requests of one tenant in one class. Times in seconds; ``tpot`` is NaN for answers of one token."""
+    """Requests of one tenant in one class. Times in seconds; ``tpot`` is NaN for outputs of one token."""
 
     def __init__(self, tenant: str, service_class: str) -> None:
         self.tenant = tenant
@@ -64,8 +64,8 @@ class Group:
 class Tally:
     """All figures of a run, for any number of replicas.
 
-    ``steps`` sums over time what the engines say of themselves; ``service`` the tokens that each tenant got, and
-    ``waiting`` the seconds that its requests had waited for a first token. With ``with_rows`` it also has a row per
+    ``steps`` sums the engines' own figures over time; ``service`` the tokens of each tenant, and ``waiting`` the
+    seconds that its requests waited for a first token. With ``with_rows`` it also has a row per
     request. ``slots_full_seconds`` is the time in which all ``slots`` of a replica were taken while requests waited.
     """
 
@@ -95,13 +95,13 @@ class Tally:
     # -- arrivals ----------------------------------------------------------------------------------
 
     def expect(self, request: Request) -> None:
-        """A request was taken on; its events follow."""
+        """A request was accepted; its events follow."""
         self.began = min(self.began, request.arrived)
         group = self._group(request.tenant, request.service_class)
         self._open[request.id] = _Open(request.arrived, group, len(request.tokens))
 
     def refuse(self, request: Request, reason: str) -> None:
-        """A request was turned away at the door."""
+        """A request was rejected at admission."""
         self.began = min(self.began, request.arrived)
         self.ended = max(self.ended, request.arrived)
         group = self.groups[self._group(request.tenant, request.service_class)]
@@ -124,7 +124,7 @@ class Tally:
     def fold(
         self, events: Sequence[Event], began: float, now: float, backlog: Backlog, front: Front
     ) -> list[str]:
-        """Take in what a step told that ran from ``began`` to ``now``; the ids of requests that ended come back."""
+        """Fold the events of a step that ran from ``began`` to ``now``; returns the ids of finished requests."""
         ended: list[str] = []
         open_, each = self._open, front.event_seconds
         seen = max(now, front.free_at) if each else now
@@ -230,7 +230,7 @@ class Tally:
         return Tally(self.slots, with_rows=self.with_rows)
 
     def close(self) -> None:
-        """The run is over: count what was held back."""
+        """The run is over: count the gaps that were held back."""
         self.gaps.add(self._gap, self._gap_count)
         self._gap_count = 0
 

@@ -1,4 +1,4 @@
-"""Workloads by name: what a command line, a script and a report call the same thing."""
+"""Workloads by name, for the command line, scripts and reports."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ class Dataset:
         elif self.name in DATASETS:
             work = DATASETS[self.name](self)
         else:
-            raise BadDataset(f"there is no dataset {self.name!r}; there are {', '.join(DATASETS)}")
+            raise BadDataset(f"there is no dataset {self.name!r}; known datasets are {', '.join(DATASETS)}")
         if math.isinf(self.rate) and (workload is not None or self.name == "trace"):
             return work  # it has its own times
         return arriving(work, poisson(len(work), self.rate, self.seed, self.burstiness))
@@ -70,13 +70,13 @@ class Workload(Protocol):
 
 def _jsonl(d: Dataset) -> tuple[Work, ...]:
     if d.path is None:
-        raise BadDataset("the dataset jsonl needs the path of a file")
+        raise BadDataset("--dataset-name jsonl needs a file: --dataset-path FILE")
     return jsonl(Path(d.path), d.count, d.output_len, d.seed)
 
 
 def _trace(d: Dataset) -> tuple[Work, ...]:
     if d.path is None:
-        raise BadDataset("the dataset trace needs the path of a file")
+        raise BadDataset("--dataset-name trace needs a file: --dataset-path FILE")
     try:
         return tuple(replayed(read_trace(Path(d.path), d.count), Synthesis(VOCABULARY, d.seed)))
     except BadTrace as error:

@@ -72,7 +72,7 @@ def test_a_load_far_beyond_all_devices_is_not_even_simulated():
     verdict = search([A100], rate=10_000.0, needed={}, max_devices=8)
     assert verdict.best is None
     assert not verdict.tried
-    assert "8 are within 8 devices" in verdict.refused[0]
+    assert "8 fit in 8 devices" in verdict.refused[0]
 
 
 def test_a_model_too_large_for_one_device_is_spread_over_several():
