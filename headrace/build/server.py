@@ -30,6 +30,7 @@ from headrace.serve.http.app import Beside, create_app
 from headrace.serve.http.cache.routes import CacheApi
 from headrace.serve.http.generation.call_notes import CallNotes
 from headrace.serve.http.generation.scheduling_fields import Rules
+from headrace.serve.http.lifespan import lifespan_of
 from headrace.serve.http.model import ServedModel
 from headrace.serve.http.openai.routes import Api
 from headrace.serve.http.openapi import Docs
@@ -45,7 +46,14 @@ from headrace.serve.service import Service
 
 
 def build_app(options: Options) -> tuple[ASGIApp, AbstractAsyncContextManager[None]]:
-    """The server's application for use without a socket, and the context in which its engine runs."""
+    """The server's application for use without a socket, and the context in which its engine runs.
+
+    The model is loaded by this call. Enter the context once, before the first request: an application that it is
+    mounted into does not start it. Leaving the context ends the engine and gives its memory back.
+
+    Raises:
+        ConfigError: as `load`, or API keys or a recording that cannot be used.
+    """
     keys = _keys(options.server)
     tape = open_tape(options.server)
     loaded = load(options, tape.tell if tape else None)
@@ -53,11 +61,10 @@ def build_app(options: Options) -> tuple[ASGIApp, AbstractAsyncContextManager[No
 
     @asynccontextmanager
     async def running() -> AsyncIterator[None]:
-        await recall.start()
         try:
-            yield
+            async with lifespan_of(app):
+                yield
         finally:
-            await recall.stop()
             if recall.service.stop():
                 close(loaded)
             if tape:

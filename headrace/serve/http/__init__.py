@@ -1,7 +1,7 @@
 """The HTTP server: application, routes, errors and streams.
 
 - `app`: the ASGI application. `edge`: request ids, keys and the last error handler around all routes.
-- `run`: runs the server, drains it at shutdown.
+- `run`: runs the server, drains it at shutdown. `lifespan`: starts and stops the application without a server.
 - `wire`, `body`: strict request bodies. `errors`: one shape for all errors.
 - `model`: the served model. `replies`: JSON and server-sent events.
 - `openapi`: ``/openapi.json`` and ``/docs``. `rate_limit_headers`: OpenAI's rate limit headers.
