@@ -25,7 +25,9 @@ def test_an_address_is_looked_at_before_it_is_needed() -> None:
         listener.bind(("127.0.0.1", 0))
         listener.listen()
         port = listener.getsockname()[1]
-        with pytest.raises(ConfigError, match=rf"port {port} is in use on 127.0.0.1; choose another with --port"):
+        with pytest.raises(
+            ConfigError, match=rf"port {port} is in use on 127.0.0.1; choose another with --port"
+        ):
             check_address(ServerOptions(port=port))
     check_address(ServerOptions(port=port))
     check_address(ServerOptions(port=0))
