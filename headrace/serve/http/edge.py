@@ -13,14 +13,11 @@ import secrets
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from headrace.serve.auth.api_keys import Keys
-from headrace.serve.http.errors import ApiError, failed, invalid, invalid_api_key, shutting_down
+from headrace.serve.auth.access import AccessCheck, KeyRequired, RoleRequired, route_path, tenant_of
+from headrace.serve.http.errors import ApiError, failed, invalid, invalid_api_key, role_required, shutting_down
 from headrace.serve.http.generation.call import Caller
 
 logger = logging.getLogger(__name__)
-
-OPEN_PATHS = frozenset({"/health", "/health/ready", "/ping", "/version", "/docs", "/openapi.json"})
-"""What answers without a key: liveness for probes, and pages that say nothing about anyone."""
 
 CALLER = "headrace.caller"
 """Where the scope holds the `Caller`."""
@@ -33,11 +30,11 @@ _HEADER_VALUE = re.compile(r"[\x21-\x7e][\x20-\x7e]{0,127}")
 
 
 class Edge:
-    """Wraps the application."""
+    """Wraps the application; ``access`` checks each request's key against the route that it asks for."""
 
-    def __init__(self, app: ASGIApp, keys: Keys) -> None:
+    def __init__(self, app: ASGIApp, access: AccessCheck) -> None:
         self._app = app
-        self._keys = keys
+        self._access = access
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -56,7 +53,7 @@ class Edge:
             await send(message)
 
         try:
-            scope[CALLER] = self._caller(scope["path"], headers)
+            scope[CALLER] = self._caller(scope["method"], route_path(scope["path"], scope.get("root_path", "")), headers)
             scope[SEND] = send
             await self._app(scope, receive, send_with_id)
         except ApiError as error:
@@ -70,11 +67,15 @@ class Edge:
             if not started:
                 await failed().response()(scope, receive, send_with_id)
 
-    def _caller(self, path: str, headers: Headers) -> Caller:
-        key_id = self._keys.key_id(headers.get("authorization"))
-        if self._keys.required and key_id is None and path not in OPEN_PATHS:
-            raise invalid_api_key()
-        tenant = headers.get("x-tenant-id")
-        if tenant is not None and not _HEADER_VALUE.fullmatch(tenant):
+    def _caller(self, method: str, path: str, headers: Headers) -> Caller:
+        try:
+            identity = self._access.identity(method, path, headers.get("authorization"))
+        except KeyRequired:
+            raise invalid_api_key() from None
+        except RoleRequired as error:
+            raise role_required(error.access) from None
+        claimed = headers.get("x-tenant-id")
+        if claimed is not None and not _HEADER_VALUE.fullmatch(claimed):
             raise invalid("X-Tenant-Id must be 1 to 128 printable ASCII characters", "X-Tenant-Id")
+        key_id, tenant = tenant_of(identity, claimed)
         return Caller(key_id, tenant, headers.get("cache-control"))
