@@ -158,9 +158,25 @@ class ServerOptions:
         tuple[str, ...],
         Field(description="an origin whose pages may call from a browser (CORS), or '*'; repeatable"),
     ] = ()
-    api_key: Annotated[tuple[str, ...], Field(description="a key that clients must send; repeatable")] = ()
+    api_key: Annotated[
+        tuple[str, ...], Field(description="API key that clients must send; repeatable")
+    ] = ()
     api_key_file: Annotated[
-        str | None, Field(description="file of API keys, one a line, each with its tenant after a space")
+        str | None,
+        Field(
+            description="file of API keys, one per line: KEY [TENANT [ROLE]]; read again when it changes and on SIGHUP"
+        ),
+    ] = None
+    admin_key: Annotated[
+        tuple[str, ...],
+        Field(description="API key that may also use the administration routes; repeatable"),
+    ] = ()
+    metrics_key: Annotated[
+        tuple[str, ...], Field(description="API key that may only read metrics and health; repeatable")
+    ] = ()
+    metrics_port: Annotated[
+        int | None,
+        Field(ge=0, le=65535, description="second port that serves metrics and health alone, without a key"),
     ] = None
     ssl_keyfile: Annotated[str | None, Field(description="TLS private key (PEM)")] = None
     ssl_certfile: Annotated[str | None, Field(description="TLS certificate chain (PEM)")] = None
@@ -282,8 +298,16 @@ class WarmOptions:
 
 
 @dataclass(frozen=True, slots=True)
+class Source:
+    """Where options came from: those ``given`` directly, and the YAML ``file``."""
+
+    given: Mapping[str, Any] = field(default_factory=dict)
+    file: Path | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class Options:
-    """All parts; what a command line, a file and the environment describe together."""
+    """All parts; what a command line, a file and the environment describe together. ``source`` says where from."""
 
     model: ModelOptions = field(default_factory=ModelOptions)
     cache: CacheOptions = field(default_factory=CacheOptions)
@@ -292,6 +316,7 @@ class Options:
     response_cache: ResponseCacheOptions = field(default_factory=ResponseCacheOptions)
     semantic: SemanticOptions = field(default_factory=SemanticOptions)
     warm: WarmOptions = field(default_factory=WarmOptions)
+    source: Source = field(default_factory=Source, compare=False, repr=False)
 
 
 PARTS: dict[str, type] = {
@@ -303,9 +328,9 @@ PARTS: dict[str, type] = {
     "semantic": SemanticOptions,
     "warm": WarmOptions,
 }
-_LISTS = ("allowed_origins", "api_key", "response_cache")
+_LISTS = ("allowed_origins", "api_key", "admin_key", "metrics_key", "response_cache")
 """Options that may be given several times; in the environment, their values are parted by commas."""
-_SECRETS = ("api_key", "response_cache_secret")
+_SECRETS = ("api_key", "admin_key", "metrics_key", "response_cache_secret")
 """Options whose values no error may show: it ends up in a log."""
 
 
@@ -339,9 +364,12 @@ PROFILES: dict[str, dict[str, Any]] = {
 
 
 _SERVICE_LINK = re.compile(
-    ENVIRONMENT_PREFIX + r"(.*_)?(SERVICE_HOST|SERVICE_PORT(_.*)?|PORT_\d+_(TCP|UDP)(_.*)?)"
+    ENVIRONMENT_PREFIX + r"(.*_)?(SERVICE_HOST|SERVICE_PORT(_.*)?|PORT_\d+_(TCP|UDP|SCTP)(_.*)?)"
 )
-"""What Kubernetes puts into the environment for a service whose name begins with ours."""
+"""Variables that Kubernetes sets in every pod beside a Service whose name begins with ``headrace``."""
+
+_SERVICE_ADDRESS = re.compile(r"(tcp|udp|sctp)://\S+")
+"""The value of another such variable, ``HEADRACE_PORT``, which has the name of an option."""
 
 
 def options(given: Mapping[str, Any], file: Path | None = None) -> Options:
@@ -374,7 +402,26 @@ def options(given: Mapping[str, Any], file: Path | None = None) -> Options:
             name = "".join(str(place) for place in first["loc"][:1])
             got = "" if name in _SECRETS else f", got {first['input']!r}"
             raise ConfigError(f"--{name.replace('_', '-')}: {first['msg']}{got}") from None
-    return Options(**parts)
+    return Options(**parts, source=Source(given, file))
+
+
+def reread(chosen: Options) -> Options:
+    """The options as they would be read now: from the same file, the environment and what was given directly.
+
+    Raises:
+        ConfigError: as `options`.
+    """
+    return options(chosen.source.given, chosen.source.file)
+
+
+def changed_options(old: Options, new: Options) -> list[str]:
+    """The names of the options whose values differ."""
+    return [
+        each.name
+        for part in PARTS
+        for each in fields(PARTS[part])
+        if getattr(getattr(old, part), each.name) != getattr(getattr(new, part), each.name)
+    ]
 
 
 def profile_line(chosen: Options) -> str:
@@ -404,7 +451,7 @@ def _read_environment(known: Mapping[str, str]) -> dict[str, Any]:
     values: dict[str, Any] = {}
     variables = {ENVIRONMENT_PREFIX + name.upper(): name for name in known}
     for variable, value in os.environ.items():
-        if not variable.startswith(ENVIRONMENT_PREFIX) or _SERVICE_LINK.fullmatch(variable):
+        if not variable.startswith(ENVIRONMENT_PREFIX) or _is_service_link(variable, value):
             continue
         if variable not in variables:
             near = get_close_matches(variable, variables, n=1)
@@ -413,3 +460,10 @@ def _read_environment(known: Mapping[str, str]) -> dict[str, Any]:
         name = variables[variable]
         values[name] = tuple(each.strip() for each in value.split(",")) if name in _LISTS else value
     return values
+
+
+def _is_service_link(variable: str, value: str) -> bool:
+    """Whether Kubernetes set this variable for a Service, so that it is no option."""
+    if _SERVICE_LINK.fullmatch(variable):
+        return True
+    return variable.endswith("_PORT") and _SERVICE_ADDRESS.fullmatch(value) is not None

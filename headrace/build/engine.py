@@ -91,6 +91,7 @@ def make_engine(
     outlook = LatestStarts(
         StepTimes(cost), LengthPredictor(max_model_len), {each.name: each for each in classes}
     )
+    shares = ShareLedger(classes, weights)
     context_blocks = cost.context_tokens / cache.block_size
     pool = BlockPool(
         num_blocks,
@@ -103,7 +104,7 @@ def make_engine(
     )
     scheduler = Scheduler(
         pool,
-        FairQueue(ShareLedger(classes, weights), _line(plans, cache, pool)) if fair else single_file(),
+        FairQueue(shares, _line(plans, cache, pool)) if fair else single_file(),
         _order(plans, outlook),
         _admission(plans),
         LeastLoss(cost, classes) if fair else LastRanked(),
@@ -118,7 +119,9 @@ def make_engine(
     )
     if tell is not None:
         return RecordedEngine(scheduler, runner, events, knobs, overlap, tell)
-    return Engine(scheduler, runner, events, knobs, overlap)
+    engine = Engine(scheduler, runner, events, knobs, overlap)
+    engine.shares = shares
+    return engine
 
 
 def _lower_tiers(

@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import logging
+import signal
 import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import asdict
+from functools import partial
 
+from starlette.routing import Route
 from starlette.types import ASGIApp
 
 from headrace import __version__
 from headrace.build.cache import describe_caches, make_recall, prefix_sizes
 from headrace.build.model import Loaded, close, describe, load, timed, warm_up
 from headrace.build.recording import open_tape
+from headrace.build.reload import Reload
 from headrace.build.tenants import describe_tenants
 from headrace.build.warming import Warming, make_recorder, open_history
 from headrace.config import ConfigError, Options, ServerOptions, profile_line
@@ -23,13 +28,16 @@ from headrace.observe.goodput import Goodput
 from headrace.observe.metrics import Metrics
 from headrace.observe.metrics_page import MetricsPage
 from headrace.observe.requests import RequestBook
+from headrace.observe.tenant_savings import TenantSavings
 from headrace.observe.usage import UsageBook
-from headrace.serve.auth.api_keys import Keys, read_keys
+from headrace.serve.auth.api_keys import read_keys
+from headrace.serve.auth.key_file import KeyFile
 from headrace.serve.cache.lookup import CacheLookup
-from headrace.serve.http.app import Beside, create_app
+from headrace.serve.http.app import Beside, create_app, create_metrics_app
 from headrace.serve.http.cache.routes import CacheApi
 from headrace.serve.http.generation.call_notes import CallNotes
 from headrace.serve.http.generation.scheduling_fields import Rules
+from headrace.serve.http.listening import check_address, check_tls, exposure_warning
 from headrace.serve.http.model import ServedModel
 from headrace.serve.http.openai.routes import Api
 from headrace.serve.http.openapi import Docs
@@ -37,17 +45,19 @@ from headrace.serve.http.operations.abort import Abort
 from headrace.serve.http.operations.status import Status
 from headrace.serve.http.operations.usage_report import UsageReport
 from headrace.serve.http.rate_limit_headers import rate_headers
-from headrace.serve.http.run import check_address, check_tls, run_server
+from headrace.serve.http.run import Apps, run_server
 from headrace.serve.quota_meter import QuotaMeter
 from headrace.serve.service import Service
+
+logger = logging.getLogger(__name__)
 
 
 def build_app(options: Options) -> tuple[ASGIApp, AbstractAsyncContextManager[None]]:
     """The server's application for use without a socket, and the context in which its engine runs."""
-    keys = _keys(options.server)
+    keys = _open_keys(options.server)
     tape = open_tape(options.server)
     loaded = load(options, tape.tell if tape else None)
-    app, recall = _make_app(loaded, options, keys)
+    app, recall, _, _ = _make_app(loaded, options, keys)
 
     @asynccontextmanager
     async def running() -> AsyncIterator[None]:
@@ -75,13 +85,18 @@ def serve(options: Options, say: Callable[[str], None], *, began: float) -> None
     libraries = time.perf_counter() - began
     check_tls(options.server)
     check_address(options.server)
-    keys = _keys(options.server)
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)  # a file that changes while the model loads is found later
+    keys = _open_keys(options.server)
+    if warning := exposure_warning(options.server, keys.keys.required):
+        logger.warning(warning)
     tape = open_tape(options.server)
     loaded = load(options, tape.tell if tape else None)
     warm_up(loaded)
     loaded.seconds["libraries"] = libraries
     with timed(loaded.seconds, "routes"):
-        app, recall = _make_app(loaded, options, keys)
+        app, recall, model, routes = _make_app(loaded, options, keys)
+        metrics = None if options.server.metrics_port is None else create_metrics_app(routes)
+        reload = Reload(options, keys, recall.service, loaded.engine, model, loaded.classes)
     profile = f"profile      {profile_line(options)}"
     for line in (
         *describe(loaded),
@@ -95,40 +110,51 @@ def serve(options: Options, say: Callable[[str], None], *, began: float) -> None
         say(f"ready        {url} after {time.perf_counter() - began:.2f} s")
 
     try:
-        run_server(app, recall.service, options.server, ready)
+        run_server(Apps(app, metrics), recall.service, options.server, ready, reload)
     finally:
         if recall.service.stop() and (left := close(loaded)):
             say(f"note         {left}")
+            logger.info("shutdown: %s", left)
         if tape:
             tape.close()
 
 
-def _keys(options: ServerOptions) -> Keys:
+def _open_keys(options: ServerOptions) -> KeyFile:
+    read = partial(
+        read_keys,
+        options.api_key,
+        options.api_key_file,
+        admin_keys=options.admin_key,
+        metrics_keys=options.metrics_key,
+    )
     try:
-        return Keys(read_keys(options.api_key, options.api_key_file))
+        return KeyFile(read, options.api_key_file)
     except ValueError as error:
         raise ConfigError(str(error)) from error
 
 
-def _make_app(loaded: Loaded, all_options: Options, keys: Keys) -> tuple[ASGIApp, CacheLookup]:
+def _make_app(
+    loaded: Loaded, all_options: Options, keys: KeyFile
+) -> tuple[ASGIApp, CacheLookup, ServedModel, list[Route]]:
     ledger, options, caching = loaded.ledger, all_options.server, all_options.response_cache
     tenants = loaded.tenants
+    prices = Prices(caching.input_price, caching.output_price)
     sheet = MetricsPage(options.metrics_prefix, {"model_name": loaded.name})
     metrics = Metrics(
         sheet,
         clock_offset=time.time() - time.monotonic(),
         cache_config={"block_size": str(ledger.block_size), "num_gpu_blocks": str(ledger.num_blocks)},
         phase_seconds=lambda: loaded.runner.seconds,
-        prices=Prices(caching.input_price, caching.output_price),
+        prices=prices,
         cache_sizes=lambda: recall.sizes() | prefix_sizes(loaded),  # made below
     )
-    goodput = Goodput(sheet, lambda tenant: tenants.terms(tenant).weight)
-    usage = UsageBook()
+    goodput = Goodput(sheet, lambda tenant: model.rules.tenants.terms(tenant).weight)  # made below
+    usage, savings = UsageBook(), TenantSavings(prices)
     book = RequestBook(by_priority=loaded.policy in ("fair", "priority"))
     service = Service(
         loaded.engine,
         Limits(options.max_num_queued_reqs, options.max_num_queued_tokens),
-        watchers=(metrics, goodput, book, usage),
+        watchers=(metrics, goodput, book, usage, savings),
         meter=QuotaMeter(tenants, loaded.name),
         request_timeout=options.request_timeout,
         bell=loaded.runner.bell,
@@ -141,9 +167,10 @@ def _make_app(loaded: Loaded, all_options: Options, keys: Keys) -> tuple[ASGIApp
         loaded.template,
         ledger.max_model_len,
         loaded.spec.vocab_size,
-        root=str(loaded.folder),
+        source=str(loaded.folder),
         rules=Rules(loaded.policy, {each.name: each for each in loaded.classes}, tenants),
         stream_interval=options.stream_interval,
+        aliases=(all_options.model.model,),
     )
 
     notes = CallNotes()
@@ -181,12 +208,13 @@ def _make_app(loaded: Loaded, all_options: Options, keys: Keys) -> tuple[ASGIApp
     caches = CacheApi(
         recall,
         metrics.caches.stats,
-        keys_required=keys.required,
+        savings.stats,
         max_body_bytes=options.max_body_bytes,
     )
     accounts = UsageReport(service, usage.tenants, usage.tell)
     abort = Abort(notes, max_body_bytes=options.max_body_bytes)
     parts = (api, abort, status, caches, accounts, warming.endpoint, Docs(__version__))
-    beside: list[Beside] = [warming.warmer] if history is None else [history, warming.warmer]
+    beside: list[Beside] = [keys, *([] if history is None else [history]), warming.warmer]
     routes = [route for part in parts for route in part.routes()]
-    return create_app(recall, routes, keys, beside, options.allowed_origins), recall
+    app = create_app(recall, routes, keys.keys, beside, options.allowed_origins)
+    return app, recall, model, routes

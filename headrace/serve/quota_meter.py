@@ -56,6 +56,10 @@ class QuotaMeter:
         """How a tenant's bounds stand."""
         return self._quotas.rooms(tenant, self._model, now)
 
+    def replace(self, tenants: Tenants) -> None:
+        """Apply other limits from now on."""
+        self._quotas.replace(tenants)
+
     def fold(self, event: Event, now: float) -> None:
         if isinstance(event, Admitted):
             if event.reason is AdmitReason.NEW and event.request_id in self._bills:

@@ -27,7 +27,8 @@ class ServedModel:
         tokenizer, template: its text side.
         max_model_len: tokens of one sequence, prompt and answer together.
         vocab_size: rows of the model's output; ids from there on do not exist.
-        root: where it was loaded from, for ``/v1/models``.
+        source: where it was loaded from; part of the fingerprint, never shown.
+        aliases: other names that requests may use.
         rules: what may be asked of the scheduler.
         stream_interval: tokens of a sequence that a part of a stream holds, after its first.
     """
@@ -39,11 +40,13 @@ class ServedModel:
         template: ChatTemplate,
         max_model_len: int,
         vocab_size: int,
-        root: str = "",
+        source: str = "",
         rules: Rules | None = None,
         stream_interval: int = 1,
+        aliases: Sequence[str] = (),
     ) -> None:
         self.name = name
+        self._names = frozenset({name, *aliases})
         self.tokenizer = tokenizer
         self.template = template
         self.max_model_len = max_model_len
@@ -53,21 +56,21 @@ class ServedModel:
         self.streams = TextStreams(tokenizer)
         self._segments = Segments(tokenizer)
         self.created = int(time.time())
-        described = f"{name} {root} {max_model_len} {vocab_size}"
+        described = f"{name} {source} {max_model_len} {vocab_size}"
         self.fingerprint = "fp_" + hashlib.sha256(described.encode()).hexdigest()[:10]
         self.card = {
             "id": name,
             "object": "model",
             "created": self.created,
             "owned_by": "headrace",
-            "root": root or name,
+            "root": name,
             "parent": None,
             "max_model_len": max_model_len,
         }
 
     def check_name(self, asked: str | None) -> None:
         """Raise `ApiError` 404 unless ``asked`` is this model or nothing."""
-        if asked is not None and asked != self.name:
+        if asked is not None and asked not in self._names:
             raise model_not_found(asked)
 
     def check_tokens(self, tokens: list[int] | tuple[int, ...], param: str) -> None:

@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 import pytest
+from starlette.routing import Route
 from starlette.testclient import TestClient
 
 from headrace.core.cache.warming.idle_detector import IdleDetector
@@ -23,8 +24,9 @@ from headrace.core.tenancy.gate import Limits
 from headrace.observe.metrics import Metrics
 from headrace.observe.metrics_page import MetricsPage
 from headrace.observe.requests import RequestBook
+from headrace.observe.tenant_savings import TenantSavings
 from headrace.observe.usage import UsageBook
-from headrace.serve.auth.api_keys import Keys
+from headrace.serve.auth.api_keys import Grant, Keys
 from headrace.serve.cache.background_request import BackgroundRequests
 from headrace.serve.cache.lookup import CacheLookup
 from headrace.serve.cache.warmer import Warmer
@@ -59,6 +61,7 @@ class House:
     """A whole server in one process, over a scripted runner."""
 
     client: TestClient
+    routes: list[Route]
     engine: Engine
     runner: ScriptedRunner
     service: Service
@@ -101,7 +104,7 @@ def house(options: dict) -> Iterator[House]:
         max_model_len=max_model_len,
     )
     engine = Engine(scheduler, runner, events, Knobs(), overlap=options.get("overlap", 1))
-    book, usage, sheet = RequestBook(), UsageBook(), MetricsPage(constant={"model_name": ""})
+    book, usage, savings, sheet = RequestBook(), UsageBook(), TenantSavings(), MetricsPage(constant={"model_name": ""})
     metrics = Metrics(sheet)
     seen: list[Event] = []
     rules = options.get("rules", Rules())
@@ -115,11 +118,11 @@ def house(options: dict) -> Iterator[House]:
         rules=rules,
         stream_interval=options.get("stream_interval", 1),
     )
-    house = House(None, engine, runner, None, model, seen)  # type: ignore[arg-type]
+    house = House(None, [], engine, runner, None, model, seen)  # type: ignore[arg-type]
     service = Service(
         engine,
         limits,
-        [book, usage, metrics, house],
+        [book, usage, savings, metrics, house],
         QuotaMeter(rules.tenants, "fox"),
         options.get("request_timeout", 30.0),
         stall_seconds=options.get("stall_seconds", 60.0),
@@ -145,8 +148,8 @@ def house(options: dict) -> Iterator[House]:
         version="0",
         foresee=options.get("foresee", lambda request_id, now: None),
     )
-    keys = Keys(dict.fromkeys(options.get("keys", ())))
-    caches = CacheApi(recall, metrics.caches.stats, keys_required=keys.required, max_body_bytes=100_000)
+    grants = dict.fromkeys(options.get("keys", ()), Grant()) | options.get("grants", {})
+    caches = CacheApi(recall, metrics.caches.stats, savings.stats, max_body_bytes=100_000)
     accounts = UsageReport(service, usage.tenants, usage.tell)
     computing = Computing(BackgroundRequests(recall), service, model, 30.0)
     warmer = Warmer(
@@ -165,7 +168,8 @@ def house(options: dict) -> Iterator[House]:
     warm = Warm(warmer, computing, model, max_body_bytes=100_000)
     parts = (api, Abort(notes, max_body_bytes=1000), status, caches, accounts, warm, Docs("0"))
     routes = [route for part in parts for route in part.routes()]
-    app = create_app(recall, routes, keys, [warmer], options.get("origins", ()))
+    house.routes += routes
+    app = create_app(recall, routes, Keys(grants), [warmer], options.get("origins", ()))
     with TestClient(app, raise_server_exceptions=False) as client:
         house.client, house.service = client, service
         yield house

@@ -19,7 +19,7 @@ from headrace.serve.cache.warmer import Begun, Outcome, Warmer
 from headrace.serve.http.body import read_body
 from headrace.serve.http.cache.warm_wire import WarmBody, WarmPrefix
 from headrace.serve.http.edge import CALLER
-from headrace.serve.http.errors import ApiError, invalid
+from headrace.serve.http.errors import ApiError, invalid, permission_denied
 from headrace.serve.http.generation import unsupported
 from headrace.serve.http.generation.call import Call, Caller
 from headrace.serve.http.generation.unsupported import NotYet
@@ -145,6 +145,9 @@ class Warm:
         """
         body = parse(await read_body(request, self._max_body_bytes), WarmBody, NOT_YET)
         caller: Caller = request.scope[CALLER]
+        if body.from_history and caller.key_id is not None:
+            message = "from_history computes recorded requests of every tenant and needs an admin key"
+            raise permission_denied(message, "from_history")
         questions = []
         for number, each in enumerate(body.requests):
             raw = json.dumps(each.body).encode()
