@@ -131,7 +131,7 @@ def _make_app(loaded: Loaded, all_options: Options, keys: Keys) -> tuple[ASGIApp
         watchers=(metrics, goodput, book, usage),
         meter=QuotaMeter(tenants, loaded.name),
         request_timeout=options.request_timeout,
-        bell=loaded.runner.bell,
+        interrupt=loaded.runner.bell,
     )
     history = open_history(all_options.warm)
     recall = make_recall(caching, all_options.semantic, loaded, service, history)

@@ -7,8 +7,8 @@ from headrace.core.cache.response.entry import Entry, Pulse
 from headrace.core.events import Emitted, Finished
 from headrace.core.plan import TokenLogprob
 from headrace.core.request import FinishReason, Request
+from headrace.serve.answer import Answer
 from headrace.serve.cache.replay import TOKENS_AT_ONCE, Pace, tell_paced, tell_whole
-from headrace.serve.service import Answer
 
 TOKENS = tuple(range(100))
 ENTRY = Entry(

@@ -17,6 +17,7 @@ from headrace.core.cache.response.query import Turn
 from headrace.core.events import Emitted, Finished, PromptScored
 from headrace.core.plan import TokenLogprob
 from headrace.core.request import FinishReason, Request, Retention, SamplingParams
+from headrace.serve.answer import Answer
 from headrace.serve.auth.api_keys import tenant
 from headrace.serve.cache.lookup import NotCached
 from headrace.serve.cache.lookup_request import LookupRequest, no_turn
@@ -29,7 +30,7 @@ from headrace.serve.http.generation.scheduling_fields import retentions, schedul
 from headrace.serve.http.generation.usage import usage
 from headrace.serve.http.model import ServedModel
 from headrace.serve.http.rate_limit_headers import rate_headers
-from headrace.serve.service import Answer, Refused
+from headrace.serve.service import Refused
 from headrace.serve.text.stream import TextStream
 
 logger = logging.getLogger(__name__)
