@@ -17,10 +17,11 @@ from headrace.serve.auth.api_keys import Keys
 from headrace.serve.cache.lookup import CacheLookup
 from headrace.serve.http.edge import Edge
 from headrace.serve.http.errors import ApiError, api_error, http_exception, invalid_parameter, unexpected
+from headrace.serve.http.exchange import Hooks
 from headrace.serve.http.rate_limit_headers import RATE_HEADERS
 from headrace.serve.http.replies import CACHE_HEADER
 
-TOLD_HEADERS = ("Retry-After", "X-Request-Id", CACHE_HEADER, *RATE_HEADERS)
+TOLD_HEADERS = ("Retry-After", "X-Request-Id", "traceparent", CACHE_HEADER, *RATE_HEADERS)
 """What pages of other origins may read beside the body."""
 
 
@@ -38,11 +39,12 @@ def create_app(
     keys: Keys,
     beside: Sequence[Beside] = (),
     origins: Sequence[str] = (),
+    hooks: Hooks = Hooks(),  # noqa: B008 (immutable)
 ) -> ASGIApp:
     """The application; it starts with the server's loop what answers, and stops it with the server.
 
     What is ``beside`` starts after that in its order and stops before in the reverse one. Browsers let pages of
-    ``origins`` call it, and read of its headers what is ours.
+    ``origins`` call it, and read of its headers what is ours. ``hooks`` are called with each HTTP request.
     """
 
     @asynccontextmanager
@@ -63,7 +65,7 @@ def create_app(
     }
     app = Starlette(routes=list(routes), exception_handlers=handlers, lifespan=lifespan)
     app.router.redirect_slashes = False
-    edge = Edge(app, keys)
+    edge = Edge(app, keys, routes, hooks)
     if not origins:
         return edge
     # Outermost: a browser asks for permission without a key.

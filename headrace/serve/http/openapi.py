@@ -55,23 +55,30 @@ OPERATIONS = (
     ),
     Operation("post", "/tokenize", "Text or messages to tokens.", TokenizeBody, {"prompt": "Hello"}),
     Operation("post", "/detokenize", "Tokens to text.", DetokenizeBody, {"tokens": [1, 2, 3]}),
-    Operation("get", "/v1/models", "The model that is served."),
-    Operation("get", "/v1/models/{model}", "One model's card."),
+    Operation("get", "/v1/models", "List the served model."),
+    Operation("get", "/v1/models/{model}", "Describe one model."),
     Operation(
-        "get", "/v1/requests/{id}", "What happened to a request: state, position, reasons, tokens so far."
+        "get",
+        "/v1/requests/{id}",
+        "Explain a request, by its id or its X-Request-Id: state, position, reasons, tokens.",
     ),
-    Operation("post", "/abort_request", "End a request that is being answered.", AbortBody),
-    Operation("get", "/v1/usage", "What tenants have used, and how their limits stand; of one: ?tenant=."),
-    Operation("get", "/health", "200 while steps progress, else 503 with the reason."),
+    Operation(
+        "post", "/abort_request", "Cancel a running request, by its id or its X-Request-Id.", AbortBody
+    ),
+    Operation("get", "/v1/usage", "Report usage and remaining quotas of tenants; ?tenant= selects one."),
+    Operation("get", "/health", "Liveness: 200 while steps make progress, otherwise 503 with the reason."),
     Operation(
         "get",
         "/health/ready",
-        "200 while new requests are taken and the caches are as warm as they shall be.",
+        "Readiness: 200 while the server accepts requests and its caches are warm.",
     ),
-    Operation("get", "/ping", "As /health."),
-    Operation("get", "/version", "The server's version."),
-    Operation("get", "/server_info", "What runs here, and how much of it."),
-    Operation("get", "/metrics", "Metrics in Prometheus' text format."),
+    Operation("get", "/ping", "Alias of /health."),
+    Operation("get", "/livez", "Alias of /health."),
+    Operation("get", "/healthz", "Alias of /health."),
+    Operation("get", "/readyz", "Alias of /health/ready."),
+    Operation("get", "/version", "Report the version of the server."),
+    Operation("get", "/server_info", "Report the model, the settings and the current load."),
+    Operation("get", "/metrics", "Report metrics in Prometheus' text format."),
     Operation("get", "/v1/cache/stats", "What the response caches saved, by layer."),
     Operation(
         "post", "/v1/cache/clear", "Forget kept answers: by tag, or all.", ClearBody, {"scope": "tenant"}
@@ -90,7 +97,7 @@ OPERATIONS = (
         {"prefixes": [{"messages": [{"role": "system", "content": "You are brief."}]}]},
     ),
     Operation("get", "/v1/cache/warm", "How far warming is, and whether there is time for it."),
-    Operation("post", "/reset_prefix_cache", "Forget all computed prefixes."),
+    Operation("post", "/reset_prefix_cache", "Empty the prefix cache."),
 )
 
 _ERROR = {
