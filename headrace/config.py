@@ -298,6 +298,29 @@ class WarmOptions:
 
 
 @dataclass(frozen=True, slots=True)
+class ObservabilityOptions:
+    """What the server logs, and where it sends traces."""
+
+    log_level: Annotated[
+        Literal["debug", "info", "warning", "error"], Field(description="Lowest level that is logged")
+    ] = "info"
+    log_format: Annotated[
+        Literal["text", "json"],
+        Field(description="Format of log lines: text is aligned for reading, json is one object a line"),
+    ] = "text"
+    access_log: Annotated[
+        bool, Field(description="Log a line for every HTTP request (probes of /health and /metrics at debug)")
+    ] = True
+    otlp_traces_endpoint: Annotated[
+        str | None,
+        Field(
+            description="URL of an OpenTelemetry collector (OTLP over HTTP, e.g. "
+            "http://localhost:4318/v1/traces) that receives a trace of each request; needs the extra otel"
+        ),
+    ] = None
+
+
+@dataclass(frozen=True, slots=True)
 class Source:
     """Where options came from: those ``given`` directly, and the YAML ``file``."""
 
@@ -316,6 +339,7 @@ class Options:
     response_cache: ResponseCacheOptions = field(default_factory=ResponseCacheOptions)
     semantic: SemanticOptions = field(default_factory=SemanticOptions)
     warm: WarmOptions = field(default_factory=WarmOptions)
+    observability: ObservabilityOptions = field(default_factory=ObservabilityOptions)
     source: Source = field(default_factory=Source, compare=False, repr=False)
 
 
@@ -327,6 +351,7 @@ PARTS: dict[str, type] = {
     "response_cache": ResponseCacheOptions,
     "semantic": SemanticOptions,
     "warm": WarmOptions,
+    "observability": ObservabilityOptions,
 }
 _LISTS = ("allowed_origins", "api_key", "admin_key", "metrics_key", "response_cache")
 """Options that may be given several times; in the environment, their values are parted by commas."""
@@ -433,6 +458,22 @@ def profile_line(chosen: Options) -> str:
         own = "" if values[name] == usual else f" (of itself {usual})"
         told.append(f"{name.replace('_', '-')} {values[name]}{own}")
     return f"{chosen.scheduler.profile}: {', '.join(told)}"
+
+
+@dataclass(frozen=True, slots=True)
+class Systemd:
+    """How systemd wants to be informed: its socket, and the seconds between two watchdog messages (None: none)."""
+
+    notify_socket: str | None = None
+    watchdog_seconds: float | None = None
+
+
+def read_systemd() -> Systemd:
+    """What systemd put into the environment of this process; nothing if it was started in another way."""
+    interval = os.environ.get("WATCHDOG_USEC", "")
+    for_us = os.environ.get("WATCHDOG_PID") in (None, "", str(os.getpid()))
+    watchdog = int(interval) / 1e6 if interval.isdigit() and int(interval) and for_us else None
+    return Systemd(os.environ.get("NOTIFY_SOCKET") or None, watchdog)
 
 
 def _read_yaml(file: Path) -> dict[str, Any]:

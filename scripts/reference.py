@@ -46,11 +46,14 @@ def options_page() -> str:
 
 def http_page() -> str:
     """Every route, the fields of the generating ones, and what is refused by name."""
-    lines = ["# HTTP", "", "| route | what it does |", "|---|---|"]
-    lines += [f"| `{each.method.upper()} {each.path}` | {each.summary} |" for each in OPERATIONS]
+    lines = ["# HTTP", "", "Access: what a route needs once API keys are configured, see"]
+    lines += ["[security](../guide/security.md#roles).", "", "| route | access | what it does |", "|---|---|---|"]
     lines += [
-        "| `GET /docs` | This, to read and try in a browser. |",
-        "| `GET /openapi.json` | This, for machines. |",
+        f"| `{each.method.upper()} {each.path}` | {each.access} | {each.summary} |" for each in OPERATIONS
+    ]
+    lines += [
+        "| `GET /docs` | public | This description, to read and try in a browser. |",
+        "| `GET /openapi.json` | public | This description, for programs. |",
     ]
     for title, body, refused in (
         ("Chat completions", ChatBody, CHAT),

@@ -42,6 +42,7 @@ from headrace.serve.http.model import ServedModel
 from headrace.serve.http.openai.routes import Api
 from headrace.serve.http.openapi import Docs
 from headrace.serve.http.operations.abort import Abort
+from headrace.serve.http.operations.pause import Pause
 from headrace.serve.http.operations.status import Status
 from headrace.serve.http.operations.usage_report import UsageReport
 from headrace.serve.http.rate_limit_headers import rate_headers
@@ -157,7 +158,7 @@ def _make_app(
         watchers=(metrics, goodput, book, usage, savings),
         meter=QuotaMeter(tenants, loaded.name),
         request_timeout=options.request_timeout,
-        bell=loaded.runner.bell,
+        interrupt=loaded.runner.bell,
     )
     history = open_history(all_options.warm)
     recall = make_recall(caching, all_options.semantic, loaded, service, history)
@@ -213,7 +214,7 @@ def _make_app(
     )
     accounts = UsageReport(service, usage.tenants, usage.tell)
     abort = Abort(notes, max_body_bytes=options.max_body_bytes)
-    parts = (api, abort, status, caches, accounts, warming.endpoint, Docs(__version__))
+    parts = (api, abort, status, Pause(service), caches, accounts, warming.endpoint, Docs(__version__))
     beside: list[Beside] = [keys, *([] if history is None else [history]), warming.warmer]
     routes = [route for part in parts for route in part.routes()]
     app = create_app(recall, routes, keys.keys, beside, options.allowed_origins)

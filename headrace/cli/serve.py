@@ -9,6 +9,7 @@ from headrace.cli.options import with_options
 from headrace.config import (
     CacheOptions,
     ModelOptions,
+    ObservabilityOptions,
     Options,
     ResponseCacheOptions,
     SchedulerOptions,
@@ -26,6 +27,7 @@ from headrace.config import (
     ResponseCacheOptions,
     SemanticOptions,
     WarmOptions,
+    ObservabilityOptions,
 )
 def serve(given: Options) -> None:
     """Serve a model behind the OpenAI API."""

@@ -56,6 +56,7 @@ WORDS: Mapping[type[StrEnum], Mapping[Any, str]] = {
         RejectReason.QUEUE_FULL: "as many requests as may wait were waiting already (--max-num-queued-reqs)",
         RejectReason.QUEUE_TOKENS: "as many prompt tokens as may wait were waiting already (--max-num-queued-tokens)",
         RejectReason.DRAINING: "the server was shutting down",
+        RejectReason.PAUSED: "the server was paused by an administrator",
         RejectReason.TOO_LARGE: "it asked for more than may ever be taken on at once",
         RejectReason.TENANT_LIMIT: "its tenant had reached a limit of its own (--tenants)",
     },

@@ -1,7 +1,7 @@
 """What the caches saved each tenant, by layer: the tenant's own part of ``GET /v1/cache/stats``.
 
-`observe.cache_ledger` counts the same events for the whole server. Misses are not counted here, because a lookup's event
-does not name its tenant.
+`observe.cache_ledger` counts the same events for the whole server. Misses are not counted here, because the event of a
+lookup does not name its tenant.
 """
 
 from __future__ import annotations

@@ -10,7 +10,8 @@ from headrace.core.request import FinishReason, InvalidParameter, RejectReason, 
 from headrace.core.tenancy.classes import BACKGROUND
 from headrace.core.tenancy.gate import Limits
 from headrace.serve import service as service_file
-from headrace.serve.service import Answer, Refused, Service
+from headrace.serve.answer import Answer
+from headrace.serve.service import Refused, Service
 from tests.doubles.engines import hashing_engine
 from tests.doubles.hashing_runner import expected_tokens
 

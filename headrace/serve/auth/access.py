@@ -76,8 +76,8 @@ def route_path(path: str, root_path: str) -> str:
 def tenant_of(identity: Identity | None, header: str | None) -> tuple[str | None, str | None]:
     """The tenant that a request is bound to, and the one that it claims by ``X-Tenant-Id``.
 
-    A request with an inference key is bound to the key's tenant. A request without a key is bound to none, and so is one
-    with an admin key: it may act for the tenant that it names, or else for its own.
+    An inference key binds its requests to the key's tenant. A request without a key is bound to none, and neither is
+    one with an admin key: it may act for the tenant that it names, or else for its own.
     """
     if identity is None:
         return None, header

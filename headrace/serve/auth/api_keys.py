@@ -87,8 +87,8 @@ def read_keys(
     """The keys given as options and those of a file, each with its tenant and role.
 
     A line of the file is ``KEY [TENANT [ROLE]]``, separated by spaces. ``-`` as tenant means none; the role is
-    ``inference`` (default), ``metrics`` or ``admin``. Several keys may have one tenant. Empty lines and lines that begin
-    with ``#`` are ignored.
+    ``inference`` (default), ``metrics`` or ``admin``. Several keys may have one tenant. Empty lines and lines that
+    begin with ``#`` are ignored.
 
     Raises:
         ValueError: the file cannot be read, contains no key or a wrong line; a key is empty, cannot be sent in an HTTP
@@ -154,7 +154,7 @@ _TENANT = re.compile(r"[\x21-\x7e]{1,128}")
 
 
 def tenant(key_id: str | None, header: str | None, user: str | None) -> str:
-    """The tenant of a request: the key's tenant or id, else ``X-Tenant-Id``, else the field ``user``, else ``default``."""
+    """A request's tenant: the key's tenant or id, else ``X-Tenant-Id``, else the field ``user``, else ``default``."""
     return key_id or header or user or ANONYMOUS
 
 

@@ -12,10 +12,10 @@ from functools import partial
 
 from headrace.core.events import Finished
 from headrace.core.request import FinishReason
+from headrace.serve.answer import Answer
 from headrace.serve.cache.lookup import CacheLookup
 from headrace.serve.cache.lookup_request import LookupRequest
 from headrace.serve.cache.single_flight import SingleFlight
-from headrace.serve.service import Answer
 
 ID_PREFIX = "warm-"
 """Begins the ids of requests that nobody waits for."""

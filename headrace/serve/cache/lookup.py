@@ -23,6 +23,7 @@ from headrace.core.events import Finished, Layer, LookedUp, Lookup, Spared
 from headrace.core.ports import Keeper, Level
 from headrace.core.request import FinishReason, InvalidParameter, Request
 from headrace.core.tenancy.classes import BACKGROUND
+from headrace.serve.answer import Answer
 from headrace.serve.cache.exact import ExactCache
 from headrace.serve.cache.headers import cache_header
 from headrace.serve.cache.lookup_request import LookupRequest
@@ -30,7 +31,7 @@ from headrace.serve.cache.partial import Partial, RecordedAnswer
 from headrace.serve.cache.replay import Pace, tell_paced, tell_whole
 from headrace.serve.cache.single_flight import SingleFlight, rank
 from headrace.serve.cache.writer import CacheWriter
-from headrace.serve.service import Answer, Refused, Service
+from headrace.serve.service import Refused, Service
 
 logger = logging.getLogger(__name__)
 

@@ -18,7 +18,7 @@ from headrace.core.cache.response.query import CacheQuery
 from headrace.core.cache.response.tags import EVERYTHING, tenant_tag
 from headrace.core.events import Emitted, Finished, Layer, PromptScored
 from headrace.core.request import FinishReason, Request
-from headrace.serve.service import Answer
+from headrace.serve.answer import Answer
 
 LEAD = 8
 """Tokens of the prompt's end that an output is indexed behind."""

@@ -9,7 +9,7 @@ from enum import StrEnum
 from headrace.core.cache.response.entry import Entry
 from headrace.core.events import Emitted, Finished
 from headrace.core.request import Request
-from headrace.serve.service import Answer
+from headrace.serve.answer import Answer
 
 TOKENS_AT_ONCE = 32
 """What a stream is told in one piece where nobody asked for the original pace: still a stream, at little cost."""

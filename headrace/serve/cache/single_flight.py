@@ -18,7 +18,7 @@ from headrace.core.events import Emitted, Finished, PromptScored
 from headrace.core.plan import TokenLogprob
 from headrace.core.request import FinishReason, Request
 from headrace.core.tenancy.classes import CLASSES, DEFAULT
-from headrace.serve.service import Answer
+from headrace.serve.answer import Answer
 from headrace.serve.text.stream import TextStream
 
 _LEVELS = {each.name: each.level for each in CLASSES}

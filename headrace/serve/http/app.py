@@ -19,10 +19,11 @@ from headrace.serve.auth.roles import METRICS_PORT, ROUTES
 from headrace.serve.cache.lookup import CacheLookup
 from headrace.serve.http.edge import Edge
 from headrace.serve.http.errors import ApiError, api_error, http_exception, invalid_parameter, unexpected
+from headrace.serve.http.exchange import Hooks
 from headrace.serve.http.rate_limit_headers import RATE_HEADERS
 from headrace.serve.http.replies import CACHE_HEADER
 
-EXPOSED_HEADERS = ("Retry-After", "X-Request-Id", CACHE_HEADER, *RATE_HEADERS)
+EXPOSED_HEADERS = ("Retry-After", "X-Request-Id", "traceparent", CACHE_HEADER, *RATE_HEADERS)
 """Response headers that browsers let pages of other origins read."""
 
 
@@ -40,11 +41,12 @@ def create_app(
     keys: Keys,
     beside: Sequence[Beside] = (),
     origins: Sequence[str] = (),
+    hooks: Hooks = Hooks(),  # noqa: B008 (immutable)
 ) -> ASGIApp:
     """The application of the main port. Its lifespan starts and stops ``recall`` with the engine.
 
     The work ``beside`` starts after that, in order, and stops before, in reverse order. Browsers let pages of
-    ``origins`` call the server.
+    ``origins`` call the server. ``hooks`` are called with each HTTP request.
 
     Raises:
         ValueError: a route is not in the table of roles.
@@ -62,7 +64,7 @@ def create_app(
             await each.stop()
         await recall.stop()
 
-    edge = Edge(_starlette(routes, lifespan), AccessCheck(keys))
+    edge = Edge(_starlette(routes, lifespan), AccessCheck(keys), routes, hooks)
     if not origins:
         return edge
     # Outermost, because a browser's preflight request carries no key.
@@ -74,7 +76,7 @@ def create_app(
 def create_metrics_app(routes: Iterable[Route]) -> ASGIApp:
     """The application of the metrics port: metrics and health alone, without a key."""
     served = [route for route in routes if f"GET {route.path}" in METRICS_PORT]
-    return Edge(_starlette(served), AccessCheck(Keys({})))
+    return Edge(_starlette(served), AccessCheck(Keys({})), served)
 
 
 def endpoints(routes: Iterable[Route]) -> list[str]:

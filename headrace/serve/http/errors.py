@@ -18,6 +18,7 @@ from headrace.core.events import Finished
 from headrace.core.request import FinishReason, InvalidParameter, RejectReason
 from headrace.core.tenancy.gate import Reject
 from headrace.serve.auth.roles import Access
+from headrace.serve.http.exchange import record_error
 
 INVALID = "invalid_request_error"
 FAILED_MESSAGE = "The server had an error while processing your request."
@@ -255,18 +256,21 @@ async def http_exception(request: HttpRequest, error: Exception) -> Response:
     else:
         shown = ApiError(error.status_code, error.detail)
     shown.headers.update(error.headers or {})
+    record_error(request.scope, shown.code)
     return shown.response()
 
 
 async def api_error(request: HttpRequest, error: Exception) -> Response:
     """An error that a route raised."""
     assert isinstance(error, ApiError)
+    record_error(request.scope, error.code)
     return error.response()
 
 
 async def invalid_parameter(request: HttpRequest, error: Exception) -> Response:
     """A parameter that the core rejected; it names the field as the client spelled it."""
     assert isinstance(error, InvalidParameter)
+    record_error(request.scope, "invalid_value")
     return invalid(str(error), error.param).response()
 
 

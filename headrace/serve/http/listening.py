@@ -37,8 +37,8 @@ def exposure_warning(options: ServerOptions, keys_required: bool) -> str:
     if keys_required or _is_loopback(options.host):
         return ""
     return (
-        f"NO API KEYS: the server listens on {options.host}, which other machines can reach, and everyone who reaches it "
-        "can send requests, read the state of all requests, clear the caches and pause the server. Set --api-key or "
+        f"NO API KEYS: the server listens on {options.host}, which other machines can reach. Any of them can "
+        "send requests, read the state of all requests, clear the caches and pause the server. Set --api-key or "
         "--api-key-file, or listen on 127.0.0.1."
     )
 
@@ -66,4 +66,4 @@ def _resolve(host: str, port: int) -> list[tuple[int, int, int, str, tuple[objec
 
 def _is_loopback(host: str) -> bool:
     addresses = [str(address[0]).partition("%")[0] for *_, address in _resolve(host, 0)]
-    return bool(host) and all(ipaddress.ip_address(address).is_loopback for address in addresses)
+    return all(ipaddress.ip_address(address).is_loopback for address in addresses)

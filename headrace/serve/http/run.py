@@ -1,7 +1,7 @@
 """Runs the HTTP server: listens, reloads on SIGHUP, drains on SIGTERM.
 
 The first SIGTERM or SIGINT starts the drain: the server accepts no new request, running requests may finish for
-``--drain-timeout`` seconds, and then each remaining client receives an error. The second signal stops the server at once.
+``--drain-timeout`` seconds, and then each remaining client receives an error. The second signal stops it at once.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ FAREWELL_SECONDS = 5
 """How long connections may take to send their last bytes after every response has ended."""
 
 KEEP_ALIVE_SECONDS = 75
-"""Longer than the connection pools of common clients keep a connection, so that they do not write into a closing one."""
+"""Longer than common clients keep pooled connections, so that they do not write into a closing one."""
 
 
 class Apps(NamedTuple):

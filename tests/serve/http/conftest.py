@@ -39,6 +39,7 @@ from headrace.serve.http.model import ServedModel
 from headrace.serve.http.openai.routes import Api
 from headrace.serve.http.openapi import Docs
 from headrace.serve.http.operations.abort import Abort
+from headrace.serve.http.operations.pause import Pause
 from headrace.serve.http.operations.status import Status
 from headrace.serve.http.operations.usage_report import UsageReport
 from headrace.serve.http.rate_limit_headers import rate_headers
@@ -166,7 +167,7 @@ def house(options: dict) -> Iterator[House]:
     )
     service.watch(warmer)
     warm = Warm(warmer, computing, model, max_body_bytes=100_000)
-    parts = (api, Abort(notes, max_body_bytes=1000), status, caches, accounts, warm, Docs("0"))
+    parts = (api, Abort(notes, max_body_bytes=1000), status, Pause(service), caches, accounts, warm, Docs("0"))
     routes = [route for part in parts for route in part.routes()]
     house.routes += routes
     app = create_app(recall, routes, Keys(grants), [warmer], options.get("origins", ()))

@@ -113,9 +113,14 @@ class Tier:
         except Exception as error:  # a client library raises what it likes
             self._fault(Fault.FAILED, f"{type(error).__name__}: {error}")
         else:
+            if breaker.is_open:
+                logger.warning("cache store %s works again: circuit breaker closed", self.name)
             breaker.succeeded()
             return value
+        was_open = breaker.is_open
         breaker.failed(self._clock())
+        if breaker.is_open and not was_open:
+            logger.warning("cache store %s is down: circuit breaker open, it is retried later", self.name)
         return None
 
     def _fault(self, fault: Fault, message: str) -> None:
