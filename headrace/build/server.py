@@ -2,16 +2,28 @@
 
 from __future__ import annotations
 
+import logging
+import platform
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import asdict
 
+import torch
 from starlette.types import ASGIApp
 
 from headrace import __version__
 from headrace.build.cache import describe_caches, make_recall, prefix_sizes
 from headrace.build.model import Loaded, close, describe, load, timed, warm_up
+from headrace.build.observability import (
+    SystemdLink,
+    Traces,
+    hooks,
+    open_traces,
+    start_log,
+    systemd_link,
+    watchers,
+)
 from headrace.build.recording import open_tape
 from headrace.build.tenants import describe_tenants
 from headrace.build.warming import Warming, make_recorder, open_history
@@ -24,6 +36,7 @@ from headrace.observe.metrics import Metrics
 from headrace.observe.metrics_page import MetricsPage
 from headrace.observe.requests import RequestBook
 from headrace.observe.usage import UsageBook
+from headrace.observe.vllm_names import aliases, labels
 from headrace.serve.auth.api_keys import Keys, read_keys
 from headrace.serve.cache.lookup import CacheLookup
 from headrace.serve.http.app import Beside, create_app
@@ -41,13 +54,17 @@ from headrace.serve.http.run import check_address, check_tls, run_server
 from headrace.serve.quota_meter import QuotaMeter
 from headrace.serve.service import Service
 
+startup = logging.getLogger("headrace.startup")
+shutdown = logging.getLogger("headrace.shutdown")
+
 
 def build_app(options: Options) -> tuple[ASGIApp, AbstractAsyncContextManager[None]]:
     """The server's application for use without a socket, and the context in which its engine runs."""
     keys = _keys(options.server)
+    traces = open_traces(options.observability)
     tape = open_tape(options.server)
     loaded = load(options, tape.tell if tape else None)
-    app, recall = _make_app(loaded, options, keys)
+    app, recall, _ = _make_app(loaded, options, keys, traces)
 
     @asynccontextmanager
     async def running() -> AsyncIterator[None]:
@@ -60,28 +77,39 @@ def build_app(options: Options) -> tuple[ASGIApp, AbstractAsyncContextManager[No
                 close(loaded)
             if tape:
                 tape.close()
+            if traces:
+                traces.close()
 
     return app, running()
 
 
-def serve(options: Options, say: Callable[[str], None], *, began: float) -> None:
-    """Load, warm up, listen, until a signal ends it; ``say`` gets lines for the terminal.
+def serve(options: Options, *, began: float) -> None:
+    """Load the model, warm up, and serve until a signal ends it. It logs to standard output.
 
     ``began`` is when the process did, by `time.perf_counter`: what came before this call went into libraries.
 
     Raises:
-        ConfigError: as `load`, or an address, API keys, TLS files or a recording that cannot be used.
+        ConfigError: as `load`, or an address, API keys, TLS files, a recording or a trace exporter cannot be used.
     """
     libraries = time.perf_counter() - began
+    log = start_log(options.observability)
+    try:
+        _serve(options, began, libraries)
+    finally:
+        log.flush()
+
+
+def _serve(options: Options, began: float, libraries: float) -> None:
     check_tls(options.server)
     check_address(options.server)
     keys = _keys(options.server)
+    traces = open_traces(options.observability)
     tape = open_tape(options.server)
     loaded = load(options, tape.tell if tape else None)
     warm_up(loaded)
     loaded.seconds["libraries"] = libraries
     with timed(loaded.seconds, "routes"):
-        app, recall = _make_app(loaded, options, keys)
+        app, recall, systemd = _make_app(loaded, options, keys, traces)
     profile = f"profile      {profile_line(options)}"
     for line in (
         *describe(loaded),
@@ -89,18 +117,23 @@ def serve(options: Options, say: Callable[[str], None], *, began: float) -> None
         *describe_tenants(loaded.tenants, loaded.classes),
         *describe_caches(options.response_cache),
     ):
-        say(line)
+        startup.info("%s", line)
 
     def ready(url: str) -> None:
-        say(f"ready        {url} after {time.perf_counter() - began:.2f} s")
+        seconds = time.perf_counter() - began
+        startup.info("ready        %s after %.2f s", url, seconds, extra={"fields": {"url": url}})
+        systemd.notifier.send("READY=1")
 
     try:
         run_server(app, recall.service, options.server, ready)
     finally:
-        if recall.service.stop() and (left := close(loaded)):
-            say(f"note         {left}")
+        saved = close(loaded) if recall.service.stop() else ""
         if tape:
             tape.close()
+        if traces:
+            traces.close()
+        fields = {"finished_requests": recall.service.finished_requests, "saved": saved or None}
+        shutdown.info("server stopped", extra={"fields": fields})
 
 
 def _keys(options: ServerOptions) -> Keys:
@@ -110,10 +143,15 @@ def _keys(options: ServerOptions) -> Keys:
         raise ConfigError(str(error)) from error
 
 
-def _make_app(loaded: Loaded, all_options: Options, keys: Keys) -> tuple[ASGIApp, CacheLookup]:
+def _make_app(
+    loaded: Loaded, all_options: Options, keys: Keys, traces: Traces | None
+) -> tuple[ASGIApp, CacheLookup, SystemdLink]:
     ledger, options, caching = loaded.ledger, all_options.server, all_options.response_cache
     tenants = loaded.tenants
-    sheet = MetricsPage(options.metrics_prefix, {"model_name": loaded.name})
+    prefix = options.metrics_prefix
+    sheet = MetricsPage(prefix, labels(prefix, loaded.name), aliases(prefix))
+    sheet.add_process()
+    _add_build_info(sheet, loaded)
     metrics = Metrics(
         sheet,
         clock_offset=time.time() - time.monotonic(),
@@ -158,6 +196,9 @@ def _make_app(loaded: Loaded, all_options: Options, keys: Keys) -> tuple[ASGIApp
     )
     warming = Warming(all_options.warm, caching, options, recall, model, history)
     service.watch(warming.warmer, tokens=False)
+    for watcher, tokens in watchers(traces):
+        service.watch(watcher, tokens=tokens)
+    systemd = systemd_link(service)
     status = Status(
         service,
         model,
@@ -187,6 +228,23 @@ def _make_app(loaded: Loaded, all_options: Options, keys: Keys) -> tuple[ASGIApp
     accounts = UsageReport(service, usage.tenants, usage.tell)
     abort = Abort(notes, max_body_bytes=options.max_body_bytes)
     parts = (api, abort, status, caches, accounts, warming.endpoint, Docs(__version__))
-    beside: list[Beside] = [warming.warmer] if history is None else [history, warming.warmer]
+    beside: list[Beside] = [*([history] if history else []), warming.warmer, systemd.watch]
     routes = [route for part in parts for route in part.routes()]
-    return create_app(recall, routes, keys, beside, options.allowed_origins), recall
+    exchanges = hooks(all_options.observability, sheet, notes, traces)
+    app = create_app(recall, routes, keys, beside, options.allowed_origins, exchanges)
+    return app, recall, systemd
+
+
+def _add_build_info(page: MetricsPage, loaded: Loaded) -> None:
+    """The constant metric ``build_info``, whose labels say what runs."""
+    info = {
+        "version": __version__,
+        "torch": torch.__version__,
+        "python": platform.python_version(),
+        "kernels": loaded.kernels,
+        "dtype": loaded.dtype,
+        "quantization": loaded.quantization or "none",
+    }
+    page.gauge("build_info", "Versions and settings of this server; always 1.", list(info)).of(
+        *info.values()
+    ).value = 1.0

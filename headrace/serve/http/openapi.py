@@ -60,7 +60,7 @@ OPERATIONS = (
     Operation(
         "get",
         "/v1/requests/{id}",
-        "Explain a request, by its id or its X-Request-Id: state, position, reasons, tokens.",
+        "Explain a request by id or X-Request-Id: state, position, reasons, tokens.",
     ),
     Operation(
         "post", "/abort_request", "Cancel a running request, by its id or its X-Request-Id.", AbortBody

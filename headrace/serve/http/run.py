@@ -1,7 +1,7 @@
-"""Serves until told to stop, and stops in good order.
+"""Runs the HTTP server until a signal stops it.
 
-The first SIGTERM or SIGINT begins the drain: nothing new is taken, what runs may finish for a while, and then
-each remaining client is told. The second stops at once.
+The first SIGTERM or SIGINT begins the drain: new requests are rejected, running ones may finish within a timeout, and
+the rest are cancelled with an error. The second signal stops at once.
 """
 
 from __future__ import annotations
@@ -25,17 +25,17 @@ from headrace.config import ConfigError, ServerOptions
 from headrace.serve.http.garbage_collection import GarbageCollection
 from headrace.serve.service import Service
 
-logger = logging.getLogger(__name__)
+logger = logging.getLogger("headrace.shutdown")
 
 FAREWELL_SECONDS = 5
-"""What connections get to send their last bytes once every answer has ended."""
+"""Time that connections get to send their last bytes after every request has ended."""
 
 KEEP_ALIVE_SECONDS = 75
-"""Longer than the pools of common clients keep a connection, so that they never write into a closing one."""
+"""Longer than common clients keep an idle connection, so that they never write into a closing one."""
 
 
 def check_tls(options: ServerOptions) -> None:
-    """Raise `ConfigError` where the certificate or its key cannot be used: before a model is loaded for them."""
+    """Raise `ConfigError` if the certificate or its key cannot be used, before a model is loaded."""
     if options.ssl_certfile is None:
         if options.ssl_keyfile is not None:
             raise ConfigError("--ssl-keyfile needs --ssl-certfile beside it")
@@ -48,7 +48,7 @@ def check_tls(options: ServerOptions) -> None:
 
 
 def check_address(options: ServerOptions) -> None:
-    """Raise `ConfigError` where nobody can listen at the address: before a model is loaded for it."""
+    """Raise `ConfigError` if the server cannot listen at the address, before a model is loaded."""
     host, port = options.host, options.port
     try:
         found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
@@ -82,6 +82,7 @@ def run_server(app: ASGIApp, service: Service, options: ServerOptions, ready: Ca
         port=options.port,
         ssl_keyfile=options.ssl_keyfile,
         ssl_certfile=options.ssl_certfile,
+        log_config=None,  # its records go to the handler of the process
         log_level="warning",
         access_log=False,
         server_header=False,
@@ -97,15 +98,15 @@ def run_server(app: ASGIApp, service: Service, options: ServerOptions, ready: Ca
 
 
 class Connection(HttpToolsProtocol):
-    """A client's connection, whose end is told to all requests that came over it.
+    """A client's connection, whose end cancels all requests that came over it.
 
-    uvicorn tells the one that it read last. A client may send several without waiting, and then the one that is being
-    answered is another, which would be computed to its end for nobody and written to a closed socket.
+    uvicorn informs only the request that it read last. A client may send several without waiting, and then the running
+    one is another: it would be computed to its end and written to a closed socket.
     """
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        self._cycles: WeakSet[RequestResponseCycle] = WeakSet()  # those that are over are freed
+        self._cycles: WeakSet[RequestResponseCycle] = WeakSet()  # finished ones are freed
 
     def on_headers_complete(self) -> None:
         """A request begins."""
@@ -113,7 +114,7 @@ class Connection(HttpToolsProtocol):
         self._cycles.add(self.cycle)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """The client is gone."""
+        """The client has disconnected."""
         super().connection_lost(exc)
         for cycle in self._cycles:
             cycle.disconnected = cycle.disconnected or not cycle.response_complete
@@ -121,7 +122,7 @@ class Connection(HttpToolsProtocol):
 
 
 class DrainingServer(uvicorn.Server):
-    """A uvicorn server that goes on listening while it drains, so that clients hear why they are refused."""
+    """A uvicorn server that keeps listening while it drains, so that rejected clients get a response."""
 
     def __init__(
         self,
@@ -141,7 +142,7 @@ class DrainingServer(uvicorn.Server):
         self._drain: asyncio.Task[None] | None = None
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """Listen, then say where."""
+        """Listen, then report the URL."""
         self._garbage.take_over()
         await super().startup(sockets)
         if self.started:
@@ -153,22 +154,24 @@ class DrainingServer(uvicorn.Server):
         """A signal: the first begins the drain at the next tick, the second ends the server."""
         self._signals += 1
         if self._signals > 1:
-            logging.getLogger("uvicorn.error").setLevel(logging.CRITICAL)  # cut answers are no news now
+            logging.getLogger("uvicorn.error").setLevel(logging.CRITICAL)  # cut responses are expected now
             self.force_exit = self.should_exit = True
 
     async def on_tick(self, counter: int) -> bool:
-        """Ten times a second: whether to leave the main loop."""
+        """Called ten times a second; returns whether to leave the main loop."""
         if self._signals and self._drain is None:
             self._drain = asyncio.create_task(self._drain_service())
         self._garbage.tick()
         return await super().on_tick(counter)
 
     async def _drain_service(self) -> None:
-        waiting = self._service.open_requests()
-        logger.warning("draining: %d requests may finish within %g s", waiting, self._drain_timeout)
-        if not await self._service.drain(self._drain_timeout):
-            logger.warning(
-                "drain ended with %d requests open; they are cancelled", self._service.open_requests()
-            )
-            self._service.close_all()
+        service, waiting = self._service, self._service.open_requests()
+        fields = {"open_requests": waiting, "timeout_seconds": self._drain_timeout}
+        logger.info("draining: new requests are rejected", extra={"fields": fields})
+        cancelled = 0 if await service.drain(self._drain_timeout) else service.open_requests()
+        if cancelled:
+            service.close_all()
+        level = logging.WARNING if cancelled else logging.INFO
+        fields = {"drained_requests": waiting - cancelled, "cancelled_requests": cancelled}
+        logger.log(level, "drained", extra={"fields": fields})
         self.should_exit = True
