@@ -158,9 +158,7 @@ class ServerOptions:
         tuple[str, ...],
         Field(description="an origin whose pages may call from a browser (CORS), or '*'; repeatable"),
     ] = ()
-    api_key: Annotated[
-        tuple[str, ...], Field(description="API key that clients must send; repeatable")
-    ] = ()
+    api_key: Annotated[tuple[str, ...], Field(description="API key that clients must send; repeatable")] = ()
     api_key_file: Annotated[
         str | None,
         Field(

@@ -3,21 +3,33 @@
 from __future__ import annotations
 
 import logging
+import platform
 import signal
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import asdict
 from functools import partial
+from typing import NamedTuple
 
+import torch
 from starlette.routing import Route
 from starlette.types import ASGIApp
 
 from headrace import __version__
 from headrace.build.cache import describe_caches, make_recall, prefix_sizes
 from headrace.build.model import Loaded, close, describe, load, timed, warm_up
+from headrace.build.observability import (
+    SystemdLink,
+    Traces,
+    hooks,
+    open_traces,
+    start_log,
+    systemd_link,
+    watchers,
+)
 from headrace.build.recording import open_tape
-from headrace.build.reload import Reload
+from headrace.build.reload import Reload, read_settings
 from headrace.build.tenants import describe_tenants
 from headrace.build.warming import Warming, make_recorder, open_history
 from headrace.config import ConfigError, Options, ServerOptions, profile_line
@@ -25,11 +37,13 @@ from headrace.core.scheduler.start_estimate import told
 from headrace.core.tenancy.gate import Limits
 from headrace.observe.cache_ledger import Prices
 from headrace.observe.goodput import Goodput
+from headrace.observe.log.writer import set_level
 from headrace.observe.metrics import Metrics
 from headrace.observe.metrics_page import MetricsPage
 from headrace.observe.requests import RequestBook
 from headrace.observe.tenant_savings import TenantSavings
 from headrace.observe.usage import UsageBook
+from headrace.observe.vllm_names import aliases, labels
 from headrace.serve.auth.api_keys import read_keys
 from headrace.serve.auth.key_file import KeyFile
 from headrace.serve.cache.lookup import CacheLookup
@@ -50,15 +64,18 @@ from headrace.serve.http.run import Apps, run_server
 from headrace.serve.quota_meter import QuotaMeter
 from headrace.serve.service import Service
 
-logger = logging.getLogger(__name__)
+startup = logging.getLogger("headrace.startup")
+shutdown = logging.getLogger("headrace.shutdown")
 
 
 def build_app(options: Options) -> tuple[ASGIApp, AbstractAsyncContextManager[None]]:
     """The server's application for use without a socket, and the context in which its engine runs."""
     keys = _open_keys(options.server)
+    traces = open_traces(options.observability)
     tape = open_tape(options.server)
     loaded = load(options, tape.tell if tape else None)
-    app, recall, _, _ = _make_app(loaded, options, keys)
+    built = _make_app(loaded, options, keys, traces)
+    recall = built.recall
 
     @asynccontextmanager
     async def running() -> AsyncIterator[None]:
@@ -71,33 +88,54 @@ def build_app(options: Options) -> tuple[ASGIApp, AbstractAsyncContextManager[No
                 close(loaded)
             if tape:
                 tape.close()
+            if traces:
+                traces.close()
 
-    return app, running()
+    return built.app, running()
 
 
-def serve(options: Options, say: Callable[[str], None], *, began: float) -> None:
-    """Load, warm up, listen, until a signal ends it; ``say`` gets lines for the terminal.
+def serve(options: Options, *, began: float) -> None:
+    """Load the model, warm up, and serve until a signal ends it. It logs to standard output.
 
     ``began`` is when the process did, by `time.perf_counter`: what came before this call went into libraries.
 
     Raises:
-        ConfigError: as `load`, or an address, API keys, TLS files or a recording that cannot be used.
+        ConfigError: as `load`, or an address, API keys, TLS files, a recording or a trace exporter cannot be used.
     """
     libraries = time.perf_counter() - began
+    log = start_log(options.observability)
+    try:
+        _serve(options, began, libraries)
+    finally:
+        log.flush()
+
+
+def _serve(options: Options, began: float, libraries: float) -> None:
     check_tls(options.server)
     check_address(options.server)
     signal.signal(signal.SIGHUP, signal.SIG_IGN)  # a file that changes while the model loads is found later
     keys = _open_keys(options.server)
     if warning := exposure_warning(options.server, keys.keys.required):
-        logger.warning(warning)
+        startup.warning("%s", warning)
+    traces = open_traces(options.observability)
     tape = open_tape(options.server)
     loaded = load(options, tape.tell if tape else None)
     warm_up(loaded)
     loaded.seconds["libraries"] = libraries
     with timed(loaded.seconds, "routes"):
-        app, recall, model, routes = _make_app(loaded, options, keys)
-        metrics = None if options.server.metrics_port is None else create_metrics_app(routes)
-        reload = Reload(options, keys, recall.service, loaded.engine, model, loaded.classes)
+        built = _make_app(loaded, options, keys, traces)
+        recall = built.recall
+        metrics = None if options.server.metrics_port is None else create_metrics_app(built.routes)
+        reload = Reload(
+            partial(read_settings, options),
+            keys,
+            recall.service,
+            loaded.engine,
+            built.model,
+            classes=loaded.classes,
+            recorded=tape is not None,
+            set_level=set_level,
+        )
     profile = f"profile      {profile_line(options)}"
     for line in (
         *describe(loaded),
@@ -105,19 +143,23 @@ def serve(options: Options, say: Callable[[str], None], *, began: float) -> None
         *describe_tenants(loaded.tenants, loaded.classes),
         *describe_caches(options.response_cache),
     ):
-        say(line)
+        startup.info("%s", line)
 
     def ready(url: str) -> None:
-        say(f"ready        {url} after {time.perf_counter() - began:.2f} s")
+        seconds = time.perf_counter() - began
+        startup.info("ready        %s after %.2f s", url, seconds, extra={"fields": {"url": url}})
+        built.systemd.notifier.send("READY=1")
 
     try:
-        run_server(Apps(app, metrics), recall.service, options.server, ready, reload)
+        run_server(Apps(built.app, metrics), recall.service, options.server, ready, reload)
     finally:
-        if recall.service.stop() and (left := close(loaded)):
-            say(f"note         {left}")
-            logger.info("shutdown: %s", left)
+        saved = close(loaded) if recall.service.stop() else ""
         if tape:
             tape.close()
+        if traces:
+            traces.close()
+        fields = {"finished_requests": recall.service.finished_requests, "saved": saved or None}
+        shutdown.info("server stopped", extra={"fields": fields})
 
 
 def _open_keys(options: ServerOptions) -> KeyFile:
@@ -134,13 +176,24 @@ def _open_keys(options: ServerOptions) -> KeyFile:
         raise ConfigError(str(error)) from error
 
 
-def _make_app(
-    loaded: Loaded, all_options: Options, keys: KeyFile
-) -> tuple[ASGIApp, CacheLookup, ServedModel, list[Route]]:
+class _Built(NamedTuple):
+    """The application with the parts that its start, its reloads and its end need."""
+
+    app: ASGIApp
+    routes: list[Route]
+    recall: CacheLookup
+    model: ServedModel
+    systemd: SystemdLink
+
+
+def _make_app(loaded: Loaded, all_options: Options, keys: KeyFile, traces: Traces | None) -> _Built:
     ledger, options, caching = loaded.ledger, all_options.server, all_options.response_cache
     tenants = loaded.tenants
     prices = Prices(caching.input_price, caching.output_price)
-    sheet = MetricsPage(options.metrics_prefix, {"model_name": loaded.name})
+    prefix = options.metrics_prefix
+    sheet = MetricsPage(prefix, labels(prefix, loaded.name), aliases(prefix))
+    sheet.add_process()
+    _add_build_info(sheet, loaded)
     metrics = Metrics(
         sheet,
         clock_offset=time.time() - time.monotonic(),
@@ -186,6 +239,9 @@ def _make_app(
     )
     warming = Warming(all_options.warm, caching, options, recall, model, history)
     service.watch(warming.warmer, tokens=False)
+    for watcher, tokens in watchers(traces):
+        service.watch(watcher, tokens=tokens)
+    systemd = systemd_link(service)
     status = Status(
         service,
         model,
@@ -215,7 +271,23 @@ def _make_app(
     accounts = UsageReport(service, usage.tenants, usage.tell)
     abort = Abort(notes, max_body_bytes=options.max_body_bytes)
     parts = (api, abort, status, Pause(service), caches, accounts, warming.endpoint, Docs(__version__))
-    beside: list[Beside] = [keys, *([] if history is None else [history]), warming.warmer]
+    beside: list[Beside] = [keys, *([history] if history else []), warming.warmer, systemd.watch]
     routes = [route for part in parts for route in part.routes()]
-    app = create_app(recall, routes, keys.keys, beside, options.allowed_origins)
-    return app, recall, model, routes
+    exchanges = hooks(all_options.observability, sheet, notes, traces)
+    app = create_app(recall, routes, keys.keys, beside, options.allowed_origins, exchanges)
+    return _Built(app, routes, recall, model, systemd)
+
+
+def _add_build_info(page: MetricsPage, loaded: Loaded) -> None:
+    """The constant metric ``build_info``, whose labels say what runs."""
+    info = {
+        "version": __version__,
+        "torch": torch.__version__,
+        "python": platform.python_version(),
+        "kernels": loaded.kernels,
+        "dtype": loaded.dtype,
+        "quantization": loaded.quantization or "none",
+    }
+    page.gauge("build_info", "Versions and settings of this server; always 1.", list(info)).of(
+        *info.values()
+    ).value = 1.0

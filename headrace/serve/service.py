@@ -125,6 +125,7 @@ class Service:
         self._without_tokens: tuple[Watcher, ...] = (self.meter,)
         self._stall_seconds = stall_seconds
         self._routes: dict[str, _Route] = {}
+        self.finished_requests = 0
         self._queued_requests = 0
         self._queued_tokens = 0
         self._urgent = 0  # open foreground requests
@@ -338,6 +339,7 @@ class Service:
                 case Finished():
                     route = self._routes.pop(event.request_id, None)
                     if route is not None:
+                        self.finished_requests += 1
                         self._urgent -= route.urgent
                         self._unqueue(route)
                         if route.listener is not None:

@@ -20,11 +20,15 @@ FIELDS = "fields"
 WITHHOLDING = ("headrace.serve.http", "headrace.serve.text", "headrace.serve.cache")
 """Loggers of code that sees prompts: the message of an exception is not written there, only its type and place."""
 
+ACCESS = "headrace.access"
+"""The logger of the access log, whose text lines begin with status, method and path."""
+
 WITHHELD = "(message withheld: it may quote a request)"
 
 _PLAIN = re.compile(r"[^\s\"'=\\\x00-\x1f\x7f-\xa0\u2028\u2029]+")
 _BREAKS = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029]")
 _COMPONENT_WIDTH = 10
+_PATH_WIDTH = len("/v1/chat/completions")
 
 
 def component(name: str) -> str:
@@ -57,7 +61,7 @@ def json_line(record: logging.LogRecord) -> str:
 
 def text_line(record: logging.LogRecord) -> str:
     """A record as one line of text, with the lines of an exception indented below it."""
-    fields = " ".join(
+    pairs = " ".join(
         f"{name}={_shown(value)}" for name, value in _fields(record).items() if value is not None
     )
     message = _BREAKS.sub(lambda mark: repr(mark[0])[1:-1], record.getMessage())
@@ -67,7 +71,7 @@ def text_line(record: logging.LogRecord) -> str:
         f"{component(record.name):<{_COMPONENT_WIDTH}}",
         message,
     )
-    line = " ".join((*parts, fields) if fields else parts)
+    line = " ".join((*parts, pairs) if pairs else parts)
     error = exception_text(record)
     return line + "".join(f"\n    {each}" for each in error.splitlines()) if error else line
 
@@ -96,6 +100,6 @@ def _fields(record: logging.LogRecord) -> Mapping[str, Any]:
 
 def _shown(value: object) -> str:
     if isinstance(value, float):
-        return f"{value:.4f}"
+        return f"{value:.4g}"
     text = str(value)
     return text if _PLAIN.fullmatch(text) else json.dumps(text, ensure_ascii=True)

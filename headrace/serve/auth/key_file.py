@@ -41,7 +41,9 @@ class KeyFile:
         self._read = read
         self._file = file
         self._poll_seconds = poll_seconds
-        self._loaded = self._seen = self._version()  # before reading: a change in between is found at the next poll
+        self._loaded = self._seen = (
+            self._version()
+        )  # before reading: a change in between is found at the next poll
         self.keys = Keys(read())
         self._task: asyncio.Task[None] | None = None
 

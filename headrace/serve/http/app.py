@@ -81,7 +81,9 @@ def create_metrics_app(routes: Iterable[Route]) -> ASGIApp:
 
 def endpoints(routes: Iterable[Route]) -> list[str]:
     """Every method and path of ``routes``, as in the table of roles; HEAD is the same as GET."""
-    return [f"{method} {route.path}" for route in routes for method in sorted((route.methods or set()) - {"HEAD"})]
+    return [
+        f"{method} {route.path}" for route in routes for method in sorted((route.methods or set()) - {"HEAD"})
+    ]
 
 
 def unlisted(routes: Iterable[Route]) -> list[str]:

@@ -38,7 +38,9 @@ class Connection(HttpToolsProtocol):
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self._cycles: WeakSet[RequestResponseCycle] = WeakSet()  # those that are over are freed
-        self._pending_bytes = 0  # received since the parser last completed a head, a message or a piece of a body
+        self._pending_bytes = (
+            0  # received since the parser last completed a head, a message or a piece of a body
+        )
         self._header_bytes = 0
         self._refusal: ApiError | None = None
 

@@ -68,12 +68,16 @@ OPERATIONS = (
     Operation(
         "get",
         "/v1/requests/{id}",
-        "Explain a request, by its id or its X-Request-Id: state, position, reasons, tokens.",
+        "Explain a request by id or X-Request-Id: state, position, reasons, tokens.",
     ),
     Operation(
         "post", "/abort_request", "Cancel a running request, by its id or its X-Request-Id.", AbortBody
     ),
-    Operation("get", "/v1/usage", "Report usage and remaining quotas of tenants; ?tenant= selects one. A tenant's key sees its own."),
+    Operation(
+        "get",
+        "/v1/usage",
+        "Report usage and remaining quotas: of the key's tenant, or of all; ?tenant= selects one.",
+    ),
     Operation("get", "/health", "Liveness: 200 while steps make progress, otherwise 503 with the reason."),
     Operation(
         "get",
@@ -87,9 +91,17 @@ OPERATIONS = (
     Operation("get", "/version", "Report the version of the server."),
     Operation("get", "/server_info", "Report the model, the settings and the current load."),
     Operation("get", "/metrics", "Report metrics in Prometheus' text format."),
-    Operation("get", "/v1/cache/stats", "Report hits and savings of the caches, by layer. A tenant's key sees its own."),
     Operation(
-        "post", "/v1/cache/clear", "Invalidate cached responses: by tag, of a tenant, or all (admin keys).", ClearBody, {"scope": "tenant"}
+        "get",
+        "/v1/cache/stats",
+        "Report cache hits and savings by layer: of the key's tenant, or of all.",
+    ),
+    Operation(
+        "post",
+        "/v1/cache/clear",
+        "Invalidate cached responses: by tag, of the tenant, or all.",
+        ClearBody,
+        {"scope": "tenant"},
     ),
     Operation(
         "post",

@@ -24,7 +24,8 @@ from headrace.serve.http.connection import Connection
 from headrace.serve.http.garbage_collection import GarbageCollection
 from headrace.serve.service import Service
 
-logger = logging.getLogger(__name__)
+logger = logging.getLogger("headrace.shutdown")
+startup = logging.getLogger("headrace.startup")
 
 FAREWELL_SECONDS = 5
 """How long connections may take to send their last bytes after every response has ended."""
@@ -78,6 +79,7 @@ def _config(app: ASGIApp, options: ServerOptions, **more: Any) -> uvicorn.Config
         app,
         http=Connection,
         host=options.host,
+        log_config=None,  # its records go to the handlers of the process
         log_level="warning",
         access_log=False,
         server_header=False,
@@ -138,7 +140,7 @@ class DrainingServer(uvicorn.Server):
             self._begin(self._side.serve())
             while not self._side.started:  # an address in use was found before the model was loaded
                 await asyncio.sleep(0.01)
-            logger.info("metrics port: %d", self._side.port())
+            startup.info("metrics port %d", self._side.port(), extra={"fields": {"port": self._side.port()}})
         port = self.servers[0].sockets[0].getsockname()[1]
         host = f"[{self.config.host}]" if ":" in self.config.host else self.config.host
         self._ready(f"{'https' if self.config.is_ssl else 'http'}://{host}:{port}")
@@ -157,7 +159,7 @@ class DrainingServer(uvicorn.Server):
             self.force_exit = self.should_exit = True
 
     async def on_tick(self, counter: int) -> bool:
-        """Ten times a second: whether to leave the main loop."""
+        """Called ten times a second; returns whether to leave the main loop."""
         if self._signals and self._drain is None:
             self._drain = asyncio.create_task(self._drain_service())
         self._garbage.tick()
@@ -177,18 +179,13 @@ class DrainingServer(uvicorn.Server):
             logger.error("a background task of the server failed", exc_info=error)
 
     async def _drain_service(self) -> None:
-        waiting = self._service.open_requests()
-        began = time.monotonic()
-        logger.warning(
-            "shutdown: no new requests are accepted, %d may finish within %g s", waiting, self._drain_timeout
-        )
-        await self._service.drain(self._drain_timeout)
-        left = self._service.open_requests()
-        self._service.close_all()
-        logger.warning(
-            "shutdown: %d requests finished, %d were cancelled after %.1f s",
-            waiting - left,
-            left,
-            time.monotonic() - began,
-        )
+        service, waiting = self._service, self._service.open_requests()
+        fields = {"open_requests": waiting, "timeout_seconds": self._drain_timeout}
+        logger.info("draining: new requests are rejected", extra={"fields": fields})
+        cancelled = 0 if await service.drain(self._drain_timeout) else service.open_requests()
+        if cancelled:
+            service.close_all()
+        level = logging.WARNING if cancelled else logging.INFO
+        fields = {"drained_requests": waiting - cancelled, "cancelled_requests": cancelled}
+        logger.log(level, "drained", extra={"fields": fields})
         self.should_exit = True

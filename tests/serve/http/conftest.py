@@ -105,7 +105,12 @@ def house(options: dict) -> Iterator[House]:
         max_model_len=max_model_len,
     )
     engine = Engine(scheduler, runner, events, Knobs(), overlap=options.get("overlap", 1))
-    book, usage, savings, sheet = RequestBook(), UsageBook(), TenantSavings(), MetricsPage(constant={"model_name": ""})
+    book, usage, savings, sheet = (
+        RequestBook(),
+        UsageBook(),
+        TenantSavings(),
+        MetricsPage(constant={"model_name": ""}),
+    )
     metrics = Metrics(sheet)
     seen: list[Event] = []
     rules = options.get("rules", Rules())
@@ -167,7 +172,16 @@ def house(options: dict) -> Iterator[House]:
     )
     service.watch(warmer)
     warm = Warm(warmer, computing, model, max_body_bytes=100_000)
-    parts = (api, Abort(notes, max_body_bytes=1000), status, Pause(service), caches, accounts, warm, Docs("0"))
+    parts = (
+        api,
+        Abort(notes, max_body_bytes=1000),
+        status,
+        Pause(service),
+        caches,
+        accounts,
+        warm,
+        Docs("0"),
+    )
     routes = [route for part in parts for route in part.routes()]
     house.routes += routes
     app = create_app(recall, routes, Keys(grants), [warmer], options.get("origins", ()))

@@ -56,7 +56,9 @@ def test_the_tenant_is_the_header_or_the_user(house):
 @pytest.mark.parametrize("options", [{"keys": ("alpha",)}])
 def test_a_key_is_the_tenant_whatever_else_is_claimed(house):
     headers = {"Authorization": "Bearer alpha", "X-Tenant-Id": "acme"}
-    assert tenant_of(house, {"user": "ann"}, **headers) == Keys({"alpha": Grant()}).identify("Bearer alpha").name
+    assert (
+        tenant_of(house, {"user": "ann"}, **headers) == Keys({"alpha": Grant()}).identify("Bearer alpha").name
+    )
 
 
 def test_a_bug_in_a_route_is_a_500_that_tells_nothing(house, monkeypatch):

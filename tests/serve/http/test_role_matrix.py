@@ -134,8 +134,12 @@ def test_a_tenant_sees_its_own_usage_and_cache_and_an_admin_sees_all(house, own)
         for _ in range(2):
             send(house, "POST /v1/chat/completions", key, own)
     usage = "/v1/usage?tenant=globex"
-    assert [each["tenant"] for each in house.client.get(usage, headers=bearer("tenant")).json()["data"]] == ["acme"]
-    assert [each["tenant"] for each in house.client.get(usage, headers=bearer("admin")).json()["data"]] == ["globex"]
+    assert [each["tenant"] for each in house.client.get(usage, headers=bearer("tenant")).json()["data"]] == [
+        "acme"
+    ]
+    assert [each["tenant"] for each in house.client.get(usage, headers=bearer("admin")).json()["data"]] == [
+        "globex"
+    ]
     every = house.client.get("/v1/usage", headers=bearer("admin")).json()["data"]
     assert {"acme", "globex"} <= {each["tenant"] for each in every}
     stats = house.client.get("/v1/cache/stats", headers=bearer("tenant")).json()
@@ -154,7 +158,9 @@ def test_an_admin_acts_for_the_tenant_that_it_names(house):
     body = BODIES["POST /v1/completions"]
     headers = bearer("admin") | {"X-Tenant-Id": "acme"}
     answer = house.client.post("/v1/completions", json=body, headers=headers).json()
-    assert house.client.get(f"/v1/requests/{answer['id']}", headers=bearer("tenant")).json()["tenant"] == "acme"
+    assert (
+        house.client.get(f"/v1/requests/{answer['id']}", headers=bearer("tenant")).json()["tenant"] == "acme"
+    )
     assert house.client.get(f"/v1/requests/{answer['id']}", headers=bearer("other")).status_code == 404
 
 

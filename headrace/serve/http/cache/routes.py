@@ -27,10 +27,14 @@ class ClearBody(Wire):
     """Which cached responses to invalidate: those with one of ``tags``, or all within ``scope``."""
 
     tags: list[Annotated[str, Field(min_length=1, max_length=128)]] | None = Field(
-        None, min_length=1, max_length=MAX_TAGS, description="Responses that were stored with one of these tags."
+        None,
+        min_length=1,
+        max_length=MAX_TAGS,
+        description="Responses that were stored with one of these tags.",
     )
     scope: Literal["tenant", "all"] | None = Field(
-        None, description="tenant: all responses of the request's tenant; all: of every tenant (admin keys only)."
+        None,
+        description="tenant: all responses of the request's tenant; all: of every tenant (admin keys only).",
     )
     user: str | None = Field(
         None, max_length=512, description="The `user` of the requests whose responses are cleared."

@@ -86,7 +86,7 @@ class Status:
         return JSONResponse(self._model.card)
 
     async def explain(self, request: Request) -> Response:
-        """``GET /v1/requests/{id}``: state, position, reasons and tokens of a request, by its id or its ``X-Request-Id``.
+        """``GET /v1/requests/{id}``: explains a request, by its id or its ``X-Request-Id``.
 
         A call with several choices shows each of them. With API keys, a request is shown only to its tenant.
         """
