@@ -89,7 +89,7 @@ class LLM:
     """
 
     def __init__(self, model: str = "builtin", **given: Any) -> None:
-        self.loaded: Loaded = load(options({"model": model, **given}))
+        self.loaded: Loaded = load(options({"model": model, **given}, keywords=True))
         self.tokenizer = self.loaded.tokenizer
         self._streams = TextStreams(self.tokenizer)
         self._lengths = LengthPredictor(self.loaded.ledger.max_model_len)

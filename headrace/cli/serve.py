@@ -36,4 +36,4 @@ def serve(given: Options) -> None:
     from headrace.build.server import serve as run
 
     gc.enable()
-    run(given, say=lambda line: print(line, flush=True), began=began)
+    run(given, began=began)

@@ -81,8 +81,10 @@ class Answer:
         self._pieces: list[tuple[bytes, float]] = []
         self._pending = b""
         self._token_ids = 0
+        self._generated = False
         self._ends = 0
         self._ended: float | None = None
+        self._began: float | None = None
         self._prompt_tokens = self._output_tokens = self._cached_tokens = 0
 
     def feed(self, data: bytes, now: float) -> None:
@@ -95,7 +97,7 @@ class Answer:
         for data, now in pieces:
             lines = (self._pending + data).split(b"\n")
             self._pending = lines.pop()
-            carried, ends = False, self._ends
+            carried, ends, self._generated = False, self._ends, False
             for line in lines:
                 line = line.rstrip(b"\r")
                 if line.startswith(b"data:") and self._chunk(line[5:].strip()):
@@ -104,6 +106,8 @@ class Answer:
                 self.times.append(now)
             if self._ends > ends:
                 self._ended = now
+            if self._generated and self._began is None:
+                self._began = now
 
     def _chunk(self, payload: bytes) -> bool:
         """Reads one event; whether it carried a part of the answer."""
@@ -132,6 +136,8 @@ class Answer:
             token_ids = choice.get("token_ids") or ()
             self._token_ids += len(token_ids)
             delta = choice.get("delta") or {}
+            # A chunk that only names the role comes before any token; all others follow a token.
+            self._generated = self._generated or bool(reason) or "role" not in delta
             parts = (token_ids, choice.get("text"), *(delta.get(part) for part in DELTAS))
             carried = carried or any(parts)
         return carried
@@ -149,11 +155,14 @@ class Answer:
         if not error and self._token_ids and output != self._token_ids:
             error = f"usage says {output} tokens, the stream carried {self._token_ids}"
         error = error or wrong_length(work, output)
+        times = tuple(self.times)
+        if not times and output and self._began is not None:
+            times = (self._began,)  # no token decoded to text: the first chunk after the role came with one
         return Record(
             id=work.id,
             arrived=arrived,
             finished=finished,
-            token_seconds=tuple(self.times),
+            token_seconds=times,
             ended=self._ended,
             prompt_tokens=self._prompt_tokens,
             output_tokens=output,

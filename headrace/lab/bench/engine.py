@@ -54,6 +54,7 @@ class EngineTarget:
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         self.name = name
+        self.completed = 0
         self._loop = loop
         self._encode = encode
         self._eos = eos_token_ids
@@ -66,6 +67,7 @@ class EngineTarget:
 
     def run(self, work: Sequence[Work]) -> list[Record]:
         self._before()
+        self.completed = 0
         self._runs += 1
         self._waste = KvWaste()
         due = deque(sorted((self._request(each) for each in work), key=lambda request: request.arrived))
@@ -117,6 +119,7 @@ class EngineTarget:
                 elif type(event) is Finished:
                     request, times = open_.pop(event.request_id)
                     records[event.request_id] = _record(event, request, times, after - began)
+                    self.completed += 1
             self._rest(due, bool(open_), began)
         return records
 

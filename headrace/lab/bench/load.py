@@ -23,11 +23,17 @@ else:
     from uvloop import run as run_loop  # what the client takes of the cores, its server lacks
 
 
-async def offer(endpoint: Endpoint, work: Sequence[Work], concurrency: int | None = None) -> list[Record]:
+async def offer(
+    endpoint: Endpoint,
+    work: Sequence[Work],
+    concurrency: int | None = None,
+    completed: Callable[[], None] = lambda: None,
+) -> list[Record]:
     """Sends all of ``work`` and waits for every answer; records come back in the order of ``work``.
 
     With ``concurrency`` no more than that many requests are open at once: of requests that are all due at
-    the start that makes a closed loop, whose clock for each request starts when it is sent.
+    the start that makes a closed loop, whose clock for each request starts when it is sent. ``completed`` is called
+    when a request has ended.
 
     Raises:
         ValueError: the endpoint's URL is not one of HTTP.
@@ -44,7 +50,9 @@ async def offer(endpoint: Endpoint, work: Sequence[Work], concurrency: int | Non
         await asyncio.sleep(max(0.0, each.arrival - clock()))
         async with slots:
             arrived = clock() if closed else each.arrival
-            return await ask(connections, endpoint, each, arrived, clock)
+            record = await ask(connections, endpoint, each, arrived, clock)
+            completed()
+            return record
 
     try:
         seen = await asyncio.gather(*(send(each) for each in work))
@@ -64,13 +72,18 @@ class ServerTarget:
         before: Callable[[], object] = lambda: None,
     ) -> None:
         self.name = name
+        self.completed = 0
         self._endpoint = endpoint
         self._concurrency = concurrency
         self._before = before
 
     def run(self, work: Sequence[Work]) -> list[Record]:
         self._before()
-        return run_loop(offer(self._endpoint, work, self._concurrency))
+        self.completed = 0
+        return run_loop(offer(self._endpoint, work, self._concurrency, self._count))
+
+    def _count(self) -> None:
+        self.completed += 1
 
     def facts(self) -> dict[str, Any]:
         return {} if self._concurrency is None else {"max_concurrency": self._concurrency}

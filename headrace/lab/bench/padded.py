@@ -51,6 +51,7 @@ class TransformersStatic:
                 'padded static batching needs transformers: pip install "headrace[bench]"'
             ) from None
         self.name = name
+        self.completed = 0
         self._torch = torch
         self._transformers: Any = transformers
         self._batch_size = batch_size
@@ -77,7 +78,7 @@ class TransformersStatic:
             raise ValueError(
                 "padded static batching is measured greedy: the workload's temperature must be 0"
             )
-        self._steps = self._rows_computed = self._rows_useful = 0
+        self.completed = self._steps = self._rows_computed = self._rows_useful = 0
         ordered = sorted(work, key=lambda each: each.arrival)
         prompts = {each.id: self._encode(each.prompt) for each in work}
         records: dict[str, Record] = {}
@@ -87,6 +88,7 @@ class TransformersStatic:
             time.sleep(max(0.0, batch[-1].arrival - (time.perf_counter() - began)))
             for record in self._batch(batch, [prompts[each.id] for each in batch], began):
                 records[record.id] = record
+            self.completed += len(batch)
         return [records[each.id] for each in work]
 
     def facts(self) -> dict[str, Any]:

@@ -66,9 +66,13 @@ def wrong_length(work: Work, output_tokens: int) -> str:
 
 
 class Target(Protocol):
-    """Something that serves a workload: an engine in this process, a URL, another library."""
+    """Something that serves a workload: an engine in this process, a URL, another library.
+
+    ``completed`` counts the requests of the current run that have ended; a progress bar reads it.
+    """
 
     name: str
+    completed: int
 
     def run(self, work: Sequence[Work]) -> list[Record]:
         """Serve all of it and say what was seen; requests that failed are told too."""
