@@ -29,7 +29,7 @@ def test_an_address_is_looked_at_before_it_is_needed() -> None:
             check_address(ServerOptions(port=port))
     check_address(ServerOptions(port=port))
     check_address(ServerOptions(port=0))
-    with pytest.raises(ConfigError, match="cannot listen on 192.0.2.1"):
+    with pytest.raises(ConfigError, match=r"cannot listen on 192\.0\.2\.1"):
         check_address(ServerOptions(host="192.0.2.1"))
     with pytest.raises(ConfigError, match=r"--host no\.such\.invalid"):
         check_address(ServerOptions(host="no.such.invalid"))

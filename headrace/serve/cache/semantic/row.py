@@ -13,8 +13,8 @@ class Row:
     """An entry of the exact cache (``key``), the last user message that it answers, and the vectors of both.
 
     ``partition`` is the digest of everything that must be equal. ``answer`` is the class of its answer: entries with
-    equal answers share it. ``answer_text`` is the normalized answer, ``answer_vector`` its vector or empty. ``tags`` are
-    those of the entry; ``expires`` is a Unix time.
+    equal answers share it. ``answer_text`` is the normalized answer, ``answer_vector`` its vector or empty. ``tags``
+    are those of the entry; ``expires`` is a Unix time.
     """
 
     key: bytes
