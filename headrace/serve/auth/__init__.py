@@ -1,4 +1,4 @@
-"""Authentication and roles: who sends a request, and which routes it may use.
+"""Authentication and roles: which tenant sends a request, and which routes it may use.
 
 - `roles`: the roles, and one table that says which role each route needs.
 - `api_keys`: reads API keys from options and files, and finds the identity of a key.

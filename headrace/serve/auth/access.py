@@ -32,11 +32,11 @@ class AccessCheck:
         self._keys = keys
         self._exact = dict(routes)
         # Matched as the router does, so that no spelling of a path reaches a route past its row.
-        split = ((*route.split(" ", 1), access) for route, access in routes.items())
-        self._patterns = [(method, compile_path(path)[0], access) for method, path, access in split]
+        split = ((route.partition(" "), access) for route, access in routes.items())
+        self._patterns = [(method, compile_path(path)[0], access) for (method, _, path), access in split]
 
     def identity(self, method: str, path: str, authorization: str | None) -> Identity | None:
-        """Who sends the request; None where no keys are configured, or on a public route without a key.
+        """The identity behind the request's key; None if no keys are configured, or on a public route without a key.
 
         Raises:
             KeyRequired: the route needs a key, and the request has none or an unknown one.

@@ -29,10 +29,10 @@ and the client would not see why."""
 
 
 class Connection(HttpToolsProtocol):
-    """A connection that limits heads, and tells every request that came over it when the client has gone.
+    """A connection that limits heads, and informs all its requests when the client disconnects.
 
-    uvicorn tells only the request that it read last. A client may send several without waiting for their answers; then
-    another one is being answered, and would be computed to its end and written to a closed socket.
+    uvicorn informs only the request that it read last. A client may send several without waiting for their responses.
+    Then another one is being answered, which would be computed to its end and written to a closed socket.
     """
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Awaitable, Callable
 
 from starlette.requests import Request as HttpRequest
 from starlette.responses import JSONResponse, Response
@@ -35,8 +34,6 @@ PATH = "/v1/cache/warm"
 """The path of the route, which also marks prefixes among recorded requests."""
 
 NOT_YET: NotYet = {}
-
-Opener = Callable[[Recorded, Caller], Awaitable[Call]]
 
 
 class Computing:
