@@ -24,8 +24,8 @@ MOST_WAITING = 100_000
 class Tape:
     """Writes moments to ``path`` (compressed if it ends in ``.gz``) until `close`, or until it has ``limit_bytes``.
 
-    A replay needs everything since the start of the engine, so old entries are never dropped. At the limit the recording
-    stops, with a last line in the file and a warning in the log, and serving continues.
+    A replay needs everything since the start of the engine, so old entries are never dropped. At the limit the trace
+    ends, with a last line in the file and a warning in the log, and serving continues.
 
     An existing file is overwritten when the first moment arrives, not before: a start that fails keeps the last
     recording, which may be the one of a crash.

@@ -112,7 +112,7 @@ class Scribe:
 
 
 def event_line(event: Event, shown: Callable[[str, tuple[int, ...]], tuple[int, ...]]) -> list[Any]:
-    """An event as its name and the fields that differ from their defaults; ``shown`` replaces tokens by fingerprints."""
+    """An event as its name and the fields that differ from their defaults; ``shown`` hashes tokens."""
     if isinstance(event, Emitted):  # the most frequent event, so it is written directly
         return [
             "Emitted",
