@@ -98,7 +98,6 @@ def test_a_cached_response_has_a_lookup_and_nothing_else() -> None:
     story = (
         (10.0, LookedUp("a", Layer.EXACT, Lookup.HIT, 0.25)),
         (10.0, Spared("a", "acme", Layer.EXACT, 40, 3, 5.0)),
-        (11.0, Emitted("a", (1,))),
     )
     assert [span.name for span in traced(story)[0]] == ["cache_lookup", "chat fox"]
 
@@ -122,6 +121,22 @@ def test_requests_of_the_server_itself_make_no_spans() -> None:
     for now, event in STORY:
         fold.fold(event, now)
     assert not made
+
+
+def test_a_lookup_that_is_told_after_the_end_is_not_lost() -> None:
+    lookup, *rest = STORY
+    made, _ = traced((*rest, (10.0, lookup[1])))
+    assert "cache_lookup" in {span.name for span in made}
+
+
+def test_an_ended_request_is_forgotten_in_time() -> None:
+    fold = RequestSpans(lambda span: None, OFFSET)
+    own = fold.begin(CLIENT)
+    for number in range(100):
+        fold.follow(own, [f"r{number}"])
+        fold.fold(Finished(f"r{number}", FinishReason.STOP, 1, 1, 0), float(number))
+    assert len(fold._requests) <= 2
+    assert len(fold._ended) <= 2
 
 
 def test_ids_that_never_come_to_an_end_do_not_fill_the_memory(monkeypatch) -> None:
