@@ -52,7 +52,7 @@ class SpanExporter:
 
     def close(self) -> None:
         """Send what is queued and stop."""
-        self._processor.shutdown()
+        self._processor.shutdown()  # type: ignore[no-untyped-call]
 
 
 def _context(trace_id: str, span_id: str, remote: bool) -> SpanContext:

@@ -1,6 +1,7 @@
 """The HTTP server: application, routes, errors and streams.
 
-- `app`: the ASGI application. `edge`: request ids, keys and the last error handler around all routes.
+- `app`: the ASGI application. `edge`: keys, measuring and the last error handler around all routes.
+- `exchange`: one HTTP request as access log, metrics and traces see it.
 - `run`: runs the server, drains it at shutdown.
 - `wire`, `body`: strict request bodies. `errors`: one shape for all errors.
 - `model`: the served model. `replies`: JSON and server-sent events.

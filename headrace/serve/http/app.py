@@ -1,4 +1,4 @@
-"""The ASGI application: all routes behind one edge, one road to answers for as long as it lives."""
+"""Builds the ASGI application: all routes behind the edge, and what starts and stops with the server."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ from headrace.serve.http.exchange import Hooks
 from headrace.serve.http.rate_limit_headers import RATE_HEADERS
 from headrace.serve.http.replies import CACHE_HEADER
 
-TOLD_HEADERS = ("Retry-After", "X-Request-Id", "traceparent", CACHE_HEADER, *RATE_HEADERS)
-"""What pages of other origins may read beside the body."""
+EXPOSED_HEADERS = ("Retry-After", "X-Request-Id", "traceparent", CACHE_HEADER, *RATE_HEADERS)
+"""Response headers that pages of other origins may read."""
 
 
 class Beside(Protocol):
-    """What works beside the answering, on the server's loop."""
+    """Background work on the server's loop."""
 
     def start(self) -> None: ...
 
@@ -41,10 +41,10 @@ def create_app(
     origins: Sequence[str] = (),
     hooks: Hooks = Hooks(),  # noqa: B008 (immutable)
 ) -> ASGIApp:
-    """The application; it starts with the server's loop what answers, and stops it with the server.
+    """Build the application. It starts ``recall`` when the server starts, and stops it when the server stops.
 
-    What is ``beside`` starts after that in its order and stops before in the reverse one. Browsers let pages of
-    ``origins`` call it, and read of its headers what is ours. ``hooks`` are called with each HTTP request.
+    ``beside`` starts after that in its order, and stops before it in reverse order. Browsers let pages of ``origins``
+    call the API and read its headers. ``hooks`` are called with each HTTP request.
     """
 
     @asynccontextmanager
@@ -68,7 +68,7 @@ def create_app(
     edge = Edge(app, keys, routes, hooks)
     if not origins:
         return edge
-    # Outermost: a browser asks for permission without a key.
+    # Outermost, because a browser sends its preflight request without a key.
     return CORSMiddleware(
-        edge, allow_origins=origins, allow_methods=["*"], allow_headers=["*"], expose_headers=TOLD_HEADERS
+        edge, allow_origins=origins, allow_methods=["*"], allow_headers=["*"], expose_headers=EXPOSED_HEADERS
     )

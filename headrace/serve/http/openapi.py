@@ -1,7 +1,6 @@
-"""The routes described for machines (``/openapi.json``) and for people (``/docs``).
+"""Describes the API: the OpenAPI document at ``/openapi.json``, and an interactive page at ``/docs``.
 
-The description is made from the wire types, so it cannot tell another story than the parser. The page needs
-nothing from outside: a machine without internet shows it too.
+The description is generated from the request types that the parser uses. The page loads nothing from the internet.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ from headrace.serve.http.wire import Wire
 
 
 class Operation(NamedTuple):
-    """A route as a reader meets it; ``example`` is a body to begin with."""
+    """A route in the description; ``example`` is a sample body."""
 
     method: str
     path: str
@@ -38,7 +37,7 @@ OPERATIONS = (
     Operation(
         "post",
         "/v1/chat/completions",
-        "The next turn of a conversation.",
+        "Create a chat completion.",
         ChatBody,
         {
             "messages": [{"role": "user", "content": "Tell me a short story."}],
@@ -49,12 +48,14 @@ OPERATIONS = (
     Operation(
         "post",
         "/v1/completions",
-        "Go on with a text.",
+        "Create a text completion.",
         CompletionBody,
         {"prompt": "Once upon a time", "max_tokens": 100, "stream": True},
     ),
-    Operation("post", "/tokenize", "Text or messages to tokens.", TokenizeBody, {"prompt": "Hello"}),
-    Operation("post", "/detokenize", "Tokens to text.", DetokenizeBody, {"tokens": [1, 2, 3]}),
+    Operation(
+        "post", "/tokenize", "Convert a text or chat messages to tokens.", TokenizeBody, {"prompt": "Hello"}
+    ),
+    Operation("post", "/detokenize", "Convert tokens to text.", DetokenizeBody, {"tokens": [1, 2, 3]}),
     Operation("get", "/v1/models", "List the served model."),
     Operation("get", "/v1/models/{model}", "Describe one model."),
     Operation(
@@ -79,24 +80,24 @@ OPERATIONS = (
     Operation("get", "/version", "Report the version of the server."),
     Operation("get", "/server_info", "Report the model, the settings and the current load."),
     Operation("get", "/metrics", "Report metrics in Prometheus' text format."),
-    Operation("get", "/v1/cache/stats", "What the response caches saved, by layer."),
+    Operation("get", "/v1/cache/stats", "Report lookups, hits and savings of each response cache."),
     Operation(
-        "post", "/v1/cache/clear", "Forget kept answers: by tag, or all.", ClearBody, {"scope": "tenant"}
+        "post", "/v1/cache/clear", "Delete cached responses, by tag or all.", ClearBody, {"scope": "tenant"}
     ),
     Operation(
         "post",
         "/v1/cache/feedback",
-        "Say that an answer was wrong: it is deleted and not kept again.",
+        "Report a wrong cached response: it is deleted and not cached again.",
         FeedbackBody,
     ),
     Operation(
         "post",
         "/v1/cache/warm",
-        "Compute answers, and beginnings of prompts, when there is time.",
+        "Compute responses and prompt prefixes in idle time.",
         WarmBody,
         {"prefixes": [{"messages": [{"role": "system", "content": "You are brief."}]}]},
     ),
-    Operation("get", "/v1/cache/warm", "How far warming is, and whether there is time for it."),
+    Operation("get", "/v1/cache/warm", "Report the progress of cache warming."),
     Operation("post", "/reset_prefix_cache", "Empty the prefix cache."),
 )
 
@@ -155,7 +156,7 @@ def describe(version: str) -> dict[str, Any]:
 
 
 class Docs:
-    """The two routes; made when somebody first asks, they never change."""
+    """The two routes. Their content is generated at the first request and never changes."""
 
     def __init__(self, version: str) -> None:
         self._version = version
@@ -171,7 +172,7 @@ class Docs:
         return page.replace("/*OPENAPI*/null", embedded)
 
     def routes(self) -> list[Route]:
-        """What to mount."""
+        """The routes of the description."""
         return [Route("/openapi.json", self.openapi), Route("/docs", self.page)]
 
     async def openapi(self, request: Request) -> Response:
