@@ -67,6 +67,9 @@ from headrace.serve.service import Service
 startup = logging.getLogger("headrace.startup")
 shutdown = logging.getLogger("headrace.shutdown")
 
+BUILD_INFO_HELP = "Versions and settings of this server; always 1."
+BUILD_INFO_LABELS = ("version", "torch", "python", "kernels", "dtype", "quantization")
+
 
 def build_app(options: Options) -> tuple[ASGIApp, AbstractAsyncContextManager[None]]:
     """The server's application for use without a socket, and the context in which its engine runs."""
@@ -280,14 +283,12 @@ def _make_app(loaded: Loaded, all_options: Options, keys: KeyFile, traces: Trace
 
 def _add_build_info(page: MetricsPage, loaded: Loaded) -> None:
     """The constant metric ``build_info``, whose labels say what runs."""
-    info = {
-        "version": __version__,
-        "torch": torch.__version__,
-        "python": platform.python_version(),
-        "kernels": loaded.kernels,
-        "dtype": loaded.dtype,
-        "quantization": loaded.quantization or "none",
-    }
-    page.gauge("build_info", "Versions and settings of this server; always 1.", list(info)).of(
-        *info.values()
-    ).value = 1.0
+    values = (
+        __version__,
+        torch.__version__,
+        platform.python_version(),
+        loaded.kernels,
+        loaded.dtype,
+        loaded.quantization or "none",
+    )
+    page.gauge("build_info", BUILD_INFO_HELP, BUILD_INFO_LABELS).of(*values).value = 1.0

@@ -61,17 +61,14 @@ def json_line(record: logging.LogRecord) -> str:
 
 def text_line(record: logging.LogRecord) -> str:
     """A record as one line of text, with the lines of an exception indented below it."""
-    pairs = " ".join(
-        f"{name}={_shown(value)}" for name, value in _fields(record).items() if value is not None
-    )
+    fields = {name: value for name, value in _fields(record).items() if value is not None}
     message = _BREAKS.sub(lambda mark: repr(mark[0])[1:-1], record.getMessage())
-    parts = (
-        timestamp(record),
-        f"{record.levelname:<7}",
-        f"{component(record.name):<{_COMPONENT_WIDTH}}",
-        message,
-    )
-    line = " ".join((*parts, pairs) if pairs else parts)
+    if record.name == ACCESS:
+        status, method, path = (_shown(fields.pop(name)) for name in ("status", "method", "path"))
+        message = f"{status} {method:<4} {path:<{_PATH_WIDTH}}"
+    level, where = f"{record.levelname:<7}", f"{component(record.name):<{_COMPONENT_WIDTH}}"
+    pairs = (f"{name}={_shown(value)}" for name, value in fields.items())
+    line = " ".join((timestamp(record), level, where, message, *pairs))
     error = exception_text(record)
     return line + "".join(f"\n    {each}" for each in error.splitlines()) if error else line
 

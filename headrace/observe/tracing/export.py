@@ -17,6 +17,9 @@ from opentelemetry.trace.status import Status, StatusCode
 
 from headrace.observe.tracing.spans import Span
 
+EXPORT_SECONDS = 5.0
+"""Longest time to send one batch, also at shutdown while the collector is down."""
+
 _NANOSECONDS = 1e9
 
 
@@ -26,7 +29,7 @@ class SpanExporter:
     def __init__(self, endpoint: str, resource: Mapping[str, str], version: str) -> None:
         self._resource = Resource.create(dict(resource))
         self._scope = InstrumentationScope("headrace", version)
-        self._processor = BatchSpanProcessor(OTLPSpanExporter(endpoint=endpoint))
+        self._processor = BatchSpanProcessor(OTLPSpanExporter(endpoint=endpoint, timeout=EXPORT_SECONDS))
 
     def export(self, span: Span) -> None:
         """Queue a span; a full queue drops it."""
@@ -49,7 +52,7 @@ class SpanExporter:
 
     def close(self) -> None:
         """Send what is queued and stop."""
-        self._processor.shutdown()
+        self._processor.shutdown()  # type: ignore[no-untyped-call]
 
 
 def _context(trace_id: str, span_id: str, remote: bool) -> SpanContext:

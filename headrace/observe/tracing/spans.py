@@ -13,7 +13,7 @@ A span is a plain value, and the trace context is the text of a W3C ``traceparen
 from __future__ import annotations
 
 import secrets
-from collections import OrderedDict
+from collections import OrderedDict, deque
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -36,6 +36,9 @@ from headrace.core.request import FinishReason
 
 MOST_REQUESTS = 20_000
 """Requests that are followed at once. The oldest is dropped first, which loses its spans but no memory."""
+
+LATE_SECONDS = 1.0
+"""Events from outside the engine, such as cache lookups, may arrive this long after the end of their request."""
 
 _WHOLE = (FinishReason.STOP, FinishReason.LENGTH)
 
@@ -96,6 +99,7 @@ class RequestSpans:
         self._offset = clock_offset
         self._parents: dict[str, str] = {}  # a request's own traceparent: the id of its parent
         self._requests: OrderedDict[str, _Request] = OrderedDict()
+        self._ended: deque[tuple[float, str]] = deque()
         self._folds: dict[type, Callable[[_Request, Any, float], None]] = {
             Arrived: self._arrived,
             Admitted: self._admitted,
@@ -223,7 +227,13 @@ class RequestSpans:
             self._queued(request, now, error)
         else:
             self._prefilled(request, now, error)
-        del self._requests[event.request_id]
+        self._forget(event.request_id, now)
+
+    def _forget(self, request_id: str, now: float) -> None:
+        """Forget an ended request, but not before its late events have arrived."""
+        self._ended.append((now, request_id))
+        while self._ended[0][0] < now - LATE_SECONDS:
+            self._requests.pop(self._ended.popleft()[1], None)
 
     def _looked_up(self, request: _Request, event: LookedUp, now: float) -> None:
         if event.outcome is Lookup.BYPASS:
@@ -238,4 +248,4 @@ class RequestSpans:
 
     def _spared(self, request: _Request, event: Spared, now: float) -> None:
         if event.layer is not Layer.PARTIAL:  # the engine computes the rest of a partial answer
-            del self._requests[event.request_id]
+            self._forget(event.request_id, now)

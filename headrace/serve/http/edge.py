@@ -69,7 +69,8 @@ class Edge:
             await self._serve(exchange, headers, scope, receive, send)
         finally:
             exchange.ended = self._clock()
-            exchange.route = self._paths.get(scope.get("endpoint"), exchange.route)
+            if "endpoint" in scope:
+                exchange.route = self._paths.get(scope["endpoint"], exchange.route)
             for hook in self._hooks.ended:
                 hook(exchange)
 

@@ -21,6 +21,7 @@ from headrace.core.scheduler.admission import Continuous
 from headrace.core.scheduler.scheduler import Scheduler
 from headrace.core.scheduler.victims import LastRanked
 from headrace.core.tenancy.gate import Limits
+from headrace.observe.http_requests import HttpRequests
 from headrace.observe.metrics import Metrics
 from headrace.observe.metrics_page import MetricsPage
 from headrace.observe.requests import RequestBook
@@ -33,12 +34,14 @@ from headrace.serve.cache.warmer import Warmer
 from headrace.serve.http.app import create_app
 from headrace.serve.http.cache.routes import CacheApi
 from headrace.serve.http.cache.warm import Computing, Warm
+from headrace.serve.http.exchange import Hooks
 from headrace.serve.http.generation.call_notes import CallNotes
 from headrace.serve.http.generation.scheduling_fields import Rules
 from headrace.serve.http.model import ServedModel
 from headrace.serve.http.openai.routes import Api
 from headrace.serve.http.openapi import Docs
 from headrace.serve.http.operations.abort import Abort
+from headrace.serve.http.operations.access_log import log_access
 from headrace.serve.http.operations.pause import Pause
 from headrace.serve.http.operations.status import Status
 from headrace.serve.http.operations.usage_report import UsageReport
@@ -184,7 +187,15 @@ def house(options: dict) -> Iterator[House]:
     )
     routes = [route for part in parts for route in part.routes()]
     house.routes += routes
-    app = create_app(recall, routes, Keys(grants), [warmer], options.get("origins", ()))
+    requests = HttpRequests(sheet)
+    hooks = Hooks(
+        opened=(notes.name,),
+        ended=(
+            log_access,
+            lambda exchange: requests.count(exchange.route, exchange.method, exchange.status),
+        ),
+    )
+    app = create_app(recall, routes, Keys(grants), [warmer], options.get("origins", ()), hooks)
     with TestClient(app, raise_server_exceptions=False) as client:
         house.client, house.service = client, service
         yield house

@@ -27,7 +27,7 @@ async def echo(scope, receive, send):
 
 @pytest.fixture(scope="module")
 def address():
-    config = uvicorn.Config(echo, http=Connection, port=0, lifespan="off", ws="none", log_level="critical")
+    config = uvicorn.Config(echo, http=Connection, port=0, lifespan="off", ws="none", log_config=None)
     server = uvicorn.Server(config)
     thread = threading.Thread(target=server.run)
     thread.start()

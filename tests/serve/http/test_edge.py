@@ -22,7 +22,7 @@ def test_every_answer_carries_a_request_id(house):
     assert house.client.get("/health", headers={"X-Request-Id": "mine-1"}).headers["x-request-id"] == "mine-1"
 
 
-@pytest.mark.parametrize("given", ["", "x" * 200, "ä".encode()])
+@pytest.mark.parametrize("given", ["", "x" * 129, "ä".encode(), "a\tb", "a\x7f"])
 def test_an_id_that_is_none_is_replaced(house, given):
     assert (
         house.client.get("/health", headers={"X-Request-Id": given})
@@ -33,7 +33,8 @@ def test_an_id_that_is_none_is_replaced(house, given):
 
 @pytest.mark.parametrize("options", [{"keys": ("alpha", "beta")}])
 def test_keys_guard_all_but_liveness_and_the_description(house):
-    for path in ("/health", "/health/ready", "/ping", "/version", "/docs", "/openapi.json"):
+    open_paths = ("/health", "/health/ready", "/ping", "/livez", "/readyz", "/healthz", "/version")
+    for path in (*open_paths, "/docs", "/openapi.json"):
         assert house.client.get(path).status_code == 200
     for path in ("/v1/models", "/metrics", "/server_info", "/v1/requests/x", "/nothing", "/metrics%0A"):
         refused = house.client.get(path)
