@@ -6,7 +6,7 @@ import logging
 import platform
 import signal
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import asdict
 from functools import partial
@@ -97,9 +97,10 @@ def build_app(options: Options) -> tuple[ASGIApp, AbstractAsyncContextManager[No
     return built.app, running()
 
 
-def serve(options: Options, *, began: float) -> None:
+def serve(options: Options, *, began: float, when_loaded: Callable[[], None] = lambda: None) -> None:
     """Load the model, warm up, and serve until a signal ends it. It logs to standard output.
 
+    ``when_loaded`` is called when the model is loaded, before the lines of the start-up are logged.
     ``began`` is when the process did, by `time.perf_counter`: what came before this call went into libraries.
 
     Raises:
@@ -108,12 +109,12 @@ def serve(options: Options, *, began: float) -> None:
     libraries = time.perf_counter() - began
     log = start_log(options.observability)
     try:
-        _serve(options, began, libraries)
+        _serve(options, began, libraries, when_loaded)
     finally:
         log.flush()
 
 
-def _serve(options: Options, began: float, libraries: float) -> None:
+def _serve(options: Options, began: float, libraries: float, when_loaded: Callable[[], None]) -> None:
     check_tls(options.server)
     check_address(options.server)
     signal.signal(signal.SIGHUP, signal.SIG_IGN)  # a file that changes while the model loads is found later
@@ -124,6 +125,7 @@ def _serve(options: Options, began: float, libraries: float) -> None:
     tape = open_tape(options.server)
     loaded = load(options, tape.tell if tape else None)
     warm_up(loaded)
+    when_loaded()
     loaded.seconds["libraries"] = libraries
     with timed(loaded.seconds, "routes"):
         built = _make_app(loaded, options, keys, traces)

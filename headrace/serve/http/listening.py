@@ -51,17 +51,21 @@ def _check_port(host: str, port: int, option: str) -> None:
                 probe.bind(address)
             except OSError as error:
                 if error.errno == errno.EADDRINUSE:
-                    why = f"another program listens on {host}:{port}; stop it, or choose another port"
+                    why = f"port {port} is in use on {host}; choose another with {option}"
+                elif error.errno == errno.EACCES:
+                    why = f"port {port} needs root privileges; choose one above 1023 with {option}"
+                elif error.errno == errno.EADDRNOTAVAIL:
+                    why = f"--host {host}: this machine has no such address"
                 else:
-                    why = f"the server cannot listen on {host}:{port}: {error.strerror}"
-                raise ConfigError(f"{option} {port}: {why}") from error
+                    why = f"cannot listen on {host}:{port}: {(error.strerror or str(error)).lower()}"
+                raise ConfigError(why) from error
 
 
 def _resolve(host: str, port: int) -> list[tuple[int, int, int, str, tuple[object, ...]]]:
     try:
         return list(socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE))
     except OSError as error:
-        raise ConfigError(f"--host {host}: {error.strerror}") from error
+        raise ConfigError(f"--host {host}: {(error.strerror or str(error)).lower()}") from error
 
 
 def _is_loopback(host: str) -> bool:

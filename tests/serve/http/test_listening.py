@@ -25,11 +25,13 @@ def test_an_address_is_looked_at_before_it_is_needed() -> None:
         listener.bind(("127.0.0.1", 0))
         listener.listen()
         port = listener.getsockname()[1]
-        with pytest.raises(ConfigError, match=rf"--port {port}: another program listens on 127.0.0.1:{port}"):
+        with pytest.raises(
+            ConfigError, match=rf"port {port} is in use on 127.0.0.1; choose another with --port"
+        ):
             check_address(ServerOptions(port=port))
     check_address(ServerOptions(port=port))
     check_address(ServerOptions(port=0))
-    with pytest.raises(ConfigError, match=r"cannot listen on 192\.0\.2\.1"):
+    with pytest.raises(ConfigError, match=r"this machine has no such address|cannot listen on"):
         check_address(ServerOptions(host="192.0.2.1"))
     with pytest.raises(ConfigError, match=r"--host no\.such\.invalid"):
         check_address(ServerOptions(host="no.such.invalid"))
@@ -40,7 +42,7 @@ def test_the_metrics_port_is_checked_too() -> None:
         listener.bind(("127.0.0.1", 0))
         listener.listen()
         port = listener.getsockname()[1]
-        with pytest.raises(ConfigError, match=rf"--metrics-port {port}: another program listens"):
+        with pytest.raises(ConfigError, match=rf"port {port} is in use .* with --metrics-port"):
             check_address(ServerOptions(port=0, metrics_port=port))
     with pytest.raises(ConfigError, match="must differ from --port"):
         check_address(ServerOptions(port=9000, metrics_port=9000))
