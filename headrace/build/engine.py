@@ -12,8 +12,9 @@ from headrace.core.events import Event
 from headrace.core.knobs import Knobs
 from headrace.core.memory.block_pool import BlockPool
 from headrace.core.memory.eviction import LeastWorth
+from headrace.core.memory.lower_tier import LowerTier
 from headrace.core.memory.restore import Link, WhicheverIsQuicker
-from headrace.core.memory.tiers import LowerTier, LowerTiers
+from headrace.core.memory.tiers import LowerTiers
 from headrace.core.plan import Tier
 from headrace.core.ports import Runner
 from headrace.core.prediction.latest_start import LatestStarts

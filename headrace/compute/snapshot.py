@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from headrace.core.block_keys import chained_key
-from headrace.core.memory.tiers import Saved
+from headrace.core.memory.lower_tier import Saved
 
 MAGIC = "headrace_blocks"
 VERSION = 1

@@ -9,7 +9,7 @@ from contextlib import suppress
 
 from headrace.core.events import Event
 from headrace.core.knobs import Knobs
-from headrace.core.memory.tiers import Saved
+from headrace.core.memory.lower_tier import Saved
 from headrace.core.plan import StepOutput, StepPlan
 from headrace.core.ports import Runner
 from headrace.core.request import FinishReason, Request

@@ -16,8 +16,9 @@ from headrace.core.events import Admitted, Event, Preempted
 from headrace.core.knobs import Knobs
 from headrace.core.memory.block_pool import BlockPool
 from headrace.core.memory.eviction import EvictionPolicy, LeastRecentlyUsed, LeastWorth
+from headrace.core.memory.lower_tier import LowerTier
 from headrace.core.memory.restore import AlwaysRestore, Link, WhicheverIsQuicker
-from headrace.core.memory.tiers import LowerTier, LowerTiers
+from headrace.core.memory.tiers import LowerTiers
 from headrace.core.plan import Tier
 from headrace.core.prediction.memory_peak import AlwaysFits, Headroom
 from headrace.core.prediction.output_lengths import LengthPredictor

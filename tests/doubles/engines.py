@@ -9,8 +9,9 @@ from headrace.core.events import Emitted, Event, Finished
 from headrace.core.knobs import Knobs
 from headrace.core.memory.block_pool import BlockPool
 from headrace.core.memory.eviction import EvictionPolicy, LeastRecentlyUsed, LeastWorth
+from headrace.core.memory.lower_tier import LowerTier
 from headrace.core.memory.restore import AlwaysRestore, RestorePolicy
-from headrace.core.memory.tiers import LowerTier, LowerTiers
+from headrace.core.memory.tiers import LowerTiers
 from headrace.core.plan import Tier
 from headrace.core.prediction.latest_start import LatestStarts
 from headrace.core.prediction.memory_peak import AlwaysFits, RoomPolicy

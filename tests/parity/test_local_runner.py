@@ -40,8 +40,9 @@ from headrace.core.events import (
 from headrace.core.knobs import Knobs
 from headrace.core.memory.block_pool import BlockPool
 from headrace.core.memory.eviction import LeastRecentlyUsed
+from headrace.core.memory.lower_tier import LowerTier
 from headrace.core.memory.restore import AlwaysRestore
-from headrace.core.memory.tiers import LowerTier, LowerTiers
+from headrace.core.memory.tiers import LowerTiers
 from headrace.core.plan import Tier
 from headrace.core.prediction.memory_peak import AlwaysFits
 from headrace.core.queueing.fair_queue import FairQueue, single_file

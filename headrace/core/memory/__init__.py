@@ -4,7 +4,8 @@
 - `block_table`: the blocks of each running sequence.
 - `eviction`: eviction order and policies.
 - `retention`: retention priority that a request asked for.
-- `tiers`: host memory and disk below the device.
+- `prefix_hit`: the result of a prefix lookup.
+- `tiers`: host memory and disk below the device. `lower_tier`: one of them.
 - `restore`: fetch from a lower tier or compute again.
 - `fence`: blocks that a launched step may still write to.
 """

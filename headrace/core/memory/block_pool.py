@@ -14,43 +14,16 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Sequence
-from typing import NamedTuple
 
 from headrace.core.block_keys import chained_key
 from headrace.core.events import Event, Evicted, EvictReason
 from headrace.core.memory.eviction import UNRANKED, Block, EvictionOrder, EvictionPolicy, mark
-from headrace.core.memory.tiers import Held, LowerTiers
-from headrace.core.plan import Tier
+from headrace.core.memory.lower_tier import Held
+from headrace.core.memory.prefix_hit import PrefixHit
+from headrace.core.memory.tiers import LowerTiers
 
 CANDIDATES = 8
 """How many partly matching blocks are compared at most: bounds the cost of a look-up."""
-
-
-class PrefixHit(NamedTuple):
-    """What the cache holds of a sequence: whole blocks to share, whole blocks to bring up from lower tiers, and one of
-    which ``copied`` tokens fit. ``declined`` more blocks lie below, but are quicker to compute."""
-
-    blocks: tuple[int, ...]
-    source: int
-    copied: int
-    below: tuple[Held, ...] = ()
-    declined: int = 0
-
-    @property
-    def full(self) -> int:
-        """Whole blocks that need no computing."""
-        return len(self.blocks) + len(self.below)
-
-    @property
-    def is_ready(self) -> bool:
-        """Whether all of it can be used in the step that is being planned."""
-        return all(held.tier is Tier.HOST and held.ready for held in self.below)
-
-    def tokens(self, block_size: int) -> int:
-        return self.full * block_size + self.copied
-
-
-NO_HIT = PrefixHit((), 0, 0)
 
 
 class BlockPool:

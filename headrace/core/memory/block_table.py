@@ -13,11 +13,12 @@ from collections.abc import Iterable, Iterator
 from headrace.core.block_keys import chained_keys, root_key
 from headrace.core.capacity import blocks_needed
 from headrace.core.events import SkipReason
-from headrace.core.memory.block_pool import NO_HIT, BlockPool, PrefixHit
+from headrace.core.memory.block_pool import BlockPool
 from headrace.core.memory.fence import Fence
+from headrace.core.memory.lower_tier import Saved
+from headrace.core.memory.prefix_hit import NO_HIT, PrefixHit
 from headrace.core.memory.restore import RestoreFailed
 from headrace.core.memory.retention import kept_blocks
-from headrace.core.memory.tiers import Saved
 from headrace.core.plan import Arrival, Move
 from headrace.core.queueing.tenant_queue import PolicyFailed
 from headrace.core.request import Request

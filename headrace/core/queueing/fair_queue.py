@@ -1,6 +1,6 @@
-"""The queue of all that wait: classes by share, tenants of a class by share, each tenant's line by its own order.
+"""The fair queue of all waiting requests: classes by share, then tenants of a class by share, then the tenant's order.
 
-It does not know why a sequence waits or whether one fits; that is the word of `scheduler` and its admission policies.
+It does not know why a sequence waits or whether it fits: the scheduler and its admission policy decide that.
 First come, first served is this queue with one class and one tenant.
 """
 
@@ -16,17 +16,17 @@ from headrace.core.tenancy.classes import CLASSES
 from headrace.core.tenancy.fair_share import ClassAccount, ShareLedger, TenantAccount
 
 TOO_MUCH = 1.25
-"""How many times as much as another, by their weights, a tenant must hold before it has to give way to it."""
+"""A tenant gives way to another one when it holds this many times as much, by their weights."""
 
 
 def by_share(sequence: Sequence) -> Rank:
-    """Who has been served least goes first."""
+    """The order of sequences by service received: least served first."""
     account = sequence.account
     return (account.owner.virtual, account.virtual)
 
 
 class _Tenant:
-    """One tenant's line; ``queued`` while the class's heap has an entry for it, of which it has one at most."""
+    """The queue of one tenant; ``queued`` while the heap of its class holds its one entry."""
 
     __slots__ = ("account", "line", "queued")
 
@@ -37,9 +37,10 @@ class _Tenant:
 
 
 class _Class:
-    """The tenants' lines of one class; the heap is by virtual time as it was, which only grows.
+    """The tenants of one class. The heap orders them by the virtual time at which they were pushed, which only grows.
 
-    Among those who stand alike the one who came first goes first: by name some would wait for ever.
+    Tenants with equal virtual time are served in the order in which they were pushed. Ordering them by name would
+    starve some of them.
     """
 
     __slots__ = ("account", "heap", "number", "tenants", "waiting")
@@ -61,12 +62,12 @@ class _Class:
         return tenant.account.virtual, self.number, tenant.account.name
 
     def forget(self, tenant: _Tenant) -> None:
-        """Forget a tenant without a request, but not while it has an entry in the heap, to which it may come back."""
+        """Forget a tenant that has no request and no entry in the heap."""
         if not tenant.account.live and not tenant.queued:
             del self.tenants[tenant.account.name]
 
     def next_line(self) -> TenantQueue | None:
-        """The line of the least served tenant that waits."""
+        """The queue of the least served tenant that has waiting requests."""
         while self.heap:
             virtual, _, name = self.heap[0]
             tenant = self.tenants.get(name)
@@ -86,8 +87,8 @@ class _Class:
 class FairQueue:
     """Sequences that wait for a slot.
 
-    ``line`` makes the line of one tenant. ``alike`` puts all requests into one account: then only the line's order
-    counts.
+    ``line`` makes the queue of one tenant. ``alike`` puts all requests into one account, so that only the order
+    within the queue counts.
     """
 
     def __init__(self, books: ShareLedger, line: Callable[[], TenantQueue], *, alike: bool = False) -> None:
@@ -101,13 +102,13 @@ class FairQueue:
         return self._waiting
 
     def __iter__(self) -> Iterator[Sequence]:
-        """Those that wait, in no particular order."""
+        """Waiting sequences, in no particular order."""
         for each in self._classes.values():
             for tenant in each.tenants.values():
                 yield from tenant.line
 
     def lines(self) -> Iterator[tuple[TenantAccount, TenantQueue]]:
-        """Each tenant's account in each class, and its line."""
+        """Each tenant's account in each class, and its queue."""
         for each in self._classes.values():
             for tenant in each.tenants.values():
                 yield tenant.account, tenant.line
@@ -119,7 +120,7 @@ class FairQueue:
     # -- coming and going --------------------------------------------------------------------------
 
     def enter(self, sequence: Sequence) -> None:
-        """A new sequence: it gets its account and waits."""
+        """Add a new sequence: it gets its account and waits."""
         request = sequence.request
         names = ("default", "") if self._alike else (request.service_class, request.tenant)
         account = sequence.account = self._books.enter(*names)
@@ -130,7 +131,7 @@ class FairQueue:
         self.push(sequence)
 
     def push(self, sequence: Sequence) -> None:
-        """Let a sequence wait at its place in its tenant's line."""
+        """Add a sequence at its place in its tenant's queue."""
         account = sequence.account
         group = self._classes[account.owner.name]
         tenant = group.tenants.get(account.name)
@@ -143,7 +144,7 @@ class FairQueue:
         self._waiting += 1
 
     def started(self, sequence: Sequence) -> None:
-        """One that was taken out has begun to run."""
+        """A sequence that was popped has started to run."""
         account = sequence.account
         self._classes[account.owner.name].tenants[account.name].line.note_start(sequence)
 
@@ -158,19 +159,19 @@ class FairQueue:
         self._books.leave(account)
         group.forget(group.tenants[account.name])
 
-    # -- who is next -------------------------------------------------------------------------------
+    # -- next sequence -----------------------------------------------------------------------------
 
     def peek(self, now: float) -> Sequence | None:
-        """The one that is served next; None when nobody waits, or all who do are held back for company."""
+        """The sequence that is served next; None when none waits, or all are held back to fill a larger batch."""
         group = self._next_class(now)
         line = group.next_line() if group else None
         return line.peek(now) if line else None
 
     def pop(self, now: float) -> Sequence | None:
-        """Take out the one that is served next.
+        """Remove and return the sequence that is served next.
 
         Raises:
-            PolicyFailed: the line's order failed; nobody was taken out.
+            PolicyFailed: the order policy failed; no sequence was removed.
         """
         group = self._next_class(now)
         line = group.next_line() if group else None
@@ -205,15 +206,15 @@ class FairQueue:
         head = line.peek(now) if line else None
         return head is not None and now - head.request.arrived >= terms.gather_seconds
 
-    # -- what is owed ------------------------------------------------------------------------------
+    # -- shares ------------------------------------------------------------------------------------
 
     @property
     def foreground(self) -> bool:
-        """Whether somebody has work that is not only to fill idle time."""
+        """Whether any request is live that is not background work."""
         return any(each.account.live for each in self._classes.values() if each.account.terms.weight)
 
     def yielding(self, running: Many[Sequence]) -> list[Sequence]:
-        """Those that only fill idle time while the time is not idle."""
+        """Running background sequences that must yield because other requests are live."""
         filling = any(
             each.account.live > each.waiting
             for each in self._classes.values()
@@ -224,7 +225,7 @@ class FairQueue:
         return [sequence for sequence in running if not sequence.account.owner.terms.weight]
 
     def is_behind(self, running: Sequence, now: float) -> bool:
-        """Whether the next one that waits has been served less than a running one, in its class or by its tenant."""
+        """Whether the next waiting sequence has been served less than a running one, by class or by tenant."""
         head = self.peek(now)
         if head is None:
             return False
@@ -234,7 +235,7 @@ class FairQueue:
         return mine.virtual < other.virtual
 
     def may_hurry(self, sequence: Sequence) -> bool:
-        """Whether others of this queue hold so much more that they may be slowed down for this one's prompt."""
+        """Whether other tenants hold so much more that they may be slowed down for this sequence's prompt."""
         mine = sequence.account
         if any(_holds_too_much(other, mine, 0) for other in mine.owner.running if other is not mine):
             return True
@@ -245,10 +246,10 @@ class FairQueue:
         )
 
     def is_owed(self, waiting: Sequence, running: Sequence) -> bool:
-        """Whether one that waits may push a running one out.
+        """Whether a waiting sequence may preempt a running one.
 
-        Of a lower class: as soon as its class is not ahead in its share. Of its own class: when the other's tenant
-        holds `TOO_MUCH` times as many slots by its weight as its own would then.
+        A running sequence of a lower class: as soon as the waiting one's class is not ahead in its share. One of the
+        same class: when its tenant holds `TOO_MUCH` times as many slots, by weight, as the waiting tenant would then.
         """
         mine, other = waiting.account, running.account
         if mine.owner is not other.owner:
@@ -263,5 +264,5 @@ def _holds_too_much(other: TenantAccount, mine: TenantAccount, more: int) -> boo
 
 
 def single_file() -> FairQueue:
-    """Everybody in one line, by rank alone."""
+    """One queue for all requests, ordered by rank alone."""
     return FairQueue(ShareLedger(CLASSES, {}), TenantQueue, alike=True)

@@ -1,8 +1,8 @@
-"""Who is given up when not all of those that wait can be in time.
+"""Which requests are deferred when not all waiting ones can meet their TTFT target.
 
-Served one after the other, a line under overload makes everybody start at the last moment, and whoever misses it has
-been waiting for nothing. To give up the longest prompts before that happens saves more of the others than any other
-choice does (Moore, 1968, there for due times in place of latest starts).
+Under overload, a queue served by latest start makes all requests start at the last moment, and many miss it. Deferring
+the longest prompts first lets the most other requests meet theirs (Moore, 1968, for due times in place of latest
+starts).
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ from headrace.core.sequence import Sequence
 
 
 def given_up(line: Iterable[Sequence], now: float) -> list[Sequence]:
-    """The fewest without whom each of the others starts in time, one after the other in the order of the line.
+    """The fewest sequences to defer so that all others start in time, one after the other.
 
-    ``line`` is by latest start; each takes its ``prompt_seconds``.
+    ``line`` is ordered by latest start; each sequence takes its ``prompt_seconds``.
     """
     kept: list[tuple[float, int, Sequence]] = []
     lost = []

@@ -1,7 +1,7 @@
-"""In which order the requests of one line are served: one method, `rank`, lowest first.
+"""Queue order policies: one method, `rank`; the lowest rank is served first.
 
-A rank is given once, at arrival. Where it is a time, waiting counts by itself: who came a second earlier is a second
-ahead, so that age reorders a line and nobody waits for ever. ``number`` counts arrivals and makes every rank unique.
+A request gets its rank once, at arrival. Where the rank is a time, waiting counts by itself: a request that came a
+second earlier is a second ahead, so no request starves. ``number`` counts arrivals and makes every rank unique.
 """
 
 from __future__ import annotations
@@ -13,28 +13,28 @@ from headrace.core.request import Request
 from headrace.core.sequence import Rank
 
 AGEING_SECONDS = 10.0
-"""How much later one may come and still be served first for each step of ``priority``."""
+"""Seconds by which one step of ``priority`` moves a request ahead."""
 
 PATIENCE = 4.0
 """Seconds of waiting that outweigh one second of predicted work."""
 
 
 class OrderPolicy(Protocol):
-    """Ranks a request when it arrives: numbers of which ``number`` is the last."""
+    """Ranks a request when it arrives: a tuple of numbers that ends in ``number``."""
 
     def rank(self, request: Request, number: int) -> Rank: ...
 
 
 def ask_rank(policy: OrderPolicy, request: Request, number: int) -> Rank:
-    """A request's rank by the policy, which can be compared with any other.
+    """The rank that a policy gives a request, checked so that it compares with any other rank.
 
     Raises:
-        ValueError: it is none; or whatever the policy raises.
+        ValueError: the policy returned no such rank. What the policy itself raises passes through.
     """
     rank = policy.rank(request, number)
     numbers = type(rank) is tuple and all(isinstance(each, int | float) for each in rank)
     if not numbers or rank[-1:] != (number,) or any(each != each for each in rank):  # NaN is not even itself
-        raise ValueError(f"{rank!r} is no tuple of numbers that ends in {number}")
+        raise ValueError(f"{rank!r} is not a tuple of numbers that ends in {number}")
     return rank
 
 
@@ -60,7 +60,7 @@ class ByAge:
 
 
 class ShortestFirst:
-    """By predicted work and age: ``seconds`` predicts what a request takes alone (no oracle: its output is a guess)."""
+    """By predicted work and age; ``seconds`` predicts how long a request takes alone (its output length is a guess)."""
 
     def __init__(self, seconds: Callable[[Request], float]) -> None:
         self._seconds = seconds

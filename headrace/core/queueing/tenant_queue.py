@@ -1,11 +1,11 @@
-"""The line of one tenant in one class: who of them goes next.
+"""The waiting requests of one tenant in one class, and which of them is next.
 
 ```
- timely: can still make their first token in time, by latest start
-   ──(given up: not all can)──>  late: by rank; of what is computed beside the timely, LATE_SHARE is theirs
+ timely: can still meet the TTFT target, ordered by latest start
+   ──(not all can meet it)──>  late: ordered by rank; receives LATE_SHARE of the prefill work beside the timely ones
 ```
-A sequence that ends while it waits is not searched for: it stays in its heap, is dropped when it is met, and all such
-are swept out before they outnumber those that wait.
+A sequence that ends while it waits is not searched for. It stays in its heap and is dropped when it is reached. All
+such entries are swept out before they outnumber the waiting sequences.
 """
 
 from __future__ import annotations
@@ -20,21 +20,21 @@ from headrace.core.queueing.late_requests import given_up
 from headrace.core.sequence import Rank, Sequence, Status
 
 SWEEP = 64
-"""Ended sequences that may lie in a heap beside as many as wait: those low in rank might never be met."""
+"""Ended sequences that a heap may hold in addition to as many as wait, because low ranks might never be reached."""
 
 WINDOW = 32
 """Sequences among which a pick policy chooses: bounds the cost of a choice."""
 
 LATE_SHARE = 1 / 16
-"""What is computed of the prompts of the late, to those of others that could still be in time: who goes late has waited
-for nothing, and makes somebody else late."""
+"""Prefill work of late requests relative to that of timely ones. A late request that runs makes another one late, so
+the share is small; without it, late requests would starve."""
 
 LITTLE_SLACK_SECONDS = 0.25
-"""The first of a line is not passed over when it must start within so many seconds."""
+"""The first request of a queue is not passed over when its latest start is within this many seconds."""
 
 
 class PolicyFailed(Exception):
-    """A policy raised or returned nonsense when it was asked for ``sequence``, which pays for it alone."""
+    """A policy raised or returned an invalid value for ``sequence``; that sequence alone fails."""
 
     def __init__(self, sequence: Sequence, policy: str, error: Exception) -> None:
         super().__init__(f"the {policy} policy failed: {type(error).__name__}: {error}")
@@ -42,13 +42,13 @@ class PolicyFailed(Exception):
 
 
 class PickPolicy(Protocol):
-    """Which of the first few of a line goes next (their index), when there is a better one than the first."""
+    """Chooses which of the first few sequences of a queue is next, by its index."""
 
     def pick(self, window: Many[Sequence]) -> int: ...
 
 
 class Heap:
-    """Waiting sequences by a key, lowest first; its length counts only those that really wait."""
+    """Waiting sequences by a key, lowest first. Its length counts only sequences that still wait."""
 
     def __init__(self) -> None:
         self._heap: list[tuple[Rank, Sequence]] = []
@@ -58,7 +58,7 @@ class Heap:
         return self._length
 
     def __iter__(self) -> Iterator[Sequence]:
-        """Those that wait, in no particular order."""
+        """Waiting sequences, in no particular order."""
         return (sequence for _, sequence in self._heap if sequence.status is not Status.FINISHED)
 
     def push(self, key: Rank, sequence: Sequence) -> None:
@@ -78,7 +78,7 @@ class Heap:
         return sequence
 
     def take(self, count: int) -> list[tuple[Rank, Sequence]]:
-        """Take out the first few of those that wait, with their keys."""
+        """Remove and return the first ``count`` waiting sequences with their keys."""
         heap, taken = self._heap, list[tuple[Rank, Sequence]]()
         while heap and len(taken) < count:
             entry = heapq.heappop(heap)
@@ -88,13 +88,13 @@ class Heap:
         return taken
 
     def put_back(self, taken: Iterable[tuple[Rank, Sequence]]) -> None:
-        """Let them wait again where they were."""
+        """Put sequences back at their places."""
         for entry in taken:
             heapq.heappush(self._heap, entry)
             self._length += 1
 
     def note_end(self) -> None:
-        """One that waited here has just entered ``FINISHED``."""
+        """A sequence of this heap has just entered ``FINISHED``."""
         self._length -= 1
         if len(self._heap) > 2 * self._length + SWEEP:
             self._heap = [entry for entry in self._heap if entry[1].status is not Status.FINISHED]
@@ -102,19 +102,19 @@ class Heap:
 
 
 class TenantQueue:
-    """Earliest latest-start first, while it can be met; who is given up waits behind, with a share.
+    """Earliest latest start first, while it can be met; requests that cannot meet it wait behind, with a share.
 
-    A first token that is late already is late whatever comes next, so those who can still make theirs go first: this
-    is what keeps goodput from collapsing where first come, first served makes everybody late. Where nobody has a wish
-    the order is rank alone. ``pick`` may prefer another of the first `WINDOW` to the first one, but not more than
-    ``max_passes`` times, nor when the first has little slack.
+    A request that has missed its TTFT target gains nothing by running first, so requests that can still meet theirs
+    go before it. This keeps goodput from collapsing under overload, where first come, first served makes all requests
+    late. Without latency targets the order is rank alone. ``pick`` may prefer another one of the first `WINDOW` to
+    the first one, but not more than ``max_passes`` times, and not when the first one has little slack.
     """
 
     def __init__(self, pick: PickPolicy | None = None, max_passes: int = 0) -> None:
         self._timely = Heap()
         self._late = Heap()
-        self._judged = -math.inf  # when those that can be in time were told from the others
-        self._owed_seconds = 0.0  # of prompts of the late
+        self._judged = -math.inf  # when late requests were last separated from timely ones
+        self._owed_seconds = 0.0  # prefill time owed to late requests
         self._pick = pick
         self._max_passes = max_passes
 
@@ -122,31 +122,31 @@ class TenantQueue:
         return len(self._timely) + len(self._late)
 
     def __iter__(self) -> Iterator[Sequence]:
-        """Those that wait, in no particular order."""
+        """Waiting sequences, in no particular order."""
         yield from self._timely
         yield from self._late
 
     def ahead_of(self, sequence: Sequence) -> list[Sequence]:
-        """Those that wait before one of this line, by their places as they are, in no particular order."""
+        """The sequences ahead of one of this queue, by their present places, in no particular order."""
         place = _place(sequence)
         return [each for each in self if _place(each) < place]
 
     def push(self, sequence: Sequence) -> None:
-        """Let a sequence wait at its place."""
+        """Add a sequence at its place."""
         if sequence.late:
             self._late.push(sequence.rank, sequence)
         else:
             self._timely.push((sequence.latest_start, *sequence.rank), sequence)
 
     def peek(self, now: float) -> Sequence | None:
-        """The first one, which a pick policy may yet pass over."""
+        """The first sequence, which a pick policy may still pass over."""
         return self._next(now).peek()
 
     def pop(self, now: float) -> Sequence | None:
-        """Take out the one that goes next; ``now`` never goes back.
+        """Remove and return the next sequence; ``now`` never goes back.
 
         Raises:
-            PolicyFailed: the pick policy failed; nobody was taken out.
+            PolicyFailed: the pick policy failed; no sequence was removed.
         """
         heap = self._next(now)
         first = heap.peek()
@@ -158,7 +158,7 @@ class TenantQueue:
         try:
             index = self._pick.pick([sequence for _, sequence in taken])
             if index < 0:
-                raise IndexError(f"{index} is none of {len(taken)}")
+                raise IndexError(f"index {index} is outside 0 to {len(taken) - 1}")
             _, chosen = taken.pop(index)
         except Exception as error:
             raise PolicyFailed(first, "pick", error) from error
@@ -168,7 +168,7 @@ class TenantQueue:
         return chosen
 
     def note_start(self, sequence: Sequence) -> None:
-        """One that was taken out has begun to run."""
+        """A sequence that was popped has started to run."""
         if sequence.overtakes is not None:
             sequence.overtakes.passes += 1
             sequence.overtakes = None
@@ -178,7 +178,7 @@ class TenantQueue:
             self._owed_seconds -= sequence.prompt_seconds
 
     def note_end(self, sequence: Sequence) -> None:
-        """One that waited here has just entered ``FINISHED``."""
+        """A waiting sequence of this queue has just entered ``FINISHED``."""
         (self._late if sequence.late else self._timely).note_end()
 
     def _next(self, now: float) -> Heap:
@@ -192,7 +192,7 @@ class TenantQueue:
         return self._timely
 
     def _give_up(self, now: float) -> bool:
-        """Let those of the first few wait behind with whom the others cannot be in time; whether there were any."""
+        """Move requests to the late heap so that the rest of the window can be in time; whether any moved."""
         first = self._timely.peek()
         if first is None or first.latest_start == math.inf:
             return False

@@ -2,6 +2,7 @@
 
 - `scheduler`: plans a step and commits its output.
 - `step_builder`: a step plan while it is being made.
+- `admitter`: admits waiting requests into a step.
 - `admission`: when waiting requests may join the batch: continuously, or as a static batch.
 - `prefix_choice`: which of the first waiting requests has the longest cached prefix.
 - `running_set`: running sequences, their slots, and preemption.

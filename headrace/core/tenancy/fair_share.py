@@ -1,17 +1,17 @@
-"""Who has been served how much: virtual time of classes, and of tenants within a class.
+"""Virtual time of classes, and of tenants within a class: how much service each has received.
 
 ```
  class priority (weight 8)  virtual 120.0 ─┬─ tenant a (weight 1)  virtual 80.0
                                            └─ tenant b (weight 2)  virtual 95.5
  class flex     (weight 1)  virtual 118.2 ─── tenant a (weight 1)  virtual 40.0
 ```
-Each row that is computed is charged to its tenant and its class, divided by their weights; whoever has the least goes
-next. That is start-time fair queueing over classes, and virtual token counters over tenants (Sheng et al., Fairness in
-Serving Large Language Models, OSDI '24), charged by computed cost, so that a prefix that is found costs its owner
-nothing. One that begins to wait after a pause is lifted to the clock, less a bounded credit: who asks for little need
-not wait with a few requests at once, and saves up nothing more. A class's clock is where the last one served stood, or
-would stand by now if all who have requests were served alike: newcomers begin there, and however many come, they do not
-keep it, and those who were served before, for ever where it is.
+Each computed row is charged to its tenant and its class, divided by their weights; the lowest virtual time is served
+next. This is start-time fair queueing over classes, and virtual token counters over tenants (Sheng et al., Fairness in
+Serving Large Language Models, OSDI '24). The charge is the computed cost, so a cached prefix is free. A tenant that
+begins to wait after a pause is lifted to the clock, less a bounded credit: a light tenant may send a few requests at
+once, but it cannot save up more. The clock of a class is the virtual time of the tenant served last, or what it would
+be by now if all tenants with requests had been served alike. New tenants start there; the clock moves on with the work
+done, so a stream of new tenants cannot hold back those that were served before.
 """
 
 from __future__ import annotations
@@ -22,16 +22,16 @@ from operator import attrgetter
 from headrace.core.tenancy.classes import ServiceClass
 
 CREDIT_TOKENS = 8192.0
-"""Cost, in tokens, that a tenant may have been served less than the others at most: some requests at once."""
+"""The most service, in tokens, that a tenant may be behind the others after a pause."""
 
 SWEEP = 64
-"""Idle accounts kept beside twice as many as are live."""
+"""Idle accounts kept in addition to twice the number of live ones."""
 
 _virtual = attrgetter("virtual")
 
 
 class Account:
-    """What one class, or one tenant of a class, has been served, over its weight; ``live`` requests use it."""
+    """Service received by a class, or by a tenant of a class, over its weight; ``live`` counts its requests."""
 
     __slots__ = ("live", "name", "rate", "virtual")
 
@@ -43,7 +43,7 @@ class Account:
 
 
 class TenantAccount(Account):
-    """A tenant of one class, its ``owner``; ``running`` of its requests do."""
+    """A tenant of one class (``owner``); ``running`` counts its running requests."""
 
     __slots__ = ("owner", "running")
 
@@ -53,28 +53,28 @@ class TenantAccount(Account):
         self.running = 0
 
     def charge(self, cost: float) -> None:
-        """Book a row's cost here and with the class."""
+        """Charge a row's cost to the tenant and its class."""
         self.virtual += cost * self.rate
         owner = self.owner
         owner.virtual += cost * owner.rate
         owner.clock += cost / max(owner.weight, 1.0 / self.rate)
 
     def take_slot(self) -> None:
-        """One more of its requests runs."""
+        """A request of the tenant has started to run."""
         self.running += 1
         self.owner.running.add(self)
 
     def give_slot(self) -> None:
-        """One of its requests runs no more."""
+        """A request of the tenant has stopped running."""
         self.running -= 1
         if not self.running:
             self.owner.running.discard(self)
 
 
 class ClassAccount(Account):
-    """A class of service with its tenants; ``clock`` is where one stands who has been served as the others were.
+    """A class of service with its tenants; ``clock`` is the virtual time of a tenant served like the others.
 
-    ``weight`` is that of all who have requests, ``running`` are those of them who have some that run.
+    ``weight`` is the sum over tenants with requests, ``running`` are the tenants with running requests.
     """
 
     __slots__ = ("clock", "running", "tenants", "terms", "weight")
@@ -89,7 +89,7 @@ class ClassAccount(Account):
 
 
 class ShareLedger:
-    """All accounts. ``weights`` are the tenants' (1 for one not named)."""
+    """All accounts. ``weights`` are those of named tenants; all others have weight 1."""
 
     def __init__(self, classes: Iterable[ServiceClass], weights: Mapping[str, float]) -> None:
         self.classes = {terms.name: ClassAccount(terms) for terms in classes}
@@ -97,7 +97,7 @@ class ShareLedger:
         self._clock = 0.0
 
     def enter(self, service_class: str, tenant: str) -> TenantAccount:
-        """A request begins to live; its account.
+        """The account of a new request.
 
         Raises:
             KeyError: there is no such class.
@@ -124,14 +124,14 @@ class ShareLedger:
             owner.weight = sum(1.0 / each.rate for each in owner.tenants.values() if each.live)
 
     def lift(self, account: TenantAccount, *, alone: bool) -> None:
-        """A tenant of whom nobody waited has somebody waiting again; ``alone``: nobody of its class waits."""
+        """A tenant without waiting requests has one again; ``alone``: no request of its class waits."""
         owner = account.owner
         account.virtual = max(account.virtual, owner.clock - CREDIT_TOKENS * account.rate)
         if alone:
             owner.virtual = max(owner.virtual, self._clock)
 
     def serve(self, account: TenantAccount) -> None:
-        """One of this account's requests leaves the queue to run."""
+        """A request of this account leaves the queue to run."""
         owner = account.owner
         owner.clock = max(account.virtual, min(owner.clock, account.virtual + CREDIT_TOKENS))
         self._clock = max(self._clock, owner.virtual)
@@ -144,13 +144,15 @@ class ShareLedger:
         if not account.live:
             owner.weight -= 1.0 / account.rate
         if not account.live and account.virtual <= owner.clock:
-            del owner.tenants[account.name]  # a new one in its place will stand no better
+            del owner.tenants[account.name]  # a new account would have the same virtual time
         elif len(owner.tenants) > 2 * owner.live + SWEEP:
             idle = sorted((each for each in owner.tenants.values() if not each.live), key=_virtual)
-            for each in idle[: (len(idle) + 1) // 2]:  # who owes least is forgiven first
+            for each in idle[
+                : (len(idle) + 1) // 2
+            ]:  # the lowest virtual time first: it has the least to lose
                 del owner.tenants[each.name]
         if not owner.live:
-            owner.weight = 0.0  # sums of floats leave something behind
+            owner.weight = 0.0  # clears the rounding error of the sums
             self._share_out()
 
     def _share_out(self) -> None:

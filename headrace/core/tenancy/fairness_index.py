@@ -1,7 +1,7 @@
-"""How fairly service was shared: what each should have got, and one number for how near that came.
+"""Fairness of service between tenants: weighted max-min shares, and Jain's index over them.
 
-Demands differ, so equal service is not fair service: who asks for little and gets all of it has lost nothing to who
-asks for much. Service is therefore judged against the weighted max-min share of what was there to give.
+Demands differ, so equal service is not fair service: a tenant that demands little and gets all of it has lost nothing
+to one that demands much. Service is therefore compared with the weighted max-min share of the capacity.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ def jain(values: Iterable[float]) -> float:
 def fair_shares(
     demands: Mapping[str, float], weights: Mapping[str, float], capacity: float
 ) -> dict[str, float]:
-    """Weighted max-min shares of ``capacity``: nobody gets more than he demands, and what he leaves goes to the rest.
+    """Weighted max-min shares of ``capacity``: no tenant gets more than its demand; what it leaves goes to the rest.
 
-    ``weights`` names everyone in ``demands`` and is positive.
+    ``weights`` has a positive entry for each name in ``demands``.
     """
     shares: dict[str, float] = {}
     left, weight_left = capacity, math.fsum(weights[name] for name in demands)

@@ -1,4 +1,4 @@
-"""Whether the server takes a request on: a pure decision before anything is queued."""
+"""Admission control: whether a request may enter the queue, as a pure decision."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class Limits:
 
 
 class Load(NamedTuple):
-    """What waits now, and how quickly the queue has moved lately (sequences per second; 0 unknown)."""
+    """What waits now, and the recent admission rate (sequences per second; 0 if unknown)."""
 
     queued_requests: int
     queued_tokens: int
@@ -33,9 +33,9 @@ class Forward(NamedTuple):
 
 
 class Reject(NamedTuple):
-    """Turn it away; it may come again after ``retry_after`` seconds, unless it is too large for any time.
+    """Reject the call. It may be retried after ``retry_after`` seconds; 0: it is too large at any time.
 
-    ``limit`` is the bound of its tenant that it runs against, if that is the reason.
+    ``limit`` is the tenant's limit that it exceeds, if that is the reason.
     """
 
     reason: RejectReason
@@ -50,10 +50,10 @@ MAX_RETRY_AFTER = 60
 def decide(
     load: Load, sequences: int, prompt_tokens: int, limits: Limits, shortage: Shortage | None = None
 ) -> Forward | Reject:
-    """Admit ``sequences`` with ``prompt_tokens`` in all, or say why not and when to come again.
+    """Admit ``sequences`` with ``prompt_tokens`` in total, or say why not and when to retry.
 
-    ``shortage`` is the bound of the tenant's own that the call runs against: it comes before the state of the queue,
-    for the same call would be refused by an idle server too.
+    ``shortage`` is the tenant's own limit that the call exceeds. It is checked before the queue, because an idle
+    server would reject the same call.
     """
     if load.draining:
         return Reject(RejectReason.DRAINING, "the server is shutting down", 5)

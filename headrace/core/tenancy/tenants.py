@@ -1,7 +1,7 @@
-"""What each tenant may do and how much of the machine is his: terms as frozen values.
+"""Limits, weight and classes of each tenant, as frozen values.
 
-The scheduler takes the weights, the gate takes the limits (`core.tenancy.quota` counts), the edge takes the classes.
-A tenant that nobody named has the default terms, and each such tenant has them for himself.
+The scheduler takes the weights, the gate takes the limits (`core.tenancy.quota` counts), the HTTP layer takes the
+classes. A tenant without terms of its own has the default terms; each such tenant is counted separately.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from typing import NamedTuple
 class TenantLimits(NamedTuple):
     """Bounds on one tenant's use; None: unbounded.
 
-    Tokens are those computed for prompts (what a cached prefix spares costs nothing) and those generated.
-    ``concurrent_requests`` are calls that are open at once.
+    Tokens are prompt tokens that were computed (cached tokens are free) plus generated tokens.
+    ``concurrent_requests`` are calls that are open at the same time.
     """
 
     requests_per_minute: int | None = None
@@ -31,9 +31,9 @@ UNLIMITED = TenantLimits()
 class TenantTerms:
     """One tenant's terms.
 
-    ``weight`` is his share of device time beside other tenants of a class. A request that names no class is of
-    ``default_class``; ``classes`` are those he may name (empty: all). ``limits`` bound all his calls together, except
-    those of the ``models`` that have limits of their own: these are counted apart.
+    ``weight`` is its share of device time relative to other tenants of a class. A request that names no class is of
+    ``default_class``; ``classes`` are those it may name (empty: all). ``limits`` bound all its calls together, except
+    calls of ``models`` with limits of their own, which are counted separately.
     """
 
     weight: float = 1.0
@@ -43,7 +43,7 @@ class TenantTerms:
     models: Mapping[str, TenantLimits] = field(default_factory=dict)
 
     def may_use(self, service_class: str) -> bool:
-        """Whether he may ask for this class; the one that he gets unasked is always his."""
+        """Whether the tenant may name this class; its default class is always allowed."""
         return not self.classes or service_class in self.classes or service_class == self.default_class
 
     def limits_of(self, model: str) -> TenantLimits:
@@ -53,7 +53,7 @@ class TenantTerms:
 
 @dataclass(frozen=True, slots=True)
 class Tenants:
-    """All that were named, and the terms of all others."""
+    """The terms of each named tenant, and the default terms of all others."""
 
     named: Mapping[str, TenantTerms] = field(default_factory=dict)
     default: TenantTerms = field(default_factory=TenantTerms)
@@ -63,9 +63,9 @@ class Tenants:
         return self.named.get(tenant, self.default)
 
     def weights(self) -> dict[str, float]:
-        """Weights of those who were named, in units of the weight of all others."""
+        """Weights of the named tenants, in units of the default weight."""
         return {name: terms.weight / self.default.weight for name, terms in self.named.items()}
 
 
 EQUALS = Tenants()
-"""Everybody alike and nobody limited."""
+"""All tenants have equal weight and no limit."""

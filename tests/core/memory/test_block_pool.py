@@ -4,8 +4,9 @@ import pytest
 
 from headrace.core.block_keys import chained_key, chained_keys, root_key
 from headrace.core.events import Event, Evicted, EvictReason
-from headrace.core.memory.block_pool import CANDIDATES, NO_HIT, BlockPool, PrefixHit
+from headrace.core.memory.block_pool import CANDIDATES, BlockPool
 from headrace.core.memory.eviction import LeastRecentlyUsed
+from headrace.core.memory.prefix_hit import NO_HIT, PrefixHit
 
 ROOT = root_key("", "")
 SIZE = 4

@@ -7,8 +7,9 @@ import pytest
 
 from headrace.core.block_keys import root_key
 from headrace.core.events import Moved, MoveReason, RestoreDeclined, TransferFailed
+from headrace.core.memory.lower_tier import Held, Saved
 from headrace.core.memory.restore import AlwaysRestore
-from headrace.core.memory.tiers import MAX_TRANSFERS, WRITE_SHARE, Held, Saved
+from headrace.core.memory.tiers import MAX_TRANSFERS, WRITE_SHARE
 from headrace.core.plan import Move, Tier
 from tests.core.memory.tiered import DEVICE, DISK, HOST, ROOT, SIZE, Scene
 
