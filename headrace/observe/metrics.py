@@ -1,7 +1,7 @@
-"""The event stream as Prometheus metrics, under the names that boards and autoscalers know from vLLM.
+"""Prometheus metrics of the engine, made from events, with the names that dashboards and autoscalers know from vLLM.
 
-It knows events and `now`, never the engine or a socket. A tenant is a label of one counter only, and capped.
-Classes and fairness between tenants are in `observe.goodput`.
+It knows events and `now`, not the engine or a socket. The tenant is a label of one counter, with a limited number of
+values. Service classes and fairness between tenants are in `observe.goodput`.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ BATCH_ROWS = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512)
 
 
 class _Live:
-    """What the metrics remember of a request until it ends; times are the engine's clock."""
+    """State of a request until it ends; times are on the engine's clock."""
 
     __slots__ = (
         "admitted",
@@ -80,18 +80,17 @@ class _Live:
 
 
 class Metrics:
-    """A `core.ports.Watcher` that writes to ``sheet``.
+    """A `core.ports.Watcher` that writes to ``page``.
 
-    ``clock_offset`` is Unix time minus the engine's clock, in seconds. ``cache_config``
-    becomes the labels of ``cache_config_info`` (``block_size``, ``num_gpu_blocks`` ...). Tenants beyond the
-    first ``tenants`` are counted as ``other``. ``phase_seconds`` tells the seconds spent in each part of a step
-    (``forward``, ``sample`` ...) since the start; it is asked once per step. ``prices`` and ``cache_sizes`` are the
-    `CacheLedger`'s, which counts in ``caches``.
+    ``clock_offset`` is Unix time minus the engine's clock, in seconds. ``cache_config`` becomes the labels of
+    ``cache_config_info``. Tenants beyond the first ``tenants`` are counted as ``other``. ``phase_seconds`` returns the
+    seconds spent in each phase of a step (``forward``, ``sample`` ...) since the start; it is called once per step.
+    ``prices`` and ``cache_sizes`` are passed to the `CacheLedger` in ``caches``.
     """
 
     def __init__(
         self,
-        sheet: MetricsPage,
+        page: MetricsPage,
         *,
         clock_offset: float = 0.0,
         cache_config: Mapping[str, str] | None = None,
@@ -100,58 +99,101 @@ class Metrics:
         prices: Prices = FREE,
         cache_sizes: Callable[[], Sizes] = dict,
     ) -> None:
-        self._sheet = sheet
+        self._page = page
         self._clock_offset = clock_offset
         self._live: dict[str, _Live] = {}
         self._phase_seconds = phase_seconds
         self._phase_totals: dict[str, float] = dict(phase_seconds())
 
-        self._running = sheet.gauge("num_requests_running", "Requests in the running batch.").of()
-        self._waiting = sheet.gauge("num_requests_waiting", "Requests waiting to be admitted.").of()
-        self._usage = sheet.gauge("kv_cache_usage_perc", "Share of KV blocks held by requests, 0 to 1.").of()
-        self._waste = sheet.gauge("kv_cache_waste_perc", "Share of held KV slots that are empty.").of()
-        self._progress = sheet.gauge(
-            "scheduler_last_progress_timestamp_seconds", "Unix time of the last committed step."
+        self._running = page.gauge("num_requests_running", "Requests that are running.").of()
+        self._waiting = page.gauge("num_requests_waiting", "Requests waiting to be admitted.").of()
+        self._usage = page.gauge(
+            "kv_cache_usage_perc", "Share of KV cache blocks held by requests, 0 to 1."
+        ).of()
+        self._waste = page.gauge(
+            "kv_cache_waste_perc", "Share of the KV slots in held blocks that contain no token, 0 to 1."
+        ).of()
+        self._progress = page.gauge(
+            "scheduler_last_progress_timestamp_seconds", "Unix time of the last finished step."
         ).of()
         if cache_config is not None:
-            info = sheet.gauge("cache_config_info", "How the KV cache is cut.", list(cache_config))
+            info = page.gauge(
+                "cache_config_info",
+                "Block size and number of blocks of the KV cache; always 1.",
+                list(cache_config),
+            )
             info.of(*cache_config.values()).value = 1.0
 
-        self._queries = sheet.counter("prefix_cache_queries", "Tokens looked up in the prefix cache.").of()
-        self._hits = sheet.counter("prefix_cache_hits", "Tokens found in the prefix cache.").of()
-        self._preemptions = sheet.counter("num_preemptions", "Requests put back into the queue.").of()
-        self._recomputed = sheet.counter("recomputed_tokens", "Tokens recomputed after a preemption.").of()
-        self._prompt = sheet.counter("prompt_tokens", "Prompt tokens prefilled or found in the cache.").of()
-        self._generated = sheet.counter("generation_tokens", "Tokens generated.").of()
-        self._ended = sheet.counter("request_success", "Requests that ended, by reason.", ["finished_reason"])
-        self._skips = sheet.counter("scheduler_wait_reason", "Why requests waited.", ["reason"])
-        self._service = sheet.counter(
-            "tenant_service_tokens", "Tokens worked on for a tenant.", ["tenant", "kind"], limit=tenants
+        self._queries = page.counter(
+            "prefix_cache_queries", "Tokens that were looked up in the prefix cache."
+        ).of()
+        self._hits = page.counter("prefix_cache_hits", "Tokens that were found in the prefix cache.").of()
+        self._preemptions = page.counter(
+            "num_preemptions", "Preemptions: requests that returned to the queue."
+        ).of()
+        self._recomputed = page.counter(
+            "recomputed_tokens", "Tokens that were computed again after a preemption."
+        ).of()
+        self._prompt = page.counter(
+            "prompt_tokens", "Prompt tokens of requests that have a first token, computed or cached."
+        ).of()
+        self._generated = page.counter("generation_tokens", "Generated tokens.").of()
+        self._ended = page.counter(
+            "request_success",
+            "Requests that ended, by reason; stop and length are complete answers.",
+            ["finished_reason"],
+        )
+        self._skips = page.counter(
+            "scheduler_wait_reason", "Times that a request began to wait for a new reason.", ["reason"]
+        )
+        self._service = page.counter(
+            "tenant_service_tokens",
+            "Tokens of a tenant: computed and cached prompt tokens, and generated tokens.",
+            ["tenant", "kind"],
+            limit=tenants,
         )
 
-        self._iteration = sheet.histogram("iteration_tokens_total", "Tokens per step.", ITERATION_TOKENS).of()
-        self._rows = sheet.histogram("batch_size", "Rows per step.", BATCH_ROWS).of()
-        self._phases = sheet.histogram("scheduler_step_seconds", "Parts of a step.", STEP_SECONDS, ["phase"])
-        self._ttft = sheet.histogram("time_to_first_token_seconds", "Time to first token.", TTFT_SECONDS).of()
-        self._itl = sheet.histogram(
-            "inter_token_latency_seconds", "Time between two emissions of an answer.", TOKEN_SECONDS
+        self._iteration = page.histogram(
+            "iteration_tokens_total", "Tokens computed per step.", ITERATION_TOKENS
         ).of()
-        self._tpot = sheet.histogram(
-            "request_time_per_output_token_seconds", "Mean time per token after the first.", TOKEN_SECONDS
+        self._rows = page.histogram("batch_size", "Sequences per step.", BATCH_ROWS).of()
+        self._phases = page.histogram(
+            "scheduler_step_seconds", "Time of each phase of a step.", STEP_SECONDS, ["phase"]
+        )
+        self._ttft = page.histogram(
+            "time_to_first_token_seconds", "Time from arrival to first token.", TTFT_SECONDS
         ).of()
-        self._e2e = self._requests("e2e_request_latency_seconds", "Arrival to end.")
-        self._queue = self._requests("request_queue_time_seconds", "Arrival to first admission.")
-        self._prefill = self._requests("request_prefill_time_seconds", "First admission to first token.")
-        self._decode = self._requests("request_decode_time_seconds", "First token to last token.")
-        self._prompt_size = sheet.histogram("request_prompt_tokens", "Prompt length.", REQUEST_TOKENS).of()
-        self._output_size = sheet.histogram(
-            "request_generation_tokens", "Output length.", REQUEST_TOKENS
+        self._itl = page.histogram(
+            "inter_token_latency_seconds", "Time between two consecutive outputs of a request.", TOKEN_SECONDS
+        ).of()
+        self._tpot = page.histogram(
+            "request_time_per_output_token_seconds",
+            "Mean time per output token of a request, without the first token.",
+            TOKEN_SECONDS,
+        ).of()
+        self._e2e = self._requests("e2e_request_latency_seconds", "Time from arrival to end of a request.")
+        self._queue = self._requests("request_queue_time_seconds", "Time from arrival to first admission.")
+        self._prefill = self._requests(
+            "request_prefill_time_seconds", "Time from first admission to first token."
+        )
+        self._decode = self._requests("request_decode_time_seconds", "Time from first token to last token.")
+        self._prompt_size = page.histogram(
+            "request_prompt_tokens", "Prompt tokens per request.", REQUEST_TOKENS
+        ).of()
+        self._output_size = page.histogram(
+            "request_generation_tokens", "Generated tokens per request.", REQUEST_TOKENS
         ).of()
 
-        self.caches = CacheLedger(sheet, prices, cache_sizes)
-        sheet.before_render(self.caches.measure)
+        self._longest = page.histogram(
+            "request_max_num_generation_tokens",
+            "Generated tokens per sequence; a call with n > 1 has n sequences.",
+            REQUEST_TOKENS,
+        ).of()
 
-        tiers = TierLedger(sheet)
+        self.caches = CacheLedger(page, prices, cache_sizes)
+        page.before_render(self.caches.measure)
+
+        tiers = TierLedger(page)
 
         self._folds: dict[type, Callable[[Any, float], None]] = {
             Emitted: self._emitted,
@@ -178,7 +220,7 @@ class Metrics:
             fold(event, now)
 
     def _requests(self, name: str, help: str) -> Histogram:
-        return self._sheet.histogram(name, help, REQUEST_SECONDS).of()
+        return self._page.histogram(name, help, REQUEST_SECONDS).of()
 
     def _arrived(self, event: Arrived, now: float) -> None:
         generated = self._service.of(event.tenant, "generated")
@@ -233,15 +275,16 @@ class Metrics:
     def _finished(self, event: Finished, now: float) -> None:
         self._ended.of(event.reason.value).value += 1
         live = self._live.pop(event.request_id, None)
-        if live is None:  # refused before it arrived in the engine
+        if live is None:  # rejected before it reached the engine
             return
         (self._running if live.running else self._waiting).value -= 1
         if self._running.value == 0:
-            # Only running requests hold blocks; a cancel of the last one may be followed by no step.
+            # Only running requests hold blocks, and no step may follow the cancellation of the last one.
             self._usage.value = self._waste.value = 0.0
         self._e2e.observe(now - live.arrived)
         self._prompt_size.observe(event.prompt_tokens)
         self._output_size.observe(event.output_tokens)
+        self._longest.observe(event.output_tokens)
         if live.first is not None:
             self._decode.observe(live.last - live.first)
             if event.output_tokens > 1:
