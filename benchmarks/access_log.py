@@ -1,7 +1,8 @@
 """Throughput of the server with and without its access log, in alternating rounds under closed-loop load.
 
 Two servers run, one with ``--access-log`` and one with ``--no-access-log``. Rounds alternate between them, so that both
-see the same machine; the idle one sleeps. The log is written to a file. The result is the ratio of the medians.
+see the same machine; the idle one sleeps. The log is written to a file. The result is the ratio of the medians. The CPU
+time per request of the server process is printed too: on a busy machine it varies less than the throughput.
 
     python -m benchmarks.access_log --clients 24 --minutes 10
 """
@@ -23,6 +24,7 @@ from pathlib import Path
 from statistics import median
 from typing import NamedTuple
 from urllib.parse import urlsplit
+from urllib.request import urlopen
 
 START_SECONDS = 60.0
 
@@ -32,6 +34,7 @@ class Round(NamedTuple):
 
     requests_per_second: float
     tokens_per_second: float
+    cpu_milliseconds: float  # of the server process, per request
 
 
 @contextmanager
@@ -82,12 +85,22 @@ async def _client(url: str, number: int, until: float, max_tokens: int) -> tuple
     return requests, tokens
 
 
+def _cpu_seconds(url: str) -> float:
+    """CPU time that the server process has used."""
+    with urlopen(f"{url}/metrics") as page:
+        found = re.search(rb"^process_cpu_seconds_total (\S+)", page.read(), re.MULTILINE)
+    assert found
+    return float(found[1])
+
+
 async def _load(url: str, clients: int, seconds: float, max_tokens: int) -> Round:
+    cpu = _cpu_seconds(url)
     began = time.monotonic()
     until = began + seconds
     done = await asyncio.gather(*(_client(url, number, until, max_tokens) for number in range(clients)))
     spent = time.monotonic() - began
-    return Round(sum(each[0] for each in done) / spent, sum(each[1] for each in done) / spent)
+    requests, tokens = (sum(counts) for counts in zip(*done, strict=True))
+    return Round(requests / spent, tokens / spent, (_cpu_seconds(url) - cpu) / requests * 1e3)
 
 
 def main() -> None:
@@ -116,7 +129,7 @@ def main() -> None:
                 measured[name].append(result)
                 print(
                     f"round {number + 1:3} access log {name:3} {result.requests_per_second:8.1f} requests/s "
-                    f"{result.tokens_per_second:9.0f} tokens/s",
+                    f"{result.tokens_per_second:9.0f} tokens/s {result.cpu_milliseconds:7.3f} CPU ms/request",
                     flush=True,
                 )
         lines = sum(" access " in line for line in servers["on"][1].read_text().splitlines())
@@ -126,6 +139,9 @@ def main() -> None:
     print(
         f"ratio of medians on/off {medians['on'] / medians['off']:.4f}, median of paired ratios {median(pairs):.4f}"
     )
+    cpu = {name: median(each.cpu_milliseconds for each in measured[name]) for name in measured}
+    ratio = cpu["on"] / cpu["off"]
+    print(f"median CPU ms/request: access log on {cpu['on']:.3f}, off {cpu['off']:.3f}, ratio {ratio:.4f}")
     print(f"access lines written: {lines}")
 
 
