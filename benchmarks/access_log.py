@@ -1,7 +1,8 @@
 """Throughput of the server with and without its access log, in alternating rounds under closed-loop load.
 
-Two servers run, one with ``--access-log`` and one with ``--no-access-log``. Rounds alternate between them, so that both
-see the same machine; the idle one sleeps. The log is written to a file. The result is the ratio of the medians. The CPU
+Three servers run: one with ``--access-log``, and two without it, of which the second is the control. Rounds
+rotate between them, so that all see the same machine; the idle ones sleep. The ratio of the control to its equal is
+the noise of the measurement. The log is written to a file. The result is the ratio of the medians. The CPU
 time per request of the server process is printed too: on a busy machine it varies less than the throughput.
 
     python -m benchmarks.access_log --clients 24 --minutes 10
@@ -103,45 +104,52 @@ async def _load(url: str, clients: int, seconds: float, max_tokens: int) -> Roun
     return Round(requests / spent, tokens / spent, (_cpu_seconds(url) - cpu) / requests * 1e3)
 
 
+def _report(unit: str, values: dict[str, list[float]]) -> None:
+    """Medians, and the ratios to the server without access log: of medians, and the median of the rounds' ratios."""
+    off = median(values["off"])
+    print(f"{unit}: median off {off:.3f}")
+    for name in ("on", "control"):
+        pairs = median(mine / other for mine, other in zip(values[name], values["off"], strict=True))
+        mine = median(values[name])
+        print(
+            f"{unit}: median {name} {mine:.3f}, {mine / off:.4f} of off; median ratio of rounds {pairs:.4f}"
+        )
+
+
 def main() -> None:
     """Measure and print."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--clients", type=int, default=24)
-    parser.add_argument("--minutes", type=float, default=10.0, help="of load, for both servers together")
+    parser.add_argument("--minutes", type=float, default=10.0, help="of load, for all servers together")
     parser.add_argument("--round-seconds", type=float, default=10.0)
     parser.add_argument("--max-tokens", type=int, default=32)
     parser.add_argument("--log-format", choices=["text", "json"], default="text")
     args = parser.parse_args()
-    rounds = max(1, round(args.minutes * 60 / args.round_seconds / 2))
-    measured: dict[str, list[Round]] = {"on": [], "off": []}
-    flags = {"on": ["--access-log", "--log-format", args.log_format], "off": ["--no-access-log"]}
+    rounds = max(1, round(args.minutes * 60 / args.round_seconds / 3))
+    without = ["--no-access-log"]
+    flags = {"on": ["--access-log", "--log-format", args.log_format], "off": without, "control": without}
+    measured: dict[str, list[Round]] = {name: [] for name in flags}
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
         servers = {name: stack.enter_context(serving(folder, name, *flags[name])) for name in flags}
         for name in servers:
             asyncio.run(_load(servers[name][0], args.clients, min(5.0, args.round_seconds), args.max_tokens))
         for number in range(rounds):
-            for name in ("on", "off") if number % 2 == 0 else ("off", "on"):
+            names = list(flags)
+            for name in names[number % 3 :] + names[: number % 3]:
                 url = servers[name][0]
                 result = asyncio.run(_load(url, args.clients, args.round_seconds, args.max_tokens))
                 measured[name].append(result)
                 print(
-                    f"round {number + 1:3} access log {name:3} {result.requests_per_second:8.1f} requests/s "
+                    f"round {number + 1:3} access log {name:7} {result.requests_per_second:8.1f} requests/s "
                     f"{result.tokens_per_second:9.0f} tokens/s {result.cpu_milliseconds:7.3f} CPU ms/request",
                     flush=True,
                 )
         lines = sum(" access " in line for line in servers["on"][1].read_text().splitlines())
-    medians = {name: median(each.tokens_per_second for each in measured[name]) for name in measured}
-    pairs = [on.tokens_per_second / off.tokens_per_second for on, off in zip(*measured.values(), strict=True)]
-    print(f"median tokens/s: access log on {medians['on']:.0f}, off {medians['off']:.0f}")
-    print(
-        f"ratio of medians on/off {medians['on'] / medians['off']:.4f}, median of paired ratios {median(pairs):.4f}"
-    )
-    cpu = {name: median(each.cpu_milliseconds for each in measured[name]) for name in measured}
-    ratio = cpu["on"] / cpu["off"]
-    print(f"median CPU ms/request: access log on {cpu['on']:.3f}, off {cpu['off']:.3f}, ratio {ratio:.4f}")
+    _report("tokens/s", {name: [each.tokens_per_second for each in measured[name]] for name in measured})
+    _report("CPU ms/request", {name: [each.cpu_milliseconds for each in measured[name]] for name in measured})
     print(f"access lines written: {lines}")
 
 
