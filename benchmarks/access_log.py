@@ -1,7 +1,9 @@
 """Throughput of the server with and without its access log, in alternating rounds under closed-loop load.
 
-Two servers run, one with ``--access-log`` and one with ``--no-access-log``. Rounds alternate between them, so that both
-see the same machine; the idle one sleeps. The log is written to a file. The result is the ratio of the medians.
+Three servers run: one with ``--access-log``, and two without it, of which the second is the control. Rounds
+rotate between them, so that all see the same machine; the idle ones sleep. The ratio of the control to its equal is
+the noise of the measurement. The log is written to a file. The result is the ratio of the medians. The CPU
+time per request of the server process is printed too: on a busy machine it varies less than the throughput.
 
     python -m benchmarks.access_log --clients 24 --minutes 10
 """
@@ -23,6 +25,7 @@ from pathlib import Path
 from statistics import median
 from typing import NamedTuple
 from urllib.parse import urlsplit
+from urllib.request import urlopen
 
 START_SECONDS = 60.0
 
@@ -32,6 +35,7 @@ class Round(NamedTuple):
 
     requests_per_second: float
     tokens_per_second: float
+    cpu_milliseconds: float  # of the server process, per request
 
 
 @contextmanager
@@ -82,12 +86,34 @@ async def _client(url: str, number: int, until: float, max_tokens: int) -> tuple
     return requests, tokens
 
 
+def _cpu_seconds(url: str) -> float:
+    """CPU time that the server process has used."""
+    with urlopen(f"{url}/metrics") as page:
+        found = re.search(rb"^process_cpu_seconds_total (\S+)", page.read(), re.MULTILINE)
+    assert found
+    return float(found[1])
+
+
 async def _load(url: str, clients: int, seconds: float, max_tokens: int) -> Round:
+    cpu = _cpu_seconds(url)
     began = time.monotonic()
     until = began + seconds
     done = await asyncio.gather(*(_client(url, number, until, max_tokens) for number in range(clients)))
     spent = time.monotonic() - began
-    return Round(sum(each[0] for each in done) / spent, sum(each[1] for each in done) / spent)
+    requests, tokens = (sum(counts) for counts in zip(*done, strict=True))
+    return Round(requests / spent, tokens / spent, (_cpu_seconds(url) - cpu) / requests * 1e3)
+
+
+def _report(unit: str, values: dict[str, list[float]]) -> None:
+    """Medians, and the ratios to the server without access log: of medians, and the median of the rounds' ratios."""
+    off = median(values["off"])
+    print(f"{unit}: median off {off:.3f}")
+    for name in ("on", "control"):
+        pairs = median(mine / other for mine, other in zip(values[name], values["off"], strict=True))
+        mine = median(values[name])
+        print(
+            f"{unit}: median {name} {mine:.3f}, {mine / off:.4f} of off; median ratio of rounds {pairs:.4f}"
+        )
 
 
 def main() -> None:
@@ -96,36 +122,34 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--clients", type=int, default=24)
-    parser.add_argument("--minutes", type=float, default=10.0, help="of load, for both servers together")
+    parser.add_argument("--minutes", type=float, default=10.0, help="of load, for all servers together")
     parser.add_argument("--round-seconds", type=float, default=10.0)
     parser.add_argument("--max-tokens", type=int, default=32)
     parser.add_argument("--log-format", choices=["text", "json"], default="text")
     args = parser.parse_args()
-    rounds = max(1, round(args.minutes * 60 / args.round_seconds / 2))
-    measured: dict[str, list[Round]] = {"on": [], "off": []}
-    flags = {"on": ["--access-log", "--log-format", args.log_format], "off": ["--no-access-log"]}
+    rounds = max(1, round(args.minutes * 60 / args.round_seconds / 3))
+    without = ["--no-access-log"]
+    flags = {"on": ["--access-log", "--log-format", args.log_format], "off": without, "control": without}
+    measured: dict[str, list[Round]] = {name: [] for name in flags}
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
         servers = {name: stack.enter_context(serving(folder, name, *flags[name])) for name in flags}
         for name in servers:
             asyncio.run(_load(servers[name][0], args.clients, min(5.0, args.round_seconds), args.max_tokens))
         for number in range(rounds):
-            for name in ("on", "off") if number % 2 == 0 else ("off", "on"):
+            names = list(flags)
+            for name in names[number % 3 :] + names[: number % 3]:
                 url = servers[name][0]
                 result = asyncio.run(_load(url, args.clients, args.round_seconds, args.max_tokens))
                 measured[name].append(result)
                 print(
-                    f"round {number + 1:3} access log {name:3} {result.requests_per_second:8.1f} requests/s "
-                    f"{result.tokens_per_second:9.0f} tokens/s",
+                    f"round {number + 1:3} access log {name:7} {result.requests_per_second:8.1f} requests/s "
+                    f"{result.tokens_per_second:9.0f} tokens/s {result.cpu_milliseconds:7.3f} CPU ms/request",
                     flush=True,
                 )
         lines = sum(" access " in line for line in servers["on"][1].read_text().splitlines())
-    medians = {name: median(each.tokens_per_second for each in measured[name]) for name in measured}
-    pairs = [on.tokens_per_second / off.tokens_per_second for on, off in zip(*measured.values(), strict=True)]
-    print(f"median tokens/s: access log on {medians['on']:.0f}, off {medians['off']:.0f}")
-    print(
-        f"ratio of medians on/off {medians['on'] / medians['off']:.4f}, median of paired ratios {median(pairs):.4f}"
-    )
+    _report("tokens/s", {name: [each.tokens_per_second for each in measured[name]] for name in measured})
+    _report("CPU ms/request", {name: [each.cpu_milliseconds for each in measured[name]] for name in measured})
     print(f"access lines written: {lines}")
 
 

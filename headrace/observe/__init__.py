@@ -1,6 +1,6 @@
 """Observes the server: metrics, explanations of requests, logs, traces and recordings, as folds over events.
 
-- `metrics`: the metrics that dashboards read. `goodput`: latency targets, classes, fairness between tenants.
+- `metrics`, `engine_series`: the metrics that dashboards read. `goodput`: latency targets, classes, fairness.
 - `cache_ledger`, `tier_ledger`: what the caches saved and what KV offloading moved. `http_requests`: HTTP responses.
 - `metrics_page`, `series`: the page of ``/metrics`` and its numbers. `vllm_names`: names of vLLM's dashboards.
 - `requests`, `reasons`: the explanation of one request. `usage`: usage of each tenant.

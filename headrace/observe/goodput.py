@@ -24,8 +24,8 @@ from headrace.core.events import (
     TurnedAway,
 )
 from headrace.core.request import FinishReason
+from headrace.observe.engine_series import REQUEST_SECONDS
 from headrace.observe.fairness import FairnessWindow
-from headrace.observe.metrics import REQUEST_SECONDS
 from headrace.observe.metrics_page import MetricsPage
 from headrace.observe.series import Cell, Histogram
 

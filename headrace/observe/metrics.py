@@ -30,26 +30,10 @@ from headrace.core.events import (
     TransferFailed,
 )
 from headrace.observe.cache_ledger import FREE, CacheLedger, Prices, Sizes
+from headrace.observe.engine_series import EngineCounters, EngineGauges, RequestHistograms, StepHistograms
 from headrace.observe.metrics_page import MetricsPage
-from headrace.observe.series import Cell, Histogram
+from headrace.observe.series import Cell
 from headrace.observe.tier_ledger import TierLedger
-
-TTFT_SECONDS = (
-    *(0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75),
-    *(1.0, 2.5, 5.0, 7.5, 10.0, 20.0, 40.0, 80.0, 160.0, 640.0),
-)
-TOKEN_SECONDS = (
-    *(0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75),
-    *(1.0, 2.5, 5.0, 7.5, 10.0, 20.0, 40.0, 80.0),
-)
-REQUEST_SECONDS = (
-    *(0.01, 0.05, 0.1, 0.3, 0.5, 0.8, 1.0, 1.5, 2.0, 2.5, 5.0, 10.0, 15.0, 20.0, 30.0, 40.0),
-    *(50.0, 60.0, 120.0, 240.0, 480.0, 960.0, 1920.0),
-)
-STEP_SECONDS = (0.00001, 0.0001, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 5.0)
-ITERATION_TOKENS = (1, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384)
-REQUEST_TOKENS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10000, 20000, 50000, 100000)
-BATCH_ROWS = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512)
 
 
 class _Live:
@@ -99,96 +83,15 @@ class Metrics:
         prices: Prices = FREE,
         cache_sizes: Callable[[], Sizes] = dict,
     ) -> None:
-        self._page = page
         self._clock_offset = clock_offset
         self._live: dict[str, _Live] = {}
         self._phase_seconds = phase_seconds
         self._phase_totals: dict[str, float] = dict(phase_seconds())
 
-        self._running = page.gauge("num_requests_running", "Requests that are running.").of()
-        self._waiting = page.gauge("num_requests_waiting", "Requests waiting to be admitted.").of()
-        self._usage = page.gauge(
-            "kv_cache_usage_perc", "Share of KV cache blocks held by requests, 0 to 1."
-        ).of()
-        self._waste = page.gauge(
-            "kv_cache_waste_perc", "Share of the KV slots in held blocks that contain no token, 0 to 1."
-        ).of()
-        self._progress = page.gauge(
-            "scheduler_last_progress_timestamp_seconds", "Unix time of the last finished step."
-        ).of()
-        if cache_config is not None:
-            info = page.gauge(
-                "cache_config_info",
-                "Block size and number of blocks of the KV cache; always 1.",
-                list(cache_config),
-            )
-            info.of(*cache_config.values()).value = 1.0
-
-        self._queries = page.counter(
-            "prefix_cache_queries", "Tokens that were looked up in the prefix cache."
-        ).of()
-        self._hits = page.counter("prefix_cache_hits", "Tokens that were found in the prefix cache.").of()
-        self._preemptions = page.counter(
-            "num_preemptions", "Preemptions: requests that returned to the queue."
-        ).of()
-        self._recomputed = page.counter(
-            "recomputed_tokens", "Tokens that were computed again after a preemption."
-        ).of()
-        self._prompt = page.counter(
-            "prompt_tokens", "Prompt tokens of requests that have a first token, computed or cached."
-        ).of()
-        self._generated = page.counter("generation_tokens", "Generated tokens.").of()
-        self._ended = page.counter(
-            "request_success",
-            "Requests that ended, by reason; stop and length are complete answers.",
-            ["finished_reason"],
-        )
-        self._skips = page.counter(
-            "scheduler_wait_reason", "Times that a request began to wait for a new reason.", ["reason"]
-        )
-        self._service = page.counter(
-            "tenant_service_tokens",
-            "Tokens of a tenant: computed and cached prompt tokens, and generated tokens.",
-            ["tenant", "kind"],
-            limit=tenants,
-        )
-
-        self._iteration = page.histogram(
-            "iteration_tokens_total", "Tokens computed per step.", ITERATION_TOKENS
-        ).of()
-        self._rows = page.histogram("batch_size", "Sequences per step.", BATCH_ROWS).of()
-        self._phases = page.histogram(
-            "scheduler_step_seconds", "Time of each phase of a step.", STEP_SECONDS, ["phase"]
-        )
-        self._ttft = page.histogram(
-            "time_to_first_token_seconds", "Time from arrival to first token.", TTFT_SECONDS
-        ).of()
-        self._itl = page.histogram(
-            "inter_token_latency_seconds", "Time between two consecutive outputs of a request.", TOKEN_SECONDS
-        ).of()
-        self._tpot = page.histogram(
-            "request_time_per_output_token_seconds",
-            "Mean time per output token of a request, without the first token.",
-            TOKEN_SECONDS,
-        ).of()
-        self._e2e = self._requests("e2e_request_latency_seconds", "Time from arrival to end of a request.")
-        self._queue = self._requests("request_queue_time_seconds", "Time from arrival to first admission.")
-        self._prefill = self._requests(
-            "request_prefill_time_seconds", "Time from first admission to first token."
-        )
-        self._decode = self._requests("request_decode_time_seconds", "Time from first token to last token.")
-        self._prompt_size = page.histogram(
-            "request_prompt_tokens", "Prompt tokens per request.", REQUEST_TOKENS
-        ).of()
-        self._output_size = page.histogram(
-            "request_generation_tokens", "Generated tokens per request.", REQUEST_TOKENS
-        ).of()
-
-        self._longest = page.histogram(
-            "request_max_num_generation_tokens",
-            "Generated tokens per sequence; a call with n > 1 has n sequences.",
-            REQUEST_TOKENS,
-        ).of()
+        self._gauges = EngineGauges(page, cache_config)
+        self._counters = EngineCounters(page, tenants)
+        self._steps = StepHistograms(page)
+        self._requests = RequestHistograms(page)
 
         self.caches = CacheLedger(page, prices, cache_sizes)
         page.before_render(self.caches.measure)
@@ -219,84 +122,81 @@ class Metrics:
         if fold is not None:
             fold(event, now)
 
-    def _requests(self, name: str, help: str) -> Histogram:
-        return self._page.histogram(name, help, REQUEST_SECONDS).of()
-
     def _arrived(self, event: Arrived, now: float) -> None:
-        generated = self._service.of(event.tenant, "generated")
+        generated = self._counters.service.of(event.tenant, "generated")
         arrived = now if event.at is None else event.at
         self._live[event.request_id] = _Live(arrived, event.prompt_tokens, event.tenant, generated)
-        self._waiting.value += 1
+        self._gauges.waiting.value += 1
 
     def _admitted(self, event: Admitted, now: float) -> None:
         live = self._live[event.request_id]
         live.running = True
-        self._waiting.value -= 1
-        self._running.value += 1
+        self._gauges.waiting.value -= 1
+        self._gauges.running.value += 1
         if event.reason is AdmitReason.NEW:
             live.admitted = now if event.at is None else event.at
-            self._queries.value += event.known_tokens
-            self._hits.value += event.cached_tokens
-            self._queue.observe(max(0.0, live.admitted - live.arrived))
-            self._service.of(live.tenant, "cached").value += event.cached_tokens
+            self._counters.queries.value += event.known_tokens
+            self._counters.hits.value += event.cached_tokens
+            self._requests.queue.observe(max(0.0, live.admitted - live.arrived))
+            self._counters.service.of(live.tenant, "cached").value += event.cached_tokens
             self.caches.shared(min(event.cached_tokens, live.prompt_tokens))
         else:
-            self._recomputed.value += max(0, live.lost - event.cached_tokens)
+            self._counters.recomputed.value += max(0, live.lost - event.cached_tokens)
 
     def _skipped(self, event: Skipped, now: float) -> None:
-        self._skips.of(event.reason.value).value += 1
+        self._counters.waits.of(event.reason.value).value += 1
 
     def _chunked(self, event: Chunked, now: float) -> None:
-        self._service.of(self._live[event.request_id].tenant, "computed").value += event.length
+        self._counters.service.of(self._live[event.request_id].tenant, "computed").value += event.length
 
     def _emitted(self, event: Emitted, now: float) -> None:
         live = self._live[event.request_id]
         count = len(event.tokens)
-        self._generated.value += count
+        self._counters.generated.value += count
         live.generated.value += count
         if live.first is None:
             live.first = now
-            self._prompt.value += live.prompt_tokens
-            self._ttft.observe(now - live.arrived)
+            self._counters.prompt.value += live.prompt_tokens
+            self._requests.ttft.observe(now - live.arrived)
             if live.admitted is not None:
-                self._prefill.observe(now - live.admitted)
+                self._requests.prefill.observe(now - live.admitted)
         else:
-            self._itl.observe(now - live.last)
+            self._requests.itl.observe(now - live.last)
         live.last = now
 
     def _preempted(self, event: Preempted, now: float) -> None:
         live = self._live[event.request_id]
         live.running = False
         live.lost = event.lost_tokens
-        self._running.value -= 1
-        self._waiting.value += 1
-        self._preemptions.value += 1
+        self._gauges.running.value -= 1
+        self._gauges.waiting.value += 1
+        self._counters.preemptions.value += 1
 
     def _finished(self, event: Finished, now: float) -> None:
-        self._ended.of(event.reason.value).value += 1
+        self._counters.ended.of(event.reason.value).value += 1
         live = self._live.pop(event.request_id, None)
         if live is None:  # rejected before it reached the engine
             return
-        (self._running if live.running else self._waiting).value -= 1
-        if self._running.value == 0:
+        (self._gauges.running if live.running else self._gauges.waiting).value -= 1
+        if self._gauges.running.value == 0:
             # Only running requests hold blocks, and no step may follow the cancellation of the last one.
-            self._usage.value = self._waste.value = 0.0
-        self._e2e.observe(now - live.arrived)
-        self._prompt_size.observe(event.prompt_tokens)
-        self._output_size.observe(event.output_tokens)
-        self._longest.observe(event.output_tokens)
+            self._gauges.usage.value = self._gauges.waste.value = 0.0
+        self._requests.e2e.observe(now - live.arrived)
+        self._requests.prompt_tokens.observe(event.prompt_tokens)
+        self._requests.output_tokens.observe(event.output_tokens)
+        self._requests.longest.observe(event.output_tokens)
         if live.first is not None:
-            self._decode.observe(live.last - live.first)
+            self._requests.decode.observe(live.last - live.first)
             if event.output_tokens > 1:
-                self._tpot.observe((live.last - live.first) / (event.output_tokens - 1))
+                self._requests.tpot.observe((live.last - live.first) / (event.output_tokens - 1))
 
     def _stepped(self, event: Stepped, now: float) -> None:
-        self._iteration.observe(event.computed_tokens)
-        self._rows.observe(event.decode_rows + event.prefill_rows)
-        self._usage.value = event.blocks_held / event.blocks_total if event.blocks_total else 0.0
+        self._steps.tokens.observe(event.computed_tokens)
+        self._steps.sequences.observe(event.decode_rows + event.prefill_rows)
+        self._gauges.usage.value = event.blocks_held / event.blocks_total if event.blocks_total else 0.0
         empty = event.slots_allocated - event.slots_filled
-        self._waste.value = empty / event.slots_allocated if event.slots_allocated else 0.0
-        self._progress.value = now + self._clock_offset
+        self._gauges.waste.value = empty / event.slots_allocated if event.slots_allocated else 0.0
+        self._gauges.progress.value = now + self._clock_offset
         for phase, total in dict(self._phase_seconds()).items():
-            self._phases.of(phase).observe(total - self._phase_totals.get(phase, 0.0))
+            self._steps.phases.of(phase).observe(total - self._phase_totals.get(phase, 0.0))
             self._phase_totals[phase] = total

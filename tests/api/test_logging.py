@@ -144,3 +144,25 @@ def test_a_collector_receives_the_spans_of_a_request() -> None:
         "exact": "miss",
         "partial": "miss",
     }
+
+
+@pytest.mark.parametrize(("stream", "status"), [(False, 499), (True, 200)])
+def test_a_client_that_hangs_up_is_logged_as_such(server: Server, stream: bool, status: int) -> None:
+    said = len(server.lines)
+    body = {"model": "builtin", "prompt": "x", "max_tokens": 4000, "ignore_eos": True, "stream": stream}
+    raw = json.dumps(body).encode()
+    host, port = server.url.removeprefix("http://").split(":")
+    head = f"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: {len(raw)}\r\n\r\n".encode()
+    with socket.create_connection((host, int(port)), timeout=30) as connection:
+        connection.sendall(head + raw)
+        if stream:
+            connection.recv(100)
+        else:
+            server.wait_until(lambda info: info["open_requests"] == 1)
+    server.wait_until(lambda info: info["open_requests"] == 0)
+    until = time.monotonic() + 10
+    while not (found := [line for line in server.lines[said:] if " POST " in line]):
+        assert time.monotonic() < until
+        time.sleep(0.02)
+    assert f" {status} POST /v1/completions" in found[0]
+    assert " error=client_disconnected " in found[0]

@@ -17,7 +17,7 @@ from typing import Any
 FIELDS = "fields"
 """The attribute of a record that holds its structured fields."""
 
-WITHHOLDING = ("headrace.serve.http", "headrace.serve.text", "headrace.serve.cache")
+WITHHOLDING = ("headrace.serve.http", "headrace.serve.text", "headrace.serve.cache", "uvicorn", "asyncio")
 """Loggers of code that sees prompts: the message of an exception is not written there, only its type and place."""
 
 ACCESS = "headrace.access"
@@ -50,7 +50,7 @@ def json_line(record: logging.LogRecord) -> str:
         "time": timestamp(record),
         "level": record.levelname.lower(),
         "component": component(record.name),
-        "message": record.getMessage(),
+        "message": _message(record),
     }
     line |= {name: value for name, value in _fields(record).items() if value is not None}
     error = exception_text(record)
@@ -62,7 +62,7 @@ def json_line(record: logging.LogRecord) -> str:
 def text_line(record: logging.LogRecord) -> str:
     """A record as one line of text, with the lines of an exception indented below it."""
     fields = {name: value for name, value in _fields(record).items() if value is not None}
-    message = _BREAKS.sub(lambda mark: repr(mark[0])[1:-1], record.getMessage())
+    message = _BREAKS.sub(lambda mark: repr(mark[0])[1:-1], _message(record))
     if record.name == ACCESS:
         status, method, path = (_shown(fields.pop(name)) for name in ("status", "method", "path"))
         message = f"{status} {method:<4} {path:<{_PATH_WIDTH}}"
@@ -71,6 +71,12 @@ def text_line(record: logging.LogRecord) -> str:
     line = " ".join((timestamp(record), level, where, message, *pairs))
     error = exception_text(record)
     return line + "".join(f"\n    {each}" for each in error.splitlines()) if error else line
+
+
+def _message(record: logging.LogRecord) -> str:
+    """The message of a record. asyncio appends the lost exception to its message, so only the first line is kept."""
+    message = record.getMessage()
+    return message.partition("\n")[0] if record.name == "asyncio" else message
 
 
 def exception_text(record: logging.LogRecord) -> str:

@@ -42,7 +42,7 @@ from headrace.observe.recording.moments import (
 MAGIC = "headrace_trace"
 VERSION = 2
 
-TOLD = (
+RECORDED = (
     "id",
     "arrived",
     "tenant",
@@ -55,7 +55,7 @@ TOLD = (
 )
 """Fields of a request that scheduling uses and that are written unchanged."""
 
-TOLD_PARAMS = ("max_tokens", "min_tokens", "ignore_eos", "prompt_logprobs")
+RECORDED_PARAMS = ("max_tokens", "min_tokens", "ignore_eos", "prompt_logprobs")
 """Sampling parameters that scheduling uses."""
 
 WITHHELD = ("tokens", "answered", "params", "salt", "seed", "affinity", "eos_token_ids")
@@ -94,13 +94,13 @@ class Scribe:
                 return {"raised": error, "now": now}
 
     def _request(self, request: Request) -> dict[str, Any]:
-        told = {name: plain(getattr(request, name)) for name in TOLD}
-        params = {name: getattr(request.params, name) for name in TOLD_PARAMS}
+        fields = {name: plain(getattr(request, name)) for name in RECORDED}
+        params = {name: getattr(request.params, name) for name in RECORDED_PARAMS}
         if request.params.stop or request.params.stop_token_ids:
             params["ignore_eos"] = False  # any stop token is written as the end token
         tokens, answered = self._fingerprints.begin(request)
         group = self._fingerprints.group(request.affinity)
-        return told | params | {"tokens": written(tokens), "answered": written(answered), "affinity": group}
+        return fields | params | {"tokens": written(tokens), "answered": written(answered), "affinity": group}
 
     def _events(self, events: tuple[Event, ...]) -> list[list[Any]]:
         lines = []

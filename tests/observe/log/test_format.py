@@ -74,13 +74,23 @@ def test_an_exception_is_shown_with_its_cause_where_no_prompt_can_be() -> None:
 
 
 @pytest.mark.parametrize("line", [text_line, json_line])
-@pytest.mark.parametrize("name", ["headrace.serve.http.edge", "headrace.serve.text.template"])
+@pytest.mark.parametrize(
+    "name", ["headrace.serve.http.edge", "headrace.serve.text.template", "uvicorn.error"]
+)
 def test_an_exception_where_a_request_is_processed_has_its_place_but_no_message(name: str, line) -> None:
     shown = line(record("request failed", name=name, exc_info=raised("my secret prompt")))
     assert "secret" not in shown
     assert f"ValueError {WITHHELD}" in shown
     assert f"KeyError {WITHHELD}" in shown
     assert "test_format.py" in shown
+
+
+@pytest.mark.parametrize("line", [text_line, json_line])
+def test_what_asyncio_says_of_a_lost_exception_has_no_message_of_it(line) -> None:
+    message = "Task exception was never retrieved\nfuture: <Task exception=ValueError('my secret prompt')>"
+    shown = line(record(message, name="asyncio", exc_info=raised("my secret prompt")))
+    assert "never retrieved" in shown
+    assert "secret" not in shown
 
 
 def test_components_are_short() -> None:
