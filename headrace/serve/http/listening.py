@@ -14,13 +14,14 @@ def check_tls(options: ServerOptions) -> None:
     """Raise `ConfigError` if the TLS certificate or its key cannot be used."""
     if options.ssl_certfile is None:
         if options.ssl_keyfile is not None:
-            raise ConfigError("--ssl-keyfile needs --ssl-certfile as well")
+            raise ConfigError("--ssl-keyfile needs --ssl-certfile too")
         return
     try:
         ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(options.ssl_certfile, options.ssl_keyfile)
     except OSError as error:
         files = " and ".join(filter(None, (options.ssl_certfile, options.ssl_keyfile)))
-        raise ConfigError(f"--ssl-certfile, --ssl-keyfile: {files} cannot be used: {error}") from error
+        reason = (error.strerror or str(error)).lower()
+        raise ConfigError(f"--ssl-certfile, --ssl-keyfile: {files} cannot be used: {reason}") from error
 
 
 def check_address(options: ServerOptions) -> None:
