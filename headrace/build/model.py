@@ -1,4 +1,4 @@
-"""A model and the engine on it: weights, memory, runner."""
+"""Loads a model and builds the engine on it: weights, memory, runner."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ from headrace.serve.text.tokenizer import Tokenizer, TokenizerError
 
 @dataclass(frozen=True, slots=True)
 class Loaded:
-    """A model ready to run, and what a caller may want to know of it. ``seconds`` are those of each phase."""
+    """A model that is ready to run, with its description. ``seconds`` holds the duration of each phase of start-up."""
 
     name: str
     folder: Path
@@ -81,10 +81,10 @@ class Loaded:
 
 
 def load(options: Options, tell: Tell | None = None) -> Loaded:
-    """Load the model, size its memory, and build the engine; ``tell`` records its life from the beginning.
+    """Load the model, size its memory, and build the engine; ``tell`` records the engine from its start.
 
     Raises:
-        ConfigError: something asked for cannot be had; the message says what would work.
+        ConfigError: an option cannot be met; the message says what would work.
     """
     seconds: dict[str, float] = {}
     try:
@@ -94,8 +94,10 @@ def load(options: Options, tell: Tell | None = None) -> Loaded:
 
 
 def kv_fingerprint(weights: DecoderWeights, spec: DecoderSpec, max_model_len: int) -> str:
-    """Of all that a token's keys and values depend on beside the tokens: weights, the config's fields, and the longest
-    context where rotations are stretched for it."""
+    """A fingerprint of all that a token's keys and values depend on, except the tokens.
+
+    It covers the weights, the fields of the config, and the longest context where rotations are stretched for it.
+    """
     stretched = any(rope.kind in ("dynamic", "longrope") for rope in spec.ropes)
     described = (weights.fingerprint(), replace(spec, stored=None), max_model_len if stretched else 0)
     return hashlib.sha256(repr(described).encode()).hexdigest()
@@ -118,7 +120,7 @@ def _load(options: Options, seconds: dict[str, float], tell: Tell | None) -> Loa
         facts = device_facts(device)
         quantized = bool(spec.stored or model.quantization)
         choice = resolve_dtype(model.dtype, spec.dtype, facts, quantized=quantized)
-        each = 0.5 if quantized else choice.dtype.itemsize  # four bits are the fewest that there are
+        each = 0.5 if quantized else choice.dtype.itemsize  # four bits are the smallest format
         tables = sum(rope.position_bytes for rope in spec.ropes)
         check_room(facts, int(spec.num_parameters * each), tables, max_model_len)
         kv_dtype = torch.int8 if model.kv_cache_dtype == "int8" else choice.dtype
@@ -181,7 +183,7 @@ def _load(options: Options, seconds: dict[str, float], tell: Tell | None) -> Loa
         weights=tenants.weights(),
         tiers=tiers.sizes if tiers else None,
     )
-    # A recording begins with an empty cache: what an earlier run left is not in it.
+    # A recording starts with an empty cache: blocks that an earlier process left are not in it.
     recalled = tiers.recall(engine) if tiers and tell is None else ""
     notes = (choice.reason, _stored_note(spec, weights), *(tiers.notes if tiers else ()), recalled)
     return Loaded(
@@ -214,12 +216,12 @@ def _load(options: Options, seconds: dict[str, float], tell: Tell | None) -> Loa
 def _stored_note(spec: DecoderSpec, weights: DecoderWeights) -> str:
     if spec.stored is None or weights.quantization:
         return ""
-    return f"{spec.stored.name}: weights are stored in fewer bits than they are computed in"
+    return f"{spec.stored.name}: weights are stored in fewer bits than are used for computing"
 
 
 @contextmanager
 def timed(seconds: dict[str, float], phase: str) -> Iterator[None]:
-    """Note the seconds of a phase of start-up."""
+    """Measure the duration of a phase of start-up."""
     began = time.perf_counter()
     yield
     seconds[phase] = time.perf_counter() - began
@@ -230,19 +232,19 @@ def _max_model_len(model: ModelOptions, spec: DecoderSpec) -> int:
         return spec.max_positions
     if model.max_model_len > spec.reach:
         raise ConfigError(
-            f"--max-model-len {model.max_model_len}: the model knows positions up to {spec.reach}"
+            f"--max-model-len {model.max_model_len}: the model supports positions up to {spec.reach}"
         )
     return model.max_model_len
 
 
 def decoder_cost(spec: DecoderSpec, device: str) -> StepCost:
-    """What rows of a model cost beside each other."""
+    """The relative cost of rows of a model."""
     linear = spec.num_parameters - spec.vocab_size * spec.hidden_size
     return step_cost(linear, spec.num_layers * spec.num_heads * spec.head_dim, device)
 
 
 def describe(loaded: Loaded) -> list[str]:
-    """What was built, as lines for the terminal."""
+    """A description of the loaded model, as lines for the terminal."""
     parameters = loaded.spec.num_parameters
     size = f"{parameters / 1e9:.2f}" + " B" if parameters >= 1e9 else f"{parameters / 1e6:.1f}" + " M"
     kept = f", keys and values in {loaded.kv_dtype}" if loaded.kv_dtype != loaded.dtype else ""
@@ -258,14 +260,14 @@ def describe(loaded: Loaded) -> list[str]:
 
 
 def warm_up(loaded: Loaded) -> None:
-    """Run one short request through the engine, so that the first caller does not pay for first uses."""
+    """Run one short request through the engine, so that the first client request does not pay for first uses."""
     with timed(loaded.seconds, "warm-up"):
         apart(lambda: _answer_one(loaded))
 
 
 def _answer_one(loaded: Loaded) -> None:
     params = SamplingParams(temperature=1.0, max_tokens=2, ignore_eos=True)
-    # It has waited for ever, so that no policy lets it wait for company.
+    # Its arrival time is minus infinity, so no policy holds it back to form a larger batch.
     loaded.engine.submit(Request("warm-up", (0, 1, 2, 3), params, arrived=-math.inf), time.monotonic())
     while not any(isinstance(event, Finished) for event in loaded.engine.step(time.monotonic())):
         pass
@@ -276,7 +278,7 @@ def _answer_one(loaded: Loaded) -> None:
 
 
 def close(loaded: Loaded) -> str:
-    """End a model whose engine nobody steps any more; what it left for the next run, for the terminal."""
+    """Close a model whose engine is no longer stepped; returns a note on what is left for the next process."""
     left = loaded.tiers.save(loaded.engine) if loaded.tiers else ""
     loaded.runner.close()
     return left

@@ -1,4 +1,4 @@
-"""The HTTP server in front of a loaded model: service, watchers, routes."""
+"""Builds the HTTP server in front of a loaded model: service, watchers, routes."""
 
 from __future__ import annotations
 
@@ -65,12 +65,13 @@ def build_app(options: Options) -> tuple[ASGIApp, AbstractAsyncContextManager[No
 
 
 def serve(options: Options, say: Callable[[str], None], *, began: float) -> None:
-    """Load, warm up, listen, until a signal ends it; ``say`` gets lines for the terminal.
+    """Load, warm up, and serve until a signal arrives; ``say`` receives lines for the terminal.
 
-    ``began`` is when the process did, by `time.perf_counter`: what came before this call went into libraries.
+    ``began`` is the start time of the process, by `time.perf_counter`: the time before this call was spent on
+    imports.
 
     Raises:
-        ConfigError: as `load`, or an address, API keys, TLS files or a recording that cannot be used.
+        ConfigError: as `load`, or an address, API keys, TLS files or a recording cannot be used.
     """
     libraries = time.perf_counter() - began
     check_tls(options.server)
@@ -120,7 +121,7 @@ def _make_app(loaded: Loaded, all_options: Options, keys: Keys) -> tuple[ASGIApp
         cache_config={"block_size": str(ledger.block_size), "num_gpu_blocks": str(ledger.num_blocks)},
         phase_seconds=lambda: loaded.runner.seconds,
         prices=Prices(caching.input_price, caching.output_price),
-        cache_sizes=lambda: recall.sizes() | prefix_sizes(loaded),  # made below
+        cache_sizes=lambda: recall.sizes() | prefix_sizes(loaded),  # defined below
     )
     goodput = Goodput(sheet, lambda tenant: tenants.terms(tenant).weight)
     usage = UsageBook()

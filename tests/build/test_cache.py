@@ -42,7 +42,7 @@ def make(loaded, *stores, **more):
         (["disk"], "must be memory, sqlite:PATH"),
         (["memory:5"], "must be memory"),
         (["sqlite:"], "must be memory"),
-        (["memory", "memory"], "two stores of one kind"),
+        (["memory", "memory"], "two stores of the same kind"),
         (["redis://localhost:1/0"], "--response-cache-secret is needed"),
         (["memcached://localhost"], "--response-cache-secret is needed"),
         (["sqlite:/dev/null/answers"], "sqlite:/dev/null/answers"),

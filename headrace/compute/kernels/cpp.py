@@ -1,7 +1,7 @@
-"""The CPU's C++ kernels: checks tensors, passes their addresses to the extension module `_cpu`.
+"""The C++ kernels of the CPU: checks tensors and passes their addresses to the extension module `_cpu`.
 
-What each call means is said in `Kernels`. The extension's own checks refuse slots and blocks outside the pages;
-here are those of dtype and layout. Few Python operations per call: a small model's step is mostly these.
+`Kernels` defines each call. The extension itself rejects slots and blocks outside the pages; this file checks dtype
+and layout. Each call uses few Python operations, because a step of a small model consists mostly of them.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class _Codes(dict[torch.dtype, int]):
     """The extension's numbers of dtypes (`DType` in csrc/operations.h)."""
 
     def __missing__(self, dtype: torch.dtype) -> int:
-        raise ValueError(f"kernels 'cpp' compute in {', '.join(map(str, self))}, not in {dtype}")
+        raise ValueError(f"kernels 'cpp' support {', '.join(map(str, self))}, not {dtype}")
 
 
 _DTYPES = _Codes({torch.float32: 0, torch.bfloat16: 1, torch.float16: 2})
@@ -41,9 +41,9 @@ _MAX_HEAD_DIM = 512
 
 
 class AttentionPlan(NamedTuple):
-    """A step's rows as the extension wants them; ``lines`` own the memory that ``rows`` points into.
+    """The rows of a step in the form of the extension; ``lines`` own the memory that ``rows`` points into.
 
-    ``blocks`` is one more than the largest block that is read.
+    ``blocks`` is one more than the highest block that is read.
     """
 
     lines: tuple[Tensor, ...]
@@ -54,13 +54,14 @@ class AttentionPlan(NamedTuple):
 
 
 class CppKernels:
-    """Vectorized kernels for x86-64 (AMX; AVX-512, with products of bfloat16 and bytes or not; AVX2) and any other CPU.
+    """Vectorized kernels for x86-64 (AMX; AVX-512, with products of bfloat16 and bytes or not; AVX2) and any other
+    CPU.
 
     Args:
         level: which of the machine's instruction sets to use (`levels`); None: the best.
 
     Raises:
-        KernelsUnavailable: the extension is not built, or the level is not here.
+        KernelsUnavailable: the extension is not built, or this machine does not have the level.
     """
 
     name = "cpp"
@@ -80,7 +81,7 @@ class CppKernels:
 
     @property
     def threads(self) -> int:
-        """How many threads share a kernel's work, of all such kernels in the process (`csrc/team.h`)."""
+        """Number of threads that share a kernel's work, for all such kernels in the process (`csrc/team.h`)."""
         threads: int = self._cpu.threads()
         return threads
 
@@ -89,7 +90,7 @@ class CppKernels:
         self._cpu.set_threads(count)
 
     def read(self, words: Tensor, threads: int) -> int:
-        """The sum of ``words`` int64, modulo 2⁶⁴: nothing but reading, to see how fast memory gives it."""
+        """The sum of ``words`` int64, modulo 2⁶⁴: it only reads, to measure the memory bandwidth."""
         total: int = self._cpu.read(words.data_ptr(), words.numel(), threads)
         return total
 
@@ -106,8 +107,8 @@ class CppKernels:
     ) -> Tensor:
         """See `Kernels.linear`.
 
-        Activations of 16 bits meet a quantized weight as integers too, of 16 bits (of 23 in float32) with one
-        scale per token: `csrc/quantized.h` says why that rounds less than their own type does.
+        Activations of 16 bits are also multiplied with a quantized weight as integers, of 16 bits (of 23 in float32)
+        with one scale per token: `csrc/quantized.h` explains why that rounds less than their own type.
         """
         if not isinstance(weight, PackedWeight | PackedIntegers):
             return linear.apply(x, weight, bias)
@@ -156,7 +157,7 @@ class CppKernels:
     def _check_panel(self, panel: int) -> None:
         if panel != self._panel:
             raise ValueError(
-                f"weights in panels of {panel}, which another level than {self.isa} prepared; it has {self._panel}"
+                f"weights in panels of {panel} were prepared for another level than {self.isa}, which has {self._panel}"
             )
 
     def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
@@ -279,7 +280,7 @@ class CppKernels:
         if plan.blocks > num_blocks:
             raise IndexError(f"the rows read block {plan.blocks - 1}, but the pages have {num_blocks} blocks")
         if not scale > 0:
-            raise ValueError(f"scores are multiplied by {scale}: the largest would not stay the largest")
+            raise ValueError(f"the scale of scores must be positive, got {scale}")
         if plan.tokens != tokens or plan.block_size != block_size or heads % kv_heads:
             raise ValueError(
                 f"{list(queries.shape)} queries and {list(pages.keys.shape)} keys do not fit the plan: {plan.tokens} "
@@ -330,8 +331,8 @@ class CppKernels:
     ) -> Tensor:
         """See `Kernels.run_stack`.
 
-        To ``seconds``, float64 [3] or None, is added what linear layers took (with what is done to their outputs at
-        once), attention, and what goes from element to element: of a `NativeStack` only.
+        ``seconds``, float64 [3] or None, is increased by the time of linear layers (including what is done to their
+        outputs at once), of attention, and of elementwise operations: only for a `NativeStack`.
         """
         if isinstance(stack, Stack):
             return apply(self, stack, batch, pages)
@@ -422,7 +423,9 @@ class CppKernels:
 
 
 def _page_lines(pages: Pages, kv_heads: int, head_dim: int, dtype: torch.dtype) -> tuple[int, ...]:
-    """Pages as the extension wants them (`Pages` in csrc/operations.h), checked; ``dtype`` is the activations'."""
+    """Pages in the form of the extension (`Pages` in csrc/operations.h), checked; ``dtype`` is that of the
+    activations.
+    """
     keys, values, key_scales, value_scales = pages
     if keys.dtype not in (dtype, torch.int8) or (head_dim % 2 and keys.dtype in _PAIRED):
         raise ValueError(f"pages of {keys.dtype} with heads of {head_dim} beside activations of {dtype}")
@@ -469,10 +472,10 @@ def _extension() -> Any:
     try:
         module = importlib.import_module("headrace.compute.kernels._cpu")
         if getattr(module, "interface", 1) != _INTERFACE:
-            raise ImportError("they were built from other sources")
+            raise ImportError("they were built from a different version of the sources")
         return module
     except ImportError as error:
         raise KernelsUnavailable(
-            f"the C++ kernels of the CPU cannot be loaded ({error}); torch computes instead, one and a half to three "
-            "times slower. A C++17 compiler and `pip install --no-build-isolation -e .` build them."
+            f"the C++ kernels of the CPU cannot be loaded ({error}); torch is used instead, which is 1.5 to 3 "
+            "times slower. To build them, install a C++17 compiler and run `pip install --no-build-isolation -e .`"
         ) from error
