@@ -12,7 +12,7 @@ from headrace.compute.model.spec import ModelError
 from headrace.config import ConfigError, SemanticOptions
 from headrace.core.cache.semantic.bounds import CONFIDENCE
 from headrace.core.cache.semantic.calibration import Calibration, Unsupported
-from headrace.core.cache.semantic.judge import Judge
+from headrace.core.cache.semantic.judge import Judge, Rule
 from headrace.core.events import Event
 from headrace.serve.cache.exact import ExactCache
 
@@ -34,24 +34,7 @@ def make_semantic(
     """
     if options.semantic_cache == "off":
         return None
-    if options.semantic_cache == "draft":
-        raise ConfigError(
-            "--semantic-cache draft: speculative decoding does not use cached responses as drafts yet; use serve, or "
-            "shadow to measure it"
-        )
-    calibration = _read(options.semantic_calibration)
-    try:
-        rules = calibration.rules(options.semantic_max_error, CONFIDENCE)
-    except Unsupported as error:
-        raise ConfigError(f"--semantic-max-error {options.semantic_max_error:g}: {error}") from error
-    try:
-        encoder = Sentences.from_name(options.semantic_encoder)
-    except ModelError as error:
-        raise ConfigError(f"--semantic-encoder: {error}") from error
-    if encoder.name != calibration.encoder:
-        raise ConfigError(
-            f"--semantic-calibration was made with the encoder {calibration.encoder}, not with {encoder.name}"
-        )
+    encoder, rules = _certified(options)
     try:
         from headrace.serve.cache.semantic.level import Mode, SemanticCache
         from headrace.serve.cache.semantic.partitions import Partitions
@@ -81,6 +64,29 @@ def make_semantic(
         confidence=CONFIDENCE,
         seed=loaded.seed,
     )
+
+
+def _certified(options: SemanticOptions) -> tuple[Sentences, list[Rule]]:
+    """The encoder, and the rules that a calibration with this encoder certifies."""
+    if options.semantic_cache == "draft":
+        raise ConfigError(
+            "--semantic-cache draft: speculative decoding does not use cached responses as drafts yet; use serve, or "
+            "shadow to measure it"
+        )
+    calibration = _read(options.semantic_calibration)
+    try:
+        rules = calibration.rules(options.semantic_max_error, CONFIDENCE)
+    except Unsupported as error:
+        raise ConfigError(f"--semantic-max-error {options.semantic_max_error:g}: {error}") from error
+    try:
+        encoder = Sentences.from_name(options.semantic_encoder)
+    except ModelError as error:
+        raise ConfigError(f"--semantic-encoder: {error}") from error
+    if encoder.name != calibration.encoder:
+        raise ConfigError(
+            f"--semantic-calibration was made with the encoder {calibration.encoder}, not with {encoder.name}"
+        )
+    return encoder, rules
 
 
 def _read(file: str | None) -> Calibration:

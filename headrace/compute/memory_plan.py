@@ -139,16 +139,11 @@ def plan_memory(
     what the process used of the device before the weights were loaded.
 
     Raises:
-        ConfigError: a sequence of ``max_model_len`` would not fit (the message names the longest that does), or the
-            host tier would not.
+        ConfigError: the host tier, or a sequence of ``max_model_len``, does not fit; it names the longest that does.
     """
     host_blocks, disk_blocks = lower_tiers(model.block_bytes, options)
     host_bytes = host_blocks * model.block_bytes
-    if host_bytes > (facts.free_bytes if host_free_bytes is None else host_free_bytes) * HOST_SHARE:
-        raise ConfigError(
-            f"--kv-offload-bytes {host_bytes}: at most {HOST_SHARE:.0%} of the host's memory that is free, which is"
-            f" {shown_bytes(facts.free_bytes if host_free_bytes is None else host_free_bytes)}"
-        )
+    _check_host_tier(host_bytes, facts.free_bytes if host_free_bytes is None else host_free_bytes)
     activations = activation_bytes(
         hidden_size=model.hidden_size,
         intermediate_size=model.intermediate_size,
@@ -159,32 +154,19 @@ def plan_memory(
     )
     if activations >= facts.free_bytes:
         raise ConfigError(
-            f"--max-num-batched-tokens {max_num_batched_tokens}, --max-num-seqs {max_num_seqs}: the activations of such"
-            f" a step may need {shown_bytes(activations)}, and {shown_bytes(facts.free_bytes)} are free; use less, or a"
-            " device with more memory"
+            f"--max-num-batched-tokens {max_num_batched_tokens}, --max-num-seqs {max_num_seqs}: activations may need"
+            f" {shown_bytes(activations)}, but {shown_bytes(facts.free_bytes)} are free; use lower values"
         )
     most = facts.free_bytes - activations - (host_bytes if host_free_bytes is None else 0)
     needed = blocks_needed(max_model_len, options.block_size) * model.block_bytes
-    if options.kv_cache_memory_bytes is not None:
-        budget, flag = options.kv_cache_memory_bytes, "--kv-cache-memory-bytes"
-        if budget > most:
-            raise ConfigError(
-                f"--kv-cache-memory-bytes {budget}: {facts.name} has {shown_bytes(facts.free_bytes)} free, of which"
-                f" activations may need {shown_bytes(activations)}; at most {max(0, most)} are left"
-            )
-    elif facts.kind == "cuda":
-        used = facts.memory_bytes - facts.free_bytes
-        budget = int(facts.memory_bytes * options.gpu_memory_utilization) - used - activations
-        flag = "--gpu-memory-utilization"
-    else:
-        budget, flag = min(max(CPU_KV_BYTES, needed), int(most * CPU_KV_SHARE)), "--kv-cache-memory-bytes"
+    budget, flag = _kv_budget(facts, options, activations, needed, most)
     num_blocks = max(0, budget) // model.block_bytes
     fitting = num_blocks * options.block_size
     if fitting < max_model_len:
         cure = f"--max-model-len {fitting}" if fitting > 1 else "a smaller model or device with more memory"
         raise ConfigError(
             f"a sequence of --max-model-len {max_model_len} needs {shown_bytes(needed)} of KV cache, but"
-            f" {shown_bytes(max(0, budget))} are there ({shown_bytes(facts.free_bytes)} free, activations"
+            f" {shown_bytes(max(0, budget))} are available ({shown_bytes(facts.free_bytes)} free, activations"
             f" {shown_bytes(activations)}): use {cure}, or a larger {flag}"
         )
     return MemoryPlan(
@@ -200,6 +182,33 @@ def plan_memory(
         host_blocks=host_blocks,
         disk_blocks=disk_blocks,
     )
+
+
+def _check_host_tier(host_bytes: int, free_bytes: int) -> None:
+    if host_bytes > free_bytes * HOST_SHARE:
+        raise ConfigError(
+            f"--kv-offload-bytes {host_bytes}: at most {HOST_SHARE:.0%} of the host's memory that is free, which is"
+            f" {shown_bytes(free_bytes)}"
+        )
+
+
+def _kv_budget(
+    facts: DeviceFacts, options: CacheOptions, activations: int, needed: int, most: int
+) -> tuple[int, str]:
+    """Bytes of the KV cache, and the option that sets them; ``most`` is what is left besides activations."""
+    if options.kv_cache_memory_bytes is not None:
+        budget = options.kv_cache_memory_bytes
+        if budget > most:
+            raise ConfigError(
+                f"--kv-cache-memory-bytes {budget}: {facts.name} has {shown_bytes(facts.free_bytes)} free, of which"
+                f" activations may need {shown_bytes(activations)}; at most {max(0, most)} are left"
+            )
+        return budget, "--kv-cache-memory-bytes"
+    if facts.kind == "cuda":
+        used = facts.memory_bytes - facts.free_bytes
+        budget = int(facts.memory_bytes * options.gpu_memory_utilization) - used - activations
+        return budget, "--gpu-memory-utilization"
+    return min(max(CPU_KV_BYTES, needed), int(most * CPU_KV_SHARE)), "--kv-cache-memory-bytes"
 
 
 def lower_tiers(block_bytes: int, options: CacheOptions) -> tuple[int, int]:

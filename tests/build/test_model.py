@@ -91,7 +91,7 @@ def test_few_bits_that_are_only_stored_are_told(tmp_path: Path) -> None:
 def test_few_bits_are_not_made_fewer(tmp_path: Path) -> None:
     write(tmp_path, *FORMATS["awq"])
     asked = {"model": str(tmp_path), "tokenizer": str(resolve_folder("builtin")), "quantization": "int8"}
-    with pytest.raises(ConfigError, match="--quantization: the checkpoint's weights are in few bits already"):
+    with pytest.raises(ConfigError, match="--quantization: the checkpoint is already quantized"):
         model.load(options(asked))
 
 

@@ -6,9 +6,8 @@ and layout. Each call uses few Python operations, because a step of a small mode
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -17,6 +16,15 @@ from torch import Tensor
 from headrace.compute.batch import Batch
 from headrace.compute.device import limit_threads
 from headrace.compute.kernels import Activation, HeadShape, KernelsUnavailable, Pages, linear
+from headrace.compute.kernels.cpp_checks import (
+    DTYPES,
+    batch_lines,
+    check_blocks,
+    check_rope,
+    extension,
+    page_words,
+    shown,
+)
 from headrace.compute.kernels.native_stack import ALL_KEYS, NativeStack, native
 from headrace.compute.kernels.packed import PackedIntegers, PackedWeight, WeightMemory, pack, pack_integers
 from headrace.compute.kernels.stack import Stack, apply
@@ -24,20 +32,6 @@ from headrace.compute.quantization.weight import QuantizedWeight
 from headrace.compute.sampling.choice import Choice
 from headrace.compute.sampling.draw import likeliest
 from headrace.compute.step_interrupt import StepInterrupted
-
-
-class _Codes(dict[torch.dtype, int]):
-    """The extension's numbers of dtypes (`DType` in csrc/operations.h)."""
-
-    def __missing__(self, dtype: torch.dtype) -> int:
-        raise ValueError(f"kernels 'cpp' support {', '.join(map(str, self))}, not {dtype}")
-
-
-_DTYPES = _Codes({torch.float32: 0, torch.bfloat16: 1, torch.float16: 2})
-_PAGE_DTYPES = _Codes({**_DTYPES, torch.int8: 3})
-_INTERFACE = 11
-_PAIRED = (torch.bfloat16, torch.int8)
-_MAX_HEAD_DIM = 512
 
 
 class AttentionPlan(NamedTuple):
@@ -68,7 +62,7 @@ class CppKernels:
     layout = "head, word, token and head, token, word"
 
     def __init__(self, level: str | None = None) -> None:
-        self._cpu = _extension()
+        self._cpu = extension()
         self.threads = limit_threads()
         supported: dict[str, int] = self._cpu.supported_levels()
         self.levels = tuple(supported)
@@ -116,7 +110,7 @@ class CppKernels:
         inputs, outputs = weight.inputs, weight.outputs
         if width != inputs or (bias is not None and (bias.dtype != x.dtype or bias.shape != (outputs,))):
             raise ValueError(
-                f"linear of {x.dtype} [{count}, {width}] by [{outputs}, {inputs}], bias {_told(bias)}"
+                f"linear of {x.dtype} [{count}, {width}] by [{outputs}, {inputs}], bias {shown(bias)}"
             )
         self._check_panel(weight.panel)
         x = x.contiguous()
@@ -135,7 +129,7 @@ class CppKernels:
                 outputs,
                 weight.group_size,
                 weight.planes(x.dtype),
-                _DTYPES[x.dtype],
+                DTYPES[x.dtype],
                 weight.bits,
             )
             return out
@@ -150,7 +144,7 @@ class CppKernels:
             count,
             inputs,
             outputs,
-            _DTYPES[x.dtype],
+            DTYPES[x.dtype],
         )
         return out
 
@@ -183,7 +177,7 @@ class CppKernels:
             out.data_ptr(),
             x.numel() // size,
             size,
-            _DTYPES[x.dtype],
+            DTYPES[x.dtype],
             eps,
         )
         return out
@@ -203,25 +197,8 @@ class CppKernels:
         heads, kv_heads, head_dim = shape
         num_blocks, block_size, _, _ = pages.keys.shape
         rotary = rotation.shape[-1]
-        if (
-            qkv.shape[1] != (heads + 2 * kv_heads) * head_dim
-            or rotation.shape != (tokens, 2, rotary)
-            or rotation.dtype != torch.float32
-            or rotary > head_dim
-            or rotary % 2
-            or heads % kv_heads
-            or len(slots) != tokens
-            or slots.dtype != torch.int64
-            or (
-                qk_norm is not None
-                and (qk_norm.shape != (heads + kv_heads, head_dim) or qk_norm.dtype != torch.float32)
-            )
-        ):
-            raise ValueError(
-                f"qkv {list(qkv.shape)}, rotation {rotation.dtype} {list(rotation.shape)}, slots {slots.dtype} "
-                f"{list(slots.shape)} do not fit {shape}"
-            )
-        lines = _page_lines(pages, kv_heads, head_dim, qkv.dtype)
+        check_rope(qkv, shape, rotation, qk_norm, slots)
+        lines = page_words(pages, kv_heads, head_dim, qkv.dtype)
         qk_norm = None if qk_norm is None else qk_norm.contiguous()
         queries = qkv.new_empty((tokens, heads, head_dim))
         self._cpu.rope_write_kv(
@@ -238,7 +215,7 @@ class CppKernels:
             head_dim,
             rotary,
             num_blocks * block_size,
-            _DTYPES[qkv.dtype],
+            DTYPES[qkv.dtype],
             eps,
         )
         return queries
@@ -276,7 +253,7 @@ class CppKernels:
         queries = queries.contiguous()
         tokens, heads, head_dim = queries.shape
         num_blocks, block_size, kv_heads, _ = pages.keys.shape
-        lines = _page_lines(pages, kv_heads, head_dim, queries.dtype)
+        lines = page_words(pages, kv_heads, head_dim, queries.dtype)
         if plan.blocks > num_blocks:
             raise IndexError(f"the rows read block {plan.blocks - 1}, but the pages have {num_blocks} blocks")
         if not scale > 0:
@@ -296,7 +273,7 @@ class CppKernels:
             heads,
             kv_heads,
             head_dim,
-            _DTYPES[queries.dtype],
+            DTYPES[queries.dtype],
             scale,
             0.0 if softcap is None else softcap,
         )
@@ -314,7 +291,7 @@ class CppKernels:
             out.data_ptr(),
             count,
             double // 2,
-            _DTYPES[gate_up.dtype],
+            DTYPES[gate_up.dtype],
             activation != "silu",
         )
         return out
@@ -339,22 +316,13 @@ class CppKernels:
         self._check_panel(stack.panel)
         layers, dtype = stack.stack, stack.stack.dtype
         tokens, kept = len(batch.tokens), len(batch.logits_indices)
-        ids = batch.tokens.contiguous()
-        lines = [each.contiguous() for each in (batch.positions, batch.slot_mapping, batch.logits_indices)]
-        if ids.dtype != torch.int32 or any(line.dtype != torch.int64 for line in lines):
-            raise ValueError(f"tokens {ids.dtype}; positions, slots, wanted {[line.dtype for line in lines]}")
-        if not len(lines[0]) == len(lines[1]) == tokens:
-            raise ValueError(f"{len(lines[0])} positions and {len(lines[1])} slots for {tokens} tokens")
+        ids, lines = batch_lines(batch)
         plans = [self.plan_attention(batch, window, dtype) for window in stack.windows]
-        table = stack.pages_table(pages, _page_lines)
+        table = stack.pages_table(pages, page_words)
         num_blocks, block_size = pages[0].keys.shape[:2]
-        read = max(plan.blocks for plan in plans)
-        if read > num_blocks or batch.block_size != block_size:
-            raise IndexError(
-                f"rows read block {read - 1} of {batch.block_size} tokens; there are {num_blocks} of {block_size}"
-            )
+        check_blocks(max(plan.blocks for plan in plans), batch.block_size, num_blocks, block_size)
         out = torch.empty((kept, stack.hidden), dtype=dtype)
-        starts, contexts, tables, rows, width, _ = plans[0].rows
+        rows = plans[0].rows
         whole = self._cpu.run_stack(
             self._level,
             stack.embedding,
@@ -366,12 +334,9 @@ class CppKernels:
             *stack.room(tokens),
             out.data_ptr(),
             ids.data_ptr(),
-            starts,
-            contexts,
-            tables,
+            *rows[:3],
             *(line.data_ptr() for line in lines),
-            rows,
-            width,
+            *rows[3:5],
             tokens,
             kept,
             len(layers.embedding),
@@ -380,7 +345,7 @@ class CppKernels:
             stack.hidden,
             dtype.itemsize,
             *layers.heads,
-            _DTYPES[dtype],
+            DTYPES[dtype],
             layers.activation != "silu",
             layers.eps,
             layers.scale,
@@ -417,65 +382,6 @@ class CppKernels:
             tokens.data_ptr(),
             rows,
             size,
-            _DTYPES[logits.dtype],
+            DTYPES[logits.dtype],
         )
         return tokens
-
-
-def _page_lines(pages: Pages, kv_heads: int, head_dim: int, dtype: torch.dtype) -> tuple[int, ...]:
-    """Pages in the form of the extension (`Pages` in csrc/operations.h), checked; ``dtype`` is that of the
-    activations.
-    """
-    keys, values, key_scales, value_scales = pages
-    if keys.dtype not in (dtype, torch.int8) or (head_dim % 2 and keys.dtype in _PAIRED):
-        raise ValueError(f"pages of {keys.dtype} with heads of {head_dim} beside activations of {dtype}")
-    num_blocks, block_size = keys.shape[:2]
-    block = (block_size * kv_heads * head_dim, kv_heads * head_dim, head_dim, 1)
-    if (
-        values.shape != keys.shape
-        or values.dtype != keys.dtype
-        or keys.shape[2:] != (kv_heads, head_dim)
-        or head_dim > _MAX_HEAD_DIM
-        or values.stride() != keys.stride()
-        or keys.stride()[1:] != block[1:]
-        or keys.stride(0) < block[0]
-    ):
-        raise ValueError(
-            f"keys {keys.dtype} {list(keys.shape)} and values {values.dtype} {list(values.shape)} must be pages of "
-            f"{kv_heads} heads of {head_dim}, at most {_MAX_HEAD_DIM}, each block contiguous"
-        )
-    addresses = (keys.data_ptr(), values.data_ptr())
-    code = _PAGE_DTYPES[keys.dtype]
-    if keys.dtype != torch.int8:
-        return (*addresses, 0, 0, block_size, keys.stride(0), 0, code)
-    if (
-        key_scales is None
-        or value_scales is None
-        or any(scales.dtype != torch.float32 for scales in (key_scales, value_scales))
-        or any(scales.shape != (num_blocks, kv_heads, block_size) for scales in (key_scales, value_scales))
-        or key_scales.stride() != value_scales.stride()
-        or key_scales.stride()[1:] != (block_size, 1)
-    ):
-        raise ValueError(
-            f"pages of int8 need scales float32 [{num_blocks}, {kv_heads}, {block_size}], each block contiguous"
-        )
-    scales = (key_scales.data_ptr(), value_scales.data_ptr())
-    return (*addresses, *scales, block_size, keys.stride(0), key_scales.stride(0), code)
-
-
-def _told(tensor: Tensor | None) -> str:
-    return "none" if tensor is None else f"{tensor.dtype} {list(tensor.shape)}"
-
-
-def _extension() -> Any:
-    """The extension module, if it was built from these sources."""
-    try:
-        module = importlib.import_module("headrace.compute.kernels._cpu")
-        if getattr(module, "interface", 1) != _INTERFACE:
-            raise ImportError("they were built from a different version of the sources")
-        return module
-    except ImportError as error:
-        raise KernelsUnavailable(
-            f"the C++ kernels of the CPU cannot be loaded ({error}); torch is used instead, which is 1.5 to 3 "
-            "times slower. To build them, install a C++17 compiler and run `pip install --no-build-isolation -e .`"
-        ) from error
