@@ -29,6 +29,7 @@ WORDS: Mapping[type[StrEnum], Mapping[Any, str]] = {
         SkipReason.PREFIX_IN_FLIGHT: "another request is computing its prefix now; it will share that",
         SkipReason.RESTORING: "blocks of its prefix are on their way from host memory or disk",
         SkipReason.NOT_IDLE: "it only fills idle time and stands still, since the time is not idle",
+        SkipReason.GRAMMAR_COMPILING: "the grammar of its structured output is being compiled",
         SkipReason.STEP_FULL: "one more would make steps slower than running requests hope for",
     },
     ChunkReason: {

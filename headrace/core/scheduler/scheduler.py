@@ -37,6 +37,7 @@ from headrace.core.scheduler.draft import Draft
 from headrace.core.scheduler.fair import FairQueue, by_share
 from headrace.core.scheduler.foresight import Foresight, foresee
 from headrace.core.scheduler.headroom import RoomPolicy
+from headrace.core.scheduler.holds import WAITS_FOR_CONTENT, HoldPolicy, NoHolds, again_at, ask_hold
 from headrace.core.scheduler.line import PolicyFailed
 from headrace.core.scheduler.order import OrderPolicy, ask_rank
 from headrace.core.scheduler.outlook import Outlook
@@ -48,15 +49,11 @@ from headrace.core.sequence import Sequence, Status
 LOOKAHEAD = 8
 """Requests that do not fit looked past in one step at most, so that planning does not grow with the queue."""
 
-
 LONG_PROMPT_SHARE = 0.5
 """What a prompt of several steps gets of a step's prefill while others take their turn beside it."""
 
 TPOT_SHARE = 0.8
 """What a step may take of the time per token that somebody hopes for: the rest is for what was not foreseen."""
-
-WAITS_FOR_CONTENT = frozenset({SkipReason.PREFIX_IN_FLIGHT, SkipReason.RESTORING})
-"""Reasons for which a request lets others pass of its own accord: they do not count as being overtaken."""
 
 
 class Stalled(AssertionError):
@@ -76,6 +73,7 @@ class Scheduler:
         cost: what rows cost beside each other, for the shares and, until ``times`` knows, `Knobs.mixed_prefill_ratio`.
         outlook: predictions; without them nobody's wishes are looked at and no deadline is given up early.
         times: learns how long steps take, where there is no ``outlook``, which has its own.
+        holds: what requests wait for outside the engine.
     """
 
     def __init__(
@@ -94,11 +92,13 @@ class Scheduler:
         cost: StepCost = TOKENS_ONLY,
         outlook: Outlook | None = None,
         times: StepTimes | None = None,
+        holds: HoldPolicy | None = None,
     ) -> None:
         self.pool = pool
         self.max_model_len = max_model_len
         self._order = order
         self._admission = admission
+        self._holds = holds or NoHolds()
         self.pages = Pages(pool, prefix_caching)
         self._running = Running(self.pages, victims, room, queue, events, max_num_seqs)
         self._cost = cost
@@ -185,6 +185,7 @@ class Scheduler:
                 due = min(due, ask_ready_at(self._admission, self._queue()))
             except Exception:  # the step that is due now asks again, and says whose loss it is
                 due = -math.inf
+            due = again_at(self._waiting.peek(self._now), self._now, due)
         return due
 
     def foresee(self, request_id: str, chunk_tokens: int) -> Foresight | None:
@@ -365,6 +366,8 @@ class Scheduler:
             return SkipReason.NO_BUDGET
         if self._is_full(sequence, step):
             return SkipReason.STEP_FULL
+        if (held := ask_hold(self._holds, sequence)) is not None:
+            return held
         hit = self.pages.look_up(sequence)
         if isinstance(hit, SkipReason):
             return hit
