@@ -24,13 +24,12 @@ from headrace.core.events import (
     Emitted,
     Event,
     Finished,
-    PromptScored,
     Skipped,
     SkipReason,
     arrival,
 )
 from headrace.core.knobs import Knobs
-from headrace.core.plan import StepOutput, StepPlan, TokenLogprob, new_tuple
+from headrace.core.plan import StepOutput, StepPlan, new_tuple
 from headrace.core.request import FinishReason, Request
 from headrace.core.scheduler.admission import AdmissionPolicy, Queue, ask_admission, ask_ready_at
 from headrace.core.scheduler.draft import Draft
@@ -451,8 +450,8 @@ class Scheduler:
                 self._finish(sequence, FinishReason.FAILED, failures[i])
                 continue
             sequence.computed = computed = sequence.computed + length
-            if scores and i in scores:
-                self._tell_scores(sequence, computed - length, scores[i])
+            if scores and i in scores and (told := sequence.prompt_scores(computed - length, scores[i])):
+                events.append(told)
             reason = None
             if samples:
                 sequence.pending -= 1
@@ -461,21 +460,14 @@ class Scheduler:
                 count = len(tokens)
                 if computed == sequence.prompt_tokens:
                     firsts.append(sequence)
-                told = logprobs.get(i, ()) if logprobs else ()
-                events.append(new_tuple(Emitted, (sequence.request.id, drawn, told)))
+                scored = logprobs.get(i, ()) if logprobs else ()
+                events.append(new_tuple(Emitted, (sequence.request.id, drawn, scored)))
                 if count >= sequence.finish_length or tokens[-1] in sequence.ends:
                     reason = sequence.finish_reason()
             if length > 1 or not computed % size:
                 self.pages.register(sequence, tail=length > 1 and samples)
             if reason is not None:
                 self._finish(sequence, reason, stop_token=sequence.stop_token(reason))
-
-    def _tell_scores(self, sequence: Sequence, start: int, scores: tuple[TokenLogprob, ...]) -> None:
-        """Tell each position's score once, though a preempted prompt is computed again."""
-        new = scores[max(0, sequence.scored - start) :]
-        if new:
-            sequence.scored = start + len(scores)
-            self._events.append(PromptScored(sequence.request.id, sequence.scored - len(new), new))
 
     def _finish(
         self, sequence: Sequence, reason: FinishReason, message: str = "", stop_token: int | None = None
