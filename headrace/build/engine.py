@@ -16,12 +16,13 @@ from headrace.core.eviction import LeastWorth
 from headrace.core.knobs import Knobs
 from headrace.core.lengths import LengthPredictor
 from headrace.core.plan import Tier
-from headrace.core.ports import Runner
+from headrace.core.ports import Grammars, Runner
 from headrace.core.restore import Link, WhicheverIsQuicker
 from headrace.core.scheduler.admission import AdmissionPolicy, Continuous, StaticBatch
 from headrace.core.scheduler.fair import FairQueue, single_file
 from headrace.core.scheduler.headroom import AlwaysFits, Headroom, RoomPolicy
 from headrace.core.scheduler.line import Line
+from headrace.core.scheduler.holds import UntilCompiled
 from headrace.core.scheduler.order import ByAge, ByPriority, FirstComeFirstServed, OrderPolicy, ShortestFirst
 from headrace.core.scheduler.outlook import Outlook
 from headrace.core.scheduler.pick import LongestPrefix
@@ -78,12 +79,13 @@ def make_engine(
     weights: Mapping[str, float] = MappingProxyType({}),
     tiers: TierSizes | None = None,
     tell: Tell | None = None,
+    grammars: Grammars | None = None,
 ) -> Engine:
     """An engine over ``num_blocks`` blocks of the device, with the policies that the options name.
 
     ``classes`` are the classes of service and ``weights`` those of the tenants named, for the policy ``fair``.
     ``tiers`` keep what is evicted from the device, where there are any. ``tell`` is told of all that goes in and comes
-    out: a recording.
+    out: a recording. ``grammars`` compile the constraints of structured outputs; without them no request waits for one.
     """
     events: list[Event] = []
     fair = plans.scheduling_policy == "fair"
@@ -112,6 +114,7 @@ def make_engine(
         cost=cost,
         outlook=outlook if fair else None,
         times=outlook.times,
+        holds=UntilCompiled(grammars) if grammars is not None else None,
     )
     if tell is not None:
         return RecordedEngine(scheduler, runner, events, knobs, overlap, tell)

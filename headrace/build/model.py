@@ -29,6 +29,8 @@ from headrace.compute.device import (
     resolve_dtype,
     return_freed_memory,
 )
+from headrace.compute.grammar.compiler import Compiler
+from headrace.compute.grammar.matchers import Matchers
 from headrace.compute.kernels import KernelsUnavailable, select
 from headrace.compute.kv import PagedKV, bytes_per_block
 from headrace.compute.ledger import MemoryLedger, ModelSize, check_room, open_ledger
@@ -61,6 +63,7 @@ class Loaded:
     decoder: Decoder
     engine: Engine
     runner: LocalRunner
+    grammars: Compiler
     tokenizer: Tokenizer
     template: ChatTemplate
     ledger: MemoryLedger
@@ -155,6 +158,7 @@ def _load(options: Options, seconds: dict[str, float], tell: Tell | None) -> Loa
         live = plans.max_num_seqs * blocks_needed(max_model_len, cache.block_size)
         ahead = ClearedAhead(kv, far=live) if device.type == "cpu" else None
         tiers, ledger = open_tiers(ledger, cache.kv_offload_path, kv, fingerprint, kernels.layout)
+        grammars = Compiler(tokenizer.backend.to_str(), spec.vocab_size, tuple(tokenizer.eos_token_ids))
         runner = LocalRunner(
             decoder,
             kv,
@@ -166,6 +170,7 @@ def _load(options: Options, seconds: dict[str, float], tell: Tell | None) -> Loa
             breakable=overlap == 0,
             mover=tiers.mover if tiers else None,
             ahead=ahead,
+            matchers=Matchers(grammars, plans.max_num_seqs),
         )
     compose = make_engine if tell is None else partial(make_recorded_engine, tell)
     engine = compose(
@@ -180,6 +185,7 @@ def _load(options: Options, seconds: dict[str, float], tell: Tell | None) -> Loa
         classes=classes,
         weights=tenants.weights(),
         tiers=tiers.sizes if tiers else None,
+        grammars=grammars,
     )
     # A recording begins with an empty cache: what an earlier run left is not in it.
     recalled = tiers.recall(engine) if tiers and tell is None else ""
@@ -191,6 +197,7 @@ def _load(options: Options, seconds: dict[str, float], tell: Tell | None) -> Loa
         decoder=decoder,
         engine=engine,
         runner=runner,
+        grammars=grammars,
         tokenizer=tokenizer,
         template=template,
         ledger=ledger,
@@ -279,4 +286,5 @@ def close(loaded: Loaded) -> str:
     """End a model whose engine nobody steps any more; what it left for the next run, for the terminal."""
     left = loaded.tiers.save(loaded.engine) if loaded.tiers else ""
     loaded.runner.close()
+    loaded.grammars.close()
     return left

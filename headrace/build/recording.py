@@ -17,7 +17,7 @@ from headrace import __version__
 from headrace.build.engine import make_engine, make_knobs
 from headrace.config import CacheOptions, ConfigError, SchedulerOptions, ServerOptions
 from headrace.core.engine import Engine
-from headrace.core.ports import Runner
+from headrace.core.ports import Grammars, Runner
 from headrace.observe.recording.engine import Tell
 from headrace.observe.recording.moments import Begun
 from headrace.observe.recording.tape import Tape
@@ -50,9 +50,19 @@ def open_tape(options: ServerOptions) -> Tape | None:
 
 
 def make_recorded_engine(
-    tell: Tell, plans: SchedulerOptions, cache: CacheOptions, runner: Runner, **rest: Any
+    tell: Tell,
+    plans: SchedulerOptions,
+    cache: CacheOptions,
+    runner: Runner,
+    *,
+    grammars: Grammars | None = None,
+    **rest: Any,
 ) -> Engine:
-    """`make_engine`, whose arguments and whose engine's life are told."""
+    """`make_engine`, whose arguments and whose engine's life are told.
+
+    ``grammars`` stay outside: how long a compilation takes is not in a trace, so no request waits for one here. The
+    runner compiles what is missing itself.
+    """
     given = {"plans": plans, "cache": cache} | rest
     hints = get_type_hints(make_engine, include_extras=True)
     settings = {

@@ -1,0 +1,44 @@
+"""Which tokens the grammars of some rows allow next, as bits; all others become impossible before anything is filtered.
+
+What `Kernels.restrict` means, in torch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import numpy as np
+import torch
+
+from headrace.compute.transfer import upload
+
+Ints = np.ndarray[tuple[int, ...], np.dtype[np.int64]]
+Words = np.ndarray[tuple[int, int], np.dtype[np.int32]]
+
+
+class Allowed(NamedTuple):
+    """The rows of a batch that are restricted, and what each allows; arrays of the host.
+
+    ``lines`` int64 [M] are rows of the logits, ascending. ``words`` int32 [M, ceil(V / 32)] hold one bit per token,
+    the lowest first; bits from V on mean nothing.
+    """
+
+    lines: Ints
+    words: Words
+
+
+Restrict = Callable[[torch.Tensor, Allowed], torch.Tensor]
+
+_BITS = 32
+
+
+def restrict(logits: torch.Tensor, allowed: Allowed) -> torch.Tensor:
+    """A copy of ``logits`` [S, V] with minus infinity in place of what the rows named do not allow."""
+    lines, words = upload(logits.device, allowed.lines, allowed.words.reshape(-1))
+    bits = torch.arange(_BITS, dtype=torch.int32, device=logits.device)
+    open_ = (words.view(len(lines), -1, 1) >> bits) & 1
+    closed = open_.view(len(lines), -1)[:, : logits.shape[1]] == 0
+    out = logits.clone()
+    out[lines] = logits[lines].masked_fill_(closed, -torch.inf)
+    return out
