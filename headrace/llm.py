@@ -22,9 +22,11 @@ from typing import Any, cast
 from headrace.build.model import Loaded, close, load
 from headrace.config import options
 from headrace.core.capacity import why_never
+from headrace.core.constraint import UnusableConstraint
 from headrace.core.events import Admitted, Emitted, Event, Finished, PromptScored
 from headrace.core.lengths import LengthPredictor
 from headrace.core.plan import TokenLogprob
+from headrace.core.ports import Grammars
 from headrace.core.request import FinishReason, InvalidParameter, Request, SamplingParams
 from headrace.core.scheduler.jobs import TOKEN_BYTES, order_job, token_bytes
 from headrace.serve.text.stream import TextStream, TextStreams
@@ -187,7 +189,9 @@ class LLM:
             ]
             self._check(requests[-1], len(outputs) - 1)
         pending = {
-            request.id: _Pending(request, outputs[i // n], i % n, self._streams, continues)
+            request.id: _Pending(
+                request, outputs[i // n], i % n, self._streams, continues, self.loaded.grammars
+            )
             for i, request in enumerate(requests)
         }
         self._drive(requests, pending, progress)
@@ -205,6 +209,12 @@ class LLM:
 
     def _check(self, request: Request, index: int) -> None:
         """Refuse a prompt before any work is done, so that it costs the others nothing."""
+        constraint = request.params.structured_outputs
+        if constraint is not None:
+            try:
+                self.loaded.grammars.check(constraint)
+            except UnusableConstraint as error:
+                raise InvalidParameter("structured_outputs", f"structured_outputs: {error}") from None
         vocab_size = self.loaded.spec.vocab_size
         wrong = next((token for token in request.tokens if not 0 <= token < vocab_size), None)
         if wrong is not None:
@@ -264,8 +274,15 @@ class _Pending:
     """One answer on its way: gathers tokens, and text where a stop string must be watched for."""
 
     def __init__(
-        self, request: Request, output: RequestOutput, index: int, streams: TextStreams, continues: bool
+        self,
+        request: Request,
+        output: RequestOutput,
+        index: int,
+        streams: TextStreams,
+        continues: bool,
+        grammars: Grammars,
     ) -> None:
+        self._grammars = grammars
         params = request.params
         self.request = request
         self._first = index == 0
@@ -323,6 +340,10 @@ class _Pending:
             answer.text += self._stream.finish().text
             if event.stop_token in self._params.stop_token_ids:
                 answer.stop_reason = event.stop_token
+        constraint = self._params.structured_outputs
+        if constraint is not None and answer.stop_reason is not None:  # the caller's own stop cut it off
+            whole = self._grammars.is_complete(constraint, answer.text)
+            answer.finish_reason = str(FinishReason.STOP if whole else FinishReason.LENGTH)
         if self._first:
             self._output.metrics.finished = now
         return len(answer.token_ids)

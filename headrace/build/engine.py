@@ -21,8 +21,8 @@ from headrace.core.restore import Link, WhicheverIsQuicker
 from headrace.core.scheduler.admission import AdmissionPolicy, Continuous, StaticBatch
 from headrace.core.scheduler.fair import FairQueue, single_file
 from headrace.core.scheduler.headroom import AlwaysFits, Headroom, RoomPolicy
-from headrace.core.scheduler.line import Line
 from headrace.core.scheduler.holds import UntilCompiled
+from headrace.core.scheduler.line import Line
 from headrace.core.scheduler.order import ByAge, ByPriority, FirstComeFirstServed, OrderPolicy, ShortestFirst
 from headrace.core.scheduler.outlook import Outlook
 from headrace.core.scheduler.pick import LongestPrefix

@@ -144,7 +144,9 @@ def _make_app(loaded: Loaded, all_options: Options, keys: Keys) -> tuple[ASGIApp
         root=str(loaded.folder),
         rules=Rules(loaded.policy, {each.name: each for each in loaded.classes}, tenants),
         stream_interval=options.stream_interval,
+        grammars=loaded.grammars,
     )
+    loaded.grammars.prepare()
 
     notes = Notes()
     api = Api(

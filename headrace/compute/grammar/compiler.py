@@ -78,6 +78,7 @@ class Compiler:
     ) -> None:
         self.vocab_size = vocab_size
         self._source = tokenizer
+        self._special: dict[str, int] = {}
         self._ends = [token for token in sorted(eos_token_ids) if token < vocab_size]
         self._entries = entries
         self._source_bytes = source_bytes
@@ -94,7 +95,7 @@ class Compiler:
         return len(self._known)
 
     def prepare(self) -> None:
-        """Read the tokenizer now, on a thread: half a second for a large vocabulary, which no request then waits for."""
+        """Read the tokenizer now, on a thread: half a second that no request then waits for."""
         self._read_tokenizer()
 
     def close(self) -> None:
@@ -152,7 +153,9 @@ class Compiler:
             entry = _Entry(self._threads.submit(self._compile, constraint), len(constraint.source))
             self._known[key] = entry
             self._size += entry.size
-            while len(self._known) > self._entries or (self._size > self._source_bytes and len(self._known) > 1):
+            while len(self._known) > self._entries or (
+                self._size > self._source_bytes and len(self._known) > 1
+            ):
                 _, oldest = self._known.popitem(last=False)
                 self._size -= oldest.size
             return entry
@@ -168,7 +171,10 @@ class Compiler:
 
     def _read(self, into: Future[LLTokenizer]) -> None:
         try:
-            size = max(self.vocab_size, len(json.loads(self._source)["model"]["vocab"]))
+            described = json.loads(self._source)
+            size = max(self.vocab_size, len(described["model"]["vocab"]))
+            added = described.get("added_tokens") or ()
+            self._special = {each["content"]: each["id"] for each in added if each["special"]}
             try:
                 made = LLTokenizer(self._source, n_vocab=size, eos_token=self._ends)
             except ValueError:  # added tokens lie beyond the model's rows
@@ -183,12 +189,14 @@ class Compiler:
             return self._made(constraint)
         except UnusableConstraint:
             raise
-        except BaseException as error:  # a panic of the library is no Exception, and must cost one request alone
+        except (
+            BaseException
+        ) as error:  # a panic of the library is no Exception, and must cost one request alone
             raise UnusableConstraint(f"the {constraint.kind} cannot be compiled: {error}") from error
 
     def _made(self, constraint: Constraint) -> LLMatcher:
         tokenizer = self._read_tokenizer().result()
-        made = grammar(constraint)
+        made = grammar(constraint, self._special)
         matcher = LLMatcher(tokenizer, made, log_level=0, limits=LIMITS)
         if matcher.is_error():
             raise UnusableConstraint(self._refusal(constraint, matcher.get_error()))

@@ -90,7 +90,10 @@ class Matchers:
         download = Download(drawn.device)
         download.add(drawn)
         download.seal()
-        owners = [(line, slot, self._matchers[slot]) for line, slot in zip(lines, slots[lines].tolist(), strict=True)]
+        owners = [
+            (line, slot, self._matchers[slot])
+            for line, slot in zip(lines, slots[lines].tolist(), strict=True)
+        ]
         self._last = self._worker.submit(self._note_later, download, owners)
 
     def allowed(self, slots: Ints) -> tuple[Allowed, dict[int, str]] | None:

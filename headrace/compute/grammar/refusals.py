@@ -14,7 +14,17 @@ from typing import Any
 MAX_TRIES = 500
 """Schemas tried for a place at most; one takes about 0.2 ms."""
 
-_ONE = ("items", "additionalProperties", "additionalItems", "not", "contains", "propertyNames", "if", "then", "else")
+_ONE = (
+    "items",
+    "additionalProperties",
+    "additionalItems",
+    "not",
+    "contains",
+    "propertyNames",
+    "if",
+    "then",
+    "else",
+)
 _MANY = ("anyOf", "allOf", "oneOf", "prefixItems", "items")
 _NAMED = ("properties", "patternProperties", "$defs", "definitions", "dependentSchemas")
 
@@ -31,7 +41,9 @@ def described(schema: Any, error: str, refused: Refused) -> str:
 def find(schema: Any, error: str, refused: Refused) -> tuple[str, Any]:
     """The JSON pointer of the deepest schema inside ``schema`` that meets ``error`` by itself, and that schema."""
     place, node, tries = "#", schema, 0
-    shared = {key: schema[key] for key in ("$defs", "definitions") if isinstance(schema, Mapping) and key in schema}
+    shared = {
+        key: schema[key] for key in ("$defs", "definitions") if isinstance(schema, Mapping) and key in schema
+    }
     deeper = True
     while deeper:
         deeper = False
@@ -65,11 +77,15 @@ def _inside(node: Any, place: str) -> Iterator[tuple[str, Mapping[str, Any]]]:
             yield f"{place}/{key}", node[key]
     for key in _MANY:
         if isinstance(node.get(key), list):
-            yield from ((f"{place}/{key}/{i}", each) for i, each in enumerate(node[key]) if isinstance(each, Mapping))
+            yield from (
+                (f"{place}/{key}/{i}", each) for i, each in enumerate(node[key]) if isinstance(each, Mapping)
+            )
     for key in _NAMED:
         if isinstance(node.get(key), Mapping):
             named = node[key].items()
-            yield from ((f"{place}/{key}/{_escaped(name)}", each) for name, each in named if isinstance(each, Mapping))
+            yield from (
+                (f"{place}/{key}/{_escaped(name)}", each) for name, each in named if isinstance(each, Mapping)
+            )
 
 
 def _escaped(name: str) -> str:
@@ -85,7 +101,9 @@ def in_words(error: str, place: str, node: Any) -> str:
     if found := re.match(r"Unknown format: (.*)", error):
         return f"keyword 'format' at '{place}': the format {found[1]!r} is not supported"
     if found := re.match(r"Resource '(.*?)' is not present", error):
-        return f"keyword '$ref' at '{place}': {found[1]!r} is outside the schema; remote references are refused"
+        return (
+            f"keyword '$ref' at '{place}': {found[1]!r} is outside the schema; remote references are refused"
+        )
     if found := re.match(r"Pointer '(.*?)' does not exist", error):
         return f"keyword '$ref' at '{place}': there is no '#{found[1]}' in the schema"
     if error.startswith("oneOf constraints"):

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Mapping
 from typing import Any
 
-from llguidance import LLMatcher
+from llguidance import LLMatcher, regex_to_lark
 from llguidance.gbnf_to_lark import any_to_lark
 
 from headrace.core.constraint import Constraint, ConstraintKind, UnusableConstraint
@@ -28,11 +29,11 @@ MAX_CHOICES = 10_000
 MAX_TAGS = 256
 """The most structures of a structural tag."""
 
-_LONG = re.compile(r"[{,]([0-9]+)")
 
-
-def grammar(constraint: Constraint) -> str:
+def grammar(constraint: Constraint, special: Mapping[str, int]) -> str:
     """The grammar of ``constraint`` as llguidance takes it.
+
+    ``special`` are the ids of the tokenizer's special tokens: text never spells them, so that a tag names them by id.
 
     Raises:
         UnusableConstraint: the source is not what its kind says.
@@ -42,13 +43,13 @@ def grammar(constraint: Constraint) -> str:
         case ConstraintKind.JSON:
             return schema_grammar(read_schema(source), constraint.whitespace)
         case ConstraintKind.REGEX:
-            return str(LLMatcher.grammar_from_regex(source))
+            return _regex(source)
         case ConstraintKind.CHOICE:
             return _choice(source)
         case ConstraintKind.GRAMMAR:
             return _lark(source)
         case ConstraintKind.STRUCTURAL_TAG:
-            return _structural_tag(source)
+            return _structural_tag(source, special)
 
 
 def read_schema(source: str) -> Any:
@@ -112,10 +113,16 @@ def _lark(source: str) -> str:
     return str(LLMatcher.grammar_from_lark(text))
 
 
-def _structural_tag(source: str) -> str:
+def _regex(source: str) -> str:
+    r"""``\d`` is 0 to 9, as in JavaScript and JSON schemas; ``\w`` and ``\s`` are Unicode's, as in Python."""
+    return str(LLMatcher.grammar_from_regex(regex_to_lark(source, "d")))
+
+
+def _structural_tag(source: str, special: Mapping[str, int]) -> str:
     """vLLM's structural tag: free text, and after each trigger one of the structures that begin with it.
 
     ``{"structures": [{"begin": …, "schema": {…}, "end": …}], "triggers": [begin of structures, …]}``
+    With ``"required": true`` there is no free text, but one structure, or with ``"many": true`` one or several.
     """
     tag = _read(source, "structural_tag")
     if isinstance(tag, dict) and "format" in tag:
@@ -127,22 +134,41 @@ def _structural_tag(source: str) -> str:
         raise UnusableConstraint(f"structural_tag.structures must have 1 to {MAX_TAGS} entries")
     if not isinstance(triggers, list) or not all(isinstance(text, str) and text for text in triggers):
         raise UnusableConstraint("structural_tag.triggers must be a list of strings that are not empty")
-    options = json.dumps({"whitespace_pattern": WHITESPACE})
-    rules, names = [], []
+    required, many = tag.get("required") is True, tag.get("many") is True
+    rules = []
     for number, structure in enumerate(structures):
         begin, schema, end = _structure(structure, number)
         trigger = next((text for text in triggers if begin.startswith(text)), None)
         if trigger is None:
-            raise UnusableConstraint(f"structural_tag.structures[{number}].begin starts with none of the triggers")
-        body = json.dumps({**schema, "x-guidance": json.loads(options)}, ensure_ascii=True)
-        rest = begin[len(trigger) :]
-        parts = [json.dumps(rest)] if rest else []
-        parts += [f"%json {body}", *([json.dumps(end)] if end else [])]
-        rules.append(f"open_{number}[lazy]: TEXT {json.dumps(trigger)}")
-        rules.append(f"tag_{number}: open_{number} {' '.join(parts)}")
-        names.append(f"tag_{number}")
-    lines = ["%llguidance {}", f"start: ({' | '.join(names)})* rest", "rest: TEXT", r"TEXT: /(.|\n)*/", *rules]
+            path = f"structural_tag.structures[{number}]"
+            raise UnusableConstraint(f"{path}.begin starts with none of the triggers")
+        opening, rest = _spelt(trigger, special), _spelt(begin[len(trigger) :], special)
+        if required:
+            opened = opening
+        elif opening.startswith("<["):  # no text spells a special token, so none can run past it
+            opened = f"TEXT {opening}"
+        else:
+            rules.append(f"open_{number}[lazy]: TEXT {opening}")
+            opened = f"open_{number}"
+        body = "%json " + json.dumps({**schema, "x-guidance": {"whitespace_pattern": WHITESPACE}})
+        rules.append(f"tag_{number}: {opened} {rest} {body} {_spelt(end, special)}")
+    tags = " | ".join(f"tag_{number}" for number in range(len(structures)))
+    start = f"start: ({tags}){'+' if many else ''}" if required else f"start: ({tags})* rest"
+    lines = ["%llguidance {}", start, *rules]
+    if not required:
+        lines += ["rest: TEXT", r"TEXT: /(.|\n)*/"]
     return str(LLMatcher.grammar_from_lark("\n".join(lines)))
+
+
+def _spelt(text: str, special: Mapping[str, int]) -> str:
+    """A text as Lark has it: strings, and special tokens by their ids."""
+    if not text:
+        return ""
+    if not special:
+        return json.dumps(text)
+    longest_first = sorted(special, key=len, reverse=True)
+    parts = re.split("(" + "|".join(map(re.escape, longest_first)) + ")", text)
+    return " ".join(f"<[{special[part]}]>" if part in special else json.dumps(part) for part in parts if part)
 
 
 def _structure(structure: Any, number: int) -> tuple[str, dict[str, Any], str]:

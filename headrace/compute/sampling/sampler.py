@@ -1,6 +1,7 @@
 """From logits to tokens: every row by its own parameters, all rows in a few operations.
 
-Order, as in vLLM: the tokens that a grammar allows, logit_bias, allowed_token_ids, bad_words, min_tokens; then penalties; then, unless greedy,
+Order, as in vLLM: the tokens that a grammar allows, logit_bias, allowed_token_ids, bad_words, min_tokens; then
+penalties; then, unless greedy,
 temperature, min_p, top_k, top_p and the draw. A feature costs nothing in rows that do not use it; a batch of
 plain greedy rows is one argmax. What a row draws is a function of its own logits, parameters, tokens, seed
 and position alone. `Sampler` never changes the logits it is given and never reads the device.

@@ -57,6 +57,12 @@ WAYS: Mapping[str, Way] = {
     "logprobs": Way.SAMPLING,
     "top_logprobs": Way.SAMPLING,
     "prompt_logprobs": Way.SAMPLING,
+    "response_format": Way.SAMPLING,
+    "structured_outputs": Way.SAMPLING,
+    "guided_json": Way.SAMPLING,
+    "guided_regex": Way.SAMPLING,
+    "guided_choice": Way.SAMPLING,
+    "guided_grammar": Way.SAMPLING,
     "best_of": Way.SAMPLING,  # asks for scores; which of the candidates is told, is told anew
     # who shares
     "model": Way.SCOPE,

@@ -269,7 +269,8 @@ async def open_call(
                 seed=(seed + (n if body.seed is not None else index)) % 2**SEED_BITS,
                 eos_token_ids=model.tokenizer.eos_token_ids,
             )
-            choices.append(Choice(index, request, _text_stream(model, prompt), prompt.mute))
+            complete = _complete(model, prompt.params)
+            choices.append(Choice(index, request, _text_stream(model, prompt), prompt.mute, complete))
             questions.append(Question(request, wishes, prompt.continues, stops, turn, bars, caller.origin))
     try:
         answer = await recall.open(questions, interval=_interval(model, body))
@@ -279,6 +280,11 @@ async def open_call(
         raise not_cached() from None
     seconds = request_timeout if urgent.seconds is None else urgent.seconds
     return Call(call_id, model, prompts, choices, recall, answer, seconds)
+
+
+def _complete(model: ServedModel, params: SamplingParams) -> Callable[[str], bool] | None:
+    constraint, grammars = params.structured_outputs, model.grammars
+    return None if constraint is None or grammars is None else partial(grammars.is_complete, constraint)
 
 
 def _text_stream(model: ServedModel, prompt: Prompt) -> TextStream:

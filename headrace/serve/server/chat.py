@@ -9,6 +9,7 @@ from typing import Any
 from headrace.core.cache.ask import Turn
 from headrace.core.cache.key import Unkeyable, digest
 from headrace.core.request import Retention
+from headrace.serve.server import structured
 from headrace.serve.server.call import MARKED_RETENTION, Answers, Call, Caller, Prompt, cache_scope, open_call
 from headrace.serve.server.chat_wire import ChatBody, Conversation
 from headrace.serve.server.choices import NOTHING, Choice, Delta
@@ -46,6 +47,7 @@ async def open_chat(
     length = answer_length(len(tokens), max_tokens, None, param, model.max_model_len)
     stated = None if max_tokens is None else length
     params = sampling_params(body, model, max_tokens=stated, logprobs=top)
+    await structured.check(model, params, body)
     continues = bool(body.continue_final_message)
     prompt = Prompt(tuple(tokens), params, continues, retention=await _marked(model, body, tokens))
     return await open_call(

@@ -13,6 +13,7 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 
+from headrace.core.constraint import FAILED_PREFIX
 from headrace.core.events import Finished
 from headrace.core.gate import Reject, RejectReason
 from headrace.core.request import FinishReason, InvalidParameter
@@ -207,6 +208,8 @@ def of_finish(finished: Finished, timeout: float) -> ApiError | None:
             return invalid(f"The request cannot be served: {finished.message}.", code="request_rejected")
         case FinishReason.CANCELLED:
             return shutting_down()
+        case FinishReason.FAILED if finished.message.startswith(FAILED_PREFIX):
+            return invalid(finished.message, code="structured_output_failed")
         case FinishReason.FAILED:
             return failed()
 

@@ -12,6 +12,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BeforeValidator, Field, SkipValidation
 
 from headrace.serve.server.cache_wire import CacheWishes
+from headrace.serve.server.structured import StructuredBody
 from headrace.serve.server.urgency import UrgencyBody
 from headrace.serve.server.wire import Wire, wrong_type, wrong_value
 
@@ -81,7 +82,7 @@ class StreamOptions(Wire):
     include_obfuscation: Literal[False] | None = Field(None, description="Chunks are never padded.")
 
 
-class Generation(UrgencyBody):
+class Generation(StructuredBody, UrgencyBody):
     """Fields of every call that generates text."""
 
     model: str | None = Field(None, description="The served model; the only one if left out.")

@@ -7,6 +7,7 @@ import hashlib
 import time
 from collections.abc import Sequence
 
+from headrace.core.ports import Grammars
 from headrace.serve.server.errors import invalid, model_not_found
 from headrace.serve.server.urgency import Rules
 from headrace.serve.text.segments import Segments
@@ -30,6 +31,7 @@ class ServedModel:
         root: where it was loaded from, for ``/v1/models``.
         rules: what may be asked of the scheduler.
         stream_interval: tokens of a sequence that a part of a stream holds, after its first.
+        grammars: compile constraints of structured outputs; without them such a call is refused.
     """
 
     def __init__(
@@ -42,6 +44,7 @@ class ServedModel:
         root: str = "",
         rules: Rules | None = None,
         stream_interval: int = 1,
+        grammars: Grammars | None = None,
     ) -> None:
         self.name = name
         self.tokenizer = tokenizer
@@ -50,6 +53,7 @@ class ServedModel:
         self.vocab_size = vocab_size
         self.rules = rules or Rules()
         self.stream_interval = stream_interval
+        self.grammars = grammars
         self.streams = TextStreams(tokenizer)
         self._segments = Segments(tokenizer)
         self.created = int(time.time())

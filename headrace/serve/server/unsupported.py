@@ -15,11 +15,6 @@ from headrace.serve.server.errors import not_supported
 NotYet = Mapping[str, tuple[object, ...]]
 
 _ANYWHERE: dict[str, tuple[object, ...]] = {
-    "structured_outputs": ({},),
-    "guided_json": (),
-    "guided_regex": (),
-    "guided_choice": (),
-    "guided_grammar": (),
     "logits_processors": ([],),
     "use_beam_search": (False,),
     "length_penalty": (1.0, 1),
@@ -39,7 +34,6 @@ CHAT: NotYet = _ANYWHERE | {
     "parallel_tool_calls": (True, False),
     "functions": ([],),
     "function_call": ("none", "auto"),
-    "response_format": ({"type": "text"},),
     "prediction": (),
     "reasoning_effort": ("none",),
     "include_reasoning": (True, False),
@@ -57,7 +51,6 @@ CHAT: NotYet = _ANYWHERE | {
 
 COMPLETIONS: NotYet = _ANYWHERE | {
     "suffix": ("",),
-    "response_format": ({"type": "text"},),
     "prompt_embeds": (),
 }
 

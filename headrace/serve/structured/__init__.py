@@ -1,0 +1,1 @@
+"""Constraints for structured output, made from what APIs send."""
