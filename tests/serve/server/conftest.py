@@ -114,6 +114,7 @@ def house(options: dict) -> Iterator[House]:
         tokenizer.vocab_size,
         rules=rules,
         stream_interval=options.get("stream_interval", 1),
+        grammars=options.get("grammars"),
     )
     house = House(None, engine, runner, None, model, seen)  # type: ignore[arg-type]
     service = Service(

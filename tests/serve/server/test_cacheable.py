@@ -9,6 +9,7 @@ from headrace.serve.recall import NotCached, Recall
 from headrace.serve.server.cacheable import WAYS, Way, unknown_field
 from headrace.serve.server.chat_wire import ChatBody
 from headrace.serve.server.completions_wire import CompletionBody
+from tests.doubles.grammars import Compiled
 from tests.serve.server.caching import FINGERPRINT, with_memory
 
 CHAT = {"messages": [{"role": "user", "content": "hi"}], "temperature": 0.5, "seed": 1, "max_tokens": 9}
@@ -46,6 +47,12 @@ OTHER = {
     "logprobs": True,
     "top_logprobs": 2,
     "prompt_logprobs": 1,
+    "response_format": {"type": "json_object"},
+    "structured_outputs": {"regex": "a+"},
+    "guided_json": {"type": "object"},
+    "guided_regex": "a+",
+    "guided_choice": ["a", "b"],
+    "guided_grammar": 'start: "a"',
     "best_of": 2,
     "user": "ann",
     "cache_salt": "salt",
@@ -91,7 +98,7 @@ class Spy(Recall):
 
 @pytest.fixture
 def options():
-    return {"recall": Spy}
+    return {"recall": Spy, "grammars": Compiled()}
 
 
 @pytest.fixture

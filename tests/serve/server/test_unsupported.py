@@ -19,9 +19,7 @@ def test_null_and_neutral_values_ask_for_nothing(name):
     [
         ("tools", [{"type": "function"}]),
         ("tool_choice", "required"),
-        ("response_format", {"type": "json_object"}),
         ("prediction", {"type": "content", "content": "x"}),
-        ("structured_outputs", {"regex": "a+"}),
         ("reasoning_effort", "low"),
         ("store", True),
         ("use_beam_search", 0),  # 0 == False, but it is not the neutral value
