@@ -95,7 +95,9 @@ def settled(value: object) -> Constraint:
         return value
     if not isinstance(value, Mapping):
         raise UnusableConstraint("must be an object with one of json, regex, choice, grammar, structural_tag")
-    given = {name: each for name, each in value.items() if each is not None and each is not False}
+    given = {name: each for name, each in value.items() if each is not None}
+    if given.get("json_object") is False:
+        del given["json_object"]
     whitespace = given.pop("whitespace_pattern", None)
     if unknown := sorted(str(name) for name in given if name not in _READERS):
         raise UnusableConstraint(f"unknown key {unknown[0]!r}; known: {', '.join(_READERS)}")

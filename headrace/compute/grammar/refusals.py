@@ -51,10 +51,15 @@ def find(schema: Any, error: str, refused: Refused) -> tuple[str, Any]:
             tries += 1
             if tries > MAX_TRIES:
                 return place, node
-            if refused({**shared, **inner}) == error:
+            if _bare(refused({**shared, **inner})) == _bare(error):
                 place, node, deeper = where, inner, True
                 break
     return place, node
+
+
+def _bare(error: str) -> str:
+    """An error without the references by which it was come upon."""
+    return error.split("\n  while processing")[0]
 
 
 def _referred(node: Any, root: Any, place: str) -> Iterator[tuple[str, Mapping[str, Any]]]:

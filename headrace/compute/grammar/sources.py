@@ -61,8 +61,12 @@ def read_schema(source: str) -> Any:
     schema = _read(source, "the JSON schema")
     if not isinstance(schema, dict | bool):
         raise UnusableConstraint("the JSON schema must be an object, true or false")
+    if isinstance(schema, bool):  # the library takes options with an object alone
+        if not schema:
+            raise UnusableConstraint("no value satisfies the schema false")
+        return {}
     _check_depth(schema)
-    if isinstance(schema, dict) and "x-guidance" in schema:
+    if "x-guidance" in schema:
         raise UnusableConstraint("keyword 'x-guidance' at '#/x-guidance' is not supported")
     return schema
 
