@@ -1,4 +1,4 @@
-"""Two ways, one answer, for structured output: overlap, preemption, prefix sharing, chunks and neighbours change nothing.
+"""Two ways, one answer, for structured output: overlap, preemption, shared prefixes, chunks, neighbours.
 
 The built-in model in single precision under torch's kernels, so that a batch's size moves no near-tie.
 """
@@ -126,7 +126,7 @@ def test_a_grammar_that_fails_at_run_time_ends_its_own_answer_alone():
         temperature=1.0,
         seed=1,
         max_tokens=150,
-        logit_bias={token: -100.0 for token in llm.tokenizer.eos_token_ids},  # type: ignore[arg-type]
+        logit_bias=dict.fromkeys(llm.tokenizer.eos_token_ids, -100.0),  # type: ignore[arg-type]
         structured_outputs={"regex": "(a{1,5000}){1,5000}"},  # type: ignore[arg-type]
     )
     try:

@@ -79,7 +79,7 @@ class Compiler:
         self.vocab_size = vocab_size
         self._source = tokenizer
         self._special: dict[str, int] = {}
-        self._ends = [token for token in sorted(eos_token_ids) if token < vocab_size]
+        self.ends = frozenset(token for token in eos_token_ids if token < vocab_size)
         self._entries = entries
         self._source_bytes = source_bytes
         self._seconds = seconds
@@ -176,9 +176,9 @@ class Compiler:
             added = described.get("added_tokens") or ()
             self._special = {each["content"]: each["id"] for each in added if each["special"]}
             try:
-                made = LLTokenizer(self._source, n_vocab=size, eos_token=self._ends)
+                made = LLTokenizer(self._source, n_vocab=size, eos_token=sorted(self.ends))
             except ValueError:  # added tokens lie beyond the model's rows
-                made = LLTokenizer(self._source, eos_token=self._ends)
+                made = LLTokenizer(self._source, eos_token=sorted(self.ends))
             into.set_result(made)
         except BaseException as error:
             problem = f"the model's tokenizer cannot be used for structured outputs: {error}"

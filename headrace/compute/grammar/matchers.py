@@ -83,7 +83,7 @@ class Matchers:
             work = [
                 (slot, self._matchers[slot], (token,))
                 for slot, token in zip(slots[lines].tolist(), tokens, strict=True)
-                if token >= 0
+                if self._goes_on(token)
             ]
             self._submit(work)
             return
@@ -124,6 +124,10 @@ class Matchers:
                 self._last.result()
             self._failures.pop(slot, None)
 
+    def _goes_on(self, token: int) -> bool:
+        """Whether a grammar follows what was drawn: no fault, and not the end, behind which its mask stays."""
+        return token >= 0 and token not in self._compiler.ends
+
     # -- the worker ---------------------------------------------------------------------------------
 
     def _submit(self, work: Sequence[tuple[int, LLMatcher, Sequence[int]]]) -> None:
@@ -132,7 +136,9 @@ class Matchers:
 
     def _note_later(self, download: Download, owners: list[tuple[int, int, LLMatcher]]) -> None:
         tokens = download.wait()[0].tolist()
-        work = [(slot, matcher, (tokens[line],)) for line, slot, matcher in owners if tokens[line] >= 0]
+        work = [
+            (slot, matcher, (tokens[line],)) for line, slot, matcher in owners if self._goes_on(tokens[line])
+        ]
         if work:
             self._advance(work)
 
@@ -144,6 +150,8 @@ class Matchers:
                 for slot, matcher, tokens in work
                 if not tokens or matcher.consume_tokens(list(tokens)) or self._fail(slot, matcher)
             ]
+            if not going:
+                return
             self._executor.unsafe_compute_mask_ptr(
                 [(matcher, slot) for slot, matcher in going],
                 self._words.ctypes.data,
@@ -155,7 +163,7 @@ class Matchers:
                     self._fail(slot, matcher)
         except BaseException as error:  # a panic of the library is no Exception
             for slot, _, _ in work:
-                self._failures[slot] = f"the grammar engine failed: {type(error).__name__}"
+                self._failures[slot] = f"the grammar engine failed: {type(error).__name__}: {error}"
 
     def _fail(self, slot: int, matcher: LLMatcher) -> bool:
         reason = first_reason(matcher.get_error())
