@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
@@ -156,7 +156,7 @@ def _tag(value: object) -> Constraint:
     return Constraint(ConstraintKind.STRUCTURAL_TAG, text)
 
 
-_READERS: Mapping[str, Any] = {
+_READERS: Mapping[str, Callable[[Any], Constraint]] = {
     "json": json_constraint,
     "json_object": _object,
     "regex": lambda value: _text(ConstraintKind.REGEX, value),
