@@ -275,7 +275,7 @@ def suite(folder: Path) -> Iterator[Case]:
 def make_fuzz(seed: int, model: str = "builtin") -> tuple[Fuzz, Compiler]:
     """A fuzz over a model's tokenizer."""
     tokenizer = Tokenizer.from_folder(resolve_folder(model, with_weights=False))
-    compiler = Compiler(tokenizer.backend.to_str(), tokenizer.vocab_size, tuple(tokenizer.eos_token_ids))
+    compiler = Compiler(tokenizer.backend.to_str, tokenizer.vocab_size, tuple(tokenizer.eos_token_ids))
     return Fuzz(compiler, tokenizer, seed), compiler
 
 

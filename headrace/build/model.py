@@ -158,7 +158,7 @@ def _load(options: Options, seconds: dict[str, float], tell: Tell | None) -> Loa
         live = plans.max_num_seqs * blocks_needed(max_model_len, cache.block_size)
         ahead = ClearedAhead(kv, far=live) if device.type == "cpu" else None
         tiers, ledger = open_tiers(ledger, cache.kv_offload_path, kv, fingerprint, kernels.layout)
-        grammars = Compiler(tokenizer.backend.to_str(), spec.vocab_size, tuple(tokenizer.eos_token_ids))
+        grammars = Compiler(tokenizer.backend.to_str, spec.vocab_size, tuple(tokenizer.eos_token_ids))
         runner = LocalRunner(
             decoder,
             kv,

@@ -61,10 +61,12 @@ class Decoder(Protocol):
 
 
 class _Sampled(NamedTuple):
-    """Rows that sample, where their tokens are in the download, and the lines of them that want scores."""
+    """Rows that sample, where their tokens are in the download, the rows that a grammar constrains, and the lines that
+    want scores."""
 
     rows: list[int]
     tokens: int
+    constrained: frozenset[int]
     scored: list[int]
     scores: Scores | None
 
@@ -279,7 +281,9 @@ class LocalRunner:
             (at,) = upload(self._device, scored)
             tokens = drawn.index_select(0, at).clamp_(min=0)
             scores = score(logits.index_select(0, at).float(), tokens, top[scored], download)
-        return _Sampled(sampling.tolist(), download.add(drawn), scored.tolist(), scores)
+        lines = allowed.lines if allowed is not None else scored[:0]
+        constrained = frozenset(sampling[lines].tolist())
+        return _Sampled(sampling.tolist(), download.add(drawn), constrained, scored.tolist(), scores)
 
     def _allowed(self, slots: Ints, sampling: Ints, failures: dict[int, str]) -> Allowed | None:
         """What grammars leave to draw from; rows whose grammar has failed are added to ``failures``."""
@@ -331,7 +335,8 @@ def _output(launched: _Launched) -> StepOutput:
     if launched.sampled is not None:
         for row, token in zip(launched.sampled.rows, host[launched.sampled.tokens].tolist(), strict=True):
             if token < 0:
-                failures.setdefault(row, FAULTS[token])
+                blamed = FAILED_PREFIX if row in launched.sampled.constrained else ""
+                failures.setdefault(row, blamed + FAULTS[token])
             elif row not in failures:
                 tokens[row] = (token,)
         if launched.sampled.scores is not None:

@@ -184,6 +184,14 @@ def test_a_grammar_that_fails_while_it_generates_costs_its_own_request_alone(ser
     assert server.get("/health").status_code == 200
 
 
+def test_min_tokens_yields_to_the_end_of_the_grammar_and_other_conflicts_are_told(server):
+    body = COMPLETION | {"guided_choice": ["yes", "no"], "min_tokens": 50}
+    assert said(server.post("/v1/completions", body))[0] in ("yes", "no")
+    response = server.post("/v1/completions", COMPLETION | {"guided_regex": "xy", "allowed_token_ids": [500]})
+    assert response.status_code == 400, response.text
+    assert "no token is left to choose" in response.json()["error"]["message"]
+
+
 def test_a_cached_answer_is_that_of_its_own_schema():
     from tests.api.conftest import serving
 

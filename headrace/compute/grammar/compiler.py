@@ -15,7 +15,7 @@ import json
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from concurrent.futures import TimeoutError as FutureTimeout
 from dataclasses import dataclass, field
@@ -60,7 +60,7 @@ class Compiler:
     """`core.ports.Grammars` over llguidance, for one tokenizer.
 
     Args:
-        tokenizer: the tokenizer's own JSON (``tokenizer.json``).
+        tokenizer: gives the tokenizer's own JSON (``tokenizer.json``), which takes long for a large vocabulary.
         vocab_size: ids that the model can draw; those that the tokenizer does not have are never allowed.
         eos_token_ids: tokens that end an answer, allowed where the grammar may end.
         entries, source_bytes, seconds: the bounds.
@@ -68,7 +68,7 @@ class Compiler:
 
     def __init__(
         self,
-        tokenizer: str,
+        tokenizer: Callable[[], str],
         vocab_size: int,
         eos_token_ids: Sequence[int],
         *,
@@ -77,7 +77,7 @@ class Compiler:
         seconds: float = COMPILE_SECONDS,
     ) -> None:
         self.vocab_size = vocab_size
-        self._source = tokenizer
+        self._describe = tokenizer
         self._special: dict[str, int] = {}
         self.ends = frozenset(token for token in eos_token_ids if token < vocab_size)
         self._entries = entries
@@ -171,14 +171,15 @@ class Compiler:
 
     def _read(self, into: Future[LLTokenizer]) -> None:
         try:
-            described = json.loads(self._source)
+            source = self._describe()
+            described = json.loads(source)
             size = max(self.vocab_size, len(described["model"]["vocab"]))
             added = described.get("added_tokens") or ()
             self._special = {each["content"]: each["id"] for each in added if each["special"]}
             try:
-                made = LLTokenizer(self._source, n_vocab=size, eos_token=sorted(self.ends))
+                made = LLTokenizer(source, n_vocab=size, eos_token=sorted(self.ends))
             except ValueError:  # added tokens lie beyond the model's rows
-                made = LLTokenizer(self._source, eos_token=sorted(self.ends))
+                made = LLTokenizer(source, eos_token=sorted(self.ends))
             into.set_result(made)
         except BaseException as error:
             problem = f"the model's tokenizer cannot be used for structured outputs: {error}"

@@ -43,6 +43,7 @@ class Matchers:
         self._compiler = compiler
         self._matchers: dict[int, LLMatcher] = {}
         self._failures: dict[int, str] = {}
+        self._ending = np.zeros(max_num_seqs, dtype=np.bool_)
         self._words = np.zeros((max_num_seqs, -(-compiler.vocab_size // 32)), dtype=np.int32)
         self._executor = LLExecutor(num_threads=1)
         self._worker = ThreadPoolExecutor(1, thread_name_prefix="headrace-masks")
@@ -115,7 +116,7 @@ class Matchers:
             if slot in self._failures:
                 failures[line] = FAILED_PREFIX + self._failures[slot]
                 words[place] = EVERYTHING
-        return Allowed(at, words), failures
+        return Allowed(at, words, self._ending[slots[at]]), failures
 
     def _release(self, slot: int) -> None:
         """Whoever held the slot is gone; work for it that is under way goes on without effect."""
@@ -159,6 +160,7 @@ class Matchers:
                 len(self._words),
             )
             for slot, matcher in going:
+                self._ending[slot] = matcher.is_stopped()
                 if matcher.is_error():
                     self._fail(slot, matcher)
         except BaseException as error:  # a panic of the library is no Exception

@@ -14,6 +14,7 @@ import torch
 from headrace.compute.transfer import upload
 
 Ints = np.ndarray[tuple[int, ...], np.dtype[np.int64]]
+Flags = np.ndarray[tuple[int, ...], np.dtype[np.bool_]]
 Words = np.ndarray[tuple[int, int], np.dtype[np.int32]]
 
 
@@ -21,11 +22,12 @@ class Allowed(NamedTuple):
     """The rows of a batch that are restricted, and what each allows; arrays of the host.
 
     ``lines`` int64 [M] are rows of the logits, ascending. ``words`` int32 [M, ceil(V / 32)] hold one bit per token,
-    the lowest first; bits from V on mean nothing.
+    the lowest first; bits from V on mean nothing. ``ending`` bool [M] says which of them can only end (None: none).
     """
 
     lines: Ints
     words: Words
+    ending: Flags | None = None
 
 
 Restrict = Callable[[torch.Tensor, Allowed], torch.Tensor]

@@ -164,6 +164,8 @@ class Sampler:
             return self._pick(logits)
         # Rows past their min_tokens are rid of that feature.
         features &= np.where(positions < self._numbers["min_end"][slots], -1, ~int(Feature.MIN_TOKENS))
+        if allowed is not None and allowed.ending is not None:  # nothing but the end is left to draw
+            features[allowed.lines[allowed.ending]] &= ~int(Feature.MIN_TOKENS)
         shaped = np.flatnonzero(features & ~_RANDOM)
         if shaped.size == 0:
             return self._tokens(logits, features, slots, positions)

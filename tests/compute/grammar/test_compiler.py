@@ -19,7 +19,7 @@ R = range(12)
 
 def make(**more) -> Compiler:
     ends = sorted(TOKENIZER.eos_token_ids)
-    return Compiler(TOKENIZER.backend.to_str(), TOKENIZER.vocab_size + 7, ends, **more)
+    return Compiler(TOKENIZER.backend.to_str, TOKENIZER.vocab_size + 7, ends, **more)
 
 
 @pytest.fixture(scope="module")
@@ -259,7 +259,7 @@ def test_a_tokenizer_that_the_library_cannot_read_is_the_servers_matter():
     described = json.loads(TOKENIZER.backend.to_str())
     described["decoder"] = {"type": "WordPiece", "prefix": "##", "cleanup": True}
     described["model"]["vocab"] = {}
-    broken = Compiler("{}", 10, [1])
+    broken = Compiler(lambda: "{}", 10, [1])
     with pytest.raises(UnusableConstraint, match="tokenizer cannot be used") as error:
         broken.check(settled({"regex": "a"}))
     assert error.value.server

@@ -20,7 +20,7 @@ SIZE = TOKENIZER.vocab_size + 5
 
 @pytest.fixture(scope="module")
 def compiler():
-    made = Compiler(TOKENIZER.backend.to_str(), SIZE, [END])
+    made = Compiler(TOKENIZER.backend.to_str, SIZE, [END])
     yield made
     made.close()
 
@@ -43,7 +43,7 @@ def constrained(slot: int, regex: str, said: str = "") -> Entry:
 def allowed_at(matchers: Matchers, slot: int, beside: int = 3) -> set[int]:
     found = matchers.allowed(np.array([beside, slot]))
     assert found is not None
-    (lines, words), failures = found
+    (lines, words, _), failures = found
     assert lines.tolist() == [1]
     assert not failures
     bits = np.unpackbits(words.view(np.uint8), axis=1, bitorder="little")
@@ -86,7 +86,7 @@ def test_what_a_grammar_cannot_follow_fails_its_row_alone(matchers):
     matchers.admit(constrained(0, "a+"))
     matchers.admit(constrained(1, "b+"))
     draw(matchers, (0, tokens_of("x")[0]), (1, tokens_of("b")[0]))
-    (lines, words), failures = matchers.allowed(np.array([0, 1]))
+    (lines, words, _), failures = matchers.allowed(np.array([0, 1]))
     assert lines.tolist() == [0, 1]
     assert failures.keys() == {0}
     assert failures[0].startswith("structured output failed: ")
