@@ -23,6 +23,7 @@ import jsonschema
 import numpy as np
 from rich.console import Console
 
+from benchmarks.posted_schemas import posted
 from headrace.compute.grammar.compiler import Compiler
 from headrace.compute.model.hub import resolve_folder
 from headrace.core.constraint import Constraint, UnusableConstraint, json_constraint
@@ -289,14 +290,13 @@ def main() -> int:
     parser.add_argument("--answers", type=int, default=3, help="per schema")
     parser.add_argument("--limit", type=int, default=300, help="tokens of an answer")
     parser.add_argument("--suite", type=Path, default=None, help="folder tests/draft2020-12")
-    parser.add_argument("--posted", type=Path, default=None, help="JSON file: a list of schemas")
     parser.add_argument("--seed", type=int, default=0)
     args = parser.parse_args()
     fuzz, compiler = make_fuzz(args.seed, args.model)
-    sets: dict[str, Iterator[Case]] = {"generated": generated(args.count, args.seed)}
-    if args.posted is not None:
-        listed = json.loads(args.posted.read_text(encoding="utf-8"))
-        sets["posted"] = (Case(f"posted {number}", schema) for number, schema in enumerate(listed))
+    sets: dict[str, Iterator[Case]] = {
+        "posted": (Case(*each) for each in posted()),
+        "generated": generated(args.count, args.seed),
+    }
     if args.suite is not None:
         sets["suite"] = suite(args.suite)
     wrong = 0
