@@ -51,7 +51,7 @@ class Constraint:
     ``source`` is a JSON schema as JSON text, a regular expression, a JSON list of strings (`CHOICE`), a grammar in Lark
     or GBNF, or a structural tag as JSON text. The order of a schema's properties is the order in which they are
     generated, so it is part of the value. ``whitespace`` is the regular expression of what may stand between the tokens
-    of JSON; None: at most one line break and some blanks.
+    of JSON; None: a blank, or a line break and an indentation.
 
     Raises:
         UnusableConstraint: the source is longer than `MAX_SOURCE_CHARACTERS`, or the whitespace than its limit.

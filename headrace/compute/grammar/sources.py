@@ -16,8 +16,9 @@ from llguidance.gbnf_to_lark import any_to_lark
 
 from headrace.core.constraint import Constraint, ConstraintKind, UnusableConstraint
 
-WHITESPACE = r"(\r?\n)?[ \t]{0,64}"
-"""What may stand between the tokens of JSON: bounded, since models may otherwise write blanks until the limit of tokens
+WHITESPACE = r"( |\r?\n( {0,32}|\t{0,8}))?"
+"""What may stand between the tokens of JSON: a blank, or a line break and an indentation. It is bounded, since models may
+otherwise write blanks until the limit of tokens
 (https://github.com/vllm-project/vllm/issues/13260)."""
 
 MAX_DEPTH = 64
