@@ -51,7 +51,8 @@ class Constraint:
     ``source`` is a JSON schema as JSON text, a regular expression, a JSON list of strings (`CHOICE`), a grammar in Lark
     or GBNF, or a structural tag as JSON text. The order of a schema's properties is the order in which they are
     generated, so it is part of the value. ``whitespace`` is the regular expression of what may stand between the tokens
-    of JSON; None: a blank, or a line break and an indentation.
+    of JSON; None: a blank, or a line break and an indentation. ``after`` is a text up to which the answer is free, such as
+    the end of a model's reasoning; empty: the constraint holds from the first token on.
 
     Raises:
         UnusableConstraint: the source is longer than `MAX_SOURCE_CHARACTERS`, or the whitespace than its limit.
@@ -60,6 +61,7 @@ class Constraint:
     kind: ConstraintKind
     source: str
     whitespace: str | None = None
+    after: str = ""
 
     def __post_init__(self) -> None:
         if len(self.source) > MAX_SOURCE_CHARACTERS:
@@ -74,7 +76,7 @@ class Constraint:
     @property
     def digest(self) -> bytes:
         """32 bytes that name the constraint."""
-        parts = (self.kind, self.source, self.whitespace)
+        parts = (self.kind, self.source, self.whitespace, self.after)
         return hashlib.sha256(json.dumps(parts).encode()).digest()
 
 

@@ -17,9 +17,8 @@ from llguidance.gbnf_to_lark import any_to_lark
 from headrace.core.constraint import Constraint, ConstraintKind, UnusableConstraint
 
 WHITESPACE = r"( |\r?\n( {0,32}|\t{0,8}))?"
-"""What may stand between the tokens of JSON: a blank, or a line break and an indentation. It is bounded, since models may
-otherwise write blanks until the limit of tokens
-(https://github.com/vllm-project/vllm/issues/13260)."""
+"""What may stand between the tokens of JSON: a blank, or a line break and an indentation. Models may otherwise write
+blanks until the limit of tokens (https://github.com/vllm-project/vllm/issues/13260)."""
 
 MAX_DEPTH = 64
 """How deep the values of a schema may be nested."""
@@ -39,6 +38,11 @@ def grammar(constraint: Constraint, special: Mapping[str, int]) -> str:
     Raises:
         UnusableConstraint: the source is not what its kind says.
     """
+    made = _grammar(constraint, special)
+    return _after(constraint.after, made, special) if constraint.after else made
+
+
+def _grammar(constraint: Constraint, special: Mapping[str, int]) -> str:
     source = constraint.source
     match constraint.kind:
         case ConstraintKind.JSON:
@@ -51,6 +55,17 @@ def grammar(constraint: Constraint, special: Mapping[str, int]) -> str:
             return _lark(source)
         case ConstraintKind.STRUCTURAL_TAG:
             return _structural_tag(source, special)
+
+
+def _after(marker: str, made: str, special: Mapping[str, int]) -> str:
+    """Free text up to ``marker``, then what the grammar ``made`` says."""
+    spelt = _spelt(marker, special)
+    opened = f"free: TEXT {spelt}" if spelt.startswith("<[") else f"free[lazy]: TEXT {spelt}"
+    lines = ["%llguidance {}", "start: free @body", opened, r"TEXT: /(.|\n)*/"]
+    body = json.loads(made) if made.lstrip().startswith("{") else {"grammars": [{"lark_grammar": made}]}
+    first, *others = body["grammars"]
+    head = {"name": "after", "lark_grammar": "\n".join(lines)}
+    return json.dumps(body | {"grammars": [head, first | {"name": "body"}, *others]})
 
 
 def read_schema(source: str) -> Any:

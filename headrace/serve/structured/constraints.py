@@ -6,6 +6,7 @@ Knows no wire format. Whether a constraint can be enforced is known to `core.por
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 from headrace.core.constraint import ANY_OBJECT, Constraint, ConstraintKind, json_constraint, json_text
@@ -71,6 +72,11 @@ def structural_tag(
     if required:
         tag |= {"required": True, "many": many}
     return Constraint(ConstraintKind.STRUCTURAL_TAG, json_text(tag, "the structural tag"))
+
+
+def after(constraint: Constraint, marker: str) -> Constraint:
+    """The same constraint for a model that reasons first: it holds after ``marker``, such as ``</think>``."""
+    return replace(constraint, after=marker)
 
 
 def _call(name: str, schema: Mapping[str, Any], number: int, shared: dict[str, Any]) -> dict[str, Any]:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import threading
 import time
+from dataclasses import replace
+from functools import partial
 
 import pytest
 
@@ -86,6 +88,31 @@ def test_a_special_token_in_a_tag_is_that_token_and_no_text(compiler):
     tokens = [special, *TOKENIZER.encode("g:true", add_special_tokens=False)]
     assert matcher.consume_tokens(tokens)
     assert matcher.is_accepting()
+
+
+@pytest.mark.parametrize("marker", ["</think>", "</s>", "<s>final"])
+@pytest.mark.parametrize(
+    ("given", "whole", "cut"),
+    [
+        ({"json": {"type": "integer"}}, "12", "1x"),
+        ({"regex": "[ab]+"}, "abba", "abc"),
+        ({"choice": ["yes", "no"]}, "yes", "ye"),
+        ({"grammar": 'start: "a" rest\nrest: "b"'}, "ab", "a"),
+    ],
+    ids=str,
+)
+def test_reasoning_is_free_and_what_follows_its_end_is_not(compiler, marker, given, whole, cut):
+    constraint = replace(settled(given), after=marker)
+    matcher_of = partial(compiler.matcher, constraint)
+
+    def follows(text: str) -> bool:
+        matcher = matcher_of()
+        tokens = TOKENIZER.encode(text, add_special_tokens=False)
+        return bool(matcher.consume_tokens(tokens)) and bool(matcher.is_accepting())
+
+    assert follows("I think: 12x\n" + marker + whole)
+    assert not follows("I think: 12x\n" + marker + cut)
+    assert not follows(whole)
 
 
 @pytest.mark.parametrize(

@@ -6,6 +6,7 @@ import pytest
 from headrace.core.constraint import Constraint, ConstraintKind, UnusableConstraint
 from headrace.serve.structured.constraints import (
     Structure,
+    after,
     json_object,
     json_schema,
     structural_tag,
@@ -53,3 +54,9 @@ def test_a_structural_tag_says_what_is_required():
     }
     bound = json.loads(structural_tag([structure], ["<f>"], required=True, many=False).source)
     assert (bound["required"], bound["many"]) == (True, False)
+
+
+def test_reasoning_ends_before_the_constraint_begins():
+    made = after(json_object(), "</think>")
+    assert (made.after, made.source) == ("</think>", json_object().source)
+    assert made.digest != json_object().digest
