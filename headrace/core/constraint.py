@@ -51,8 +51,8 @@ class Constraint:
     ``source`` is a JSON schema as JSON text, a regular expression, a JSON list of strings (`CHOICE`), a grammar in Lark
     or GBNF, or a structural tag as JSON text. The order of a schema's properties is the order in which they are
     generated, so it is part of the value. ``whitespace`` is the regular expression of what may stand between the tokens
-    of JSON; None: a blank, or a line break and an indentation. ``after`` is a text up to which the answer is free, such as
-    the end of a model's reasoning; empty: the constraint holds from the first token on.
+    of JSON; None: a blank, or a line break and an indentation. ``after`` is a text up to which the answer is free, for
+    example the end of a reasoning; empty: the constraint holds from the first token on.
 
     Raises:
         UnusableConstraint: the source is longer than `MAX_SOURCE_CHARACTERS`, or the whitespace than its limit.

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import threading
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 import torch
 
+from headrace.compute.grammar import matchers as module
 from headrace.compute.grammar.compiler import Compiler
 from headrace.compute.grammar.matchers import EVERYTHING, Matchers
 from headrace.core.constraint import UnusableConstraint
@@ -121,3 +125,32 @@ def test_a_library_that_panics_fails_the_rows_and_not_the_engine(matchers, monke
     matchers.admit(constrained(1, "a+"))
     _, failures = matchers.allowed(np.array([1]))
     assert "Panic" in failures[0]
+
+
+def test_tokens_that_are_still_on_a_device_are_waited_for_beside_the_runner(matchers, monkeypatch):
+    arrived = threading.Event()
+
+    class Later:
+        def __init__(self, device):
+            pass
+
+        def add(self, tensor):
+            self.tokens = tensor.on_device
+
+        def seal(self):
+            pass
+
+        def wait(self):
+            assert arrived.wait(10)
+            return [torch.tensor(self.tokens)]
+
+    monkeypatch.setattr(module, "Download", Later)
+    matchers.admit(constrained(1, "ab"))
+    matchers.admit(constrained(2, "ab"))
+    matchers.allowed(np.array([1, 2]))
+    a, b = tokens_of("a")[0], tokens_of("b")[0]
+    drawn = SimpleNamespace(device=SimpleNamespace(type="cuda"), on_device=[77, a, -1])
+    matchers.note(np.array([3, 1, 2]), drawn)  # returns before they have arrived
+    arrived.set()
+    assert allowed_at(matchers, 1) == {b}
+    assert allowed_at(matchers, 2) == {a}
