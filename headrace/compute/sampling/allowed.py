@@ -32,15 +32,12 @@ class Allowed(NamedTuple):
 
 Restrict = Callable[[torch.Tensor, Allowed], torch.Tensor]
 
-_BITS = 32
-
 
 def restrict(logits: torch.Tensor, allowed: Allowed) -> torch.Tensor:
     """A copy of ``logits`` [S, V] with minus infinity in place of what the rows named do not allow."""
-    lines, words = upload(logits.device, allowed.lines, allowed.words.reshape(-1))
-    bits = torch.arange(_BITS, dtype=torch.int32, device=logits.device)
-    open_ = (words.view(len(lines), -1, 1) >> bits) & 1
-    closed = open_.view(len(lines), -1)[:, : logits.shape[1]] == 0
+    each = np.unpackbits(allowed.words.view(np.uint8), axis=1, bitorder="little")  # a byte per token
+    lines, flat = upload(logits.device, allowed.lines, each.reshape(-1).view(np.int32))
+    closed = flat.view(torch.uint8).view(len(lines), -1)[:, : logits.shape[1]] == 0
     out = logits.clone()
     out[lines] = logits[lines].masked_fill_(closed, -torch.inf)
     return out

@@ -455,7 +455,10 @@ void restrict_row(const T *in, T *out, const uint32_t *words, int64_t size, T ne
     } else if (word == ~uint32_t{0}) {
       std::copy_n(in + begin, count, out + begin);
     } else {
-      for (int64_t i = 0; i < count; i++) out[begin + i] = (word >> i) & 1 ? in[begin + i] : never;
+      for (int64_t i = 0; i < count; i++) {
+        const T keep = static_cast<T>(0) - static_cast<T>((word >> i) & 1);
+        out[begin + i] = static_cast<T>((in[begin + i] & keep) | (never & static_cast<T>(~keep)));
+      }
     }
   }
 }
