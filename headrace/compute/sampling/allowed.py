@@ -38,6 +38,6 @@ def restrict(logits: torch.Tensor, allowed: Allowed) -> torch.Tensor:
     each = np.unpackbits(allowed.words.view(np.uint8), axis=1, bitorder="little")  # a byte per token
     lines, flat = upload(logits.device, allowed.lines, each.reshape(-1).view(np.int32))
     closed = flat.view(torch.uint8).view(len(lines), -1)[:, : logits.shape[1]] == 0
-    out = logits.clone()
-    out[lines] = logits[lines].masked_fill_(closed, -torch.inf)
-    return out
+    if len(lines) == len(logits):
+        return logits.masked_fill(closed, -torch.inf)
+    return logits.index_copy(0, lines, logits.index_select(0, lines).masked_fill_(closed, -torch.inf))
