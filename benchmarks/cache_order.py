@@ -21,12 +21,15 @@ from typing import NamedTuple
 
 import numpy as np
 
-from headrace.core.blocks import BlockPool, PrefixHit, chained_key, root_key
+from headrace.core.block_keys import chained_key, root_key
 from headrace.core.events import Event, Moved
-from headrace.core.eviction import EvictionPolicy, LeastRecentlyUsed, LeastWorth
+from headrace.core.memory.block_pool import BlockPool
+from headrace.core.memory.eviction import EvictionPolicy, LeastRecentlyUsed, LeastWorth
+from headrace.core.memory.lower_tier import LowerTier
+from headrace.core.memory.prefix_hit import PrefixHit
+from headrace.core.memory.restore import AlwaysRestore
+from headrace.core.memory.tiers import LowerTiers
 from headrace.core.plan import Arrival, Tier
-from headrace.core.restore import AlwaysRestore
-from headrace.core.tiers import LowerTier, LowerTiers
 from headrace.lab.workload.call import Call
 from headrace.lab.workload.traces import MOONCAKE_BLOCK, read_trace
 

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from benchmarks.stage import arguments, publish, say, target
-from headrace.core.scheduler.jobs import TOKEN_BYTES, order_job, token_bytes
+from headrace.core.queueing.job_order import TOKEN_BYTES, order_job, token_bytes
 from headrace.lab.bench.measure import compare
 from headrace.lab.bench.record import Record, Target
 from headrace.lab.workload import Work

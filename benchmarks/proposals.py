@@ -12,7 +12,7 @@ import statistics
 import time
 from pathlib import Path
 
-from headrace.core.cache.continuations import BYTES_PER_TOKEN, Continuations
+from headrace.core.cache.partial.continuation_index import BYTES_PER_TOKEN, ContinuationIndex
 from headrace.serve.text.tokenizer import Tokenizer
 
 MOST = 8
@@ -21,7 +21,7 @@ ROOM = 64 << 20
 TOKENIZER = Path(__file__).parents[1] / "headrace" / "builtin" / "target"
 
 
-def replay(index: Continuations, texts: list[list[int]], seconds: list[float]) -> float:
+def replay(index: ContinuationIndex, texts: list[list[int]], seconds: list[float]) -> float:
     """Tokens per step over all texts; the seconds of each proposal are added to ``seconds``."""
     steps = tokens = 0
     for text in texts:
@@ -58,12 +58,12 @@ def main() -> None:
         tokens = sum(map(len, texts))
         rounds = []
         for _ in range(3):
-            fresh = Continuations()
+            fresh = ContinuationIndex()
             begin = time.perf_counter()
             for text in texts:
                 fresh.add(text, max_bytes=ROOM)
             rounds.append((time.perf_counter() - begin) / tokens)
-        index, seconds = Continuations(), list[float]()
+        index, seconds = ContinuationIndex(), list[float]()
         first = replay(index, texts, seconds)
         again = replay(index, texts, seconds)
         p50, p99 = (statistics.quantiles(seconds, n=100)[at] for at in (49, 98))

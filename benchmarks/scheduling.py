@@ -18,10 +18,10 @@ from typing import Any
 
 from headrace.build.engine import TierSizes, make_engine, make_knobs
 from headrace.config import CacheOptions, SchedulerOptions
-from headrace.core.cost import StepCost
-from headrace.core.gate import Limits
+from headrace.core.prediction.step_cost import StepCost
 from headrace.core.request import Slo
-from headrace.core.routing import RoundRobin
+from headrace.core.scheduler.routing import RoundRobin
+from headrace.core.tenancy.gate import Limits
 from headrace.lab.bench.stats import Spread
 from headrace.lab.plan.devices import device
 from headrace.lab.plan.roofline import Replica

@@ -26,9 +26,9 @@ from typing import NamedTuple
 import numpy as np
 
 from headrace.compute.encoder.sentences import PACKAGED, Sentences
-from headrace.core.cache.calibration import Calibration, Unsupported
-from headrace.core.cache.certify import CONFIDENCE, upper_error
-from headrace.core.cache.judge import Judge
+from headrace.core.cache.semantic.bounds import CONFIDENCE, upper_error
+from headrace.core.cache.semantic.calibration import Calibration, Unsupported
+from headrace.core.cache.semantic.judge import Judge
 from headrace.lab.semantic.calibrate import calibrate
 from headrace.lab.semantic.decisions import Decision, Embed, PlayedStream, Rule, decide_pairs, embed_stream
 from headrace.lab.semantic.rows import BadRows, Pairs, Stream, read_rows

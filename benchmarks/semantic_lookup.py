@@ -27,14 +27,14 @@ import numpy as np
 
 from benchmarks.response_cache import Connection
 from headrace.compute.encoder.sentences import Sentences
-from headrace.core.cache.calibration import Calibration, Stratum
-from headrace.core.cache.certify import Tally
-from headrace.core.cache.judge import Judge, Rule
-from headrace.core.cache.score import Curve, Score
+from headrace.core.cache.semantic.bounds import Tally
+from headrace.core.cache.semantic.calibration import Calibration, Stratum
+from headrace.core.cache.semantic.judge import Judge, Rule
+from headrace.core.cache.semantic.score import Curve, Score
 from headrace.lab.bench.stats import median, percentile
-from headrace.serve.semantic.neighbourhoods import Neighbourhoods, vector_of
-from headrace.serve.semantic.row import Row
-from headrace.serve.semantic.shelf import Shelf
+from headrace.serve.cache.semantic.partitions import Partitions, vector_of
+from headrace.serve.cache.semantic.row import Row
+from headrace.serve.cache.semantic.row_store import RowStore
 
 THRESHOLD = 0.9
 BY_COSINE = Score(0.0, (("cosine", Curve((0.0, 1.0), (0.0, 1.0))),))
@@ -103,7 +103,7 @@ def parts(sentences: Sentences, entries: int, rounds: int) -> None:
     [vector] = sentences.embed([question])
     assert vector is not None
     template = Row(b"k", b"p", question, vector, 1, "yes", b"", (), time.time() + 3600)
-    rows = Neighbourhoods(sentences.dimensions, 1 << 40)
+    rows = Partitions(sentences.dimensions, 1 << 40)
     rows.keep(template)
     for row in fill(template, entries):
         rows.keep(row)
@@ -152,7 +152,7 @@ def over_http(sentences: Sentences, entries: int) -> None:
             time.sleep(1.0)  # keeping is in the background
         with closing(sqlite3.connect(folder / "answers.semantic")) as connection:
             [partition] = connection.execute("SELECT DISTINCT partition FROM rows").fetchone()
-        shelf = Shelf(folder / "answers.semantic", sentences.name)
+        shelf = RowStore(folder / "answers.semantic", sentences.name)
         template = Row(
             b"", partition, "", bytes(4 * sentences.dimensions), 0, "filler", b"", (), time.time() + 3600
         )

@@ -1,4 +1,4 @@
-"""Headrace: an LLM inference server that can be read in a day."""
+"""Headrace: an LLM inference server with an OpenAI-compatible API."""
 
 from __future__ import annotations
 

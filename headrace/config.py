@@ -174,6 +174,19 @@ class ServerOptions:
         600.0
     )
     max_body_bytes: Annotated[int, Field(ge=1, description="bytes of a request body; more get 413")] = 8 << 20
+    tool_call_parser: Annotated[
+        str,
+        Field(
+            description="Format in which the model writes tool calls: auto takes the one that the chat template shows"
+        ),
+    ] = "auto"
+    reasoning_parser: Annotated[
+        str,
+        Field(
+            description="Format in which the model writes its reasoning: auto takes the one that the chat template "
+            "shows"
+        ),
+    ] = "auto"
     stream_interval: Annotated[
         int,
         Field(ge=1, le=4096, description="tokens in a part of a streamed answer; its first comes at once"),

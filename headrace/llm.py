@@ -24,11 +24,11 @@ from headrace.config import options
 from headrace.core.capacity import why_never
 from headrace.core.constraint import UnusableConstraint
 from headrace.core.events import Admitted, Emitted, Event, Finished, PromptScored
-from headrace.core.lengths import LengthPredictor
 from headrace.core.plan import TokenLogprob
 from headrace.core.ports import Grammars
+from headrace.core.prediction.output_lengths import LengthPredictor
+from headrace.core.queueing.job_order import TOKEN_BYTES, order_job, token_bytes
 from headrace.core.request import FinishReason, InvalidParameter, Request, SamplingParams
-from headrace.core.scheduler.jobs import TOKEN_BYTES, order_job, token_bytes
 from headrace.serve.text.stream import TextStream, TextStreams
 
 Prompt = str | Sequence[int]

@@ -2,23 +2,57 @@
 
 from __future__ import annotations
 
+import inspect
+import re
 import types
 from collections.abc import Iterator, Mapping
-from dataclasses import MISSING, fields
+from dataclasses import MISSING, Field, fields, is_dataclass
 from pathlib import Path
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
-from headrace.config import ENVIRONMENT_PREFIX, PARTS
+import headrace
+from headrace.compute.model.families import FAMILIES
+from headrace.config import ENVIRONMENT_PREFIX, PARTS, ConfigError
+from headrace.core.plan import TokenLogprob
+from headrace.core.request import InvalidParameter
+from headrace.lab.plan.devices import H100
+from headrace.lab.plan.roofline import KV_BYTES, WEIGHTS, Replica
+from headrace.lab.plan.shapes import SHAPES
+from headrace.llm import RequestMetrics
 from headrace.observe.goodput import Goodput
 from headrace.observe.metrics import Metrics
-from headrace.observe.sheet import Sheet
-from headrace.serve.server.chat_wire import ChatBody
-from headrace.serve.server.completions_wire import CompletionBody
-from headrace.serve.server.openapi import OPERATIONS
-from headrace.serve.server.unsupported import CHAT, COMPLETIONS
-from headrace.serve.server.wire import Wire
+from headrace.observe.metrics_page import MetricsPage
+from headrace.serve.http.generation.unsupported import CHAT, COMPLETIONS
+from headrace.serve.http.openai.chat_wire import ChatBody
+from headrace.serve.http.openai.completions_wire import CompletionBody
+from headrace.serve.http.openapi import OPERATIONS
+from headrace.serve.http.wire import Wire
 
 FOLDER = Path(__file__).parent.parent / "docs" / "reference"
+
+TESTED = {
+    "LlamaForCausalLM": (
+        "Llama 2, Llama 3.x, SmolLM2",
+        "built-in (3.4 M); shapes of SmolLM2-135M and Llama-3.2-1B",
+    ),
+    "MistralForCausalLM": ("Mistral", ""),
+    "Qwen2ForCausalLM": ("Qwen 2, Qwen 2.5", ""),
+    "Qwen3ForCausalLM": ("Qwen 3 (dense)", "shape of Qwen3-0.6B"),
+    "Phi3ForCausalLM": ("Phi-3, Phi-4-mini", ""),
+    "Gemma2ForCausalLM": ("Gemma 2", ""),
+    "Gemma3ForCausalLM": ("Gemma 3, text models", ""),
+    "Gemma3ForConditionalGeneration": ("Gemma 3, text part of multimodal models", ""),
+}
+"""Models of each family, and the largest sizes that were run beside the small random models of the tests."""
+
+FAMILY_OF = {
+    "llama": "Llama", "smollm2": "Llama", "qwen2.5": "Qwen 2", "qwen3": "Qwen 3", "mistral": "Mistral",
+    "phi-3": "Phi-3", "gemma-2": "Gemma 2", "gemma-3": "Gemma 3",
+}  # fmt: skip
+"""Family of a shape by the beginning of its name."""
+
+CONTEXT = 8192
+GIB = 1 << 30
 
 
 def options_page() -> str:
@@ -79,7 +113,7 @@ def metrics_page() -> str:
         "| metric | kind | labels | meaning |",
         "|---|---|---|---|",
     ]
-    sheet = Sheet()
+    sheet = MetricsPage()
     Metrics(
         sheet,
         cache_config={"block_size": "16", "num_gpu_blocks": "1"},
@@ -96,6 +130,158 @@ def metrics_page() -> str:
             labels = ", ".join(f"`{label}`" for label in family.labels)
             lines.append(f"| `{family.name}{suffix}` | {kind} | {labels} | {family.help} |")
     return "\n".join([*lines, ""])
+
+
+def python_page() -> str:
+    """The public classes: signatures, fields and docstrings."""
+    public = [getattr(headrace, name) for name in headrace.__all__ if not name.startswith("__")]
+    order = sorted(public, key=lambda each: (not each.__name__.endswith("LLM"), each.__name__))
+    lines = [
+        "# Python API",
+        "",
+        "These names are public. Import the first ones from `headrace`, the others from the module that is named.",
+        "[Offline](../guide/offline.md) has examples.",
+    ]
+    for each in [*order, RequestMetrics, TokenLogprob, InvalidParameter, ConfigError]:
+        home = "headrace" if each in public else each.__module__
+        lines += [
+            "",
+            f"## {each.__name__}",
+            "",
+            f"`from {home} import {each.__name__}`",
+            "",
+            _docstring(each),
+        ]
+        lines += list(_fields(each))
+        lines += list(_methods(each))
+    return "\n".join([*lines, ""])
+
+
+def _docstring(documented: object) -> str:
+    """A docstring as Markdown: Google's sections become lists, double backticks single ones."""
+    text = inspect.getdoc(documented) or ""
+    text = re.sub(r"``([^`]+)``", r"`\1`", text)
+    lines: list[str] = []
+    for line in text.splitlines():
+        section = re.fullmatch(r"(Args|Returns|Raises|Yields):", line)
+        if section:
+            lines += [f"**{section[1]}**", ""]
+        elif re.match(r"    \S", line):
+            lines.append(f"- {line.strip()}")
+        elif line.startswith("     "):
+            lines[-1] += f" {line.strip()}"
+        else:
+            lines.append(line)
+    return "\n".join(lines)
+
+
+def _fields(kind: type) -> Iterator[str]:
+    """A table of a dataclass's or named tuple's fields."""
+    hints = getattr(kind, "__annotations__", {})
+    if is_dataclass(kind):
+        defaults = {each.name: _default(each) for each in fields(kind)}
+    elif hasattr(kind, "_fields"):
+        defaults = dict.fromkeys(kind._fields, "")
+    else:
+        return
+    yield from ["", "| field | type | default |", "|---|---|---|"]
+    for name, default in defaults.items():
+        kind_shown = str(getattr(hints[name], "__forward_arg__", hints[name])).replace("|", "\\|")
+        yield f"| `{name}` | `{kind_shown}` | {default} |"
+
+
+def _default(each: Field[Any]) -> str:
+    if each.default is not MISSING:
+        return f"`{each.default!r}`"
+    return f"`{each.default_factory()!r}`" if each.default_factory is not MISSING else ""
+
+
+def _methods(kind: type) -> Iterator[str]:
+    """Signature and docstring of each public method, the constructor first."""
+    if issubclass(kind, Exception) or is_dataclass(kind) or hasattr(kind, "_fields"):
+        return
+    for name, method in vars(kind).items():
+        if callable(method) and (name == "__init__" or not name.startswith("_")):
+            called = kind.__name__ if name == "__init__" else f"{kind.__name__}.{name}"
+            yield from ["", f"### {called}", "", "```text", _signature(called, method), "```"]
+            if name != "__init__":
+                yield from ["", _docstring(method)]
+
+
+def _signature(called: str, method: object) -> str:
+    """A call as it is written, a parameter a line, annotations without the quotes of postponed evaluation."""
+    signature = inspect.signature(method)  # type: ignore[arg-type]
+    parameters = [str(each) for name, each in signature.parameters.items() if name != "self"]
+    keywords = [name for name, each in signature.parameters.items() if each.kind is each.KEYWORD_ONLY]
+    if keywords:
+        parameters.insert(list(signature.parameters).index(keywords[0]) - 1, "*")
+    returns = "" if called.count(".") == 0 else f" -> {signature.return_annotation}"
+    inside = (
+        "".join(f"\n    {each}," for each in parameters) + "\n"
+        if len(parameters) > 2
+        else ", ".join(parameters)
+    )
+    unquoted = re.sub(r": '([^']*)'", r": \1", inside)
+    return f"{called}({unquoted}){returns}"
+
+
+def models_page() -> str:
+    """Families, and the memory that well-known models need by precision."""
+    lines = [
+        "# Model compatibility",
+        "",
+        "The name under `architectures` in `config.json` decides whether a model loads. Every family is tested",
+        "against `transformers` with small random weights: logits, greedy text, chunked prefill. Larger sizes in the",
+        "last column were run in benchmarks, with random weights unless they are the built-in model.",
+        "[Models](../guide/models.md) describes formats and dtypes.",
+        "",
+        "| `architectures` | models | tested with |",
+        "|---|---|---|",
+    ]
+    for name in FAMILIES:
+        models, larger = TESTED[name]
+        lines.append(f"| `{name}` | {models} | small random weights{f'; {larger}' if larger else ''} |")
+    lines += ["", "Not supported: mixtures of experts, GGUF files, images, audio, embeddings.", ""]
+    lines += [*_memory_of_weights(), "", *_memory_of_contexts()]
+    return "\n".join([*lines, ""])
+
+
+def _memory_of_weights() -> list[str]:
+    lines = [
+        "## Memory for weights",
+        "",
+        "Estimates of `headrace plan`, in GiB. Embedding and LM head stay in bfloat16, as in written checkpoints.",
+        "On a CPU the C++ kernels keep a further copy of a tied LM head. The server prints its own figure at start-up.",
+        "",
+        "| model | family | parameters, billion | bfloat16, GiB | int8, GiB | int4, GiB |",
+        "|---|---|---:|---:|---:|---:|",
+    ]
+    for shape in SHAPES.values():
+        family = next(FAMILY_OF[each] for each in FAMILY_OF if shape.name.startswith(each))
+        sizes = [Replica(shape, H100, precision=each).weight_bytes / GIB for each in WEIGHTS.values()]
+        cells = " | ".join(f"{size:.2f}" for size in sizes)
+        lines.append(f"| `{shape.name}` | {family} | {shape.num_parameters / 1e9:.2f} | {cells} |")
+    return lines
+
+
+def _memory_of_contexts() -> list[str]:
+    lines = [
+        "## Memory for contexts",
+        "",
+        f"KV cache of one token, and of one request of {CONTEXT:,} tokens, by `--kv-cache-dtype`. The last column is",
+        "the least that serves such a request: bfloat16 weights, KV cache, and the activations of a step of",
+        f"{CONTEXT:,} tokens.",
+        "",
+        "| model | bfloat16, KiB/token | int8, KiB/token | bfloat16, GiB/request | int8, GiB/request | total, GiB |",
+        "|---|---:|---:|---:|---:|---:|",
+    ]
+    for shape in SHAPES.values():
+        kinds = [shape.kv_bytes_per_token(each) for each in KV_BYTES.values()]
+        replica = Replica(shape, H100)
+        total = replica.weight_bytes + replica.workspace_bytes(CONTEXT, 1) + CONTEXT * kinds[0]
+        cells = [f"{kind / 1024:.1f}" for kind in kinds] + [f"{kind * CONTEXT / GIB:.2f}" for kind in kinds]
+        lines.append(f"| `{shape.name}` | {' | '.join(cells)} | {total / GIB:.2f} |")
+    return lines
 
 
 def _wire_rows(body: type[Wire]) -> Iterator[str]:
@@ -127,7 +313,13 @@ def _type(value: Any) -> str:
     return {int: "integer", float: "number", str: "text", bool: "switch"}[value]
 
 
-PAGES = {"options.md": options_page, "http.md": http_page, "metrics.md": metrics_page}
+PAGES = {
+    "options.md": options_page,
+    "http.md": http_page,
+    "metrics.md": metrics_page,
+    "python.md": python_page,
+    "models.md": models_page,
+}
 
 if __name__ == "__main__":
     FOLDER.mkdir(parents=True, exist_ok=True)

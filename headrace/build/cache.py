@@ -12,21 +12,21 @@ from headrace import __version__
 from headrace.build.model import Loaded
 from headrace.build.semantic import make_semantic
 from headrace.config import ConfigError, ResponseCacheOptions, SemanticOptions
-from headrace.core.cache.entry import Layer, StoreFacts
-from headrace.core.cache.envelope import Seal
-from headrace.core.cache.key import KEY_BYTES, Engine
-from headrace.core.cache.versions import Versions
-from headrace.core.events import StoreFaulted
+from headrace.core.cache.response.codec import Seal
+from headrace.core.cache.response.entry import StoreFacts
+from headrace.core.cache.response.key import KEY_BYTES, Engine
+from headrace.core.cache.response.tags import TagVersions
+from headrace.core.events import Layer, StoreFaulted
 from headrace.core.ports import Keeper, Store
-from headrace.serve.exact import ExactCache
-from headrace.serve.history import History, HistoryKeeper
-from headrace.serve.partial import Partial
-from headrace.serve.recall import Recall
-from headrace.serve.replay import Pace
+from headrace.serve.cache.exact import ExactCache
+from headrace.serve.cache.history import History, HistoryKeeper
+from headrace.serve.cache.lookup import CacheLookup
+from headrace.serve.cache.partial import Partial
+from headrace.serve.cache.replay import Pace
+from headrace.serve.cache.stores.memory import MemoryStore
+from headrace.serve.cache.stores.sqlite import SQLiteStore
+from headrace.serve.cache.stores.tier import Tier
 from headrace.serve.service import Service
-from headrace.serve.stores.memory import MemoryStore
-from headrace.serve.stores.sqlite import SQLiteStore
-from headrace.serve.stores.tier import Tier
 
 FORMS = "memory, sqlite:PATH, redis://HOST:PORT/DB or memcached://HOST:PORT"
 MEMCACHED_PORT = 11211
@@ -41,7 +41,7 @@ def make_recall(
     loaded: Loaded,
     service: Service,
     history: History | None = None,
-) -> Recall:
+) -> CacheLookup:
     """The road before ``service``; with no store given, one that lets everything through.
 
     ``history`` is told what answers cost.
@@ -53,20 +53,20 @@ def make_recall(
     if not options.response_cache:
         if semantic.semantic_cache != "off":
             raise ConfigError("--semantic-cache needs a place for the answers: --response-cache memory")
-        return Recall(service)
+        return CacheLookup(service)
     tiers = [_tier(spec, options, service.note) for spec in options.response_cache]
     names = [tier.name for tier in tiers]
     if len({*names}) < len(names):
         raise ConfigError("--response-cache: two stores of one kind")
     lasting = any(not tier.at_hand for tier in tiers)
-    exact = ExactCache(tiers, Versions())
+    exact = ExactCache(tiers, TagVersions())
     near = make_semantic(semantic, loaded, exact, service.note, _beside(options))
     fingerprint = _fingerprint(loaded, lasting, options.response_cache_secret or "")
     keepers: list[Keeper] = [near] if near else []
     if history is not None:
         history.engine = fingerprint if lasting else secrets.token_bytes(KEY_BYTES)
         keepers.append(HistoryKeeper(history))
-    return Recall(
+    return CacheLookup(
         service,
         exact,
         fingerprint,
@@ -124,13 +124,13 @@ def _tier(spec: str, options: ResponseCacheOptions, tell: Callable[[StoreFaulted
 
 
 def _redis(url: str) -> Store:
-    from headrace.serve.stores.redis import RedisStore
+    from headrace.serve.cache.stores.redis import RedisStore
 
     return RedisStore(url)
 
 
 def _memcached(url: str) -> Store:
-    from headrace.serve.stores.memcached import MemcachedStore
+    from headrace.serve.cache.stores.memcached import MemcachedStore
 
     parts = urlsplit(url)
     return MemcachedStore(parts.hostname or "127.0.0.1", parts.port or MEMCACHED_PORT)

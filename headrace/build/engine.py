@@ -7,29 +7,31 @@ from dataclasses import dataclass
 from types import MappingProxyType
 
 from headrace.config import CacheOptions, ConfigError, SchedulerOptions
-from headrace.core.blocks import BlockPool
-from headrace.core.classes import CLASSES, ServiceClass
-from headrace.core.cost import StepCost, StepTimes
 from headrace.core.engine import Engine
 from headrace.core.events import Event
-from headrace.core.eviction import LeastWorth
 from headrace.core.knobs import Knobs
-from headrace.core.lengths import LengthPredictor
+from headrace.core.memory.block_pool import BlockPool
+from headrace.core.memory.eviction import LeastWorth
+from headrace.core.memory.lower_tier import LowerTier
+from headrace.core.memory.restore import Link, WhicheverIsQuicker
+from headrace.core.memory.tiers import LowerTiers
 from headrace.core.plan import Tier
 from headrace.core.ports import Grammars, Runner
-from headrace.core.restore import Link, WhicheverIsQuicker
+from headrace.core.prediction.latest_start import LatestStarts
+from headrace.core.prediction.memory_peak import AlwaysFits, Headroom, RoomPolicy
+from headrace.core.prediction.output_lengths import LengthPredictor
+from headrace.core.prediction.step_cost import StepCost
+from headrace.core.prediction.step_times import StepTimes
+from headrace.core.queueing.fair_queue import FairQueue, single_file
+from headrace.core.queueing.order import ByAge, ByPriority, FirstComeFirstServed, OrderPolicy, ShortestFirst
+from headrace.core.queueing.tenant_queue import TenantQueue
 from headrace.core.scheduler.admission import AdmissionPolicy, Continuous, StaticBatch
-from headrace.core.scheduler.fair import FairQueue, single_file
-from headrace.core.scheduler.headroom import AlwaysFits, Headroom, RoomPolicy
 from headrace.core.scheduler.holds import UntilCompiled
-from headrace.core.scheduler.line import Line
-from headrace.core.scheduler.order import ByAge, ByPriority, FirstComeFirstServed, OrderPolicy, ShortestFirst
-from headrace.core.scheduler.outlook import Outlook
-from headrace.core.scheduler.pick import LongestPrefix
+from headrace.core.scheduler.prefix_choice import LongestPrefix
 from headrace.core.scheduler.scheduler import Scheduler
-from headrace.core.scheduler.share import Books
 from headrace.core.scheduler.victims import LastRanked, LeastLoss
-from headrace.core.tiers import LowerTier, LowerTiers
+from headrace.core.tenancy.classes import CLASSES, ServiceClass
+from headrace.core.tenancy.fair_share import ShareLedger
 from headrace.observe.recording.engine import RecordedEngine, Tell
 
 BATCHED_TOKENS = {"cpu": 1024, "cuda": 8192}
@@ -89,7 +91,9 @@ def make_engine(
     """
     events: list[Event] = []
     fair = plans.scheduling_policy == "fair"
-    outlook = Outlook(StepTimes(cost), LengthPredictor(max_model_len), {each.name: each for each in classes})
+    outlook = LatestStarts(
+        StepTimes(cost), LengthPredictor(max_model_len), {each.name: each for each in classes}
+    )
     context_blocks = cost.context_tokens / cache.block_size
     pool = BlockPool(
         num_blocks,
@@ -102,7 +106,7 @@ def make_engine(
     )
     scheduler = Scheduler(
         pool,
-        FairQueue(Books(classes, weights), _line(plans, cache, pool)) if fair else single_file(),
+        FairQueue(ShareLedger(classes, weights), _line(plans, cache, pool)) if fair else single_file(),
         _order(plans, outlook),
         _admission(plans),
         LeastLoss(cost, classes) if fair else LastRanked(),
@@ -187,19 +191,19 @@ def step_cost(linear_parameters: int, query_width: int, device: str) -> StepCost
     )
 
 
-def _line(plans: SchedulerOptions, cache: CacheOptions, pool: BlockPool) -> Callable[[], Line]:
+def _line(plans: SchedulerOptions, cache: CacheOptions, pool: BlockPool) -> Callable[[], TenantQueue]:
     if plans.queue_order == "prefix" and cache.enable_prefix_caching:
-        return lambda: Line(LongestPrefix(pool), MAX_PASSES)
-    return Line
+        return lambda: TenantQueue(LongestPrefix(pool), MAX_PASSES)
+    return TenantQueue
 
 
-def _order(plans: SchedulerOptions, outlook: Outlook) -> OrderPolicy:
+def _order(plans: SchedulerOptions, outlook: LatestStarts) -> OrderPolicy:
     if plans.scheduling_policy == "fair":
         return ShortestFirst(outlook.work_seconds) if plans.queue_order == "shortest" else ByAge()
     return ByPriority() if plans.scheduling_policy == "priority" else FirstComeFirstServed()
 
 
-def _room(plans: SchedulerOptions, outlook: Outlook, cache: CacheOptions, num_blocks: int) -> RoomPolicy:
+def _room(plans: SchedulerOptions, outlook: LatestStarts, cache: CacheOptions, num_blocks: int) -> RoomPolicy:
     if plans.scheduling_policy != "fair":
         return AlwaysFits()
     return Headroom(outlook.lengths, cache.block_size, watermark=num_blocks // WATERMARK)

@@ -17,7 +17,6 @@ from headrace.build.engine import make_engine, make_knobs, resolve_overlap, step
 from headrace.build.recording import make_recorded_engine
 from headrace.build.tenants import read_tenants
 from headrace.build.tiers import OpenTiers, open_tiers
-from headrace.compute.ahead import ClearedAhead
 from headrace.compute.device import (
     DeviceFacts,
     apart,
@@ -33,7 +32,8 @@ from headrace.compute.grammar.compiler import Compiler
 from headrace.compute.grammar.matchers import Matchers
 from headrace.compute.kernels import KernelsUnavailable, select
 from headrace.compute.kv import PagedKV, bytes_per_block
-from headrace.compute.ledger import MemoryLedger, ModelSize, check_room, open_ledger
+from headrace.compute.memory_clearing import MemoryClearing
+from headrace.compute.memory_plan import MemoryPlan, ModelSize, check_room, plan_memory
 from headrace.compute.model.decoder import Decoder
 from headrace.compute.model.families import parse_config
 from headrace.compute.model.hub import read_config, resolve_folder
@@ -42,12 +42,12 @@ from headrace.compute.model.weights import DecoderWeights, dummy_weights, load_w
 from headrace.compute.runner import LocalRunner
 from headrace.config import ConfigError, ModelOptions, Options
 from headrace.core.capacity import blocks_needed
-from headrace.core.classes import ServiceClass
-from headrace.core.cost import StepCost
 from headrace.core.engine import Engine
 from headrace.core.events import Finished
+from headrace.core.prediction.step_cost import StepCost
 from headrace.core.request import Request, SamplingParams
-from headrace.core.tenants import Tenants
+from headrace.core.tenancy.classes import ServiceClass
+from headrace.core.tenancy.tenants import Tenants
 from headrace.observe.recording.engine import Tell
 from headrace.serve.text.template import ChatTemplate, TemplateError
 from headrace.serve.text.tokenizer import Tokenizer, TokenizerError
@@ -66,7 +66,7 @@ class Loaded:
     grammars: Compiler
     tokenizer: Tokenizer
     template: ChatTemplate
-    ledger: MemoryLedger
+    ledger: MemoryPlan
     facts: DeviceFacts
     dtype: str
     quantization: str
@@ -137,7 +137,7 @@ def _load(options: Options, seconds: dict[str, float], tell: Tell | None) -> Loa
     with timed(seconds, "memory"):
         knobs = make_knobs(plans, device.type, max_model_len)
         overlap = resolve_overlap(plans, device.type)
-        ledger = open_ledger(
+        ledger = plan_memory(
             device_facts(device),
             ModelSize(
                 weight_bytes=decoder.nbytes,
@@ -156,7 +156,7 @@ def _load(options: Options, seconds: dict[str, float], tell: Tell | None) -> Loa
         )
         kv = PagedKV(spec, ledger.num_blocks, cache.block_size, kv_dtype, device)
         live = plans.max_num_seqs * blocks_needed(max_model_len, cache.block_size)
-        ahead = ClearedAhead(kv, far=live) if device.type == "cpu" else None
+        ahead = MemoryClearing(kv, far=live) if device.type == "cpu" else None
         tiers, ledger = open_tiers(ledger, cache.kv_offload_path, kv, fingerprint, kernels.layout)
         grammars = Compiler(tokenizer.backend.to_str, spec.vocab_size, tuple(tokenizer.eos_token_ids))
         runner = LocalRunner(

@@ -10,14 +10,14 @@ from headrace.build.model import Loaded
 from headrace.compute.encoder.sentences import Sentences
 from headrace.compute.model.spec import ModelError
 from headrace.config import ConfigError, SemanticOptions
-from headrace.core.cache.calibration import Calibration, Unsupported
-from headrace.core.cache.certify import CONFIDENCE
-from headrace.core.cache.judge import Judge
+from headrace.core.cache.semantic.bounds import CONFIDENCE
+from headrace.core.cache.semantic.calibration import Calibration, Unsupported
+from headrace.core.cache.semantic.judge import Judge
 from headrace.core.events import Event
-from headrace.serve.exact import ExactCache
+from headrace.serve.cache.exact import ExactCache
 
 if TYPE_CHECKING:
-    from headrace.serve.semantic.cache import SemanticCache
+    from headrace.serve.cache.semantic.level import SemanticCache
 
 
 def make_semantic(
@@ -53,22 +53,22 @@ def make_semantic(
             f"--semantic-calibration was made with the encoder {calibration.encoder}, and this is {encoder.name}"
         )
     try:
-        from headrace.serve.semantic.cache import Mode, SemanticCache
-        from headrace.serve.semantic.librarian import Librarian
-        from headrace.serve.semantic.neighbourhoods import Neighbourhoods
-        from headrace.serve.semantic.shelf import Shelf
+        from headrace.serve.cache.semantic.level import Mode, SemanticCache
+        from headrace.serve.cache.semantic.partitions import Partitions
+        from headrace.serve.cache.semantic.row_store import RowStore
+        from headrace.serve.cache.semantic.search_thread import SearchThread
     except ImportError as error:
         raise ConfigError("--semantic-cache needs: pip install 'headrace[semantic]'") from error
     try:
-        shelf = None if beside is None else Shelf(beside, encoder.name)
+        shelf = None if beside is None else RowStore(beside, encoder.name)
     except OSError as error:
         raise ConfigError(f"--semantic-cache: {error}") from error
     encoder.embed(["Which question comes first?"])  # half a second, for which nobody should be late
     return SemanticCache(
-        Librarian(
+        SearchThread(
             encoder,
             Judge(rules),
-            Neighbourhoods(encoder.dimensions, options.semantic_cache_bytes),
+            Partitions(encoder.dimensions, options.semantic_cache_bytes),
             shelf,
         ),
         exact,

@@ -16,29 +16,31 @@ from headrace.build.recording import open_tape
 from headrace.build.tenants import describe_tenants
 from headrace.build.warming import Warming, make_recorder, open_history
 from headrace.config import ConfigError, Options, ServerOptions, profile_line
-from headrace.core.gate import Limits
-from headrace.core.scheduler.foresight import told
-from headrace.observe.caches import Prices
+from headrace.core.scheduler.start_estimate import told
+from headrace.core.tenancy.gate import Limits
+from headrace.observe.cache_ledger import Prices
 from headrace.observe.goodput import Goodput
 from headrace.observe.metrics import Metrics
+from headrace.observe.metrics_page import MetricsPage
 from headrace.observe.requests import RequestBook
-from headrace.observe.sheet import Sheet
 from headrace.observe.usage import UsageBook
-from headrace.serve.auth import Keys, read_keys
-from headrace.serve.meter import Meter
-from headrace.serve.recall import Recall
-from headrace.serve.server.abort import Abort
-from headrace.serve.server.accounts import Accounts
-from headrace.serve.server.api import Api
-from headrace.serve.server.app import Beside, create_app
-from headrace.serve.server.cache_api import CacheApi
-from headrace.serve.server.model import ServedModel
-from headrace.serve.server.notes import Notes
-from headrace.serve.server.openapi import Docs
-from headrace.serve.server.rates import rate_headers
-from headrace.serve.server.run import check_address, check_tls, run_server
-from headrace.serve.server.status import Status
-from headrace.serve.server.urgency import Rules
+from headrace.serve.auth.api_keys import Keys, read_keys
+from headrace.serve.cache.lookup import CacheLookup
+from headrace.serve.http.app import Beside, create_app
+from headrace.serve.http.cache.routes import CacheApi
+from headrace.serve.http.generation.call_notes import CallNotes
+from headrace.serve.http.generation.scheduling_fields import Rules
+from headrace.serve.http.model import ServedModel
+from headrace.serve.http.openai.routes import Api
+from headrace.serve.http.openapi import Docs
+from headrace.serve.http.operations.abort import Abort
+from headrace.serve.http.operations.status import Status
+from headrace.serve.http.operations.usage_report import UsageReport
+from headrace.serve.http.rate_limit_headers import rate_headers
+from headrace.serve.http.run import check_address, check_tls, run_server
+from headrace.serve.http.tools.dialect import Dialect
+from headrace.serve.parsing.detect import UnknownParser
+from headrace.serve.quota_meter import QuotaMeter
 from headrace.serve.service import Service
 
 
@@ -110,10 +112,17 @@ def _keys(options: ServerOptions) -> Keys:
         raise ConfigError(str(error)) from error
 
 
-def _make_app(loaded: Loaded, all_options: Options, keys: Keys) -> tuple[ASGIApp, Recall]:
+def _dialect(loaded: Loaded, options: ServerOptions) -> Dialect:
+    try:
+        return Dialect(loaded.template, options.tool_call_parser, options.reasoning_parser)
+    except UnknownParser as error:
+        raise ConfigError(str(error)) from error
+
+
+def _make_app(loaded: Loaded, all_options: Options, keys: Keys) -> tuple[ASGIApp, CacheLookup]:
     ledger, options, caching = loaded.ledger, all_options.server, all_options.response_cache
     tenants = loaded.tenants
-    sheet = Sheet(options.metrics_prefix, {"model_name": loaded.name})
+    sheet = MetricsPage(options.metrics_prefix, {"model_name": loaded.name})
     metrics = Metrics(
         sheet,
         clock_offset=time.time() - time.monotonic(),
@@ -129,7 +138,7 @@ def _make_app(loaded: Loaded, all_options: Options, keys: Keys) -> tuple[ASGIApp
         loaded.engine,
         Limits(options.max_num_queued_reqs, options.max_num_queued_tokens),
         watchers=(metrics, goodput, book, usage),
-        meter=Meter(tenants, loaded.name),
+        meter=QuotaMeter(tenants, loaded.name),
         request_timeout=options.request_timeout,
         bell=loaded.runner.bell,
     )
@@ -144,11 +153,12 @@ def _make_app(loaded: Loaded, all_options: Options, keys: Keys) -> tuple[ASGIApp
         root=str(loaded.folder),
         rules=Rules(loaded.policy, {each.name: each for each in loaded.classes}, tenants),
         stream_interval=options.stream_interval,
+        dialect=_dialect(loaded, options),
         grammars=loaded.grammars,
     )
     loaded.grammars.prepare()
 
-    notes = Notes()
+    notes = CallNotes()
     api = Api(
         recall,
         model,
@@ -177,7 +187,7 @@ def _make_app(loaded: Loaded, all_options: Options, keys: Keys) -> tuple[ASGIApp
         ),
         reset=loaded.engine.reset_prefix_cache,
         version=__version__,
-        foresee=lambda request_id, now: told(loaded.engine.foresee(request_id)),
+        foresee=lambda request_id, now: told(loaded.engine.estimate_start(request_id)),
         not_yet=warming.not_yet,
     )
     caches = CacheApi(
@@ -186,7 +196,7 @@ def _make_app(loaded: Loaded, all_options: Options, keys: Keys) -> tuple[ASGIApp
         keys_required=keys.required,
         max_body_bytes=options.max_body_bytes,
     )
-    accounts = Accounts(service, usage.tenants, usage.tell)
+    accounts = UsageReport(service, usage.tenants, usage.tell)
     abort = Abort(notes, max_body_bytes=options.max_body_bytes)
     parts = (api, abort, status, caches, accounts, warming.endpoint, Docs(__version__))
     beside: list[Beside] = [warming.warmer] if history is None else [history, warming.warmer]

@@ -12,9 +12,9 @@ from pathlib import Path
 from headrace.build.engine import TierSizes, make_engine, make_knobs, resolve_overlap, step_cost
 from headrace.build.tenants import read_tenants
 from headrace.config import CacheOptions, ConfigError, SchedulerOptions
-from headrace.core.cost import StepCost
-from headrace.core.gate import Limits
-from headrace.core.routing import LeastLoaded, PrefixAffinity, RoundRobin, RoutingPolicy
+from headrace.core.prediction.step_cost import StepCost
+from headrace.core.scheduler.routing import LeastLoaded, PrefixAffinity, RoundRobin, RoutingPolicy
+from headrace.core.tenancy.gate import Limits
 from headrace.lab.plan.roofline import Replica
 from headrace.lab.plan.shapes import SHAPES, ModelShape
 from headrace.lab.simulate.calibration import BadCalibration, Calibrated, Calibration

@@ -28,9 +28,9 @@ import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from headrace.config import ConfigError
-from headrace.core.classes import CLASSES, ServiceClass
 from headrace.core.request import Slo
-from headrace.core.tenants import EQUALS, TenantLimits, Tenants, TenantTerms
+from headrace.core.tenancy.classes import CLASSES, ServiceClass
+from headrace.core.tenancy.tenants import EQUALS, TenantLimits, Tenants, TenantTerms
 
 NAMES = tuple(each.name for each in CLASSES if each.weight)
 """Classes that a tenant may have."""

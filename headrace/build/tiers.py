@@ -15,7 +15,7 @@ from typing import Any
 from headrace.build.engine import TierSizes
 from headrace.compute.blockfile import BlockFile
 from headrace.compute.kv import PagedKV
-from headrace.compute.ledger import MemoryLedger
+from headrace.compute.memory_plan import MemoryPlan
 from headrace.compute.mover import Mover
 from headrace.compute.snapshot import NotUsable, read_snapshot, write_snapshot
 from headrace.core.engine import Engine
@@ -72,8 +72,8 @@ class OpenTiers:
 
 
 def open_tiers(
-    ledger: MemoryLedger, folder: str | None, kv: PagedKV, fingerprint: str, layout: str
-) -> tuple[OpenTiers | None, MemoryLedger]:
+    ledger: MemoryPlan, folder: str | None, kv: PagedKV, fingerprint: str, layout: str
+) -> tuple[OpenTiers | None, MemoryPlan]:
     """The lower tiers that the ledger has room for, and the ledger with what of the disk can be had.
 
     ``layout`` is how the kernels lay out a block.

@@ -7,14 +7,14 @@ from collections.abc import Callable
 from pathlib import Path
 
 from headrace.config import ConfigError, ResponseCacheOptions, ServerOptions, WarmOptions
-from headrace.core.cache.quiet import QuietWindow
-from headrace.serve.ahead import Ahead
-from headrace.serve.history import History
-from headrace.serve.recall import Recall
-from headrace.serve.server.model import ServedModel
-from headrace.serve.server.recorder import Recorder
-from headrace.serve.server.warm import Computing, Warm
-from headrace.serve.warmer import Warmer
+from headrace.core.cache.warming.idle_detector import IdleDetector
+from headrace.serve.cache.background_request import BackgroundRequests
+from headrace.serve.cache.history import History
+from headrace.serve.cache.lookup import CacheLookup
+from headrace.serve.cache.warmer import Warmer
+from headrace.serve.http.cache.question_recorder import QuestionRecorder
+from headrace.serve.http.cache.warm import Computing, Warm
+from headrace.serve.http.model import ServedModel
 
 SETTLE_SECONDS = 2.0
 """How long arrivals must have been few before warming begins."""
@@ -36,9 +36,9 @@ def open_history(options: WarmOptions) -> History | None:
         raise ConfigError(f"--history-file: {error}") from error
 
 
-def make_recorder(options: WarmOptions, history: History | None) -> Recorder | None:
+def make_recorder(options: WarmOptions, history: History | None) -> QuestionRecorder | None:
     """What notes questions in the history."""
-    return None if history is None else Recorder(history, options.record_history)
+    return None if history is None else QuestionRecorder(history, options.record_history)
 
 
 class Warming:
@@ -49,17 +49,17 @@ class Warming:
         options: WarmOptions,
         caching: ResponseCacheOptions,
         server: ServerOptions,
-        recall: Recall,
+        recall: CacheLookup,
         model: ServedModel,
         history: History | None,
     ) -> None:
-        computing = Computing(Ahead(recall), recall.service, model, server.request_timeout)
+        computing = Computing(BackgroundRequests(recall), recall.service, model, server.request_timeout)
         clock: Callable[[], float] = time.monotonic
         settle = 0.0 if options.warm_before_ready else SETTLE_SECONDS
         self.warmer = Warmer(
             computing.compute,
             lambda: recall.service.awaited,
-            QuietWindow(options.warm_below_rate, settle, clock()),
+            IdleDetector(options.warm_below_rate, settle, clock()),
             clock,
             time.time,
             batch=options.warm_batch,

@@ -10,7 +10,7 @@ import typer
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from headrace.core.cache.calibration import Calibration
+    from headrace.core.cache.semantic.calibration import Calibration
 
 cache_app = typer.Typer(help="Response caches: calibrate the semantic one.", no_args_is_help=True)
 
@@ -46,8 +46,8 @@ def calibrate(
     from headrace.compute.encoder.sentences import Sentences
     from headrace.compute.model.spec import ModelError
     from headrace.config import ConfigError
-    from headrace.core.cache.calibration import Unsupported
-    from headrace.core.cache.certify import CONFIDENCE
+    from headrace.core.cache.semantic.bounds import CONFIDENCE
+    from headrace.core.cache.semantic.calibration import Unsupported
     from headrace.lab.bench.plot import NoPlots
     from headrace.lab.semantic.calibrate import calibrate as fit
     from headrace.lab.semantic.plot import plot_calibration
@@ -84,7 +84,7 @@ def calibrate(
 
 def _told(calibration: Calibration, max_error: float) -> str:
     """What can be promised, by size of the cache."""
-    from headrace.core.cache.certify import CONFIDENCE, Certificate
+    from headrace.core.cache.semantic.bounds import CONFIDENCE, Certificate
 
     lines = [f"at most {max_error:.3g} of the served answers wrong, {CONFIDENCE:.0%} confidence:"]
     found = calibration.certificates(max_error, CONFIDENCE)
@@ -101,7 +101,7 @@ def _told(calibration: Calibration, max_error: float) -> str:
 def _curve(calibration: Calibration, max_error: float) -> Table:
     from rich.table import Table
 
-    from headrace.core.cache.certify import CONFIDENCE, Certificate, upper_error
+    from headrace.core.cache.semantic.bounds import CONFIDENCE, Certificate, upper_error
 
     table = Table("cache", "threshold", "served", "wrong", f"bound at {CONFIDENCE:.0%}", "", box=None)
     found = calibration.certificates(max_error, CONFIDENCE)

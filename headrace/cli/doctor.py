@@ -38,7 +38,7 @@ def doctor(
         resolve_dtype,
     )
     from headrace.compute.kernels import KernelsUnavailable, select
-    from headrace.compute.ledger import shown_bytes
+    from headrace.compute.memory_plan import shown_bytes
     from headrace.config import BUILTIN_MODEL, PROFILES, options, profile_line
 
     device = resolve_device("auto")

@@ -68,7 +68,7 @@ def quantize(
 
 def shown(line: Line) -> str:
     """One line of the table."""
-    from headrace.compute.ledger import shown_bytes
+    from headrace.compute.memory_plan import shown_bytes
 
     quality = line.quality
     bad = "  past the bounds" if quality.faults() else ""

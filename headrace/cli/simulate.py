@@ -112,7 +112,7 @@ def simulate(
 ) -> None:
     """What a workload would see of an engine, or a fleet, on a device that need not be there."""
     from headrace.build.simulation import make_fleet
-    from headrace.core.gate import Limits
+    from headrace.core.tenancy.gate import Limits
     from headrace.lab.simulate.asked import from_calls
     from headrace.lab.simulate.outcome import outcome
     from headrace.lab.workload.synthesis import Synthesis

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from headrace.compute.bell import Bell
+from headrace.compute.step_interrupt import StepInterrupt
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,4 +48,4 @@ class Batch:
     contexts: tuple[int, ...]
     decode_rows: int
     block_size: int
-    bell: Bell | None = None
+    bell: StepInterrupt | None = None

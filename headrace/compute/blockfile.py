@@ -1,7 +1,8 @@
 """Blocks of keys and values on a disk: one file of equal slots, and a checksum of each slot in memory.
 
 A slot is read back only if its bytes are those that were written, in this run or, by `snapshot`, in one before. The
-file belongs to one process at a time. Knows bytes only; what they mean and which slot is free is `core.tiers`' word.
+file belongs to one process at a time. Knows bytes only; what they mean and which slot is free is `core.memory.tiers`'
+word.
 """
 
 from __future__ import annotations

@@ -20,17 +20,17 @@ from typing import NamedTuple, Protocol
 import numpy as np
 import torch
 
-from headrace.compute.ahead import ClearedAhead
 from headrace.compute.batch import Batch
-from headrace.compute.bell import Bell, BrokenOff
 from headrace.compute.grammar.matchers import Matchers
 from headrace.compute.kv import PagedKV
+from headrace.compute.memory_clearing import MemoryClearing
 from headrace.compute.mover import Mover
 from headrace.compute.sampling.allowed import Allowed
 from headrace.compute.sampling.choice import Choice
 from headrace.compute.sampling.logprobs import Scores, score
 from headrace.compute.sampling.sampler import FAULTS, Sampler
 from headrace.compute.slots import Ints, Rows, Slots, ramps
+from headrace.compute.step_interrupt import StepInterrupt, StepInterrupted
 from headrace.compute.transfer import Download, upload
 from headrace.core.constraint import FAILED_PREFIX
 from headrace.core.plan import Entry, Move, Row, StepOutput, StepPlan, Tier, TokenLogprob
@@ -107,11 +107,11 @@ class LocalRunner:
         background: bool = False,
         breakable: bool = False,
         mover: Mover | None = None,
-        ahead: ClearedAhead | None = None,
+        ahead: MemoryClearing | None = None,
         matchers: Matchers | None = None,
     ) -> None:
         self.seconds = dict.fromkeys(("prepare", "forward", "sample", "collect"), 0.0)
-        self.bell = Bell()
+        self.bell = StepInterrupt()
         self._breakable = breakable
         self._decoder = decoder
         self._kv = kv
@@ -194,7 +194,7 @@ class LocalRunner:
         prepared = time.perf_counter()
         try:
             hidden = self._decoder.hidden(batch, self._kv)
-        except BrokenOff:
+        except StepInterrupted:
             return _Launched(plan.step, 0, {}, download, broken_off=True)
         logits = self._decoder.logits(self._lines(hidden, wanted, sampled_at)) if sampling.size else None
         computed = time.perf_counter()

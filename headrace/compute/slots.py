@@ -15,7 +15,7 @@ import numpy as np
 import torch
 
 from headrace.compute.batch import Batch
-from headrace.compute.bell import Bell
+from headrace.compute.step_interrupt import StepInterrupt
 from headrace.compute.transfer import Line, upload
 from headrace.core.plan import Entry, Row
 
@@ -113,7 +113,7 @@ class Slots:
         """The tokens (int64, on the device) at the given positions of the given slots."""
         return self._tokens.take(slots * (self._max_model_len + 1) + positions).long()
 
-    def pack(self, rows: Rows, logits_indices: Ints, bell: Bell | None = None) -> Batch:
+    def pack(self, rows: Rows, logits_indices: Ints, bell: StepInterrupt | None = None) -> Batch:
         """All rows behind one another as one batch, without padding, which ``bell`` breaks off.
 
         ``logits_indices`` count tokens of the packed batch, ascending. Raises ValueError for a row beyond the context

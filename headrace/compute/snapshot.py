@@ -20,8 +20,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from headrace.core.blocks import chained_key
-from headrace.core.tiers import Saved
+from headrace.core.block_keys import chained_key
+from headrace.core.memory.lower_tier import Saved
 
 MAGIC = "headrace_blocks"
 VERSION = 1

@@ -1,5 +1,13 @@
 """The pure core: requests, sequences, blocks, plans, policies and the loop.
 
-Nothing here reads a clock, opens a file, draws a random number or knows torch. Time comes in as the
-argument ``now`` (seconds), the device as a `Runner`, and everything that happens leaves as an `Event`.
+Nothing here reads a clock, opens a file, draws a random number or imports torch. Time comes in as the argument
+``now`` (seconds), the device as a `Runner`, and everything that happens leaves as an `Event`.
+
+Read in this order:
+
+- `engine`: the loop. `request`, `sequence`, `plan`, `events`: the values it works on.
+- `ports`: what the core needs from outside. `knobs`: settings that may change while running.
+- `block_keys`, `capacity`: content keys of blocks; how many blocks a request needs.
+- `scheduler`: what a step computes. `queueing`, `tenancy`: who is next. `memory`: paged KV memory.
+- `prediction`: step times and output lengths. `cache`: decisions of the response caches.
 """

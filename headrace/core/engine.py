@@ -8,12 +8,12 @@ from contextlib import suppress
 
 from headrace.core.events import Event
 from headrace.core.knobs import Knobs
+from headrace.core.memory.lower_tier import Saved
 from headrace.core.plan import StepOutput, StepPlan
 from headrace.core.ports import Runner
 from headrace.core.request import FinishReason, Request
-from headrace.core.scheduler.foresight import Foresight
 from headrace.core.scheduler.scheduler import Scheduler
-from headrace.core.tiers import Saved
+from headrace.core.scheduler.start_estimate import StartEstimate
 
 NO_STEP = -1
 """The number of a plan that is none of the scheduler's."""
@@ -85,9 +85,9 @@ class Engine:
             failures = dict.fromkeys(range(len(plan.rows)), why)
             self.scheduler.commit(plan, StepOutput(plan.step, ((),) * len(plan.rows), failures=failures))
 
-    def foresee(self, request_id: str) -> Foresight | None:
+    def estimate_start(self, request_id: str) -> StartEstimate | None:
         """What lies before a request that waits; None for any other."""
-        return self.scheduler.foresee(request_id, self.knobs.batched_tokens)
+        return self.scheduler.estimate_start(request_id, self.knobs.batched_tokens)
 
     def take_events(self) -> list[Event]:
         """The events since the last call."""

@@ -10,10 +10,18 @@ from __future__ import annotations
 from enum import StrEnum
 from typing import NamedTuple
 
-from headrace.core.cache.entry import Layer
-from headrace.core.gate import RejectReason
 from headrace.core.plan import Tier, TokenLogprob
-from headrace.core.request import NO_SLO, FinishReason, Request, Slo
+from headrace.core.request import NO_SLO, FinishReason, RejectReason, Request, Slo
+
+
+class Layer(StrEnum):
+    """Who spared the computing."""
+
+    EXACT = "exact"
+    SEMANTIC = "semantic"
+    PREFIX = "prefix"
+    PARTIAL = "partial"
+    COALESCED = "coalesced"
 
 
 class AdmitReason(StrEnum):

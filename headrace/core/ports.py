@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Protocol
 
-from headrace.core.cache.ask import Ask
-from headrace.core.cache.beginnings import Beginning
-from headrace.core.cache.entry import Entry, Hit, Layer, Miss, Served, StoreFacts
+from headrace.core.cache.partial.unfinished_answers import UnfinishedAnswer
+from headrace.core.cache.response.entry import Entry, Hit, Miss, Served, StoreFacts
+from headrace.core.cache.response.query import CacheQuery
 from headrace.core.constraint import Constraint
-from headrace.core.events import Event
+from headrace.core.events import Event, Layer
 from headrace.core.plan import StepOutput, StepPlan
 
 
@@ -105,7 +105,7 @@ class Level(Protocol):
 
     async def stop(self) -> None: ...
 
-    async def find(self, ask: Ask) -> Hit | Miss: ...
+    async def find(self, ask: CacheQuery) -> Hit | Miss: ...
 
     def facts(self) -> Mapping[str, StoreFacts]: ...
 
@@ -117,9 +117,9 @@ class Keeper(Protocol):
     forgotten. ``barred``: an answer was wrong.
     """
 
-    def kept(self, ask: Ask, entry: Entry) -> None: ...
+    def kept(self, ask: CacheQuery, entry: Entry) -> None: ...
 
-    def broken_off(self, ask: Ask, beginning: Beginning) -> None: ...
+    def broken_off(self, ask: CacheQuery, beginning: UnfinishedAnswer) -> None: ...
 
     def cleared(self, tag: str) -> None: ...
 

@@ -1,7 +1,7 @@
 """What a caller asked for, as frozen values.
 
 A `Request` is parsed, rendered and tokenized before it comes here; it knows no text except its stop
-strings, which only `serve` matches. Next on the road: `core.gate` decides, `core.engine` takes it in.
+strings, which only `serve` matches. Next on the road: `core.tenancy.gate` decides, `core.engine` takes it in.
 """
 
 from __future__ import annotations
@@ -13,6 +13,16 @@ from enum import StrEnum
 from typing import NamedTuple
 
 from headrace.core.constraint import Constraint, UnusableConstraint, settled
+
+
+class RejectReason(StrEnum):
+    """Why the server does not take a request on."""
+
+    QUEUE_FULL = "queue_full"
+    QUEUE_TOKENS = "queue_tokens"
+    DRAINING = "draining"
+    TOO_LARGE = "too_large"
+    TENANT_LIMIT = "tenant_limit"
 
 
 class FinishReason(StrEnum):

@@ -18,13 +18,13 @@ import math
 from enum import StrEnum
 from typing import TYPE_CHECKING
 
-from headrace.core.blocks import chained_keys, root_key
+from headrace.core.block_keys import chained_keys, root_key
 from headrace.core.events import Finished, PromptScored, SkipReason
 from headrace.core.plan import TokenLogprob
 from headrace.core.request import FinishReason, Request
 
 if TYPE_CHECKING:
-    from headrace.core.scheduler.share import TenantAccount
+    from headrace.core.tenancy.fair_share import TenantAccount
 
 Rank = tuple[float, ...]
 """A place in an order: lower goes first, equal ones are told apart by their arrival's number."""

@@ -25,8 +25,8 @@ from headrace.core.events import (
 from headrace.core.request import FinishReason
 from headrace.observe.fairness import FairnessWindow
 from headrace.observe.metrics import REQUEST_SECONDS
+from headrace.observe.metrics_page import MetricsPage
 from headrace.observe.series import Cell, Histogram
-from headrace.observe.sheet import Sheet
 
 SHARE_SECONDS = 60.0
 """How far back the goodput share looks: a request weighs 37 % of the newest when it is so old."""
@@ -88,7 +88,7 @@ class _Live:
 class Goodput:
     """A `core.ports.Watcher` that writes to ``sheet``; ``weight`` is a tenant's share beside others'."""
 
-    def __init__(self, sheet: Sheet, weight: Callable[[str], float] = lambda tenant: 1.0) -> None:
+    def __init__(self, sheet: MetricsPage, weight: Callable[[str], float] = lambda tenant: 1.0) -> None:
         self._attained = sheet.counter("slo_attained", "Requests inside the bound.", ["class", "slo"])
         self._missed = sheet.counter(
             "slo_missed", "Requests outside the bound; slo all: any.", ["class", "slo"]

@@ -29,10 +29,10 @@ from headrace.core.events import (
     StoreFaulted,
     TransferFailed,
 )
-from headrace.observe.caches import FREE, CacheLedger, Prices, Sizes
+from headrace.observe.cache_ledger import FREE, CacheLedger, Prices, Sizes
+from headrace.observe.metrics_page import MetricsPage
 from headrace.observe.series import Cell, Histogram
-from headrace.observe.sheet import Sheet
-from headrace.observe.tiers import TierLedger
+from headrace.observe.tier_ledger import TierLedger
 
 TTFT_SECONDS = (
     *(0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75),
@@ -91,7 +91,7 @@ class Metrics:
 
     def __init__(
         self,
-        sheet: Sheet,
+        sheet: MetricsPage,
         *,
         clock_offset: float = 0.0,
         cache_config: Mapping[str, str] | None = None,

@@ -26,7 +26,7 @@ from headrace.core.events import (
     Spared,
     TurnedAway,
 )
-from headrace.observe.words import words
+from headrace.observe.reasons import reason_text
 
 HISTORY = 256
 """Entries kept of one request's history; further ones are counted, not kept."""
@@ -147,7 +147,7 @@ class RequestBook:
             "id": request_id,
             "state": page.state,
             "position": self._position(page) if page.state == "waiting" else None,
-            "waits_because": words(page.reason) if page.reason and page.end is None else None,
+            "waits_because": reason_text(page.reason) if page.reason and page.end is None else None,
             "tenant": page.tenant,
             "service_class": page.service_class,
             "priority": page.priority,
@@ -161,7 +161,7 @@ class RequestBook:
             "last_token_seconds": None if page.last is None else page.last - page.arrived,
             "finish": page.end,
             "cost": self._cost(page, now),
-            "history": [each | {"why": words(each["reason"])} for each in page.history],
+            "history": [each | {"why": reason_text(each["reason"])} for each in page.history],
             "history_dropped": page.dropped,
         }
         if now is not None and page.end is None:

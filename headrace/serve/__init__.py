@@ -1,1 +1,7 @@
-"""The engine thread, text in and out, and the OpenAI HTTP API."""
+"""Between sockets and engine: the engine thread, text in and out, caches and the HTTP API.
+
+- `service`: admits requests and routes events to them. `thread`: the engine's own thread.
+- `quota_meter`: counts usage against limits. `auth`: API keys.
+- `text`: tokenizer, chat template, detokenizer. `parsing`: tool calls and reasoning in a model's text.
+- `cache`: response caches. `http`: the API. `batch`: batches from files.
+"""

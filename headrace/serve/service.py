@@ -1,9 +1,9 @@
 """Between the sockets and the engine: what may enter, whose event it is, and when it is given up.
 
-Lives on one asyncio loop. It asks `core.gate` before anything is queued, hands requests to the engine's
+Lives on one asyncio loop. It asks `core.tenancy.gate` before anything is queued, hands requests to the engine's
 thread, and carries each step's events back in one hop. It must not know HTTP, text or wire formats; watchers
 (metrics, the book of requests) are folded here, so that counting never costs the engine's thread a step.
-What comes here must be computed: `serve.recall` has looked for an answer before.
+What comes here must be computed: `serve.cache.lookup` has looked for an answer before.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple, Protocol, TypeVar
 
-from headrace.core.classes import is_awaited
 from headrace.core.events import AdmitReason, Admitted, Emitted, Event, Finished, PromptScored, TurnedAway
-from headrace.core.gate import Limits, Load, Reject, decide
 from headrace.core.ports import Watcher
-from headrace.core.quota import Limit, Room
 from headrace.core.request import FinishReason, InvalidParameter, Request
-from headrace.serve.meter import Meter
-from headrace.serve.thread import Bell, EngineThread, Progress, Steps
+from headrace.core.tenancy.classes import is_awaited
+from headrace.core.tenancy.gate import Limits, Load, Reject, decide
+from headrace.core.tenancy.quota import Limit, Room
+from headrace.serve.quota_meter import QuotaMeter
+from headrace.serve.thread import EngineThread, Progress, StepInterrupt, Steps
 
 logger = logging.getLogger(__name__)
 
@@ -187,16 +187,16 @@ class Service:
         engine: Steps,
         limits: Limits,
         watchers: Sequence[Watcher] = (),
-        meter: Meter | None = None,
+        meter: QuotaMeter | None = None,
         request_timeout: float = math.inf,
         clock: Callable[[], float] = time.monotonic,
         stall_seconds: float = STALL_SECONDS,
-        bell: Bell | None = None,
+        bell: StepInterrupt | None = None,
     ) -> None:
         self.now = clock
         self.draining = False
         self._limits = limits
-        self.meter = meter or Meter()
+        self.meter = meter or QuotaMeter()
         self._request_timeout = request_timeout
         self._watchers = tuple(watchers)
         self._deaf_to_tokens: tuple[Watcher, ...] = (self.meter,)

@@ -16,9 +16,9 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from typing import Any, NamedTuple, Protocol
 
-from headrace.core.classes import is_awaited
 from headrace.core.events import Event, Finished
 from headrace.core.request import FinishReason, Request
+from headrace.core.tenancy.classes import is_awaited
 
 logger = logging.getLogger(__name__)
 
@@ -45,7 +45,7 @@ class Steps(Protocol):
     def wake_at(self, now: float) -> float | None: ...
 
 
-class Bell(Protocol):
+class StepInterrupt(Protocol):
     """Breaks off, while it is set, the steps that nobody waits for."""
 
     def set(self) -> None: ...
@@ -86,7 +86,7 @@ class EngineThread:
         engine: Steps,
         deliver: Callable[[list[Event], float], None],
         clock: Callable[[], float] = time.monotonic,
-        bell: Bell | None = None,
+        bell: StepInterrupt | None = None,
     ) -> None:
         self._engine = engine
         self._deliver = deliver

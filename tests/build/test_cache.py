@@ -56,7 +56,7 @@ def test_a_store_that_cannot_be_had_is_said_so_that_it_can_be_mended(loaded, sto
 
 
 def test_a_client_library_that_is_missing_is_named(loaded, monkeypatch):
-    monkeypatch.setitem(__import__("sys").modules, "headrace.serve.stores.redis", None)
+    monkeypatch.setitem(__import__("sys").modules, "headrace.serve.cache.stores.redis", None)
     with pytest.raises(ConfigError, match=r"pip install 'headrace\[redis\]'"):
         make(loaded, "redis://localhost:1/0", response_cache_secret="s")
 

@@ -7,10 +7,10 @@ import pytest
 from headrace.build.engine import make_engine, make_knobs
 from headrace.build.recording import make_engine_again, make_recorded_engine, open_tape
 from headrace.config import CacheOptions, ConfigError, SchedulerOptions, ServerOptions
-from headrace.core.classes import ServiceClass
-from headrace.core.cost import StepCost
 from headrace.core.engine import Engine
+from headrace.core.prediction.step_cost import StepCost
 from headrace.core.request import Request, SamplingParams, Slo
+from headrace.core.tenancy.classes import ServiceClass
 from headrace.lab.replay.exact import Replay
 from headrace.lab.replay.trace import read_trace
 from headrace.observe.recording.engine import RecordedEngine

@@ -16,10 +16,10 @@ from headrace.build.server import build_app
 from headrace.compute.encoder.sentences import Sentences
 from headrace.compute.model.spec import ModelError
 from headrace.config import ConfigError, options
-from headrace.core.cache.calibration import Calibration, Stratum
-from headrace.core.cache.certify import Tally
-from headrace.core.cache.score import Curve, Score
-from tests.serve.semantic.scenes import Words
+from headrace.core.cache.semantic.bounds import Tally
+from headrace.core.cache.semantic.calibration import Calibration, Stratum
+from headrace.core.cache.semantic.score import Curve, Score
+from tests.serve.cache.semantic.scenes import Words
 
 COSINE = Score(0.0, (("cosine", Curve((0.0, 1.0), (0.0, 1.0))),))
 STOPS = list(range(200))

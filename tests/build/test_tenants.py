@@ -6,9 +6,9 @@ import pytest
 
 from headrace.build.tenants import describe_tenants, read_tenants
 from headrace.config import ConfigError
-from headrace.core.classes import CLASSES, PRIORITY
 from headrace.core.request import Slo
-from headrace.core.tenants import EQUALS, TenantLimits
+from headrace.core.tenancy.classes import CLASSES, PRIORITY
+from headrace.core.tenancy.tenants import EQUALS, TenantLimits
 
 FULL = """
 default:

@@ -10,7 +10,7 @@ from typer.testing import CliRunner
 from headrace.cli import app
 from headrace.compute.encoder.sentences import Sentences
 from headrace.config import ConfigError
-from headrace.core.cache.calibration import Calibration
+from headrace.core.cache.semantic.calibration import Calibration
 from tests.lab.semantic.synthetic import Likeness
 
 

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from headrace.compute.snapshot import NotUsable, read_snapshot, write_snapshot
-from headrace.core.blocks import chained_key, root_key
-from headrace.core.tiers import Saved
+from headrace.core.block_keys import chained_key, root_key
+from headrace.core.memory.lower_tier import Saved
 
 IDENTITY = {"fingerprint": "abc", "dtype": "float32"}
 SIZE = 4

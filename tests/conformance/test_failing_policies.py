@@ -11,16 +11,16 @@ import random
 
 import pytest
 
-from headrace.core.classes import CLASSES
 from headrace.core.events import Evicted, EvictReason, TransferFailed
+from headrace.core.memory.restore import AlwaysRestore
 from headrace.core.plan import Tier
+from headrace.core.queueing.fair_queue import FairQueue
+from headrace.core.queueing.tenant_queue import TenantQueue
 from headrace.core.request import FinishReason, Request
-from headrace.core.restore import AlwaysRestore
 from headrace.core.scheduler.admission import Continuous
-from headrace.core.scheduler.fair import FairQueue
-from headrace.core.scheduler.line import Line
-from headrace.core.scheduler.share import Books
 from headrace.core.sequence import Sequence
+from headrace.core.tenancy.classes import CLASSES
+from headrace.core.tenancy.fair_share import ShareLedger
 from tests.doubles.engines import Record, drain, hashing_engine
 from tests.doubles.hashing_runner import expected_tokens
 from tests.doubles.scenes import request
@@ -213,7 +213,7 @@ def test_a_room_that_is_never_large_enough_costs_the_one_that_asks_for_it(answer
 @pytest.mark.parametrize("overlap", [0, 1])
 @pytest.mark.parametrize("answer", [Raises(), None, "second", 99, -1, 0.5], ids=repr)
 def test_a_pick_that_fails_costs_the_first_of_the_line(answer, overlap):
-    queue = FairQueue(Books(CLASSES, {}), lambda: Line(Pick(answer), 4))
+    queue = FairQueue(ShareLedger(CLASSES, {}), lambda: TenantQueue(Pick(answer), 4))
     check(live(queue=queue, overlap=overlap), {"bad"}, "pick")
 
 

@@ -11,29 +11,31 @@ import random
 
 import pytest
 
-from headrace.core.blocks import BlockPool
-from headrace.core.classes import CLASSES
-from headrace.core.cost import StepCost, StepTimes
 from headrace.core.engine import Engine
 from headrace.core.events import Admitted, Event, Preempted
-from headrace.core.eviction import EvictionPolicy, LeastRecentlyUsed, LeastWorth
 from headrace.core.knobs import Knobs
-from headrace.core.lengths import LengthPredictor
+from headrace.core.memory.block_pool import BlockPool
+from headrace.core.memory.eviction import EvictionPolicy, LeastRecentlyUsed, LeastWorth
+from headrace.core.memory.lower_tier import LowerTier
+from headrace.core.memory.restore import AlwaysRestore, Link, WhicheverIsQuicker
+from headrace.core.memory.tiers import LowerTiers
 from headrace.core.plan import Tier
+from headrace.core.prediction.memory_peak import AlwaysFits, Headroom
+from headrace.core.prediction.output_lengths import LengthPredictor
+from headrace.core.prediction.step_cost import StepCost
+from headrace.core.prediction.step_times import StepTimes
+from headrace.core.queueing.fair_queue import FairQueue, single_file
+from headrace.core.queueing.order import ByAge, ByPriority, FirstComeFirstServed, ShortestFirst
+from headrace.core.queueing.tenant_queue import TenantQueue
 from headrace.core.request import FinishReason, Request
-from headrace.core.restore import AlwaysRestore, Link, WhicheverIsQuicker
 from headrace.core.scheduler.admission import Continuous, Queue, StaticBatch
-from headrace.core.scheduler.fair import FairQueue, single_file
-from headrace.core.scheduler.headroom import AlwaysFits, Headroom
-from headrace.core.scheduler.line import Line
-from headrace.core.scheduler.order import ByAge, ByPriority, FirstComeFirstServed, ShortestFirst
-from headrace.core.scheduler.pick import LongestPrefix
-from headrace.core.scheduler.running import MAX_PREEMPTIONS
+from headrace.core.scheduler.prefix_choice import LongestPrefix
+from headrace.core.scheduler.running_set import MAX_PREEMPTIONS
 from headrace.core.scheduler.scheduler import Scheduler
-from headrace.core.scheduler.share import Books
 from headrace.core.scheduler.victims import LastRanked, LeastLoss
 from headrace.core.sequence import Sequence
-from headrace.core.tiers import LowerTier, LowerTiers
+from headrace.core.tenancy.classes import CLASSES
+from headrace.core.tenancy.fair_share import ShareLedger
 from tests.doubles.engines import Record, drain
 from tests.doubles.hashing_runner import HashingRunner, expected_tokens
 from tests.doubles.scenes import request
@@ -46,10 +48,10 @@ ORDERS = [
 ]
 QUEUES = [  # over the pool that they serve
     lambda pool: single_file(),
-    lambda pool: FairQueue(Books(CLASSES, {"a": 2.0}), Line),
-    lambda pool: FairQueue(Books(CLASSES, {}), Line),
-    lambda pool: FairQueue(Books(CLASSES, {}), lambda: Line(LastOfWindow(), max_passes=3)),
-    lambda pool: FairQueue(Books(CLASSES, {}), lambda: Line(LongestPrefix(pool), max_passes=3)),
+    lambda pool: FairQueue(ShareLedger(CLASSES, {"a": 2.0}), TenantQueue),
+    lambda pool: FairQueue(ShareLedger(CLASSES, {}), TenantQueue),
+    lambda pool: FairQueue(ShareLedger(CLASSES, {}), lambda: TenantQueue(LastOfWindow(), max_passes=3)),
+    lambda pool: FairQueue(ShareLedger(CLASSES, {}), lambda: TenantQueue(LongestPrefix(pool), max_passes=3)),
 ]
 ROOMS = [AlwaysFits, *(lambda mark=mark: Headroom(LengthPredictor(48), 4, mark) for mark in (0, 3))]
 ADMISSIONS = [Continuous, lambda: StaticBatch(3, 0.05), lambda: StaticBatch(1, 0.0)]

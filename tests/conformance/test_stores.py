@@ -5,11 +5,11 @@ from contextlib import AsyncExitStack, asynccontextmanager
 
 import pytest
 
-from headrace.core.cache.versions import EVERYTHING
-from headrace.serve.stores.memcached import MemcachedStore
-from headrace.serve.stores.memory import MemoryStore
-from headrace.serve.stores.redis import RedisStore
-from headrace.serve.stores.sqlite import SQLiteStore
+from headrace.core.cache.response.tags import EVERYTHING
+from headrace.serve.cache.stores.memcached import MemcachedStore
+from headrace.serve.cache.stores.memory import MemoryStore
+from headrace.serve.cache.stores.redis import RedisStore
+from headrace.serve.cache.stores.sqlite import SQLiteStore
 
 KINDS = ["memory", "sqlite", "redis", "memcached"]
 KEYS = [bytes([i]) * 32 for i in range(4)]

@@ -4,7 +4,7 @@ import itertools
 
 import pytest
 
-from headrace.core.blocks import chained_key, root_key
+from headrace.core.block_keys import chained_key, root_key
 from headrace.core.request import FinishReason, Request, SamplingParams
 from headrace.core.sequence import TRANSITIONS, Sequence, Status
 

@@ -26,9 +26,9 @@ from headrace.build.tenants import read_tenants
 from headrace.cli import app
 from headrace.cli.bench_targets import read_spec
 from headrace.config import ENVIRONMENT_PREFIX, PARTS, options
-from headrace.core.classes import CLASSES
-from headrace.core.tenants import EQUALS
-from headrace.serve.server.openapi import OPERATIONS
+from headrace.core.tenancy.classes import CLASSES
+from headrace.core.tenancy.tenants import EQUALS
+from headrace.serve.http.openapi import OPERATIONS
 from tests.api.conftest import Server, serving
 
 ROOT = Path(__file__).parents[2]
@@ -36,11 +36,18 @@ PAGES = [
     ROOT / "README.md",
     ROOT / "CONTRIBUTING.md",
     ROOT / "examples/README.md",
-    *ROOT.glob("docs/guide/*.md"),
+    *sorted(
+        page
+        for page in ROOT.glob("docs/**/*.md")
+        if page.name != "journal.md" and page.parent.name != "reference"
+    ),
 ]
 OPTIONS = {each.name: each.default for part in PARTS.values() for each in fields(part)}
 PANELS = {kind.__name__.removesuffix("Options") + " options" for kind in PARTS.values()}
 """Where a command's help has the options of `headrace.config`; it may have others of the same name."""
+
+MOST_LINES = 120
+"""Of the README: what does not fit belongs on a page."""
 
 DEFAULT_URL = "http://127.0.0.1:8000"
 
@@ -142,6 +149,17 @@ def test_the_two_commands_are_there():
     assert line.startswith("pip install -c constraints.txt ")
     assert ".[test]" in line
     assert (ROOT / "constraints.txt").is_file()
+
+
+def test_the_readme_is_short_and_has_a_picture() -> None:
+    text = (ROOT / "README.md").read_text()
+    assert len(text.splitlines()) <= MOST_LINES
+    (picture,) = re.findall(r"!\[[^\]]{20,}\]\(([^)]*)\)", text)
+    assert (ROOT / picture).read_text().startswith("<svg")
+
+
+def test_the_ci_builds_the_site() -> None:
+    assert re.search(r"^mkdocs build --strict", (ROOT / ".ci/run").read_text(), re.MULTILINE)
 
 
 # -- commands --------------------------------------------------------------------------------------------

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import importlib.util
 import re
+from dataclasses import fields
 from pathlib import Path
 
 import pytest
 
+import headrace
 from headrace.config import PROFILES
 from headrace.observe.goodput import Goodput
 from headrace.observe.metrics import Metrics
-from headrace.observe.sheet import Sheet
-from headrace.serve.server.openapi import OPERATIONS
+from headrace.observe.metrics_page import MetricsPage
+from headrace.serve.http.openapi import OPERATIONS
 
 ROOT = Path(__file__).parents[2]
 
@@ -24,7 +26,7 @@ def script():
     return module
 
 
-@pytest.mark.parametrize("name", ["options.md", "http.md", "metrics.md"])
+@pytest.mark.parametrize("name", ["options.md", "http.md", "metrics.md", "python.md", "models.md"])
 def test_page_is_up_to_date(name: str) -> None:
     module = script()
     assert (module.FOLDER / name).read_text(encoding="utf-8") == module.PAGES[name]()
@@ -34,12 +36,35 @@ def test_every_route_and_metric_is_on_its_page() -> None:
     http = (ROOT / "docs/reference/http.md").read_text()
     assert all(each.path in http for each in OPERATIONS)
     told = (ROOT / "docs/reference/metrics.md").read_text()
-    sheet = Sheet()
+    sheet = MetricsPage()
     Metrics(sheet)
     Goodput(sheet)
     served = re.findall(r"^# TYPE headrace:(\w+)", sheet.render().decode(), flags=re.MULTILINE)
     assert served
     assert all(name in told for name in served)
+
+
+def test_every_page_of_the_folder_is_generated() -> None:
+    module = script()
+    assert {page.name for page in module.FOLDER.glob("*.md")} == set(module.PAGES)
+
+
+def test_the_python_page_has_every_public_name_and_field() -> None:
+    page = (ROOT / "docs/reference/python.md").read_text()
+    for name in headrace.__all__:
+        assert name.startswith("__") or f"\n## {name}\n" in page
+    for each in fields(headrace.SamplingParams):
+        assert f"| `{each.name}` |" in page
+
+
+def test_memory_of_a_model_is_its_parameters_times_their_bytes() -> None:
+    page = (ROOT / "docs/reference/models.md").read_text()
+    (weights, contexts) = re.findall(r"^\| `llama-3.1-8b` \|(.*)\|$", page, re.MULTILINE)
+    billions, plain, *_ = (float(cell) for cell in weights.split("|")[1:])
+    assert plain == pytest.approx(billions * 1e9 * 2 / 2**30, rel=0.001)
+    per_token, _, per_request, *_ = (float(cell) for cell in contexts.split("|"))
+    assert per_token == 2 * 32 * 8 * 128 * 2 / 1024  # keys and values, layers, heads, head size, bytes
+    assert per_request == per_token * 8192 / 2**20
 
 
 @pytest.mark.parametrize("page", [*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")], ids=lambda p: p.name)

@@ -4,22 +4,23 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from headrace.core.blocks import BlockPool
-from headrace.core.cost import StepTimes
 from headrace.core.engine import Engine
 from headrace.core.events import Emitted, Event, Finished
-from headrace.core.eviction import EvictionPolicy, LeastRecentlyUsed, LeastWorth
 from headrace.core.knobs import Knobs
+from headrace.core.memory.block_pool import BlockPool
+from headrace.core.memory.eviction import EvictionPolicy, LeastRecentlyUsed, LeastWorth
+from headrace.core.memory.lower_tier import LowerTier
+from headrace.core.memory.restore import AlwaysRestore, RestorePolicy
+from headrace.core.memory.tiers import LowerTiers
 from headrace.core.plan import Tier
-from headrace.core.restore import AlwaysRestore, RestorePolicy
+from headrace.core.prediction.latest_start import LatestStarts
+from headrace.core.prediction.memory_peak import AlwaysFits, RoomPolicy
+from headrace.core.prediction.step_times import StepTimes
+from headrace.core.queueing.fair_queue import FairQueue, single_file
+from headrace.core.queueing.order import FirstComeFirstServed, OrderPolicy
 from headrace.core.scheduler.admission import AdmissionPolicy, Continuous
-from headrace.core.scheduler.fair import FairQueue, single_file
-from headrace.core.scheduler.headroom import AlwaysFits, RoomPolicy
-from headrace.core.scheduler.order import FirstComeFirstServed, OrderPolicy
-from headrace.core.scheduler.outlook import Outlook
 from headrace.core.scheduler.scheduler import Scheduler
 from headrace.core.scheduler.victims import LastRanked, VictimPolicy
-from headrace.core.tiers import LowerTier, LowerTiers
 from tests.doubles.hashing_runner import HashingRunner
 
 
@@ -36,7 +37,7 @@ def hashing_engine(
     admission: AdmissionPolicy | None = None,
     victims: VictimPolicy | None = None,
     prefix_caching: bool = True,
-    outlook: Outlook | None = None,
+    outlook: LatestStarts | None = None,
     times: StepTimes | None = None,
     room: RoomPolicy | None = None,
     host_blocks: int = 0,

@@ -18,10 +18,9 @@ from headrace.core.events import (
     Stepped,
     TurnedAway,
 )
-from headrace.core.gate import RejectReason
-from headrace.core.request import NO_SLO, FinishReason, Slo
+from headrace.core.request import NO_SLO, FinishReason, RejectReason, Slo
 from headrace.observe.goodput import Goodput
-from headrace.observe.sheet import Sheet
+from headrace.observe.metrics_page import MetricsPage
 from tests.observe.test_metrics import page
 
 SLO = Slo(1.0, 0.5)
@@ -33,7 +32,7 @@ def arrived(name: str = "a", slo: Slo = SLO, tenant: str = "acme", of: str = "pr
 
 
 def told(*story: tuple[float, Event]) -> dict[str, float]:
-    sheet = Sheet()
+    sheet = MetricsPage()
     fold = Goodput(sheet)
     for now, event in story:
         fold.fold(event, now)

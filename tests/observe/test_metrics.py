@@ -21,7 +21,7 @@ from headrace.core.events import (
 )
 from headrace.core.request import FinishReason
 from headrace.observe.metrics import Metrics
-from headrace.observe.sheet import Sheet
+from headrace.observe.metrics_page import MetricsPage
 
 STORY = (
     (10.0, Arrived("a", 40, "acme", 0)),
@@ -40,7 +40,7 @@ STORY = (
 )
 
 
-def page(sheet: Sheet) -> dict[str, float]:
+def page(sheet: MetricsPage) -> dict[str, float]:
     """Every sample of the rendered page by its name and labels, the model's name left out."""
     samples = {}
     for family in text_string_to_metric_families(sheet.render().decode()):
@@ -51,7 +51,7 @@ def page(sheet: Sheet) -> dict[str, float]:
 
 
 def told(prefix: str = "headrace", upto: int = len(STORY)) -> dict[str, float]:
-    sheet = Sheet(prefix, {"model_name": "toy"})
+    sheet = MetricsPage(prefix, {"model_name": "toy"})
     metrics = Metrics(sheet, clock_offset=1000.0)
     for now, event in STORY[:upto]:
         metrics.fold(event, now)
@@ -106,7 +106,7 @@ def test_gauges_while_it_runs_and_while_it_waits_again() -> None:
 
 
 def test_the_prefix_is_chosen_and_the_model_is_a_label() -> None:
-    sheet = Sheet("vllm", {"model_name": "toy"})
+    sheet = MetricsPage("vllm", {"model_name": "toy"})
     Metrics(sheet)
     text = sheet.render().decode()
     assert 'vllm:num_requests_running{model_name="toy"} 0.0' in text
@@ -115,7 +115,7 @@ def test_the_prefix_is_chosen_and_the_model_is_a_label() -> None:
 
 
 def test_a_histogram_bucket_takes_its_upper_end() -> None:
-    sheet = Sheet()
+    sheet = MetricsPage()
     metrics = Metrics(sheet)
     metrics.fold(Arrived("a", 1, "t", 0), 0.0)
     metrics.fold(Emitted("a", (1,)), 0.25)
@@ -126,7 +126,7 @@ def test_a_histogram_bucket_takes_its_upper_end() -> None:
 
 
 def test_tenants_beyond_the_limit_share_one_label() -> None:
-    sheet = Sheet()
+    sheet = MetricsPage()
     metrics = Metrics(sheet, tenants=2)
     for number in range(50):
         metrics.fold(Arrived(str(number), 1, f"tenant-{number}", 0), 0.0)
@@ -146,7 +146,7 @@ def test_tenants_beyond_the_limit_share_one_label() -> None:
 
 
 def test_a_request_refused_before_it_arrived_is_counted_and_harms_nothing() -> None:
-    sheet = Sheet()
+    sheet = MetricsPage()
     metrics = Metrics(sheet)
     metrics.fold(Finished("x", FinishReason.REJECTED, 5, 0, 0, "too long"), 1.0)
     samples = page(sheet)
@@ -156,7 +156,7 @@ def test_a_request_refused_before_it_arrived_is_counted_and_harms_nothing() -> N
 
 def test_phases_and_cache_config() -> None:
     seconds = {"plan": 1.0, "forward": 2.0}
-    sheet = Sheet()
+    sheet = MetricsPage()
     metrics = Metrics(
         sheet, cache_config={"block_size": "16", "num_gpu_blocks": "100"}, phase_seconds=lambda: seconds
     )
@@ -170,7 +170,7 @@ def test_phases_and_cache_config() -> None:
 
 
 def test_what_one_step_tells_at_once_happened_at_its_own_times() -> None:
-    sheet = Sheet()
+    sheet = MetricsPage()
     metrics = Metrics(sheet)
     for event in (
         Arrived("a", 4, "t", 0, at=1.0),
@@ -187,7 +187,7 @@ def test_what_one_step_tells_at_once_happened_at_its_own_times() -> None:
 
 
 def test_a_tenants_nul_does_not_end_the_page() -> None:
-    sheet = Sheet()
+    sheet = MetricsPage()
     family = sheet.counter("service", "Service.", ["tenant"])
     family.of("a\0b").value += 1
     family.of("a\0b").value += 1

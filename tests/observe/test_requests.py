@@ -25,11 +25,10 @@ from headrace.core.events import (
     SkipReason,
     TurnedAway,
 )
-from headrace.core.gate import RejectReason
 from headrace.core.plan import Tier
-from headrace.core.request import FinishReason, Slo
+from headrace.core.request import FinishReason, RejectReason, Slo
+from headrace.observe.reasons import reason_text
 from headrace.observe.requests import HISTORY, RequestBook
-from headrace.observe.words import words
 
 
 def test_a_request_is_explained_from_arrival_to_end() -> None:
@@ -80,7 +79,7 @@ def test_one_that_runs_and_stands_still_says_why_until_it_goes_on() -> None:
     book.fold(Skipped("a", SkipReason.NOT_IDLE), 12.0)
     told = book.explain("a")
     assert (told["state"], told["position"]) == ("running", None)
-    assert told["waits_because"] == words(SkipReason.NOT_IDLE)
+    assert told["waits_because"] == reason_text(SkipReason.NOT_IDLE)
     book.fold(Emitted("a", (1,)), 13.0)
     assert book.explain("a")["waits_because"] is None
 
@@ -154,7 +153,7 @@ def test_who_was_turned_away_finds_out_why() -> None:
     "reasons", [AdmitReason, SkipReason, ChunkReason, PreemptReason, RejectReason, MoveReason, DeclineReason]
 )
 def test_every_reason_has_words(reasons: type[StrEnum]) -> None:
-    assert all(words(reason) for reason in reasons)
+    assert all(reason_text(reason) for reason in reasons)
 
 
 def test_what_came_from_a_lower_tier_and_what_was_rather_computed_is_told() -> None:

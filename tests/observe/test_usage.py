@@ -4,7 +4,6 @@ import json
 
 import pytest
 
-from headrace.core.cache.entry import Layer
 from headrace.core.events import (
     AdmitReason,
     Admitted,
@@ -13,11 +12,11 @@ from headrace.core.events import (
     ChunkReason,
     Emitted,
     Finished,
+    Layer,
     Spared,
     TurnedAway,
 )
-from headrace.core.gate import RejectReason
-from headrace.core.request import FinishReason
+from headrace.core.request import FinishReason, RejectReason
 from headrace.observe import usage
 from headrace.observe.usage import UsageBook
 

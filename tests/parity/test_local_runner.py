@@ -15,7 +15,6 @@ from typing import Any
 import pytest
 import torch
 
-from headrace.compute.bell import Bell
 from headrace.compute.blockfile import BlockFile
 from headrace.compute.kernels import select
 from headrace.compute.kv import PagedKV
@@ -24,8 +23,7 @@ from headrace.compute.model.families import parse_config
 from headrace.compute.model.weights import dummy_weights
 from headrace.compute.mover import Mover
 from headrace.compute.runner import LocalRunner
-from headrace.core.blocks import BlockPool
-from headrace.core.classes import CLASSES
+from headrace.compute.step_interrupt import StepInterrupt
 from headrace.core.engine import Engine
 from headrace.core.events import (
     AdmitReason,
@@ -39,20 +37,23 @@ from headrace.core.events import (
     PromptScored,
     TransferFailed,
 )
-from headrace.core.eviction import LeastRecentlyUsed
 from headrace.core.knobs import Knobs
+from headrace.core.memory.block_pool import BlockPool
+from headrace.core.memory.eviction import LeastRecentlyUsed
+from headrace.core.memory.lower_tier import LowerTier
+from headrace.core.memory.restore import AlwaysRestore
+from headrace.core.memory.tiers import LowerTiers
 from headrace.core.plan import Tier
+from headrace.core.prediction.memory_peak import AlwaysFits
+from headrace.core.queueing.fair_queue import FairQueue, single_file
+from headrace.core.queueing.order import FirstComeFirstServed
+from headrace.core.queueing.tenant_queue import TenantQueue
 from headrace.core.request import FinishReason, Request, SamplingParams
-from headrace.core.restore import AlwaysRestore
 from headrace.core.scheduler.admission import Continuous
-from headrace.core.scheduler.fair import FairQueue, single_file
-from headrace.core.scheduler.headroom import AlwaysFits
-from headrace.core.scheduler.line import Line
-from headrace.core.scheduler.order import FirstComeFirstServed
 from headrace.core.scheduler.scheduler import Scheduler
-from headrace.core.scheduler.share import Books
 from headrace.core.scheduler.victims import LastRanked
-from headrace.core.tiers import LowerTier, LowerTiers
+from headrace.core.tenancy.classes import CLASSES
+from headrace.core.tenancy.fair_share import ShareLedger
 
 DEVICE = torch.device("cpu")
 BLOCK, MAX_LEN, SEQS = 4, 96, 6
@@ -118,7 +119,7 @@ def run(
     prefix_caching: bool = True,
     host_blocks: int = 0,
     folder: Path | None = None,
-    bell: Bell | None = None,
+    bell: StepInterrupt | None = None,
 ) -> list[Event]:
     kv = PagedKV(decoder().spec, blocks, BLOCK, torch.float32, DEVICE)
     size = kv.nbytes // blocks
@@ -148,7 +149,7 @@ def run(
     )
     scheduler = Scheduler(
         BlockPool(blocks, BLOCK, LeastRecentlyUsed(), events.append, lower if host_blocks else None),
-        single_file() if bell is None else FairQueue(Books(CLASSES, {}), Line),
+        single_file() if bell is None else FairQueue(ShareLedger(CLASSES, {}), TenantQueue),
         FirstComeFirstServed(),
         Continuous(),
         LastRanked(),
@@ -212,7 +213,7 @@ def test_each_request_gets_what_it_gets_alone(how: dict[str, Any]) -> None:
         assert any(isinstance(event, Admitted) and event.cached_tokens for event in events)
 
 
-class OftenRung(Bell):
+class OftenRung(StepInterrupt):
     """Is heard in the middle of most steps, now before one layer and now before another."""
 
     def __init__(self) -> None:

@@ -5,21 +5,21 @@ from __future__ import annotations
 import random
 from collections.abc import Sequence
 
-from headrace.core.classes import CLASSES
-from headrace.core.cost import ENOUGH_STEPS, StepTimes
 from headrace.core.events import Preempted
 from headrace.core.knobs import Knobs
-from headrace.core.lengths import LengthPredictor
+from headrace.core.memory.restore import AlwaysRestore
 from headrace.core.plan import Tier
+from headrace.core.prediction.latest_start import LatestStarts
+from headrace.core.prediction.output_lengths import LengthPredictor
+from headrace.core.prediction.step_times import ENOUGH_STEPS, StepTimes
+from headrace.core.queueing.fair_queue import FairQueue, single_file
+from headrace.core.queueing.order import ByAge, ByPriority, FirstComeFirstServed
+from headrace.core.queueing.tenant_queue import TenantQueue
 from headrace.core.request import NO_SLO, FinishReason, Request, Retention, SamplingParams, Slo
-from headrace.core.restore import AlwaysRestore
 from headrace.core.scheduler.admission import Continuous, StaticBatch
-from headrace.core.scheduler.fair import FairQueue, single_file
-from headrace.core.scheduler.line import Line
-from headrace.core.scheduler.order import ByAge, ByPriority, FirstComeFirstServed
-from headrace.core.scheduler.outlook import Outlook
-from headrace.core.scheduler.running import MAX_PREEMPTIONS
-from headrace.core.scheduler.share import Books
+from headrace.core.scheduler.running_set import MAX_PREEMPTIONS
+from headrace.core.tenancy.classes import CLASSES
+from headrace.core.tenancy.fair_share import ShareLedger
 from tests.doubles.engines import Record, drain, hashing_engine
 from tests.doubles.hashing_runner import VOCAB, expected_tokens
 
@@ -39,14 +39,14 @@ class Fickle:
 
 QUEUES = [
     single_file,
-    lambda: FairQueue(Books(CLASSES, {"a": 3.0}), Line),
-    lambda: FairQueue(Books(CLASSES, {}), Line),
+    lambda: FairQueue(ShareLedger(CLASSES, {"a": 3.0}), TenantQueue),
+    lambda: FairQueue(ShareLedger(CLASSES, {}), TenantQueue),
 ]
 
 
-def outlook(max_model_len: int) -> Outlook:
+def outlook(max_model_len: int) -> LatestStarts:
     """Predictions that have seen enough to be trusted."""
-    seen = Outlook(StepTimes(), LengthPredictor(max_model_len), {each.name: each for each in CLASSES})
+    seen = LatestStarts(StepTimes(), LengthPredictor(max_model_len), {each.name: each for each in CLASSES})
     for _ in range(ENOUGH_STEPS):
         seen.times.observe(1, 1, 1, 0.001)
     return seen

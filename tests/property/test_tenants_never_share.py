@@ -16,29 +16,29 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from headrace.core.cache.ask import Turn
-from headrace.core.cache.control import Control
-from headrace.core.cache.envelope import Seal
-from headrace.core.cache.key import Engine
-from headrace.core.cache.versions import Versions, tenant_tag, user_tag
-from headrace.core.gate import Limits
+from headrace.core.cache.response.codec import Seal
+from headrace.core.cache.response.control import CacheDirectives
+from headrace.core.cache.response.key import Engine
+from headrace.core.cache.response.query import Turn
+from headrace.core.cache.response.tags import TagVersions, tenant_tag, user_tag
 from headrace.core.request import Request, SamplingParams
-from headrace.serve.exact import ExactCache
-from headrace.serve.partial import Partial, scope_of
-from headrace.serve.question import Question
-from headrace.serve.recall import Recall
-from headrace.serve.semantic.cache import Mode, SemanticCache
-from headrace.serve.semantic.librarian import Librarian
-from headrace.serve.semantic.shelf import Shelf
+from headrace.core.tenancy.gate import Limits
+from headrace.serve.cache.exact import ExactCache
+from headrace.serve.cache.lookup import CacheLookup
+from headrace.serve.cache.lookup_request import LookupRequest
+from headrace.serve.cache.partial import Partial, scope_of
+from headrace.serve.cache.semantic.level import Mode, SemanticCache
+from headrace.serve.cache.semantic.row_store import RowStore
+from headrace.serve.cache.semantic.search_thread import SearchThread
+from headrace.serve.cache.stores.memcached import MemcachedStore
+from headrace.serve.cache.stores.memory import MemoryStore
+from headrace.serve.cache.stores.redis import RedisStore
+from headrace.serve.cache.stores.sqlite import SQLiteStore
+from headrace.serve.cache.stores.tier import Tier
 from headrace.serve.service import Service
-from headrace.serve.stores.memcached import MemcachedStore
-from headrace.serve.stores.memory import MemoryStore
-from headrace.serve.stores.redis import RedisStore
-from headrace.serve.stores.sqlite import SQLiteStore
-from headrace.serve.stores.tier import Tier
 from tests.doubles.engines import hashing_engine
 from tests.doubles.hashing_runner import VOCAB
-from tests.serve.semantic.scenes import Words, librarian
+from tests.serve.cache.semantic.scenes import Words, librarian
 from tests.serve.test_service import read_all, tokens_of
 
 PROMPTS = (tuple(range(1, 14)), tuple(range(1, 21)), (*range(1, 10), 50, 51, 52, 53))
@@ -54,7 +54,7 @@ class Ask(NamedTuple):
     max_tokens: int
     seed: int | None
     salt: str
-    wishes: Control
+    wishes: CacheDirectives
     stops: bool = False  # its first token ends it: only answers that stop are served to near questions
 
 
@@ -69,7 +69,13 @@ calls = st.builds(
     st.sampled_from([None, None, 7]),
     st.sampled_from(["", "", "salt"]),
     st.sampled_from(
-        [Control(), Control(), Control(tags=("a",)), Control(no_cache=True), Control(no_store=True)]
+        [
+            CacheDirectives(),
+            CacheDirectives(),
+            CacheDirectives(tags=("a",)),
+            CacheDirectives(no_cache=True),
+            CacheDirectives(no_store=True),
+        ]
     ),
     st.booleans(),
 )
@@ -92,14 +98,14 @@ class Seen(NamedTuple):
     proposed: tuple[int, ...]
 
 
-async def at_rest(desk: Librarian) -> None:
+async def at_rest(desk: SearchThread) -> None:
     """Until all that the semantic cache was told has been done."""
     done = threading.Event()
     desk._errand(done.set)
     assert await asyncio.to_thread(done.wait, SECONDS)
 
 
-async def ask(recall: Recall, partial: Partial, runner: Any, id: str, tenant: str, call: Ask) -> Seen:
+async def ask(recall: CacheLookup, partial: Partial, runner: Any, id: str, tenant: str, call: Ask) -> Seen:
     params = SamplingParams(
         temperature=float(call.seed is not None), seed=call.seed, max_tokens=call.max_tokens
     )
@@ -115,7 +121,7 @@ async def ask(recall: Recall, partial: Partial, runner: Any, id: str, tenant: st
     )
     before = runner.computed_tokens
     answer = await recall.open(
-        [Question(request, call.wishes, turn=lambda: Turn(TURNS[call.prompt], b"context"))]
+        [LookupRequest(request, call.wishes, turn=lambda: Turn(TURNS[call.prompt], b"context"))]
     )
     tokens = tuple(tokens_of(await read_all(answer)))
     recall.close(answer)
@@ -135,7 +141,7 @@ async def seen_by_me(stores: Any, shelf: Any, script: list[tuple[str, Ask | Clea
     ).fingerprint()  # servers outlive an example
     partial = Partial(1 << 20, 1 << 21)
     tiers = [Tier(store, SECONDS, Seal(b"secret")) for store in stores()]
-    versions = Versions()
+    versions = TagVersions()
     exact = ExactCache(tiers, versions, lambda: 1e9)
     desk = librarian(Words(), shelf(), wall=lambda: 1e9)
     semantic = SemanticCache(
@@ -149,7 +155,7 @@ async def seen_by_me(stores: Any, shelf: Any, script: list[tuple[str, Ask | Clea
         max_error=0.1,
         confidence=0.95,
     )
-    recall = Recall(service, exact, fingerprint, levels=[semantic], keepers=[semantic], partial=partial)
+    recall = CacheLookup(service, exact, fingerprint, levels=[semantic], keepers=[semantic], partial=partial)
     await recall.start()
     for tier in tiers:  # as after the first poll of what earlier examples have cleared
         await exact._hear(tier)
@@ -191,7 +197,7 @@ def stores(request, tmp_path):
 def shelf(tmp_path):
     """Makes a new file for what the semantic cache is rebuilt from."""
     opened = iter(range(10**6))
-    return lambda: Shelf(tmp_path / f"{next(opened)}.semantic", Words.name)
+    return lambda: RowStore(tmp_path / f"{next(opened)}.semantic", Words.name)
 
 
 @settings(
@@ -208,7 +214,7 @@ def test_what_i_see_is_what_i_would_see_alone(stores, shelf, script):
 
 def test_the_scene_is_worth_comparing(stores, shelf):
     """Alone, a tenant does see its own earlier calls at every level."""
-    one = Ask(0, 9, None, "", Control())
+    one = Ask(0, 9, None, "", CacheDirectives())
     stops = one._replace(stops=True)
     mine = (one, one, one._replace(max_tokens=20), one._replace(prompt=1), stops, stops._replace(prompt=1))
     _, second, longer, prefix, _, near = seen = asyncio.run(
@@ -224,14 +230,14 @@ def test_the_scene_is_worth_comparing(stores, shelf):
 
 
 def test_anothers_prefix_saves_no_computing_and_is_not_counted(stores, shelf):
-    one = Ask(1, 9, None, "", Control())
+    one = Ask(1, 9, None, "", CacheDirectives())
     ((seen),) = asyncio.run(seen_by_me(stores, shelf, [("else", one), ("me", one)]))
     assert (seen.note, seen.cached_tokens, seen.proposed) == ("miss", 0, seen.proposed)
     assert seen.computed_tokens >= len(PROMPTS[1]) + 9 - 1
 
 
 def test_anothers_near_answer_is_not_served(stores, shelf):
-    one = Ask(0, 9, None, "", Control(), stops=True)
+    one = Ask(0, 9, None, "", CacheDirectives(), stops=True)
     ((seen),) = asyncio.run(seen_by_me(stores, shelf, [("else", one), ("me", one._replace(prompt=1))]))
     assert seen.note == "miss"
     assert seen.computed_tokens == len(PROMPTS[1])

@@ -5,11 +5,10 @@ from types import SimpleNamespace
 
 import pytest
 
-from headrace.core.cache.entry import Layer
-from headrace.core.classes import BACKGROUND
-from headrace.core.events import Emitted, Finished, LookedUp, Lookup
-from headrace.core.gate import Limits, RejectReason
-from headrace.core.request import FinishReason, InvalidParameter, Request, SamplingParams
+from headrace.core.events import Emitted, Finished, Layer, LookedUp, Lookup
+from headrace.core.request import FinishReason, InvalidParameter, RejectReason, Request, SamplingParams
+from headrace.core.tenancy.classes import BACKGROUND
+from headrace.core.tenancy.gate import Limits
 from headrace.serve import service as service_file
 from headrace.serve.service import Answer, Refused, Service
 from tests.doubles.engines import hashing_engine

@@ -15,7 +15,6 @@ import torch
 from torch import Tensor
 
 from headrace.compute.batch import Batch
-from headrace.compute.bell import BrokenOff
 from headrace.compute.device import limit_threads
 from headrace.compute.kernels import Activation, HeadShape, KernelsUnavailable, Pages, linear
 from headrace.compute.kernels.native_stack import ALL_KEYS, NativeStack, native
@@ -25,6 +24,7 @@ from headrace.compute.quantization.weight import QuantizedWeight
 from headrace.compute.sampling.allowed import Allowed
 from headrace.compute.sampling.choice import Choice
 from headrace.compute.sampling.draw import likeliest
+from headrace.compute.step_interrupt import StepInterrupted
 
 
 class _Codes(dict[torch.dtype, int]):
@@ -392,7 +392,7 @@ class CppKernels:
             0 if batch.bell is None else batch.bell.address,
         )
         if not whole:
-            raise BrokenOff
+            raise StepInterrupted
         return out
 
     def likeliest(self, logits: Tensor) -> Tensor:

@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 
 from headrace.compute.batch import Batch
-from headrace.compute.bell import BrokenOff
 from headrace.compute.kernels import Activation, HeadShape, Kernels, Pages
+from headrace.compute.step_interrupt import StepInterrupted
 
 
 class Linear(NamedTuple):
@@ -87,7 +87,7 @@ def apply(
     x = kernels.rms_norm(residual, stack.input_norm, stack.eps)
     for layer, held in zip(stack.layers, pages, strict=True):
         if batch.bell is not None and batch.bell.is_set():
-            raise BrokenOff
+            raise StepInterrupted
         qkv = kernels.linear(x, layer.qkv.weight, layer.qkv.bias)
         queries = kernels.rope_write_kv(
             qkv, stack.heads, rotations[layer.rope], layer.qk_norm, stack.eps, batch.slot_mapping, held

@@ -1,4 +1,9 @@
-"""What may be answered without computing, and under which name: decisions and values, no stores and no clock.
+"""What may be answered without computing: decisions and values, no stores and no clock.
 
-The road of a look-up is `serve.recall`; the stores that keep the bytes are in `serve.stores`.
+Read in this order:
+
+- `response`: exact matches. The key of a response, what may be cached, entries and their encoding.
+- `semantic`: similar requests. Vetoes, the score, the calibrated threshold, audits.
+- `partial`: answers that were interrupted, and an index of past outputs.
+- `warming`: what will be requested again, and when the server is idle enough to compute it ahead.
 """

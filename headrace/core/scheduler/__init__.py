@@ -1,1 +1,12 @@
-"""From waiting requests to step plans: the loop in `scheduler`, its choices in small policies beside it."""
+"""From waiting requests to step plans.
+
+- `scheduler`: plans a step and commits its output.
+- `step_builder`: a step plan while it is being made.
+- `admitter`: admits waiting requests into a step.
+- `admission`: when waiting requests may join the batch: continuously, or as a static batch.
+- `prefix_choice`: which of the first waiting requests has the longest cached prefix.
+- `running_set`: running sequences, their slots, and preemption.
+- `victims`: victim selection for preemption.
+- `start_estimate`: position in the queue and expected start of a waiting request.
+- `routing`: which replica of a fleet serves a request.
+"""

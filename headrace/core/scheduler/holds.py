@@ -7,8 +7,8 @@ from typing import Protocol
 from headrace.core.constraint import FAILED_PREFIX, UnusableConstraint
 from headrace.core.events import SkipReason
 from headrace.core.ports import Grammars
+from headrace.core.queueing.tenant_queue import PolicyFailed
 from headrace.core.request import Request
-from headrace.core.scheduler.line import PolicyFailed
 from headrace.core.sequence import Sequence
 
 HOLD_SECONDS = 0.001

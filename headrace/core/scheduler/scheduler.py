@@ -15,44 +15,38 @@ import heapq
 import math
 from collections import deque
 
-from headrace.core.blocks import BlockPool
 from headrace.core.capacity import why_never
-from headrace.core.cost import TOKENS_ONLY, StepCost, StepTimes
 from headrace.core.events import (
-    Chunked,
     ChunkReason,
     Emitted,
     Event,
     Finished,
-    Skipped,
     SkipReason,
     arrival,
 )
 from headrace.core.knobs import Knobs
+from headrace.core.memory.block_pool import BlockPool
+from headrace.core.memory.block_table import BlockTables
 from headrace.core.plan import StepOutput, StepPlan, new_tuple
+from headrace.core.prediction.latest_start import LatestStarts
+from headrace.core.prediction.memory_peak import RoomPolicy
+from headrace.core.prediction.step_cost import TOKENS_ONLY, StepCost
+from headrace.core.prediction.step_times import StepTimes
+from headrace.core.queueing.fair_queue import FairQueue, by_share
+from headrace.core.queueing.order import OrderPolicy, ask_rank
+from headrace.core.queueing.tenant_queue import PolicyFailed
 from headrace.core.request import FinishReason, Request
-from headrace.core.scheduler.admission import AdmissionPolicy, Queue, ask_admission, ask_ready_at
-from headrace.core.scheduler.draft import Draft
-from headrace.core.scheduler.fair import FairQueue, by_share
-from headrace.core.scheduler.foresight import Foresight, foresee
-from headrace.core.scheduler.headroom import RoomPolicy
-from headrace.core.scheduler.holds import WAITS_FOR_CONTENT, HoldPolicy, NoHolds, again_at, ask_hold
-from headrace.core.scheduler.line import PolicyFailed
-from headrace.core.scheduler.order import OrderPolicy, ask_rank
-from headrace.core.scheduler.outlook import Outlook
-from headrace.core.scheduler.pages import Pages
-from headrace.core.scheduler.running import Running
+from headrace.core.scheduler.admission import AdmissionPolicy
+from headrace.core.scheduler.admitter import TPOT_SHARE, Admitter
+from headrace.core.scheduler.holds import HoldPolicy, NoHolds
+from headrace.core.scheduler.running_set import RunningSet
+from headrace.core.scheduler.start_estimate import StartEstimate, estimate_start
+from headrace.core.scheduler.step_builder import StepBuilder
 from headrace.core.scheduler.victims import VictimPolicy
 from headrace.core.sequence import Sequence, Status
 
-LOOKAHEAD = 8
-"""Requests that do not fit looked past in one step at most, so that planning does not grow with the queue."""
-
 LONG_PROMPT_SHARE = 0.5
 """What a prompt of several steps gets of a step's prefill while others take their turn beside it."""
-
-TPOT_SHARE = 0.8
-"""What a step may take of the time per token that somebody hopes for: the rest is for what was not foreseen."""
 
 
 class Stalled(AssertionError):
@@ -89,30 +83,38 @@ class Scheduler:
         max_model_len: int,
         prefix_caching: bool = True,
         cost: StepCost = TOKENS_ONLY,
-        outlook: Outlook | None = None,
+        outlook: LatestStarts | None = None,
         times: StepTimes | None = None,
         holds: HoldPolicy | None = None,
     ) -> None:
         self.pool = pool
         self.max_model_len = max_model_len
         self._order = order
-        self._admission = admission
-        self._holds = holds or NoHolds()
-        self.pages = Pages(pool, prefix_caching)
-        self._running = Running(self.pages, victims, room, queue, events, max_num_seqs)
+        self.pages = BlockTables(pool, prefix_caching)
+        self._running = RunningSet(self.pages, victims, room, queue, events, max_num_seqs)
         self._cost = cost
         self._outlook = outlook
         self._times = times if outlook is None else outlook.times
         self._events = events
         self._live: dict[str, Sequence] = {}
         self._waiting = queue
+        self._admitter = Admitter(
+            queue,
+            self._running,
+            self.pages,
+            admission,
+            holds or NoHolds(),
+            outlook,
+            pool.block_size,
+            events,
+            self._finish,
+        )
         self._deadlines: list[tuple[float, str]] = []
-        self._launched: deque[tuple[StepPlan, Draft]] = deque()
-        self._collected: Draft | None = None  # the step whose seconds are being measured
+        self._launched: deque[tuple[StepPlan, StepBuilder]] = deque()
+        self._collected: StepBuilder | None = None  # the step whose seconds are being measured
         self._firsts: list[Sequence] = []  # those whose first token has just been drawn
         self._step = 0
         self._last_rows = 1
-        self._now = -math.inf  # of the last plan
         self._arrivals = 0
 
     # -- the ways in -------------------------------------------------------------------------------
@@ -180,30 +182,25 @@ class Scheduler:
             heapq.heappop(self._deadlines)
         due = self._deadlines[0][0] if self._deadlines else math.inf
         if self._waiting:
-            try:
-                due = min(due, ask_ready_at(self._admission, self._queue()))
-            except Exception:  # the step that is due now asks again, and says whose loss it is
-                due = -math.inf
-            due = again_at(self._waiting.peek(self._now), self._now, due)
+            due = min(due, self._admitter.ready_at())
         return due
 
-    def foresee(self, request_id: str, chunk_tokens: int) -> Foresight | None:
+    def estimate_start(self, request_id: str, chunk_tokens: int) -> StartEstimate | None:
         """What lies before a request that waits; None for any other."""
         sequence = self._live.get(request_id)
         if sequence is None or sequence.status is Status.RUNNING:
             return None
-        return foresee(sequence, self._waiting, self._running, self._outlook, chunk_tokens)
+        return estimate_start(sequence, self._waiting, self._running, self._outlook, chunk_tokens)
 
     # -- planning ----------------------------------------------------------------------------------
 
     def plan(self, now: float, knobs: Knobs) -> StepPlan:
         """The next step: rows within ``knobs.batched_tokens``, decode before prefill."""
         self._expire(now)
-        self._now = now
         self.pages.advance(now)
         self._note_firsts(now)
         self._make_way(now)
-        step = Draft(self._step, knobs.batched_tokens, self._cost, now, not self._waiting.foreground)
+        step = StepBuilder(self._step, knobs.batched_tokens, self._cost, now, not self._waiting.foreground)
         step.row_cost = self._cost.fixed_tokens / self._last_rows
         if self._times is not None and step.idle:
             step.fill(self._times)
@@ -212,9 +209,9 @@ class Scheduler:
         step.fraction = 1.0 if long is None else 1.0 - LONG_PROMPT_SHARE
         for sequence in sorted(prefills, key=by_share):
             if sequence is not long:
-                self._admit(step, now, knobs, before=sequence)
+                self._admitter.admit(step, now, knobs, before=sequence)
                 self._plan_prefill(step, sequence, knobs)
-        self._admit(step, now, knobs)
+        self._admitter.admit(step, now, knobs)
         if long is not None:
             step.fraction = 1.0
             self._plan_prefill(step, long, knobs)
@@ -256,7 +253,7 @@ class Scheduler:
         except PolicyFailed as failed:
             self._finish(failed.sequence, FinishReason.FAILED, str(failed))
 
-    def _plan_decodes(self, step: Draft, knobs: Knobs) -> list[Sequence]:
+    def _plan_decodes(self, step: StepBuilder, knobs: Knobs) -> list[Sequence]:
         """Rows for all that only need their next token; those that need more come back."""
         prefills = step.decode(list(self._running), self.pool.block_size, self._grow)
         step.prompts = len(prefills)
@@ -264,12 +261,12 @@ class Scheduler:
         if head is not None and head.skip_reason is not SkipReason.NO_BLOCKS:  # else none of them can start
             step.prompts += min(len(self._waiting), self._running.free_slots)
         if self._times is not None and self._times.ready:
-            step.foresee(self._times)
+            step.predict(self._times)
             if self._outlook is not None:
                 step.bound(knobs.step_seconds, TPOT_SHARE * step.tpot_seconds)
         return prefills
 
-    def _plan_prefill(self, step: Draft, sequence: Sequence, knobs: Knobs) -> None:
+    def _plan_prefill(self, step: StepBuilder, sequence: Sequence, knobs: Knobs) -> None:
         if sequence.status is Status.RUNNING:
             remaining = sequence.known - sequence.planned
             length, reason = step.share(sequence.planned, remaining, knobs, self._waiting.may_hurry(sequence))
@@ -277,7 +274,7 @@ class Scheduler:
                 length = min(remaining, step.budget)  # cut already, before the knob was turned
             if length:
                 whole = length == remaining
-                self._add_chunk(step, sequence, length, ChunkReason.REST if whole else reason)
+                self._admitter.add_chunk(step, sequence, length, ChunkReason.REST if whole else reason)
 
     def _longest(self, prefills: list[Sequence], knobs: Knobs) -> Sequence | None:
         """The first prompt that will take several steps, if others wait that may take their turn beside it."""
@@ -287,135 +284,21 @@ class Scheduler:
                     return None if self._waiting.may_hurry(sequence) else sequence
         return None
 
-    def _grow(self, sequence: Sequence, step: Draft) -> bool:
+    def _grow(self, sequence: Sequence, step: StepBuilder) -> bool:
         try:
             return self._running.grow(sequence, step)
         except PolicyFailed as failed:
             self._finish(failed.sequence, FinishReason.FAILED, str(failed))
             return False
 
-    def _add_chunk(self, step: Draft, sequence: Sequence, length: int, reason: ChunkReason) -> None:
-        self._events.append(Chunked(sequence.request.id, sequence.planned, length, reason))
-        step.add_chunk(sequence, length)
-
-    # -- admission ---------------------------------------------------------------------------------
-
-    def _admit(self, step: Draft, now: float, knobs: Knobs, before: Sequence | None = None) -> None:
-        """Let in whom the policies and the step have room for; ``before``: only those served less than it."""
-        if not self._waiting or (before is not None and not self._waiting.is_behind(before, now)):
-            return
-        allowed = self._allowed(now)
-        passed: list[Sequence] = []
-        while len(passed) < LOOKAHEAD and not self._is_shut(allowed, now):
-            try:
-                head = self._waiting.pop(now)
-            except PolicyFailed as failed:
-                self._finish(failed.sequence, FinishReason.FAILED, str(failed))
-                continue
-            if head is None:
-                break
-            if before is not None and by_share(head) >= by_share(before):
-                self._waiting.push(head)
-                break
-            try:
-                reason = self._try_admit(head, step, knobs)
-            except PolicyFailed as failed:
-                self._waiting.push(head)
-                self._finish(head, FinishReason.FAILED, str(failed))
-                continue
-            if reason is None:
-                allowed -= 1
-                for sequence in passed:
-                    sequence.skips += sequence.skip_reason not in WAITS_FOR_CONTENT
-                if any(sequence.skips >= knobs.max_skips for sequence in passed):
-                    break
-                continue
-            passed.append(head)
-            self._skip(head, reason)
-            if step.shut or head.skips >= knobs.max_skips:
-                break
-        for sequence in passed:
-            self._waiting.push(sequence)
-
-    def _allowed(self, now: float) -> int:
-        """How many the admission policy lets in; where it fails, the head that it was asked for ends."""
-        while (head := self._waiting.peek(now)) is not None:
-            try:
-                return ask_admission(self._admission, self._queue(), now)
-            except Exception as error:
-                self._finish(head, FinishReason.FAILED, str(PolicyFailed(head, "admission", error)))
-        return 0
-
-    def _is_shut(self, allowed: int, now: float) -> bool:
-        """Whether nobody may start; then nobody is taken out, for asking must not change whose turn it is."""
-        if allowed > 0 and self._running.free_slots:
-            return False
-        head = self._waiting.peek(now)
-        if head is not None:
-            self._skip(head, SkipReason.BATCH_NOT_READY if allowed <= 0 else SkipReason.NO_SLOT)
-        return True
-
-    def _skip(self, sequence: Sequence, reason: SkipReason) -> None:
-        if reason is not sequence.skip_reason:
-            sequence.skip_reason = reason
-            self._events.append(Skipped(sequence.request.id, reason))
-
-    def _try_admit(self, sequence: Sequence, step: Draft, knobs: Knobs) -> SkipReason | None:
-        if step.shut:
-            return SkipReason.NO_BUDGET
-        if self._is_full(sequence, step):
-            return SkipReason.STEP_FULL
-        if (held := ask_hold(self._holds, sequence)) is not None:
-            return held
-        hit = self.pages.look_up(sequence)
-        if isinstance(hit, SkipReason):
-            return hit
-        if not self._running.has_room(sequence, hit):
-            return SkipReason.NO_BLOCKS
-        cached = hit.tokens(self.pool.block_size)
-        length, reason = step.share(cached, sequence.known - cached, knobs, self._waiting.may_hurry(sequence))
-        if not length or not step.may_join(sequence.account.owner.terms, length):
-            return SkipReason.NO_BUDGET
-        self._running.start(sequence, hit, step)
-        self._add_chunk(step, sequence, length, reason)
-        return None
-
-    def _is_full(self, sequence: Sequence, step: Draft) -> bool:
-        """Whether one more that decodes would make steps longer than somebody hopes, though they could be shorter."""
-        wish = TPOT_SHARE * min(step.tpot_seconds, sequence.tpot_seconds)
-        if wish == math.inf or self._outlook is None or not self._outlook.times.ready:
-            return False
-        times, rows = self._outlook.times, len(self._running) + 1
-        alone = times.predict(1, 1, sequence.known)
-        together = times.predict(rows, rows, step.decode_contexts + sequence.known)
-        return alone < wish < together
-
-    def _queue(self) -> Queue:
-        head = self._waiting.peek(self._now)
-        oldest = head.request.arrived if head else math.inf
-        return Queue(len(self._waiting), oldest, len(self._running), self._running.admissions)
-
     def _ensure_liveness(self, now: float) -> None:
         """With nothing planned or in flight: fail a head that can never be planned; all else would be a stall."""
         head = self._waiting.peek(now)
-        problem = "" if self._running or head is None else self._why_stuck(head, now)
+        problem = "" if self._running or head is None else self._admitter.why_stuck(head, now)
         if head is not None and problem:
             self._finish(head, FinishReason.FAILED, problem)
         elif self._running or (self._waiting and (head is None or self.wake_at() <= now)):
             raise Stalled(f"{self.num_running} running, {self.num_waiting} waiting, nothing planned")
-
-    def _why_stuck(self, head: Sequence, now: float) -> str:
-        """Why a head would wait for ever though nobody runs; empty when it will not, or nobody can say."""
-        if head.skip_reason is SkipReason.NO_BUDGET:
-            return f"{head.known} tokens do not fit in one step and may not be split"
-        if head.skip_reason is SkipReason.BATCH_NOT_READY:
-            try:
-                due = ask_ready_at(self._admission, self._queue())
-                if due <= now:
-                    raise ValueError(f"it admits nobody, though it said that it would at {due}")
-            except Exception as error:
-                return str(PolicyFailed(head, "admission", error))
-        return ""
 
     # -- commit ------------------------------------------------------------------------------------
 
@@ -438,8 +321,8 @@ class Scheduler:
         if computed:
             self._events.append(self._running.stepped(draft))
 
-    def _commit_rows(self, draft: Draft, output: StepOutput) -> None:
-        """What each row computed and drew; as `Draft.decode`, it runs once for every token of every answer."""
+    def _commit_rows(self, draft: StepBuilder, output: StepOutput) -> None:
+        """What each row computed and drew; as `StepBuilder.decode`, it runs once for every token of every answer."""
         events, firsts, size = self._events, self._firsts, self.pool.block_size
         failures, scores, logprobs = output.failures, output.prompt_logprobs, output.logprobs
         lines = zip(draft.sequences, draft.epochs, draft.lengths, draft.samples, output.tokens, strict=True)

@@ -7,9 +7,9 @@ from collections.abc import Iterable
 from collections.abc import Sequence as Many
 from typing import Protocol
 
-from headrace.core.classes import CLASSES, ServiceClass
-from headrace.core.cost import TOKENS_ONLY, StepCost
+from headrace.core.prediction.step_cost import TOKENS_ONLY, StepCost
 from headrace.core.sequence import Sequence
+from headrace.core.tenancy.classes import CLASSES, ServiceClass
 
 HURRY_SECONDS = 1.0
 """The slack at which a sequence's work counts twice: about what being preempted and resumed may cost it."""

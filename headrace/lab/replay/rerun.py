@@ -1,9 +1,9 @@
 """The same requests under other settings: when would they have been answered?
 
 The requests come when they came and get the answers they got; what changes is who waits for whom. Time is virtual: a
-step takes what `core.cost.StepTimes` has learnt from the recorded ones. That model is not the machine, so the changed
-life is compared with the unchanged one under the same model, and how far the model is from the recording is shown
-beside it.
+step takes what `core.prediction.step_times.StepTimes` has learnt from the recorded ones. That model is not the
+machine, so the changed life is compared with the unchanged one under the same model, and how far the model is from
+the recording is shown beside it.
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ from collections import deque
 from operator import itemgetter
 from typing import NamedTuple
 
-from headrace.core.cost import StepTimes
 from headrace.core.engine import Engine
 from headrace.core.events import Emitted
+from headrace.core.prediction.step_times import StepTimes
 from headrace.core.request import FinishReason
 from headrace.lab.replay.exact import Compose, Divergence, Replay, Scene
 from headrace.lab.replay.tally import Tally

@@ -6,8 +6,8 @@ import math
 from collections import deque
 from collections.abc import Mapping
 
-from headrace.core.cost import StepTimes
 from headrace.core.plan import Arrival, Move, StepOutput, StepPlan, Tier
+from headrace.core.prediction.step_times import StepTimes
 from headrace.core.request import FinishReason
 from headrace.lab.replay.runner import PlannedRow, RecordedRunner
 from headrace.lab.replay.trace import Answer

@@ -14,9 +14,9 @@ from itertools import chain
 
 import numpy as np
 
-from headrace.core.cache.calibration import Calibration, Stratum, Unsupported
-from headrace.core.cache.certify import Tally
-from headrace.core.cache.score import Evidence, Score
+from headrace.core.cache.semantic.bounds import Tally
+from headrace.core.cache.semantic.calibration import Calibration, Stratum, Unsupported
+from headrace.core.cache.semantic.score import Evidence, Score
 from headrace.lab.semantic.decisions import (
     PAIR_EVIDENCE,
     Decision,

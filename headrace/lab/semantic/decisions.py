@@ -14,9 +14,9 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from headrace.core.cache.guards import traits
-from headrace.core.cache.judge import NEIGHBOURS, Candidate, Neighbour, weigh
-from headrace.core.cache.score import Evidence
+from headrace.core.cache.semantic.guards import traits
+from headrace.core.cache.semantic.judge import NEIGHBOURS, Candidate, Neighbour, weigh
+from headrace.core.cache.semantic.score import Evidence
 from headrace.lab.semantic.rows import Pairs, Stream
 
 Vectors = NDArray[np.float32]

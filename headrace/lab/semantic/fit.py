@@ -12,7 +12,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from headrace.core.cache.score import Curve, Evidence, Score
+from headrace.core.cache.semantic.score import Curve, Evidence, Score
 
 _QUANTILES = (0.0, 0.2, 0.4, 0.6, 0.8, 0.95, 1.0)
 _STEPS = 600

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from headrace.core.cache.calibration import Calibration
-from headrace.core.cache.certify import Certificate, upper_error
+from headrace.core.cache.semantic.bounds import Certificate, upper_error
+from headrace.core.cache.semantic.calibration import Calibration
 from headrace.lab.bench.plot import load_pyplot
 
 

@@ -10,8 +10,8 @@ import gc
 import math
 from collections.abc import Iterable, Sequence
 
-from headrace.core.gate import Limits, Reject, decide
-from headrace.core.routing import RoutingPolicy
+from headrace.core.scheduler.routing import RoutingPolicy
+from headrace.core.tenancy.gate import Limits, Reject, decide
 from headrace.lab.simulate.asked import Asked
 from headrace.lab.simulate.replica import SimulatedReplica
 from headrace.lab.simulate.tally import Tally

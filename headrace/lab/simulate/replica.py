@@ -7,9 +7,9 @@ from collections import deque
 
 from headrace.core.engine import Engine
 from headrace.core.events import Event
-from headrace.core.gate import Load
 from headrace.core.request import Request
-from headrace.core.routing import Standing
+from headrace.core.scheduler.routing import Standing
+from headrace.core.tenancy.gate import Load
 from headrace.lab.simulate.front import Front
 from headrace.lab.simulate.runner import SimulatedRunner
 from headrace.lab.simulate.tally import Backlog, Tally

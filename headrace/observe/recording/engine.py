@@ -8,11 +8,11 @@ from collections.abc import Callable
 from headrace.core.engine import Engine
 from headrace.core.events import Event
 from headrace.core.knobs import Knobs
+from headrace.core.memory.lower_tier import Saved
 from headrace.core.plan import StepOutput, StepPlan
 from headrace.core.ports import Runner
 from headrace.core.request import FinishReason, Request
 from headrace.core.scheduler.scheduler import Scheduler
-from headrace.core.tiers import Saved
 from headrace.observe.recording.moments import (
     Adopted,
     Cancelled,

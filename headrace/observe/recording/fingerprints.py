@@ -12,7 +12,7 @@ import base64
 import hashlib
 from collections.abc import Iterable
 
-from headrace.core.blocks import root_key
+from headrace.core.block_keys import root_key
 from headrace.core.request import Request
 
 SIZE = 3

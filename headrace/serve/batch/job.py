@@ -1,7 +1,7 @@
 """The lines of a batch in the order in which they are best computed; results name their line, so any order will do.
 
-`core.scheduler.jobs` says why. Prompts are compared as text, before any template or tokenizer: what two requests have
-in common at their beginning, their tokens have too.
+`core.queueing.job_order` says why. Prompts are compared as text, before any template or tokenizer: what two requests
+have in common at their beginning, their tokens have too.
 """
 
 from __future__ import annotations
@@ -9,8 +9,8 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Iterator
 
-from headrace.core.lengths import prior_tokens
-from headrace.core.scheduler.jobs import order_job
+from headrace.core.prediction.output_lengths import prior_tokens
+from headrace.core.queueing.job_order import order_job
 from headrace.serve.batch.lines import BadLine, BatchRequest
 
 WINDOW_BYTES = 64 << 20

@@ -12,13 +12,13 @@ import torch
 from torch import Tensor
 
 from headrace.compute.batch import Batch
-from headrace.compute.bell import Bell, BrokenOff
 from headrace.compute.kernels import HeadShape, KernelsUnavailable, Pages
 from headrace.compute.kernels.cpp import CppKernels
 from headrace.compute.kernels.native_stack import NativeStack
 from headrace.compute.kernels.reference import TorchKernels
 from headrace.compute.kernels.stack import Layer, Linear, Stack, apply
 from headrace.compute.kernels.timed import TimedKernels
+from headrace.compute.step_interrupt import StepInterrupt, StepInterrupted
 from tests.compute.kernels.weights import quantized_weight
 from tests.oracle.harness import pack
 
@@ -220,10 +220,10 @@ def test_the_reference_runs_layers_call_by_call() -> None:
 @pytest.mark.parametrize("kernels", [CppKernels(), TorchKernels()], ids=type)
 def test_a_bell_breaks_a_pass_off_and_what_it_wrote_is_written_again(kernels: Any) -> None:
     stack = kernels.prepare_stack(make(kernels, torch.float32))
-    bell, pages = Bell(), pages_for(torch.float32)
+    bell, pages = StepInterrupt(), pages_for(torch.float32)
     batch = replace(MIXED, bell=bell)
     bell.set()
-    with pytest.raises(BrokenOff):
+    with pytest.raises(StepInterrupted):
         kernels.run_stack(stack, batch, pages)
     bell.clear()
     whole = kernels.run_stack(stack, batch, pages)
@@ -236,10 +236,10 @@ def test_a_bell_is_heard_between_two_layers() -> None:
     stack = make(kernels, torch.float32)
     stack = kernels.prepare_stack(replace(stack, layers=stack.layers * 20_000))
     pages = pages_for(torch.float32) * 20_000
-    bell = Bell()
+    bell = StepInterrupt()
     ringing = threading.Timer(0.02, bell.set)
     ringing.start()
-    with pytest.raises(BrokenOff):
+    with pytest.raises(StepInterrupted):
         kernels.run_stack(stack, replace(MIXED, bell=bell), pages)
     ringing.join()
 

@@ -16,7 +16,7 @@ class Broken:
 
 def engine_of(holds):
     engine, _ = hashing_engine()
-    engine.scheduler._holds = holds
+    engine.scheduler._admitter._holds = holds
     return engine
 
 

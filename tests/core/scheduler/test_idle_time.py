@@ -2,21 +2,21 @@
 
 from __future__ import annotations
 
-from headrace.core.classes import CLASSES
-from headrace.core.cost import StepTimes
 from headrace.core.events import Admitted, Chunked, Preempted, Skipped, SkipReason, Stepped
 from headrace.core.knobs import Knobs
+from headrace.core.prediction.step_times import StepTimes
+from headrace.core.queueing.fair_queue import FairQueue
+from headrace.core.queueing.tenant_queue import TenantQueue
 from headrace.core.request import FinishReason
-from headrace.core.scheduler.draft import FILL_ENTRANTS, LEAST_PREFILL
-from headrace.core.scheduler.fair import FairQueue
-from headrace.core.scheduler.line import Line
-from headrace.core.scheduler.share import Books
+from headrace.core.scheduler.step_builder import FILL_ENTRANTS, LEAST_PREFILL
+from headrace.core.tenancy.classes import CLASSES
+from headrace.core.tenancy.fair_share import ShareLedger
 from tests.doubles.engines import Record, drain, hashing_engine
 from tests.doubles.scenes import admitted, plans, request, step
 
 
 def fair() -> FairQueue:
-    return FairQueue(Books(CLASSES, {}), Line)
+    return FairQueue(ShareLedger(CLASSES, {}), TenantQueue)
 
 
 def test_it_stands_still_while_somebody_is_served_and_goes_on_from_where_it_was():

@@ -7,9 +7,9 @@ import pytest
 from headrace.core.events import Admitted, Preempted, PromptScored, Stepped
 from headrace.core.knobs import Knobs
 from headrace.core.plan import Move, StepOutput, StepPlan, TokenLogprob
+from headrace.core.queueing.order import ByPriority
 from headrace.core.request import FinishReason, SamplingParams
-from headrace.core.scheduler.order import ByPriority
-from headrace.core.scheduler.scheduler import LOOKAHEAD
+from headrace.core.scheduler.admitter import LOOKAHEAD
 from tests.doubles.engines import Record, drain, hashing_engine
 from tests.doubles.hashing_runner import HashingRunner, expected_tokens
 from tests.doubles.scenes import admitted, chunks, plans, request, skips, step

@@ -4,13 +4,13 @@ import json
 
 import pytest
 
-from headrace.core.classes import CLASSES
 from headrace.core.events import Admitted, Evicted, EvictReason, Finished, Preempted, Skipped
+from headrace.core.queueing.fair_queue import FairQueue
+from headrace.core.queueing.tenant_queue import TenantQueue
 from headrace.core.request import FinishReason, Request, SamplingParams
-from headrace.core.scheduler.fair import FairQueue
-from headrace.core.scheduler.line import Line
 from headrace.core.scheduler.scheduler import Stalled
-from headrace.core.scheduler.share import Books
+from headrace.core.tenancy.classes import CLASSES
+from headrace.core.tenancy.fair_share import ShareLedger
 from headrace.lab.replay.exact import Replay
 from headrace.lab.replay.trace import read_trace
 from headrace.observe.recording.moments import Begun
@@ -65,7 +65,7 @@ def deadlocked(path):
             return None
 
     def stuck():
-        return hashing_engine(queue=Sticky(Books(CLASSES, {}), Line))[0]
+        return hashing_engine(queue=Sticky(ShareLedger(CLASSES, {}), TenantQueue))[0]
 
     now = 1.0
     moments = [Begun("test", {})]

@@ -5,11 +5,12 @@ import math
 
 import pytest
 
-from headrace.core.cost import StepCost, StepTimes
 from headrace.core.events import Finished
 from headrace.core.knobs import Knobs
+from headrace.core.prediction.step_cost import StepCost
+from headrace.core.prediction.step_times import StepTimes
+from headrace.core.queueing.order import ByPriority, FirstComeFirstServed
 from headrace.core.request import FinishReason, Request, Retention, SamplingParams
-from headrace.core.scheduler.order import ByPriority, FirstComeFirstServed
 from headrace.lab.replay.rerun import recorded, rerun
 from headrace.lab.replay.trace import read_trace
 from headrace.observe.recording.moments import Begun

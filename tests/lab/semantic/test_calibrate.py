@@ -7,8 +7,8 @@ import math
 import numpy as np
 import pytest
 
-from headrace.core.cache.calibration import Unsupported
-from headrace.core.cache.judge import Judge
+from headrace.core.cache.semantic.calibration import Unsupported
+from headrace.core.cache.semantic.judge import Judge
 from headrace.lab.semantic.calibrate import calibrate
 from headrace.lab.semantic.decisions import PAIR_EVIDENCE, PlayedStream, decide_pairs, embed_stream
 from headrace.lab.semantic.plot import plot_calibration

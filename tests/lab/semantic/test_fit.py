@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from headrace.core.cache.score import Evidence
+from headrace.core.cache.semantic.score import Evidence
 from headrace.lab.semantic.fit import fit_score
 
 

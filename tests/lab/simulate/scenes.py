@@ -6,10 +6,10 @@ from collections.abc import Iterable, Sequence
 
 from headrace.build.engine import make_engine
 from headrace.config import CacheOptions, SchedulerOptions
-from headrace.core.cost import TOKENS_ONLY
-from headrace.core.gate import Limits
 from headrace.core.knobs import Knobs
-from headrace.core.routing import RoundRobin, RoutingPolicy
+from headrace.core.prediction.step_cost import TOKENS_ONLY
+from headrace.core.scheduler.routing import RoundRobin, RoutingPolicy
+from headrace.core.tenancy.gate import Limits
 from headrace.lab.simulate.asked import from_calls
 from headrace.lab.simulate.device import Device
 from headrace.lab.simulate.fleet import Fleet

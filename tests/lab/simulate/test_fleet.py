@@ -7,9 +7,9 @@ import pytest
 
 from headrace.core.engine import Engine
 from headrace.core.events import Emitted
-from headrace.core.gate import Limits
 from headrace.core.request import Slo
-from headrace.core.routing import LeastLoaded, PrefixAffinity, RoundRobin
+from headrace.core.scheduler.routing import LeastLoaded, PrefixAffinity, RoundRobin
+from headrace.core.tenancy.gate import Limits
 from headrace.lab.simulate.asked import from_calls
 from headrace.lab.simulate.tally import Tally
 from headrace.lab.workload.call import Call, Span

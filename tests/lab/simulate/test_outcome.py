@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from headrace.core.gate import Limits
+from headrace.core.tenancy.gate import Limits
 from headrace.lab.bench.plot import NoPlots
 from headrace.lab.simulate.asked import from_work
 from headrace.lab.simulate.outcome import outcome

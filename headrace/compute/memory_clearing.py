@@ -1,0 +1,99 @@
+"""The pool's memory is cleared before a step has to wait for that, and while no step runs if it can be.
+
+The pool is mapped and not written, so that start-up is quick and a short life takes little of a machine. But the system
+clears a page when it is first touched: 60 huge ones in one step where 30 layers begin a new one each, and below a
+virtual machine its host may have to find the memory first, three seconds for a GiB. Blocks that were never used are
+handed out in order, so a thread of the lowest priority clears beyond the highest block in use:
+
+    in use ────────┤ near: cleared beside steps, too ┤ far: cleared while none runs ┤
+
+The lowest priority alone does not keep it off steps: threads that look for work offer it their core. Knows nothing of
+what blocks hold.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from typing import Protocol
+
+from headrace.compute.device import lower_priority
+
+NEAR_BYTES = 256 << 20
+"""What steps find cleared even where none ever rests: more than all layers of a model begin of huge pages at once."""
+
+PIECE_BYTES = 16 << 20
+"""What is cleared between two looks at whether a step runs."""
+
+REST_SECONDS = 0.25
+"""How long no step must have run. Between the answers to one caller who asks on and on it is less."""
+
+
+class Pool(Protocol):
+    """What is asked of `PagedKV`."""
+
+    num_blocks: int
+
+    @property
+    def nbytes(self) -> int: ...
+
+    def populate(self, first: int, end: int) -> bool: ...
+
+
+class MemoryClearing:
+    """Keeps the memory of a pool cleared ahead of the blocks in use; needs nobody to end it.
+
+    ``far`` is in blocks: those that can come into use at once. Where the system cannot be told to clear pages, all
+    stays as it would be without.
+    """
+
+    def __init__(
+        self,
+        pool: Pool,
+        far: int,
+        near_bytes: int = NEAR_BYTES,
+        piece_bytes: int = PIECE_BYTES,
+        rest_seconds: float = REST_SECONDS,
+    ) -> None:
+        block_bytes = pool.nbytes // pool.num_blocks
+        self._pool = pool
+        self._near = near_bytes // block_bytes
+        self._far = max(self._near, far)
+        self._piece = max(1, piece_bytes // block_bytes)
+        self._rest_seconds = rest_seconds
+        self._reached = 0
+        self._resting_since: float | None = None  # None: a step runs
+        self._cleared = 0
+        self._thread: threading.Thread | None = None
+
+    def begin(self, blocks: int) -> None:
+        """A step begins; so many blocks from the first on have been handed out by now."""
+        self._resting_since = None
+        self._reached = blocks
+        if not self._done(self._far) and (self._thread is None or not self._thread.is_alive()):
+            self._thread = threading.Thread(target=self._clear, name="headrace-clear", daemon=True)
+            self._thread.start()
+
+    def rest(self) -> None:
+        """No step runs from now on."""
+        self._resting_since = time.monotonic()
+
+    def _done(self, ahead: int) -> bool:
+        """Whether no whole piece is missing of ``ahead`` blocks beyond those in use."""
+        end = self._pool.num_blocks
+        missing = min(end, self._reached + ahead) - self._cleared
+        return missing < max(1, min(self._piece, end - self._cleared))
+
+    def _rests(self) -> bool:
+        since = self._resting_since
+        return since is not None and time.monotonic() - since >= self._rest_seconds
+
+    def _clear(self) -> None:
+        lower_priority()
+        while not self._done(self._far):
+            if self._done(self._near) and not self._rests():
+                time.sleep(self._rest_seconds)
+                continue
+            end = min(self._cleared + self._piece, self._pool.num_blocks)
+            could = self._pool.populate(self._cleared, end)
+            self._cleared = end if could else self._pool.num_blocks  # or nothing more can be done here

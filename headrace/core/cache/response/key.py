@@ -1,0 +1,270 @@
+"""The name of an answer: SHA-256 over everything that can change it, and nothing else.
+
+Built from the resolved `Request` and not from the body of a call, so that defaults, templates and spellings have
+been settled before. Two tables say of every field which part of the key it belongs to. A field that they do not
+list and that a request sets makes the request uncacheable: to forget one costs speed, never a wrong answer.
+
+Each part is written as tag, length, bytes: no value can imitate a field or run into its neighbour. The wire's
+fields have a table of their own, `serve.http.cache.cacheable`.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import struct
+import sys
+from array import array
+from collections.abc import Iterable, Mapping
+from dataclasses import MISSING, dataclass, field, fields
+from enum import StrEnum
+from functools import lru_cache
+
+from headrace.core.request import Request, SamplingParams
+
+FORMAT = b"headrace/answer/3"
+"""Begins every key; another number parts the old entries from the new."""
+
+KEY_BYTES = 32
+
+SMALL = 256
+"""Sampling parameters with so many numbers and characters in their lists are remembered as they are written."""
+
+
+class Part(StrEnum):
+    """The part of the key that a field belongs to; an ``INERT`` one cannot change an answer."""
+
+    ENGINE = "engine"
+    SCOPE = "scope"
+    PROMPT = "prompt"
+    GENERATION = "generation"
+    INERT = "inert"
+
+
+REQUEST: Mapping[str, Part] = {
+    "id": Part.INERT,
+    "tokens": Part.PROMPT,
+    "params": Part.GENERATION,
+    "arrived": Part.INERT,
+    "tenant": Part.SCOPE,
+    "service_class": Part.INERT,
+    "priority": Part.INERT,
+    "deadline": Part.INERT,
+    "slo": Part.INERT,
+    "retention": Part.INERT,
+    "affinity": Part.INERT,
+    "answered": Part.GENERATION,
+    "salt": Part.SCOPE,
+    "adapter": Part.ENGINE,
+    "seed": Part.GENERATION,  # where tokens are drawn; greedy answers know no seed
+    "eos_token_ids": Part.GENERATION,
+}
+"""Every field of `core.request.Request`."""
+
+SAMPLING: Mapping[str, Part] = {
+    "temperature": Part.GENERATION,
+    "top_p": Part.GENERATION,
+    "top_k": Part.GENERATION,
+    "min_p": Part.GENERATION,
+    "seed": Part.INERT,  # as the caller spelt it; the request's resolved one counts
+    "repetition_penalty": Part.GENERATION,
+    "presence_penalty": Part.GENERATION,
+    "frequency_penalty": Part.GENERATION,
+    "logit_bias": Part.GENERATION,
+    "allowed_token_ids": Part.GENERATION,
+    "bad_words": Part.GENERATION,
+    "max_tokens": Part.GENERATION,
+    "min_tokens": Part.GENERATION,
+    "stop": Part.GENERATION,
+    "stop_token_ids": Part.GENERATION,
+    "include_stop_str_in_output": Part.GENERATION,
+    "ignore_eos": Part.GENERATION,
+    "skip_special_tokens": Part.GENERATION,
+    "logprobs": Part.GENERATION,
+    "prompt_logprobs": Part.GENERATION,
+    "structured_outputs": Part.GENERATION,
+}
+"""Every field of `core.request.SamplingParams`."""
+
+_REALS = frozenset(
+    {"temperature", "top_p", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty"}
+)
+"""Numbers that may be spelt as integers: 1 and 1.0 are one temperature."""
+
+
+class Unkeyable(ValueError):
+    """A request that has no key; the message says which field is in the way."""
+
+
+@dataclass(frozen=True, slots=True)
+class Engine:
+    """What computes, as far as it can change an answer.
+
+    ``weights`` is a digest or an exact revision, ``numerics`` names device, kernels and data type (sums in another
+    order flip near-ties), ``secret`` parts servers that share a store without sharing a secret.
+    """
+
+    model: str
+    weights: str
+    tokenizer: str
+    template: str
+    numerics: str
+    version: str
+    max_model_len: int = 0
+    secret: str = field(default="", repr=False)
+
+    def fingerprint(self) -> bytes:
+        """32 bytes that are equal for engines whose answers are."""
+        parts = [FORMAT, *(_write(getattr(self, each.name)) for each in fields(self))]
+        return hashlib.sha256(b"".join(parts)).digest()
+
+
+def beginning_key(
+    fingerprint: bytes, request: Request, continues: bool, instead: bytes | None = None
+) -> bytes:
+    """The 32 bytes that name ``request`` and all that differ from it in ``max_tokens`` alone: they begin alike.
+
+    Args:
+        fingerprint: of the `Engine`.
+        request: with every default resolved.
+        continues: whether the answer goes on with the prompt's text, which decides what becomes of a leading
+            space and with it where a stop string matches.
+        instead: stands for the prompt's tokens, to name a *set* of requests that differ in their prompts alone.
+
+    Raises:
+        Unkeyable: a field that no table knows is set, or a value cannot be written.
+    """
+    _refuse_unknown(request, _UNKNOWN_OF_REQUEST)
+    parts = [
+        _scope(fingerprint, request.adapter, request.tenant, request.salt, request.eos_token_ids, continues),
+        _generation(request.params),
+        _tagged(b"P", _tokens(request.tokens)) if instead is None else _tagged(b"Q", instead),
+    ]
+    if request.params.temperature > 0:
+        parts.append(_tagged(b"R", _write(request.seed)))
+    if request.answered:
+        parts.append(_tagged(b"A", _tokens(request.answered)))
+    return hashlib.sha256(b"".join(parts)).digest()
+
+
+def answer_key(beginning: bytes, request: Request) -> bytes:
+    """The 32 bytes under which the answer to ``request`` is kept, whose `beginning_key` is ``beginning``."""
+    return hashlib.sha256(FORMAT + _tagged(b"B", beginning) + _write(request.params.max_tokens)).digest()
+
+
+def digest(*values: object) -> bytes:
+    """32 bytes for a list of plain values (text, numbers, bytes, lists, mappings), none of which can imitate another.
+
+    Raises:
+        Unkeyable: a value is of another type, or is not a number.
+    """
+    return hashlib.sha256(FORMAT + _write(values)).digest()
+
+
+_GENERATION = tuple(
+    name for name, part in SAMPLING.items() if part is Part.GENERATION and name != "max_tokens"
+)
+"""All but ``max_tokens``, by which alone the requests of one `beginning_key` differ."""
+
+
+def _unknown(kind: type, known: Mapping[str, Part]) -> dict[str, object]:
+    """Fields of ``kind`` that are not ``known``, with the default that asks for nothing."""
+    found = {}
+    for each in fields(kind):
+        if each.name not in known:
+            default = each.default_factory() if each.default_factory is not MISSING else each.default
+            found[each.name] = default
+    return found
+
+
+_UNKNOWN_OF_REQUEST = _unknown(Request, REQUEST)
+_UNKNOWN_OF_SAMPLING = _unknown(SamplingParams, SAMPLING)
+
+
+def _refuse_unknown(value: Request | SamplingParams, unknown: Mapping[str, object]) -> None:
+    for name, default in unknown.items():
+        if getattr(value, name) != default:
+            raise Unkeyable(f"the key does not know {name}")
+
+
+@lru_cache(maxsize=1024)
+def _scope(
+    fingerprint: bytes, adapter: str, tenant: str, salt: str, eos_token_ids: frozenset[int], continues: bool
+) -> bytes:
+    """What the calls of one caller have in common."""
+    parts = [
+        FORMAT,
+        _tagged(b"E", fingerprint + _write(adapter)),
+        _tagged(b"S", _write(tenant) + _write(salt)),
+        _tagged(b"Z", _write(sorted(eos_token_ids))),
+        _tagged(b"C", b"\x01" if continues else b"\x00"),
+    ]
+    return b"".join(parts)
+
+
+def _generation(params: SamplingParams) -> bytes:
+    """Most calls of a caller are sampled alike, and to write 20 fields takes longer than their hash.
+
+    Large ones are written each time: a table of them would be outside every bound of memory.
+    """
+    items = len(params.logit_bias) + len(params.allowed_token_ids or ()) + len(params.stop_token_ids)
+    constraint = params.structured_outputs
+    items += 0 if constraint is None else len(constraint.source)
+    small = items + sum(map(len, params.bad_words)) + sum(map(len, params.stop)) <= SMALL
+    return _remembered(params) if small else _written(params)
+
+
+def _written(params: SamplingParams) -> bytes:
+    _refuse_unknown(params, _UNKNOWN_OF_SAMPLING)
+    return _tagged(b"G", b"".join([_field(params, name) for name in _GENERATION]))
+
+
+_remembered = lru_cache(maxsize=1024)(_written)
+
+
+def _field(params: SamplingParams, name: str) -> bytes:
+    value = getattr(params, name)
+    if name == "logit_bias":
+        return _write([(token, float(bias)) for token, bias in value])
+    if name == "structured_outputs":
+        return _write(value if value is None else value.digest)
+    return _write(float(value) if name in _REALS else value)
+
+
+def _tagged(tag: bytes, content: bytes) -> bytes:
+    return tag + len(content).to_bytes(8, "little") + content
+
+
+def _tokens(tokens: Iterable[int]) -> bytes:
+    try:
+        packed = array("I", tokens)
+    except (OverflowError, TypeError) as error:
+        raise Unkeyable(f"token ids must be below 2**32: {error}") from None
+    if sys.byteorder == "big":
+        packed.byteswap()
+    return packed.tobytes()
+
+
+def _write(value: object) -> bytes:
+    """One value with its type and length; floats as their 64 bits, with one zero."""
+    match value:
+        case None:
+            return b"n"
+        case bool():
+            return b"t" if value else b"f"
+        case int():
+            return _tagged(b"i", value.to_bytes(value.bit_length() // 8 + 1, "little", signed=True))
+        case float():
+            if math.isnan(value):
+                raise Unkeyable("not a number")
+            return b"d" + struct.pack("<d", value + 0.0)
+        case str():
+            return _tagged(b"s", value.encode("utf-8", "surrogatepass"))
+        case bytes():
+            return _tagged(b"b", value)
+        case tuple() | list():
+            return _tagged(b"l", b"".join([_write(each) for each in value]))
+        case Mapping():
+            pairs = sorted((_write(name), _write(each)) for name, each in value.items())
+            return _tagged(b"m", b"".join([part for pair in pairs for part in pair]))
+    raise Unkeyable(f"a {type(value).__name__} has no place in a key")

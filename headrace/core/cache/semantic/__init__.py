@@ -1,0 +1,10 @@
+"""The semantic cache's decisions: when a similar request's response may be served.
+
+- `guards` and `opposites`: differences in numbers, names and polarity that veto a match.
+- `score`: the probability that two requests have one answer.
+- `judge`: vetoes first, then the calibrated threshold.
+- `bounds`: exact error bounds, and the threshold that they allow.
+- `calibration`: the result of calibrating, as JSON.
+- `answer_equality`: whether two answers say the same.
+- `audits`: sequential tests that disable a partition whose error bound no longer holds.
+"""

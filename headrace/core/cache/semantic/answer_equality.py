@@ -1,0 +1,47 @@
+"""Whether two answers say the same, as far as that can be told without asking a model.
+
+It decides which entries share an answer and whether an audited hit was right. Answers are compared by their beginnings,
+where they say what the rest explains: the vectors must be near, and short ones must not differ in a way that guards
+see, numbers, names or a "not". Long ones always differ in some word of that kind, so there the vectors decide.
+"""
+
+from __future__ import annotations
+
+import re
+
+from headrace.core.cache.semantic.guards import compare, traits, veto
+
+_NEAR = 0.9
+"""The cosine from which on differently worded answers may be the same."""
+
+_GIST_WORDS = 120
+"""So many words are compared: as many as sentence encoders read well."""
+
+_SHORT_WORDS = 25
+"""Up to so many, each word may turn an answer round."""
+
+_FORM = re.compile(r"[\W_]+")
+
+
+def gist(answer: str) -> str:
+    """The beginning of an answer, which stands for it when answers are compared."""
+    return " ".join(answer.split(maxsplit=_GIST_WORDS)[:_GIST_WORDS])
+
+
+def same_answer(one: str, other: str, cosine: float | None) -> bool:
+    """Whether two gists are equal up to spelling, or near in meaning.
+
+    ``cosine`` is None where one of them has no vector: then only equal ones are the same.
+    """
+    if _form(one) == _form(other):
+        return True
+    if cosine is None or cosine < _NEAR:
+        return False
+    readings = traits(one), traits(other)
+    if min(len(reading.words) for reading in readings) > _SHORT_WORDS:
+        return True
+    return veto(compare(*readings)) is None
+
+
+def _form(answer: str) -> str:
+    return _FORM.sub(" ", answer).strip().casefold() or answer.strip()

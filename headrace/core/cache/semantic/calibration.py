@@ -1,0 +1,190 @@
+"""What calibrating found out, as a value with a JSON form: scores, and what thresholds on them did to labelled rows.
+
+`headrace cache calibrate` writes it, the server reads it and asks it for the thresholds that keep a promise: nothing
+is served from the semantic cache without one. A young cache errs where a grown one does not, because the right
+neighbour is often not there yet, so each size of a partition has a score and a proof of its own.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import dataclass
+from typing import Any
+
+from headrace.core.cache.semantic.bounds import (
+    Certificate,
+    Tally,
+    certified_threshold,
+    is_promising,
+    promising_starts,
+    served_to_prove,
+)
+from headrace.core.cache.semantic.judge import Rule
+from headrace.core.cache.semantic.score import Score
+
+_FORMAT = "headrace semantic calibration 2"
+
+_OTHERS_DOUBT = 0.2
+"""Share of the allowed doubt that each size but the last may spend; the last, where most is served, has the rest.
+
+Only sizes that could pass have a share, as far as the rows show that scores were fitted on: the doubt of the others
+would be spent in vain.
+"""
+
+
+class Unsupported(ValueError):
+    """The data cannot support the promise that was asked for; the message says what they show."""
+
+
+@dataclass(frozen=True, slots=True)
+class Stratum:
+    """What was found for partitions of ``entries`` entries or more, up to the next stratum's.
+
+    ``fitted`` and ``held`` count what thresholds (the same in both, strict to loose) did to the rows that the score
+    was fitted on and to those that it was not; ``fitted_rows`` and ``held_rows`` are all rows of each kind.
+    """
+
+    entries: int
+    score: Score
+    fitted: tuple[Tally, ...]
+    held: tuple[Tally, ...]
+    fitted_rows: int
+    held_rows: int
+
+    def promises(self, max_error: float, confidence: float) -> bool:
+        """Whether the rows that the score was fitted on let expect a certificate."""
+        growth = self.held_rows / max(1, self.fitted_rows)
+        return is_promising(self.fitted, max_error, confidence, growth)
+
+    def certificate(self, max_error: float, confidence: float) -> Certificate:
+        """The loosest threshold with at most ``max_error`` wrong among served answers.
+
+        Raises:
+            Unsupported: there is none that the rows can prove.
+        """
+        starts = self._starts(max_error)
+        found = certified_threshold(self.held, starts, max_error, confidence) if starts else None
+        if found is None:
+            raise self.refusal(max_error, confidence)
+        return found
+
+    def refusal(self, max_error: float, confidence: float) -> Unsupported:
+        """That there is no certificate, and what the rows show."""
+        starts = self._starts(max_error)
+        shown = "there are none"
+        if starts:
+            tried = self.held[starts[-1]]
+            shown = f"at the most promising threshold {tried.wrong} of {tried.served} were wrong"
+        return Unsupported(
+            f"the labelled rows cannot prove that at most {max_error:.3g} of the served answers are wrong, with "
+            f"{confidence:.3g} confidence: {shown}; {served_to_prove(max_error, confidence)} served without an error "
+            "are the least that would do"
+        )
+
+    def _starts(self, max_error: float) -> list[int]:
+        if not (self.held_rows and self.fitted_rows and self.held):
+            return []
+        return promising_starts(self.fitted, max_error, self.held_rows / self.fitted_rows)
+
+
+@dataclass(frozen=True, slots=True)
+class Calibration:
+    """A judge's scores by size of the partition, smallest first, valid for vectors of ``encoder``."""
+
+    encoder: str
+    strata: tuple[Stratum, ...]
+
+    def certificates(self, max_error: float, confidence: float) -> list[Certificate | Unsupported]:
+        """Of each stratum the certificate, or why there is none; all of them together hold with ``confidence``."""
+        found: list[Certificate | Unsupported] = []
+        everyone = range(len(self.strata))
+        promising = [index for index in everyone if self.strata[index].promises(max_error, confidence)]
+        sharing = promising or everyone
+        for index, stratum in enumerate(self.strata):
+            if index not in sharing:
+                found.append(stratum.refusal(max_error, confidence))
+                continue
+            last = index == sharing[-1]
+            share = 1.0 - _OTHERS_DOUBT * (len(sharing) - 1) if last else _OTHERS_DOUBT
+            try:
+                found.append(stratum.certificate(max_error, 1.0 - share * (1.0 - confidence)))
+            except Unsupported as error:
+                found.append(error)
+        return found
+
+    def rules(self, max_error: float, confidence: float) -> list[Rule]:
+        """How to serve in each stratum: from its certified threshold on, or never.
+
+        Raises:
+            Unsupported: no stratum's rows can prove the promise.
+        """
+        found = self.certificates(max_error, confidence)
+        reasons = [each for each in found if isinstance(each, Unsupported)]
+        if len(reasons) == len(found):
+            raise reasons[-1]
+        return [
+            Rule(
+                stratum.entries,
+                stratum.score,
+                math.inf if isinstance(each, Unsupported) else each.tally.threshold,
+            )
+            for stratum, each in zip(self.strata, found, strict=True)
+        ]
+
+    def to_text(self) -> str:
+        """JSON that `from_text` reads."""
+        strata = [
+            {
+                "entries": stratum.entries,
+                "fitted_rows": stratum.fitted_rows,
+                "held_rows": stratum.held_rows,
+                "fitted": stratum.fitted,
+                "held": stratum.held,
+                "score": stratum.score.to_json(),
+            }
+            for stratum in self.strata
+        ]
+        return json.dumps({"format": _FORMAT, "encoder": self.encoder, "strata": strata}, indent=1) + "\n"
+
+    @staticmethod
+    def from_text(text: str) -> Calibration:
+        """What `to_text` wrote.
+
+        Raises:
+            ValueError: the text is no such JSON, or its numbers cannot be.
+        """
+        content: Any = json.loads(text)
+        if not isinstance(content, dict) or content.get("format") != _FORMAT:
+            raise ValueError(f"not a calibration: 'format' is not '{_FORMAT}'")
+        try:
+            strata = tuple(_read_stratum(each) for each in content["strata"])
+            encoder = str(content["encoder"])
+        except (KeyError, TypeError) as error:
+            raise ValueError(f"not a calibration: {error!r}") from error
+        sizes = [stratum.entries for stratum in strata]
+        if not sizes or sizes != sorted(set(sizes)):
+            raise ValueError("not a calibration: its sizes of partitions do not grow")
+        return Calibration(encoder, strata)
+
+
+def _read_stratum(content: Any) -> Stratum:
+    fitted, held = (
+        tuple(Tally(float(threshold), int(served), int(wrong)) for threshold, served, wrong in content[part])
+        for part in ("fitted", "held")
+    )
+    found = Stratum(
+        entries=int(content["entries"]),
+        score=Score.from_json(content["score"]),
+        fitted=fitted,
+        held=held,
+        fitted_rows=int(content["fitted_rows"]),
+        held_rows=int(content["held_rows"]),
+    )
+    for tallies, rows in ((fitted, found.fitted_rows), (held, found.held_rows)):
+        if not all(0 <= wrong <= served <= rows for _, served, wrong in tallies):
+            raise ValueError("not a calibration: more was wrong than served, or more served than asked")
+    thresholds = [tally.threshold for tally in held]
+    if thresholds != [tally.threshold for tally in fitted] or thresholds != sorted(thresholds, reverse=True):
+        raise ValueError("not a calibration: its thresholds do not go from strict to loose")
+    return found

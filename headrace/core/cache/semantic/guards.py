@@ -1,0 +1,212 @@
+"""What two questions that look alike to an encoder say differently: numbers, polarity, names, order.
+
+An encoder places "turn it on" beside "turn it off", and "fly from A to B" beside "fly from B to A". `traits` reads a
+question once, `compare` sets two readings against each other, and `veto` names the differences with which a
+cached answer is never served, however high its score; the others are evidence for the score. The word lists are
+English; elsewhere numbers, symbols, names and order still guard. Pure text in, values out.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from dataclasses import dataclass
+from enum import StrEnum
+from functools import lru_cache
+from typing import NamedTuple
+
+from headrace.core.cache.semantic.opposites import (
+    FUNCTION_WORDS,
+    NEGATING_PREFIXES,
+    NEGATIONS,
+    NUMBER_WORDS,
+    OPPOSITES,
+    POLITE_WORDS,
+    TIMELY_WORDS,
+    stem,
+)
+
+_APOSTROPHES = re.compile("['\u2019]")
+_TOKEN = re.compile(r"\d+(?:[.,:/]\d+)*|[^\W\d_]+(?:['\u2019][^\W\d_]+)*[+#]*|[^\w\s]")
+_BETWEEN = re.compile(r"(?:\d\w?|\)|\b[^\W\d_])\s*([-*/]+)\s*(?=[\d(.$\u20ac\u00a3-]|[^\W\d_]\b)")
+_SIGN = re.compile(r"(?<![\w)])-(?=[$\u20ac\u00a3]?\.?\d)")
+"""Between two numbers or single letters, or before a number, a plain symbol is arithmetic."""
+_HALF_DAY = re.compile(r"(?<![^\W\d_])([ap])\.\s?m\b\.?", re.IGNORECASE)
+_CODE = re.compile(r"(?=\w*\d)(?=\w*[^\W\d_])[\w.-]*\w|[^\W\d_][+#]+")
+"""Letters with digits (M604n, iphone-6s), and C++ or C#."""
+_PLAIN_SYMBOLS = frozenset(".,;:!?'\"()[]{}-_/\\`*\u2019\u2018\u201c\u201d\u2013\u2014\u2026")
+_POINTING = re.compile(
+    r"\b(?:this|these|the (?:following|above|below|attached))\b(?! (?:week|month|year|morning|evening|weekend))",
+    re.IGNORECASE,
+)
+_READ = 16384
+_HUGE = 4096
+_TITLE = 0.6
+"""With more than this share of its words in capitals a question is a title, or shouted, and they say nothing."""
+
+
+class Veto(StrEnum):
+    """A difference with which no cached answer is served."""
+
+    NUMBERS = "numbers"
+    NEGATION = "negation"
+    OPPOSITE = "opposite"
+    NAMES = "names"
+    ORDER = "order"
+
+
+@dataclass(frozen=True, slots=True)
+class Traits:
+    """What `compare` needs of a question. ``content`` are stems of its content words, in order.
+
+    ``numbers`` are numbers, codes and unusual symbols; ``names`` stems of words that are written as names;
+    ``sources`` and ``targets`` are the words behind "from" and "to". ``timely`` and ``pointing`` say that the
+    answer depends on when it is asked, or on something that is not in the text.
+    """
+
+    words: tuple[str, ...]
+    content: tuple[str, ...]
+    numbers: Counter[str]
+    negations: int
+    names: frozenset[str]
+    sources: frozenset[str]
+    targets: frozenset[str]
+    timely: bool
+    pointing: bool
+
+
+class Difference(NamedTuple):
+    """How two questions differ, each part 0 where they do not; shares are of the content words of both."""
+
+    unshared: float
+    substituted: float
+    moved: float
+    length: float
+    numbers: bool
+    negation: bool
+    opposite: bool
+    names: bool
+    reordered: bool
+
+
+def traits(text: str) -> Traits:
+    """Read a question; what was read lately is remembered, unless it is huge."""
+    return _remembered(text) if len(text) <= _HUGE else _read(text)
+
+
+def _read(text: str) -> Traits:
+    text = _HALF_DAY.sub(r"\1m", text)
+    words: list[str] = []
+    names: set[str] = set()
+    numbers = Counter(code.lower() for code in _CODE.findall(text))
+    numbers.update(_BETWEEN.findall(text) + _SIGN.findall(text))
+    starts_sentence = True
+    for token in _TOKEN.findall(text):
+        if token[0].isdigit():
+            numbers[token.replace(",", "")] += 1
+            starts_sentence = False
+        elif not token[0].isalpha():
+            if token not in _PLAIN_SYMBOLS:
+                numbers[token] += 1
+            starts_sentence = token in ".?!"
+        else:
+            word = _APOSTROPHES.sub("", token.lower())
+            words.append(word)
+            if word in NUMBER_WORDS:
+                numbers[NUMBER_WORDS[word]] += 1
+            elif token[0].isupper() and not starts_sentence and word not in FUNCTION_WORDS:
+                names.add(stem(word))
+            starts_sentence = False
+    empty = FUNCTION_WORDS | NEGATIONS | NUMBER_WORDS.keys()
+    return Traits(
+        words=tuple(words),
+        content=tuple(stem(word) for word in words if word not in empty),
+        numbers=numbers,
+        negations=sum(word in NEGATIONS for word in words),
+        names=frozenset(names) if len(names) <= _TITLE * len(words) else frozenset(),
+        sources=_behind("from", words),
+        targets=_behind("to", words),
+        timely=not TIMELY_WORDS.isdisjoint(words),
+        pointing=_POINTING.search(text) is not None,
+    )
+
+
+_remembered = lru_cache(maxsize=_READ)(_read)
+
+
+def compare(one: Traits, other: Traits) -> Difference:
+    """Set two questions against each other; symmetric."""
+    ours, theirs = Counter(one.content), Counter(other.content)
+    left, right = (ours - theirs).total(), (theirs - ours).total()
+    total = max(1, ours.total() + theirs.total())
+    moved = _moved(one.content, other.content)
+    return Difference(
+        unshared=(left + right) / total,
+        substituted=2 * min(left, right) / total,
+        moved=moved,
+        length=abs(len(one.words) - len(other.words)) / max(1, len(one.words) + len(other.words)),
+        numbers=one.numbers != other.numbers,
+        negation=one.negations % 2 != other.negations % 2,
+        opposite=_opposed(one, other),
+        names=bool(one.names - theirs.keys()) and bool(other.names - ours.keys()),
+        reordered=(moved > 0 and _bag(one) == _bag(other)) or _exchanged(one, other),
+    )
+
+
+def veto(difference: Difference) -> Veto | None:
+    """The first reason for which an answer must not be served across this difference, if there is one."""
+    if difference.numbers:
+        return Veto.NUMBERS
+    if difference.negation:
+        return Veto.NEGATION
+    if difference.opposite:
+        return Veto.OPPOSITE
+    if difference.names:
+        return Veto.NAMES
+    if difference.reordered:
+        return Veto.ORDER
+    return None
+
+
+def _behind(preposition: str, words: list[str]) -> frozenset[str]:
+    """Stems of the first content words behind a preposition, at most three words away."""
+    found = set()
+    for place, word in enumerate(words):
+        if word == preposition:
+            following = (stem(w) for w in words[place + 1 : place + 4] if w not in FUNCTION_WORDS)
+            found.add(next(following, ""))
+    return frozenset(found - {""})
+
+
+def _moved(one: tuple[str, ...], other: tuple[str, ...]) -> float:
+    """Share of pairs of shared words (each once on both sides) that stand in the other order."""
+    places = {word: place for place, word in enumerate(other) if other.count(word) == 1}
+    order = [places[word] for word in one if word in places and one.count(word) == 1]
+    pairs = len(order) * (len(order) - 1) // 2
+    swapped = sum(a > b for index, a in enumerate(order) for b in order[index + 1 :])
+    return swapped / pairs if pairs else 0.0
+
+
+def _bag(question: Traits) -> Counter[str]:
+    return Counter(word for word in question.words if word not in POLITE_WORDS)
+
+
+def _exchanged(one: Traits, other: Traits) -> bool:
+    """Whether one goes from where the other goes to."""
+    away = (one.sources - other.sources) & other.targets
+    back = (one.targets - other.targets) & other.sources
+    return bool(away or back)
+
+
+def _opposed(one: Traits, other: Traits) -> bool:
+    left, right = set(one.words) - set(other.words), set(other.words) - set(one.words)
+    stems = {stem(word) for word in right}
+    if any(not OPPOSITES.get(stem(word), frozenset()).isdisjoint(stems) for word in left):
+        return True
+    return any(
+        prefix + word in longer
+        for shorter, longer in ((left, right), (right, left))
+        for word in shorter
+        if len(word) > 3
+        for prefix in NEGATING_PREFIXES
+    )

@@ -1,0 +1,57 @@
+"""When there is time for work that nobody waits for: arrivals few for a while, until they are no longer.
+
+```
+ arrivals/s  ▂▅█▇▄▂▁▁▁▁▁▁▂▁▁▁▁▃▆        opens when the rate has been under the set point for a while,
+ window      closed......|open....|closed   closes when it is over twice that: no flapping in between
+```
+"""
+
+from __future__ import annotations
+
+import math
+
+HYSTERESIS = 2.0
+"""The window closes at so many times the rate under which it opens."""
+
+RATE_SECONDS = 10.0
+"""How far back the rate of arrivals looks."""
+
+
+class IdleDetector:
+    """Told of every arrival, it says whether the traffic is low.
+
+    Args:
+        below_rate: arrivals per second under which it is.
+        settle_seconds: how long the rate must have been that low before the window opens.
+    """
+
+    def __init__(self, below_rate: float, settle_seconds: float, now: float) -> None:
+        self._below_rate = below_rate
+        self._settle_seconds = settle_seconds
+        self._rate = 0.0
+        self._rate_at = now
+        self._low_since: float | None = now
+        self._open = False
+
+    def arrived(self, now: float) -> None:
+        """Count one arrival."""
+        self._rate = self.rate(now) + 1.0 / RATE_SECONDS
+        self._rate_at = now
+        if self._rate > self._below_rate:
+            self._low_since = None
+        if self._rate > HYSTERESIS * self._below_rate:
+            self._open = False
+
+    def rate(self, now: float) -> float:
+        """Arrivals per second lately."""
+        return self._rate * math.exp((self._rate_at - now) / RATE_SECONDS)
+
+    def open(self, now: float) -> bool:
+        """Whether there is time now."""
+        if self._low_since is None and self.rate(now) <= self._below_rate:
+            # Only arrivals raise the rate, so it crossed the set point at a time that can be told.
+            crossed = self._rate_at + RATE_SECONDS * math.log(self._rate / self._below_rate)
+            self._low_since = crossed
+        if self._low_since is not None and now - self._low_since >= self._settle_seconds:
+            self._open = True
+        return self._open

@@ -1,0 +1,11 @@
+"""Paged KV memory: which block holds what, in which tier, and which content is evicted first.
+
+- `block_pool`: the device's blocks, their reference counts, and the prefix cache over them.
+- `block_table`: the blocks of each running sequence.
+- `eviction`: eviction order and policies.
+- `retention`: retention priority that a request asked for.
+- `prefix_hit`: the result of a prefix lookup.
+- `tiers`: host memory and disk below the device. `lower_tier`: one of them.
+- `restore`: fetch from a lower tier or compute again.
+- `fence`: blocks that a launched step may still write to.
+"""

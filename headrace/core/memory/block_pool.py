@@ -1,0 +1,366 @@
+"""Pages of keys and values: who holds them, what they contain, which one goes next.
+
+```
+ root ──sha256──> key0 ──sha256──> key1 ──> …        a full block's key covers all tokens before it
+        block 4          block 9        ├─ block 12  (tokens p q r)      children of key1: full blocks
+                                        └─ block 31  (tokens p q s t)    and partly filled tails
+```
+A block with references belongs to running sequences. When the last reference goes, its content stays findable
+until the block is needed for something else; which cached block goes first is the eviction policy's word.
+The pool knows ids and tokens, never tensors: copying content is a `Move` that the runner carries out.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Callable, Iterable, Sequence
+
+from headrace.core.block_keys import chained_key
+from headrace.core.events import Event, Evicted, EvictReason
+from headrace.core.memory.eviction import UNRANKED, Block, EvictionOrder, EvictionPolicy, mark
+from headrace.core.memory.lower_tier import Held
+from headrace.core.memory.prefix_hit import PrefixHit
+from headrace.core.memory.tiers import LowerTiers
+
+CANDIDATES = 8
+"""How many partly matching blocks are compared at most: bounds the cost of a look-up."""
+
+
+class BlockPool:
+    """All blocks of one tier, with references, content keys and the order of eviction.
+
+    Raises:
+        ValueError: fewer than one block, or a block size below one.
+    """
+
+    def __init__(
+        self,
+        num_blocks: int,
+        block_size: int,
+        eviction: EvictionPolicy,
+        tell: Callable[[Event], None],
+        lower: LowerTiers | None = None,
+    ) -> None:
+        if num_blocks < 1 or block_size < 1:
+            raise ValueError(f"a pool needs blocks and a block size, got {num_blocks} and {block_size}")
+        self.block_size = block_size
+        self.num_blocks = num_blocks
+        self._blocks: list[
+            Block
+        ] = []  # those touched so far: a cache of gigabytes has more than most lives use
+        self._tell = tell
+        self.lower = lower
+        self.num_free = num_blocks
+        """Blocks without references, cached or blank: all of them can be allocated."""
+        self._blank: list[int] = []  # touched, and free without content
+        self._cached = EvictionOrder(eviction)
+        self._by_key: dict[bytes, Block] = {}
+        self._children: dict[tuple[bytes, int], Block] = {}  # the newest of those that begin alike
+        self._promised: dict[bytes, int] = {}
+        self._wanted: dict[bytes, int] = {}
+
+    def full_blocks(self) -> list[Block]:
+        """All blocks whose whole content can be found."""
+        return list(self._by_key.values())
+
+    @property
+    def num_cached(self) -> int:
+        """Blocks without references whose content can still be found."""
+        return len(self._cached)
+
+    def references(self) -> list[int]:
+        """The reference count of every block, by id."""
+        return [block.refs for block in self._blocks] + [0] * (self.num_blocks - len(self._blocks))
+
+    # -- taking and giving back --------------------------------------------------------------------
+
+    def allocate(self, count: int) -> list[int]:
+        """``count`` blocks with one reference each; their old content is forgotten.
+
+        Raises:
+            IndexError: fewer are free; ask `num_free` first.
+        """
+        if count > self.num_free:
+            raise IndexError(f"{count} blocks asked for, {self.num_free} free")
+        blocks, blank = self._blocks, self._blank
+        taken = [blank.pop() for _ in range(min(count, len(blank)))]
+        for block_id in range(len(blocks), min(self.num_blocks, len(blocks) + count - len(taken))):
+            blocks.append(Block(block_id))
+            taken.append(block_id)
+        if len(taken) < count:
+            taken += self._evict(count - len(taken))
+        for block_id in taken:
+            blocks[block_id].refs = 1
+        self.num_free -= count
+        return taken
+
+    def num_idle(self, block_ids: Iterable[int]) -> int:
+        """How many of these have no references: free ones that would be taken back into use."""
+        return sum(self._blocks[block_id].refs == 0 for block_id in block_ids)
+
+    def share(self, block_ids: Iterable[int]) -> None:
+        """Take one more reference to each block."""
+        for block_id in block_ids:
+            block = self._blocks[block_id]
+            if block.refs == 0:
+                self._cached.discard(block)
+                self.num_free -= 1
+            block.refs += 1
+            block.hits += 1
+
+    def release(self, table: Sequence[int]) -> None:
+        """Give back one reference to each block of a table, the tail first, so that it is evicted first."""
+        blocks, chain = self._blocks, len(table)
+        idle, blank = [], self._blank
+        were_blank = len(blank)
+        for block_id in reversed(table):
+            block = blocks[block_id]
+            refs = block.refs - 1
+            if refs < 0:
+                raise ValueError(f"block {block_id} is released but nobody holds it")
+            block.refs = refs
+            if block.chain < chain:
+                block.chain = chain
+            if not refs:
+                if block.tokens:
+                    idle.append(block)
+                else:
+                    blank.append(block_id)
+        self.num_free += len(idle) + len(blank) - were_blank
+        self._cached.add_all(idle)
+
+    def advance(self, now: float) -> None:
+        """Let time pass, in seconds: what was to be kept for some time only is no longer."""
+        self._cached.advance(now)
+        if self.lower:
+            self.lower.advance(now)
+
+    def _evict(self, count: int) -> list[int]:
+        lower, forget = self.lower, self._forget
+        evicted, unranked = [], 0
+        for block in self._cached.pop(count):
+            if lower:
+                lower.take_down(block)
+            forget(block)
+            evicted.append(block.id)
+            unranked += block.rank == UNRANKED
+        if unranked:  # they are the first
+            self._tell(Evicted(tuple(evicted[:unranked]), EvictReason.UNRANKED))
+        if unranked < count:
+            self._tell(Evicted(tuple(evicted[unranked:]), EvictReason.ALLOCATION))
+        return evicted
+
+    # -- content -----------------------------------------------------------------------------------
+
+    def register(
+        self, block_id: int, parent: bytes, tokens: Sequence[int], key: bytes | None = None
+    ) -> bytes:
+        """Make a held block's computed content findable; a full block's chained key comes back.
+
+        A part of a block may be registered first and the whole later. When an equal full block is known
+        already, that one stays the one that is found. ``key`` is a full block's, where the caller has it.
+        """
+        if len(tokens) == self.block_size:
+            key = key or chained_key(parent, tokens)
+            self.register_chain([block_id], parent, tokens, [key])
+            return key
+        self._link(self._blocks[block_id], parent, tuple(tokens))
+        return parent
+
+    def register_chain(
+        self, table: Sequence[int], parent: bytes, tokens: Sequence[int], keys: Sequence[bytes]
+    ) -> None:
+        """Full blocks that follow each other: one key for each, and the tokens of all of them."""
+        size, by_key, promised, wanted = self.block_size, self._by_key, self._promised, self._wanted
+        packed = tuple(tokens)
+        at = 0
+        for block_id, key in zip(table, keys, strict=True):
+            promised.pop(key, None)
+            if key not in by_key:
+                block = self._blocks[block_id]
+                self._link(block, parent, packed[at : at + size])
+                block.key = key
+                block.wanted = key in wanted
+                by_key[key] = block
+            parent = key
+            at += size
+
+    def _link(self, block: Block, parent: bytes, tokens: tuple[int, ...]) -> None:
+        """Note a block's new content among those of the same parent and first token, the newest first."""
+        if block.tokens:
+            self._forget(block)
+        block.parent, block.tokens = parent, tokens
+        place = (parent, tokens[0])
+        older = self._children.setdefault(place, block)
+        if older is not block:
+            block.older, older.newer = older, block
+            self._children[place] = block
+
+    def keep(self, block_id: int, retention: int, seconds: float | None) -> None:
+        """Ask for a held block's content to be kept with this priority, until ``seconds`` after its last use."""
+        self._blocks[block_id].keep(retention, seconds)
+
+    def _forget(self, block: Block) -> None:
+        older, newer = block.older, block.newer
+        if older is not None:
+            older.newer = newer
+        if newer is not None:
+            newer.older = older
+        elif older is not None:
+            self._children[block.parent, block.tokens[0]] = older
+        else:
+            del self._children[block.parent, block.tokens[0]]
+        block.older = block.newer = None
+        if block.key is not None:
+            del self._by_key[block.key]
+        block.forget()
+
+    def match(
+        self,
+        root: bytes,
+        keys: Sequence[bytes],
+        tokens: Sequence[int],
+        limit: int,
+        *,
+        from_disk: bool = True,
+    ) -> PrefixHit:
+        """The longest computed prefix of ``tokens[:limit]``, token-exact.
+
+        Args:
+            root: the key before the first block.
+            keys: chained keys of the full blocks of ``tokens``.
+            tokens: what the sequence knows.
+            limit: tokens that may come from the cache (one less than known: the last one must be computed).
+            from_disk: whether there is time to fetch what is not even in the host tier.
+        """
+        size = self.block_size
+        shared: list[int] = []
+        parent = root
+        for key in keys[: limit // size]:
+            block = self._by_key.get(key)
+            if block is None:
+                break
+            shared.append(block.id)
+            parent = key
+        below: tuple[Held, ...] = ()
+        declined = 0
+        if self.lower:
+            following = keys[len(shared) : limit // size]
+            below, declined = self.lower.find(following, tokens, len(shared) * size, from_disk=from_disk)
+            parent = following[len(below) - 1] if below else parent
+        start = (len(shared) + len(below)) * size
+        rest = tuple(tokens[start : min(start + size, limit)])
+        best, copied = 0, 0
+        sibling = self._children.get((parent, rest[0])) if rest else None
+        for _ in range(CANDIDATES):
+            if sibling is None:
+                break
+            common = _common_length(sibling.tokens, rest)
+            if common > copied:
+                best, copied = sibling.id, common
+            sibling = sibling.older
+        return PrefixHit(tuple(shared), best, copied, below, declined)
+
+    def bring_up(self, hit: PrefixHit, targets: Sequence[int]) -> None:
+        """Fill held blocks, one for each of ``hit.below``, from the host tier; they can be found at once."""
+        if self.lower is None:
+            return
+        for held, target in zip(hit.below, targets, strict=True):
+            content = self.lower.bring_up(held, target)
+            self.register(target, content.parent, content.tokens, content.key)
+            block = self._blocks[target]
+            block.hits, block.chain = content.hits, content.chain
+            block.retention, block.seconds = content.retention, content.seconds
+
+    def leading(self, keys: Sequence[bytes]) -> int:
+        """How many of the first blocks of a chain are known or promised, as far as one can tell by bisection: a chain
+        is evicted from its end, so those that are there come first. Where the first is not, none is asked for."""
+        if not keys or (keys[0] not in self._by_key and keys[0] not in self._promised):
+            return 0
+        return bisect_left(keys, True, key=lambda key: key not in self._by_key and key not in self._promised)
+
+    def promise(self, keys: Iterable[bytes]) -> None:
+        """Somebody is about to compute the full blocks of these keys."""
+        by_key, promised = self._by_key, self._promised
+        for key in keys:
+            if key not in by_key:
+                promised[key] = promised.get(key, 0) + 1
+
+    def withdraw(self, keys: Iterable[bytes]) -> None:
+        """Undo `promise` for what was not computed after all."""
+        for key in keys:
+            count = self._promised.pop(key, 0)
+            if count > 1:
+                self._promised[key] = count - 1
+
+    def promised(self, key: bytes) -> bool:
+        """Whether a running sequence is computing the block of this key right now."""
+        return key in self._promised
+
+    def want(self, keys: Iterable[bytes]) -> None:
+        """A waiting request will ask for the full blocks of these keys: they outlive what nobody waits for."""
+        wanted, by_key, lower = self._wanted, self._by_key, self.lower
+        changed = []
+        for key in keys:
+            count = wanted[key] = wanted.get(key, 0) + 1
+            if count == 1 and (lower or key in by_key):
+                changed.append(key)
+        if changed:
+            self._mark(changed, wanted=True)
+
+    def unwant(self, keys: Iterable[bytes]) -> None:
+        """Undo `want`: the request has started, or has ended."""
+        wanted, by_key, lower = self._wanted, self._by_key, self.lower
+        changed = []
+        for key in keys:
+            count = wanted.pop(key) - 1
+            if count:
+                wanted[key] = count
+            elif lower or key in by_key:
+                changed.append(key)
+        if changed:
+            self._mark(changed, wanted=False)
+
+    def _mark(self, keys: Sequence[bytes], *, wanted: bool) -> None:
+        mark(self._by_key, self._cached, keys, wanted=wanted)
+        if self.lower:
+            self.lower.mark(keys, wanted=wanted)
+
+    def reset(self, *, lower: bool = True) -> None:
+        """Forget all content, the lower tiers' too unless told otherwise; held blocks stay held and are not found
+        again."""
+        if self.lower and lower:
+            self.lower.reset()
+        idle = [block for block in self._blocks if block.tokens and not block.refs]
+        for block in idle:
+            self._cached.discard(block)
+            self._blank.append(block.id)
+        for block in self._blocks:
+            if block.tokens:
+                self._forget(block)
+        if idle:
+            self._tell(Evicted(tuple(block.id for block in idle), EvictReason.RESET))
+
+    def check(self) -> None:
+        """Raise AssertionError when the pool's own books, or those of the lower tiers, disagree."""
+        if self.lower:
+            self.lower.check()
+        free = self.references().count(0)
+        cached = sum(block.refs == 0 and bool(block.tokens) for block in self._blocks)
+        assert free == self.num_free, f"{free} blocks without references, {self.num_free} counted free"
+        assert cached == len(self._cached), f"{cached} blocks cached, {len(self._cached)} counted"
+        assert all(
+            (block in self._cached) == (block.refs == 0 and bool(block.tokens)) for block in self._blocks
+        )
+        assert all(block.wanted == (block.key in self._wanted) for block in self._by_key.values())
+        blank = [self._blocks[i] for i in self._blank]
+        assert len({block.id for block in blank}) == len(blank), "a block is blank twice"
+        assert all(block.refs == 0 and not block.tokens for block in blank), "a blank block is in use"
+        assert all(block.key == key for key, block in self._by_key.items()), "a key finds another block"
+
+
+def _common_length(left: Sequence[int], right: Sequence[int]) -> int:
+    for i, (a, b) in enumerate(zip(left, right, strict=False)):
+        if a != b:
+            return i
+    return min(len(left), len(right))

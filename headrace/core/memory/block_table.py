@@ -1,0 +1,221 @@
+"""The memory of running sequences: which blocks each holds, what of them can be found again, when they are free.
+
+The scheduler decides who runs; this file keeps the tables. A sequence may be preempted or finished while rows of it
+are in flight, so its blocks stay fenced until the last of them has been committed. Where a tier below the device keeps
+evicted blocks, this is the place that asks it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator
+
+from headrace.core.block_keys import chained_keys, root_key
+from headrace.core.capacity import blocks_needed
+from headrace.core.events import SkipReason
+from headrace.core.memory.block_pool import BlockPool
+from headrace.core.memory.fence import Fence
+from headrace.core.memory.lower_tier import Saved
+from headrace.core.memory.prefix_hit import NO_HIT, PrefixHit
+from headrace.core.memory.restore import RestoreFailed
+from headrace.core.memory.retention import kept_blocks
+from headrace.core.plan import Arrival, Move
+from headrace.core.queueing.tenant_queue import PolicyFailed
+from headrace.core.request import Request
+from headrace.core.sequence import Sequence
+
+RESTORE_SECONDS = 5.0
+"""How long a request waits for its blocks to come from the disk; then it computes what is not there."""
+
+
+class BlockTables:
+    """Block tables over a pool; ``caching`` says whether computed blocks are shared between equal prefixes."""
+
+    def __init__(self, pool: BlockPool, caching: bool) -> None:
+        self.pool = pool
+        self.caching = caching
+        self._fence = Fence()
+        self._lower = pool.lower
+        self._now = -math.inf
+        self.restoring = False  # whether a sequence waits, in this step, for what comes from the disk
+
+    def advance(self, now: float) -> None:
+        """A step is planned at ``now``."""
+        self._now = now
+        self.restoring = False
+        self.pool.advance(now)
+
+    def take_moves(self) -> list[Move]:
+        """What the lower tiers ask to be moved before any row that is planned next."""
+        return self._lower.take_moves() if self._lower else []
+
+    def arrived(self, arrivals: tuple[Arrival, ...]) -> None:
+        """Copies from or to the disk have ended."""
+        if self._lower:
+            self._lower.arrived(arrivals)
+
+    def save(self) -> Iterator[list[Move]]:
+        """Moves that bring all that can be found again to the disk; what is under way is waited for in between."""
+        if self._lower:
+            yield from self._lower.save(self.pool.full_blocks())
+
+    def saved(self) -> list[Saved]:
+        """What the disk holds."""
+        return self._lower.saved() if self._lower else []
+
+    def adopt(self, saved: Iterable[Saved]) -> None:
+        """What an earlier life has left on the disk can be found in this one."""
+        if self._lower:
+            self._lower.adopt(saved)
+
+    @property
+    def under_way(self) -> int:
+        """Copies to or from the disk that have begun and not ended."""
+        return self._lower.under_way if self._lower else 0
+
+    def want(self, sequence: Sequence) -> None:
+        """A sequence waits: what it will ask for is kept before what nobody asks for."""
+        if self.caching:
+            keys = sequence.full_keys(self.pool.block_size)
+            sequence.wanted = len(keys)
+            self.pool.want(keys)
+
+    def unwant(self, sequence: Sequence) -> None:
+        """A sequence waits no more."""
+        self.pool.unwant(sequence.keys[: sequence.wanted])
+        sequence.wanted = 0
+
+    @property
+    def fenced(self) -> bool:
+        """Whether blocks come back once what is in flight has been committed."""
+        return self._fence.num_blocks > 0
+
+    @property
+    def fenced_tables(self) -> list[list[int]]:
+        return [table for _, table in self._fence.tables]
+
+    def at_hand(self, request: Request) -> int:
+        """How many tokens of a request lie in the cache or are being computed, wherever: cheap, and rather too many."""
+        if not self.caching or request.params.prompt_logprobs is not None:
+            return 0
+        known, size = [*request.tokens, *request.answered], self.pool.block_size
+        keys = chained_keys(root_key(request.salt, request.adapter), known[:-1], size)
+        blocks = self.pool.leading(keys)
+        if self._lower:
+            blocks += self._lower.leading(keys[blocks:])
+        return blocks * size
+
+    def look_up(self, sequence: Sequence) -> PrefixHit | SkipReason:
+        """What the cache holds of a sequence; or why to wait for more: somebody computes its next block, or some of it
+        is on the way from the disk.
+
+        Raises:
+            PolicyFailed: the restore policy failed.
+        """
+        try:
+            return self._look_up(sequence)
+        except RestoreFailed as failed:
+            raise PolicyFailed(sequence, "restore", failed.error) from failed
+
+    def _look_up(self, sequence: Sequence) -> PrefixHit | SkipReason:
+        if not self.caching or sequence.request.params.prompt_logprobs is not None:
+            return NO_HIT
+        keys = sequence.full_keys(self.pool.block_size)
+        limit, patient = sequence.known - 1, self._now < sequence.restore_by
+        hit = self.pool.match(sequence.root, keys, sequence.tokens, limit, from_disk=patient)
+        if hit.full < len(keys) and self.pool.promised(keys[hit.full]):
+            return SkipReason.PREFIX_IN_FLIGHT
+        if self._lower:
+            self._lower.claim(hit.below)
+        if self._lower and not hit.is_ready:
+            sequence.restore_by = min(sequence.restore_by, self._now + RESTORE_SECONDS)
+            if self._lower.fetch(hit.below):
+                self.restoring = True
+                return SkipReason.RESTORING
+            hit = self.pool.match(sequence.root, keys, sequence.tokens, limit, from_disk=False)
+        return hit
+
+    def fresh_blocks(self, sequence: Sequence, hit: PrefixHit) -> int:
+        """Blocks to allocate for all that a sequence knows, beside those that it shares."""
+        return blocks_needed(sequence.known, self.pool.block_size) - len(hit.blocks)
+
+    def take(self, sequence: Sequence, hit: PrefixHit) -> list[Move]:
+        """Make the table of a sequence that starts; the moves must run before its first row."""
+        self.pool.share(hit.blocks)
+        if self._lower:
+            self._lower.hold(hit.below)
+        sequence.table = [*hit.blocks, *self.pool.allocate(self.fresh_blocks(sequence, hit))]
+        moves = self.take_moves()  # evicted content goes down before its blocks are written to
+        if hit.copied:
+            moves.append(Move(hit.source, sequence.table[hit.full]))
+        if self._lower:
+            self.pool.bring_up(hit, sequence.table[len(hit.blocks) : hit.full])
+            self._lower.tell_restored(sequence.request.id, len(hit.below), hit.declined)
+            moves += self.take_moves()
+        self.unwant(sequence)
+        sequence.restore_by = math.inf
+        sequence.registered = hit.full
+        sequence.planned = sequence.computed = hit.tokens(self.pool.block_size)
+        if self.caching:
+            sequence.promised = len(sequence.full_keys(self.pool.block_size))
+            self.pool.promise(sequence.keys[sequence.registered :])
+        return moves
+
+    def grow(self, sequence: Sequence) -> None:
+        """One block more; `BlockPool.num_free` must not be 0."""
+        sequence.table += self.pool.allocate(1)
+
+    def register(self, sequence: Sequence, *, tail: bool) -> None:
+        """Make computed blocks findable: full ones always, the partly filled last one when ``tail``."""
+        if not self.caching:
+            return
+        size = self.pool.block_size
+        full = sequence.computed // size
+        if full > sequence.registered:
+            keys = sequence.full_keys(size)
+            first = sequence.registered
+            parent = keys[first - 1] if first else sequence.root
+            tokens = sequence.tokens[first * size : full * size]
+            self.pool.register_chain(sequence.table[first:full], parent, tokens, keys[first:full])
+            sequence.registered = full
+        if tail and sequence.computed % size:
+            parent = sequence.full_keys(size)[full - 1] if full else sequence.root
+            self.pool.register(sequence.table[full], parent, sequence.tokens[full * size : sequence.computed])
+
+    def give_back(self, sequence: Sequence, committed: int) -> None:
+        """Release the table of a sequence that leaves; its computed content stays findable.
+
+        ``committed`` is the last committed step: a later one of this sequence may still write to the blocks.
+        """
+        if self.caching:
+            self.register(sequence, tail=True)
+            self._keep(sequence)
+            self.pool.withdraw(sequence.keys[sequence.registered : sequence.promised])
+        if sequence.last_step > committed:
+            self._fence.hold(sequence.table, until_step=sequence.last_step)
+        else:
+            self.pool.release(sequence.table)
+        sequence.table = []
+        sequence.computed = sequence.planned = sequence.pending = 0
+        sequence.registered = sequence.promised = 0
+
+    def _keep(self, sequence: Sequence) -> None:
+        """Ask for the retention that the request wishes for."""
+        if sequence.request.retention:
+            kept = kept_blocks(sequence.request, self.pool.block_size, sequence.registered)
+            for block, (priority, seconds) in zip(sequence.table, kept, strict=False):
+                self.pool.keep(block, priority, seconds)
+
+    def lift(self, committed: int) -> None:
+        """Free what waited for the commit of this step."""
+        for table in self._fence.lift(committed):
+            self.pool.release(table)
+
+    def check(self, running: list[Sequence]) -> None:
+        """Raise AssertionError unless the pool's references are those of the tables."""
+        self.pool.check()
+        expected = [0] * self.pool.num_blocks
+        for table in [s.table for s in running] + self.fenced_tables:
+            for block in table:
+                expected[block] += 1
+        assert expected == self.pool.references(), "references differ from the tables"

@@ -1,0 +1,35 @@
+"""The result of a prefix cache lookup: which blocks are shared, copied, or fetched from a lower tier."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from headrace.core.memory.lower_tier import Held
+from headrace.core.plan import Tier
+
+
+class PrefixHit(NamedTuple):
+    """What the cache holds of a sequence: whole blocks to share, whole blocks to bring up from lower tiers, and one of
+    which ``copied`` tokens fit. ``declined`` more blocks lie below, but are quicker to compute."""
+
+    blocks: tuple[int, ...]
+    source: int
+    copied: int
+    below: tuple[Held, ...] = ()
+    declined: int = 0
+
+    @property
+    def full(self) -> int:
+        """Whole blocks that need no computing."""
+        return len(self.blocks) + len(self.below)
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether all of it can be used in the step that is being planned."""
+        return all(held.tier is Tier.HOST and held.ready for held in self.below)
+
+    def tokens(self, block_size: int) -> int:
+        return self.full * block_size + self.copied
+
+
+NO_HIT = PrefixHit((), 0, 0)

@@ -1,0 +1,113 @@
+"""Whether what lies in a lower tier is fetched or computed again: by what is quicker."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from itertools import groupby
+from typing import NamedTuple, Protocol
+
+from headrace.core.plan import Tier
+from headrace.core.prediction.step_times import StepTimes
+
+NEWS = 0.1
+"""What the newest transfer counts in how quickly a tier is taken to answer."""
+
+
+WAYS = {Tier.HOST: 2}
+"""How often a block that is brought down and fetched again holds up a step: going to the disk it does not."""
+
+
+class RestorePolicy(Protocol):
+    """How many of the next blocks of a sequence to fetch; what follows them is computed.
+
+    ``start`` is the position of the first of them, ``tiers`` where each lies, in order. `pays` asks whether it is worth
+    bringing a whole chain of so many blocks to a tier: never, if it would not be fetched from there.
+    `observe` tells it that a block has come from a tier in so many seconds.
+    """
+
+    def choose(self, start: int, tiers: Sequence[Tier]) -> int: ...
+
+    def pays(self, tier: Tier, blocks: int) -> bool: ...
+
+    def observe(self, tier: Tier, seconds: float) -> None: ...
+
+
+class RestoreFailed(Exception):
+    """A policy raised or returned nonsense when it was asked how much to fetch."""
+
+    def __init__(self, error: Exception) -> None:
+        super().__init__(str(error))
+        self.error = error
+
+
+class AlwaysRestore:
+    """Whatever lies anywhere is fetched."""
+
+    def choose(self, start: int, tiers: Sequence[Tier]) -> int:
+        return len(tiers)
+
+    def pays(self, tier: Tier, blocks: int) -> bool:
+        return True
+
+    def observe(self, tier: Tier, seconds: float) -> None:
+        pass
+
+
+class Link(NamedTuple):
+    """The way from a tier to the device: seconds until it starts, then bytes per second."""
+
+    seconds: float
+    bytes_per_second: float
+
+
+class WhicheverIsQuicker:
+    """Fetch as many blocks as save most time against computing them.
+
+    Computing a block costs the more the deeper it lies, fetching it always the same; so within one tier it is all or
+    nothing, and only the borders between tiers are compared. A tier without a link is never fetched from.
+    """
+
+    def __init__(
+        self, times: StepTimes, block_size: int, block_bytes: int, links: Mapping[Tier, Link]
+    ) -> None:
+        self._times = times
+        self._block_size = block_size
+        self._block_bytes = block_bytes
+        self.links = dict(links)
+
+    def choose(self, start: int, tiers: Sequence[Tier]) -> int:
+        best, most_saved = 0, 0.0
+        count, fetching = 0, 0.0
+        for tier, run in groupby(tiers):
+            link = self.links.get(tier)
+            if link is None:
+                break
+            length = sum(1 for _ in run)
+            count += length
+            fetching += link.seconds + length * self._block_bytes / link.bytes_per_second
+            saved = self._computing(start, count) - fetching
+            if saved > most_saved:
+                best, most_saved = count, saved
+        return best
+
+    def pays(self, tier: Tier, blocks: int) -> bool:
+        link = self.links.get(tier)
+        if link is None:
+            return False
+        ways = WAYS.get(tier, 1)
+        carrying = link.seconds + ways * blocks * self._block_bytes / link.bytes_per_second
+        return carrying < self._computing(0, blocks)
+
+    def _computing(self, start: int, blocks: int) -> float:
+        """Seconds that the next blocks from position ``start`` would add to steps that run anyway."""
+        _, _, token, context = self._times.coefficients
+        tokens = blocks * self._block_size
+        return tokens * token + context * tokens * (start + tokens / 2)
+
+    def observe(self, tier: Tier, seconds: float) -> None:
+        """A block has come from ``tier`` in so many seconds."""
+        link = self.links[tier]
+        pace = self._block_bytes / max(seconds - link.seconds, 1e-9)
+        self.links[tier] = link._replace(
+            bytes_per_second=1 / ((1 - NEWS) / link.bytes_per_second + NEWS / pace)
+        )

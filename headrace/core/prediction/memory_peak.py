@@ -1,0 +1,124 @@
+"""Whether one more sequence fits: now, and at the moment when all that run will hold the most blocks.
+
+```
+ blocks |            ,-+
+        |        ,-''  |  ,+          every sequence takes a block each block_size steps until it ends,
+        |    ,-''      '-' |          and then gives all of its blocks back
+        | ,-'              '--
+        +----------------------> steps
+          now          ^ the first end: the peak is just before one of the ends, so only those are looked at
+```
+Counting only what is needed now lets too many in, who then push each other out and are computed again; counting what
+each could need at most leaves memory empty. The past-future scheduler (Gong et al., ASPLOS '25) walks the ends that are
+predicted instead. Being wrong costs a preemption, nothing else.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Many
+from typing import NamedTuple, Protocol
+
+from headrace.core.capacity import blocks_needed
+from headrace.core.plan import new_tuple
+from headrace.core.prediction.output_lengths import LengthPredictor
+from headrace.core.sequence import Sequence
+
+
+class RoomPolicy(Protocol):
+    """Whether a candidate may start beside those that run.
+
+    ``fresh`` blocks would leave the ``free`` ones at once. With nothing running it must say yes whenever ``fresh`` are
+    free: there is nothing to wait for.
+    """
+
+    def fits(self, running: Many[Sequence], candidate: Sequence, fresh: int, free: int) -> bool: ...
+
+
+class AlwaysFits:
+    """What is needed now, and one block more for each that runs."""
+
+    def fits(self, running: Many[Sequence], candidate: Sequence, fresh: int, free: int) -> bool:
+        return fresh + len(running) <= free
+
+
+class Life(NamedTuple):
+    """A sequence with ``tokens`` in blocks, which will end with ``final`` (no fewer); ``shared`` of its blocks others
+    hold too."""
+
+    tokens: int
+    final: int
+    shared: int = 0
+
+
+def peak_growth(lives: Many[Life], block_size: int) -> int:
+    """The most blocks beyond those held now that all will hold together, each growing by one token per step."""
+    # places[r]: the sequences whose last block has r free places
+    places = [0] * block_size
+    for tokens, _, _ in lives:
+        places[-tokens % block_size] += 1
+    alive, returned, peak = len(lives), 0, 0
+    for tokens, final, shared in sorted(lives, key=_steps_left):
+        left = final - tokens
+        # All take as many blocks as `left` tokens need, but those whose free places hold the last part of them.
+        growth = blocks_needed(left, block_size)
+        last_part = left - (growth - 1) * block_size
+        peak = max(peak, alive * growth - sum(places[last_part:]) - returned)
+        places[-tokens % block_size] -= 1
+        alive -= 1
+        returned += blocks_needed(tokens, block_size) - shared
+    return peak
+
+
+def _steps_left(life: Life) -> int:
+    return life.final - life.tokens
+
+
+class Headroom:
+    """The predicted peak stays ``watermark`` blocks below what there is.
+
+    Args:
+        lengths: predicts outputs.
+        block_size: tokens per block.
+        watermark: blocks left free even at the peak, for those that outlive their prediction.
+        q: the quantile of its output that each is predicted to end at. A sum of many quantiles is rarer than one: about
+            the mean of a skewed distribution is careful enough for all together.
+    """
+
+    def __init__(self, lengths: LengthPredictor, block_size: int, watermark: int, q: float = 0.7) -> None:
+        self._lengths = lengths
+        self._block_size = block_size
+        self._watermark = watermark
+        self._q = q
+
+    def fits(self, running: Many[Sequence], candidate: Sequence, fresh: int, free: int) -> bool:
+        if not running:
+            return fresh <= free
+        available = free - self._watermark - fresh
+        if available < 0:
+            return False
+        size = self._block_size
+        known, final = candidate.known, self._final(candidate)
+        wanted = blocks_needed(final, size) - blocks_needed(known, size)
+        for sequence in running:
+            end = sequence.foreseen
+            if end <= len(sequence.tokens) + sequence.pending:
+                end = self._final(sequence)
+            wanted += -(-end // size) - len(sequence.table)
+        if wanted <= available:
+            return True  # even if nobody gave anything back
+        # Blocks found at admission may be in use elsewhere, and then do not come free with this sequence.
+        lives = [
+            new_tuple(Life, (len(s.tokens) + s.pending, s.foreseen, s.cached_tokens // size)) for s in running
+        ]
+        lives.append(Life(known, final, blocks_needed(known, size) - fresh))
+        owed = sum(blocks_needed(sequence.known, size) - len(sequence.table) for sequence in running)
+        return peak_growth(lives, size) + owed <= available
+
+    def _final(self, sequence: Sequence) -> int:
+        """The length that a sequence is predicted to end at: asked anew only when it has outlived the last answer."""
+        known = sequence.known
+        if sequence.foreseen <= known:
+            produced = known - sequence.prompt_tokens
+            final = sequence.prompt_tokens + self._lengths.quantile(sequence.request, self._q, given=produced)
+            sequence.foreseen = max(final, known)
+        return sequence.foreseen

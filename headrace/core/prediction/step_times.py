@@ -1,0 +1,158 @@
+"""What a step costs: `StepCost` in tokens, known before the first; `StepTimes` in seconds, learnt while running.
+
+```
+ StepCost     fixed + sum over rows of  length * (1 + mean context / context_tokens)
+              reading weights, launching        linear layers      attention
+ StepTimes    fixed + a * rows + b * tokens + c * contexts
+```
+The unit of `StepCost` is one token's way through the linear layers. Its two numbers need not be exact: they keep the
+*ratio* of a mixed step to a step that only decodes in bounds, at any length of context. ``contexts`` is everywhere the
+sum over all computed tokens of how many positions each attends to.
+"""
+
+from __future__ import annotations
+
+import math
+import sys
+from collections.abc import Iterable
+from operator import mul
+from statistics import median
+
+from headrace.core.prediction.step_cost import TOKENS_ONLY, StepCost
+
+MEMORY = 500
+"""Steps after which an older one has lost 63 % of its weight."""
+
+BATCH = 32
+"""Steps that are taken into account together: what a step costs to learn from is a few operations."""
+
+ANCHOR = 1.0
+"""Steps' worth of belief in the ratios of `StepCost`, for what steps that look all alike cannot tell."""
+
+SWEEPS = 4
+"""Rounds of coordinate descent per batch; the next batch goes on from there."""
+
+OUTLIER = 3.0
+"""Mean errors from the prediction at which a step counts half; one a hundred times off counts nearly nothing."""
+
+FARTHEST = 1000.0
+"""How many times what was foretold a step is taken to have lasted at most: it may have been foretold to be free."""
+
+ENOUGH_STEPS = 8
+"""Steps after which times are trusted with decisions."""
+
+LEAST_SPREAD = 0.01
+"""The relative error that is always reckoned with, however exactly steps have been foretold."""
+
+
+class StepTimes:
+    """The seconds of a step by its rows, tokens and contexts, refitted while running.
+
+    Weighted least squares of the relative error with non-negative coefficients, in which old steps fade. A step that
+    took far longer than foretold (its machine was taken away) hardly counts, unless that becomes the rule: when most
+    of a batch is off, all that was learnt is taken to go at the new pace. Before the first step the ratios of ``cost``
+    hold, at ``token_seconds`` per token; afterwards they still decide what the steps seen leave open.
+    """
+
+    def __init__(self, cost: StepCost = TOKENS_ONLY, token_seconds: float = 1e-3) -> None:
+        self._ratios = (cost.fixed_tokens, 0.0, 1.0, 1 / cost.context_tokens)
+        self._coefficients = [ratio * token_seconds for ratio in self._ratios]
+        self._squares = [[0.0] * 4 for _ in range(4)]  # weighted sums of products of the four terms
+        self._products = [0.0] * 4  # and of each with the seconds
+        self._steps = 0.0  # weight of the steps seen
+        self._seen = 0
+        self._recent: list[tuple[int, int, int, int, float]] = []
+        self.spread = 1.0
+        """Mean relative error of late."""
+
+    @property
+    def ready(self) -> bool:
+        """Whether enough has been seen to decide by it."""
+        return self._seen >= ENOUGH_STEPS
+
+    @property
+    def coefficients(self) -> tuple[float, float, float, float]:
+        """Seconds per step, row, token, and position attended to."""
+        fixed, row, token, context = self._coefficients
+        return fixed, row, token, context
+
+    def predict(self, rows: int, tokens: int, contexts: int) -> float:
+        """The seconds of a step with so many rows and tokens, the sum of whose contexts is ``contexts``."""
+        fixed, row, token, context = self._coefficients
+        return fixed + row * rows + token * tokens + context * contexts
+
+    def longest(self, start: int, seconds: float, rows: int = 0, tokens: int = 0, contexts: int = 0) -> int:
+        """The longest row from position ``start`` that keeps a step which has the given rows within ``seconds``.
+
+        0 if not even a row of no tokens would; without bound as long as tokens seem to cost nothing.
+        """
+        left = seconds - self.predict(rows + 1, tokens, contexts)
+        _, _, token, context = self._coefficients
+        if left <= 0:
+            return 0
+        slope = token + context * start
+        # left = slope * n + context / 2 * n ** 2, in the form that has no difference of almost equal numbers
+        divisor = slope + math.sqrt(slope * slope + 2 * context * left)
+        return int(2 * left / divisor) if divisor > 0 else sys.maxsize
+
+    def observe(self, rows: int, tokens: int, contexts: int, seconds: float) -> None:
+        """A step has taken so many seconds; one without any, or that computed no token, teaches nothing."""
+        if seconds <= 0 or tokens < 1:
+            return
+        self._seen += 1
+        self._recent.append((1, rows, tokens, contexts, seconds))
+        if len(self._recent) >= min(BATCH, 1 + self._steps / 4):
+            self._learn()
+            self._recent.clear()
+
+    def _learn(self) -> None:
+        *terms, seconds = zip(*self._recent, strict=True)
+        foretold = [
+            max(self.predict(rows, tokens, contexts), took / FARTHEST)
+            for _, rows, tokens, contexts, took in self._recent
+        ]
+        pace = median(took / said for took, said in zip(seconds, foretold, strict=True))
+        if not self._steps or (len(seconds) == BATCH and abs(pace - 1) > OUTLIER * self.spread):
+            self._coefficients = [pace * value for value in self._coefficients]
+            self._products = [pace * value for value in self._products]
+            foretold = [pace * said for said in foretold]
+        weights = self._weights(seconds, foretold)
+        kept = (1 - 1 / MEMORY) ** len(seconds)
+        self._steps = self._steps * kept + len(seconds)
+        for i, term in enumerate(terms):
+            weighted = list(map(mul, term, weights))
+            self._products[i] = self._products[i] * kept + sum(map(mul, weighted, seconds))
+            for j in range(i + 1):
+                total = self._squares[i][j] * kept + sum(map(mul, weighted, terms[j]))
+                self._squares[i][j] = self._squares[j][i] = total
+        self._fit()
+
+    def _weights(self, seconds: Iterable[float], foretold: Iterable[float]) -> list[float]:
+        """What each step counts: errors are relative, and one that is unusually large counts little."""
+        weights = []
+        for took, said in zip(seconds, foretold, strict=True):
+            error = abs(took / said - 1)
+            usual = OUTLIER * self.spread
+            weights.append(1 / (said * said * (1 + (error / usual) ** 2)))
+            self.spread = max(LEAST_SPREAD, self.spread + (min(error, usual) - self.spread) / BATCH)
+        return weights
+
+    def _fit(self) -> None:
+        """Least squares under ``coefficient >= 0`` by coordinate descent, each coefficient anchored to its ratio."""
+        squares, products, values = self._squares, self._products, self._coefficients
+        scale = _dot(self._ratios, products) / sum(
+            ratio * _dot(self._ratios, line) for ratio, line in zip(self._ratios, squares, strict=True)
+        )
+        pull = ANCHOR / self._steps
+        for _ in range(SWEEPS):
+            for i, line in enumerate(squares):
+                own = line[i]
+                if own > 0:
+                    others = _dot(line, values) - own * values[i]
+                    anchored = pull * own * self._ratios[i] * scale
+                    values[i] = max(0.0, (products[i] - others + anchored) / (own * (1 + pull)))
+
+
+def _dot(left: Iterable[float], right: Iterable[float]) -> float:
+    total: float = sum(map(mul, left, right))
+    return total

@@ -1,0 +1,268 @@
+"""The fair queue of all waiting requests: classes by share, then tenants of a class by share, then the tenant's order.
+
+It does not know why a sequence waits or whether it fits: the scheduler and its admission policy decide that.
+First come, first served is this queue with one class and one tenant.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Callable, Iterator
+from collections.abc import Sequence as Many
+
+from headrace.core.queueing.tenant_queue import TenantQueue
+from headrace.core.sequence import Rank, Sequence
+from headrace.core.tenancy.classes import CLASSES
+from headrace.core.tenancy.fair_share import ClassAccount, ShareLedger, TenantAccount
+
+TOO_MUCH = 1.25
+"""A tenant gives way to another one when it holds this many times as much, by their weights."""
+
+
+def by_share(sequence: Sequence) -> Rank:
+    """The order of sequences by service received: least served first."""
+    account = sequence.account
+    return (account.owner.virtual, account.virtual)
+
+
+class _Tenant:
+    """The queue of one tenant; ``queued`` while the heap of its class holds its one entry."""
+
+    __slots__ = ("account", "line", "queued")
+
+    def __init__(self, account: TenantAccount, line: TenantQueue) -> None:
+        self.account = account
+        self.line = line
+        self.queued = False
+
+
+class _Class:
+    """The tenants of one class. The heap orders them by the virtual time at which they were pushed, which only grows.
+
+    Tenants with equal virtual time are served in the order in which they were pushed. Ordering them by name would
+    starve some of them.
+    """
+
+    __slots__ = ("account", "heap", "number", "tenants", "waiting")
+
+    def __init__(self, account: ClassAccount) -> None:
+        self.account = account
+        self.tenants: dict[str, _Tenant] = {}
+        self.heap: list[tuple[float, int, str]] = []
+        self.number = 0  # of the last entry
+        self.waiting = 0
+
+    def push(self, tenant: _Tenant) -> None:
+        if not tenant.queued:
+            tenant.queued = True
+            heapq.heappush(self.heap, self._entry(tenant))
+
+    def _entry(self, tenant: _Tenant) -> tuple[float, int, str]:
+        self.number += 1
+        return tenant.account.virtual, self.number, tenant.account.name
+
+    def forget(self, tenant: _Tenant) -> None:
+        """Forget a tenant that has no request and no entry in the heap."""
+        if not tenant.account.live and not tenant.queued:
+            del self.tenants[tenant.account.name]
+
+    def next_line(self) -> TenantQueue | None:
+        """The queue of the least served tenant that has waiting requests."""
+        while self.heap:
+            virtual, _, name = self.heap[0]
+            tenant = self.tenants.get(name)
+            if tenant is None:
+                heapq.heappop(self.heap)
+            elif not tenant.line:
+                heapq.heappop(self.heap)
+                tenant.queued = False
+                self.forget(tenant)
+            elif tenant.account.virtual > virtual:
+                heapq.heapreplace(self.heap, self._entry(tenant))
+            else:
+                return tenant.line
+        return None
+
+
+class FairQueue:
+    """Sequences that wait for a slot.
+
+    ``line`` makes the queue of one tenant. ``alike`` puts all requests into one account, so that only the order
+    within the queue counts.
+    """
+
+    def __init__(self, books: ShareLedger, line: Callable[[], TenantQueue], *, alike: bool = False) -> None:
+        self._books = books
+        self._line = line
+        self._alike = alike
+        self._classes = {name: _Class(account) for name, account in books.classes.items()}
+        self._waiting = 0
+
+    def __len__(self) -> int:
+        return self._waiting
+
+    def __iter__(self) -> Iterator[Sequence]:
+        """Waiting sequences, in no particular order."""
+        for each in self._classes.values():
+            for tenant in each.tenants.values():
+                yield from tenant.line
+
+    def lines(self) -> Iterator[tuple[TenantAccount, TenantQueue]]:
+        """Each tenant's account in each class, and its queue."""
+        for each in self._classes.values():
+            for tenant in each.tenants.values():
+                yield tenant.account, tenant.line
+
+    def knows(self, service_class: str) -> bool:
+        """Whether there is a class of this name."""
+        return self._alike or service_class in self._classes
+
+    # -- coming and going --------------------------------------------------------------------------
+
+    def enter(self, sequence: Sequence) -> None:
+        """Add a new sequence: it gets its account and waits."""
+        request = sequence.request
+        names = ("default", "") if self._alike else (request.service_class, request.tenant)
+        account = sequence.account = self._books.enter(*names)
+        group = self._classes[account.owner.name]
+        tenant = group.tenants.get(account.name)
+        if tenant is None or not tenant.line:
+            self._books.lift(account, alone=not group.waiting)
+        self.push(sequence)
+
+    def push(self, sequence: Sequence) -> None:
+        """Add a sequence at its place in its tenant's queue."""
+        account = sequence.account
+        group = self._classes[account.owner.name]
+        tenant = group.tenants.get(account.name)
+        if tenant is None:
+            tenant = group.tenants[account.name] = _Tenant(account, self._line())
+        tenant.account = account  # a new one, if it comes back after a pause
+        tenant.line.push(sequence)
+        group.push(tenant)
+        group.waiting += 1
+        self._waiting += 1
+
+    def started(self, sequence: Sequence) -> None:
+        """A sequence that was popped has started to run."""
+        account = sequence.account
+        self._classes[account.owner.name].tenants[account.name].line.note_start(sequence)
+
+    def end(self, sequence: Sequence, waited: bool) -> None:
+        """A sequence has just entered ``FINISHED``; whether it ``waited`` until then."""
+        account = sequence.account
+        group = self._classes[account.owner.name]
+        if waited:
+            group.tenants[account.name].line.note_end(sequence)
+            group.waiting -= 1
+            self._waiting -= 1
+        self._books.leave(account)
+        group.forget(group.tenants[account.name])
+
+    # -- next sequence -----------------------------------------------------------------------------
+
+    def peek(self, now: float) -> Sequence | None:
+        """The sequence that is served next; None when none waits, or all are held back to fill a larger batch."""
+        group = self._next_class(now)
+        line = group.next_line() if group else None
+        return line.peek(now) if line else None
+
+    def pop(self, now: float) -> Sequence | None:
+        """Remove and return the sequence that is served next.
+
+        Raises:
+            PolicyFailed: the order policy failed; no sequence was removed.
+        """
+        group = self._next_class(now)
+        line = group.next_line() if group else None
+        if group is None or line is None:
+            return None
+        sequence = line.pop(now)
+        group.waiting -= 1
+        self._waiting -= 1
+        if sequence is not None:
+            self._books.serve(sequence.account)
+        return sequence
+
+    def _next_class(self, now: float) -> _Class | None:
+        best: _Class | None = None
+        for group in self._classes.values():
+            behind = best is None or group.account.virtual < best.account.virtual
+            if group.waiting and behind and self._is_ready(group, now):
+                best = group
+        return best
+
+    def _is_ready(self, group: _Class, now: float) -> bool:
+        terms = group.account.terms
+        if not terms.weight:
+            return not self.foreground
+        if not terms.gather_seconds or not any(
+            other.account.live > other.waiting
+            for other in self._classes.values()
+            if other.account.terms.weight
+        ):
+            return True
+        line = group.next_line()
+        head = line.peek(now) if line else None
+        return head is not None and now - head.request.arrived >= terms.gather_seconds
+
+    # -- shares ------------------------------------------------------------------------------------
+
+    @property
+    def foreground(self) -> bool:
+        """Whether any request is live that is not background work."""
+        return any(each.account.live for each in self._classes.values() if each.account.terms.weight)
+
+    def yielding(self, running: Many[Sequence]) -> list[Sequence]:
+        """Running background sequences that must yield because other requests are live."""
+        filling = any(
+            each.account.live > each.waiting
+            for each in self._classes.values()
+            if not each.account.terms.weight
+        )
+        if not filling or not self.foreground:
+            return []
+        return [sequence for sequence in running if not sequence.account.owner.terms.weight]
+
+    def is_behind(self, running: Sequence, now: float) -> bool:
+        """Whether the next waiting sequence has been served less than a running one, by class or by tenant."""
+        head = self.peek(now)
+        if head is None:
+            return False
+        mine, other = head.account, running.account
+        if mine.owner is not other.owner:
+            return mine.owner.virtual < other.owner.virtual
+        return mine.virtual < other.virtual
+
+    def may_hurry(self, sequence: Sequence) -> bool:
+        """Whether other tenants hold so much more that they may be slowed down for this sequence's prompt."""
+        mine = sequence.account
+        if any(_holds_too_much(other, mine, 0) for other in mine.owner.running if other is not mine):
+            return True
+        level, virtual = mine.owner.terms.level, mine.owner.virtual
+        return any(
+            each.account.live and each.account.terms.level > level and each.account.virtual >= virtual
+            for each in self._classes.values()
+        )
+
+    def is_owed(self, waiting: Sequence, running: Sequence) -> bool:
+        """Whether a waiting sequence may preempt a running one.
+
+        A running sequence of a lower class: as soon as the waiting one's class is not ahead in its share. One of the
+        same class: when its tenant holds `TOO_MUCH` times as many slots, by weight, as the waiting tenant would then.
+        """
+        mine, other = waiting.account, running.account
+        if mine.owner is not other.owner:
+            return (
+                mine.owner.terms.level < other.owner.terms.level and mine.owner.virtual <= other.owner.virtual
+            )
+        return mine is not other and _holds_too_much(other, mine, 1)
+
+
+def _holds_too_much(other: TenantAccount, mine: TenantAccount, more: int) -> bool:
+    return other.running * other.rate >= TOO_MUCH * (mine.running + more) * mine.rate > 0.0
+
+
+def single_file() -> FairQueue:
+    """One queue for all requests, ordered by rank alone."""
+    return FairQueue(ShareLedger(CLASSES, {}), TenantQueue, alike=True)

@@ -1,0 +1,181 @@
+"""Admits waiting requests into the step that is being planned.
+
+It takes requests from the queue in the queue's order and starts those that the admission policy, the step's budget and
+the free blocks allow. A request that does not fit is passed over, at most `LOOKAHEAD` of them in a step, and the one
+passed over `Knobs.max_skips` times blocks all behind it. Knows the queue and the running set; never the runner.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+from headrace.core.events import Chunked, ChunkReason, Event, Skipped, SkipReason
+from headrace.core.knobs import Knobs
+from headrace.core.memory.block_table import BlockTables
+from headrace.core.prediction.latest_start import LatestStarts
+from headrace.core.queueing.fair_queue import FairQueue, by_share
+from headrace.core.queueing.tenant_queue import PolicyFailed
+from headrace.core.request import FinishReason
+from headrace.core.scheduler.admission import AdmissionPolicy, Queue, ask_admission, ask_ready_at
+from headrace.core.scheduler.holds import WAITS_FOR_CONTENT, HoldPolicy, again_at, ask_hold
+from headrace.core.scheduler.running_set import RunningSet
+from headrace.core.scheduler.step_builder import StepBuilder
+from headrace.core.sequence import Sequence
+
+LOOKAHEAD = 8
+"""Requests that do not fit and are passed over in one step at most, so that planning does not grow with the queue."""
+
+TPOT_SHARE = 0.8
+"""Share of a TPOT target that a step may take; the rest covers prediction errors."""
+
+
+class Admitter:
+    """Starts waiting requests; ``finish`` ends one that a failing policy or an impossible demand has stopped."""
+
+    def __init__(
+        self,
+        waiting: FairQueue,
+        running: RunningSet,
+        pages: BlockTables,
+        policy: AdmissionPolicy,
+        holds: HoldPolicy,
+        outlook: LatestStarts | None,
+        block_size: int,
+        events: list[Event],
+        finish: Callable[[Sequence, FinishReason, str], None],
+    ) -> None:
+        self._waiting = waiting
+        self._running = running
+        self._pages = pages
+        self._policy = policy
+        self._holds = holds
+        self._outlook = outlook
+        self._block_size = block_size
+        self._events = events
+        self._finish = finish
+        self._now = -math.inf  # of the last plan
+
+    def admit(self, step: StepBuilder, now: float, knobs: Knobs, before: Sequence | None = None) -> None:
+        """Start requests while policies and step have room; ``before``: only those served less than it."""
+        self._now = now
+        if not self._waiting or (before is not None and not self._waiting.is_behind(before, now)):
+            return
+        allowed = self._allowed(now)
+        passed: list[Sequence] = []
+        while len(passed) < LOOKAHEAD and not self._is_shut(allowed, now):
+            try:
+                head = self._waiting.pop(now)
+            except PolicyFailed as failed:
+                self._finish(failed.sequence, FinishReason.FAILED, str(failed))
+                continue
+            if head is None:
+                break
+            if before is not None and by_share(head) >= by_share(before):
+                self._waiting.push(head)
+                break
+            try:
+                reason = self._try_admit(head, step, knobs)
+            except PolicyFailed as failed:
+                self._waiting.push(head)
+                self._finish(head, FinishReason.FAILED, str(failed))
+                continue
+            if reason is None:
+                allowed -= 1
+                for sequence in passed:
+                    sequence.skips += sequence.skip_reason not in WAITS_FOR_CONTENT
+                if any(sequence.skips >= knobs.max_skips for sequence in passed):
+                    break
+                continue
+            passed.append(head)
+            self._skip(head, reason)
+            if step.shut or head.skips >= knobs.max_skips:
+                break
+        for sequence in passed:
+            self._waiting.push(sequence)
+
+    def add_chunk(self, step: StepBuilder, sequence: Sequence, length: int, reason: ChunkReason) -> None:
+        """Plan ``length`` tokens of a prompt, and say why so many."""
+        self._events.append(Chunked(sequence.request.id, sequence.planned, length, reason))
+        step.add_chunk(sequence, length)
+
+    def ready_at(self) -> float:
+        """When to admit again, in seconds; now, where the admission policy fails to say."""
+        try:
+            due = ask_ready_at(self._policy, self._queue())
+        except (
+            Exception
+        ):  # the step that is due now asks again, and ends the request that the policy failed for
+            return -math.inf
+        return again_at(self._waiting.peek(self._now), self._now, due)
+
+    def why_stuck(self, head: Sequence, now: float) -> str:
+        """Why a head would wait for ever though nothing runs; empty when it will not, or no reason is known."""
+        if head.skip_reason is SkipReason.NO_BUDGET:
+            return f"{head.known} tokens do not fit in one step and may not be split"
+        if head.skip_reason is SkipReason.BATCH_NOT_READY:
+            try:
+                due = ask_ready_at(self._policy, self._queue())
+                if due <= now:
+                    raise ValueError(f"it admits no request, though it announced that it would at {due}")
+            except Exception as error:
+                return str(PolicyFailed(head, "admission", error))
+        return ""
+
+    def _allowed(self, now: float) -> int:
+        """How many requests the admission policy admits; where it fails, the head that it was asked for ends."""
+        while (head := self._waiting.peek(now)) is not None:
+            try:
+                return ask_admission(self._policy, self._queue(), now)
+            except Exception as error:
+                self._finish(head, FinishReason.FAILED, str(PolicyFailed(head, "admission", error)))
+        return 0
+
+    def _is_shut(self, allowed: int, now: float) -> bool:
+        """Whether no request may start; then none is taken out, because asking must not change whose turn it is."""
+        if allowed > 0 and self._running.free_slots:
+            return False
+        head = self._waiting.peek(now)
+        if head is not None:
+            self._skip(head, SkipReason.BATCH_NOT_READY if allowed <= 0 else SkipReason.NO_SLOT)
+        return True
+
+    def _skip(self, sequence: Sequence, reason: SkipReason) -> None:
+        if reason is not sequence.skip_reason:
+            sequence.skip_reason = reason
+            self._events.append(Skipped(sequence.request.id, reason))
+
+    def _try_admit(self, sequence: Sequence, step: StepBuilder, knobs: Knobs) -> SkipReason | None:
+        if step.shut:
+            return SkipReason.NO_BUDGET
+        if self._is_full(sequence, step):
+            return SkipReason.STEP_FULL
+        if (held := ask_hold(self._holds, sequence)) is not None:
+            return held
+        hit = self._pages.look_up(sequence)
+        if isinstance(hit, SkipReason):
+            return hit
+        if not self._running.has_room(sequence, hit):
+            return SkipReason.NO_BLOCKS
+        cached = hit.tokens(self._block_size)
+        length, reason = step.share(cached, sequence.known - cached, knobs, self._waiting.may_hurry(sequence))
+        if not length or not step.may_join(sequence.account.owner.terms, length):
+            return SkipReason.NO_BUDGET
+        self._running.start(sequence, hit, step)
+        self.add_chunk(step, sequence, length, reason)
+        return None
+
+    def _is_full(self, sequence: Sequence, step: StepBuilder) -> bool:
+        """Whether one more decoding row would make steps exceed a TPOT target that they could otherwise meet."""
+        target = TPOT_SHARE * min(step.tpot_seconds, sequence.tpot_seconds)
+        if target == math.inf or self._outlook is None or not self._outlook.times.ready:
+            return False
+        times, rows = self._outlook.times, len(self._running) + 1
+        alone = times.predict(1, 1, sequence.known)
+        together = times.predict(rows, rows, step.decode_contexts + sequence.known)
+        return alone < target < together
+
+    def _queue(self) -> Queue:
+        head = self._waiting.peek(self._now)
+        oldest = head.request.arrived if head else math.inf
+        return Queue(len(self._waiting), oldest, len(self._running), self._running.admissions)

@@ -1,0 +1,88 @@
+"""Which replica serves a request: one method, `choose`."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Sequence
+from typing import NamedTuple, Protocol
+
+from headrace.core.block_keys import chained_key, root_key
+from headrace.core.request import Request
+
+
+class Standing(NamedTuple):
+    """What a router knows of a replica: its open requests, and the prompt tokens of those."""
+
+    open_requests: int
+    open_tokens: int
+
+
+class RoutingPolicy(Protocol):
+    """Chooses a replica by its index; it may remember what it chose."""
+
+    def choose(self, request: Request, replicas: Sequence[Standing]) -> int: ...
+
+
+class RoundRobin:
+    """One after the other."""
+
+    def __init__(self) -> None:
+        self._next = 0
+
+    def choose(self, request: Request, replicas: Sequence[Standing]) -> int:
+        chosen = self._next % len(replicas)
+        self._next = chosen + 1
+        return chosen
+
+
+class LeastLoaded:
+    """The one with the fewest open prompt tokens, the first of equals."""
+
+    def choose(self, request: Request, replicas: Sequence[Standing]) -> int:
+        return min(range(len(replicas)), key=lambda i: (replicas[i].open_tokens, replicas[i].open_requests))
+
+
+class PrefixAffinity:
+    """Where the longest beginning of the prompt was served last, unless that replica has much more to do.
+
+    Prompts are compared in stretches of ``stretch_tokens``, of which ``remembered`` are kept, the latest. A replica
+    has much more to do when its open tokens exceed the least loaded one's by ``slack_tokens`` and by ``imbalance``
+    times; then, and for a prompt that nobody knows, the least loaded one is taken.
+    """
+
+    def __init__(
+        self,
+        stretch_tokens: int = 256,
+        remembered: int = 1 << 18,
+        slack_tokens: int = 16_384,
+        imbalance: float = 1.5,
+    ) -> None:
+        self._stretch = stretch_tokens
+        self._remembered = remembered
+        self._slack = slack_tokens
+        self._imbalance = imbalance
+        self._served: OrderedDict[bytes, int] = OrderedDict()
+
+    def choose(self, request: Request, replicas: Sequence[Standing]) -> int:
+        keys = self._keys(request)
+        known = next((self._served[key] for key in reversed(keys) if key in self._served), None)
+        loads = [replica.open_tokens for replica in replicas]
+        chosen = loads.index(min(loads))
+        if known is not None and known < len(replicas):
+            least = loads[chosen]
+            if loads[known] <= max(least + self._slack, self._imbalance * least):
+                chosen = known
+        for key in keys:
+            self._served[key] = chosen
+            self._served.move_to_end(key)
+        while len(self._served) > self._remembered:
+            self._served.popitem(last=False)
+        return chosen
+
+    def _keys(self, request: Request) -> list[bytes]:
+        """The chained key of each whole stretch of the prompt."""
+        keys, parent = [], root_key(request.salt, request.adapter)
+        for end in range(self._stretch, len(request.tokens) + 1, self._stretch):
+            parent = chained_key(parent, request.tokens[end - self._stretch : end])
+            keys.append(parent)
+        return keys

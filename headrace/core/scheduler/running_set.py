@@ -1,0 +1,292 @@
+"""Those that run: their slots, their places, and who gives way when there is not room for all.
+
+A sequence's place orders the batch: those that may not be preempted again, then better classes, then rank. Whoever
+comes first in it gets blocks first and always makes progress. What only fills idle time stands still while the time is
+not idle: it keeps slot and blocks as long as nobody else wants them. Waiting and admission are `scheduler`'s.
+"""
+
+from __future__ import annotations
+
+from bisect import insort
+from collections.abc import Iterator
+from operator import attrgetter
+
+from headrace.core.capacity import blocks_needed
+from headrace.core.events import (
+    AdmitReason,
+    Admitted,
+    Event,
+    Preempted,
+    PreemptReason,
+    Skipped,
+    SkipReason,
+    Stepped,
+)
+from headrace.core.memory.block_table import BlockTables
+from headrace.core.memory.prefix_hit import PrefixHit
+from headrace.core.plan import Entry
+from headrace.core.prediction.memory_peak import RoomPolicy
+from headrace.core.queueing.fair_queue import FairQueue
+from headrace.core.queueing.tenant_queue import PolicyFailed
+from headrace.core.scheduler.step_builder import StepBuilder
+from headrace.core.scheduler.victims import VictimPolicy
+from headrace.core.sequence import Sequence, Status
+
+MAX_PREEMPTIONS = 3
+"""How often one request may be preempted; when it comes back for the last time, all it may ever need is kept for it."""
+
+by_place = attrgetter("place")
+
+
+class RunningSet:
+    """The running sequences by place, over ``slots`` slots of the runner."""
+
+    def __init__(
+        self,
+        pages: BlockTables,
+        victims: VictimPolicy,
+        room: RoomPolicy,
+        waiting: FairQueue,
+        events: list[Event],
+        slots: int,
+    ) -> None:
+        self.pages = pages
+        self.committed = -1  # the last committed step
+        self.admissions = 0
+        self._victims = victims
+        self._room = room
+        self._waiting = waiting
+        self._events = events
+        self._sequences: list[Sequence] = []
+        self._still: list[Sequence] = []  # with slots and blocks, but none of those that run
+        self._places = 0  # in the tables of them all: positions for which there is memory
+        self._planned = 0  # of these, planned to be computed or computed already
+        self._slots = list(range(slots - 1, -1, -1))
+
+    def __len__(self) -> int:
+        return len(self._sequences)
+
+    def __iter__(self) -> Iterator[Sequence]:
+        return iter(self._sequences)
+
+    @property
+    def standing_still(self) -> int:
+        """How many go on when the time is idle again."""
+        return len(self._still)
+
+    @property
+    def free_slots(self) -> int:
+        return len(self._slots)
+
+    def has_room(self, sequence: Sequence, hit: PrefixHit) -> bool:
+        """Whether a waiting sequence may start: by the room policy, and for a last time only if it can be kept.
+
+        What stands still gives its place up where that makes room.
+
+        Raises:
+            PolicyFailed: the room policy failed.
+        """
+        fits = self._fits(sequence, hit)
+        if not fits and self._still:
+            self._give_up_still()
+            fits = self._fits(sequence, hit)
+        return fits
+
+    def _fits(self, sequence: Sequence, hit: PrefixHit) -> bool:
+        pool = self.pages.pool
+        fresh = self.pages.fresh_blocks(sequence, hit)
+        free = pool.num_free - pool.num_idle(hit.blocks)
+        if fresh > free or (self.is_kept(sequence) and not self._can_keep(sequence)):
+            return False
+        try:
+            fits = bool(self._room.fits(self._sequences, sequence, fresh, free))
+            if not fits and not self._sequences:
+                raise ValueError(
+                    f"{free} blocks are free, {fresh} wanted, nobody runs: there is no more room to come"
+                )
+        except Exception as error:
+            raise PolicyFailed(sequence, "room", error) from error
+        return fits
+
+    def start(self, sequence: Sequence, hit: PrefixHit, step: StepBuilder) -> None:
+        """Give a waiting sequence a slot and blocks for all that it knows; ``step`` gets its entry and moves."""
+        reason = AdmitReason.NEW if sequence.status is Status.WAITING else AdmitReason.RESUMED
+        sequence.enter(Status.RUNNING)
+        step.moves += self.pages.take(sequence, hit)
+        if reason is AdmitReason.NEW:
+            sequence.cached_tokens = min(sequence.computed, sequence.prompt_tokens)
+            sequence.started = step.now
+        sequence.skips, sequence.skip_reason = 0, None
+        self._waiting.started(sequence)
+        sequence.slot = self._slots.pop()
+        sequence.place = (not self.is_kept(sequence), sequence.account.owner.terms.level, *sequence.rank)
+        insort(self._sequences, sequence, key=by_place)
+        self._count(sequence, 1)
+        sequence.account.take_slot()
+        self.admissions += 1
+        request = sequence.request
+        step.entries.append(
+            Entry(
+                sequence.slot,
+                request.id,
+                tuple(sequence.tokens),
+                sequence.prompt_tokens,
+                request.params,
+                request.seed,
+                request.eos_token_ids,
+                tuple(sequence.table),
+            )
+        )
+        self._events.append(Admitted(request.id, reason, sequence.computed, sequence.known, step.now))
+
+    def leave(self, sequence: Sequence) -> None:
+        """Take slot and blocks back; computed content stays findable."""
+        (self._still if sequence in self._still else self._sequences).remove(sequence)
+        self._count(sequence, -1)
+        sequence.account.give_slot()
+        self._slots.append(sequence.slot)
+        self.pages.give_back(sequence, self.committed)
+        sequence.epoch += 1
+        sequence.slot = -1
+
+    def preempt(self, sequence: Sequence, reason: PreemptReason) -> None:
+        """Let a sequence wait again; one that only fills idle time may have to as often as it takes."""
+        lost = sequence.computed
+        self.leave(sequence)
+        sequence.preemptions += reason is not PreemptReason.YIELD
+        sequence.enter(Status.PREEMPTED)
+        self._events.append(Preempted(sequence.request.id, reason, lost))
+        self._waiting.push(sequence)
+        self.pages.want(sequence)
+
+    # -- who gives way -----------------------------------------------------------------------------
+
+    def make_way(self, now: float) -> None:
+        """Preempt for a head that is owed what others hold: idle-time work all at once, of the rest one in a step.
+
+        Raises:
+            PolicyFailed: the victim policy failed when it was asked for the head.
+        """
+        self._let_stand()
+        head = self._waiting.peek(now)
+        if head is None or self.pages.fenced:  # what is fenced comes back by itself
+            return
+        if self._slots and head.skip_reason is not SkipReason.NO_BLOCKS:
+            return
+        if self._still:
+            self._give_up_still()
+            return
+        owing = [s for s in self._sequences if not self.is_kept(s) and self._waiting.is_owed(head, s)]
+        if owing:
+            self.preempt(self._choose(owing, now, head), PreemptReason.OWED)
+
+    def _let_stand(self) -> None:
+        """Idle-time work stands still while the time is not idle, and goes on when it is.
+
+        It gives up its place where it has promised to compute what another may be waiting for.
+        """
+        for sequence in self._waiting.yielding(self._sequences):
+            if sequence.registered < sequence.promised:
+                self.preempt(sequence, PreemptReason.YIELD)
+            else:
+                self._sequences.remove(sequence)
+                self._still.append(sequence)
+                self._events.append(Skipped(sequence.request.id, SkipReason.NOT_IDLE))
+        if self._still and not self._waiting.foreground:
+            for sequence in self._still:
+                insort(self._sequences, sequence, key=by_place)
+            self._still = []
+
+    def _give_up_still(self) -> None:
+        for sequence in tuple(self._still):
+            self.preempt(sequence, PreemptReason.YIELD)
+
+    def grow(self, sequence: Sequence, step: StepBuilder) -> bool:
+        """Get one more block for a sequence whose blocks are full; preempt others, or the sequence itself, for it.
+
+        Raises:
+            PolicyFailed: the victim policy failed when it was asked for this sequence.
+        """
+        while self.pages.pool.num_free == 0:
+            if self.pages.fenced:
+                return False  # blocks come back when what is in flight has been committed
+            if self._still:
+                self.preempt(self._still[-1], PreemptReason.YIELD)
+                continue
+            candidates = [s for s in self._sequences if s.last_step != step.number and not self.is_kept(s)]
+            if not candidates:
+                return False  # only kept ones are left, and all of them together fit
+            victim = self._choose(candidates, step.now, sequence)
+            self.preempt(victim, PreemptReason.NO_BLOCKS)
+            if victim is sequence:
+                return False
+        self.pages.grow(sequence)
+        self._places += self.pages.pool.block_size
+        return True
+
+    def _choose(self, candidates: list[Sequence], now: float, asking: Sequence) -> Sequence:
+        try:
+            victim = self._victims.choose(candidates, now)
+            if victim not in candidates:
+                raise ValueError("it chose none of the candidates")
+        except Exception as error:
+            raise PolicyFailed(asking, "victim", error) from error
+        return victim
+
+    def is_kept(self, sequence: Sequence) -> bool:
+        """Whether a sequence has been preempted so often that it must now be let finish."""
+        return sequence.preemptions >= MAX_PREEMPTIONS
+
+    def _can_keep(self, sequence: Sequence) -> bool:
+        """Whether all that this and the kept ones may ever need fits in the pool together."""
+        size = self.pages.pool.block_size
+        kept = [s for s in self._sequences if self.is_kept(s)]
+        return (
+            sum(blocks_needed(s.finish_length, size) for s in (*kept, sequence)) <= self.pages.pool.num_blocks
+        )
+
+    def planned(self, step: StepBuilder) -> None:
+        """A step has got all its rows."""
+        self._planned += step.tokens
+
+    def take_back(self, step: StepBuilder) -> None:
+        """A step was broken off: its rows are to be planned again."""
+        rows = zip(step.sequences, step.epochs, step.lengths, step.samples, strict=True)
+        for sequence, epoch, length, samples in rows:
+            if sequence.epoch == epoch:
+                sequence.planned -= length
+                sequence.pending -= samples
+                self._planned -= length
+
+    def _count(self, sequence: Sequence, times: int) -> None:
+        self._places += times * len(sequence.table) * self.pages.pool.block_size
+        self._planned += times * sequence.planned
+
+    def stepped(self, step: StepBuilder) -> Stepped:
+        """The sizes of a committed step, and of what runs and waits after it."""
+        pool = self.pages.pool
+        decodes = step.lengths.count(1)
+        held = pool.num_blocks - pool.num_free
+        allocated = held * pool.block_size
+        return Stepped(
+            step=step.number,
+            decode_rows=decodes,
+            prefill_rows=len(step.rows) - decodes,
+            computed_tokens=step.tokens,
+            running=len(self._sequences) + len(self._still),
+            waiting=len(self._waiting),
+            blocks_held=held,
+            blocks_total=pool.num_blocks,
+            slots_allocated=allocated,
+            slots_filled=allocated - self._places + self._planned,
+        )
+
+    def check(self) -> None:
+        """Raise AssertionError unless blocks, slots and states agree."""
+        everyone = [*self._sequences, *self._still]
+        self.pages.check(everyone)
+        places = self.pages.pool.block_size * sum(len(s.table) for s in everyone)
+        planned = sum(s.planned for s in everyone)
+        assert (self._places, self._planned) == (places, planned), "places are counted wrongly"
+        assert len({s.slot for s in everyone}) == len(everyone), "a slot is used twice"
+        assert all(s.status is Status.RUNNING for s in everyone), "a request runs that should not"

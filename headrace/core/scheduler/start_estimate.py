@@ -1,0 +1,88 @@
+"""What lies before a request that waits: how many go first, and when it is likely to start and to end.
+
+People ask for it who look at one request, between two steps. It reads the queue and those that run, and changes
+nothing.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from headrace.core.prediction.latest_start import LatestStarts
+from headrace.core.prediction.start_times import Ahead, Batch, Forecast, Forecaster
+from headrace.core.queueing.fair_queue import FairQueue
+from headrace.core.scheduler.running_set import RunningSet
+from headrace.core.sequence import Sequence
+from headrace.core.tenancy.fair_share import TenantAccount
+
+EVEN = 1e-9
+"""Shares in whole ratios are not quite so in floats."""
+
+
+class StartEstimate(NamedTuple):
+    """About ``position`` requests go before this one; ``forecast`` is None while too little has been seen to tell."""
+
+    position: int
+    forecast: Forecast | None
+
+
+def estimate_start(
+    sequence: Sequence,
+    waiting: FairQueue,
+    running: RunningSet,
+    outlook: LatestStarts | None,
+    chunk_tokens: int,
+) -> StartEstimate:
+    """The outlook of one that waits, if nobody else comes; ``chunk_tokens`` of prompts are computed in a step.
+
+    Lines move as their shares do: while this one's moves up by one, a line with twice its share moves up by two.
+    """
+    account = sequence.account
+    share = _share(account)
+    before = next(line.ahead_of(sequence) for other, line in waiting.lines() if other is account)
+    others = sum(
+        min(len(line), int((len(before) + 1) * _share(other) / share + EVEN) if share else len(line))
+        for other, line in waiting.lines()
+        if line and other is not account
+    )
+    position = len(before) + others
+    if outlook is None or not outlook.times.ready or not share:
+        return StartEstimate(position, None)
+    lengths = outlook.lengths
+
+    def steps_left(each: Sequence) -> float:
+        return lengths.expected(each.request, each.output_tokens) - each.output_tokens
+
+    lives = [steps_left(each) for each in before]
+    usual = (sum(lives) + steps_left(sequence)) / (len(lives) + 1)
+    ahead = Ahead(
+        work_seconds=sum(outlook.prefill_seconds(each.known, each.cached_tokens) for each in before),
+        share=share,
+        free_slots=running.free_slots,
+        steps_left=[steps_left(each) for each in running],
+        lives=[usual] * others + lives,
+    )
+    beside = Batch(len(running), sum(each.known for each in running))
+    forecaster = Forecaster(outlook.times, lengths, chunk_tokens)
+    return StartEstimate(position, forecaster.expected(sequence.request, ahead, beside))
+
+
+def _share(account: TenantAccount) -> float:
+    """What of the device a tenant of a class gets while all who are there want all they can get; 0: what is left."""
+    owner = account.owner
+    if not owner.rate:
+        return 0.0
+    return min(1.0, 1 / owner.rate) / max(1.0, account.rate * owner.weight)
+
+
+def told(foresight: StartEstimate | None) -> dict[str, float] | None:
+    """The same as plain values for JSON, seconds from now; None of a request that does not wait."""
+    if foresight is None:
+        return None
+    plain: dict[str, float] = {"position": foresight.position}
+    if foresight.forecast is not None:
+        start, first_token, finish = foresight.forecast
+        plain["predicted_start_seconds"] = start
+        plain["predicted_first_token_seconds"] = first_token
+        plain["predicted_finish_seconds"] = finish
+    return plain

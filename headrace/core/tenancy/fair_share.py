@@ -1,0 +1,161 @@
+"""Virtual time of classes, and of tenants within a class: how much service each has received.
+
+```
+ class priority (weight 8)  virtual 120.0 ─┬─ tenant a (weight 1)  virtual 80.0
+                                           └─ tenant b (weight 2)  virtual 95.5
+ class flex     (weight 1)  virtual 118.2 ─── tenant a (weight 1)  virtual 40.0
+```
+Each computed row is charged to its tenant and its class, divided by their weights; the lowest virtual time is served
+next. This is start-time fair queueing over classes, and virtual token counters over tenants (Sheng et al., Fairness in
+Serving Large Language Models, OSDI '24). The charge is the computed cost, so a cached prefix is free. A tenant that
+begins to wait after a pause is lifted to the clock, less a bounded credit: a light tenant may send a few requests at
+once, but it cannot save up more. The clock of a class is the virtual time of the tenant served last, or what it would
+be by now if all tenants with requests had been served alike. New tenants start there; the clock moves on with the work
+done, so a stream of new tenants cannot hold back those that were served before.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from operator import attrgetter
+
+from headrace.core.tenancy.classes import ServiceClass
+
+CREDIT_TOKENS = 8192.0
+"""The most service, in tokens, that a tenant may be behind the others after a pause."""
+
+SWEEP = 64
+"""Idle accounts kept in addition to twice the number of live ones."""
+
+_virtual = attrgetter("virtual")
+
+
+class Account:
+    """Service received by a class, or by a tenant of a class, over its weight; ``live`` counts its requests."""
+
+    __slots__ = ("live", "name", "rate", "virtual")
+
+    def __init__(self, name: str, weight: float, virtual: float = 0.0) -> None:
+        self.name = name
+        self.rate = 1.0 / weight if weight else 0.0
+        self.virtual = virtual
+        self.live = 0
+
+
+class TenantAccount(Account):
+    """A tenant of one class (``owner``); ``running`` counts its running requests."""
+
+    __slots__ = ("owner", "running")
+
+    def __init__(self, name: str, weight: float, owner: ClassAccount) -> None:
+        super().__init__(name, weight, owner.clock)
+        self.owner = owner
+        self.running = 0
+
+    def charge(self, cost: float) -> None:
+        """Charge a row's cost to the tenant and its class."""
+        self.virtual += cost * self.rate
+        owner = self.owner
+        owner.virtual += cost * owner.rate
+        owner.clock += cost / max(owner.weight, 1.0 / self.rate)
+
+    def take_slot(self) -> None:
+        """A request of the tenant has started to run."""
+        self.running += 1
+        self.owner.running.add(self)
+
+    def give_slot(self) -> None:
+        """A request of the tenant has stopped running."""
+        self.running -= 1
+        if not self.running:
+            self.owner.running.discard(self)
+
+
+class ClassAccount(Account):
+    """A class of service with its tenants; ``clock`` is the virtual time of a tenant served like the others.
+
+    ``weight`` is the sum over tenants with requests, ``running`` are the tenants with running requests.
+    """
+
+    __slots__ = ("clock", "running", "tenants", "terms", "weight")
+
+    def __init__(self, terms: ServiceClass) -> None:
+        super().__init__(terms.name, terms.weight)
+        self.terms = terms
+        self.clock = 0.0
+        self.weight = 0.0
+        self.tenants: dict[str, TenantAccount] = {}
+        self.running: set[TenantAccount] = set()
+
+
+class ShareLedger:
+    """All accounts. ``weights`` are those of named tenants; all others have weight 1."""
+
+    def __init__(self, classes: Iterable[ServiceClass], weights: Mapping[str, float]) -> None:
+        self.classes = {terms.name: ClassAccount(terms) for terms in classes}
+        self._weights = weights
+        self._clock = 0.0
+
+    def enter(self, service_class: str, tenant: str) -> TenantAccount:
+        """The account of a new request.
+
+        Raises:
+            KeyError: there is no such class.
+        """
+        owner = self.classes[service_class]
+        account = owner.tenants.get(tenant)
+        if account is None:
+            account = TenantAccount(tenant, self._weights.get(tenant, 1.0), owner)
+            owner.tenants[tenant] = account
+        account.live += 1
+        owner.live += 1
+        if account.live == 1:
+            owner.weight += 1.0 / account.rate
+        if owner.live == 1:
+            self._share_out()
+        return account
+
+    def lift(self, account: TenantAccount, *, alone: bool) -> None:
+        """A tenant without waiting requests has one again; ``alone``: no request of its class waits."""
+        owner = account.owner
+        account.virtual = max(account.virtual, owner.clock - CREDIT_TOKENS * account.rate)
+        if alone:
+            owner.virtual = max(owner.virtual, self._clock)
+
+    def serve(self, account: TenantAccount) -> None:
+        """A request of this account leaves the queue to run."""
+        owner = account.owner
+        owner.clock = max(account.virtual, min(owner.clock, account.virtual + CREDIT_TOKENS))
+        self._clock = max(self._clock, owner.virtual)
+
+    def leave(self, account: TenantAccount) -> None:
+        """A request has ended."""
+        owner = account.owner
+        account.live -= 1
+        owner.live -= 1
+        if not account.live:
+            owner.weight -= 1.0 / account.rate
+        if not account.live and account.virtual <= owner.clock:
+            del owner.tenants[account.name]  # a new account would have the same virtual time
+        elif len(owner.tenants) > 2 * owner.live + SWEEP:
+            idle = sorted((each for each in owner.tenants.values() if not each.live), key=_virtual)
+            for each in idle[
+                : (len(idle) + 1) // 2
+            ]:  # the lowest virtual time first: it has the least to lose
+                del owner.tenants[each.name]
+        if not owner.live:
+            owner.weight = 0.0  # clears the rounding error of the sums
+            self._share_out()
+
+    def _share_out(self) -> None:
+        """Effective weights of the classes that have work: in proportion, but none below its floor."""
+        active = [each for each in self.classes.values() if each.live and each.terms.weight]
+        total = sum(each.terms.weight for each in active)
+        held = {each.name for each in active if each.terms.weight < each.terms.floor * total}
+        floors = sum(each.terms.floor for each in active if each.name in held)
+        free = sum(each.terms.weight for each in active if each.name not in held)
+        for each in active:
+            share = (
+                each.terms.floor if each.name in held else each.terms.weight / free * max(0.0, 1.0 - floors)
+            )
+            each.rate = 1.0 / share if share else 1e9

@@ -1,0 +1,249 @@
+"""How much each tenant has used lately, and when there is room for more: sliding windows, `now` an argument.
+
+A window forgets by slices: what was used in a slice counts until all of the slice is older than the window. So no
+stretch of time as long as the window ever holds more than the limit, which a token bucket (its fill, and what flows in
+meanwhile) does not promise; and the time at which enough will have been forgotten is known exactly.
+
+A call is charged when it enters by the most that it may compute, and corrected when it ends by what it did compute.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from enum import StrEnum
+from typing import NamedTuple
+
+from headrace.core.tenancy.tenants import UNLIMITED, TenantLimits, Tenants
+
+MINUTE = 60.0
+DAY = 86_400.0
+MINUTE_SLICES = 60
+DAY_SLICES = 96
+
+MAX_ACCOUNTS = 10_000
+"""Accounts kept at most: callers who invent tenants share `OTHERS` once there are so many."""
+
+OTHERS = "other"
+SWEEP = 64
+"""Idle accounts kept beside twice as many as are in use."""
+
+SWEEP_SECONDS = 10.0
+"""How soon accounts are looked through again while there are too many: it may be that nobody has gone."""
+
+
+class Limit(StrEnum):
+    """Which bound a call runs against."""
+
+    REQUESTS_PER_MINUTE = "requests_per_minute"
+    TOKENS_PER_MINUTE = "tokens_per_minute"
+    TOKENS_PER_DAY = "tokens_per_day"
+    CONCURRENT_REQUESTS = "concurrent_requests"
+
+
+class Shortage(NamedTuple):
+    """A bound that a call runs against: ``used`` of ``limit`` are taken and ``asked`` more are wanted.
+
+    ``seconds`` from now there will be room, if nobody else takes it (inf: never; None: when a call of the same tenant
+    ends).
+    """
+
+    limit: Limit
+    allowed: int
+    used: int
+    asked: int
+    seconds: float | None
+
+
+class Room(NamedTuple):
+    """One bound as it stands: how much is left, and in how many seconds all of it will be."""
+
+    allowed: int
+    remaining: int
+    reset_seconds: float
+
+
+class SlidingWindow:
+    """Amounts used in the last ``seconds``, by slices; a clock that jumps back stands still instead."""
+
+    __slots__ = ("_now", "_slices", "_used", "_width", "allowed", "seconds")
+
+    def __init__(self, allowed: int, seconds: float, slices: int) -> None:
+        self.allowed = allowed
+        self.seconds = seconds
+        self._width = seconds / slices
+        self._slices: deque[list[int]] = deque()  # [number of the slice, used in it], oldest first
+        self._used = 0
+        self._now = -math.inf
+
+    def used(self, now: float) -> int:
+        """What counts now."""
+        self._forget(now)
+        return self._used
+
+    def wait_for(self, amount: int, now: float) -> float:
+        """Seconds until ``amount`` fits: 0 now, inf never."""
+        self._forget(now)
+        if amount > self.allowed:
+            return math.inf
+        over = self._used + amount - self.allowed
+        if over <= 0:
+            return 0.0
+        for number, used in self._slices:
+            over -= used
+            if over <= 0:
+                return self._end(number) - now
+        raise AssertionError("slices add up to less than what is used")
+
+    def take(self, amount: int, now: float) -> int:
+        """Use ``amount``, whether it fits or not; returns the slice it is booked in, for `give_back`."""
+        self._forget(now)
+        number = math.floor(self._now / self._width)
+        if not self._slices or self._slices[-1][0] != number:
+            self._slices.append([number, 0])
+        self._slices[-1][1] += amount
+        self._used += amount
+        return number
+
+    def give_back(self, amount: int, number: int, now: float) -> None:
+        """Undo a part of what was taken in slice ``number``; what is forgotten already is not given twice."""
+        self._forget(now)
+        for entry in self._slices:
+            if entry[0] == number:
+                amount = min(amount, entry[1])
+                entry[1] -= amount
+                self._used -= amount
+                break
+
+    def room(self, now: float) -> Room:
+        """What is left now."""
+        self._forget(now)
+        last = next((number for number, used in reversed(self._slices) if used), None)
+        reset = 0.0 if last is None else self._end(last) - now
+        return Room(self.allowed, max(0, self.allowed - self._used), reset)
+
+    def _end(self, number: int) -> float:
+        """When slice ``number`` is forgotten."""
+        return (number + 1) * self._width + self.seconds
+
+    def _forget(self, now: float) -> None:
+        self._now = max(self._now, now)
+        while self._slices and self._end(self._slices[0][0]) <= self._now:
+            self._used -= self._slices.popleft()[1]
+
+
+class _Account:
+    """One tenant's use, under one set of limits."""
+
+    __slots__ = ("limits", "open", "windows")
+
+    def __init__(self, limits: TenantLimits) -> None:
+        self.limits = limits
+        self.open = 0
+        self.windows = {
+            limit: SlidingWindow(allowed, seconds, slices)
+            for limit, allowed, seconds, slices in (
+                (Limit.REQUESTS_PER_MINUTE, limits.requests_per_minute, MINUTE, MINUTE_SLICES),
+                (Limit.TOKENS_PER_MINUTE, limits.tokens_per_minute, MINUTE, MINUTE_SLICES),
+                (Limit.TOKENS_PER_DAY, limits.tokens_per_day, DAY, DAY_SLICES),
+            )
+            if allowed is not None
+        }
+
+    def is_idle(self, now: float) -> bool:
+        return not self.open and not any(window.used(now) for window in self.windows.values())
+
+
+class Hold(NamedTuple):
+    """What an open call holds of its tenant's account, until `Quotas.settle`."""
+
+    key: tuple[str, str]
+    tokens: int
+    slices: tuple[tuple[Limit, int], ...]
+
+
+class Quotas:
+    """The accounts of all tenants that have limits."""
+
+    def __init__(self, tenants: Tenants) -> None:
+        self._tenants = tenants
+        self._accounts: dict[tuple[str, str], _Account] = {}
+        self._sweep_at = SWEEP
+        self._sweep_after = -math.inf
+
+    def __len__(self) -> int:
+        return len(self._accounts)
+
+    def shortage(self, tenant: str, model: str, tokens: int, now: float) -> Shortage | None:
+        """The bound that keeps a call of ``tokens`` out, the longest of several; None: it may enter."""
+        account = self._accounts.get(self._key(tenant, model, now)) or _Account(
+            self._tenants.terms(tenant).limits_of(model)
+        )
+        worst: Shortage | None = None
+        for limit, window in account.windows.items():
+            asked = _amount(limit, tokens)
+            seconds = window.wait_for(asked, now)
+            if seconds > 0.0 and (worst is None or worst.seconds is None or seconds > worst.seconds):
+                worst = Shortage(limit, window.allowed, window.used(now), asked, seconds)
+        most = account.limits.concurrent_requests
+        if worst is None and most is not None and account.open >= most:
+            worst = Shortage(Limit.CONCURRENT_REQUESTS, most, account.open, 1, None)
+        return worst
+
+    def take(self, tenant: str, model: str, tokens: int, now: float) -> Hold | None:
+        """A call of at most ``tokens`` enters; None for a tenant without limits, of whom nothing is kept."""
+        limits = self._tenants.terms(tenant).limits_of(model)
+        if limits == UNLIMITED:
+            return None
+        key = self._key(tenant, model, now)
+        account = self._accounts.get(key)
+        if account is None:
+            self._sweep(now)
+            account = self._accounts[key] = _Account(limits)
+        account.open += 1
+        slices = tuple(
+            (limit, window.take(_amount(limit, tokens), now)) for limit, window in account.windows.items()
+        )
+        return Hold(key, tokens, slices)
+
+    def settle(self, hold: Hold, tokens: int, now: float) -> None:
+        """A call has ended and used ``tokens``: the rest of what it held is given back, what is missing is added."""
+        account = self._accounts[hold.key]
+        account.open -= 1
+        for limit, number in hold.slices:
+            window = account.windows[limit]
+            change = _amount(limit, tokens) - _amount(limit, hold.tokens)
+            if change < 0:
+                window.give_back(-change, number, now)
+            elif change:
+                window.take(change, now)
+
+    def rooms(self, tenant: str, model: str, now: float) -> dict[Limit, Room]:
+        """How the bounds of a tenant stand; empty where there are none."""
+        limits = self._tenants.terms(tenant).limits_of(model)
+        account = self._accounts.get(self._key(tenant, model, now)) or _Account(limits)
+        rooms = {limit: window.room(now) for limit, window in account.windows.items()}
+        if limits.concurrent_requests is not None:
+            left = max(0, limits.concurrent_requests - account.open)
+            rooms[Limit.CONCURRENT_REQUESTS] = Room(limits.concurrent_requests, left, 0.0)
+        return rooms
+
+    def _key(self, tenant: str, model: str, now: float) -> tuple[str, str]:
+        terms = self._tenants.terms(tenant)
+        key = (tenant, model if model in terms.models else "")
+        if key in self._accounts or tenant in self._tenants.named or len(self._accounts) < MAX_ACCOUNTS:
+            return key
+        self._sweep(now)
+        return key if len(self._accounts) < MAX_ACCOUNTS else (OTHERS, key[1])
+
+    def _sweep(self, now: float) -> None:
+        """Forget idle accounts before they outnumber those in use: one in their place would stand no better."""
+        count = len(self._accounts)
+        if count >= self._sweep_at or (count >= MAX_ACCOUNTS and now >= self._sweep_after):
+            self._accounts = {key: each for key, each in self._accounts.items() if not each.is_idle(now)}
+            self._sweep_at = 2 * len(self._accounts) + SWEEP
+            self._sweep_after = now + SWEEP_SECONDS
+
+
+def _amount(limit: Limit, tokens: int) -> int:
+    return 1 if limit is Limit.REQUESTS_PER_MINUTE else tokens

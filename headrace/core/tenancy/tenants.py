@@ -1,0 +1,71 @@
+"""Limits, weight and classes of each tenant, as frozen values.
+
+The scheduler takes the weights, the gate takes the limits (`core.tenancy.quota` counts), the HTTP layer takes the
+classes. A tenant without terms of its own has the default terms; each such tenant is counted separately.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+
+class TenantLimits(NamedTuple):
+    """Bounds on one tenant's use; None: unbounded.
+
+    Tokens are prompt tokens that were computed (cached tokens are free) plus generated tokens.
+    ``concurrent_requests`` are calls that are open at the same time.
+    """
+
+    requests_per_minute: int | None = None
+    tokens_per_minute: int | None = None
+    tokens_per_day: int | None = None
+    concurrent_requests: int | None = None
+
+
+UNLIMITED = TenantLimits()
+
+
+@dataclass(frozen=True, slots=True)
+class TenantTerms:
+    """One tenant's terms.
+
+    ``weight`` is its share of device time relative to other tenants of a class. A request that names no class is of
+    ``default_class``; ``classes`` are those it may name (empty: all). ``limits`` bound all its calls together, except
+    calls of ``models`` with limits of their own, which are counted separately.
+    """
+
+    weight: float = 1.0
+    default_class: str = "default"
+    classes: frozenset[str] = frozenset()
+    limits: TenantLimits = UNLIMITED
+    models: Mapping[str, TenantLimits] = field(default_factory=dict)
+
+    def may_use(self, service_class: str) -> bool:
+        """Whether the tenant may name this class; its default class is always allowed."""
+        return not self.classes or service_class in self.classes or service_class == self.default_class
+
+    def limits_of(self, model: str) -> TenantLimits:
+        """The bounds on calls of ``model``."""
+        return self.models.get(model, self.limits)
+
+
+@dataclass(frozen=True, slots=True)
+class Tenants:
+    """The terms of each named tenant, and the default terms of all others."""
+
+    named: Mapping[str, TenantTerms] = field(default_factory=dict)
+    default: TenantTerms = field(default_factory=TenantTerms)
+
+    def terms(self, tenant: str) -> TenantTerms:
+        """The terms of a tenant, named or not."""
+        return self.named.get(tenant, self.default)
+
+    def weights(self) -> dict[str, float]:
+        """Weights of the named tenants, in units of the default weight."""
+        return {name: terms.weight / self.default.weight for name, terms in self.named.items()}
+
+
+EQUALS = Tenants()
+"""All tenants have equal weight and no limit."""

@@ -1,0 +1,4 @@
+"""Authentication: API keys in, tenants out.
+
+- `api_keys`: reads and checks API keys.
+"""

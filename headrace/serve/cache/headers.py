@@ -1,0 +1,26 @@
+"""What `X-Headrace-Cache` says of a call: which caches took part in answering it, how old that is, how near."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from headrace.core.cache.response.entry import Hit, Miss
+from headrace.core.events import Layer
+
+
+def cache_header(layers: Sequence[Layer | None], hits: Sequence[Hit | Miss]) -> str:
+    """The words for a call; ``layers`` say who answers each of its sequences (None: the engine).
+
+    It is a hit only where nothing of the call had to wait for computing.
+    """
+    if None in layers:
+        return "miss"
+    if Layer.PARTIAL in layers:
+        return "partial"
+    spared = {str(hit.layer) for hit in hits if isinstance(hit, Hit)}
+    if not spared or Layer.COALESCED in layers:
+        return "coalesced"
+    age = max(hit.age_seconds for hit in hits if isinstance(hit, Hit))
+    words = f"hit; layer={'+'.join(sorted(spared))}; age={age:.0f}"
+    near = [hit.similarity for hit in hits if isinstance(hit, Hit) and hit.similarity is not None]
+    return f"{words}; similarity={min(near):.3f}" if near else words

@@ -1,0 +1,217 @@
+"""The semantic cache (L2) as the road of a call sees it: a level that is asked, and a keeper that is told.
+
+    turn, partition → librarian's verdict within the deadline → entry from the exact cache → audit's lottery → serve
+
+Every stage may only say "miss". With a small probability a would-be hit is computed all the same and compared. An audit
+counts for its tenant and for its partition, and for nobody else; those to whom audits refute the promise are switched
+off.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+import time
+from collections import OrderedDict
+from collections.abc import Callable, Mapping
+from enum import StrEnum
+
+from headrace.core.cache.partial.unfinished_answers import UnfinishedAnswer
+from headrace.core.cache.response.circuit_breaker import CircuitBreaker
+from headrace.core.cache.response.entry import Entry, Hit, Miss, Served, StoreFacts
+from headrace.core.cache.response.query import CacheQuery
+from headrace.core.cache.semantic.audits import Audits
+from headrace.core.cache.semantic.judge import Decline
+from headrace.core.events import Audited, Event, Layer, Scope
+from headrace.core.request import FinishReason
+from headrace.serve.cache.exact import ExactCache
+from headrace.serve.cache.semantic.search_thread import Computed, Proposal, SearchThread
+
+logger = logging.getLogger(__name__)
+
+_PENDING = 10_000
+"""Audits under way at most; the oldest is given up."""
+_WATCHED = 10_000
+"""Tenants, and partitions, whose audits are counted: 0.4 KB each."""
+_ALIKE = 0.7
+"""The cosine from which a question that must be computed is put beside those with the nearest one's answer."""
+
+
+class Mode(StrEnum):
+    """What is done with what the judge would serve: nothing but comparing, or serving."""
+
+    SHADOW = "shadow"
+    SERVE = "serve"
+
+
+class SemanticCache:
+    """A `core.ports.Level` and `core.ports.Keeper`.
+
+    Args:
+        librarian: says what may be served.
+        exact: keeps the entries.
+        mode: shadow compares every would-be hit and serves none.
+        spell: the text of an answer's tokens.
+        tell: takes events.
+        deadline: seconds that a look-up may take.
+        audit: the share of would-be hits that are computed all the same.
+        max_error: the promise that audits watch.
+        confidence: with which a refuted promise switches off.
+        seed: of the lottery.
+        clock: seconds, the librarian's too.
+    """
+
+    layer = Layer.SEMANTIC
+
+    def __init__(
+        self,
+        librarian: SearchThread,
+        exact: ExactCache,
+        mode: Mode,
+        spell: Callable[[tuple[int, ...]], str],
+        tell: Callable[[Event], None],
+        *,
+        deadline: float,
+        audit: float,
+        max_error: float,
+        confidence: float,
+        seed: int = 0,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._librarian = librarian
+        self._exact = exact
+        self._mode = mode
+        self._spell = spell
+        self._tell = tell
+        self._deadline = deadline
+        self._audit = audit if mode is Mode.SERVE else 1.0
+        self._max_error = max_error
+        self._lottery = random.Random(seed)
+        self._clock = clock
+        self._breaker = CircuitBreaker()
+        self._pending: OrderedDict[bytes, bytes] = (
+            OrderedDict()
+        )  # by the asker's key: the entry it would have got
+        self._tenants = Audits(max_error, confidence, _WATCHED)
+        self._partitions = Audits(max_error, confidence, _WATCHED)
+        self._loop: asyncio.AbstractEventLoop | None = None
+
+    def start(self) -> None:
+        """Begin, on the running loop; look-ups are late until the index has been rebuilt."""
+        self._loop = asyncio.get_running_loop()
+        self._librarian.start()
+
+    async def stop(self) -> None:
+        """Let go of thread and file."""
+        await asyncio.to_thread(self._librarian.stop)
+
+    async def find(self, ask: CacheQuery) -> Hit | Miss:
+        """A near question's answer, or why there is none."""
+        if ask.turn is None or not ask.partition:
+            return Miss("no_turn")
+        if self._switched_off(ask):
+            return Miss("switched_off")
+        now = self._clock()
+        if not self._breaker.permits(now):
+            return Miss("resting")
+        proposal = await self._propose(ask, now)
+        if isinstance(proposal, Miss):
+            return proposal
+        entry = await self._exact.at(proposal.key)
+        if entry is None:
+            self._librarian.forget(proposal.key)
+            return Miss("gone")
+        if not self._exact.serves(ask, entry.versions):
+            return Miss("other_tags")
+        limit, oldest = ask.request.params.max_tokens, ask.control.max_age
+        if limit is not None and len(entry.tokens) > limit:
+            return Miss("longer_than_asked")
+        age = self._exact.age(entry)
+        if oldest is not None and age > oldest:
+            return Miss("too_old")
+        if self._lottery.random() < self._audit and not ask.control.only_if_cached:
+            self._pending[ask.key] = proposal.key
+            if len(self._pending) > _PENDING:
+                self._pending.popitem(last=False)
+            return Miss("shadow" if self._mode is Mode.SHADOW else "audit")
+        if self._mode is Mode.SHADOW:
+            return Miss("shadow")
+        return Hit(entry, Layer.SEMANTIC, proposal.key, age, proposal.similarity)
+
+    def kept(self, ask: CacheQuery, entry: Entry) -> None:
+        """Make an answer findable, and compare it with what would have been served instead."""
+        instead = self._pending.pop(ask.key, None)
+        if ask.turn is None or not ask.partition or entry.reason is not FinishReason.STOP:
+            return
+
+        def audited(right: bool) -> None:
+            loop = self._loop
+            if loop is not None and not loop.is_closed():
+                loop.call_soon_threadsafe(self._audited, ask, right)
+
+        computed = Computed(
+            key=ask.key,
+            partition=ask.partition,
+            question=ask.turn.text,
+            spell=lambda: self._spell(entry.tokens),
+            tags=tuple(tag for tag, _ in entry.versions),
+            expires=entry.stale_until,
+            instead=instead,
+        )
+        self._librarian.note(computed, audited)
+
+    def broken_off(self, ask: CacheQuery, beginning: UnfinishedAnswer) -> None:
+        """An audit whose answer never came proves nothing."""
+        self._pending.pop(ask.key, None)
+
+    def cleared(self, tag: str) -> None:
+        """Forget all rows with ``tag``."""
+        self._librarian.forget_tag(tag)
+
+    def barred(self, served: Served) -> None:
+        """An answer was wrong: its entry is not served to near questions any more, whoever it was served to."""
+        self._librarian.forget(served.source or served.key)
+
+    def facts(self) -> Mapping[str, StoreFacts]:
+        """How full the index is."""
+        return {"memory": self._librarian.facts()}
+
+    async def _propose(self, ask: CacheQuery, now: float) -> Proposal | Miss:
+        assert ask.turn is not None
+        asked = self._librarian.ask(ask.partition, ask.key, ask.turn.text, now + self._deadline)
+        try:
+            verdict = await asyncio.wait_for(asyncio.wrap_future(asked), self._deadline)
+        except TimeoutError:
+            verdict = None
+        except Exception:
+            self._breaker.failed(self._clock())
+            raise
+        if verdict is None:
+            self._breaker.failed(self._clock())
+            return Miss("late")
+        self._breaker.succeeded()
+        if not isinstance(verdict, Decline):
+            return verdict
+        near = verdict.neighbour
+        alike = near is not None and near.cosine >= _ALIKE
+        return Miss(str(verdict.why), f"{ask.partition.hex()}/{near.answer:x}" if near and alike else "")
+
+    def _switched_off(self, ask: CacheQuery) -> bool:
+        refuted = self._tenants.refuted(ask.request.tenant) or self._partitions.refuted(ask.partition)
+        return refuted and self._mode is Mode.SERVE
+
+    def _audited(self, ask: CacheQuery, right: bool) -> None:
+        tenant, partition = ask.request.tenant, ask.partition
+        by_tenant = self._tenants.observe(tenant, not right)
+        by_partition = self._partitions.observe(partition, not right)
+        refuted = Scope.TENANT if by_tenant else Scope.PARTITION if by_partition else None
+        self._tell(Audited(ask.request.id, Layer.SEMANTIC, right, refuted))
+        if refuted is not None:
+            logger.warning(
+                "audits refute that at most %.3g of the semantic cache's answers to tenant %r%s are wrong%s",
+                self._max_error,
+                tenant,
+                "" if by_tenant else f" in partition {partition.hex()[:12]}",
+                ": it is switched off there" if self._mode is Mode.SERVE else "",
+            )

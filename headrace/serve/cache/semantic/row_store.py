@@ -1,0 +1,106 @@
+"""Rows in a file beside the answers' own, from which the index is rebuilt at the start.
+
+SQLite, for one thread. Rows of another encoder or another layout are of no use and are dropped; a file that is broken
+is begun anew: all of it can be computed again. Nothing here is trusted for an answer: that comes from the exact
+cache, and a row whose answer is gone is forgotten when it would be served.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import sqlite3
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+from headrace.serve.cache.semantic.row import Row
+
+logger = logging.getLogger(__name__)
+
+_LAYOUT = 1
+_BUSY_SECONDS = 1.0
+_TABLES = """
+CREATE TABLE IF NOT EXISTS about (name TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS rows (
+    key BLOB PRIMARY KEY, partition BLOB NOT NULL, question TEXT NOT NULL, vector BLOB NOT NULL,
+    answer INTEGER NOT NULL, answer_text TEXT NOT NULL, answer_vector BLOB NOT NULL,
+    tags TEXT NOT NULL, expires REAL NOT NULL
+);
+"""
+_PUT = "INSERT OR REPLACE INTO rows VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)"
+
+
+class RowStore:
+    """The file ``path``; rows in it are of the encoder called ``encoder``.
+
+    Raises:
+        OSError: the file cannot be made or written.
+    """
+
+    def __init__(self, path: Path, encoder: str) -> None:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            self._connection = _open(path)
+        except sqlite3.DatabaseError as error:
+            if isinstance(error, sqlite3.OperationalError):
+                raise OSError(f"{path} cannot be used: {error}") from error
+            logger.warning("%s cannot be read (%s): the semantic cache begins anew", path, error)
+            path.replace(path.with_name(f"{path.name}.damaged"))
+            self._connection = _open(path)
+        whose = json.dumps([_LAYOUT, encoder])
+        found = self._connection.execute("SELECT value FROM about WHERE name = 'whose'").fetchone()
+        with self._connection:
+            if found != (whose,):
+                self._connection.execute("DELETE FROM rows")
+            self._connection.execute("INSERT OR REPLACE INTO about VALUES ('whose', ?)", (whose,))
+
+    def load(self, now: float) -> Iterator[Row]:
+        """All rows that have not expired, oldest first."""
+        with self._connection:
+            self._connection.execute("DELETE FROM rows WHERE expires <= ?", (now,))
+        for (
+            key,
+            partition,
+            question,
+            vector,
+            answer,
+            said,
+            answer_vector,
+            tags,
+            expires,
+        ) in self._connection.execute("SELECT * FROM rows ORDER BY expires"):
+            held = tuple(json.loads(tags))
+            yield Row(key, partition, question, vector, answer, said, answer_vector, held, expires)
+
+    def write(self, kept: Iterable[Row], forgotten: Iterable[bytes]) -> None:
+        """Put rows in and take others out, in one transaction."""
+        with self._connection:
+            self._connection.executemany(
+                _PUT,
+                [
+                    (
+                        *(row.key, row.partition, row.question, row.vector, row.answer),
+                        *(row.answer_text, row.answer_vector, json.dumps(row.tags), row.expires),
+                    )
+                    for row in kept
+                ],
+            )
+            self._connection.executemany("DELETE FROM rows WHERE key = ?", [(key,) for key in forgotten])
+
+    def close(self) -> None:
+        """Let go of the file."""
+        self._connection.close()
+
+
+def _open(path: Path) -> sqlite3.Connection:
+    if not path.is_file():
+        path.touch(mode=0o600)
+    connection = sqlite3.connect(path, timeout=_BUSY_SECONDS, check_same_thread=False)
+    try:
+        connection.execute("PRAGMA journal_mode = WAL")
+        connection.execute("PRAGMA synchronous = NORMAL")
+        connection.executescript(_TABLES)
+    except sqlite3.Error:
+        connection.close()
+        raise
+    return connection

@@ -1,0 +1,270 @@
+"""The one thread that embeds, searches and judges: never the event loop, never two at a time.
+
+Look-ups come before everything else, in their order: the first of two should not be late for the second's sake. One
+whose time is over is not even embedded. What is kept, audited or forgotten is done when nobody waits for an answer, and
+in a part of the time only, since a look-up that comes meanwhile waits for its end, and a busy machine has better to do.
+An embedder that raises costs the look-up at hand and nothing else.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections import OrderedDict, deque
+from collections.abc import Callable, Iterable
+from concurrent.futures import Future
+from functools import partial
+from typing import NamedTuple
+
+import faiss
+
+from headrace.core.cache.semantic.answer_equality import gist, same_answer
+from headrace.core.cache.semantic.guards import traits
+from headrace.core.cache.semantic.judge import Decline, Doubt, Judge, Serve
+from headrace.core.ports import Embedder
+from headrace.serve.cache.semantic.partitions import Partitions, cosine, vector_of
+from headrace.serve.cache.semantic.row import Row
+from headrace.serve.cache.semantic.row_store import RowStore
+
+logger = logging.getLogger(__name__)
+
+_REMEMBERED = 1024
+
+_TOGETHER = 4
+"""Answers at most that are embedded in one call."""
+
+_ERRANDS = 0.25
+"""The share of time that errands may take."""
+
+_BACKLOG = 1000
+"""Errands beyond which no more answers are noted: they are computed once more, if they are asked for."""
+
+
+class Proposal(NamedTuple):
+    """The judge would serve the entry ``key``, whose question has this cosine to the one asked."""
+
+    key: bytes
+    similarity: float
+
+
+class Computed(NamedTuple):
+    """An answer that was computed; ``spell`` makes its text, ``instead`` is what would have been served."""
+
+    key: bytes
+    partition: bytes
+    question: str
+    spell: Callable[[], str]
+    tags: tuple[str, ...]
+    expires: float
+    instead: bytes | None = None
+
+
+class _Question(NamedTuple):
+    partition: bytes
+    key: bytes
+    text: str
+    until: float
+    verdict: Future[Proposal | Decline | None]
+
+
+class _Note(NamedTuple):
+    """An errand: see `SearchThread.note`."""
+
+    computed: Computed
+    audited: Callable[[bool], None] | None
+
+
+class SearchThread:
+    """Answers `ask` from the rows that `note` has brought.
+
+    Args:
+        embedder: used by this thread alone.
+        judge: decides what may be served.
+        rows: what is known.
+        shelf: where it is kept across restarts, if anywhere.
+        wall: Unix time.
+        clock: seconds, for deadlines.
+    """
+
+    def __init__(
+        self,
+        embedder: Embedder,
+        judge: Judge,
+        rows: Partitions,
+        shelf: RowStore | None = None,
+        wall: Callable[[], float] = time.time,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._embedder = embedder
+        self._judge = judge
+        self._rows = rows
+        self._shelf = shelf
+        self._wall = wall
+        self._clock = clock
+        self._questions: deque[_Question] = deque()
+        self._errands: deque[_Note | Callable[[], None]] = deque()
+        self._vectors: OrderedDict[bytes, bytes] = OrderedDict()  # of questions asked lately, by their keys
+        self._work = threading.Condition()
+        self._ending = False
+        self._thread = threading.Thread(target=self._live, name="headrace-semantic", daemon=True)
+        self.facts = rows.facts
+
+    def start(self) -> None:
+        """Begin by rebuilding the rows from the shelf."""
+        self._thread.start()
+
+    def stop(self, timeout: float = 2.0) -> None:
+        """Do what is left to be noted, at most for ``timeout`` seconds, and end."""
+        with self._work:
+            self._ending = True
+            self._work.notify()
+        if self._thread.ident is not None:
+            self._thread.join(timeout)
+        if self._shelf is not None and not self._thread.is_alive():
+            self._shelf.close()
+
+    def ask(self, partition: bytes, key: bytes, text: str, until: float) -> Future[Proposal | Decline | None]:
+        """What may be served for a question, if it can be said before ``until``; None where it could not."""
+        verdict: Future[Proposal | Decline | None] = Future()
+        with self._work:
+            self._questions.append(_Question(partition, key, text, until, verdict))
+            self._work.notify()
+        return verdict
+
+    def note(self, computed: Computed, audited: Callable[[bool], None] | None = None) -> None:
+        """Keep an answer; ``audited`` is told whether what would have been served instead says the same."""
+        if len(self._errands) < _BACKLOG:
+            self._errand(_Note(computed, audited))
+
+    def forget(self, key: bytes) -> None:
+        """An entry must not be served to near questions any more."""
+        self._errand(lambda: self._drop([key] if self._rows.forget(key) else []))
+
+    def forget_tag(self, tag: str) -> None:
+        """All entries with a tag are gone."""
+        self._errand(lambda: self._drop(self._rows.forget_tag(tag)))
+
+    def _errand(self, errand: _Note | Callable[[], None]) -> None:
+        with self._work:
+            self._errands.append(errand)
+            self._work.notify()
+
+    def _live(self) -> None:
+        faiss.omp_set_num_threads(1)  # of this thread alone
+        self._rebuild()
+        pause_ends = 0.0
+        while True:
+            question = errand = None
+            with self._work:
+                while not self._questions:
+                    pause = 0.0 if self._ending else pause_ends - self._clock()
+                    if pause <= 0 and (self._errands or self._ending):
+                        break
+                    self._work.wait(pause if self._errands else None)
+                if self._questions:
+                    question = self._questions.popleft()
+                elif self._errands:
+                    errand = self._next_errand()
+                else:
+                    return
+            if question is not None:
+                self._answer(question)
+            elif errand is not None:
+                began = self._clock()
+                try:
+                    errand()
+                except Exception:
+                    logger.exception("the semantic cache could not take note of something")
+                ended = self._clock()
+                pause_ends = ended + (ended - began) * (1 / _ERRANDS - 1)
+
+    def _next_errand(self) -> Callable[[], None]:
+        """The first one; of notes, some that come together."""
+        first = self._errands.popleft()
+        if not isinstance(first, _Note):
+            return first
+        notes = [first]
+        while self._errands and len(notes) < _TOGETHER and isinstance(following := self._errands[0], _Note):
+            notes.append(following)
+            self._errands.popleft()
+        return partial(self._note, notes)
+
+    def _rebuild(self) -> None:
+        if self._shelf is None:
+            return
+        try:
+            for row in self._shelf.load(self._wall()):
+                self._rows.keep(row)
+        except Exception:
+            logger.exception("what the semantic cache had kept cannot be read: it begins empty")
+
+    def _answer(self, question: _Question) -> None:
+        if not question.verdict.set_running_or_notify_cancel():
+            return
+        try:
+            late = question.until <= self._clock()
+            verdict = None if late else self._decide(question, self._embedder.embed([question.text])[0])
+        except Exception as error:
+            question.verdict.set_exception(error)
+        else:
+            question.verdict.set_result(verdict)
+
+    def _decide(self, question: _Question, packed: bytes | None) -> Proposal | Decline:
+        if packed is None:
+            return Decline(Doubt.TOO_LONG)
+        self._vectors[question.key] = packed
+        if len(self._vectors) > _REMEMBERED:
+            self._vectors.popitem(last=False)
+        near = self._rows.nearest(question.partition, vector_of(packed))
+        verdict = self._judge.decide(question.text, near, self._rows.size(question.partition))
+        if not isinstance(verdict, Serve):
+            return verdict
+        row = self._rows.row(verdict.neighbour.row)
+        assert row is not None  # this thread has just found it
+        self._rows.served(verdict.neighbour.row)
+        return Proposal(row.key, verdict.neighbour.cosine)
+
+    def _note(self, notes: list[_Note]) -> None:
+        answers = [gist(note.computed.spell()) for note in notes]
+        known = [self._vectors.pop(note.computed.key, None) for note in notes]
+        unknown = [n.computed.question for n, vector in zip(notes, known, strict=True) if vector is None]
+        vectors = self._embedder.embed([*answers, *unknown])
+        more = iter(vectors[len(answers) :])
+        for note, answer, vector, answered in zip(notes, answers, known, vectors, strict=False):
+            self._keep(note, vector or next(more), answer, answered or b"")
+
+    def _keep(self, note: _Note, vector: bytes | None, answer: str, answer_vector: bytes) -> None:
+        """One answer, with its question's vector where that is not too long for one."""
+        computed = note.computed
+        if note.audited is not None and computed.instead is not None:
+            self._audit(computed.instead, answer, answer_vector, note.audited)
+        if vector is None or traits(computed.question).timely:
+            return
+        near = self._rows.nearest(computed.partition, vector_of(vector))
+        row = Row(
+            key=computed.key,
+            partition=computed.partition,
+            question=computed.question,
+            vector=vector,
+            answer=self._rows.class_of(computed.key, near, answer, answer_vector),
+            answer_text=answer,
+            answer_vector=answer_vector,
+            tags=computed.tags,
+            expires=computed.expires,
+        )
+        self._drop(self._rows.keep(row), [row])
+
+    def _audit(self, instead: bytes, answer: str, vector: bytes, audited: Callable[[bool], None]) -> None:
+        row = self._rows.find(instead)
+        if row is None:
+            return  # it has been forgotten meanwhile: nothing would be served
+        right = same_answer(answer, row.answer_text, cosine(vector, row.answer_vector))
+        if not right:
+            self._rows.forget(instead)
+            self._drop([instead])
+        audited(right)
+
+    def _drop(self, keys: Iterable[bytes], kept: Iterable[Row] = ()) -> None:
+        if self._shelf is not None:
+            self._shelf.write(kept, keys)

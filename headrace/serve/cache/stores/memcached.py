@@ -1,0 +1,120 @@
+"""Answers shared through Memcached, by servers that know one secret.
+
+It knows no tags and tells nothing of what it holds: all tags' versions lie under one key, changed by compare-and-swap,
+and what has been cleared stays there, unservable, until its time is over or its room is needed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from typing import TypeVar
+
+from pymemcache.client.base import PooledClient
+
+from headrace.core.cache.response.entry import StoreFacts
+from headrace.core.cache.response.tags import EVERYTHING
+from headrace.serve.cache.stores.generation import GENERATION, VERSIONS, entry_name, new_generation
+
+CONNECTIONS = 4
+SOCKET_SECONDS = 1.0
+LARGEST_BYTES = 1_000_000
+"""Memcached takes no larger item unless told to."""
+
+LONGEST_SECONDS = 30 * 86400
+"""It takes a longer time to live for a date."""
+
+ATTEMPTS = 16
+
+ValueT = TypeVar("ValueT")
+
+
+class MemcachedStore:
+    """A `core.ports.Store` at ``host``:``port``; the client blocks, so it has threads of its own."""
+
+    name = "memcached"
+
+    def __init__(self, host: str, port: int) -> None:
+        self._client = PooledClient(
+            (host, port),
+            connect_timeout=SOCKET_SECONDS,
+            timeout=SOCKET_SECONDS,
+            no_delay=True,
+            max_pool_size=CONNECTIONS,
+            default_noreply=False,
+        )
+        self._threads = ThreadPoolExecutor(CONNECTIONS, thread_name_prefix="headrace-memcached")
+        self._generation: str | None = None
+
+    async def get(self, key: bytes) -> bytes | None:
+        if self._generation is None:
+            return None  # whoever asks has not yet heard of what was cleared
+        name = entry_name(self._generation, key)
+        return await self._run(lambda: self._client.get(name))
+
+    async def put(self, key: bytes, value: bytes, ttl: float, tags: tuple[str, ...]) -> None:
+        if self._generation is None or len(value) > LARGEST_BYTES:
+            return
+        name, seconds = entry_name(self._generation, key), min(LONGEST_SECONDS, max(1, int(ttl)))
+        await self._run(lambda: self._client.set(name, value, expire=seconds))
+
+    async def delete(self, key: bytes) -> None:
+        if self._generation is not None:
+            name = entry_name(self._generation, key)
+            await self._run(lambda: self._client.delete(name))
+
+    async def clear(self, tag: str) -> None:
+        known = await self._run(lambda: self._clear(tag))
+        self._generation = str(known[GENERATION])
+
+    async def versions(self) -> Mapping[str, int]:
+        known = await self._run(lambda: self._change(lambda known: None))
+        self._generation = str(known[GENERATION])
+        return {tag: int(number) for tag, number in known.items() if tag != GENERATION}
+
+    async def advance(self, steps: Mapping[str, int]) -> None:
+        def change(known: dict[str, str | int]) -> None:
+            for tag, by in steps.items():
+                known[tag] = int(known.get(tag, 0)) + by
+
+        await self._run(lambda: self._change(change))
+
+    def facts(self) -> StoreFacts:
+        return StoreFacts(None, None, 0)
+
+    async def close(self) -> None:
+        await self._run(self._client.close)
+        self._threads.shutdown(wait=False)
+
+    def _clear(self, tag: str) -> dict[str, str | int]:
+        def change(known: dict[str, str | int]) -> None:
+            known[tag] = int(known.get(tag, 0)) + 1
+            if tag == EVERYTHING:
+                known[GENERATION] = new_generation()
+
+        return self._change(change)
+
+    def _change(self, change: Callable[[dict[str, str | int]], None]) -> dict[str, str | int]:
+        """The versions, after ``change``; begun anew where they are gone."""
+        for _ in range(ATTEMPTS):
+            value, token = self._client.gets(VERSIONS)
+            known: dict[str, str | int] = (
+                {GENERATION: new_generation()} if value is None else json.loads(value)
+            )
+            before = dict(known)
+            change(known)
+            if value is not None and known == before:
+                return known
+            spelt = json.dumps(known).encode()
+            if (
+                self._client.add(VERSIONS, spelt)
+                if value is None
+                else self._client.cas(VERSIONS, spelt, token)
+            ):
+                return known
+        raise OSError("the versions are being changed all the time")
+
+    async def _run(self, call: Callable[[], ValueT]) -> ValueT:
+        return await asyncio.get_running_loop().run_in_executor(self._threads, call)

@@ -1,0 +1,115 @@
+"""Answers shared through Redis (or Valkey), by servers that know one secret.
+
+An entry is a string with a time to live. A tag is a number in one hash, which makes a clearing certain, and a sorted
+set of the names that carry it with their ends, which lets it delete them. No scripts, no modules, and no scan on the
+road of a request.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import time
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from redis.asyncio import BlockingConnectionPool, Redis
+from redis.asyncio.retry import Retry
+from redis.backoff import NoBackoff
+
+from headrace.core.cache.response.entry import StoreFacts
+from headrace.core.cache.response.tags import EVERYTHING
+from headrace.serve.cache.stores.generation import GENERATION, PREFIX, VERSIONS, entry_name, new_generation
+
+CONNECTIONS = 16
+CONNECT_SECONDS = 1.0
+DELETED_AT_ONCE = 500
+
+
+class RedisStore:
+    """A `core.ports.Store` at ``url`` (``redis://``, ``rediss://`` or ``unix://``).
+
+    Nothing is tried twice: the caller has a deadline and another way to his answer.
+    """
+
+    name = "redis"
+
+    def __init__(self, url: str, clock: Callable[[], float] = time.time) -> None:
+        pool = BlockingConnectionPool.from_url(
+            url,
+            max_connections=CONNECTIONS,
+            timeout=None,  # whoever asks has a deadline of his own
+            socket_connect_timeout=CONNECT_SECONDS,
+            retry=Retry(NoBackoff(), 0),
+            protocol=3,
+        )
+        # Any: what its methods return is annotated differently from release to release.
+        self._redis: Any = Redis(connection_pool=pool)
+        self._clock = clock
+        self._generation: str | None = None
+
+    async def get(self, key: bytes) -> bytes | None:
+        if self._generation is None:
+            return None  # whoever asks has not yet heard of what was cleared
+        value: bytes | None = await self._redis.get(entry_name(self._generation, key))
+        return value
+
+    async def put(self, key: bytes, value: bytes, ttl: float, tags: tuple[str, ...]) -> None:
+        if self._generation is None:
+            return
+        name, milliseconds = entry_name(self._generation, key), max(1, int(ttl * 1000))
+        now = self._clock()
+        async with self._redis.pipeline(transaction=False) as pipe:
+            pipe.set(name, value, px=milliseconds)
+            for tag in tags:
+                if tag != EVERYTHING:
+                    pipe.zadd(_names(tag), {name: now + ttl})
+                    pipe.zremrangebyscore(
+                        _names(tag), "-inf", now
+                    )  # or it would grow as long as it is in use
+                    pipe.pexpire(_names(tag), milliseconds, nx=True)
+                    pipe.pexpire(_names(tag), milliseconds, gt=True)
+            await pipe.execute()
+
+    async def delete(self, key: bytes) -> None:
+        if self._generation is not None:
+            await self._redis.delete(entry_name(self._generation, key))
+
+    async def clear(self, tag: str) -> None:
+        await self._redis.hincrby(VERSIONS, _spell(tag), 1)
+        if tag == EVERYTHING:
+            await self._redis.hset(VERSIONS, GENERATION, new_generation())
+            async for name in self._redis.scan_iter(f"{PREFIX}{self._generation}:*", count=DELETED_AT_ONCE):
+                await self._redis.unlink(name)
+            await self.versions()
+            return
+        while names := await self._redis.zpopmin(_names(tag), DELETED_AT_ONCE):
+            await self._redis.unlink(*[name for name, _ in names])
+
+    async def versions(self) -> Mapping[str, int]:
+        async with self._redis.pipeline(transaction=True) as pipe:
+            pipe.hsetnx(VERSIONS, GENERATION, new_generation())
+            pipe.hgetall(VERSIONS)
+            _, numbers = await pipe.execute()
+        self._generation = numbers.pop(GENERATION.encode()).decode()
+        return {tag.decode("utf-8", "surrogatepass"): int(number) for tag, number in numbers.items()}
+
+    async def advance(self, steps: Mapping[str, int]) -> None:
+        async with self._redis.pipeline(transaction=True) as pipe:
+            for tag, by in steps.items():
+                pipe.hincrby(VERSIONS, _spell(tag), by)
+            await pipe.execute()
+
+    def facts(self) -> StoreFacts:
+        return StoreFacts(None, None, 0)  # its memory is others' too
+
+    async def close(self) -> None:
+        await self._redis.aclose()
+        await self._redis.connection_pool.disconnect()
+
+
+def _names(tag: str) -> str:
+    return f"{PREFIX}tag:{hashlib.sha256(_spell(tag)).hexdigest()}"
+
+
+def _spell(tag: str) -> bytes:
+    return tag.encode("utf-8", "surrogatepass")

@@ -1,0 +1,291 @@
+"""Answers in a file: they outlive the process, and processes of one machine may share it.
+
+SQLite in write-ahead mode. One thread writes, in batches, so that no look-up waits for a disk; a few others read. A
+file that is no database any more is put aside and a new one begun: answers can be computed again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import hashlib
+import logging
+import queue
+import sqlite3
+import threading
+import time
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+from typing import NamedTuple
+
+from headrace.core.cache.response.entry import StoreFacts
+
+logger = logging.getLogger(__name__)
+
+LAYOUT = 1
+"""The number of the tables' layout; a file of another one is begun anew."""
+
+BATCH = 256
+"""Writes in one transaction at most."""
+
+READERS = 2
+BUSY_SECONDS = 1.0
+"""How long a writer waits for another process's transaction."""
+
+USED_SECONDS = 60.0
+"""How exactly it is known when an entry was last used: a finer grain would turn each read into a write."""
+
+EVICTED_AT_ONCE = 64
+
+_TABLES = f"""
+CREATE TABLE entries (
+    id INTEGER PRIMARY KEY, key BLOB NOT NULL UNIQUE, until REAL NOT NULL, used REAL NOT NULL, tags TEXT NOT NULL,
+    value BLOB NOT NULL
+);
+CREATE INDEX by_use ON entries (used);
+CREATE TABLE versions (tag TEXT PRIMARY KEY, number INTEGER NOT NULL) WITHOUT ROWID;
+PRAGMA user_version = {LAYOUT};
+"""
+_PUT = """
+INSERT INTO entries (key, until, used, tags, value) VALUES (?, ?, ?, ?, ?)
+ON CONFLICT (key) DO UPDATE
+SET until = excluded.until, used = excluded.used, tags = excluded.tags, value = excluded.value
+"""
+_EVICT = "DELETE FROM entries WHERE id IN (SELECT id FROM entries ORDER BY used LIMIT ?)"
+_RAISE = (
+    "INSERT INTO versions VALUES (?, ?) ON CONFLICT (tag) DO UPDATE SET number = number + excluded.number"
+)
+
+_Deed = Callable[[sqlite3.Connection], object]
+
+
+class _Work(NamedTuple):
+    deed: _Deed
+    done: Future[None]
+
+
+class SQLiteStore:
+    """A `core.ports.Store` in the file ``path``, which grows to about ``max_bytes``.
+
+    Raises:
+        OSError: the file cannot be made or read.
+    """
+
+    name = "sqlite"
+
+    def __init__(self, path: str | Path, max_bytes: int, clock: Callable[[], float] = time.time) -> None:
+        self._path = Path(path).expanduser()
+        self._max_bytes = max_bytes
+        self._clock = clock
+        self._facts = StoreFacts(None, None, 0)
+        self._used: dict[int, float] = {}
+        self._counted = -USED_SECONDS
+        try:
+            _prepare(self._path)
+        except sqlite3.Error as error:
+            raise OSError(f"{self._path} cannot be used: {error}") from error
+        self._work: queue.SimpleQueue[_Work | None] = queue.SimpleQueue()
+        self._generation = 0  # of the file: another one once it has been put aside
+        self._local = threading.local()
+        self._readers = ThreadPoolExecutor(READERS, thread_name_prefix="headrace-sqlite")
+        self._writer = threading.Thread(target=self._write, name="headrace-sqlite-writer", daemon=True)
+        self._writer.start()
+
+    async def get(self, key: bytes) -> bytes | None:
+        return await asyncio.get_running_loop().run_in_executor(self._readers, self._get, key)
+
+    async def put(self, key: bytes, value: bytes, ttl: float, tags: tuple[str, ...]) -> None:
+        now = self._clock()
+        row = (key, now + ttl, now, " ".join(map(_mark, tags)), value)
+        await self._write_down(lambda connection: connection.execute(_PUT, row))
+
+    async def delete(self, key: bytes) -> None:
+        await self._write_down(lambda db: db.execute("DELETE FROM entries WHERE key = ?", (key,)))
+
+    async def clear(self, tag: str) -> None:
+        def deed(connection: sqlite3.Connection) -> None:
+            connection.execute(_RAISE, (tag, 1))
+            connection.execute("DELETE FROM entries WHERE instr(tags, ?)", (_mark(tag),))
+
+        await self._write_down(deed)
+
+    async def versions(self) -> Mapping[str, int]:
+        return await asyncio.get_running_loop().run_in_executor(self._readers, self._versions)
+
+    async def advance(self, steps: Mapping[str, int]) -> None:
+        rows = list(steps.items())
+        await self._write_down(lambda connection: connection.executemany(_RAISE, rows))
+
+    def facts(self) -> StoreFacts:
+        return self._facts
+
+    async def close(self) -> None:
+        self._work.put(None)
+        loop = asyncio.get_running_loop()
+        await loop.run_in_executor(None, self._writer.join)
+        await loop.run_in_executor(None, self._readers.shutdown)
+
+    async def _write_down(self, deed: _Deed) -> None:
+        done: Future[None] = Future()
+        self._work.put(_Work(deed, done))
+        await asyncio.wrap_future(done)
+
+    def _reader(self) -> sqlite3.Connection:
+        """This thread's connection."""
+        generation, connection = getattr(self._local, "reader", (None, None))
+        if generation != self._generation or connection is None:
+            connection = _open(self._path)
+            self._local.reader = (self._generation, connection)
+        return connection
+
+    def _get(self, key: bytes) -> bytes | None:
+        found = self._reader().execute("SELECT id, until, used, value FROM entries WHERE key = ?", (key,))
+        row = found.fetchone()
+        now = self._clock()
+        if row is None or row[1] <= now:
+            return None
+        if abs(now - row[2]) > USED_SECONDS:
+            self._used[row[0]] = now
+        value: bytes = row[3]
+        return value
+
+    def _versions(self) -> Mapping[str, int]:
+        return dict(self._reader().execute("SELECT tag, number FROM versions").fetchall())
+
+    def _write(self) -> None:
+        """The writer's life: everything that waits, in one transaction after the other."""
+        connection: sqlite3.Connection | None = None
+        ending = False
+        while not ending:
+            batch = [self._work.get()]
+            with contextlib.suppress(queue.Empty):
+                while len(batch) < BATCH:
+                    batch.append(self._work.get_nowait())
+            ending = None in batch
+            work = [each for each in batch if each is not None and each.done.set_running_or_notify_cancel()]
+            try:
+                connection = connection or _open(self._path)
+                self._commit(connection, work)
+            except Exception as error:
+                connection = self._recover(connection, error)
+                for each in work:
+                    each.done.set_exception(error)
+            else:
+                for each in work:
+                    each.done.set_result(None)
+        if connection is not None:
+            connection.close()
+
+    def _commit(self, connection: sqlite3.Connection, work: list[_Work]) -> None:
+        now = self._clock()
+        used, self._used = self._used, {}
+        connection.execute("BEGIN IMMEDIATE")
+        for each in work:
+            each.deed(connection)
+        connection.executemany(
+            "UPDATE entries SET used = ? WHERE id = ?", [(at, row) for row, at in used.items()]
+        )
+        evicted = self._make_room(connection, now)
+        connection.commit()
+        entries = self._facts.entries
+        if abs(now - self._counted) >= USED_SECONDS or entries is None:
+            self._counted = now
+            (entries,) = connection.execute("SELECT count(*) FROM entries").fetchone()
+        self._facts = StoreFacts(entries, _nbytes(connection), self._facts.evictions + evicted)
+
+    def _make_room(self, connection: sqlite3.Connection, now: float) -> int:
+        """Drop what has ended, then what was not used for longest, until it fits; how many of the latter."""
+        if _nbytes(connection) <= self._max_bytes:
+            return 0
+        connection.execute("DELETE FROM entries WHERE until <= ?", (now,))
+        evicted = 0
+        while _nbytes(connection) > self._max_bytes:
+            dropped = connection.execute(_EVICT, (EVICTED_AT_ONCE,)).rowcount
+            if not dropped:
+                break
+            evicted += dropped
+        return evicted
+
+    def _recover(self, connection: sqlite3.Connection | None, error: Exception) -> sqlite3.Connection | None:
+        """After a failed batch: the connection to go on with, None for a new one."""
+        if connection is not None:
+            with contextlib.suppress(sqlite3.Error):
+                connection.rollback()
+        if not _is_damage(error):
+            return connection
+        if connection is not None:
+            connection.close()
+        with contextlib.suppress(sqlite3.Error, OSError):  # it will be tried again at the next batch
+            _prepare(self._path, thoroughly=True)
+            self._generation += 1
+        return None
+
+
+def _open(path: Path) -> sqlite3.Connection:
+    connection = sqlite3.connect(path, timeout=BUSY_SECONDS, isolation_level=None, check_same_thread=False)
+    connection.execute("PRAGMA synchronous = NORMAL")
+    return connection
+
+
+def _prepare(path: Path, thoroughly: bool = False) -> None:
+    """Make sure that there is a database of our layout; what is there instead is put aside."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    if path.is_file() and not _usable(path, thoroughly):
+        aside = path.with_name(f"{path.name}.damaged")
+        logger.warning("%s is no cache of answers that can be read; it is put aside as %s", path, aside)
+        for suffix in ("-wal", "-shm"):
+            path.with_name(path.name + suffix).unlink(missing_ok=True)
+        path.replace(aside)
+    if not path.is_file():
+        path.touch(mode=0o600)
+    connection = _open(path)
+    try:
+        connection.execute("PRAGMA journal_mode = WAL")
+        connection.execute("BEGIN IMMEDIATE")  # two processes may start at once
+        if connection.execute("PRAGMA user_version").fetchone() != (LAYOUT,):
+            for statement in filter(str.strip, _TABLES.split(";")):
+                connection.execute(statement)
+        connection.execute("COMMIT")
+    finally:
+        connection.close()
+
+
+def _usable(path: Path, thoroughly: bool) -> bool:
+    if not path.stat().st_size:
+        return True
+    connection = sqlite3.connect(path, timeout=BUSY_SECONDS)
+    try:
+        (layout,) = connection.execute("PRAGMA user_version").fetchone()
+        (tables,) = connection.execute("SELECT count(*) FROM sqlite_master").fetchone()
+        if layout != LAYOUT:
+            return bool(layout == 0 and tables == 0)
+        return not thoroughly or bool(connection.execute("PRAGMA quick_check(1)").fetchone() == ("ok",))
+    except sqlite3.DatabaseError as error:
+        if _is_damage(error):
+            return False
+        raise
+    finally:
+        connection.close()
+
+
+def _is_damage(error: Exception) -> bool:
+    """Whether the file is broken, and not only locked, full or gone."""
+    return isinstance(error, sqlite3.DatabaseError) and error.sqlite_errorcode & 0xFF in (
+        sqlite3.SQLITE_CORRUPT,
+        sqlite3.SQLITE_NOTADB,
+    )
+
+
+def _nbytes(connection: sqlite3.Connection) -> int:
+    """Bytes of the pages that hold something."""
+    pages, free, size = (
+        connection.execute(f"PRAGMA {name}").fetchone()[0]
+        for name in ("page_count", "freelist_count", "page_size")
+    )
+    return int((pages - free) * size)
+
+
+def _mark(tag: str) -> str:
+    """A tag in a row: of one length and one alphabet, so that none is part of another."""
+    return hashlib.sha256(tag.encode("utf-8", "surrogatepass")).hexdigest()[:32]

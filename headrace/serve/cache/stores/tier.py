@@ -1,0 +1,129 @@
+"""A store as a look-up sees it: entries instead of bytes, and every fault a miss.
+
+A store that is slow, wrong or gone costs its deadline a few times, then nothing: a breaker stops asking it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Awaitable, Callable, Mapping
+from typing import TypeVar
+
+from headrace.core.cache.response.circuit_breaker import CircuitBreaker
+from headrace.core.cache.response.codec import Damaged, Seal, pack, unpack
+from headrace.core.cache.response.entry import Entry, StoreFacts
+from headrace.core.events import Fault, StoreFaulted
+from headrace.core.ports import Store
+
+logger = logging.getLogger(__name__)
+
+ValueT = TypeVar("ValueT")
+
+WRITE_SECONDS = 2.0
+"""What a write may take: nobody waits for it, but a queue of them must not grow without end."""
+
+
+class Tier:
+    """One store and the seconds that a look-up in it may take (0: it is in this process and simply asked).
+
+    ``seal`` authenticates the values of a store that others can write to. ``tell`` gets its faults.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        deadline: float = 0.0,
+        seal: Seal | None = None,
+        tell: Callable[[StoreFaulted], None] = lambda event: None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.name = store.name
+        self.at_hand = not deadline  # a look-up never waits
+        self._store = store
+        self._deadline = deadline
+        self._seal = seal
+        self._tell = tell
+        self._clock = clock
+        self._reading = CircuitBreaker()
+        self._writing = CircuitBreaker()  # a full disk can still be read
+
+    async def find(self, key: bytes) -> Entry | None:
+        """The entry under ``key``; None too where the store cannot say."""
+        value = await self._ask(lambda: self._store.get(key), self._reading, self._deadline)
+        if value is None:
+            return None
+        try:
+            return unpack(key, value if self._seal is None else self._seal.open(key, value))
+        except Damaged as error:
+            self._fault(Fault.DAMAGED, str(error))
+            await self.forget(key)
+            return None
+
+    async def keep(self, key: bytes, entry: Entry, ttl: float) -> None:
+        """Put ``entry`` there for ``ttl`` seconds, if the store can."""
+        value = pack(key, entry)
+        sealed = value if self._seal is None else self._seal.close(key, value)
+        tags = tuple([tag for tag, _ in entry.versions])
+        await self._ask(lambda: self._store.put(key, sealed, ttl, tags), self._writing, WRITE_SECONDS)
+
+    async def forget(self, key: bytes) -> None:
+        """Delete one entry, if the store can."""
+        await self._ask(lambda: self._store.delete(key), self._writing, WRITE_SECONDS)
+
+    async def clear(self, tag: str) -> bool:
+        """Delete all with a tag, and raise its version; whether the store could."""
+        done = await self._ask(lambda: _done(self._store.clear(tag)), self._writing, WRITE_SECONDS)
+        return done is not None
+
+    async def versions(self) -> Mapping[str, int] | None:
+        """The versions that the store knows; None where it cannot say."""
+        return await self._ask(self._store.versions, self._reading, WRITE_SECONDS)
+
+    async def advance(self, steps: Mapping[str, int]) -> None:
+        """Raise the versions that the store knows, if it can."""
+        await self._ask(lambda: self._store.advance(steps), self._writing, WRITE_SECONDS)
+
+    def facts(self) -> StoreFacts:
+        """How full it is."""
+        return self._store.facts()
+
+    async def close(self) -> None:
+        """Write what is under way and let go."""
+        try:
+            async with asyncio.timeout(WRITE_SECONDS):
+                await self._store.close()
+        except Exception as error:
+            logger.warning("%s could not be closed: %s", self.name, error)
+
+    async def _ask(
+        self, ask: Callable[[], Awaitable[ValueT]], breaker: CircuitBreaker, deadline: float
+    ) -> ValueT | None:
+        if self.at_hand:
+            return await ask()
+        if not breaker.permits(self._clock()):
+            self._fault(Fault.RESTING, "")
+            return None
+        try:
+            async with asyncio.timeout(deadline):
+                value = await ask()
+        except TimeoutError:
+            self._fault(Fault.SLOW, f"no answer within {deadline:g} s")
+        except Exception as error:  # a client library raises what it likes
+            self._fault(Fault.FAILED, f"{type(error).__name__}: {error}")
+        else:
+            breaker.succeeded()
+            return value
+        breaker.failed(self._clock())
+        return None
+
+    def _fault(self, fault: Fault, message: str) -> None:
+        if fault in (Fault.DAMAGED, Fault.FAILED):
+            logger.warning("%s: %s", self.name, message)
+        self._tell(StoreFaulted(self.name, fault, message))
+
+
+async def _done(work: Awaitable[object]) -> bool:
+    await work
+    return True

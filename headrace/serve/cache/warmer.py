@@ -1,0 +1,270 @@
+"""Computes in quiet times what will probably be asked for: jobs in, one batch at a time, until somebody comes.
+
+```
+ POST /v1/cache/warm ──> jobs ──┐         quiet? allowance left?
+ history, best first ───────────┴──> up to ``batch`` at once ──> caches
+                                      pause: jobs go back, what they have computed is taken up next time
+```
+Its requests are of the background class: the scheduler lets them run only while nothing else has work, and stops them
+at the first arrival. So that nobody waits for the loop either, none is begun while somebody is being read or answered,
+and each only when the one before has been read and rendered. It knows no wire format: how a question becomes an answer
+is handed in.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import deque
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from enum import StrEnum
+from typing import NamedTuple
+
+from headrace.core.cache.warming.demand_forecast import choose
+from headrace.core.cache.warming.idle_detector import IdleDetector
+from headrace.core.events import Arrived, Event
+from headrace.core.tenancy.classes import is_awaited
+from headrace.serve.cache.history import History, Recorded
+
+logger = logging.getLogger(__name__)
+
+TICK_SECONDS = 0.1
+"""How soon a quiet time is noticed, or its end."""
+
+PREFIX_SECONDS = 120.0
+"""How often a registered prefix is asked for, so that it is found before it is missed."""
+
+REFILL_SECONDS = 60.0
+"""How often the history is asked again once all its candidates have been dealt with."""
+
+HOUR = 3600.0
+MAX_JOBS = 100_000
+MAX_DEALT_WITH = 100_000
+
+
+Begun = Callable[[], None]
+"""To be called once a question has been read, and waits for nothing but its answer."""
+
+
+class Outcome(StrEnum):
+    """What became of a job."""
+
+    COMPUTED = "computed"
+    KEPT = "kept"
+    REFUSED = "refused"
+
+
+class WarmState(NamedTuple):
+    """What the warmer is at; ``spent_seconds`` and ``left_seconds`` are those of the current hour."""
+
+    quiet: bool
+    arrivals_per_second: float
+    prefixes: int
+    waiting: int
+    running: int
+    computed: int
+    kept: int
+    refused: int
+    spent_seconds: float
+    left_seconds: float
+
+
+class _Job(NamedTuple):
+    question: Recorded
+    key: bytes | None  # in the history
+
+
+class _Allowance:
+    """So many seconds of the device per hour."""
+
+    def __init__(self, seconds: float, now: float) -> None:
+        self._seconds = seconds
+        self._hour = now
+        self.spent = 0.0
+
+    def spend(self, seconds: float, now: float) -> None:
+        self.left(now)
+        self.spent += seconds
+
+    def left(self, now: float) -> float:
+        if now - self._hour >= HOUR:
+            self._hour, self.spent = now, 0.0
+        return max(0.0, self._seconds - self.spent)
+
+
+class Warmer:
+    """A `core.ports.Watcher` that hears who comes, and works while few come.
+
+    Args:
+        compute: has one question answered into the caches; cancelled when it must make way.
+        busy: whether somebody is being read or answered.
+        window: when the traffic is low.
+        clock, wall: seconds, and Unix time.
+        batch: questions computed at once.
+        seconds_per_hour: of the device.
+        horizon_seconds: how far ahead demand is looked at: as long as an answer is kept.
+        history: where candidates come from.
+    """
+
+    def __init__(
+        self,
+        compute: Callable[[Recorded, Begun], Awaitable[Outcome]],
+        busy: Callable[[], bool],
+        window: IdleDetector,
+        clock: Callable[[], float],
+        wall: Callable[[], float],
+        *,
+        batch: int,
+        seconds_per_hour: float,
+        horizon_seconds: float,
+        history: History | None = None,
+    ) -> None:
+        self._compute = compute
+        self._busy = busy
+        self._window = window
+        self._clock = clock
+        self._wall = wall
+        self._batch = batch
+        self._allowance = _Allowance(seconds_per_hour, clock())
+        self._horizon_seconds = horizon_seconds
+        self._history = history
+        self._waiting: deque[_Job] = deque()
+        self._running: dict[asyncio.Task[Outcome], _Job] = {}
+        self._counts = dict.fromkeys(Outcome, 0)
+        self._dealt_with: set[bytes] = set()
+        self._prefixes: dict[Recorded, float] = {}  # and when each is due
+        self._refill_at = clock()
+        self._ticked = clock()
+        self._loop_task: asyncio.Task[None] | None = None
+        self.settled = history is None
+        """Whether the history's candidates of the start have been dealt with, as far as the allowance goes."""
+
+    def start(self) -> None:
+        """Begin; on the running loop."""
+        self._loop_task = asyncio.get_running_loop().create_task(self._work())
+
+    async def stop(self) -> None:
+        """Leave everything where it is."""
+        if self._loop_task is not None:
+            self._loop_task.cancel()
+        for task in self._running:
+            task.cancel()
+        await asyncio.gather(*self._running, return_exceptions=True)
+
+    def fold(self, event: Event, now: float) -> None:
+        """Who comes may end the quiet."""
+        if type(event) is Arrived and is_awaited(event.service_class):
+            self._window.arrived(now)
+
+    def add(self, questions: Iterable[Recorded]) -> int:
+        """Have these computed when there is time; how many were taken on."""
+        taken = 0
+        for question in questions:
+            if len(self._waiting) >= MAX_JOBS:
+                break
+            self._waiting.append(_Job(question, None))
+            taken += 1
+        return taken
+
+    async def keep_warm(self, tenant: str, prefix: Recorded) -> None:
+        """Have the beginning of prompts computed now and again; where there is a history, after a restart too."""
+        if prefix in self._prefixes:
+            return
+        self._prefixes[prefix] = self._clock() + PREFIX_SECONDS
+        self._waiting.appendleft(_Job(prefix, None))
+        if self._history is not None:
+            await self._history.register(tenant, prefix)
+
+    async def refill(self) -> int:
+        """Take on the history's best candidates; how many there were."""
+        if self._history is None:
+            return 0
+        wall, left = self._wall(), self._allowance.left(self._clock())
+        candidates = await self._history.candidates(wall)
+        waiting = {job.key for job in (*self._waiting, *self._running.values())}
+        fresh = [c for c in candidates if c.key not in self._dealt_with and c.key not in waiting]
+        chosen = choose(fresh, wall, self._horizon_seconds, left)
+        found = [(choice.key, await self._history.question(choice.key)) for choice in chosen]
+        self._waiting.extend(_Job(question, key) for key, question in found if question is not None)
+        return len(found)
+
+    def state(self) -> WarmState:
+        """How far it is."""
+        now = self._clock()
+        return WarmState(
+            quiet=self._window.open(now),
+            arrivals_per_second=self._window.rate(now),
+            prefixes=len(self._prefixes),
+            waiting=len(self._waiting),
+            running=len(self._running),
+            computed=self._counts[Outcome.COMPUTED],
+            kept=self._counts[Outcome.KEPT],
+            refused=self._counts[Outcome.REFUSED],
+            left_seconds=self._allowance.left(now),
+            spent_seconds=self._allowance.spent,
+        )
+
+    async def _work(self) -> None:
+        if self._history is not None:
+            now = self._clock()
+            self._prefixes.update(dict.fromkeys(await self._history.prefixes(), now))
+        while True:
+            try:
+                await self._tick()
+            except Exception:  # whatever is wrong with warming, it must not end the server's background
+                logger.exception("warming failed and goes on")
+            await asyncio.sleep(TICK_SECONDS)
+
+    async def _tick(self) -> None:
+        now = self._clock()
+        if self._running:
+            self._allowance.spend(now - self._ticked, now)
+        self._ticked = now
+        if not self._window.open(now) or not self._allowance.left(now):
+            self._pause()
+            self.settled = self.settled or not self._allowance.left(now)
+            return
+        if not self._waiting and not self._running and now >= self._refill_at and not await self.refill():
+            self._refill_at = now + REFILL_SECONDS
+            self.settled = True
+        self._renew_prefixes(now)
+        while self._waiting and len(self._running) < self._batch and not self._busy():
+            await self._begin(self._waiting.popleft())
+
+    def _renew_prefixes(self, now: float) -> None:
+        for prefix, due in self._prefixes.items():
+            if now >= due:
+                self._prefixes[prefix] = now + PREFIX_SECONDS
+                self._waiting.appendleft(_Job(prefix, None))
+
+    async def _begin(self, job: _Job) -> None:
+        begun = asyncio.Event()
+        task = asyncio.get_running_loop().create_task(self._run(job, begun.set))
+        self._running[task] = job
+        task.add_done_callback(self._ended)
+        task.add_done_callback(lambda _: begun.set())
+        await begun.wait()
+
+    async def _run(self, job: _Job, begun: Begun) -> Outcome:
+        return await self._compute(job.question, begun)
+
+    def _ended(self, task: asyncio.Task[Outcome]) -> None:
+        job = self._running.pop(task, None)
+        if job is None or task.cancelled():
+            return
+        error = task.exception()
+        if error is not None:
+            logger.error("a question could not be computed ahead", exc_info=error)
+        self._counts[Outcome.REFUSED if error is not None else task.result()] += 1
+        if job.key is not None:
+            if len(self._dealt_with) >= MAX_DEALT_WITH:
+                self._dealt_with.clear()
+            self._dealt_with.add(job.key)
+
+    def _pause(self) -> None:
+        """Make way: what runs goes back to the head of the line."""
+        jobs: Sequence[_Job] = tuple(self._running.values())
+        running, self._running = self._running, {}
+        for task in running:
+            task.cancel()
+        self._waiting.extendleft(reversed(jobs))

@@ -1,0 +1,102 @@
+"""Which field of a call can change its answer, and by which way it gets into the key: one row per wire field.
+
+A field that has no row here forbids caching for the calls that set it. So a new capability is slow before it is wrong,
+and a test asks for its row.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from enum import StrEnum
+from functools import cache
+
+from headrace.serve.http.wire import Wire
+
+
+class Way(StrEnum):
+    """How a field reaches the key of an answer, or why it need not."""
+
+    TOKENS = "tokens"  # shapes the prompt's tokens
+    SAMPLING = "sampling"  # is settled into the sampling parameters or the seed
+    SCOPE = "scope"  # parts those who share nothing
+    SHOWN = "shown"  # how an answer is written down, which a replay decides anew
+    CONTROL = "control"  # asks something of the caches
+    INERT = "inert"  # cannot reach the answer
+
+
+WAYS: Mapping[str, Way] = {
+    # the prompt
+    "messages": Way.TOKENS,
+    "prompt": Way.TOKENS,
+    "add_generation_prompt": Way.TOKENS,
+    "continue_final_message": Way.TOKENS,  # and into the key by itself, for the first word's space
+    "chat_template": Way.TOKENS,
+    "chat_template_kwargs": Way.TOKENS,
+    "tools": Way.TOKENS,  # also decides how an answer is parsed, which a replay does again
+    "reasoning_effort": Way.TOKENS,
+    "add_special_tokens": Way.TOKENS,
+    "truncate_prompt_tokens": Way.TOKENS,
+    # the answer
+    "temperature": Way.SAMPLING,
+    "top_p": Way.SAMPLING,
+    "top_k": Way.SAMPLING,
+    "min_p": Way.SAMPLING,
+    "max_tokens": Way.SAMPLING,
+    "max_completion_tokens": Way.SAMPLING,
+    "min_tokens": Way.SAMPLING,
+    "stop": Way.SAMPLING,
+    "stop_token_ids": Way.SAMPLING,
+    "include_stop_str_in_output": Way.SAMPLING,
+    "ignore_eos": Way.SAMPLING,
+    "seed": Way.SAMPLING,
+    "presence_penalty": Way.SAMPLING,
+    "frequency_penalty": Way.SAMPLING,
+    "repetition_penalty": Way.SAMPLING,
+    "logit_bias": Way.SAMPLING,
+    "allowed_token_ids": Way.SAMPLING,
+    "bad_words": Way.SAMPLING,
+    "skip_special_tokens": Way.SAMPLING,
+    "logprobs": Way.SAMPLING,
+    "top_logprobs": Way.SAMPLING,
+    "prompt_logprobs": Way.SAMPLING,
+    "response_format": Way.SAMPLING,
+    "structured_outputs": Way.SAMPLING,
+    "guided_json": Way.SAMPLING,
+    "guided_regex": Way.SAMPLING,
+    "guided_choice": Way.SAMPLING,
+    "guided_grammar": Way.SAMPLING,
+    "best_of": Way.SAMPLING,  # asks for scores; which of the candidates is told, is told anew
+    # who shares
+    "model": Way.SCOPE,
+    "user": Way.SCOPE,
+    "cache_salt": Way.SCOPE,
+    # how it is told
+    "n": Way.SHOWN,  # each answer has its own seed and its own key
+    "echo": Way.SHOWN,
+    "stream": Way.SHOWN,
+    "stream_options": Way.SHOWN,
+    "return_token_ids": Way.SHOWN,
+    "tool_choice": Way.SHOWN,  # the cache holds tokens, which are parsed when they are served
+    "parallel_tool_calls": Way.SHOWN,
+    "include_reasoning": Way.SHOWN,
+    "response_cache": Way.CONTROL,
+    "priority": Way.INERT,
+    "service_tier": Way.INERT,
+    "slo": Way.INERT,
+    "deadline_ms": Way.INERT,
+    "retention": Way.INERT,
+    "prompt_cache_key": Way.INERT,
+    "prompt_cache_retention": Way.INERT,
+    "request_id": Way.INERT,
+    "metadata": Way.INERT,
+}
+
+
+def unknown_field(body: Wire) -> str:
+    """The first field that ``body`` sets and no row is about; empty if there is none."""
+    return next((name for name in _rowless(type(body)) if name in body.model_fields_set), "")
+
+
+@cache
+def _rowless(form: type[Wire]) -> tuple[str, ...]:
+    return tuple(sorted(form.model_fields.keys() - WAYS.keys()))

@@ -1,0 +1,43 @@
+"""Takes note of the questions that come in, under a name that says nothing of them."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+from headrace.core.cache.response.key import Unkeyable, digest
+from headrace.serve.auth.api_keys import tenant
+from headrace.serve.cache.history import History, Recorded
+from headrace.serve.http.cache.cacheable import WAYS, Way
+from headrace.serve.http.cache.wire import control
+from headrace.serve.http.generation.call import Caller
+from headrace.serve.http.generation.fields import Generation
+
+_IMMATERIAL = {name for name, way in WAYS.items() if way in (Way.INERT, Way.CONTROL)}
+_IMMATERIAL |= {"stream", "stream_options", "return_token_ids"}
+
+
+class QuestionRecorder:
+    """Notes questions in a history; their words too, where ``words`` says that this has been agreed to."""
+
+    def __init__(self, history: History, words: bool, wall: Callable[[], float] = time.time) -> None:
+        self._history = history
+        self._words = words
+        self._wall = wall
+
+    def note(self, url: str, raw: bytes, body: Generation, caller: Caller) -> Caller:
+        """Note one question; its caller, with the question's name in the history.
+
+        Two questions have one name if they would have one answer. A caller who wants nothing kept is not noted.
+        """
+        if control(body.response_cache, caller.cache_control).no_store:
+            return caller
+        who = tenant(caller.key_id, caller.tenant_header, body.user)
+        said = body.model_dump(exclude_unset=True, exclude_none=True, exclude=_IMMATERIAL)
+        try:
+            key = digest(url, who, said)
+        except Unkeyable:
+            return caller
+        recorded = Recorded(url, caller.key_id, caller.tenant_header, raw) if self._words else None
+        self._history.asked(key, who, self._wall(), recorded)
+        return caller._replace(origin=key)

@@ -1,0 +1,180 @@
+"""``/v1/cache/warm``: what callers want computed ahead, and how a recorded question becomes an answer in a cache."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Awaitable, Callable
+
+from starlette.requests import Request as HttpRequest
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Route
+
+from headrace.core.request import InvalidParameter, Request, Retention, SamplingParams
+from headrace.core.tenancy.classes import BACKGROUND
+from headrace.serve.auth.api_keys import tenant
+from headrace.serve.cache.background_request import ID_PREFIX, BackgroundRequests, NotCacheable
+from headrace.serve.cache.history import Recorded
+from headrace.serve.cache.warmer import Begun, Outcome, Warmer
+from headrace.serve.http.body import read_body
+from headrace.serve.http.cache.warm_wire import WarmBody, WarmPrefix
+from headrace.serve.http.edge import CALLER
+from headrace.serve.http.errors import ApiError, invalid
+from headrace.serve.http.generation import unsupported
+from headrace.serve.http.generation.call import Call, Caller
+from headrace.serve.http.generation.unsupported import NotYet
+from headrace.serve.http.model import ServedModel
+from headrace.serve.http.openai.chat import open_chat, render
+from headrace.serve.http.openai.chat_wire import ChatBody, Conversation
+from headrace.serve.http.openai.completions import open_completion
+from headrace.serve.http.openai.completions_wire import CompletionBody
+from headrace.serve.http.wire import parse
+from headrace.serve.service import Refused, Service
+
+PATH = "/v1/cache/warm"
+"""Of this route, and of prefixes among recorded questions."""
+
+NOT_YET: NotYet = {}
+
+Opener = Callable[[Recorded, Caller], Awaitable[Call]]
+
+
+class Computing:
+    """Computes recorded questions into the caches: what `serve.cache.warmer.Warmer` is handed."""
+
+    def __init__(
+        self, ahead: BackgroundRequests, service: Service, model: ServedModel, request_timeout: float
+    ) -> None:
+        self._ahead = ahead
+        self._service = service
+        self._model = model
+        self._request_timeout = request_timeout
+        self._prefixes = 0
+
+    async def compute(self, question: Recorded, begun: Begun) -> Outcome:
+        """Answer one question, or keep one prefix; when it is cancelled, what was computed is left to be taken up."""
+        caller = Caller(question.key_id, question.tenant_header)
+        try:
+            if question.url == PATH:
+                return await self._prefill(parse(question.body, WarmPrefix, NOT_YET), caller, begun)
+            call = await self.open(question, caller)
+            begun()
+            try:
+                while not call.done:
+                    await call.advance()
+            finally:
+                call.close()
+            return Outcome(call.cache_note)
+        except (ApiError, InvalidParameter, NotCacheable, Refused):
+            return Outcome.REFUSED
+
+    async def open(self, question: Recorded, caller: Caller) -> Call:
+        """The call that a question once was.
+
+        Raises:
+            ApiError: this server would refuse it.
+            NotCacheable: no cache would keep its answer.
+        """
+        if question.url == "/v1/completions":
+            body = parse(question.body, CompletionBody, unsupported.COMPLETIONS)
+            return await open_completion(self._ahead, self._model, body, caller, self._request_timeout)
+        chat = parse(question.body, ChatBody, unsupported.CHAT)
+        return await open_chat(self._ahead, self._model, chat, caller, self._request_timeout)
+
+    async def prefix_tokens(self, prefix: WarmPrefix) -> list[int]:
+        """The tokens of a prefix.
+
+        Raises:
+            ApiError: it has no text or two, or its messages cannot be rendered, or it is too long.
+        """
+        if (prefix.prompt is None) == (prefix.messages is None):
+            raise invalid("a prefix has either a prompt or messages", "prefixes")
+        if prefix.prompt is not None:
+            tokens = await self._model.encode(prefix.prompt, add_special_tokens=True)
+        else:
+            opening = Conversation.model_construct(messages=prefix.messages, add_generation_prompt=False)
+            tokens = await self._model.encode(await render(self._model, opening), add_special_tokens=False)
+        if len(tokens) >= self._model.max_model_len:
+            raise invalid(
+                f"a prefix of {len(tokens)} tokens leaves no room in {self._model.max_model_len}", "prefixes"
+            )
+        return tokens
+
+    async def _prefill(self, prefix: WarmPrefix, caller: Caller, begun: Begun) -> Outcome:
+        who = tenant(caller.key_id, caller.tenant_header, prefix.user)
+        tokens = await self.prefix_tokens(prefix)
+        self._prefixes += 1
+        request = Request(
+            id=f"{ID_PREFIX}prefix-{self._prefixes}",
+            tokens=tuple(tokens),
+            params=SamplingParams(temperature=0.0, max_tokens=1),
+            arrived=self._service.now(),
+            tenant=who,
+            service_class=BACKGROUND.name,
+            salt=f"{who}\0{prefix.cache_salt or ''}",
+            retention=(Retention(0, None, prefix.retention),),
+        )
+        answer = self._service.open([request], interval=0)
+        begun()
+        try:
+            await answer.read()
+        finally:
+            self._service.close(answer)
+        return Outcome.KEPT if answer.cached_tokens[0] >= len(tokens) - 1 else Outcome.COMPUTED
+
+
+class Warm:
+    """The endpoint. ``max_body_bytes`` bounds what is read of a request."""
+
+    def __init__(
+        self, warmer: Warmer, computing: Computing, model: ServedModel, *, max_body_bytes: int
+    ) -> None:
+        self._warmer = warmer
+        self._computing = computing
+        self._model = model
+        self._max_body_bytes = max_body_bytes
+
+    def routes(self) -> list[Route]:
+        """What to mount."""
+        return [Route(PATH, self.warm, methods=["POST"]), Route(PATH, self.state)]
+
+    async def warm(self, request: HttpRequest) -> Response:
+        """``POST /v1/cache/warm``: have answers, and beginnings of prompts, computed when there is time.
+
+        Answers are computed as the caller's own: nobody else is served them.
+        """
+        body = parse(await read_body(request, self._max_body_bytes), WarmBody, NOT_YET)
+        caller: Caller = request.scope[CALLER]
+        questions = []
+        for number, each in enumerate(body.requests):
+            raw = json.dumps(each.body).encode()
+            self._check(each.url, raw, f"requests[{number}].body")
+            questions.append(Recorded(each.url, caller.key_id, caller.tenant_header, raw))
+        for prefix in body.prefixes:
+            await self._computing.prefix_tokens(prefix)
+            raw = prefix.model_dump_json(exclude_none=True).encode()
+            await self._warmer.keep_warm(
+                tenant(caller.key_id, caller.tenant_header, prefix.user),
+                Recorded(PATH, caller.key_id, caller.tenant_header, raw),
+            )
+        taken = self._warmer.add(questions)
+        found = await self._warmer.refill() if body.from_history else 0
+        return JSONResponse(
+            {"requests": taken, "prefixes": len(body.prefixes), "from_history": found}, status_code=202
+        )
+
+    async def state(self, request: HttpRequest) -> Response:
+        """``GET /v1/cache/warm``: how far warming is, and whether there is time for it."""
+        return JSONResponse(self._warmer.state()._asdict() | {"at": time.time()})
+
+    def _check(self, url: str, raw: bytes, param: str) -> None:
+        """Refuse at the door what could not be read later."""
+        form = (
+            (CompletionBody, unsupported.COMPLETIONS)
+            if url == "/v1/completions"
+            else (ChatBody, unsupported.CHAT)
+        )
+        try:
+            self._model.check_name(parse(raw, *form).model)
+        except ApiError as error:
+            raise invalid(f"{param}: {error}", f"{param}.{error.param}" if error.param else param) from None

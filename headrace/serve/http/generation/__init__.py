@@ -1,0 +1,6 @@
+"""What all endpoints that generate text share.
+
+- `fields`, `scheduling_fields`, `unsupported`: request fields. `sampling`: fields to sampling parameters.
+- `call`: one API call in progress. `choices`: the answer of one sequence while it grows.
+- `writing`, `logprobs`, `usage`: response JSON. `call_notes`: what only the HTTP layer knows of a call.
+"""

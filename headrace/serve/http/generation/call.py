@@ -1,0 +1,304 @@
+"""One API call under way: its prompts, its sequences in the engine, and the choices that they become.
+
+The same for chat and completions, streamed or not; how it is written down is theirs (`chat`, `completions`).
+"""
+
+from __future__ import annotations
+
+import logging
+import secrets
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import partial
+from typing import Any, NamedTuple, Protocol
+
+from headrace.core.cache.response.query import Turn
+from headrace.core.events import Emitted, Finished, PromptScored
+from headrace.core.plan import TokenLogprob
+from headrace.core.request import FinishReason, Request, Retention, SamplingParams
+from headrace.serve.auth.api_keys import tenant
+from headrace.serve.cache.lookup import NotCached
+from headrace.serve.cache.lookup_request import LookupRequest, no_turn
+from headrace.serve.http.cache.cacheable import unknown_field
+from headrace.serve.http.cache.wire import control
+from headrace.serve.http.errors import aborted, not_cached, of_finish, turned_away
+from headrace.serve.http.generation.choices import Choice
+from headrace.serve.http.generation.fields import Generation
+from headrace.serve.http.generation.scheduling_fields import retentions, scheduling_of
+from headrace.serve.http.generation.usage import usage
+from headrace.serve.http.model import ServedModel
+from headrace.serve.http.rate_limit_headers import rate_headers
+from headrace.serve.parsing.message import Reading
+from headrace.serve.service import Answer, Refused
+from headrace.serve.text.stream import TextStream
+
+logger = logging.getLogger(__name__)
+
+SEED_BITS = 63
+
+MARKED_RETENTION = 60
+"""The priority of prompts whose callers ask that they be kept; what nobody spoke for has 35."""
+
+KEPT_FOR_A_DAY = Retention(0, None, MARKED_RETENTION, 86_400.0)
+
+
+class Caller(NamedTuple):
+    """Who makes a call: the API key's tenant or public id, ``X-Tenant-Id``, and ``Cache-Control``.
+
+    ``origin`` names the call in the history of questions, if there is one.
+    """
+
+    key_id: str | None
+    tenant_header: str | None
+    cache_control: str | None = None
+    origin: bytes = b""
+
+
+class Answers(Protocol):
+    """Where calls are answered: `serve.cache.lookup.CacheLookup`, or what computes for the caches alone."""
+
+    def now(self) -> float: ...
+
+    async def open(self, questions: Sequence[LookupRequest], interval: int = 1) -> Answer: ...
+
+    def close(self, answer: Answer, why: FinishReason = FinishReason.CANCELLED) -> None: ...
+
+    def stop_sequence(self, answer: Answer, index: int) -> None: ...
+
+
+class Prompt(NamedTuple):
+    """What one or several choices answer.
+
+    ``continues`` says that the answer goes on with the prompt's text instead of beginning a new one, which
+    decides what becomes of a first word's leading space. ``mute`` asks for the prompt's scores alone.
+    ``echo`` is the prompt's text where it shall stand before the answer. ``retention`` says what of the computed prompt
+    shall be kept longer. ``reading`` is how reasoning and tool calls are found in the answers; None: they are text.
+    """
+
+    tokens: tuple[int, ...]
+    params: SamplingParams
+    continues: bool
+    mute: bool = False
+    echo: str = ""
+    retention: tuple[Retention, ...] = ()
+    reading: Reading | None = None
+
+
+class Call:
+    """Made by `open_call`; `advance` it until `done`, then `close` it, whatever happens.
+
+    ``seconds`` are those that it may take, for who hears that it took longer.
+    """
+
+    def __init__(
+        self,
+        id: str,
+        model: ServedModel,
+        prompts: Sequence[Prompt],
+        choices: Sequence[Choice],
+        recall: Answers,
+        answer: Answer,
+        seconds: float,
+    ) -> None:
+        self.id = id
+        self.created = int(time.time())
+        self.model = model
+        self.prompts = tuple(prompts)
+        self.choices = tuple(choices)
+        self.choices_per_prompt = len(self.choices) // len(self.prompts)
+        self.prompt_scores: list[dict[int, TokenLogprob]] = [{} for _ in prompts]
+        self._recall = recall
+        self._answer = answer
+        self._seconds = seconds
+        self._aborted = False
+
+    @property
+    def cache_note(self) -> str:
+        """How the response caches took part; empty where there are none."""
+        return self._answer.note
+
+    @property
+    def tenant(self) -> str:
+        """Whose call it is."""
+        return self.choices[0].request.tenant
+
+    @property
+    def service_class(self) -> str:
+        """The class of service that it runs in."""
+        return self.choices[0].request.service_class
+
+    @property
+    def settled(self) -> bool:
+        """Whether every event of the call is there, read or not."""
+        return self._answer.settled
+
+    @property
+    def done(self) -> bool:
+        """Whether every event of the call has been read."""
+        return self._answer.exhausted
+
+    async def advance(self) -> list[Choice]:
+        """Wait for events and apply them; the choices that they are about.
+
+        Raises:
+            ApiError: a sequence ended as none should; the call is over.
+        """
+        told = await self._answer.read()
+        if len(told) == 1:  # as it is with nearly every token
+            ((index, event),) = told
+            return [self._apply(index, (event,))]
+        by_choice: dict[int, list[Emitted | PromptScored | Finished]] = {}
+        for index, event in told:
+            by_choice.setdefault(index, []).append(event)
+        return [self._apply(index, events) for index, events in by_choice.items()]
+
+    def _apply(self, index: int, events: Sequence[Emitted | PromptScored | Finished]) -> Choice:
+        choice = self.choices[index]
+        if choice.take(events):
+            self._recall.stop_sequence(self._answer, index)
+        for event in events:
+            if type(event) is PromptScored:
+                self._score_prompt(choice, event)
+            elif type(event) is Finished:
+                self._check(choice, event)
+        return choice
+
+    def close(self, why: FinishReason = FinishReason.CANCELLED) -> None:
+        """End what is still open; nothing happens where all has ended."""
+        self._recall.close(self._answer, why)
+
+    def abort(self) -> None:
+        """End what is still open; whoever reads it hears that it was aborted."""
+        self._aborted = True
+        self.close()
+
+    def usage(self) -> dict[str, Any]:
+        """What the call has used so far."""
+        return usage(
+            sum(len(prompt.tokens) for prompt in self.prompts),
+            sum(choice.output_tokens for choice in self.choices),
+            sum(self._answer.cached_tokens[:: self.choices_per_prompt]),
+            sum(choice.reasoning_tokens for choice in self.choices),
+        )
+
+    def prompt_of(self, choice: Choice) -> int:
+        """The number of the prompt that a choice answers."""
+        return choice.index // self.choices_per_prompt
+
+    def _score_prompt(self, choice: Choice, event: PromptScored) -> None:
+        scores = self.prompt_scores[self.prompt_of(choice)]
+        for at, entry in enumerate(event.logprobs, event.start + 1):
+            scores[at] = entry
+
+    def _check(self, choice: Choice, finished: Finished) -> None:
+        if finished.reason is FinishReason.FAILED:
+            logger.error("request %s failed: %s", finished.request_id, finished.message)
+        error = of_finish(finished, self._seconds)
+        if self._aborted and finished.reason is FinishReason.CANCELLED:
+            error = aborted()
+        if error is not None and not choice.stopped_by_text:
+            raise error
+
+
+def _interval(model: ServedModel, body: Generation) -> int:
+    """After how many tokens a call hears of them; 0: at its end. Where text may end it, it looks at each."""
+    if body.stop:
+        return 1
+    return model.stream_interval if body.stream else 0
+
+
+def _tenant(caller: Caller, body: Generation) -> str:
+    return tenant(caller.key_id, caller.tenant_header, body.user)
+
+
+def cache_scope(caller: Caller, body: Generation) -> str:
+    """Whose calls may gain from what was computed for this one: its tenant's, of equal ``cache_salt``."""
+    return f"{_tenant(caller, body)}\0{body.cache_salt or ''}"
+
+
+async def open_call(
+    recall: Answers,
+    model: ServedModel,
+    body: Generation,
+    prompts: Sequence[Prompt],
+    caller: Caller,
+    *,
+    id_prefix: str,
+    choices_per_prompt: int,
+    request_timeout: float,
+    turn: Callable[[], Turn | None] = no_turn,
+) -> Call:
+    """Have a call answered: for each prompt ``choices_per_prompt`` sequences of equal tokens.
+
+    Their seeds follow one another, so that a call with a seed is repeatable and its answers still differ; each
+    prompt begins anew with a given seed, and where none is given no two answers share one. The first one's scores
+    of the prompt serve all. ``turn`` finds out what the user said last.
+
+    Raises:
+        ApiError: the server takes nothing more now, or has no answer to a caller who wants none computed.
+        InvalidParameter: the request id is in use.
+    """
+    call_id = f"{id_prefix}-{body.request_id or secrets.token_hex(12)}"
+    who, scope = _tenant(caller, body), cache_scope(caller, body)
+    seed = secrets.randbits(SEED_BITS) if body.seed is None else body.seed
+    urgent = scheduling_of(body, model.rules, who, request_timeout)
+    affinity = f"{who}\0{body.prompt_cache_key}" if body.prompt_cache_key else ""
+    kept = (KEPT_FOR_A_DAY,) if body.prompt_cache_retention == "24h" else ()
+    now = recall.now()
+    wishes = control(body.response_cache, caller.cache_control)
+    bars = unknown_field(body)
+    alone = len(prompts) * choices_per_prompt == 1
+    choices: list[Choice] = []
+    questions: list[LookupRequest] = []
+    for prompt in prompts:
+        stops = partial(_text_stream, model, prompt) if prompt.params.stop else None
+        retention = retentions(body, len(prompt.tokens))
+        for n in range(choices_per_prompt):
+            index = len(choices)
+            request = Request(
+                id=call_id if alone else f"{call_id}-{index}",
+                tokens=prompt.tokens,
+                params=replace(prompt.params, prompt_logprobs=None) if n else prompt.params,
+                arrived=now,
+                tenant=who,
+                service_class=urgent.service_class,
+                priority=urgent.priority,
+                deadline=None if urgent.seconds is None else now + urgent.seconds,
+                slo=urgent.slo,
+                retention=(*retention, *prompt.retention, *kept),
+                affinity=affinity,
+                salt=scope,
+                seed=(seed + (n if body.seed is not None else index)) % 2**SEED_BITS,
+                eos_token_ids=model.tokenizer.eos_token_ids,
+            )
+            complete = _complete(model, prompt.params)
+            choices.append(Choice(index, request, _text_stream(model, prompt), prompt.mute, complete))
+            questions.append(
+                LookupRequest(request, wishes, prompt.continues, stops, turn, bars, caller.origin)
+            )
+    try:
+        answer = await recall.open(questions, interval=_interval(model, body))
+    except Refused as refused:
+        raise turned_away(refused.verdict, rate_headers(refused.rooms)) from None
+    except NotCached:
+        raise not_cached() from None
+    seconds = request_timeout if urgent.seconds is None else urgent.seconds
+    return Call(call_id, model, prompts, choices, recall, answer, seconds)
+
+
+def _complete(model: ServedModel, params: SamplingParams) -> Callable[[str], bool] | None:
+    constraint, grammars = params.structured_outputs, model.grammars
+    return None if constraint is None or grammars is None else partial(grammars.is_complete, constraint)
+
+
+def _text_stream(model: ServedModel, prompt: Prompt) -> TextStream:
+    params = prompt.params
+    return model.streams.open(
+        prompt=prompt.tokens if prompt.continues else (),
+        stop=params.stop,
+        include_stop_str_in_output=params.include_stop_str_in_output,
+        skip_special_tokens=params.skip_special_tokens,
+        min_tokens=params.min_tokens,
+        keep=frozenset() if prompt.reading is None else model.tokens_of(prompt.reading.markers()),
+    )

@@ -1,0 +1,144 @@
+"""One sequence's answer while it grows: tokens become text, and text decides when it ends.
+
+It knows the events of one request and its text stream, no JSON and no sockets.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+from headrace.core.events import Emitted, Finished, PromptScored
+from headrace.core.plan import TokenLogprob
+from headrace.core.request import FinishReason, Request
+from headrace.serve.text.stream import TextStream
+
+
+class Delta(NamedTuple):
+    """What an answer has gained.
+
+    ``texts`` and ``logprobs`` go with ``tokens`` one by one (``logprobs`` is empty unless asked for);
+    ``offset`` is where the first of ``texts`` begins in the answer, in characters. ``text`` is what may be
+    shown: it lags behind ``texts`` while a character is unfinished or a stop string may be coming.
+    """
+
+    text: str
+    tokens: tuple[int, ...]
+    texts: tuple[str, ...]
+    offset: int
+    logprobs: tuple[TokenLogprob, ...]
+
+
+NOTHING = Delta("", (), (), 0, ())
+
+
+class Choice:
+    """An entry of ``choices``. ``finish_reason`` is None while it grows.
+
+    ``complete`` says whether a text is all that the request's constraint asks for: one that a stop string or stop token
+    cuts off before that is told as truncated.
+    """
+
+    def __init__(
+        self,
+        index: int,
+        request: Request,
+        stream: TextStream,
+        mute: bool = False,
+        complete: Callable[[str], bool] | None = None,
+    ) -> None:
+        self.index = index
+        self.request = request
+        self.finish_reason: str | None = None
+        self.stop_reason: str | int | None = None
+        self.output_tokens = 0
+        self.total_logprob = 0.0
+        self.reasoning_tokens = 0  # set by the writer that parses the text
+        self._stream = stream
+        self._mute = mute  # for calls that want the prompt scored and nothing generated
+        self._complete = complete
+        self._said: list[str] = []  # the text so far, where somebody may ask whether it is complete
+        self._gained: list[Delta] = []
+
+    @property
+    def mean_logprob(self) -> float:
+        """Per generated token; what ``best_of`` ranks by."""
+        return self.total_logprob / max(1, self.output_tokens)
+
+    @property
+    def stopped_by_text(self) -> bool:
+        """Whether a stop string ended it; what becomes of its request after that is no matter."""
+        return isinstance(self.stop_reason, str)
+
+    def take(self, events: Sequence[Emitted | PromptScored | Finished]) -> bool:
+        """Apply the next events of one or several whole steps; whether a stop string ended the answer now.
+
+        A stop token's text is not shown, unless ``include_stop_str_in_output``: it and the event that says
+        that it was one come from the same step, so both are here.
+        """
+        ended = events[-1] if type(events[-1]) is Finished else None
+        if self.finish_reason is not None:
+            return False  # a stop string ended it; what the engine made since is not part of the answer
+        if len(events) == 1 and type(events[0]) is Emitted:
+            _, tokens, logprobs = events[0]
+        else:
+            emitted = [event for event in events if type(event) is Emitted]
+            tokens = tuple([token for event in emitted for token in event.tokens])
+            logprobs = tuple([entry for event in emitted for entry in event.logprobs])
+        stop_token = None
+        if ended is not None and ended.reason is FinishReason.STOP and tokens:
+            stop_token = ended.stop_token
+        before = self.output_tokens
+        if tokens and not self._mute:
+            hidden = stop_token is not None and not self.request.params.include_stop_str_in_output
+            self._show(tokens[:-1] if hidden else tokens, logprobs)
+            self.output_tokens += hidden and self.finish_reason is None
+        if logprobs:
+            self.total_logprob += sum([entry.logprob for entry in logprobs[: self.output_tokens - before]])
+        if self.finish_reason is not None:
+            return ended is None
+        if ended is not None:
+            self._end(ended, stop_token)
+        return False
+
+    def gained(self) -> Delta | None:
+        """All since the last call, joined; None if there is nothing to tell."""
+        gained, self._gained = self._gained, []
+        if len(gained) <= 1:
+            return gained[0] if gained else None
+        return Delta(
+            "".join([delta.text for delta in gained]),
+            tuple([token for delta in gained for token in delta.tokens]),
+            tuple([text for delta in gained for text in delta.texts]),
+            gained[0].offset,
+            tuple([entry for delta in gained for entry in delta.logprobs]),
+        )
+
+    def _show(self, tokens: tuple[int, ...], logprobs: tuple[TokenLogprob, ...]) -> None:
+        text, stopped, texts, offset = self._stream.push(tokens)
+        used = len(texts)
+        self.output_tokens += used
+        self._gained.append(Delta(text, tokens[:used], texts, offset, logprobs[:used]))
+        self._say(text)
+        if stopped is not None:
+            self.finish_reason, self.stop_reason = self._stopped_by_client(), stopped
+
+    def _end(self, ended: Finished, stop_token: int | None) -> None:
+        text, stopped, _, offset = self._stream.finish()
+        if text and not self._mute:
+            self._gained.append(Delta(text, (), (), offset, ()))
+            self._say(text)
+        if stopped is not None:
+            self.finish_reason, self.stop_reason = self._stopped_by_client(), stopped
+            return
+        self.finish_reason = "length" if ended.reason is FinishReason.LENGTH or self._mute else "stop"
+        if stop_token in self.request.params.stop_token_ids:
+            self.finish_reason, self.stop_reason = self._stopped_by_client(), stop_token
+
+    def _say(self, text: str) -> None:
+        if self._complete is not None:
+            self._said.append(text)
+
+    def _stopped_by_client(self) -> str:
+        """How an answer has ended that the client's stop string or token has cut off."""
+        return "stop" if self._complete is None or self._complete("".join(self._said)) else "length"

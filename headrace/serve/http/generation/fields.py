@@ -1,0 +1,138 @@
+"""The fields that chat and completions share, as they are spelt on the wire (OpenAI's, then vLLM's).
+
+Ranges of sampling parameters are not repeated here: `core.request.SamplingParams` checks them. Fields that a
+later capability brings are in `unsupported` until then.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Annotated, Any, Literal
+
+from pydantic import BeforeValidator, Field, SkipValidation
+
+from headrace.serve.http.cache.wire import CacheDirectiveFields
+from headrace.serve.http.generation.scheduling_fields import SchedulingFields
+from headrace.serve.http.structured import StructuredBody
+from headrace.serve.http.wire import Wire, wrong_type, wrong_value
+
+MAX_CHOICES = 128
+MAX_LOGPROBS = 20
+MAX_STOPS = 64
+MAX_STOP_CHARACTERS = 1024
+MAX_STOP_TOKEN_IDS = 1024
+MAX_BAD_WORDS = 1024
+MAX_BAD_WORD_CHARACTERS = 128
+MAX_METADATA = 16
+
+
+def _texts(value: Any) -> Any:
+    """A string or a list of strings; one message for both forms."""
+    if value is None:
+        return None
+    texts = [value] if isinstance(value, str) else value
+    if not isinstance(texts, list) or not all(isinstance(text, str) for text in texts):
+        raise wrong_type("a string or a list of strings")
+    if len(texts) > MAX_STOPS:
+        raise wrong_value(f"must have at most {MAX_STOPS} strings, got {len(texts)}")
+    longest = max(map(len, texts), default=0)
+    if longest > MAX_STOP_CHARACTERS:
+        raise wrong_value(f"must have strings of at most {MAX_STOP_CHARACTERS} characters, got {longest}")
+    return value
+
+
+def _biases(value: Any) -> Any:
+    """An object from token ids, written as strings as JSON must, to numbers."""
+    if value is None:
+        return None
+    if not isinstance(value, dict):
+        raise wrong_type("an object from token ids to numbers")
+    for token, bias in value.items():
+        if not _TOKEN_ID.fullmatch(token):
+            raise wrong_value(f"has the key {token[:40]!r}, which is no token id")
+        if isinstance(bias, bool) or not isinstance(bias, int | float):
+            raise wrong_type("an object from token ids to numbers")
+        if isinstance(bias, int) and bias.bit_length() > _BITS:
+            raise wrong_value(f"has a bias of more than {_BITS} bits")
+    return value
+
+
+_TOKEN_ID = re.compile("0|[1-9][0-9]{0,17}")
+_BITS = 64
+
+
+def _metadata(value: Any) -> Any:
+    if value is None:
+        return None
+    if not isinstance(value, dict) or not all(isinstance(text, str) for text in value.values()):
+        raise wrong_type("an object from strings to strings")
+    if len(value) > MAX_METADATA or any(len(k) > 64 or len(v) > 512 for k, v in value.items()):
+        raise wrong_value(f"must have at most {MAX_METADATA} keys of 64 characters, with values of 512")
+    return value
+
+
+TokenId = Annotated[int, Field(ge=0)]
+
+
+class StreamOptions(Wire):
+    """What a stream carries beside the answer."""
+
+    include_usage: bool = Field(False, description="Send a last chunk with the usage of the whole call.")
+    continuous_usage_stats: bool = Field(False, description="Send the usage so far with every chunk.")
+    include_obfuscation: Literal[False] | None = Field(None, description="Chunks are never padded.")
+
+
+class Generation(StructuredBody, SchedulingFields):
+    """Fields of every call that generates text."""
+
+    model: str | None = Field(None, description="The served model; the only one if left out.")
+    temperature: float | None = Field(None, description="0 is greedy. Default 1.")
+    top_p: float | None = None
+    top_k: int | None = Field(None, description="0 or -1: no bound.")
+    min_p: float | None = None
+    n: int | None = Field(None, ge=1, le=MAX_CHOICES, description="Answers per prompt.")
+    max_tokens: int | None = None
+    min_tokens: int | None = None
+    stop: Annotated[SkipValidation[str | list[str] | None], BeforeValidator(_texts)] = Field(
+        None, description=f"At most {MAX_STOPS} strings of at most {MAX_STOP_CHARACTERS} characters each."
+    )
+    stop_token_ids: list[TokenId] | None = Field(None, max_length=MAX_STOP_TOKEN_IDS)
+    include_stop_str_in_output: bool | None = None
+    ignore_eos: bool | None = None
+    seed: int | None = Field(None, ge=-(2**63), lt=2**63)
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
+    repetition_penalty: float | None = None
+    logit_bias: Annotated[SkipValidation[dict[str, float] | None], BeforeValidator(_biases)] = None
+    allowed_token_ids: list[TokenId] | None = None
+    bad_words: list[Annotated[str, Field(max_length=MAX_BAD_WORD_CHARACTERS)]] | None = Field(
+        None, max_length=MAX_BAD_WORDS
+    )
+    prompt_logprobs: int | None = Field(None, ge=0, le=MAX_LOGPROBS)
+    skip_special_tokens: bool | None = None
+    truncate_prompt_tokens: int | None = Field(
+        None, ge=-1, description="Keep only the last so many tokens of the prompt; -1: as many as fit."
+    )
+    add_special_tokens: bool | None = None
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    user: str | None = Field(None, max_length=512)
+    cache_salt: str | None = Field(
+        None, min_length=1, max_length=512, description="Share cached prefixes only with equal salts."
+    )
+    response_cache: CacheDirectiveFields | None = Field(
+        None, description="What is asked of the response caches; `Cache-Control` says a part of it too."
+    )
+    prompt_cache_key: str | None = Field(
+        None,
+        max_length=512,
+        description="Calls of one key have much in common: they run together if they wait.",
+    )
+    prompt_cache_retention: Literal["in_memory", "in-memory", "24h"] | None = Field(
+        None, description="24h: the computed prompt is evicted later than others', for a day."
+    )
+    return_token_ids: bool | None = None
+    request_id: str | None = Field(None, pattern=r"^[A-Za-z0-9._:-]{1,128}$")
+    metadata: Annotated[SkipValidation[dict[str, str] | None], BeforeValidator(_metadata)] = Field(
+        None, description="Kept with the request's explanation."
+    )

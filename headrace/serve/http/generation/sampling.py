@@ -1,0 +1,117 @@
+"""Wire fields to `SamplingParams`: defaults filled in, ids checked against the vocabulary.
+
+Ranges are `SamplingParams`' own; it names the field and the route turns that into a 400.
+"""
+
+from __future__ import annotations
+
+from typing import TypeVar
+
+from headrace.core.request import SamplingParams
+from headrace.serve.http.errors import context_length_exceeded, invalid
+from headrace.serve.http.generation.fields import Generation
+from headrace.serve.http.model import ServedModel
+from headrace.serve.http.structured import constraint
+
+
+def sampling_params(
+    body: Generation, model: ServedModel, *, max_tokens: int | None, logprobs: int | None
+) -> SamplingParams:
+    """How to sample one answer; ``max_tokens`` and ``logprobs`` are spelt differently by each endpoint.
+
+    Raises:
+        ApiError: a token id that does not exist, or a constraint that cannot be.
+        InvalidParameter: a value outside its range.
+    """
+    allowed = None if body.allowed_token_ids is None else tuple(dict.fromkeys(body.allowed_token_ids))
+    biases = tuple((int(token), bias) for token, bias in (body.logit_bias or {}).items())
+    stop_token_ids = tuple(body.stop_token_ids or ())
+    model.check_tokens(stop_token_ids, "stop_token_ids")
+    model.check_tokens(allowed or (), "allowed_token_ids")
+    model.check_tokens([token for token, _ in biases], "logit_bias")
+    ends = {*stop_token_ids, *(() if body.ignore_eos else model.tokenizer.eos_token_ids)}
+    if allowed and body.min_tokens and ends.issuperset(allowed):
+        message = (
+            "allowed_token_ids leaves nothing to choose from before min_tokens: each of them ends the answer"
+        )
+        raise invalid(message, "allowed_token_ids")
+    return SamplingParams(
+        temperature=_or(body.temperature, 1.0),
+        top_p=_or(body.top_p, 1.0),
+        top_k=min(_or(body.top_k, 0), model.vocab_size),  # beyond it, no bound
+        min_p=_or(body.min_p, 0.0),
+        seed=body.seed,
+        repetition_penalty=_or(body.repetition_penalty, 1.0),
+        presence_penalty=_or(body.presence_penalty, 0.0),
+        frequency_penalty=_or(body.frequency_penalty, 0.0),
+        logit_bias=biases,
+        allowed_token_ids=allowed,
+        bad_words=_bad_words(body.bad_words or [], model),
+        max_tokens=max_tokens,
+        min_tokens=_or(body.min_tokens, 0),
+        stop=(body.stop,) if isinstance(body.stop, str) else tuple(body.stop or ()),
+        stop_token_ids=stop_token_ids,
+        include_stop_str_in_output=bool(body.include_stop_str_in_output),
+        ignore_eos=bool(body.ignore_eos),
+        skip_special_tokens=body.skip_special_tokens is not False,
+        logprobs=logprobs,
+        prompt_logprobs=body.prompt_logprobs,
+        structured_outputs=constraint(body),
+    )
+
+
+def check_stream(body: Generation) -> None:
+    """Raise `ApiError` 400 where fields about streams do not go together."""
+    if body.stream_options is not None and not body.stream:
+        raise invalid("stream_options needs stream to be true", "stream_options")
+    if body.prompt_logprobs is not None and body.stream:
+        raise invalid("prompt_logprobs cannot be streamed", "prompt_logprobs")
+
+
+def truncated(tokens: list[int], body: Generation, model: ServedModel, answer: int) -> list[int]:
+    """The last tokens of a prompt, as many as ``truncate_prompt_tokens`` leaves: -1 all but ``answer``'s room."""
+    keep = body.truncate_prompt_tokens
+    if keep is None:
+        return tokens
+    if keep == 0:
+        raise invalid("truncate_prompt_tokens must be at least 1, or -1", "truncate_prompt_tokens")
+    return tokens[-(max(1, model.max_model_len - max(1, answer)) if keep == -1 else keep) :]
+
+
+def answer_length(prompt: int, asked: int | None, default: int | None, param: str, limit: int) -> int:
+    """The most tokens an answer to a prompt of ``prompt`` tokens may have.
+
+    ``asked`` was given in the field ``param``; if it was not, ``default`` counts (None: as far as the context
+    reaches).
+
+    Raises:
+        ApiError: they do not fit into ``limit`` together.
+    """
+    room = limit - prompt
+    if asked is None:
+        if room < 1:
+            raise context_length_exceeded(prompt, 1, limit, None)
+        return room if default is None else min(default, room)
+    if asked < 1:
+        raise invalid(f"{param} must be at least 1, got {asked}", param)
+    if asked > room:
+        raise context_length_exceeded(prompt, asked, limit, param)
+    return asked
+
+
+ValueT = TypeVar("ValueT", int, float)
+
+
+def _or(value: ValueT | None, default: ValueT) -> ValueT:
+    return default if value is None else value
+
+
+def _bad_words(words: list[str], model: ServedModel) -> tuple[tuple[int, ...], ...]:
+    """Each word as it is spelt at the beginning of a text and after a space."""
+    spelt: dict[tuple[int, ...], None] = {}
+    for word in words:
+        if not word.strip():
+            raise invalid("bad_words must not contain an empty word", "bad_words")
+        for text in (word, " " + word.lstrip()):
+            spelt[tuple(model.tokenizer.encode(text, add_special_tokens=False))] = None
+    return tuple(spelt)

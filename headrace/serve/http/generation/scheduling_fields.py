@@ -1,0 +1,173 @@
+"""How soon a caller wants his answer: the wire's fields, and what the scheduler gets of them.
+
+```
+ service_tier   auto: the tenant's own class; default, flex, priority: that class, if the tenant may use it
+ priority       orders within the class; without service_tier its sign names the class too
+ slo            milliseconds to the first token and per further one; what is not said is the class's
+ deadline_ms    then the answer is worth nothing
+```
+Where the policy does not look at a field, the field is refused: nothing would come of it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Literal, NamedTuple
+
+from pydantic import Field
+
+from headrace.core.request import Retention, Slo
+from headrace.core.tenancy.classes import CLASSES, ServiceClass
+from headrace.core.tenancy.tenants import EQUALS, Tenants, TenantTerms
+from headrace.serve.http.errors import invalid
+from headrace.serve.http.wire import Wire
+
+MAX_MS = 86_400_000
+MAX_RETENTIONS = 16
+
+PRIORITIES = {"priority": -100, "default": 0, "flex": 100}
+"""The number of ``priority`` that a class stands for where numbers alone decide; lower runs sooner."""
+
+
+class SloBody(Wire):
+    """What the caller hopes for: a miss ends nothing, it orders the queue and is counted."""
+
+    ttft_ms: float | None = Field(None, gt=0, le=MAX_MS, description="Until the first token.")
+    tpot_ms: float | None = Field(None, gt=0, le=MAX_MS, description="Per token after it, in the mean.")
+
+
+NO_WISH = SloBody(ttft_ms=None, tpot_ms=None)
+
+
+class RetentionBody(Wire):
+    """How long computed tokens ``[start, end)`` of the prompt shall be kept."""
+
+    start: int = Field(0, ge=0)
+    end: int | None = Field(None, ge=1, description="None: to the prompt's end.")
+    priority: int = Field(ge=0, le=100, description="Higher stays longer; 35 is what all else has.")
+    ttl_seconds: float | None = Field(None, gt=0, le=MAX_MS / 1000, description="Then as all else.")
+
+
+class SchedulingFields(Wire):
+    """The fields of every call that generates."""
+
+    priority: int | None = Field(
+        None,
+        ge=-(2**31),
+        lt=2**31,
+        description="Lower runs sooner, within the class. Without service_tier its sign names the class: "
+        "negative priority, positive flex.",
+    )
+    service_tier: Literal["auto", "default", "flex", "priority"] | None = Field(
+        None, description="The class whose share of the machine the request uses."
+    )
+    slo: SloBody | None = Field(None, description="Hoped-for times; default: the class's.")
+    deadline_ms: int | None = Field(
+        None, ge=1, le=MAX_MS, description="Ends with 408 when it passes, or at once if it cannot be met."
+    )
+    retention: list[RetentionBody] | None = Field(
+        None, max_length=MAX_RETENTIONS, description="How long ranges of the prompt's tokens stay cached."
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Rules:
+    """What callers may ask of the scheduler: its policy, the classes by name, the terms of tenants."""
+
+    policy: str = "fair"
+    classes: Mapping[str, ServiceClass] = field(default_factory=lambda: {each.name: each for each in CLASSES})
+    tenants: Tenants = EQUALS
+
+
+class Scheduling(NamedTuple):
+    """What becomes of the fields in a `core.request.Request`; ``seconds`` are those until its deadline, if any."""
+
+    service_class: str
+    priority: int
+    slo: Slo
+    seconds: float | None
+
+
+def scheduling_of(body: SchedulingFields, rules: Rules, tenant: str, request_timeout: float) -> Scheduling:
+    """How soon the request is wanted.
+
+    Raises:
+        ApiError: a field that the policy does not look at, a class that is not the tenant's, or a deadline after
+            the server's own.
+    """
+    if rules.policy in ("fcfs", "static"):
+        _refuse(body, rules.policy)
+        service_class = "default"
+    else:
+        service_class = _class(body, rules.tenants.terms(tenant), tenant)
+    priority = body.priority
+    if rules.policy == "priority" and priority is None:
+        priority = PRIORITIES[service_class]
+    return Scheduling(
+        service_class,
+        priority or 0,
+        _slo(body.slo, rules.classes[service_class]),
+        _deadline(body.deadline_ms, request_timeout),
+    )
+
+
+def retentions(body: SchedulingFields, prompt_tokens: int) -> tuple[Retention, ...]:
+    """What is asked of the cache for a prompt of so many tokens.
+
+    Raises:
+        ApiError: a range that is empty or reaches beyond the prompt.
+    """
+    asked = []
+    for i, each in enumerate(body.retention or ()):
+        path = f"retention[{i}]"
+        if each.end is not None and each.end <= each.start:
+            raise invalid(f"{path}.end ({each.end}) must be above {path}.start ({each.start})", f"{path}.end")
+        for name, value in (("start", each.start + 1), ("end", each.end or 0)):
+            if value > prompt_tokens:
+                raise invalid(
+                    f"{path}.{name} is beyond the prompt's {prompt_tokens} tokens", f"{path}.{name}"
+                )
+        asked.append(Retention(each.start, each.end, each.priority, each.ttl_seconds))
+    return tuple(asked)
+
+
+def _refuse(body: SchedulingFields, policy: str) -> None:
+    for param, value, neutral in (
+        ("priority", body.priority, (None, 0)),
+        ("service_tier", body.service_tier, (None, "auto", "default")),
+        ("slo", body.slo, (None, NO_WISH)),
+    ):
+        if value not in neutral:
+            raise invalid(f"{param} needs another --scheduling-policy than this server's {policy}", param)
+
+
+def _class(body: SchedulingFields, terms: TenantTerms, tenant: str) -> str:
+    named, param = body.service_tier, "service_tier"
+    if named is None and body.priority:
+        named, param = "priority" if body.priority < 0 else "flex", "priority"
+    if named in (None, "auto"):
+        return terms.default_class
+    if not terms.may_use(named):
+        mine = ", ".join(sorted(terms.classes | {terms.default_class}))
+        raise invalid(f"{param}: tenant {tenant!r} may use {mine}, not {named}", param)
+    return named
+
+
+def _slo(asked: SloBody | None, service_class: ServiceClass) -> Slo:
+    given = asked or NO_WISH
+    default = service_class.slo
+    return Slo(
+        default.ttft_seconds if given.ttft_ms is None else given.ttft_ms / 1000,
+        default.tpot_seconds if given.tpot_ms is None else given.tpot_ms / 1000,
+    )
+
+
+def _deadline(deadline_ms: int | None, request_timeout: float) -> float | None:
+    if deadline_ms is None:
+        return None
+    if deadline_ms > 1000 * request_timeout:
+        limit = round(1000 * request_timeout)
+        message = f"deadline_ms must be at most {limit}: the server ends every request then"
+        raise invalid(message, "deadline_ms")
+    return deadline_ms / 1000

@@ -1,0 +1,103 @@
+"""Fields that clients know and this server does not have yet: refused by name, never ignored.
+
+Each name comes with the values that ask for nothing, which pass: many clients always send the field with its
+default. ``null`` asks for nothing everywhere. A capability that arrives takes its line out of these tables
+and puts a field into the wire type.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from headrace.serve.http.errors import not_supported
+
+NotYet = Mapping[str, tuple[object, ...]]
+
+_ANYWHERE: dict[str, tuple[object, ...]] = {
+    "logits_processors": ([],),
+    "use_beam_search": (False,),
+    "length_penalty": (1.0, 1),
+    "early_stopping": (False,),
+    "spaces_between_special_tokens": (True,),
+    "return_tokens_as_token_ids": (False,),
+    "repetition_detection": (),
+    "thinking_token_budget": (),
+    "kv_transfer_params": (),
+    "store": (False,),
+    "safety_identifier": (),
+}
+
+CHAT: NotYet = _ANYWHERE | {
+    "functions": ([],),
+    "function_call": ("none", "auto"),
+    "prediction": (),
+    "verbosity": ("medium",),
+    "modalities": (["text"],),
+    "audio": (),
+    "web_search_options": (),
+    "moderation": (),
+    "documents": ([],),
+    "mm_processor_kwargs": ({},),
+    "media_io_kwargs": ({},),
+    "echo": (False,),
+    "best_of": (1,),
+}
+
+COMPLETIONS: NotYet = _ANYWHERE | {
+    "suffix": ("",),
+    "prompt_embeds": (),
+}
+
+TOKENIZE: NotYet = {"mm_processor_kwargs": ({},)}
+
+DETOKENIZE: NotYet = {}
+
+MESSAGE: NotYet = {
+    "function_call": (),
+    "refusal": (),
+    "audio": (),
+    "annotations": ([],),
+}
+_ROLES = ("function",)
+
+
+def refuse_unsupported(body: Mapping[str, Any], not_yet: NotYet) -> dict[str, Any]:
+    """``body`` without the fields of ``not_yet``.
+
+    Raises:
+        ApiError: one of them asks for something.
+    """
+    kept = _without(body, not_yet, "")
+    messages = kept.get("messages")
+    if isinstance(messages, list):
+        kept["messages"] = [_message(message, f"messages[{i}]") for i, message in enumerate(messages)]
+    return kept
+
+
+def _message(message: object, path: str) -> object:
+    """One message without what is not supported; what is not even a message is left to validation."""
+    if not isinstance(message, dict):
+        return message
+    role, content = message.get("role"), message.get("content")
+    if role in _ROLES:
+        raise not_supported(f"{path}.role", f"The role {role!r}")
+    for i, part in enumerate(content if isinstance(content, list) else ()):
+        kind = part.get("type") if isinstance(part, dict) else None
+        if isinstance(kind, str) and kind != "text":
+            raise not_supported(f"{path}.content[{i}].type", f"Content of type {kind!r}")
+    return _without(message, MESSAGE, f"{path}.")
+
+
+def _without(body: Mapping[str, Any], not_yet: NotYet, path: str) -> dict[str, Any]:
+    kept = {}
+    for name, value in body.items():
+        if name not in not_yet:
+            kept[name] = value
+        elif value is not None and not any(_same(value, neutral) for neutral in not_yet[name]):
+            raise not_supported(f"{path}{name}")
+    return kept
+
+
+def _same(value: object, other: object) -> bool:
+    return type(value) is type(other) and value == other  # True == 1, but not on the wire

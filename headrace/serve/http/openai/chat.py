@@ -1,0 +1,278 @@
+"""``POST /v1/chat/completions``: messages to one prompt, and its answers written as OpenAI writes them."""
+
+from __future__ import annotations
+
+import asyncio
+from functools import partial
+from typing import Any
+
+from headrace.core.cache.response.key import Unkeyable, digest
+from headrace.core.cache.response.query import Turn
+from headrace.core.request import Retention
+from headrace.serve.http import structured
+from headrace.serve.http.errors import ApiError, invalid
+from headrace.serve.http.generation.call import (
+    MARKED_RETENTION,
+    Answers,
+    Call,
+    Caller,
+    Prompt,
+    cache_scope,
+    open_call,
+)
+from headrace.serve.http.generation.choices import NOTHING, Choice, Delta
+from headrace.serve.http.generation.logprobs import chat_logprobs, prompt_entries, prompt_logprobs
+from headrace.serve.http.generation.sampling import answer_length, check_stream, sampling_params, truncated
+from headrace.serve.http.generation.writing import Writer, encode, encode_lines, encode_text
+from headrace.serve.http.model import INLINE_CHARACTERS, ServedModel
+from headrace.serve.http.openai.chat_wire import ChatBody, Conversation
+from headrace.serve.http.openai.template_switches import template_variables
+from headrace.serve.http.openai.tool_use import answer_reading, check_choice, check_tools, plain_messages
+from headrace.serve.http.tools.message_writing import delta_of, message_of
+from headrace.serve.parsing.message import MessagePiece
+from headrace.serve.text.template import TemplateError
+
+MAX_MARKS = 4
+"""As many as Anthropic allows; each costs rendering and tokenizing its part of the conversation again."""
+
+
+async def open_chat(
+    recall: Answers, model: ServedModel, body: ChatBody, caller: Caller, request_timeout: float
+) -> Call:
+    """Render, tokenize and submit a conversation.
+
+    Raises:
+        ApiError: it cannot be served as it is, or not now.
+    """
+    max_tokens, param = _max_tokens(body)
+    top = _top_logprobs(body)
+    check_stream(body)
+    check_choice(model.dialect, body)
+    text = await render(model, body)
+    if body.add_special_tokens:
+        whole = await model.encode(text, add_special_tokens=True)
+    else:
+        whole = await model.encode_prompt(text, cache_scope(caller, body))
+    tokens = truncated(whole, body, model, max_tokens or 1)
+    length = answer_length(len(tokens), max_tokens, None, param, model.max_model_len)
+    stated = None if max_tokens is None else length
+    params = sampling_params(body, model, max_tokens=stated, logprobs=top)
+    await structured.check(model, params, body)
+    continues = bool(body.continue_final_message)
+    reading = answer_reading(model.dialect, body, text)
+    marked = await _marked(model, body, tokens)
+    prompt = Prompt(tuple(tokens), params, continues, retention=marked, reading=reading)
+    return await open_call(
+        recall,
+        model,
+        body,
+        [prompt],
+        caller,
+        id_prefix="chatcmpl",
+        choices_per_prompt=body.n or 1,
+        request_timeout=request_timeout,
+        turn=partial(_turn, body),
+    )
+
+
+async def render(model: ServedModel, body: Conversation) -> str:
+    """The prompt's text.
+
+    A template's cost is its author's choice: a caller's own one, and the model's on long conversations, run on a worker
+    thread. The way there and back takes longer than the model's own template does on a short one.
+
+    Raises:
+        ApiError: the template is broken or refuses the conversation.
+    """
+    continues = bool(body.continue_final_message)
+    if continues and body.add_generation_prompt:
+        message = "add_generation_prompt and continue_final_message cannot both be true"
+        raise invalid(message, "continue_final_message")
+    opens = not continues if body.add_generation_prompt is None else body.add_generation_prompt
+    work = partial(_render, model, body, opens, continues)
+    short = sum(len(message.text()) for message in body.messages) <= INLINE_CHARACTERS
+    try:
+        inline = short and not body.tools and body.chat_template is None
+        return work() if inline else await asyncio.to_thread(work)
+    except TemplateError as error:
+        param = "messages" if body.chat_template is None else "chat_template"
+        raise invalid(str(error), param, "template_error") from None
+
+
+def _render(model: ServedModel, body: Conversation, opens: bool, continues: bool) -> str:
+    check_tools(model.dialect, body)
+    return model.template.render(
+        plain_messages(model.dialect, body),
+        add_generation_prompt=opens,
+        continue_final_message=continues,
+        template=body.chat_template,
+        tools=[tool.plain() for tool in body.tools] if body.tools else None,
+        **template_variables(model.dialect, body),
+    )
+
+
+async def _marked(model: ServedModel, body: ChatBody, tokens: list[int]) -> tuple[Retention, ...]:
+    """What of the prompt its marks ask to keep: each from the beginning to the end of its message."""
+    wishes = []
+    for number, message in enumerate(body.messages, start=1):
+        mark = message.mark()
+        if mark is not None:
+            end = await _end_of(model, body, number, tokens)
+            wishes.append(Retention(0, end, MARKED_RETENTION, mark.seconds))
+    if len(wishes) > MAX_MARKS:
+        raise invalid(f"at most {MAX_MARKS} messages may be marked, got {len(wishes)}", "messages")
+    return tuple(wishes)
+
+
+async def _end_of(model: ServedModel, body: ChatBody, messages: int, tokens: list[int]) -> int:
+    """How many of the prompt's tokens its first messages make, or all where they cannot be rendered alone."""
+    if messages == len(body.messages):
+        return len(tokens)
+    opening = body.model_copy(
+        update={
+            "messages": body.messages[:messages],
+            "add_generation_prompt": False,
+            "continue_final_message": None,
+        }
+    )
+    try:
+        text = await render(model, opening)
+    except ApiError:  # a template may want turns to alternate, or to end with a user's
+        return len(tokens)
+    known = await model.encode(text, bool(body.add_special_tokens))
+    return next((at for at, (a, b) in enumerate(zip(known, tokens, strict=False)) if a != b), len(known))
+
+
+class ChatWriter(Writer):
+    """Writes a call as a ``chat.completion`` or its chunks."""
+
+    object = "chat.completion"
+    chunk_object = "chat.completion.chunk"
+
+    def __init__(self, call: Call, body: ChatBody) -> None:
+        super().__init__(call, body)
+        self._top = _top_logprobs(body)
+        self._prompt_top = body.prompt_logprobs
+        reading = call.prompts[0].reading
+        self._readers = [] if reading is None else [reading.open() for _ in call.choices]
+
+    @property
+    def tells_tokens(self) -> bool:
+        return self._top is not None or self._token_ids or bool(self._readers)
+
+    def opening(self) -> bytes:
+        inner = '"delta":{"role":"assistant","content":""},"logprobs":null,"finish_reason":null'
+        if self._token_ids:
+            inner += f',"prompt_token_ids":{encode(self._call.prompts[0].tokens)}'
+        return b"".join([self._event(choice, inner) for choice in self._call.choices])
+
+    def chunk(self, choice: Choice, delta: Delta) -> bytes:
+        scores = (
+            "null"
+            if self._top is None
+            else encode(chat_logprobs(self._call.model, delta.logprobs, self._top))
+        )
+        if self._readers:
+            piece = self._read(choice, delta)
+            if not piece and self._top is None and not self._token_ids:
+                return b""
+            said = encode_lines(delta_of(piece))
+        else:
+            said = f'{{"content":{encode_text(delta.text)}}}'
+        inner = f'"delta":{said},"logprobs":{scores},"finish_reason":null'
+        if self._token_ids:
+            inner += f',"token_ids":{encode(delta.tokens)}'
+        return self._event(choice, inner)
+
+    def ending(self, choice: Choice) -> bytes:
+        rest = self._readers[choice.index].finish() if self._readers else None
+        held = b""
+        if rest:
+            held = self._event(
+                choice, f'"delta":{encode_lines(delta_of(rest))},"logprobs":null,"finish_reason":null'
+            )
+        return held + self._event(
+            choice,
+            f'"delta":{{}},"logprobs":null,"finish_reason":"{self._finish_reason(choice)}",'
+            f'"stop_reason":{encode(choice.stop_reason)}',
+        )
+
+    def _read(self, choice: Choice, delta: Delta) -> MessagePiece:
+        """What a gain adds to the message, where reasoning and calls are found in it."""
+        reader = self._readers[choice.index]
+        piece = reader.push(delta.text, delta.texts)
+        choice.reasoning_tokens = reader.reasoning_tokens
+        return piece
+
+    def _finish_reason(self, choice: Choice) -> str | None:
+        called = bool(self._readers) and self._readers[choice.index].calls > 0
+        return "tool_calls" if called and choice.finish_reason == "stop" else choice.finish_reason
+
+    def choices(self) -> list[dict[str, Any]]:
+        shown = []
+        for choice in self._call.choices:
+            delta = choice.gained() or NOTHING
+            scores = None if self._top is None else chat_logprobs(self._call.model, delta.logprobs, self._top)
+            message: dict[str, Any] = {"role": "assistant", "content": delta.text, "refusal": None}
+            if self._readers:
+                piece = self._read(choice, delta)
+                message = message_of([piece, self._readers[choice.index].finish()])
+            shown.append(
+                {
+                    "index": choice.index,
+                    "message": message,
+                    "logprobs": scores,
+                    "finish_reason": self._finish_reason(choice),
+                    "stop_reason": choice.stop_reason,
+                }
+                | ({"token_ids": delta.tokens} if self._token_ids else {})
+            )
+        return shown
+
+    def _extra(self) -> dict[str, Any]:
+        prompt = self._call.prompts[0]
+        extra: dict[str, Any] = {"prompt_token_ids": prompt.tokens} if self._token_ids else {}
+        if self._prompt_top is not None:
+            entries = prompt_entries(prompt.tokens, self._call.prompt_scores[0])
+            extra["prompt_logprobs"] = prompt_logprobs(self._call.model, entries, self._prompt_top)
+        return extra
+
+
+def _turn(body: ChatBody) -> Turn | None:
+    """What the user said last, apart from all else that shapes the prompt; None where it is not the last word."""
+    last = body.messages[-1]
+    if last.role != "user" or (body.n or 1) > 1 or body.tools:
+        return None
+    try:
+        context = digest(
+            [message.plain() for message in body.messages[:-1]],
+            last.name,
+            body.add_generation_prompt,
+            body.continue_final_message,
+            body.chat_template,
+            body.chat_template_kwargs,
+            body.reasoning_effort,
+            body.add_special_tokens,
+            body.truncate_prompt_tokens,
+        )
+    except Unkeyable:
+        return None
+    return Turn(last.text(), context)
+
+
+def _max_tokens(body: ChatBody) -> tuple[int | None, str]:
+    """The length asked for, and the field that asks for it."""
+    new, old = body.max_completion_tokens, body.max_tokens
+    if new is not None and old is not None and new != old:
+        message = "max_tokens and max_completion_tokens must not differ; give one of them"
+        raise invalid(message, "max_completion_tokens")
+    return (old, "max_tokens") if new is None else (new, "max_completion_tokens")
+
+
+def _top_logprobs(body: ChatBody) -> int | None:
+    """How many alternatives per token are asked for; None for no log-probabilities at all."""
+    if body.logprobs:
+        return body.top_logprobs or 0
+    if body.top_logprobs:
+        raise invalid("top_logprobs needs logprobs to be true", "top_logprobs")
+    return None

@@ -1,0 +1,193 @@
+"""``POST /v1/completions``: prompts go on as text, written as OpenAI writes it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from itertools import accumulate
+from typing import Any
+
+from headrace.core.plan import TokenLogprob
+from headrace.core.request import SamplingParams
+from headrace.serve.http import structured
+from headrace.serve.http.errors import invalid
+from headrace.serve.http.generation.call import Answers, Call, Caller, Prompt, open_call
+from headrace.serve.http.generation.choices import NOTHING, Choice, Delta
+from headrace.serve.http.generation.logprobs import completion_logprobs, prompt_entries, prompt_logprobs
+from headrace.serve.http.generation.sampling import answer_length, check_stream, sampling_params, truncated
+from headrace.serve.http.generation.writing import Writer, encode, encode_text
+from headrace.serve.http.model import ServedModel
+from headrace.serve.http.openai.completions_wire import MAX_PROMPTS, CompletionBody
+
+DEFAULT_MAX_TOKENS = 16
+"""OpenAI's default for this endpoint."""
+
+
+async def open_completion(
+    recall: Answers, model: ServedModel, body: CompletionBody, caller: Caller, request_timeout: float
+) -> Call:
+    """Tokenize and submit prompts.
+
+    ``max_tokens`` 0 with ``echo`` asks for the prompt's scores alone: one token is generated and not told.
+
+    Raises:
+        ApiError: it cannot be served as it is, or not now.
+    """
+    check_stream(body)
+    _check_together(body)
+    mute = bool(body.echo) and body.max_tokens == 0
+    asked = 1 if mute else body.max_tokens
+    params = _params(model, body)
+    await structured.check(model, params, body)
+    prompts = []
+    for given, full in zip(body.prompts(), await _tokens(model, body), strict=True):
+        tokens = truncated(full, body, model, DEFAULT_MAX_TOKENS if asked is None else asked)
+        length = answer_length(len(tokens), asked, DEFAULT_MAX_TOKENS, "max_tokens", model.max_model_len)
+        echo = ""
+        if body.echo:
+            whole = isinstance(given, str) and len(tokens) == len(full)
+            echo = str(given) if whole else model.tokenizer.decode(tokens)
+        its_params = replace(params, max_tokens=length)
+        prompts.append(Prompt(tuple(tokens), its_params, continues=True, mute=mute, echo=echo))
+    return await open_call(
+        recall,
+        model,
+        body,
+        prompts,
+        caller,
+        id_prefix="cmpl",
+        choices_per_prompt=_candidates(body),
+        request_timeout=request_timeout,
+    )
+
+
+class CompletionWriter(Writer):
+    """Writes a call as a ``text_completion`` or its chunks."""
+
+    object = "text_completion"
+    chunk_object = "text_completion"
+
+    def __init__(self, call: Call, body: CompletionBody) -> None:
+        super().__init__(call, body)
+        self._n = body.n or 1
+        self._echo = bool(body.echo)
+        self._logprobs = body.logprobs
+        self._prompt_top = body.prompt_logprobs
+
+    @property
+    def tells_tokens(self) -> bool:
+        return self._logprobs is not None or self._token_ids
+
+    def opening(self) -> bytes:
+        events = []
+        for choice in self._call.choices if self._echo or self._token_ids else ():
+            prompt = self._call.prompt_of(choice)
+            text = self._call.prompts[prompt].echo
+            inner = f'"text":{encode_text(text)},"logprobs":null,"finish_reason":null'
+            if self._token_ids:
+                inner += f',"prompt_token_ids":{encode(self._call.prompts[prompt].tokens)}'
+            events.append(self._event(choice, inner))
+        return b"".join(events)
+
+    def chunk(self, choice: Choice, delta: Delta) -> bytes:
+        scores = "null" if self._logprobs is None else encode(self._scores(choice, delta))
+        inner = f'"text":{encode_text(delta.text)},"logprobs":{scores},"finish_reason":null'
+        if self._token_ids:
+            inner += f',"token_ids":{encode(delta.tokens)}'
+        return self._event(choice, inner)
+
+    def ending(self, choice: Choice) -> bytes:
+        return self._event(
+            choice,
+            f'"text":"","logprobs":null,"finish_reason":"{choice.finish_reason}",'
+            f'"stop_reason":{encode(choice.stop_reason)}',
+        )
+
+    def choices(self) -> list[dict[str, Any]]:
+        of_each = self._call.choices_per_prompt
+        shown: list[dict[str, Any]] = []
+        for first in range(0, len(self._call.choices), of_each):
+            candidates = self._call.choices[first : first + of_each]
+            if of_each > self._n:
+                candidates = tuple(sorted(candidates, key=lambda c: c.mean_logprob, reverse=True)[: self._n])
+            for choice in candidates:
+                shown.append({"index": len(shown)} | self._choice(choice))
+        return shown
+
+    def _choice(self, choice: Choice) -> dict[str, Any]:
+        number = self._call.prompt_of(choice)
+        prompt = self._call.prompts[number]
+        delta = choice.gained() or NOTHING
+        shown: dict[str, Any] = {
+            "text": prompt.echo + delta.text,
+            "logprobs": None if self._logprobs is None else self._scores(choice, delta),
+            "finish_reason": choice.finish_reason,
+            "stop_reason": choice.stop_reason,
+        }
+        if self._prompt_top is not None:
+            entries = prompt_entries(prompt.tokens, self._call.prompt_scores[number])
+            shown["prompt_logprobs"] = prompt_logprobs(self._call.model, entries, self._prompt_top)
+        if self._token_ids:
+            shown |= {"prompt_token_ids": prompt.tokens, "token_ids": delta.tokens}
+        return shown
+
+    def _scores(self, choice: Choice, delta: Delta) -> dict[str, Any]:
+        """The tokens' scores; where the prompt is echoed, the prompt's tokens come first."""
+        model, top = self._call.model, self._logprobs or 0
+        entries: list[TokenLogprob] = []
+        offsets: list[int] = []
+        begin = delta.offset
+        if self._echo:
+            number = self._call.prompt_of(choice)
+            entries = prompt_entries(self._call.prompts[number].tokens, self._call.prompt_scores[number])
+            # As a text they lose a first space mark, and join to characters what each alone could not spell.
+            texts = model.streams.open().push([entry.token for entry in entries]).texts
+            offsets = list(accumulate(map(len, texts), initial=0))[:-1]
+            begin += len(self._call.prompts[number].echo)
+        offsets += list(accumulate(map(len, delta.texts), initial=begin))[: len(delta.logprobs)]
+        return completion_logprobs(model, [*entries, *delta.logprobs], offsets, top)
+
+
+async def _tokens(model: ServedModel, body: CompletionBody) -> list[list[int]]:
+    """The tokens of each prompt, which come all as text or all as tokens."""
+    prompts = body.prompts()
+    texts = [prompt for prompt in prompts if isinstance(prompt, str)]
+    if texts:
+        return await model.encode_batch(texts, body.add_special_tokens is not False)
+    given = [prompt for prompt in prompts if not isinstance(prompt, str)]
+    for tokens in given:
+        model.check_tokens(tokens, "prompt")
+    return given
+
+
+def _params(model: ServedModel, body: CompletionBody) -> SamplingParams:
+    """How every answer is sampled, but for its length.
+
+    ``best_of`` ranks by log-probabilities also where nobody asked for them, and ``echo`` with ``logprobs``
+    scores the prompt.
+    """
+    logprobs = body.logprobs
+    if logprobs is None and _candidates(body) > (body.n or 1):
+        logprobs = 0
+    if body.echo and body.logprobs is not None:
+        most = max(body.logprobs, body.prompt_logprobs or 0)
+        body = body.model_copy(update={"prompt_logprobs": most})
+    return sampling_params(body, model, max_tokens=None, logprobs=logprobs)
+
+
+def _candidates(body: CompletionBody) -> int:
+    """Answers generated per prompt, of which the best ``n`` are told."""
+    return max(body.n or 1, body.best_of or 1)
+
+
+def _check_together(body: CompletionBody) -> None:
+    n = body.n or 1
+    if body.best_of is not None and body.best_of < n:
+        raise invalid(f"best_of ({body.best_of}) must be at least n ({n})", "best_of")
+    sequences = len(body.prompts()) * _candidates(body)
+    if sequences > MAX_PROMPTS:
+        param = "n" if n == _candidates(body) else "best_of"
+        raise invalid(f"prompts times {param} must be at most {MAX_PROMPTS}, got {sequences}", param)
+    if body.stream and _candidates(body) > n:
+        raise invalid("best_of cannot be streamed: the best is known only at the end", "best_of")
+    if body.stream and body.echo and body.logprobs is not None:
+        raise invalid("logprobs of an echoed prompt cannot be streamed", "echo")

@@ -1,0 +1,160 @@
+"""The routes that tell how the server is: health, model, metrics, one request's story."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Route
+
+from headrace.serve.http.edge import CALLER
+from headrace.serve.http.errors import request_not_found
+from headrace.serve.http.generation.call_notes import CallNotes
+from headrace.serve.http.model import ServedModel
+from headrace.serve.service import Health, Service
+
+METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+
+FORESEE_SECONDS = 2.0
+"""How long an explanation waits for the engine to have a moment between two steps."""
+
+Explain = Callable[[str, float], Mapping[str, Any] | None]
+"""What is known of a request id at a time, or None."""
+
+
+class Status:
+    """The endpoints that only tell.
+
+    ``explain`` and ``metrics`` belong to `observe`, which this room must not know; ``info`` is what
+    ``/server_info`` shows beside what the service counts; ``reset`` empties the engine's prefix cache. ``foresee``
+    tells of a waiting request what only the engine knows (its ``position`` in the policy's order, a forecast); it is
+    asked between two steps. ``not_yet`` says what a well server still has to do before it is ready.
+    """
+
+    def __init__(
+        self,
+        service: Service,
+        model: ServedModel,
+        notes: CallNotes,
+        *,
+        explain: Explain,
+        metrics: Callable[[], bytes],
+        info: Callable[[], Mapping[str, Any]],
+        reset: Callable[[], object],
+        version: str,
+        foresee: Explain = lambda request_id, now: None,
+        not_yet: Callable[[], str] = str,
+    ) -> None:
+        self._service = service
+        self._model = model
+        self._notes = notes
+        self._explain = explain
+        self._metrics = metrics
+        self._info = info
+        self._reset = reset
+        self._version = version
+        self._foresee = foresee
+        self._not_yet = not_yet
+
+    def routes(self) -> list[Route]:
+        """What to mount."""
+        return [
+            Route("/v1/models", self.models),
+            Route("/v1/models/{model:path}", self.retrieve_model),
+            Route("/v1/requests/{id}", self.explain),
+            Route("/health", self.health),
+            Route("/health/ready", self.ready),
+            Route("/ping", self.health, methods=["GET", "POST"]),
+            Route("/version", self.version),
+            Route("/server_info", self.server_info),
+            Route("/metrics", self.metrics),
+            Route("/reset_prefix_cache", self.reset_prefix_cache, methods=["POST"]),
+        ]
+
+    async def models(self, request: Request) -> Response:
+        """``GET /v1/models``."""
+        return JSONResponse({"object": "list", "data": [self._model.card]})
+
+    async def retrieve_model(self, request: Request) -> Response:
+        """``GET /v1/models/{model}``."""
+        self._model.check_name(request.path_params["model"])
+        return JSONResponse(self._model.card)
+
+    async def explain(self, request: Request) -> Response:
+        """``GET /v1/requests/{id}``: state, position, reasons, tokens so far; with several answers, of each.
+
+        With API keys, a request is shown only to the key that made it.
+        """
+        call_id = request.path_params["id"]
+        note = self._notes.get(call_id)
+        now = self._service.now()
+        self._service.count()
+        told = [self._explain(request_id, now) for request_id in note.request_ids]
+        found = [dict(each) for each in told if each is not None]
+        key_id = request.scope[CALLER].key_id
+        if not found or (key_id is not None and any(each["tenant"] != key_id for each in found)):
+            raise request_not_found(call_id)
+        for each in found:
+            if each["state"] == "waiting":
+                each |= await self._foreseen(each["id"])
+        shown = found[0] if len(note.request_ids) == 1 else {"id": call_id, "sequences": found}
+        return JSONResponse(shown | {"metadata": note.metadata})
+
+    async def _foreseen(self, request_id: str) -> Mapping[str, Any]:
+        ask = self._service.between_steps(lambda: self._foresee(request_id, self._service.now()))
+        try:
+            return await asyncio.wait_for(ask, FORESEE_SECONDS) or {}
+        except TimeoutError:  # the engine hangs in a step: then this is what people ask about
+            return {}
+
+    async def health(self, request: Request) -> Response:
+        """``GET /health``: 200 while steps progress, 503 with the reason when work waits and none does."""
+        health = self._service.health()
+        return JSONResponse(_health(health), 200 if health.well else 503)
+
+    async def ready(self, request: Request) -> Response:
+        """``GET /health/ready``: 200 while new calls are taken and the caches are as warm as they shall be."""
+        health = self._service.health()
+        not_yet = self._not_yet()
+        told = _health(health) | ({"status": not_yet} if health.ready and not_yet else {})
+        return JSONResponse(told, 200 if health.ready and not not_yet else 503)
+
+    async def version(self, request: Request) -> Response:
+        """``GET /version``."""
+        return JSONResponse({"version": self._version})
+
+    async def server_info(self, request: Request) -> Response:
+        """``GET /server_info``: what runs here, and how much of it."""
+        load = self._service.load()
+        counts = {
+            "open_requests": self._service.open_requests(),
+            "queued_requests": load.queued_requests,
+            "queued_tokens": load.queued_tokens,
+            "draining": load.draining,
+            "steps": self._service.thread.progress().steps,
+        }
+        model = {"model": self._model.name, "max_model_len": self._model.max_model_len}
+        return JSONResponse({"version": self._version} | model | counts | dict(self._info()))
+
+    async def metrics(self, request: Request) -> Response:
+        """``GET /metrics``, in Prometheus' text format."""
+        self._service.count()
+        return Response(self._metrics(), media_type=METRICS_TYPE)
+
+    async def reset_prefix_cache(self, request: Request) -> Response:
+        """``POST /reset_prefix_cache``: forget all computed prefixes, between two steps."""
+        await self._service.between_steps(self._reset)
+        return JSONResponse({"reset": True})
+
+
+def _health(health: Health) -> dict[str, Any]:
+    progress = health.progress
+    return {
+        "status": health.why or "ok",
+        "steps": progress.steps,
+        "open_requests": progress.open_requests,
+        "stalled_seconds": round(progress.stalled_seconds, 3),
+    }

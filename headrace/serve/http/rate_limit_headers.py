@@ -1,0 +1,46 @@
+"""A tenant's rate limits as OpenAI's response headers, which client libraries read."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+
+from headrace.core.tenancy.quota import Limit, Room
+
+_HEADERS = (
+    ("requests", (Limit.REQUESTS_PER_MINUTE,)),
+    ("tokens", (Limit.TOKENS_PER_MINUTE, Limit.TOKENS_PER_DAY)),
+)
+
+RATE_HEADERS = tuple(
+    f"x-ratelimit-{told}-{name}" for name, _ in _HEADERS for told in ("limit", "remaining", "reset")
+)
+"""All that `rate_headers` may give."""
+
+
+def rate_headers(rooms: Mapping[Limit, Room]) -> dict[str, str]:
+    """``x-ratelimit-{limit,remaining,reset}-{requests,tokens}``, for what is limited.
+
+    Of two limits on tokens, that of the minute is told, unless the day's leaves less.
+    """
+    headers = {}
+    for name, limits in _HEADERS:
+        found = [rooms[limit] for limit in limits if limit in rooms]
+        if found:
+            room = min(found, key=lambda each: each.remaining)
+            headers[f"x-ratelimit-limit-{name}"] = str(room.allowed)
+            headers[f"x-ratelimit-remaining-{name}"] = str(room.remaining)
+            headers[f"x-ratelimit-reset-{name}"] = duration(room.reset_seconds)
+    return headers
+
+
+def duration(seconds: float) -> str:
+    """Seconds as OpenAI writes them: ``120ms``, ``1.5s``, ``6m0s``, ``1h0m2s``; never less than they are."""
+    if seconds < 1.0:
+        return f"{math.ceil(1000 * seconds)}ms"
+    tenths = math.ceil(10 * seconds)
+    if tenths < 600:
+        return f"{tenths / 10:g}s"
+    minutes, rest = divmod(math.ceil(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}h{minutes}m{rest}s" if hours else f"{minutes}m{rest}s"

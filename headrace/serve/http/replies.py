@@ -1,0 +1,162 @@
+"""A call's way back to its client: one JSON document, or server-sent events while it grows.
+
+Both watch for the client to hang up, and then give the call up; both end the call whatever happens.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Mapping
+
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+
+from headrace.serve.http.edge import SEND
+from headrace.serve.http.errors import ApiError, failed
+from headrace.serve.http.generation.call import Call
+from headrace.serve.http.generation.writing import PING, Writer, error_event
+
+logger = logging.getLogger(__name__)
+
+PING_SECONDS = 5.0
+"""How long a stream may say nothing; shorter than the idle timeouts of common proxies."""
+
+_SSE_HEADERS = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
+
+
+CACHE_HEADER = "X-Headrace-Cache"
+
+
+def _cache_header(call: Call) -> dict[str, str]:
+    return {CACHE_HEADER: call.cache_note} if call.cache_note else {}
+
+
+async def _hung_up(receive: Receive) -> None:
+    """Returns when the client is gone."""
+    while (await receive())["type"] != "http.disconnect":
+        pass
+
+
+class WholeAnswer(Response):
+    """The answer as one document, sent when all of it is there."""
+
+    def __init__(self, call: Call, writer: Writer, headers: Mapping[str, str]) -> None:
+        self._more_headers = headers
+        self._call = call
+        self._writer = writer
+        self._gone = False
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        # Where all has been said already there is nothing to wait for, and nobody to watch meanwhile.
+        watch = None if self._call.settled else asyncio.create_task(self._watch(receive))
+        try:
+            response = await self._answer()
+        finally:
+            if watch is not None:
+                watch.cancel()
+            self._call.close()
+        if not self._gone:
+            await response(scope, receive, send)
+
+    async def _answer(self) -> Response:
+        try:
+            while not self._call.done:
+                await self._call.advance()
+            headers = {**self._more_headers, **_cache_header(self._call)}
+            return Response(self._writer.whole(), headers=headers, media_type="application/json")
+        except ApiError as error:
+            return error.response()
+        except Exception:
+            logger.exception("call %s failed", self._call.id)
+            return failed().response()
+
+    async def _watch(self, receive: Receive) -> None:
+        await _hung_up(receive)
+        self._gone = True
+        self._call.close()
+
+
+class StreamedAnswer(Response):
+    """The answer as server-sent events, a write per step.
+
+    The status is not sent before there is something to say, so that what fails early fails with its own
+    status; then errors are events. Silence is filled with comments, which clients skip.
+    """
+
+    def __init__(self, call: Call, writer: Writer, headers: Mapping[str, str]) -> None:
+        self._more_headers = headers
+        self._call = call
+        self._writer = writer
+        self._started = False
+        self._quiet = True
+        self._ended = False
+        self._gone = False
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        self._send = send
+        self._send_part = scope.get(SEND, send)
+        watch = asyncio.create_task(self._watch(receive))
+        try:
+            # In a task of its own: what wakes it for each token wakes none of the layers around this call.
+            await asyncio.create_task(self._speak())
+        except ApiError as error:
+            await self._fail(error, scope, receive)
+        except Exception:
+            logger.exception("call %s failed", self._call.id)
+            await self._fail(failed(), scope, receive)
+        finally:
+            watch.cancel()
+            self._call.close()
+
+    async def _speak(self) -> None:
+        call, writer = self._call, self._writer
+        ended: set[int] = set()
+        opened = False
+        while not call.done:
+            events = []
+            for choice in await call.advance():
+                delta = choice.gained()
+                if delta is not None and (delta.text or (writer.tells_tokens and delta.tokens)):
+                    events.append(writer.chunk(choice, delta))
+                if choice.finish_reason is not None and choice.index not in ended:
+                    ended.add(choice.index)
+                    events.append(writer.ending(choice))
+            if events and not opened:
+                events.insert(0, writer.opening())
+                opened = True
+            if call.done:
+                await self._write(b"".join([*events, writer.closing()]), more=False)
+            elif events:
+                await self._write(b"".join(events))
+
+    async def _fail(self, error: ApiError, scope: Scope, receive: Receive) -> None:
+        if self._gone:
+            return
+        if self._started:
+            await self._write(error_event(error.body()), more=False)
+        else:
+            await error.response()(scope, receive, self._send)
+
+    async def _write(self, data: bytes, more: bool = True) -> None:
+        self._quiet = False
+        self._ended = not more
+        if not self._started:
+            self._started = True
+            headers = {**_SSE_HEADERS, **self._more_headers, **_cache_header(self._call)}
+            head = Response(media_type="text/event-stream", headers=headers)
+            del head.headers["content-length"]
+            await self._send({"type": "http.response.start", "status": 200, "headers": head.raw_headers})
+        await self._send_part({"type": "http.response.body", "body": data, "more_body": more})
+
+    async def _watch(self, receive: Receive) -> None:
+        gone = asyncio.ensure_future(_hung_up(receive))
+        try:
+            while not (await asyncio.wait([gone], timeout=PING_SECONDS))[0]:
+                if self._quiet and not self._ended:
+                    await self._write(PING)
+                self._quiet = True
+        finally:
+            gone.cancel()
+        self._gone = True
+        self._call.close()

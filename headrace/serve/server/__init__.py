@@ -1,1 +1,0 @@
-"""The OpenAI HTTP API over `serve.service`: wire types, routes, streams, errors."""

@@ -1,1 +1,0 @@
-"""Where kept answers lie: bytes under keys, in this process, in a file, or shared over the network."""

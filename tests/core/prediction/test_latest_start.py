@@ -1,0 +1,176 @@
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import pytest
+
+from headrace.core.events import Skipped, SkipReason
+from headrace.core.prediction.latest_start import TTFT_SHARE, LatestStarts
+from headrace.core.prediction.output_lengths import LengthPredictor
+from headrace.core.prediction.step_times import ENOUGH_STEPS, StepTimes
+from headrace.core.queueing.fair_queue import FairQueue
+from headrace.core.queueing.tenant_queue import LATE_SHARE, TenantQueue
+from headrace.core.request import FinishReason, SamplingParams, Slo
+from headrace.core.tenancy.classes import ServiceClass
+from headrace.core.tenancy.fair_share import ShareLedger
+from tests.doubles.engines import Record, drain, hashing_engine
+from tests.doubles.scenes import chunks, request, step
+
+CLASSES = (ServiceClass("default", 0, 1.0, slo=Slo(2.0, None)),)
+
+
+def outlook(steps: int = 400, seconds: float = 0.01, token_seconds: float = 0.001) -> LatestStarts:
+    """One that has seen steps of ``seconds`` and so much more for each token."""
+    seen = LatestStarts(StepTimes(), LengthPredictor(128), {each.name: each for each in CLASSES})
+    for i in range(steps):
+        tokens = 1 + i % 40
+        seen.times.observe(1, tokens, 0, seconds + token_seconds * tokens)
+    return seen
+
+
+def test_the_class_stands_in_for_what_a_request_leaves_open():
+    seen = outlook()
+    assert seen.slo(request("a")) == Slo(2.0, None)
+    assert seen.slo(request("a", slo=Slo(None, 0.1))) == Slo(2.0, 0.1)
+    assert seen.slo(request("a", slo=Slo(0.5))) == Slo(0.5, None)
+
+
+def test_who_has_a_wish_must_start_before_it_by_the_time_of_its_prompt():
+    seen = outlook()
+    asked = request("a", 50, arrived=10.0)
+    start = seen.latest_start(asked, Slo(1.0))
+    assert 10.0 + 1.0 - 3 * seen.prefill_seconds(50) < start < 10.0 + 1.0 - 0.5 * seen.prefill_seconds(50)
+    assert seen.latest_start(asked, Slo(None)) == math.inf
+
+
+def test_a_part_of_the_wish_is_kept_for_what_was_not_foreseen():
+    seen = outlook()
+    asked = request("a", 50, arrived=10.0)
+    for _ in range(400):
+        seen.saw_first_token(50, 2.0 * seen.prefill_seconds(50))
+    start = seen.latest_start(asked, Slo(1.0))
+    assert start + 2.0 * seen.prefill_seconds(50) == pytest.approx(10.0 + TTFT_SHARE)
+
+
+def test_nobody_is_judged_before_enough_has_been_seen():
+    seen = outlook(ENOUGH_STEPS - 1)
+    assert seen.latest_start(request("a"), Slo(1e-9)) == math.inf
+    assert not seen.unreachable(request("a", deadline=0.0), 0.0)
+
+
+def test_a_deadline_is_given_up_only_when_even_a_short_answer_would_miss_it():
+    seen = outlook()
+    alone = seen.prefill_seconds(40)
+    assert seen.unreachable(request("a", 40, max_tokens=1, deadline=alone / 2), 0.0)
+    assert not seen.unreachable(request("a", 40, max_tokens=1, deadline=alone * 3), 0.0)
+    assert not seen.unreachable(request("a", 40), 0.0)
+
+
+def test_what_is_answered_already_takes_no_time():
+    seen = outlook()
+    deadline = 3 * seen.prefill_seconds(45)
+    asked = request("a", 40, params=SamplingParams(max_tokens=60, ignore_eos=True), deadline=deadline)
+    assert seen.unreachable(asked, 0.0)
+    assert not seen.unreachable(replace(asked, answered=tuple(range(58))), 0.0)
+    assert not seen.unreachable(replace(asked, answered=tuple(range(60)), deadline=1e-9), 0.0)
+
+
+@pytest.mark.parametrize("host_blocks", [0, 30])
+def test_a_deadline_is_not_given_up_for_the_computing_of_what_is_kept(host_blocks):
+    seen = outlook()
+    engine, _ = engine_with(seen, num_blocks=32, host_blocks=host_blocks)
+    record = Record()
+    engine.submit(request("first", 101, max_tokens=1), 0.0)
+    now = drain(engine, record)
+    if host_blocks:
+        engine.submit(request("evicts", 120, max_tokens=1), now)
+        now = drain(engine, record, now)
+    prompt = request("first", 101).tokens
+    deadline = now + 3 * seen.prefill_seconds(5)
+    assert deadline < now + seen.prefill_seconds(101)
+    engine.submit(request("again", prompt, max_tokens=1, deadline=deadline), now)
+    engine.submit(request("fresh", 101, max_tokens=1, deadline=deadline), now)
+    drain(engine, record, now)
+    assert record.ends["again"][0].reason is FinishReason.LENGTH
+    assert record.ends["fresh"][0].reason is FinishReason.UNREACHABLE
+
+
+def engine_with(seen: LatestStarts, **given):
+    return hashing_engine(queue=FairQueue(ShareLedger(CLASSES, {}), TenantQueue), outlook=seen, **given)
+
+
+def test_an_unreachable_deadline_is_told_before_anything_is_computed():
+    engine, runner = engine_with(outlook())
+    record = Record()
+    engine.submit(request("late", 60, deadline=0.001), 0.0)
+    drain(engine, record)
+    (end,) = record.ends["late"]
+    assert end.reason is FinishReason.UNREACHABLE
+    assert "deadline" in end.message
+    assert runner.computed_tokens == 0
+
+
+def test_those_who_can_still_be_in_time_go_before_those_who_cannot():
+    engine, _ = engine_with(outlook(), max_num_seqs=1)
+    record = Record()
+    engine.submit(request("runs", max_tokens=3, arrived=0.0), 0.0)
+    step(engine, record)
+    engine.submit(request("hopeless", arrived=0.0, slo=Slo(0.5)), 0.6)
+    engine.submit(request("hopeful", arrived=0.6, slo=Slo(0.5)), 0.6)
+    drain(engine, record, 0.6)
+    assert list(record.ends) == ["runs", "hopeful", "hopeless"]
+
+
+@pytest.mark.parametrize("length", [10, 20])
+def test_the_late_have_their_share_though_others_could_be_in_time(length):
+    seen = outlook(seconds=0.0)
+    engine, _ = engine_with(seen, max_num_seqs=1)
+    record = Record()
+    engine.submit(request("hopeless", length, arrived=0.0, slo=Slo(0.001)), 1.0)
+    others = round(length / 10 / LATE_SHARE)
+    for i in range(2 * others):
+        engine.submit(request(f"r{i}", 10, arrived=1.0, slo=Slo(1000.0)), 1.0)
+    drain(engine, record, 1.0)
+    assert list(record.ends).index("hopeless") == pytest.approx(others, abs=1)
+
+
+def test_a_long_prompt_is_given_up_for_two_short_ones():
+    seen = outlook(seconds=0.0)
+    engine, _ = engine_with(seen, max_num_seqs=1)
+    record = Record()
+    engine.submit(request("runs", arrived=0.0), 0.0)
+    step(engine, record)
+    for name, length in (("long", 100), ("short", 5), ("shorter", 4)):
+        engine.submit(request(name, length, max_tokens=1, arrived=0.0, slo=Slo(0.115)), 0.0)
+    drain(engine, record, 0.001)
+    assert list(record.ends) == ["runs", "short", "shorter", "long"]
+
+
+def test_prefill_beside_a_wish_for_quick_tokens_stays_within_it():
+    engine, _ = engine_with(outlook(seconds=0.001, token_seconds=0.001))
+    record = Record()
+    engine.submit(request("quick", max_tokens=60, slo=Slo(None, 0.05)), 0.0)
+    step(engine, record, 3)
+    engine.submit(request("long", 100), 0.0)
+    drain(engine, record)
+    lengths = [length for _, length, _ in chunks(record, "long")]
+    assert max(lengths) <= 0.8 * 0.05 / 0.001, "a step takes about a millisecond for each token"
+    assert len(lengths) > 2
+
+
+@pytest.mark.parametrize(("tpot", "held"), [(0.02, True), (None, False), (0.0005, False)])
+def test_a_batch_does_not_grow_beyond_what_somebody_wishes_if_the_wish_can_be_kept(tpot, held):
+    seen = LatestStarts(StepTimes(), LengthPredictor(128), {each.name: each for each in CLASSES})
+    for i in range(400):
+        rows = 1 + i % 8
+        seen.times.observe(rows, rows, 0, 0.001 + 0.004 * rows)
+    engine, _ = engine_with(seen)
+    record = Record()
+    for i in range(8):
+        engine.submit(request(f"r{i}", max_tokens=30, slo=Slo(None, tpot)), 0.0)
+    step(engine, record, 10)
+    full = [e for e in record.of(Skipped) if e.reason is SkipReason.STEP_FULL]
+    assert bool(full) is held
+    drain(engine, record)
+    assert len(record.ends) == 8

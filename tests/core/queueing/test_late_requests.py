@@ -1,0 +1,54 @@
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence as Many
+from itertools import combinations
+
+import pytest
+
+from headrace.core.queueing.late_requests import given_up
+from headrace.core.sequence import Sequence
+from tests.doubles.scenes import request
+
+
+def waiting(*lines: tuple[float, float]) -> list[Sequence]:
+    """Sequences by latest start and seconds of their prompts."""
+    made = []
+    for number, (latest_start, seconds) in enumerate(sorted(lines)):
+        sequence = Sequence(request(f"r{number}"), (number,), 64)
+        sequence.latest_start, sequence.prompt_seconds = latest_start, seconds
+        made.append(sequence)
+    return made
+
+
+def in_time(line: Many[Sequence], now: float) -> bool:
+    for sequence in line:
+        if now > sequence.latest_start:
+            return False
+        now += sequence.prompt_seconds
+    return True
+
+
+def test_nobody_is_given_up_while_all_can_be_in_time():
+    assert given_up(waiting((0.0, 1.0), (1.0, 5.0), (6.0, 1.0)), 0.0) == []
+    assert given_up([], 0.0) == []
+
+
+def test_the_longest_is_given_up_though_it_is_not_the_one_that_would_be_late():
+    first, longest, last = waiting((0.0, 1.0), (2.0, 5.0), (3.0, 1.0))
+    assert given_up([first, longest, last], 0.0) == [longest]
+
+
+def test_who_is_late_already_costs_nobody_else_anything():
+    late, other = waiting((0.0, 1.0), (2.0, 5.0))
+    assert given_up([late, other], 1.0) == [late]
+
+
+@pytest.mark.parametrize("seed", range(200))
+def test_no_other_choice_saves_more(seed):
+    rng = random.Random(seed)
+    line = waiting(*((rng.randint(-1, 12), rng.randint(1, 6)) for _ in range(rng.randint(1, 7))))
+    lost = given_up(line, 0.0)
+    kept = [sequence for sequence in line if sequence not in lost]
+    assert in_time(kept, 0.0)
+    assert not any(in_time(choice, 0.0) for choice in combinations(line, len(kept) + 1))

@@ -1,0 +1,29 @@
+"""What a server exports, as the code that writes the metrics page declares it."""
+
+from __future__ import annotations
+
+from headrace.observe.goodput import Goodput
+from headrace.observe.metrics import Metrics
+from headrace.observe.metrics_page import MetricsPage
+
+
+def metrics_page() -> MetricsPage:
+    """The page of a server that has done nothing yet."""
+    page = MetricsPage("headrace", {"model_name": "tiny"})
+    Metrics(page, cache_config={"block_size": "16", "num_gpu_blocks": "1"})
+    Goodput(page)
+    return page
+
+
+def registry() -> dict[str, set[str]]:
+    """The names of all series without their prefix, each with its labels."""
+    page = metrics_page()
+    named: dict[str, set[str]] = {}
+    for counter in page.counters:
+        named[f"{counter.name}_total"] = set(counter.labels)
+    for gauge in page.gauges:
+        named[gauge.name] = set(gauge.labels)
+    for histogram in page.histograms:
+        named |= {f"{histogram.name}_{part}": set(histogram.labels) for part in ("sum", "count")}
+        named[f"{histogram.name}_bucket"] = {*histogram.labels, "le"}
+    return {name.removeprefix("headrace:"): labels for name, labels in named.items()}

@@ -1,0 +1,110 @@
+import pytest
+
+from headrace.core.cache.response.entry import StoreFacts
+from headrace.core.events import (
+    AdmitReason,
+    Admitted,
+    Arrived,
+    Audited,
+    Evicted,
+    EvictReason,
+    Fault,
+    Layer,
+    LookedUp,
+    Lookup,
+    Scope,
+    Spared,
+    StoreFaulted,
+)
+from headrace.observe.cache_ledger import Prices
+from headrace.observe.metrics import Metrics
+from headrace.observe.metrics_page import MetricsPage
+
+SIZES = {
+    Layer.EXACT: {"memory": StoreFacts(2, 300, 1), "redis": StoreFacts(None, None, 0)},
+    Layer.PREFIX: {"device": StoreFacts(5, 5000, 0)},
+}
+
+
+@pytest.fixture
+def metrics():
+    return Metrics(MetricsPage(), prices=Prices(2.0, 10.0), cache_sizes=lambda: SIZES)
+
+
+def told(metrics, *events):
+    for event in events:
+        metrics.fold(event, 1.0)
+    return metrics.caches.stats()
+
+
+def test_each_layer_counts_what_it_spared_at_the_prices_given(metrics):
+    stats = told(
+        metrics,
+        LookedUp("a", Layer.EXACT, Lookup.MISS, 0.25),
+        LookedUp("b", Layer.EXACT, Lookup.HIT, 0.75),
+        Spared("b", "t", Layer.EXACT, 1000, 100, 5.0),
+        Spared("c", "t", Layer.PARTIAL, 0, 50, 0.0),
+        Spared("d", "t", Layer.COALESCED, 10, 1, 0.0),
+    )["layers"]
+    exact = stats["exact"]
+    assert (exact["hits"], exact["misses"], exact["hit_rate"]) == (1, 1, 0.5)
+    assert (exact["lookups"], exact["lookup_seconds_mean"]) == (2, 0.5)
+    assert (exact["saved_prompt_tokens"], exact["saved_output_tokens"]) == (1000, 100)
+    assert exact["saved_cost"] == pytest.approx((1000 * 2 + 100 * 10) / 1e6)
+    assert (stats["partial"]["saved_prompt_tokens"], stats["partial"]["saved_output_tokens"]) == (0, 50)
+    assert stats["coalesced"]["hits"] == 1
+    assert exact["stores"]["redis"] == {"entries": None, "bytes": None, "evictions": 0}
+
+
+def test_a_shared_prefix_spares_its_tokens_once(metrics):
+    arrivals = [Arrived(id, 100, "t", 0, 0.0) for id in "abc"]
+    stats = told(
+        metrics,
+        *arrivals,
+        Admitted("a", AdmitReason.NEW, 0, 100, 0.0),
+        Admitted("b", AdmitReason.NEW, 64, 100, 0.0),
+        Admitted("b", AdmitReason.RESUMED, 96, 120, 0.0),
+        Admitted("c", AdmitReason.NEW, 130, 140, 0.0),  # taken up where it was left: of the prompt, 100
+    )["layers"]["prefix"]
+    assert (stats["hits"], stats["misses"]) == (2, 1)
+    assert (stats["saved_prompt_tokens"], stats["saved_output_tokens"]) == (164, 0)
+    assert stats["saved_cost"] == pytest.approx(164 * 2 / 1e6)
+
+
+def test_blocks_evicted_for_others_are_counted_and_those_reset_are_not(metrics):
+    stats = told(metrics, Evicted((1,), EvictReason.ALLOCATION), Evicted((2,), EvictReason.RESET))
+    assert stats["layers"]["prefix"]["stores"]["device"] == {"entries": 5, "bytes": 5000, "evictions": 1}
+
+
+def test_what_no_cache_may_answer_and_what_failed_is_told_with_its_reason(metrics):
+    stats = told(
+        metrics,
+        LookedUp("a", Layer.EXACT, Lookup.BYPASS, 0.0, "no_store"),
+        StoreFaulted("redis", Fault.SLOW),
+    )
+    assert stats["bypasses"] == {"no_store": 1}
+    assert stats["faults"] == {"redis:slow": 1}
+    assert stats["layers"]["exact"]["lookups"] == 0
+
+
+def test_audits_and_what_they_refute(metrics):
+    semantic = told(
+        metrics,
+        LookedUp("a", Layer.SEMANTIC, Lookup.MISS, 0.0, "audit"),
+        Audited("a", Layer.SEMANTIC, True),
+        Audited("b", Layer.SEMANTIC, False, Scope.PARTITION),
+        Audited("c", Layer.SEMANTIC, False, Scope.TENANT),
+        Audited("d", Layer.SEMANTIC, False),
+    )["layers"]["semantic"]
+    assert (semantic["audited_right"], semantic["audited_wrong"]) == (1, 3)
+    assert semantic["refuted"] == {"partition": 1, "tenant": 1}
+
+
+def test_the_page_has_a_series_per_layer():
+    sheet = MetricsPage()
+    metrics = Metrics(sheet, cache_sizes=lambda: SIZES)
+    told(metrics, Spared("b", "t", Layer.EXACT, 1000, 100, 5.0), Evicted((1,), EvictReason.ALLOCATION))
+    page = sheet.render().decode()
+    assert 'headrace:response_cache_hits_total{layer="exact"} 1.0' in page
+    assert 'headrace:response_cache_bytes{layer="exact"} 300.0' in page
+    assert 'headrace:response_cache_evictions_total{layer="prefix"} 1.0' in page

@@ -1,0 +1,109 @@
+import asyncio
+
+import pytest
+
+from headrace.core.cache.response.codec import Seal
+from headrace.core.cache.response.entry import Entry
+from headrace.core.events import Fault
+from headrace.core.request import FinishReason
+from headrace.serve.cache.stores.memory import MemoryStore
+from headrace.serve.cache.stores.tier import Tier
+
+KEY = b"k" * 32
+ENTRY = Entry((1, 2), FinishReason.STOP, 3, 0.1, 0.0, 60.0, 60.0, versions=(("*", 0),))
+
+
+class Trouble(MemoryStore):
+    """A store that does as the test wants."""
+
+    name = "trouble"
+
+    def __init__(self):
+        super().__init__(1 << 20)
+        self.error = None
+        self.hangs = False
+        self.asked = 0
+
+    async def get(self, key):
+        self.asked += 1
+        if self.error:
+            raise self.error
+        if self.hangs:
+            await asyncio.sleep(60)
+        return await super().get(key)
+
+
+class Bench:
+    """A tier over it, with a clock and a list of faults."""
+
+    def __init__(self, **more):
+        self.store, self.faults, self.now = Trouble(), [], 0.0
+        self.tier = Tier(
+            self.store, 0.05, tell=lambda e: self.faults.append(e.fault), clock=lambda: self.now, **more
+        )
+
+
+def test_a_store_that_fails_or_is_slow_is_a_miss():
+    async def run():
+        bench = Bench()
+        await bench.tier.keep(KEY, ENTRY, 60.0)
+        assert await bench.tier.find(KEY) == ENTRY
+        bench.store.error = ConnectionError("gone")
+        assert await bench.tier.find(KEY) is None
+        bench.store.error, bench.store.hangs = None, True
+        assert await bench.tier.find(KEY) is None
+        assert bench.faults == [Fault.FAILED, Fault.SLOW]
+
+    asyncio.run(run())
+
+
+def test_a_store_that_goes_on_failing_is_not_asked_for_a_while():
+    async def run():
+        bench = Bench()
+        await bench.tier.keep(KEY, ENTRY, 60.0)
+        bench.store.error = ConnectionError("gone")
+        for _ in range(20):
+            await bench.tier.find(KEY)
+        assert bench.store.asked == 5
+        assert bench.faults[-1] is Fault.RESTING
+        bench.now += 1.5
+        await bench.tier.find(KEY)
+        await bench.tier.find(KEY)
+        assert bench.store.asked == 6
+        bench.store.error = None
+        bench.now += 1.5
+        assert await bench.tier.find(KEY) is None  # it rests twice as long
+        bench.now += 1.5
+        assert await bench.tier.find(KEY) == ENTRY
+        assert await bench.tier.find(KEY) == ENTRY
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize("seal", [None, Seal(b"secret")])
+def test_what_is_damaged_is_deleted_and_a_miss(seal):
+    async def run():
+        bench = Bench(seal=seal)
+        await bench.tier.keep(KEY, ENTRY, 60.0)
+        assert await bench.tier.find(KEY) == ENTRY
+        value = await bench.store.get(KEY)
+        await bench.store.put(KEY, value[:-1] + bytes([value[-1] ^ 1]), 60.0, ())
+        assert await bench.tier.find(KEY) is None
+        assert await bench.store.get(KEY) is None
+        assert bench.faults == [Fault.DAMAGED]
+
+    asyncio.run(run())
+
+
+def test_a_value_that_somebody_else_wrote_is_not_believed():
+    async def run():
+        bench, forger = Bench(seal=Seal(b"secret")), Bench(seal=Seal(b"guess"))
+        forger.tier._store = bench.store
+        await forger.tier.keep(KEY, ENTRY, 60.0)
+        assert await bench.tier.find(KEY) is None
+        await bench.tier.keep(KEY, ENTRY, 60.0)
+        await bench.store.put(b"o" * 32, await bench.store.get(KEY), 60.0, ())
+        assert await bench.tier.find(b"o" * 32) is None  # moved to another key
+        assert await bench.tier.find(KEY) == ENTRY
+
+    asyncio.run(run())

@@ -1,0 +1,17 @@
+"""A road with an exact cache in memory, for tests of what clients see of it."""
+
+from __future__ import annotations
+
+from headrace.core.cache.response.key import Engine
+from headrace.core.cache.response.tags import TagVersions
+from headrace.serve.cache.exact import ExactCache
+from headrace.serve.cache.lookup import CacheLookup
+from headrace.serve.cache.stores.memory import MemoryStore
+from headrace.serve.cache.stores.tier import Tier
+from headrace.serve.service import Service
+
+FINGERPRINT = Engine("fox", "", "", "", "", "").fingerprint()
+
+
+def with_memory(service: Service) -> CacheLookup:
+    return CacheLookup(service, ExactCache([Tier(MemoryStore(1 << 20))], TagVersions()), FINGERPRINT)

@@ -1,0 +1,187 @@
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import pytest
+from starlette.testclient import TestClient
+from starlette.types import ASGIApp
+
+from headrace.core.cache.warming.idle_detector import IdleDetector
+from headrace.core.engine import Engine
+from headrace.core.events import Event
+from headrace.core.knobs import Knobs
+from headrace.core.memory.block_pool import BlockPool
+from headrace.core.memory.eviction import LeastRecentlyUsed
+from headrace.core.prediction.memory_peak import AlwaysFits
+from headrace.core.queueing.fair_queue import single_file
+from headrace.core.queueing.order import FirstComeFirstServed
+from headrace.core.scheduler.admission import Continuous
+from headrace.core.scheduler.scheduler import Scheduler
+from headrace.core.scheduler.victims import LastRanked
+from headrace.core.tenancy.gate import Limits
+from headrace.observe.metrics import Metrics
+from headrace.observe.metrics_page import MetricsPage
+from headrace.observe.requests import RequestBook
+from headrace.observe.usage import UsageBook
+from headrace.serve.auth.api_keys import Keys
+from headrace.serve.cache.background_request import BackgroundRequests
+from headrace.serve.cache.lookup import CacheLookup
+from headrace.serve.cache.warmer import Warmer
+from headrace.serve.http.app import create_app
+from headrace.serve.http.cache.routes import CacheApi
+from headrace.serve.http.cache.warm import Computing, Warm
+from headrace.serve.http.generation.call_notes import CallNotes
+from headrace.serve.http.generation.scheduling_fields import Rules
+from headrace.serve.http.model import ServedModel
+from headrace.serve.http.openai.routes import Api
+from headrace.serve.http.openapi import Docs
+from headrace.serve.http.operations.abort import Abort
+from headrace.serve.http.operations.status import Status
+from headrace.serve.http.operations.usage_report import UsageReport
+from headrace.serve.http.rate_limit_headers import rate_headers
+from headrace.serve.quota_meter import QuotaMeter
+from headrace.serve.service import Service
+from headrace.serve.text.template import ChatTemplate
+from tests.doubles.scripted_runner import ScriptedRunner
+from tests.serve.text.vocabularies import byte_level
+
+TEMPLATE = (
+    "{% for m in messages %}{% if m.role == 'user' and m.content == 'explode' %}"
+    "{{ raise_exception('no explosives') }}{% endif %}[{{ m.role }}] {{ m.content }}\n{% endfor %}"
+    "{% if add_generation_prompt %}[assistant] {% endif %}"
+)
+ANSWER = "The naïve fox 😀 jumps over 日本語. END of it"
+
+
+@dataclass
+class House:
+    """A whole server in one process, over a scripted runner."""
+
+    client: TestClient
+    engine: Engine
+    runner: ScriptedRunner
+    service: Service
+    model: ServedModel
+    seen: list[Event]
+    recall: CacheLookup | None = None
+
+    def fold(self, event: Event, now: float) -> None:
+        self.seen.append(event)
+
+
+@pytest.fixture
+def options() -> dict:
+    """What a test may change before its `house` is built."""
+    return {}
+
+
+@pytest.fixture
+def house(options: dict) -> Iterator[House]:
+    house, app = build_house(options)
+    with TestClient(app, raise_server_exceptions=False) as client:
+        house.client = client
+        yield house
+        house.runner.gate.set()
+
+
+def build_house(options: dict) -> tuple[House, ASGIApp]:
+    """A house without a client, and its application."""
+    tokenizer = options.get("tokenizer") or byte_level()
+    max_num_seqs = options.get("max_num_seqs", 8)
+    answer = tokenizer.encode(options.get("answer", ANSWER), add_special_tokens=False)
+
+    def plain_reply(prompt: tuple[int, ...], seed: int) -> list[int]:
+        return answer[seed % 3 :] if options.get("seeded") else answer
+
+    reply = options.get("reply", plain_reply)
+
+    assert tokenizer.eos_token_id is not None
+    runner = ScriptedRunner(max_num_seqs, reply, tokenizer.eos_token_id, options.get("step_seconds", 0.0))
+    events: list[Event] = []
+    num_blocks, block_size, max_model_len = (
+        options.get("num_blocks", 256),
+        4,
+        options.get("max_model_len", 256),
+    )
+    scheduler = Scheduler(
+        BlockPool(num_blocks, block_size, LeastRecentlyUsed(), events.append),
+        single_file(),
+        FirstComeFirstServed(),
+        Continuous(),
+        LastRanked(),
+        AlwaysFits(),
+        events,
+        max_num_seqs=max_num_seqs,
+        max_model_len=max_model_len,
+    )
+    engine = Engine(scheduler, runner, events, Knobs(), overlap=options.get("overlap", 1))
+    book, usage, sheet = RequestBook(), UsageBook(), MetricsPage(constant={"model_name": ""})
+    metrics = Metrics(sheet)
+    seen: list[Event] = []
+    rules = options.get("rules", Rules())
+    limits = Limits(options.get("queued_requests", 64), options.get("queued_tokens", 10_000))
+    model = ServedModel(
+        "fox",
+        tokenizer,
+        ChatTemplate({"default": options.get("template", TEMPLATE)}),
+        max_model_len,
+        tokenizer.vocab_size,
+        rules=rules,
+        stream_interval=options.get("stream_interval", 1),
+        grammars=options.get("grammars"),
+    )
+    house = House(None, engine, runner, None, model, seen)  # type: ignore[arg-type]
+    service = Service(
+        engine,
+        limits,
+        [book, usage, metrics, house],
+        QuotaMeter(rules.tenants, "fox"),
+        options.get("request_timeout", 30.0),
+        stall_seconds=options.get("stall_seconds", 60.0),
+    )
+    recall = house.recall = options.get("recall", CacheLookup)(service)
+    notes = CallNotes()
+    api = Api(
+        recall,
+        model,
+        notes,
+        max_body_bytes=options.get("max_body_bytes", 100_000),
+        request_timeout=options.get("request_timeout", 30.0),
+        headers=lambda tenant: rate_headers(service.meter.rooms(tenant, service.now())),
+    )
+    status = Status(
+        service,
+        model,
+        notes,
+        explain=book.explain,
+        metrics=sheet.render,
+        info=lambda: {"device": "none"},
+        reset=engine.reset_prefix_cache,
+        version="0",
+        foresee=options.get("foresee", lambda request_id, now: None),
+    )
+    keys = Keys(dict.fromkeys(options.get("keys", ())))
+    caches = CacheApi(recall, metrics.caches.stats, keys_required=keys.required, max_body_bytes=100_000)
+    accounts = UsageReport(service, usage.tenants, usage.tell)
+    computing = Computing(BackgroundRequests(recall), service, model, 30.0)
+    warmer = Warmer(
+        computing.compute,
+        lambda: service.awaited,
+        IdleDetector(
+            options.get("warm_below_rate", 1e-6), 0.0, 0.0
+        ),  # the first call ends the quiet for good
+        time.monotonic,
+        time.time,
+        batch=4,
+        seconds_per_hour=3600.0,
+        horizon_seconds=3600.0,
+    )
+    service.watch(warmer)
+    warm = Warm(warmer, computing, model, max_body_bytes=100_000)
+    parts = (api, Abort(notes, max_body_bytes=1000), status, caches, accounts, warm, Docs("0"))
+    routes = [route for part in parts for route in part.routes()]
+    app = create_app(recall, routes, keys, [warmer], options.get("origins", ()))
+    house.service = service
+    return house, app

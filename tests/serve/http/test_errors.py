@@ -1,0 +1,81 @@
+import json
+
+import pytest
+
+from headrace.core.events import Finished
+from headrace.core.request import FinishReason, RejectReason
+from headrace.core.tenancy.gate import Reject
+from headrace.serve.http import errors
+
+
+def test_every_error_has_openais_shape():
+    made = [
+        errors.invalid("m", "p"),
+        errors.not_supported("tools"),
+        errors.context_length_exceeded(5, 6, 10, "max_tokens"),
+        errors.invalid_api_key(),
+        errors.model_not_found("x"),
+        errors.too_large(5),
+        errors.timed_out(1.5),
+        errors.turned_away(Reject(RejectReason.QUEUE_FULL, "full", 7), {}),
+        errors.turned_away(Reject(RejectReason.TENANT_LIMIT, "enough", 7), {}),
+        errors.turned_away(Reject(RejectReason.TOO_LARGE, "never", 0), {}),
+        errors.deadline_unreachable("too late"),
+        errors.shutting_down(),
+        errors.failed(),
+    ]
+    for error in made:
+        response = error.response()
+        body = json.loads(response.body)["error"]
+        assert set(body) == {"message", "type", "param", "code"}
+        assert body["code"]
+        assert ("retry-after" in response.headers) == (response.status_code in (429, 503))
+
+
+def test_a_tenants_limit_is_a_429_with_its_headers():
+    error = errors.turned_away(
+        Reject(RejectReason.TENANT_LIMIT, "enough", 7), {"x-ratelimit-remaining-requests": "0"}
+    )
+    assert (error.status, error.code) == (429, "rate_limit_exceeded")
+    assert error.headers == {"x-ratelimit-remaining-requests": "0", "Retry-After": "7"}
+
+
+def test_a_deadline_that_passed_and_one_that_cannot_be_met_are_told_apart():
+    passed = errors.of_finish(Finished("r", FinishReason.TIMEOUT, 1, 0, 0), 3.0)
+    hopeless = errors.of_finish(Finished("r", FinishReason.UNREACHABLE, 1, 0, 0, "predicted 9 s"), 3.0)
+    assert (passed.status, passed.code) == (408, "deadline_exceeded")
+    assert (hopeless.status, hopeless.code) == (408, "deadline_unreachable")
+    assert "predicted 9 s" in str(hopeless)
+
+
+@pytest.mark.parametrize("reason", list(FinishReason))
+def test_each_end_is_an_answer_or_an_error(reason):
+    error = errors.of_finish(Finished("r", reason, 1, 0, 0, "the inside"), 3.0)
+    status = None if error is None else error.status
+    assert (
+        status
+        == {
+            FinishReason.STOP: None,
+            FinishReason.LENGTH: None,
+            FinishReason.TIMEOUT: 408,
+            FinishReason.UNREACHABLE: 408,
+            FinishReason.REJECTED: 400,
+            FinishReason.CANCELLED: 503,
+            FinishReason.FAILED: 500,
+        }[reason]
+    )
+    told = (FinishReason.REJECTED, FinishReason.UNREACHABLE)  # their messages are written for the caller
+    assert error is None or reason in told or "inside" not in str(error)
+
+
+@pytest.mark.parametrize("path", ["/v1/embeddings", "/v1/batches/batch_1/cancel", "/pause"])
+def test_a_route_that_is_known_elsewhere_is_refused_by_name(house, path):
+    answer = house.client.post(path, json={})
+    assert answer.status_code == 501
+    error = answer.json()["error"]
+    assert (error["type"], error["code"]) == ("not_supported", "unsupported_route")
+    assert error["message"] == f"{path} is not supported yet."
+
+
+def test_a_route_that_only_begins_like_one_is_not_found(house):
+    assert house.client.post("/v1/embeddingss").json()["error"]["code"] == "route_not_found"
