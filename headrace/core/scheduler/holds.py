@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from headrace.core.constraint import FAILED_PREFIX, UnusableConstraint
 from headrace.core.events import SkipReason
-from headrace.core.ports import Grammars
 from headrace.core.queueing.tenant_queue import PolicyFailed
 from headrace.core.request import Request
 from headrace.core.sequence import Sequence
+
+if TYPE_CHECKING:
+    from headrace.core.ports import Grammars
 
 HOLD_SECONDS = 0.001
 """How long the engine rests before it asks again, where nothing runs and the first that waits is held."""
