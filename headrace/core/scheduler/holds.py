@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
-from headrace.core.constraint import FAILED_PREFIX, UnusableConstraint
+from headrace.core.constraint import FAILED_PREFIX, Constraint, UnusableConstraint
 from headrace.core.events import SkipReason
 from headrace.core.queueing.tenant_queue import PolicyFailed
 from headrace.core.request import Request
 from headrace.core.sequence import Sequence
-
-if TYPE_CHECKING:
-    from headrace.core.ports import Grammars
 
 HOLD_SECONDS = 0.001
 """How long the engine rests before it asks again, where nothing runs and the first that waits is held."""
@@ -34,6 +31,12 @@ class HoldPolicy(Protocol):
     def hold(self, request: Request) -> SkipReason | None: ...
 
 
+class Compiles(Protocol):
+    """What is asked of `core.ports.Grammars` here."""
+
+    def ready(self, constraint: Constraint) -> bool: ...
+
+
 class NoHolds:
     """Every request may start at once."""
 
@@ -44,7 +47,7 @@ class NoHolds:
 class UntilCompiled:
     """A request with a constraint waits until its grammar has been compiled, which goes on beside the loop."""
 
-    def __init__(self, grammars: Grammars) -> None:
+    def __init__(self, grammars: Compiles) -> None:
         self._grammars = grammars
 
     def hold(self, request: Request) -> SkipReason | None:

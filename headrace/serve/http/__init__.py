@@ -3,6 +3,7 @@
 - `app`: the ASGI application. `edge`: request ids, keys and the last error handler around all routes.
 - `run`: runs the server, drains it at shutdown.
 - `wire`, `body`: strict request bodies. `errors`: one shape for all errors.
+- `structured`: fields that ask for structured output.
 - `model`: the served model. `replies`: JSON and server-sent events.
 - `openapi`: ``/openapi.json`` and ``/docs``. `rate_limit_headers`: OpenAI's rate limit headers.
 - `garbage_collection`: runs Python's garbage collection while no request waits.
