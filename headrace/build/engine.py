@@ -11,9 +11,9 @@ from headrace.core.engine import Engine
 from headrace.core.events import Event
 from headrace.core.knobs import Knobs
 from headrace.core.memory.block_pool import BlockPool
-from headrace.core.memory.eviction import LeastWorth
+from headrace.core.memory.eviction import CostAwareEviction
 from headrace.core.memory.lower_tier import LowerTier
-from headrace.core.memory.restore import Link, WhicheverIsQuicker
+from headrace.core.memory.restore import Link, RestoreIfFaster
 from headrace.core.memory.tiers import LowerTiers
 from headrace.core.plan import Tier
 from headrace.core.ports import Runner
@@ -28,7 +28,7 @@ from headrace.core.queueing.tenant_queue import TenantQueue
 from headrace.core.scheduler.admission import AdmissionPolicy, Continuous, StaticBatch
 from headrace.core.scheduler.prefix_choice import LongestPrefix
 from headrace.core.scheduler.scheduler import Scheduler
-from headrace.core.scheduler.victims import LastRanked, LeastLoss
+from headrace.core.scheduler.victims import LastRanked, LowestRecomputeCost
 from headrace.core.tenancy.classes import CLASSES, ServiceClass
 from headrace.core.tenancy.fair_share import ShareLedger
 from headrace.observe.recording.engine import RecordedEngine, Tell
@@ -88,33 +88,33 @@ def make_engine(
     """
     events: list[Event] = []
     fair = plans.scheduling_policy == "fair"
-    outlook = LatestStarts(
+    predictions = LatestStarts(
         StepTimes(cost), LengthPredictor(max_model_len), {each.name: each for each in classes}
     )
     context_blocks = cost.context_tokens / cache.block_size
     pool = BlockPool(
         num_blocks,
         cache.block_size,
-        LeastWorth(num_blocks, context_blocks),
+        CostAwareEviction(num_blocks, context_blocks),
         events.append,
-        _lower_tiers(tiers, cache.block_size, context_blocks, outlook.times, events.append)
+        _lower_tiers(tiers, cache.block_size, context_blocks, predictions.times, events.append)
         if tiers
         else None,
     )
     scheduler = Scheduler(
         pool,
         FairQueue(ShareLedger(classes, weights), _line(plans, cache, pool)) if fair else single_file(),
-        _order(plans, outlook),
+        _order(plans, predictions),
         _admission(plans),
-        LeastLoss(cost, classes) if fair else LastRanked(),
-        _room(plans, outlook, cache, num_blocks),
+        LowestRecomputeCost(cost, classes) if fair else LastRanked(),
+        _room(plans, predictions, cache, num_blocks),
         events,
         max_num_seqs=plans.max_num_seqs,
         max_model_len=max_model_len,
         prefix_caching=cache.enable_prefix_caching,
         cost=cost,
-        outlook=outlook if fair else None,
-        times=outlook.times,
+        predictions=predictions if fair else None,
+        times=predictions.times,
     )
     if tell is not None:
         return RecordedEngine(scheduler, runner, events, knobs, overlap, tell)
@@ -129,7 +129,7 @@ def _lower_tiers(
     tell: Callable[[Event], None],
 ) -> LowerTiers:
     def tier(which: Tier, blocks: int) -> LowerTier:
-        return LowerTier(which, blocks, LeastWorth(blocks, context_blocks))
+        return LowerTier(which, blocks, CostAwareEviction(blocks, context_blocks))
 
     links = {Tier.HOST: Link(0.0, sizes.host_bytes_per_second)}
     if sizes.disk_blocks:
@@ -137,7 +137,7 @@ def _lower_tiers(
     return LowerTiers(
         tier(Tier.HOST, sizes.host_blocks),
         tier(Tier.DISK, sizes.disk_blocks) if sizes.disk_blocks else None,
-        WhicheverIsQuicker(times, block_size, sizes.block_bytes, links),
+        RestoreIfFaster(times, block_size, sizes.block_bytes, links),
         block_size=block_size,
         block_bytes=sizes.block_bytes,
         tell=tell,
@@ -196,16 +196,18 @@ def _line(plans: SchedulerOptions, cache: CacheOptions, pool: BlockPool) -> Call
     return TenantQueue
 
 
-def _order(plans: SchedulerOptions, outlook: LatestStarts) -> OrderPolicy:
+def _order(plans: SchedulerOptions, predictions: LatestStarts) -> OrderPolicy:
     if plans.scheduling_policy == "fair":
-        return ShortestFirst(outlook.work_seconds) if plans.queue_order == "shortest" else ByAge()
+        return ShortestFirst(predictions.work_seconds) if plans.queue_order == "shortest" else ByAge()
     return ByPriority() if plans.scheduling_policy == "priority" else FirstComeFirstServed()
 
 
-def _room(plans: SchedulerOptions, outlook: LatestStarts, cache: CacheOptions, num_blocks: int) -> RoomPolicy:
+def _room(
+    plans: SchedulerOptions, predictions: LatestStarts, cache: CacheOptions, num_blocks: int
+) -> RoomPolicy:
     if plans.scheduling_policy != "fair":
         return AlwaysFits()
-    return Headroom(outlook.lengths, cache.block_size, watermark=num_blocks // WATERMARK)
+    return Headroom(predictions.lengths, cache.block_size, watermark=num_blocks // WATERMARK)
 
 
 def _admission(plans: SchedulerOptions) -> AdmissionPolicy:

@@ -87,7 +87,7 @@ class Scheduler:
         max_model_len: int,
         prefix_caching: bool = True,
         cost: StepCost = TOKENS_ONLY,
-        outlook: LatestStarts | None = None,
+        predictions: LatestStarts | None = None,
         times: StepTimes | None = None,
     ) -> None:
         self.pool = pool
@@ -96,18 +96,18 @@ class Scheduler:
         self.pages = BlockTables(pool, prefix_caching)
         self._running = RunningSet(self.pages, victims, room, queue, events, max_num_seqs)
         self._cost = cost
-        self._outlook = outlook
-        self._times = times if outlook is None else outlook.times
+        self._predictions = predictions
+        self._times = times if predictions is None else predictions.times
         self._events = events
         self._live: dict[str, Sequence] = {}
         self._waiting = queue
         self._admitter = Admitter(
-            queue, self._running, self.pages, admission, outlook, pool.block_size, events, self._finish
+            queue, self._running, self.pages, admission, predictions, pool.block_size, events, self._finish
         )
         self._deadlines: list[tuple[float, str]] = []
         self._launched: deque[tuple[StepPlan, StepBuilder]] = deque()
         self._collected: StepBuilder | None = None  # the step whose duration is being measured
-        self._firsts: list[Sequence] = []  # sequences whose first token has just been sampled
+        self._first_tokens: list[Sequence] = []  # sequences whose first token has just been sampled
         self._step = 0
         self._last_rows = 1
         self._arrivals = 0
@@ -119,8 +119,8 @@ class Scheduler:
         self._events.append(arrival(request))
         problem = self._why_not(request)
         reason = FinishReason.REJECTED
-        if not problem and self._outlook is not None and request.deadline is not None:
-            problem = self._outlook.unreachable(request, now, self.pages.at_hand(request))
+        if not problem and self._predictions is not None and request.deadline is not None:
+            problem = self._predictions.unreachable(request, now, self.pages.at_hand(request))
             reason = FinishReason.UNREACHABLE
         if not problem:
             self._arrivals += 1
@@ -133,10 +133,10 @@ class Scheduler:
             self._events.append(Finished(request.id, reason, len(request.tokens), 0, 0, problem))
             return
         sequence = Sequence(request, rank, self.max_model_len)
-        if self._outlook is not None:
-            slo = self._outlook.slo(request)
-            sequence.prompt_seconds = self._outlook.prefill_seconds(sequence.prompt_tokens)
-            sequence.latest_start = self._outlook.latest_start(request, slo)
+        if self._predictions is not None:
+            slo = self._predictions.slo(request)
+            sequence.prompt_seconds = self._predictions.prefill_seconds(sequence.prompt_tokens)
+            sequence.latest_start = self._predictions.latest_start(request, slo)
             sequence.tpot_seconds = slo.tpot_seconds or math.inf
         self._live[request.id] = sequence
         self._waiting.enter(sequence)
@@ -171,7 +171,7 @@ class Scheduler:
 
     def wake_at(self) -> float:
         """The time at which there is something to plan: ``-inf`` means now, ``inf`` never."""
-        if self._running or (self._running.standing_still and not self._waiting.foreground):
+        if self._running or (self._running.num_paused and not self._waiting.foreground):
             return -math.inf
         while self._deadlines and self._deadlines[0][1] not in self._live:
             heapq.heappop(self._deadlines)
@@ -185,7 +185,7 @@ class Scheduler:
         sequence = self._live.get(request_id)
         if sequence is None or sequence.status is Status.RUNNING:
             return None
-        return estimate_start(sequence, self._waiting, self._running, self._outlook, chunk_tokens)
+        return estimate_start(sequence, self._waiting, self._running, self._predictions, chunk_tokens)
 
     # -- planning ----------------------------------------------------------------------------------
 
@@ -193,12 +193,12 @@ class Scheduler:
         """The next step: rows within ``knobs.batched_tokens``, decode before prefill."""
         self._expire(now)
         self.pages.advance(now)
-        self._note_firsts(now)
-        self._make_way(now)
+        self._observe_first_tokens(now)
+        self._preempt_for_head(now)
         step = StepBuilder(self._step, knobs.batched_tokens, self._cost, now, not self._waiting.foreground)
         step.row_cost = self._cost.fixed_tokens / self._last_rows
         if self._times is not None and step.idle:
-            step.fill(self._times)
+            step.keep_short(self._times)
         prefills = self._plan_decodes(step, knobs)
         long = self._longest(prefills, knobs)
         step.fraction = 1.0 if long is None else 1.0 - LONG_PROMPT_SHARE
@@ -229,22 +229,22 @@ class Scheduler:
             if sequence is not None and sequence.request.deadline == deadline:
                 self._finish(sequence, FinishReason.TIMEOUT)
 
-    def took(self, seconds: float) -> None:
+    def observe_step(self, seconds: float) -> None:
         """Record the duration of the step that was committed last."""
         step = self._collected
         if step is not None and self._times is not None:
             self._times.observe(len(step.rows), step.tokens, step.contexts, seconds)
 
-    def _note_firsts(self, now: float) -> None:
-        if self._outlook is not None:
-            for sequence in self._firsts:
+    def _observe_first_tokens(self, now: float) -> None:
+        if self._predictions is not None:
+            for sequence in self._first_tokens:
                 computed = sequence.prompt_tokens - sequence.cached_tokens
-                self._outlook.saw_first_token(computed, now - sequence.started)
-        self._firsts.clear()
+                self._predictions.saw_first_token(computed, now - sequence.started)
+        self._first_tokens.clear()
 
-    def _make_way(self, now: float) -> None:
+    def _preempt_for_head(self, now: float) -> None:
         try:
-            self._running.make_way(now)
+            self._running.preempt_for_head(now)
         except PolicyFailed as failed:
             self._finish(failed.sequence, FinishReason.FAILED, str(failed))
 
@@ -257,7 +257,7 @@ class Scheduler:
             step.prompts += min(len(self._waiting), self._running.free_slots)
         if self._times is not None and self._times.ready:
             step.predict(self._times)
-            if self._outlook is not None:
+            if self._predictions is not None:
                 step.bound(knobs.step_seconds, TPOT_SHARE * step.tpot_seconds)
         return prefills
 
@@ -309,7 +309,7 @@ class Scheduler:
         self._running.committed = plan.step
         computed = bool(plan.rows) and not output.broken_off
         if output.broken_off:
-            self._running.take_back(draft)
+            self._running.unplan(draft)
         else:
             self._commit_rows(draft, output)
         self.pages.lift(plan.step)
@@ -322,7 +322,7 @@ class Scheduler:
         """Apply what each row computed and sampled. Like `StepBuilder.decode`, this loop runs once per generated
         token.
         """
-        events, firsts, size = self._events, self._firsts, self.pool.block_size
+        events, firsts, size = self._events, self._first_tokens, self.pool.block_size
         failures, scores, logprobs = output.failures, output.prompt_logprobs, output.logprobs
         lines = zip(draft.sequences, draft.epochs, draft.lengths, draft.samples, output.tokens, strict=True)
         for i, (sequence, epoch, length, samples, drawn) in enumerate(lines):
@@ -333,7 +333,7 @@ class Scheduler:
                 continue
             sequence.computed = computed = sequence.computed + length
             if scores and i in scores:
-                self._tell_scores(sequence, computed - length, scores[i])
+                self._emit_scores(sequence, computed - length, scores[i])
             reason = None
             if samples:
                 sequence.pending -= 1
@@ -351,7 +351,7 @@ class Scheduler:
             if reason is not None:
                 self._finish(sequence, reason, stop_token=sequence.stop_token(reason))
 
-    def _tell_scores(self, sequence: Sequence, start: int, scores: tuple[TokenLogprob, ...]) -> None:
+    def _emit_scores(self, sequence: Sequence, start: int, scores: tuple[TokenLogprob, ...]) -> None:
         """Emit each prompt position's log-probability once, even if the prompt is computed again after a preemption."""
         new = scores[max(0, sequence.scored - start) :]
         if new:
@@ -366,8 +366,8 @@ class Scheduler:
             self._running.leave(sequence)
         self.pages.unwant(sequence)
         sequence.enter(Status.FINISHED)
-        if self._outlook is not None and reason in (FinishReason.STOP, FinishReason.LENGTH):
-            self._outlook.saw_end(sequence.request, sequence.output_tokens)
+        if self._predictions is not None and reason in (FinishReason.STOP, FinishReason.LENGTH):
+            self._predictions.saw_end(sequence.request, sequence.output_tokens)
         self._waiting.end(sequence, waited)
         del self._live[sequence.request.id]
         self._events.append(sequence.ended(reason, message, stop_token))
@@ -379,5 +379,5 @@ class Scheduler:
         self._running.check()
         waiting = list(self._waiting)
         assert len(waiting) == len(self._waiting), f"{len(waiting)} wait, {len(self._waiting)} counted"
-        running = len(self._running) + self._running.standing_still
+        running = len(self._running) + self._running.num_paused
         assert len(self._live) == len(waiting) + running, "a live request is nowhere"
