@@ -130,8 +130,8 @@ def test_what_the_encoder_would_cut_off_has_no_vector(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "content", "message"),
     [
-        ("config.json", json.dumps(CONFIG | {"model_type": "mpnet"}), "encoder of type 'mpnet'"),
-        ("config.json", json.dumps(CONFIG | {"hidden_act": "relu"}), "'relu' is not computed"),
+        ("config.json", json.dumps(CONFIG | {"model_type": "mpnet"}), "encoder type 'mpnet' is not supported"),
+        ("config.json", json.dumps(CONFIG | {"hidden_act": "relu"}), "'relu' is not supported"),
         ("config.json", json.dumps(CONFIG | {"hidden_size": 16}), "the config says"),
         ("config.json", json.dumps(CONFIG | {"num_hidden_layers": 2}), r"lack encoder\.layer\.1"),
         ("modules.json", '[{"type": "sentence_transformers.models.Dense"}]', "'Dense'"),
