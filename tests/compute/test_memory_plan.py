@@ -81,7 +81,7 @@ def test_a_model_that_cannot_fit_is_refused_before_it_is_loaded() -> None:
     with pytest.raises(ConfigError, match=r"weights need at least 9\.00 GiB, but a CPU has 8\.00 GiB free"):
         check_room(CPU, 9 * GIB, 1024, 8)
     with pytest.raises(
-        ConfigError, match=r"--max-model-len 2097152: .* 2\.00 GiB, and a CPU has 1\.00 GiB free"
+        ConfigError, match=r"--max-model-len 2097152: .* 2\.00 GiB, but a CPU has 1\.00 GiB free"
     ):
         check_room(CPU, 7 * GIB, 1024, 2 << 20)
 

@@ -138,7 +138,7 @@ def test_what_the_encoder_would_cut_off_has_no_vector(folder: Path) -> None:
         ("modules.json", "{}", "not a list"),
         ("sentence_bert_config.json", "[", "cannot be read"),
         ("sentence_bert_config.json", '{"max_seq_length": "x"}', "max_seq_length must be a positive integer"),
-        ("config.json", json.dumps(CONFIG | {"model_type": ["bert"]}), r"encoder of type \['bert'\]"),
+        ("config.json", json.dumps(CONFIG | {"model_type": ["bert"]}), r"encoder type \['bert'\]"),
         (
             "config.json",
             json.dumps(CONFIG | {"model_type": "roberta", "pad_token_id": "x"}),
