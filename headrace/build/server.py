@@ -33,7 +33,7 @@ from headrace.build.reload import Reload, read_settings
 from headrace.build.tenants import describe_tenants
 from headrace.build.warming import Warming, make_recorder, open_history
 from headrace.config import ConfigError, Options, ServerOptions, profile_line
-from headrace.core.scheduler.start_estimate import told
+from headrace.core.scheduler.start_estimate import estimate_fields
 from headrace.core.tenancy.gate import Limits
 from headrace.observe.cache_ledger import Prices
 from headrace.observe.goodput import Goodput
@@ -283,7 +283,7 @@ def _make_app(loaded: Loaded, all_options: Options, keys: KeyFile, traces: Trace
         ),
         reset=loaded.engine.reset_prefix_cache,
         version=__version__,
-        foresee=lambda request_id, now: told(loaded.engine.estimate_start(request_id)),
+        foresee=lambda request_id, now: estimate_fields(loaded.engine.estimate_start(request_id)),
         not_yet=warming.not_yet,
     )
     caches = CacheApi(
