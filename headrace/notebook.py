@@ -119,8 +119,10 @@ def load_trace(path: str | Path, *, limit: int | None = None, speedup: float = 1
     """
     try:
         return Trace(Path(path).name, tuple(faster(read_trace(Path(path), limit), speedup)))
-    except (BadTrace, OSError, ValueError) as error:
-        raise ConfigError(f"{path}: {error}") from None
+    except OSError as error:
+        raise ConfigError(f"{path} cannot be read: {(error.strerror or str(error)).lower()}") from None
+    except (BadTrace, ValueError) as error:
+        raise ConfigError(str(error)) from None
 
 
 def make_trace(*tenants: str, count: int = 1000, seed: int = 0) -> Trace:
