@@ -39,6 +39,8 @@ from headrace.serve.http.operations.status import Status
 from headrace.serve.http.operations.usage_report import UsageReport
 from headrace.serve.http.rate_limit_headers import rate_headers
 from headrace.serve.http.run import check_address, check_tls, run_server
+from headrace.serve.http.tools.dialect import Dialect
+from headrace.serve.parsing.detect import UnknownParser
 from headrace.serve.quota_meter import QuotaMeter
 from headrace.serve.service import Service
 
@@ -117,6 +119,13 @@ def _keys(options: ServerOptions) -> Keys:
         raise ConfigError(str(error)) from error
 
 
+def _dialect(loaded: Loaded, options: ServerOptions) -> Dialect:
+    try:
+        return Dialect(loaded.template, options.tool_call_parser, options.reasoning_parser)
+    except UnknownParser as error:
+        raise ConfigError(str(error)) from error
+
+
 def _make_app(loaded: Loaded, all_options: Options, keys: Keys) -> tuple[ASGIApp, CacheLookup]:
     ledger, options, caching = loaded.ledger, all_options.server, all_options.response_cache
     tenants = loaded.tenants
@@ -151,6 +160,7 @@ def _make_app(loaded: Loaded, all_options: Options, keys: Keys) -> tuple[ASGIApp
         root=str(loaded.folder),
         rules=Rules(loaded.policy, {each.name: each for each in loaded.classes}, tenants),
         stream_interval=options.stream_interval,
+        dialect=_dialect(loaded, options),
     )
 
     notes = CallNotes()

@@ -62,6 +62,14 @@ class ServerOptions:
             json_schema_extra=BYTES,
         ),
     ] = 8 << 20
+    tool_call_parser: Annotated[
+        str,
+        Field(description="Format of the model's tool calls; auto takes the one that the chat template shows."),
+    ] = "auto"
+    reasoning_parser: Annotated[
+        str,
+        Field(description="Format of the model's reasoning; auto takes the one that the chat template shows."),
+    ] = "auto"
     stream_interval: Annotated[
         int,
         Field(
