@@ -22,17 +22,17 @@ async def tell(llm: AsyncLLM, prompt: str) -> None:
 
 
 async def main() -> None:
-    """Run three streams, then cancel a fourth after its fifth delta."""
+    """Run three streams, then cancel a fourth after five tokens."""
     async with AsyncLLM(sys.argv[1] if len(sys.argv) > 1 else "builtin", max_num_seqs=16) as llm:
         await asyncio.gather(*(tell(llm, prompt) for prompt in PROMPTS))
         stream = llm.stream("Tell me a long story", SamplingParams(max_tokens=500, ignore_eos=True))
-        deltas = 0
+        tokens = 0
         async for delta in stream:
-            deltas += 1
-            if deltas == 5:
+            tokens += len(delta.token_ids)
+            if tokens >= 5:
                 break  # leaving the loop ends the request, as does cancelling the task
         await stream.aclose()
-        print(f"cancelled after {len(delta.output.outputs[0].token_ids)} tokens")
+        print(f"cancelled after {tokens} tokens")
 
 
 asyncio.run(main())
