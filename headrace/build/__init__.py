@@ -9,7 +9,8 @@ it needs.
 - `cache`: the response caches. `semantic`: the semantic cache.
 - `warming`: the request history and cache warming.
 - `recording`: recordings of the engine's decisions.
-- `server`: the HTTP server in front of a loaded model.
+- `server`: the HTTP server in front of a loaded model. `reload`: new keys and tenants without a restart.
+- `observability`: logs and traces.
 - `simulation`: an engine on a simulated device.
 - `quantizing`: quantizing a checkpoint and measuring its quality.
 """

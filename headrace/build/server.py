@@ -51,8 +51,6 @@ from headrace.serve.http.app import Beside, create_app, create_metrics_app
 from headrace.serve.http.cache.routes import CacheApi
 from headrace.serve.http.generation.call_notes import CallNotes
 from headrace.serve.http.generation.scheduling_fields import Rules
-from headrace.serve.http.lifespan import lifespan_of
-from headrace.serve.http.listening import check_address, check_tls, exposure_warning
 from headrace.serve.http.model import ServedModel
 from headrace.serve.http.openai.routes import Api
 from headrace.serve.http.openapi import Docs
@@ -61,7 +59,9 @@ from headrace.serve.http.operations.pause import Pause
 from headrace.serve.http.operations.status import Status
 from headrace.serve.http.operations.usage_report import UsageReport
 from headrace.serve.http.rate_limit_headers import rate_headers
-from headrace.serve.http.run import Apps, run_server
+from headrace.serve.http.runtime.lifespan import lifespan_of
+from headrace.serve.http.runtime.listening import check_address, check_tls, exposure_warning
+from headrace.serve.http.runtime.run import Apps, run_server
 from headrace.serve.http.tools.dialect import Dialect
 from headrace.serve.parsing.detect import UnknownParser
 from headrace.serve.quota_meter import QuotaMeter

@@ -161,8 +161,8 @@ class SchedulerOptions:
         str,
         Field(
             description="Which request is preempted when KV memory runs out. lowest-recompute-cost: the cheapest to "
-            "recompute; last-ranked: the last of the queue order; auto: as --scheduling-policy implies; or your own class, "
-            "MODULE:CLASS."
+            "recompute; last-ranked: the last of the queue order; auto: as --scheduling-policy implies; or your own "
+            "class, MODULE:CLASS."
         ),
     ] = "auto"
     eviction_policy: Annotated[

@@ -63,8 +63,9 @@ class LLMOptions(TypedDict, total=False):
     """When waiting requests join the batch. continuous: at any step; static: when the whole batch has ended;
     auto: as --scheduling-policy implies; or your own class, MODULE:CLASS."""
     victim_policy: str | type[Any]
-    """Which request is preempted when KV memory runs out. lowest-recompute-cost: the cheapest to recompute; last-ranked:
-    the last of the queue order; auto: as --scheduling-policy implies; or your own class, MODULE:CLASS."""
+    """Which request is preempted when KV memory runs out. lowest-recompute-cost: the cheapest to recompute;
+    last-ranked: the last of the queue order; auto: as --scheduling-policy implies; or your own class,
+    MODULE:CLASS."""
     eviction_policy: str | type[Any]
     """Which cached KV block is evicted first. cost-aware: by retention, demand, age and recomputation cost;
     lru: least recently used; or your own class, MODULE:CLASS."""
