@@ -89,9 +89,8 @@ def make_engine(
     """
     events: list[Event] = []
     fair = plans.scheduling_policy == "fair"
-    predictions = LatestStarts(
-        StepTimes(cost), LengthPredictor(max_model_len), {each.name: each for each in classes}
-    )
+    by_name = {each.name: each for each in classes}
+    predictions = LatestStarts(StepTimes(cost), LengthPredictor(max_model_len), by_name)
     shares = ShareLedger(classes, weights)
     context_blocks = cost.context_tokens / cache.block_size
 

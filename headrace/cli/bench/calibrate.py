@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from headrace.lab.workload import Prompt
 
 
-EACH_TOKEN = '{"return_token_ids": true}'  # noqa: S105: a request field
+EACH_TOKEN = '{"return_token_ids": true}'
 """Added to requests, so that the time of a token is known even if it decodes to no text."""
 
 

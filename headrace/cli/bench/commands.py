@@ -233,13 +233,8 @@ def compare(
     # What waits for the slowest of a batch is a static target.
     batch = next((target_rows(spec, given) for spec in specs if "static" in spec.kind), None)
     result = _compare(specs, given, drawn, rounds, slo, warmup)
-    settings = {
-        "dataset": dataset,
-        "warmup": warmup,
-        "targets": target,
-        "rounds": rounds,
-        "options": measured_options(given),
-    }
+    settings = {"dataset": dataset, "warmup": warmup, "targets": target, "rounds": rounds}
+    settings["options"] = measured_options(given)
     more = {"ratios": result.ratios, **_bound(result.rounds[0][0], batch)}
     every = [run for runs in result.rounds for run in runs]
     tell(
