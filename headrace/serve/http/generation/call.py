@@ -245,14 +245,13 @@ async def open_call(
     request_timeout: float,
     turn: Callable[[], Turn | None] = no_turn,
 ) -> Call:
-    """Have a call answered: for each prompt ``choices_per_prompt`` sequences of equal tokens.
+    """Open a call: ``choices_per_prompt`` sequences of equal tokens for each prompt.
 
-    Their seeds follow one another, so that a call with a seed is repeatable and its answers still differ; each
-    prompt begins anew with a given seed, and where none is given no two answers share one. The first one's scores
-    of the prompt serve all. ``turn`` finds out what the user said last.
+    With a given seed their seeds follow one another, from the same first one for each prompt. Without one, no two
+    answers share a seed. Only the first sequence scores the prompt. ``turn`` finds the last user message.
 
     Raises:
-        ApiError: the server takes nothing more now, or has no answer to a caller who wants none computed.
+        ApiError: the server rejects the call, or ``only-if-cached`` finds nothing.
         InvalidParameter: the request id is in use.
     """
     call_id = f"{id_prefix}-{body.request_id or secrets.token_hex(12)}"
@@ -263,8 +262,7 @@ async def open_call(
     wishes = control(body.response_cache, caller.cache_control)
     bars = unknown_field(body)
     alone = len(prompts) * choices_per_prompt == 1
-    choices: list[Choice] = []
-    questions: list[LookupRequest] = []
+    choices, questions = list[Choice](), list[LookupRequest]()
     for prompt in prompts:
         stops = partial(_text_stream, model, prompt) if prompt.params.stop else None
         first = _request(model, body, prompt, urgent, now)
