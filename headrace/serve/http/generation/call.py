@@ -259,8 +259,7 @@ async def open_call(
     seed = secrets.randbits(SEED_BITS) if body.seed is None else body.seed
     urgent = scheduling_of(body, model.rules, who, request_timeout)
     now = recall.now()
-    wishes = control(body.response_cache, caller.cache_control)
-    bars = unknown_field(body)
+    wishes, bars = control(body.response_cache, caller.cache_control), unknown_field(body)
     alone = len(prompts) * choices_per_prompt == 1
     choices, questions = list[Choice](), list[LookupRequest]()
     for prompt in prompts:
@@ -279,9 +278,8 @@ async def open_call(
             )
             complete = _complete(model, prompt.params)
             choices.append(Choice(index, request, _text_stream(model, prompt), prompt.mute, complete))
-            questions.append(
-                LookupRequest(request, wishes, prompt.continues, stops, turn, bars, caller.origin)
-            )
+            asked = LookupRequest(request, wishes, prompt.continues, stops, turn, bars, caller.origin)
+            questions.append(asked)
     if caller.exchange is not None:
         caller.exchange.opened(call_id, model.name, who, [question.request.id for question in questions])
     try:
