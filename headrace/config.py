@@ -282,6 +282,36 @@ class WarmOptions:
 
 
 @dataclass(frozen=True, slots=True)
+class BatchOptions:
+    """Files and batches on the server: where they are stored, and how much a tenant may store and run."""
+
+    batch_path: Annotated[
+        str | None,
+        Field(description="Folder for /v1/files and /v1/batches (default: none, both are off)."),
+    ] = None
+    batch_file_bytes: Annotated[
+        int, Field(ge=1, description="Maximum size of an uploaded file; larger ones get status 413.")
+    ] = 200 << 20
+    batch_tenant_bytes: Annotated[
+        int, Field(ge=1, description="Total size of one tenant's files; uploads beyond it get status 403.")
+    ] = 4 << 30
+    batch_tenant_files: Annotated[
+        int, Field(ge=1, description="Number of one tenant's files; uploads beyond it get status 403.")
+    ] = 1000
+    batch_max_lines: Annotated[int, Field(ge=1, description="Maximum number of requests in one batch.")] = (
+        50_000
+    )
+    batch_tenant_batches: Annotated[
+        int,
+        Field(ge=1, description="Unfinished batches of one tenant; further ones get status 429."),
+    ] = 16
+    batch_concurrency: Annotated[
+        int,
+        Field(ge=1, le=1024, description="Requests of batches that run at once, of all batches together."),
+    ] = 16
+
+
+@dataclass(frozen=True, slots=True)
 class Options:
     """All parts; what a command line, a file and the environment describe together."""
 
@@ -292,6 +322,7 @@ class Options:
     response_cache: ResponseCacheOptions = field(default_factory=ResponseCacheOptions)
     semantic: SemanticOptions = field(default_factory=SemanticOptions)
     warm: WarmOptions = field(default_factory=WarmOptions)
+    batch: BatchOptions = field(default_factory=BatchOptions)
 
 
 PARTS: dict[str, type] = {
@@ -302,6 +333,7 @@ PARTS: dict[str, type] = {
     "response_cache": ResponseCacheOptions,
     "semantic": SemanticOptions,
     "warm": WarmOptions,
+    "batch": BatchOptions,
 }
 _LISTS = ("allowed_origins", "api_key", "response_cache")
 """Options that may be given several times; in the environment, their values are parted by commas."""

@@ -10,6 +10,7 @@ from dataclasses import asdict
 from starlette.types import ASGIApp
 
 from headrace import __version__
+from headrace.build.batches import open_batches
 from headrace.build.cache import describe_caches, make_recall, prefix_sizes
 from headrace.build.model import Loaded, close, describe, load, timed, warm_up
 from headrace.build.recording import open_tape
@@ -189,4 +190,8 @@ def _make_app(loaded: Loaded, all_options: Options, keys: Keys) -> tuple[ASGIApp
     parts = (api, abort, status, caches, accounts, warming.endpoint, Docs(__version__))
     beside: list[Beside] = [warming.warmer] if history is None else [history, warming.warmer]
     routes = [route for part in parts for route in part.routes()]
+    batch = open_batches(all_options.batch, options, recall, model, notes)
+    if batch is not None:
+        beside.append(batch.batches)
+        routes += batch.routes
     return create_app(recall, routes, keys, beside, options.allowed_origins), recall

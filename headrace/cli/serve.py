@@ -7,6 +7,7 @@ import time
 
 from headrace.cli.options import with_options
 from headrace.config import (
+    BatchOptions,
     CacheOptions,
     ModelOptions,
     Options,
@@ -26,6 +27,7 @@ from headrace.config import (
     ResponseCacheOptions,
     SemanticOptions,
     WarmOptions,
+    BatchOptions,
 )
 def serve(given: Options) -> None:
     """Serve a model behind the OpenAI API."""

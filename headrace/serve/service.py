@@ -284,10 +284,12 @@ class Service:
         """Have ``close`` called at the deadline of the answer's first request, or when the server's patience ends.
 
         The engine knows the callers' own deadlines alone: what it foresees to miss one of these it need not begin,
-        while an answer that the server may have to cut off is worth its beginning.
+        while an answer that the server may have to cut off is worth its beginning. Background work may wait for other
+        requests as long as it must.
         """
-        deadline = answer.requests[0].deadline
-        seconds = min(self._request_timeout, math.inf if deadline is None else deadline - self.now())
+        first = answer.requests[0]
+        patience = self._request_timeout if is_awaited(first.service_class) else math.inf
+        seconds = min(patience, math.inf if first.deadline is None else first.deadline - self.now())
         if seconds < math.inf:
             answer.timer = self._running_loop().call_later(seconds, close, answer, FinishReason.TIMEOUT)
 

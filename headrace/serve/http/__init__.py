@@ -7,5 +7,5 @@
 - `openapi`: ``/openapi.json`` and ``/docs``. `rate_limit_headers`: OpenAI's rate limit headers.
 - `garbage_collection`: runs Python's garbage collection while no request waits.
 - `generation`: what all generating endpoints share. `openai`: OpenAI's endpoints.
-- `cache`: endpoints of the response caches. `operations`: health, metrics, usage, abort.
+- `batch`: files and batches. `cache`: endpoints of the response caches. `operations`: health, metrics, usage, abort.
 """

@@ -45,13 +45,15 @@ KEPT_FOR_A_DAY = Retention(0, None, MARKED_RETENTION, 86_400.0)
 class Caller(NamedTuple):
     """Who makes a call: the API key's tenant or public id, ``X-Tenant-Id``, and ``Cache-Control``.
 
-    ``origin`` names the call in the history of questions, if there is one.
+    ``origin`` names the call in the history of questions, if there is one. ``service_class`` is set where the server
+    itself chooses the class, as for lines of a batch.
     """
 
     key_id: str | None
     tenant_header: str | None
     cache_control: str | None = None
     origin: bytes = b""
+    service_class: str = ""
 
 
 class Answers(Protocol):
@@ -239,7 +241,7 @@ async def open_call(
     call_id = f"{id_prefix}-{body.request_id or secrets.token_hex(12)}"
     who, scope = _tenant(caller, body), cache_scope(caller, body)
     seed = secrets.randbits(SEED_BITS) if body.seed is None else body.seed
-    urgent = scheduling_of(body, model.rules, who, request_timeout)
+    urgent = scheduling_of(body, model.rules, who, request_timeout, caller.service_class)
     affinity = f"{who}\0{body.prompt_cache_key}" if body.prompt_cache_key else ""
     kept = (KEPT_FOR_A_DAY,) if body.prompt_cache_retention == "24h" else ()
     now = recall.now()
