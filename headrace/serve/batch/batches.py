@@ -233,10 +233,11 @@ class Batches:
             except Exception:  # a batch that fails must not end the others
                 logger.exception("the batches' background task failed and continues")
             self._wake.clear()
+            timer = asyncio.get_running_loop().call_later(TICK_SECONDS, self._wake.set)
             try:
-                await asyncio.wait_for(self._wake.wait(), TICK_SECONDS)
-            except TimeoutError:
-                continue
+                await self._wake.wait()
+            finally:
+                timer.cancel()
 
     async def _tick(self) -> None:
         if self._port.draining():
