@@ -27,6 +27,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import httpx
+from headrace.lab.simulate.asked import from_work
 from rich.table import Table
 
 from benchmarks.peers.quiet import FOREIGN, Watched
@@ -40,9 +41,9 @@ from headrace.lab.bench.measure import measure as run_target
 from headrace.lab.bench.record import Target
 from headrace.lab.bench.report import Run
 from headrace.lab.bench.stats import Summary, median
-from headrace.lab.simulate.asked import from_work
 from headrace.lab.simulate.calibration import Calibration
 from headrace.lab.simulate.outcome import outcome
+from headrace.lab.simulate.requests import from_work
 from headrace.lab.workload import Work
 from headrace.lab.workload.call import Call
 from headrace.lab.workload.population import calls as population_calls

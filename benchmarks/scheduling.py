@@ -16,6 +16,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from headrace.lab.simulate.asked import Asked, from_calls
+
 from headrace.build.engine import TierSizes, make_engine, make_knobs
 from headrace.config import CacheOptions, SchedulerOptions
 from headrace.core.prediction.step_cost import StepCost
@@ -26,12 +28,12 @@ from headrace.lab.bench.stats import Spread
 from headrace.lab.plan.devices import device
 from headrace.lab.plan.roofline import Replica
 from headrace.lab.plan.shapes import SHAPES
-from headrace.lab.simulate.asked import Asked, from_calls
 from headrace.lab.simulate.device import Roofline
 from headrace.lab.simulate.fleet import Fleet
 from headrace.lab.simulate.front import Front
 from headrace.lab.simulate.outcome import Outcome, outcome
 from headrace.lab.simulate.replica import SimulatedReplica
+from headrace.lab.simulate.requests import SimulatedRequest, from_calls
 from headrace.lab.simulate.runner import SimulatedRunner
 from headrace.lab.simulate.tally import Tally
 from headrace.lab.workload.arrivals import DAY, diurnal
@@ -52,7 +54,7 @@ SPELL = 4096.0
 def live(
     args: argparse.Namespace,
     calls: Iterable[Call],
-    edit: Callable[[Asked], Asked] = lambda asked: asked,
+    edit: Callable[[SimulatedRequest], SimulatedRequest] = lambda asked: asked,
     *,
     num_blocks: int | None = None,
     host_blocks: int = 0,
@@ -90,7 +92,7 @@ def _trace(args: argparse.Namespace, name: str, limit: int | None = None) -> lis
     return list(itertools.islice(read_trace(args.data / name), limit))
 
 
-def _wishing(asked: Asked) -> Asked:
+def _wishing(asked: SimulatedRequest) -> SimulatedRequest:
     return asked._replace(request=replace(asked.request, slo=Slo(SLO["ttft"], SLO["tpot"])))
 
 

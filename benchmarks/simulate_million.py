@@ -17,6 +17,8 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+from headrace.lab.simulate.asked import from_calls
+
 from benchmarks.stage import say
 from headrace.build.simulation import make_fleet, roofline_machine
 from headrace.config import CacheOptions, SchedulerOptions
@@ -24,8 +26,8 @@ from headrace.lab.bench import report
 from headrace.lab.plan.devices import H100
 from headrace.lab.plan.roofline import Replica
 from headrace.lab.plan.shapes import SHAPES
-from headrace.lab.simulate.asked import from_calls
 from headrace.lab.simulate.outcome import Outcome, outcome
+from headrace.lab.simulate.requests import from_calls
 from headrace.lab.workload.arrivals import gamma_process
 from headrace.lab.workload.call import Call
 from headrace.lab.workload.reshape import resampled, speedup

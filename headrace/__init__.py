@@ -2,24 +2,34 @@
 
 from __future__ import annotations
 
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from headrace.build.server import build_app
     from headrace.core.request import SamplingParams
-    from headrace.llm import LLM, CompletionOutput, RequestOutput
+    from headrace.llm import LLM, AsyncLLM, CompletionDelta, CompletionOutput, RequestOutput
 
 __version__ = "0.1.0"
-__all__ = ["LLM", "CompletionOutput", "RequestOutput", "SamplingParams", "__version__"]
+__all__ = [
+    "LLM",
+    "AsyncLLM",
+    "CompletionDelta",
+    "CompletionOutput",
+    "RequestOutput",
+    "SamplingParams",
+    "__version__",
+    "build_app",
+]
+
+_MODULES = dict.fromkeys(__all__, "headrace.llm") | {
+    "SamplingParams": "headrace.core.request",
+    "build_app": "headrace.build.server",
+}
 
 
 def __getattr__(name: str) -> Any:
     """Import torch only when an engine is asked for: the command line and the core must start without it."""
-    if name == "SamplingParams":
-        from headrace.core.request import SamplingParams
-
-        return SamplingParams
-    if name in ("LLM", "CompletionOutput", "RequestOutput"):
-        from headrace import llm
-
-        return getattr(llm, name)
+    if name in _MODULES:
+        return getattr(import_module(_MODULES[name]), name)
     raise AttributeError(f"module 'headrace' has no attribute {name!r}")

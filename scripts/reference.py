@@ -196,8 +196,11 @@ def _default(each: Field[Any]) -> str:
     return f"`{each.default_factory()!r}`" if each.default_factory is not MISSING else ""
 
 
-def _methods(kind: type) -> Iterator[str]:
-    """Signature and docstring of each public method, the constructor first."""
+def _methods(kind: Any) -> Iterator[str]:
+    """Signature and docstring of each public method, the constructor first; of a function its signature."""
+    if inspect.isfunction(kind):
+        yield from ["", "```text", _signature(kind.__name__, kind), "```"]
+        return
     if issubclass(kind, Exception) or is_dataclass(kind) or hasattr(kind, "_fields"):
         return
     for name, method in vars(kind).items():

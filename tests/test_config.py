@@ -1,11 +1,15 @@
 from __future__ import annotations
 
+import re
 from dataclasses import fields
 from pathlib import Path
+from typing import get_args, get_type_hints
 
 import pytest
 
 from headrace.config import PARTS, PROFILES, ConfigError, Options, options, profile_line
+from headrace.config.foreign import ADVICE, advice
+from headrace.config.validation import unit_of
 
 
 def test_defaults_are_those_of_the_parts() -> None:
@@ -41,7 +45,7 @@ def test_spaces_around_commas_are_no_part_of_a_value(monkeypatch: pytest.MonkeyP
 def test_a_variable_that_is_no_option_is_refused_with_the_nearest(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HEADRACE_MAX_NUM_SEQ", "4")
     with pytest.raises(
-        ConfigError, match="HEADRACE_MAX_NUM_SEQ is no option; do you mean HEADRACE_MAX_NUM_SEQS"
+        ConfigError, match="HEADRACE_MAX_NUM_SEQ names no option; did you mean HEADRACE_MAX_NUM_SEQS"
     ):
         options({})
 
@@ -100,7 +104,7 @@ def test_one_value_of_a_list_needs_no_brackets(tmp_path: Path, content: str, key
 
 @pytest.mark.parametrize("name", ["api_key", "response_cache_secret"])
 def test_a_secret_of_the_wrong_type_is_not_shown(name: str) -> None:
-    with pytest.raises(ConfigError, match=f"--{name.replace('_', '-')}: .*valid") as refused:
+    with pytest.raises(ConfigError, match=f"--{name.replace('_', '-')}: expected text") as refused:
         options({name: [20201]} if name == "api_key" else {name: 20201})
     assert "20201" not in str(refused.value)
 
@@ -132,10 +136,130 @@ def test_a_profile_sets_what_nobody_else_has_set(
 def test_a_profile_is_told_in_full() -> None:
     line = profile_line(options({"profile": "interactive", "max_num_seqs": 8}))
     assert line.startswith("interactive: ")
-    assert "max-num-seqs 8 (of itself 32)" in line
+    assert "max-num-seqs 8 (profile default 32)" in line
     assert all(f"{name.replace('_', '-')} " in line for name in PROFILES["interactive"])
 
 
 def test_there_is_no_other_profile() -> None:
     with pytest.raises(ConfigError, match="--profile"):
         options({"profile": "fast"})
+
+
+@pytest.mark.parametrize(
+    ("text", "size"),
+    [("1000", 1000), ("512MB", 512_000_000), ("2GiB", 2 << 30), ("1.5 gib", 3 << 29), ("64Ki", 1 << 16)],
+)
+def test_a_size_may_have_a_unit_in_every_source(
+    text: str, size: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert options({"kv_cache_memory_bytes": text}).cache.kv_cache_memory_bytes == size
+    file = tmp_path / "serve.yaml"
+    file.write_text(f"kv-cache-memory-bytes: {text}\n")
+    assert options({}, file).cache.kv_cache_memory_bytes == size
+    monkeypatch.setenv("HEADRACE_KV_CACHE_MEMORY_BYTES", text)
+    assert options({}).cache.kv_cache_memory_bytes == size
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"),
+    [
+        ("30", 30.0),
+        ("0.5", 0.5),
+        ("500ms", 0.5),
+        ("30s", 30.0),
+        ("5m", 300.0),
+        ("1h30m", 5400.0),
+        ("1 d", 86400.0),
+    ],
+)
+def test_a_duration_may_have_a_unit(text: str, seconds: float) -> None:
+    assert options({"request_timeout": text}).server.request_timeout == seconds
+
+
+@pytest.mark.parametrize(
+    ("given", "told"),
+    [
+        (
+            {"kv_cache_memory_bytes": "2 gigs"},
+            "--kv-cache-memory-bytes: expected a size such as 512MB or 2GiB",
+        ),
+        ({"kv_cache_memory_bytes": "1.5"}, "expected a size"),
+        ({"request_timeout": "soon"}, "--request-timeout: expected a duration such as 500ms, 30s"),
+        ({"request_timeout": "5m oops"}, "--request-timeout: expected a duration"),
+        ({"block_size": 0}, "--block-size: expected a whole number from 1 to 1024, got 0"),
+        ({"scheduling_policy": "fairr"}, r"expected one of fair, .*did you mean fair\?"),
+    ],
+)
+def test_an_error_says_which_forms_are_accepted(given: dict[str, object], told: str) -> None:
+    with pytest.raises(ConfigError, match=told):
+        options(given)
+
+
+def test_a_typo_is_answered_with_the_closest_name(tmp_path: Path) -> None:
+    file = tmp_path / "serve.yaml"
+    file.write_text("max-num-seq: 4\n")
+    with pytest.raises(
+        ConfigError, match=r"serve\.yaml: there is no option 'max-num-seq'; did you mean max-num-seqs"
+    ):
+        options({}, file)
+    with pytest.raises(ConfigError, match="no keyword argument 'max_num_seq'; did you mean max_num_seqs"):
+        options({"max_num_seq": 4}, keywords=True)
+
+
+@pytest.mark.parametrize("name", ["tensor_parallel_size", "enable_lora", "speculative_config", "ctx_size"])
+def test_an_option_of_another_engine_is_answered_with_what_to_do(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    what = re.escape(advice(name) or "")
+    file = tmp_path / "serve.yaml"
+    file.write_text(f"{name.replace('_', '-')}: 2\n")
+    with pytest.raises(ConfigError, match=what):
+        options({}, file)
+    with pytest.raises(ConfigError, match=what):
+        options({name: 2}, keywords=True)
+    monkeypatch.setenv(f"HEADRACE_{name.upper()}", "2")
+    with pytest.raises(ConfigError, match=what):
+        options({})
+
+
+def test_advice_is_given_for_no_option_that_exists() -> None:
+    names = {each.name for kind in PARTS.values() for each in fields(kind)}
+    assert not names - {"model"} & set(ADVICE)
+
+
+@pytest.mark.parametrize("model", ["llama.gguf", "TheBloke/Llama-2-7B-GGUF"])
+def test_a_gguf_model_is_answered_with_what_to_do(model: str) -> None:
+    with pytest.raises(ConfigError, match="GGUF files are not supported"):
+        options({"model": model})
+
+
+def test_a_folder_that_holds_gguf_files_alone_is_answered_with_what_to_do(tmp_path: Path) -> None:
+    (tmp_path / "model.gguf").touch()
+    with pytest.raises(ConfigError, match="GGUF files are not supported"):
+        options({"model": str(tmp_path)})
+    (tmp_path / "config.json").touch()
+    assert options({"model": str(tmp_path)}).model.model == str(tmp_path)
+
+
+def test_what_was_chosen_is_known(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HEADRACE_PORT", "2")
+    assert options({"block_size": 16}).chosen == {"port", "block_size"}
+    assert "max_num_seqs" in options({"profile": "throughput"}).chosen
+
+
+@pytest.mark.parametrize("kind", PARTS.values())
+def test_sizes_and_durations_take_units(kind: type) -> None:
+    for name, hint in get_type_hints(kind, include_extras=True).items():
+        unit = unit_of(get_args(hint)[1])
+        if name.endswith("_bytes"):
+            assert unit == "bytes", name
+        if name.endswith(("_seconds", "_timeout", "_ttl", "_deadline", "_seconds_per_hour")):
+            assert unit == "seconds", name
+
+
+@pytest.mark.parametrize("kind", PARTS.values())
+def test_every_help_text_is_a_sentence_or_a_noun_phrase(kind: type) -> None:
+    for name, hint in get_type_hints(kind, include_extras=True).items():
+        text = get_args(hint)[1].description
+        assert text[0].isupper() or text[0].isdigit(), f"{name}: {text}"
+        assert text.endswith("."), f"{name}: {text}"

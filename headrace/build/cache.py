@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import hashlib
+import re
 import secrets
 from collections.abc import Callable
+from importlib.metadata import entry_points
 from pathlib import Path
+from typing import cast
 from urllib.parse import urlsplit
 
 from headrace import __version__
 from headrace.build.model import Loaded
+from headrace.build.plugins import Port, make_plugin
 from headrace.build.semantic import make_semantic
 from headrace.config import ConfigError, ResponseCacheOptions, SemanticOptions
 from headrace.core.cache.response.codec import Seal
@@ -28,7 +32,10 @@ from headrace.serve.cache.stores.sqlite import SQLiteStore
 from headrace.serve.cache.stores.tier import Tier
 from headrace.serve.service import Service
 
-FORMS = "memory, sqlite:PATH, redis://HOST:PORT/DB or memcached://HOST:PORT"
+FORMS = ("memory", "sqlite:PATH", "redis://HOST:PORT/DB", "memcached://HOST:PORT")
+STORE = Port("--response-cache", "headrace.stores", Store, FORMS)
+_BUILT_IN = ("memory", "sqlite")
+_PLUGIN = re.compile(r"[\w.]+:[A-Za-z_].*")
 MEMCACHED_PORT = 11211
 WEIGHTS = "*.safetensors"
 _SNAPSHOTS = "snapshots"
@@ -120,7 +127,22 @@ def _tier(spec: str, options: ResponseCacheOptions, tell: Callable[[StoreFaulted
     except ImportError as error:
         extra = "memcached" if kind == "memcached" else "redis"
         raise ConfigError(f"--response-cache {kind} needs: pip install 'headrace[{extra}]'") from error
-    raise ConfigError(f"--response-cache {_shown(spec)}: must be {FORMS}")
+    return Tier(_plugged_in(spec, options), seconds, _seal(options), tell)
+
+
+def _plugged_in(spec: str, options: ResponseCacheOptions) -> Store:
+    """A store of another package: ``MODULE:CLASS`` or an entry point, with its address after another colon.
+
+    It is offered that ``address`` and ``max_bytes``, the limit of the cache in this process.
+    """
+    first, _, rest = spec.partition(":")
+    if first in _BUILT_IN or (rest and not _PLUGIN.fullmatch(spec)):
+        raise ConfigError(f"--response-cache {_shown(spec)}: expected {', '.join(FORMS)} or MODULE:CLASS")
+    name, address = first, rest
+    if rest and not any(each.name == first for each in entry_points(group=STORE.group)):
+        path, _, address = rest.partition(":")
+        name = f"{first}:{path}"
+    return cast(Store, make_plugin(STORE, name, address=address, max_bytes=options.response_cache_bytes))
 
 
 def _redis(url: str) -> Store:

@@ -6,12 +6,13 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 
+from headrace.build.policies import make_admission, make_eviction, make_order, make_victims
 from headrace.config import CacheOptions, ConfigError, SchedulerOptions
 from headrace.core.engine import Engine
 from headrace.core.events import Event
 from headrace.core.knobs import Knobs
 from headrace.core.memory.block_pool import BlockPool
-from headrace.core.memory.eviction import LeastWorth
+from headrace.core.memory.eviction import EvictionPolicy
 from headrace.core.memory.lower_tier import LowerTier
 from headrace.core.memory.restore import Link, WhicheverIsQuicker
 from headrace.core.memory.tiers import LowerTiers
@@ -23,12 +24,9 @@ from headrace.core.prediction.output_lengths import LengthPredictor
 from headrace.core.prediction.step_cost import StepCost
 from headrace.core.prediction.step_times import StepTimes
 from headrace.core.queueing.fair_queue import FairQueue, single_file
-from headrace.core.queueing.order import ByAge, ByPriority, FirstComeFirstServed, OrderPolicy, ShortestFirst
 from headrace.core.queueing.tenant_queue import TenantQueue
-from headrace.core.scheduler.admission import AdmissionPolicy, Continuous, StaticBatch
 from headrace.core.scheduler.prefix_choice import LongestPrefix
 from headrace.core.scheduler.scheduler import Scheduler
-from headrace.core.scheduler.victims import LastRanked, LeastLoss
 from headrace.core.tenancy.classes import CLASSES, ServiceClass
 from headrace.core.tenancy.fair_share import ShareLedger
 from headrace.observe.recording.engine import RecordedEngine, Tell
@@ -93,21 +91,23 @@ def make_engine(
         StepTimes(cost), LengthPredictor(max_model_len), {each.name: each for each in classes}
     )
     context_blocks = cost.context_tokens / cache.block_size
+
+    def eviction(blocks: int) -> EvictionPolicy:
+        return make_eviction(plans, blocks, context_blocks)
+
     pool = BlockPool(
         num_blocks,
         cache.block_size,
-        LeastWorth(num_blocks, context_blocks),
+        eviction(num_blocks),
         events.append,
-        _lower_tiers(tiers, cache.block_size, context_blocks, outlook.times, events.append)
-        if tiers
-        else None,
+        _lower_tiers(tiers, cache.block_size, eviction, outlook.times, events.append) if tiers else None,
     )
     scheduler = Scheduler(
         pool,
         FairQueue(ShareLedger(classes, weights), _line(plans, cache, pool)) if fair else single_file(),
-        _order(plans, outlook),
-        _admission(plans),
-        LeastLoss(cost, classes) if fair else LastRanked(),
+        make_order(plans, outlook),
+        make_admission(plans),
+        make_victims(plans, cost, classes),
         _room(plans, outlook, cache, num_blocks),
         events,
         max_num_seqs=plans.max_num_seqs,
@@ -125,12 +125,12 @@ def make_engine(
 def _lower_tiers(
     sizes: TierSizes,
     block_size: int,
-    context_blocks: float,
+    eviction: Callable[[int], EvictionPolicy],
     times: StepTimes,
     tell: Callable[[Event], None],
 ) -> LowerTiers:
     def tier(which: Tier, blocks: int) -> LowerTier:
-        return LowerTier(which, blocks, LeastWorth(blocks, context_blocks))
+        return LowerTier(which, blocks, eviction(blocks))
 
     links = {Tier.HOST: Link(0.0, sizes.host_bytes_per_second)}
     if sizes.disk_blocks:
@@ -194,19 +194,7 @@ def _line(plans: SchedulerOptions, cache: CacheOptions, pool: BlockPool) -> Call
     return TenantQueue
 
 
-def _order(plans: SchedulerOptions, outlook: LatestStarts) -> OrderPolicy:
-    if plans.scheduling_policy == "fair":
-        return ShortestFirst(outlook.work_seconds) if plans.queue_order == "shortest" else ByAge()
-    return ByPriority() if plans.scheduling_policy == "priority" else FirstComeFirstServed()
-
-
 def _room(plans: SchedulerOptions, outlook: LatestStarts, cache: CacheOptions, num_blocks: int) -> RoomPolicy:
     if plans.scheduling_policy != "fair":
         return AlwaysFits()
     return Headroom(outlook.lengths, cache.block_size, watermark=num_blocks // WATERMARK)
-
-
-def _admission(plans: SchedulerOptions) -> AdmissionPolicy:
-    if plans.scheduling_policy == "static":
-        return StaticBatch(plans.max_num_seqs, plans.static_batch_timeout)
-    return Continuous()

@@ -14,6 +14,7 @@ from pathlib import Path
 import torch
 
 from headrace.build.engine import make_engine, make_knobs, resolve_overlap, step_cost
+from headrace.build.policies import check_policies
 from headrace.build.recording import make_recorded_engine
 from headrace.build.tenants import read_tenants
 from headrace.build.tiers import OpenTiers, open_tiers
@@ -104,6 +105,7 @@ def kv_fingerprint(weights: DecoderWeights, spec: DecoderSpec, max_model_len: in
 def _load(options: Options, seconds: dict[str, float], tell: Tell | None) -> Loaded:
     model, cache, plans = options.model, options.cache, options.scheduler
     tenants, classes = read_tenants(plans.tenants)
+    check_policies(plans)
     with timed(seconds, "text"):
         folder = resolve_folder(model.model, model.revision, with_weights=model.load_format != "dummy")
         text_folder = resolve_folder(model.tokenizer, with_weights=False) if model.tokenizer else folder

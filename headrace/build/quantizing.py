@@ -1,4 +1,4 @@
-"""A quantized checkpoint from a plain one, and what any way to spend fewer bits costs: texts, readers, files."""
+"""Quantized checkpoints: writes one from a plain model, and measures what each scheme and method costs."""
 
 from __future__ import annotations
 
@@ -28,15 +28,15 @@ from headrace.llm import LLM
 from headrace.serve.text.tokenizer import Tokenizer, TokenizerError
 
 WINDOW = 512
-"""Tokens that are read at once, at most; every window begins anew."""
+"""Maximum number of tokens that are read at once; windows are independent of each other."""
 WINDOWS = 160
-"""Of a text, at most; one in `HELD_OUT` is kept for measuring."""
+"""Maximum number of windows of a text; one in `HELD_OUT` is used for measuring only."""
 HELD_OUT = 5
 LEAST_TOKENS = 1000
-"""That a model must be measured on before it is kept: on fewer, chance would decide."""
+"""Minimum number of tokens to measure on: with fewer, the result is chance."""
 
 _PIECE = 1 << 20
-"""Characters of a file that are encoded at once: each takes some hundred bytes of memory."""
+"""Characters of a file that are encoded at once; each needs some hundred bytes of memory."""
 
 REPORTED: tuple[tuple[str, Method], ...] = (
     ("int8", "rtn"),
@@ -48,7 +48,7 @@ REPORTED: tuple[tuple[str, Method], ...] = (
 
 
 class Line(NamedTuple):
-    """One way to spend fewer bits, and what it costs."""
+    """One scheme and method with its size and quality."""
 
     name: str
     weight_bytes: int
@@ -57,26 +57,28 @@ class Line(NamedTuple):
 
 @contextmanager
 def _refusals() -> Iterator[None]:
-    """What is wrong with a model, its tokenizer or a disk is told as a wrong setting is: in one line."""
+    """Turns errors of models, tokenizers and disks into one-line errors."""
     try:
         yield
-    except (ModelError, TokenizerError, OSError) as error:
+    except OSError as error:
+        raise ConfigError(f"{error.filename}: {(error.strerror or str(error)).lower()}") from error
+    except (ModelError, TokenizerError) as error:
         raise ConfigError(str(error)) from error
 
 
 class Quantizing:
-    """One plain model, and the text by which its quantizations are made and measured.
+    """One plain model, and the text with which its quantized versions are made and measured.
 
-    ``measured`` and ``calibrated`` are windows of tokens, none of them in both; ``scored`` counts the tokens that are
-    predicted in measuring, which are all but the first of each window.
+    ``measured`` and ``calibrated`` are windows of tokens, and no window is in both. ``scored`` counts the tokens that
+    are predicted in measuring: all but the first of each window.
 
     Args:
-        model: folder, hub name or "builtin".
-        text: file to calibrate on and to measure by; None: the model writes one itself.
-        seed: of what it writes.
+        model: folder, Hugging Face name or "builtin".
+        text: file for calibration and measurement; None: the model generates a text.
+        seed: of the generated text.
 
     Raises:
-        ConfigError: there is no such model, it cannot be quantized, or there is no text.
+        ConfigError: there is no such model, it cannot be quantized, or there is too little text.
     """
 
     @_refusals()
@@ -85,9 +87,9 @@ class Quantizing:
         self.config = read_config(self.folder)
         self.spec = parse_config(self.config)
         if self.spec.stored:
-            raise ConfigError(f"{model}: its weights are in few bits already ({self.spec.stored.name})")
+            raise ConfigError(f"{model}: its weights are already quantized ({self.spec.stored.name})")
         if self.spec.nested_checkpoint:
-            raise ConfigError(f"{model}: is part of a larger model; only text models can be quantized")
+            raise ConfigError(f"{model} is part of a larger model; only text models can be quantized")
         limit_threads()
         self.device = resolve_device("auto")
         facts = device_facts(self.device)
@@ -98,9 +100,9 @@ class Quantizing:
         windows = [window for window in windows if len(window) > 1]
         if len(windows) < HELD_OUT:
             raise ConfigError(
-                f"--calibrate {text}: there is too little text in it"
+                f"--calibrate {text}: the file has too little text"
                 if text
-                else "the model writes next to nothing: give a text with --calibrate FILE"
+                else "the model generates too little text: give one with --calibrate FILE"
             )
         self.measured = windows[::HELD_OUT]
         self.calibrated = [window for place, window in enumerate(windows) if place % HELD_OUT]
@@ -109,9 +111,9 @@ class Quantizing:
     def write(
         self, scheme: str, method: Method, target: Path, calibration: Calibration | None = None
     ) -> None:
-        """Write the model to the folder ``target``, which is made.
+        """Write the model to the new folder ``target``.
 
-        ``calibration`` is `calibration`'s, where several models are to share it.
+        ``calibration`` is the result of `calibration`, if several models share it.
 
         Raises:
             ModelError, OSError: as `write_quantized`.
@@ -120,18 +122,23 @@ class Quantizing:
         write_quantized(self.folder, target, self.config, self.spec, SCHEMES[scheme], method, calibration)
 
     def calibration(self) -> Calibration:
-        """The moments of the plain model's layers, taken when they are first asked for."""
+        """Statistics of the plain model's layers, collected on first use."""
         return Calibration(self.spec, self._plain, self.calibrated)
 
     def measure(self, folder: Path, name: str) -> Line:
-        """What a quantized checkpoint costs against the plain one."""
+        """Size and quality of a quantized checkpoint, compared with the plain model."""
         return self._line(name, self._reader(self._plain()), self._stored(folder))
 
+    @property
+    def report_lines(self) -> int:
+        """How many lines `report` has."""
+        return len(SCHEMES) + 1 + len(REPORTED)
+
     def report(self) -> Iterator[Line]:
-        """Every way that there is, each as soon as it has been measured.
+        """All schemes and methods, each as soon as it is measured.
 
         Raises:
-            ConfigError: the model's weights cannot be read, or there is no room for those in fewer bits.
+            ConfigError: the model's weights cannot be read, or there is no disk space for the quantized ones.
         """
         with _refusals():
             plain = self._reader(self._plain())
@@ -162,30 +169,34 @@ class Quantizing:
         return Line(name, weights.nbytes, compare(plain, self._reader(weights, kv_dtype), self.measured))
 
     def _read(self, text: Path, length: int) -> list[Sequence[int]]:
-        """A file in windows that begin as the model's texts do; a short one in shorter windows, `HELD_OUT` or more."""
+        """A file in windows that begin with the model's start token; a short file gives shorter windows."""
         tokenizer = Tokenizer.from_folder(self.folder)
         bos = tokenizer.bos_token_id
         begin = [] if bos is None or tokenizer.encode("")[:1] != [bos] else [bos]
         tokens: list[int] = []
         try:
             with text.open(encoding="utf-8") as file:
-                # No further than is needed, and cut where a line ends, if one does.
+                # Read no more than needed, and cut at the end of a line if there is one.
                 while len(tokens) < WINDOWS * length and (piece := file.read(_PIECE) + file.readline(_PIECE)):
                     tokens += tokenizer.encode(piece, add_special_tokens=False)
-        except (OSError, UnicodeDecodeError) as error:
-            raise ConfigError(f"--calibrate {text}: {error}") from error
+        except OSError as error:
+            raise ConfigError(f"--calibrate {text}: {(error.strerror or str(error)).lower()}") from error
+        except UnicodeDecodeError as error:
+            raise ConfigError(f"--calibrate {text}: the file is not UTF-8 text") from error
         if max(tokens, default=0) >= self.spec.vocab_size:
-            raise ConfigError(f"{self.folder}: its tokenizer knows tokens that the model does not")
+            raise ConfigError(f"{self.folder}: its tokenizer has tokens that the model does not have")
         length = max(1, min(length - len(begin), len(tokens) // HELD_OUT))
         return [[*begin, *window] for window in split_windows(tokens, length)[:WINDOWS]]
 
     def _write_text(self, length: int, seed: int) -> list[Sequence[int]]:
-        """What the model says of itself, at temperature 1: the text that it knows best."""
+        """Text that the model generates at temperature 1."""
         begin = self.config.get("bos_token_id")
         if not isinstance(begin, int):
             begin = Tokenizer.from_folder(self.folder).bos_token_id
         if begin is None:
-            raise ConfigError("the model has no token that begins a text: give one with --calibrate FILE")
+            raise ConfigError(
+                "the model has no start token to generate a text from: give a text with --calibrate FILE"
+            )
         llm = LLM(str(self.folder), max_model_len=length)
         try:
             asked = [
@@ -200,13 +211,13 @@ class Quantizing:
 
 @_refusals()
 def check_output(target: Path) -> None:
-    """What can be said of a folder to be written before the work begins.
+    """Checks an output folder before the work begins.
 
     Raises:
-        ConfigError: ``target`` is there already, or cannot be made.
+        ConfigError: ``target`` exists already, or cannot be created.
     """
     if os.path.lexists(target):
-        raise ConfigError(f"--output {target}: is there already")
+        raise ConfigError(f"--output {target}: the folder exists already")
     parent = next(folder for folder in target.absolute().parents if folder.exists())
     if not (parent.is_dir() and os.access(parent, os.W_OK | os.X_OK)):
         raise ConfigError(f"--output {target}: {parent} is not a folder that can be written to")
@@ -216,22 +227,22 @@ def check_output(target: Path) -> None:
 def quantize(
     job: Quantizing, scheme: str, method: Method, target: Path, *, force: bool, show: Callable[[Line], None]
 ) -> None:
-    """Write a quantized model, measure what was written, and keep it if it is good enough.
+    """Write a quantized model, measure it, and keep it if it is within the quality limits.
 
     Raises:
-        ConfigError: the model or ``target`` cannot be written; or the text is too short, or the model past a bound of
-            quality, and ``force`` is not set.
+        ConfigError: the model or ``target`` cannot be written; or, without ``force``, the text is too short or
+            the model exceeds a quality limit.
     """
-    unless = "nothing is written (--force writes it all the same)"
+    unless = "nothing is written (--force writes it anyway)"
     if job.scored < LEAST_TOKENS and not force:
         raise ConfigError(
-            f"{job.scored:,} tokens are too few to measure a model by, less than {LEAST_TOKENS:,}: {unless}"
+            f"{job.scored:,} tokens are too few to measure a model; at least {LEAST_TOKENS:,} are needed: {unless}"
         )
     target.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(
         prefix=f".{target.name}.", suffix=".unproved", dir=target.parent
     ) as folder:
-        unproved = Path(folder) / "model"  # the folder around it is for its owner alone
+        unproved = Path(folder) / "model"  # only the owner can read the folder around it
         job.write(scheme, method, unproved)
         line = job.measure(unproved, f"{scheme} {method}")
         show(line)

@@ -1,7 +1,6 @@
-"""An engine that is recorded, and the same engine again from its recording.
+"""An engine that records a scheduler trace, and the same engine again from its trace.
 
-The first line of a trace holds what `make_engine` was given, so that the two can never differ by a setting that one of
-them forgot.
+The first line of a trace holds all arguments of `make_engine`, so that a replay has exactly the recorded settings.
 """
 
 from __future__ import annotations
@@ -16,6 +15,7 @@ from pydantic import Field, TypeAdapter, ValidationError
 from headrace import __version__
 from headrace.build.engine import make_engine, make_knobs
 from headrace.config import CacheOptions, ConfigError, SchedulerOptions, ServerOptions
+from headrace.config.validation import parse_value, plain_reason
 from headrace.core.engine import Engine
 from headrace.core.ports import Runner
 from headrace.observe.recording.engine import Tell
@@ -24,17 +24,17 @@ from headrace.observe.recording.tape import Tape
 from headrace.observe.recording.wire import plain
 
 SIZES = {"num_blocks": Annotated[int, Field(ge=1)], "max_model_len": Annotated[int, Field(ge=2)]}
-"""Numbers that a replay may change beside the options."""
+"""Numbers that a replay may change in addition to the options."""
 
 SPENT = (
     *("profile", "tenants", "gpu_memory_utilization", "kv_cache_memory_bytes"),
     *("kv_offload_bytes", "kv_offload_path", "kv_offload_disk_bytes"),
 )
-"""Options of which nothing is left once the engine is made: what came of them was recorded in other settings."""
+"""Options that only matter while the engine is built; their results are recorded in other settings."""
 
 
 def open_tape(options: ServerOptions) -> Tape | None:
-    """The recording that was asked for, if any.
+    """The recording of ``--record-trace``, if there is one.
 
     Raises:
         ConfigError: its file cannot be written.
@@ -44,15 +44,18 @@ def open_tape(options: ServerOptions) -> Tape | None:
     try:
         return Tape(Path(options.record_trace), options.record_trace_bytes)
     except BlockingIOError:
-        raise ConfigError(f"--record-trace {options.record_trace}: another server writes to it") from None
+        raise ConfigError(
+            f"--record-trace {options.record_trace}: another server writes to this file"
+        ) from None
     except OSError as error:
-        raise ConfigError(f"--record-trace {options.record_trace}: {error.strerror}") from None
+        reason = (error.strerror or str(error)).lower()
+        raise ConfigError(f"--record-trace {options.record_trace} cannot be written: {reason}") from None
 
 
 def make_recorded_engine(
     tell: Tell, plans: SchedulerOptions, cache: CacheOptions, runner: Runner, **rest: Any
 ) -> Engine:
-    """`make_engine`, whose arguments and whose engine's life are told."""
+    """`make_engine`, with its arguments and all later events recorded."""
     given = {"plans": plans, "cache": cache} | rest
     hints = get_type_hints(make_engine, include_extras=True)
     settings = {
@@ -71,7 +74,7 @@ def make_engine_again(
     """The engine of a trace's settings over another runner; ``changes`` are options as text, by their names.
 
     Raises:
-        ConfigError: settings of another Headrace, or a change that no engine knows or that makes no sense.
+        ConfigError: settings of another Headrace version, or a change of an unknown option or to an invalid value.
     """
     given = _read_settings(settings)
     if changes:
@@ -82,11 +85,11 @@ def make_engine_again(
 def _read_settings(settings: Mapping[str, Any]) -> dict[str, Any]:
     hints = get_type_hints(make_engine, include_extras=True)
     if not isinstance(settings, Mapping) or not {"plans", "cache"} <= settings.keys():
-        raise ConfigError("the trace does not begin with an engine's settings")
+        raise ConfigError("the trace does not begin with the settings of an engine")
     unknown = settings.keys() - hints.keys()
     if unknown:
         raise ConfigError(
-            f"the trace has settings that this Headrace does not know: {', '.join(sorted(unknown))}"
+            f"the trace has settings that this version of Headrace does not have: {', '.join(sorted(unknown))}"
         )
     given = {}
     for name, value in settings.items():
@@ -94,17 +97,17 @@ def _read_settings(settings: Mapping[str, Any]) -> dict[str, Any]:
         told = value.keys() if isinstance(value, Mapping) else set()
         if is_dataclass(kind) and (more := told - {each.name for each in fields(kind)}):
             raise ConfigError(
-                f"the trace has {name} that this Headrace does not know: {', '.join(sorted(more))}"
+                f"the trace has fields of {name} that this version of Headrace does not have: {', '.join(sorted(more))}"
             )
         try:
             given[name] = TypeAdapter(kind).validate_python(value)
         except ValidationError as error:
-            raise ConfigError(f"the trace's {name} cannot be read: {error.errors()[0]['msg']}") from None
+            raise ConfigError(f"the trace's {name} cannot be read: {plain_reason(error)}") from None
     return given
 
 
 def _change(given: dict[str, Any], changes: Mapping[str, str]) -> None:
-    """Apply changes in place. What a step may hold follows the options; what was not changed stays as recorded."""
+    """Apply changes in place. Limits of a step follow the options; all that is not changed stays as recorded."""
     known = {each.name: part for part in ("plans", "cache") for each in fields(given[part])}
     known = {name: part for name, part in known.items() if name not in SPENT}
     old_block_size = given["cache"].block_size
@@ -120,7 +123,7 @@ def _change(given: dict[str, Any], changes: Mapping[str, str]) -> None:
         part = given[known[name]]
         kind = get_type_hints(type(part), include_extras=True)[name]
         given[known[name]] = replace(part, **{name: _parsed(flag, kind, text)})
-    if "num_blocks" not in wanted:  # blocks of another size: the same memory
+    if "num_blocks" not in wanted:  # the same memory in blocks of another size
         given["num_blocks"] = max(1, given["num_blocks"] * old_block_size // given["cache"].block_size)
     given["knobs"] = make_knobs(given["plans"], "cpu", given["max_model_len"])
     if given["plans"].overlap is not None:
@@ -128,7 +131,5 @@ def _change(given: dict[str, Any], changes: Mapping[str, str]) -> None:
 
 
 def _parsed(flag: str, kind: Any, text: str) -> Any:
-    try:
-        return TypeAdapter(kind).validate_python(text)
-    except ValidationError as error:
-        raise ConfigError(f"{flag}={text}: {error.errors()[0]['msg']}") from None
+    """The value of an option from text, with its unit if it has one."""
+    return parse_value(f"--set {flag}", kind, text)

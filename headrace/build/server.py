@@ -31,6 +31,7 @@ from headrace.serve.http.app import Beside, create_app
 from headrace.serve.http.cache.routes import CacheApi
 from headrace.serve.http.generation.call_notes import CallNotes
 from headrace.serve.http.generation.scheduling_fields import Rules
+from headrace.serve.http.lifespan import lifespan_of
 from headrace.serve.http.model import ServedModel
 from headrace.serve.http.openai.routes import Api
 from headrace.serve.http.openapi import Docs
@@ -39,12 +40,21 @@ from headrace.serve.http.operations.status import Status
 from headrace.serve.http.operations.usage_report import UsageReport
 from headrace.serve.http.rate_limit_headers import rate_headers
 from headrace.serve.http.run import check_address, check_tls, run_server
+from headrace.serve.http.tools.dialect import Dialect
+from headrace.serve.parsing.detect import UnknownParser
 from headrace.serve.quota_meter import QuotaMeter
 from headrace.serve.service import Service
 
 
 def build_app(options: Options) -> tuple[ASGIApp, AbstractAsyncContextManager[None]]:
-    """The server's application for use without a socket, and the context in which its engine runs."""
+    """The server's application for use without a socket, and the context in which its engine runs.
+
+    The model is loaded by this call. Enter the context once, before the first request: an application that it is
+    mounted into does not start it. Leaving the context ends the engine and gives its memory back.
+
+    Raises:
+        ConfigError: as `load`, or API keys or a recording that cannot be used.
+    """
     keys = _keys(options.server)
     tape = open_tape(options.server)
     loaded = load(options, tape.tell if tape else None)
@@ -52,11 +62,10 @@ def build_app(options: Options) -> tuple[ASGIApp, AbstractAsyncContextManager[No
 
     @asynccontextmanager
     async def running() -> AsyncIterator[None]:
-        await recall.start()
         try:
-            yield
+            async with lifespan_of(app):
+                yield
         finally:
-            await recall.stop()
             if recall.service.stop():
                 close(loaded)
             if tape:
@@ -111,6 +120,13 @@ def _keys(options: ServerOptions) -> Keys:
         raise ConfigError(str(error)) from error
 
 
+def _dialect(loaded: Loaded, options: ServerOptions) -> Dialect:
+    try:
+        return Dialect(loaded.template, options.tool_call_parser, options.reasoning_parser)
+    except UnknownParser as error:
+        raise ConfigError(str(error)) from error
+
+
 def _make_app(loaded: Loaded, all_options: Options, keys: Keys) -> tuple[ASGIApp, CacheLookup]:
     ledger, options, caching = loaded.ledger, all_options.server, all_options.response_cache
     tenants = loaded.tenants
@@ -145,6 +161,7 @@ def _make_app(loaded: Loaded, all_options: Options, keys: Keys) -> tuple[ASGIApp
         root=str(loaded.folder),
         rules=Rules(loaded.policy, {each.name: each for each in loaded.classes}, tenants),
         stream_interval=options.stream_interval,
+        dialect=_dialect(loaded, options),
     )
 
     notes = CallNotes()

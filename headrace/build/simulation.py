@@ -1,6 +1,6 @@
-"""A simulated fleet from its options: the engine of `build.engine`, a runner in virtual time, a device by name or file.
+"""A simulated fleet from its options: the engine of `build.engine` over a runner in virtual time.
 
-Nothing here needs torch, unless a model's shape has to be read from its ``config.json``.
+Nothing here needs torch, unless a model's shape is read from its ``config.json``.
 """
 
 from __future__ import annotations
@@ -32,12 +32,12 @@ ROUTINGS: Mapping[str, Callable[[], RoutingPolicy]] = {
 }
 
 LONGEST = 131_072
-"""Tokens of a sequence, where the model's own limit is not known and the memory holds more."""
+"""Maximum context length, if the model's own is not known and the memory holds more."""
 
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """What one simulated replica runs on. ``kind`` (``cpu`` or ``cuda``) chooses an engine's defaults there."""
+    """The hardware of one simulated replica. ``kind`` (``cpu`` or ``cuda``) selects the engine's defaults."""
 
     name: str
     kind: str
@@ -60,7 +60,7 @@ def roofline_machine(
     """A model on devices that are known from their data sheets.
 
     Raises:
-        ConfigError: the weights leave no room for one sequence.
+        ConfigError: the weights leave no memory for one sequence.
     """
     kind = "cpu" if replica.device.name == "cpu" else "cuda"
     batched = make_knobs(plans, kind, max_model_len or LONGEST).batched_tokens
@@ -70,7 +70,7 @@ def roofline_machine(
         if not num_blocks:
             raise ConfigError(
                 f"--kv-cache-memory-bytes {cache.kv_cache_memory_bytes}: "
-                f"a block of {cache.block_size} tokens takes {block_bytes:,}"
+                f"one block of {cache.block_size} tokens needs {block_bytes:,} bytes"
             )
     else:
         num_blocks = replica.num_blocks(
@@ -93,18 +93,20 @@ def roofline_machine(
 def calibrated_machine(
     calibration: Calibration, cache: CacheOptions, max_model_len: int | None = None, front: bool = True
 ) -> Machine:
-    """The machine of a calibration; without ``front`` the engine alone.
+    """The machine of a calibration; without ``front`` only its engine.
 
     Raises:
-        ConfigError: options that contradict it.
+        ConfigError: options that contradict the calibration.
     """
     if cache.kv_cache_memory_bytes is not None:
-        raise ConfigError("--kv-cache-memory-bytes: a calibration says how many tokens its cache holds")
+        raise ConfigError(
+            "--kv-cache-memory-bytes cannot be set with --calibration, which has the size of the KV cache"
+        )
     kv_tokens = calibration.kv_tokens // cache.block_size * cache.block_size
     if not kv_tokens:
         raise ConfigError(
             f"--block-size {cache.block_size}: {calibration.machine} "
-            f"holds the keys and values of {calibration.kv_tokens} tokens"
+            f"has a KV cache of {calibration.kv_tokens} tokens"
         )
     if not front:
         calibration = replace(
@@ -130,21 +132,24 @@ def read_calibration(path: Path) -> Calibration:
     """
     try:
         return Calibration.read_file(path)
-    except (BadCalibration, OSError) as error:
+    except OSError as error:
+        reason = (error.strerror or str(error)).lower()
+        raise ConfigError(f"--calibration {path} cannot be read: {reason}") from None
+    except BadCalibration as error:
         raise ConfigError(str(error)) from None
 
 
 def _fitting(name: str, asked: int | None, kv_tokens: int, limit: int) -> int:
     if asked is not None and asked > kv_tokens:
-        raise ConfigError(f"--max-model-len {asked}: {name} holds the keys and values of {kv_tokens} tokens")
+        raise ConfigError(f"--max-model-len {asked}: the KV cache of {name} holds {kv_tokens} tokens")
     fitting = min(limit, kv_tokens) if asked is None else asked
     if fitting < 2:
-        raise ConfigError(f"{name}: the weights leave no room for keys and values")
+        raise ConfigError(f"{name}: the weights leave no memory for the KV cache")
     return fitting
 
 
 def shape_cost(shape: ModelShape, kind: str) -> StepCost:
-    """What rows cost beside each other, as the real engine reckons it."""
+    """The relative cost of rows of a step, computed as in the real engine."""
     return step_cost(
         shape.num_parameters - shape.table_parameters,
         shape.num_layers * shape.num_heads * shape.head_dim,
@@ -160,13 +165,14 @@ def make_fleet(
     replicas: int = 1,
     routing: str = "least-loaded",
     limits: Limits | None = None,
+    with_rows: bool = False,
 ) -> Fleet:
-    """So many replicas on such machines, each with the engine that a server would have there.
+    """Replicas of one machine behind a router, each with the engine that a server would have there.
 
-    Without ``limits`` everything may wait.
+    Without ``limits`` any number of requests may wait. ``with_rows`` keeps a row per request.
     """
     tenants, classes = read_tenants(plans.tenants)
-    tally = Tally()
+    tally = Tally(plans.max_num_seqs, with_rows=with_rows)
     answers: dict[str, tuple[int, ...]] = {}
     made = []
     for _ in range(replicas):
@@ -191,32 +197,30 @@ def make_fleet(
 
 
 def lower_tiers(cache: CacheOptions, machine: Machine) -> TierSizes | None:
-    """The host tier of a simulated replica, if its options have one.
+    """The host memory tier of a simulated replica, if its options have one.
 
     Raises:
-        ConfigError: a disk, which is not simulated, or a machine of which it is not known how fast its host is.
+        ConfigError: a disk tier, which is not simulated, or a machine whose host bandwidth is not known.
     """
     if cache.kv_offload_path is not None:
-        raise ConfigError("--kv-offload-path: disks are not simulated")
+        raise ConfigError("--kv-offload-path: a disk tier cannot be simulated")
     if not cache.kv_offload_bytes:
         return None
     if not machine.host_bytes_per_second:
-        raise ConfigError(
-            f"--kv-offload-bytes: of {machine.name} it is not known how fast its host memory is"
-        )
+        raise ConfigError(f"--kv-offload-bytes: the host bandwidth of {machine.name} is not known")
     blocks = cache.kv_offload_bytes // machine.block_bytes
     if not blocks:
         raise ConfigError(
-            f"--kv-offload-bytes {cache.kv_offload_bytes}: one block takes {machine.block_bytes}"
+            f"--kv-offload-bytes {cache.kv_offload_bytes}: one block needs {machine.block_bytes} bytes"
         )
     return TierSizes(blocks, 0, machine.block_bytes, machine.host_bytes_per_second)
 
 
 def shape_of(model: str) -> ModelShape:
-    """A model's shape: one of `SHAPES`, or what the ``config.json`` of a folder or hub model says.
+    """A model's shape: one of `SHAPES`, or read from the ``config.json`` of a folder or Hugging Face model.
 
     Raises:
-        ConfigError: neither.
+        ConfigError: there is no such model.
     """
     if (known := SHAPES.get(model.lower())) is not None:
         return known
@@ -227,7 +231,7 @@ def shape_of(model: str) -> ModelShape:
     try:
         spec = parse_config(read_config(resolve_folder(model, with_weights=False)))
     except ModelError as error:
-        raise ConfigError(f"{error}; shapes known by name are {', '.join(SHAPES)}") from None
+        raise ConfigError(f"{error}; the shapes known by name are {', '.join(SHAPES)}") from None
     return ModelShape(
         model,
         spec.num_layers,

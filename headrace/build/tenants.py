@@ -1,7 +1,7 @@
-"""The file of ``--tenants``: what each tenant and each class of service gets, checked and turned into core's values.
+"""The file of ``--tenants``: weights, limits and latency targets of tenants and service classes.
 
 ```yaml
-default:                        # whoever is not named; each has this for himself
+default:                        # each tenant that is not named below
   requests_per_minute: 60
 tenants:
   acme:
@@ -26,14 +26,17 @@ from typing import Annotated
 
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic_core import ErrorDetails
 
 from headrace.config import ConfigError
+from headrace.config.errors import suggestion
+from headrace.config.validation import plain_reason
 from headrace.core.request import Slo
 from headrace.core.tenancy.classes import CLASSES, ServiceClass
 from headrace.core.tenancy.tenants import EQUALS, TenantLimits, Tenants, TenantTerms
 
 NAMES = tuple(each.name for each in CLASSES if each.weight)
-"""Classes that a tenant may have."""
+"""Classes that a tenant may use."""
 
 Positive = Annotated[float, Field(gt=0, le=1e6)]
 Weight = Annotated[float, Field(ge=1e-6, le=1e6)]
@@ -85,7 +88,7 @@ class _Class(_Form):
     gather_seconds: Annotated[float, Field(ge=0, le=60)] | None = None
 
     def over(self, given: ServiceClass) -> ServiceClass:
-        """``given`` with what the file says otherwise."""
+        """``given`` with the fields of the file replaced."""
         told = self.model_dump(exclude_none=True)
         ttft, tpot = given.slo
         slo = Slo(told.pop("ttft_seconds", ttft), told.pop("tpot_seconds", tpot))
@@ -98,8 +101,12 @@ class _File(_Form):
     classes: dict[Name, _Class] = {}
 
 
+FIELDS = {name for form in (_File, _Tenant, _Class) for name in form.model_fields}
+"""All fields of the file, for suggestions."""
+
+
 def read_tenants(file: str | None) -> tuple[Tenants, tuple[ServiceClass, ...]]:
-    """The tenants' terms and the classes of a file; without one, everybody is alike and the classes are as built in.
+    """The tenants and classes of a file; without one, all tenants are equal and the classes are the built-in ones.
 
     Raises:
         ConfigError: the file cannot be read, or a field is unknown or out of range; names file, tenant and field.
@@ -108,17 +115,23 @@ def read_tenants(file: str | None) -> tuple[Tenants, tuple[ServiceClass, ...]]:
         return EQUALS, CLASSES
     try:
         content = yaml.safe_load(Path(file).read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+    except OSError as error:
+        raise ConfigError(
+            f"--tenants {file} cannot be read: {(error.strerror or str(error)).lower()}"
+        ) from None
+    except UnicodeDecodeError:
+        raise ConfigError(f"--tenants {file} cannot be read as YAML: it is not UTF-8 text") from None
+    except yaml.YAMLError as error:
         raise ConfigError(f"--tenants {file} cannot be read as YAML: {error}") from None
     try:
         told = _File.model_validate({} if content is None else content)
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
-        place = ".".join(str(part) for part in first["loc"] if part != "[key]") or "the whole"
-        raise ConfigError(f"--tenants {file}: {place}: {_why(first['type'], first['msg'])}") from None
+        place = ".".join(str(part) for part in first["loc"] if part != "[key]") or "the file"
+        raise ConfigError(f"--tenants {file}: {place}: {_why(error, first)}") from None
     classes = tuple(told.classes.get(each.name, _Class()).over(each) for each in CLASSES)
     if math.fsum(each.floor for each in classes) > 1.0:
-        raise ConfigError(f"--tenants {file}: classes: the floors add up to more than 1")
+        raise ConfigError(f"--tenants {file}: classes: the floors must add up to at most 1")
     named = {name: each.terms() for name, each in told.tenants.items()}
     return Tenants(named, told.default.terms()), classes
 
@@ -160,9 +173,10 @@ def _limit_facts(of: str, limits: TenantLimits) -> list[str]:
     return [f"{of}{value:,} {name.replace('_', ' ')}" for name, value in told if value is not None]
 
 
-def _why(kind: str, message: str) -> str:
-    if kind == "extra_forbidden":
-        return "there is no such field"
-    if kind == "string_pattern_mismatch":
-        return f"must be one of {', '.join(NAMES)}"
-    return message[0].lower() + message[1:]
+def _why(error: ValidationError, first: ErrorDetails) -> str:
+    """The first fault in plain words, with a suggestion for a field that does not exist."""
+    if first["type"] == "string_pattern_mismatch":
+        return f"expected one of {', '.join(NAMES)}, got {first['input']!r}"
+    if first["type"] == "extra_forbidden":
+        return plain_reason(error) + suggestion(str(first["loc"][-1]), FIELDS)
+    return plain_reason(error)

@@ -1,17 +1,27 @@
-"""The command line. Commands import what they need when they run, so that ``--help`` answers at once."""
+"""The command line. Commands import what they need when they run, so that ``--help`` answers at once.
+
+- `help`: grouped help at the terminal's width.
+- `options`: flags from the configuration's parts.
+- `progress`: progress of long commands on a terminal.
+- `output`: tables, files and errors of writing them.
+- one file per command; `bench_targets`, `bench_report` and `simulate_report` belong to ``bench`` and ``simulate``.
+"""
 
 from __future__ import annotations
 
 import sys
+from typing import Annotated
 
 import typer
 
+from headrace import __version__
 from headrace.cli.batch import run_batch
 from headrace.cli.bench import bench_app
 from headrace.cli.cache import cache_app
 from headrace.cli.chat import chat
 from headrace.cli.complete import complete
 from headrace.cli.doctor import doctor
+from headrace.cli.help import CONTEXT, Command, Group
 from headrace.cli.plan import plan
 from headrace.cli.quantize import quantize
 from headrace.cli.replay import replay
@@ -21,19 +31,37 @@ from headrace.cli.warm import warm
 
 app = typer.Typer(
     name="headrace",
+    cls=Group,
     help="Serve large language models: continuous batching over a paged KV cache.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
-    rich_markup_mode=None,  # plain help wraps long flags, where tables cut them
+    rich_markup_mode=None,  # `help` lays out the text; tables would cut long flags
+    context_settings=CONTEXT,
 )
 for command in (serve, chat, complete, run_batch, replay, simulate, plan, quantize, doctor, warm):
-    app.command()(command)
+    app.command(cls=Command, context_settings=CONTEXT)(command)
 app.add_typer(bench_app, name="bench")
 app.add_typer(cache_app, name="cache")
 
 
+def _version(asked: bool) -> None:
+    if asked:
+        typer.echo(f"headrace {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def headrace(
+    version: Annotated[
+        bool,
+        typer.Option("--version", "-V", help="Show the version and exit.", is_eager=True, callback=_version),
+    ] = False,
+) -> None:
+    """Serve large language models: continuous batching over a paged KV cache."""
+
+
 def main() -> None:
-    """The ``headrace`` command: a wrong setting is one line on stderr, not a traceback."""
+    """The ``headrace`` command. A wrong setting is one line on stderr, not a traceback."""
     from headrace.config import ConfigError
 
     try:

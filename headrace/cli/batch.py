@@ -1,4 +1,4 @@
-"""``headrace run-batch``: run a file of requests, and go on where a killed run left off."""
+"""``headrace run-batch``: runs a file of requests, and continues an interrupted run."""
 
 from __future__ import annotations
 
@@ -33,31 +33,55 @@ EXIT_FAILED_LINES = 1
 EXIT_STOPPED = 130
 
 
-def run_batch(
-    input_file: Annotated[Path, typer.Option("--input", "-i", help="requests, in OpenAI's batch JSONL")],
-    output_file: Annotated[Path, typer.Option("--output", "-o", help="results; gone on with if it exists")],
-    model: Annotated[
-        str | None, typer.Option(help="run all lines on this model, whichever they name")
-    ] = None,
-    url: Annotated[str | None, typer.Option(help="a running server; default: run in this process")] = None,
-    max_concurrency: Annotated[int, typer.Option(min=1, help="requests under way at once")] = 64,
-    config: Annotated[Path | None, typer.Option(help="YAML file of options, as for serve")] = None,
-    api_key: Annotated[str | None, typer.Option(help="if the server at --url asks for one")] = None,
-) -> None:
-    """Run a batch of requests from a file; exits with 1 if a line failed.
+Input = Annotated[
+    Path,
+    typer.Option("--input", "-i", metavar="FILE", help="Requests in OpenAI's batch format (JSON lines)."),
+]
+Output = Annotated[
+    Path, typer.Option("--output", "-o", metavar="FILE", help="Results; an existing file is continued.")
+]
+Model = Annotated[
+    str | None,
+    typer.Option(
+        help="Model for all lines, instead of the one that each line names (default: each line's own)."
+    ),
+]
+Url = Annotated[
+    str | None,
+    typer.Option(help="Address of a running server (default: none, the requests run in this process)."),
+]
+MaxConcurrency = Annotated[int, typer.Option(min=1, help="Maximum number of requests at once.")]
+Config = Annotated[
+    Path | None, typer.Option(help="YAML file of options, as for headrace serve (default: none).")
+]
+ApiKey = Annotated[str | None, typer.Option(help="API key of the server at --url (default: none).")]
 
-    Killed at any moment and started again, it neither loses nor repeats a line.
+
+def run_batch(
+    input_file: Input,
+    output_file: Output,
+    model: Model = None,
+    url: Url = None,
+    max_concurrency: MaxConcurrency = 64,
+    config: Config = None,
+    api_key: ApiKey = None,
+) -> None:
+    """Run a batch of requests from a file. The exit status is 1 if a line failed.
+
+    If it is interrupted, run the same command again: it continues and neither loses nor repeats a line.
     """
     from headrace.serve.batch.lines import DuplicateId, check_ids, read_lines
     from headrace.serve.batch.results import Results, ResultsError
 
     try:
         if url:
-            open_client(url, api_key).close()  # a wrong address is told before anything is written
+            open_client(url, api_key).close()  # a wrong address is reported before anything is written
         with input_file.open("rb") as raw_lines:
             keys = check_ids(read_lines(raw_lines))
         results = Results(output_file)
-    except (OSError, ServerError, DuplicateId, ResultsError) as error:
+    except OSError as error:
+        raise ConfigError(f"{error.filename}: {(error.strerror or str(error)).lower()}") from error
+    except (ServerError, DuplicateId, ResultsError) as error:
         raise ConfigError(str(error)) from error
     import asyncio
 
@@ -75,7 +99,7 @@ def run_batch(
             stopped = "stopped"
         typer.echo(tally.summary(output_file))
         if stopped:
-            typer.echo(f"{stopped}\nRun the same command again to go on.", err=True)
+            typer.echo(f"{stopped}\nRun the same command again to continue.", err=True)
             raise typer.Exit(EXIT_STOPPED)
         if results.failed:
             raise typer.Exit(EXIT_FAILED_LINES)
@@ -83,7 +107,7 @@ def run_batch(
 
 @dataclass(slots=True)
 class Tally:
-    """What a run has come to so far; ``before`` lines were done by earlier runs."""
+    """Counts of a run so far; ``before`` lines were done by earlier runs."""
 
     total: int
     before: int
@@ -122,7 +146,7 @@ class Tally:
 
 @dataclass(frozen=True, slots=True)
 class Reached:
-    """Where requests go, and the model named in them (None: each line's own)."""
+    """The server, and the model named in requests (None: each line's own)."""
 
     client: httpx.AsyncClient
     model: str | None
@@ -151,7 +175,7 @@ async def _in_process(model: str | None, config: Path | None) -> AsyncIterator[R
     from headrace.config import BatchOptions, options
 
     given = replace(options({"model": model} if model else {}, config), batch=BatchOptions())
-    # The file may be a server's, with its keys: here nobody else can call.
+    # The file may be a server's, with its keys; they are not needed within this process.
     app, lifespan = build_app(replace(given, server=replace(given.server, api_key=(), api_key_file=None)))
     transport = httpx.ASGITransport(app, raise_app_exceptions=False)
     async with (
@@ -176,7 +200,7 @@ async def _run(
     from headrace.serve.batch.run import run_batch
 
     async with reaching as reached:
-        tally.began = time.monotonic()  # loading a model is no part of the rate
+        tally.began = time.monotonic()  # loading the model does not count towards the rate
         with input_file.open("rb") as raw_lines, _progress() as progress:
             bar = progress.add_task("", total=tally.total, completed=tally.before, note="")
 
@@ -198,10 +222,12 @@ def _progress() -> Progress:
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
+    errors = Console(stderr=True)
     return Progress(
         BarColumn(),
         MofNCompleteColumn(),
         TextColumn("{task.fields[note]}"),
         TimeRemainingColumn(),
-        console=Console(stderr=True),
+        console=errors,
+        disable=not errors.is_terminal,
     )

@@ -4,13 +4,20 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Mapping, Sequence
-from datetime import UTC, datetime
-from pathlib import Path
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from headrace.cli.bench_report import (
+    describe,
+    measured_options,
+    plain,
+    refuse_failures,
+    report_path,
+    tell,
+    write,
+)
 from headrace.cli.bench_targets import (
     check_lengths,
     make_server_target,
@@ -20,61 +27,53 @@ from headrace.cli.bench_targets import (
     target_rows,
     time_batch,
 )
+from headrace.cli.bench_workload import (
+    Burstiness,
+    DatasetName,
+    DatasetPath,
+    Export,
+    Goodput,
+    InputLen,
+    NumPrompts,
+    Output,
+    OutputLen,
+    PrefixLen,
+    RequestRate,
+    Warmup,
+    WorkloadSeed,
+    draw,
+    read_slo,
+)
 from headrace.cli.calibrate import calibrate
+from headrace.cli.help import CONTEXT, Command, Group
 from headrace.cli.options import with_options
-from headrace.cli.output import writing
+from headrace.cli.output import check_export, show, written
+from headrace.cli.progress import Meter, progress
 from headrace.cli.roofline import roofline
 from headrace.config import CacheOptions, ConfigError, ModelOptions, Options, SchedulerOptions
 
 if TYPE_CHECKING:
     from headrace.lab.bench.record import Target
     from headrace.lab.bench.report import Run
+    from headrace.lab.bench.spec import Spec
     from headrace.lab.workload import Work
-    from headrace.lab.workload.dataset import Dataset
 
-bench_app = typer.Typer(help="Measure engines and servers.", no_args_is_help=True)
-bench_app.command()(calibrate)
-bench_app.command()(roofline)
-
-PANEL = "Workload options"
-
-DatasetName = Annotated[
-    str,
-    typer.Option(
-        help="high-variance, high-variance-chats, fixed, log-normal, shared-prefix, jsonl or trace.",
-        rich_help_panel=PANEL,
-    ),
-]
-DatasetPath = Annotated[str | None, typer.Option(help="File of jsonl or trace.", rich_help_panel=PANEL)]
-NumPrompts = Annotated[int, typer.Option(min=1, help="Requests.", rich_help_panel=PANEL)]
-InputLen = Annotated[int, typer.Option(min=1, help="Prompt tokens.", rich_help_panel=PANEL)]
-OutputLen = Annotated[int, typer.Option(min=1, help="Answer tokens.", rich_help_panel=PANEL)]
-PrefixLen = Annotated[int, typer.Option(min=1, help="Tokens that prompts share.", rich_help_panel=PANEL)]
-WorkloadSeed = Annotated[int, typer.Option(help="What the workload is drawn from.", rich_help_panel=PANEL)]
-RequestRate = Annotated[
-    float, typer.Option(help="Requests per second, Poisson; inf: all at once.", rich_help_panel=PANEL)
-]
-Burstiness = Annotated[
-    float, typer.Option(min=0.01, help="Below 1: burstier than Poisson.", rich_help_panel=PANEL)
-]
-Goodput = Annotated[
-    list[str] | None,
-    typer.Option(help="A bound in seconds that good requests meet: ttft:1.0, tpot:0.1, itl:…, e2e:…"),
-]
-Output = Annotated[
-    Path | None, typer.Option(help="JSON file, with a PNG beside it [default: bench-results/…]")
-]
-Warmup = Annotated[int, typer.Option(min=0, help="Requests run beforehand, not measured.")]
+bench_app = typer.Typer(
+    cls=Group,
+    help="Measure engines and servers.",
+    no_args_is_help=True,
+    context_settings=CONTEXT,
+    rich_markup_mode=None,
+)
 
 
-@bench_app.command()
 @with_options(ModelOptions, CacheOptions, SchedulerOptions)
 def throughput(
     given: Options,
     backend: Annotated[
-        str, typer.Option(help="headrace, headrace-static or transformers-static.")
+        str, typer.Option(help="Engine to measure: headrace, headrace-static or transformers-static.")
     ] = "headrace",
-    batch_size: Annotated[int, typer.Option(min=1, help="Rows of transformers-static.")] = 16,
+    batch_size: Annotated[int, typer.Option(min=1, help="Rows per batch of transformers-static.")] = 16,
     dataset_name: DatasetName = "high-variance",
     dataset_path: DatasetPath = None,
     num_prompts: NumPrompts = 300,
@@ -85,68 +84,73 @@ def throughput(
     warmup: Warmup = 4,
     goodput: Goodput = None,
     output: Output = None,
+    export: Export = None,
 ) -> None:
-    """Offline: all requests at once, as fast as it goes."""
-    from headrace.lab.bench.measure import measure
+    """Measure offline throughput: all requests at once, in this process."""
     from headrace.lab.workload.dataset import Dataset
 
+    check_export(export)
     dataset = Dataset(
         dataset_name, dataset_path, num_prompts, input_len, output_len, prefix_len, workload_seed
     )
-    work, slo = _draw(dataset), _slo(goodput)
+    work, slo = draw(dataset), read_slo(goodput)
     text = f"{backend},batch_size={batch_size}" if backend == "transformers-static" else backend
     spec = read_spec(text)
-    target = make_target(spec, given)
+    (target,) = _targets([spec], given)
     try:
-        _warm([target], work[:warmup])
-        run = measure(target, work, slo)
+        run = _measure(target, work, slo, warmup)
     finally:
         target.close()
-    settings = {"dataset": dataset, "warmup": warmup, "options": _parts(given)}
-    _tell("throughput", [run], output, settings, _bound(run, target_rows(spec, given)))
-    _refuse_failures([run])
+    settings = {"dataset": dataset, "warmup": warmup, "options": measured_options(given)}
+    more = _bound(run, target_rows(spec, given))
+    tell("throughput", [run], output, settings, more, rows=export, load=describe(dataset))
+    refuse_failures([run])
 
 
-@bench_app.command()
 @with_options(ModelOptions, CacheOptions, SchedulerOptions)
 def latency(
     given: Options,
-    batch_size: Annotated[int, typer.Option(min=1, help="Requests that run as one batch.")] = 8,
+    batch_size: Annotated[int, typer.Option(min=1, help="Number of requests that run as one batch.")] = 8,
     input_len: InputLen = 32,
     output_len: OutputLen = 128,
     workload_seed: WorkloadSeed = 0,
     output: Output = None,
 ) -> None:
-    """One batch of a fixed shape: where the time of a step goes, and what it costs outside the forward."""
+    """Measure where the time of a step goes, with one batch of a fixed shape."""
     from headrace.build.model import load
     from headrace.core.request import Request, SamplingParams
     from headrace.lab.bench import report
     from headrace.lab.bench.latency import Stopwatch, latency_table
     from headrace.lab.workload.dataset import Dataset
 
-    loaded = load(dataclasses.replace(given, scheduler=side_by_side(given.scheduler, batch_size)))
+    with progress(f"loading {given.model.model}"):
+        loaded = load(dataclasses.replace(given, scheduler=side_by_side(given.scheduler, batch_size)))
     check_lengths(input_len, output_len, loaded.ledger.max_model_len)
     engine, runner = loaded.engine, loaded.runner
     engine.runner = stopwatch = Stopwatch(runner)
-    for seed in (workload_seed + 1, workload_seed):  # the first batch warms up
-        dataset = Dataset("fixed", None, batch_size, input_len, output_len, seed=seed)
-        params = SamplingParams(temperature=0.0, max_tokens=output_len, ignore_eos=True)
-        requests = [Request(f"{seed}-{w.id}", _tokens(w), params) for w in _draw(dataset)]
-        times = time_batch(engine, stopwatch, lambda: runner.seconds, requests)
+    with progress("measuring steps"):
+        for seed in (workload_seed + 1, workload_seed):  # the first batch warms up
+            dataset = Dataset("fixed", None, batch_size, input_len, output_len, seed=seed)
+            params = SamplingParams(temperature=0.0, max_tokens=output_len, ignore_eos=True)
+            requests = [Request(f"{seed}-{w.id}", _tokens(w), params) for w in draw(dataset)]
+            times = time_batch(engine, stopwatch, lambda: runner.seconds, requests)
     title = f"{given.model.model}: batch of {batch_size}, {input_len} + {output_len} tokens"
-    _print(latency_table(times, title))
-    settings = {"dataset": dataset, "options": _parts(given)}
-    path = _path(output, "latency")
-    _write(path, report.document([], _values(settings), {"steps": _values(times)}))
-    _print(f"written: {path}")
+    show(latency_table(times, title))
+    settings = {"dataset": dataset, "options": measured_options(given)}
+    path = report_path(output, "latency")
+    write(path, report.document([], plain(settings), {"steps": plain(times)}))
+    written(path)
 
 
-@bench_app.command()
 def serve(
-    base_url: Annotated[str, typer.Option(help="Any OpenAI-compatible server.")] = "http://127.0.0.1:8000",
-    model: Annotated[str, typer.Option(help="Model name [default: the server's first].")] = "",
-    api_key: Annotated[str, typer.Option(help="Sent as bearer token.")] = "",
-    extra_body: Annotated[str, typer.Option(help="JSON object added to every body.")] = "{}",
+    base_url: Annotated[
+        str, typer.Option(help="Address of an OpenAI-compatible server.")
+    ] = "http://127.0.0.1:8000",
+    model: Annotated[str, typer.Option(help="Model name (default: the server's first model).")] = "",
+    api_key: Annotated[str, typer.Option(help="API key, sent as a bearer token (default: none).")] = "",
+    extra_body: Annotated[
+        str, typer.Option(metavar="JSON", help="JSON object whose fields are added to every request.")
+    ] = "{}",
     dataset_name: DatasetName = "high-variance",
     dataset_path: DatasetPath = None,
     num_prompts: NumPrompts = 300,
@@ -157,41 +161,44 @@ def serve(
     request_rate: RequestRate = math.inf,
     burstiness: Burstiness = 1.0,
     max_concurrency: Annotated[
-        int | None, typer.Option(min=1, help="Requests open at once: a closed loop.")
+        int | None,
+        typer.Option(min=1, help="Maximum number of open requests: a closed loop (default: no limit)."),
     ] = None,
     warmup: Warmup = 4,
     goodput: Goodput = None,
     output: Output = None,
+    export: Export = None,
 ) -> None:
-    """Load a server over HTTP: an open loop at a rate, or a closed loop of a concurrency."""
-    from headrace.lab.bench.measure import measure
+    """Load a server over HTTP: at a request rate (open loop) or with a concurrency (closed loop)."""
     from headrace.lab.workload.dataset import Dataset
 
+    check_export(export)
     dataset = Dataset(
         *(dataset_name, dataset_path, num_prompts, input_len, output_len, prefix_len, workload_seed),
         *(request_rate, burstiness),
     )
-    work, slo = _draw(dataset), _slo(goodput)
+    work, slo = draw(dataset), read_slo(goodput)
     target = make_server_target("server", base_url, model, api_key, extra_body, max_concurrency)
-    _warm([target], work[:warmup])
-    run = measure(target, work, slo)
+    run = _measure(target, work, slo, warmup)
     settings = {"dataset": dataset, "warmup": warmup, "base_url": base_url, "concurrency": max_concurrency}
-    _tell("serve", [run], output, settings)
-    _refuse_failures([run])
+    tell("serve", [run], output, settings, rows=export, load=describe(dataset, max_concurrency))
+    refuse_failures([run])
 
 
-@bench_app.command()
 @with_options(ModelOptions, CacheOptions, SchedulerOptions)
 def compare(
     given: Options,
     target: Annotated[
         list[str],
         typer.Option(
-            help="[NAME=]KIND[,OPTION=VALUE…]; KIND is headrace, headrace-static, transformers-static or a "
-            "URL. Give two or more; ratios are to the first."
+            metavar="TARGET",
+            help="Target as [NAME=]KIND[,OPTION=VALUE…], where KIND is headrace, headrace-static, "
+            "transformers-static or a URL. Give two or more; ratios are to the first.",
         ),
     ],
-    rounds: Annotated[int, typer.Option(min=1, help="Alternating rounds.")] = 3,
+    rounds: Annotated[
+        int, typer.Option(min=1, help="Number of rounds; the order of the targets alternates.")
+    ] = 3,
     dataset_name: DatasetName = "high-variance",
     dataset_path: DatasetPath = None,
     num_prompts: NumPrompts = 300,
@@ -204,96 +211,122 @@ def compare(
     warmup: Warmup = 4,
     goodput: Goodput = None,
     output: Output = None,
+    export: Export = None,
 ) -> None:
-    """Two or more targets on one workload in alternating rounds, each with its own draw: medians and ratios."""
-    from headrace.lab.bench import measure
+    """Compare two or more targets on one workload, in alternating rounds: medians and ratios to the first."""
     from headrace.lab.workload.dataset import Dataset
 
+    check_export(export)
     dataset = Dataset(
         *(dataset_name, dataset_path, num_prompts, input_len, output_len, prefix_len, workload_seed),
         *(request_rate, burstiness),
     )
-    slo = _slo(goodput)
-
-    def drawn(number: int) -> Sequence[Work]:
-        """The round's own work: a server that keeps prefixes knows the prompts of the round before."""
-        return _draw(dataclasses.replace(dataset, seed=workload_seed + number))
-
-    warming = drawn(rounds)[:warmup]  # of a round that is not, so that each is new to all
+    slo = read_slo(goodput)
     specs = [read_spec(text) for text in target]
     if len({spec.name for spec in specs}) < max(2, len(specs)):
         raise ConfigError("compare needs two or more targets of different names")
-    targets: list[Target] = []
-    try:
-        targets += [make_target(spec, given) for spec in specs]
-        _warm(targets, warming)
-        result = measure.compare(targets, drawn, rounds, slo, _told)
-    finally:
-        for each in targets:
-            each.close()
+
+    def drawn(number: int) -> Sequence[Work]:
+        """Each round has prompts of its own: a prefix cache holds those of the round before."""
+        return draw(dataclasses.replace(dataset, seed=workload_seed + number))
+
+    # What waits for the slowest of a batch is a static target.
+    batch = next((target_rows(spec, given) for spec in specs if "static" in spec.kind), None)
+    result = _compare(specs, given, drawn, rounds, slo, warmup)
     settings = {
         "dataset": dataset,
         "warmup": warmup,
         "targets": target,
         "rounds": rounds,
-        "options": _parts(given),
+        "options": measured_options(given),
     }
-    # What waits for the slowest of a batch is a static target.
-    batch = next((target_rows(spec, given) for spec in specs if "static" in spec.kind), None)
     more = {"ratios": result.ratios, **_bound(result.rounds[0][0], batch)}
     every = [run for runs in result.rounds for run in runs]
-    _tell("compare", result.middle(), output, settings, more, every)
-    for name, ratios in result.ratios.items():
-        shown = ", ".join(f"{figure} {ratio:.3f}" for figure, ratio in ratios.items() if ratio == ratio)
-        _print(f"{name} to {targets[0].name}, medians of {rounds} rounds: {shown}")
-    _refuse_failures(every)
+    tell("compare", result.middle(), output, settings, more, every, rows=export, load=describe(dataset))
+    refuse_failures(every)
 
 
-def _draw(dataset: Dataset) -> Sequence[Work]:
-    from headrace.lab.workload.dataset import BadDataset
-    from headrace.lab.workload.files import BadLine
+for _command in (throughput, latency, serve, compare, calibrate, roofline):
+    bench_app.command(cls=Command, context_settings=CONTEXT)(_command)
 
-    if not dataset.rate > 0:
-        raise ConfigError(f"--request-rate {dataset.rate}: expected a number above 0")
-    if dataset.burstiness == math.inf:  # no gaps could be drawn
-        raise ConfigError("--burstiness inf: expected a finite number")
+
+def _targets(specs: Sequence[Spec], given: Options) -> list[Target]:
+    """The targets of these specs, or none of them: those that were made are closed if one cannot be."""
+    targets: list[Target] = []
     try:
-        work: Sequence[Work] = dataset.draw()
-    except (BadDataset, BadLine, OSError) as error:
-        raise ConfigError(str(error)) from None
-    return work
+        for spec in specs:
+            with progress(f"loading {spec.name}"):
+                targets.append(make_target(spec, given))
+    except BaseException:
+        for each in targets:
+            each.close()
+        raise
+    return targets
+
+
+def _measure(target: Target, work: Sequence[Work], slo: dict[str, float], warmup: int) -> Run:
+    from headrace.lab.bench.measure import measure
+
+    _warm([target], work[:warmup])
+    with progress(f"measuring {target.name}", len(work)) as meter:
+        meter.read = _completed(target)
+        return measure(target, work, slo)
+
+
+def _compare(
+    specs: Sequence[Spec],
+    given: Options,
+    drawn: Callable[[int], Sequence[Work]],
+    rounds: int,
+    slo: dict[str, float],
+    warmup: int,
+) -> Any:
+    """`lab.bench.measure.compare` with progress on the terminal."""
+    from headrace.lab.bench import measure
+
+    warming = drawn(rounds)[:warmup]  # of a round that is not measured, so that its prompts are new to all
+    targets = _targets(specs, given)
+    try:
+        _warm(targets, warming)
+        with progress("measuring", len(drawn(0))) as meter:
+            return measure.compare(targets, drawn, rounds, slo, _told, _starting(meter, rounds))
+    finally:
+        for each in targets:
+            each.close()
+
+
+def _starting(meter: Meter, rounds: int) -> Callable[[int, Target], None]:
+    def starting(number: int, target: Target) -> None:
+        meter.text = f"round {number + 1} of {rounds}: {target.name}"
+        meter.read = _completed(target)
+
+    return starting
+
+
+def _completed(target: Target) -> Callable[[], float]:
+    return lambda: float(target.completed)
+
+
+def _told(number: int, run: Run) -> None:
+    speed = f"{run.summary.output_tokens_per_second:.1f} output tokens/s"
+    show(f"round {number + 1}, {run.target}: {speed}, {run.summary.failed} failed")
 
 
 def _tokens(work: Work) -> tuple[int, ...]:
     return work.prompt  # type: ignore[return-value]
 
 
-def _slo(goodput: Sequence[str] | None) -> dict[str, float]:
-    from headrace.lab.bench.stats import SLO_NAMES
-
-    slo = {}
-    for bound in (part for text in goodput or () for part in text.split()):
-        name, colon, seconds = bound.partition(":")
-        try:
-            slo[name] = float(seconds)
-        except ValueError:
-            colon = ""
-        if not colon or name not in SLO_NAMES or not slo[name] > 0:
-            names = ", ".join(SLO_NAMES)
-            raise ConfigError(f"--goodput {bound}: expected NAME:SECONDS, NAME of {names}, SECONDS above 0")
-    return slo
-
-
 def _warm(targets: Sequence[Target], work: Sequence[Work]) -> None:
-    """Runs a little work unmeasured: first uses, connections and compiled kernels are not the subject."""
+    """Runs a little work unmeasured, so that first uses, new connections and compiling are not measured."""
     at_once = [dataclasses.replace(each, arrival=0.0) for each in work]
-    for target in targets if at_once else ():
-        target.run(at_once)
+    with progress("warming up"):
+        for target in targets if at_once else ():
+            target.run(at_once)
 
 
 def _bound(run: Run, batch: int | None) -> dict[str, dict[str, float]]:
-    """What refilling a batch could gain on the answer lengths that were seen, in steps (see `lab.workload.bound`);
-    nothing where no batch is known."""
+    """The most that continuous batching could gain on these output lengths, in steps (see `lab.workload.bound`);
+    nothing where no batch size is known."""
     from headrace.lab.workload.bound import bound
 
     lengths = [record.output_tokens for record in run.records if record.output_tokens]
@@ -302,71 +335,3 @@ def _bound(run: Run, batch: int | None) -> dict[str, dict[str, float]]:
     limits = bound(lengths, batch)
     told = {"batch": batch, **dataclasses.asdict(limits), "gain": limits.gain, "most": limits.most}
     return {"bound": told}
-
-
-def _refuse_failures(runs: Sequence[Run]) -> None:
-    """Ends the command with 1 where a request failed, after all has been told."""
-    if any(run.summary.failed for run in runs):
-        raise typer.Exit(1)
-
-
-def _told(number: int, run: Run) -> None:
-    speed = f"{run.summary.output_tokens_per_second:.1f} output tok/s"
-    _print(f"round {number + 1}, {run.target}: {speed}, {run.summary.failed} failed")
-
-
-def _tell(
-    command: str,
-    shown: Sequence[Run],
-    output: Path | None,
-    settings: Mapping[str, Any],
-    more: Mapping[str, Any] | None = None,
-    every: Sequence[Run] | None = None,
-) -> None:
-    """Prints a table of the runs ``shown`` and writes ``every`` run as JSON, and the plot beside it."""
-    from headrace.lab.bench import plot, report
-
-    _print(report.table(shown, f"bench {command}"))
-    for each in (table for run in shown for table in report.group_tables(run)):
-        _print(each)
-    failed = [record for run in shown for record in run.records if record.error]
-    for record in failed[:3]:
-        _print(f"failed: {record.id}: {record.error}")
-    path = _path(output, command)
-    _write(path, report.document(every or shown, _values(settings), more))
-    _print(f"written: {path}")
-    try:
-        plot.plot(shown, path.with_suffix(".png"), f"headrace bench {command}")
-    except plot.NoPlots as missing:
-        _print(str(missing))
-
-
-def _write(path: Path, told: Mapping[str, Any]) -> None:
-    from headrace.lab.bench import report
-
-    with writing("--output", path):
-        report.write(path, told)
-
-
-def _path(output: Path | None, command: str) -> Path:
-    return output or Path("bench-results") / f"{command}-{datetime.now(UTC):%Y%m%d-%H%M%S}.json"
-
-
-def _parts(given: Options) -> dict[str, Any]:
-    """The options that a measurement depends on; the server's, with its keys, are no part of a report."""
-    return {"model": given.model, "cache": given.cache, "scheduler": given.scheduler}
-
-
-def _values(value: Any) -> Any:
-    """Dataclasses within ``value`` as dictionaries."""
-    if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        return dataclasses.asdict(value)
-    if isinstance(value, Mapping):
-        return {key: _values(inner) for key, inner in value.items()}
-    return [_values(inner) for inner in value] if isinstance(value, list) else value
-
-
-def _print(what: Any) -> None:
-    from rich.console import Console
-
-    Console().print(what, highlight=False, soft_wrap=True)

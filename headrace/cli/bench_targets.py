@@ -1,4 +1,4 @@
-"""What ``headrace bench`` can measure: engines in this process, padded batches, servers behind a URL."""
+"""Targets of ``headrace bench``: engines in this process, padded batches, servers behind a URL."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from headrace.cli.connection import plain as _plain
 from headrace.cli.connection import server_root, uses_proxies
 from headrace.config import ConfigError, ModelOptions, Options, SchedulerOptions, options
 
@@ -23,7 +24,7 @@ def read_spec(text: str) -> Spec:
     """A target as a command line names it; see `lab.bench.spec`.
 
     Raises:
-        ConfigError: it cannot be understood.
+        ConfigError: it cannot be parsed.
     """
     from headrace.lab.bench.spec import BadSpec, parse
 
@@ -53,7 +54,7 @@ def make_target(spec: Spec, given: Options) -> Target:
 
 
 def target_rows(spec: Spec, given: Options) -> int | None:
-    """How many requests a target runs at once; None of a server, which does not say."""
+    """How many requests a target runs at once; None for a server, which does not report it."""
     if spec.kind == "http":
         return None
     if spec.kind == "transformers-static":
@@ -70,7 +71,7 @@ def make_server_target(
     concurrency: int | None = None,
     before: Callable[[], object] = lambda: None,
 ) -> Target:
-    """A server as a target; without ``model`` the first that it names itself. ``before`` is called ahead of every run.
+    """A server as a target; without ``model`` its first model. ``before`` is called ahead of every run.
 
     Raises:
         ConfigError: that is no URL, no server answers there, or ``extra_body`` is no JSON object.
@@ -84,9 +85,9 @@ def make_server_target(
     try:
         extra = dict(json.loads(extra_body))
     except (ValueError, TypeError):
-        raise ConfigError(f"--extra-body must be a JSON object, got {extra_body!r}") from None
+        raise ConfigError(f"--extra-body: expected a JSON object, got {extra_body!r}") from None
     try:
-        Connections(url)  # opens none: what an address is, is said there
+        Connections(url)  # connects to nothing, but checks the address
     except ValueError as error:
         raise ConfigError(f"{name}: {error}") from None
     if not model:
@@ -95,23 +96,24 @@ def make_server_target(
             answer = httpx.get(f"{server_root(url)}/v1/models", headers=headers, trust_env=uses_proxies(url))
             model = answer.raise_for_status().json()["data"][0]["id"]
         except (httpx.HTTPError, ValueError, LookupError) as error:
-            raise ConfigError(f"{url} names no model: {error}") from None
+            raise ConfigError(f"{url} names no model: {_plain(error)}") from None
     return ServerTarget(name, Endpoint(url, model, api_key, extra), concurrency, before)
 
 
 def side_by_side(plans: SchedulerOptions, rows: int) -> SchedulerOptions:
-    """These options for ``rows`` requests whose prompts come first, as fast as they can, and then all answers at once:
-    nobody's decoding is to be spared the prompts' company.
+    """These options for ``rows`` requests whose prompts are computed first, without limits for the sake of decoding,
+    and which then all decode together.
     """
     rows = max(rows, plans.max_num_seqs)
     return dataclasses.replace(plans, max_num_seqs=rows, mixed_prefill_ratio=0.0, max_step_seconds=0.0)
 
 
 def check_lengths(input_len: int, output_len: int, most: int) -> None:
-    """Raises `ConfigError` where a prompt and its answer exceed the ``most`` tokens of a sequence."""
+    """Raises `ConfigError` if a prompt and its output exceed the ``most`` tokens of a sequence."""
     if input_len + output_len > most:
         raise ConfigError(
-            f"--input-len {input_len} and --output-len {output_len}: a sequence has at most {most} (--max-model-len)"
+            f"--input-len {input_len} and --output-len {output_len}: a sequence has at most {most} tokens "
+            "(--max-model-len)"
         )
 
 
@@ -121,7 +123,7 @@ def time_batch(
     phases: Callable[[], Mapping[str, float]],
     requests: Sequence[Request],
 ) -> list[StepTimes]:
-    """Runs requests side by side and times their steps.
+    """Runs requests as one batch and times their steps.
 
     Raises:
         ConfigError: they do not fit.
@@ -132,8 +134,8 @@ def time_batch(
         return time_steps(engine, stopwatch, phases, requests)
     except NotOneBatch:
         raise ConfigError(
-            f"--batch-size {len(requests)} did not run side by side: the cache holds fewer (--kv-cache-memory-bytes), "
-            "or the first had ended before the last began (--output-len)"
+            f"--batch-size {len(requests)} did not run as one batch: the KV cache holds fewer requests "
+            "(--kv-cache-memory-bytes), or the first ended before the last began (--output-len)"
         ) from None
 
 
@@ -169,7 +171,7 @@ def _engine_target(name: str, given: Options) -> Target:
 
 
 def _padded_target(name: str, batch_size: int, model: ModelOptions) -> Target:
-    """Padded batches of the same weights, on the same device, in the dtype that the engine would take."""
+    """Padded batches of the same weights, on the same device, in the data type that the engine would use."""
     from headrace.compute.device import device_facts, resolve_device, resolve_dtype
     from headrace.compute.model.families import parse_config
     from headrace.compute.model.hub import read_config, resolve_folder
@@ -199,7 +201,7 @@ def _batch_size(spec: Spec) -> int:
 
 def _count(spec: Spec, name: str, text: str) -> int:
     if not (text.isascii() and text.isdigit() and int(text) > 0):
-        raise ConfigError(f"target {spec.name}: {name} must be a number of at least 1, got {text!r}")
+        raise ConfigError(f"target {spec.name}: {name}: expected a number of at least 1, got {text!r}")
     return int(text)
 
 
@@ -215,5 +217,6 @@ def _changed(given: Options) -> dict[str, Any]:
         name: value
         for part in ("model", "cache", "scheduler")
         for name, value in dataclasses.asdict(getattr(given, part)).items()
-        if name != "profile" and value != getattr(getattr(default, part), name)  # it has been spelt out
+        if name != "profile"
+        and value != getattr(getattr(default, part), name)  # its settings are listed one by one
     }

@@ -1,4 +1,4 @@
-"""``headrace cache``: what the response caches need to be told before a server starts."""
+"""``headrace cache``: calibration of the semantic cache."""
 
 from __future__ import annotations
 
@@ -7,89 +7,136 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from headrace.cli.help import CONTEXT, Command, Group
+
 if TYPE_CHECKING:
     from rich.table import Table
 
     from headrace.core.cache.semantic.calibration import Calibration
 
-cache_app = typer.Typer(help="Response caches: calibrate the semantic one.", no_args_is_help=True)
+cache_app = typer.Typer(
+    cls=Group,
+    help="Calibrate the semantic cache.",
+    no_args_is_help=True,
+    context_settings=CONTEXT,
+    rich_markup_mode=None,
+)
 
 _SHOWN = (0.01, 0.02, 0.05)
 
 
 @cache_app.callback()
 def cache() -> None:
-    """Response caches: calibrate the semantic one."""
+    """Calibrate the semantic cache."""
 
 
-@cache_app.command()
+Rows = Annotated[
+    Path,
+    typer.Argument(
+        metavar="ROWS",
+        help="Labelled requests: a CSV file with text_a,text_b,same or with query,intent, or JSON of the latter.",
+    ),
+]
+Output = Annotated[Path, typer.Option(metavar="FILE", help="Calibration file to write.")]
+MaxError = Annotated[
+    float, typer.Option(help="Maximum share of wrong responses among those served, above 0 and below 1.")
+]
+Encoder = Annotated[
+    str, typer.Option(help="Sentence-transformers folder or Hugging Face name of the encoder.")
+]
+Plot = Annotated[
+    Path | None, typer.Option(metavar="FILE", help="PNG of error against hit rate (default: none).")
+]
+Seed = Annotated[int, typer.Option(help="Seed of the split and of the order of the requests.")]
+
+
+@cache_app.command(cls=Command, context_settings=CONTEXT)
 def calibrate(
-    rows: Annotated[
-        Path, typer.Argument(help="CSV of text_a,text_b,same or of query,intent; or JSON of the latter")
-    ],
-    output: Annotated[Path, typer.Option(help="calibration to write")] = Path("semantic-calibration.json"),
-    max_error: Annotated[float, typer.Option(help="share of served answers that may be wrong")] = 0.01,
-    encoder: Annotated[
-        str, typer.Option(help="sentence-transformers folder or hub name; default: the one of the extra")
-    ] = "all-MiniLM-L6-v2",
-    plot: Annotated[Path | None, typer.Option(help="PNG of the curve")] = None,
-    seed: Annotated[int, typer.Option(help="of the split and of the order of a stream")] = 0,
+    rows: Rows,
+    output: Output = Path("semantic-calibration.json"),
+    max_error: MaxError = 0.01,
+    encoder: Encoder = "all-MiniLM-L6-v2",
+    plot: Plot = None,
+    seed: Seed = 0,
 ) -> None:
-    """Fit the semantic cache's judge on labelled questions and certify a threshold.
+    """Fit the semantic cache's threshold on labelled requests and certify its error bound.
 
-    A part of the rows fits the score, the others, which it has not seen, prove what it may promise. Nothing is written
-    where they cannot prove it.
+    One part of the rows fits the score. The others, which the fit does not use, certify the error bound. No file is
+    written if the bound cannot be certified.
     """
     from rich.console import Console
 
     from headrace.cli.output import writing
+    from headrace.cli.progress import progress
     from headrace.compute.encoder.sentences import Sentences
     from headrace.compute.model.spec import ModelError
     from headrace.config import ConfigError
     from headrace.core.cache.semantic.bounds import CONFIDENCE
     from headrace.core.cache.semantic.calibration import Unsupported
-    from headrace.lab.bench.plot import NoPlots
     from headrace.lab.semantic.calibrate import calibrate as fit
-    from headrace.lab.semantic.plot import plot_calibration
     from headrace.lab.semantic.rows import BadRows, read_rows
 
     if not 0 < max_error < 1:
-        raise ConfigError("--max-error must be between 0 and 1")
+        raise ConfigError(f"--max-error: expected a number above 0 and below 1, got {max_error:g}")
     console = Console(soft_wrap=True)
     try:
         data = read_rows(rows)
-        sentences = Sentences.from_name(encoder)
-        console.print(f"{len(data.rows)} rows of {rows}; a minute or two for each ten thousand")
-        calibration = fit(data, sentences.embed, sentences.name, seed)
+        with progress(f"loading {encoder}"):
+            sentences = Sentences.from_name(encoder)
+        console.print(
+            f"{len(data.rows)} rows of {rows}; calibration takes one or two minutes per 10,000 rows"
+        )
+        with progress(f"calibrating on {rows}"):
+            calibration = fit(data, sentences.embed, sentences.name, seed)
     except (BadRows, ModelError, Unsupported) as error:
         raise ConfigError(str(error)) from error
     for bound in sorted({max_error, *_SHOWN}):
         console.print(_told(calibration, bound))
     console.print(_curve(calibration, max_error))
     if plot is not None:
-        try:
-            plot_calibration(calibration, [max_error], CONFIDENCE, plot, f"{rows.name}, {sentences.name}")
-        except NoPlots as error:
-            raise ConfigError(str(error)) from error
-        except (OSError, ValueError) as error:  # ValueError: a kind of picture that matplotlib does not draw
-            raise ConfigError(f"--plot {plot}: {error}") from error
+        _plot(calibration, max_error, plot, f"{rows.name}, {sentences.name}")
     try:
         calibration.rules(max_error, CONFIDENCE)
     except Unsupported as error:
-        raise ConfigError(f"nothing written: {error}") from error
+        raise ConfigError(f"no calibration was written: {error}") from error
     with writing("--output", output):
         output.write_text(calibration.to_text(), encoding="utf-8")
-    console.print(f"wrote {output}: headrace serve --semantic-cache serve --semantic-calibration {output}")
+    console.print(
+        f"written: {output}; next: headrace serve --semantic-cache serve --semantic-calibration {output}"
+    )
+
+
+def _plot(calibration: Calibration, max_error: float, path: Path, title: str) -> None:
+    """Writes the plot.
+
+    Raises:
+        ConfigError: matplotlib is missing, or the file cannot be written.
+    """
+    from headrace.cli.output import writing
+    from headrace.config import ConfigError
+    from headrace.core.cache.semantic.bounds import CONFIDENCE
+    from headrace.lab.bench.plot import NoPlots
+    from headrace.lab.semantic.plot import plot_calibration
+
+    try:
+        with writing("--plot", path):
+            plot_calibration(calibration, [max_error], CONFIDENCE, path, title)
+    except NoPlots as error:
+        raise ConfigError(str(error)) from error
+    except ConfigError:
+        raise
+    except ValueError as error:  # a format that matplotlib does not write
+        raise ConfigError(f"--plot {path}: {error}") from error
 
 
 def _told(calibration: Calibration, max_error: float) -> str:
-    """What can be promised, by size of the cache."""
+    """The certified error bounds, by size of the cache."""
     from headrace.core.cache.semantic.bounds import CONFIDENCE, Certificate
 
-    lines = [f"at most {max_error:.3g} of the served answers wrong, {CONFIDENCE:.0%} confidence:"]
+    lines = [f"error bound {max_error:.3g} of the served responses, {CONFIDENCE:.0%} confidence:"]
     found = calibration.certificates(max_error, CONFIDENCE)
     for stratum, each in zip(calibration.strata, found, strict=True):
-        verdict = f"not proved: {each}"
+        verdict = f"not certified: {each}"
         if isinstance(each, Certificate):
             _, served, wrong = each.tally
             share = served / stratum.held_rows

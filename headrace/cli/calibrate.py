@@ -1,4 +1,4 @@
-"""``headrace bench calibrate``: measures this machine once, so that a simulation of it is right."""
+"""``headrace bench calibrate``: measures this machine, so that simulations of it are accurate."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ import typer
 from headrace.cli.bench_targets import make_server_target
 from headrace.cli.connection import open_client
 from headrace.cli.options import with_options
-from headrace.cli.output import writing
+from headrace.cli.output import writing, written
+from headrace.cli.progress import progress
 from headrace.config import CacheOptions, ConfigError, ModelOptions, Options, SchedulerOptions
 
 if TYPE_CHECKING:
@@ -21,25 +22,31 @@ if TYPE_CHECKING:
 
 
 EACH_TOKEN = '{"return_token_ids": true}'
-"""Added to bodies, so that a token is seen when it comes, though it may show no text."""
+"""Added to requests, so that the time of a token is known even if it decodes to no text."""
 
 
 @with_options(ModelOptions, CacheOptions, SchedulerOptions)
 def calibrate(
     given: Options,
     base_url: Annotated[
-        str, typer.Option(help="A server with the same model and options: what HTTP adds is measured too.")
+        str,
+        typer.Option(
+            metavar="URL",
+            help="Running server with the same model and options; its HTTP overhead is measured too (default: none).",
+        ),
     ] = "",
-    api_key: Annotated[str, typer.Option(help="Sent as bearer token.")] = "",
-    workload_seed: Annotated[int, typer.Option(help="What the batches are drawn from.")] = 0,
-    output: Annotated[Path, typer.Option(help="JSON file.")] = Path("calibration.json"),
+    api_key: Annotated[str, typer.Option(help="API key of that server (default: none).")] = "",
+    workload_seed: Annotated[int, typer.Option(help="Seed of the measured requests.")] = 0,
+    output: Annotated[Path, typer.Option(metavar="FILE", help="JSON file of the calibration.")] = Path(
+        "calibration.json"
+    ),
 ) -> None:
-    """Time the steps of this machine, for `headrace simulate --calibration`."""
+    """Measure the steps of this machine for headrace simulate --calibration."""
     calibration = measure(given, base_url, api_key, workload_seed)
     typer.echo(describe(calibration))
     with writing("--output", output):
         calibration.write(output)
-    typer.echo(f"written: {output}")
+    written(output)
 
 
 def measure(given: Options, base_url: str = "", api_key: str = "", seed: int = 0) -> Calibration:
@@ -55,23 +62,22 @@ def measure(given: Options, base_url: str = "", api_key: str = "", seed: int = 0
     from headrace.lab.simulate.measure import FrontSeconds, groups, measure_steps
     from headrace.lab.simulate.recorder import StepRecorder
 
-    loaded = load(given)
-    warm_up(loaded)
+    with progress(f"loading {given.model.model}"):
+        loaded = load(given)
+        warm_up(loaded)
     engine = loaded.engine
     engine.runner = recorder = StepRecorder(loaded.runner)
     length = loaded.ledger.max_model_len
     try:
-        steps = measure_steps(
-            engine,
-            recorder,
-            groups(given.scheduler.max_num_seqs, length, seed),
-            engine.reset_prefix_cache,
-        )
+        work = list(groups(given.scheduler.max_num_seqs, length, seed))
+        with progress("measuring steps", len(work)) as meter:
+            steps = measure_steps(engine, recorder, meter.count(work), engine.reset_prefix_cache)
         found = fit(steps)
         engine.runner = loaded.runner
         front = FrontSeconds(0.0, 0.0, 0.0, 0.0)
         if base_url:
-            front = _front(engine, base_url, api_key, given.scheduler.max_num_seqs, length)
+            with progress(f"measuring the HTTP overhead of {base_url}"):
+                front = _front(engine, base_url, api_key, given.scheduler.max_num_seqs, length)
     except BadCalibration as error:
         raise ConfigError(str(error)) from None
     finally:
@@ -98,7 +104,7 @@ def measure(given: Options, base_url: str = "", api_key: str = "", seed: int = 0
 
 
 def _front(engine: Engine, base_url: str, api_key: str, streams: int, max_model_len: int) -> FrontSeconds:
-    """What a running server's HTTP side adds to this engine.
+    """The overhead of a running server's HTTP side, compared with this engine.
 
     Raises:
         ConfigError: no server answers there, or it fails a request.
@@ -125,12 +131,12 @@ def _front(engine: Engine, base_url: str, api_key: str, streams: int, max_model_
 
 
 def _token_ids(prompt: Prompt) -> tuple[int, ...]:
-    """A prompt that is token ids already, as those for measuring are."""
+    """The token ids of a prompt; those for measuring have no text."""
     return prompt  # type: ignore[return-value]
 
 
 def describe(calibration: Calibration) -> str:
-    """A calibration in a few lines; microseconds."""
+    """A calibration in a few lines, in microseconds."""
     from headrace.lab.simulate.calibration import BENDS
 
     c = calibration

@@ -1,4 +1,4 @@
-"""``headrace chat``: talk to a running server from the terminal."""
+"""``headrace chat``: a conversation with a running server in the terminal."""
 
 from __future__ import annotations
 
@@ -24,23 +24,31 @@ if TYPE_CHECKING:
     import httpx
     from rich.console import Console
 
-HELP = """/clear  forget the conversation
-/help   show this
-/exit   leave (so does Ctrl-D)
-Ctrl-C stops an answer."""
+HELP = """/clear  start a new conversation
+/help   show this list
+/exit   leave (also Ctrl-D)
+Ctrl-C stops the response."""
 
 
 def chat(
-    url: Annotated[str, typer.Option(help="the server")] = DEFAULT_URL,
-    model: Annotated[str | None, typer.Option(help="default: the first that the server offers")] = None,
-    system: Annotated[str | None, typer.Option(help="system prompt")] = None,
-    temperature: Annotated[float | None, typer.Option(help="0 is greedy; default: the server's")] = None,
-    top_p: Annotated[float | None, typer.Option(help="nucleus sampling; default: the server's")] = None,
-    max_tokens: Annotated[int | None, typer.Option(help="longest answer")] = None,
-    seed: Annotated[int | None, typer.Option(help="same seed, same answers")] = None,
-    api_key: Annotated[str | None, typer.Option(help="if the server asks for one")] = None,
+    url: Annotated[str, typer.Option(help="Address of the server.")] = DEFAULT_URL,
+    model: Annotated[str | None, typer.Option(help="Model name (default: the server's first model).")] = None,
+    system: Annotated[str | None, typer.Option(help="System prompt (default: none).")] = None,
+    temperature: Annotated[
+        float | None, typer.Option(help="Sampling temperature; 0 is greedy (default: the server's).")
+    ] = None,
+    top_p: Annotated[
+        float | None, typer.Option(help="Nucleus sampling probability, 0 to 1 (default: the server's).")
+    ] = None,
+    max_tokens: Annotated[
+        int | None, typer.Option(help="Maximum number of tokens per response (default: the server's).")
+    ] = None,
+    seed: Annotated[
+        int | None, typer.Option(help="Seed of sampling; equal seeds give equal responses (default: random).")
+    ] = None,
+    api_key: Annotated[str | None, typer.Option(help="API key of the server (default: none).")] = None,
 ) -> None:
-    """Chat with a running server. With input from a pipe, each line is one turn."""
+    """Chat with a running server. If input comes from a pipe, each line is one turn."""
     from rich.console import Console
 
     console, errors = Console(), Console(stderr=True)
@@ -51,7 +59,7 @@ def chat(
             name = model or served_model(client)
             conversation = Conversation(client, {"model": name, **given}, system)
             if sys.stdin.isatty():
-                welcome = f"Chatting with {name} at {url}. /help shows what else there is."
+                welcome = f"Chatting with {name} at {url}. /help lists the commands."
                 console.print(welcome, style="dim", markup=False, highlight=False)
                 failed = _run(conversation, _ask(console), console, errors)
             else:
@@ -64,11 +72,11 @@ def chat(
 
 
 class Conversation:
-    """The turns so far, and how to ask for the next answer.
+    """The turns so far, and the request for the next response.
 
     Args:
         client: of the server.
-        settings: fields of every request beside the messages.
+        settings: fields of every request other than the messages.
         system: the system prompt, which `clear` keeps.
     """
 
@@ -76,20 +84,20 @@ class Conversation:
         self._client = client
         self._settings = settings
         self._beginning = [{"role": "system", "content": system}] if system else []
-        self.tokens = 0  # of the last answer
+        self.tokens = 0  # of the last response
         self.clear()
 
     def clear(self) -> None:
-        """Forget all turns."""
+        """Remove all turns."""
         self.messages: list[dict[str, str]] = list(self._beginning)
 
     def say(self, text: str) -> Generator[str]:
-        """The answer to ``text``, piece by piece; a stopped answer stays as far as it went.
+        """The response to ``text``, piece by piece; a stopped response is kept up to where it stopped.
 
-        A turn without any answer is taken back, so that the user may try another.
+        A turn without any response is removed, so that the user can try again.
 
         Raises:
-            ServerError: the server refused, or broke off.
+            ServerError: the server rejected the request, or broke the stream off.
         """
         self.messages.append({"role": "user", "content": text})
         pieces: list[str] = []
@@ -111,7 +119,7 @@ class Conversation:
 
 
 def _ask(console: Console) -> Iterator[str]:
-    """The user's lines; Ctrl-C at the prompt begins a new one, Ctrl-D ends."""
+    """The user's lines; Ctrl-C at the prompt starts a new line, Ctrl-D ends the chat."""
     with suppress(ImportError):
         import readline  # noqa: F401 (gives the prompt line editing and history)
     while True:
@@ -124,7 +132,7 @@ def _ask(console: Console) -> Iterator[str]:
 
 
 def _run(conversation: Conversation, lines: Iterator[str], console: Console, errors: Console) -> bool:
-    """Take turns until the lines end; whether any turn failed."""
+    """Run turns until the lines end; returns whether any turn failed."""
     failed = False
     for line in lines:
         text = line.strip()
@@ -135,7 +143,7 @@ def _run(conversation: Conversation, lines: Iterator[str], console: Console, err
         elif text == "/help":
             console.print(HELP, markup=False, highlight=False)
         elif text.startswith("/"):
-            errors.print(f"there is no command {text.split()[0]}; /help shows those there are", markup=False)
+            errors.print(f"there is no command {text.split()[0]}; /help lists the commands", markup=False)
         elif text:
             try:
                 _turn(conversation, text, console)
@@ -149,7 +157,7 @@ def _turn(conversation: Conversation, text: str, console: Console) -> None:
     began = time.monotonic()
     answer = conversation.say(text)
     try:
-        with console.status(""):  # shows nothing where output is no terminal
+        with console.status(""):  # shows nothing if output is no terminal
             first = next(answer, "")
         for piece in chain((first,), answer):
             sys.stdout.write(printable(piece))

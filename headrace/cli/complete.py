@@ -1,4 +1,4 @@
-"""``headrace complete``: have a running server go on with a text."""
+"""``headrace complete``: a text completion from a running server."""
 
 from __future__ import annotations
 
@@ -18,18 +18,28 @@ from headrace.cli.connection import (
 
 
 def complete(
-    prompt: Annotated[str, typer.Argument(help="the text to go on with; - reads it from standard input")],
-    url: Annotated[str, typer.Option(help="the server")] = DEFAULT_URL,
-    model: Annotated[str | None, typer.Option(help="default: the first that the server offers")] = None,
-    max_tokens: Annotated[int, typer.Option(help="longest completion")] = 128,
-    temperature: Annotated[float | None, typer.Option(help="0 is greedy; default: the server's")] = None,
-    top_p: Annotated[float | None, typer.Option(help="nucleus sampling; default: the server's")] = None,
-    seed: Annotated[int | None, typer.Option(help="same seed, same text")] = None,
-    stop: Annotated[list[str] | None, typer.Option(help="end before this text; may be repeated")] = None,
-    echo: Annotated[bool, typer.Option("--echo", help="write the prompt first")] = False,
-    api_key: Annotated[str | None, typer.Option(help="if the server asks for one")] = None,
+    prompt: Annotated[
+        str, typer.Argument(metavar="PROMPT", help="Text to complete; - reads it from standard input.")
+    ],
+    url: Annotated[str, typer.Option(help="Address of the server.")] = DEFAULT_URL,
+    model: Annotated[str | None, typer.Option(help="Model name (default: the server's first model).")] = None,
+    max_tokens: Annotated[int, typer.Option(help="Maximum number of tokens.")] = 128,
+    temperature: Annotated[
+        float | None, typer.Option(help="Sampling temperature; 0 is greedy (default: the server's).")
+    ] = None,
+    top_p: Annotated[
+        float | None, typer.Option(help="Nucleus sampling probability, 0 to 1 (default: the server's).")
+    ] = None,
+    seed: Annotated[
+        int | None, typer.Option(help="Seed of sampling; equal seeds give equal texts (default: random).")
+    ] = None,
+    stop: Annotated[
+        list[str] | None, typer.Option(help="Text at which the completion ends. Repeatable (default: none).")
+    ] = None,
+    echo: Annotated[bool, typer.Option("--echo", help="Print the prompt before the completion.")] = False,
+    api_key: Annotated[str | None, typer.Option(help="API key of the server (default: none).")] = None,
 ) -> None:
-    """Write the completion of a text to standard output as it is made."""
+    """Print the completion of a text as it is generated."""
     text = sys.stdin.read() if prompt == "-" else prompt
     settings = {"temperature": temperature, "top_p": top_p, "seed": seed, "stop": stop or None}
     given = {name: value for name, value in settings.items() if value is not None}
@@ -43,7 +53,7 @@ def complete(
                 for choice in chunk.get("choices", ()):
                     sys.stdout.write(printable(choice["text"]))
                     sys.stdout.flush()
-    except (ServerError, UnicodeEncodeError) as error:  # the latter: an echo of what is no text
+    except (ServerError, UnicodeEncodeError) as error:  # the latter: an echo of invalid text
         print(f"headrace: {error}", file=sys.stderr)
         raise typer.Exit(1) from None
     except KeyboardInterrupt:

@@ -1,11 +1,12 @@
-"""What the commands that talk to a running server share: finding it, streaming from it, saying what is wrong.
+"""Requests of commands to a running server: connect, call, stream, and plain errors.
 
-httpx is imported where it is used, so that ``--help`` does not wait for it.
+httpx is imported on first use, so that ``--help`` does not wait for it.
 """
 
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
@@ -18,21 +19,21 @@ CONNECT_SECONDS = 5.0
 
 
 class ServerError(Exception):
-    """The server cannot be reached, or refused a request; the message is for the user."""
+    """The server cannot be reached, or rejected a request; the message is for the user."""
 
 
 def open_client(url: str, api_key: str | None = None) -> httpx.Client:
-    """A client for the server at ``url``. It waits for answers as long as they take.
+    """A client for the server at ``url``, without a time limit for responses.
 
     Raises:
-        ServerError: that is no URL, or no key that a header could carry.
+        ServerError: the URL is not valid, or the key cannot be sent in a header.
     """
     import httpx
 
     if not url.startswith(("http://", "https://")):
-        raise ServerError(f"{url} is no address of a server: it begins with http:// or https://")
+        raise ServerError(f"--url {url}: expected an address that begins with http:// or https://")
     if api_key and not (api_key.isascii() and api_key.isprintable()):
-        raise ServerError("--api-key: a key is printable ASCII")
+        raise ServerError("--api-key: expected printable ASCII characters")
     try:
         return httpx.Client(
             base_url=server_root(url),
@@ -41,11 +42,13 @@ def open_client(url: str, api_key: str | None = None) -> httpx.Client:
             trust_env=uses_proxies(url),
         )
     except (httpx.InvalidURL, ValueError) as error:
-        raise ServerError(f"{url} is no address of a server: {error}") from error
+        raise ServerError(
+            f"--url {url}: expected an address such as http://127.0.0.1:8000 ({error})"
+        ) from error
 
 
 def server_root(url: str) -> str:
-    """The address without the ``/v1`` that OpenAI clients put behind it."""
+    """The address without the ``/v1`` that OpenAI clients append."""
     return url.rstrip("/").removesuffix("/v1")
 
 
@@ -55,7 +58,7 @@ def authorization(api_key: str | None) -> dict[str, str]:
 
 
 def uses_proxies(url: str) -> bool:
-    """Whether the environment's proxies apply: never on the way to this machine itself."""
+    """Whether the environment's proxies apply: not for this machine itself."""
     return urlsplit(url).hostname not in ("127.0.0.1", "localhost", "::1")
 
 
@@ -63,7 +66,7 @@ def served_model(client: httpx.Client) -> str:
     """The first model that the server offers.
 
     Raises:
-        ServerError: there is no server, or it says no.
+        ServerError: there is no server, or it rejects the request.
     """
     import httpx
 
@@ -76,14 +79,14 @@ def served_model(client: httpx.Client) -> str:
     try:
         return str(response.json()["data"][0]["id"])
     except (ValueError, KeyError, IndexError, TypeError) as error:
-        raise ServerError(f"what answers at {client.base_url} is no OpenAI-compatible server") from error
+        raise ServerError(f"the server at {client.base_url} is not compatible with OpenAI's API") from error
 
 
 def call(client: httpx.Client, method: str, path: str, body: dict[str, Any] | None = None) -> dict[str, Any]:
-    """What the server answers to one request, as an object.
+    """The server's response to one request, as an object.
 
     Raises:
-        ServerError: it refuses, or is gone.
+        ServerError: it rejects the request, or cannot be reached.
     """
     import httpx
 
@@ -98,15 +101,15 @@ def call(client: httpx.Client, method: str, path: str, body: dict[str, Any] | No
     except ValueError:
         answer = None
     if not isinstance(answer, dict):
-        raise ServerError(f"what answers at {client.base_url} is no Headrace server")
+        raise ServerError(f"the server at {client.base_url} is not a Headrace server")
     return answer
 
 
 def stream(client: httpx.Client, path: str, body: dict[str, Any]) -> Iterator[dict[str, Any]]:
-    """The chunks of a streamed answer, as they arrive.
+    """The chunks of a streamed response, as they arrive.
 
     Raises:
-        ServerError: the server refuses, breaks off, or is gone.
+        ServerError: the server rejects the request, breaks the stream off, or cannot be reached.
     """
     import httpx
 
@@ -124,34 +127,40 @@ def stream(client: httpx.Client, path: str, body: dict[str, Any]) -> Iterator[di
                 try:
                     chunk = json.loads(data)
                 except ValueError as error:
-                    raise ServerError(f"the server sent what is no JSON: {data[:100]}") from error
+                    raise ServerError(f"the server sent invalid JSON: {data[:100]}") from error
                 if "error" in chunk:
                     raise ServerError(_error_text(chunk["error"]))
                 yield chunk
-    except UnicodeEncodeError as error:  # bytes of a terminal or a pipe that were no UTF-8
-        raise ServerError(f"what is to be sent is no text: {error}") from error
+    except UnicodeEncodeError as error:  # bytes of a terminal or a pipe that are not UTF-8
+        raise ServerError(f"the input is not valid text: {error}") from error
     except httpx.ConnectError as error:
         raise ServerError(no_server(client.base_url, error)) from error
     except httpx.TransportError as error:
-        raise ServerError(f"the connection broke: {error}") from error
+        raise ServerError(f"the connection to the server broke: {plain(error)}") from error
 
 
 def no_server(url: httpx.URL | str, error: Exception) -> str:
-    """How to get a server where none answers."""
+    """How to start or name a server if none answers."""
     return (
-        f"no server answers at {url} ({error}).\n"
+        f"no server answers at {url} ({plain(error)}).\n"
         "Start one in another terminal with:  headrace serve\n"
         "or name another with:  --url http://HOST:PORT"
     )
 
 
+def plain(error: Exception) -> str:
+    """A network error in plain words, without the operating system's number."""
+    text = re.sub(r"\[Errno -?\d+\] ?", "", str(error)) or type(error).__name__
+    return text[0].lower() + text[1:]
+
+
 def printable(text: str) -> str:
-    """Text without control characters, so that an answer cannot steer the terminal."""
+    """Text without control characters, which could change the terminal."""
     return "".join(char for char in text if char.isprintable() or char in "\n\t" or ord(char) > 0x9F)
 
 
 def _error_text(error: Any) -> str:
-    """An error's message; some servers send an object, as OpenAI does, others the text alone."""
+    """An error's message; some servers send an object, as OpenAI does, others only the text."""
     return str(error.get("message", error) if isinstance(error, dict) else error)
 
 

@@ -3,43 +3,48 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
+import itertools
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import MISSING, Field, fields
-from functools import cache
 from pathlib import Path
-from types import UnionType
-from typing import Annotated, Any, Union, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
 
 import typer
 from pydantic.fields import FieldInfo
 
-from headrace.config import options
+from headrace.config import PARTS, TITLES, ConfigError, Options, options
+from headrace.config.errors import suggestion
+from headrace.config.quantities import parse_duration
+from headrace.config.validation import plain_type, show_value, unit_of
+
+_TITLES = {kind: TITLES[part] for part, kind in PARTS.items()}
+_METAVARS: dict[Any, str] = {int: "INTEGER", float: "NUMBER", str: "TEXT"}
+_UNIT_METAVARS = {"bytes": "SIZE", "seconds": "DURATION"}
+
+CONFIG = Annotated[Path | None, typer.Option("--config", help="YAML file of options.", show_default=False)]
 
 
-def with_options(*parts: type) -> Callable[[Callable[..., None]], Callable[..., None]]:
+def with_options(
+    *parts: type, several: Collection[str] = ()
+) -> Callable[[Callable[..., None]], Callable[..., None]]:
     """Give a command the flags of ``parts`` and ``--config``; it receives them merged as ``given: Options``.
 
-    The command's own parameters keep their places. ``model`` becomes an argument; all others are flags.
+    The command's own parameters keep their places. ``model`` becomes an argument; all others are flags. Flags named in
+    ``several`` may be repeated, and the command then receives ``given: Sequence[Options]``, one for each combination.
     """
 
     def decorate(command: Callable[..., None]) -> Callable[..., None]:
         own = inspect.signature(command, eval_str=True).parameters
-        flags = [each for kind in parts for each in _parameters(kind)]
-        config = inspect.Parameter(
-            "config",
-            inspect.Parameter.KEYWORD_ONLY,
-            default=None,
-            annotation=Annotated[
-                Path | None, typer.Option("--config", help="YAML file of options", rich_help_panel="Options")
-            ],
-        )
+        flags = [_flag(each, kind, each.name in several) for kind in parts for each in fields(kind)]
+        config = inspect.Parameter("config", inspect.Parameter.KEYWORD_ONLY, default=None, annotation=CONFIG)
 
         def run(**values: Any) -> None:
             rest = {name: values[name] for name in own if name != "given"}
             given = {
                 flag.name: values[flag.name] for flag in flags if values[flag.name] not in (None, [], ())
             }
-            command(given=options(given, values["config"]), **rest)
+            merged = _combinations(given, several, values["config"])
+            command(given=merged if several else merged[0], **rest)
 
         kept = [p.replace(kind=inspect.Parameter.KEYWORD_ONLY) for name, p in own.items() if name != "given"]
         signature = inspect.Signature([*flags, *kept, config])
@@ -51,39 +56,85 @@ def with_options(*parts: type) -> Callable[[Callable[..., None]], Callable[..., 
     return decorate
 
 
-@cache
-def _parameters(part: type) -> list[inspect.Parameter]:
-    """The flags of one part, made once for all commands that take it."""
-    hints = get_type_hints(part, include_extras=True)
-    return [_parameter(each, part, hints[each.name]) for each in fields(part)]
+def _combinations(given: Mapping[str, Any], several: Collection[str], file: Path | None) -> Sequence[Options]:
+    repeated = {name: given[name] for name in several if name in given}
+    return [
+        options({**given, **dict(zip(repeated, values, strict=True))}, file)
+        for values in itertools.product(*repeated.values())
+    ]
 
 
-def _parameter(each: Field[Any], part: type, hint: Any) -> inspect.Parameter:
-    kind, info = get_args(hint)
+def _flag(each: Field[Any], part: type, repeatable: bool) -> inspect.Parameter:
+    kind, info = get_args(_hint(part, each.name))
     assert isinstance(info, FieldInfo)
-    default = each.default if each.default is not MISSING else None
-    shown = "" if default in (None, ()) else f" (default: {default})"
-    help_text = f"{info.description}{shown}"
-    panel = part.__name__.removesuffix("Options") + " options"
-    if each.name == "model":
-        mark: Any = typer.Argument(help=help_text, show_default=False)
-    else:
-        flag = "--" + each.name.replace("_", "-")
-        if kind is bool:
-            flag = f"{flag}/--no-{flag[2:]}"
-        mark = typer.Option(flag, help=help_text, rich_help_panel=panel, show_default=False)
+    text = info.description or ""
+    if repeatable:
+        text = text.rstrip(".") + ". Repeatable: the results are compared."
+    if each.default is not MISSING and each.default not in (None, ()):
+        text = f"{text.rstrip('.')} (default: {_shown(info, each.default)})."
     return inspect.Parameter(
         each.name,
         inspect.Parameter.KEYWORD_ONLY,
         default=None,
-        annotation=Annotated[_optional(kind), mark],
+        annotation=Annotated[
+            _parsed_type(plain_type(kind), repeatable), _mark(each.name, part, kind, info, text)
+        ],
     )
 
 
-def _optional(kind: Any) -> Any:
-    """The type that typer parses: a list for a tuple, None when not given."""
-    if get_origin(kind) is tuple:
+def _mark(name: str, part: type, kind: Any, info: FieldInfo, text: str) -> Any:
+    """typer's description of a parameter."""
+    if name == "model":
+        return typer.Argument(help=text, show_default=False, metavar="MODEL")
+    flag = "--" + name.replace("_", "-")
+    panel = _TITLES[part]
+    if plain_type(kind) is bool:
+        return typer.Option(f"{flag}/--no-{flag[2:]}", help=text, rich_help_panel=panel, show_default=False)
+    metavar = _metavar(plain_type(kind), unit_of(info))
+    return typer.Option(flag, help=text, rich_help_panel=panel, show_default=False, metavar=metavar)
+
+
+def _metavar(kind: Any, unit: str) -> str:
+    if get_origin(kind) is Literal:
+        return f"[{'|'.join(map(str, get_args(kind)))}]"
+    return _UNIT_METAVARS.get(unit) or _METAVARS.get(kind, "TEXT")
+
+
+def _hint(part: type, name: str) -> Any:
+    return get_type_hints(part, include_extras=True)[name]
+
+
+def _shown(info: FieldInfo, value: Any) -> str:
+    if isinstance(value, bool):
+        return "on" if value else "off"
+    return show_value(info, value)
+
+
+def _parsed_type(kind: Any, repeatable: bool) -> Any:
+    """The type that typer parses. All but switches stay text: the configuration checks them and reads their units."""
+    if get_origin(kind) is tuple or repeatable:
         return list[str] | None
-    if get_origin(kind) in (Union, UnionType):
-        return kind
-    return kind | None
+    return bool | None if kind is bool else str | None
+
+
+def duration(value: object) -> float:
+    """Seconds of a flag of a command's own, such as ``500ms``, ``30s`` or a plain number.
+
+    Raises:
+        typer.BadParameter: the text is no duration.
+    """
+    try:
+        return parse_duration(str(value))
+    except ValueError as error:
+        raise typer.BadParameter(str(error)) from None
+
+
+def one_of(flag: str, value: str, known: Collection[str]) -> str:
+    """A value of a flag that has few choices.
+
+    Raises:
+        ConfigError: it is none of them.
+    """
+    if value not in known:
+        raise ConfigError(f"{flag} {value}: expected one of {', '.join(known)}{suggestion(value, known)}")
+    return value

@@ -1,14 +1,17 @@
-"""``headrace plan``: what a device can do for a model, and the cheapest fleet that keeps a promise."""
+"""``headrace plan``: what a device can do for a model, and the cheapest fleet that meets latency targets."""
 
 from __future__ import annotations
 
 import dataclasses
 import json
-from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import typer
 
+from headrace.cli import simulation_flags as flags
+from headrace.cli.options import duration, one_of
+from headrace.cli.output import show
+from headrace.cli.progress import Meter, progress
 from headrace.config import ConfigError
 
 if TYPE_CHECKING:
@@ -21,72 +24,85 @@ if TYPE_CHECKING:
     from headrace.lab.plan.shapes import ModelShape
     from headrace.lab.workload.call import Call
 
-WORKLOAD = "Workload options"
-PROMISE = "Promise options"
-MODEL = "Model options"
+Devices = Annotated[
+    list[str] | None,
+    typer.Option(help=f"Device to consider: {flags.DEVICES}. Repeatable (default: all)."),
+]
+Prices = Annotated[
+    list[str] | None,
+    typer.Option(
+        metavar="DEVICE=DOLLARS",
+        help="Price of an hour of a device, for example H100-SXM=2.50. Repeatable (default: a typical list price).",
+    ),
+]
+Context = Annotated[
+    int,
+    typer.Option(
+        min=1, help="Tokens per prompt and context in the table of devices.", rich_help_panel=flags.MACHINE
+    ),
+]
+SloTtft = Annotated[
+    float,
+    typer.Option(
+        parser=duration,
+        metavar="DURATION",
+        help="TTFT target.",
+        rich_help_panel=flags.SLO,
+    ),
+]
+SloTpot = Annotated[
+    float,
+    typer.Option(
+        parser=duration,
+        metavar="DURATION",
+        help="TPOT target: time per token after the first.",
+        rich_help_panel=flags.SLO,
+    ),
+]
+Attainment = Annotated[
+    float,
+    typer.Option(
+        min=0, max=1, help="Share of requests that must meet both targets, 0 to 1.", rich_help_panel=flags.SLO
+    ),
+]
+MaxDevices = Annotated[
+    int, typer.Option(min=1, help="Maximum number of devices of a fleet.", rich_help_panel=flags.MACHINE)
+]
+
+
+class Wanted(NamedTuple):
+    """What a fleet is searched for."""
+
+    calls: Sequence[Call]
+    slo: Slo
+    routing: str
+    max_devices: int
+    seed: int
 
 
 def plan(
-    model: Annotated[
-        str, typer.Argument(help="A known shape, or a folder or hub name with a config.json.")
-    ] = "llama-3.1-8b",
-    device: Annotated[
-        list[str] | None,
-        typer.Option(help="A100-80G, H100-SXM, H200, MI300X or cpu; repeatable [default: all]."),
-    ] = None,
-    price: Annotated[
-        list[str] | None,
-        typer.Option(metavar="DEVICE=DOLLARS", help="What an hour of a device costs you; repeatable."),
-    ] = None,
-    weights: Annotated[str, typer.Option(help="bfloat16, int8 or int4.", rich_help_panel=MODEL)] = "bfloat16",
-    kv: Annotated[
-        str, typer.Option(help="Keys and values: bfloat16 or int8.", rich_help_panel=MODEL)
-    ] = "bfloat16",
-    context: Annotated[
-        int, typer.Option(min=1, help="Tokens of the prompts and contexts shown.", rich_help_panel=MODEL)
-    ] = 1024,
-    trace: Annotated[
-        Path | None,
-        typer.Option(help="CSV or JSON lines; the header says which trace.", rich_help_panel=WORKLOAD),
-    ] = None,
-    workload: Annotated[
-        list[str] | None,
-        typer.Option(
-            help="A tenant instead of a trace: rate=R,prompt=LENGTHS,answer=LENGTHS,… as for simulate.",
-            rich_help_panel=WORKLOAD,
-        ),
-    ] = None,
-    requests: Annotated[
-        int | None,
-        typer.Option(
-            min=1, help="So many [default: all of a trace, 1,000 of a workload].", rich_help_panel=WORKLOAD
-        ),
-    ] = None,
-    speedup: Annotated[float, typer.Option(help="So many times the load.", rich_help_panel=WORKLOAD)] = 1.0,
-    seed: Annotated[int, typer.Option(help="Of all that is drawn.", rich_help_panel=WORKLOAD)] = 0,
-    slo_ttft: Annotated[
-        float, typer.Option(min=0, help="Seconds to the first token.", rich_help_panel=PROMISE)
-    ] = 2.0,
-    slo_tpot: Annotated[
-        float, typer.Option(min=0, help="Seconds per further token.", rich_help_panel=PROMISE)
-    ] = 0.1,
-    attainment: Annotated[
-        float,
-        typer.Option(min=0, max=1, help="Share of requests that get both.", rich_help_panel=PROMISE),
-    ] = 0.95,
-    routing: Annotated[
-        str, typer.Option(help="least-loaded, round-robin or prefix-affinity.", rich_help_panel=PROMISE)
-    ] = "least-loaded",
-    max_devices: Annotated[
-        int, typer.Option(min=1, help="Devices of a fleet at most.", rich_help_panel=PROMISE)
-    ] = 64,
+    model: flags.Shape = "llama-3.1-8b",
+    device: Devices = None,
+    price: Prices = None,
+    weights: flags.Weights = "bfloat16",
+    kv: flags.Kv = "bfloat16",
+    context: Context = 1024,
+    trace: flags.Trace = None,
+    workload: flags.Workload = None,
+    requests: flags.Requests = None,
+    speedup: flags.Speedup = 1.0,
+    seed: flags.Seed = 0,
+    slo_ttft: SloTtft = 2.0,
+    slo_tpot: SloTpot = 0.1,
+    attainment: Attainment = 0.95,
+    routing: flags.Routing = "least-loaded",
+    max_devices: MaxDevices = 64,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")] = False,
 ) -> None:
-    """What devices can do for a model, and, for a workload, the cheapest fleet that keeps a promise.
+    """Show what devices can do for a model, and find the cheapest fleet that meets latency targets under a workload.
 
-    Without a workload: memory, decoding, prefill and prices of one replica on each device, from rooflines. With
-    --trace or --workload the fleets that arithmetic allows are simulated, the cheapest first, with the engine's
-    own scheduler.
+    Without a workload it prints memory, decoding, prefill and prices of one replica on each device, from rooflines.
+    With --trace or --workload it also simulates fleets with the engine's own scheduler, cheapest first.
     """
     from headrace.build.simulation import shape_of
     from headrace.cli.simulate import read_calls
@@ -95,7 +111,7 @@ def plan(
 
     shape, precision, devices = shape_of(model), _precision(weights, kv), _devices(device, price or [])
     sheets = [_sheet(shape, each, precision, context) for each in devices]
-    told: dict[str, Any] = {
+    document: dict[str, Any] = {
         "model": dataclasses.asdict(shape) | {"num_parameters": shape.num_parameters},
         "devices": [dataclasses.asdict(each) for each in devices],
         "sheets": [dataclasses.asdict(each) for each in sheets],
@@ -104,26 +120,28 @@ def plan(
     if trace is not None or workload:
         calls = list(read_calls(trace, workload or [], requests, speedup, seed))
         slo = Slo(slo_ttft, slo_tpot, attainment)
-        wanted, verdict = _search(shape, devices, precision, calls, slo, routing, max_devices, seed)
-        told |= {
-            "demand": _without_prompts(wanted),
+        found = _search(shape, devices, precision, Wanted(calls, slo, routing, max_devices, seed))
+        demand, verdict = found
+        document |= {
+            "demand": _without_prompts(demand),
             "slo": dataclasses.asdict(slo),
-            "verdict": _told(verdict),
+            "verdict": _verdict(verdict),
         }
-        lines += [*demand_lines(wanted, slo)]
+        lines += [*demand_lines(demand, slo)]
         if verdict.tried:
             lines += [trials_table(verdict)]
-        lines += verdict_lines(verdict, wanted)
-    _print(told, lines, as_json)
+        lines += verdict_lines(verdict, demand)
+    if as_json:
+        print(json.dumps(document, indent=1))
+    else:
+        show(*lines)
 
 
 def _precision(weights: str, kv: str) -> Precision:
     from headrace.lab.plan.roofline import KV_BYTES, WEIGHTS
 
-    for flag, value, known in (("--weights", weights, WEIGHTS), ("--kv", kv, KV_BYTES)):
-        if value not in known:
-            raise ConfigError(f"{flag} {value}: expected one of {', '.join(known)}")
-    return WEIGHTS[weights]._replace(kv_bytes=KV_BYTES[kv])
+    kv_bytes = KV_BYTES[one_of("--kv", kv, KV_BYTES)]
+    return WEIGHTS[one_of("--weights", weights, WEIGHTS)]._replace(kv_bytes=kv_bytes)
 
 
 def _devices(names: Sequence[str] | None, prices: Sequence[str]) -> list[DeviceSpec]:
@@ -156,7 +174,7 @@ def _dollars(text: str, dollars: str) -> float:
 
 
 def _sheet(shape: ModelShape, device: DeviceSpec, precision: Precision, context: int) -> Any:
-    """The sheet of the smallest replica that holds the model; of one device where none does."""
+    """The figures of the smallest replica that holds the model; of one device where none does."""
     from headrace.lab.plan.capacity import Settings
     from headrace.lab.plan.roofline import Replica
     from headrace.lab.plan.search import degrees
@@ -171,59 +189,57 @@ def _sheet(shape: ModelShape, device: DeviceSpec, precision: Precision, context:
 
 
 def _search(
-    shape: ModelShape,
-    devices: Sequence[DeviceSpec],
-    precision: Precision,
-    calls: Sequence[Call],
-    slo: Slo,
-    routing: str,
-    max_devices: int,
-    seed: int,
+    shape: ModelShape, devices: Sequence[DeviceSpec], precision: Precision, wanted: Wanted
 ) -> tuple[Any, Verdict]:
+    """The demand of a workload, and the cheapest fleet for it."""
     from headrace.build.simulation import ROUTINGS
     from headrace.lab.plan.demand import BadDemand, demand
     from headrace.lab.plan.search import candidates, cheapest
 
-    if routing not in ROUTINGS:
-        raise ConfigError(f"--routing {routing}: expected one of {', '.join(ROUTINGS)}")
+    one_of("--routing", wanted.routing, tuple(ROUTINGS))
     try:
-        wanted = demand(calls)
+        asked = demand(wanted.calls)
     except BadDemand as error:
         raise ConfigError(str(error)) from None
-    possible, refused = candidates(shape, devices, precision, wanted, slo)
-    confirm = _confirm(calls, slo, routing, wanted.longest, seed)
-    return wanted, cheapest(possible, refused, wanted, slo, confirm, max_devices)
+    possible, refused = candidates(shape, devices, precision, asked, wanted.slo)
+    with progress("simulating fleets") as meter:
+        confirm = _confirm(wanted, asked.longest, meter)
+        return asked, cheapest(possible, refused, asked, wanted.slo, confirm, wanted.max_devices)
 
 
-def _confirm(
-    calls: Sequence[Call], slo: Slo, routing: str, longest: int, seed: int
-) -> Callable[[Fleet], Trial]:
+def _confirm(wanted: Wanted, longest: int, meter: Meter) -> Callable[[Fleet], Trial]:
     """A simulation of a fleet: the engine and the policies that a server would have, over a roofline."""
     from headrace.build.simulation import make_fleet, roofline_machine
     from headrace.config import CacheOptions, SchedulerOptions
+    from headrace.core.request import Slo as RequestSlo
+    from headrace.lab.plan.report import fleet_text
     from headrace.lab.plan.search import Trial
-    from headrace.lab.simulate.asked import from_calls
     from headrace.lab.simulate.outcome import outcome
+    from headrace.lab.simulate.requests import from_calls
     from headrace.lab.workload.synthesis import Synthesis
+
+    slo = wanted.slo
 
     def confirm(fleet: Fleet) -> Trial:
         settings: Settings = fleet.settings
         replica: Replica = fleet.replica
+        meter.text = f"simulating {fleet_text(fleet)}"
         plans = SchedulerOptions(
             max_num_seqs=settings.max_num_seqs, max_num_batched_tokens=settings.max_num_batched_tokens
         )
         cache = CacheOptions(block_size=settings.block_size)
         machine = roofline_machine(replica, cache, plans, longest + settings.block_size)
-        simulated = make_fleet(plans, cache, machine, replicas=fleet.replicas, routing=routing)
-        simulated.run(from_calls(calls, Synthesis(seed=seed)))
-        told = outcome(simulated.tally, {"ttft": slo.ttft, "tpot": slo.tpot})
-        summary = told.summary
+        simulated = make_fleet(plans, cache, machine, replicas=fleet.replicas, routing=wanted.routing)
+        targets = RequestSlo(slo.ttft, slo.tpot)
+        simulated.run(from_calls(wanted.calls, Synthesis(seed=wanted.seed), slo=targets))
+        result = outcome(simulated.tally, {"ttft": slo.ttft, "tpot": slo.tpot})
+        summary = result.summary
         return Trial(
             attained=(summary.goodput or 0.0) * summary.seconds / summary.requests,
             ttft_p95=summary.ttft.p95,
             tpot_p95=summary.tpot.p95,
             output_tokens_per_second=summary.output_tokens_per_second,
-            preemptions=told.facts["preemptions"],
+            preemptions=result.facts["preemptions"],
         )
 
     return confirm
@@ -233,7 +249,7 @@ def _without_prompts(demand: Any) -> dict[str, Any]:
     return {name: value for name, value in dataclasses.asdict(demand).items() if name != "prompts"}
 
 
-def _told(verdict: Verdict) -> dict[str, Any]:
+def _verdict(verdict: Verdict) -> dict[str, Any]:
     def fleet(each: Fleet) -> dict[str, Any]:
         return {
             "device": each.replica.device.name,
@@ -248,14 +264,3 @@ def _told(verdict: Verdict) -> dict[str, Any]:
         "tried": [fleet(each) | trial._asdict() for each, trial in verdict.tried],
         "refused": list(verdict.refused),
     }
-
-
-def _print(told: dict[str, Any], lines: Sequence[Any], as_json: bool) -> None:
-    from rich.console import Console
-
-    if as_json:
-        print(json.dumps(told, indent=1))
-        return
-    console = Console(highlight=False, soft_wrap=True)
-    for line in lines:
-        console.print(line, markup=False)

@@ -1,4 +1,4 @@
-"""``headrace replay``: a recorded engine lives again, step by step, or under other settings."""
+"""``headrace replay``: replays a recorded scheduler trace, step by step or with other settings."""
 
 from __future__ import annotations
 
@@ -19,27 +19,41 @@ if TYPE_CHECKING:
     from headrace.lab.replay.trace import Trace
 
 LONGEST_PAUSE_SECONDS = 1.0
-"""``--follow`` keeps the recorded pace, but never waits longer than this for the next step."""
+"""``--follow`` keeps the recorded pace, but waits at most this long for the next step."""
 
-First = Annotated[int | None, typer.Option("--from", min=0, help="Show steps from this one on.")]
-Last = Annotated[int | None, typer.Option("--to", min=0, help="Show steps up to this one.")]
+First = Annotated[
+    int | None, typer.Option("--from", min=0, help="First step to show (default: none are shown).")
+]
+Last = Annotated[int | None, typer.Option("--to", min=0, help="Last step to show (default: the last one).")]
 
 
 def replay(
-    trace: Annotated[Path, typer.Argument(help="A file written by headrace serve --record-trace.")],
+    trace: Annotated[
+        Path, typer.Argument(metavar="TRACE", help="Trace file written by headrace serve --record-trace.")
+    ],
     first: First = None,
     last: Last = None,
-    request: Annotated[str | None, typer.Option(help="Show what happened to one request.")] = None,
-    follow: Annotated[bool, typer.Option("--follow", help="Show the steps at the pace they had.")] = False,
+    request: Annotated[str | None, typer.Option(metavar="ID", help="Show all events of one request.")] = None,
+    follow: Annotated[bool, typer.Option("--follow", help="Show the steps at their recorded pace.")] = False,
     policy: Annotated[
-        str | None, typer.Option(help="Live again under another --scheduling-policy and compare.")
+        str | None,
+        typer.Option(
+            help="Replay with another scheduling policy and compare: fair, fcfs, priority or static."
+        ),
     ] = None,
     change: Annotated[
         list[str] | None,
-        typer.Option("--set", metavar="NAME=VALUE", help="Live again with another option and compare."),
+        typer.Option(
+            "--set",
+            metavar="NAME=VALUE",
+            help="Replay with another value of an option and compare. Repeatable.",
+        ),
     ] = None,
 ) -> None:
-    """Check that the engine decides as it did when it was recorded; show its steps, or what other settings would do."""
+    """Replay a recorded scheduler trace: check that every decision is the same, show steps, or compare other settings.
+
+    Without options it verifies that the engine makes the same decisions as when it was recorded.
+    """
     from rich.console import Console
 
     from headrace.lab.replay.trace import BadTrace, read_trace
@@ -47,7 +61,7 @@ def replay(
     try:
         recording = read_trace(trace)
     except OSError as error:
-        raise ConfigError(f"{trace}: {error.strerror}") from None
+        raise ConfigError(f"{trace} cannot be read: {(error.strerror or str(error)).lower()}") from None
     except BadTrace as error:
         raise ConfigError(str(error)) from None
     console = Console(highlight=False, soft_wrap=True)
@@ -56,7 +70,7 @@ def replay(
     shows = (first, last, request) != (None, None, None) or follow
     if changes and shows:
         raise ConfigError(
-            "--policy and --set compare whole lives; --from, --to, --request and --follow show one"
+            "--policy and --set compare whole runs; --from, --to, --request and --follow show the recorded one"
         )
     agrees = (
         _compare(console, recording, changes)
@@ -80,7 +94,7 @@ def _describe(recording: Trace) -> list[str]:
     if adopted := recording.of(Adopted):
         blocks = adopted[0].blocks
         lines.append(
-            f"note      it began with {blocks:,} blocks of an earlier run, which a trace does not hold"
+            f"note      the run began with {blocks:,} blocks of an earlier run, which the trace does not contain"
         )
     return lines + ([f"cut       {recording.cut}"] if recording.cut else [])
 
@@ -127,7 +141,7 @@ def _show(
             shown = scene
     if timeline is not None:
         if (table := timeline.table()) is None:
-            raise ConfigError(f"--request {request}: nothing happened to it in the steps looked at")
+            raise ConfigError(f"--request {request}: the steps shown have no event of this request")
         console.print(table)
     telling = scene is not None and (scene.waiting or scene.recorded_error or life.divergence is not None)
     if scene is not None and start is not None and telling and shown is not scene and timeline is None:
@@ -142,10 +156,10 @@ def _verdict(console: Console, life: Replay, scene: Scene | None) -> bool:
         console.print(*divergence_text(life.divergence), sep="\n", markup=False)
         return False
     if scene is not None and scene.recorded_error:
-        again = "raised again" if scene.error == scene.recorded_error else "not raised again"
-        console.print(f"replay    every event as recorded; the error that ended the engine is {again}")
+        again = "occurred again" if scene.error == scene.recorded_error else "did not occur again"
+        console.print(f"replay    all events are as recorded; the error that ended the engine {again}")
         return True
-    console.print("replay    every event as recorded")
+    console.print("replay    all events are as recorded")
     return True
 
 
@@ -160,11 +174,13 @@ def _compare(console: Console, recording: Trace, changes: Mapping[str, str]) -> 
         return False
     lives = {
         "as recorded": told.tally,
-        "reckoned, unchanged": rerun(recording, make_engine_again, told.times),
-        "reckoned, " + ", ".join(f"{name}={value}" for name, value in changes.items()): rerun(
+        "simulated, unchanged": rerun(recording, make_engine_again, told.times),
+        "simulated, " + ", ".join(f"{name}={value}" for name, value in changes.items()): rerun(
             recording, partial(make_engine_again, changes=changes), told.times
         ),
     }
     console.print(comparison(lives))
-    console.print(f"steps are foretold to within {100 * told.times.spread:.0f} % on average")
+    console.print(
+        f"predicted step times differ from recorded ones by {100 * told.times.spread:.0f} % on average"
+    )
     return True

@@ -1,22 +1,24 @@
-"""``headrace bench roofline``: what this machine allows a model's steps, and what holds the engine back."""
+"""``headrace bench roofline``: the time that this CPU needs at least for each part of a step, and the time taken."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
-from datetime import UTC, datetime
 from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import typer
 
+from headrace.cli.bench_report import report_path, write
 from headrace.cli.bench_targets import check_lengths, side_by_side, time_batch
 from headrace.cli.options import with_options
-from headrace.cli.output import writing
+from headrace.cli.output import show, written
+from headrace.cli.progress import Meter, progress
 from headrace.config import CacheOptions, ConfigError, ModelOptions, Options, SchedulerOptions
 
 if TYPE_CHECKING:
+    from headrace.build.model import Loaded
     from headrace.compute.kernels.timed import TimedKernels
     from headrace.compute.model.spec import DecoderSpec
     from headrace.lab.bench.latency import StepTimes
@@ -26,49 +28,100 @@ if TYPE_CHECKING:
 @with_options(ModelOptions, CacheOptions, SchedulerOptions)
 def roofline(
     given: Options,
-    batch_size: Annotated[list[int], typer.Option(min=1, help="Rows of a step; repeatable.")] = [1, 16, 32],  # noqa: B006
-    input_len: Annotated[list[int], typer.Option(min=1, help="Prompt tokens; repeatable.")] = [128],  # noqa: B006
-    output_len: Annotated[int, typer.Option(min=2, help="Answer tokens: steps that are measured.")] = 16,
-    workload_seed: Annotated[int, typer.Option(help="What prompts are drawn from.")] = 0,
+    batch_size: Annotated[
+        list[int],
+        typer.Option(min=1, help="Rows of a step. Repeatable."),
+    ] = [1, 16, 32],  # noqa: B006
+    input_len: Annotated[
+        list[int],
+        typer.Option(min=1, help="Tokens per prompt. Repeatable."),
+    ] = [128],  # noqa: B006
+    output_len: Annotated[
+        int, typer.Option(min=2, help="Output tokens, which is the number of measured decode steps.")
+    ] = 16,
+    workload_seed: Annotated[int, typer.Option(help="Seed of the prompts.")] = 0,
     output: Annotated[
-        Path | None, typer.Option(help="JSON file [default: bench-results/roofline-….json]")
+        Path | None,
+        typer.Option(metavar="FILE", help="JSON file of the report (default: in bench-results/)."),
     ] = None,
 ) -> None:
-    """What this CPU's memory and arithmetic allow each part of a step, beside what the engine takes."""
-    import torch
-    from rich.console import Console
-
-    from headrace.build.model import load, warm_up
-    from headrace.compute.kernels import Kernels
-    from headrace.compute.kernels.cpp import CppKernels
-    from headrace.compute.kernels.probe import product_rates, read_rates
-    from headrace.compute.kernels.timed import TimedKernels
-    from headrace.core.request import Request, SamplingParams
+    """Compare the time of each part of a step with the bounds of this CPU's memory and arithmetic."""
+    from headrace.build.model import warm_up
     from headrace.lab.bench import report
     from headrace.lab.bench import roofline as lab
+
+    loaded = _load(given, max(batch_size))
+    check_lengths(max(input_len), output_len, loaded.ledger.max_model_len)
+    machine = _machine(loaded)
+    show(lab.machine_table(machine))
+    with progress("measuring steps", len(input_len) * len(batch_size)) as meter:
+        warm_up(loaded)
+        steps = list(_measure(loaded, machine, meter, batch_size, input_len, output_len, workload_seed))
+    for step in sorted(steps, key=lambda step: step.kind == "prefill"):
+        show(lab.step_table(step))
+    path = report_path(output, "roofline")
+    settings = {"model": given.model.model, "dtype": loaded.dtype, "quantization": loaded.quantization}
+    write(path, report.document([], settings, {"roofline": lab.document(machine, steps)}))
+    written(path)
+    loaded.runner.close()
+
+
+def _load(given: Options, rows: int) -> Loaded:
+    """The model with room for so many rows, and without a prefix cache.
+
+    Cached blocks would not be given back; without them, a run uses the memory of the one before.
+
+    Raises:
+        ConfigError: its kernels are not those that can be measured.
+    """
+    from headrace.build.model import load
+    from headrace.compute.kernels.cpp import CppKernels
+
+    plans = replace(side_by_side(given.scheduler, rows), scheduling_policy="fcfs")
+    cache = replace(given.cache, enable_prefix_caching=False)
+    with progress(f"loading {given.model.model}"):
+        loaded = load(replace(given, scheduler=plans, cache=cache))
+    if not isinstance(loaded.decoder.kernels, CppKernels):
+        raise ConfigError(
+            f"bench roofline measures the cpp kernels only; this machine uses '{loaded.kernels}'"
+        )
+    return loaded
+
+
+def _machine(loaded: Loaded) -> Machine:
+    """The rates of this machine, measured before the first step: with it the system begins to clear memory."""
+    import torch
+
+    from headrace.compute.kernels.cpp import CppKernels
+    from headrace.compute.kernels.probe import product_rates, read_rates
+    from headrace.lab.bench.roofline import Machine
+
+    kernels = cast(CppKernels, loaded.decoder.kernels)
+    with progress("measuring memory and arithmetic"):
+        return Machine(read_rates(kernels), product_rates(kernels, getattr(torch, loaded.dtype)))
+
+
+def _measure(
+    loaded: Loaded,
+    machine: Machine,
+    meter: Meter,
+    batch_size: Sequence[int],
+    input_len: Sequence[int],
+    output_len: int,
+    workload_seed: int,
+) -> Iterator[Step]:
+    """The steps of every batch size and prompt length."""
+    from headrace.compute.kernels import Kernels
+    from headrace.compute.kernels.timed import TimedKernels
+    from headrace.core.request import Request, SamplingParams
     from headrace.lab.bench.latency import Stopwatch
     from headrace.lab.workload.dataset import Dataset
 
-    plans = replace(side_by_side(given.scheduler, max(batch_size)), scheduling_policy="fcfs")
-    # What is kept would not be given back: a run takes the memory of the one before.
-    cache = replace(given.cache, enable_prefix_caching=False)
-    loaded = load(replace(given, scheduler=plans, cache=cache))
-    check_lengths(max(input_len), output_len, loaded.ledger.max_model_len)
     engine, runner = loaded.engine, loaded.runner
-    kernels = loaded.decoder.kernels
-    if not isinstance(kernels, CppKernels):
-        raise ConfigError(f"bench roofline measures the kernels 'cpp', and here are '{loaded.kernels}'")
-    show = Console().print
-    # Before the first step: with it the system begins to clear the pool's memory.
-    machine = lab.Machine(read_rates(kernels), product_rates(kernels, getattr(torch, loaded.dtype)))
-    show(lab.machine_table(machine))
-    warm_up(loaded)
-
     engine.runner = stopwatch = Stopwatch(runner)
-    timed = TimedKernels(kernels, loaded.spec.vocab_size)
+    timed = TimedKernels(cast(Any, loaded.decoder.kernels), loaded.spec.vocab_size)
     loaded.decoder.kernels = cast(Kernels, timed)
     token_bytes = loaded.ledger.block_bytes / loaded.ledger.block_size
-    steps: list[lab.Step] = []
     seeds = count(workload_seed)
 
     def run(batch: int, context: int) -> list[StepTimes]:
@@ -79,21 +132,12 @@ def roofline(
         requests = [Request(f"{seed}-{each.id}", cast(Any, each.prompt), params) for each in work]
         return time_batch(engine, stopwatch, lambda: {**runner.seconds, **timed.totals}, requests)
 
-    for context in input_len:
-        for batch in batch_size:
-            run(batch, context)  # beside it the system clears memory that nobody has used
-            for times in run(batch, context):
-                if times.wall.count:
-                    size = (batch, context, output_len)
-                    steps.append(_step(times, *size, loaded.spec, loaded.dtype, timed, token_bytes, machine))
-    for step in sorted(steps, key=lambda step: step.kind == "prefill"):
-        show(lab.step_table(step))
-    path = output or Path("bench-results") / f"roofline-{datetime.now(UTC):%Y%m%d-%H%M%S}.json"
-    settings = {"model": given.model.model, "dtype": loaded.dtype, "quantization": loaded.quantization}
-    with writing("--output", path):
-        report.write(path, report.document([], settings, {"roofline": lab.document(machine, steps)}))
-    show(f"written: {path}")
-    runner.close()
+    for context, batch in meter.count([(context, batch) for context in input_len for batch in batch_size]):
+        run(batch, context)  # the first run uses new memory, which the system clears meanwhile
+        for times in run(batch, context):
+            if times.wall.count:
+                size = (batch, context, output_len)
+                yield _step(times, *size, loaded.spec, loaded.dtype, timed, token_bytes, machine)
 
 
 def _step(

@@ -1,11 +1,13 @@
-"""``headrace serve``: build everything, say what was built, listen."""
+"""``headrace serve``: loads a model, prints what was built, and listens."""
 
 from __future__ import annotations
 
 import gc
 import time
+from contextlib import ExitStack
 
 from headrace.cli.options import with_options
+from headrace.cli.progress import progress
 from headrace.config import (
     BatchOptions,
     CacheOptions,
@@ -31,9 +33,16 @@ from headrace.config import (
 )
 def serve(given: Options) -> None:
     """Serve a model behind the OpenAI API."""
-    began = time.perf_counter() - time.process_time()  # the command line itself has hardly ever waited
-    gc.disable()  # what is imported stays: to search it for garbage again and again takes a fifth of the time
-    from headrace.build.server import serve as run
+    began = time.perf_counter() - time.process_time()  # the command line itself hardly ever waits
+    with ExitStack() as loading:
+        loading.enter_context(progress(f"loading {given.model.model}"))
+        gc.disable()  # imported modules stay; searching them for garbage takes a fifth of the import time
+        from headrace.build.server import serve as run
 
-    gc.enable()
-    run(given, say=lambda line: print(line, flush=True), began=began)
+        gc.enable()
+
+        def say(line: str) -> None:
+            loading.close()  # the first line comes when the model is loaded
+            print(line, flush=True)
+
+        run(given, say=say, began=began)

@@ -1,15 +1,21 @@
-"""``headrace simulate``: the engine's own code in virtual time, over a trace or a made-up population of tenants."""
+"""``headrace simulate``: the engine's own code in virtual time, over a trace or a synthetic workload.
+
+Several policies are simulated one after the other over the same requests, and compared.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+import dataclasses
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-import typer
-
-from headrace.cli.options import with_options
-from headrace.cli.output import writing
+from headrace.cli import simulation_flags as flags
+from headrace.cli.options import one_of, with_options
+from headrace.cli.output import check_export
+from headrace.cli.output import export as write_rows
+from headrace.cli.progress import progress
+from headrace.cli.simulate_report import plot_runs, show_runs, write_runs
 from headrace.config import CacheOptions, ConfigError, Options, SchedulerOptions
 
 if TYPE_CHECKING:
@@ -17,154 +23,225 @@ if TYPE_CHECKING:
     from headrace.lab.simulate.outcome import Outcome
     from headrace.lab.workload.call import Call
 
-WORKLOAD = "Workload options"
-MACHINE = "Machine options"
-SHOWN_PARTS = 30
-"""Tenants that the table shows; the JSON has all of them."""
+COMPARED = ("scheduling_policy", "queue_order", "admission_policy", "victim_policy", "eviction_policy")
+"""Options that may be repeated: each combination is simulated."""
 
 
-@with_options(CacheOptions, SchedulerOptions)
+class MachineFlags(NamedTuple):
+    """The flags that say what is simulated."""
+
+    shape: str
+    device: str
+    degree: int
+    weights: str
+    kv: str
+    calibration: Path | None
+    front: bool
+    max_model_len: int | None
+
+
+class FleetFlags(NamedTuple):
+    """The flags of the replicas and their queues."""
+
+    replicas: int
+    routing: str
+    max_num_queued_reqs: int | None
+    max_num_queued_tokens: int | None
+
+
+class LoadFlags(NamedTuple):
+    """The flags of the workload."""
+
+    trace: Path | None
+    workload: Sequence[str]
+    requests: int | None
+    resample: bool
+    speedup: float
+    max_tokens: int | None
+    seed: int
+
+    def calls(self) -> Iterator[Call]:
+        """The requests anew."""
+        return read_calls(
+            self.trace, self.workload, self.requests, self.speedup, self.seed, resample=self.resample
+        )
+
+    def describe(self) -> str:
+        """The load in a few words, for titles."""
+        source = self.trace.name if self.trace else ", ".join(self.workload)
+        faster = f", {self.speedup:g} times as fast" if self.speedup != 1 else ""
+        return f"{source}{faster}"
+
+
+@with_options(CacheOptions, SchedulerOptions, several=COMPARED)
 def simulate(
-    given: Options,
-    shape: Annotated[
-        str, typer.Argument(help="Model: a known shape, or a folder or hub name with a config.json.")
-    ] = "llama-3.1-8b",
-    device: Annotated[
-        str, typer.Option(help="A100-80G, H100-SXM, H200, MI300X or cpu.", rich_help_panel=MACHINE)
-    ] = "H100-SXM",
-    degree: Annotated[
-        int, typer.Option(min=1, help="Devices per replica (tensor parallel).", rich_help_panel=MACHINE)
-    ] = 1,
-    weights: Annotated[
-        str, typer.Option(help="bfloat16, int8 or int4.", rich_help_panel=MACHINE)
-    ] = "bfloat16",
-    kv: Annotated[
-        str, typer.Option(help="Keys and values: bfloat16 or int8.", rich_help_panel=MACHINE)
-    ] = "bfloat16",
-    calibration: Annotated[
-        Path | None,
-        typer.Option(
-            help="File of `headrace bench calibrate`, instead of model and device.", rich_help_panel=MACHINE
-        ),
-    ] = None,
-    front: Annotated[
-        bool,
-        typer.Option(help="With a calibration: its HTTP side before the engine.", rich_help_panel=MACHINE),
-    ] = True,
-    max_model_len: Annotated[
-        int | None, typer.Option(min=2, help="Tokens of prompt and answer together.", rich_help_panel=MACHINE)
-    ] = None,
-    replicas: Annotated[
-        int, typer.Option(min=1, help="Engines behind the router.", rich_help_panel=MACHINE)
-    ] = 1,
-    routing: Annotated[
-        str, typer.Option(help="least-loaded, round-robin or prefix-affinity.", rich_help_panel=MACHINE)
-    ] = "least-loaded",
-    max_num_queued_reqs: Annotated[
-        int | None,
-        typer.Option(
-            min=1, help="Requests that may wait per replica [default: all].", rich_help_panel=MACHINE
-        ),
-    ] = None,
-    max_num_queued_tokens: Annotated[
-        int | None,
-        typer.Option(min=1, help="Prompt tokens that may wait per replica.", rich_help_panel=MACHINE),
-    ] = None,
-    trace: Annotated[
-        Path | None,
-        typer.Option(help="CSV or JSON lines; the header says which trace.", rich_help_panel=WORKLOAD),
-    ] = None,
-    workload: Annotated[
-        list[str] | None,
-        typer.Option(
-            help="A tenant instead of a trace: tenant=NAME,rate=R,arrivals=poisson|bursty:S|mmpp:X:S|diurnal,"
-            "prompt=LENGTHS,answer=LENGTHS,turns=N,system=TOKENS,class=NAME. Repeatable.",
-            rich_help_panel=WORKLOAD,
-        ),
-    ] = None,
-    requests: Annotated[
-        int | None,
-        typer.Option(
-            min=1, help="So many [default: all of a trace, 1,000 of a workload].", rich_help_panel=WORKLOAD
-        ),
-    ] = None,
-    resample: Annotated[
-        bool,
-        typer.Option(help="Draw --requests from the trace with replacement.", rich_help_panel=WORKLOAD),
-    ] = False,
-    speedup: Annotated[float, typer.Option(help="So many times the load.", rich_help_panel=WORKLOAD)] = 1.0,
-    max_tokens: Annotated[
-        int | None,
-        typer.Option(
-            min=1,
-            help="What every request asks for at most; answers end by themselves.",
-            rich_help_panel=WORKLOAD,
-        ),
-    ] = None,
-    seed: Annotated[int, typer.Option(help="Of all that is drawn.", rich_help_panel=WORKLOAD)] = 0,
-    slo_ttft: Annotated[
-        float | None, typer.Option(help="Seconds to the first token of a good request.")
-    ] = None,
-    slo_tpot: Annotated[float | None, typer.Option(help="Seconds per further token of one.")] = None,
-    slo_e2e: Annotated[float | None, typer.Option(help="Seconds to the end of one.")] = None,
-    plot: Annotated[Path | None, typer.Option(help="Folder for pictures.")] = None,
-    output: Annotated[Path | None, typer.Option(help="JSON file.")] = None,
+    given: Sequence[Options],
+    shape: flags.Shape = "llama-3.1-8b",
+    device: flags.Device = "H100-SXM",
+    degree: flags.Degree = 1,
+    weights: flags.Weights = "bfloat16",
+    kv: flags.Kv = "bfloat16",
+    calibration: flags.Calibration = None,
+    front: flags.Front = True,
+    max_model_len: flags.MaxModelLen = None,
+    replicas: flags.Replicas = 1,
+    routing: flags.Routing = "least-loaded",
+    max_num_queued_reqs: flags.MaxQueuedReqs = None,
+    max_num_queued_tokens: flags.MaxQueuedTokens = None,
+    trace: flags.Trace = None,
+    workload: flags.Workload = None,
+    requests: flags.Requests = None,
+    resample: flags.Resample = False,
+    speedup: flags.Speedup = 1.0,
+    max_tokens: flags.MaxTokens = None,
+    seed: flags.Seed = 0,
+    slo_ttft: flags.SloTtft = None,
+    slo_tpot: flags.SloTpot = None,
+    slo_e2e: flags.SloE2e = None,
+    plot: flags.Plot = None,
+    output: flags.Output = None,
+    export: flags.Export = None,
 ) -> None:
-    """What a workload would see of an engine, or a fleet, on a device that need not be there."""
-    from headrace.build.simulation import make_fleet
+    """Simulate an engine, or several behind a router, on a device that need not be present.
+
+    With several --scheduling-policy or --queue-order, each is simulated over the same requests, and the table shows
+    the ratio of each figure to the first one's.
+    """
+    check_export(export)
+    on = MachineFlags(shape, device, degree, weights, kv, calibration, front, max_model_len)
+    fleet = FleetFlags(replicas, routing, max_num_queued_reqs, max_num_queued_tokens)
+    load = LoadFlags(trace, workload or (), requests, resample, speedup, max_tokens, seed)
+    targets = {"ttft": slo_ttft, "tpot": slo_tpot, "e2e": slo_e2e}
+    slo = {name: seconds for name, seconds in targets.items() if seconds is not None}
+    runs, rows = [], []
+    for name, options in zip(_names(given), given, strict=True):
+        run, its_rows = _simulate(name, options, on, fleet, load, slo, with_rows=export is not None)
+        runs.append(run)
+        rows += its_rows
+    title = f"{_count(replicas)}{runs[0].machine.name}, {load.describe()}"
+    show_runs(runs, title)
+    if output is not None:
+        write_runs(runs, _settings(runs[0], fleet, load), output)
+    if plot is not None:
+        plot_runs(runs, plot, title)
+    write_rows(export, rows)
+
+
+class SimulatedRun(NamedTuple):
+    """One simulated set of options, and what came of it."""
+
+    name: str
+    scheduler: SchedulerOptions
+    cache: CacheOptions
+    machine: Machine
+    outcome: Outcome
+
+
+def _names(given: Sequence[Options]) -> list[str]:
+    """What to call each run: its policy, and the other compared options where they differ."""
+    varied = [name for name in COMPARED[1:] if len({getattr(each.scheduler, name) for each in given}) > 1]
+    return [
+        ", ".join([each.scheduler.scheduling_policy, *(getattr(each.scheduler, name) for name in varied)])
+        for each in given
+    ]
+
+
+def _simulate(
+    name: str,
+    options: Options,
+    on: MachineFlags,
+    flags: FleetFlags,
+    load: LoadFlags,
+    slo: dict[str, float],
+    *,
+    with_rows: bool,
+) -> tuple[SimulatedRun, list[dict[str, Any]]]:
+    from headrace.build.simulation import ROUTINGS, make_fleet
+    from headrace.core.request import Slo
     from headrace.core.tenancy.gate import Limits
-    from headrace.lab.simulate.asked import from_calls
     from headrace.lab.simulate.outcome import outcome
+    from headrace.lab.simulate.requests import from_calls
     from headrace.lab.workload.synthesis import Synthesis
 
-    calls = read_calls(trace, workload or [], requests, speedup, seed, resample=resample)
-    machine = _machine(given, shape, device, degree, weights, kv, calibration, front, max_model_len)
-    limits = Limits(max_num_queued_reqs or 1 << 62, max_num_queued_tokens or 1 << 62)
+    calls = load.calls()
+    options, machine = _machine(options, on)
     fleet = make_fleet(
-        given.scheduler,
-        given.cache,
+        options.scheduler,
+        options.cache,
         machine,
-        replicas=replicas,
-        routing=_one_of("--routing", routing, ("least-loaded", "round-robin", "prefix-affinity")),
-        limits=limits,
+        replicas=flags.replicas,
+        routing=one_of("--routing", flags.routing, tuple(ROUTINGS)),
+        limits=Limits(flags.max_num_queued_reqs or 1 << 62, flags.max_num_queued_tokens or 1 << 62),
+        with_rows=with_rows,
     )
-    fleet.run(from_calls(calls, Synthesis(seed=seed), max_tokens))
-    slo = {
-        name: at for name, at in (("ttft", slo_ttft), ("tpot", slo_tpot), ("e2e", slo_e2e)) if at is not None
+    wanted = Slo(slo.get("ttft"), slo.get("tpot"))
+    with progress(f"simulating {name}", load.requests) as meter:
+        fleet.run(from_calls(meter.count(calls), Synthesis(seed=load.seed), load.max_tokens, wanted))
+    result = outcome(fleet.tally, slo, [replica.runner.busy_seconds for replica in fleet.replicas])
+    rows = [{"run": name, "round": 1, **row} for row in fleet.tally.rows]
+    return SimulatedRun(name, options.scheduler, options.cache, machine, result), rows
+
+
+def _machine(options: Options, on: MachineFlags) -> tuple[Options, Machine]:
+    """The machine, and the options with the device's own default of ``max_num_seqs`` where none was chosen."""
+    from headrace.build.simulation import calibrated_machine, read_calibration, roofline_machine, shape_of
+    from headrace.lab.plan.devices import UnknownDevice
+    from headrace.lab.plan.devices import device as device_spec
+    from headrace.lab.plan.roofline import KV_BYTES, WEIGHTS, Replica
+
+    if on.calibration is not None:
+        calibration = read_calibration(on.calibration)
+        return options, calibrated_machine(calibration, options.cache, on.max_model_len, on.front)
+    try:
+        spec = device_spec(on.device)
+    except UnknownDevice as error:
+        raise ConfigError(f"--device: {error}") from None
+    model = shape_of(on.shape)
+    if model.num_kv_heads % on.degree:
+        raise ConfigError(f"--degree {on.degree}: {model.name} has {model.num_kv_heads} KV heads")
+    precision = WEIGHTS[one_of("--weights", on.weights, WEIGHTS)]._replace(
+        kv_bytes=KV_BYTES[one_of("--kv", on.kv, KV_BYTES)]
+    )
+    if "max_num_seqs" not in options.chosen:
+        most = options.scheduler.max_num_batched_tokens or spec.max_num_seqs
+        plans = dataclasses.replace(options.scheduler, max_num_seqs=min(spec.max_num_seqs, most))
+        options = dataclasses.replace(options, scheduler=plans)
+    replica = Replica(model, spec, on.degree, precision)
+    return options, roofline_machine(replica, options.cache, options.scheduler, on.max_model_len)
+
+
+def _count(replicas: int) -> str:
+    return f"{replicas} replicas of " if replicas > 1 else ""
+
+
+def _settings(run: SimulatedRun, fleet: FleetFlags, load: LoadFlags) -> dict[str, Any]:
+    """What a report says of the conditions, without time of day or host: equal runs write equal files."""
+    return {
+        "machine": run.machine.name,
+        "replicas": fleet.replicas,
+        "routing": fleet.routing,
+        "trace": load.trace and load.trace.name,
+        "workload": list(load.workload) or None,
+        "requests": load.requests,
+        "resample": load.resample,
+        "speedup": load.speedup,
+        "max_tokens": load.max_tokens,
+        "max_model_len": run.machine.max_model_len,
+        "kv_tokens": run.machine.kv_tokens,
+        "seed": load.seed,
     }
-    told = outcome(fleet.tally, slo, [replica.runner.busy_seconds for replica in fleet.replicas])
-    title = f"{replicas} x {machine.name}" if replicas > 1 else machine.name
-    _show(told, title)
-    if output is not None:
-        settings = {
-            "machine": machine.name,
-            "replicas": replicas,
-            "routing": routing,
-            "trace": trace and trace.name,
-            "workload": workload,
-            "requests": requests,
-            "resample": resample,
-            "speedup": speedup,
-            "max_tokens": max_tokens,
-            "max_model_len": machine.max_model_len,
-            "kv_tokens": machine.kv_tokens,
-            "seed": seed,
-        }
-        _write(told, settings, given, output)
-    if plot is not None:
-        _plot(told, plot, title)
 
 
 def read_calls(
     trace: Path | None,
-    workload: list[str],
+    workload: Collection[str],
     requests: int | None,
     faster: float,
     seed: int,
     *,
     resample: bool = False,
 ) -> Iterator[Call]:
-    """The calls of a trace or of a population, as the flags say.
+    """The requests of a trace or of a synthetic workload, as the flags say.
 
     Raises:
         ConfigError: neither or both, or what cannot be read; of a line in the middle of the file when it is reached.
@@ -174,9 +251,9 @@ def read_calls(
     from headrace.lab.workload.traces import BadTrace, read_trace
 
     if (trace is None) == (not workload):
-        raise ConfigError("say what to simulate: either --trace FILE or --workload (see --help)")
+        raise ConfigError("give the requests with either --trace FILE or --workload (see --help)")
     if resample and (trace is None or requests is None):
-        raise ConfigError("--resample draws --requests calls from a --trace: it needs both")
+        raise ConfigError("--resample draws --requests from a --trace: it needs both")
     calls: Iterable[Call]
     try:
         if trace is None:
@@ -185,10 +262,16 @@ def read_calls(
         elif resample:
             calls = resampled(list(read_trace(trace)), requests or 0, seed)
         else:
-            with trace.open():  # a file that is missing is told now, not in the middle
+            with trace.open():  # a missing file is reported now, not in the middle
                 calls = read_trace(trace, requests)
         return _readable(trace, speedup(calls, faster))
-    except (BadTrace, population.BadPopulation, OSError, ValueError) as error:
+    except OSError as error:
+        raise ConfigError(
+            f"--trace {trace} cannot be read: {(error.strerror or str(error)).lower()}"
+        ) from None
+    except UnicodeDecodeError:
+        raise ConfigError(f"{trace}: the file is not UTF-8 text") from None
+    except (BadTrace, population.BadPopulation, ValueError) as error:
         raise ConfigError(str(error)) from None
 
 
@@ -199,111 +282,5 @@ def _readable(trace: Path | None, calls: Iterator[Call]) -> Iterator[Call]:
         yield from calls
     except BadTrace as error:
         raise ConfigError(str(error)) from None
-    except UnicodeDecodeError as error:
-        raise ConfigError(f"{trace}: {error}") from None
-
-
-def _machine(
-    given: Options,
-    shape: str,
-    device: str,
-    degree: int,
-    weights: str,
-    kv: str,
-    calibration: Path | None,
-    front: bool,
-    max_model_len: int | None,
-) -> Machine:
-    from headrace.build.simulation import calibrated_machine, read_calibration, roofline_machine, shape_of
-    from headrace.lab.plan.devices import UnknownDevice
-    from headrace.lab.plan.devices import device as device_spec
-    from headrace.lab.plan.roofline import KV_BYTES, WEIGHTS, Replica
-
-    if calibration is not None:
-        return calibrated_machine(read_calibration(calibration), given.cache, max_model_len, front)
-    try:
-        spec = device_spec(device)
-    except UnknownDevice as error:
-        raise ConfigError(f"--device: {error}") from None
-    model = shape_of(shape)
-    if model.num_kv_heads % degree:
-        raise ConfigError(
-            f"--degree {degree}: {model.name} has {model.num_kv_heads} heads of keys and values"
-        )
-    precision = WEIGHTS[_one_of("--weights", weights, WEIGHTS)]._replace(
-        kv_bytes=KV_BYTES[_one_of("--kv", kv, KV_BYTES)]
-    )
-    return roofline_machine(
-        Replica(model, spec, degree, precision), given.cache, given.scheduler, max_model_len
-    )
-
-
-def _one_of(flag: str, value: str, known: Iterable[str]) -> str:
-    if value not in known:
-        raise ConfigError(f"{flag} {value}: expected one of {', '.join(known)}")
-    return value
-
-
-def _show(told: Outcome, title: str) -> None:
-    from rich.console import Console
-    from rich.table import Table
-
-    from headrace.lab.bench.report import Run, table
-
-    console = Console(soft_wrap=True, highlight=False)
-    facts = {**told.facts, **{f"no answer: {reason}": count for reason, count in told.failures.items()}}
-    console.print(table([Run("simulated", (), told.summary, facts)], title))
-    for kind, parts in (("class", told.classes), ("tenant", told.tenants)):
-        if len(parts) < 2:
-            continue
-        shown = Table(title=f"per {kind}", title_justify="left", header_style="bold")
-        for column in (
-            kind,
-            "requests (failed)",
-            "output tokens",
-            "TTFT ms p50 / p99",
-            "TPOT ms p50 / p99",
-            "SLO met",
-        ):
-            shown.add_column(column, justify="left" if column == kind else "right")
-        for part in sorted(parts, key=lambda part: -part.requests)[:SHOWN_PARTS]:
-            shown.add_row(
-                part.name,
-                f"{part.requests} ({part.failed})",
-                str(part.output_tokens),
-                *(f"{1e3 * each.p50:.1f} / {1e3 * each.p99:.1f}" for each in (part.ttft, part.tpot)),
-                "-" if part.attained is None else f"{100 * part.attained:.1f} %",
-            )
-        console.print(shown)
-
-
-def _write(told: Outcome, settings: Mapping[str, Any], given: Options, path: Path) -> None:
-    """Writes the run as JSON; without times of day or machine, so that equal runs make equal files."""
-    from dataclasses import asdict
-
-    from headrace.lab.bench import report
-
-    content = {
-        "settings": {**settings, "cache": asdict(given.cache), "scheduler": asdict(given.scheduler)},
-        "summary": asdict(told.summary),
-        "facts": told.facts,
-        "failures": told.failures,
-        "classes": [asdict(part) for part in told.classes],
-        "tenants": [asdict(part) for part in told.tenants],
-        "timeline": told.timeline,
-    }
-    with writing("--output", path):
-        report.write(path, report.plain(content))
-    typer.echo(f"written: {path}")
-
-
-def _plot(told: Outcome, folder: Path, title: str) -> None:
-    from headrace.lab.bench.plot import NoPlots
-    from headrace.lab.simulate.plot import plot
-
-    try:
-        with writing("--plot", folder):
-            for path in plot(told, folder, title):
-                typer.echo(f"written: {path}")
-    except NoPlots as missing:
-        typer.echo(str(missing))
+    except UnicodeDecodeError:
+        raise ConfigError(f"{trace}: the file is not UTF-8 text") from None

@@ -1,4 +1,4 @@
-"""``headrace warm``: have a running server compute ahead what will be asked for."""
+"""``headrace warm``: makes a running server compute responses and prompts ahead of time."""
 
 from __future__ import annotations
 
@@ -23,24 +23,33 @@ POLL_SECONDS = 0.5
 
 def warm(
     requests: Annotated[
-        Path | None, typer.Argument(help="requests to compute, in OpenAI's batch JSONL", show_default=False)
+        Path | None,
+        typer.Argument(
+            metavar="[FILE]",
+            help="Requests to compute, in OpenAI's batch format (JSON lines).",
+            show_default=False,
+        ),
     ] = None,
     from_history: Annotated[
-        bool, typer.Option("--from-history", help="take the most wanted of the server's recorded questions")
+        bool,
+        typer.Option(
+            "--from-history", help="Compute the most frequent requests of the server's --history-file."
+        ),
     ] = False,
     system_prompt: Annotated[
-        list[Path] | None, typer.Option(help="text file whose computed prompt is kept; may be repeated")
+        list[Path] | None,
+        typer.Option(metavar="FILE", help="Text file of a system prompt to prefill. Repeatable."),
     ] = None,
-    wait: Annotated[bool, typer.Option(help="return when all of it has been dealt with")] = True,
-    url: Annotated[str, typer.Option(help="the server")] = DEFAULT_URL,
-    api_key: Annotated[str | None, typer.Option(help="if the server asks for one")] = None,
+    wait: Annotated[bool, typer.Option(help="Wait until everything has been computed or rejected.")] = True,
+    url: Annotated[str, typer.Option(help="Address of the server.")] = DEFAULT_URL,
+    api_key: Annotated[str | None, typer.Option(help="API key of the server (default: none).")] = None,
 ) -> None:
-    """Fill the caches of a running server, in times when it has nothing else to do.
+    """Fill the caches of a running server while it is idle.
 
-    What is computed belongs to the caller of this command: with an API key, to the tenant of that key.
+    Cached responses belong to the tenant of the API key, or to the default tenant without a key.
     """
     if requests is None and not from_history and not system_prompt:
-        raise ConfigError("nothing to warm: name a file of requests, --from-history or --system-prompt")
+        raise ConfigError("nothing to warm: give a file of requests, --from-history or --system-prompt")
     lines = [] if requests is None else _read(requests)
     prefixes = [_prefix(path) for path in system_prompt or ()]
     try:
@@ -48,7 +57,7 @@ def warm(
             before = call(client, "GET", PATH)
             for body in _bodies(lines, prefixes, from_history):
                 taken = call(client, "POST", PATH, body)
-                print(f"taken on     {', '.join(f'{count} {what}' for what, count in taken.items())}")
+                print(f"accepted     {', '.join(f'{count} {what}' for what, count in taken.items())}")
             if wait:
                 _wait(client, before)
     except ServerError as error:
@@ -69,21 +78,23 @@ def _read(path: Path) -> list[dict[str, Any]]:
                     raise ConfigError(f"{path}: {line.message}")
                 lines.append({"url": line.url, "body": line.body})
     except OSError as error:
-        raise ConfigError(f"{path} cannot be read: {error.strerror}") from error
+        raise ConfigError(f"{path} cannot be read: {(error.strerror or str(error)).lower()}") from error
     return lines
 
 
 def _prefix(path: Path) -> dict[str, Any]:
     try:
         return {"messages": [{"role": "system", "content": path.read_text(encoding="utf-8")}]}
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{path} cannot be read: {error}") from error
+    except OSError as error:
+        raise ConfigError(f"{path} cannot be read: {(error.strerror or str(error)).lower()}") from error
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"{path} cannot be read: the file is not UTF-8 text") from error
 
 
 def _bodies(
     lines: list[dict[str, Any]], prefixes: list[dict[str, Any]], from_history: bool
 ) -> Iterator[dict[str, Any]]:
-    """All of it in calls that a server takes."""
+    """Request bodies of a size that a server accepts."""
     if prefixes or from_history:
         yield {"prefixes": prefixes, "from_history": from_history}
     for first in range(0, len(lines), AT_ONCE):
@@ -91,7 +102,7 @@ def _bodies(
 
 
 def _wait(client: httpx.Client, before: dict[str, Any]) -> None:
-    """Return when nothing waits or runs any more; say once why nothing happens, if nothing does."""
+    """Wait until nothing waits or runs any more; print once why the server pauses, if it does."""
     told = False
     while True:
         state = call(client, "GET", PATH)
@@ -99,9 +110,15 @@ def _wait(client: httpx.Client, before: dict[str, Any]) -> None:
             break
         paused = not state["quiet"] or not state["left_seconds"]
         if paused and not told:
-            why = "the hour's allowance is spent" if state["quiet"] else "others are using the server"
-            print(f"waiting      {state['waiting']} requests, until there is time: {why}")
+            why = (
+                "--warm-seconds-per-hour is used up"
+                if state["quiet"]
+                else "the server is busy with other requests"
+            )
+            print(f"paused       {state['waiting']} requests wait: {why}")
         told = paused
         time.sleep(POLL_SECONDS)
     done = {what: state[what] - before[what] for what in ("computed", "kept", "refused")}
-    print(f"done         {done['computed']} computed, {done['kept']} kept already, {done['refused']} refused")
+    print(
+        f"done         {done['computed']} computed, {done['kept']} cached already, {done['refused']} rejected"
+    )

@@ -1,1 +1,12 @@
-"""Workloads, the benchmark and its reports."""
+"""Workloads, benchmark, simulator, capacity planner, and replay: the core in virtual and in real time.
+
+| package | content |
+|---|---|
+| `workload` | requests to measure with: synthetic ones, data sets, traces |
+| `bench` | load generator, figures, tables and plots |
+| `simulate` | the engine in virtual time on a modelled device |
+| `plan` | rooflines of devices, and the cheapest fleet for latency targets |
+| `replay` | a recorded scheduler trace, replayed exactly or with other settings |
+| `semantic` | calibration of the semantic cache |
+| `export` | requests as rows of a CSV or Parquet file |
+"""

@@ -2,5 +2,6 @@
 
 - `service`: admits requests and routes events to them. `thread`: the engine's own thread.
 - `quota_meter`: counts usage against limits. `auth`: API keys.
-- `text`: tokenizer, chat template, detokenizer. `cache`: response caches. `http`: the API. `batch`: batches from files.
+- `text`: tokenizer, chat template, detokenizer. `parsing`: tool calls and reasoning in a model's text.
+- `cache`: response caches. `http`: the API. `batch`: batches from files.
 """

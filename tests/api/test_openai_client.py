@@ -211,8 +211,8 @@ def test_openais_other_fields_are_taken(client):
 
 def test_errors_come_as_the_clients_own(client):
     with pytest.raises(openai.BadRequestError) as error:
-        client.chat.completions.create(model="builtin", messages=HELLO, tools=[{"type": "function"}])
-    assert error.value.param == "tools"
+        client.chat.completions.create(model="builtin", messages=HELLO, functions=[{"name": "f"}])
+    assert error.value.param == "functions"
     with pytest.raises(openai.NotFoundError):
         client.chat.completions.create(model="gpt-5", messages=HELLO)
     with pytest.raises(openai.BadRequestError) as error:

@@ -2,8 +2,9 @@ from types import SimpleNamespace
 
 import pytest
 
-from headrace.build.cache import _fingerprint, describe_caches, make_recall
+from headrace.build.cache import _fingerprint, _tier, describe_caches, make_recall
 from headrace.config import ConfigError, ResponseCacheOptions, SemanticOptions
+from headrace.serve.cache.stores.memory import MemoryStore
 from headrace.serve.text.template import ChatTemplate
 from tests.serve.text.vocabularies import byte_level
 
@@ -39,9 +40,11 @@ def make(loaded, *stores, **more):
 @pytest.mark.parametrize(
     ("stores", "message"),
     [
-        (["disk"], "must be memory, sqlite:PATH"),
-        (["memory:5"], "must be memory"),
-        (["sqlite:"], "must be memory"),
+        (["disk"], "expected one of memory, sqlite:PATH"),
+        (["memory:5"], "expected memory"),
+        (["sqlite:"], "expected memory"),
+        (["http://localhost"], "expected memory"),
+        (["no_such_module:Store:pass@word"], "there is no module 'no_such_module'"),
         (["memory", "memory"], "two stores of one kind"),
         (["redis://localhost:1/0"], "--response-cache-secret is needed"),
         (["memcached://localhost"], "--response-cache-secret is needed"),
@@ -106,3 +109,21 @@ def test_no_password_is_shown(loaded):
     with pytest.raises(ConfigError) as error:
         make(loaded, "redos://me:pass@host:1/0")
     assert "pass@" not in str(error.value)
+
+
+class PluggedIn(MemoryStore):
+    name = "plugged-in"
+
+    def __init__(self, address, max_bytes):
+        super().__init__(max_bytes)
+        self.address = address
+
+
+def test_a_store_of_another_package_gets_its_address_and_needs_a_secret(loaded):
+    spec = f"{__name__}:PluggedIn:s3://bucket/answers"
+    with pytest.raises(ConfigError, match="--response-cache-secret is needed"):
+        make(loaded, spec)
+    options = ResponseCacheOptions(response_cache=(spec,), response_cache_secret="s")
+    tier = _tier(spec, options, lambda event: None)
+    assert (tier.name, tier._store.address) == ("plugged-in", "s3://bucket/answers")
+    assert not tier.at_hand

@@ -18,8 +18,8 @@ from headrace.config import CacheOptions, ConfigError, SchedulerOptions
 from headrace.lab.plan.devices import CPU, H100
 from headrace.lab.plan.roofline import Replica
 from headrace.lab.plan.shapes import SHAPES
-from headrace.lab.simulate.asked import from_calls
 from headrace.lab.simulate.outcome import outcome
+from headrace.lab.simulate.requests import from_calls
 from headrace.lab.simulate.work import StepWork
 from headrace.lab.workload.call import Call
 from headrace.lab.workload.synthesis import Synthesis
@@ -46,19 +46,19 @@ def test_memory_is_what_the_weights_leave():
 
 
 def test_what_does_not_fit_is_refused():
-    with pytest.raises(ConfigError, match="leave no room"):
+    with pytest.raises(ConfigError, match="leave no memory"):
         roofline_machine(Replica(SHAPES["llama-3.1-70b"], H100), CacheOptions(), SchedulerOptions())
-    with pytest.raises(ConfigError, match=r"--max-model-len 2000: .* of 992 tokens"):
+    with pytest.raises(ConfigError, match=r"--max-model-len 2000: .* holds 992 tokens"):
         roofline_machine(
             Replica(LLAMA, H100), CacheOptions(kv_cache_memory_bytes=131_072 * 1000), SchedulerOptions(), 2000
         )
 
 
 def test_memory_for_no_block_is_refused_by_its_name():
-    with pytest.raises(ConfigError, match=r"--kv-cache-memory-bytes 9: a block of 16 tokens takes 2,097,152"):
+    with pytest.raises(ConfigError, match=r"--kv-cache-memory-bytes 9: one block of 16 tokens needs 2,097,152 bytes"):
         roofline_machine(Replica(LLAMA, H100), CacheOptions(kv_cache_memory_bytes=9), SchedulerOptions())
     few = dataclasses.replace(CALIBRATION, kv_tokens=1000)
-    with pytest.raises(ConfigError, match=r"--block-size 1024: .* holds the keys and values of 1000 tokens"):
+    with pytest.raises(ConfigError, match=r"--block-size 1024: .* has a KV cache of 1000 tokens"):
         calibrated_machine(few, CacheOptions(block_size=1024))
 
 
@@ -105,9 +105,9 @@ def test_a_calibration_is_a_machine_too(tmp_path):
     assert alone.front.request_seconds == 0.0
     work = StepWork(4, 4, 4, 4, 4)
     assert alone.device.host_seconds(work) == pytest.approx(HOST[0] + 4 * HOST[1]), "nobody is written to"
-    with pytest.raises(ConfigError, match="No such file"):
+    with pytest.raises(ConfigError, match="no such file"):
         read_calibration(tmp_path / "none")
-    with pytest.raises(ConfigError, match="says how many tokens"):
+    with pytest.raises(ConfigError, match="which has the size of the KV cache"):
         calibrated_machine(calibration, CacheOptions(kv_cache_memory_bytes=1))
 
 
@@ -153,9 +153,9 @@ def test_a_host_tier_is_simulated_and_what_is_not_known_is_refused():
     assert sizes.host_bytes_per_second == H100.host_bandwidth
     assert make_fleet(plans, cache, machine).replicas[0].engine.scheduler.pool.lower is not None
     assert lower_tiers(CacheOptions(), machine) is None
-    with pytest.raises(ConfigError, match="disks are not simulated"):
+    with pytest.raises(ConfigError, match="a disk tier cannot be simulated"):
         lower_tiers(CacheOptions(kv_offload_path="x"), machine)
-    with pytest.raises(ConfigError, match="one block takes 2097152"):
+    with pytest.raises(ConfigError, match="one block needs 2097152"):
         lower_tiers(CacheOptions(kv_offload_bytes=1000), machine)
-    with pytest.raises(ConfigError, match="not known how fast its host memory is"):
+    with pytest.raises(ConfigError, match=r"the host bandwidth of .* is not known"):
         lower_tiers(cache, calibrated_machine(CALIBRATION, CacheOptions()))

@@ -97,7 +97,7 @@ def test_a_missing_server_costs_no_line(tmp_path: Path, monkeypatch: pytest.Monk
     flags = ["-i", str(tmp_path / "in"), "-o", str(tmp_path / "out"), "--url", "http://127.0.0.1:9"]
     result = CliRunner().invoke(app, flags)
     assert result.exit_code == 130
-    assert "Run the same command again to go on" in result.stderr
+    assert "Run the same command again to continue" in result.stderr
     assert (tmp_path / "out").read_bytes() == b""
 
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import csv
 import dataclasses
 import json
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -18,7 +20,7 @@ from headrace.lab.bench.engine import EngineTarget
 from headrace.lab.bench.record import Record, Target
 from headrace.lab.bench.spec import Spec
 from headrace.lab.workload import Prompt, Work
-from tests.doubles.engines import hashing_engine
+from headrace.testing.engines import hashing_engine
 
 
 def hashing_target(spec: Spec, given: Options) -> Target:
@@ -45,7 +47,7 @@ def test_throughput_prints_a_table_and_writes_what_it_takes_to_repeat_it(tmp_pat
     output = tmp_path / "run.json"
     result = run("throughput", *SMALL, "--output", str(output), "--goodput", "ttft:60 e2e:60")
     assert result.exit_code == 0
-    assert "output tok/s" in result.output
+    assert "output tokens/s" in result.output
     told = json.loads(output.read_text())
     assert told["settings"]["dataset"] == {
         "name": "fixed",
@@ -67,7 +69,7 @@ def test_throughput_prints_a_table_and_writes_what_it_takes_to_repeat_it(tmp_pat
 
 
 def test_a_report_that_cannot_be_written_is_told_in_one_line(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"--output .*: Is a directory"):
+    with pytest.raises(ConfigError, match=r"--output .* cannot be written: is a directory"):
         run("throughput", *SMALL, "--output", str(tmp_path))
 
 
@@ -76,7 +78,8 @@ def test_compare_alternates_and_tells_ratios(tmp_path: Path) -> None:
     targets = ("--target", "a=headrace", "--target", "b=headrace-static", "--rounds", "2")
     result = run("compare", *targets, *SMALL, "--dataset-name", "log-normal", "--output", str(output))
     assert result.exit_code == 0
-    assert "b to a, medians of 2 rounds" in result.output
+    assert "ratios: medians of 2 rounds" in result.output
+    assert re.search(r"output tokens/s[ │]+\S+[ │]+\S+[ │]+\d+\.\d\dx", result.output)
     told = json.loads(output.read_text())
     assert [each["target"] for each in told["runs"]] == ["a", "b", "a", "b"]
     assert told["ratios"]["b"]["output_tokens_per_second"] > 0
@@ -91,7 +94,7 @@ def test_compare_alternates_and_tells_ratios(tmp_path: Path) -> None:
     ("words", "message"),
     [
         (("throughput", "--goodput", "speed:1"), "speed:1"),
-        (("throughput", "--goodput", "ttft"), "NAME:SECONDS"),
+        (("throughput", "--goodput", "ttft"), "NAME:DURATION"),
         (("throughput", "--dataset-name", "nothing"), "high-variance"),
         (("throughput", "--dataset-name", "jsonl"), "path"),
         (("throughput", "--backend", "magic"), "magic"),
@@ -103,8 +106,8 @@ def test_compare_alternates_and_tells_ratios(tmp_path: Path) -> None:
         (("serve", "--model", "toy", "--request-rate", "0"), "--request-rate 0.0: .* above 0"),
         (("serve", "--model", "toy", "--request-rate", "nan"), "--request-rate nan: .* above 0"),
         (("serve", "--model", "toy", "--burstiness", "inf"), "--burstiness inf: .*finite"),
-        (("throughput", "--goodput", "ttft:-1"), "ttft:-1: .* above 0"),
-        (("throughput", "--goodput", "e2e:nan"), "e2e:nan: .* above 0"),
+        (("throughput", "--goodput", "ttft:-1"), "ttft:-1: .*above 0"),
+        (("throughput", "--goodput", "e2e:nan"), "e2e:nan: .*above 0"),
     ],
 )
 def test_a_wrong_setting_is_said_in_one_line(words: tuple[str, ...], message: str) -> None:
@@ -115,7 +118,7 @@ def test_a_wrong_setting_is_said_in_one_line(words: tuple[str, ...], message: st
 @pytest.mark.parametrize("command", ["latency", "roofline"])
 def test_a_prompt_that_the_model_does_not_take_is_said_with_its_limit(command: str) -> None:
     words = ("--input-len", "100000", "--output-len", "8", "--max-model-len", "256")
-    with pytest.raises(ConfigError, match=r"--input-len 100000 .* 256 \(--max-model-len\)"):
+    with pytest.raises(ConfigError, match=r"--input-len 100000 .* 256 tokens \(--max-model-len\)"):
         run(command, "builtin", *words, "--batch-size", "1", "--kv-cache-memory-bytes", str(16 << 20))
 
 
@@ -202,3 +205,22 @@ def test_latency_runs_its_batch_as_one_however_few_rows_a_step_would_have(tmp_pa
     assert result.exit_code == 0, result.output
     decode = next(kind for kind in json.loads(output.read_text())["steps"] if kind["kind"] == "decode")
     assert decode["wall"]["count"] >= 1
+
+
+def test_each_request_of_each_round_is_a_row_of_the_export(tmp_path: Path) -> None:
+    file = tmp_path / "rows.csv"
+    output = ("--output", str(tmp_path / "run.json"), "--export", str(file))
+    assert run(*two("a=headrace", "b=headrace")[:-1], "2", *SMALL, *output).exit_code == 0
+    rows = list(csv.DictReader(file.open()))
+    assert [(row["run"], row["round"]) for row in rows[::6]] == [
+        ("a", "1"),
+        ("b", "1"),
+        ("a", "2"),
+        ("b", "2"),
+    ]
+    assert all(row["output_tokens"] == "4" and float(row["ttft_seconds"]) > 0 for row in rows)
+
+
+def test_an_export_of_an_unknown_kind_is_refused_before_the_work() -> None:
+    with pytest.raises(ConfigError, match=r"--export rows\.txt: .*\.csv or \.parquet"):
+        run("throughput", *SMALL, "--export", "rows.txt")

@@ -9,9 +9,9 @@ from tests.cli.fake_server import running
 @pytest.mark.parametrize(
     ("target", "told"),
     [
-        ("http://127.0.0.1:9,concurrency=many", "concurrency must be a number"),
-        ("http://127.0.0.1:9,concurrency=0", "concurrency must be a number"),
-        ("transformers-static,batch_size=-1", "batch_size must be a number"),
+        ("http://127.0.0.1:9,concurrency=many", "concurrency: expected a number"),
+        ("http://127.0.0.1:9,concurrency=0", "concurrency: expected a number"),
+        ("transformers-static,batch_size=-1", "batch_size: expected a number"),
         ("transformers-static,colour=red", "has no option colour"),
         ("transformers-static", "no/such/folder does not exist"),
         ("headrace,max_num_seqs=none", "--max-num-seqs"),

@@ -39,9 +39,9 @@ def calibrate(*arguments: object) -> str:
 def test_it_writes_what_it_can_prove(pairs: Path, tmp_path: Path) -> None:
     output = tmp_path / "calibration.json"
     said = calibrate(pairs, "--output", output, "--max-error", 0.04)
-    assert "at most 0.04 of the served answers wrong" in said
+    assert "error bound 0.04 of the served responses" in said
     assert "certified" in said
-    assert "not proved: the labelled rows cannot prove that at most 0.01" in said
+    assert "not certified: the labelled rows cannot prove that at most 0.01" in said
     calibration = Calibration.from_text(output.read_text())
     assert calibration.encoder == "drawn@1"
     assert calibration.strata[0].certificate(0.04, 0.95).bound <= 0.04
@@ -49,7 +49,7 @@ def test_it_writes_what_it_can_prove(pairs: Path, tmp_path: Path) -> None:
 
 def test_it_writes_nothing_that_it_cannot_prove(pairs: Path, tmp_path: Path) -> None:
     output = tmp_path / "calibration.json"
-    with pytest.raises(ConfigError, match="nothing written: the labelled rows cannot prove"):
+    with pytest.raises(ConfigError, match="no calibration was written: the labelled rows cannot prove"):
         calibrate(pairs, "--output", output, "--max-error", 0.0005)
     assert not output.exists()
 
@@ -63,7 +63,7 @@ def test_what_cannot_be_written_is_one_line(pairs: Path, flags: tuple[str, str])
 
 
 def test_settings_that_cannot_be(pairs: Path, tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="--max-error must be between"):
+    with pytest.raises(ConfigError, match="--max-error: expected a number"):
         calibrate(pairs, "--max-error", 1.5)
     with pytest.raises(ConfigError, match="cannot be read"):
         calibrate(tmp_path / "gone.csv")

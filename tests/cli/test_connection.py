@@ -18,6 +18,6 @@ def test_an_answer_that_is_no_object_is_told() -> None:
         transport = httpx.MockTransport(lambda _, text=text: httpx.Response(200, text=text))
         with (
             httpx.Client(transport=transport, base_url="http://x") as client,
-            pytest.raises(ServerError, match="what answers at http://x is no Headrace server"),
+            pytest.raises(ServerError, match="the server at http://x is not a Headrace server"),
         ):
             call(client, "GET", "/v1/cache/warm")

@@ -81,7 +81,7 @@ def test_a_fleet_in_words():
 
 def test_that_none_fits_comes_with_reasons():
     text = run("llama-3.1-70b", "--device", "cpu", "--workload", CHAT, "--requests", 10)
-    assert "no fleet keeps the promise:" in text
+    assert "no fleet meets the latency targets:" in text
     assert "1 x cpu: weights of 141.1 GB" in text
 
 

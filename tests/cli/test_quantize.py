@@ -33,14 +33,14 @@ def run(*words: object) -> str:
 
 def test_a_written_model_is_measured_and_can_be_loaded(tmp_path: Path) -> None:
     shown = run("builtin", "--scheme", "int8", "--method", "rtn", "--output", tmp_path / "few")
-    assert "tokens of the model's own writing" in shown
+    assert "tokens of text that the model generated" in shown
     assert "int8 rtn" in shown
     assert f"written: {tmp_path / 'few'}" in shown
     assert [path.name for path in tmp_path.iterdir()] == ["few"]
     assert len({path.stat().st_mode for path in (tmp_path / "few").iterdir()}) == 1
     again = quantizing.Quantizing("builtin").measure(tmp_path / "few", "again")
     assert again.quality.agreement > 0.9
-    with pytest.raises(ConfigError, match=r"in few bits already \(compressed-tensors\)"):
+    with pytest.raises(ConfigError, match=r"already quantized \(compressed-tensors\)"):
         run(tmp_path / "few", "--report")
 
 
@@ -55,7 +55,7 @@ def test_what_is_past_the_bounds_is_not_written_unless_forced(
     with pytest.raises(ConfigError, match=r"divergence is 0.*, more than 0\.0: nothing is written"):
         run(*asked)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["text"]
-    assert "past the bounds" in run(*asked, "--force")
+    assert "exceeds the quality limits" in run(*asked, "--force")
     assert (few / "config.json").is_file()
 
 
@@ -70,15 +70,15 @@ def test_a_wrong_output_is_refused_before_the_text_is_written(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(quantizing, "Quantizing", None)
-    with pytest.raises(ConfigError, match="is there already"):
+    with pytest.raises(ConfigError, match="exists already"):
         run("builtin", "--report", "--output", tmp_path)
 
 
 def test_there_must_be_something_to_do_and_something_to_read(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="say --output FOLDER, or --report"):
+    with pytest.raises(ConfigError, match="give --output FOLDER, or --report"):
         run("builtin")
     (tmp_path / "empty").write_text("")
-    with pytest.raises(ConfigError, match="there is too little text in it"):
+    with pytest.raises(ConfigError, match="the file has too little text"):
         run("builtin", "--report", "--calibrate", tmp_path / "empty")
 
 

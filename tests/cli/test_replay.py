@@ -29,7 +29,7 @@ def run(*words, code=0) -> str:
 def test_a_trace_that_agrees_says_so_and_no_more(trace):
     text = run(trace)
     assert re.search(r"recorded  \d+ steps in \d\.\d\d s, 8 requests", text)
-    assert text.endswith("replay    every event as recorded\n")
+    assert text.endswith("replay    all events are as recorded\n")
     assert "step 0" not in text
 
 
@@ -55,7 +55,7 @@ def test_one_request(trace):
 def test_other_settings_are_compared(trace):
     text = run(trace, "--policy", "fcfs", "--set", "max-num-seqs=1")
     assert "scheduling_policy=fcfs, max-num-seqs=1" in re.sub(r"\s+", " ", text.replace("┃", " "))
-    assert "reckoned, unchanged" in text
+    assert "simulated, unchanged" in text
     assert "preemptions" in text
 
 
@@ -64,7 +64,7 @@ def test_other_settings_are_compared(trace):
     [
         (["--set", "fcfs"], "--set fcfs: expected NAME=VALUE"),
         (["--policy", "random"], "scheduling_policy=random"),
-        (["--policy", "fcfs", "--from", "1"], "compare whole lives"),
+        (["--policy", "fcfs", "--from", "1"], "compare whole runs"),
     ],
 )
 def test_what_makes_no_sense_is_one_line(trace, words, message):
@@ -76,7 +76,7 @@ def test_a_file_that_is_no_trace_is_one_line(tmp_path):
     (tmp_path / "x").write_text("{}\n")
     with pytest.raises(ConfigError, match=r"x:1: this is no trace"):
         run(tmp_path / "x")
-    with pytest.raises(ConfigError, match="No such file"):
+    with pytest.raises(ConfigError, match="no such file"):
         run(tmp_path / "y")
 
 
@@ -103,7 +103,7 @@ def test_a_life_that_differs_is_shown_and_fails(trace):
 def test_a_cache_that_was_taken_over_is_mentioned(trace):
     first, *rest = trace.read_text().splitlines(keepends=True)
     trace.write_text(first + '{"adopted": 1200}\n' + "".join(rest))
-    assert "note      it began with 1,200 blocks of an earlier run" in run(trace)
+    assert "note      the run began with 1,200 blocks of an earlier run" in run(trace)
 
 
 def test_a_cut_trace_says_why(trace):

@@ -83,8 +83,8 @@ def test_requests_and_prompts_are_handed_over_and_waited_for(server, tmp_path):
     }
     assert [len(body["requests"]) for body in rest] == [AT_ONCE, 1]
     assert rest[0]["requests"][0]["url"] == "/v1/completions"
-    assert "until there is time: others are using the server" in result.stdout
-    assert "done         2 computed, 0 kept already, 0 refused" in result.stdout
+    assert "the server is busy with other requests" in result.stdout
+    assert "done         2 computed, 0 cached already, 0 rejected" in result.stdout
 
 
 def test_without_waiting_it_returns_at_once(server, tmp_path):

@@ -21,8 +21,8 @@ from headrace.core.scheduler.admission import Continuous
 from headrace.core.sequence import Sequence
 from headrace.core.tenancy.classes import CLASSES
 from headrace.core.tenancy.fair_share import ShareLedger
-from tests.doubles.engines import Record, drain, hashing_engine
-from tests.doubles.hashing_runner import expected_tokens
+from headrace.testing.engines import Record, drain, hashing_engine
+from headrace.testing.hashing_runner import expected_tokens
 from tests.doubles.scenes import request
 
 

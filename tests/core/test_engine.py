@@ -3,8 +3,8 @@ from __future__ import annotations
 import pytest
 
 from headrace.core.request import FinishReason
-from tests.doubles.engines import Record, drain, hashing_engine
-from tests.doubles.hashing_runner import HashingRunner
+from headrace.testing.engines import Record, drain, hashing_engine
+from headrace.testing.hashing_runner import HashingRunner
 from tests.doubles.scenes import request, step
 
 

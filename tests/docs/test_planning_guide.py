@@ -40,4 +40,4 @@ def test_commands(words, tmp_path, monkeypatch):
     result = CliRunner().invoke(app, words[1:], catch_exceptions=False, env={"COLUMNS": "200"})
     assert result.exit_code == 0, result.output
     assert "tokens that fit" in result.output
-    assert ("promise" in result.output) == ("--workload" in words or "--trace" in words)
+    assert ("targets" in result.output) == ("--workload" in words or "--trace" in words)

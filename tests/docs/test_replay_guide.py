@@ -35,4 +35,4 @@ def test_commands(words, tmp_path, monkeypatch):
     result = CliRunner().invoke(app, known, catch_exceptions=False, env={"COLUMNS": "160"})
     assert result.exit_code == 0, result.output
     assert "8 requests" in result.output
-    assert ("reckoned, unchanged" in result.output) == ("--policy" in words or "--set" in words)
+    assert ("simulated, unchanged" in result.output) == ("--policy" in words or "--set" in words)

@@ -2,24 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from headrace.core.engine import Engine
 from headrace.core.events import Admitted, Chunked, Skipped
 from headrace.core.plan import StepPlan
-from headrace.core.request import Request, SamplingParams
-from tests.doubles.engines import Record
+from headrace.testing.engines import Record
+from headrace.testing.requests import make_request as request
 
-
-def request(
-    id: str, tokens: int | tuple[int, ...] = 4, *, max_tokens: int | None = 4, **fields: Any
-) -> Request:
-    """A request; a number of tokens stands for a prompt that shares no prefix with another id's."""
-    if isinstance(tokens, int):
-        first = 1000 + sum(ord(letter) << (8 * i) for i, letter in enumerate(id))
-        tokens = (first, *range(1, tokens))
-    params = fields.pop("params", None) or SamplingParams(max_tokens=max_tokens)
-    return Request(id=id, tokens=tokens, params=params, **fields)
+__all__ = ["admitted", "chunks", "plans", "request", "skips", "step"]
 
 
 def step(engine: Engine, record: Record, count: int = 1, now: float = 0.0) -> None:

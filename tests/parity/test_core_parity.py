@@ -10,8 +10,8 @@ from headrace.core.events import Admitted, Chunked, Preempted
 from headrace.core.knobs import Knobs
 from headrace.core.request import Request
 from headrace.core.scheduler.admission import StaticBatch
-from tests.doubles.engines import Record, drain, hashing_engine
-from tests.doubles.hashing_runner import expected_tokens
+from headrace.testing.engines import Record, drain, hashing_engine
+from headrace.testing.hashing_runner import expected_tokens
 from tests.doubles.scenes import request
 
 PLAIN = {"num_blocks": 400, "max_num_seqs": 16, "max_model_len": 64}

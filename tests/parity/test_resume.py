@@ -9,7 +9,7 @@ import pytest
 
 from headrace.core.events import Admitted, Preempted
 from headrace.core.request import FinishReason
-from tests.doubles.engines import Record, drain, hashing_engine
+from headrace.testing.engines import Record, drain, hashing_engine
 from tests.doubles.scenes import request
 from tests.parity import test_local_runner as local
 from tests.parity.test_core_parity import WAYS, crowd, texts

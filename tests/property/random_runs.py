@@ -20,8 +20,8 @@ from headrace.core.scheduler.admission import Continuous, StaticBatch
 from headrace.core.scheduler.running_set import MAX_PREEMPTIONS
 from headrace.core.tenancy.classes import CLASSES
 from headrace.core.tenancy.fair_share import ShareLedger
-from tests.doubles.engines import Record, drain, hashing_engine
-from tests.doubles.hashing_runner import VOCAB, expected_tokens
+from headrace.testing.engines import Record, drain, hashing_engine
+from headrace.testing.hashing_runner import VOCAB, expected_tokens
 
 
 class Fickle:

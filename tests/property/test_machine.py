@@ -8,8 +8,8 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 
 from headrace.core.knobs import Knobs
 from headrace.core.request import FinishReason, Request, SamplingParams
-from tests.doubles.engines import Record, drain, hashing_engine
-from tests.doubles.hashing_runner import expected_tokens
+from headrace.testing.engines import Record, drain, hashing_engine
+from headrace.testing.hashing_runner import expected_tokens
 
 SIZES = st.integers(1, 4)
 

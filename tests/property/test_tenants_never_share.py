@@ -36,8 +36,8 @@ from headrace.serve.cache.stores.redis import RedisStore
 from headrace.serve.cache.stores.sqlite import SQLiteStore
 from headrace.serve.cache.stores.tier import Tier
 from headrace.serve.service import Service
-from tests.doubles.engines import hashing_engine
-from tests.doubles.hashing_runner import VOCAB
+from headrace.testing.engines import hashing_engine
+from headrace.testing.hashing_runner import VOCAB
 from tests.serve.cache.semantic.scenes import Words, librarian
 from tests.serve.test_service import read_all, tokens_of
 

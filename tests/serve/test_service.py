@@ -11,8 +11,8 @@ from headrace.core.tenancy.classes import BACKGROUND
 from headrace.core.tenancy.gate import Limits
 from headrace.serve import service as service_file
 from headrace.serve.service import Answer, Refused, Service
-from tests.doubles.engines import hashing_engine
-from tests.doubles.hashing_runner import expected_tokens
+from headrace.testing.engines import hashing_engine
+from headrace.testing.hashing_runner import expected_tokens
 
 SOON = 10.0
 

@@ -7,8 +7,8 @@ import pytest
 from headrace.core.events import Arrived, Emitted, Finished
 from headrace.core.request import FinishReason, Request, SamplingParams
 from headrace.serve.thread import EngineThread
-from tests.doubles.engines import hashing_engine
-from tests.doubles.hashing_runner import expected_tokens
+from headrace.testing.engines import hashing_engine
+from headrace.testing.hashing_runner import expected_tokens
 
 SOON = 10.0
 

@@ -1,8 +1,7 @@
 """A lean streaming client of the OpenAI API: one request in, one `Record` out.
 
-The same client measures every server. It notes when chunks come and reads them when all answers have ended, since a
-server on the same cores lacks what its client takes of them. It accepts no answer that did not end properly, and knows
-the wire only, and no server's peculiarities.
+The same client measures every server. It notes the time of each chunk and parses chunks when all responses have ended,
+because a client on the same cores takes time from its server. A response that does not end properly counts as failed.
 """
 
 from __future__ import annotations
@@ -21,15 +20,15 @@ from headrace.lab.workload import Work
 from headrace.lab.workload.work import is_chat
 
 DELTAS = ("content", "reasoning_content", "reasoning", "tool_calls")
-"""Fields of a chat's chunk that are parts of its answer; thoughts and calls are computed like text."""
+"""Fields of a chat chunk that carry output; reasoning and tool calls are generated like text."""
 
 
 @dataclass(frozen=True, slots=True)
 class Endpoint:
-    """Where to ask and how. ``extra`` is added to every body (``{"return_token_ids": true}`` ...).
+    """Address, model and options of requests. ``extra`` is added to every body (``{"return_token_ids": true}`` ...).
 
-    Without ``keep_alive`` every request has a connection of its own: some servers close one that they had promised to
-    keep, just as the next request is sent.
+    Without ``keep_alive`` every request has a connection of its own: some servers close a kept connection just as the
+    next request is sent.
     """
 
     url: str
@@ -44,12 +43,12 @@ class Endpoint:
         return f"{self.url.rstrip('/').removesuffix('/v1')}/v1/{path}"
 
     def headers(self, work: Work) -> dict[str, str]:
-        """Who asks: the key, and the tenant where the workload names one."""
+        """Headers: the API key, and the tenant if the workload has one."""
         headers = {"Authorization": f"Bearer {self.api_key}"} if self.api_key else {}
         return headers | ({"X-Tenant-Id": work.tenant} if work.tenant != "default" else {})
 
     def body(self, work: Work) -> dict[str, Any]:
-        """The request as JSON; fields beyond OpenAI's appear only where the work needs them."""
+        """The request as JSON; it has fields beyond OpenAI's only if the work needs them."""
         body: dict[str, Any] = {
             "model": self.model,
             "max_tokens": work.max_tokens,
@@ -71,7 +70,7 @@ class Endpoint:
 
 
 class Answer:
-    """The stream of one answer, taken piece by piece; times are the caller's. What it says is known after `read`."""
+    """The stream of one response, fed piece by piece with times. Its content is known after `read`."""
 
     def __init__(self) -> None:
         self.times: list[float] = []
@@ -81,21 +80,23 @@ class Answer:
         self._pieces: list[tuple[bytes, float]] = []
         self._pending = b""
         self._token_ids = 0
+        self._generated = False
         self._ends = 0
         self._ended: float | None = None
+        self._began: float | None = None
         self._prompt_tokens = self._output_tokens = self._cached_tokens = 0
 
     def feed(self, data: bytes, now: float) -> None:
-        """Takes bytes in whatever pieces the network gave."""
+        """Takes bytes as they arrive from the network."""
         self._pieces.append((data, now))
 
     def read(self) -> None:
-        """Reads what was taken; a chunk counts when its line is whole."""
+        """Parses the bytes that were fed; a chunk counts when its line is complete."""
         pieces, self._pieces = self._pieces, []
         for data, now in pieces:
             lines = (self._pending + data).split(b"\n")
             self._pending = lines.pop()
-            carried, ends = False, self._ends
+            carried, ends, self._generated = False, self._ends, False
             for line in lines:
                 line = line.rstrip(b"\r")
                 if line.startswith(b"data:") and self._chunk(line[5:].strip()):
@@ -104,9 +105,11 @@ class Answer:
                 self.times.append(now)
             if self._ends > ends:
                 self._ended = now
+            if self._generated and self._began is None:
+                self._began = now
 
     def _chunk(self, payload: bytes) -> bool:
-        """Reads one event; whether it carried a part of the answer."""
+        """Parses one event; returns whether it carried output."""
         if payload == b"[DONE]":
             self.done = True
             return False
@@ -117,7 +120,7 @@ class Answer:
         if not isinstance(chunk, dict):
             self.error = self.error or f"not a JSON object: {payload[:80]!r}"
             return False
-        if error := chunk.get("error"):  # some servers send an object, as OpenAI does, others the text alone
+        if error := chunk.get("error"):  # some servers send an object, as OpenAI does, others only the text
             self.error = str(error.get("message", error) if isinstance(error, dict) else error)
             return False
         if usage := chunk.get("usage"):
@@ -132,15 +135,17 @@ class Answer:
             token_ids = choice.get("token_ids") or ()
             self._token_ids += len(token_ids)
             delta = choice.get("delta") or {}
+            # A chunk that only names the role comes before any token; all others follow a token.
+            self._generated = self._generated or bool(reason) or "role" not in delta
             parts = (token_ids, choice.get("text"), *(delta.get(part) for part in DELTAS))
             carried = carried or any(parts)
         return carried
 
     def record(self, work: Work, arrived: float, finished: float, error: str = "") -> Record:
-        """What was seen, once the stream has ended; an unfinished one is an error."""
+        """The record of the request once the stream has ended; an incomplete stream is an error."""
         try:
             self.read()
-        except Exception as odd:  # whatever a server says, the other answers count
+        except Exception as odd:  # one malformed response must not end the measurement
             self.error = self.error or f"an event that cannot be read: {type(odd).__name__}: {odd}"
         error = error or self.error
         if not error and not (self.done and self.finish_reason):
@@ -149,11 +154,14 @@ class Answer:
         if not error and self._token_ids and output != self._token_ids:
             error = f"usage says {output} tokens, the stream carried {self._token_ids}"
         error = error or wrong_length(work, output)
+        times = tuple(self.times)
+        if not times and output and self._began is not None:
+            times = (self._began,)  # no token decoded to text: the first chunk after the role came with one
         return Record(
             id=work.id,
             arrived=arrived,
             finished=finished,
-            token_seconds=tuple(self.times),
+            token_seconds=times,
             ended=self._ended,
             prompt_tokens=self._prompt_tokens,
             output_tokens=output,
@@ -172,9 +180,9 @@ async def ask(
     arrived: float,
     clock: Callable[[], float],
 ) -> Callable[[], Record]:
-    """One request; what it returns makes the record, when there is time for that.
+    """Sends one request; the result makes the record later, when nothing is measured.
 
-    Nothing is raised for what a server does: it is recorded.
+    Errors of the server are recorded, not raised.
     """
     answer = Answer()
     refusal: list[bytes] = []
@@ -190,7 +198,7 @@ async def ask(
     try:
         async with asyncio.timeout(endpoint.timeout_seconds):
             status = await connections.post(path, endpoint.headers(work), body, told)
-    except Exception as error:  # whatever a server or the network does, the other requests go on
+    except Exception as error:  # one failed request must not end the others
         return partial(answer.record, work, arrived, clock(), f"{type(error).__name__}: {error}")
     why = b"".join(refusal).decode(errors="replace")[:500]
     return partial(answer.record, work, arrived, clock(), "" if status == 200 else f"HTTP {status}: {why}")

@@ -1,7 +1,7 @@
-"""HTTP for a load generator: a request goes out, and each piece of its answer is told the moment it is there.
+"""HTTP for a load generator: sends a request, and passes each piece of the response on as soon as it arrives.
 
-A client beside its server takes cores from what it measures, so nothing stands between the socket and whoever
-reads: httptools parses, and no task is woken before an answer is whole. It knows nothing of what is asked.
+A client on the same machine takes CPU time from the server, so the path is short: httptools parses, and no task is
+woken before a response is complete.
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ class Connection(asyncio.Protocol):
         self._whole: asyncio.Future[int] | None = None
 
     async def send(self, request: bytes, told: Told) -> int:
-        """Send a whole request, return the status once its answer is whole.
+        """Send a request; return the status once its response is complete.
 
         Raises:
-            ConnectionError: the connection ended before the answer did, or what came is not HTTP.
+            ConnectionError: the connection ended before the response did, or the response is not HTTP.
         """
         assert self._transport is not None
         self._status, self._framed, self._told = 0, False, told
@@ -43,7 +43,7 @@ class Connection(asyncio.Protocol):
         return await self._whole
 
     def close(self) -> None:
-        """Hang up, at once."""
+        """Close the connection at once."""
         self.usable = False
         if self._transport is not None:
             self._transport.abort()
@@ -56,7 +56,7 @@ class Connection(asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         try:
             self._parser.feed_data(data)
-        except HttpParserError as error:  # its context is what the one who was told raised, if that was it
+        except HttpParserError as error:  # its context is the error of the receiver, if there was one
             self._end(
                 error.__context__
                 if isinstance(error.__context__, Exception)
@@ -69,7 +69,9 @@ class Connection(asyncio.Protocol):
         if self._status and not self._framed and exc is None:
             self._end(None)
         else:
-            self._end(exc or ConnectionResetError("the server closed the connection before the answer's end"))
+            self._end(
+                exc or ConnectionResetError("the server closed the connection before the end of the response")
+            )
 
     # What the parser calls.
 
@@ -84,7 +86,7 @@ class Connection(asyncio.Protocol):
             self._told(self._status, data)
 
     def on_message_complete(self) -> None:
-        if self._status >= 200:  # an interim answer is not the answer
+        if self._status >= 200:  # an interim response is not the response
             self.usable = self._parser.should_keep_alive()
             self._end(None)
 
@@ -99,7 +101,7 @@ class Connection(asyncio.Protocol):
 
 
 class Connections:
-    """As many connections to one server as there are requests at once; used again unless told otherwise.
+    """As many connections to one server as there are requests at once; reused with ``keep_alive``.
 
     ``url`` gives scheme, host and port.
 
@@ -118,11 +120,11 @@ class Connections:
         self._idle: list[Connection] = []
 
     async def post(self, path: str, headers: dict[str, str], body: bytes, told: Told) -> int:
-        """Send a body of JSON to ``path``; ``told`` hears each piece of the answer, whose status comes back.
+        """Send a JSON body to ``path``; ``told`` gets each piece of the response, whose status is returned.
 
         Raises:
-            OSError: no connection, or one that ended before the answer did.
-            ValueError: a header that would be several.
+            OSError: no connection, or one that ended before the response did.
+            ValueError: a header with a line break.
         """
         lines = {
             "Host": self._authority,
@@ -133,7 +135,7 @@ class Connections:
             lines["Connection"] = "close"
         lines |= headers
         if any("\r" in line or "\n" in line for line in (path, *lines.values())):
-            raise ValueError("a path or header of several lines")
+            raise ValueError("a path or header must not contain line breaks")
         head = "".join(f"{name}: {value}\r\n" for name, value in lines.items())
         connection = await self._connect()
         try:
@@ -148,7 +150,7 @@ class Connections:
         return status
 
     def close(self) -> None:
-        """Hang up all that wait for a request."""
+        """Close all idle connections."""
         while self._idle:
             self._idle.pop().close()
 

@@ -1,8 +1,7 @@
-"""An engine in this process as a target: `core.engine`'s loop driven as fast as it goes.
+"""An engine in this process as a target: the loop of `core.engine`, driven as fast as possible.
 
-A token's time is the end of the step that committed it, so TTFT and inter-token latency are exact. Prompts
-are encoded before the clock starts and answers are not decoded: this is the engine's own speed. It knows the
-loop's signature and no runner.
+A token's time is the end of the step that committed it, so TTFT and inter-token latency are exact. Prompts are encoded
+before the clock starts and outputs are not decoded, so the result is the speed of the engine itself.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ DELIVERED = (FinishReason.STOP, FinishReason.LENGTH)
 
 
 class Loop(Protocol):
-    """What is asked of `core.engine.Engine`."""
+    """The methods of `core.engine.Engine` that a target needs."""
 
     def submit(self, request: Request, now: float) -> None: ...
 
@@ -36,9 +35,8 @@ class Loop(Protocol):
 class EngineTarget:
     """A `record.Target` around an engine.
 
-    ``encode`` turns a prompt into token ids. ``before`` is called ahead of every run and should forget
-    cached prefixes, so that a second round is as cold as the first. ``watchers`` see every event; ``close``
-    is called at the end.
+    ``encode`` turns a prompt into token ids. ``before`` is called before every run and should clear the prefix cache,
+    so that each round begins with an empty one. ``watchers`` receive every event; ``close`` is called at the end.
     """
 
     def __init__(
@@ -54,6 +52,7 @@ class EngineTarget:
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         self.name = name
+        self.completed = 0
         self._loop = loop
         self._encode = encode
         self._eos = eos_token_ids
@@ -66,6 +65,7 @@ class EngineTarget:
 
     def run(self, work: Sequence[Work]) -> list[Record]:
         self._before()
+        self.completed = 0
         self._runs += 1
         self._waste = KvWaste()
         due = deque(sorted((self._request(each) for each in work), key=lambda request: request.arrived))
@@ -104,7 +104,7 @@ class EngineTarget:
             while due and due[0].arrived <= now - began:
                 request = due.popleft()
                 open_[request.id] = (request, [])
-                # The engine's clock is absolute: to a request that came at 0 of the run it would owe all its uptime.
+                # The engine's clock is absolute: an arrival of 0 would count its whole uptime as waiting time.
                 self._loop.submit(dataclasses.replace(request, arrived=began + request.arrived), now)
             events = self._loop.step(now)
             after = self._clock()
@@ -117,11 +117,12 @@ class EngineTarget:
                 elif type(event) is Finished:
                     request, times = open_.pop(event.request_id)
                     records[event.request_id] = _record(event, request, times, after - began)
+                    self.completed += 1
             self._rest(due, bool(open_), began)
         return records
 
     def _rest(self, due: deque[Request], busy: bool, began: float) -> None:
-        """Sleeps until there is something to do."""
+        """Sleeps until the next arrival or wake-up."""
         now = self._clock()
         wake = self._loop.wake_at(now) if busy else None
         if due:

@@ -1,7 +1,7 @@
 """Where the time of a step goes: planning, preparing, the model's forward, sampling, committing.
 
-A stopwatch stands between engine and runner and sees both ends of every call; what happens inside a launch
-the runner says itself, by phase. It knows the two ports only, so it times any runner.
+A stopwatch between engine and runner times every call. The runner itself reports the phases inside a call. Only the
+ports are used, so any runner can be timed.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from headrace.lab.bench.stats import Spread, spread
 
 
 class Stopwatch:
-    """A `core.ports.Runner` that passes everything on and notes when calls began and ended.
+    """A `core.ports.Runner` that forwards all calls and records when they began and ended.
 
     ``began`` is the start of the last `launch`, ``ended`` the end of the last `collect`; ``launching`` and
     ``collecting`` sum the seconds within them.
@@ -47,16 +47,16 @@ class Stopwatch:
 
 
 class NotOneBatch(RuntimeError):
-    """Requests that were to decode side by side did not: not enough slots or blocks, or answers too short for it."""
+    """The requests did not decode as one batch: too few slots or blocks, or outputs too short."""
 
 
 @dataclass(frozen=True, slots=True)
 class StepTimes:
     """Steps of one kind: how long they took, and the mean seconds of each part of a step.
 
-    ``parts`` are ``plan``, ``launch``, ``collect`` and ``commit``, which add up to a step where the engine
-    overlaps nothing; ``phases`` are the runner's own, which lie inside ``launch`` and ``collect`` or, in a
-    background thread, beside them.
+    ``parts`` are ``plan``, ``launch``, ``collect`` and ``commit``, which add up to a step if the engine overlaps
+    nothing. ``phases`` are the runner's own, inside ``launch`` and ``collect`` or, in a background thread, parallel
+    to them.
     """
 
     kind: str
@@ -66,7 +66,7 @@ class StepTimes:
 
     @property
     def outside_forward(self) -> float:
-        """Mean seconds of a step in which the model's forward was not running."""
+        """Mean seconds of a step outside the model's forward pass."""
         return self.wall.mean - self.phases.get("forward", 0.0)
 
 
@@ -77,9 +77,9 @@ def time_steps(
     requests: Sequence[Request],
     clock: Callable[[], float] = time.perf_counter,
 ) -> list[StepTimes]:
-    """Runs one batch to its end and times its steps, those that prefill apart from those that only decode.
+    """Runs one batch to its end and times its steps: those that prefill, and those that only decode.
 
-    All requests come at once; decode steps count while every request decodes. ``phases`` reads the runner's
+    All requests arrive at once; decode steps count while every request decodes. ``phases`` reads the runner's
     cumulative seconds by phase (of a `LocalRunner`: its ``seconds``).
 
     Raises:
@@ -109,7 +109,7 @@ def time_steps(
             bin_.add(end - start, parts, {name: total - before[name] for name, total in phases().items()})
     if not decode.walls:
         raise NotOneBatch(
-            f"no step decoded all {len(requests)} requests: raise max_num_seqs or the KV memory"
+            f"no step decoded all {len(requests)} requests: raise --max-num-seqs or --kv-cache-memory-bytes"
         )
     return [prefill.times("prefill"), decode.times("decode")]
 
@@ -150,7 +150,7 @@ def latency_table(times: Sequence[StepTimes], title: str) -> Table:
         ("step, p99", lambda t: t.wall.p99),
         *((f"  {name}", lambda t, name=name: t.parts.get(name, 0.0)) for name in times[0].parts),
         *((f"  runner: {name}", lambda t, name=name: t.phases.get(name, 0.0)) for name in times[0].phases),
-        ("outside the forward", lambda t: t.outside_forward),
+        ("outside the forward pass", lambda t: t.outside_forward),
     ]
     for label, read in rows:
         cells = [f"{1000 * read(t):.3f} ({100 * read(t) / t.wall.mean:.0f} %)" for t in times]

@@ -1,7 +1,7 @@
-"""Offering load to a server: requests when they are due, or as many at once as a closed loop has.
+"""Load on a server: requests at given times (open loop), or a fixed number at once (closed loop).
 
-An open loop sends when the workload says, however the server fares, and counts from then: the requests that
-an overloaded server makes wait are exactly those that a closed loop would never send (coordinated omission).
+An open loop sends at the workload's times and counts from then, even if the server is slow. A closed loop would not
+send the requests that an overloaded server delays (coordinated omission).
 """
 
 from __future__ import annotations
@@ -20,14 +20,20 @@ from headrace.lab.workload import Work
 if sys.platform == "win32":
     from asyncio import run as run_loop
 else:
-    from uvloop import run as run_loop  # what the client takes of the cores, its server lacks
+    from uvloop import run as run_loop  # the client takes CPU time from a server on the same machine
 
 
-async def offer(endpoint: Endpoint, work: Sequence[Work], concurrency: int | None = None) -> list[Record]:
-    """Sends all of ``work`` and waits for every answer; records come back in the order of ``work``.
+async def offer(
+    endpoint: Endpoint,
+    work: Sequence[Work],
+    concurrency: int | None = None,
+    completed: Callable[[], None] = lambda: None,
+) -> list[Record]:
+    """Sends all of ``work`` and waits for every response; records are in the order of ``work``.
 
     With ``concurrency`` no more than that many requests are open at once: of requests that are all due at
-    the start that makes a closed loop, whose clock for each request starts when it is sent.
+    the start that makes a closed loop, whose clock for each request starts when it is sent. ``completed`` is called
+    when a request has ended.
 
     Raises:
         ValueError: the endpoint's URL is not one of HTTP.
@@ -44,7 +50,9 @@ async def offer(endpoint: Endpoint, work: Sequence[Work], concurrency: int | Non
         await asyncio.sleep(max(0.0, each.arrival - clock()))
         async with slots:
             arrived = clock() if closed else each.arrival
-            return await ask(connections, endpoint, each, arrived, clock)
+            record = await ask(connections, endpoint, each, arrived, clock)
+            completed()
+            return record
 
     try:
         seen = await asyncio.gather(*(send(each) for each in work))
@@ -54,7 +62,7 @@ async def offer(endpoint: Endpoint, work: Sequence[Work], concurrency: int | Non
 
 
 class ServerTarget:
-    """A `record.Target` behind a URL; ``before`` is called ahead of every run."""
+    """A `record.Target` behind a URL; ``before`` is called before every run."""
 
     def __init__(
         self,
@@ -64,13 +72,18 @@ class ServerTarget:
         before: Callable[[], object] = lambda: None,
     ) -> None:
         self.name = name
+        self.completed = 0
         self._endpoint = endpoint
         self._concurrency = concurrency
         self._before = before
 
     def run(self, work: Sequence[Work]) -> list[Record]:
         self._before()
-        return run_loop(offer(self._endpoint, work, self._concurrency))
+        self.completed = 0
+        return run_loop(offer(self._endpoint, work, self._concurrency, self._count))
+
+    def _count(self) -> None:
+        self.completed += 1
 
     def facts(self) -> dict[str, Any]:
         return {} if self._concurrency is None else {"max_concurrency": self._concurrency}

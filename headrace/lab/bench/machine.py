@@ -1,4 +1,4 @@
-"""What a measurement was made on, so that nobody compares figures of two machines by accident."""
+"""Facts of the machine that a measurement ran on: they show whether two results are comparable."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ LIBRARIES = ("headrace", "torch", "transformers", "numpy", "httptools")
 
 
 def machine_facts() -> dict[str, Any]:
-    """Processor, cores, memory, Python and library versions, threads and load at this moment."""
+    """Processor, cores, memory, Python and library versions, and the current load."""
     return {
         "platform": platform.platform(),
         "processor": _processor(),

@@ -1,7 +1,7 @@
 """Running targets over a workload: one alone, or several in alternating rounds.
 
-Rounds alternate because a machine changes while it is measured (heat, neighbours, caches): two targets that
-take turns see the same changes, two that run one after the other do not.
+Rounds alternate because a machine changes during a measurement (heat, other processes, caches). Targets that take
+turns see the same changes; targets that run one after the other do not.
 """
 
 from __future__ import annotations
@@ -11,14 +11,15 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
+from headrace.lab.bench.figures import FIGURES, ratio
 from headrace.lab.bench.record import Target, wrong_length
 from headrace.lab.bench.report import Run
-from headrace.lab.bench.stats import Summary, median, summarize
+from headrace.lab.bench.stats import median, summarize
 from headrace.lab.workload import Work
 
 
 def measure(target: Target, work: Sequence[Work], slo: Mapping[str, float] | None = None) -> Run:
-    """One run of one target. An answer of another length than its work fixes is an error, whoever gave it."""
+    """One run of one target. A response whose length differs from the one that its work fixes is an error."""
     records = [
         record
         if record.error
@@ -32,8 +33,8 @@ def measure(target: Target, work: Sequence[Work], slo: Mapping[str, float] | Non
 class Comparison:
     """Runs per round, and the medians over rounds of each target's figures divided by the first target's.
 
-    ``ratios[name]`` are of the target called ``name``; a ratio is the median of the per-round ratios, which
-    is what alternation makes meaningful.
+    ``ratios[name]`` are those of the target called ``name``. A ratio is the median of the ratios of each round, which
+    alternation makes meaningful.
     """
 
     rounds: Sequence[Sequence[Run]]
@@ -48,29 +49,18 @@ class Comparison:
         return runs
 
 
-FIGURES: Mapping[str, Callable[[Summary], float]] = {
-    "output_tokens_per_second": lambda s: s.output_tokens_per_second,
-    "requests_per_second": lambda s: s.requests_per_second,
-    "ttft_p50": lambda s: s.ttft.p50,
-    "ttft_p99": lambda s: s.ttft.p99,
-    "tpot_p50": lambda s: s.tpot.p50,
-    "itl_p99": lambda s: s.itl.p99,
-    "e2e_p50": lambda s: s.e2e.p50,
-    "e2e_p99": lambda s: s.e2e.p99,
-}
-
-
 def compare(
     targets: Sequence[Target],
     work: Sequence[Work] | Callable[[int], Sequence[Work]],
     rounds: int = 3,
     slo: Mapping[str, float] | None = None,
     told: Callable[[int, Run], None] = lambda number, run: None,
+    starting: Callable[[int, Target], None] = lambda number, target: None,
 ) -> Comparison:
     """All targets in turn, ``rounds`` times, every second round in reverse order.
 
-    ``work`` may be a function of the round's number: a server that keeps prefixes knows the prompts of the round
-    before. ``told`` hears of each run as it ends.
+    ``work`` may be a function of the round's number, because a server with a prefix cache has the prompts of the round
+    before in it. ``starting`` is called before each run, ``told`` after it.
 
     Raises:
         ValueError: fewer than two targets, two of one name, or no round.
@@ -84,6 +74,7 @@ def compare(
         drawn = work(number) if callable(work) else work
         runs = {}
         for target in order:
+            starting(number, target)
             runs[target.name] = measure(target, drawn, slo)
             told(number, runs[target.name])
         done.append([runs[name] for name in names])
@@ -92,8 +83,11 @@ def compare(
 
 def _ratios(rounds: Sequence[Sequence[Run]], column: int) -> dict[str, float]:
     ratios = {}
-    for figure, read in FIGURES.items():
-        pairs = [(read(runs[0].summary), read(runs[column].summary)) for runs in rounds]
-        quotients = [mine / base for base, mine in pairs if base > 0 and not math.isnan(mine)]
-        ratios[figure] = median(quotients)
+    for figure in FIGURES:
+        quotients = [
+            ratio(figure.read(runs[column].summary), figure.read(runs[0].summary)) for runs in rounds
+        ]
+        known = [quotient for quotient in quotients if not math.isnan(quotient)]
+        if known:
+            ratios[figure.name] = median(known)
     return ratios

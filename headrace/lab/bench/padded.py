@@ -1,9 +1,8 @@
-"""Padded static batching with ``transformers.generate``: what one gets without an inference server.
+"""Padded static batching with ``transformers.generate``, as a baseline without an inference server.
 
-Requests form batches in order of arrival, padded on the left to the longest prompt; a batch decodes until
-its last row is done, and the next one starts then. It is given every fairness: rows stop counting at their
-own end, a row's tokens are available to the caller at the step that drew them, and padding counts as
-nothing in any figure.
+Requests form batches in order of arrival, padded on the left to the longest prompt. A batch decodes until its last row
+is done, then the next one starts. The figures favour the baseline: a row counts until its own end, its tokens are
+available at the step that generated them, and padding is not counted.
 """
 
 from __future__ import annotations
@@ -24,9 +23,9 @@ class NoTransformers(RuntimeError):
 class TransformersStatic:
     """A `record.Target` that decodes padded batches of ``batch_size`` rows.
 
-    ``model`` is a local folder or a hub name; ``dummy`` draws random weights of its shape instead of loading
-    them. ``dtype`` is a name of a torch dtype or ``auto``. ``closed``: a closed loop of ``batch_size`` requests, whose
-    clock for each starts when its batch does, as that of a server's client starts when it is sent.
+    ``model`` is a local folder or a hub name; ``dummy`` draws random weights of its shape instead of
+    loading them. ``dtype`` is a name of a torch dtype or ``auto``. ``closed``: a closed loop of ``batch_size``
+    requests, whose clock for each starts when its batch does, as that of a server's client starts when it is sent.
 
     Raises:
         NoTransformers: transformers is missing.
@@ -51,6 +50,7 @@ class TransformersStatic:
                 'padded static batching needs transformers: pip install "headrace[bench]"'
             ) from None
         self.name = name
+        self.completed = 0
         self._torch = torch
         self._transformers: Any = transformers
         self._batch_size = batch_size
@@ -66,7 +66,7 @@ class TransformersStatic:
         self._model: Any = loaded.to(device).eval()
         told = self._model.generation_config.eos_token_id
         self._eos = [] if told is None else [told] if isinstance(told, int) else list(told)
-        # What a call leaves open is filled from here: a row must end by `_RowEnds` alone.
+        # Defaults of calls come from here: only `_RowEnds` may end a row.
         self._model.generation_config = self._transformers.GenerationConfig(pad_token_id=0)
         self._steps = 0
         self._rows_computed = 0
@@ -77,7 +77,7 @@ class TransformersStatic:
             raise ValueError(
                 "padded static batching is measured greedy: the workload's temperature must be 0"
             )
-        self._steps = self._rows_computed = self._rows_useful = 0
+        self.completed = self._steps = self._rows_computed = self._rows_useful = 0
         ordered = sorted(work, key=lambda each: each.arrival)
         prompts = {each.id: self._encode(each.prompt) for each in work}
         records: dict[str, Record] = {}
@@ -87,6 +87,7 @@ class TransformersStatic:
             time.sleep(max(0.0, batch[-1].arrival - (time.perf_counter() - began)))
             for record in self._batch(batch, [prompts[each.id] for each in batch], began):
                 records[record.id] = record
+            self.completed += len(batch)
         return [records[each.id] for each in work]
 
     def facts(self) -> dict[str, Any]:
@@ -143,7 +144,7 @@ class TransformersStatic:
 
 
 class _RowEnds:
-    """A stopping criterion that ends each row at its own limit or end token, and notes every step's time."""
+    """A stopping criterion that ends each row at its own limit or end token, and records the time of every step."""
 
     def __init__(self, torch: Any, batch: Sequence[Work], eos: Sequence[int], began: float) -> None:
         self._torch = torch

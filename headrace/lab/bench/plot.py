@@ -1,12 +1,14 @@
-"""One picture of runs: throughput, and how their latencies are distributed."""
+"""Plots of benchmark runs: throughput with its spread over rounds, and the distribution of each latency."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import textwrap
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from headrace.lab.bench.report import Run
+from headrace.lab.bench.stats import median
 
 
 class NoPlots(RuntimeError):
@@ -30,42 +32,92 @@ def load_pyplot() -> Any:
 
 
 def plot(runs: Sequence[Run], path: Path, title: str) -> None:
-    """Writes a PNG with output tok/s as bars and TTFT, ITL and E2E as cumulative curves.
+    """Writes a PNG: output tokens per second as bars, and TTFT, TPOT, ITL and E2E as cumulative curves.
+
+    Several runs of one target are its rounds: the bar is their median, the error bar reaches from the slowest to the
+    fastest, and the curves hold the requests of all rounds.
 
     Raises:
         NoPlots: matplotlib is missing.
     """
     pyplot = load_pyplot()
-    from matplotlib import ticker
-
-    figure, axes = pyplot.subplots(1, 4, figsize=(16, 4), layout="constrained")
-    figure.suptitle(title)
-    names = [run.target for run in runs]
-    bars = axes[0].bar(range(len(runs)), [run.summary.output_tokens_per_second for run in runs])
-    axes[0].bar_label(bars, fmt="%.0f")
-    axes[0].set_xticks(range(len(runs)), names, rotation=15)
-    axes[0].set_ylabel("output tok/s")
-    for axis, quantity in zip(axes[1:], ("TTFT", "ITL", "E2E"), strict=True):
-        for run in runs:
-            values = _values(run, quantity)
-            if values:
-                axis.step(values, [(i + 1) / len(values) for i in range(len(values))], label=run.target)
-        axis.set_xlabel(f"{quantity}, seconds")
-        axis.set_ylabel("share of requests" if quantity != "ITL" else "share of gaps")
-        axis.set_xscale("log")
-        axis.xaxis.set_minor_formatter(ticker.NullFormatter())
-        axis.grid(alpha=0.3)
-    if axes[1].lines:
-        axes[1].legend()
+    rounds: dict[str, list[Run]] = {}
+    for run in runs:
+        rounds.setdefault(run.target, []).append(run)
+    figure, axes = pyplot.subplots(1, 5, figsize=(20, 4.6), layout="constrained")
+    set_title(figure, title)
+    colors = [f"C{number}" for number in range(len(rounds))]
+    _bars(axes[0], rounds, colors)
+    for axis, quantity in zip(axes[1:], ("TTFT", "TPOT", "ITL", "E2E"), strict=True):
+        for (target, each), color in zip(rounds.items(), colors, strict=True):
+            curve(axis, [1000.0 * value for run in each for value in _values(run, quantity)], target, color)
+        label_latency(axis, quantity)
+    legend_below(figure, axes[1])
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path, dpi=110)
     pyplot.close(figure)
 
 
+def curve(axis: Any, values: Sequence[float], label: str, color: str, points: int = 2000) -> None:
+    """A cumulative distribution of at most so many points."""
+    ordered = sorted(values)
+    if not ordered:
+        return
+    stride = max(1, len(ordered) // points)
+    shares = [(place + 1) / len(ordered) for place in range(len(ordered))]
+    axis.step(
+        [*ordered[::stride], ordered[-1]], [*shares[::stride], 1.0], where="post", label=label, color=color
+    )
+
+
+def label_latency(axis: Any, quantity: str) -> None:
+    """The axes of a cumulative distribution of a latency in milliseconds."""
+    from matplotlib import ticker
+
+    axis.set_title(quantity)
+    axis.set_xlabel(f"{quantity} (ms)")
+    axis.set_ylabel("share of gaps" if quantity == "ITL" else "share of requests")
+    axis.set_ylim(0, 1.02)
+    if axis.lines:
+        axis.set_xscale("log")
+        axis.xaxis.set_minor_formatter(ticker.NullFormatter())
+    axis.grid(alpha=0.3)
+
+
+def set_title(figure: Any, title: str) -> None:
+    """The figure's title, on as many lines as it needs."""
+    figure.suptitle(textwrap.fill(title, int(10 * figure.get_figwidth())))
+
+
+def legend_below(figure: Any, axis: Any) -> None:
+    """One legend for all axes, below them, where it hides no curve."""
+    handles, labels = axis.get_legend_handles_labels()
+    if len(handles) > 1:
+        figure.legend(handles, labels, loc="outside lower center", ncols=min(6, len(labels)))
+
+
+def _bars(axis: Any, rounds: Mapping[str, Sequence[Run]], colors: Sequence[str]) -> None:
+    """Throughput of each target, with error bars where there are several rounds."""
+    speeds = [[run.summary.output_tokens_per_second for run in each] for each in rounds.values()]
+    middles = [median(each) for each in speeds]
+    spreads = [
+        [middle - min(each) for middle, each in zip(middles, speeds, strict=True)],
+        [max(each) - middle for middle, each in zip(middles, speeds, strict=True)],
+    ]
+    several = max(map(len, speeds)) > 1
+    bars = axis.bar(range(len(rounds)), middles, color=colors, yerr=spreads if several else None, capsize=4)
+    axis.bar_label(bars, fmt="%.0f", label_type="center")
+    axis.set_xticks(range(len(rounds)), list(rounds), rotation=15)
+    axis.set_title("Throughput" + (", median and range of rounds" if several else ""))
+    axis.set_ylabel("output tokens/s")
+
+
 def _values(run: Run, quantity: str) -> list[float]:
     whole = [record for record in run.records if not record.error]
     if quantity == "TTFT":
-        return sorted(record.ttft for record in whole if record.ttft is not None)
+        return [record.ttft for record in whole if record.ttft is not None]
+    if quantity == "TPOT":
+        return [record.tpot for record in whole if record.tpot is not None]
     if quantity == "ITL":
-        return sorted(gap for record in whole for gap in record.gaps)
-    return sorted(record.e2e for record in whole)
+        return [gap for record in whole for gap in record.gaps]
+    return [record.e2e for record in whole]

@@ -1,4 +1,4 @@
-"""What was seen of one request from outside, whatever served it; and what can serve a workload."""
+"""Measurements of one request from the client's side, and the interface of targets."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from headrace.lab.workload import Work
 class Record:
     """One request's times, in seconds after the start of the run, and its token counts.
 
-    ``arrived`` is when the request was due, so that a client that falls behind does not flatter the server;
-    in a closed loop it is when it was sent. ``token_seconds`` are the times at which parts of the answer were
-    available to the caller, first to last; a part may carry several tokens. ``error`` says why there is no
-    whole answer. ``tenant`` and ``service_class`` are those of its `Work`. ``ended`` is when a stream said that the
-    answer was at its end, by which its last token was there: an end token counts and has no part of its own.
+    ``arrived`` is when the request was due, so that a slow client does not make the server look better; in a closed
+    loop
+    it is when the request was sent. ``token_seconds`` are the times of the chunks with output, in order; a chunk may
+    carry several tokens. ``error`` says why the response is incomplete. ``tenant`` and ``service_class`` are those of
+    its `Work`. ``ended`` is when the stream reported its end: an end token counts and has no chunk of its own.
     """
 
     id: str
@@ -46,7 +46,7 @@ class Record:
 
     @property
     def tpot(self) -> float | None:
-        """Mean time per token after the first; None for answers of one token."""
+        """Mean time per token after the first; None for outputs of one token."""
         if self.output_tokens < 2 or not self.token_seconds:
             return None
         last = max(self.token_seconds[-1], self.ended or 0.0)
@@ -54,28 +54,32 @@ class Record:
 
     @property
     def gaps(self) -> list[float]:
-        """Inter-token latencies: the times between two parts of the answer."""
+        """Inter-token latencies: the times between two chunks with output."""
         return [later - earlier for earlier, later in pairwise(self.token_seconds)]
 
 
 def wrong_length(work: Work, output_tokens: int) -> str:
-    """What is wrong with an answer's length; empty where the work leaves it to the model, or it is right."""
+    """The error of an output's length; empty if the work does not fix it, or if it is right."""
     if not work.ignore_eos or output_tokens == work.max_tokens:
         return ""
-    return f"asked for exactly {work.max_tokens} tokens, got {output_tokens}"
+    return f"expected exactly {work.max_tokens} tokens, got {output_tokens}"
 
 
 class Target(Protocol):
-    """Something that serves a workload: an engine in this process, a URL, another library."""
+    """Something that serves a workload: an engine in this process, a URL, another library.
+
+    ``completed`` counts the requests of the current run that have ended; a progress bar reads it.
+    """
 
     name: str
+    completed: int
 
     def run(self, work: Sequence[Work]) -> list[Record]:
-        """Serve all of it and say what was seen; requests that failed are told too."""
+        """Serve all requests and return their records, including those of failed requests."""
         ...
 
     def facts(self) -> dict[str, Any]:
-        """What the target itself knows of the last run (KV waste, batch size ...), for the report."""
+        """Facts that the target reports of its last run (KV waste, batch size ...)."""
         ...
 
     def close(self) -> None: ...

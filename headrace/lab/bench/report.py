@@ -1,4 +1,4 @@
-"""What a run says at its end: a table for the eye, JSON for whoever repeats it."""
+"""Results of runs as tables, as JSON with all that is needed to repeat them, and as rows per request."""
 
 from __future__ import annotations
 
@@ -14,19 +14,23 @@ from typing import Any
 
 from rich.table import Table
 
+from headrace.lab.bench.figures import FIGURES, ratio
 from headrace.lab.bench.machine import machine_facts
 from headrace.lab.bench.record import Record
-from headrace.lab.bench.stats import Group, Spread, Summary
-
-SPREADS = ("ttft", "tpot", "itl", "e2e")
+from headrace.lab.bench.stats import Group, Summary
 
 MOST_GROUPS = 40
 """Tenants shown in a table; the JSON has all."""
 
+GROUP_COLUMNS = (
+    *("", "requests", "failed", "prompt tokens", "cached tokens", "output tokens"),
+    *("TTFT p50 ms", "TTFT p99 ms", "TPOT p50 ms", "TPOT p99 ms"),
+)
+
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """One target's run over one workload: what was seen, its figures, and what the target says itself."""
+    """One run of one target over one workload: its records, their summary, and facts that the target reports."""
 
     target: str
     records: Sequence[Record]
@@ -34,72 +38,75 @@ class Run:
     facts: Mapping[str, Any] = field(default_factory=dict)
 
 
-def table(runs: Sequence[Run], title: str) -> Table:
-    """The runs side by side."""
-    shown = Table(title=title, title_justify="left", header_style="bold")
+def table(runs: Sequence[Run], title: str, ratios: Mapping[str, Mapping[str, float]] | None = None) -> Table:
+    """The runs side by side, and beside each but the first its ratios to the first.
+
+    ``ratios`` are by target and figure, where they are known better than by dividing these runs' figures.
+    """
+    slo = ", ".join(f"{name.upper()} {1000 * limit:g} ms" for name, limit in runs[0].summary.slo.items())
+    shown = Table(title=f"{title}; SLO {slo}" if slo else title, title_justify="left", header_style="bold")
     shown.add_column("")
-    for run in runs:
+    for number, run in enumerate(runs):
         shown.add_column(run.target, justify="right")
-    for label, cells in _rows([run.summary for run in runs]):
-        shown.add_row(label, *cells)
+        if number:
+            shown.add_column(f"/ {runs[0].target}", justify="right", style="dim")
+    for label, cells in _counts([run.summary for run in runs]):
+        shown.add_row(label, *_beside(cells))
+    for figure in FIGURES:
+        values = [figure.read(run.summary) for run in runs]
+        if all(math.isnan(value) for value in values):
+            continue
+        quotients = [ratio(value, values[0]) for value in values]
+        if ratios is not None:
+            quotients = [ratios.get(run.target, {}).get(figure.name, math.nan) for run in runs]
+        shown.add_row(figure.label, *_beside([figure.shown(value) for value in values], quotients))
     for name in dict.fromkeys(name for run in runs for name in run.facts):
-        shown.add_row(name.replace("_", " "), *(_fact(run.facts.get(name)) for run in runs))
+        shown.add_row(name.replace("_", " "), *_beside([_fact(run.facts.get(name)) for run in runs]))
     return shown
 
 
-def _rows(summaries: Sequence[Summary]) -> list[tuple[str, list[str]]]:
-    rows = [
+def _beside(cells: Sequence[str], quotients: Sequence[float] = ()) -> list[str]:
+    """The cells of a row: a value per run, and after each but the first its ratio."""
+    row = [cells[0]]
+    for number, cell in enumerate(cells[1:], start=1):
+        quotient = quotients[number] if quotients else math.nan
+        row += [cell, "" if math.isnan(quotient) else f"{quotient:.2f}x"]
+    return row
+
+
+def _counts(summaries: Sequence[Summary]) -> list[tuple[str, list[str]]]:
+    return [
         ("requests (failed)", [f"{s.requests} ({s.failed})" for s in summaries]),
         ("duration s", [f"{s.seconds:.2f}" for s in summaries]),
-        ("output tok/s", [f"{s.output_tokens_per_second:.1f}" for s in summaries]),
-        ("total tok/s", [f"{s.total_tokens_per_second:.1f}" for s in summaries]),
-        ("requests/s", [f"{s.requests_per_second:.2f}" for s in summaries]),
-        ("output tokens", [str(s.output_tokens) for s in summaries]),
-        ("cached prompt tokens", [f"{s.cached_tokens} of {s.prompt_tokens}" for s in summaries]),
+        ("prompt tokens", [f"{s.prompt_tokens:,}" for s in summaries]),
+        ("cached prompt tokens", [f"{s.cached_tokens:,}" for s in summaries]),
+        ("output tokens", [f"{s.output_tokens:,}" for s in summaries]),
     ]
-    for name in SPREADS:
-        spreads: list[Spread] = [getattr(s, name) for s in summaries]
-        if any(s.count for s in spreads):
-            label = f"{name.upper()} ms p50 / p95 / p99"
-            rows.append((label, [f"{_ms(s.p50)} / {_ms(s.p95)} / {_ms(s.p99)}" for s in spreads]))
-    if slo := summaries[0].slo:
-        bounds = " ".join(f"{name}≤{limit:g}s" for name, limit in slo.items())
-        rows.append((f"goodput req/s ({bounds})", [f"{s.goodput or 0.0:.2f}" for s in summaries]))
-        rows.append(("share within it", [_share(s.slo_share) for s in summaries]))
-    if any(s.fairness is not None for s in summaries):
-        rows.append(("Jain index of tenants", [_fact(s.fairness) for s in summaries]))
-    return rows
 
 
 def group_tables(run: Run) -> list[Table]:
-    """What each class and each tenant got of a run; no table where there is one of them."""
+    """One table of the classes and one of the tenants of a run; none where there is only one of them."""
     summary = run.summary
     return [
-        _group_table(f"{run.target}: {title}", groups, bool(summary.slo))
+        group_table(f"{run.target}: {title}", groups)
         for title, groups in (("classes", summary.classes), ("tenants", summary.tenants[:MOST_GROUPS]))
         if groups
     ]
 
 
-def _group_table(title: str, groups: Sequence[Group], with_slo: bool) -> Table:
+def group_table(title: str, groups: Sequence[Group]) -> Table:
+    """Groups of requests (tenants or classes) with their tokens and latencies."""
     shown = Table(title=title, title_justify="left", header_style="bold")
-    columns = [
-        "",
-        "requests (failed)",
-        "prompt",
-        "cached",
-        "output",
-        "TTFT ms p50 / p99",
-        "TPOT ms p50 / p99",
-    ]
-    for i, column in enumerate([*columns, *(["within SLO"] if with_slo else [])]):
+    with_slo = any(group.slo_share is not None for group in groups)
+    for i, column in enumerate([*GROUP_COLUMNS, *(["within SLO"] if with_slo else [])]):
         shown.add_column(column, justify="right" if i else "left")
     for group in groups:
         cells = [
             group.name,
-            f"{group.requests} ({group.failed})",
-            *(str(count) for count in (group.prompt_tokens, group.cached_tokens, group.output_tokens)),
-            *(f"{_ms(s.p50)} / {_ms(s.p99)}" for s in (group.ttft, group.tpot)),
+            f"{group.requests:,}",
+            f"{group.failed:,}",
+            *(f"{count:,}" for count in (group.prompt_tokens, group.cached_tokens, group.output_tokens)),
+            *(_ms(value) for each in (group.ttft, group.tpot) for value in (each.p50, each.p99)),
         ]
         shown.add_row(*cells, *([_share(group.slo_share)] if with_slo else []))
     return shown
@@ -117,6 +124,33 @@ def _fact(value: Any) -> str:
     if value is None or value != value:
         return "-"
     return f"{value:.4g}" if isinstance(value, float) else str(value)
+
+
+def rows(runs: Sequence[Run]) -> list[dict[str, Any]]:
+    """One row per request for `lab.export`; runs of one target are numbered as rounds from 1 on."""
+    seen: dict[str, int] = {}
+    found: list[dict[str, Any]] = []
+    for run in runs:
+        number = seen[run.target] = seen.get(run.target, 0) + 1
+        found += [{"run": run.target, "round": number, **_row(each)} for each in run.records]
+    return found
+
+
+def _row(record: Record) -> dict[str, Any]:
+    return {
+        "request": record.id,
+        "tenant": record.tenant,
+        "service_class": record.service_class,
+        "arrived_seconds": record.arrived,
+        "ttft_seconds": record.ttft,
+        "tpot_seconds": record.tpot,
+        "e2e_seconds": record.e2e,
+        "prompt_tokens": record.prompt_tokens,
+        "cached_tokens": record.cached_tokens,
+        "output_tokens": record.output_tokens,
+        "finish_reason": record.finish_reason,
+        "error": record.error,
+    }
 
 
 def document(

@@ -1,8 +1,8 @@
-"""What a machine allows a step of a model, part by part, beside what the engine does with it.
+"""Bounds of a machine for each part of a step, compared with the time that the engine takes.
 
-A part of a step moves bytes from memory and multiplies; it can be no quicker than the slower of the two
-(the roofline of Williams, Waterman and Patterson, doi:10.1145/1498765.1498785). What it takes beyond that is overhead.
-Knows numbers only: who measures is `headrace.cli.roofline`.
+A part of a step reads bytes from memory and multiplies. It cannot be faster than the slower of the two (the roofline of
+Williams, Waterman and Patterson, doi:10.1145/1498765.1498785); the rest of its time is overhead.
+`headrace.cli.roofline` measures.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ Term = Literal["bandwidth", "arithmetic", "overhead"]
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """What was measured of a machine.
+    """Measured rates of a machine.
 
     ``read`` are bytes per second by number of threads; ``products`` operations per second (two to a multiplication
-    with its addition) by type of numbers and by who multiplies.
+    with its addition) by data type and implementation.
     """
 
     read: Mapping[int, float]
@@ -32,16 +32,15 @@ class Machine:
         return max(self.read.values())
 
     def peak(self, numbers: str) -> float:
-        """Operations per second that somebody reached with a type of numbers."""
+        """Operations per second of the fastest implementation for a data type."""
         return max(self.products[numbers].values())
 
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """A part of a step: its seconds, the bytes it must read, and its ``operations`` by type of numbers.
+    """A part of a step: its seconds, the bytes it must read, and its ``operations`` by data type.
 
-    Of several types each does for all of it: what is computed in the model's type may be computed in bytes as well, in
-    so many operations.
+    Each of several types could compute the whole part in that many operations.
     """
 
     name: str
@@ -52,7 +51,7 @@ class Part:
 
 @dataclass(frozen=True, slots=True)
 class Bound:
-    """A part beside what the machine allows it, in seconds."""
+    """A part and the bounds of the machine for it, in seconds."""
 
     name: str
     seconds: float
@@ -69,12 +68,12 @@ class Bound:
 
     @property
     def share(self) -> float:
-        """Of its time, how much the machine needs."""
+        """Share of its time that the machine needs."""
         return self.allowed / self.seconds if self.seconds else 0.0
 
     @property
     def held_by(self) -> Term:
-        """What to work on: the largest of the three terms."""
+        """The largest of the three terms, which an optimization should address."""
         return _largest(self.bandwidth, self.arithmetic, self.overhead)
 
 
@@ -99,12 +98,12 @@ class Step:
 
     @property
     def share(self) -> float:
-        """Of its time, how much the machine needs."""
+        """Share of its time that the machine needs."""
         return self.allowed / self.seconds
 
     @property
     def held_by(self) -> Term:
-        """As of a part, where each part counts with the term that bounds it."""
+        """The largest term of the step, in which each part counts with the term that bounds it."""
         bandwidth = sum(part.allowed for part in self.parts if part.bandwidth >= part.arithmetic)
         return _largest(bandwidth, self.allowed - bandwidth, self.seconds - self.allowed)
 
@@ -115,20 +114,20 @@ def _largest(bandwidth: float, arithmetic: float, overhead: float) -> Term:
 
 
 def bound(part: Part, machine: Machine) -> Bound:
-    """A part on a machine, multiplied in the type that is quickest there."""
+    """A part on a machine, computed in its fastest data type."""
     arithmetic = min((count / machine.peak(type_) for type_, count in part.operations.items()), default=0.0)
     return Bound(part.name, part.seconds, part.bytes / machine.bandwidth, arithmetic)
 
 
 def prompt_keys(length: int, window: int | None) -> float:
-    """Keys that all queries of a prompt look at, each at those before it and at itself: a triangle, behind a window's
-    length a band."""
+    """Number of keys that the queries of a prompt attend to: each query attends to itself and those before it, within
+    the window."""
     reach = min(length, window or length)
     return reach * (length - (reach - 1) / 2)
 
 
 def machine_table(machine: Machine) -> Table:
-    """What the machine gives."""
+    """The measured rates as a table."""
     shown = Table(title="the machine", title_justify="left", header_style="bold")
     shown.add_column("")
     shown.add_column("measured", justify="right")

@@ -1,4 +1,4 @@
-"""Naming a target on a command line: ``headrace-static,max_num_seqs=16`` or ``peer=http://127.0.0.1:8001``."""
+"""Names of targets on the command line: ``headrace-static,max_num_seqs=16`` or ``peer=http://127.0.0.1:8001``."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ KINDS = ("headrace", "headrace-static", "transformers-static", "http")
 
 
 class BadSpec(ValueError):
-    """A target that cannot be understood; the message shows the grammar."""
+    """A target that cannot be parsed; the message shows the grammar."""
 
 
 @dataclass(frozen=True, slots=True)
 class Spec:
-    """One target: what to call it, its kind, its address if it has one, and its options as text."""
+    """One target: its name, its kind, its address if it has one, and its options as text."""
 
     name: str
     kind: str
@@ -34,11 +34,11 @@ def parse(text: str) -> Spec:
     name, kind = named.groups() if named else ("", head)
     url = kind if re.match(r"https?://", kind) else ""
     if not url and kind not in KINDS[:-1]:
-        raise BadSpec(f"target {text!r}: {kind!r} is neither a URL nor one of {', '.join(KINDS[:-1])}")
+        raise BadSpec(f"target {text!r}: expected a URL or one of {', '.join(KINDS[:-1])}")
     options = {}
     for part in rest:
         key, equals, value = part.partition("=")
         if not equals or not key:
-            raise BadSpec(f"target {text!r}: {part!r} is not KEY=VALUE")
+            raise BadSpec(f"target {text!r}: expected KEY=VALUE, got {part!r}")
         options[key.replace("-", "_")] = value
     return Spec(name or text, "http" if url else kind, url, options)

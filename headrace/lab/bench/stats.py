@@ -1,9 +1,9 @@
-"""Figures from records, each defined once.
+"""Figures of records, each defined once.
 
 A percentile is interpolated linearly between the two nearest ranks (type 7 of Hyndman and Fan, 1996, which
-is numpy's default). Throughput counts useful tokens only: tokens of answers that were delivered, never
-padding, over the time from the first arrival to the last answer's end. Goodput counts the requests that met
-every bound of the SLO; one that failed or was turned away met none.
+is numpy's default). Throughput counts useful tokens only: tokens of delivered outputs, without
+padding, over the time from the first arrival to the end of the last response. Goodput counts the requests that met all
+latency targets; a failed or rejected request met none.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ SLO_NAMES = ("ttft", "tpot", "itl", "e2e")
 
 
 def percentile(values: Sequence[float], percent: float) -> float:
-    """The ``percent``-th percentile of ``values``, interpolated; NaN of nothing."""
+    """The ``percent``-th percentile of ``values``, interpolated; NaN if there are none."""
     if not values:
         return math.nan
     ordered = sorted(values)
@@ -36,7 +36,7 @@ def median(values: Sequence[float]) -> float:
 
 @dataclass(frozen=True, slots=True)
 class Spread:
-    """How one quantity is distributed; seconds."""
+    """Distribution of one quantity, in seconds."""
 
     count: int
     mean: float
@@ -47,7 +47,7 @@ class Spread:
 
 
 def spread(values: Sequence[float]) -> Spread:
-    """The distribution of ``values``; NaN figures of nothing."""
+    """The distribution of ``values``; its figures are NaN if there are none."""
     if not values:
         return Spread(0, *([math.nan] * 5))
     ordered = sorted(values)  # once: what is sorted already is sorted again in linear time
@@ -63,7 +63,7 @@ def spread(values: Sequence[float]) -> Spread:
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """What one tenant, or one class, got of a run; ``slo_share`` (0 to 1) is that of its requests within the SLO."""
+    """Results of one tenant or one class; ``slo_share`` (0 to 1) is the share of its requests within the SLO."""
 
     name: str
     requests: int
@@ -82,7 +82,7 @@ class Summary:
 
     Rates are per second; ``goodput`` is requests per second that met every SLO, ``slo_share`` (0 to 1) their share.
     ``fairness`` is Jain's index over tenants, where there are several (see `fairness`); ``tenants`` and ``classes``
-    are empty where there is only one.
+    are empty if there is only one.
     """
 
     requests: int
@@ -107,8 +107,8 @@ class Summary:
 
 
 def meets(record: Record, slo: Mapping[str, float]) -> bool:
-    """Whether a request met every bound (seconds) of ``slo``; one without the quantity meets its bound, unless it has
-    none because no part of its answer was seen to come.
+    """Whether a request met every target (seconds) of ``slo``. A request without the quantity meets its target, unless
+    the quantity is missing because no output was received.
 
     ``itl`` is judged by the request's own longest gap.
     """
@@ -125,7 +125,7 @@ def meets(record: Record, slo: Mapping[str, float]) -> bool:
 
 
 def summarize(records: Sequence[Record], slo: Mapping[str, float] | None = None) -> Summary:
-    """All figures of a run; requests that failed count as such and in nothing else."""
+    """All figures of a run; failed requests count as failed and in nothing else."""
     whole = [record for record in records if not record.error]
     seconds = max((r.finished for r in records), default=0.0) - min((r.arrived for r in records), default=0.0)
     per_second = 1.0 / seconds if seconds > 0 else 0.0
@@ -155,14 +155,14 @@ def summarize(records: Sequence[Record], slo: Mapping[str, float] | None = None)
 
 
 def slo_share(records: Sequence[Record], slo: Mapping[str, float]) -> float:
-    """The share of requests within the SLO, 0 to 1; NaN of nothing."""
+    """The share of requests within the SLO, 0 to 1; NaN if there are none."""
     return sum(meets(record, slo) for record in records) / len(records) if records else math.nan
 
 
 def groups(
     records: Sequence[Record], key: Callable[[Record], str], slo: Mapping[str, float] | None = None
 ) -> list[Group]:
-    """The records' groups by ``key``, in the order of their names; none where all are of one."""
+    """The records' groups by ``key``, in the order of their names; empty if there is only one."""
     by_name: dict[str, list[Record]] = {}
     for record in records:
         by_name.setdefault(key(record), []).append(record)
@@ -187,13 +187,13 @@ def _group(name: str, records: Sequence[Record], slo: Mapping[str, float] | None
 
 
 def fairness(records: Sequence[Record], weights: Mapping[str, float] | None = None) -> float:
-    """Jain's index over tenants of what they were served, beside what would have been fair (`observe.fairness`).
+    """Jain's index over tenants of the service received, relative to a fair share (`observe.fairness`).
 
-    From outside, a prompt is seen to be served when its first token comes; until then all of the request waits.
-    ``weights`` are the tenants' shares beside each other (1 where not named).
+    From the client's side, a prompt is served when its first token arrives; until then the whole request waits.
+    ``weights`` are the tenants' shares (1 if not named).
     """
     shares = weights or {}
-    told: list[tuple[float, str, float, float]] = []  # when, whose, tokens served, change of what waits
+    told: list[tuple[float, str, float, float]] = []  # time, tenant, tokens served, change of waiting tokens
     for record in records:
         work = record.prompt_tokens - record.cached_tokens + record.output_tokens
         first = record.token_seconds[0] if record.token_seconds else record.finished

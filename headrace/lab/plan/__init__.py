@@ -1,1 +1,7 @@
-"""How many devices a workload needs: rooflines by hand, searched first, then confirmed by the simulator."""
+"""Capacity planning: rooflines prune the possible fleets, the simulator confirms the cheapest. In reading order:
+
+- `devices`, `shapes`, `roofline`: devices, models, and the two together.
+- `sheet`: figures of one replica.
+- `demand`, `capacity`, `search`: a workload, the request rate of a replica, the cheapest fleet.
+- `report`: tables and lines.
+"""

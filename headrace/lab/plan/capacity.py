@@ -1,13 +1,13 @@
-"""How many requests per second one replica can bear, by arithmetic alone: what prunes the search.
+"""Request rate that one replica can sustain, by arithmetic alone; it prunes the search for a fleet.
 
-In a steady state ``n`` sequences run; a step draws ``n`` tokens, so ``n / output`` requests end in it and as many
-prompts begin: the step's prefill is ``n / output`` times what a prompt has to compute.
+In a steady state ``n`` sequences run. A step generates ``n`` tokens, so ``n / output`` requests end in it and as many
+prompts begin: the step's prefill is ``n / output`` times the new tokens of a prompt.
 
 ```
  requests per second = n / (output x seconds(step of n)),   with n bounded by
-   memory   blocks of n mean contexts              pace   seconds(step of n) <= tokens' pace that is promised
+   memory   blocks of n mean contexts              TPOT   seconds(step of n) <= the TPOT target
 ```
-It is kind: no queue, no burst, an endless prefix cache. What fails here fails in the simulator too.
+It is optimistic: no queue, no bursts, an unlimited prefix cache. What fails here also fails in the simulator.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from headrace.lab.plan.demand import Demand
 from headrace.lab.plan.roofline import Load, Replica, decoding
 
 MOST_SEQUENCES = 1024
-"""Sequences of one replica that the search will go up to."""
+"""Maximum number of sequences of one replica in the search."""
 
 
 @dataclass(frozen=True, slots=True)
 class Slo:
-    """What is promised: seconds to the first token, seconds per further token, to which share of the requests."""
+    """Latency targets: TTFT and TPOT in seconds, and the share of requests that must meet both."""
 
     ttft: float
     tpot: float
@@ -41,7 +41,7 @@ class Settings(NamedTuple):
 
 
 class Steady(NamedTuple):
-    """A replica in its steady state: sequences that run, the step's seconds, and what that makes per second."""
+    """A replica in its steady state: running sequences, seconds of a step, and requests per second."""
 
     sequences: int
     step_seconds: float
@@ -49,7 +49,7 @@ class Steady(NamedTuple):
 
 
 class Impossible(ValueError):
-    """A replica that cannot keep the promise at any load; the message says why."""
+    """A replica that cannot meet the latency targets at any load; the message says why."""
 
 
 def steady(replica: Replica, demand: Demand, sequences: int) -> Steady:
@@ -68,32 +68,32 @@ def steady(replica: Replica, demand: Demand, sequences: int) -> Steady:
 
 
 def best_steady(replica: Replica, demand: Demand, slo: Slo, settings: Settings) -> Steady:
-    """The steady state with the most requests per second that keeps the pace and fits in memory.
+    """The steady state with the most requests per second that meets the TPOT target and fits in memory.
 
     Raises:
-        Impossible: the weights, the longest request, one stream's pace or one prompt's time already break a bound.
+        Impossible: the weights, the longest request, one stream or one prompt alone already exceed a limit.
     """
     name = f"{replica.degree} x {replica.device.name}"
     blocks = replica.num_blocks(settings.block_size, settings.max_num_batched_tokens, settings.max_num_seqs)
     if not blocks:
         raise Impossible(
-            f"{name}: weights of {replica.weight_bytes / 1e9:.1f} GB and workspace leave no memory for keys and values"
+            f"{name}: weights of {replica.weight_bytes / 1e9:.1f} GB and workspace leave no memory for the KV cache"
         )
     if blocks_needed(demand.longest, settings.block_size) > blocks:
         raise Impossible(
-            f"{name}: the longest request has {demand.longest} tokens; keys and values of"
-            f" {blocks * settings.block_size} fit beside the weights"
+            f"{name}: the longest request has {demand.longest} tokens; the KV cache holds"
+            f" {blocks * settings.block_size}"
         )
     alone = replica.step_seconds(decoding(1, demand.context))
     if alone > slo.tpot:
         raise Impossible(
-            f"{name}: a single stream takes {1e3 * alone:.1f} ms per token; {1e3 * slo.tpot:.1f} are promised"
+            f"{name}: a single stream takes {1e3 * alone:.1f} ms per token; the target is {1e3 * slo.tpot:.1f} ms"
         )
     prompt = demand.prompt_at(slo.share)
     first = replica.prefill_seconds(prompt, settings.max_num_batched_tokens)
     if not demand.shares_prefixes and first > slo.ttft:
         raise Impossible(
-            f"{name}: a prompt of {prompt} tokens alone takes {first:.2f} s; {slo.ttft:.2f} are promised"
+            f"{name}: a prompt of {prompt} tokens alone takes {first:.2f} s; the TTFT target is {slo.ttft:.2f} s"
         )
     mean_context = max(1, round(demand.context))
     most = min(
@@ -104,7 +104,7 @@ def best_steady(replica: Replica, demand: Demand, slo: Slo, settings: Settings) 
 
 
 def _largest(replica: Replica, demand: Demand, pace: float, most: int) -> int:
-    """The most sequences, between 1 and ``most``, whose step keeps the pace: steps only grow with their number."""
+    """The most sequences, from 1 to ``most``, whose step is within ``pace``; steps only grow with their number."""
     low, high = 1, most
     while low < high:
         middle = (low + high + 1) // 2

@@ -1,7 +1,7 @@
-"""What a workload asks of a fleet, in a few numbers: rates, lengths, and how much of the prompts is new.
+"""Demand of a workload in a few numbers: rate, lengths, and the share of prompts that is not cached.
 
-A workload is a list of `Call`s, made up or read from a trace. Next on the road: `capacity` sets these numbers against a
-replica, the simulator takes the calls themselves.
+A workload is a list of `Call`s, synthetic or from a trace. `capacity` compares these numbers with a replica; the
+simulator uses the calls themselves.
 """
 
 from __future__ import annotations
@@ -14,15 +14,15 @@ from headrace.lab.workload.call import Call
 
 
 class BadDemand(ValueError):
-    """A workload that cannot be planned for; the message says what it lacks."""
+    """A workload that cannot be planned for; the message says why."""
 
 
 @dataclass(frozen=True, slots=True)
 class Demand:
     """A workload in numbers; all lengths in tokens.
 
-    ``fresh_tokens`` is the mean of what a prompt shares with no earlier call of its tenant: an endless prefix cache
-    computes that much. ``context`` is the mean context of a token that is drawn. ``prompts`` are all prompt lengths,
+    ``fresh_tokens`` is the mean number of prompt tokens that no earlier call of the tenant has: an unlimited prefix
+    cache computes that many. ``context`` is the mean context of a generated token. ``prompts`` are all prompt lengths,
     shortest first.
     """
 
@@ -36,25 +36,25 @@ class Demand:
 
     @property
     def shares_prefixes(self) -> bool:
-        """Whether a prompt may be answered sooner than all of it could be computed."""
+        """Whether some prompts are partly cached, so that their first token comes sooner."""
         return self.fresh_tokens < self.prompt_tokens
 
     def prompt_at(self, share: float) -> int:
-        """The prompt length that ``share`` of the requests do not exceed."""
+        """The prompt length that a ``share`` of the requests does not exceed."""
         return self.prompts[max(0, math.ceil(share * len(self.prompts)) - 1)]
 
 
 def demand(calls: Sequence[Call]) -> Demand:
-    """The demand of a workload, whose rate is its calls over the time in which they come.
+    """The demand of a workload. Its rate is the number of calls over the time in which they arrive.
 
     Raises:
-        BadDemand: no calls, or all at once.
+        BadDemand: there are no calls, or all arrive at once.
     """
     if not calls:
         raise BadDemand("the workload is empty")
     until = max(call.arrival for call in calls)
     if until <= 0:
-        raise BadDemand("all calls come at once: planning needs a rate")
+        raise BadDemand("all requests arrive at once: planning needs a request rate")
     count = len(calls)
     drawn = sum(call.output_tokens for call in calls)
     contexts = sum(call.output_tokens * (call.prompt_tokens + call.output_tokens / 2) for call in calls)
@@ -70,7 +70,7 @@ def demand(calls: Sequence[Call]) -> Demand:
 
 
 def _fresh(calls: Sequence[Call]) -> int:
-    """Prompt tokens that no earlier call of the tenant has brought, answers counted as brought too."""
+    """Prompt tokens that are in no earlier prompt or output of the tenant."""
     known: dict[tuple[object, ...], int] = {}  # the spans before one, and its stream: how far it is known
     fresh = 0
     for call in sorted(calls, key=lambda each: each.arrival):

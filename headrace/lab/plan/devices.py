@@ -1,8 +1,8 @@
-"""Devices as data: what each can do at most, what engines get out of it, and what an hour of it costs.
+"""Devices as data: peak rates, efficiencies of engines, memory, and the price of an hour.
 
-Peaks are the makers' dense figures (without structured sparsity). The two efficiencies and the overhead of a step
-turn a peak into what a good engine reaches; they are estimates, each with its grounds, and the one place to correct
-them is here. Prices change weekly: these are typical on-demand rates of 2026, and whoever plans gives their own.
+Peaks are the vendors' dense figures (without structured sparsity). Two efficiencies and the overhead of a step turn a
+peak into what a good engine reaches. They are estimates with their sources, to be corrected here. Prices change weekly:
+these are typical on-demand rates of 2026; ``--price`` sets other ones.
 """
 
 from __future__ import annotations
@@ -12,14 +12,15 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class DeviceSpec:
-    """One accelerator, or one small CPU server, as a roofline sees it.
+    """One accelerator, or one small CPU server, as a roofline model describes it.
 
     ``bf16_flops`` and ``int8_ops`` are peak operations per second of dense matrices (a multiply and an add are
     two). ``memory_bytes`` is what the device has, ``bandwidth`` the peak bytes per second to read it,
     ``host_bandwidth`` bytes per second between it and the host's memory, one way.
     ``efficiency_compute`` and ``efficiency_bandwidth`` are the shares of the peaks that an engine reaches;
-    ``step_overhead_seconds`` is what a step costs beside its arithmetic and its reading (launches, sampling,
-    planning). ``dollars_per_hour`` is a list price.
+    ``step_overhead_seconds`` is the time of a step without its arithmetic and reading (launches, sampling,
+    planning). ``dollars_per_hour`` is a list price. ``max_num_seqs`` is the default number of slots of an engine there:
+    about as many sequences of 1,000 tokens of an 8-billion-parameter model as fit beside its weights.
     """
 
     name: str
@@ -32,6 +33,7 @@ class DeviceSpec:
     efficiency_bandwidth: float
     step_overhead_seconds: float
     dollars_per_hour: float
+    max_num_seqs: int = 64
 
     @property
     def reached_bandwidth(self) -> float:
@@ -54,6 +56,7 @@ A100 = DeviceSpec(
     efficiency_compute=0.65,  # older and slower, so launches weigh less than on Hopper
     efficiency_bandwidth=0.80,
     step_overhead_seconds=0.8e-3,
+    max_num_seqs=512,
     dollars_per_hour=1.79,  # between the specialised clouds (1.10-1.50) and the large ones (1.50-3.00), May 2026
 )
 
@@ -67,6 +70,7 @@ H100 = DeviceSpec(
     efficiency_compute=0.60,
     efficiency_bandwidth=0.80,
     step_overhead_seconds=0.8e-3,
+    max_num_seqs=512,
     dollars_per_hour=2.99,  # median of 37 providers, May 2026
 )
 
@@ -80,6 +84,7 @@ H200 = DeviceSpec(
     efficiency_compute=0.60,
     efficiency_bandwidth=0.80,
     step_overhead_seconds=0.8e-3,
+    max_num_seqs=1024,
     dollars_per_hour=3.99,  # specialised clouds 3.50-4.50, May 2026
 )
 
@@ -93,6 +98,7 @@ MI300X = DeviceSpec(
     efficiency_compute=0.45,  # matrix libraries reach about half of the peak; portable attention kernels less
     efficiency_bandwidth=0.70,  # copies reach about 0.8; vLLM's portable kernels take 1.3 times AMD's own (Feb 2026)
     step_overhead_seconds=1.0e-3,
+    max_num_seqs=1024,
     dollars_per_hour=2.49,  # 1.71-3.00, 2026
 )
 
@@ -114,16 +120,16 @@ DEVICES: dict[str, DeviceSpec] = {device.name: device for device in (A100, H100,
 
 
 class UnknownDevice(ValueError):
-    """A device that is not in `DEVICES`; the message lists those that are."""
+    """A device that is not in `DEVICES`; the message lists the known ones."""
 
 
 def device(name: str) -> DeviceSpec:
     """A built-in device by its name, in any case of letters.
 
     Raises:
-        UnknownDevice: there is none of that name.
+        UnknownDevice: there is no such device.
     """
     for spec in DEVICES.values():
         if spec.name.lower() == name.lower():
             return spec
-    raise UnknownDevice(f"there is no device {name!r}; there are {', '.join(DEVICES)}")
+    raise UnknownDevice(f"there is no device {name!r}; known devices are {', '.join(DEVICES)}")

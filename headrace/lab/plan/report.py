@@ -1,4 +1,4 @@
-"""A plan for the eye: sheets side by side, the fleet that was found, and why the others were not."""
+"""A capacity plan as tables and lines: devices side by side, the cheapest fleet, reasons against others."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def shape_line(shape: ModelShape, sheets: Sequence[Sheet]) -> str:
     """The model in a line."""
     return (
         f"{shape.name}: {shape.num_parameters / 1e9:.3g} B parameters, {sheets[0].kv_bytes_per_token / 1024:.1f} KiB"
-        f" of keys and values per token; prompts and contexts of {sheets[0].context:,} tokens"
+        f" of KV cache per token; prompts and contexts of {sheets[0].context:,} tokens"
     )
 
 
@@ -31,8 +31,8 @@ def sheet_table(sheets: Sequence[Sheet]) -> Table:
     rows = {
         "weights GB": [f"{each.weight_bytes / 1e9:.2f}" for each in sheets],
         "workspace GB": [f"{each.workspace_bytes / 1e9:.2f}" for each in sheets],
-        "tokens that fit": [f"{each.kv_tokens:,}" if each.kv_tokens else "none" for each in sheets],
-        "sequences that fit": [f"{each.sequences:,}" for each in sheets],
+        "KV cache tokens": [f"{each.kv_tokens:,}" if each.kv_tokens else "none" for each in sheets],
+        "sequences in memory": [f"{each.sequences:,}" for each in sheets],
         "prefill s (MFU)": [
             f"{each.prefill_seconds:.3f} ({100 * each.prefill_mfu:.0f} %)" if each.fits else "-"
             for each in sheets
@@ -41,14 +41,14 @@ def sheet_table(sheets: Sequence[Sheet]) -> Table:
     for batch in BATCHES:
         rows[f"decode {batch}: ms / tok/s"] = [_decode(each, batch) for each in sheets]
     rows |= {
-        "MFU of the largest": [
+        "MFU of the largest batch": [
             f"{100 * each.decode[-1].mfu:.0f} %" if each.decode else "-" for each in sheets
         ],
         "$ per hour": [f"{each.dollars_per_hour:.2f}" for each in sheets],
         "$ per M prompt tokens": [
             f"{each.prefill_dollars_per_million:.3f}" if each.fits else "-" for each in sheets
         ],
-        "$ per M answer tokens": [
+        "$ per M output tokens": [
             f"{min(d.dollars_per_million for d in each.decode):.3f}" if each.decode else "-"
             for each in sheets
         ],
@@ -66,43 +66,43 @@ def _decode(sheet: Sheet, batch: int) -> str:
 
 
 def demand_lines(demand: Demand, slo: Slo) -> list[str]:
-    """What is asked for, as lines."""
+    """Workload and latency targets as lines."""
     fresh = 100 * demand.fresh_tokens / demand.prompt_tokens
     return [
         f"demand    {demand.requests_per_second:.3g} requests/s of {demand.prompt_tokens:,.0f} prompt tokens"
-        f" ({fresh:.0f} % of them new) and {demand.output_tokens:,.0f} answer tokens",
-        f"promise   first token in {slo.ttft:g} s and {1e3 * slo.tpot:g} ms per further token,"
-        f" to {100 * slo.share:g} % of the requests",
+        f" ({fresh:.0f} % of them not cached) and {demand.output_tokens:,.0f} output tokens",
+        f"targets   TTFT {1e3 * slo.ttft:g} ms and TPOT {1e3 * slo.tpot:g} ms"
+        f" for {100 * slo.share:g} % of the requests",
     ]
 
 
 def verdict_lines(verdict: Verdict, demand: Demand) -> list[str]:
-    """What was found, or why nothing was, as lines."""
+    """The cheapest fleet, or the reasons why there is none, as lines."""
     if verdict.best is None or verdict.trial is None:
-        return ["no fleet keeps the promise:", *(f"  {reason}" for reason in verdict.refused)]
+        return ["no fleet meets the latency targets:", *(f"  {reason}" for reason in verdict.refused)]
     fleet, trial = verdict.best, verdict.trial
     tokens_per_hour = 3600 * demand.requests_per_second * demand.output_tokens
     flags = f"--max-num-seqs {fleet.settings.max_num_seqs}"
     flags += f" --max-num-batched-tokens {fleet.settings.max_num_batched_tokens}"
     return [
         f"cheapest  {fleet_text(fleet)}: {fleet.dollars_per_hour:.2f} $ per hour,"
-        f" {1e6 * fleet.dollars_per_hour / tokens_per_hour:.3f} $ per million answer tokens at this load",
+        f" {1e6 * fleet.dollars_per_hour / tokens_per_hour:.3f} $ per million output tokens at this load",
         f"settings  {flags}",
         f"expected  {trial_text(trial)}",
     ]
 
 
 def trials_table(verdict: Verdict) -> Table:
-    """All fleets that were simulated."""
+    """All simulated fleets."""
     table = Table(header_style="bold")
     for name in (
         "fleet",
         "step tokens",
         "$ per hour",
-        "promise kept",
+        "within SLO",
         "TTFT p95 s",
         "TPOT p95 ms",
-        "preempted",
+        "preemptions",
     ):
         table.add_column(name, justify="left" if name == "fleet" else "right")
     for fleet, trial in verdict.tried:
@@ -119,20 +119,20 @@ def trials_table(verdict: Verdict) -> Table:
 
 
 def fleet_text(fleet: Fleet) -> str:
-    """A fleet in words."""
+    """A fleet as text."""
     replica = fleet.replica
     each = "" if replica.degree == 1 else f" of {replica.degree} devices"
     return f"{fleet.replicas} x {replica.device.name}{each}"
 
 
 def trial_text(trial: Trial) -> str:
-    """A simulation's figures in words."""
+    """The figures of a simulation as text."""
     return (
-        f"the promise kept to {100 * trial.attained:.1f} %, TTFT p95 {trial.ttft_p95:.3f} s,"
+        f"{100 * trial.attained:.1f} % of the requests within SLO, TTFT p95 {trial.ttft_p95:.3f} s,"
         f" TPOT p95 {_milliseconds(trial.tpot_p95)} ms, {trial.output_tokens_per_second:,.0f} tokens/s"
     )
 
 
 def _milliseconds(seconds: float) -> str:
-    """NaN where no answer had a second token."""
+    """Milliseconds, or a dash if no output had a second token."""
     return "-" if math.isnan(seconds) else f"{1e3 * seconds:.1f}"

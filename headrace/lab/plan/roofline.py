@@ -1,15 +1,15 @@
-"""A model on a device (or on several, as one replica): what fits, and how long a step takes at least.
+"""Roofline model of a replica: what fits into its memory, and the least time of a step.
 
-A step takes as long as its arithmetic or its reading, whichever is longer, plus the device's fixed overhead:
+A step takes as long as its arithmetic or its memory reads, whichever is longer, plus a fixed overhead:
 
 ```
  operations  2 x weights x tokens  +  2 x LM head x sampling rows  +  4 x layers x heads x head size x contexts
  bytes       weights once          +  keys and values of every row's context
  seconds     max(operations / reached rate, bytes / reached bandwidth) + overhead
 ```
-A replica on several devices (tensor parallel) is the same with memory, arithmetic and bandwidth multiplied, less what
-`PARALLEL_SHARE` says. It knows no queue and no arrival: next on the road, `capacity` asks how many requests per second
-a replica bears, and `search` has the simulator confirm it.
+On several devices (tensor parallelism) memory, arithmetic and bandwidth are multiplied, the latter two reduced by
+`PARALLEL_SHARE`. Queues and arrivals are not modelled here: `capacity` computes the sustainable request rate, and
+`search` confirms it with the simulator.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from headrace.lab.plan.devices import DeviceSpec
 from headrace.lab.plan.shapes import ModelShape
 
 MEMORY_SHARE = 0.9
-"""The part of a device's memory that an engine uses; the server's ``--gpu-memory-utilization`` by default."""
+"""Share of a device's memory that an engine uses: the default of ``--gpu-memory-utilization``."""
 
 PARALLEL_SHARE = 0.85
-"""What is left of each device's speed when several compute one layer together: two all-reduces a layer cost the
-rest. A round figure for links like NVLink; measure before buying for less."""
+"""Speed of each device when several compute one layer together, relative to one alone: two all-reduces per layer cost
+the rest. An estimate for links like NVLink."""
 
 HEAD_BYTES = 2
 """Bytes per weight of embedding and LM head, which quantized models keep in bfloat16."""

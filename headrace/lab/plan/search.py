@@ -1,14 +1,14 @@
-"""The cheapest fleet that keeps a promise: arithmetic orders and prunes, a simulation confirms.
+"""The cheapest fleet that meets latency targets: arithmetic orders and prunes, a simulation confirms.
 
 ```
- candidates   device x devices per replica x step size         `candidates`; the impossible ones with their reason
- order        by what the arithmetic says each would cost
- each         fewest replicas with which the simulation keeps the promise (gallop up, then bisect); none dearer than
-              the best one so far is tried
+ candidates   device x devices per replica x step size         `candidates`; impossible ones with the reason
+ order        by estimated cost
+ each         fewest replicas that meet the targets in simulation (exponential search, then bisection); fleets that
+              cost more than the best one so far are skipped
 ```
-Arithmetic also says where to begin: with fewer replicas the queue would grow for ever, which a short simulation might
-not show. More replicas never do worse, up to the luck of routing, so the fewest is found by bisection. It does not know
-how a simulation is made: ``confirm`` is given, and tests give their own.
+Arithmetic also gives the first number of replicas: with fewer, the queue would grow without limit, which a short
+simulation might not show. More replicas are never worse, except by chance in routing, so bisection finds the fewest.
+``confirm`` runs a simulation; tests pass their own.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ DEGREES = (1, 2, 4, 8)
 BATCHED_TOKENS = (512, 2048, 8192)
 
 ROUNDING = 1e-9
-"""What a share that was computed from rates may be below what it is: far less than one request of a billion."""
+"""Tolerance for a share that was computed from rates: far less than one request of a billion."""
 
 
 class Candidate(NamedTuple):
-    """One kind of replica with its settings, and the steady state that arithmetic grants it."""
+    """One kind of replica with its settings, and its steady state by arithmetic."""
 
     replica: Replica
     settings: Settings
@@ -40,7 +40,7 @@ class Candidate(NamedTuple):
 
 
 class Fleet(NamedTuple):
-    """So many equal replicas."""
+    """A number of equal replicas."""
 
     replica: Replica
     settings: Settings
@@ -56,7 +56,7 @@ class Fleet(NamedTuple):
 
 
 class Trial(NamedTuple):
-    """What a simulation of a fleet said: the share of requests that got what was promised, and where they stood."""
+    """Result of simulating a fleet: the share of requests within the targets, and latencies."""
 
     attained: float
     ttft_p95: float
@@ -67,7 +67,7 @@ class Trial(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """``best`` is None when no fleet keeps the promise; ``refused`` says of each that is out why."""
+    """``best`` is None if no fleet meets the targets; ``refused`` has the reason against each other fleet."""
 
     best: Fleet | None
     trial: Trial | None
@@ -76,7 +76,7 @@ class Verdict:
 
 
 def degrees(shape: ModelShape, device: DeviceSpec) -> list[int]:
-    """How many devices can share the model: whole heads each, and processors of one server only as one."""
+    """Numbers of devices that can share the model: each gets whole heads, and a CPU server counts as one."""
     return [
         degree
         for degree in DEGREES
@@ -92,7 +92,7 @@ def candidates(
     slo: Slo,
     block_size: int = 16,
 ) -> tuple[list[Candidate], list[str]]:
-    """All kinds of replicas that arithmetic does not rule out, and why it rules out the others."""
+    """All kinds of replicas that arithmetic does not exclude, and the reasons against the others."""
     possible: list[Candidate] = []
     refused: dict[str, None] = {}  # in order, each reason once
     for device in devices:
@@ -117,7 +117,7 @@ def cheapest(
     confirm: Callable[[Fleet], Trial],
     max_devices: int,
 ) -> Verdict:
-    """The fleet of the lowest price whose simulation keeps the promise."""
+    """The cheapest fleet that meets the latency targets in simulation."""
     best: tuple[Fleet, Trial] | None = None
     tried: list[tuple[Fleet, Trial]] = []
     out = list(refused)
@@ -129,13 +129,15 @@ def cheapest(
         name = _name(candidate.replica, candidate.settings.max_num_batched_tokens)
         start = _expected_replicas(candidate, demand)
         if start > most:
-            within = "cheaper than the best" if best is not None else f"within {max_devices} devices"
-            out.append(f"{name}: needs {start} replicas by arithmetic; {most} are {within}")
+            limit = "would be cheaper than the best" if best is not None else f"fit in {max_devices} devices"
+            out.append(f"{name}: needs {start} replicas by arithmetic; {most} {limit}")
             continue
         found = _fewest(candidate, start, most, slo.share, confirm, tried)
         if found is None:
             _, trial = tried[-1]
-            out.append(f"{name}: {most} replicas keep the promise to {100 * trial.attained:.1f} %")
+            out.append(
+                f"{name}: {most} replicas serve {100 * trial.attained:.1f} % of the requests within SLO"
+            )
         else:
             best = found
     if best is None:
@@ -159,7 +161,7 @@ def _fewest(
     confirm: Callable[[Fleet], Trial],
     tried: list[tuple[Fleet, Trial]],
 ) -> tuple[Fleet, Trial] | None:
-    """The fewest replicas from ``start`` to ``most`` that keep the promise, looked for in growing strides."""
+    """The fewest replicas from ``start`` to ``most`` that meet the targets, by exponential search."""
     failed, passed, stride = start - 1, 0, 1
     found: tuple[Fleet, Trial] | None = None
     while found is None or passed - failed > 1:

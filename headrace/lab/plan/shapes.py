@@ -1,7 +1,7 @@
-"""What a planner needs to know of a model: its shape, as plain numbers, and what follows from it in bytes.
+"""Shapes of models as plain numbers, and the bytes that follow from them.
 
-The built-in shapes are copied from the models' own ``config.json``. Biases beside those of queries, keys and
-values and anything that is not a dense decoder are left out. Next on the road: `roofline` puts a shape on a device.
+The built-in shapes are copied from the models' own ``config.json``. Only dense decoders are described, and of biases
+only those of queries, keys and values. `roofline` combines a shape with a device.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ class ModelShape:
 
     @property
     def linear_parameters(self) -> int:
-        """Weights of the layers' matrices: what each token is multiplied with, the LM head apart."""
+        """Weights of the layers' matrices, without the LM head."""
         heads = 2 * self.num_heads + 2 * self.num_kv_heads
         attention = self.hidden_size * self.head_dim * heads
         return self.num_layers * (attention + 3 * self.hidden_size * self.intermediate_size)
 
     @property
     def table_parameters(self) -> int:
-        """Weights of the input embedding; the LM head has as many, and is the same table where they are tied."""
+        """Weights of the input embedding; the LM head has as many, and is the same table if they are tied."""
         return self.vocab_size * self.hidden_size
 
     @property
@@ -46,7 +46,7 @@ class ModelShape:
         return self.linear_parameters + self.num_layers * (norms + biases) + self.hidden_size + tables
 
     def kv_bytes_per_token(self, element_bytes: float = 2.0) -> int:
-        """Bytes of keys and values of one position, all layers; a sliding window saves none of them here."""
+        """Bytes of the KV cache per token, all layers; a sliding window is not taken into account."""
         return round(2 * self.num_layers * self.num_kv_heads * self.head_dim * element_bytes)
 
 
@@ -72,4 +72,4 @@ SHAPES: dict[str, ModelShape] = {
         ),
     )
 }  # fmt: skip
-"""Well-known models by name: nothing needs to be downloaded to plan for one."""
+"""Well-known models by name, so that planning needs no download."""

@@ -1,4 +1,4 @@
-"""What one replica can do, as numbers: memory, decode at several batch sizes, prefill, and what tokens cost."""
+"""Data sheet of one replica: memory, decoding at several batch sizes, prefill, and the price of tokens."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from headrace.lab.plan.capacity import Settings
 from headrace.lab.plan.roofline import Replica, chunk, decoding
 
 BATCHES = (1, 8, 32, 64, 128, 256)
-"""Sequences that decode together, as a sheet shows them."""
+"""Batch sizes that a sheet shows."""
 
 
 @dataclass(frozen=True, slots=True)
 class Decode:
-    """A step in which ``batch`` sequences draw one token each. ``mfu`` is of the devices' bf16 peak."""
+    """A step in which ``batch`` sequences generate one token each. ``mfu`` is of the devices' bf16 peak."""
 
     batch: int
     step_seconds: float
@@ -25,7 +25,7 @@ class Decode:
 
 @dataclass(frozen=True, slots=True)
 class Sheet:
-    """One replica on paper; bytes are of all its devices, prices of its tokens when it does nothing else.
+    """Figures of one replica. Bytes are those of all its devices; prices assume full use.
 
     ``sequences`` of ``context`` tokens fit at once. ``decode`` has only batches that fit.
     """

@@ -1,1 +1,7 @@
-"""A recorded engine lives again: the same core, step by step, with a runner that answers from the recording."""
+"""Replay of a recorded scheduler trace: the same core with a runner that returns the recorded tokens. In reading order:
+
+- `trace`: the file as values.
+- `runner`, `exact`: replay step by step, compared with the recording.
+- `timed`, `rerun`, `tally`: replay in virtual time with other settings, and its figures.
+- `request_states`, `show`: states of requests, and tables.
+"""

@@ -1,4 +1,4 @@
-"""The recorded life again, call by call: same ways in, same times, and every event compared with the recorded one."""
+"""Exact replay, call by call: the same requests at the same times, and every event compared with the recorded one."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 from headrace.core.engine import Engine
 from headrace.core.events import Event
 from headrace.core.ports import Runner
-from headrace.lab.replay.board import Board, Waiting
+from headrace.lab.replay.request_states import RequestStates, Waiting
 from headrace.lab.replay.runner import NOTHING, PlannedRow, RecordedRunner
 from headrace.lab.replay.trace import Drained, Step, Trace
 from headrace.observe.recording.moments import Cancelled, Raised, Reset, Submitted, Turned
@@ -20,7 +20,7 @@ Compose = Callable[[Mapping[str, Any], Runner], Engine]
 
 
 class Divergence(NamedTuple):
-    """Where the replay first told something else than the recording; None where one of them told nothing more."""
+    """The first event in which replay and recording differ; None where one of them has no further event."""
 
     line: int
     recorded: list[Any] | None
@@ -30,9 +30,10 @@ class Divergence(NamedTuple):
 class Scene(NamedTuple):
     """The engine after one step.
 
-    ``step`` counts calls of `Engine.step` from 0, ``line`` is the file's. ``rows`` were launched in this step,
-    ``collected`` are those whose output came in it. ``error`` is what the step raised, ``recorded_error`` what it
-    raised when it was recorded; empty where it did not.
+    ``step`` counts calls of `Engine.step` from 0, ``line`` is the line of the file. ``rows`` were launched in this
+    step,
+    ``collected`` are those whose output was returned in it. ``error`` is what the step raised, ``recorded_error`` what
+    it raised when it was recorded; both are empty if it raised nothing.
     """
 
     step: int
@@ -58,10 +59,10 @@ class Replay:
         self._trace = trace
         self._runner = RecordedRunner(trace.answers)
         self._engine = compose(trace.settings, self._runner)
-        self._board = Board()
+        self._board = RequestStates()
 
     def scenes(self) -> Iterator[Scene]:
-        """Live the trace; a scene per step, up to the first divergence or the step that raised."""
+        """Replay the trace; a scene per step, up to the first divergence or the step that raised."""
         engine, step = self._engine, 0
         for number, happening in self._trace.lines:
             match happening:

@@ -1,8 +1,8 @@
-"""The same requests under other settings: when would they have been answered?
+"""The recorded requests under other settings: the times of their responses in a simulation.
 
-The requests come when they came and get the answers they got; what changes is who waits for whom. Time is virtual: a
-step takes what `core.prediction.step_times.StepTimes` has learnt from the recorded ones. That model is not the
-machine, so the changed life is compared with the unchanged one under the same model, and how far the model is from
+Requests arrive at the recorded times and get the recorded outputs; the order in which they are served changes. Time is
+virtual: a step takes what `core.prediction.step_times.StepTimes` has learnt from the recorded ones. That model is not
+the machine, so the changed life is compared with the unchanged one under the same model, and how far the model is from
 the recording is shown beside it.
 """
 
@@ -24,11 +24,11 @@ from headrace.lab.replay.trace import Step, Trace
 from headrace.observe.recording.moments import Cancelled, Reset, Submitted
 
 IDLE_SECONDS = 1e-3
-"""How far time goes on when a step had nothing to do and does not say when it will."""
+"""Time that passes when a step had nothing to do and names no time for the next one."""
 
 
 class Recorded(NamedTuple):
-    """What the recording itself says: its figures, the seconds of steps learnt from it, and where it diverged."""
+    """The recording itself: its figures, the step times learnt from it, and where its replay diverged."""
 
     tally: Tally
     times: StepTimes
@@ -36,7 +36,7 @@ class Recorded(NamedTuple):
 
 
 def recorded(trace: Trace, compose: Compose) -> Recorded:
-    """Live the trace once as it was, and learn what its steps cost."""
+    """Replay the trace exactly, and learn the times of its steps."""
     replay = Replay(trace, compose)
     tally, times = Tally(), StepTimes()
     for happening in trace.of(Submitted):
@@ -52,7 +52,7 @@ def recorded(trace: Trace, compose: Compose) -> Recorded:
 
 
 def _learn(scene: Scene, following: float, tally: Tally, times: StepTimes) -> None:
-    """A step with work left behind it took until the ``following`` one began: what it told was handed out meanwhile."""
+    """A step that leaves work behind it lasts until the ``following`` one begins; its events are handled in between."""
     if scene.collected:
         seconds = following - scene.now if scene.running else scene.seconds
         times.observe(*sizes(scene.collected), seconds)
@@ -60,17 +60,17 @@ def _learn(scene: Scene, following: float, tally: Tally, times: StepTimes) -> No
 
 
 def rerun(trace: Trace, compose: Compose, times: StepTimes) -> Tally:
-    """Live the trace's requests in virtual time.
+    """Run the trace's requests in virtual time.
 
-    A cancel comes when it came, but for a stop string, which ends the same answer at the same token. Knobs that were
-    turned in the recording are left alone: they may be what has been changed.
+    A cancel comes at its recorded time, except for a stop string, which ends the same output at the same token. Changes
+    of knobs in the recording are ignored: they may be the settings that were changed.
     """
     runner = TimedRunner(trace.answers, times, _disk_seconds(trace))
-    return _Life(trace, compose(trace.settings, runner), runner).live()
+    return _Run(trace, compose(trace.settings, runner), runner).run()
 
 
-class _Life:
-    """One life in virtual time."""
+class _Run:
+    """One run in virtual time."""
 
     def __init__(self, trace: Trace, engine: Engine, runner: TimedRunner) -> None:
         self._engine = engine
@@ -86,7 +86,7 @@ class _Life:
         }
         self._now = self._ways[0][0] if self._ways else 0.0
 
-    def live(self) -> Tally:
+    def run(self) -> Tally:
         while True:
             self._take_ways()
             due = self._engine.wake_at(self._now)
@@ -129,8 +129,8 @@ class _Life:
 
 
 def _timed_ways(trace: Trace) -> list[tuple[float, Submitted | Cancelled | Reset]]:
-    """The ways in by their times: a request comes when it arrived, however busy the engine was that recorded it; a
-    reset when the line before it happened."""
+    """Calls to the engine by time: a request at its arrival, however busy the recorded engine was; a reset at the
+    time of the line before it."""
     now = 0.0
     ways: list[tuple[float, Submitted | Cancelled | Reset]] = []
     for _, happening in trace.lines:
@@ -146,7 +146,7 @@ def _timed_ways(trace: Trace) -> list[tuple[float, Submitted | Cancelled | Reset
 
 
 def _disk_seconds(trace: Trace) -> float:
-    """What a copy to or from the disk took on average; 0 where there was none."""
+    """Mean seconds of a copy to or from the disk; 0 if there was none."""
     took = [
         arrival.seconds
         for step in trace.of(Step)

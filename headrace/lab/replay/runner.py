@@ -1,4 +1,4 @@
-"""A runner that answers from a recording: the tokens of each request at each position, as fingerprints."""
+"""A runner that returns recorded tokens: those of each request at each position, as fingerprints."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from headrace.observe.recording.moments import Outcome
 
 NOTHING = Outcome({}, {}, {})
 UNKNOWN = 1 << (8 * SIZE)
-"""Tokens from here up were drawn and never told (a stale row): no fingerprint is so large."""
+"""Tokens from here on were generated and never emitted (a stale row): no fingerprint is as large."""
 
 _SCORE = TokenLogprob(0, 0.0, 1, ())
 
 
 class PlannedRow(NamedTuple):
-    """A row with the request that it belongs to; ``prompt_tokens`` of the sequence are its prompt."""
+    """A row with its request; ``prompt_tokens`` is the length of the prompt."""
 
     request_id: str
     prompt_tokens: int
@@ -27,9 +27,9 @@ class PlannedRow(NamedTuple):
 
 
 class RecordedRunner:
-    """`core.ports.Runner` over recorded answers.
+    """`core.ports.Runner` over recorded outputs.
 
-    ``outcome`` is what the next collected step returns beside its tokens; whoever drives the engine sets it.
+    ``outcome`` is what the next collected step returns in addition to its tokens; the driver of the engine sets it.
     ``rows`` are the rows launched last, ``collected`` those whose output was returned last.
     """
 

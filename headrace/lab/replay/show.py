@@ -1,4 +1,4 @@
-"""A replay for the eye: one step as a panel, one request as a timeline, two lives side by side."""
+"""A replay on the terminal: one step as a panel, one request as a timeline, two runs in a table."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ BAR_CELLS = 30
 
 
 def scene_panel(scene: Scene, start: float) -> RenderableType:
-    """One step: its rows, who waits and why, the blocks, what it told. ``start`` is the trace's first time."""
+    """One step: its rows, waiting requests with reasons, blocks, and events. ``start`` is the trace's first time."""
     tokens = sum(each.row.length for each in scene.rows)
     title = (
         f"step {scene.step}   {scene.now - start:.4f} s   took {1e3 * scene.seconds:.2f} ms   {len(scene.rows)} rows,"
@@ -88,7 +88,7 @@ def _blocks(scene: Scene) -> str:
 
 
 def row_text(planned: PlannedRow) -> str:
-    """What a row computes: the next token, or positions of the prompt (or of what was lost)."""
+    """What a row computes: the next token, or positions of the prompt (or positions to recompute)."""
     _, prompt_tokens, row = planned
     end = row.start + row.length
     if row.length == 1 and row.start >= prompt_tokens:
@@ -102,7 +102,7 @@ def row_text(planned: PlannedRow) -> str:
 
 
 def event_text(event: Event) -> str:
-    """An event in words; empty for those that a panel shows otherwise."""
+    """An event as text; empty for events that a panel shows elsewhere."""
     match event:
         case Arrived():
             return f"{event.request_id} arrived: {event.prompt_tokens} tokens of {event.tenant}"
@@ -125,7 +125,7 @@ def event_text(event: Event) -> str:
 
 
 class Timeline:
-    """Everything that happened to one request, a line each; tokens that came one after the other share a line."""
+    """All events of one request, one per line; consecutive tokens share a line."""
 
     def __init__(self, request_id: str) -> None:
         self._request_id = request_id
@@ -136,7 +136,7 @@ class Timeline:
         )
 
     def add(self, scene: Scene) -> None:
-        """What a step did for the request."""
+        """Adds the events of a step."""
         for event in scene.events:
             if getattr(event, "request_id", None) != self._request_id:
                 continue
@@ -155,7 +155,7 @@ class Timeline:
             self._drawing = None
 
     def table(self) -> Table | None:
-        """The lines; seconds count from the step in which it came. None where nothing happened to it."""
+        """The lines; seconds count from the step of the arrival. None if the request has no events."""
         self._end_of_run()
         if not self._lines:
             return None
@@ -168,7 +168,7 @@ class Timeline:
 
 
 def _deed(event: Event) -> str:
-    """An event of a request in words, without its name."""
+    """An event of a request as text, without the request's name."""
     if isinstance(event, Chunked):
         end = event.start + event.length
         return f"prompt [{event.start}, {end}) planned: {event.reason.replace('_', ' ')}"
@@ -177,16 +177,16 @@ def _deed(event: Event) -> str:
 
 
 def divergence_text(divergence: Divergence) -> list[str]:
-    """Where two lives part, as lines."""
+    """The first difference of two runs, as lines."""
     return [
         f"the replay differs from line {divergence.line} on",
-        f"  recorded: {divergence.recorded or 'nothing more in this step'}",
-        f"  now:      {divergence.replayed or 'nothing more in this step'}",
+        f"  recorded: {divergence.recorded or 'no further event in this step'}",
+        f"  now:      {divergence.replayed or 'no further event in this step'}",
     ]
 
 
 def comparison(lives: Mapping[str, Tally]) -> Table:
-    """Lives side by side, the first one's numbers being what the others are judged by."""
+    """Runs side by side; the first one is the baseline."""
     table = Table(header_style="bold")
     table.add_column("")
     for name in lives:
@@ -199,7 +199,7 @@ def comparison(lives: Mapping[str, Tally]) -> Table:
 
 def comparison_rows(tallies: Sequence[Tally]) -> list[tuple[str, list[str]]]:
     """The rows of `comparison` as text."""
-    rows = [("answers to their end", [str(len(tally.e2e)) for tally in tallies])]
+    rows = [("completed requests", [str(len(tally.e2e)) for tally in tallies])]
     for label, name in (("TTFT", "ttft"), ("wait", "waits"), ("end to end", "e2e")):
         spreads: list[list[float]] = [getattr(tally, name) for tally in tallies]
         rows.append((f"{label} s p50 / p95 / p99", [_spread(values) for values in spreads]))

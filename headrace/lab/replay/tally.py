@@ -1,4 +1,4 @@
-"""What a life made of its requests, in the figures that are compared between two lives."""
+"""Figures of a replayed run, by which two runs are compared."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from headrace.core.request import FinishReason, Request
 
 @dataclass(slots=True)
 class Tally:
-    """A fold over one life; times in seconds from a request's arrival.
+    """A fold over one run; times are in seconds from a request's arrival.
 
-    ``waits`` are until the first admission, ``ttft`` until the first token, ``e2e`` until the end of answers that
-    came to an end of their own.
+    ``waits`` are until the first admission, ``ttft`` until the first token, ``e2e`` until the end of outputs that were
+    not cancelled.
     """
 
     waits: list[float] = field(default_factory=list)
@@ -29,7 +29,7 @@ class Tally:
     _silent: set[str] = field(default_factory=set)
 
     def expect(self, request: Request) -> None:
-        """A request has come; the server's own warm-up, which has waited for ever, is not counted."""
+        """A request has arrived; the server's own warm-up request, whose arrival is minus infinity, does not count."""
         if request.arrived != -math.inf:
             self._since[request.id] = request.arrived
             self._silent.add(request.id)

@@ -1,4 +1,4 @@
-"""A runner that answers from a recording in virtual time: when would each step, and each copy, have been done?"""
+"""A runner that returns recorded tokens in virtual time, with predicted times of steps and copies."""
 
 from __future__ import annotations
 
@@ -15,10 +15,9 @@ from headrace.observe.recording.moments import Outcome
 
 
 class TimedRunner(RecordedRunner):
-    """Steps take what ``times`` say, copies to and from the disk ``disk_seconds`` each, one after the other.
+    """Steps take the time that ``times`` predicts; copies to and from the disk take ``disk_seconds`` each, in sequence.
 
-    ``time`` is when the step collected last was done. A request that failed fails again when it has drawn as many
-    tokens.
+    ``time`` is the end of the step that was collected last. A request that failed fails again after as many tokens.
     """
 
     def __init__(self, answers: Mapping[str, Answer], times: StepTimes, disk_seconds: float) -> None:

@@ -1,6 +1,6 @@
-"""A trace file, read whole and checked: the ways in and the steps in order, and what each request was answered.
+"""A trace file, read and checked: calls to the engine and steps in order, and the output of each request.
 
-Next on the road: `exact` lives it again as it was, `rerun` with other settings.
+`exact` replays it as recorded, `rerun` with other settings.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from headrace.observe.recording.wire import MAGIC, TOLD, TOLD_PARAMS, VERSION
 
 
 class BadTrace(ValueError):
-    """A file that is no trace, or a line of it that cannot be read; the message names file and line."""
+    """A file that is not a trace, or a line that cannot be read; the message names file and line."""
 
 
 class Step(NamedTuple):
@@ -44,7 +44,7 @@ Happening = Adopted | Submitted | Cancelled | Turned | Reset | Step | Drained | 
 
 
 class Line(NamedTuple):
-    """What a line of the file says; lines count from 1."""
+    """One line of the file; lines count from 1."""
 
     number: int
     happening: Happening
@@ -52,9 +52,9 @@ class Line(NamedTuple):
 
 @dataclass(slots=True)
 class Answer:
-    """What a request was answered, as fingerprints, and how it ended (None: not in this trace).
+    """The output of a request, as fingerprints, and how it ended (None: not in this trace).
 
-    What it brought of its answer is part of it.
+    Output tokens that the request already had are part of it.
     """
 
     tokens: list[int] = field(default_factory=list)
@@ -64,7 +64,7 @@ class Answer:
 
 @dataclass(frozen=True, slots=True)
 class Trace:
-    """A whole recording. ``cut`` says why it ended before the engine did; empty where it did not."""
+    """A whole recording. ``cut`` says why it ended before the engine did; empty if it did not."""
 
     path: Path
     version: str
@@ -74,14 +74,14 @@ class Trace:
     cut: str
 
     def of(self, kind: type) -> list[Any]:
-        """All happenings of a kind, in order."""
+        """All entries of a kind, in order."""
         return [line.happening for line in self.lines if isinstance(line.happening, kind)]
 
 
 def read_trace(path: Path) -> Trace:
     """The trace in a file, compressed or not.
 
-    A last line that breaks off is what a killed server leaves: the trace then ends before it.
+    If the last line is incomplete (the server was killed), the trace ends before it.
 
     Raises:
         BadTrace: another kind of file, or a line that makes no sense.
@@ -122,7 +122,7 @@ def read_trace(path: Path) -> Trace:
 
 
 def _lines(path: Path) -> Iterator[tuple[int, str]]:
-    """The file's lines with their numbers; a compressed file that breaks off ends where it does."""
+    """The file's lines with their numbers; an incomplete compressed file ends where it breaks off."""
     opened: Callable[..., Any] = gzip.open if path.suffix == ".gz" else open
     with opened(path, "rt", encoding="utf-8") as file:
         number = 0

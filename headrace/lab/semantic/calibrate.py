@@ -1,8 +1,8 @@
-"""From labelled questions to a calibration: scores fitted on one part, thresholds counted on the other.
+"""Calibration from labelled requests: scores are fitted on one part, thresholds are counted on the other.
 
-The parts are drawn at random row by row. A stream is played once per threshold, because what is served at one
-threshold decides what the cache holds afterwards; and in pieces of several lengths, so that there are as many young
-caches to learn from as grown ones. Which threshold keeps which promise is `Calibration`'s to say.
+Rows are assigned to the parts at random. A stream is simulated once per threshold, because served responses decide what
+the cache holds afterwards; and in pieces of several lengths, so that small caches are measured as well as large ones.
+`Calibration` decides which threshold meets which error bound.
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ from headrace.lab.semantic.fit import fit_score
 from headrace.lab.semantic.rows import Pairs, Stream
 
 SIZES = (0, 30, 300)
-"""Least entries of a young, a growing and a grown partition."""
+"""Minimum number of entries of a small, a medium and a large partition."""
 
 _PIECE = 2
-"""A piece has so many times as many rows as the size that ends its stratum: some rows are served and never kept."""
+"""Rows of a piece per entry of its stratum's upper size: some rows are served and not stored."""
 
 _FITTED = 0.3
-"""Share of the rows that a score is fitted on; the rest pays for the promise."""
+"""Share of the rows that a score is fitted on; the rest certifies the error bound."""
 
 _SHARES = (
     *(0.01, 0.02, 0.035, 0.05, 0.07, 0.1, 0.15),
@@ -50,9 +50,9 @@ _Play = Callable[[Rule], Sequence[Decision]]
 
 
 def calibrate(data: Pairs | Stream, embed: Embed, encoder: str, seed: int = 0) -> Calibration:
-    """Fit scores on a part of ``data`` and count on the rest what thresholds do.
+    """Fit scores on a part of ``data`` and count hits and errors of thresholds on the rest.
 
-    Pairs say nothing of the size of a cache: they have one stratum, and a score that knows no neighbourhood.
+    Pairs have no cache size: they have one stratum, and a score without neighbours.
 
     Raises:
         Unsupported: too few rows of either outcome to fit anything.
@@ -81,7 +81,7 @@ def calibrate(data: Pairs | Stream, embed: Embed, encoder: str, seed: int = 0) -
 
 
 def _pieces(rows: Labelled, entries: float) -> _Play:
-    """Plays the rows in pieces in which a cache reaches ``entries``, each piece from an empty cache."""
+    """Simulates the rows in pieces in which a cache reaches ``entries``, each from an empty cache."""
     count = len(rows.answers)
     length = int(min(count, _PIECE * entries)) or 1
     streams = [PlayedStream(rows.part(start, start + length), start) for start in range(0, count, length)]
@@ -91,7 +91,7 @@ def _pieces(rows: Labelled, entries: float) -> _Play:
 def _stratum(
     size: int, following: float, play: _Play, parts: Sequence[str], fitted: Sequence[bool]
 ) -> Stratum:
-    """Decisions of caches with ``size`` entries up to ``following``; smaller ones on the way serve nothing."""
+    """Decisions of caches with ``size`` to ``following`` entries; smaller caches serve nothing."""
 
     def inside(decisions: Sequence[Decision]) -> list[Decision]:
         return [each for each in decisions if size <= each.entries < following]

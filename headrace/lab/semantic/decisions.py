@@ -1,9 +1,8 @@
-"""What the judge would have seen of labelled questions, one decision each.
+"""Decisions of a semantic cache on labelled requests, one each.
 
-A stream is played against a cache that starts empty: what is not served is computed and becomes an entry, what is
-served does not, exactly as the server does it, so that the errors counted are those of the policy and not of a
-cache that knows everything. Pairs are independent, and their neighbourhood is unlabelled, so that only what the two
-questions say counts.
+A stream is simulated with a cache that starts empty: a request that is not served is computed and becomes an entry, as
+in the server, so that the counted errors are those of the policy in use. Pairs are independent, and their
+neighbourhood is unlabelled, so that only what the two questions say counts.
 """
 
 from __future__ import annotations
@@ -25,16 +24,16 @@ Embed = Callable[[Sequence[str]], Sequence[bytes | None]]
 
 _BLOCK = 512
 _REACH = 8 * NEIGHBOURS
-"""Earlier rows looked at per question: enough to find the cached ones among them."""
+"""Earlier rows examined per request: enough to find the cached ones among them."""
 
 PAIR_EVIDENCE = ("cosine", "shared", "kept", "order", "length", "complete")
-"""What is known of a pair without neighbours that have labels."""
+"""Evidence that is known of a pair without labelled neighbours."""
 
 
 class Decision(NamedTuple):
-    """Of one row: the evidence for the candidate and whether it is right; no evidence where nothing could be served.
+    """One row: the evidence for the candidate and whether it is right; no evidence if there was no candidate.
 
-    ``entries`` is how many the cache had then.
+    ``entries`` is the number of cache entries at that time.
     """
 
     row: int
@@ -45,7 +44,7 @@ class Decision(NamedTuple):
 
 
 Rule = Callable[[Evidence, int], bool]
-"""Whether to serve on this evidence out of so many entries."""
+"""Whether to serve, given this evidence and the number of entries."""
 
 
 class Labelled(NamedTuple):
@@ -61,7 +60,7 @@ class Labelled(NamedTuple):
 
 
 def embed_stream(stream: Stream, embed: Embed) -> Labelled:
-    """The rows whose questions the encoder can read as a whole."""
+    """The rows that fit the encoder's context."""
     vectors = embed([row.text for row in stream.rows])
     kept = [
         (row, _vector(found)) for row, found in zip(stream.rows, vectors, strict=True) if found is not None
@@ -87,9 +86,9 @@ class PlayedStream:
         return len(self.answers)
 
     def play(self, rule: Rule) -> list[Decision]:
-        """One decision per row, with a cache that holds the rows before it that were not served.
+        """One decision per row, with a cache that holds the earlier rows that were not served.
 
-        Questions about now are neither served nor kept.
+        Requests about the current time are neither served nor stored.
         """
         cached = np.zeros(len(self), dtype=bool)
         entries = 0
@@ -124,7 +123,7 @@ class PlayedStream:
 
 
 def decide_pairs(pairs: Pairs, embed: Embed) -> list[Decision]:
-    """One decision per pair, nothing served: a threshold on the evidence alone says what would be."""
+    """One decision per pair; nothing is served, so a threshold on the evidence decides alone."""
     firsts = embed([row.first for row in pairs.rows])
     seconds = embed([row.second for row in pairs.rows])
     decisions = []
@@ -146,7 +145,7 @@ def _vector(packed: bytes) -> Vectors:
 
 
 def _earlier(vectors: Vectors) -> tuple[NDArray[np.int64], Vectors]:
-    """The rows before each row that are nearest to it, nearest first; -1 where there are fewer than asked for."""
+    """The nearest earlier rows of each row, nearest first; -1 if there are fewer."""
     count = len(vectors)
     near = np.full((count, _REACH), -1, dtype=np.int64)
     cosines = np.full((count, _REACH), -1.0, dtype=np.float32)

@@ -1,8 +1,8 @@
-"""Fitting the judge's score: rising curves whose sum is the log-odds of the same answer.
+"""Fit of the semantic cache's score: monotone curves whose sum is the log-odds of an equal answer.
 
 Logistic regression over the segments of piecewise linear functions, with slopes that may not fall below zero; convex,
 solved by accelerated projected gradients (Beck and Teboulle, 2009). A few thousand labelled decisions are enough,
-because there are some dozens of slopes and each can only say "more of this is better".
+because there are only some dozens of slopes, none of them negative.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ _Floats = NDArray[np.float64]
 def fit_score(
     evidence: Sequence[Evidence], right: Sequence[bool], parts: Sequence[str] = Evidence._fields
 ) -> Score:
-    """The score that explains ``right`` best, from the named ``parts`` of the evidence.
+    """The score that fits ``right`` best, from the named ``parts`` of the evidence.
 
     Raises:
-        ValueError: not both outcomes occur, so that nothing can be told apart.
+        ValueError: all decisions have the same outcome.
     """
     if not 0 < sum(right) < len(right):
-        raise ValueError("fitting needs decisions that were right and some that were wrong")
+        raise ValueError("fitting needs both right and wrong decisions")
     columns = {part: np.array([getattr(each, part) for each in evidence], np.float64) for part in parts}
     knots = {part: np.unique(np.quantile(column, _QUANTILES)) for part, column in columns.items()}
     varying = [part for part in parts if len(knots[part]) > 1]
@@ -46,7 +46,7 @@ def fit_score(
 
 
 def _segments(column: _Floats, knots: _Floats) -> _Floats:
-    """How far each value reaches into each segment between the knots, [rows, segments]."""
+    """The part of each segment between the knots that lies below each value, [rows, segments]."""
     reach: _Floats = np.clip(column[:, None], knots[:-1], knots[1:]) - knots[:-1]
     return reach
 

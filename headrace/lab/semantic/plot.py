@@ -1,4 +1,4 @@
-"""One picture of a calibration: what share of questions would be served, and how often wrongly."""
+"""Plot of a calibration: the share of wrong hits against the share of served requests."""
 
 from __future__ import annotations
 

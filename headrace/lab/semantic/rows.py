@@ -1,7 +1,6 @@
-"""Labelled questions from a file: pairs that do or do not have one answer, or questions with an intent each.
+"""Labelled requests from a file: pairs with or without an equal answer, or requests with an intent each.
 
-CSV with a header, or JSON; the columns say which of the two it is. Questions of one intent share an answer. Knows
-nothing of vectors: whoever embeds gives them.
+CSV with a header, or JSON; the columns tell which of the two it is. Requests of one intent share an answer.
 """
 
 from __future__ import annotations
@@ -25,11 +24,11 @@ _TRUE, _FALSE = frozenset({"1", "1.0", "true", "yes"}), frozenset({"0", "0.0", "
 
 
 class BadRows(ValueError):
-    """A file that does not hold labelled questions; the message says what it should hold."""
+    """A file without labelled requests; the message says what is expected."""
 
 
 class Pair(NamedTuple):
-    """Two questions, and whether one answer serves both."""
+    """Two requests, and whether they have the same answer."""
 
     first: str
     second: str
@@ -37,7 +36,7 @@ class Pair(NamedTuple):
 
 
 class Question(NamedTuple):
-    """A question and the name of its answer."""
+    """A request and the name of its answer."""
 
     text: str
     answer: str
@@ -45,20 +44,20 @@ class Question(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Pairs:
-    """Independent pairs: the first question is cached, the second asks."""
+    """Independent pairs: the first request is cached, the second is looked up."""
 
     name: str
     rows: tuple[Pair, ...]
 
     def halves(self) -> tuple[Pairs, Pairs]:
-        """The first and the second half, as the file has them."""
+        """The first and the second half, in the order of the file."""
         cut = len(self.rows) // 2
         return Pairs(self.name, self.rows[:cut]), Pairs(self.name, self.rows[cut:])
 
 
 @dataclass(frozen=True, slots=True)
 class Stream:
-    """Questions in the order in which they are asked."""
+    """Requests in the order of their arrival."""
 
     name: str
     rows: tuple[Question, ...]

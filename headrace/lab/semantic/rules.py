@@ -1,4 +1,4 @@
-"""Simpler rules for serving a near question's answer, to compare the judge with.
+"""Simpler rules for serving a similar request's response, as baselines.
 
 Both look at the nearest entry alone. `FixedCosine` is what most caches do. `PerEntry` is our own implementation of the
 rule that vCache publishes (arXiv:2502.03771): each entry learns from its own past where similarity begins to mean
@@ -17,12 +17,12 @@ from headrace.lab.semantic.decisions import PlayedStream
 
 
 class NearestRule(Protocol):
-    """Decides on the nearest entry's answer, and learns from those answers that were computed instead."""
+    """Decides whether to serve the nearest entry's response, and learns from responses that were computed instead."""
 
     def serve(self, entry: int, cosine: float) -> bool: ...
 
     def learn(self, entry: int, cosine: float, right: bool) -> bool:
-        """Told how a computed answer compares; whether the question becomes an entry too."""
+        """Takes how a computed response compares; returns whether the request becomes an entry too."""
         ...
 
 
@@ -56,7 +56,7 @@ class FixedCosine:
 
 
 class PerEntry:
-    """Serves with at most the probability that keeps errors per request under ``delta``.
+    """Serves with at most the probability that bounds errors per request by ``delta``.
 
     An entry with ``_LEAST`` observations or more fits P(right | s) = sigma(gamma * (s - t)); with (1 - e') confidence t
     lies below t'(e'). The question explores with probability min over e' of

@@ -1,15 +1,14 @@
-"""How long steps take on a machine that was measured: a few coefficients, fitted once and kept as a small file.
+"""Step times of a measured machine: a few coefficients, fitted once and stored in a small file.
 
 ```
  device  step + row·rows + sum over ranges of tokens_i·(tokens in range i)
               + context·contexts + read·read_tokens + sample·samples
- host    step + row·rows                                       (planning, packing, telling)
- front   step + event·samples, of a step that samples          (writing meanwhile what the step before has told;
-              prompt·samples in place of the latter for one that computes prompts, which need all cores)
+ host    step + row·rows                                       (planning, packing, events)
+ front   step + event·samples, of a step that samples          (writing the output of the step before;
+              prompt·samples instead of event·samples in a step that computes prompts, which need all cores)
 ```
-The cost of one more token depends on how many there are: a CPU waits for the weights at a few and computes at more, on
-a GPU many come free until its arithmetic is busy. So each range of tokens has a cost of its own. Next on the road:
-`fit` finds the coefficients.
+The cost of one more token depends on their number: with few tokens a step waits for the weights, with many it is bound
+by arithmetic. So each range of tokens has a cost of its own. `fit` finds the coefficients.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ from headrace.lab.simulate.front import Front
 from headrace.lab.simulate.work import StepWork
 
 BENDS = (0, 8, 32, 128, 512)
-"""Tokens of a step from which on one more costs something else."""
+"""Tokens of a step at which the cost of one more changes."""
 
 _SECONDS = (
     *("step", "row", "context", "read", "sample", "host_step", "host_row"),
@@ -36,11 +35,11 @@ _RANGES = tuple(pairwise((*BENDS, 1 << 62)))
 
 
 class BadCalibration(ValueError):
-    """A file that is no calibration, or measurements that make none; the message says what is wrong."""
+    """A file that is not a calibration, or measurements that do not suffice; the message says what is wrong."""
 
 
 def features(work: StepWork) -> tuple[int, ...]:
-    """What the device's coefficients are multiplied with, in the order of `Calibration.device`."""
+    """The factors of the device's coefficients, in the order of `Calibration.device`."""
     tokens = work.tokens
     return (
         1,
@@ -54,7 +53,7 @@ def features(work: StepWork) -> tuple[int, ...]:
 
 @dataclass(frozen=True, slots=True)
 class Calibration:
-    """A machine that runs a model, in numbers.
+    """Numbers of a machine that runs a model.
 
     ``kind`` (``cpu`` or ``cuda``) chooses the defaults that an engine has there, ``fixed_tokens`` and
     ``context_tokens`` are the `StepCost` that it plans with, ``kv_tokens`` is what its cache holds. ``tokens`` are the
@@ -99,7 +98,7 @@ class Calibration:
         return Front(self.front_request, self.front_event)
 
     def at(self, pace: float) -> Calibration:
-        """The same machine when everything takes ``pace`` times as long."""
+        """The same machine if everything takes ``pace`` times as long."""
         slower = {name: pace * getattr(self, name) for name in _SECONDS}
         return dataclasses.replace(self, tokens=tuple(pace * each for each in self.tokens), **slower)
 
@@ -118,10 +117,10 @@ class Calibration:
         try:
             values: Any = json.loads(path.read_text(encoding="utf-8"))
         except ValueError as error:
-            raise BadCalibration(f"{path}: no JSON: {error}") from None
+            raise BadCalibration(f"{path} is not valid JSON: {error}") from None
         known = {each.name: str(each.type) for each in dataclasses.fields(cls)}
         if not isinstance(values, dict) or not values.keys() <= known.keys():
-            raise BadCalibration(f"{path}: no calibration; make one with: headrace bench calibrate")
+            raise BadCalibration(f"{path} is not a calibration; make one with: headrace bench calibrate")
         for name, value in values.items():
             if not _fits(value, known[name]):
                 raise BadCalibration(f"{path}: {name} must be {known[name]}, got {value!r}")
@@ -146,7 +145,7 @@ def _fits(value: Any, kind: str) -> bool:
 
 
 class Calibrated:
-    """A `Device` that behaves as the measured one did; blocks that are moved cost nothing beside."""
+    """A `Device` with the measured step times; moving blocks takes no extra time."""
 
     def __init__(self, calibration: Calibration) -> None:
         c = calibration

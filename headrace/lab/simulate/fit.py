@@ -1,6 +1,6 @@
-"""From measured steps to the coefficients of a calibration.
+"""Fit of a calibration's coefficients to measured steps.
 
-All coefficients are at least 0, so that no step is predicted to take less for doing more. The fit minimizes relative
+All coefficients are at least 0, so that more work never has a shorter predicted time. The fit minimizes relative
 errors, since a step of a millisecond matters as much as one of a second, and bounds the weight of steps that were
 disturbed (Huber, 1964, by reweighting). On a busy machine it finds the typical step, not the undisturbed one.
 """
@@ -18,7 +18,7 @@ from headrace.lab.simulate.calibration import BENDS, BadCalibration, features
 from headrace.lab.simulate.work import StepWork
 
 LEAST_STEPS = 30
-"""Fewer measured steps than this say too little."""
+"""Minimum number of measured steps."""
 
 _TOLERATED = 1.345
 """Errors beyond so many standard deviations lose weight: 95 % as efficient as least squares on clean data."""

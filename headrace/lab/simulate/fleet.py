@@ -1,7 +1,7 @@
-"""Replicas behind the gate and a router, driven through virtual time by the requests of a workload.
+"""Replicas behind admission control and a router, in virtual time.
 
-The only things that happen are arrivals and moments at which a replica is due; they are lived in order of time, and
-an arrival goes before what happens at the same time. Nothing waits, so a day takes as long as its steps take to plan.
+The only events are arrivals and times at which a replica is due. They are handled in order of time, arrivals first.
+Nothing waits in real time, so a simulated day takes as long as its steps take to plan.
 """
 
 from __future__ import annotations
@@ -12,13 +12,13 @@ from collections.abc import Iterable, Sequence
 
 from headrace.core.scheduler.routing import RoutingPolicy
 from headrace.core.tenancy.gate import Limits, Reject, decide
-from headrace.lab.simulate.asked import Asked
 from headrace.lab.simulate.replica import SimulatedReplica
+from headrace.lab.simulate.requests import SimulatedRequest
 from headrace.lab.simulate.tally import Tally
 
 
 class Fleet:
-    """``replicas`` share one ``tally`` and the ``answers`` that their runners play."""
+    """``replicas`` share one ``tally`` and the ``answers`` that their runners return."""
 
     def __init__(
         self,
@@ -36,23 +36,23 @@ class Fleet:
 
     @property
     def now(self) -> float:
-        """When the last thing happened."""
+        """Time of the last event."""
         return max(self.tally.ended, *(replica.runner.time for replica in self.replicas))
 
-    def warm_up(self, asked: Iterable[Asked]) -> None:
-        """Live through requests that do not count: the engines keep what they learnt of lengths and times, no prefix.
+    def warm_up(self, asked: Iterable[SimulatedRequest]) -> None:
+        """Run requests that do not count: the engines keep learnt lengths and times, but no cached prefixes.
 
-        What comes afterwards must arrive after `now`.
+        Later requests must arrive after `now`.
         """
         self.run(asked)
-        self.tally = Tally()
+        self.tally = self.tally.anew()
         for replica in self.replicas:
             replica.start_again(self.tally)
 
-    def run(self, asked: Iterable[Asked]) -> None:
-        """Live until the last request has ended; they come in order of arrival.
+    def run(self, asked: Iterable[SimulatedRequest]) -> None:
+        """Run until the last request has ended; requests come in order of arrival.
 
-        Python's collector of cycles rests meanwhile: millions of values are made and none of them has a cycle.
+        Garbage collection is off meanwhile: millions of values are made and none of them is in a cycle.
         """
         collecting = gc.isenabled()
         gc.disable()
@@ -65,7 +65,7 @@ class Fleet:
         if self.tally.open_requests:
             raise RuntimeError(f"{self.tally.open_requests} requests never ended")
 
-    def _live(self, asked: Iterable[Asked]) -> None:
+    def _live(self, asked: Iterable[SimulatedRequest]) -> None:
         replicas, arrivals = self.replicas, iter(asked)
         following = next(arrivals, None)
         while True:
@@ -78,7 +78,7 @@ class Fleet:
             else:
                 replica.advance()
 
-    def _arrive(self, asked: Asked) -> None:
+    def _arrive(self, asked: SimulatedRequest) -> None:
         request, replicas = asked.request, self.replicas
         chosen = 0
         if len(replicas) > 1:

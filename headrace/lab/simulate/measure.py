@@ -1,4 +1,4 @@
-"""Measuring what a calibration needs: the steps of an engine in this process, and what HTTP adds before a server."""
+"""Measurements for a calibration: steps of an engine in this process, and the HTTP overhead of a server."""
 
 from __future__ import annotations
 
@@ -20,22 +20,22 @@ from headrace.lab.workload.lengths import log_normal
 from headrace.lab.workload.tokens import VOCABULARY
 
 ANSWER_MEDIAN = 24
-"""Tokens; short ones, since it is prompts beside answers that a server mostly computes."""
+"""Median output tokens; short outputs, because a server mostly computes prompts together with outputs."""
 
 STREAM_TOKENS = 96
 VISITS = 12
 VISITED = 8
-"""Streams, at most, beside which visits are timed: to read a request takes three times as long there as alone."""
+"""Maximum number of streams during visits: reading a request takes three times as long then as alone."""
 
 PASSES = 4
-"""How often all sizes of batches are run: a machine that drifts is not taken for one that is slow at some of them."""
+"""How often all batch sizes are run, so that drift of the machine is not attributed to some of them."""
 
 TURNS = 5
-"""How often server and engine are measured in turn."""
+"""How often server and engine are measured alternately."""
 
 
 class Group(NamedTuple):
-    """Requests of which so many are to be open at once."""
+    """Requests, and how many of them are open at once."""
 
     open_at_once: int
     requests: Sequence[Request]
@@ -64,7 +64,7 @@ def groups(max_num_seqs: int, max_model_len: int, seed: int = 0) -> Iterator[Gro
 
 
 def _drawn(count: int, longest: int, rng: random.Random) -> Iterator[tuple[tuple[int, ...], int]]:
-    """Prompts, and the tokens of their answers."""
+    """Prompts, and the lengths of their outputs."""
     prompts = log_normal(count, max(1, min(192, longest // 8)), 1.0, 1, longest, rng)
     answers = log_normal(count, ANSWER_MEDIAN, 0.7, 4, max(4, min(256, longest)), rng)
     for prompt, answer in zip(prompts, answers, strict=True):
@@ -98,7 +98,7 @@ def measure_steps(
 
 
 def visits(seconds: float, turn: int = 0) -> list[Work]:
-    """Single short requests, one after the other, beside streams that run for about so many seconds."""
+    """Single short requests, one after the other, during streams that run for about ``seconds``."""
     rng = random.Random(2 * turn)
     return [
         Work(
@@ -113,7 +113,7 @@ def visits(seconds: float, turn: int = 0) -> list[Work]:
 
 
 def stream_work(streams: int, turn: int = 0) -> list[Work]:
-    """Streams that run at once, all alike."""
+    """Equal streams that run at once."""
     rng = random.Random(2 * turn + 1)
     return [
         Work(f"stream{i}", tuple(rng.choices(VOCABULARY, k=16)), STREAM_TOKENS, ignore_eos=True)
@@ -122,7 +122,7 @@ def stream_work(streams: int, turn: int = 0) -> list[Work]:
 
 
 def busy_work(streams: int, max_model_len: int, turn: int = 0) -> list[Work]:
-    """Prompts beside answers, as in `groups`, for a full batch as long as others wait."""
+    """Prompts and outputs as in `groups`, which keep the batch full."""
     rng = random.Random(f"busy {turn}")
     drawn = _drawn(2 * streams, max(1, max_model_len // 2), rng)
     return [Work(f"busy{i}", prompt, answer, ignore_eos=True) for i, (prompt, answer) in enumerate(drawn)]

@@ -1,4 +1,4 @@
-"""A finished run in figures, in the terms in which `lab.bench` tells measured ones."""
+"""Figures of a finished run, with the definitions that `lab.bench` uses for measured ones."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ SLO_NAMES = ("ttft", "tpot", "e2e")
 @dataclass(frozen=True, slots=True)
 class Part:
     """The requests of one tenant or one class. ``attained`` is the share of all its requests that met every bound
-    (None where no bound was given); a refused or failed one met none."""
+    (None if no target was given); a rejected or failed one met none."""
 
     name: str
     requests: int
@@ -36,7 +36,7 @@ class Outcome:
 
     ``facts`` are the engines' own (steps, preemptions, cache, memory, fairness), ``timeline`` has one list per
     quantity with a value per bucket, of which ``seconds`` says when each begins. ``failures`` counts requests by
-    the reason why they have no answer.
+    the reason why they have no response.
     """
 
     summary: Summary
@@ -85,20 +85,7 @@ def outcome(tally: Tally, slo: Mapping[str, float], busy_seconds: Sequence[float
         slo_share=met / requests if slo and requests else None,
     )
     line = timeline(tally)
-    stepping = sum(tally.steps.columns["seconds"])
-    facts = {
-        "steps": tally.step_count,
-        "batch_rows_mean": tally.step_rows / tally.step_count if tally.step_count else 0.0,
-        "computed_tokens": tally.computed_tokens,
-        "preemptions": tally.preemptions,
-        "preempted_tokens": tally.lost_tokens,
-        "cache_hit_percent": 100.0 * cached / prompt if prompt else 0.0,
-        "kv_used_percent_mean": 100.0 * sum(tally.steps.columns["kv"]) / stepping if stepping else 0.0,
-        "kv_used_percent_peak": 100.0 * tally.blocks_peak,
-        "device_busy_percent": 100.0 * _busy(busy_seconds, seconds),
-        "jain_service": jain([sum(column) for column in tally.service.columns.values()]),
-        "jain_backlogged": _mean(finite(line["jain"])),
-    }
+    facts = _facts(tally, line, busy_seconds, seconds, cached / prompt if prompt else 0.0)
     return Outcome(
         summary,
         facts,
@@ -111,8 +98,33 @@ def outcome(tally: Tally, slo: Mapping[str, float], busy_seconds: Sequence[float
     )
 
 
+def _facts(
+    tally: Tally,
+    line: Mapping[str, Sequence[float]],
+    busy_seconds: Sequence[float],
+    seconds: float,
+    hit_share: float,
+) -> dict[str, Any]:
+    """The engines' own figures."""
+    stepping = sum(tally.steps.columns["seconds"])
+    return {
+        "steps": tally.step_count,
+        "batch_rows_mean": tally.step_rows / tally.step_count if tally.step_count else 0.0,
+        "computed_tokens": tally.computed_tokens,
+        "preemptions": tally.preemptions,
+        "preempted_tokens": tally.lost_tokens,
+        "cache_hit_percent": 100.0 * hit_share,
+        "kv_used_percent_mean": 100.0 * sum(tally.steps.columns["kv"]) / stepping if stepping else 0.0,
+        "kv_used_percent_peak": 100.0 * tally.blocks_peak,
+        "slots_full_percent": 100.0 * tally.slots_full_seconds / stepping if stepping else 0.0,
+        "device_busy_percent": 100.0 * _busy(busy_seconds, seconds),
+        "jain_service": jain([sum(column) for column in tally.service.columns.values()]),
+        "jain_backlogged": _mean(finite(line["jain"])),
+    }
+
+
 def _busy(busy_seconds: Sequence[float], seconds: float) -> float:
-    """The share of the time in which devices computed. A step launched ahead may end after the run: nobody saw it."""
+    """The share of the time in which devices computed. A step may end after the run: it counts up to its end only."""
     if not seconds or not busy_seconds:
         return 0.0
     return math.fsum(min(1.0, each / seconds) for each in busy_seconds) / len(busy_seconds)
@@ -164,7 +176,7 @@ def _mean(values: Sequence[float]) -> float:
 
 
 def _met(group: Group, slo: Mapping[str, float]) -> int:
-    """Requests within every bound; an answer of one token has no time per token and keeps that bound."""
+    """Requests within every target; an output of one token has no TPOT and meets that target."""
     ttft, tpot, e2e = (slo.get(name, math.inf) for name in SLO_NAMES)
     return sum(
         first <= ttft and not pace > tpot and whole <= e2e

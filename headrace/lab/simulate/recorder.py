@@ -1,4 +1,4 @@
-"""A stopwatch between engine and runner that notes each step's work and time."""
+"""A runner around another one that records the work and time of each step."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from headrace.lab.simulate.work import StepWork, work_of
 
 
 class StepRecorder:
-    """A `core.ports.Runner` that passes everything on; ``measured`` has a line per step.
+    """A `core.ports.Runner` that forwards all calls; ``measured`` has a line per step.
 
     A step lasts from its launch, or from the end of the step before it where that is later (overlap), to the end of its
     collection. The host's seconds are those from the end of one collection to the next launch; `pause` says that the
@@ -29,7 +29,7 @@ class StepRecorder:
         self._ended = math.nan
 
     def pause(self) -> None:
-        """What comes next does not follow at once upon what was."""
+        """The next step does not directly follow the last one."""
         self._ended = math.nan
 
     def launch(self, plan: StepPlan, now: float) -> None:

@@ -1,4 +1,4 @@
-"""One engine with its own clock, its mailbox and the front before it."""
+"""One simulated engine with its own clock, mailbox and HTTP front end."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from headrace.lab.simulate.tally import Backlog, Tally
 
 
 class SimulatedReplica:
-    """Lives from one moment at which something happens to the next; ``due`` is the next one.
+    """Advances from one event to the next; ``due`` is the time of the next one.
 
-    As in the server, requests that come during a step wait in the mailbox until it has ended, and what a step tells
-    is heard when it has ended.
+    As in the server, requests that arrive during a step wait in the mailbox until it has ended, and the events of a
+    step are handled when it has ended.
     """
 
     def __init__(
@@ -43,15 +43,15 @@ class SimulatedReplica:
         self._stepping = False
 
     def load(self) -> Load:
-        """What the gate asks."""
+        """The load, for admission control."""
         return Load(self.backlog.queued_requests, self.backlog.queued_tokens, 0.0, False)
 
     def standing(self) -> Standing:
-        """What a router asks."""
+        """The open work, for the router."""
         return Standing(self.backlog.open_requests, self.backlog.open_tokens)
 
     def submit(self, request: Request, now: float) -> None:
-        """Take a request in at ``now``, its arrival."""
+        """Accept a request at ``now``, its arrival."""
         backlog, tokens = self.backlog, len(request.tokens)
         backlog.open_requests += 1
         backlog.open_tokens += tokens
@@ -63,14 +63,14 @@ class SimulatedReplica:
             self.due = min(self.due, ready)
 
     def start_again(self, tally: Tally) -> None:
-        """Forget all figures and computed prefixes, between two runs."""
+        """Reset all figures and the prefix cache, between two runs."""
         self._tally = tally
         self.runner.busy_seconds = 0.0
         self.engine.reset_prefix_cache()
         self.engine.take_events()
 
     def advance(self) -> None:
-        """Live the moment ``due``: hear what the last step told, read the mail, begin the next step."""
+        """Advance to ``due``: handle the last step's events, read the mailbox, begin the next step."""
         now = self.due
         engine, mail = self.engine, self._mail
         if self._stepping:

@@ -1,7 +1,7 @@
-"""A runner that computes nothing: it plays answers that are known to it alone, and says when a step would be done.
+"""A runner that computes nothing: it returns given outputs, and the time at which a step would end.
 
-The scheduler is given what a real one would have, the request's ``max_tokens``. That an answer ends earlier it finds
-out as it would in earnest: by an end-of-sequence token that the runner draws at last.
+The scheduler only knows what a real one knows, the request's ``max_tokens``. An output that is shorter ends with an
+end-of-sequence token, as in a real engine.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ from headrace.lab.simulate.device import Device
 from headrace.lab.simulate.work import added_up, columns
 
 EOS = -1
-"""The token that ends an answer; no synthesized token has this id."""
+"""The token that ends an output; no synthesized token has this id."""
 
 EOS_IDS = frozenset({EOS})
 
 DISK_SECONDS = 1e-3
-"""For a block: 2 MiB, which is 16 tokens of an 8-billion-parameter model, at 2 GB/s."""
+"""Seconds per block: 2 MiB (16 tokens of an 8-billion-parameter model) at 2 GB/s."""
 
 _ENDED = repeat((EOS,))
 _NOTHING: tuple[int, ...] = ()

@@ -1,7 +1,7 @@
-"""What clients would have seen, folded from the events as they come; nothing is kept per token.
+"""Measurements from the clients' side, folded from events; nothing is stored per token.
 
-Of a request four doubles stay when it has ended, so a million of them fit in some tens of megabytes; gaps between
-tokens go into a sketch, and everything over time into a bounded number of buckets.
+Four doubles are stored per finished request, so a million of them fit in some tens of megabytes. Inter-token latencies
+go into a sketch, and quantities over time into a bounded number of buckets.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from array import array
 from collections.abc import Sequence
+from typing import Any
 
 from headrace.core.events import AdmitReason, Admitted, Emitted, Event, Finished, Preempted, Stepped
 from headrace.core.request import FinishReason, Request
@@ -17,17 +18,17 @@ from headrace.lab.simulate.sketch import Sketch
 from headrace.lab.simulate.timeline import Timeline
 
 MOST_TENANTS = 1000
-"""Tenants told apart; further ones are counted together as ``other``."""
+"""Maximum number of tenants with figures of their own; further ones are counted together as ``other``."""
 
 OTHER = "other"
 
 
 OUTPUT_WEIGHT = 2.0
-"""What a generated token counts beside a computed prompt token as service, as VTC has it (OSDI '24)."""
+"""Weight of a generated token relative to a computed prompt token as service, as in VTC (OSDI '24)."""
 
 
 class Backlog:
-    """What one replica has been given and not done yet; gate and router look at it."""
+    """Unfinished work of one replica; admission control and the router read it."""
 
     __slots__ = ("open_requests", "open_tokens", "queued_requests", "queued_tokens")
 
@@ -37,7 +38,7 @@ class Backlog:
 
 
 class _Open:
-    """A request under way. ``last`` is when its latest token was seen, before the first one below 0."""
+    """An open request. ``last`` is the time of its latest token; below 0 before the first one."""
 
     __slots__ = ("arrived", "first", "group", "last", "prompt_tokens", "queued")
 
@@ -50,7 +51,7 @@ class _Open:
 
 
 class Group:
-    """Requests of one tenant in one class. Times in seconds; ``tpot`` is NaN for answers of one token."""
+    """Requests of one tenant in one class. Times in seconds; ``tpot`` is NaN for outputs of one token."""
 
     def __init__(self, tenant: str, service_class: str) -> None:
         self.tenant = tenant
@@ -63,11 +64,16 @@ class Group:
 class Tally:
     """All figures of a run, for any number of replicas.
 
-    ``steps`` sums over time what the engines say of themselves; ``service`` the tokens that each tenant got, and
-    ``waiting`` the seconds that its requests had waited for a first token.
+    ``steps`` sums the engines' own figures over time; ``service`` the tokens of each tenant, and ``waiting`` the
+    seconds that its requests waited for a first token. With ``with_rows`` it also has a row per
+    request. ``slots_full_seconds`` is the time in which all ``slots`` of a replica were taken while requests waited.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, slots: int = 1 << 62, *, with_rows: bool = False) -> None:
+        self.slots = slots
+        self.with_rows = with_rows
+        self.rows: list[dict[str, Any]] = []
+        self.slots_full_seconds = 0.0
         self.groups: list[Group] = []
         self.gaps = Sketch()
         self.began = math.inf
@@ -89,17 +95,19 @@ class Tally:
     # -- arrivals ----------------------------------------------------------------------------------
 
     def expect(self, request: Request) -> None:
-        """A request was taken on; its events follow."""
+        """A request was accepted; its events follow."""
         self.began = min(self.began, request.arrived)
         group = self._group(request.tenant, request.service_class)
         self._open[request.id] = _Open(request.arrived, group, len(request.tokens))
 
     def refuse(self, request: Request, reason: str) -> None:
-        """A request was turned away at the door."""
+        """A request was rejected at admission."""
         self.began = min(self.began, request.arrived)
         self.ended = max(self.ended, request.arrived)
-        failed = self.groups[self._group(request.tenant, request.service_class)].failed
-        failed[reason] = failed.get(reason, 0) + 1
+        group = self.groups[self._group(request.tenant, request.service_class)]
+        group.failed[reason] = group.failed.get(reason, 0) + 1
+        if self.with_rows:
+            self.rows.append(self._row(request.id, group, request.arrived, error=reason))
 
     def _group(self, tenant: str, service_class: str) -> int:
         key = (tenant, service_class)
@@ -116,7 +124,7 @@ class Tally:
     def fold(
         self, events: Sequence[Event], began: float, now: float, backlog: Backlog, front: Front
     ) -> list[str]:
-        """Take in what a step told that ran from ``began`` to ``now``; the ids of requests that ended come back."""
+        """Fold the events of a step that ran from ``began`` to ``now``; returns the ids of finished requests."""
         ended: list[str] = []
         open_, each = self._open, front.event_seconds
         seen = max(now, front.free_at) if each else now
@@ -157,6 +165,8 @@ class Tally:
         held = event.blocks_held / event.blocks_total
         self.blocks_peak = max(self.blocks_peak, held)
         seconds, add = now - began, self.steps.add
+        if event.waiting and event.running >= self.slots:
+            self.slots_full_seconds += seconds
         add("seconds", began, now, seconds)
         add("running", began, now, event.running * seconds)
         add("waiting", began, now, event.waiting * seconds)
@@ -173,6 +183,10 @@ class Tally:
         self.waiting.add(group.tenant, request.arrived, answered, answered - request.arrived)
         if event.reason not in (FinishReason.STOP, FinishReason.LENGTH):
             group.failed[event.reason.value] = group.failed.get(event.reason.value, 0) + 1
+            if self.with_rows:
+                self.rows.append(
+                    self._row(event.request_id, group, request.arrived, error=event.reason.value)
+                )
             return
         group.ttft.append(request.first - request.arrived)
         further = event.output_tokens - 1
@@ -185,8 +199,38 @@ class Tally:
         self.service.add(group.tenant, request.first, request.first, computed)
         self.service.add(group.tenant, request.first, request.last, OUTPUT_WEIGHT * event.output_tokens)
 
+        if self.with_rows:
+            self.rows.append(
+                self._row(
+                    event.request_id,
+                    group,
+                    request.arrived,
+                    ttft_seconds=group.ttft[-1],
+                    tpot_seconds=group.tpot[-1] if further else None,
+                    e2e_seconds=group.e2e[-1],
+                    prompt_tokens=event.prompt_tokens,
+                    cached_tokens=event.cached_tokens,
+                    output_tokens=event.output_tokens,
+                    finish_reason=event.reason.value,
+                )
+            )
+
+    def _row(self, request_id: str, group: Group, arrived: float, **more: Any) -> dict[str, Any]:
+        """A request as a row of `lab.export`."""
+        return {
+            "request": request_id,
+            "tenant": group.tenant,
+            "service_class": group.service_class,
+            "arrived_seconds": arrived,
+            **more,
+        }
+
+    def anew(self) -> Tally:
+        """An empty one with the same settings."""
+        return Tally(self.slots, with_rows=self.with_rows)
+
     def close(self) -> None:
-        """The run is over: count what was held back."""
+        """The run is over: count the gaps that were held back."""
         self.gaps.add(self._gap, self._gap_count)
         self._gap_count = 0
 

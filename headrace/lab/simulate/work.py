@@ -1,4 +1,4 @@
-"""What a step asks of a device, in the few sums that its time follows from."""
+"""The work of a step, as the few sums that determine its time."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class StepWork(NamedTuple):
     ``tokens`` are the positions computed, ``contexts`` the sum over them of the positions that each attends to,
     ``read_tokens`` the positions whose keys and values are read (once a row, however many tokens it has), and
     ``samples`` the rows that draw a token. ``copies`` are blocks copied on the device, ``transfers`` blocks that
-    cross to or from the host; copies to and from the disk go on beside the steps and are no part of one.
+    cross to or from the host; copies to and from the disk run in parallel and are not part of a step.
     """
 
     rows: int
@@ -40,7 +40,7 @@ def work_of(plan: StepPlan) -> StepWork:
 
 
 def added_up(rows: Sequence[tuple[Any, ...]], moves: Iterable[Move]) -> StepWork:
-    """The sums of rows given as `columns`, and of moves, at little cost: for every step that is simulated."""
+    """The sums of rows given as `columns`, and of moves; fast, because every simulated step needs them."""
     _, starts, lengths, _, samples = rows
     tokens: int = sum(lengths)
     contexts = read = tokens + sum(starts)

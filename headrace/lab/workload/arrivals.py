@@ -1,4 +1,4 @@
-"""When requests come: arrival times in seconds after the start of a run."""
+"""Arrival times of requests, in seconds after the start of a run."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def gamma_process(rate: float, rng: random.Random, burstiness: float = 1.0) -> I
 
 
 def modulated(rate: float, rng: random.Random, ratio: float, stay: float) -> Iterator[float]:
-    """A Poisson process that turns between calm and a burst of ``ratio`` times the calm's rate.
+    """A Poisson process that alternates between a calm and a burst state of ``ratio`` times the calm rate.
 
     Each state lasts ``stay`` seconds in the mean, exponentially distributed, and the mean over both is ``rate``: the
     Markov-modulated Poisson process of two states.
@@ -61,7 +61,7 @@ def modulated(rate: float, rng: random.Random, ratio: float, stay: float) -> Ite
 
 DAY = 86_400.0
 DEPTH = 0.7
-"""By how much of the mean the rate of a day swings; production traces lie between 0.5 and 0.8."""
+"""Amplitude of a day's rate relative to its mean; production traces lie between 0.5 and 0.8."""
 
 
 def diurnal(rate: float, rng: random.Random, peak_hour: float = 15.0, day: float = DAY) -> Iterator[float]:

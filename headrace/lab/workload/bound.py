@@ -1,7 +1,7 @@
-"""What a workload itself allows: the most that refilling a batch can gain over waiting for its slowest.
+"""Bound of a workload: the most that continuous batching can gain over static batching.
 
-Only answer lengths matter here. A measured ratio is judged against this bound, not against a wish: where
-all answers are equally long no scheduler can gain anything.
+Only output lengths matter. A measured ratio is compared with this bound: if all outputs are equally long, no scheduler
+can gain anything.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ def _constant(rows: int) -> float:
 class Bound:
     """Time to decode a workload, in units of the step cost that was given (in steps if none was).
 
-    ``static`` waits for each batch's slowest answer, and an answer that is done leaves its row empty.
+    ``static`` waits for each batch's longest output, and a finished output leaves its row empty.
     ``padded`` is the same where a row that is done is computed on (padded ``generate``). ``refilled`` gives a
     free row to the next request at once. ``floor`` is what no order of the requests can beat.
     """
@@ -47,7 +47,7 @@ def bound(
     step_cost: Callable[[int], float] = _constant,
     refill: int | None = None,
 ) -> Bound:
-    """The bound of these answer lengths for a static batch of ``batch`` rows.
+    """The bound of these output lengths for a static batch of ``batch`` rows.
 
     ``step_cost`` gives the cost of a decode step by its number of rows; without it every step costs 1, which
     is right where weights are read once per step and rows are nearly free. ``refill`` is the number of rows

@@ -1,6 +1,6 @@
-"""One call of a trace: when it came, how long it was and whose, without any text.
+"""One call of a trace: its arrival, lengths and tenant, without any text.
 
-Content is told by reference: a `Span` names a stream of tokens and a stretch of it. Two calls that name the same
+Content is given by reference: a `Span` names a stream of tokens and a stretch of it. Two calls that name the same
 stretch share these tokens, whatever they are; `lab.workload.synthesis` makes them up.
 """
 
@@ -21,8 +21,8 @@ class Call(NamedTuple):
     """A call of a language model.
 
     ``arrival`` is in seconds after the first call. ``content`` are the prompt's spans, which add up to
-    ``prompt_tokens``; empty where nothing is known to be shared with anybody. ``answer`` is where the answer's
-    tokens come from, for a later turn that contains them.
+    ``prompt_tokens``; empty if nothing is known to be shared. ``answer`` is the span of the output, for a later turn
+    that contains it.
     """
 
     arrival: float

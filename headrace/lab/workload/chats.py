@@ -1,7 +1,7 @@
-"""Workloads of chats for the built-in model, whose answers end by themselves.
+"""Chats for the built-in model, whose outputs end by themselves.
 
-The model was trained on requests of these kinds, so the length of an answer follows from its request: a
-sum takes a few tokens, a story in ten chapters takes many. ``expect`` says which.
+The model was trained on such requests, so the length of an output follows from its request: a sum takes a few tokens, a
+story in ten chapters takes many. ``expect`` names the kind.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from headrace.lab.workload.work import Message, Work
 NAMES = ("Mia", "Tom", "Anna", "Ben", "Lily", "Max", "Sara", "Leo", "Emma", "Jack")
 GROUPS = ("animals", "fruits", "colours", "tools", "cities")
 LONGEST_TOKENS = 2000
-"""Bound of an answer's length, so that one that fails to end does not decide a measurement."""
+"""Maximum output length, so that an output that does not end cannot dominate a measurement."""
 
 
 def _short(rng: random.Random) -> str:
@@ -40,7 +40,7 @@ def _chat(i: int, text: str, expect: str) -> Work:
 
 
 def high_variance_chats(count: int, seed: int = 0) -> tuple[Work, ...]:
-    """80 % short answers, 4 % long ones, the rest between, in shuffled order; greedy, ended by the model."""
+    """80 % short outputs, 4 % long ones, the rest between, in shuffled order; greedy, ended by the model."""
     rng = random.Random(seed)
     long, middle = round(0.04 * count), round(0.16 * count)
     kinds = ["long"] * long + ["middle"] * middle + ["short"] * (count - long - middle)

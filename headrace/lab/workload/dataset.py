@@ -1,11 +1,12 @@
-"""Workloads by name: what a command line, a script and a report call the same thing."""
+"""Workloads by name, for the command line, scripts and reports."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Protocol
 
 from headrace.lab.workload.arrivals import arriving, poisson
 from headrace.lab.workload.chats import high_variance_chats
@@ -44,29 +45,38 @@ class Dataset:
     rate: float = math.inf
     burstiness: float = 1.0
 
-    def draw(self) -> tuple[Work, ...]:
-        """The workload, in order of arrival.
+    def draw(self, workload: Workload | None = None) -> tuple[Work, ...]:
+        """The workload, in order of arrival; ``workload`` draws it in place of the one that ``name`` stands for.
 
         Raises:
             BadDataset: an unknown name, or a file that is missing or is no such file.
         """
-        if self.name not in DATASETS:
-            raise BadDataset(f"there is no dataset {self.name!r}; there are {', '.join(DATASETS)}")
-        work = DATASETS[self.name](self)
-        if self.name == "trace" and math.isinf(self.rate):
+        if workload is not None:
+            work = tuple(sorted(workload.draw(self), key=lambda each: each.arrival))
+        elif self.name in DATASETS:
+            work = DATASETS[self.name](self)
+        else:
+            raise BadDataset(f"there is no dataset {self.name!r}; known datasets are {', '.join(DATASETS)}")
+        if math.isinf(self.rate) and (workload is not None or self.name == "trace"):
             return work  # it has its own times
         return arriving(work, poisson(len(work), self.rate, self.seed, self.burstiness))
 
 
+class Workload(Protocol):
+    """Draws the requests that a dataset describes: ``count`` of them, and the same ones for equal datasets."""
+
+    def draw(self, dataset: Dataset) -> Sequence[Work]: ...
+
+
 def _jsonl(d: Dataset) -> tuple[Work, ...]:
     if d.path is None:
-        raise BadDataset("the dataset jsonl needs the path of a file")
+        raise BadDataset("--dataset-name jsonl needs a file: --dataset-path FILE")
     return jsonl(Path(d.path), d.count, d.output_len, d.seed)
 
 
 def _trace(d: Dataset) -> tuple[Work, ...]:
     if d.path is None:
-        raise BadDataset("the dataset trace needs the path of a file")
+        raise BadDataset("--dataset-name trace needs a file: --dataset-path FILE")
     try:
         return tuple(replayed(read_trace(Path(d.path), d.count), Synthesis(VOCABULARY, d.seed)))
     except BadTrace as error:

@@ -11,17 +11,17 @@ from headrace.lab.workload.work import Message, Prompt, Work
 
 
 class BadLine(ValueError):
-    """A line that holds no prompt; the message names the file and the line."""
+    """A line without a prompt; the message names the file and the line."""
 
 
 def jsonl(
     path: Path, count: int, output_len: int, seed: int = 0, ignore_eos: bool = False
 ) -> tuple[Work, ...]:
-    """``count`` prompts drawn from a file, again from the start once all have been drawn.
+    """``count`` prompts drawn from a file, starting over when all have been drawn.
 
-    A line gives its prompt as ``messages``, ``prompt`` (text or token ids), ``turns`` (the first is asked),
-    ``question`` or ``text``; ``max_tokens``, where it is not null, overrides ``output_len``. ``tenant`` and
-    ``service_tier`` say whose it is and how urgent.
+    A line gives its prompt as ``messages``, ``prompt`` (text or token ids), ``turns`` (the first is used),
+    ``question`` or ``text``; ``max_tokens``, if it is not null, overrides ``output_len``. ``tenant`` and
+    ``service_tier`` name the tenant and the class.
 
     Raises:
         BadLine: a line without any of them or with other types in them, or an empty file.
@@ -29,7 +29,7 @@ def jsonl(
     try:
         text = path.read_text(encoding="utf-8-sig")
     except UnicodeDecodeError as error:
-        raise BadLine(f"{path}: not UTF-8 ({error})") from None
+        raise BadLine(f"{path}: the file is not UTF-8 text ({error})") from None
     # At newlines alone: `splitlines` also cuts at separators that JSON allows within a text.
     lines = [line for line in text.split("\n") if line.strip()]
     if not lines:

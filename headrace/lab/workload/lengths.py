@@ -1,6 +1,6 @@
-"""Lengths of prompts and answers, in tokens.
+"""Lengths of prompts and outputs, in tokens.
 
-The spread of answer lengths is what tells schedulers apart: with equal lengths a static batch wastes nothing.
+Schedulers differ by the spread of output lengths: with equal lengths a static batch wastes nothing.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import random
 from collections.abc import Callable, Sequence
 
 HIGH_VARIANCE: tuple[tuple[float, int, int], ...] = ((0.80, 4, 29), (0.16, 30, 200), (0.04, 801, 1200))
-"""Shares of answers and their least and most tokens: many that are done at once, few that go on and on."""
+"""Shares of outputs with their minimum and maximum tokens: many short ones, few long ones."""
 
 
 def log_normal(count: int, median: int, sigma: float, low: int, high: int, rng: random.Random) -> list[int]:
@@ -26,8 +26,8 @@ def log_normal(count: int, median: int, sigma: float, low: int, high: int, rng: 
 def mixture(count: int, shares: Sequence[tuple[float, int, int]], rng: random.Random) -> list[int]:
     """Lengths of which each share is uniform in its range, in shuffled order.
 
-    The shares are exact up to rounding, not drawn: a workload that promises 4 % long answers has them. What
-    rounding leaves over goes to the first share.
+    The shares are exact up to rounding, not drawn: a workload with 4 % long outputs has exactly that share. The
+    remainder of rounding goes to the first share.
     """
     lengths = [rng.randint(low, high) for share, low, high in shares[1:] for _ in range(round(share * count))]
     _, low, high = shares[0]
@@ -68,4 +68,4 @@ def length(text: str) -> Length:
             return lambda rng: log_normal(1, int(first), second, 1, most, rng)[0]
     except (ValueError, IndexError, OverflowError):
         pass
-    raise ValueError(f"{text!r} is no distribution of lengths: expected {_FORMS}, of at least 1 token")
+    raise ValueError(f"expected {_FORMS}, with lengths of at least 1 token, got {text!r}")

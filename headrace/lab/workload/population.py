@@ -1,9 +1,9 @@
-"""Tenants that call as they please: each with its own rate, rhythm, lengths and habit of coming back.
+"""Synthetic tenants, each with its own rate, arrival process, lengths and conversations.
 
 ```
  tenant=chat,class=priority,rate=5,arrivals=bursty:0.3,prompt=lognormal:800:1.0,answer=uniform:50:400,turns=4,system=1000
 ```
-A tenant's conversations share its system prompt, and each turn contains all turns before it, answers included.
+A tenant's conversations share its system prompt, and each turn contains all turns before it, outputs included.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ STREAMS = 1 << 24
 
 
 class BadPopulation(ValueError):
-    """A tenant that cannot be understood; the message shows what was expected."""
+    """A tenant that cannot be parsed; the message shows what is expected."""
 
 
 Lengths = Callable[[random.Random], tuple[int, int]]
-"""Draws the new prompt tokens and the answer tokens of one call, together: in traces they depend on each other."""
+"""Draws the new prompt tokens and the output tokens of one call together: in traces they depend on each other."""
 
 Rhythm = Callable[[float, random.Random], Iterator[float]]
 """Endless arrival times at a mean rate."""
@@ -86,13 +86,15 @@ def parse(text: str) -> Tenant:
     ``prompt`` and ``answer`` are distributions (see `lab.workload.lengths`), ``lengths`` a trace to draw both from.
 
     Raises:
-        BadPopulation: an unknown key, or a value that makes no sense.
+        BadPopulation: an unknown key, or an invalid value.
     """
     given: dict[str, str] = {}
     for part in text.split(","):
         key, equals, value = part.partition("=")
         if not equals or key not in KEYS:
-            raise BadPopulation(f"workload {text!r}: {part!r} is not KEY=VALUE with KEY of {', '.join(KEYS)}")
+            raise BadPopulation(
+                f"workload {text!r}: expected KEY=VALUE with KEY one of {', '.join(KEYS)}, got {part!r}"
+            )
         given[key] = value
     try:
         return Tenant(

@@ -1,4 +1,4 @@
-"""The same trace, denser, shorter or longer."""
+"""A trace made denser, shorter or longer."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from headrace.lab.workload.call import Call
 
 RUN_CALLS = 64
-"""Neighbours that a longer trace takes over together, so that bursts stay bursts (a block bootstrap)."""
+"""Consecutive calls that are drawn together, so that bursts are preserved (block bootstrap)."""
 
 
 def speedup(calls: Iterable[Call], factor: float) -> Iterator[Call]:
@@ -18,7 +18,7 @@ def speedup(calls: Iterable[Call], factor: float) -> Iterator[Call]:
         ValueError: a factor that is not above 0.
     """
     if not factor > 0:
-        raise ValueError(f"a speedup must be above 0, got {factor:g}")
+        raise ValueError(f"--speedup: expected a number above 0, got {factor:g}")
     return (call._replace(arrival=call.arrival / factor) for call in calls)
 
 
@@ -32,7 +32,7 @@ def resampled(calls: Sequence[Call], count: int, seed: int = 0) -> Iterator[Call
         ValueError: nothing to draw from.
     """
     if not calls:
-        raise ValueError("an empty trace cannot be drawn from")
+        raise ValueError("--resample: the trace has no requests")
     return _runs(calls, count, random.Random(seed))
 
 

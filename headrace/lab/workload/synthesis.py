@@ -1,8 +1,7 @@
-"""Tokens for calls that have none: equal spans get equal tokens, different streams differ from their first token on.
+"""Tokens for calls without text: equal spans get equal tokens, different streams differ from their first token on.
 
-All streams are stretches of one random pool, so that a prompt of a thousand tokens costs two copies and not a
-thousand draws. What tells streams apart is a mark at their start, their number written in tokens; the stretch begins
-at a place of the pool that follows from the number too.
+All streams are slices of one random pool, so that a prompt of a thousand tokens needs two copies and not a thousand
+draws. Streams begin with their number, written in tokens; the position of the slice follows from the number too.
 """
 
 from __future__ import annotations
@@ -14,7 +13,7 @@ from headrace.lab.workload.call import Call, Span
 from headrace.lab.workload.work import Work
 
 WIDE = range(1 << 40)
-"""Vocabulary where no model minds: a mark is one token, so that no two streams begin alike."""
+"""Vocabulary for simulations: a stream's number is one token, so that no two streams begin alike."""
 
 POOL_TOKENS = 1 << 16
 _NUMBERS = 1 << 40
@@ -47,7 +46,7 @@ class Synthesis:
         return tuple(token for span in call.content for token in self.span(span))
 
     def answer(self, call: Call) -> tuple[int, ...]:
-        """The answer of a call."""
+        """The output of a call."""
         return self.span(call.answer) if call.answer else self._pool[: call.output_tokens]
 
     def span(self, span: Span) -> tuple[int, ...]:
@@ -77,7 +76,7 @@ class Synthesis:
 
 
 def replayed(calls: Iterable[Call], synthesis: Synthesis) -> Iterator[Work]:
-    """The calls as work for a server or engine, each answer exactly as long as it was."""
+    """The calls as work for a server or engine, each output exactly as long as recorded."""
     for number, call in enumerate(calls):
         yield Work(
             f"w{number}",

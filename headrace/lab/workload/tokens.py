@@ -1,4 +1,4 @@
-"""Workloads of token ids with set answer lengths: every engine computes exactly the same amount of work.
+"""Workloads of token ids with fixed output lengths: every engine computes exactly the same amount of work.
 
 The ids are random, so the text means nothing; `lab.workload.chats` has the ones that mean something.
 """
@@ -27,7 +27,7 @@ def _drawn(
 def fixed_lengths(
     count: int, input_len: int, output_len: int, seed: int = 0, vocabulary: range = VOCABULARY
 ) -> tuple[Work, ...]:
-    """Prompts and answers of one length each."""
+    """Prompts of one length, and outputs of one length."""
     return tuple(_drawn([input_len] * count, [output_len] * count, vocabulary, random.Random(seed)))
 
 
@@ -49,7 +49,7 @@ def log_normal_lengths(
 def high_variance(
     count: int, input_len: int = 24, seed: int = 0, vocabulary: range = VOCABULARY
 ) -> tuple[Work, ...]:
-    """80 % of answers under 30 tokens and 4 % over 800, the rest between; prompts of one length."""
+    """80 % of outputs under 30 tokens and 4 % over 800, the rest between; prompts of one length."""
     rng = random.Random(seed)
     return tuple(_drawn([input_len] * count, mixture(count, HIGH_VARIANCE, rng), vocabulary, rng))
 

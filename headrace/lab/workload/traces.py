@@ -1,4 +1,4 @@
-"""Published traces, read line by line into one kind of value; the header says which trace it is.
+"""Published traces, read line by line; the header tells the format.
 
 | trace | header or keys |
 |---|---|
@@ -8,8 +8,8 @@
 | ServeGen | ``timestamp_s,input_tokens,output_tokens`` |
 | LMSYS arena of the VTC artifact | ``req_time_s,client,prompt_len,output_len`` |
 
-A new trace is one more `Format`. Calls without a prompt or an answer are failures that some traces keep; they are
-left out. Files are streamed: a trace of millions of lines needs no memory.
+A new trace is one more `Format`. Calls without a prompt or an output, which some traces contain, are left out. Files
+are streamed: a trace of millions of lines needs no memory.
 """
 
 from __future__ import annotations
@@ -30,15 +30,15 @@ MOONCAKE_BLOCK = 512
 """Tokens behind one hash id of Mooncake's traces; the last block of a prompt may be shorter."""
 
 DISORDER = 4096
-"""Calls that are held back to bring slightly disordered lines into order of arrival."""
+"""Calls that are buffered to sort slightly disordered lines by arrival."""
 
 
 class BadTrace(ValueError):
-    """A file that is no known trace, or a line of it that cannot be read; the message names file and line."""
+    """A file of an unknown format, or a line that cannot be read; the message names file and line."""
 
 
 class Format(NamedTuple):
-    """The columns that tell a CSV trace by its header, in the order arrival, prompt, answer, tenant."""
+    """The columns that identify a CSV trace, in the order arrival, prompt, output, tenant."""
 
     arrival: str
     prompt: str
@@ -87,7 +87,7 @@ def _read(path: Path) -> Iterator[Call]:
                 yield from _read_csv(path, form, header, file)
                 return
     known = "; ".join(f"{form.arrival},{form.prompt},{form.output}" for form in FORMATS)
-    raise BadTrace(f"{path}:1: no known trace: expected a header with {known}, or JSON lines of Mooncake")
+    raise BadTrace(f"{path}:1: unknown format: expected a header with {known}, or Mooncake's JSON lines")
 
 
 def _read_csv(path: Path, form: Format, header: list[str], file: IO[str]) -> Iterator[Call]:
@@ -138,7 +138,7 @@ def _mooncake(row: Mapping[str, Any]) -> Call:
 
 def _finite(seconds: float) -> float:
     if not math.isfinite(seconds):
-        raise ValueError(f"no time: {seconds}")
+        raise ValueError(f"expected a finite time, got {seconds}")
     return seconds
 
 
@@ -165,7 +165,7 @@ def _in_order(calls: Iterator[Call], path: Path) -> Iterator[Call]:
 def _not_before(latest: float, arrival: float, path: Path) -> float:
     if arrival < latest:
         raise BadTrace(
-            f"{path}: a call lies more than {DISORDER} lines behind its place in time: sort the file"
+            f"{path}: a line is more than {DISORDER} lines behind its position in time; sort the file by arrival"
         )
     return arrival
 

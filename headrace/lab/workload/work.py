@@ -1,7 +1,4 @@
-"""One request of a workload, as a value that every target understands.
-
-It knows no engine, no tokenizer and no wire: a target turns it into its own kind of request.
-"""
+"""One request of a workload, as a value for all targets; a target turns it into its own kind of request."""
 
 from __future__ import annotations
 
@@ -22,12 +19,11 @@ Prompt = str | tuple[int, ...] | tuple[Message, ...]
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """A prompt, how long its answer may get, and when it comes.
+    """A prompt, the maximum length of its output, and its arrival.
 
-    ``arrival`` is in seconds after the start of the run. ``ignore_eos`` makes the answer exactly
-    ``max_tokens`` long on every engine, whatever the model says. ``expect`` names the part that
-    the request plays in its workload (``short``, ``long``, ``intruder`` ...). ``tenant`` and ``service_class``
-    say whose it is and how urgent.
+    ``arrival`` is in seconds after the start of the run. ``ignore_eos`` makes the output exactly
+    ``max_tokens`` long on every engine. ``expect`` names the role of the request in its workload (``short``, ``long``,
+    ``intruder`` ...). ``tenant`` and ``service_class`` name its tenant and class.
     """
 
     id: str
@@ -42,5 +38,5 @@ class Work:
 
 
 def is_chat(prompt: Prompt) -> TypeGuard[tuple[Message, ...]]:
-    """Whether a prompt is a chat, which a server takes at another address than text and token ids."""
+    """Whether a prompt is a chat, which has another endpoint than text and token ids."""
     return not isinstance(prompt, str) and isinstance(prompt[0], Message)

@@ -6,9 +6,11 @@ import asyncio
 import hashlib
 import time
 from collections.abc import Sequence
+from functools import lru_cache
 
 from headrace.serve.http.errors import invalid, model_not_found
 from headrace.serve.http.generation.scheduling_fields import Rules
+from headrace.serve.http.tools.dialect import Dialect
 from headrace.serve.text.segments import Segments
 from headrace.serve.text.stream import TextStreams
 from headrace.serve.text.template import ChatTemplate
@@ -30,6 +32,7 @@ class ServedModel:
         root: where it was loaded from, for ``/v1/models``.
         rules: what may be asked of the scheduler.
         stream_interval: tokens of a sequence that a part of a stream holds, after its first.
+        dialect: how its template offers tools, and how its answers are read; by the template's text if left out.
     """
 
     def __init__(
@@ -42,6 +45,7 @@ class ServedModel:
         root: str = "",
         rules: Rules | None = None,
         stream_interval: int = 1,
+        dialect: Dialect | None = None,
     ) -> None:
         self.name = name
         self.tokenizer = tokenizer
@@ -50,7 +54,12 @@ class ServedModel:
         self.vocab_size = vocab_size
         self.rules = rules or Rules()
         self.stream_interval = stream_interval
+        self.dialect = dialect or Dialect(template)
         self.streams = TextStreams(tokenizer)
+        self._special = {
+            token: text for token in tokenizer.special_token_ids if (text := tokenizer.token(token))
+        }
+        self.tokens_of = lru_cache(maxsize=64)(self._tokens_of)
         self._segments = Segments(tokenizer)
         self.created = int(time.time())
         described = f"{name} {root} {max_model_len} {vocab_size}"
@@ -69,6 +78,12 @@ class ServedModel:
         """Raise `ApiError` 404 unless ``asked`` is this model or nothing."""
         if asked is not None and asked != self.name:
             raise model_not_found(asked)
+
+    def _tokens_of(self, markers: frozenset[str]) -> frozenset[int]:
+        """The special tokens that are part of one of ``markers``."""
+        return frozenset(
+            token for token, text in self._special.items() if any(text in marker for marker in markers)
+        )
 
     def check_tokens(self, tokens: list[int] | tuple[int, ...], param: str) -> None:
         """Raise `ApiError` 400 unless all ids exist."""

@@ -169,7 +169,8 @@ class Docs:
 
     async def openapi(self, request: Request) -> Response:
         """``GET /openapi.json``."""
-        return JSONResponse(self._json)
+        root = request.scope.get("root_path", "")  # where the application is mounted
+        return JSONResponse(self._json | {"servers": [{"url": root}]} if root else self._json)
 
     async def page(self, request: Request) -> Response:
         """``GET /docs``."""

@@ -53,7 +53,7 @@ def check_address(options: ServerOptions) -> None:
     try:
         found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
     except OSError as error:
-        raise ConfigError(f"--host {host}: {error.strerror}") from error
+        raise ConfigError(f"--host {host}: {(error.strerror or str(error)).lower()}") from error
     for family, kind, protocol, _, address in found:
         with socket.socket(family, kind, protocol) as probe:
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -61,10 +61,14 @@ def check_address(options: ServerOptions) -> None:
                 probe.bind(address)
             except OSError as error:
                 if error.errno == errno.EADDRINUSE:
-                    why = f"another program listens at {host}:{port}; end it, or choose another port"
+                    why = f"port {port} is in use on {host}; choose another with --port"
+                elif error.errno == errno.EACCES:
+                    why = f"port {port} needs root privileges; choose one above 1023 with --port"
+                elif error.errno == errno.EADDRNOTAVAIL:
+                    why = f"--host {host}: this machine has no such address"
                 else:
-                    why = f"{host}:{port} cannot be listened at: {error.strerror}"
-                raise ConfigError(f"--port {port}: {why}") from error
+                    why = f"cannot listen on {host}:{port}: {(error.strerror or str(error)).lower()}"
+                raise ConfigError(why) from error
 
 
 def run_server(app: ASGIApp, service: Service, options: ServerOptions, ready: Callable[[str], None]) -> None:

@@ -60,6 +60,7 @@ class TextStreams:
         include_stop_str_in_output: bool = False,
         skip_special_tokens: bool = True,
         min_tokens: int = 0,
+        keep: frozenset[int] = frozenset(),
     ) -> TextStream:
         """A stream for one answer.
 
@@ -70,8 +71,10 @@ class TextStreams:
             include_stop_str_in_output: cut after the stop string instead of before it.
             skip_special_tokens: leave special tokens out of the text.
             min_tokens: stop strings in the text of so many first tokens are not looked for.
+            keep: special tokens that stay in the text all the same.
         """
         skip = self._tokenizer.special_token_ids if skip_special_tokens else frozenset[int]()
+        skip -= keep
         detokenizer: Detokenizer
         if self._pieces is None:
             detokenizer = WindowDetokenizer(self._tokenizer, skip)

@@ -17,6 +17,7 @@ from typing import Any
 
 import jinja2
 import jinja2.ext
+import jinja2.meta
 import jinja2.nodes
 import jinja2.parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
@@ -57,6 +58,19 @@ class ChatTemplate:
         """Names these templates and what they write of themselves."""
         described = json.dumps([self._templates, self._special_tokens], sort_keys=True)
         return hashlib.sha256(described.encode()).hexdigest()
+
+    @property
+    def sources(self) -> tuple[str, ...]:
+        """The templates' texts."""
+        return tuple(self._templates.values())
+
+    def variables(self, template: str | None = None) -> frozenset[str]:
+        """The names that a template (the model's, or a source) reads and does not define itself."""
+        names: set[str] = set()
+        for source in self.sources if template is None else (template,):
+            _compile(source)  # bounds the time, and names what is wrong
+            names |= jinja2.meta.find_undeclared_variables(_ENVIRONMENT.parse(source))
+        return frozenset(names)
 
     @classmethod
     def from_folder(

@@ -23,8 +23,8 @@ from headrace.core.memory.eviction import LeastWorth
 from headrace.core.memory.restore import AlwaysRestore
 from headrace.core.plan import Tier
 from headrace.core.request import Retention
-from tests.doubles.engines import Record, drain, hashing_engine
-from tests.doubles.hashing_runner import HashingRunner, expected_tokens
+from headrace.testing.engines import Record, drain, hashing_engine
+from headrace.testing.hashing_runner import HashingRunner, expected_tokens
 from tests.doubles.scenes import request, skips, step
 
 STORY = tuple(range(100, 117))  # four full blocks and a token

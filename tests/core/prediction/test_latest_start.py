@@ -14,7 +14,7 @@ from headrace.core.queueing.tenant_queue import LATE_SHARE, TenantQueue
 from headrace.core.request import FinishReason, SamplingParams, Slo
 from headrace.core.tenancy.classes import ServiceClass
 from headrace.core.tenancy.fair_share import ShareLedger
-from tests.doubles.engines import Record, drain, hashing_engine
+from headrace.testing.engines import Record, drain, hashing_engine
 from tests.doubles.scenes import chunks, request, step
 
 CLASSES = (ServiceClass("default", 0, 1.0, slo=Slo(2.0, None)),)

@@ -12,7 +12,7 @@ from headrace.core.request import FinishReason
 from headrace.core.sequence import Sequence, Status
 from headrace.core.tenancy.classes import CLASSES, ServiceClass
 from headrace.core.tenancy.fair_share import ShareLedger
-from tests.doubles.engines import Record, drain, hashing_engine
+from headrace.testing.engines import Record, drain, hashing_engine
 from tests.doubles.scenes import admitted, request, step
 
 

@@ -9,7 +9,7 @@ from headrace.core.events import Admitted
 from headrace.core.knobs import Knobs
 from headrace.core.queueing.job_order import TOKEN_BYTES, order_job, token_bytes
 from headrace.core.request import Request
-from tests.doubles.engines import Record, drain, hashing_engine
+from headrace.testing.engines import Record, drain, hashing_engine
 from tests.doubles.scenes import request
 
 

@@ -4,7 +4,7 @@ import math
 
 from headrace.core.request import FinishReason
 from headrace.core.scheduler.admission import Continuous, Queue, StaticBatch
-from tests.doubles.engines import Record, drain, hashing_engine
+from headrace.testing.engines import Record, drain, hashing_engine
 from tests.doubles.scenes import admitted, request, step
 
 

@@ -11,7 +11,7 @@ from headrace.core.request import FinishReason
 from headrace.core.scheduler.step_builder import FILL_ENTRANTS, LEAST_PREFILL
 from headrace.core.tenancy.classes import CLASSES
 from headrace.core.tenancy.fair_share import ShareLedger
-from tests.doubles.engines import Record, drain, hashing_engine
+from headrace.testing.engines import Record, drain, hashing_engine
 from tests.doubles.scenes import admitted, plans, request, step
 
 

@@ -7,7 +7,7 @@ from headrace.core.scheduler.prefix_choice import LongestPrefix
 from headrace.core.sequence import Sequence
 from headrace.core.tenancy.classes import CLASSES
 from headrace.core.tenancy.fair_share import ShareLedger
-from tests.doubles.engines import Record, drain, hashing_engine
+from headrace.testing.engines import Record, drain, hashing_engine
 from tests.doubles.scenes import request, step
 
 

@@ -10,8 +10,8 @@ from headrace.core.plan import Move, StepOutput, StepPlan, TokenLogprob
 from headrace.core.queueing.order import ByPriority
 from headrace.core.request import FinishReason, SamplingParams
 from headrace.core.scheduler.admitter import LOOKAHEAD
-from tests.doubles.engines import Record, drain, hashing_engine
-from tests.doubles.hashing_runner import HashingRunner, expected_tokens
+from headrace.testing.engines import Record, drain, hashing_engine
+from headrace.testing.hashing_runner import HashingRunner, expected_tokens
 from tests.doubles.scenes import admitted, chunks, plans, request, skips, step
 
 # -- one step ------------------------------------------------------------------------------------------

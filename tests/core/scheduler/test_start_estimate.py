@@ -15,7 +15,7 @@ from headrace.core.request import FinishReason, Request, SamplingParams
 from headrace.core.scheduler.start_estimate import StartEstimate, told
 from headrace.core.tenancy.classes import CLASSES
 from headrace.core.tenancy.fair_share import ShareLedger
-from tests.doubles.engines import Record, hashing_engine
+from headrace.testing.engines import Record, hashing_engine
 from tests.doubles.scenes import request, step
 
 STEP_SECONDS = 0.01

@@ -13,6 +13,7 @@ from aiohttp import web
 from headrace.lab.bench.client import Answer, Endpoint
 from headrace.lab.bench.load import offer, run_loop
 from headrace.lab.bench.record import Record
+from headrace.lab.bench.stats import meets
 from headrace.lab.workload import Message, Work
 
 
@@ -224,3 +225,27 @@ def test_an_end_token_without_text_counts_in_the_time_per_token() -> None:
     answer.feed(b"data: [DONE]\n\n", 9.0)
     record = answer.record(Work("a", "x", 9), 0.0, 10.0)
     assert (record.ended, record.tpot, record.gaps) == (3.0, 1.0, [1.0, 1.0])
+
+
+def test_tokens_without_text_count_the_time_of_the_first() -> None:
+    answer = Answer()
+    for now, choice in (
+        (1.0, {"delta": {"role": "assistant", "content": ""}}),
+        (2.0, {"delta": {"content": ""}}),
+        (3.0, {"delta": {"content": ""}}),
+        (4.0, {"delta": {}, "finish_reason": "length"}),
+    ):
+        answer.feed(f"data: {json.dumps({'choices': [choice]})}\n\n".encode(), now)
+    answer.feed(b'data: {"choices": [], "usage": {"completion_tokens": 3}}\n\ndata: [DONE]\n\n', 4.0)
+    record = answer.record(Work("w", "prompt", 3), 0.5, 4.0)
+    assert not record.error
+    assert record.ttft == 1.5
+    assert record.tpot == 1.0
+    assert meets(record, {"ttft": 1.5})
+
+
+def test_an_end_without_any_text_counts_as_the_first_token() -> None:
+    answer = Answer()
+    answer.feed(b'data: {"choices": [{"text": "", "finish_reason": "stop"}]}\n\n', 2.0)
+    answer.feed(b'data: {"choices": [], "usage": {"completion_tokens": 1}}\n\ndata: [DONE]\n\n', 2.1)
+    assert answer.record(Work("w", "prompt", 3), 0.5, 2.1).ttft == 1.5

@@ -99,9 +99,9 @@ def test_other_ways_to_end(pieces: list[bytes | None], expected: str) -> None:
 @pytest.mark.parametrize(
     ("pieces", "error"),
     [
-        ([CHUNKED + b"5\r\nab", None], "before the answer's end"),
-        ([SIZED + b"n", None], "before the answer's end"),
-        ([None], "before the answer's end"),
+        ([CHUNKED + b"5\r\nab", None], "before the end of the response"),
+        ([SIZED + b"n", None], "before the end of the response"),
+        ([None], "before the end of the response"),
         ([b"SSH-2.0-OpenSSH\r\n"], "not HTTP"),
     ],
 )
@@ -156,7 +156,7 @@ def test_a_request_that_was_given_up_leaves_no_connection_behind() -> None:
 
 def test_a_header_is_one_line() -> None:
     connections = Connections("http://127.0.0.1:1")
-    with pytest.raises(ValueError, match="several lines"):
+    with pytest.raises(ValueError, match="line breaks"):
         asyncio.run(connections.post("/x", {"X-Tenant-Id": "a\r\nX-B: 2"}, b"", lambda status, data: None))
 
 

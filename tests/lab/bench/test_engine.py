@@ -14,8 +14,8 @@ from headrace.lab.bench.latency import NotOneBatch, Stopwatch, latency_table, ti
 from headrace.lab.bench.measure import measure
 from headrace.lab.workload import Prompt, Work
 from headrace.lab.workload.tokens import fixed_lengths, shared_prefix
-from tests.doubles.engines import hashing_engine
-from tests.doubles.hashing_runner import HashingRunner
+from headrace.testing.engines import hashing_engine
+from headrace.testing.hashing_runner import HashingRunner
 
 
 def tokens(prompt: Prompt) -> tuple[int, ...]:
@@ -136,5 +136,5 @@ def test_a_batch_that_does_not_fit_says_so() -> None:
     engine.runner = stopwatch = Stopwatch(inner)
     params = SamplingParams(max_tokens=4, ignore_eos=True)
     requests = [Request(str(i), (1, 2, 3), params) for i in range(4)]
-    with pytest.raises(NotOneBatch, match="max_num_seqs"):
+    with pytest.raises(NotOneBatch, match="--max-num-seqs"):
         time_steps(engine, stopwatch, dict, requests)

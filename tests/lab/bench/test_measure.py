@@ -121,7 +121,7 @@ def test_the_table_names_every_target_and_figure() -> None:
     console = Console(width=120, record=True, file=open("/dev/null", "w"))  # noqa: SIM115
     console.print(report.table(runs, "title"))
     text = console.export_text()
-    for word in ("left", "right", "output tok/s", "TTFT", "TPOT", "ITL", "E2E", "p99", "goodput"):
+    for word in ("left", "right", "output tokens/s", "TTFT", "TPOT", "ITL", "E2E", "p99", "goodput"):
         assert word in text
 
 

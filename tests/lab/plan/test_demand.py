@@ -39,7 +39,7 @@ def test_what_follows_a_difference_is_fresh_though_it_was_seen_elsewhere():
     assert demand(calls).fresh_tokens == 200
 
 
-@pytest.mark.parametrize(("calls", "message"), [([], "empty"), ([Call(0.0, 2, 4)], "needs a rate")])
+@pytest.mark.parametrize(("calls", "message"), [([], "empty"), ([Call(0.0, 2, 4)], "needs a request rate")])
 def test_what_cannot_be_planned_for_is_refused(calls, message):
     with pytest.raises(BadDemand, match=message):
         demand(calls)

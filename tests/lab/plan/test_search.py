@@ -20,7 +20,7 @@ def chat(rate: float) -> Demand:
 
 
 def enough(needed: dict[str, int]):
-    """A simulation by decree: a fleet of the device with so many devices keeps the promise."""
+    """A fake simulation: a fleet of the device with so many devices meets the targets."""
 
     def confirm(fleet: Fleet) -> Trial:
         least = needed.get(fleet.replica.device.name, 10_000)
@@ -64,7 +64,7 @@ def test_none_that_fits_comes_with_every_reason():
     assert verdict.best is None
     told = "\n".join(verdict.refused)
     assert "cpu: a single stream takes" in told
-    assert "1 x A100-80G, 2048 batched tokens: 8 replicas keep the promise to 0.1 %" in told
+    assert "1 x A100-80G, 2048 batched tokens: 8 replicas serve 0.1 % of the requests within SLO" in told
     assert len(set(verdict.refused)) == len(verdict.refused)
 
 
@@ -72,7 +72,7 @@ def test_a_load_far_beyond_all_devices_is_not_even_simulated():
     verdict = search([A100], rate=10_000.0, needed={}, max_devices=8)
     assert verdict.best is None
     assert not verdict.tried
-    assert "8 are within 8 devices" in verdict.refused[0]
+    assert "8 fit in 8 devices" in verdict.refused[0]
 
 
 def test_a_model_too_large_for_one_device_is_spread_over_several():

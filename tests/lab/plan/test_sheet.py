@@ -52,7 +52,7 @@ def test_batches_that_do_not_fit_are_left_out():
 def test_sheets_side_by_side():
     sheets = [sheet(Replica(EIGHT_B, H100), SETTINGS, 1024), sheet(Replica(EIGHT_B, H100, 2), SETTINGS, 1024)]
     line = shape_line(EIGHT_B, sheets)
-    assert line.startswith("llama-3.1-8b: 8.03 B parameters, 128.0 KiB of keys and values per token; ")
+    assert line.startswith("llama-3.1-8b: 8.03 B parameters, 128.0 KiB of KV cache per token; ")
     text = text_of(sheet_table(sheets))
     assert "2 x H100-SXM" in text
     assert "5.98" in text
@@ -63,7 +63,7 @@ def test_sheets_side_by_side():
 
 def test_a_verdict_in_words():
     demand = Demand(2.0, 1000, 500, 100, 1050, 1100, (1000,))
-    assert "(50 % of them new)" in demand_lines(demand, Slo(1.0, 0.05))[0]
+    assert "(50 % of them not cached)" in demand_lines(demand, Slo(1.0, 0.05))[0]
     fleet = Fleet(REPLICA, Settings(32, 2048), 2)
     trial = Trial(0.97, 0.5, 0.02, 200.0, 3)
     lines = verdict_lines(Verdict(fleet, trial, ((fleet, trial),), ()), demand)

@@ -13,7 +13,7 @@ from headrace.core.ports import Runner
 from headrace.observe.recording.engine import RecordedEngine
 from headrace.observe.recording.moments import Begun, Moment
 from headrace.observe.recording.wire import Scribe
-from tests.doubles.engines import Record, hashing_engine
+from headrace.testing.engines import Record, hashing_engine
 from tests.property import random_runs
 
 Compose = Callable[[Mapping[str, Any], Runner], Engine]

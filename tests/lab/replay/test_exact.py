@@ -14,7 +14,7 @@ from headrace.core.tenancy.fair_share import ShareLedger
 from headrace.lab.replay.exact import Replay
 from headrace.lab.replay.trace import read_trace
 from headrace.observe.recording.moments import Begun
-from tests.doubles.engines import hashing_engine
+from headrace.testing.engines import hashing_engine
 from tests.lab.replay.recorded import record_life, recorded, write
 
 SEEDS = 120

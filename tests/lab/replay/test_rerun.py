@@ -14,7 +14,7 @@ from headrace.core.request import FinishReason, Request, Retention, SamplingPara
 from headrace.lab.replay.rerun import recorded, rerun
 from headrace.lab.replay.trace import read_trace
 from headrace.observe.recording.moments import Begun
-from tests.doubles.engines import hashing_engine
+from headrace.testing.engines import hashing_engine
 from tests.lab.replay.recorded import record_life, write
 from tests.lab.replay.recorded import recorded as taped
 

@@ -20,8 +20,8 @@ from headrace.core.events import (
 )
 from headrace.core.plan import Row
 from headrace.core.request import FinishReason
-from headrace.lab.replay.board import Board, Waiting
 from headrace.lab.replay.exact import Divergence, Scene
+from headrace.lab.replay.request_states import RequestStates, Waiting
 from headrace.lab.replay.runner import PlannedRow
 from headrace.lab.replay.show import (
     Timeline,
@@ -126,11 +126,11 @@ def test_where_two_lives_part():
     lines = divergence_text(Divergence(12, ["Admitted", {"request_id": "r"}], None))
     assert lines[0].endswith("line 12 on")
     assert "'Admitted'" in lines[1]
-    assert "nothing more" in lines[2]
+    assert "no further event" in lines[2]
 
 
 def test_the_board_keeps_who_waits_since_when_and_why():
-    board = Board()
+    board = RequestStates()
     told = [
         (1.0, Arrived("a", 1, "x", 0)),
         (2.0, Skipped("a", SkipReason.NO_BLOCKS)),

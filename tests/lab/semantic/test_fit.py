@@ -37,5 +37,5 @@ def test_parts_that_are_not_asked_for_do_not_count() -> None:
 
 
 def test_one_outcome_alone_teaches_nothing() -> None:
-    with pytest.raises(ValueError, match="some that were wrong"):
+    with pytest.raises(ValueError, match="both right and wrong"):
         fit_score([evidence(cosine=0.5), evidence(cosine=0.6)], [True, True])

@@ -90,7 +90,7 @@ def test_a_calibration_is_a_file(tmp_path):
         ({"kv_tokens": 1.5}, "kv_tokens must be int"),
         ({"tokens": [1e-5, 1e-5]}, "tokens must be tuple"),
         ({"tokens": [1e-5, 1e-5, "no", 1e-5, 1e-5]}, "tokens must be tuple"),
-        ({"speed": 1}, "no calibration"),
+        ({"speed": 1}, "is not a calibration"),
     ],
 )
 def test_a_wrong_file_is_refused_by_name(tmp_path, change, message):
@@ -106,5 +106,5 @@ def test_a_file_that_lacks_a_field_or_is_no_json_is_refused(tmp_path):
     with pytest.raises(BadCalibration, match="missing"):
         Calibration.read_file(path)
     path.write_text("model: m")
-    with pytest.raises(BadCalibration, match="no JSON"):
+    with pytest.raises(BadCalibration, match="is not valid JSON"):
         Calibration.read_file(path)

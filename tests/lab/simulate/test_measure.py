@@ -6,7 +6,7 @@ from headrace.core.events import Finished
 from headrace.lab.bench.record import Record
 from headrace.lab.simulate.measure import front_seconds, groups, measure_steps
 from headrace.lab.simulate.recorder import StepRecorder
-from tests.doubles.engines import hashing_engine
+from headrace.testing.engines import hashing_engine
 
 
 def test_prompts_come_beside_answers_and_each_step_is_noted():

@@ -4,9 +4,9 @@ import pytest
 
 from headrace.core.tenancy.gate import Limits
 from headrace.lab.bench.plot import NoPlots
-from headrace.lab.simulate.asked import from_work
 from headrace.lab.simulate.outcome import outcome
 from headrace.lab.simulate.plot import plot
+from headrace.lab.simulate.requests import from_work
 from headrace.lab.workload.call import Call
 from headrace.lab.workload.work import Work
 from tests.lab.simulate.scenes import Fixed, fleet, run
@@ -80,7 +80,7 @@ def test_pictures_are_written(tmp_path):
     pytest.importorskip("matplotlib")
     calls = [Call(0.0, 8, 20, "ab"[i % 2]) for i in range(40)]
     told = outcome(run(fleet(Fixed(0.5), max_num_seqs=4), calls), {"ttft": 1.0})
-    written = plot(told, tmp_path / "plots", "a title")
+    written = plot({"fair": told, "fcfs": told}, tmp_path / "plots", "a title")
     assert [path.name for path in written] == ["timeline.png", "latency.png", "fairness.png"]
     assert all(path.read_bytes().startswith(b"\x89PNG") for path in written)
 

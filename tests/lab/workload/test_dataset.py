@@ -130,7 +130,7 @@ def test_a_trace_comes_at_its_own_times_unless_a_rate_is_given(tmp_path: Path) -
     assert [(each.arrival, len(each.prompt), each.max_tokens) for each in work] == [(0.0, 5, 3), (2.0, 6, 4)]
     denser = Dataset("trace", str(path), count=3, rate=10.0).draw()
     assert denser[-1].arrival == pytest.approx(0.3)
-    with pytest.raises(BadDataset, match="needs the path"):
+    with pytest.raises(BadDataset, match="needs a file"):
         Dataset("trace").draw()
     path.write_text("what\n")
     with pytest.raises(BadDataset, match="no known trace"):

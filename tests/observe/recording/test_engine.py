@@ -20,7 +20,7 @@ from headrace.observe.recording.moments import (
     Took,
     Turned,
 )
-from tests.doubles.engines import hashing_engine
+from headrace.testing.engines import hashing_engine
 
 
 def recorded_engine(**more):

@@ -25,7 +25,7 @@ from headrace.serve.cache.stores.redis import RedisStore
 from headrace.serve.cache.stores.sqlite import SQLiteStore
 from headrace.serve.cache.stores.tier import Tier
 from headrace.serve.service import Service
-from tests.doubles.engines import hashing_engine
+from headrace.testing.engines import hashing_engine
 from tests.doubles.shared_stores import redis_server
 from tests.serve.cache.test_lookup import Clock, House, truth
 from tests.serve.test_service import Book

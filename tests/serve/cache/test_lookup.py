@@ -18,8 +18,8 @@ from headrace.serve.cache.lookup_request import LookupRequest
 from headrace.serve.cache.stores.memory import MemoryStore
 from headrace.serve.cache.stores.tier import Tier
 from headrace.serve.service import Refused, Service
-from tests.doubles.engines import hashing_engine
-from tests.doubles.hashing_runner import expected_tokens
+from headrace.testing.engines import hashing_engine
+from headrace.testing.hashing_runner import expected_tokens
 from tests.serve.test_service import Book, Gate, Leash, read_all, tokens_of
 
 SOON = 10.0

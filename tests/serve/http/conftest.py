@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 import pytest
 from starlette.testclient import TestClient
+from starlette.types import ASGIApp
 
 from headrace.core.cache.warming.idle_detector import IdleDetector
 from headrace.core.engine import Engine
@@ -78,17 +79,32 @@ def options() -> dict:
 
 @pytest.fixture
 def house(options: dict) -> Iterator[House]:
-    tokenizer = byte_level()
+    house, app = build_house(options)
+    with TestClient(app, raise_server_exceptions=False) as client:
+        house.client = client
+        yield house
+        house.runner.gate.set()
+
+
+def build_house(options: dict) -> tuple[House, ASGIApp]:
+    """A house without a client, and its application."""
+    tokenizer = options.get("tokenizer") or byte_level()
     max_num_seqs = options.get("max_num_seqs", 8)
     answer = tokenizer.encode(options.get("answer", ANSWER), add_special_tokens=False)
 
-    def reply(prompt: tuple[int, ...], seed: int) -> list[int]:
+    def plain_reply(prompt: tuple[int, ...], seed: int) -> list[int]:
         return answer[seed % 3 :] if options.get("seeded") else answer
+
+    reply = options.get("reply", plain_reply)
 
     assert tokenizer.eos_token_id is not None
     runner = ScriptedRunner(max_num_seqs, reply, tokenizer.eos_token_id, options.get("step_seconds", 0.0))
     events: list[Event] = []
-    num_blocks, block_size, max_model_len = 256, 4, options.get("max_model_len", 256)
+    num_blocks, block_size, max_model_len = (
+        options.get("num_blocks", 256),
+        4,
+        options.get("max_model_len", 256),
+    )
     scheduler = Scheduler(
         BlockPool(num_blocks, block_size, LeastRecentlyUsed(), events.append),
         single_file(),
@@ -109,7 +125,7 @@ def house(options: dict) -> Iterator[House]:
     model = ServedModel(
         "fox",
         tokenizer,
-        ChatTemplate({"default": TEMPLATE}),
+        ChatTemplate({"default": options.get("template", TEMPLATE)}),
         max_model_len,
         tokenizer.vocab_size,
         rules=rules,
@@ -166,7 +182,5 @@ def house(options: dict) -> Iterator[House]:
     parts = (api, Abort(notes, max_body_bytes=1000), status, caches, accounts, warm, Docs("0"))
     routes = [route for part in parts for route in part.routes()]
     app = create_app(recall, routes, keys, [warmer], options.get("origins", ()))
-    with TestClient(app, raise_server_exceptions=False) as client:
-        house.client, house.service = client, service
-        yield house
-        runner.gate.set()
+    house.service = service
+    return house, app

@@ -25,11 +25,11 @@ def test_an_address_is_looked_at_before_it_is_needed() -> None:
         listener.bind(("127.0.0.1", 0))
         listener.listen()
         port = listener.getsockname()[1]
-        with pytest.raises(ConfigError, match=rf"--port {port}: another program listens at 127.0.0.1:{port}"):
+        with pytest.raises(ConfigError, match=rf"port {port} is in use on 127.0.0.1; choose another with --port"):
             check_address(ServerOptions(port=port))
     check_address(ServerOptions(port=port))
     check_address(ServerOptions(port=0))
-    with pytest.raises(ConfigError, match="cannot be listened at"):
+    with pytest.raises(ConfigError, match=r"this machine has no such address|cannot listen on"):
         check_address(ServerOptions(host="192.0.2.1"))
     with pytest.raises(ConfigError, match=r"--host no\.such\.invalid"):
         check_address(ServerOptions(host="no.such.invalid"))

@@ -32,6 +32,8 @@ WAYS: Mapping[str, Way] = {
     "continue_final_message": Way.TOKENS,  # and into the key by itself, for the first word's space
     "chat_template": Way.TOKENS,
     "chat_template_kwargs": Way.TOKENS,
+    "tools": Way.TOKENS,  # also decides how an answer is parsed, which a replay does again
+    "reasoning_effort": Way.TOKENS,
     "add_special_tokens": Way.TOKENS,
     "truncate_prompt_tokens": Way.TOKENS,
     # the answer
@@ -68,6 +70,9 @@ WAYS: Mapping[str, Way] = {
     "stream": Way.SHOWN,
     "stream_options": Way.SHOWN,
     "return_token_ids": Way.SHOWN,
+    "tool_choice": Way.SHOWN,  # the cache holds tokens, which are parsed when they are served
+    "parallel_tool_calls": Way.SHOWN,
+    "include_reasoning": Way.SHOWN,
     "response_cache": Way.CONTROL,
     "priority": Way.INERT,
     "service_tier": Way.INERT,

@@ -29,6 +29,7 @@ from headrace.serve.http.generation.scheduling_fields import retentions, schedul
 from headrace.serve.http.generation.usage import usage
 from headrace.serve.http.model import ServedModel
 from headrace.serve.http.rate_limit_headers import rate_headers
+from headrace.serve.parsing.message import Reading
 from headrace.serve.service import Answer, Refused
 from headrace.serve.text.stream import TextStream
 
@@ -74,7 +75,7 @@ class Prompt(NamedTuple):
     ``continues`` says that the answer goes on with the prompt's text instead of beginning a new one, which
     decides what becomes of a first word's leading space. ``mute`` asks for the prompt's scores alone.
     ``echo`` is the prompt's text where it shall stand before the answer. ``retention`` says what of the computed prompt
-    shall be kept longer.
+    shall be kept longer. ``reading`` is how reasoning and tool calls are found in the answers; None: they are text.
     """
 
     tokens: tuple[int, ...]
@@ -83,6 +84,7 @@ class Prompt(NamedTuple):
     mute: bool = False
     echo: str = ""
     retention: tuple[Retention, ...] = ()
+    reading: Reading | None = None
 
 
 class Call:
@@ -179,6 +181,7 @@ class Call:
             sum(len(prompt.tokens) for prompt in self.prompts),
             sum(choice.output_tokens for choice in self.choices),
             sum(self._answer.cached_tokens[:: self.choices_per_prompt]),
+            sum(choice.reasoning_tokens for choice in self.choices),
         )
 
     def prompt_of(self, choice: Choice) -> int:
@@ -293,4 +296,5 @@ def _text_stream(model: ServedModel, prompt: Prompt) -> TextStream:
         include_stop_str_in_output=params.include_stop_str_in_output,
         skip_special_tokens=params.skip_special_tokens,
         min_tokens=params.min_tokens,
+        keep=frozenset() if prompt.reading is None else model.tokens_of(prompt.reading.markers()),
     )

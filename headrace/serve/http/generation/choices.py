@@ -42,6 +42,7 @@ class Choice:
         self.stop_reason: str | int | None = None
         self.output_tokens = 0
         self.total_logprob = 0.0
+        self.reasoning_tokens = 0  # set by the writer that parses the text
         self._stream = stream
         self._mute = mute  # for calls that want the prompt scored and nothing generated
         self._gained: list[Delta] = []

@@ -34,15 +34,10 @@ _ANYWHERE: dict[str, tuple[object, ...]] = {
 }
 
 CHAT: NotYet = _ANYWHERE | {
-    "tools": ([],),
-    "tool_choice": ("none", "auto"),
-    "parallel_tool_calls": (True, False),
     "functions": ([],),
     "function_call": ("none", "auto"),
     "response_format": ({"type": "text"},),
     "prediction": (),
-    "reasoning_effort": ("none",),
-    "include_reasoning": (True, False),
     "verbosity": ("medium",),
     "modalities": (["text"],),
     "audio": (),
@@ -61,21 +56,17 @@ COMPLETIONS: NotYet = _ANYWHERE | {
     "prompt_embeds": (),
 }
 
-TOKENIZE: NotYet = {"tools": ([],), "mm_processor_kwargs": ({},)}
+TOKENIZE: NotYet = {"mm_processor_kwargs": ({},)}
 
 DETOKENIZE: NotYet = {}
 
 MESSAGE: NotYet = {
-    "tool_calls": ([],),
-    "tool_call_id": (),
     "function_call": (),
     "refusal": (),
     "audio": (),
     "annotations": ([],),
-    "reasoning": (),
-    "reasoning_content": (),
 }
-_ROLES = ("tool", "function")
+_ROLES = ("function",)
 
 
 def refuse_unsupported(body: Mapping[str, Any], not_yet: NotYet) -> dict[str, Any]:

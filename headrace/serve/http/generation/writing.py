@@ -26,6 +26,11 @@ def encode_text(text: str) -> str:
     return shown if shown.isascii() else shown.translate(_LINE_BREAKS)
 
 
+def encode_lines(value: Any) -> str:
+    """JSON of any value, safe as `encode_text` is."""
+    return encode(value).translate(_LINE_BREAKS)
+
+
 class Writer(ABC):
     """Writes one call, whole or as a stream of server-sent events."""
 

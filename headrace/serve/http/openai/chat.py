@@ -9,7 +9,7 @@ from typing import Any
 from headrace.core.cache.response.key import Unkeyable, digest
 from headrace.core.cache.response.query import Turn
 from headrace.core.request import Retention
-from headrace.serve.http.errors import ApiError, invalid, not_supported
+from headrace.serve.http.errors import ApiError, invalid
 from headrace.serve.http.generation.call import (
     MARKED_RETENTION,
     Answers,
@@ -22,16 +22,17 @@ from headrace.serve.http.generation.call import (
 from headrace.serve.http.generation.choices import NOTHING, Choice, Delta
 from headrace.serve.http.generation.logprobs import chat_logprobs, prompt_entries, prompt_logprobs
 from headrace.serve.http.generation.sampling import answer_length, check_stream, sampling_params, truncated
-from headrace.serve.http.generation.writing import Writer, encode, encode_text
+from headrace.serve.http.generation.writing import Writer, encode, encode_lines, encode_text
 from headrace.serve.http.model import INLINE_CHARACTERS, ServedModel
 from headrace.serve.http.openai.chat_wire import ChatBody, Conversation
+from headrace.serve.http.openai.template_switches import template_variables
+from headrace.serve.http.openai.tool_use import answer_reading, check_choice, check_tools, plain_messages
+from headrace.serve.http.tools.message_writing import delta_of, message_of
+from headrace.serve.parsing.message import MessagePiece
 from headrace.serve.text.template import TemplateError
 
 MAX_MARKS = 4
 """As many as Anthropic allows; each costs rendering and tokenizing its part of the conversation again."""
-
-RESERVED = ("self", "messages", "template", "add_generation_prompt", "continue_final_message")
-"""Names in a chat template that are no caller's to give: they have fields of their own, or are jinja2's."""
 
 
 async def open_chat(
@@ -45,6 +46,7 @@ async def open_chat(
     max_tokens, param = _max_tokens(body)
     top = _top_logprobs(body)
     check_stream(body)
+    check_choice(model.dialect, body)
     text = await render(model, body)
     if body.add_special_tokens:
         whole = await model.encode(text, add_special_tokens=True)
@@ -55,7 +57,9 @@ async def open_chat(
     stated = None if max_tokens is None else length
     params = sampling_params(body, model, max_tokens=stated, logprobs=top)
     continues = bool(body.continue_final_message)
-    prompt = Prompt(tuple(tokens), params, continues, retention=await _marked(model, body, tokens))
+    reading = answer_reading(model.dialect, body, text)
+    marked = await _marked(model, body, tokens)
+    prompt = Prompt(tuple(tokens), params, continues, retention=marked, reading=reading)
     return await open_call(
         recall,
         model,
@@ -78,32 +82,31 @@ async def render(model: ServedModel, body: Conversation) -> str:
     Raises:
         ApiError: the template is broken or refuses the conversation.
     """
-    variables = body.chat_template_kwargs or {}
-    for name in variables:
-        if name in RESERVED:
-            raise invalid(f"chat_template_kwargs must not have the key {name!r}", "chat_template_kwargs")
-        if name in ("tools", "documents"):
-            raise not_supported("chat_template_kwargs", f"The template variable {name!r}")
     continues = bool(body.continue_final_message)
     if continues and body.add_generation_prompt:
         message = "add_generation_prompt and continue_final_message cannot both be true"
         raise invalid(message, "continue_final_message")
     opens = not continues if body.add_generation_prompt is None else body.add_generation_prompt
-    messages = [message.plain() for message in body.messages]
-    work = partial(
-        model.template.render,
-        messages,
-        add_generation_prompt=opens,
-        continue_final_message=continues,
-        template=body.chat_template,
-        **variables,
-    )
+    work = partial(_render, model, body, opens, continues)
     short = sum(len(message.text()) for message in body.messages) <= INLINE_CHARACTERS
     try:
-        return work() if short and body.chat_template is None else await asyncio.to_thread(work)
+        inline = short and not body.tools and body.chat_template is None
+        return work() if inline else await asyncio.to_thread(work)
     except TemplateError as error:
         param = "messages" if body.chat_template is None else "chat_template"
         raise invalid(str(error), param, "template_error") from None
+
+
+def _render(model: ServedModel, body: Conversation, opens: bool, continues: bool) -> str:
+    check_tools(model.dialect, body)
+    return model.template.render(
+        plain_messages(model.dialect, body),
+        add_generation_prompt=opens,
+        continue_final_message=continues,
+        template=body.chat_template,
+        tools=[tool.plain() for tool in body.tools] if body.tools else None,
+        **template_variables(model.dialect, body),
+    )
 
 
 async def _marked(model: ServedModel, body: ChatBody, tokens: list[int]) -> tuple[Retention, ...]:
@@ -148,10 +151,12 @@ class ChatWriter(Writer):
         super().__init__(call, body)
         self._top = _top_logprobs(body)
         self._prompt_top = body.prompt_logprobs
+        reading = call.prompts[0].reading
+        self._readers = [] if reading is None else [reading.open() for _ in call.choices]
 
     @property
     def tells_tokens(self) -> bool:
-        return self._top is not None or self._token_ids
+        return self._top is not None or self._token_ids or bool(self._readers)
 
     def opening(self) -> bytes:
         inner = '"delta":{"role":"assistant","content":""},"logprobs":null,"finish_reason":null'
@@ -165,29 +170,57 @@ class ChatWriter(Writer):
             if self._top is None
             else encode(chat_logprobs(self._call.model, delta.logprobs, self._top))
         )
-        inner = f'"delta":{{"content":{encode_text(delta.text)}}},"logprobs":{scores},"finish_reason":null'
+        if self._readers:
+            piece = self._read(choice, delta)
+            if not piece and self._top is None and not self._token_ids:
+                return b""
+            said = encode_lines(delta_of(piece))
+        else:
+            said = f'{{"content":{encode_text(delta.text)}}}'
+        inner = f'"delta":{said},"logprobs":{scores},"finish_reason":null'
         if self._token_ids:
             inner += f',"token_ids":{encode(delta.tokens)}'
         return self._event(choice, inner)
 
     def ending(self, choice: Choice) -> bytes:
-        return self._event(
+        rest = self._readers[choice.index].finish() if self._readers else None
+        held = b""
+        if rest:
+            held = self._event(
+                choice, f'"delta":{encode_lines(delta_of(rest))},"logprobs":null,"finish_reason":null'
+            )
+        return held + self._event(
             choice,
-            f'"delta":{{}},"logprobs":null,"finish_reason":"{choice.finish_reason}",'
+            f'"delta":{{}},"logprobs":null,"finish_reason":"{self._finish_reason(choice)}",'
             f'"stop_reason":{encode(choice.stop_reason)}',
         )
+
+    def _read(self, choice: Choice, delta: Delta) -> MessagePiece:
+        """What a gain adds to the message, where reasoning and calls are found in it."""
+        reader = self._readers[choice.index]
+        piece = reader.push(delta.text, delta.texts)
+        choice.reasoning_tokens = reader.reasoning_tokens
+        return piece
+
+    def _finish_reason(self, choice: Choice) -> str | None:
+        called = bool(self._readers) and self._readers[choice.index].calls > 0
+        return "tool_calls" if called and choice.finish_reason == "stop" else choice.finish_reason
 
     def choices(self) -> list[dict[str, Any]]:
         shown = []
         for choice in self._call.choices:
             delta = choice.gained() or NOTHING
             scores = None if self._top is None else chat_logprobs(self._call.model, delta.logprobs, self._top)
+            message: dict[str, Any] = {"role": "assistant", "content": delta.text, "refusal": None}
+            if self._readers:
+                piece = self._read(choice, delta)
+                message = message_of([piece, self._readers[choice.index].finish()])
             shown.append(
                 {
                     "index": choice.index,
-                    "message": {"role": "assistant", "content": delta.text, "refusal": None},
+                    "message": message,
                     "logprobs": scores,
-                    "finish_reason": choice.finish_reason,
+                    "finish_reason": self._finish_reason(choice),
                     "stop_reason": choice.stop_reason,
                 }
                 | ({"token_ids": delta.tokens} if self._token_ids else {})
@@ -206,7 +239,7 @@ class ChatWriter(Writer):
 def _turn(body: ChatBody) -> Turn | None:
     """What the user said last, apart from all else that shapes the prompt; None where it is not the last word."""
     last = body.messages[-1]
-    if last.role != "user" or (body.n or 1) > 1:
+    if last.role != "user" or (body.n or 1) > 1 or body.tools:
         return None
     try:
         context = digest(
@@ -216,6 +249,7 @@ def _turn(body: ChatBody) -> Turn | None:
             body.continue_final_message,
             body.chat_template,
             body.chat_template_kwargs,
+            body.reasoning_effort,
             body.add_special_tokens,
             body.truncate_prompt_tokens,
         )

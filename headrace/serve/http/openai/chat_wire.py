@@ -7,6 +7,7 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, Discriminator, Field, Tag
 
 from headrace.serve.http.generation.fields import MAX_LOGPROBS, Generation
+from headrace.serve.http.tools.wire import CalledTool, ToolChoice, Tools
 from headrace.serve.http.wire import FORM_MARK, Wire, wrong_value
 
 MAX_TEMPLATE_CHARACTERS = 65_536
@@ -51,29 +52,48 @@ Content = Annotated[
 class Message(Wire):
     """One turn of the conversation."""
 
-    role: Literal["system", "developer", "user", "assistant"]
-    content: Content
+    role: Literal["system", "developer", "user", "assistant", "tool"]
+    content: Content | None = Field(
+        None, description="Only the assistant may leave it out, in a message with tool calls or reasoning."
+    )
     name: str | None = None
     cache_control: CacheMark | None = Field(
         None, description="Keep the computed prompt up to here for its `ttl`; so may a part of the content."
     )
+    tool_calls: list[CalledTool] | None = Field(None, description="What the assistant called.")
+    tool_call_id: str | None = Field(None, description="The call whose result a message of the role tool is.")
+    reasoning_content: str | None = Field(None, description="How the assistant came to its answer.")
+    reasoning: str | None = Field(None, description="Another name of `reasoning_content`.")
 
     def plain(self) -> dict[str, Any]:
         """The message as chat templates know it; they know ``developer`` by its older name, ``system``."""
-        message = self.model_dump(exclude_none=True, exclude={"cache_control"})
-        if not isinstance(self.content, str):
+        without: dict[str, Any] = {"cache_control": True, "tool_calls": {"__all__": {"index"}}}
+        message = self.model_dump(exclude_none=True, exclude=without)
+        if self.content is None:
+            message["content"] = ""
+        elif not isinstance(self.content, str):
             message["content"] = [{"type": part.type, "text": part.text} for part in self.content]
+        if not self.tool_calls:  # some templates take an empty list for a call
+            message.pop("tool_calls", None)
+        if thought := self.thought():
+            message |= {"reasoning_content": thought, "reasoning": thought}
         return message | {"role": "system"} if self.role == "developer" else message
 
     def mark(self) -> CacheMark | None:
         """The wish to keep what ends with this message; a part's wish reaches to the end of its message."""
-        parts = () if isinstance(self.content, str) else self.content
+        parts = () if isinstance(self.content, str) else self.content or ()
         marks = [each.cache_control for each in (self, *parts) if each.cache_control is not None]
         return max(marks, key=lambda mark: mark.seconds, default=None)
 
     def text(self) -> str:
         """What it says, its parts joined as chat templates join them."""
-        return self.content if isinstance(self.content, str) else "\n".join(p.text for p in self.content)
+        return (
+            self.content if isinstance(self.content, str) else "\n".join(p.text for p in self.content or ())
+        )
+
+    def thought(self) -> str:
+        """The reasoning that came before what it says."""
+        return self.reasoning_content or self.reasoning or ""
 
 
 def _not_empty(messages: list[Message]) -> list[Message]:
@@ -92,6 +112,10 @@ class Conversation(Wire):
         None, max_length=MAX_TEMPLATE_CHARACTERS, description="A Jinja template in place of the model's."
     )
     chat_template_kwargs: dict[str, Any] | None = Field(None, description="Variables for the template.")
+    tools: Tools = Field(None, description="Functions that the model may call; at most 128.")
+    reasoning_effort: Literal["none", "minimal", "low", "medium", "high", "xhigh"] | None = Field(
+        None, description="Sets the chat template's switch for reasoning."
+    )
 
 
 class ChatBody(Generation, Conversation):
@@ -100,3 +124,6 @@ class ChatBody(Generation, Conversation):
     max_completion_tokens: int | None = None
     logprobs: bool | None = None
     top_logprobs: int | None = Field(None, ge=0, le=MAX_LOGPROBS)
+    tool_choice: ToolChoice | None = Field(None, description="`none` or `auto`. Default auto.")
+    parallel_tool_calls: bool | None = Field(None, description="false: at most one call. Default true.")
+    include_reasoning: bool | None = Field(None, description="false: leave the reasoning out. Default true.")

@@ -19,8 +19,8 @@ from headrace.serve.cache.semantic.level import Mode, SemanticCache
 from headrace.serve.cache.stores.memory import MemoryStore
 from headrace.serve.cache.stores.tier import Tier
 from headrace.serve.service import Service
-from tests.doubles.engines import hashing_engine
-from tests.doubles.hashing_runner import VOCAB
+from headrace.testing.engines import hashing_engine
+from headrace.testing.hashing_runner import VOCAB
 from tests.serve.cache.semantic.scenes import Words, librarian
 from tests.serve.cache.test_lookup import FINGERPRINT, Clock, House, Witness
 from tests.serve.test_service import Book

@@ -10,6 +10,7 @@ from headrace.serve.http.cache.cacheable import WAYS, Way, unknown_field
 from headrace.serve.http.openai.chat_wire import ChatBody
 from headrace.serve.http.openai.completions_wire import CompletionBody
 from tests.serve.http.caching import FINGERPRINT, with_memory
+from tests.serve.http.tool_scenes import TOOL_TEMPLATE, WEATHER
 
 CHAT = {"messages": [{"role": "user", "content": "hi"}], "temperature": 0.5, "seed": 1, "max_tokens": 9}
 COMPLETION = {"prompt": "hi you", "temperature": 0.5, "seed": 1, "max_tokens": 9}
@@ -24,6 +25,8 @@ OTHER = {
     "chat_template_kwargs": {"unused": 1},
     "add_special_tokens": True,
     "truncate_prompt_tokens": 3,
+    "tools": [WEATHER],
+    "reasoning_effort": "none",
     "temperature": 0.6,
     "top_p": 0.9,
     "top_k": 3,
@@ -54,6 +57,9 @@ OTHER = {
     "stream": True,
     "stream_options": {"include_usage": True},
     "return_token_ids": True,
+    "tool_choice": "none",
+    "parallel_tool_calls": False,
+    "include_reasoning": False,
     "response_cache": {"ttl": 5, "tags": ["t"]},
     "priority": 1,
     "service_tier": "flex",
@@ -91,7 +97,7 @@ class Spy(CacheLookup):
 
 @pytest.fixture
 def options():
-    return {"recall": Spy}
+    return {"recall": Spy, "template": TOOL_TEMPLATE, "max_model_len": 800}
 
 
 @pytest.fixture

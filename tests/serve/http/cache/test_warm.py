@@ -77,7 +77,7 @@ def test_a_prefix_of_one_tenant_is_unknown_to_another(house):
     ("body", "param"),
     [
         ({"requests": [{**LINE, "body": {"messages": []}}]}, "requests[0].body.messages"),
-        ({"requests": [LINE, {**LINE, "body": CHAT | {"tools": [{}]}}]}, "requests[1].body.tools"),
+        ({"requests": [LINE, {**LINE, "body": CHAT | {"tools": [{}]}}]}, "requests[1].body.tools[0].type"),
         ({"requests": [{**LINE, "url": "/v1/embeddings"}]}, "requests[0].url"),
         ({"requests": [{**LINE, "method": "GET"}]}, "requests[0].method"),
         ({"prefixes": [{}]}, "prefixes"),

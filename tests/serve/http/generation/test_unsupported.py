@@ -17,12 +17,11 @@ def test_null_and_neutral_values_ask_for_nothing(name):
 @pytest.mark.parametrize(
     ("name", "value"),
     [
-        ("tools", [{"type": "function"}]),
-        ("tool_choice", "required"),
+        ("functions", [{"name": "f"}]),
         ("response_format", {"type": "json_object"}),
         ("prediction", {"type": "content", "content": "x"}),
         ("structured_outputs", {"regex": "a+"}),
-        ("reasoning_effort", "low"),
+        ("verbosity", "low"),
         ("store", True),
         ("use_beam_search", 0),  # 0 == False, but it is not the neutral value
         ("best_of", True),
@@ -40,8 +39,8 @@ def test_what_asks_for_something_is_refused_by_name(name, value):
 @pytest.mark.parametrize(
     ("message", "param"),
     [
-        ({"role": "tool", "content": "x"}, "messages[1].role"),
-        ({"role": "assistant", "tool_calls": [{}]}, "messages[1].tool_calls"),
+        ({"role": "function", "content": "x"}, "messages[1].role"),
+        ({"role": "assistant", "function_call": {}}, "messages[1].function_call"),
         (
             {"role": "user", "content": [{"type": "text"}, {"type": "image_url"}]},
             "messages[1].content[1].type",
@@ -56,7 +55,7 @@ def test_messages_are_looked_into(message, param):
 
 
 def test_a_message_as_the_client_dumped_it_passes():
-    message = {"role": "assistant", "content": "x", "refusal": None, "annotations": [], "tool_calls": None}
+    message = {"role": "assistant", "content": "x", "refusal": None, "annotations": [], "audio": None}
     kept = refuse_unsupported({"messages": [message, 5]}, unsupported.CHAT)
     assert kept["messages"] == [{"role": "assistant", "content": "x"}, 5]
 

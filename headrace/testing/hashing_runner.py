@@ -1,8 +1,8 @@
 """A runner without a model: its "keys and values" are rolling hashes of the prefix.
 
-Position p stores hash(hash at p-1, token at p) in the block and offset that the table names. A token is drawn
-from all hashes of the prefix as they are read back through the table, so a stale block, a wrong offset, a
-missing copy or a row that belongs to somebody else changes the text.
+Position p stores hash(hash at p-1, token at p) in the block and offset that the block table names. A token is drawn
+from all hashes of the prefix, read back through the table. So a stale block, a wrong offset, a missing copy or another
+request's row changes the output, and `expected_tokens` tells the right one.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def draw(hashes: list[int], seed: int) -> int:
 
 
 def expected_tokens(prompt: tuple[int, ...], seed: int, count: int, stop: frozenset[int]) -> list[int]:
-    """The answer by definition, with no blocks, rows or steps."""
+    """The right output of a request, computed without blocks, rows or steps."""
     hashes: list[int] = []
     state = 0
     for token in prompt:
@@ -49,9 +49,10 @@ def expected_tokens(prompt: tuple[int, ...], seed: int, count: int, stop: frozen
 
 
 class HashingRunner:
-    """Runs plans over hashed pages; `poison` makes the named requests fail at their next row.
+    """A `core.ports.Runner` over hashed pages.
 
-    A copy to or from the disk ends `disk_steps` launches after it began; `breaks` says of each whether it fails.
+    Requests named in ``poison`` fail at their next row. A copy to or from the disk ends ``disk_steps`` launches after
+    it began; ``breaks`` says of each whether it fails. ``interrupts`` says which background steps are broken off.
     """
 
     def __init__(
@@ -131,7 +132,7 @@ class HashingRunner:
         self._outputs.append(StepOutput(plan.step, tuple(drawn), failures=failures, arrivals=arrivals))
 
     def _break_off(self, plan: StepPlan) -> None:
-        """Leave nonsense where the rows would have been written."""
+        """Leave invalid hashes where the rows would have been written."""
         for row in plan.rows:
             self.tables[row.slot] += row.new_blocks
             for position in range(row.start, row.start + row.length):

@@ -1,4 +1,4 @@
-"""Who waits and why, who runs, after each step: what an engine's events say when they are kept."""
+"""States of requests after each step: which wait and why, and which run."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from headrace.core.events import Admitted, Arrived, Event, Finished, Preempted, 
 
 
 class Waiting(NamedTuple):
-    """A request that waits since ``since``, and the last reason that was told for it."""
+    """A request that has waited since ``since``, and the last reason for it."""
 
     request_id: str
     since: float
@@ -17,8 +17,8 @@ class Waiting(NamedTuple):
 
 
 @dataclass(slots=True)
-class Board:
-    """A fold over events; ``waiting`` in the order in which they came to wait."""
+class RequestStates:
+    """A fold over events; ``waiting`` is in the order in which requests began to wait."""
 
     waiting: dict[str, Waiting] = field(default_factory=dict)
     running: set[str] = field(default_factory=set)

@@ -1,26 +1,28 @@
-"""What a simulated client sends, and what it will be answered: the latter is known to the runner alone."""
+"""Requests of a simulation with their outputs, which only the simulated runner knows."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
-from headrace.core.request import Request, SamplingParams
+from headrace.core.request import NO_SLO, Request, SamplingParams, Slo
 from headrace.lab.simulate.runner import EOS_IDS
 from headrace.lab.workload import Work
 from headrace.lab.workload.call import Call
 from headrace.lab.workload.synthesis import Synthesis
 
 
-class Asked(NamedTuple):
-    """A request and the tokens of its answer, of which the last one ends it."""
+class SimulatedRequest(NamedTuple):
+    """A request and the tokens of its output, of which the last one ends it."""
 
     request: Request
     answer: tuple[int, ...]
 
 
-def from_calls(calls: Iterable[Call], synthesis: Synthesis, max_tokens: int | None = None) -> Iterator[Asked]:
-    """The calls of a trace. Each request asks for ``max_tokens`` at most (None: as far as the context reaches)."""
+def from_calls(
+    calls: Iterable[Call], synthesis: Synthesis, max_tokens: int | None = None, slo: Slo = NO_SLO
+) -> Iterator[SimulatedRequest]:
+    """The calls of a trace. Each request has these ``max_tokens`` (None: up to the context's end) and this ``slo``."""
     params = SamplingParams(max_tokens=max_tokens)
     for number, call in enumerate(calls):
         request = Request(
@@ -30,13 +32,14 @@ def from_calls(calls: Iterable[Call], synthesis: Synthesis, max_tokens: int | No
             call.arrival,
             call.tenant,
             call.service_class,
+            slo=slo,
             salt=call.tenant,
             eos_token_ids=EOS_IDS,
         )
-        yield Asked(request, synthesis.answer(call))
+        yield SimulatedRequest(request, synthesis.answer(call))
 
 
-def from_work(work: Iterable[Work], start: float = 0.0) -> Iterator[Asked]:
+def from_work(work: Iterable[Work], start: float = 0.0) -> Iterator[SimulatedRequest]:
     """Work whose prompts are token ids, arriving after ``start``; an answer is as long as its work allows, and the
     engine may know."""
     for each in work:
@@ -44,4 +47,4 @@ def from_work(work: Iterable[Work], start: float = 0.0) -> Iterator[Asked]:
             raise ValueError(f"{each.id}: only prompts of token ids can be simulated")
         params = SamplingParams(max_tokens=each.max_tokens, ignore_eos=True)
         tokens: tuple[int, ...] = each.prompt
-        yield Asked(Request(each.id, tokens, params, start + each.arrival), (0,) * each.max_tokens)
+        yield SimulatedRequest(Request(each.id, tokens, params, start + each.arrival), (0,) * each.max_tokens)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import TypeVar
 
 from headrace.core.engine import Engine
 from headrace.core.events import Emitted, Event, Finished
@@ -21,7 +22,9 @@ from headrace.core.queueing.order import FirstComeFirstServed, OrderPolicy
 from headrace.core.scheduler.admission import AdmissionPolicy, Continuous
 from headrace.core.scheduler.scheduler import Scheduler
 from headrace.core.scheduler.victims import LastRanked, VictimPolicy
-from tests.doubles.hashing_runner import HashingRunner
+from headrace.testing.hashing_runner import HashingRunner
+
+EventT = TypeVar("EventT")
 
 
 def hashing_engine(
@@ -45,6 +48,7 @@ def hashing_engine(
     restore: RestorePolicy | None = None,
     eviction: EvictionPolicy | None = None,
 ) -> tuple[Engine, HashingRunner]:
+    """A small engine and its runner: first come, first served, unless other policies are given."""
     events: list[Event] = []
     lower = None
     if host_blocks:
@@ -87,6 +91,7 @@ class Record:
     ends: dict[str, list[Finished]] = field(default_factory=dict)
 
     def fold(self, events: list[Event]) -> None:
+        """Add the events of a step."""
         for event in events:
             self.events.append(event)
             if isinstance(event, Emitted):
@@ -95,7 +100,8 @@ class Record:
             elif isinstance(event, Finished):
                 self.ends.setdefault(event.request_id, []).append(event)
 
-    def of(self, kind: type) -> list:
+    def of(self, kind: type[EventT]) -> list[EventT]:
+        """All events of one kind."""
         return [event for event in self.events if isinstance(event, kind)]
 
 

@@ -1,0 +1,82 @@
+"""The policies of an engine from its options: those of the scheduling policy, others by name, or plug-ins."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import cast
+
+from headrace.build.plugins import Port, find_class, make_plugin
+from headrace.config import SchedulerOptions
+from headrace.core.memory.eviction import EvictionPolicy, LeastRecentlyUsed, LeastWorth
+from headrace.core.prediction.latest_start import LatestStarts
+from headrace.core.prediction.step_cost import StepCost
+from headrace.core.queueing.order import ByAge, ByPriority, FirstComeFirstServed, OrderPolicy, ShortestFirst
+from headrace.core.scheduler.admission import AdmissionPolicy, Continuous, StaticBatch
+from headrace.core.scheduler.victims import LastRanked, LeastLoss, VictimPolicy
+from headrace.core.tenancy.classes import ServiceClass
+
+AUTO = "auto"
+"""The policy that ``--scheduling-policy`` implies."""
+
+ORDER = Port("--queue-order", "headrace.policies.order", OrderPolicy, ("arrival", "prefix", "shortest"))
+ADMISSION = Port(
+    "--admission-policy", "headrace.policies.admission", AdmissionPolicy, (AUTO, "continuous", "static")
+)
+VICTIM = Port(
+    "--victim-policy", "headrace.policies.victim", VictimPolicy, (AUTO, "last-ranked", "least-loss")
+)
+EVICTION = Port("--eviction-policy", "headrace.policies.eviction", EvictionPolicy, ("least-worth", "lru"))
+
+
+def check_policies(plans: SchedulerOptions) -> None:
+    """Find all policies, so that a wrong name is reported before a model is loaded.
+
+    Raises:
+        ConfigError: a policy that does not exist or does not fit.
+    """
+    for port, name in (
+        (ORDER, plans.queue_order),
+        (ADMISSION, plans.admission_policy),
+        (VICTIM, plans.victim_policy),
+        (EVICTION, plans.eviction_policy),
+    ):
+        if name not in port.built_in:
+            find_class(port, name)
+
+
+def make_order(plans: SchedulerOptions, starts: LatestStarts) -> OrderPolicy:
+    """The order within a queue; a plug-in is offered ``seconds``, the predicted time of a request that runs alone."""
+    if plans.queue_order not in ORDER.built_in:
+        return cast(OrderPolicy, make_plugin(ORDER, plans.queue_order, seconds=starts.work_seconds))
+    if plans.scheduling_policy == "fair":
+        return ShortestFirst(starts.work_seconds) if plans.queue_order == "shortest" else ByAge()
+    return ByPriority() if plans.scheduling_policy == "priority" else FirstComeFirstServed()
+
+
+def make_admission(plans: SchedulerOptions) -> AdmissionPolicy:
+    """When requests may join; a plug-in is offered ``size`` (`max_num_seqs`) and ``timeout`` in seconds."""
+    size, timeout = plans.max_num_seqs, plans.static_batch_timeout
+    if plans.admission_policy not in ADMISSION.built_in:
+        return cast(
+            AdmissionPolicy, make_plugin(ADMISSION, plans.admission_policy, size=size, timeout=timeout)
+        )
+    implied = "static" if plans.scheduling_policy == "static" else "continuous"
+    chosen = implied if plans.admission_policy == AUTO else plans.admission_policy
+    return StaticBatch(size, timeout) if chosen == "static" else Continuous()
+
+
+def make_victims(plans: SchedulerOptions, cost: StepCost, classes: Sequence[ServiceClass]) -> VictimPolicy:
+    """Which sequence is preempted; a plug-in is offered ``cost`` and ``classes``, as `LeastLoss`."""
+    if plans.victim_policy not in VICTIM.built_in:
+        return cast(VictimPolicy, make_plugin(VICTIM, plans.victim_policy, cost=cost, classes=classes))
+    implied = "least-loss" if plans.scheduling_policy == "fair" else "last-ranked"
+    chosen = implied if plans.victim_policy == AUTO else plans.victim_policy
+    return LeastLoss(cost, classes) if chosen == "least-loss" else LastRanked()
+
+
+def make_eviction(plans: SchedulerOptions, num_blocks: int, context_blocks: float) -> EvictionPolicy:
+    """Which block of a tier loses its content; a plug-in is offered ``num_blocks`` and ``context_blocks``."""
+    if plans.eviction_policy not in EVICTION.built_in:
+        offered = {"num_blocks": num_blocks, "context_blocks": context_blocks}
+        return cast(EvictionPolicy, make_plugin(EVICTION, plans.eviction_policy, **offered))
+    return LeastRecentlyUsed() if plans.eviction_policy == "lru" else LeastWorth(num_blocks, context_blocks)

@@ -1,0 +1,52 @@
+"""The configuration, cut into small frozen parts: each class receives only the part that it needs.
+
+A field is named once, here: ``max_model_len`` is ``--max-model-len`` on the command line, ``max-model-len`` in a
+YAML file, ``HEADRACE_MAX_MODEL_LEN`` in the environment and a keyword argument of `headrace.LLM`. Only `build`, `llm`
+and `cli` see more than one part. Files in reading order:
+
+| file | content |
+|---|---|
+| `engine_options` | model, KV cache and scheduler |
+| `server_options` | address, keys, limits |
+| `cache_options` | response cache, semantic cache, cache warming |
+| `batch_options` | files and batches |
+| `parts` | all parts by name, and `Options` |
+| `profiles` | settings that are chosen together |
+| `sources` | YAML file and environment; no other file reads the environment |
+| `merge` | all sources merged and checked |
+| `validation` | values from text, and errors that say what is accepted |
+| `quantities` | sizes and durations with units |
+| `foreign` | advice for options and models of other engines |
+| `errors` | `ConfigError` |
+"""
+
+from headrace.config.batch_options import BatchOptions
+from headrace.config.cache_options import ResponseCacheOptions, SemanticOptions, WarmOptions
+from headrace.config.engine_options import BUILTIN_MODEL, CacheOptions, ModelOptions, SchedulerOptions
+from headrace.config.errors import ConfigError
+from headrace.config.merge import options, parse_option
+from headrace.config.parts import PARTS, TITLES, Options
+from headrace.config.profiles import PROFILES, profile_line
+from headrace.config.server_options import ServerOptions
+from headrace.config.sources import ENVIRONMENT_PREFIX
+
+__all__ = [
+    "BUILTIN_MODEL",
+    "ENVIRONMENT_PREFIX",
+    "PARTS",
+    "PROFILES",
+    "TITLES",
+    "BatchOptions",
+    "CacheOptions",
+    "ConfigError",
+    "ModelOptions",
+    "Options",
+    "ResponseCacheOptions",
+    "SchedulerOptions",
+    "SemanticOptions",
+    "ServerOptions",
+    "WarmOptions",
+    "options",
+    "parse_option",
+    "profile_line",
+]

@@ -1,0 +1,228 @@
+"""Options of the engine: the model, its KV cache and the scheduler."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from headrace.config.quantities import BYTES, SECONDS
+
+BUILTIN_MODEL = "builtin"
+
+
+@dataclass(frozen=True, slots=True)
+class ModelOptions:
+    """Which model to load, and how to compute it."""
+
+    model: Annotated[
+        str,
+        Field(
+            description="Model to load: a local folder, a Hugging Face name such as Qwen/Qwen3-0.6B, or builtin."
+        ),
+    ] = BUILTIN_MODEL
+    revision: Annotated[
+        str | None, Field(description="Branch, tag or commit of a Hugging Face model (default: main).")
+    ] = None
+    tokenizer: Annotated[
+        str | None,
+        Field(description="Folder or Hugging Face name of the tokenizer (default: the model's own)."),
+    ] = None
+    served_model_name: Annotated[
+        str | None, Field(description="Model name in the API (default: MODEL as given).")
+    ] = None
+    dtype: Annotated[
+        Literal["auto", "bfloat16", "float16", "float32"],
+        Field(
+            description="Data type of weights and activations; auto takes the model's, if the device has it."
+        ),
+    ] = "auto"
+    kv_cache_dtype: Annotated[
+        Literal["auto", "int8"],
+        Field(
+            description="Data type of the KV cache; auto takes --dtype, int8 needs half the memory and is slightly "
+            "less exact."
+        ),
+    ] = "auto"
+    load_format: Annotated[
+        Literal["auto", "safetensors", "dummy"],
+        Field(description="Source of the weights; dummy draws random weights, for benchmarks."),
+    ] = "auto"
+    quantization: Annotated[
+        Literal["int8", "int4", "w4a8"] | None,
+        Field(
+            description="Quantize plain weights while loading: int8 (W8A8), int4 (W4A16) or w4a8 (W4A8), the latter "
+            "two in groups of 128 (default: as stored)."
+        ),
+    ] = None
+    device: Annotated[
+        Literal["auto", "cpu", "cuda"],
+        Field(description="Device to compute on; auto takes a GPU if there is one."),
+    ] = "auto"
+    kernels: Annotated[
+        Literal["auto", "torch", "cpp"],
+        Field(description="Kernel backend; auto takes the fastest that works on the device."),
+    ] = "auto"
+    cpu_isa: Annotated[
+        Literal["auto", "amx", "avx512_bf16", "avx512_vnni", "avx512", "avx2", "generic"],
+        Field(description="Instruction set of the cpp kernels; auto takes the best that the processor has."),
+    ] = "auto"
+    max_model_len: Annotated[
+        int | None,
+        Field(
+            ge=2,
+            description="Maximum context length in tokens, prompt plus output (default: the model's maximum).",
+        ),
+    ] = None
+    chat_template: Annotated[
+        str | None, Field(description="Jinja chat template, as a file or as text (default: the model's own).")
+    ] = None
+    seed: Annotated[
+        int, Field(ge=0, description="Seed of requests that have none of their own, and of dummy weights.")
+    ] = 0
+
+
+@dataclass(frozen=True, slots=True)
+class CacheOptions:
+    """Memory for the keys and values of tokens (the KV cache), on the device, in host memory and on disk."""
+
+    block_size: Annotated[int, Field(ge=1, le=1024, description="Tokens per block of the KV cache.")] = 16
+    gpu_memory_utilization: Annotated[
+        float,
+        Field(
+            gt=0, le=1, description="Share of the GPU's memory for weights, activations and KV cache, 0 to 1."
+        ),
+    ] = 0.9
+    kv_cache_memory_bytes: Annotated[
+        int | None,
+        Field(
+            ge=1,
+            description="Memory of the KV cache on the device (default: what is free).",
+            json_schema_extra=BYTES,
+        ),
+    ] = None
+    enable_prefix_caching: Annotated[
+        bool, Field(description="Share KV blocks between requests that begin with the same tokens.")
+    ] = True
+    kv_offload_bytes: Annotated[
+        int,
+        Field(
+            ge=0,
+            description="Host memory for KV blocks that were evicted from the device; 0 keeps none.",
+            json_schema_extra=BYTES,
+        ),
+    ] = 0
+    kv_offload_path: Annotated[
+        str | None,
+        Field(
+            description="Folder on a disk for the most valuable KV blocks, which survive a restart (default: none)."
+        ),
+    ] = None
+    kv_offload_disk_bytes: Annotated[
+        int,
+        Field(ge=1, description="Disk space for KV blocks in --kv-offload-path.", json_schema_extra=BYTES),
+    ] = 16 << 30
+
+
+@dataclass(frozen=True, slots=True)
+class SchedulerOptions:
+    """Which requests run in a step, in which order, and how much a step computes."""
+
+    profile: Annotated[
+        Literal["interactive", "balanced", "throughput"],
+        Field(
+            description="Preset of policies and limits: low latency, a balance, or most tokens per second. Options "
+            "that are also given override it."
+        ),
+    ] = "balanced"
+    scheduling_policy: Annotated[
+        Literal["fair", "fcfs", "priority", "static"],
+        Field(
+            description="Scheduling policy. fair: weighted shares of classes and tenants, then latency targets; "
+            "fcfs: order of arrival; priority: lowest number first; static: static batches, as a baseline."
+        ),
+    ] = "fair"
+    queue_order: Annotated[
+        str,
+        Field(
+            description="Order within a queue, after latency targets and age. prefix: requests whose prompt is cached "
+            "first; shortest: least predicted work first; arrival; or your own class, MODULE:CLASS."
+        ),
+    ] = "prefix"
+    admission_policy: Annotated[
+        str,
+        Field(
+            description="When waiting requests join the batch. continuous: at any step; static: when the whole batch "
+            "has ended; auto: as --scheduling-policy implies; or your own class, MODULE:CLASS."
+        ),
+    ] = "auto"
+    victim_policy: Annotated[
+        str,
+        Field(
+            description="Which request is preempted when KV memory runs out. least-loss: the cheapest to recompute; "
+            "last-ranked: the last of the queue order; auto: as --scheduling-policy implies; or your own class, "
+            "MODULE:CLASS."
+        ),
+    ] = "auto"
+    eviction_policy: Annotated[
+        str,
+        Field(
+            description="Which cached KV block is evicted first. least-worth: by retention, demand, age and "
+            "recomputation cost; lru: least recently used; or your own class, MODULE:CLASS."
+        ),
+    ] = "least-worth"
+    tenants: Annotated[
+        str | None,
+        Field(
+            description="YAML file of tenants and classes: weights, rate limits, quotas and latency targets "
+            "(default: all tenants equal)."
+        ),
+    ] = None
+    max_num_seqs: Annotated[
+        int, Field(ge=1, le=4096, description="Maximum number of sequences that run at once.")
+    ] = 64
+    max_num_batched_tokens: Annotated[
+        int | None,
+        Field(
+            ge=1, description="Maximum number of tokens in one step (default: 1024 on a CPU, 8192 on a GPU)."
+        ),
+    ] = None
+    enable_chunked_prefill: Annotated[
+        bool, Field(description="Compute long prompts in several steps, together with decoding.")
+    ] = True
+    long_prefill_token_threshold: Annotated[
+        int, Field(ge=0, description="Maximum prefill tokens of one request in a step; 0 sets no limit.")
+    ] = 0
+    mixed_prefill_ratio: Annotated[
+        float,
+        Field(
+            ge=0,
+            description="Time that prefill may add to a decoding step, as a share of the step; 0 sets no limit.",
+        ),
+    ] = 0.7
+    max_step_seconds: Annotated[
+        float,
+        Field(
+            ge=0,
+            description="Maximum predicted time of a step that decodes; 0 applies only the requests' latency "
+            "targets.",
+            json_schema_extra=SECONDS,
+        ),
+    ] = 0.1
+    static_batch_timeout: Annotated[
+        float,
+        Field(
+            ge=0,
+            description="Time after which an incomplete batch starts under --scheduling-policy static.",
+            json_schema_extra=SECONDS,
+        ),
+    ] = 0.1
+    overlap: Annotated[
+        int | None,
+        Field(
+            ge=0,
+            le=1,
+            description="1 plans a step while the one before it runs, 0 does not (default: 1 on a GPU, else 0).",
+        ),
+    ] = None

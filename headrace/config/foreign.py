@@ -1,0 +1,123 @@
+"""What to do instead of an option or a model file that other engines take and Headrace does not."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+_ONE_DEVICE = (
+    "Headrace runs a model on one device. Run one server per device behind a load balancer, or store the weights in "
+    "fewer bits with --quantization int8 or int4 so that the model fits"
+)
+_LORA = (
+    "LoRA adapters are not supported. Merge the adapter into its base model (peft: merge_and_unload, save_pretrained) "
+    "and serve the merged folder"
+)
+_DRAFTS = (
+    "speculative decoding with a draft model is not supported. Leave the option out; for lower latency try "
+    "--profile interactive or --quantization int4"
+)
+_GRAPHS = "Headrace captures no CUDA graphs and compiles no model. Leave the option out"
+_TEXT_ONLY = "Headrace serves text models only. Leave the option out"
+_MODEL = "give the model as an argument: headrace serve MODEL"
+_SCHEDULER = "there is one scheduler. Leave the option out"
+
+ADVICE = {
+    # vLLM
+    "tensor_parallel_size": _ONE_DEVICE,
+    "pipeline_parallel_size": _ONE_DEVICE,
+    "data_parallel_size": _ONE_DEVICE,
+    "enable_expert_parallel": _ONE_DEVICE,
+    "distributed_executor_backend": _ONE_DEVICE,
+    "enable_lora": _LORA,
+    "lora_modules": _LORA,
+    "max_loras": _LORA,
+    "max_lora_rank": _LORA,
+    "speculative_config": _DRAFTS,
+    "speculative_model": _DRAFTS,
+    "num_speculative_tokens": _DRAFTS,
+    "enforce_eager": _GRAPHS,
+    "compilation_config": _GRAPHS,
+    "cuda_graph_sizes": _GRAPHS,
+    "max_seq_len_to_capture": _GRAPHS,
+    "limit_mm_per_prompt": _TEXT_ONLY,
+    "mm_processor_kwargs": _TEXT_ONLY,
+    "swap_space": "give the host memory for evicted KV blocks with --kv-offload-bytes 4GiB",
+    "cpu_offload_gb": "weights stay on the device. Store them in fewer bits with --quantization int8 or int4; "
+    "evicted KV blocks can go to host memory with --kv-offload-bytes",
+    "kv_transfer_config": "prefill and decode run in one server. Leave the option out; for a KV cache in host memory "
+    "or on disk see --kv-offload-bytes and --kv-offload-path",
+    "num_gpu_blocks_override": "set the size of the KV cache with --kv-cache-memory-bytes 2GiB",
+    "trust_remote_code": "Headrace never runs code of a model repository. Leave the option out; "
+    "docs/guide/models.md lists the supported model families",
+    "tokenizer_mode": "there is one tokenizer implementation. Leave the option out",
+    "download_dir": "set the folder for downloads with the environment variable HF_HOME",
+    "hf_token": "set the token with the environment variable HF_TOKEN",
+    "disable_log_requests": "requests are not logged with their content. Leave the option out",
+    "disable_log_stats": "statistics are served at /metrics only. Leave the option out",
+    "max_num_partial_prefills": _SCHEDULER,
+    "async_scheduling": "set whether a step is planned while the one before it runs with --overlap 1",
+    "scheduler_delay_factor": _SCHEDULER,
+    "preemption_mode": "preempted requests are recomputed, or restored from host memory with --kv-offload-bytes. "
+    "Leave the option out",
+    "root_path": "configure the path prefix in the reverse proxy. Leave the option out",
+    "uvicorn_log_level": "leave the option out",
+    "model": _MODEL,
+    # SGLang
+    "model_path": _MODEL,
+    "tp": _ONE_DEVICE,
+    "tp_size": _ONE_DEVICE,
+    "dp_size": _ONE_DEVICE,
+    "context_length": "use --max-model-len",
+    "mem_fraction_static": "use --gpu-memory-utilization",
+    "max_running_requests": "use --max-num-seqs",
+    "chunked_prefill_size": "use --max-num-batched-tokens",
+    "schedule_policy": "use --scheduling-policy",
+    "disable_radix_cache": "use --no-enable-prefix-caching",
+    # Text Generation Inference
+    "model_id": _MODEL,
+    "num_shard": _ONE_DEVICE,
+    "quantize": "use --quantization int8, int4 or w4a8; headrace quantize writes a quantized model",
+    "max_concurrent_requests": "use --max-num-seqs for requests that run, --max-num-queued-reqs for those that wait",
+    "max_input_length": "use --max-model-len for prompt and output together",
+    "max_total_tokens": "use --max-model-len",
+    "max_batch_prefill_tokens": "use --max-num-batched-tokens",
+    # llama.cpp
+    "ctx_size": "use --max-model-len",
+    "n_gpu_layers": "use --device cuda or --device cpu: a model runs on one device as a whole",
+    "parallel": "use --max-num-seqs",
+    "batch_size": "use --max-num-seqs for requests that run at once, --max-num-batched-tokens for tokens per step",
+    "ubatch_size": "use --max-num-batched-tokens",
+    "cont_batching": "batching is always continuous. Leave the option out",
+    "flash_attn": "the kernels are chosen with --kernels. Leave the option out",
+    "cache_type_k": "use --kv-cache-dtype int8 for keys and values together",
+    "cache_type_v": "use --kv-cache-dtype int8 for keys and values together",
+}
+"""Options of vLLM, SGLang, Text Generation Inference and llama.cpp by their names, and what to do instead."""
+
+_GGUF = (
+    "GGUF files are not supported. Give the original model in safetensors, as a folder or a Hugging Face name "
+    "(for example Qwen/Qwen3-0.6B), and choose fewer bits with --quantization int8 or int4"
+)
+
+
+def advice(name: str) -> str | None:
+    """What to do instead of an option of another engine; None for a name that no engine is known to have."""
+    return ADVICE.get(name.lstrip("-").replace("-", "_").lower())
+
+
+def model_advice(model: str) -> str | None:
+    """What to do instead of a model that is stored in another engine's format; None for any other."""
+    name = model.lower()
+    folder = Path(model).expanduser()
+    if name.endswith((".gguf", "-gguf")) and not (folder / "config.json").is_file():
+        return _GGUF
+    try:
+        if folder.is_dir() and not (folder / "config.json").is_file() and any(folder.glob("*.gguf")):
+            return _GGUF
+    except OSError:  # a name too long for a path is refused where the model is looked up
+        return None
+    if name.startswith(("ollama/", "ollama:")):
+        return (
+            "Ollama's model names are not known here. Give a Hugging Face name, for example Qwen/Qwen3-0.6B"
+        )
+    return None

@@ -1,0 +1,73 @@
+"""`options`: all sources of settings merged into checked parts."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import fields
+from functools import cache
+from pathlib import Path
+from typing import Any, get_type_hints
+
+from headrace.config.errors import ConfigError
+from headrace.config.foreign import model_advice
+from headrace.config.parts import PARTS, Options
+from headrace.config.profiles import PROFILES
+from headrace.config.sources import Setting, from_call, from_environment, from_yaml
+from headrace.config.validation import parse_value
+
+LISTS = ("allowed_origins", "api_key", "response_cache")
+"""Options that may be given several times."""
+
+SECRETS = ("api_key", "response_cache_secret")
+"""Options whose values no error may show, because errors end up in logs."""
+
+
+def options(given: Mapping[str, Any], file: Path | None = None, *, keywords: bool = False) -> Options:
+    """All options from what was ``given``, else the environment, a YAML ``file``, the profile, the defaults.
+
+    ``keywords`` names the fields of ``given`` in errors as keyword arguments instead of command-line flags.
+
+    Raises:
+        ConfigError: an unknown name, a value of the wrong type or outside its range, an unreadable file.
+    """
+    known = _hints()
+    settings: dict[str, Setting] = from_yaml(file, known) if file else {}
+    settings |= from_environment(known, LISTS)
+    settings |= from_call(given, known, keywords=keywords)
+    values = {name: _parsed(name, setting) for name, setting in settings.items()}
+    profile = PROFILES[values["profile"]] if "profile" in values else {}
+    chosen = frozenset(values) | frozenset(profile)
+    values = profile | values
+    if (what := model_advice(values.get("model", ""))) is not None:
+        raise ConfigError(f"MODEL {values['model']}: {what}")
+    parts = {
+        part: kind(**{each.name: values[each.name] for each in fields(kind) if each.name in values})
+        for part, kind in PARTS.items()
+    }
+    return Options(**parts, chosen=chosen)
+
+
+def parse_option(name: str, label: str, value: Any) -> Any:
+    """One option's value, checked; an error names it ``label``.
+
+    Raises:
+        ConfigError: the value is of the wrong type or outside its range.
+    """
+    return parse_value(label, _hints()[name], value, secret=name in SECRETS)
+
+
+def _parsed(name: str, setting: Setting) -> Any:
+    value = setting.value
+    if name in LISTS and isinstance(value, str):
+        value = (value,)
+    return parse_option(name, setting.label, value)
+
+
+@cache
+def _hints() -> dict[str, Any]:
+    """The annotation of every option, by name."""
+    hints: dict[str, Any] = {}
+    for kind in PARTS.values():
+        annotations = get_type_hints(kind, include_extras=True)
+        hints |= {each.name: annotations[each.name] for each in fields(kind)}
+    return hints

@@ -1,0 +1,52 @@
+"""All parts of the configuration by name, and `Options`, which holds one of each."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from headrace.config.batch_options import BatchOptions
+from headrace.config.cache_options import ResponseCacheOptions, SemanticOptions, WarmOptions
+from headrace.config.engine_options import CacheOptions, ModelOptions, SchedulerOptions
+from headrace.config.server_options import ServerOptions
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """All parts: the result of the command line, a file, the environment and the defaults together.
+
+    ``chosen`` has the names that one of them set, in contrast to those that have their default.
+    """
+
+    model: ModelOptions = field(default_factory=ModelOptions)
+    cache: CacheOptions = field(default_factory=CacheOptions)
+    scheduler: SchedulerOptions = field(default_factory=SchedulerOptions)
+    server: ServerOptions = field(default_factory=ServerOptions)
+    response_cache: ResponseCacheOptions = field(default_factory=ResponseCacheOptions)
+    semantic: SemanticOptions = field(default_factory=SemanticOptions)
+    warm: WarmOptions = field(default_factory=WarmOptions)
+    batch: BatchOptions = field(default_factory=BatchOptions)
+    chosen: frozenset[str] = field(default=frozenset(), compare=False)
+
+
+PARTS: dict[str, type] = {
+    "model": ModelOptions,
+    "cache": CacheOptions,
+    "scheduler": SchedulerOptions,
+    "server": ServerOptions,
+    "response_cache": ResponseCacheOptions,
+    "semantic": SemanticOptions,
+    "warm": WarmOptions,
+    "batch": BatchOptions,
+}
+
+TITLES: dict[str, str] = {
+    "model": "Model",
+    "cache": "KV cache",
+    "scheduler": "Scheduler",
+    "server": "Server",
+    "response_cache": "Response cache",
+    "semantic": "Semantic cache",
+    "warm": "Cache warming",
+    "batch": "Files and batches",
+}
+"""The heading of each part in ``--help`` and in the reference."""

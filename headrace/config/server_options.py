@@ -1,0 +1,107 @@
+"""Options of the HTTP server: its address, its keys, and how much it accepts."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Annotated
+
+from pydantic import Field
+
+from headrace.config.quantities import BYTES, SECONDS
+
+METRIC_NAME = {"expected": "letters, digits and underscores that do not begin with a digit"}
+
+
+@dataclass(frozen=True, slots=True)
+class ServerOptions:
+    """Address, API keys, TLS, limits of the queue, and metrics."""
+
+    host: Annotated[
+        str, Field(description="Address to listen on; 0.0.0.0 accepts connections from other machines.")
+    ] = "127.0.0.1"
+    port: Annotated[int, Field(ge=0, le=65535, description="Port to listen on; 0 takes any free port.")] = (
+        8000
+    )
+    allowed_origins: Annotated[
+        tuple[str, ...],
+        Field(
+            description="Origin whose pages may call the API from a browser (CORS), or *. Repeatable "
+            "(default: none)."
+        ),
+    ] = ()
+    api_key: Annotated[
+        tuple[str, ...],
+        Field(description="API key that clients must send. Repeatable (default: no key is required)."),
+    ] = ()
+    api_key_file: Annotated[
+        str | None,
+        Field(description="File of API keys, one per line, each followed by a space and its tenant."),
+    ] = None
+    ssl_keyfile: Annotated[str | None, Field(description="TLS private key (PEM file).")] = None
+    ssl_certfile: Annotated[str | None, Field(description="TLS certificate chain (PEM file).")] = None
+    max_num_queued_reqs: Annotated[
+        int, Field(ge=1, description="Maximum number of waiting requests; further ones get status 503.")
+    ] = 1024
+    max_num_queued_tokens: Annotated[
+        int,
+        Field(ge=1, description="Maximum number of waiting prompt tokens; further requests get status 503."),
+    ] = 4_000_000
+    request_timeout: Annotated[
+        float,
+        Field(
+            gt=0,
+            description="Time after which a request ends with status 408.",
+            json_schema_extra=SECONDS,
+        ),
+    ] = 600.0
+    max_body_bytes: Annotated[
+        int,
+        Field(
+            ge=1,
+            description="Maximum size of a request body; larger ones get status 413.",
+            json_schema_extra=BYTES,
+        ),
+    ] = 8 << 20
+    tool_call_parser: Annotated[
+        str,
+        Field(description="Format of the model's tool calls; auto takes the one that the chat template shows."),
+    ] = "auto"
+    reasoning_parser: Annotated[
+        str,
+        Field(description="Format of the model's reasoning; auto takes the one that the chat template shows."),
+    ] = "auto"
+    stream_interval: Annotated[
+        int,
+        Field(
+            ge=1,
+            le=4096,
+            description="Tokens per chunk of a streamed response; the first token is sent at once.",
+        ),
+    ] = 1
+    drain_timeout: Annotated[
+        float,
+        Field(
+            ge=0,
+            description="Time to finish running requests after SIGTERM.",
+            json_schema_extra=SECONDS,
+        ),
+    ] = 30.0
+    metrics_prefix: Annotated[
+        str,
+        Field(
+            pattern="^[a-zA-Z_][a-zA-Z0-9_]*$",
+            description="Prefix of the metrics' names; vllm keeps existing dashboards working.",
+            json_schema_extra=METRIC_NAME,
+        ),
+    ] = "headrace"
+    record_trace: Annotated[
+        str | None,
+        Field(
+            description="File that records all scheduler events without text or tokens, for headrace replay "
+            "(default: none)."
+        ),
+    ] = None
+    record_trace_bytes: Annotated[
+        int,
+        Field(ge=1, description="Maximum size of --record-trace.", json_schema_extra=BYTES),
+    ] = 256 << 20

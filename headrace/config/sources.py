@@ -1,0 +1,109 @@
+"""Where options come from: a YAML file and the environment. No other file of the package reads the environment."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import yaml
+
+from headrace.config.errors import ConfigError, suggestion
+from headrace.config.foreign import advice
+
+ENVIRONMENT_PREFIX = "HEADRACE_"
+
+_SERVICE_LINK = re.compile(
+    ENVIRONMENT_PREFIX + r"(.*_)?(SERVICE_HOST|SERVICE_PORT(_.*)?|PORT_\d+_(TCP|UDP)(_.*)?)"
+)
+"""Variables that Kubernetes sets for a service whose name begins with ``headrace``."""
+
+
+class Setting(NamedTuple):
+    """A value that was given, and the spelling by which an error names it."""
+
+    label: str
+    value: Any
+
+
+def from_call(given: Mapping[str, Any], known: Iterable[str], *, keywords: bool) -> dict[str, Setting]:
+    """The options of a command line, or the keyword arguments of a call such as ``LLM(...)``.
+
+    Raises:
+        ConfigError: an unknown name.
+    """
+    known = set(known)
+    for name in given:
+        if name not in known:
+            what = "keyword argument" if keywords else "option"
+            raise ConfigError(f"there is no {what} {name!r}{_instead(name, known)}")
+    return {
+        name: Setting(name if keywords else f"--{name.replace('_', '-')}", value)
+        for name, value in given.items()
+    }
+
+
+def from_yaml(file: Path, known: Iterable[str]) -> dict[str, Setting]:
+    """The options of a YAML file, which may be spelt with hyphens or underscores.
+
+    Raises:
+        ConfigError: the file cannot be read, is no mapping, or has an unknown name.
+    """
+    known = set(known)
+    settings = {}
+    for spelt, value in _read_yaml(file).items():
+        name = str(spelt).replace("-", "_")
+        if name not in known:
+            spellings = {each.replace("_", "-") for each in known} if "-" in str(spelt) else known
+            raise ConfigError(f"{file}: there is no option {spelt!r}{_instead(str(spelt), spellings)}")
+        settings[name] = Setting(f"{file}: {spelt}", value)
+    return settings
+
+
+def from_environment(known: Iterable[str], lists: Iterable[str]) -> dict[str, Setting]:
+    """The options of the environment; those in ``lists`` have values separated by commas.
+
+    Raises:
+        ConfigError: a variable with our prefix that names no option.
+    """
+    settings = {}
+    variables = {ENVIRONMENT_PREFIX + name.upper(): name for name in known}
+    for variable, value in os.environ.items():
+        if not variable.startswith(ENVIRONMENT_PREFIX) or _SERVICE_LINK.fullmatch(variable):
+            continue
+        if variable not in variables:
+            raise ConfigError(f"the environment: {variable} names no option{_instead(variable, variables)}")
+        name = variables[variable]
+        several = tuple(each.strip() for each in value.split(",")) if name in lists else value
+        settings[name] = Setting(variable, several)
+    return settings
+
+
+def _instead(spelt: str, known: Iterable[str]) -> str:
+    """What to write instead of an unknown name: another engine's counterpart, or the closest known name."""
+    name = spelt.removeprefix(ENVIRONMENT_PREFIX)
+    if (what := advice(name)) is not None:
+        return f": {what}"
+    return suggestion(spelt, known)
+
+
+def _read_yaml(file: Path) -> dict[Any, Any]:
+    try:
+        content = yaml.safe_load(file.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ConfigError(f"{file} cannot be read: {_reason(error)}") from None
+    except UnicodeDecodeError:
+        raise ConfigError(f"{file} cannot be read as YAML: it is not UTF-8 text") from None
+    except (ValueError, yaml.YAMLError) as error:  # ValueError: a date that does not exist
+        raise ConfigError(f"{file} cannot be read as YAML: {error}") from None
+    if content is None:
+        return {}
+    if not isinstance(content, dict):
+        raise ConfigError(f"{file} must hold one mapping of option names to values")
+    return content
+
+
+def _reason(error: OSError) -> str:
+    return (error.strerror or type(error).__name__).lower()

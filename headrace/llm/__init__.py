@@ -1,0 +1,35 @@
+"""The engine in your own process: `LLM` for scripts, `AsyncLLM` for asyncio. Both return the same outputs.
+
+```
+from headrace import LLM, SamplingParams
+with LLM("builtin") as llm:
+    for output in llm.generate(["Once upon a time"], SamplingParams(max_tokens=50)):
+        print(output.outputs[0].text)
+```
+
+Files in reading order:
+
+- `outputs`: what a call returns, whole or as deltas
+- `offline`: `LLM`
+- `asynchronous`: `AsyncLLM`
+- `job`: one call as requests of the engine
+- `answer`: one completion while it grows
+- `settings`: keyword arguments as options
+- `options`: their names and types, generated from the configuration
+- `terminal`: Ctrl-C and the progress bar
+"""
+
+from headrace.llm.asynchronous import AsyncLLM
+from headrace.llm.offline import LLM
+from headrace.llm.options import LLMOptions
+from headrace.llm.outputs import CompletionDelta, CompletionOutput, RequestMetrics, RequestOutput
+
+__all__ = [
+    "LLM",
+    "AsyncLLM",
+    "CompletionDelta",
+    "CompletionOutput",
+    "LLMOptions",
+    "RequestMetrics",
+    "RequestOutput",
+]

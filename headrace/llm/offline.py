@@ -1,0 +1,182 @@
+"""`LLM`: the engine of the server in this process, without sockets and without threads."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Generator, Sequence
+from types import TracebackType
+from typing import Self, Unpack
+
+from headrace.build.model import Loaded, close, load
+from headrace.core.events import Admitted, Emitted, Event, Finished, PromptScored
+from headrace.core.request import FinishReason
+from headrace.llm.job import Job, JobMaker, Message, Params, Prompt
+from headrace.llm.options import LLMOptions
+from headrace.llm.outputs import CompletionDelta, RequestOutput
+from headrace.llm.settings import engine_options
+from headrace.llm.terminal import interrupts_between_steps, progress_bar
+from headrace.serve.text.stream import TextStreams
+
+
+class LLM:
+    """A model and its engine in this process; for one thread at a time.
+
+    As a context manager it gives threads, memory and files back at the end of the block.
+
+    Args:
+        model: a local folder, a hub name, or ``"builtin"``.
+        given: options of the model, the KV cache and the scheduler, as on the command line but with underscores
+            (``max_num_seqs=8``).
+
+    Raises:
+        ConfigError: an option that cannot work, or a model that cannot be loaded.
+    """
+
+    def __init__(self, model: str = "builtin", **given: Unpack[LLMOptions]) -> None:
+        self.loaded: Loaded = load(engine_options(model, given))
+        self.tokenizer = self.loaded.tokenizer
+        self._streams = TextStreams(self.tokenizer)
+        self._make = JobMaker(self.loaded, lambda: self._streams)
+        self._jobs: dict[str, Job] = {}  # of each open request
+        self._closed = False
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Give threads and files back; with ``kv_offload_path`` the cache stays there for the next run.
+
+        A second call does nothing.
+        """
+        if not self._closed:
+            self._closed = True
+            close(self.loaded)
+
+    def generate(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        sampling_params: Params = None,
+        *,
+        n: int = 1,
+        progress: bool = True,
+    ) -> list[RequestOutput]:
+        """Complete each prompt (text, or token ids), ``n`` times.
+
+        They run in the order in which they are best computed: prompts with a common prefix together.
+
+        Returns:
+            One output per prompt, in order.
+
+        Raises:
+            InvalidParameter: a prompt or parameter that cannot be served; nothing has run then.
+            KeyboardInterrupt: Ctrl-C, after the step in progress. All requests of the call have ended then, as after
+                any other error of a step, and the next call works.
+        """
+        return self._run(self._make.completions(prompts, sampling_params, n, streamed=False), progress)
+
+    def chat(
+        self,
+        messages: Sequence[Message] | Sequence[Sequence[Message]],
+        sampling_params: Params = None,
+        *,
+        n: int = 1,
+        progress: bool = True,
+    ) -> list[RequestOutput]:
+        """Answer one conversation, or each of several, through the model's chat template."""
+        return self._run(self._make.chats(messages, sampling_params, n, streamed=False), progress)
+
+    def stream(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        sampling_params: Params = None,
+        *,
+        n: int = 1,
+    ) -> Generator[CompletionDelta]:
+        """As `generate`, but yields what each completion gains at every step.
+
+        The engine computes while the iterator is asked for more. Leaving the loop ends the requests.
+
+        Raises:
+            InvalidParameter: a prompt or parameter that cannot be served; raised by the call, before the first delta.
+        """
+        return self._stream(self._make.completions(prompts, sampling_params, n, streamed=True))
+
+    def stream_chat(
+        self,
+        messages: Sequence[Message] | Sequence[Sequence[Message]],
+        sampling_params: Params = None,
+        *,
+        n: int = 1,
+    ) -> Generator[CompletionDelta]:
+        """As `chat`, but yields what each completion gains at every step."""
+        return self._stream(self._make.chats(messages, sampling_params, n, streamed=True))
+
+    def _run(self, job: Job, progress: bool) -> list[RequestOutput]:
+        with interrupts_between_steps() as raise_deferred:
+            try:
+                self._submit(job)
+                with progress_bar(len(job.requests), progress) as advance:
+                    while job.open:
+                        self._step(lambda ended, tokens: advance(tokens) if ended is job else None)
+                        raise_deferred()
+            finally:  # neither an interrupt nor a failed step leaves requests in an engine that is used again
+                self._abandon(job)
+        return job.outputs
+
+    def _stream(self, job: Job) -> Generator[CompletionDelta]:
+        try:
+            self._submit(job)
+            while True:
+                yield from job.deltas()
+                if not job.open:
+                    return
+                with interrupts_between_steps() as raise_deferred:
+                    self._step()
+                    raise_deferred()
+        finally:
+            self._abandon(job)
+
+    def _submit(self, job: Job) -> None:
+        self._require_open()
+        for request in job.requests:
+            self._jobs[request.id] = job
+            self.loaded.engine.submit(request, request.arrived)
+
+    def _abandon(self, job: Job) -> None:
+        """End what is open of a job; nothing is told of it any more."""
+        for request_id in job.open:
+            if self._jobs.pop(request_id, None) is not None and not self._closed:
+                self.loaded.engine.cancel(request_id, FinishReason.CANCELLED, time.monotonic())
+
+    def _step(self, ended: Callable[[Job, int], None] = lambda job, tokens: None) -> None:
+        """One step of the engine, for all jobs that are open; ``ended`` is called for each request that ends."""
+        self._require_open()
+        engine, now = self.loaded.engine, time.monotonic()
+        due = engine.wake_at(now)
+        if due is not None and due > now:
+            time.sleep(due - now)
+        for event in engine.step(time.monotonic()):
+            self._take(event, ended)
+
+    def _require_open(self) -> None:
+        if self._closed:
+            raise RuntimeError("this LLM is closed")
+
+    def _take(self, event: Event, ended: Callable[[Job, int], None]) -> None:
+        if not isinstance(event, Emitted | Finished | Admitted | PromptScored):
+            return
+        job = self._jobs.get(event.request_id)
+        if job is None:
+            return
+        now = time.monotonic()
+        if job.take(event, now):
+            self.loaded.engine.cancel(event.request_id, FinishReason.STOP, now)
+        elif isinstance(event, Finished):
+            del self._jobs[event.request_id]
+            self._make.learn(job, event)
+            ended(job, job.num_tokens(event.request_id))

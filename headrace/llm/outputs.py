@@ -1,0 +1,70 @@
+"""What `LLM` and `AsyncLLM` return: outputs of prompts, their completions, and deltas of streamed ones."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from headrace.core.plan import TokenLogprob
+
+
+@dataclass(slots=True)
+class CompletionOutput:
+    """One completion of a prompt.
+
+    ``finish_reason`` is ``stop``, ``length``, ``cancelled``, or ``failed`` with the cause in ``error``; None while the
+    completion grows. ``stop_reason`` is the stop string or stop token id that ended it, None for an end token.
+    """
+
+    index: int
+    text: str = ""
+    token_ids: list[int] = field(default_factory=list)
+    logprobs: list[TokenLogprob] = field(default_factory=list)
+    finish_reason: str | None = None
+    stop_reason: str | int | None = None
+    error: str = ""
+
+
+@dataclass(slots=True)
+class RequestMetrics:
+    """Times in seconds of the monotonic clock. ``token_times`` are those of the first completion."""
+
+    arrived: float
+    admitted: float = 0.0
+    finished: float = 0.0
+    cached_tokens: int = 0
+    token_times: list[float] = field(default_factory=list)
+
+    @property
+    def first_token(self) -> float:
+        """When the first token was emitted; the end of a request without tokens."""
+        return self.token_times[0] if self.token_times else self.finished
+
+
+@dataclass(slots=True)
+class RequestOutput:
+    """A prompt and its completions; ``prompt_logprobs`` score its tokens from the second on."""
+
+    request_id: str
+    prompt: str | None
+    prompt_token_ids: list[int]
+    outputs: list[CompletionOutput]
+    metrics: RequestMetrics
+    prompt_logprobs: list[TokenLogprob] = field(default_factory=list)
+
+
+@dataclass(frozen=True, slots=True)
+class CompletionDelta:
+    """What one completion gained since its last delta.
+
+    ``prompt_index`` counts the prompts of the call and ``index`` the completions of the prompt, both from 0. ``text``
+    holds whole characters and no part of a stop string, so it may be empty while ``token_ids`` are not.
+    ``finish_reason`` is set in the last delta of a completion. ``output`` is all that the prompt has got so far.
+    """
+
+    prompt_index: int
+    index: int
+    text: str
+    token_ids: tuple[int, ...]
+    logprobs: tuple[TokenLogprob, ...]
+    finish_reason: str | None
+    output: RequestOutput

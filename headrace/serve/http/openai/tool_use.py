@@ -1,0 +1,189 @@
+"""Tools and reasoning of a conversation: checks the request, puts its history into the template's form, and decides
+from the prompt how the answers are read."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+from headrace.serve.http.errors import invalid, not_supported
+from headrace.serve.http.openai.chat_wire import ChatBody, Conversation, Message
+from headrace.serve.http.tools.constraint import NotEnforceable, constraint_for_tools
+from headrace.serve.http.tools.dialect import Dialect
+from headrace.serve.http.tools.wire import NamedChoice
+from headrace.serve.parsing.formats import ReasoningFormat
+from headrace.serve.parsing.message import Reading
+
+
+def check_tools(dialect: Dialect, body: Conversation) -> None:
+    """Raise `ApiError` if the model's template cannot offer the tools of ``body``."""
+    if body.tools and not dialect.knows_tools(body.chat_template):
+        raise invalid(
+            "tools: the chat template of this model does not know tools", "tools", "unsupported_parameter"
+        )
+
+
+def check_choice(dialect: Dialect, body: ChatBody) -> None:
+    """Raise `ApiError` if ``tool_choice`` contradicts the tools, or if no parser could read the calls."""
+    choice = body.tool_choice
+    if not body.tools:
+        if choice not in (None, "none", "auto"):
+            raise invalid("tool_choice needs tools", "tool_choice")
+        return
+    if isinstance(choice, NamedChoice):
+        name = choice.function.name
+        if all(tool.function.name != name for tool in body.tools):
+            raise invalid(f"tool_choice names the function {name!r}, which is not in tools", "tool_choice")
+    if choice != "none" and dialect.tools(body.chat_template) is None:
+        if body.chat_template is None:
+            check_tools(dialect, body)  # the better reason, where the model knows no tools at all
+        raise invalid(
+            "tools: the chat template shows no known format of tool calls; name one with --tool-call-parser",
+            "tools",
+            "unsupported_parameter",
+        )
+    if choice not in (None, "none", "auto"):  # until `tool_constraint` is enforced
+        raise not_supported("tool_choice", "A tool_choice that demands a call")
+
+
+class ToolConstraint(NamedTuple):
+    """A structural tag, and the text up to which the answer is free: the end of reasoning, if the prompt opened it."""
+
+    tag: dict[str, Any]
+    after: str
+
+
+def tool_constraint(dialect: Dialect, body: ChatBody, prompt: str) -> ToolConstraint | None:
+    """What the answer to ``prompt`` must look like by ``tools`` and ``tool_choice``; None where it is free.
+
+    Raises:
+        ApiError: it cannot be enforced.
+    """
+    written = dialect.tools(body.chat_template)
+    parallel = body.parallel_tool_calls is not False
+    try:
+        tag = constraint_for_tools(body.tools or (), body.tool_choice, written, parallel=parallel)
+    except NotEnforceable as error:
+        raise invalid(f"tool_choice: {error}", "tool_choice", "unsupported_parameter") from None
+    reasoning = dialect.reasoning(body.chat_template)
+    opened = reasoning is not None and _opened(reasoning, body, prompt)
+    after = reasoning.end[0] if reasoning is not None and opened else ""
+    return None if tag is None else ToolConstraint(tag, after)
+
+
+def answer_reading(dialect: Dialect, body: ChatBody, prompt: str) -> Reading | None:
+    """How the answers to ``prompt`` are read; None where they are plain text."""
+    source = body.chat_template
+    tools = dialect.tools(source) if body.tools and body.tool_choice != "none" else None
+    reasoning = dialect.reasoning(source)
+    if tools is None and reasoning is None:
+        return None
+    return Reading(
+        tools,
+        reasoning,
+        opened=reasoning is not None and _opened(reasoning, body, prompt),
+        schemas={tool.function.name: _properties(tool.function.parameters) for tool in body.tools or ()},
+        parallel=body.parallel_tool_calls is not False,
+        show_reasoning=body.include_reasoning is not False,
+    )
+
+
+def _opened(reasoning: ReasoningFormat, body: ChatBody, prompt: str) -> bool:
+    if not body.continue_final_message:
+        return reasoning.is_open(prompt)
+    said = body.messages[-1].text()
+    begun = max((said.rfind(marker) for marker in reasoning.begin), default=-1)
+    ended = max((said.rfind(marker) for marker in reasoning.end), default=-1)
+    return begun > ended or (reasoning.assumed and ended < 0)
+
+
+def _properties(schema: Mapping[str, Any] | None) -> dict[str, Any]:
+    found = (schema or {}).get("properties")
+    return dict(found) if isinstance(found, Mapping) else {}
+
+
+def plain_messages(dialect: Dialect, body: Conversation) -> list[dict[str, Any]]:
+    """The messages in the form that the template knows.
+
+    Calls have their arguments as an object, or as text where the template wants it so. Results of tools have the name
+    of the function that was called. Where the template takes one call a message, several become messages of their own,
+    each before its results.
+
+    Raises:
+        ApiError: a message lacks what its role demands.
+    """
+    _check(body.messages)
+    names = {call.id: call.function.name for message in body.messages for call in message.tool_calls or ()}
+    as_text = bool(names) and dialect.arguments_are_text(body.chat_template)
+    reasoning = dialect.reasoning(body.chat_template)
+    harmony = reasoning is not None and reasoning.name == "harmony"
+    plain = []
+    for message in body.messages:
+        said = message.plain()
+        if message.tool_calls and not as_text:
+            for call in said["tool_calls"]:
+                call["function"]["arguments"] = _object(call["function"]["arguments"])
+        if harmony and message.tool_calls and not said["content"] and (thought := message.thought()):
+            said["thinking"] = thought  # as these templates call it
+        if message.role == "tool" and message.name is None and message.tool_call_id in names:
+            said["name"] = names[message.tool_call_id]
+        plain.append(said)
+    several = any(len(message.tool_calls or ()) > 1 for message in body.messages)
+    if several and not dialect.takes_several_calls(body.chat_template):
+        return _one_call_each(plain)
+    return plain
+
+
+def _one_call_each(messages: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The messages, those with several calls parted."""
+    parted: list[dict[str, Any]] = []
+    at = 0
+    while at < len(messages):
+        message = messages[at]
+        at += 1
+        calls = message.get("tool_calls", ())
+        if len(calls) < 2:
+            parted.append(message)
+            continue
+        end = next((n for n in range(at, len(messages)) if messages[n]["role"] != "tool"), len(messages))
+        results, at = list(messages[at:end]), end
+        for number, call in enumerate(calls):
+            said = message if number == 0 else {"role": "assistant", "content": ""}
+            own = [result for result in results if result.get("tool_call_id") == call["id"]]
+            results = [result for result in results if result not in own]
+            parted += [said | {"tool_calls": [call]}, *own]
+        parted += results
+    return parted
+
+
+def _object(arguments: str) -> Any:
+    """The arguments as an object; the text itself where it is none, as a cut off call's."""
+    try:
+        value = json.loads(arguments or "{}")
+    except (ValueError, RecursionError):
+        return arguments
+    return value if isinstance(value, dict) else arguments
+
+
+def _check(messages: Sequence[Message]) -> None:
+    for number, message in enumerate(messages):
+        path = f"messages[{number}]"
+        calls = message.role == "assistant" and (message.tool_calls or message.thought())
+        if message.content is None and not calls:
+            if "content" in message.model_fields_set:
+                why = "must be a string or a list of content parts"
+                raise invalid(f"Invalid type for '{path}.content': {why}.", f"{path}.content", "invalid_type")
+            missing = f"Missing required parameter: '{path}.content'."
+            raise invalid(missing, f"{path}.content", "missing_required_parameter")
+        if message.role == "tool" and message.tool_call_id is None:
+            missing = f"Missing required parameter: '{path}.tool_call_id'."
+            raise invalid(missing, f"{path}.tool_call_id", "missing_required_parameter")
+        for field, role in (
+            ("tool_call_id", "tool"),
+            ("tool_calls", "assistant"),
+            ("reasoning_content", "assistant"),
+        ):
+            if getattr(message, field) and message.role != role:
+                why = f"only a message of the role {role} may have it"
+                raise invalid(f"Invalid value for '{path}.{field}': {why}.", f"{path}.{field}")

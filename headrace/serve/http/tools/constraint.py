@@ -1,0 +1,75 @@
+"""What an answer must look like so that it calls the tools that ``tool_choice`` demands.
+
+The result is a structural tag in vLLM's form: text of the model's own format around JSON that follows the tools'
+schemas. So the same parser reads forced calls and free ones.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from headrace.serve.http.tools.wire import NamedChoice, Tool
+from headrace.serve.parsing.formats import ToolFormat, Written
+
+
+class NotEnforceable(ValueError):
+    """A choice that cannot be enforced; the message says why."""
+
+
+def constraint_for_tools(
+    tools: Sequence[Tool],
+    choice: str | NamedChoice | None,
+    written: ToolFormat | None,
+    *,
+    parallel: bool = True,
+) -> dict[str, Any] | None:
+    """The structural tag that enforces ``choice``; None where the answer is free.
+
+    ``{"structures": [{"begin", "schema", "end"}], "triggers": […]}``, and for calls from the first token on
+    ``"required": true`` with ``"many"``: whether several may follow one another. With ``auto`` the answer is free until
+    a call begins, and a call of a ``strict`` tool follows its schema.
+
+    Args:
+        tools: what may be called.
+        choice: ``tool_choice`` of the request.
+        written: how the model writes calls.
+        parallel: whether the answer may have several calls.
+
+    Raises:
+        NotEnforceable: the model's format has no JSON that a schema could constrain.
+    """
+    if isinstance(choice, NamedChoice):
+        tools = [tool for tool in tools if tool.function.name == choice.function.name]
+    forced = choice == "required" or isinstance(choice, NamedChoice)
+    if not tools or choice == "none" or not (forced or any(tool.function.strict for tool in tools)):
+        return None
+    form = written.written if written is not None else None
+    if form is None and forced:
+        where = "without a known format" if written is None else f"in the format {written.name}"
+        raise NotEnforceable(f"calls {where} cannot be enforced")
+    if form is None or not (forced or form.trigger):
+        return None
+    if not forced:
+        free = [_structure(form, tool, _schema(tool) if tool.function.strict else _ANY) for tool in tools]
+        return {"structures": free, "triggers": [form.trigger]}
+    many = parallel and choice == "required" and not form.single
+    structures = [_structure(form, tool, _schema(tool)) for tool in tools]
+    return {
+        "structures": structures,
+        "triggers": [form.before_name],
+        "required": True,
+        "many": many,
+    }
+
+
+_ANY: dict[str, Any] = {"type": "object"}
+
+
+def _schema(tool: Tool) -> dict[str, Any]:
+    return tool.function.parameters or {"type": "object", "properties": {}, "additionalProperties": False}
+
+
+def _structure(form: Written, tool: Tool, schema: dict[str, Any]) -> dict[str, Any]:
+    begin = form.before_name + tool.function.name + form.before_arguments
+    return {"begin": begin, "schema": schema, "end": form.end}

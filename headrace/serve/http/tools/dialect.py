@@ -1,0 +1,101 @@
+"""What a chat template can do, found out by rendering it, and how the answers to its prompts are read.
+
+Templates do not say whether they know tools, and in which form they want the arguments of earlier calls. So a small
+conversation is rendered once per template, and what comes out is looked at.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import lru_cache
+from typing import Any
+
+from headrace.serve.parsing.detect import AUTO, reasoning_format, tool_format
+from headrace.serve.parsing.formats import ReasoningFormat, ToolFormat
+from headrace.serve.text.template import ChatTemplate, TemplateError
+
+_NAME, _KEY, _VALUE = "headrace_probe", "probe_key", "probe_value"
+_TOOL = {
+    "type": "function",
+    "function": {
+        "name": _NAME,
+        "description": "A probe.",
+        "parameters": {
+            "type": "object",
+            "properties": {_KEY: {"type": "string", "description": "A value."}},
+            "required": [_KEY],
+        },
+    },
+}
+_USER = {"role": "user", "content": "Hi"}
+
+
+class Dialect:
+    """Of a model's own template, and of those that requests bring.
+
+    Args:
+        template: the model's.
+        tool_parser, reasoning_parser: names of formats, or ``auto``.
+
+    Raises:
+        UnknownParser: there is no such format.
+    """
+
+    def __init__(self, template: ChatTemplate, tool_parser: str = AUTO, reasoning_parser: str = AUTO) -> None:
+        self._template = template
+        self._tool_parser, self._reasoning_parser = tool_parser, reasoning_parser
+        self.tools = lru_cache(maxsize=32)(self._tools)
+        self.reasoning = lru_cache(maxsize=32)(self._reasoning)
+        self.knows_tools = lru_cache(maxsize=32)(self._knows_tools)
+        self.arguments_are_text = lru_cache(maxsize=32)(self._arguments_are_text)
+        self.takes_several_calls = lru_cache(maxsize=32)(self._takes_several_calls)
+        self.variables = lru_cache(maxsize=32)(template.variables)
+        self.tools(None), self.reasoning(None)
+
+    def _tools(self, source: str | None) -> ToolFormat | None:
+        """How calls are written after prompts of the template ``source``, None for the model's own."""
+        return tool_format(self._tool_parser, self._text(source))
+
+    def _reasoning(self, source: str | None) -> ReasoningFormat | None:
+        """How reasoning is written."""
+        return reasoning_format(self._reasoning_parser, self._text(source))
+
+    def _text(self, source: str | None) -> str:
+        return "\n".join(self._template.sources) if source is None else source
+
+    def _knows_tools(self, source: str | None) -> bool:
+        """Whether the template tells the model which tools there are."""
+        return _NAME in self._try(source, [_USER], [_TOOL])
+
+    def _arguments_are_text(self, source: str | None) -> bool:
+        """Whether the template wants the arguments of earlier calls as JSON text, and not as an object."""
+        if _KEY in self._try(source, _called({_KEY: _VALUE})):
+            return False
+        return _KEY in self._try(source, _called(f'{{"{_KEY}": "{_VALUE}"}}'))
+
+    def _takes_several_calls(self, source: str | None) -> bool:
+        """Whether a message of the history may have more than one call; Llama 3's templates refuse it."""
+        arguments: object = {_KEY: _VALUE}
+        if self.arguments_are_text(source):
+            arguments = f'{{"{_KEY}": "{_VALUE}"}}'
+        return self._try(source, _called(arguments, arguments)).count(_KEY) > 1
+
+    def _try(
+        self,
+        source: str | None,
+        messages: list[Mapping[str, Any]],
+        tools: list[Mapping[str, Any]] | None = None,
+    ) -> str:
+        try:
+            return self._template.render(messages, template=source, tools=tools)
+        except TemplateError:
+            return ""
+
+
+def _called(*arguments: object) -> list[Mapping[str, Any]]:
+    """A conversation with calls."""
+    calls = [
+        {"id": f"abcdefgh{number}", "type": "function", "function": {"name": "f", "arguments": each}}
+        for number, each in enumerate(arguments)
+    ]
+    return [_USER, {"role": "assistant", "content": "", "tool_calls": calls}]

@@ -1,0 +1,123 @@
+"""Tools and tool calls as requests spell them."""
+
+from __future__ import annotations
+
+import re
+from typing import Annotated, Any, Literal
+
+from pydantic import AfterValidator, BeforeValidator, Discriminator, Field, SkipValidation, Tag
+
+from headrace.serve.http.wire import FORM_MARK, Wire, wrong_type, wrong_value
+
+MAX_TOOLS = 128
+MAX_ARGUMENT_CHARACTERS = 1_000_000
+_NAME = re.compile("[a-zA-Z0-9_-]{1,64}")
+
+
+def _name(value: str) -> str:
+    if not _NAME.fullmatch(value):
+        raise wrong_value("must be 1 to 64 letters, digits, underscores or hyphens")
+    return value
+
+
+def _parameters(value: Any) -> Any:
+    """The arguments' schema: an object's, or nothing for no arguments."""
+    if value is None:
+        return None
+    if not isinstance(value, dict):
+        raise wrong_type("a JSON schema of type object")
+    if value.get("type", "object") != "object":
+        raise wrong_value(f"must be a JSON schema of type object, got type {value['type']!r}"[:200])
+    properties = value.get("properties", {})
+    if not isinstance(properties, dict):
+        raise wrong_value("has properties that are no object")
+    for name, schema in properties.items():
+        if not isinstance(schema, dict | bool):
+            raise wrong_value(f"has the property {name!r}, whose schema is no object"[:200])
+    required = value.get("required", [])
+    if not isinstance(required, list) or not all(isinstance(name, str) for name in required):
+        raise wrong_value("has a field required that is no list of names")
+    return value
+
+
+class Function(Wire):
+    """A function that the model may call."""
+
+    name: Annotated[str, AfterValidator(_name)]
+    description: str | None = None
+    parameters: Annotated[SkipValidation[dict[str, Any] | None], BeforeValidator(_parameters)] = Field(
+        None, description="A JSON schema of type object."
+    )
+    strict: bool | None = Field(None, description="Arguments must follow the schema.")
+
+
+class Tool(Wire):
+    """A tool that the model may call."""
+
+    type: Literal["function"]
+    function: Function
+
+    def plain(self) -> dict[str, Any]:
+        """The tool as chat templates know it."""
+        function: dict[str, Any] = {"name": self.function.name}
+        if self.function.description is not None:
+            function["description"] = self.function.description
+        function["parameters"] = self.function.parameters or {"type": "object", "properties": {}}
+        return {"type": "function", "function": function}
+
+
+class FunctionName(Wire):
+    """Names a function."""
+
+    name: str
+
+
+class NamedChoice(Wire):
+    """The function that must be called."""
+
+    type: Literal["function"]
+    function: FunctionName
+
+
+def _form_of_choice(value: Any) -> str | None:
+    if isinstance(value, str):
+        return FORM_MARK + "mode"
+    return FORM_MARK + "named" if isinstance(value, dict | NamedChoice) else None
+
+
+ToolChoice = Annotated[
+    Annotated[Literal["none", "auto", "required"], Tag(FORM_MARK + "mode")]
+    | Annotated[NamedChoice, Tag(FORM_MARK + "named")],
+    Discriminator(
+        _form_of_choice,
+        custom_error_type="choice_type",
+        custom_error_message="must be a string or an object that names a function",
+    ),
+]
+
+
+class CalledFunction(Wire):
+    """A function and the arguments that it was called with, as JSON text."""
+
+    name: Annotated[str, Field(min_length=1, max_length=256)]
+    arguments: Annotated[str, Field(max_length=MAX_ARGUMENT_CHARACTERS)]
+
+
+class CalledTool(Wire):
+    """A call in an earlier message of the assistant."""
+
+    id: Annotated[str, Field(min_length=1, max_length=256)]
+    type: Literal["function"] = "function"
+    function: CalledFunction
+    index: int | None = Field(None, description="Streams have it; it says nothing here.")
+
+
+def _different(tools: list[Tool] | None) -> list[Tool] | None:
+    names = [tool.function.name for tool in tools or ()]
+    twice = next((name for at, name in enumerate(names) if name in names[:at]), None)
+    if twice is not None:
+        raise wrong_value(f"has two functions with the name {twice!r}")
+    return tools
+
+
+Tools = Annotated[list[Tool] | None, Field(max_length=MAX_TOOLS), AfterValidator(_different)]

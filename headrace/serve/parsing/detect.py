@@ -1,0 +1,52 @@
+"""Which format a model writes, from the text of its chat template: it shows the model how to call.
+
+A template that contains a family's markers was written for it, so the parser of a known family needs no option.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import TypeVar
+
+from headrace.serve.parsing.catalogue import REASONING_FORMATS, TOOL_FORMATS
+from headrace.serve.parsing.formats import ReasoningFormat, ToolFormat
+
+AUTO = "auto"
+
+FormatT = TypeVar("FormatT", ToolFormat, ReasoningFormat)
+
+
+class UnknownParser(ValueError):
+    """A name that is none of the catalogue's; the message lists them."""
+
+
+def tool_format(name: str, template: str) -> ToolFormat | None:
+    """The tool format called ``name``; for ``auto`` the one that ``template`` shows, if it shows any.
+
+    Raises:
+        UnknownParser: there is no such format.
+    """
+    return _find(TOOL_FORMATS, name, template, "--tool-call-parser")
+
+
+def reasoning_format(name: str, template: str) -> ReasoningFormat | None:
+    """The reasoning format called ``name``; for ``auto`` the one that ``template`` shows, if it shows any.
+
+    Raises:
+        UnknownParser: there is no such format.
+    """
+    return _find(REASONING_FORMATS, name, template, "--reasoning-parser")
+
+
+def _find(formats: Iterable[FormatT], name: str, template: str, flag: str) -> FormatT | None:
+    if name == AUTO:
+        return next((each for each in formats if _shows(each, template)), None)
+    found = next((each for each in formats if each.name == name), None)
+    if found is None:
+        names = ", ".join([AUTO, *(each.name for each in formats)])
+        raise UnknownParser(f"{flag} {name}: there is no such parser; there are {names}")
+    return found
+
+
+def _shows(each: ToolFormat | ReasoningFormat, template: str) -> bool:
+    return any(all(sign in template for sign in group) for group in each.signs)

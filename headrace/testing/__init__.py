@@ -1,0 +1,55 @@
+"""Checks and test doubles for extensions of Headrace, for use from your own tests. pytest is not required.
+
+`check_order`, `check_admission`, `check_victims`, `check_eviction`, `check_store` and `check_workload` raise an
+AssertionError that says what is wrong. Files in reading order:
+
+- `policies`: checks of queue orders, admission, victim and eviction policies
+- `stores`: checks of stores of responses
+- `workloads`: checks of workloads
+- `crowd`: serves a crowd of requests with the policies under test
+- `requests`: requests and crowds
+- `engines`: engines over the hashing runner, and the loop that drives them in virtual time
+- `hashing_runner`: a runner without a model that makes any wrong block visible in the output
+"""
+
+from headrace.testing.crowd import check_outputs, serve_crowd
+from headrace.testing.engines import Record, drain, hashing_engine
+from headrace.testing.hashing_runner import HashingRunner, expected_tokens
+from headrace.testing.policies import (
+    ADMISSION_CHECKS,
+    EVICTION_CHECKS,
+    ORDER_CHECKS,
+    VICTIM_CHECKS,
+    check_admission,
+    check_eviction,
+    check_order,
+    check_victims,
+)
+from headrace.testing.requests import make_crowd, make_request
+from headrace.testing.stores import STORE_CHECKS, StoreTraits, check_store
+from headrace.testing.workloads import WORKLOAD_CHECKS, check_workload
+
+__all__ = [
+    "ADMISSION_CHECKS",
+    "EVICTION_CHECKS",
+    "ORDER_CHECKS",
+    "STORE_CHECKS",
+    "VICTIM_CHECKS",
+    "WORKLOAD_CHECKS",
+    "HashingRunner",
+    "Record",
+    "StoreTraits",
+    "check_admission",
+    "check_eviction",
+    "check_order",
+    "check_outputs",
+    "check_store",
+    "check_victims",
+    "check_workload",
+    "drain",
+    "expected_tokens",
+    "hashing_engine",
+    "make_crowd",
+    "make_request",
+    "serve_crowd",
+]

@@ -1,0 +1,96 @@
+"""What is forced is read as a call by the parser of the same format."""
+
+import json
+
+import pytest
+
+from headrace.serve.http.tools.constraint import NotEnforceable, constraint_for_tools
+from headrace.serve.http.tools.wire import NamedChoice, Tool
+from headrace.serve.parsing.catalogue import TOOL_FORMATS
+from headrace.serve.parsing.message import Reading
+from tests.serve.http.tool_scenes import TIME, WEATHER
+
+TOOLS = [Tool.model_validate(WEATHER), Tool.model_validate(TIME)]
+FORMATS = {each.name: each for each in TOOL_FORMATS}
+HERMES = FORMATS["hermes"]
+NAMED = NamedChoice.model_validate({"type": "function", "function": {"name": "get_weather"}})
+
+
+def strict(tool: dict) -> Tool:
+    return Tool.model_validate({"type": "function", "function": tool["function"] | {"strict": True}})
+
+
+@pytest.mark.parametrize("choice", [None, "auto", "none"])
+def test_free_choices_have_no_constraint(choice):
+    assert constraint_for_tools(TOOLS, choice, HERMES) is None
+    assert constraint_for_tools([], choice, HERMES) is None
+
+
+def test_required_allows_any_tool_and_several_calls():
+    tag = constraint_for_tools(TOOLS, "required", HERMES)
+    assert tag == {
+        "structures": [
+            {
+                "begin": '<tool_call>\n{"name": "get_weather", "arguments": ',
+                "schema": WEATHER["function"]["parameters"],
+                "end": "}\n</tool_call>",
+            },
+            {
+                "begin": '<tool_call>\n{"name": "get_time", "arguments": ',
+                "schema": {"type": "object", "properties": {}, "additionalProperties": False},
+                "end": "}\n</tool_call>",
+            },
+        ],
+        "triggers": ['<tool_call>\n{"name": "'],
+        "required": True,
+        "many": True,
+    }
+    assert not constraint_for_tools(TOOLS, "required", HERMES, parallel=False)["many"]
+
+
+def test_a_named_choice_allows_one_call_of_it():
+    tag = constraint_for_tools(TOOLS, NAMED, HERMES)
+    assert [each["begin"] for each in tag["structures"]] == [
+        '<tool_call>\n{"name": "get_weather", "arguments": '
+    ]
+    assert (tag["required"], tag["many"]) == (True, False)
+
+
+def test_strict_tools_constrain_calls_inside_free_text():
+    tag = constraint_for_tools([strict(WEATHER), TOOLS[1]], "auto", HERMES)
+    assert tag["triggers"] == ["<tool_call>"]
+    assert "required" not in tag
+    assert [each["schema"] for each in tag["structures"]] == [
+        WEATHER["function"]["parameters"],
+        {"type": "object"},
+    ]
+    # where a call is plain JSON, nothing tells it from an answer in JSON
+    assert constraint_for_tools([strict(WEATHER)], "auto", FORMATS["llama3_json"]) is None
+
+
+@pytest.mark.parametrize("name", sorted(FORMATS))
+def test_what_is_forced_is_read_as_a_call(name):
+    if FORMATS[name].written is None:
+        with pytest.raises(NotEnforceable, match=name):
+            constraint_for_tools(TOOLS, "required", FORMATS[name])
+        assert constraint_for_tools([strict(WEATHER)], "auto", FORMATS[name]) is None
+        return
+    tag = constraint_for_tools(TOOLS, "required", FORMATS[name])
+    assert all(each["begin"].startswith(tuple(tag["triggers"])) for each in tag["structures"])
+    first, second = tag["structures"]
+    text = first["begin"] + '{"city": "Paris"}' + first["end"]
+    if tag["many"]:
+        text += second["begin"] + "{}" + second["end"]
+    reader = Reading(FORMATS[name], None, schemas={"get_weather": {}, "get_time": {}}).open()
+    piece = reader.push(text)
+    assert [(call.name, json.loads(call.arguments)) for call in piece.calls] == [
+        ("get_weather", {"city": "Paris"}),
+        ("get_time", {}),
+    ][: len(piece.calls)]
+    assert len(piece.calls) == (2 if tag["many"] else 1)
+    assert piece.content + reader.finish().content == ""
+
+
+def test_an_unknown_format_cannot_be_enforced():
+    with pytest.raises(NotEnforceable, match="without a known format"):
+        constraint_for_tools(TOOLS, "required", None)

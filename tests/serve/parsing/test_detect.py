@@ -1,0 +1,78 @@
+import pytest
+
+from headrace.serve.parsing.detect import UnknownParser, reasoning_format, tool_format
+
+TEMPLATES = {
+    "hermes": 'return a json object within <tool_call></tool_call> XML tags:\n<tool_call>\n{"name": <function-name>}',
+    "qwen3_coder": "<tool_call>\n<function=example>\n<parameter=p>\nvalue\n</parameter>\n</function>\n</tool_call>",
+    "llama3_json": 'Respond in the format {"name": function name, "parameters": dictionary of argument name}.',
+    "llama4_pythonic": "{{- '<|python_start|>' }}",
+    "olmo3": "<function_calls>{{ call }}</function_calls>",
+    "mistral": '{{- "[TOOL_CALLS] [" }}',
+    "phi4_mini": "{{ '<|tool_call|>' + calls + '<|/tool_call|>' }}",
+    "gemma4": "{{- '<|tool_call>call:' + function.name + '{' }}",
+    "functiongemma": "{{ '<start_function_call>call:' }}",
+    "gemma": "{{ '<start_of_turn>' + role + '\n' }}",
+    "deepseek": "{{'<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>' + tool['type'] + '<｜tool▁sep｜>'}}",  # noqa: RUF001
+    "kimi_k2": "<|tool_calls_section_begin|>",
+    "harmony": "<|start|>assistant<|channel|>analysis<|message|>",
+    "pythonic": "[func_name1(params_name1=params_value1), func_name2(params)]",
+}
+
+
+@pytest.mark.parametrize("name", TEMPLATES)
+def test_auto_picks_by_the_template(name):
+    found = tool_format("auto", TEMPLATES[name])
+    assert found is not None
+    assert found.name == name
+
+
+def test_a_template_that_shows_no_calls_has_no_format():
+    assert tool_format("auto", "{{ messages[0].content }}") is None
+    assert reasoning_format("auto", "{{ messages[0].content }}") is None
+
+
+@pytest.mark.parametrize(
+    ("template", "name"),
+    [
+        ("{{ '<think>\n\n</think>\n\n' }}", "think"),
+        ("{{ content.split('</think>')[-1] }}", "think"),
+        ("<|start|>assistant<|channel|>analysis<|message|>", "harmony"),
+        ("[THINK]{{ x }}[/THINK]", "mistral"),
+        ("<|channel>thought\n", "gemma4"),
+    ],
+)
+def test_reasoning_is_picked_by_the_template(template, name):
+    found = reasoning_format("auto", template)
+    assert found is not None
+    assert found.name == name
+
+
+def test_a_name_wins_over_the_template_and_a_wrong_one_is_refused():
+    found = tool_format("mistral", TEMPLATES["hermes"])
+    assert found is not None
+    assert found.name == "mistral"
+    with pytest.raises(
+        UnknownParser, match=r"--tool-call-parser herms: there is no such parser; there are auto, .*hermes"
+    ):
+        tool_format("herms", "")
+    with pytest.raises(UnknownParser, match="--reasoning-parser"):
+        reasoning_format("x", "")
+
+
+@pytest.mark.parametrize(
+    ("name", "prompt", "is_open"),
+    [
+        ("think", "<|im_start|>assistant\n<think>\n", True),
+        ("think", "<|im_start|>assistant\n<think>\n\n</think>\n\n", False),
+        ("think", "What does <think> mean?<|im_end|>\n<|im_start|>assistant\n", False),
+        ("gemma4", "<|turn>model\n<|channel>thought\n", True),
+        ("gemma4", "<|turn>model\n<|channel>thought\n<channel|>", False),
+        ("deepseek_r1", "<|Assistant|>", True),
+        ("deepseek_r1", "<|Assistant|></think>", False),
+    ],
+)
+def test_the_prompt_may_have_opened_the_reasoning(name, prompt, is_open):
+    found = reasoning_format(name, "")
+    assert found is not None
+    assert found.is_open(prompt) is is_open
