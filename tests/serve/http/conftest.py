@@ -26,10 +26,15 @@ from headrace.observe.metrics_page import MetricsPage
 from headrace.observe.requests import RequestBook
 from headrace.observe.usage import UsageBook
 from headrace.serve.auth.api_keys import Keys
+from headrace.serve.batch.batches import Batches, Bounds
+from headrace.serve.batch.store import Limits as TenantLimits
 from headrace.serve.cache.background_request import BackgroundRequests
 from headrace.serve.cache.lookup import CacheLookup
 from headrace.serve.cache.warmer import Warmer
-from headrace.serve.http.app import create_app
+from headrace.serve.http.app import Beside, create_app
+from headrace.serve.http.batch.batches import BatchRoutes
+from headrace.serve.http.batch.files import Files
+from headrace.serve.http.batch.line_runner import LineRunner
 from headrace.serve.http.cache.routes import CacheApi
 from headrace.serve.http.cache.warm import Computing, Warm
 from headrace.serve.http.generation.call_notes import CallNotes
@@ -181,6 +186,13 @@ def build_house(options: dict) -> tuple[House, ASGIApp]:
     warm = Warm(warmer, computing, model, max_body_bytes=100_000)
     parts = (api, Abort(notes, max_body_bytes=1000), status, caches, accounts, warm, Docs("0"))
     routes = [route for part in parts for route in part.routes()]
-    app = create_app(recall, routes, keys, [warmer], options.get("origins", ()))
+    beside: list[Beside] = [warmer]
+    if "batch_path" in options:
+        runner = LineRunner(recall, model, notes, request_timeout=30.0)
+        bounds, of_tenant = Bounds(100_000, 100_000, 100, 4), TenantLimits(100, 1_000_000, 10)
+        batches = Batches(options["batch_path"], runner, of_tenant, bounds, time.time)
+        routes += [*Files(batches).routes(), *BatchRoutes(batches, "fox").routes()]
+        beside.append(batches)
+    app = create_app(recall, routes, keys, beside, options.get("origins", ()))
     house.service = service
     return house, app

@@ -24,6 +24,18 @@ class ExpiresAfter(Wire):
     )
 
 
+class UploadForm(Wire):
+    """The form of ``POST /v1/files``, for its description; `batch.upload` reads it as it arrives."""
+
+    file: str = Field(
+        json_schema_extra={"format": "binary"}, description="Requests, one JSON object per line."
+    )
+    purpose: Literal["batch"]
+    expires_after: ExpiresAfter | None = Field(
+        None, description="Sent as expires_after[anchor] and expires_after[seconds]; default: 30 days."
+    )
+
+
 class BatchBody(Wire):
     """The body of ``POST /v1/batches``."""
 
