@@ -30,7 +30,7 @@ from benchmarks.warming_beside import Pair, ask, interval, make_block
 from headrace.lab.bench.connection import Connections
 
 CHAT = "/v1/chat/completions"
-WORDS = [
+WORDS = (
     "the",
     "fox",
     "river",
@@ -43,13 +43,8 @@ WORDS = [
     "sleeps",
     "under",
     "over",
-    "green",
-    "quiet",
-    "long",
-    "way",
     "home",
-    "again",
-]
+)
 LINE_TOKENS = 16
 LONG_TOKENS = 256
 ANSWER_TOKENS = 32
