@@ -90,6 +90,7 @@ def make_engine(
     outlook = LatestStarts(
         StepTimes(cost), LengthPredictor(max_model_len), {each.name: each for each in classes}
     )
+    shares = ShareLedger(classes, weights)
     context_blocks = cost.context_tokens / cache.block_size
 
     def eviction(blocks: int) -> EvictionPolicy:
@@ -104,7 +105,7 @@ def make_engine(
     )
     scheduler = Scheduler(
         pool,
-        FairQueue(ShareLedger(classes, weights), _line(plans, cache, pool)) if fair else single_file(),
+        FairQueue(shares, _line(plans, cache, pool)) if fair else single_file(),
         make_order(plans, outlook),
         make_admission(plans),
         make_victims(plans, cost, classes),
@@ -119,7 +120,9 @@ def make_engine(
     )
     if tell is not None:
         return RecordedEngine(scheduler, runner, events, knobs, overlap, tell)
-    return Engine(scheduler, runner, events, knobs, overlap)
+    engine = Engine(scheduler, runner, events, knobs, overlap)
+    engine.shares = shares
+    return engine
 
 
 def _lower_tiers(

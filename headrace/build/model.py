@@ -35,7 +35,7 @@ from headrace.compute.memory_clearing import MemoryClearing
 from headrace.compute.memory_plan import MemoryPlan, ModelSize, check_room, plan_memory
 from headrace.compute.model.decoder import Decoder
 from headrace.compute.model.families import parse_config
-from headrace.compute.model.hub import read_config, resolve_folder
+from headrace.compute.model.hub import BUILTIN, read_config, resolve_folder
 from headrace.compute.model.spec import DecoderSpec, ModelError
 from headrace.compute.model.weights import DecoderWeights, dummy_weights, load_weights
 from headrace.compute.runner import LocalRunner
@@ -187,7 +187,7 @@ def _load(options: Options, seconds: dict[str, float], tell: Tell | None) -> Loa
     recalled = tiers.recall(engine) if tiers and tell is None else ""
     notes = (choice.reason, _stored_note(spec, weights), *(tiers.notes if tiers else ()), recalled)
     return Loaded(
-        name=model.served_model_name or model.model,
+        name=served_name(model),
         folder=folder,
         spec=spec,
         decoder=decoder,
@@ -211,6 +211,14 @@ def _load(options: Options, seconds: dict[str, float], tell: Tell | None) -> Loa
         seconds=seconds,
         tiers=tiers,
     )
+
+
+def served_name(model: ModelOptions) -> str:
+    """The model's name in the API: the one given, else the hub name, else the folder's own name without its path."""
+    if model.served_model_name:
+        return model.served_model_name
+    folder = Path(model.model).expanduser()
+    return folder.resolve().name if model.model not in BUILTIN and folder.is_dir() else model.model
 
 
 def _stored_note(spec: DecoderSpec, weights: DecoderWeights) -> str:

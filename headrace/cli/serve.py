@@ -12,6 +12,7 @@ from headrace.config import (
     BatchOptions,
     CacheOptions,
     ModelOptions,
+    ObservabilityOptions,
     Options,
     ResponseCacheOptions,
     SchedulerOptions,
@@ -30,6 +31,7 @@ from headrace.config import (
     SemanticOptions,
     WarmOptions,
     BatchOptions,
+    ObservabilityOptions,
 )
 def serve(given: Options) -> None:
     """Serve a model behind the OpenAI API."""
@@ -40,9 +42,4 @@ def serve(given: Options) -> None:
         from headrace.build.server import serve as run
 
         gc.enable()
-
-        def say(line: str) -> None:
-            loading.close()  # the first line comes when the model is loaded
-            print(line, flush=True)
-
-        run(given, say=say, began=began)
+        run(given, began=began, when_loaded=loading.close)

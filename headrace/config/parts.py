@@ -2,19 +2,32 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
 
 from headrace.config.batch_options import BatchOptions
 from headrace.config.cache_options import ResponseCacheOptions, SemanticOptions, WarmOptions
 from headrace.config.engine_options import CacheOptions, ModelOptions, SchedulerOptions
+from headrace.config.observability_options import ObservabilityOptions
 from headrace.config.server_options import ServerOptions
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """Where options came from: those ``given`` directly, and the YAML ``file``."""
+
+    given: Mapping[str, Any] = field(default_factory=dict)
+    file: Path | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Options:
     """All parts: the result of the command line, a file, the environment and the defaults together.
 
-    ``chosen`` has the names that one of them set, in contrast to those that have their default.
+    ``chosen`` has the names that one of them set, in contrast to those that have their default; ``source`` where
+    from.
     """
 
     model: ModelOptions = field(default_factory=ModelOptions)
@@ -25,7 +38,9 @@ class Options:
     semantic: SemanticOptions = field(default_factory=SemanticOptions)
     warm: WarmOptions = field(default_factory=WarmOptions)
     batch: BatchOptions = field(default_factory=BatchOptions)
+    observability: ObservabilityOptions = field(default_factory=ObservabilityOptions)
     chosen: frozenset[str] = field(default=frozenset(), compare=False)
+    source: Source = field(default_factory=Source, compare=False, repr=False)
 
 
 PARTS: dict[str, type] = {
@@ -37,6 +52,7 @@ PARTS: dict[str, type] = {
     "semantic": SemanticOptions,
     "warm": WarmOptions,
     "batch": BatchOptions,
+    "observability": ObservabilityOptions,
 }
 
 TITLES: dict[str, str] = {
@@ -48,5 +64,6 @@ TITLES: dict[str, str] = {
     "semantic": "Semantic cache",
     "warm": "Cache warming",
     "batch": "Files and batches",
+    "observability": "Logs and traces",
 }
 """The heading of each part in ``--help`` and in the reference."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
+from collections.abc import Mapping
 from contextlib import suppress
 
 from headrace.core.events import Event
@@ -14,6 +15,7 @@ from headrace.core.ports import Runner
 from headrace.core.request import FinishReason, Request
 from headrace.core.scheduler.scheduler import Scheduler
 from headrace.core.scheduler.start_estimate import StartEstimate
+from headrace.core.tenancy.fair_share import ShareLedger
 
 NO_STEP = -1
 """The number of a plan that is none of the scheduler's."""
@@ -27,8 +29,10 @@ class Engine:
 
     ``overlap`` is the number of launched steps that may be uncollected while the next one is planned: 0 is
     the simple engine, 1 hides planning behind the device. ``events`` is the list that the scheduler and its
-    pool write to.
+    pool write to. ``shares`` is the ledger of the scheduler's queue, where tenants have weights.
     """
+
+    shares: ShareLedger | None = None
 
     def __init__(
         self, scheduler: Scheduler, runner: Runner, events: list[Event], knobs: Knobs, overlap: int = 0
@@ -125,6 +129,11 @@ class Engine:
     def reset_prefix_cache(self, *, lower: bool = True) -> None:
         """Forget all computed prefixes, those of the lower tiers unless told otherwise; running requests go on."""
         self.scheduler.pool.reset(lower=lower)
+
+    def set_tenant_weights(self, weights: Mapping[str, float]) -> None:
+        """Replace the tenants' weights (1 for a tenant that is not named); between two steps."""
+        if self.shares is not None:
+            self.shares.set_weights(weights)
 
     def check_books(self) -> None:
         """Raise AssertionError unless all counts agree."""

@@ -19,6 +19,7 @@ class RejectReason(StrEnum):
     QUEUE_FULL = "queue_full"
     QUEUE_TOKENS = "queue_tokens"
     DRAINING = "draining"
+    PAUSED = "paused"
     TOO_LARGE = "too_large"
     TENANT_LIMIT = "tenant_limit"
 

@@ -127,3 +127,17 @@ def test_a_context_may_be_as_long_as_stretched_rotations_reach(tmp_path: Path) -
     loaded = model.load(options(given | {"max_model_len": trained + 512}))
     assert loaded.ledger.max_model_len == trained + 512
     model.close(loaded)
+
+
+def test_the_name_in_the_api_is_no_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = tmp_path / "secret-place" / "qwen"
+    folder.mkdir(parents=True)
+    monkeypatch.chdir(folder)
+
+    def name(**given: str) -> str:
+        return model.served_name(options(given).model)
+
+    assert name(model=str(folder)) == name(model=".") == name(model="../qwen/") == "qwen"
+    assert name(model="Qwen/Qwen3-0.6B") == "Qwen/Qwen3-0.6B"
+    assert name(model="builtin") == "builtin"
+    assert name(model=str(folder), served_model_name="/my/choice") == "/my/choice"

@@ -150,6 +150,14 @@ class _Account:
             if allowed is not None
         }
 
+    def change(self, limits: TenantLimits) -> None:
+        """Use other limits from now on; what has been used in a window still counts."""
+        new = _Account(limits).windows
+        for limit in new.keys() & self.windows.keys():
+            self.windows[limit].allowed = new[limit].allowed
+            new[limit] = self.windows[limit]
+        self.limits, self.windows = limits, new
+
     def is_idle(self, now: float) -> bool:
         return not self.open and not any(window.used(now) for window in self.windows.values())
 
@@ -211,7 +219,9 @@ class Quotas:
         account = self._accounts[hold.key]
         account.open -= 1
         for limit, number in hold.slices:
-            window = account.windows[limit]
+            window = account.windows.get(limit)
+            if window is None:  # the limit has been lifted since
+                continue
             change = _amount(limit, tokens) - _amount(limit, hold.tokens)
             if change < 0:
                 window.give_back(-change, number, now)
@@ -227,6 +237,13 @@ class Quotas:
             left = max(0, limits.concurrent_requests - account.open)
             rooms[Limit.CONCURRENT_REQUESTS] = Room(limits.concurrent_requests, left, 0.0)
         return rooms
+
+    def replace(self, tenants: Tenants) -> None:
+        """Use other terms from now on. Calls that are open keep what they hold."""
+        self._tenants = tenants
+        for (tenant, model), account in self._accounts.items():
+            terms = tenants.terms(tenant)
+            account.change(terms.limits_of(model) if model in terms.models else terms.limits)
 
     def _key(self, tenant: str, model: str, now: float) -> tuple[str, str]:
         terms = self._tenants.terms(tenant)

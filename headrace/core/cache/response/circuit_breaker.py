@@ -18,6 +18,11 @@ class CircuitBreaker:
         self._rest = REST_SECONDS
         self._until: float | None = None
 
+    @property
+    def is_open(self) -> bool:
+        """Whether it rests after failures, until a call has succeeded again."""
+        return self._until is not None
+
     def permits(self, now: float) -> bool:
         """Whether to ask now."""
         if self._until is None:

@@ -100,7 +100,7 @@ def scheduling_of(
     """
     if rules.policy in ("fcfs", "static"):
         _refuse(body, rules.policy)
-        service_class = "default"
+        service_class = assigned or "default"
     else:
         service_class = assigned or _class(body, rules.tenants.terms(tenant), tenant)
     priority = body.priority
