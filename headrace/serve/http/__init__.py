@@ -11,5 +11,6 @@
 - `garbage_collection`: runs Python's garbage collection while no request waits.
 - `generation`: what all generating endpoints share. `openai`: OpenAI's endpoints.
 - `tools`: tools and tool calls, in any dialect.
-- `batch`: files and batches. `cache`: endpoints of the response caches. `operations`: health, metrics, usage, abort, pause, access log.
+- `batch`: files and batches.
+- `cache`: endpoints of the response caches. `operations`: health, metrics, usage, abort, pause, access log.
 """
