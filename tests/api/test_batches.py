@@ -2,9 +2,11 @@
 
 import json
 import random
+import re
 import signal
 import time
 from collections import Counter
+from pathlib import Path
 
 import httpx
 import openai
@@ -108,7 +110,16 @@ def test_a_batch_from_upload_to_results(client):
         client.files.retrieve(file.id)
 
 
-def test_completions_and_cache_notes(client):
+def test_the_guides_example_runs(batch_server, capsys):
+    guide = (Path(__file__).parents[2] / "docs" / "guide" / "batches.md").read_text()
+    (code,) = re.findall(r"```python\n(.*?)```", guide, re.DOTALL)
+    exec(code.replace("http://127.0.0.1:8000", batch_server.url), {})
+    out = capsys.readouterr().out
+    assert out.startswith("completed ")
+    assert out.count("word-") == 20
+
+
+def test_completions(client):
     lines = [
         {
             "custom_id": f"c{n}",
