@@ -50,5 +50,10 @@ class BatchOptions:
         ),
     ] = 16
     batch_concurrency: Annotated[
-        int, Field(ge=1, le=1024, description="Maximum number of running requests of all batches together.")
+        int,
+        Field(
+            ge=1,
+            le=1024,
+            description="Maximum number of running requests of all batches together, in each class of service.",
+        ),
     ] = 16

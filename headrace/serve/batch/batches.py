@@ -25,13 +25,14 @@ from typing import NamedTuple, TypeVar
 
 from headrace.serve.batch.contents import Contents, Upload
 from headrace.serve.batch.records import (
+    CLASSES,
     DAY,
     INPUT_PURPOSE,
     BatchRecord,
     BatchStatus,
     FileRecord,
 )
-from headrace.serve.batch.runs import Port, Run
+from headrace.serve.batch.runs import INPUT_MISSING, Port, Run
 from headrace.serve.batch.store import BatchStore, Limits, QuotaExceeded
 from headrace.serve.batch.validation import Validation
 
@@ -83,7 +84,8 @@ class Batches:
         self.contents.tidy(self._store.file_ids())
         self._port = port
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="headrace-batches")
-        self._slots = asyncio.Semaphore(bounds.concurrency)
+        # Lines that wait for idle time must not hold the places of those that need not wait.
+        self._slots = {name: asyncio.Semaphore(bounds.concurrency) for name in CLASSES}
         self._uploads = Counter[str]()
         self._runs: dict[str, tuple[Run, asyncio.Task[None]]] = {}
         self._rest_until: dict[str, float] = {}
@@ -153,6 +155,7 @@ class Batches:
                 self.contents.remove(file.id)
                 raise
 
+        await asyncio.to_thread(upload.sync)
         await self._on_thread(keep)
         return file
 
@@ -297,6 +300,12 @@ class Batches:
             await self._store_change(batch, lambda each: each.enter(BatchStatus.EXPIRED, self.clock()))
             return
         path = self.contents.path(batch.input_file_id)
+        if not path.exists():
+            lost = partial(
+                BatchRecord.enter, status=BatchStatus.FAILED, now=self.clock(), errors=INPUT_MISSING
+            )
+            await self._store_change(batch, lost)
+            return
         with path.open("rb") as file:
             check = Validation(
                 file, batch.endpoint, max_lines=self.bounds.lines, max_line_bytes=self.bounds.line_bytes

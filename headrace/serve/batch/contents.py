@@ -84,9 +84,12 @@ class Upload:
             rest = rest[self._file.write(rest) :]
         self.nbytes += len(data)
 
-    def keep(self, path: Path) -> None:
-        """Sync the file, and make it the contents at ``path``."""
+    def sync(self) -> None:
+        """Have the disk hold what was written; it may take long."""
         os.fsync(self._file.fileno())
+
+    def keep(self, path: Path) -> None:
+        """Make the synced file the contents at ``path``."""
         self._file.close()
         self._path.replace(path)
         folder = os.open(path.parent, os.O_RDONLY)

@@ -28,6 +28,9 @@ MIN_WINDOW_SECONDS = MINUTE
 URGENT_SHARE = 0.25
 """The last part of a completion window, in which a batch runs in the class flex instead of background."""
 
+CLASSES = (BACKGROUND.name, FLEX.name)
+"""The classes of service that `service_class` chooses from."""
+
 INPUT_PURPOSE = "batch"
 OUTPUT_PURPOSE = "batch_output"
 

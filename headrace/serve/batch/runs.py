@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
@@ -29,6 +29,16 @@ from headrace.serve.batch.records import (
 )
 from headrace.serve.batch.results import SplitResults
 from headrace.serve.batch.work import Feed, run_lines
+
+INPUT_MISSING = (
+    {
+        "code": "input_file_missing",
+        "message": "The contents of the input file are no longer on the server's disk.",
+        "param": "input_file_id",
+        "line": None,
+    },
+)
+"""The errors of a batch whose input file was deleted on the disk."""
 
 SYNC_SECONDS = 2.0
 """How often results are synced to the disk while a batch runs: it bounds what a power failure costs."""
@@ -83,7 +93,8 @@ class Store(Protocol):
 class Run:
     """The run of ``batch``, which is in progress, finalizing or cancelling.
 
-    It may be cancelled at any moment and begun again. ``slots`` bound the lines under way of all batches together.
+    It may be cancelled at any moment and begun again. ``slots`` bound the lines under way of all batches together, by
+    class of service.
     """
 
     def __init__(
@@ -92,7 +103,7 @@ class Run:
         store: Store,
         contents: Contents,
         port: Port,
-        slots: asyncio.Semaphore,
+        slots: Mapping[str, asyncio.Semaphore],
         concurrency: int,
         clock: Callable[[], float],
     ) -> None:
@@ -100,10 +111,11 @@ class Run:
         self._store = store
         self._contents = contents
         self._port = port
-        self._slots = slots
         self._concurrency = concurrency
         self._clock = clock
         self._class = service_class(batch, clock())
+        self._slots = slots[self._class]
+        self._input_missing = False
         self._ends = self._ending(batch, clock())
         self._results: SplitResults | None = None
 
@@ -133,7 +145,9 @@ class Run:
             if self._ends is not None:
                 await asyncio.to_thread(self._write_unexecuted, results, self._ends)
             elif len(results.keys) < batch.total:
-                await self._run(results)
+                self._input_missing = not self._input().exists()
+                if not self._input_missing:
+                    await self._run(results)
             await asyncio.to_thread(results.sync)
         finally:
             await asyncio.shield(asyncio.to_thread(results.close))
@@ -191,6 +205,8 @@ class Run:
 
     def _write_unexecuted(self, results: SplitResults, code: str) -> None:
         """Give every line without a result the error ``code``."""
+        if not self._input().exists():
+            return
         with self._input().open("rb") as file:
             for line in read_lines(file):
                 if line.key not in results.keys:
@@ -200,7 +216,7 @@ class Run:
     async def _end(self, results: SplitResults) -> None:
         """Make the output files visible and end the batch, in one transaction."""
         batch, now = self._batch, self._clock()
-        if self._ends is None:
+        if self._ends is None and not self._input_missing:
             batch = await self._store(batch, self._finalizing)
         outputs = [
             (batch.output_file_id, f"{batch.id}_output.jsonl"),
@@ -215,9 +231,11 @@ class Run:
         ]
 
         def ended(each: BatchRecord) -> BatchRecord:
+            lost = self._input_missing and each.status is BatchStatus.IN_PROGRESS
             return each.enter(
-                _LAST[each.status],
+                BatchStatus.FAILED if lost else _LAST[each.status],
                 self._clock(),
+                errors=INPUT_MISSING if lost else (),
                 totals=results.totals,
                 has_output=sizes[0] > 0,
                 has_errors=sizes[1] > 0,

@@ -42,6 +42,7 @@ class FakePort:
         self.open = asyncio.Event()
         self.open.set()
         self.open_lines = 1_000_000  # later ones wait for `open`
+        self.blocked: set[str] = set()  # classes whose lines wait for idle time
         self.broken = False
         self.running = self.most_running = 0
 
@@ -63,6 +64,8 @@ class FakePort:
         self.running += 1
         self.most_running = max(self.most_running, self.running)
         try:
+            while service_class in self.blocked:
+                await asyncio.sleep(0.005)
             await self.open.wait()
             await asyncio.sleep(0)
         finally:

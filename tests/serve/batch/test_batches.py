@@ -168,6 +168,39 @@ def test_near_the_end_of_its_window_a_batch_runs_as_flex(play) -> None:
     play(scene)
 
 
+def test_lines_that_wait_for_idle_time_do_not_hold_up_urgent_ones(play) -> None:
+    async def scene(batches: Batches, port: FakePort, clock: Clock) -> None:
+        port.blocked.add("background")
+        await begin(batches, input_lines([str(n) for n in range(9)]))
+        await when(lambda: port.running == 4)
+        urgent = await begin(batches, input_lines(["a", "b"]), tenant="u", window=100)
+        clock.now += 80
+        await until(batches, urgent, "completed", tenant="u")
+        assert port.running == 4
+
+    play(scene)
+
+
+def test_a_batch_whose_input_was_deleted_on_the_disk_fails(play, tmp_path: Path) -> None:
+    async def scene(batches: Batches, port: FakePort, clock: Clock) -> None:
+        port.open_lines = 1
+        id = await begin(batches, input_lines(["a", "b", "c"]))
+        await when(lambda: port.running == 2)
+        live = await batches.batch("t", id)
+        batches.contents.remove(live.input_file_id)
+        port.stops = True  # so that the run begins again
+        await when(lambda: port.running == 0)
+        port.stops = False
+        batch = await until(batches, id, "failed")
+        assert [error["code"] for error in batch.errors] == ["input_file_missing"]
+        assert batch.totals.completed == len(results(tmp_path, batch.output_file_id)) == 1
+        cancelled = await begin(batches, input_lines(["d"]))
+        batches.contents.remove((await batches.batch("t", cancelled)).input_file_id)
+        assert (await until(batches, cancelled, "failed")).errors
+
+    play(scene)
+
+
 def test_lines_run_in_the_order_of_shared_prefixes(play) -> None:
     async def scene(batches: Batches, port: FakePort, clock: Clock) -> None:
         prompts = [f"{'xyz'[n % 3] * 200} {n}" for n in range(12)]

@@ -11,6 +11,7 @@ def test_an_upload_appears_whole_or_not_at_all(tmp_path: Path) -> None:
     upload.write(b"ab")
     upload.write(b"c")
     assert not contents.path("file-1").exists()
+    upload.sync()
     upload.keep(contents.path("file-1"))
     upload.drop()
     assert contents.path("file-1").read_bytes() == b"abc"

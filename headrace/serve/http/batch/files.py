@@ -81,8 +81,11 @@ class Files:
             file = await self._batches.file(tenant_of(request), id)
         except NotFound:
             raise not_found("file", id, "id") from None
+        path = self._batches.contents.path(file.id)
+        if not path.exists():  # it has just been deleted
+            raise not_found("file", id, "id")
         return FileResponse(
-            self._batches.contents.path(file.id),
+            path,
             media_type="application/octet-stream",
             headers={"Content-Disposition": f"attachment; filename*=UTF-8''{quote(file.filename, safe='')}"},
         )

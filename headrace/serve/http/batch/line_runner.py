@@ -101,12 +101,13 @@ class LineRunner:
 
     async def _answer(self, line: BatchRequest, caller: Caller) -> bytes:
         endpoint = OPENED[line.url]
-        async with self._turn:
-            while self._service.awaited and not is_awaited(caller.service_class):
-                await asyncio.sleep(LOOK_SECONDS)
-            body = parse(_encoded(line.body), endpoint.form, endpoint.not_yet)
-            self._model.check_name(body.model)
-            call = await endpoint.open(self._recall, self._model, body, caller, self._request_timeout)
+        if is_awaited(caller.service_class):
+            call, body = await self._open(endpoint, line, caller)
+        else:
+            async with self._turn:
+                while self._service.awaited:
+                    await asyncio.sleep(LOOK_SECONDS)
+                call, body = await self._open(endpoint, line, caller)
         try:
             self._notes.put(call, body.metadata)
             writer = endpoint.writer(call, body)
@@ -115,6 +116,12 @@ class LineRunner:
             return writer.whole()
         finally:
             call.close()
+
+    async def _open(self, endpoint: Endpoint, line: BatchRequest, caller: Caller) -> tuple[Call, Generation]:
+        body = parse(_encoded(line.body), endpoint.form, endpoint.not_yet)
+        self._model.check_name(body.model)
+        call = await endpoint.open(self._recall, self._model, body, caller, self._request_timeout)
+        return call, body
 
 
 def _encoded(body: dict[str, Any]) -> bytes:
