@@ -1,5 +1,14 @@
-"""The composition root: the one place that knows every class and sees every option.
+"""The composition root: the only package that knows every class and sees every option. It passes each class just what
+it needs.
 
-`engine` composes the core from its options without torch, so that the simulator runs the very same engine; `model`
-loads weights and puts a runner under it; `server` puts HTTP in front. Each class is handed just what it needs.
+- `engine`: the engine from its options, without torch; the simulator runs the same engine.
+- `model`: a loaded model: weights, memory, runner and engine.
+- `tiers`: host memory and disk below the device.
+- `tenants`: tenants and classes of service from their file.
+- `cache`: the response caches. `semantic`: the semantic cache.
+- `warming`: the request history and cache warming.
+- `recording`: recordings of the engine's decisions.
+- `server`: the HTTP server in front of a loaded model.
+- `simulation`: an engine on a simulated device.
+- `quantizing`: quantizing a checkpoint and measuring its quality.
 """

@@ -1,4 +1,4 @@
-"""The engine from its options: pool, policies, knobs. No torch: a simulated runner gets the very same engine."""
+"""Builds the engine from its options: pool, policies, knobs. It needs no torch: the simulator runs the same engine."""
 
 from __future__ import annotations
 
@@ -32,22 +32,22 @@ from headrace.core.tenancy.fair_share import ShareLedger
 from headrace.observe.recording.engine import RecordedEngine, Tell
 
 BATCHED_TOKENS = {"cpu": 1024, "cuda": 8192}
-"""Default of ``--max-num-batched-tokens``: enough to fill the matrix units, little enough to keep steps short."""
+"""Default of ``--max-num-batched-tokens``: enough to use the matrix units fully, few enough to keep steps short."""
 
 OVERLAP = {"cpu": 0, "cuda": 1}
-"""Default of ``--overlap``: on a CPU planning would only take a core, and the interpreter, from computing."""
+"""Default of ``--overlap``: on a CPU, planning in parallel would take a core and the interpreter from computing."""
 
 DISK_SECONDS = 0.002
-"""What fetching from the disk costs a request beside the bytes: it waits for another step at least."""
+"""Latency of a fetch from the disk: the request waits for at least one more step."""
 
 WATERMARK = 100
-"""One in so many blocks is left free at the predicted peak."""
+"""One in this many blocks is left free at the predicted peak."""
 
 MAX_PASSES = 16
-"""How often a request at the head of its line may be passed over for one that finds more in the cache."""
+"""How often the first request of a queue may be passed over for one with a longer cached prefix."""
 
 FIXED_TOKENS = {"cpu": 8.0, "cuda": 256.0}
-"""Tokens whose linear layers cost as much as a step's fixed part: little on a CPU, where compute binds at once."""
+"""Tokens whose linear layers cost as much as the fixed part of a step: few on a CPU, which is compute-bound at once."""
 
 ATTENTION_PENALTY = {"cpu": 3.0, "cuda": 2.0}
 """How much slower an operation of attention is than one of a linear layer."""
@@ -55,7 +55,7 @@ ATTENTION_PENALTY = {"cpu": 3.0, "cuda": 2.0}
 
 @dataclass(frozen=True, slots=True)
 class TierSizes:
-    """The tiers below the device: blocks of each, what one takes, and how quickly it comes from there."""
+    """Sizes of the tiers below the device: their blocks, bytes per block, and bandwidth to the device."""
 
     host_blocks: int
     disk_blocks: int
@@ -81,9 +81,8 @@ def make_engine(
 ) -> Engine:
     """An engine over ``num_blocks`` blocks of the device, with the policies that the options name.
 
-    ``classes`` are the classes of service and ``weights`` those of the tenants named, for the policy ``fair``.
-    ``tiers`` keep what is evicted from the device, where there are any. ``tell`` is told of all that goes in and comes
-    out: a recording.
+    ``classes`` are the classes of service, and ``weights`` those of named tenants, for the policy ``fair``. ``tiers``
+    store blocks evicted from the device, if given. ``tell`` records everything that enters and leaves the engine.
     """
     events: list[Event] = []
     fair = plans.scheduling_policy == "fair"
@@ -152,7 +151,7 @@ def make_knobs(plans: SchedulerOptions, device: str, max_model_len: int) -> Knob
     """The bounds of a step on a kind of device (``cpu`` or ``cuda``).
 
     Raises:
-        ConfigError: bounds under which not everybody could run.
+        ConfigError: with these bounds some requests could not run.
     """
     tokens = plans.max_num_batched_tokens
     if tokens is None:
@@ -179,13 +178,16 @@ def make_knobs(plans: SchedulerOptions, device: str, max_model_len: int) -> Knob
 
 
 def resolve_overlap(plans: SchedulerOptions, device: str) -> int:
-    """Steps in flight while the next is planned: as asked for, or what pays on this kind of device."""
+    """Number of steps in flight while the next is planned: as configured, or the default of this kind of device."""
     return OVERLAP[device] if plans.overlap is None else plans.overlap
 
 
 def step_cost(linear_parameters: int, query_width: int, device: str) -> StepCost:
-    """From counted operations: a token's linear layers take two per weight, its attention four per query element
-    (of all layers) and position of context (q·k and weights·v)."""
+    """The relative cost of rows, from counted operations.
+
+    A token's linear layers take two operations per weight. Its attention takes four per query element (of all layers)
+    and position of context (q·k and weights·v).
+    """
     return StepCost(
         FIXED_TOKENS[device], 2 * linear_parameters / (4 * query_width * ATTENTION_PENALTY[device])
     )

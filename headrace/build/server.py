@@ -1,4 +1,4 @@
-"""The HTTP server in front of a loaded model: service, watchers, routes."""
+"""Builds the HTTP server in front of a loaded model: service, watchers, routes."""
 
 from __future__ import annotations
 

@@ -261,7 +261,7 @@ def test_closing_twice_gives_back_no_file_of_somebody_elses(tmp_path: Path) -> N
 def test_what_cannot_fit_is_refused_with_what_can() -> None:
     with pytest.raises(ConfigError, match=r"--max-model-len \d+"):
         LLM("builtin", kv_cache_memory_bytes=1 << 20)
-    with pytest.raises(ConfigError, match="knows positions up to"):
+    with pytest.raises(ConfigError, match="supports positions up to"):
         LLM("builtin", max_model_len=1_000_000)
     with pytest.raises(ConfigError, match="does not exist"):
         LLM("./no/such/folder")

@@ -29,7 +29,7 @@ UNEXECUTED = {
 
 
 class BatchRequest(NamedTuple):
-    """A good line: what to send where. ``number`` counts from 1."""
+    """A valid line: what to send where. ``number`` counts from 1."""
 
     number: int
     custom_id: str
@@ -38,12 +38,12 @@ class BatchRequest(NamedTuple):
 
     @property
     def key(self) -> str:
-        """What tells this line's result from all others."""
+        """The key that distinguishes this line's result from all others."""
         return self.custom_id
 
 
 class BadLine(NamedTuple):
-    """A line that cannot be sent; ``custom_id`` is None where the line has none that can be read.
+    """An invalid line; ``custom_id`` is None if the line has none that can be read.
 
     ``code`` names the kind of mistake, ``param`` the field that it is in.
     """
@@ -56,12 +56,12 @@ class BadLine(NamedTuple):
 
     @property
     def key(self) -> str:
-        """What tells this line's result from all others."""
+        """The key that distinguishes this line's result from all others."""
         return self.custom_id if self.custom_id is not None else line_id(self.number)
 
 
 class DuplicateId(ValueError):
-    """Two lines of one batch with the same ``custom_id``: their results could not be told apart."""
+    """Two lines of one batch have the same ``custom_id``, so their results could not be distinguished."""
 
 
 def line_id(number: int) -> str:
@@ -70,7 +70,7 @@ def line_id(number: int) -> str:
 
 
 def read_lines(raw_lines: Iterable[bytes]) -> Iterator[BatchRequest | BadLine]:
-    """Parse a batch line by line; blank lines are passed over."""
+    """Parse a batch line by line; blank lines are skipped."""
     for number, raw in enumerate(raw_lines, start=1):
         if raw.strip():
             yield parse_line(number, raw)
@@ -80,7 +80,7 @@ def check_ids(lines: Iterable[BatchRequest | BadLine]) -> set[str]:
     """The keys of all lines.
 
     Raises:
-        DuplicateId: a ``custom_id`` comes twice.
+        DuplicateId: a ``custom_id`` occurs twice.
     """
     seen: dict[str, int] = {}
     for line in lines:
@@ -91,7 +91,7 @@ def check_ids(lines: Iterable[BatchRequest | BadLine]) -> set[str]:
 
 
 def parse_line(number: int, raw: bytes) -> BatchRequest | BadLine:
-    """What a line asks for, or what is wrong with it."""
+    """The request of a line, or what is wrong with it."""
     try:
         value = json.loads(raw)
     except (ValueError, RecursionError) as error:
@@ -120,7 +120,7 @@ def parse_line(number: int, raw: bytes) -> BatchRequest | BadLine:
 
 
 def answered(request: BatchRequest, status_code: int, request_id: str, body: Any) -> dict[str, Any]:
-    """The result of a request that the server answered, well or not."""
+    """The result of a request that the server answered, with or without success."""
     response = {"status_code": status_code, "request_id": request_id, "body": body}
     return {
         "id": line_id(request.number),
@@ -131,7 +131,7 @@ def answered(request: BatchRequest, status_code: int, request_id: str, body: Any
 
 
 def refused(line: BadLine) -> dict[str, Any]:
-    """The result of a line that could not be sent."""
+    """The result of an invalid line."""
     error = {"code": "invalid_line", "message": line.message}
     return {"id": line_id(line.number), "custom_id": line.custom_id, "response": None, "error": error}
 
@@ -160,6 +160,6 @@ def was_executed(result: dict[str, Any]) -> bool:
 
 
 def succeeded(result: dict[str, Any]) -> bool:
-    """Whether a result is an answer and no error."""
+    """Whether a result is an answer and not an error."""
     response = result.get("response")
     return isinstance(response, dict) and response.get("status_code") == 200
