@@ -249,14 +249,18 @@ class Batches:
         batches = await self._on_thread(self._store.open_batches)
         now = self.clock()
         running = {id: run for id, (run, _) in self._runs.items()}
-        outdated = (
+        outdated = [
             batch.id for batch in batches if batch.id in running and running[batch.id].outdated(batch, now)
-        )
-        await self._stop_runs(list(outdated))
+        ]
+        await self._stop_runs(outdated)
         resting = {id for id, until in self._rest_until.items() if until > now}
-        for batch in batches:
-            if batch.status is BatchStatus.VALIDATING and batch.id not in resting:
-                await self._guarded(batch, self._validate(batch))
+        new = [
+            batch for batch in batches if batch.status is BatchStatus.VALIDATING and batch.id not in resting
+        ]
+        for batch in new:
+            await self._guarded(batch, self._validate(batch))
+        if outdated or new:  # runs may have ended meanwhile, and must not begin again
+            batches = await self._on_thread(self._store.open_batches)
         for batch in _chosen(batches, self._runs, resting, now):
             run = Run(
                 batch,

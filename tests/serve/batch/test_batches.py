@@ -8,7 +8,7 @@ import pytest
 from headrace.serve.batch import batches as module
 from headrace.serve.batch import runs
 from headrace.serve.batch.batches import UPLOADS, Batches
-from headrace.serve.batch.records import BatchStatus, Totals
+from headrace.serve.batch.records import BatchRecord, BatchStatus, Totals
 from headrace.serve.batch.store import FileInUse, Limits, NotFound, QuotaExceeded
 from tests.serve.batch.server import (
     LIMITS,
@@ -199,6 +199,32 @@ def test_a_batch_whose_input_was_deleted_on_the_disk_fails(play, tmp_path: Path)
         assert (await until(batches, cancelled, "failed")).errors
 
     play(scene)
+
+
+def test_a_batch_that_ends_while_another_is_validated_is_left_alone(
+    play, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    validate = Batches._validate
+
+    async def scene(batches: Batches, port: FakePort, clock: Clock) -> None:
+        port.open.clear()
+        first = await begin(batches, input_lines(["a"]))
+        await when(lambda: port.running == 1)
+
+        async def slowly(self: Batches, batch: BatchRecord) -> None:
+            port.open.set()
+            await when(lambda: not batches._runs)
+            await validate(self, batch)
+
+        monkeypatch.setattr(Batches, "_validate", slowly)
+        second = await begin(batches, input_lines(["b"]), tenant="u")
+        await until(batches, second, "completed", tenant="u")
+        batch = await until(batches, first, "completed")
+        await asyncio.sleep(0.05)
+        assert not (tmp_path / "contents" / batch.error_file_id).exists()
+
+    play(scene)
+    assert not [record for record in caplog.records if record.levelname == "ERROR"]
 
 
 def test_lines_run_in_the_order_of_shared_prefixes(play) -> None:
