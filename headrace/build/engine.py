@@ -17,7 +17,7 @@ from headrace.core.memory.lower_tier import LowerTier
 from headrace.core.memory.restore import Link, WhicheverIsQuicker
 from headrace.core.memory.tiers import LowerTiers
 from headrace.core.plan import Tier
-from headrace.core.ports import Runner
+from headrace.core.ports import Grammars, Runner
 from headrace.core.prediction.latest_start import LatestStarts
 from headrace.core.prediction.memory_peak import AlwaysFits, Headroom, RoomPolicy
 from headrace.core.prediction.output_lengths import LengthPredictor
@@ -25,6 +25,7 @@ from headrace.core.prediction.step_cost import StepCost
 from headrace.core.prediction.step_times import StepTimes
 from headrace.core.queueing.fair_queue import FairQueue, single_file
 from headrace.core.queueing.tenant_queue import TenantQueue
+from headrace.core.scheduler.holds import UntilCompiled
 from headrace.core.scheduler.prefix_choice import LongestPrefix
 from headrace.core.scheduler.scheduler import Scheduler
 from headrace.core.tenancy.classes import CLASSES, ServiceClass
@@ -78,11 +79,13 @@ def make_engine(
     weights: Mapping[str, float] = MappingProxyType({}),
     tiers: TierSizes | None = None,
     tell: Tell | None = None,
+    grammars: Grammars | None = None,
 ) -> Engine:
     """An engine over ``num_blocks`` blocks of the device, with the policies that the options name.
 
     ``classes`` are the classes of service, and ``weights`` those of named tenants, for the policy ``fair``. ``tiers``
     store blocks evicted from the device, if given. ``tell`` records everything that enters and leaves the engine.
+    ``grammars`` compile the constraints of structured outputs; without them no request waits for one.
     """
     events: list[Event] = []
     fair = plans.scheduling_policy == "fair"
@@ -116,6 +119,7 @@ def make_engine(
         cost=cost,
         outlook=outlook if fair else None,
         times=outlook.times,
+        holds=UntilCompiled(grammars) if grammars is not None else None,
     )
     if tell is not None:
         return RecordedEngine(scheduler, runner, events, knobs, overlap, tell)

@@ -31,6 +31,8 @@ from headrace.compute.device import (
     resolve_dtype,
     return_freed_memory,
 )
+from headrace.compute.grammar.compiler import Compiler
+from headrace.compute.grammar.matchers import Matchers
 from headrace.compute.kernels import Kernels, KernelsUnavailable, select
 from headrace.compute.kv import PagedKV, bytes_per_block
 from headrace.compute.memory_clearing import MemoryClearing
@@ -65,6 +67,7 @@ class Loaded:
     decoder: Decoder
     engine: Engine
     runner: LocalRunner
+    grammars: Compiler
     tokenizer: Tokenizer
     template: ChatTemplate
     ledger: MemoryPlan
@@ -151,7 +154,10 @@ def _load(options: Options, seconds: dict[str, float], tell: Tell | None) -> Loa
     with timed(seconds, "memory"):
         knobs = make_knobs(plans, device.type, max_model_len)
         overlap = resolve_overlap(plans, device.type)
-        ledger, tiers, runner = _open_memory(computing, cache, plans, knobs, overlap)
+        backend, ends = text.tokenizer.backend, tuple(text.tokenizer.eos_token_ids)
+        grammars = Compiler(backend.to_str, spec.vocab_size, ends)
+        matchers = Matchers(grammars, plans.max_num_seqs)
+        ledger, tiers, runner = _open_memory(computing, cache, plans, knobs, overlap, matchers)
     compose = make_engine if tell is None else partial(make_recorded_engine, tell)
     engine = compose(
         plans,
@@ -165,6 +171,7 @@ def _load(options: Options, seconds: dict[str, float], tell: Tell | None) -> Loa
         classes=classes,
         weights=tenants.weights(),
         tiers=tiers.sizes if tiers else None,
+        grammars=grammars,
     )
     # A recording starts with an empty cache: blocks that an earlier process left are not in it.
     recalled = tiers.recall(engine) if tiers and tell is None else ""
@@ -177,6 +184,7 @@ def _load(options: Options, seconds: dict[str, float], tell: Tell | None) -> Loa
         decoder=computing.decoder,
         engine=engine,
         runner=runner,
+        grammars=grammars,
         tokenizer=text.tokenizer,
         template=text.template,
         ledger=ledger,
@@ -244,7 +252,12 @@ def _load_decoder(model: ModelOptions, folder: Path, *, with_fingerprint: bool) 
 
 
 def _open_memory(
-    computing: _Computing, cache: CacheOptions, plans: SchedulerOptions, knobs: Knobs, overlap: int
+    computing: _Computing,
+    cache: CacheOptions,
+    plans: SchedulerOptions,
+    knobs: Knobs,
+    overlap: int,
+    matchers: Matchers,
 ) -> _Memory:
     """Size the KV cache, allocate it, open the lower tiers, and put the runner on them."""
     spec, device, max_model_len = computing.spec, computing.device, computing.max_model_len
@@ -281,6 +294,7 @@ def _open_memory(
         breakable=overlap == 0,
         mover=tiers.mover if tiers else None,
         ahead=ahead,
+        matchers=matchers,
     )
     return _Memory(ledger, tiers, runner)
 
@@ -361,4 +375,5 @@ def close(loaded: Loaded) -> str:
     """Close a model whose engine is no longer stepped; returns a note on what is left for the next process."""
     left = loaded.tiers.save(loaded.engine) if loaded.tiers else ""
     loaded.runner.close()
+    loaded.grammars.close()
     return left

@@ -248,7 +248,9 @@ def _make_app(loaded: Loaded, all_options: Options, keys: KeyFile, traces: Trace
         stream_interval=options.stream_interval,
         dialect=_dialect(loaded, options),
         aliases=(all_options.model.model,),
+        grammars=loaded.grammars,
     )
+    loaded.grammars.prepare()
 
     notes = CallNotes()
     api = Api(

@@ -21,15 +21,18 @@ import numpy as np
 import torch
 
 from headrace.compute.batch import Batch
+from headrace.compute.grammar.matchers import Matchers
 from headrace.compute.kv import PagedKV
 from headrace.compute.memory_clearing import MemoryClearing
 from headrace.compute.mover import Mover
+from headrace.compute.sampling.allowed import Allowed
 from headrace.compute.sampling.choice import Choice
 from headrace.compute.sampling.logprobs import Scores, score
 from headrace.compute.sampling.sampler import FAULTS, Sampler
 from headrace.compute.slots import Ints, Rows, Slots, ramps
 from headrace.compute.step_interrupt import StepInterrupt, StepInterrupted
 from headrace.compute.transfer import Download, upload
+from headrace.core.constraint import FAILED_PREFIX
 from headrace.core.plan import Entry, Move, Row, StepOutput, StepPlan, Tier, TokenLogprob
 
 
@@ -48,16 +51,22 @@ class Decoder(Protocol):
         """The first token int64 [S] of each row's largest logit, or a fault: see `draw.likeliest`."""
         ...
 
+    def restrict(self, logits: torch.Tensor, allowed: Allowed) -> torch.Tensor:
+        """``logits`` without what grammars do not allow: see `allowed.restrict`."""
+        ...
+
     def choose(self, logits: torch.Tensor, choice: Choice) -> torch.Tensor:
         """A token int64 [S] sampled from each row's logits, or a fault: see `choice.choose`."""
         ...
 
 
 class _Sampled(NamedTuple):
-    """Rows that sample, the position of their tokens in the download, and the lines of them that need scores."""
+    """Rows that sample, the position of their tokens in the download, the rows that a grammar constrains, and the lines
+    that need scores."""
 
     rows: list[int]
     tokens: int
+    constrained: frozenset[int]
     scored: list[int]
     scores: Scores | None
 
@@ -83,6 +92,7 @@ class LocalRunner:
     ``sample`` (including storing the tokens) and ``collect`` (waiting and converting results). On CUDA the first
     three are the time to queue the work, and the device's time shows in ``collect``. ``bell`` interrupts idle plans
     if they are ``breakable``: when each plan is collected before the next is launched.
+    ``matchers`` hold the grammars of structured outputs; without them such a request fails.
     """
 
     def __init__(
@@ -98,6 +108,7 @@ class LocalRunner:
         breakable: bool = False,
         mover: Mover | None = None,
         ahead: MemoryClearing | None = None,
+        matchers: Matchers | None = None,
     ) -> None:
         self.seconds = dict.fromkeys(("prepare", "forward", "sample", "collect"), 0.0)
         self.bell = StepInterrupt()
@@ -106,11 +117,14 @@ class LocalRunner:
         self._kv = kv
         self._mover = mover
         self._ahead = ahead
+        self._matchers = matchers
         self._device = device
         self._slots = Slots(
             max_num_seqs=max_num_seqs, max_model_len=max_model_len, block_size=kv.block_size, device=device
         )
-        self._sampler = Sampler(self._slots.tokens, vocab_size, decoder.likeliest, decoder.choose)
+        self._sampler = Sampler(
+            self._slots.tokens, vocab_size, decoder.likeliest, decoder.choose, decoder.restrict
+        )
         self._most_logits = max_num_seqs  # rows of logits at once, as sized at start-up
         self._refused: dict[int, str] = {}
         # Alternatives per sampled token and per prompt token (-1: no scores), and positions to score.
@@ -150,6 +164,8 @@ class LocalRunner:
         """Finish the launched plans and end the background thread."""
         if self._thread is not None:
             self._thread.shutdown()
+        if self._matchers is not None:
+            self._matchers.close()
         if self._mover is not None:
             self._mover.close()
 
@@ -216,11 +232,18 @@ class LocalRunner:
         self._prompt_top[entry.slot] = -1 if params.prompt_logprobs is None else params.prompt_logprobs
         self._prompt_end[entry.slot] = 0 if params.prompt_logprobs is None else entry.prompt_tokens - 1
         try:
+            self._constrain(entry)
             tokens = self._sampler.admit(entry)
         except Exception as error:  # an invalid request must fail alone
             self._refused[entry.slot] = str(error)
             tokens = np.zeros(len(entry.tokens), dtype=np.int64)
         self._slots.admit(entry, tokens)
+
+    def _constrain(self, entry: Entry) -> None:
+        if self._matchers is not None:
+            self._matchers.admit(entry)
+        elif entry.params.structured_outputs is not None:
+            raise ValueError(f"{FAILED_PREFIX}this server has no grammar engine")
 
     def _move(self, moves: tuple[Move, ...]) -> None:
         if self._mover is not None:
@@ -241,12 +264,16 @@ class LocalRunner:
         self, logits: torch.Tensor, rows: Rows, sampling: Ints, failures: dict[int, str], download: Download
     ) -> _Sampled:
         slots, positions = rows.slot[sampling], rows.end[sampling]
+        allowed = self._allowed(slots, sampling, failures)
         try:
-            drawn = self._sampler.sample(logits, slots, positions)
+            drawn = self._sampler.sample(logits, slots, positions, allowed)
         except Exception:
-            drawn = self._sample_alone(logits, slots, positions, sampling, failures)
+            each = logits if allowed is None else self._decoder.restrict(logits, allowed)
+            drawn = self._sample_alone(each, slots, positions, sampling, failures)
         self._slots.append(slots, positions, drawn)
         self._sampler.append(slots, drawn)
+        if self._matchers is not None:
+            self._matchers.note(slots, drawn)
         top = self._top[slots]
         scored = np.flatnonzero(top >= 0)
         scores = None
@@ -254,7 +281,19 @@ class LocalRunner:
             (at,) = upload(self._device, scored)
             tokens = drawn.index_select(0, at).clamp_(min=0)
             scores = score(logits.index_select(0, at).float(), tokens, top[scored], download)
-        return _Sampled(sampling.tolist(), download.add(drawn), scored.tolist(), scores)
+        lines = allowed.lines if allowed is not None else scored[:0]
+        constrained = frozenset(sampling[lines].tolist())
+        return _Sampled(sampling.tolist(), download.add(drawn), constrained, scored.tolist(), scores)
+
+    def _allowed(self, slots: Ints, sampling: Ints, failures: dict[int, str]) -> Allowed | None:
+        """What grammars leave to draw from; rows whose grammar has failed are added to ``failures``."""
+        found = None if self._matchers is None else self._matchers.allowed(slots)
+        if found is None:
+            return None
+        allowed, failed = found
+        for line, reason in failed.items():
+            failures.setdefault(int(sampling[line]), reason)
+        return allowed
 
     def _sample_alone(
         self, logits: torch.Tensor, slots: Ints, positions: Ints, sampling: Ints, failures: dict[int, str]
@@ -296,7 +335,8 @@ def _output(launched: _Launched) -> StepOutput:
     if launched.sampled is not None:
         for row, token in zip(launched.sampled.rows, host[launched.sampled.tokens].tolist(), strict=True):
             if token < 0:
-                failures.setdefault(row, FAULTS[token])
+                blamed = FAILED_PREFIX if row in launched.sampled.constrained else ""
+                failures.setdefault(row, blamed + FAULTS[token])
             elif row not in failures:
                 tokens[row] = (token,)
         if launched.sampled.scores is not None:

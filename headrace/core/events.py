@@ -40,6 +40,7 @@ class SkipReason(StrEnum):
     STEP_FULL = "step_full"
     RESTORING = "restoring"
     NOT_IDLE = "not_idle"
+    GRAMMAR_COMPILING = "grammar_compiling"
 
 
 class ChunkReason(StrEnum):

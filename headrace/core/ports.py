@@ -8,6 +8,7 @@ from typing import Protocol
 from headrace.core.cache.partial.unfinished_answers import UnfinishedAnswer
 from headrace.core.cache.response.entry import Entry, Hit, Miss, Served, StoreFacts
 from headrace.core.cache.response.query import CacheQuery
+from headrace.core.constraint import Constraint
 from headrace.core.events import Event, Layer
 from headrace.core.plan import StepOutput, StepPlan
 
@@ -22,6 +23,30 @@ class Runner(Protocol):
     def launch(self, plan: StepPlan, now: float) -> None: ...
 
     def collect(self) -> StepOutput: ...
+
+
+class Grammars(Protocol):
+    """Compiles the constraints of requests, beside the engine's loop, and remembers some of them."""
+
+    def ready(self, constraint: Constraint) -> bool:
+        """Whether ``constraint`` is compiled; if not, that begins now. It returns at once.
+
+        Raises:
+            UnusableConstraint: it cannot be compiled.
+        """
+        ...
+
+    def check(self, constraint: Constraint) -> None:
+        """Wait until ``constraint`` is compiled; for any thread that may wait.
+
+        Raises:
+            UnusableConstraint: it cannot be compiled.
+        """
+        ...
+
+    def is_complete(self, constraint: Constraint, text: str) -> bool:
+        """Whether ``text`` is all that ``constraint`` asks for, and not its beginning."""
+        ...
 
 
 class Watcher(Protocol):

@@ -12,6 +12,8 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import NamedTuple
 
+from headrace.core.constraint import Constraint, UnusableConstraint, settled
+
 
 class RejectReason(StrEnum):
     """Why the server rejects a request at admission."""
@@ -71,6 +73,13 @@ def _integers(param: str, values: object) -> tuple[int, ...]:
     return listed
 
 
+def _constraint(value: object) -> Constraint:
+    try:
+        return settled(value)
+    except UnusableConstraint as error:
+        raise InvalidParameter("structured_outputs", f"structured_outputs: {error}") from None
+
+
 def _require(param: str, value: float, low: float, high: float, shown: str) -> None:
     if math.isnan(value) or not low <= value <= high:
         raise InvalidParameter(param, f"{param} must be {shown}, got {value}")
@@ -90,7 +99,8 @@ class SamplingParams:
     and ``prompt_logprobs`` set the number of alternatives beside the chosen token (0: only the chosen one; None:
     none). Penalties follow OpenAI (presence, frequency: output tokens only) and CTRL (repetition: prompt and output,
     arXiv:1909.05858). ``bad_words`` are token sequences that must not be completed. ``max_tokens`` None means: up to
-    the maximum context length.
+    the maximum context length. ``structured_outputs`` constrains the text: a `Constraint`, or an object such as
+    ``{"json": schema}`` (see `core.constraint.settled`).
 
     Raises:
         InvalidParameter: a field is outside its range; the error names it.
@@ -116,6 +126,7 @@ class SamplingParams:
     skip_special_tokens: bool = True
     logprobs: int | None = None
     prompt_logprobs: int | None = None
+    structured_outputs: Constraint | None = None
 
     def __post_init__(self) -> None:
         self._settle_types()
@@ -148,6 +159,11 @@ class SamplingParams:
             raise InvalidParameter("bad_words", "bad_words must not contain an empty word")
         if any(not text for text in self.stop):
             raise InvalidParameter("stop", "stop must not contain an empty string")
+        if self.structured_outputs is not None and self.ignore_eos:
+            message = (
+                "ignore_eos cannot be used with structured outputs: the answer ends where its grammar does"
+            )
+            raise InvalidParameter("ignore_eos", message)
 
     def _settle_types(self) -> None:
         """Reject wrong types by name; convert lists, a single stop string and a mapping of biases to tuples."""
@@ -161,15 +177,17 @@ class SamplingParams:
         for text in stop:
             _require_type("stop", text, (str,), "a string or a list of strings")
         biases = self.logit_bias.items() if isinstance(self.logit_bias, Mapping) else self.logit_bias
-        settled: dict[str, object] = {
+        values: dict[str, object] = {
             "stop": stop,
             "stop_token_ids": _integers("stop_token_ids", self.stop_token_ids),
             "logit_bias": tuple((token, bias) for token, bias in biases),
             "bad_words": tuple(_integers("bad_words", word) for word in self.bad_words),
         }
         if self.allowed_token_ids is not None:
-            settled["allowed_token_ids"] = _integers("allowed_token_ids", self.allowed_token_ids)
-        for param, value in settled.items():
+            values["allowed_token_ids"] = _integers("allowed_token_ids", self.allowed_token_ids)
+        if self.structured_outputs is not None:
+            values["structured_outputs"] = _constraint(self.structured_outputs)
+        for param, value in values.items():
             object.__setattr__(self, param, value)
 
 

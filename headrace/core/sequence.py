@@ -20,7 +20,8 @@ from enum import StrEnum
 from typing import TYPE_CHECKING
 
 from headrace.core.block_keys import chained_keys, root_key
-from headrace.core.events import Finished, SkipReason
+from headrace.core.events import Finished, PromptScored, SkipReason
+from headrace.core.plan import TokenLogprob
 from headrace.core.request import FinishReason, Request
 
 if TYPE_CHECKING:
@@ -165,6 +166,14 @@ class Sequence:
         if len(self.tokens) >= self.finish_length:
             return FinishReason.LENGTH
         return None
+
+    def prompt_scores(self, start: int, scores: tuple[TokenLogprob, ...]) -> PromptScored | None:
+        """The event of the scores that are new: each is reported once, though a preempted prompt is computed again."""
+        new = scores[max(0, self.scored - start) :]
+        if not new:
+            return None
+        self.scored = start + len(scores)
+        return PromptScored(self.request.id, self.scored - len(new), new)
 
     def stop_token(self, reason: FinishReason) -> int | None:
         """The token that ended the answer, if one did."""

@@ -4,5 +4,6 @@
 - `health_watch`: logs stalls. `systemd`: notifies systemd.
 - `quota_meter`: counts usage against limits. `auth`: API keys.
 - `text`: tokenizer, chat template, detokenizer. `parsing`: tool calls and reasoning in a model's text.
+- `structured`: constraints for structured output.
 - `cache`: response caches. `http`: the API. `batch`: batches from files.
 """

@@ -22,6 +22,7 @@ from torch import Tensor
 
 from headrace.compute.batch import Batch
 from headrace.compute.quantization.weight import QuantizedWeight
+from headrace.compute.sampling.allowed import Allowed
 from headrace.compute.sampling.choice import Choice
 
 if TYPE_CHECKING:
@@ -148,6 +149,12 @@ class Kernels(Protocol):
 
         Every filter is a threshold on the logit, equals are kept or removed together, and the draw inverts the
         distribution function in the order of the tokens. So a row's token depends only on the row.
+        """
+
+    def restrict(self, logits: Tensor, allowed: Allowed) -> Tensor:
+        """``logits`` [S, V] with minus infinity in place of the tokens that are not allowed: see `allowed.restrict`.
+
+        What is given stays as it is.
         """
 
     def prepare_stack(self, stack: Stack) -> Any:

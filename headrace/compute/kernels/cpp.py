@@ -18,6 +18,7 @@ from headrace.compute.device import limit_threads
 from headrace.compute.kernels import Activation, HeadShape, KernelsUnavailable, Pages, linear
 from headrace.compute.kernels.cpp_checks import (
     DTYPES,
+    NEVER,
     batch_lines,
     check_blocks,
     check_rope,
@@ -29,6 +30,7 @@ from headrace.compute.kernels.native_stack import ALL_KEYS, NativeStack, native
 from headrace.compute.kernels.packed import PackedIntegers, PackedWeight, WeightMemory, pack, pack_integers
 from headrace.compute.kernels.stack import Stack, apply
 from headrace.compute.quantization.weight import QuantizedWeight
+from headrace.compute.sampling.allowed import Allowed
 from headrace.compute.sampling.choice import Choice
 from headrace.compute.sampling.draw import likeliest
 from headrace.compute.step_interrupt import StepInterrupted
@@ -366,6 +368,19 @@ class CppKernels:
         tokens = logits.new_empty(rows, dtype=torch.int64)
         self._cpu.likeliest(logits.data_ptr(), tokens.data_ptr(), rows, size)
         return tokens
+
+    def restrict(self, logits: Tensor, allowed: Allowed) -> Tensor:
+        logits, words = logits.contiguous(), np.ascontiguousarray(allowed.words)
+        rows, size = logits.shape
+        if words.dtype != np.int32 or words.shape != (len(allowed.lines), -(-size // 32)):
+            raise ValueError(f"words are {words.dtype} {list(words.shape)} for logits {list(logits.shape)}")
+        lines = np.full(rows, -1, dtype=np.int64)
+        lines[allowed.lines] = np.arange(len(words))
+        out = torch.empty_like(logits)
+        never = NEVER[logits.dtype]
+        addresses = (each.ctypes.data for each in (lines, words))
+        self._cpu.permit(logits.data_ptr(), out.data_ptr(), *addresses, rows, size, logits.itemsize, never)
+        return out
 
     def choose(self, logits: Tensor, choice: Choice) -> Tensor:
         logits = logits.contiguous()

@@ -17,6 +17,7 @@ from headrace.compute.kernels import SMALLEST, Activation, HeadShape, Pages, lin
 from headrace.compute.kernels.paging import AttentionPlan, DecodeGroup, PrefillTile, plan
 from headrace.compute.kernels.stack import Stack, apply
 from headrace.compute.quantization.weight import QuantizedWeight
+from headrace.compute.sampling.allowed import Allowed, restrict
 from headrace.compute.sampling.choice import Choice, choose
 from headrace.compute.sampling.draw import likeliest
 
@@ -105,6 +106,9 @@ class TorchKernels:
 
     def choose(self, logits: Tensor, choice: Choice) -> Tensor:
         return choose(logits, choice)
+
+    def restrict(self, logits: Tensor, allowed: Allowed) -> Tensor:
+        return restrict(logits, allowed)
 
     def _decode(
         self,

@@ -16,6 +16,7 @@ from headrace.compute.kv import PagedKV
 from headrace.compute.model.rope import rope_table
 from headrace.compute.model.spec import DecoderSpec, LayerSpec
 from headrace.compute.model.weights import DecoderWeights
+from headrace.compute.sampling.allowed import Allowed
 from headrace.compute.sampling.choice import Choice
 
 
@@ -91,6 +92,10 @@ class Decoder:
     def likeliest(self, logits: Tensor) -> Tensor:
         """See `Kernels.likeliest`."""
         return self.kernels.likeliest(logits)
+
+    def restrict(self, logits: Tensor, allowed: Allowed) -> Tensor:
+        """See `Kernels.restrict`."""
+        return self.kernels.restrict(logits, allowed)
 
     def choose(self, logits: Tensor, choice: Choice) -> Tensor:
         """See `Kernels.choose`."""

@@ -1,9 +1,9 @@
 """The sampler: from logits to tokens, each row by its own parameters, all rows in a few operations.
 
-The order is that of vLLM: logit_bias, allowed_token_ids, bad_words, min_tokens; then penalties; then, unless greedy,
-temperature, min_p, top_k, top_p and the draw. A feature costs nothing in rows that do not use it; a batch of plain
-greedy rows is one argmax. The token of a row depends only on its own logits, parameters, tokens, seed and position.
-`Sampler` never changes the logits it is given and never waits for the device.
+The order is that of vLLM: the tokens that a grammar allows, logit_bias, allowed_token_ids, bad_words, min_tokens;
+then penalties; then, unless greedy, temperature, min_p, top_k, top_p and the draw. A feature costs nothing in rows
+that do not use it; a batch of plain greedy rows is one argmax. The token of a row depends only on its own logits,
+parameters, tokens, seed and position. `Sampler` never changes the logits it is given and never waits for the device.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import numpy as np
 import torch
 
 from headrace.compute.sampling import choice, constraints
+from headrace.compute.sampling.allowed import Allowed, Restrict, restrict
 from headrace.compute.sampling.choice import Choice
 from headrace.compute.sampling.constraints import Constraints, Rowed, checked
 from headrace.compute.sampling.draw import NOT_FINITE, NOTHING_ALLOWED, likeliest
@@ -31,8 +32,8 @@ GREEDY_BELOW = 1e-5
 
 FAULTS = {
     NOT_FINITE: "the model's logits are not finite (NaN or infinity)",
-    NOTHING_ALLOWED: "no token is left to sample: logit_bias, allowed_token_ids, bad_words and min_tokens"
-    " together forbid them all",
+    NOTHING_ALLOWED: "no token is left to sample: logit_bias, allowed_token_ids, bad_words, min_tokens"
+    " and structured outputs together forbid them all",
 }
 """The values that `Sampler.sample` returns instead of a token for a row that cannot be sampled, and why."""
 
@@ -94,8 +95,8 @@ class Sampler:
     """The sampling parameters of all slots, and the sampling of a step's rows.
 
     ``history`` int32 [slots, width] is the device's buffer of all tokens (`Slots.tokens`); only bad words and
-    penalties read it. ``pick`` and ``choose`` are `draw.likeliest` and `choice.choose`, or equivalents that also
-    accept logits of fewer bits.
+    penalties read it. ``pick``, ``choose`` and ``restrict`` are `draw.likeliest`, `choice.choose` and
+    `allowed.restrict`, or equivalents that also accept logits of fewer bits.
     """
 
     def __init__(
@@ -104,7 +105,9 @@ class Sampler:
         vocab_size: int,
         pick: Pick = likeliest,
         choose: Choose = choice.choose,
+        restrict: Restrict = restrict,
     ) -> None:
+        self._restrict = restrict
         self._pick = pick
         self._choose = choose
         self._history = history
@@ -144,16 +147,24 @@ class Sampler:
             self._penalties.admit(entry.slot, tokens[entry.prompt_tokens :])
         return tokens
 
-    def sample(self, logits: torch.Tensor, slots: Ints, positions: Ints) -> torch.Tensor:
-        """Sample the token at ``positions`` int64 [S] of ``slots`` int64 [S] from ``logits`` [S, V].
+    def sample(
+        self, logits: torch.Tensor, slots: Ints, positions: Ints, allowed: Allowed | None = None
+    ) -> torch.Tensor:
+        """Draw the token at ``positions`` int64 [S] of ``slots`` int64 [S] from ``logits`` [S, V].
+
+        ``allowed`` says what the grammars of some rows leave to draw from.
 
         Returns int64 [S] on the device of the logits; a negative value is a key of `FAULTS`.
         """
+        if allowed is not None:
+            logits = self._restrict(logits, allowed)
         features = self._features[slots]
         if not features.any():
             return self._pick(logits)
         # Rows beyond their min_tokens no longer have that feature.
         features &= np.where(positions < self._numbers["min_end"][slots], -1, ~int(Feature.MIN_TOKENS))
+        if allowed is not None and allowed.ending is not None:  # nothing but the end is left to draw
+            features[allowed.lines[allowed.ending]] &= ~int(Feature.MIN_TOKENS)
         shaped = np.flatnonzero(features & ~_RANDOM)
         if shaped.size == 0:
             return self._tokens(logits, features, slots, positions)

@@ -21,14 +21,13 @@ from headrace.core.events import (
     Emitted,
     Event,
     Finished,
-    PromptScored,
     SkipReason,
     arrival,
 )
 from headrace.core.knobs import Knobs
 from headrace.core.memory.block_pool import BlockPool
 from headrace.core.memory.block_table import BlockTables
-from headrace.core.plan import StepOutput, StepPlan, TokenLogprob, new_tuple
+from headrace.core.plan import StepOutput, StepPlan, new_tuple
 from headrace.core.prediction.latest_start import LatestStarts
 from headrace.core.prediction.memory_peak import RoomPolicy
 from headrace.core.prediction.step_cost import TOKENS_ONLY, StepCost
@@ -39,6 +38,7 @@ from headrace.core.queueing.tenant_queue import PolicyFailed
 from headrace.core.request import FinishReason, Request
 from headrace.core.scheduler.admission import AdmissionPolicy
 from headrace.core.scheduler.admitter import TPOT_SHARE, Admitter
+from headrace.core.scheduler.holds import HoldPolicy, NoHolds
 from headrace.core.scheduler.running_set import RunningSet
 from headrace.core.scheduler.start_estimate import StartEstimate, estimate_start
 from headrace.core.scheduler.step_builder import StepBuilder
@@ -71,6 +71,7 @@ class Scheduler:
         predictions: predicted start times and lengths. Without them latency targets are ignored and no deadline is
             rejected early.
         times: learns the duration of steps. It is ignored where ``predictions`` are given, which have their own.
+        holds: what requests wait for outside the engine.
     """
 
     def __init__(
@@ -89,6 +90,7 @@ class Scheduler:
         cost: StepCost = TOKENS_ONLY,
         outlook: LatestStarts | None = None,
         times: StepTimes | None = None,
+        holds: HoldPolicy | None = None,
     ) -> None:
         self.pool = pool
         self.max_model_len = max_model_len
@@ -102,7 +104,15 @@ class Scheduler:
         self._live: dict[str, Sequence] = {}
         self._waiting = queue
         self._admitter = Admitter(
-            queue, self._running, self.pages, admission, outlook, pool.block_size, events, self._finish
+            queue,
+            self._running,
+            self.pages,
+            admission,
+            holds or NoHolds(),
+            outlook,
+            pool.block_size,
+            events,
+            self._finish,
         )
         self._deadlines: list[tuple[float, str]] = []
         self._launched: deque[tuple[StepPlan, StepBuilder]] = deque()
@@ -332,8 +342,8 @@ class Scheduler:
                 self._finish(sequence, FinishReason.FAILED, failures[i])
                 continue
             sequence.computed = computed = sequence.computed + length
-            if scores and i in scores:
-                self._tell_scores(sequence, computed - length, scores[i])
+            if scores and i in scores and (told := sequence.prompt_scores(computed - length, scores[i])):
+                events.append(told)
             reason = None
             if samples:
                 sequence.pending -= 1
@@ -342,21 +352,14 @@ class Scheduler:
                 count = len(tokens)
                 if computed == sequence.prompt_tokens:
                     firsts.append(sequence)
-                told = logprobs.get(i, ()) if logprobs else ()
-                events.append(new_tuple(Emitted, (sequence.request.id, drawn, told)))
+                scored = logprobs.get(i, ()) if logprobs else ()
+                events.append(new_tuple(Emitted, (sequence.request.id, drawn, scored)))
                 if count >= sequence.finish_length or tokens[-1] in sequence.ends:
                     reason = sequence.finish_reason()
             if length > 1 or not computed % size:
                 self.pages.register(sequence, tail=length > 1 and samples)
             if reason is not None:
                 self._finish(sequence, reason, stop_token=sequence.stop_token(reason))
-
-    def _tell_scores(self, sequence: Sequence, start: int, scores: tuple[TokenLogprob, ...]) -> None:
-        """Emit each prompt position's log-probability once, even if the prompt is computed again after a preemption."""
-        new = scores[max(0, sequence.scored - start) :]
-        if new:
-            sequence.scored = start + len(scores)
-            self._events.append(PromptScored(sequence.request.id, sequence.scored - len(new), new))
 
     def _finish(
         self, sequence: Sequence, reason: FinishReason, message: str = "", stop_token: int | None = None

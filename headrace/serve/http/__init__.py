@@ -5,6 +5,7 @@
 - `listening`: checks of addresses, TLS files and exposure before the start.
 - `connection`: one connection, with limits on request heads. `run`: runs the server, reloads and drains it.
 - `wire`, `body`: parse request bodies strictly. `errors`: one format for all errors.
+- `structured`: fields that ask for structured output.
 - `model`: the served model. `replies`: JSON documents and server-sent events.
 - `openapi`: ``/openapi.json`` and ``/docs``. `rate_limit_headers`: OpenAI's rate limit headers.
 - `lifespan`: starts and stops the application without a server.

@@ -14,6 +14,7 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 
+from headrace.core.constraint import FAILED_PREFIX
 from headrace.core.events import Finished
 from headrace.core.request import FinishReason, InvalidParameter, RejectReason
 from headrace.core.tenancy.gate import Reject
@@ -245,6 +246,8 @@ def of_finish(finished: Finished, timeout: float) -> ApiError | None:
             return invalid(f"The request cannot be served: {finished.message}.", code="request_rejected")
         case FinishReason.CANCELLED:
             return shutting_down()
+        case FinishReason.FAILED if finished.message.startswith(FAILED_PREFIX):
+            return invalid(finished.message, code="structured_output_failed")
         case FinishReason.FAILED:
             return failed()
 

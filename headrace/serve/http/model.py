@@ -8,6 +8,7 @@ import time
 from collections.abc import Sequence
 from functools import lru_cache
 
+from headrace.core.ports import Grammars
 from headrace.serve.http.errors import invalid, model_not_found
 from headrace.serve.http.generation.scheduling_fields import Rules
 from headrace.serve.http.tools.dialect import Dialect
@@ -32,6 +33,7 @@ class ServedModel:
         aliases: other names that requests may use.
         rules: what requests may ask of the scheduler; replaced when tenants are reloaded.
         stream_interval: tokens per chunk of a stream, after the first.
+        grammars: compile constraints of structured outputs; without them such a request is rejected.
         dialect: how the template offers tools and how outputs are parsed (default: by the template's text).
     """
 
@@ -47,6 +49,7 @@ class ServedModel:
         stream_interval: int = 1,
         dialect: Dialect | None = None,
         aliases: Sequence[str] = (),
+        grammars: Grammars | None = None,
     ) -> None:
         self.name = name
         self._names = frozenset({name, *aliases})
@@ -56,6 +59,7 @@ class ServedModel:
         self.vocab_size = vocab_size
         self.rules = rules or Rules()
         self.stream_interval = stream_interval
+        self.grammars = grammars
         self.dialect = dialect or Dialect(template)
         self.streams = TextStreams(tokenizer)
         self._special = {

@@ -147,6 +147,7 @@ def build_house(options: dict) -> tuple[House, ASGIApp]:
         tokenizer.vocab_size,
         rules=rules,
         stream_interval=options.get("stream_interval", 1),
+        grammars=options.get("grammars"),
     )
     house = House(None, [], engine, runner, None, model, seen)  # type: ignore[arg-type]
     service = Service(

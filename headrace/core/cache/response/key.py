@@ -82,6 +82,7 @@ SAMPLING: Mapping[str, Part] = {
     "skip_special_tokens": Part.GENERATION,
     "logprobs": Part.GENERATION,
     "prompt_logprobs": Part.GENERATION,
+    "structured_outputs": Part.GENERATION,
 }
 """Every field of `core.request.SamplingParams`."""
 
@@ -208,6 +209,8 @@ def _generation(params: SamplingParams) -> bytes:
     Large ones are encoded each time: a table of them would exceed every memory limit.
     """
     items = len(params.logit_bias) + len(params.allowed_token_ids or ()) + len(params.stop_token_ids)
+    constraint = params.structured_outputs
+    items += 0 if constraint is None else len(constraint.source)
     small = items + sum(map(len, params.bad_words)) + sum(map(len, params.stop)) <= SMALL
     return _remembered(params) if small else _written(params)
 
@@ -224,6 +227,8 @@ def _field(params: SamplingParams, name: str) -> bytes:
     value = getattr(params, name)
     if name == "logit_bias":
         return _write([(token, float(bias)) for token, bias in value])
+    if name == "structured_outputs":
+        return _write(value if value is None else value.digest)
     return _write(float(value) if name in _REALS else value)
 
 

@@ -59,6 +59,12 @@ WAYS: Mapping[str, Way] = {
     "logprobs": Way.SAMPLING,
     "top_logprobs": Way.SAMPLING,
     "prompt_logprobs": Way.SAMPLING,
+    "response_format": Way.SAMPLING,
+    "structured_outputs": Way.SAMPLING,
+    "guided_json": Way.SAMPLING,
+    "guided_regex": Way.SAMPLING,
+    "guided_choice": Way.SAMPLING,
+    "guided_grammar": Way.SAMPLING,
     "best_of": Way.SAMPLING,  # requests logprobs; the choice among candidates is made again
     # scope
     "model": Way.SCOPE,

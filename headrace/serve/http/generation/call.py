@@ -290,7 +290,8 @@ async def open_call(
                 seed=(seed + (n if body.seed is not None else index)) % 2**SEED_BITS,
                 eos_token_ids=model.tokenizer.eos_token_ids,
             )
-            choices.append(Choice(index, request, _text_stream(model, prompt), prompt.mute))
+            complete = _complete(model, prompt.params)
+            choices.append(Choice(index, request, _text_stream(model, prompt), prompt.mute, complete))
             questions.append(
                 LookupRequest(request, wishes, prompt.continues, stops, turn, bars, caller.origin)
             )
@@ -307,6 +308,11 @@ async def open_call(
     if caller.exchange is not None:
         caller.exchange.call = call
     return call
+
+
+def _complete(model: ServedModel, params: SamplingParams) -> Callable[[str], bool] | None:
+    constraint, grammars = params.structured_outputs, model.grammars
+    return None if constraint is None or grammars is None else partial(grammars.is_complete, constraint)
 
 
 def _text_stream(model: ServedModel, prompt: Prompt) -> TextStream:

@@ -13,6 +13,7 @@ from pydantic import AfterValidator, BeforeValidator, Field, SkipValidation
 
 from headrace.serve.http.cache.wire import CacheDirectiveFields
 from headrace.serve.http.generation.scheduling_fields import SchedulingFields
+from headrace.serve.http.structured import StructuredBody
 from headrace.serve.http.wire import Wire, wrong_type, wrong_value
 
 MAX_CHOICES = 128
@@ -90,7 +91,7 @@ class StreamOptions(Wire):
     include_obfuscation: Literal[False] | None = Field(None, description="Chunks are never padded.")
 
 
-class Generation(SchedulingFields):
+class Generation(StructuredBody, SchedulingFields):
     """Fields of every call that generates text."""
 
     model: str | None = Field(None, description="The served model; the only one if left out.")
