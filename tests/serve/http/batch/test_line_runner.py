@@ -6,6 +6,8 @@ import time
 import pytest
 
 from headrace.core.events import Arrived
+from headrace.serve.auth.api_keys import Grant
+from headrace.serve.auth.roles import Role
 from headrace.serve.batch.lines import ENDPOINTS
 from headrace.serve.http.batch.line_runner import OPENED
 
@@ -107,3 +109,15 @@ def test_the_time_limit_of_requests_does_not_count_for_background_lines(house):
     house.service._request_timeout = 0.0
     batch = ended(house, begin(house, [{"prompt": "a", "max_tokens": 4}]))
     assert batch["request_counts"]["completed"] == 1
+
+
+@pytest.mark.parametrize("grants", [{"acme": Grant("acme"), "root": Grant(None, Role.ADMIN)}])
+def test_an_admin_key_acts_for_the_tenant_that_it_names(options, grants, request):
+    options["grants"] = grants
+    client = request.getfixturevalue("house").client
+    tenant, admin = {"Authorization": "Bearer acme"}, {"Authorization": "Bearer root"}
+    form = {"files": {"file": ("a", b"{}")}, "data": {"purpose": "batch"}}
+    id = client.post("/v1/files", headers=tenant, **form).json()["id"]
+    assert client.get(f"/v1/files/{id}", headers=tenant | {"X-Tenant-Id": "globex"}).status_code == 200
+    assert client.get(f"/v1/files/{id}", headers=admin).status_code == 404
+    assert client.get(f"/v1/files/{id}", headers=admin | {"X-Tenant-Id": "acme"}).status_code == 200
