@@ -50,6 +50,7 @@ from headrace.serve.auth.api_keys import read_keys
 from headrace.serve.auth.key_file import KeyFile
 from headrace.serve.cache.lookup import CacheLookup
 from headrace.serve.http.app import Beside, create_app, create_metrics_app
+from headrace.serve.http.batch.opening import open_batches
 from headrace.serve.http.cache.routes import CacheApi
 from headrace.serve.http.generation.call_notes import CallNotes
 from headrace.serve.http.generation.scheduling_fields import Rules
@@ -267,6 +268,10 @@ def _make_app(loaded: Loaded, all_options: Options, keys: KeyFile, traces: Trace
     parts = (api, abort, status, Pause(service), caches, accounts, warming.endpoint, Docs(__version__))
     beside: list[Beside] = [keys, *([history] if history else []), warming.warmer, systemd.watch]
     routes = [route for part in parts for route in part.routes()]
+    batch = open_batches(all_options.batch, options, recall, model, notes)
+    if batch is not None:
+        beside.append(batch.batches)
+        routes += batch.routes
     exchanges = hooks(all_options.observability, folds.page, notes, traces)
     app = create_app(recall, routes, keys.keys, beside, options.allowed_origins, exchanges)
     return _Built(app, routes, recall, model, systemd)

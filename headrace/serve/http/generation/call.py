@@ -49,7 +49,8 @@ class Caller(NamedTuple):
     """The client of a call: the API key's tenant or public id, ``X-Tenant-Id``, and ``Cache-Control``.
 
     ``origin`` names the call in the history of prompts, if there is one. ``exchange`` is the HTTP request of the call,
-    None where the server makes the call itself.
+    None where the server makes the call itself. ``service_class`` is set where the server chooses the class, as for
+    lines of a batch.
     """
 
     key_id: str | None
@@ -57,6 +58,7 @@ class Caller(NamedTuple):
     cache_control: str | None = None
     origin: bytes = b""
     exchange: Exchange | None = None
+    service_class: str = ""
 
 
 class Answers(Protocol):
@@ -257,7 +259,7 @@ async def open_call(
     call_id = f"{id_prefix}-{body.request_id or secrets.token_hex(12)}"
     who, scope = _tenant(caller, body), cache_scope(caller, body)
     seed = secrets.randbits(SEED_BITS) if body.seed is None else body.seed
-    urgent = scheduling_of(body, model.rules, who, request_timeout)
+    urgent = scheduling_of(body, model.rules, who, request_timeout, caller.service_class)
     now = recall.now()
     wishes, bars = control(body.response_cache, caller.cache_control), unknown_field(body)
     alone = len(prompts) * choices_per_prompt == 1
