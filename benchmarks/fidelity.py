@@ -27,7 +27,6 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import httpx
-from headrace.lab.simulate.asked import from_work
 from rich.table import Table
 
 from benchmarks.peers.quiet import FOREIGN, Watched

@@ -16,8 +16,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from headrace.lab.simulate.asked import Asked, from_calls
-
 from headrace.build.engine import TierSizes, make_engine, make_knobs
 from headrace.config import CacheOptions, SchedulerOptions
 from headrace.core.prediction.step_cost import StepCost

@@ -124,7 +124,7 @@ def serving(folder: Path) -> Iterator[str]:
     server = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
     assert server.stdout is not None
     try:
-        ready = next((line for line in server.stdout if line.startswith("ready")), "")
+        ready = next((line for line in server.stdout if " ready " in line), "")
         yield re.findall(r"http://\S+", ready)[0]
     finally:
         server.terminate()

@@ -17,8 +17,6 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from headrace.lab.simulate.asked import from_calls
-
 from benchmarks.stage import say
 from headrace.build.simulation import make_fleet, roofline_machine
 from headrace.config import CacheOptions, SchedulerOptions

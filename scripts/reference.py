@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 import headrace
+from headrace.build.server import BUILD_INFO_HELP, BUILD_INFO_LABELS
 from headrace.compute.model.families import FAMILIES
 from headrace.config import ENVIRONMENT_PREFIX, PARTS, ConfigError
 from headrace.core.plan import TokenLogprob
@@ -22,8 +23,10 @@ from headrace.lab.plan.shapes import SHAPES
 from headrace.llm import RequestMetrics
 from headrace.notebook import Simulation, Trace, load_trace, make_trace, simulate
 from headrace.observe.goodput import Goodput
+from headrace.observe.http_requests import HttpRequests
 from headrace.observe.metrics import Metrics
 from headrace.observe.metrics_page import MetricsPage
+from headrace.observe.vllm_names import ALIASES
 from headrace.serve.http.generation.unsupported import CHAT, COMPLETIONS
 from headrace.serve.http.openai.chat_wire import ChatBody
 from headrace.serve.http.openai.completions_wire import CompletionBody
@@ -82,11 +85,19 @@ def options_page() -> str:
 
 def http_page() -> str:
     """Every route, the fields of the generating ones, and what is refused by name."""
-    lines = ["# HTTP", "", "| route | what it does |", "|---|---|"]
-    lines += [f"| `{each.method.upper()} {each.path}` | {each.summary} |" for each in OPERATIONS]
+    lines = ["# HTTP", "", "Access: what a route needs once API keys are configured, see"]
     lines += [
-        "| `GET /docs` | This, to read and try in a browser. |",
-        "| `GET /openapi.json` | This, for machines. |",
+        "[security](../guide/security.md#roles).",
+        "",
+        "| route | access | what it does |",
+        "|---|---|---|",
+    ]
+    lines += [
+        f"| `{each.method.upper()} {each.path}` | {each.access} | {each.summary} |" for each in OPERATIONS
+    ]
+    lines += [
+        "| `GET /docs` | public | Interactive API documentation. |",
+        "| `GET /openapi.json` | public | The OpenAPI document of the API. |",
     ]
     for title, body, refused in (
         ("Chat completions", ChatBody, CHAT),
@@ -108,9 +119,9 @@ def metrics_page() -> str:
     lines = [
         "# Metrics",
         "",
-        "`GET /metrics` answers in Prometheus' text format. Names begin with `headrace:`, or with what",
-        "`--metrics-prefix` says (`vllm` keeps existing boards and autoscalers working). Every metric carries the",
-        "label `model_name`.",
+        "`GET /metrics` returns metrics in Prometheus' text format. Names begin with `headrace:`, or with the value of",
+        "`--metrics-prefix`; `vllm` keeps existing dashboards and autoscalers working. Every metric has the label",
+        "`model_name`.",
         "",
         "| metric | kind | labels | meaning |",
         "|---|---|---|---|",
@@ -122,6 +133,8 @@ def metrics_page() -> str:
         phase_seconds=lambda: {"forward": 0.0},
     )
     Goodput(sheet)
+    HttpRequests(sheet)
+    sheet.gauge("build_info", BUILD_INFO_HELP, BUILD_INFO_LABELS)
     for kind, families in (
         ("counter", sheet.counters),
         ("gauge", sheet.gauges),
@@ -131,6 +144,17 @@ def metrics_page() -> str:
             suffix = "_total" if kind == "counter" else ""
             labels = ", ".join(f"`{label}`" for label in family.labels)
             lines.append(f"| `{family.name}{suffix}` | {kind} | {labels} | {family.help} |")
+    lines += [
+        "",
+        "Metrics of the process and of Python's garbage collector have the names of prometheus-client and no prefix:",
+        "`process_cpu_seconds_total`, `process_resident_memory_bytes`, `process_open_fds` and others.",
+        "",
+        "With `--metrics-prefix vllm`, every series also has the label `engine`, and these former names of vLLM exist:",
+        "",
+        "| alias | metric |",
+        "|---|---|",
+        *(f"| `vllm:{old}` | `vllm:{name}` |" for old, name in ALIASES.items()),
+    ]
     return "\n".join([*lines, ""])
 
 

@@ -7,7 +7,16 @@ from typing import get_args, get_type_hints
 
 import pytest
 
-from headrace.config import PARTS, PROFILES, ConfigError, Options, options, profile_line
+from headrace.config import (
+    PARTS,
+    PROFILES,
+    ConfigError,
+    Options,
+    changed_options,
+    options,
+    profile_line,
+    reread,
+)
 from headrace.config.foreign import ADVICE, advice
 from headrace.config.validation import unit_of
 
@@ -50,11 +59,44 @@ def test_a_variable_that_is_no_option_is_refused_with_the_nearest(monkeypatch: p
         options({})
 
 
-def test_what_an_orchestrator_says_of_a_service_is_no_option(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("SERVICE_HOST", "SERVICE_PORT", "SERVICE_PORT_HTTP", "PORT_8000_TCP", "PORT_8000_TCP_ADDR"):
-        monkeypatch.setenv(f"HEADRACE_{name}", "tcp://10.0.0.1:8000")
-        monkeypatch.setenv(f"HEADRACE_CANARY_{name}", "tcp://10.0.0.1:8000")
+@pytest.mark.parametrize("service", ["", "CANARY_", "METRICS_"])
+def test_variables_that_kubernetes_sets_for_a_service_are_no_options(
+    service: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As in a pod beside a Service with the name ``headrace``, ``headrace-canary`` or ``headrace-metrics``."""
+    link = {
+        "SERVICE_HOST": "10.0.0.1",
+        "SERVICE_PORT": "8000",
+        "SERVICE_PORT_HTTP": "8000",
+        "PORT": "tcp://10.0.0.1:8000",
+        "PORT_8000_TCP": "tcp://10.0.0.1:8000",
+        "PORT_8000_TCP_PROTO": "tcp",
+        "PORT_8000_TCP_PORT": "8000",
+        "PORT_8000_TCP_ADDR": "10.0.0.1",
+        "PORT_53_UDP": "udp://10.0.0.1:53",
+        "PORT_9_SCTP": "sctp://10.0.0.1:9",
+    }
+    for name, value in link.items():
+        monkeypatch.setenv(f"HEADRACE_{service}{name}", value)
     assert options({}) == Options()
+
+
+def test_a_port_that_is_no_address_of_a_service_is_still_an_option(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HEADRACE_PORT", "81")
+    assert options({}).server.port == 81
+    monkeypatch.setenv("HEADRACE_PORT", "eighty")
+    with pytest.raises(ConfigError, match="HEADRACE_PORT"):
+        options({})
+
+
+def test_options_are_read_again_from_where_they_came(tmp_path: Path) -> None:
+    file = tmp_path / "serve.yaml"
+    file.write_text("port: 1\nlog-level: info\n")
+    old = options({"block_size": 8}, file)
+    file.write_text("port: 2\nlog-level: debug\n")
+    new = reread(old)
+    assert (new.server.port, new.observability.log_level, new.cache.block_size) == (2, "debug", 8)
+    assert changed_options(old, new) == ["port", "log_level"]
 
 
 @pytest.mark.parametrize("name", sorted(each.name for kind in PARTS.values() for each in fields(kind)))

@@ -1,4 +1,6 @@
-"""The response caches from their options: stores in order, the fingerprint of what computes, the road before it."""
+"""Builds the response caches from their options: stores, the fingerprint of the engine, the lookup before the
+service.
+"""
 
 from __future__ import annotations
 
@@ -39,7 +41,7 @@ _PLUGIN = re.compile(r"[\w.]+:[A-Za-z_].*")
 MEMCACHED_PORT = 11211
 WEIGHTS = "*.safetensors"
 _SNAPSHOTS = "snapshots"
-"""Where the hub's library puts revisions, each in a folder called by its commit."""
+"""The folder in which the hub library stores revisions, each in a folder named by its commit."""
 
 
 def make_recall(
@@ -49,22 +51,22 @@ def make_recall(
     service: Service,
     history: History | None = None,
 ) -> CacheLookup:
-    """The road before ``service``; with no store given, one that lets everything through.
+    """The cache lookup in front of ``service``; without a store it forwards every request.
 
-    ``history`` is told what answers cost.
+    ``history`` records what responses cost.
 
     Raises:
-        ConfigError: a store that cannot be had, or one that others can write to without a secret; a semantic cache
-            that cannot keep its promise.
+        ConfigError: a store is not available, or other programs can write to it and there is no secret; or the
+            semantic cache cannot meet its error bound.
     """
     if not options.response_cache:
         if semantic.semantic_cache != "off":
-            raise ConfigError("--semantic-cache needs a place for the answers: --response-cache memory")
+            raise ConfigError("--semantic-cache needs a store for the responses: --response-cache memory")
         return CacheLookup(service)
     tiers = [_tier(spec, options, service.note) for spec in options.response_cache]
     names = [tier.name for tier in tiers]
     if len({*names}) < len(names):
-        raise ConfigError("--response-cache: two stores of one kind")
+        raise ConfigError("--response-cache: two stores of the same kind")
     lasting = any(not tier.at_hand for tier in tiers)
     exact = ExactCache(tiers, TagVersions())
     near = make_semantic(semantic, loaded, exact, service.note, _beside(options))
@@ -86,25 +88,25 @@ def make_recall(
 
 
 def describe_caches(options: ResponseCacheOptions) -> list[str]:
-    """Where answers are kept, as lines for the terminal."""
+    """The stores of the response cache, as lines for the terminal."""
     stores = ", ".join(map(_shown, options.response_cache))
-    return [f"answers      kept for {options.response_cache_ttl:g} s in {stores}"] if stores else []
+    return [f"responses    cached for {options.response_cache_ttl:g} s in {stores}"] if stores else []
 
 
 def _shown(spec: str) -> str:
-    """A store as it may be shown: without a password."""
+    """A store's address without its password."""
     kind, mark, rest = spec.partition("://")
     return f"{kind}{mark}{rest.rpartition('@')[2]}"
 
 
 def _beside(options: ResponseCacheOptions) -> Path | None:
-    """Where questions are kept across restarts: beside the file of their answers, if there is one."""
+    """The file of the semantic index: beside the SQLite file of the responses, if there is one."""
     files = [spec.partition(":")[2] for spec in options.response_cache if spec.startswith("sqlite:")]
     return Path(f"{files[0]}.semantic").expanduser() if files else None
 
 
 def prefix_sizes(loaded: Loaded) -> dict[Layer, dict[str, StoreFacts]]:
-    """How full the cache of computed prefixes is; its evictions are the engine's events."""
+    """The size of the prefix cache; its evictions are events of the engine."""
     blocks = loaded.engine.scheduler.pool.num_cached
     return {Layer.PREFIX: {"device": StoreFacts(blocks, blocks * loaded.ledger.block_bytes, 0)}}
 
@@ -161,14 +163,16 @@ def _memcached(url: str) -> Store:
 def _seal(options: ResponseCacheOptions) -> Seal:
     if not options.response_cache_secret:
         raise ConfigError(
-            "--response-cache-secret is needed for a store that others can write to: it authenticates the answers in "
-            "it (best given as HEADRACE_RESPONSE_CACHE_SECRET)"
+            "--response-cache-secret is needed for a store that others can write to: it authenticates its entries "
+            "(set it as HEADRACE_RESPONSE_CACHE_SECRET)"
         )
     return Seal(options.response_cache_secret.encode())
 
 
 def _fingerprint(loaded: Loaded, lasting: bool, secret: str) -> bytes:
-    """What is ``lasting`` outlives this process or leaves it: then the weights themselves are looked at."""
+    """The fingerprint of the engine. ``lasting`` stores outlive or leave this process: then it covers the weight
+    files.
+    """
     computed = f"{loaded.facts.kind} {loaded.facts.isa} {loaded.dtype} {loaded.kv_dtype} {loaded.kernels} {loaded.isa}"
     return Engine(
         model=loaded.name,
@@ -183,7 +187,7 @@ def _fingerprint(loaded: Loaded, lasting: bool, secret: str) -> bytes:
 
 
 def _weights(loaded: Loaded) -> str:
-    """A digest of the weights, or what stands for one: the commit that they were downloaded from, the dummies' seed."""
+    """A digest of the weights, or a substitute: the commit they were downloaded from, or the seed of dummy weights."""
     if loaded.dummy:
         return f"dummy {loaded.seed}"
     folder = loaded.folder.absolute()

@@ -1,4 +1,4 @@
-"""The engine from its options: pool, policies, knobs. No torch: a simulated runner gets the very same engine."""
+"""Builds the engine from its options: pool, policies, knobs. It needs no torch: the simulator runs the same engine."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from headrace.core.memory.lower_tier import LowerTier
 from headrace.core.memory.restore import Link, WhicheverIsQuicker
 from headrace.core.memory.tiers import LowerTiers
 from headrace.core.plan import Tier
-from headrace.core.ports import Runner
+from headrace.core.ports import Grammars, Runner
 from headrace.core.prediction.latest_start import LatestStarts
 from headrace.core.prediction.memory_peak import AlwaysFits, Headroom, RoomPolicy
 from headrace.core.prediction.output_lengths import LengthPredictor
@@ -25,6 +25,7 @@ from headrace.core.prediction.step_cost import StepCost
 from headrace.core.prediction.step_times import StepTimes
 from headrace.core.queueing.fair_queue import FairQueue, single_file
 from headrace.core.queueing.tenant_queue import TenantQueue
+from headrace.core.scheduler.holds import UntilCompiled
 from headrace.core.scheduler.prefix_choice import LongestPrefix
 from headrace.core.scheduler.scheduler import Scheduler
 from headrace.core.tenancy.classes import CLASSES, ServiceClass
@@ -32,22 +33,22 @@ from headrace.core.tenancy.fair_share import ShareLedger
 from headrace.observe.recording.engine import RecordedEngine, Tell
 
 BATCHED_TOKENS = {"cpu": 1024, "cuda": 8192}
-"""Default of ``--max-num-batched-tokens``: enough to fill the matrix units, little enough to keep steps short."""
+"""Default of ``--max-num-batched-tokens``: enough to use the matrix units fully, few enough to keep steps short."""
 
 OVERLAP = {"cpu": 0, "cuda": 1}
-"""Default of ``--overlap``: on a CPU planning would only take a core, and the interpreter, from computing."""
+"""Default of ``--overlap``: on a CPU, planning in parallel would take a core and the interpreter from computing."""
 
 DISK_SECONDS = 0.002
-"""What fetching from the disk costs a request beside the bytes: it waits for another step at least."""
+"""Latency of a fetch from the disk: the request waits for at least one more step."""
 
 WATERMARK = 100
-"""One in so many blocks is left free at the predicted peak."""
+"""One in this many blocks is left free at the predicted peak."""
 
 MAX_PASSES = 16
-"""How often a request at the head of its line may be passed over for one that finds more in the cache."""
+"""How often the first request of a queue may be passed over for one with a longer cached prefix."""
 
 FIXED_TOKENS = {"cpu": 8.0, "cuda": 256.0}
-"""Tokens whose linear layers cost as much as a step's fixed part: little on a CPU, where compute binds at once."""
+"""Tokens whose linear layers cost as much as the fixed part of a step: few on a CPU, which is compute-bound at once."""
 
 ATTENTION_PENALTY = {"cpu": 3.0, "cuda": 2.0}
 """How much slower an operation of attention is than one of a linear layer."""
@@ -55,7 +56,7 @@ ATTENTION_PENALTY = {"cpu": 3.0, "cuda": 2.0}
 
 @dataclass(frozen=True, slots=True)
 class TierSizes:
-    """The tiers below the device: blocks of each, what one takes, and how quickly it comes from there."""
+    """Sizes of the tiers below the device: their blocks, bytes per block, and bandwidth to the device."""
 
     host_blocks: int
     disk_blocks: int
@@ -78,18 +79,20 @@ def make_engine(
     weights: Mapping[str, float] = MappingProxyType({}),
     tiers: TierSizes | None = None,
     tell: Tell | None = None,
+    grammars: Grammars | None = None,
 ) -> Engine:
     """An engine over ``num_blocks`` blocks of the device, with the policies that the options name.
 
-    ``classes`` are the classes of service and ``weights`` those of the tenants named, for the policy ``fair``.
-    ``tiers`` keep what is evicted from the device, where there are any. ``tell`` is told of all that goes in and comes
-    out: a recording.
+    ``classes`` are the classes of service, and ``weights`` those of named tenants, for the policy ``fair``. ``tiers``
+    store blocks evicted from the device, if given. ``tell`` records everything that enters and leaves the engine.
+    ``grammars`` compile the constraints of structured outputs; without them no request waits for one.
     """
     events: list[Event] = []
     fair = plans.scheduling_policy == "fair"
     outlook = LatestStarts(
         StepTimes(cost), LengthPredictor(max_model_len), {each.name: each for each in classes}
     )
+    shares = ShareLedger(classes, weights)
     context_blocks = cost.context_tokens / cache.block_size
 
     def eviction(blocks: int) -> EvictionPolicy:
@@ -104,7 +107,7 @@ def make_engine(
     )
     scheduler = Scheduler(
         pool,
-        FairQueue(ShareLedger(classes, weights), _line(plans, cache, pool)) if fair else single_file(),
+        FairQueue(shares, _line(plans, cache, pool)) if fair else single_file(),
         make_order(plans, outlook),
         make_admission(plans),
         make_victims(plans, cost, classes),
@@ -116,10 +119,13 @@ def make_engine(
         cost=cost,
         outlook=outlook if fair else None,
         times=outlook.times,
+        holds=UntilCompiled(grammars) if grammars is not None else None,
     )
     if tell is not None:
         return RecordedEngine(scheduler, runner, events, knobs, overlap, tell)
-    return Engine(scheduler, runner, events, knobs, overlap)
+    engine = Engine(scheduler, runner, events, knobs, overlap)
+    engine.shares = shares
+    return engine
 
 
 def _lower_tiers(
@@ -149,7 +155,7 @@ def make_knobs(plans: SchedulerOptions, device: str, max_model_len: int) -> Knob
     """The bounds of a step on a kind of device (``cpu`` or ``cuda``).
 
     Raises:
-        ConfigError: bounds under which not everybody could run.
+        ConfigError: with these bounds some requests could not run.
     """
     tokens = plans.max_num_batched_tokens
     if tokens is None:
@@ -176,13 +182,16 @@ def make_knobs(plans: SchedulerOptions, device: str, max_model_len: int) -> Knob
 
 
 def resolve_overlap(plans: SchedulerOptions, device: str) -> int:
-    """Steps in flight while the next is planned: as asked for, or what pays on this kind of device."""
+    """Number of steps in flight while the next is planned: as configured, or the default of this kind of device."""
     return OVERLAP[device] if plans.overlap is None else plans.overlap
 
 
 def step_cost(linear_parameters: int, query_width: int, device: str) -> StepCost:
-    """From counted operations: a token's linear layers take two per weight, its attention four per query element
-    (of all layers) and position of context (q·k and weights·v)."""
+    """The relative cost of rows, from counted operations.
+
+    A token's linear layers take two operations per weight. Its attention takes four per query element (of all layers)
+    and position of context (q·k and weights·v).
+    """
     return StepCost(
         FIXED_TOKENS[device], 2 * linear_parameters / (4 * query_width * ATTENTION_PENALTY[device])
     )

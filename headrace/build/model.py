@@ -1,4 +1,4 @@
-"""A model and the engine on it: weights, memory, runner."""
+"""Loads a model and builds the engine on it: weights, memory, runner."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
 
@@ -20,6 +21,7 @@ from headrace.build.tenants import read_tenants
 from headrace.build.tiers import OpenTiers, open_tiers
 from headrace.compute.device import (
     DeviceFacts,
+    DtypeChoice,
     apart,
     device_facts,
     keep_freed_memory,
@@ -29,20 +31,23 @@ from headrace.compute.device import (
     resolve_dtype,
     return_freed_memory,
 )
-from headrace.compute.kernels import KernelsUnavailable, select
+from headrace.compute.grammar.compiler import Compiler
+from headrace.compute.grammar.matchers import Matchers
+from headrace.compute.kernels import Kernels, KernelsUnavailable, select
 from headrace.compute.kv import PagedKV, bytes_per_block
 from headrace.compute.memory_clearing import MemoryClearing
 from headrace.compute.memory_plan import MemoryPlan, ModelSize, check_room, plan_memory
 from headrace.compute.model.decoder import Decoder
 from headrace.compute.model.families import parse_config
-from headrace.compute.model.hub import read_config, resolve_folder
+from headrace.compute.model.hub import BUILTIN, read_config, resolve_folder
 from headrace.compute.model.spec import DecoderSpec, ModelError
 from headrace.compute.model.weights import DecoderWeights, dummy_weights, load_weights
 from headrace.compute.runner import LocalRunner
-from headrace.config import ConfigError, ModelOptions, Options
+from headrace.config import CacheOptions, ConfigError, ModelOptions, Options, SchedulerOptions
 from headrace.core.capacity import blocks_needed
 from headrace.core.engine import Engine
 from headrace.core.events import Finished
+from headrace.core.knobs import Knobs
 from headrace.core.prediction.step_cost import StepCost
 from headrace.core.request import Request, SamplingParams
 from headrace.core.tenancy.classes import ServiceClass
@@ -54,7 +59,7 @@ from headrace.serve.text.tokenizer import Tokenizer, TokenizerError
 
 @dataclass(frozen=True, slots=True)
 class Loaded:
-    """A model ready to run, and what a caller may want to know of it. ``seconds`` are those of each phase."""
+    """A model that is ready to run, with its description. ``seconds`` holds the duration of each phase of start-up."""
 
     name: str
     folder: Path
@@ -62,6 +67,7 @@ class Loaded:
     decoder: Decoder
     engine: Engine
     runner: LocalRunner
+    grammars: Compiler
     tokenizer: Tokenizer
     template: ChatTemplate
     ledger: MemoryPlan
@@ -82,10 +88,10 @@ class Loaded:
 
 
 def load(options: Options, tell: Tell | None = None) -> Loaded:
-    """Load the model, size its memory, and build the engine; ``tell`` records its life from the beginning.
+    """Load the model, size its memory, and build the engine; ``tell`` records the engine from its start.
 
     Raises:
-        ConfigError: something asked for cannot be had; the message says what would work.
+        ConfigError: an option cannot be met; the message says what would work.
     """
     seconds: dict[str, float] = {}
     try:
@@ -95,11 +101,45 @@ def load(options: Options, tell: Tell | None = None) -> Loaded:
 
 
 def kv_fingerprint(weights: DecoderWeights, spec: DecoderSpec, max_model_len: int) -> str:
-    """Of all that a token's keys and values depend on beside the tokens: weights, the config's fields, and the longest
-    context where rotations are stretched for it."""
+    """A fingerprint of all that a token's keys and values depend on, except the tokens.
+
+    It covers the weights, the fields of the config, and the longest context where rotations are stretched for it.
+    """
     stretched = any(rope.kind in ("dynamic", "longrope") for rope in spec.ropes)
     described = (weights.fingerprint(), replace(spec, stored=None), max_model_len if stretched else 0)
     return hashlib.sha256(repr(described).encode()).hexdigest()
+
+
+class _Text(NamedTuple):
+    """The folder of a model, and what turns text into tokens."""
+
+    folder: Path
+    tokenizer: Tokenizer
+    template: ChatTemplate
+
+
+class _Computing(NamedTuple):
+    """A loaded decoder, and the device and numbers it computes with."""
+
+    spec: DecoderSpec
+    max_model_len: int
+    device: torch.device
+    facts: DeviceFacts
+    choice: DtypeChoice
+    kv_dtype: torch.dtype
+    kernels: Kernels
+    weights: DecoderWeights
+    decoder: Decoder
+    fingerprint: str
+    process_bytes: int
+
+
+class _Memory(NamedTuple):
+    """The memory plan, the tiers below the device, and the runner over both."""
+
+    ledger: MemoryPlan
+    tiers: OpenTiers | None
+    runner: LocalRunner
 
 
 def _load(options: Options, seconds: dict[str, float], tell: Tell | None) -> Loaded:
@@ -107,68 +147,17 @@ def _load(options: Options, seconds: dict[str, float], tell: Tell | None) -> Loa
     tenants, classes = read_tenants(plans.tenants)
     check_policies(plans)
     with timed(seconds, "text"):
-        folder = resolve_folder(model.model, model.revision, with_weights=model.load_format != "dummy")
-        text_folder = resolve_folder(model.tokenizer, with_weights=False) if model.tokenizer else folder
-        tokenizer = Tokenizer.from_folder(text_folder)
-        template = ChatTemplate.from_folder(text_folder, tokenizer.special_tokens, model.chat_template)
+        text = _load_text(model)
     with timed(seconds, "weights"):
-        spec = parse_config(read_config(folder))
-        max_model_len = _max_model_len(model, spec)
-        device = resolve_device(model.device)
-        limit_threads()
-        keep_freed_memory()
-        facts = device_facts(device)
-        quantized = bool(spec.stored or model.quantization)
-        choice = resolve_dtype(model.dtype, spec.dtype, facts, quantized=quantized)
-        each = 0.5 if quantized else choice.dtype.itemsize  # four bits are the fewest that there are
-        tables = sum(rope.position_bytes for rope in spec.ropes)
-        check_room(facts, int(spec.num_parameters * each), tables, max_model_len)
-        kv_dtype = torch.int8 if model.kv_cache_dtype == "int8" else choice.dtype
-        kernels = select(model.kernels, device, None if model.cpu_isa == "auto" else model.cpu_isa)
-        process_bytes = resident_bytes() if device.type == "cpu" else 0
-        if model.load_format == "dummy":
-            weights = dummy_weights(spec, choice.dtype, device, model.seed, model.quantization)
-        else:
-            weights = load_weights(folder, spec, choice.dtype, device, model.quantization)
-        fingerprint = kv_fingerprint(weights, spec, max_model_len) if cache.kv_offload_path else ""
-        decoder = Decoder(spec, weights, kernels, max_model_len)
-        return_freed_memory()
+        computing = _load_decoder(model, text.folder, with_fingerprint=bool(cache.kv_offload_path))
+    spec, device, max_model_len = computing.spec, computing.device, computing.max_model_len
     with timed(seconds, "memory"):
         knobs = make_knobs(plans, device.type, max_model_len)
         overlap = resolve_overlap(plans, device.type)
-        ledger = plan_memory(
-            device_facts(device),
-            ModelSize(
-                weight_bytes=decoder.nbytes,
-                block_bytes=bytes_per_block(spec, cache.block_size, kv_dtype),
-                hidden_size=spec.hidden_size,
-                intermediate_size=spec.intermediate_size,
-                vocab_size=spec.vocab_size,
-                itemsize=choice.dtype.itemsize,
-            ),
-            cache,
-            max_model_len=max_model_len,
-            max_num_seqs=plans.max_num_seqs,
-            max_num_batched_tokens=knobs.batched_tokens,
-            host_free_bytes=device_facts(torch.device("cpu")).free_bytes if device.type == "cuda" else None,
-            process_bytes=process_bytes,
-        )
-        kv = PagedKV(spec, ledger.num_blocks, cache.block_size, kv_dtype, device)
-        live = plans.max_num_seqs * blocks_needed(max_model_len, cache.block_size)
-        ahead = MemoryClearing(kv, far=live) if device.type == "cpu" else None
-        tiers, ledger = open_tiers(ledger, cache.kv_offload_path, kv, fingerprint, kernels.layout)
-        runner = LocalRunner(
-            decoder,
-            kv,
-            vocab_size=spec.vocab_size,
-            max_num_seqs=plans.max_num_seqs,
-            max_model_len=max_model_len,
-            device=device,
-            background=overlap > 0 and device.type == "cpu",
-            breakable=overlap == 0,
-            mover=tiers.mover if tiers else None,
-            ahead=ahead,
-        )
+        backend, ends = text.tokenizer.backend, tuple(text.tokenizer.eos_token_ids)
+        grammars = Compiler(backend.to_str, spec.vocab_size, ends)
+        matchers = Matchers(grammars, plans.max_num_seqs)
+        ledger, tiers, runner = _open_memory(computing, cache, plans, knobs, overlap, matchers)
     compose = make_engine if tell is None else partial(make_recorded_engine, tell)
     engine = compose(
         plans,
@@ -182,26 +171,29 @@ def _load(options: Options, seconds: dict[str, float], tell: Tell | None) -> Loa
         classes=classes,
         weights=tenants.weights(),
         tiers=tiers.sizes if tiers else None,
+        grammars=grammars,
     )
-    # A recording begins with an empty cache: what an earlier run left is not in it.
+    # A recording starts with an empty cache: blocks that an earlier process left are not in it.
     recalled = tiers.recall(engine) if tiers and tell is None else ""
-    notes = (choice.reason, _stored_note(spec, weights), *(tiers.notes if tiers else ()), recalled)
+    stored = _stored_note(spec, computing.weights)
+    notes = (computing.choice.reason, stored, *(tiers.notes if tiers else ()), recalled)
     return Loaded(
-        name=model.served_model_name or model.model,
-        folder=folder,
+        name=served_name(model),
+        folder=text.folder,
         spec=spec,
-        decoder=decoder,
+        decoder=computing.decoder,
         engine=engine,
         runner=runner,
-        tokenizer=tokenizer,
-        template=template,
+        grammars=grammars,
+        tokenizer=text.tokenizer,
+        template=text.template,
         ledger=ledger,
-        facts=facts,
-        dtype=str(choice.dtype).removeprefix("torch."),
-        quantization=weights.quantization,
-        kv_dtype=str(kv_dtype).removeprefix("torch."),
-        isa=kernels.isa,
-        kernels=kernels.name,
+        facts=computing.facts,
+        dtype=str(computing.choice.dtype).removeprefix("torch."),
+        quantization=computing.weights.quantization,
+        kv_dtype=str(computing.kv_dtype).removeprefix("torch."),
+        isa=computing.kernels.isa,
+        kernels=computing.kernels.name,
         seed=model.seed,
         dummy=model.load_format == "dummy",
         policy=plans.scheduling_policy,
@@ -213,15 +205,117 @@ def _load(options: Options, seconds: dict[str, float], tell: Tell | None) -> Loa
     )
 
 
+def _load_text(model: ModelOptions) -> _Text:
+    folder = resolve_folder(model.model, model.revision, with_weights=model.load_format != "dummy")
+    text_folder = resolve_folder(model.tokenizer, with_weights=False) if model.tokenizer else folder
+    tokenizer = Tokenizer.from_folder(text_folder)
+    template = ChatTemplate.from_folder(text_folder, tokenizer.special_tokens, model.chat_template)
+    return _Text(folder, tokenizer, template)
+
+
+def _load_decoder(model: ModelOptions, folder: Path, *, with_fingerprint: bool) -> _Computing:
+    """Choose device, dtype and kernels, then load the weights."""
+    spec = parse_config(read_config(folder))
+    max_model_len = _max_model_len(model, spec)
+    device = resolve_device(model.device)
+    limit_threads()
+    keep_freed_memory()
+    facts = device_facts(device)
+    quantized = bool(spec.stored or model.quantization)
+    choice = resolve_dtype(model.dtype, spec.dtype, facts, quantized=quantized)
+    each = 0.5 if quantized else choice.dtype.itemsize  # four bits are the smallest format
+    tables = sum(rope.position_bytes for rope in spec.ropes)
+    check_room(facts, int(spec.num_parameters * each), tables, max_model_len)
+    kv_dtype = torch.int8 if model.kv_cache_dtype == "int8" else choice.dtype
+    kernels = select(model.kernels, device, None if model.cpu_isa == "auto" else model.cpu_isa)
+    process_bytes = resident_bytes() if device.type == "cpu" else 0
+    if model.load_format == "dummy":
+        weights = dummy_weights(spec, choice.dtype, device, model.seed, model.quantization)
+    else:
+        weights = load_weights(folder, spec, choice.dtype, device, model.quantization)
+    fingerprint = kv_fingerprint(weights, spec, max_model_len) if with_fingerprint else ""
+    decoder = Decoder(spec, weights, kernels, max_model_len)
+    return_freed_memory()
+    return _Computing(
+        spec=spec,
+        max_model_len=max_model_len,
+        device=device,
+        facts=facts,
+        choice=choice,
+        kv_dtype=kv_dtype,
+        kernels=kernels,
+        weights=weights,
+        decoder=decoder,
+        fingerprint=fingerprint,
+        process_bytes=process_bytes,
+    )
+
+
+def _open_memory(
+    computing: _Computing,
+    cache: CacheOptions,
+    plans: SchedulerOptions,
+    knobs: Knobs,
+    overlap: int,
+    matchers: Matchers,
+) -> _Memory:
+    """Size the KV cache, allocate it, open the lower tiers, and put the runner on them."""
+    spec, device, max_model_len = computing.spec, computing.device, computing.max_model_len
+    ledger = plan_memory(
+        device_facts(device),
+        ModelSize(
+            weight_bytes=computing.decoder.nbytes,
+            block_bytes=bytes_per_block(spec, cache.block_size, computing.kv_dtype),
+            hidden_size=spec.hidden_size,
+            intermediate_size=spec.intermediate_size,
+            vocab_size=spec.vocab_size,
+            itemsize=computing.choice.dtype.itemsize,
+        ),
+        cache,
+        max_model_len=max_model_len,
+        max_num_seqs=plans.max_num_seqs,
+        max_num_batched_tokens=knobs.batched_tokens,
+        host_free_bytes=device_facts(torch.device("cpu")).free_bytes if device.type == "cuda" else None,
+        process_bytes=computing.process_bytes,
+    )
+    kv = PagedKV(spec, ledger.num_blocks, cache.block_size, computing.kv_dtype, device)
+    live = plans.max_num_seqs * blocks_needed(max_model_len, cache.block_size)
+    ahead = MemoryClearing(kv, far=live) if device.type == "cpu" else None
+    layout = computing.kernels.layout
+    tiers, ledger = open_tiers(ledger, cache.kv_offload_path, kv, computing.fingerprint, layout)
+    runner = LocalRunner(
+        computing.decoder,
+        kv,
+        vocab_size=spec.vocab_size,
+        max_num_seqs=plans.max_num_seqs,
+        max_model_len=max_model_len,
+        device=device,
+        background=overlap > 0 and device.type == "cpu",
+        breakable=overlap == 0,
+        mover=tiers.mover if tiers else None,
+        ahead=ahead,
+        matchers=matchers,
+    )
+    return _Memory(ledger, tiers, runner)
+
+
+def served_name(model: ModelOptions) -> str:
+    """The model's name in the API: the one given, else the hub name, else the folder's own name without its path."""
+    if model.served_model_name:
+        return model.served_model_name
+    folder = Path(model.model).expanduser()
+    return folder.resolve().name if model.model not in BUILTIN and folder.is_dir() else model.model
+
+
 def _stored_note(spec: DecoderSpec, weights: DecoderWeights) -> str:
     if spec.stored is None or weights.quantization:
         return ""
-    return f"{spec.stored.name}: weights are stored in fewer bits than they are computed in"
+    return f"{spec.stored.name}: weights are stored in fewer bits than are used for computing"
 
 
 @contextmanager
 def timed(seconds: dict[str, float], phase: str) -> Iterator[None]:
-    """Note the seconds of a phase of start-up."""
+    """Measure the duration of a phase of start-up."""
     began = time.perf_counter()
     yield
     seconds[phase] = time.perf_counter() - began
@@ -232,19 +326,19 @@ def _max_model_len(model: ModelOptions, spec: DecoderSpec) -> int:
         return spec.max_positions
     if model.max_model_len > spec.reach:
         raise ConfigError(
-            f"--max-model-len {model.max_model_len}: the model knows positions up to {spec.reach}"
+            f"--max-model-len {model.max_model_len}: the model supports positions up to {spec.reach}"
         )
     return model.max_model_len
 
 
 def decoder_cost(spec: DecoderSpec, device: str) -> StepCost:
-    """What rows of a model cost beside each other."""
+    """The relative cost of rows of a model."""
     linear = spec.num_parameters - spec.vocab_size * spec.hidden_size
     return step_cost(linear, spec.num_layers * spec.num_heads * spec.head_dim, device)
 
 
 def describe(loaded: Loaded) -> list[str]:
-    """What was built, as lines for the terminal."""
+    """A description of the loaded model, as lines for the terminal."""
     parameters = loaded.spec.num_parameters
     size = f"{parameters / 1e9:.2f}" + " B" if parameters >= 1e9 else f"{parameters / 1e6:.1f}" + " M"
     kept = f", keys and values in {loaded.kv_dtype}" if loaded.kv_dtype != loaded.dtype else ""
@@ -260,14 +354,14 @@ def describe(loaded: Loaded) -> list[str]:
 
 
 def warm_up(loaded: Loaded) -> None:
-    """Run one short request through the engine, so that the first caller does not pay for first uses."""
+    """Run one short request through the engine, so that the first client request does not pay for first uses."""
     with timed(loaded.seconds, "warm-up"):
         apart(lambda: _answer_one(loaded))
 
 
 def _answer_one(loaded: Loaded) -> None:
     params = SamplingParams(temperature=1.0, max_tokens=2, ignore_eos=True)
-    # It has waited for ever, so that no policy lets it wait for company.
+    # Its arrival time is minus infinity, so no policy holds it back to form a larger batch.
     loaded.engine.submit(Request("warm-up", (0, 1, 2, 3), params, arrived=-math.inf), time.monotonic())
     while not any(isinstance(event, Finished) for event in loaded.engine.step(time.monotonic())):
         pass
@@ -278,7 +372,8 @@ def _answer_one(loaded: Loaded) -> None:
 
 
 def close(loaded: Loaded) -> str:
-    """End a model whose engine nobody steps any more; what it left for the next run, for the terminal."""
+    """Close a model whose engine is no longer stepped; returns a note on what is left for the next process."""
     left = loaded.tiers.save(loaded.engine) if loaded.tiers else ""
     loaded.runner.close()
+    loaded.grammars.close()
     return left

@@ -17,7 +17,7 @@ from headrace.build.engine import make_engine, make_knobs
 from headrace.config import CacheOptions, ConfigError, SchedulerOptions, ServerOptions
 from headrace.config.validation import parse_value, plain_reason
 from headrace.core.engine import Engine
-from headrace.core.ports import Runner
+from headrace.core.ports import Grammars, Runner
 from headrace.observe.recording.engine import Tell
 from headrace.observe.recording.moments import Begun
 from headrace.observe.recording.tape import Tape
@@ -53,9 +53,19 @@ def open_tape(options: ServerOptions) -> Tape | None:
 
 
 def make_recorded_engine(
-    tell: Tell, plans: SchedulerOptions, cache: CacheOptions, runner: Runner, **rest: Any
+    tell: Tell,
+    plans: SchedulerOptions,
+    cache: CacheOptions,
+    runner: Runner,
+    *,
+    grammars: Grammars | None = None,
+    **rest: Any,
 ) -> Engine:
-    """`make_engine`, with its arguments and all later events recorded."""
+    """`make_engine`, with its arguments and all later events recorded.
+
+    ``grammars`` are not used: a trace does not hold compile times, so no request waits for a grammar here. The runner
+    compiles missing grammars itself.
+    """
     given = {"plans": plans, "cache": cache} | rest
     hints = get_type_hints(make_engine, include_extras=True)
     settings = {

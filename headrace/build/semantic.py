@@ -1,4 +1,4 @@
-"""The semantic cache from its options: encoder, certified judge, index; or why it cannot be had."""
+"""Builds the semantic cache from its options: encoder, certified judge, index; or says why it is not available."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from headrace.compute.model.spec import ModelError
 from headrace.config import ConfigError, SemanticOptions
 from headrace.core.cache.semantic.bounds import CONFIDENCE
 from headrace.core.cache.semantic.calibration import Calibration, Unsupported
-from headrace.core.cache.semantic.judge import Judge
+from headrace.core.cache.semantic.judge import Judge, Rule
 from headrace.core.events import Event
 from headrace.serve.cache.exact import ExactCache
 
@@ -27,31 +27,14 @@ def make_semantic(
     tell: Callable[[Event], None],
     beside: Path | None,
 ) -> SemanticCache | None:
-    """The semantic cache over ``exact``; None where it is off. ``beside`` is the file that it is rebuilt from.
+    """The semantic cache over ``exact``; None if it is off. ``beside`` is the file from which its index is rebuilt.
 
     Raises:
-        ConfigError: it cannot be had, or could not keep its promise.
+        ConfigError: it is not available, or could not meet its error bound.
     """
     if options.semantic_cache == "off":
         return None
-    if options.semantic_cache == "draft":
-        raise ConfigError(
-            "--semantic-cache draft: speculative decoding does not take a kept answer as its draft yet; use serve, or "
-            "shadow to measure"
-        )
-    calibration = _read(options.semantic_calibration)
-    try:
-        rules = calibration.rules(options.semantic_max_error, CONFIDENCE)
-    except Unsupported as error:
-        raise ConfigError(f"--semantic-max-error {options.semantic_max_error:g}: {error}") from error
-    try:
-        encoder = Sentences.from_name(options.semantic_encoder)
-    except ModelError as error:
-        raise ConfigError(f"--semantic-encoder: {error}") from error
-    if encoder.name != calibration.encoder:
-        raise ConfigError(
-            f"--semantic-calibration was made with the encoder {calibration.encoder}, and this is {encoder.name}"
-        )
+    encoder, rules = _certified(options)
     try:
         from headrace.serve.cache.semantic.level import Mode, SemanticCache
         from headrace.serve.cache.semantic.partitions import Partitions
@@ -63,7 +46,7 @@ def make_semantic(
         shelf = None if beside is None else RowStore(beside, encoder.name)
     except OSError as error:
         raise ConfigError(f"--semantic-cache: {error}") from error
-    encoder.embed(["Which question comes first?"])  # half a second, for which nobody should be late
+    encoder.embed(["Which question comes first?"])  # takes half a second, which no request should wait for
     return SemanticCache(
         SearchThread(
             encoder,
@@ -83,11 +66,34 @@ def make_semantic(
     )
 
 
+def _certified(options: SemanticOptions) -> tuple[Sentences, list[Rule]]:
+    """The encoder, and the rules that a calibration with this encoder certifies."""
+    if options.semantic_cache == "draft":
+        raise ConfigError(
+            "--semantic-cache draft: speculative decoding does not use cached responses as drafts yet; use serve, or "
+            "shadow to measure it"
+        )
+    calibration = _read(options.semantic_calibration)
+    try:
+        rules = calibration.rules(options.semantic_max_error, CONFIDENCE)
+    except Unsupported as error:
+        raise ConfigError(f"--semantic-max-error {options.semantic_max_error:g}: {error}") from error
+    try:
+        encoder = Sentences.from_name(options.semantic_encoder)
+    except ModelError as error:
+        raise ConfigError(f"--semantic-encoder: {error}") from error
+    if encoder.name != calibration.encoder:
+        raise ConfigError(
+            f"--semantic-calibration was made with the encoder {calibration.encoder}, not with {encoder.name}"
+        )
+    return encoder, rules
+
+
 def _read(file: str | None) -> Calibration:
     if file is None:
         raise ConfigError(
-            "--semantic-cache serves nothing without proof: --semantic-calibration FILE, made by `headrace cache "
-            "calibrate` from labelled questions"
+            "--semantic-cache needs a calibration: --semantic-calibration FILE, made by `headrace cache "
+            "calibrate` from labelled requests"
         )
     try:
         return Calibration.from_text(Path(file).expanduser().read_text(encoding="utf-8"))

@@ -1,18 +1,35 @@
-"""The HTTP server in front of a loaded model: service, watchers, routes."""
+"""Builds the HTTP server in front of a loaded model: service, watchers, routes."""
 
 from __future__ import annotations
 
+import logging
+import platform
+import signal
 import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import asdict
+from functools import partial
+from typing import NamedTuple
 
+import torch
+from starlette.routing import Route
 from starlette.types import ASGIApp
 
 from headrace import __version__
 from headrace.build.cache import describe_caches, make_recall, prefix_sizes
 from headrace.build.model import Loaded, close, describe, load, timed, warm_up
+from headrace.build.observability import (
+    SystemdLink,
+    Traces,
+    hooks,
+    open_traces,
+    start_log,
+    systemd_link,
+    watchers,
+)
 from headrace.build.recording import open_tape
+from headrace.build.reload import Reload, read_settings
 from headrace.build.tenants import describe_tenants
 from headrace.build.warming import Warming, make_recorder, open_history
 from headrace.config import ConfigError, Options, ServerOptions, profile_line
@@ -20,77 +37,119 @@ from headrace.core.scheduler.start_estimate import told
 from headrace.core.tenancy.gate import Limits
 from headrace.observe.cache_ledger import Prices
 from headrace.observe.goodput import Goodput
+from headrace.observe.log.writer import set_level
 from headrace.observe.metrics import Metrics
 from headrace.observe.metrics_page import MetricsPage
 from headrace.observe.requests import RequestBook
+from headrace.observe.tenant_savings import TenantSavings
 from headrace.observe.usage import UsageBook
-from headrace.serve.auth.api_keys import Keys, read_keys
+from headrace.observe.vllm_names import aliases, labels
+from headrace.serve.auth.api_keys import read_keys
+from headrace.serve.auth.key_file import KeyFile
 from headrace.serve.cache.lookup import CacheLookup
-from headrace.serve.http.app import Beside, create_app
+from headrace.serve.http.app import Beside, create_app, create_metrics_app
 from headrace.serve.http.cache.routes import CacheApi
 from headrace.serve.http.generation.call_notes import CallNotes
 from headrace.serve.http.generation.scheduling_fields import Rules
 from headrace.serve.http.lifespan import lifespan_of
+from headrace.serve.http.listening import check_address, check_tls, exposure_warning
 from headrace.serve.http.model import ServedModel
 from headrace.serve.http.openai.routes import Api
 from headrace.serve.http.openapi import Docs
 from headrace.serve.http.operations.abort import Abort
+from headrace.serve.http.operations.pause import Pause
 from headrace.serve.http.operations.status import Status
 from headrace.serve.http.operations.usage_report import UsageReport
 from headrace.serve.http.rate_limit_headers import rate_headers
-from headrace.serve.http.run import check_address, check_tls, run_server
+from headrace.serve.http.run import Apps, run_server
 from headrace.serve.http.tools.dialect import Dialect
 from headrace.serve.parsing.detect import UnknownParser
 from headrace.serve.quota_meter import QuotaMeter
 from headrace.serve.service import Service
+
+startup = logging.getLogger("headrace.startup")
+shutdown = logging.getLogger("headrace.shutdown")
+
+BUILD_INFO_HELP = "Versions and settings of this server; always 1."
+BUILD_INFO_LABELS = ("version", "torch", "python", "kernels", "dtype", "quantization")
 
 
 def build_app(options: Options) -> tuple[ASGIApp, AbstractAsyncContextManager[None]]:
     """The server's application for use without a socket, and the context in which its engine runs.
 
     The model is loaded by this call. Enter the context once, before the first request: an application that it is
-    mounted into does not start it. Leaving the context ends the engine and gives its memory back.
+    mounted into does not start it. Leaving the context ends the engine and frees its memory.
 
     Raises:
-        ConfigError: as `load`, or API keys or a recording that cannot be used.
+        ConfigError: as `load`, or API keys, a recording or a trace exporter cannot be used.
     """
-    keys = _keys(options.server)
+    keys = _open_keys(options.server)
+    traces = open_traces(options.observability)
     tape = open_tape(options.server)
     loaded = load(options, tape.tell if tape else None)
-    app, recall = _make_app(loaded, options, keys)
+    built = _make_app(loaded, options, keys, traces)
+    recall = built.recall
 
     @asynccontextmanager
     async def running() -> AsyncIterator[None]:
         try:
-            async with lifespan_of(app):
+            async with lifespan_of(built.app):
                 yield
         finally:
             if recall.service.stop():
                 close(loaded)
             if tape:
                 tape.close()
+            if traces:
+                traces.close()
 
-    return app, running()
+    return built.app, running()
 
 
-def serve(options: Options, say: Callable[[str], None], *, began: float) -> None:
-    """Load, warm up, listen, until a signal ends it; ``say`` gets lines for the terminal.
+def serve(options: Options, *, began: float, when_loaded: Callable[[], None] = lambda: None) -> None:
+    """Load the model, warm up, and serve until a signal ends it. It logs to standard output.
 
+    ``when_loaded`` is called when the model is loaded, before the lines of the start-up are logged.
     ``began`` is when the process did, by `time.perf_counter`: what came before this call went into libraries.
 
     Raises:
-        ConfigError: as `load`, or an address, API keys, TLS files or a recording that cannot be used.
+        ConfigError: as `load`, or an address, API keys, TLS files, a recording or a trace exporter cannot be used.
     """
     libraries = time.perf_counter() - began
+    log = start_log(options.observability)
+    try:
+        _serve(options, began, libraries, when_loaded)
+    finally:
+        log.flush()
+
+
+def _serve(options: Options, began: float, libraries: float, when_loaded: Callable[[], None]) -> None:
     check_tls(options.server)
     check_address(options.server)
-    keys = _keys(options.server)
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)  # a file that changes while the model loads is found later
+    keys = _open_keys(options.server)
+    if warning := exposure_warning(options.server, keys.keys.required):
+        startup.warning("%s", warning)
+    traces = open_traces(options.observability)
     tape = open_tape(options.server)
     loaded = load(options, tape.tell if tape else None)
     warm_up(loaded)
+    when_loaded()
     loaded.seconds["libraries"] = libraries
     with timed(loaded.seconds, "routes"):
-        app, recall = _make_app(loaded, options, keys)
+        built = _make_app(loaded, options, keys, traces)
+        recall = built.recall
+        metrics = None if options.server.metrics_port is None else create_metrics_app(built.routes)
+        reload = Reload(
+            partial(read_settings, options),
+            keys,
+            recall.service,
+            loaded.engine,
+            built.model,
+            classes=loaded.classes,
+            recorded=tape is not None,
+            set_level=set_level,
+        )
     profile = f"profile      {profile_line(options)}"
     for line in (
         *describe(loaded),
@@ -98,23 +157,35 @@ def serve(options: Options, say: Callable[[str], None], *, began: float) -> None
         *describe_tenants(loaded.tenants, loaded.classes),
         *describe_caches(options.response_cache),
     ):
-        say(line)
+        startup.info("%s", line)
 
     def ready(url: str) -> None:
-        say(f"ready        {url} after {time.perf_counter() - began:.2f} s")
+        seconds = time.perf_counter() - began
+        startup.info("ready        %s after %.2f s", url, seconds, extra={"fields": {"url": url}})
+        built.systemd.notifier.send("READY=1")
 
     try:
-        run_server(app, recall.service, options.server, ready)
+        run_server(Apps(built.app, metrics), recall.service, options.server, ready, reload)
     finally:
-        if recall.service.stop() and (left := close(loaded)):
-            say(f"note         {left}")
+        saved = close(loaded) if recall.service.stop() else ""
         if tape:
             tape.close()
+        if traces:
+            traces.close()
+        fields = {"finished_requests": recall.service.finished_requests, "saved": saved or None}
+        shutdown.info("server stopped", extra={"fields": fields})
 
 
-def _keys(options: ServerOptions) -> Keys:
+def _open_keys(options: ServerOptions) -> KeyFile:
+    read = partial(
+        read_keys,
+        options.api_key,
+        options.api_key_file,
+        admin_keys=options.admin_key,
+        metrics_keys=options.metrics_key,
+    )
     try:
-        return Keys(read_keys(options.api_key, options.api_key_file))
+        return KeyFile(read, options.api_key_file)
     except ValueError as error:
         raise ConfigError(str(error)) from error
 
@@ -126,28 +197,42 @@ def _dialect(loaded: Loaded, options: ServerOptions) -> Dialect:
         raise ConfigError(str(error)) from error
 
 
-def _make_app(loaded: Loaded, all_options: Options, keys: Keys) -> tuple[ASGIApp, CacheLookup]:
+class _Built(NamedTuple):
+    """The application with the parts that its start, its reloads and its end need."""
+
+    app: ASGIApp
+    routes: list[Route]
+    recall: CacheLookup
+    model: ServedModel
+    systemd: SystemdLink
+
+
+def _make_app(loaded: Loaded, all_options: Options, keys: KeyFile, traces: Traces | None) -> _Built:
     ledger, options, caching = loaded.ledger, all_options.server, all_options.response_cache
     tenants = loaded.tenants
-    sheet = MetricsPage(options.metrics_prefix, {"model_name": loaded.name})
+    prices = Prices(caching.input_price, caching.output_price)
+    prefix = options.metrics_prefix
+    sheet = MetricsPage(prefix, labels(prefix, loaded.name), aliases(prefix))
+    sheet.add_process()
+    _add_build_info(sheet, loaded)
     metrics = Metrics(
         sheet,
         clock_offset=time.time() - time.monotonic(),
         cache_config={"block_size": str(ledger.block_size), "num_gpu_blocks": str(ledger.num_blocks)},
         phase_seconds=lambda: loaded.runner.seconds,
-        prices=Prices(caching.input_price, caching.output_price),
+        prices=prices,
         cache_sizes=lambda: recall.sizes() | prefix_sizes(loaded),  # made below
     )
-    goodput = Goodput(sheet, lambda tenant: tenants.terms(tenant).weight)
-    usage = UsageBook()
+    goodput = Goodput(sheet, lambda tenant: model.rules.tenants.terms(tenant).weight)  # made below
+    usage, savings = UsageBook(), TenantSavings(prices)
     book = RequestBook(by_priority=loaded.policy in ("fair", "priority"))
     service = Service(
         loaded.engine,
         Limits(options.max_num_queued_reqs, options.max_num_queued_tokens),
-        watchers=(metrics, goodput, book, usage),
+        watchers=(metrics, goodput, book, usage, savings),
         meter=QuotaMeter(tenants, loaded.name),
         request_timeout=options.request_timeout,
-        bell=loaded.runner.bell,
+        interrupt=loaded.runner.bell,
     )
     history = open_history(all_options.warm)
     recall = make_recall(caching, all_options.semantic, loaded, service, history)
@@ -157,11 +242,14 @@ def _make_app(loaded: Loaded, all_options: Options, keys: Keys) -> tuple[ASGIApp
         loaded.template,
         ledger.max_model_len,
         loaded.spec.vocab_size,
-        root=str(loaded.folder),
+        source=str(loaded.folder),
         rules=Rules(loaded.policy, {each.name: each for each in loaded.classes}, tenants),
         stream_interval=options.stream_interval,
         dialect=_dialect(loaded, options),
+        aliases=(all_options.model.model,),
+        grammars=loaded.grammars,
     )
+    loaded.grammars.prepare()
 
     notes = CallNotes()
     api = Api(
@@ -175,6 +263,9 @@ def _make_app(loaded: Loaded, all_options: Options, keys: Keys) -> tuple[ASGIApp
     )
     warming = Warming(all_options.warm, caching, options, recall, model, history)
     service.watch(warming.warmer, tokens=False)
+    for watcher, tokens in watchers(traces):
+        service.watch(watcher, tokens=tokens)
+    systemd = systemd_link(service)
     status = Status(
         service,
         model,
@@ -198,12 +289,27 @@ def _make_app(loaded: Loaded, all_options: Options, keys: Keys) -> tuple[ASGIApp
     caches = CacheApi(
         recall,
         metrics.caches.stats,
-        keys_required=keys.required,
+        savings.stats,
         max_body_bytes=options.max_body_bytes,
     )
     accounts = UsageReport(service, usage.tenants, usage.tell)
     abort = Abort(notes, max_body_bytes=options.max_body_bytes)
-    parts = (api, abort, status, caches, accounts, warming.endpoint, Docs(__version__))
-    beside: list[Beside] = [warming.warmer] if history is None else [history, warming.warmer]
+    parts = (api, abort, status, Pause(service), caches, accounts, warming.endpoint, Docs(__version__))
+    beside: list[Beside] = [keys, *([history] if history else []), warming.warmer, systemd.watch]
     routes = [route for part in parts for route in part.routes()]
-    return create_app(recall, routes, keys, beside, options.allowed_origins), recall
+    exchanges = hooks(all_options.observability, sheet, notes, traces)
+    app = create_app(recall, routes, keys.keys, beside, options.allowed_origins, exchanges)
+    return _Built(app, routes, recall, model, systemd)
+
+
+def _add_build_info(page: MetricsPage, loaded: Loaded) -> None:
+    """The constant metric ``build_info``, whose labels say what runs."""
+    values = (
+        __version__,
+        torch.__version__,
+        platform.python_version(),
+        loaded.kernels,
+        loaded.dtype,
+        loaded.quantization or "none",
+    )
+    page.gauge("build_info", BUILD_INFO_HELP, BUILD_INFO_LABELS).of(*values).value = 1.0

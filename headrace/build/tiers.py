@@ -1,6 +1,6 @@
-"""The tiers below the device, from their options: host pages, a file on disk, and what an earlier run left there.
+"""Builds the KV tiers below the device from their options: host memory, a file on disk, and its earlier content.
 
-Nothing that is wrong with a disk keeps a server from starting: it goes on without, and says so.
+A problem with the disk does not stop the server from starting: it runs without the disk and says so.
 """
 
 from __future__ import annotations
@@ -26,7 +26,9 @@ SNAPSHOT_FILE = "snapshot.kv"
 
 @dataclass(frozen=True, slots=True)
 class OpenTiers:
-    """Tiers that are there; ``identity`` is what another run must share to read what this one leaves on disk."""
+    """The lower tiers in use; ``identity`` must be equal in a later process for it to read what this one leaves on
+    disk.
+    """
 
     mover: Mover
     sizes: TierSizes
@@ -40,9 +42,10 @@ class OpenTiers:
         return self.disk.path.with_name(SNAPSHOT_FILE) if self.disk else None
 
     def recall(self, engine: Engine) -> str:
-        """Give a new engine what the last run left on disk; what became of it, for the terminal.
+        """Pass the disk content of the last process to a new engine; returns a note for the terminal.
 
-        The list is used up by that: from now on slots are written over, and only the next orderly end makes a new one.
+        The snapshot is deleted by this: from now on slots are overwritten, and only the next orderly shutdown writes
+        a new one.
         """
         if self.disk is None or self.snapshot is None or not self.snapshot.exists():
             return ""
@@ -59,7 +62,7 @@ class OpenTiers:
         return f"{len(found)} blocks of the last run are on disk"
 
     def save(self, engine: Engine) -> str:
-        """Leave all that can be found again to the next run; what became of it, for the terminal."""
+        """Save the prefix cache to disk for the next process; returns a note for the terminal."""
         if self.disk is None or self.snapshot is None:
             return ""
         try:
@@ -67,16 +70,16 @@ class OpenTiers:
             self.disk.flush()
             count = write_snapshot(self.snapshot, self.identity, saved, self.disk.checksums)
         except OSError as error:
-            return f"the cache could not be left in {self.snapshot}: {error.strerror}"
-        return f"{count} blocks are left on disk for the next run"
+            return f"the cache could not be saved in {self.snapshot}: {error.strerror}"
+        return f"{count} blocks are saved on disk for the next run"
 
 
 def open_tiers(
     ledger: MemoryPlan, folder: str | None, kv: PagedKV, fingerprint: str, layout: str
 ) -> tuple[OpenTiers | None, MemoryPlan]:
-    """The lower tiers that the ledger has room for, and the ledger with what of the disk can be had.
+    """The lower tiers that the memory plan has room for, and the plan with the disk size that is available.
 
-    ``layout`` is how the kernels lay out a block.
+    ``layout`` describes how the kernels lay out a block.
     """
     if not ledger.host_blocks:
         return None, ledger
@@ -89,7 +92,7 @@ def open_tiers(
             if (path / BLOCKS_FILE).exists():
                 room += (path / BLOCKS_FILE).stat().st_blocks * 512 // ledger.block_bytes
             if room < ledger.disk_blocks:
-                notes.append(f"{path} has room for {room:,} blocks only")
+                notes.append(f"{path} has room for only {room:,} blocks")
             ledger = replace(ledger, disk_blocks=min(room, ledger.disk_blocks))
             disk = BlockFile(path / BLOCKS_FILE, ledger.disk_blocks, ledger.block_bytes)
         except OSError as error:

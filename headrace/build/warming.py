@@ -1,4 +1,4 @@
-"""Warming from its options: a history of questions, and what computes them ahead."""
+"""Builds cache warming from its options: the request history, and the warmer that computes responses ahead."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ from headrace.serve.http.cache.warm import Computing, Warm
 from headrace.serve.http.model import ServedModel
 
 SETTLE_SECONDS = 2.0
-"""How long arrivals must have been few before warming begins."""
+"""How long traffic must have been low before warming starts."""
 
 
 def open_history(options: WarmOptions) -> History | None:
-    """The history that was asked for, if any.
+    """The request history, if one is configured.
 
     Raises:
-        ConfigError: its file cannot be used, or words shall be recorded without one.
+        ConfigError: its file cannot be used, or requests are to be recorded without one.
     """
     if options.history_file is None:
         if options.record_history:
-            raise ConfigError("--record-history needs --history-file beside it")
+            raise ConfigError("--record-history needs --history-file")
         return None
     try:
         return History(Path(options.history_file))
@@ -37,12 +37,12 @@ def open_history(options: WarmOptions) -> History | None:
 
 
 def make_recorder(options: WarmOptions, history: History | None) -> QuestionRecorder | None:
-    """What notes questions in the history."""
+    """The recorder that writes requests to the history."""
     return None if history is None else QuestionRecorder(history, options.record_history)
 
 
 class Warming:
-    """The parts of warming, made for each other: `warmer`, `endpoint`, and what readiness waits for."""
+    """The parts of warming: `warmer`, `endpoint`, and the condition for readiness."""
 
     def __init__(
         self,
@@ -72,5 +72,5 @@ class Warming:
         self._clock = clock
 
     def not_yet(self) -> str:
-        """What readiness still waits for."""
+        """What readiness still waits for; empty if nothing."""
         return "warming" if not self.warmer.settled and self._clock() < self._ready_by else ""

@@ -242,7 +242,12 @@ def compare(
     }
     more = {"ratios": result.ratios, **_bound(result.rounds[0][0], batch)}
     every = [run for runs in result.rounds for run in runs]
-    tell("compare", result.middle(), output, settings, more, every, rows=export, load=describe(dataset))
+    tell(
+        *("compare", result.middle(), output, settings, more, every),
+        medians=result.medians(),
+        rows=export,
+        load=describe(dataset),
+    )
     refuse_failures(every)
 
 

@@ -30,6 +30,7 @@ def tell(
     more: Mapping[str, Any] | None = None,
     every: Sequence[Run] | None = None,
     *,
+    medians: Mapping[str, Mapping[str, float]] | None = None,
     rows: Path | None = None,
     load: str = "",
 ) -> None:
@@ -40,8 +41,8 @@ def tell(
     ratios = (more or {}).get("ratios")
     rounds = len(runs) // len(shown)
     title = f"bench {command}: {load}"
-    note = f" (ratios: medians of {rounds} rounds)" if ratios and rounds > 1 else ""
-    show(report.table(shown, title + note, ratios and {shown[0].target: {}, **ratios}))
+    note = f" (medians of {rounds} rounds)" if ratios and rounds > 1 else ""
+    show(report.table(shown, title + note, ratios and {shown[0].target: {}, **ratios}, medians))
     show(*(table for run in shown for table in report.group_tables(run)))
     failed = [record for run in shown for record in run.records if record.error]
     show(*(f"failed: {record.id}: {record.error}" for record in failed[:SHOWN_FAILURES]))

@@ -71,8 +71,8 @@ def quantize(
     """Write a model in fewer bits, in compressed-tensors format, or report what fewer bits cost.
 
     Quality is measured on a fifth of the text, which calibration does not use. The model is not written if its
-    perplexity grows by more than 5 %, if it diverges from the original by more than 0.1 nats per token, or if that
-    fifth has fewer than 1,000 tokens.
+    perplexity grows by more than 5 %, if it diverges from the original by more than 0.1 nats per token, or if
+    that fifth is less than 1,000 tokens.
     """
     from headrace.build.quantizing import Quantizing, check_output
     from headrace.build.quantizing import quantize as write

@@ -11,6 +11,7 @@ from headrace.cli.progress import progress
 from headrace.config import (
     CacheOptions,
     ModelOptions,
+    ObservabilityOptions,
     Options,
     ResponseCacheOptions,
     SchedulerOptions,
@@ -28,6 +29,7 @@ from headrace.config import (
     ResponseCacheOptions,
     SemanticOptions,
     WarmOptions,
+    ObservabilityOptions,
 )
 def serve(given: Options) -> None:
     """Serve a model behind the OpenAI API."""
@@ -38,9 +40,4 @@ def serve(given: Options) -> None:
         from headrace.build.server import serve as run
 
         gc.enable()
-
-        def say(line: str) -> None:
-            loading.close()  # the first line comes when the model is loaded
-            print(line, flush=True)
-
-        run(given, say=say, began=began)
+        run(given, began=began, when_loaded=loading.close)

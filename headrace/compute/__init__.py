@@ -1,1 +1,19 @@
-"""Turns plans into tokens: models, kernels, sampling, the runner. Knows torch; never the scheduler."""
+"""Turns step plans into tokens: models, kernels, sampling, the runner. It uses torch and does not know the scheduler.
+
+- `runner`: executes a plan: one packed forward pass, one sampled token per row.
+- `slots`: tokens and block tables of each running sequence, on the device.
+- `batch`: the rows of a step, packed.
+- `kv`: paged keys and values of all layers.
+- `step_interrupt`: interrupts a step of background work.
+- `transfer`: copies between host and device.
+- `mover`: copies blocks between device, host and disk.
+- `blockfile`: blocks in a file on disk. `snapshot`: the list of its content.
+- `memory_plan`: sizes weights, activations and KV cache at start-up.
+- `memory_clearing`: clears the pool's memory ahead of its use.
+- `device`: what the machine has: device, dtype, threads, free memory.
+- `model`: the decoder and its weights.
+- `kernels`: the operations of the decoder, by backend.
+- `sampling`: from logits to tokens.
+- `quantization`: weights in 4 and 8 bits.
+- `encoder`: sentence vectors for the semantic cache.
+"""

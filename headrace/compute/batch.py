@@ -1,12 +1,12 @@
-"""The rows of one step, packed: all tokens in one line, no padding.
+"""The packed batch of one step: all tokens of its rows in one sequence, without padding.
 
 ```
  rows      2 (decode)   5 (decode)   0 (three tokens of prefill)
  tokens    [ a          b            c d e ]          query_starts  [0, 1, 2, 5]
  positions [ 17         4            0 1 2 ]          context_lens  [18, 5, 3]
 ```
-Knows nothing of sequences, slots or sampling. The runner packs; decoder and kernels only read. What a kernel
-needs to size its work also lies on the host (`lengths`, `contexts`), so that no launch waits for the device.
+It does not know sequences, slots or sampling. The runner packs; decoder and kernels only read. What a kernel needs to
+size its work is also on the host (`lengths`, `contexts`), so that no launch waits for the device.
 """
 
 from __future__ import annotations
@@ -20,21 +20,21 @@ from headrace.compute.step_interrupt import StepInterrupt
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """One step's packed rows; R rows, T tokens, S wanted logits, tables W blocks wide.
+    """The packed rows of one step; R rows, T tokens, S wanted logits, tables W blocks wide.
 
     Attributes:
         tokens: int32 [T].
         positions: int64 [T], position of each token in its sequence.
         slot_mapping: int64 [T], ``block * block_size + offset`` where each token's key and value are written.
-        query_starts: int32 [R + 1], where each row begins in the packed line.
-        context_lens: int32 [R], keys that the row's last token sees: ``start + length``.
+        query_starts: int32 [R + 1], where each row starts in the packed tokens.
+        context_lens: int32 [R], keys that the row's last token attends to: ``start + length``.
         block_tables: int32 [R, W]; entries past a row's context are never read as keys, but must name a block.
-        logits_indices: int64 [S], places in the packed line whose logits are wanted, ascending, each once.
+        logits_indices: int64 [S], packed positions whose logits are wanted, ascending, each once.
         lengths: tokens of each row, on the host.
         contexts: ``context_lens``, on the host.
-        decode_rows: how many rows at the front have exactly one token.
+        decode_rows: number of rows at the front that have exactly one token.
         block_size: tokens per block.
-        bell: breaks the forward pass off when it is set; None where nothing may.
+        bell: interrupts the forward pass when it is set; None if it must not be interrupted.
     """
 
     tokens: Tensor

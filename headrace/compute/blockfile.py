@@ -1,8 +1,8 @@
-"""Blocks of keys and values on a disk: one file of equal slots, and a checksum of each slot in memory.
+"""The block file: KV blocks on disk in one file of equal slots, with a checksum of each slot in memory.
 
-A slot is read back only if its bytes are those that were written, in this run or, by `snapshot`, in one before. The
-file belongs to one process at a time. Knows bytes only; what they mean and which slot is free is `core.memory.tiers`'
-word.
+A slot is read back only if its bytes are those that were written, in this process or, by `snapshot`, in an earlier
+one. The file belongs to one process at a time. It knows bytes only; `core.memory.tiers` decides what they mean and
+which slot is free.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 PROBE_BYTES = 4 << 20
-"""Written and read back when a file is opened: whether the disk works, and how fast it is."""
+"""Bytes written and read back when a file is opened, to test the disk and measure its speed."""
 
 
 class Damaged(OSError):
@@ -23,18 +23,18 @@ class Damaged(OSError):
 
 
 class DiskSpeed(NamedTuple):
-    """Bytes per second of writing until it is safe, and of reading what is not in memory any more."""
+    """Bytes per second of writing (including fsync), and of reading what is not in memory any more."""
 
     write: float
     read: float
 
 
 class BlockFile:
-    """``num_slots`` slots of ``slot_bytes``; reading and writing may be called from several threads at once.
+    """``num_slots`` slots of ``slot_bytes``; several threads may read and write at once.
 
     Raises:
-        OSError: the folder cannot be made or written, another process has the file, or the disk gave back something
-            else than it was given.
+        OSError: the folder cannot be created or written, another process has the file, or the disk returned other
+            bytes than were written.
     """
 
     def __init__(self, path: Path, num_slots: int, slot_bytes: int) -> None:
@@ -53,26 +53,26 @@ class BlockFile:
             raise
 
     def write(self, slot: int, content: memoryview) -> None:
-        """Fill a slot. Raises OSError when it cannot be; the slot then holds nothing."""
+        """Fill a slot. Raises OSError on failure; the slot is then empty."""
         self.checksums.pop(slot, None)
         self._write_at(slot * self.slot_bytes, content)
         self.checksums[slot] = zlib.crc32(content)
 
     def read(self, slot: int, target: memoryview) -> None:
-        """Read a slot into ``target``. Raises `Damaged` when it is not what was written, OSError when it fails."""
+        """Read a slot into ``target``. Raises `Damaged` if it is not what was written, OSError if reading fails."""
         self._read_at(slot * self.slot_bytes, target)
         if zlib.crc32(target) != self.checksums.get(slot):
             raise Damaged(f"slot {slot} of {self.path} is damaged")
 
     def flush(self) -> None:
-        """Let all that was written outlive a power failure."""
+        """Make everything written survive a power failure."""
         os.fsync(self._file)
 
     def close(self) -> None:
         os.close(self._file)
 
     def _probe(self) -> DiskSpeed:
-        """Write behind the last slot and read it back from the disk itself, then cut it off again."""
+        """Write behind the last slot, read it back from the disk itself, then cut it off again."""
         content = memoryview(os.urandom(PROBE_BYTES))
         target = memoryview(bytearray(PROBE_BYTES))
         end = self.num_slots * self.slot_bytes
@@ -85,7 +85,7 @@ class BlockFile:
         done = time.perf_counter()
         os.ftruncate(self._file, end)
         if target != content:
-            raise Damaged(f"{self.path} gave back something else than it was given")
+            raise Damaged(f"{self.path}: the disk returned other bytes than were written")
         return DiskSpeed(PROBE_BYTES / (written - began), PROBE_BYTES / (done - written))
 
     def _write_at(self, offset: int, content: memoryview) -> None:

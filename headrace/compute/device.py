@@ -1,7 +1,7 @@
-"""What this machine has, and what of it is used: device, dtype, threads, free memory.
+"""The machine: device, dtype, threads, free memory, and the settings of the process that depend on them.
 
-The files of the operating system are read here and nowhere else in `compute`. Knows no model; sizes come from
-`ledger`.
+The files of the operating system are read here and nowhere else in `compute`. It knows no model; `memory_plan` sizes
+models.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ _LOWEST_PRIORITY = 19
 
 
 class DtypeChoice(NamedTuple):
-    """The dtype to compute in, and why where it is not simply what the checkpoint or the user says."""
+    """The dtype to compute in, and a reason if it is not simply that of the checkpoint or the option."""
 
     dtype: torch.dtype
     reason: str = ""
@@ -51,10 +51,10 @@ class DtypeChoice(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class DeviceFacts:
-    """What `doctor` shows of a device. Memory in bytes; ``threads`` is 0 on CUDA.
+    """The facts about a device that `doctor` shows. Memory in bytes; ``threads`` is 0 on CUDA.
 
-    ``isa`` is what torch's own kernels are dispatched to (for instance AVX512, or the compute capability on
-    CUDA); ``flags`` are the instruction sets that matter for inference, as the kernel reports them.
+    ``isa`` is the instruction set of torch's own kernels (for instance AVX512, or the compute capability on CUDA).
+    ``flags`` are the instruction sets that matter for inference, as the kernel reports them.
     """
 
     kind: Literal["cpu", "cuda"]
@@ -69,7 +69,7 @@ class DeviceFacts:
 
 
 def resolve_device(requested: Literal["auto", "cpu", "cuda"]) -> torch.device:
-    """The device to use. Raises ConfigError when CUDA is asked for and torch sees none."""
+    """The device to use. Raises ConfigError if CUDA is requested and torch finds none."""
     if requested == "cuda" and not torch.cuda.is_available():
         raise ConfigError("--device cuda: torch sees no CUDA device here; use --device cpu or auto")
     if requested == "cpu" or not torch.cuda.is_available():
@@ -80,25 +80,25 @@ def resolve_device(requested: Literal["auto", "cpu", "cuda"]) -> torch.device:
 def resolve_dtype(
     requested: DtypeName, stored: str, facts: DeviceFacts, *, quantized: bool = False
 ) -> DtypeChoice:
-    """The dtype to compute in, given what the user asked for and what the checkpoint is ``stored`` in.
+    """The dtype to compute in, from the option and the dtype in which the checkpoint is ``stored``.
 
-    ``auto`` takes the checkpoint's, unless the device would only emulate it; ``quantized`` says that its linears are
-    integers, which lose nothing by another dtype beside them. Raises ConfigError for a dtype asked for by name that
-    the device cannot compute in.
+    ``auto`` takes the checkpoint's, unless the device would only emulate it. ``quantized`` says that its linears are
+    integers, which lose nothing by another dtype of the activations. Raises ConfigError for an explicitly requested
+    dtype in which the device cannot compute.
     """
     wanted = stored if requested == "auto" else requested
     if wanted not in _DTYPES:
-        return DtypeChoice(torch.float32, f"weights are stored in {wanted}; computed in float32")
+        return DtypeChoice(torch.float32, f"weights are stored in {wanted} and computed in float32")
     if facts.kind == "cpu" and wanted == "float16":
         if requested != "auto":
-            raise ConfigError("--dtype float16: not computed on CPUs; use --dtype bfloat16 or float32")
+            raise ConfigError("--dtype float16: not supported on CPUs; use --dtype bfloat16 or float32")
         if quantized and facts.native_bfloat16:
             return DtypeChoice(
                 torch.bfloat16,
-                "float16 is not computed on CPUs; beside weights in few bits bfloat16 is quicker",
+                "float16 is not supported on CPUs; bfloat16 is used with quantized weights",
             )
         return DtypeChoice(
-            torch.float32, "float16 is not computed on CPUs; float32 holds the same values exactly"
+            torch.float32, "float16 is not supported on CPUs; float32 holds the same values exactly"
         )
     if wanted == "bfloat16" and not facts.native_bfloat16:
         if facts.kind == "cuda":
@@ -111,12 +111,12 @@ def resolve_dtype(
             return DtypeChoice(
                 torch.float32, "this CPU has neither AVX512-BF16 nor AMX: bfloat16 is emulated"
             )
-        return DtypeChoice(torch.bfloat16, "asked for, though this CPU only emulates it; float32 is faster")
+        return DtypeChoice(torch.bfloat16, "bfloat16 is emulated on this CPU; --dtype float32 is faster")
     return DtypeChoice(_DTYPES[wanted])
 
 
 def device_facts(device: torch.device, root: Path = Path("/")) -> DeviceFacts:
-    """Look at ``device``; ``root`` is where the operating system's files are found."""
+    """The facts about ``device``; ``root`` is the directory of the operating system's files."""
     if device.type == "cuda":
         properties = torch.cuda.get_device_properties(device)
         free, total = torch.cuda.mem_get_info(device)
@@ -152,7 +152,7 @@ def device_facts(device: torch.device, root: Path = Path("/")) -> DeviceFacts:
 
 
 def usable_cores(root: Path = Path("/")) -> int:
-    """Cores that this process may run on: its affinity, and a container's quota if that is less."""
+    """Number of cores that this process may use: its affinity, or a container's quota if that is less."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     quota, _, period = _text(root / "sys/fs/cgroup/cpu.max").partition(" ")
     if quota.isdigit() and period.strip().isdigit():
@@ -162,10 +162,9 @@ def usable_cores(root: Path = Path("/")) -> int:
 
 @cache
 def limit_threads() -> int:
-    """Let torch use no more threads than there are usable cores; returns how many, the same in all of a process's life.
+    """Limit torch to the usable cores; returns the number of threads, which is the same for the whole process.
 
-    In a container torch counts the host's cores; threads beyond the quota stop all the others at every
-    barrier.
+    In a container torch counts the host's cores, and threads beyond the quota delay all others at every barrier.
     """
     threads = min(torch.get_num_threads(), usable_cores())
     torch.set_num_threads(threads)
@@ -173,25 +172,27 @@ def limit_threads() -> int:
 
 
 def apart(function: Callable[[], ResultT]) -> ResultT:
-    """What ``function`` returns, called on a thread that ends with it: for all computing beside a model's steps.
+    """Call ``function`` on a thread that ends afterwards: for all computing outside a model's steps.
 
-    OpenMP keeps a team of threads for every thread that ever computed in parallel. Where all teams together have more
-    threads than the machine has cores, GNU's runtime no longer lets them spin at the barriers, hundreds in a step, but
-    puts them to sleep: the steps of a small model then take half as long again. A team goes with its thread.
+    OpenMP keeps a team of threads for every thread that ever computed in parallel. If all teams together have more
+    threads than the machine has cores, GNU's runtime no longer lets them spin at the barriers, hundreds in a step,
+    but puts them to sleep. The steps of a small model then take half as long again. A team ends with its thread.
     """
     with ThreadPoolExecutor(1, "headrace-start") as thread:
         return thread.submit(function).result()
 
 
 def alone(function: Callable[[], ResultT]) -> ResultT:
-    """What ``function`` returns, in whose torch operations no other thread takes part: for little that is computed
-    often beside a model's steps. It leaves no team either, and spares the thread that `apart` starts, which it falls
-    back to where torch's libraries cannot be told.
+    """Call ``function`` without parallel threads for its torch operations: for small work computed often beside a
+    model's steps.
+
+    It leaves no team behind either, and avoids the thread that `apart` starts. It falls back to `apart` if torch's
+    libraries cannot be configured.
     """
     limits = _thread_limits()
     if limits is None:
         return apart(function)
-    threads = torch.get_num_threads()  # which also lets torch set this thread's number, if it has not yet
+    threads = torch.get_num_threads()  # also makes torch set the number of this thread, if it has not yet
     limits.openmp(1)
     limits.mkl(1)
     try:
@@ -202,7 +203,7 @@ def alone(function: Callable[[], ResultT]) -> ResultT:
 
 
 class _ThreadLimits(NamedTuple):
-    """How many threads the calling thread may have for what it computes; 0 of MKL's: what the process has."""
+    """Setters for the number of threads that the calling thread may use; 0 for MKL: the process default."""
 
     openmp: Callable[[int], object]
     mkl: Callable[[int], object]
@@ -210,9 +211,9 @@ class _ThreadLimits(NamedTuple):
 
 @cache
 def _thread_limits() -> _ThreadLimits | None:
-    """Those of the libraries in this torch, which itself sets limits for the whole process only."""
+    """The setters of the libraries in this torch, whose own setters apply to the whole process."""
     try:
-        # Called with the interpreter's lock held: giving it back would cost more than the call.
+        # Called with the interpreter's lock held: releasing it would cost more than the call.
         library = ctypes.PyDLL(str(Path(torch.__file__).parent / "lib" / "libtorch_cpu.so"))
         return _ThreadLimits(
             library.omp_set_num_threads, getattr(library, "MKL_Set_Num_Threads_Local", lambda threads: None)
@@ -222,11 +223,10 @@ def _thread_limits() -> _ThreadLimits | None:
 
 
 def keep_freed_memory() -> bool:
-    """Let the C library keep freed buffers of a step for the next one; returns whether it could be told so.
+    """Make the C library keep freed buffers of a step for the next one; returns whether that worked.
 
-    By default glibc hands a buffer of some megabytes back to the system when it is freed, and the next step
-    pays for fresh zeroed pages again: at 256 rows that was most of the time of sampling. Call it once, before
-    the first step on a CPU.
+    By default glibc returns a freed buffer of some megabytes to the system, and the next step pays for fresh zeroed
+    pages again: at 256 rows that was most of the time of sampling. Call it once, before the first step on a CPU.
     """
     try:
         mallopt = ctypes.CDLL(None).mallopt
@@ -237,15 +237,15 @@ def keep_freed_memory() -> bool:
 
 
 def return_freed_memory() -> None:
-    """Give the system back what is free in the C library's heaps; after loading, which frees much for good."""
-    with suppress(OSError, AttributeError):  # glibc's own
+    """Return free memory of the C library's heaps to the system; call it after loading, which frees much for good."""
+    with suppress(OSError, AttributeError):  # only glibc has it
         ctypes.CDLL(None).malloc_trim(0)
 
 
 def huge_memory(nbytes: int) -> torch.Tensor:
-    """Zeros uint8 [nbytes], which the system clears when they are first touched, in huge pages where it has them.
+    """Zeros uint8 [nbytes], in huge pages if available; the system clears them on first use.
 
-    Python maps shared memory unless told otherwise, and that is none of huge pages.
+    Python maps shared memory by default, which never uses huge pages.
     """
     memory = mmap.mmap(-1, nbytes, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     if hasattr(mmap, "MADV_HUGEPAGE"):
@@ -254,9 +254,9 @@ def huge_memory(nbytes: int) -> torch.Tensor:
 
 
 def populate(address: int, nbytes: int) -> bool:
-    """Let the system clear what was never touched of memory of this process now; whether it could.
+    """Let the system clear the untouched memory of a range of this process now; whether it could.
 
-    What the memory holds stays, whoever writes to it meanwhile. Linux has it from 5.14 on.
+    The content of the memory is kept, even if other threads write to it meanwhile. Linux supports it from 5.14 on.
     """
     advise = _madvise()
     if advise is None:
@@ -269,7 +269,9 @@ def populate(address: int, nbytes: int) -> bool:
 
 @cache
 def _madvise() -> Callable[..., int] | None:
-    """The system's, looked up once: that holds the interpreter's lock, and `populate` runs beside steps."""
+    """The system's function, looked up once: the lookup holds the interpreter's lock, and `populate` runs beside
+    steps.
+    """
     if sys.platform != "linux":
         return None
     try:
@@ -279,13 +281,13 @@ def _madvise() -> Callable[..., int] | None:
 
 
 def lower_priority() -> None:
-    """Let this thread run only where no other wants to; priorities are those of threads on Linux alone."""
+    """Let this thread run only on idle cores; only Linux has priorities per thread."""
     if sys.platform == "linux":
         os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _LOWEST_PRIORITY)
 
 
 def resident_bytes() -> int:
-    """Memory that this process takes; 0 where the system does not say."""
+    """Memory used by this process; 0 if the system does not report it."""
     try:
         pages = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[1])
     except OSError:
@@ -294,18 +296,18 @@ def resident_bytes() -> int:
 
 
 def allowed_cpus(root: Path = Path("/")) -> str:
-    """The CPUs that this process may run on, as the kernel lists them ("0-3,8"); empty where it does not say."""
+    """The CPUs that this process may use, as the kernel lists them ("0-3,8"); empty if it does not report them."""
     return _fields(root / "proc/self/status").get("Cpus_allowed_list", "")
 
 
 def allocator(root: Path = Path("/")) -> str:
-    """The allocator that was loaded before the C library's, or an empty name."""
+    """The name of the allocator loaded before the C library's, or an empty name."""
     maps = _text(root / "proc/self/maps")
     return next((name for name in _ALLOCATORS if f"lib{name}" in maps), "")
 
 
 def _memory_limit(root: Path) -> tuple[int, int]:
-    """A container's memory limit and what of it is in use and cannot be dropped; 0, 0 without a limit."""
+    """A container's memory limit, and its use that cannot be reclaimed; 0, 0 without a limit."""
     group = root / "sys/fs/cgroup"
     limit, used = _text(group / "memory.max"), _text(group / "memory.current")
     if not limit.isdigit() or not used.isdigit():
@@ -318,7 +320,7 @@ def _memory_limit(root: Path) -> tuple[int, int]:
 
 
 def _fields(path: Path) -> dict[str, str]:
-    """The ``name: value`` lines of a file, first of each name; empty where there is no such file."""
+    """The ``name: value`` lines of a file, first of each name; empty if the file does not exist."""
     fields: dict[str, str] = {}
     for line in _text(path).splitlines():
         name, colon, value = line.partition(":")

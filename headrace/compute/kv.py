@@ -1,7 +1,7 @@
-"""The pages: keys and values of all layers, in blocks, allocated once.
+"""Paged KV memory: keys and values of all layers in blocks, allocated once.
 
-Knows nothing of who owns a block or why it moves; `core` decides that. Next on the road: kernels write and read
-single layers, the runner executes a plan's moves; `mover` carries whole blocks to other tiers and back.
+It does not know who owns a block or why it moves: `core` decides that. Kernels write and read single layers, the
+runner executes a plan's moves, and `mover` copies whole blocks to and from other tiers.
 """
 
 from __future__ import annotations
@@ -17,21 +17,21 @@ from headrace.compute.kernels import Pages
 from headrace.compute.model.spec import DecoderSpec
 
 ALIGNMENT = 64
-"""Bytes: a cache line, and the widest vector register."""
+"""In bytes: a cache line, and the widest vector register."""
 
 SCALE = torch.float32
-"""What the scales of integer pages are."""
+"""The dtype of the scales of integer pages."""
 
 
 def bytes_per_block(spec: DecoderSpec, block_size: int, dtype: torch.dtype) -> int:
-    """Bytes that one block takes over all layers, keys and values: the one formula for sizing the pool."""
+    """Bytes of one block over all layers, keys and values: the only formula for sizing the pool."""
     return 2 * spec.num_layers * sum(_half_block(spec, block_size, dtype))
 
 
 def _half_block(spec: DecoderSpec, block_size: int, dtype: torch.dtype) -> tuple[int, int]:
     """Bytes of the elements and of the scales of a block's keys in one layer; its values take as many.
 
-    Integers have a scale for each token and head; both parts are whole cache lines then, so that each begins at one.
+    Integers have a scale for each token and head. Both parts are then whole cache lines, so that each starts at one.
     """
     heads = block_size * spec.num_kv_heads
     elements = heads * spec.head_dim * dtype.itemsize
@@ -43,14 +43,14 @@ def _half_block(spec: DecoderSpec, block_size: int, dtype: torch.dtype) -> tuple
 class PagedKV:
     """Key and value pages, one tensor of shape [layers, 2, num_blocks, block_size, kv_heads, head_dim].
 
-    So many elements has a block; how they lie in it is the kernels' affair (`Kernels.layout`). In torch's it is the
-    shape's order: gathering blocks by index yields [rows, tokens, heads, head_dim] with no second copy, as paged flash
-    attention on CUDA reads it. One tensor for all layers, so that moving a block is a single operation.
+    The kernels decide in which order the elements of a block are stored (`Kernels.layout`). In torch's it is the
+    shape's order: gathering blocks by index yields [rows, tokens, heads, head_dim] without a second copy, as paged
+    flash attention on CUDA reads it. One tensor holds all layers, so that moving a block is a single operation.
 
-    In int8 it is [layers, 2, num_blocks, bytes]: a block's elements, then its scales [kv_heads, block_size], so that
-    whoever moves a block moves its scales too, and a head's scales of one block lie side by side.
+    In int8 the shape is [layers, 2, num_blocks, bytes]: a block's elements, then its scales [kv_heads, block_size].
+    So moving a block moves its scales too, and a head's scales of one block are adjacent.
 
-    Pages start as zeros, so that nothing ever reads an uninitialized NaN.
+    Pages start as zeros, so that an uninitialized NaN is never read.
     """
 
     def __init__(
@@ -70,7 +70,8 @@ class PagedKV:
         self._block_bytes = self._pages[0, 0, 0].nbytes
         on_cpu = self._pages.device.type == "cpu"
         self._parts = [part.data_ptr() for part in self._pages.flatten(0, 1).unbind()] if on_cpu else []
-        # Of the same memory: torch's threads, woken to copy one block, would spin on a core that the kernels want.
+        # A numpy view of the same memory: torch's threads, woken to copy one block, would spin on a core that
+        # kernels need.
         self._bytes = self._pages.view(torch.uint8).numpy() if on_cpu else None
         self.layers: tuple[Pages, ...]
         if not scales:
@@ -99,27 +100,28 @@ class PagedKV:
 
     @property
     def block_shape(self) -> tuple[int, ...]:
-        """Of one block: [layers, 2, block_size, kv_heads, head_dim], or in int8 [layers, 2, bytes]."""
+        """The shape of one block: [layers, 2, block_size, kv_heads, head_dim], or in int8 [layers, 2, bytes]."""
         return (*self._pages.shape[:2], *self._pages.shape[3:])
 
     def populate(self, first: int, end: int) -> bool:
-        """Let the system clear the memory of blocks [first, end) that was never written; whether it could.
+        """Let the system clear the never-written memory of blocks [first, end); whether it could.
 
-        Numbers alone: whoever calls may be a thread that ends with the interpreter, and ending it in torch aborts.
+        It uses numbers only: the calling thread may end with the interpreter, and ending it inside torch aborts the
+        process.
         """
         size = self._block_bytes
         parts = self._parts
         return bool(parts) and all(populate(part + first * size, (end - first) * size) for part in parts)
 
     def read_blocks(self, blocks: Sequence[int]) -> Sequence[Tensor]:
-        """Each block in `block_shape`: on a CPU as it lies there, elsewhere gathered, so that it can be sent whole."""
+        """Each block in `block_shape`: on a CPU as a view, elsewhere gathered, so that it can be sent whole."""
         if self.device.type == "cpu":
             return [self._pages[:, :, block] for block in blocks]
         index = torch.tensor(blocks, dtype=torch.int64, device=self.device)
         return self._pages.index_select(2, index).movedim(2, 0).contiguous().unbind()
 
     def write_blocks(self, blocks: Sequence[int], contents: Sequence[Tensor]) -> None:
-        """Fill distinct blocks with contents in `block_shape`, of wherever."""
+        """Fill distinct blocks with contents in `block_shape`, from any device."""
         if self.device.type == "cpu":
             for block, content in zip(blocks, contents, strict=True):
                 self._pages[:, :, block].copy_(content)
@@ -152,9 +154,9 @@ class PagedKV:
 
 
 def untouched_zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
-    """Zeros; on a CPU pages that the operating system clears when they are first touched.
+    """Zeros; on a CPU, memory pages that the operating system clears on first use.
 
-    `torch.zeros` would write gigabytes at start-up, of which a short life may use little.
+    `torch.zeros` would write gigabytes at start-up, of which a short run may use little.
     """
     if device.type != "cpu":
         return torch.zeros(shape, dtype=dtype, device=device)

@@ -1,14 +1,15 @@
-"""The pool's memory is cleared before a step has to wait for that, and while no step runs if it can be.
+"""Clears the pool's memory ahead of its use, on a thread of lowest priority, mostly while no step runs.
 
-The pool is mapped and not written, so that start-up is quick and a short life takes little of a machine. But the system
-clears a page when it is first touched: 60 huge ones in one step where 30 layers begin a new one each, and below a
-virtual machine its host may have to find the memory first, three seconds for a GiB. Blocks that were never used are
-handed out in order, so a thread of the lowest priority clears beyond the highest block in use:
+The pool is mapped but not written, so that start-up is quick and a short run takes little memory. But the system
+clears a memory page on first use. That is 60 huge pages in one step when 30 layers start a new one each. Below a
+virtual machine the host may have to find the memory first, which takes three seconds for a GiB. Blocks that were
+never used are handed out in order, so a thread of the lowest priority clears the memory beyond the highest block in
+use:
 
     in use ────────┤ near: cleared beside steps, too ┤ far: cleared while none runs ┤
 
-The lowest priority alone does not keep it off steps: threads that look for work offer it their core. Knows nothing of
-what blocks hold.
+The lowest priority alone does not keep it off the steps' cores: idle threads that look for work take it over. It does
+not know the content of blocks.
 """
 
 from __future__ import annotations
@@ -20,17 +21,17 @@ from typing import Protocol
 from headrace.compute.device import lower_priority
 
 NEAR_BYTES = 256 << 20
-"""What steps find cleared even where none ever rests: more than all layers of a model begin of huge pages at once."""
+"""Memory cleared ahead even while steps run without a pause: more than the huge pages that all layers start at once."""
 
 PIECE_BYTES = 16 << 20
-"""What is cleared between two looks at whether a step runs."""
+"""Memory cleared between two checks of whether a step runs."""
 
 REST_SECONDS = 0.25
-"""How long no step must have run. Between the answers to one caller who asks on and on it is less."""
+"""How long no step must have run. Pauses between the requests of one sequential client are shorter."""
 
 
 class Pool(Protocol):
-    """What is asked of `PagedKV`."""
+    """The part of `PagedKV` that is needed here."""
 
     num_blocks: int
 
@@ -41,10 +42,10 @@ class Pool(Protocol):
 
 
 class MemoryClearing:
-    """Keeps the memory of a pool cleared ahead of the blocks in use; needs nobody to end it.
+    """Keeps the memory of a pool cleared ahead of the blocks in use; its thread ends by itself.
 
-    ``far`` is in blocks: those that can come into use at once. Where the system cannot be told to clear pages, all
-    stays as it would be without.
+    ``far`` is in blocks: those that can come into use at once. If the system cannot clear pages on request, nothing
+    changes.
     """
 
     def __init__(
@@ -67,7 +68,7 @@ class MemoryClearing:
         self._thread: threading.Thread | None = None
 
     def begin(self, blocks: int) -> None:
-        """A step begins; so many blocks from the first on have been handed out by now."""
+        """A step starts; ``blocks`` blocks from the first on have been handed out by now."""
         self._resting_since = None
         self._reached = blocks
         if not self._done(self._far) and (self._thread is None or not self._thread.is_alive()):
@@ -79,7 +80,7 @@ class MemoryClearing:
         self._resting_since = time.monotonic()
 
     def _done(self, ahead: int) -> bool:
-        """Whether no whole piece is missing of ``ahead`` blocks beyond those in use."""
+        """Whether less than one piece of ``ahead`` blocks beyond those in use is not cleared."""
         end = self._pool.num_blocks
         missing = min(end, self._reached + ahead) - self._cleared
         return missing < max(1, min(self._piece, end - self._cleared))
@@ -96,4 +97,4 @@ class MemoryClearing:
                 continue
             end = min(self._cleared + self._piece, self._pool.num_blocks)
             could = self._pool.populate(self._cleared, end)
-            self._cleared = end if could else self._pool.num_blocks  # or nothing more can be done here
+            self._cleared = end if could else self._pool.num_blocks  # the system cannot clear: stop

@@ -1,8 +1,8 @@
-"""Where the memory goes: weights, activations, and as many KV blocks as the rest holds.
+"""The memory plan of a device: weights, activations, and as many KV blocks as fit in the rest.
 
-Sized once at start-up and printed, so that nothing is found out by running out. The bytes of a block come from
-`kv.bytes_per_block`, the blocks of a sequence and the bytes of a step's activations from `core.capacity`: start-up,
-admission, preemption and the planner cannot disagree.
+It is computed once at start-up and printed, so that the process does not run out of memory later. The bytes of a
+block come from `kv.bytes_per_block`. The blocks of a sequence and the bytes of a step's activations come from
+`core.capacity`. So start-up, admission, preemption and the planner cannot disagree.
 """
 
 from __future__ import annotations
@@ -15,19 +15,19 @@ from headrace.core.capacity import activation_bytes, blocks_needed
 
 CPU_KV_BYTES = 4 << 30
 CPU_KV_SHARE = 0.4
-"""On a CPU the cache takes `CPU_KV_BYTES`, or what one longest sequence needs if that is more, but never more
-than this share of what is available: others live there too."""
+"""On a CPU the KV cache takes `CPU_KV_BYTES`, or the size of one longest sequence if that is more, but never more
+than this share of the available memory, which other processes use too."""
 
 HOST_SHARE = 0.8
-"""What the host tier may take of the memory that is free: on CUDA it is pinned, and cannot be swapped out."""
+"""Share of the free memory that the host tier may take: on CUDA it is pinned, and cannot be swapped out."""
 
 STAGING_BLOCKS = 64
-"""Blocks of the host tier at least where there is a disk: all of it passes through there."""
+"""The least number of blocks of the host tier if there is a disk: all transfers pass through them."""
 
 
 @dataclass(frozen=True, slots=True)
 class ModelSize:
-    """What sizing needs to know of a model; widths in elements, ``itemsize`` in bytes per activation."""
+    """The sizes of a model; widths in elements, ``itemsize`` in bytes per activation."""
 
     weight_bytes: int
     block_bytes: int
@@ -39,9 +39,9 @@ class ModelSize:
 
 @dataclass(frozen=True, slots=True)
 class MemoryPlan:
-    """How a device's memory is cut; all in bytes, but for the counts of blocks and tokens.
+    """How the memory of a device is used; in bytes, except counts of blocks and tokens.
 
-    ``process_bytes`` are those of interpreter and libraries, 0 where the model lies elsewhere.
+    ``process_bytes`` is the memory of interpreter and libraries, 0 if the model is on another device.
     """
 
     device: str
@@ -58,7 +58,7 @@ class MemoryPlan:
 
     @property
     def total_bytes(self) -> int:
-        """What the process will have taken when all blocks are in use."""
+        """The memory of the process when all blocks are in use."""
         host = self.host_blocks * self.block_bytes
         return self.process_bytes + self.weight_bytes + self.activation_bytes + self.kv_bytes + host
 
@@ -77,7 +77,7 @@ class MemoryPlan:
         return self.num_blocks / blocks_needed(self.max_model_len, self.block_size)
 
     def describe(self) -> list[str]:
-        """The ledger as lines of text."""
+        """The plan as lines of text."""
         lower = [
             f"{name:<12} {shown_bytes(blocks * self.block_bytes)}: {blocks:,} blocks that were evicted"
             for name, blocks in (("host tier", self.host_blocks), ("disk tier", self.disk_blocks))
@@ -100,24 +100,25 @@ class MemoryPlan:
 
 
 def check_room(facts: DeviceFacts, weight_bytes: int, position_bytes: int, max_model_len: int) -> None:
-    """Refuse a model before it is loaded that takes more than is free.
+    """Reject a model that needs more than the free memory, before it is loaded.
 
-    ``weight_bytes`` are those of its weights at least, ``position_bytes`` those of the rotary tables for a position.
+    ``weight_bytes`` is the least size of its weights, ``position_bytes`` the size of the rotary tables per position.
 
     Raises:
-        ConfigError: its weights do not fit, or the tables of ``max_model_len`` positions do not fit beside them.
+        ConfigError: its weights do not fit, or the tables of ``max_model_len`` positions do not fit in addition to
+            them.
     """
     free = facts.free_bytes
     if weight_bytes > free:
         raise ConfigError(
-            f"the weights take {shown_bytes(weight_bytes)} or more, and {facts.name} has {shown_bytes(free)} free: use"
+            f"the weights need at least {shown_bytes(weight_bytes)}, but {facts.name} has {shown_bytes(free)} free: use"
             " a smaller model, or fewer bits (--quantization, --dtype)"
         )
     tables = position_bytes * max_model_len
     if weight_bytes + tables > free:
         raise ConfigError(
-            f"--max-model-len {max_model_len}: the rotary tables of so many positions take {shown_bytes(tables)}, and"
-            f" {facts.name} has {shown_bytes(free - weight_bytes)} free beside the weights; use less"
+            f"--max-model-len {max_model_len}: its rotary tables need {shown_bytes(tables)}, but"
+            f" {facts.name} has {shown_bytes(free - weight_bytes)} free besides the weights; use a lower value"
         )
 
 
@@ -132,22 +133,17 @@ def plan_memory(
     host_free_bytes: int | None = None,
     process_bytes: int = 0,
 ) -> MemoryPlan:
-    """Cut the memory that is free on the device, weights already loaded, and the lower tiers of the cache.
+    """Divide the free memory of the device, with weights already loaded, and size the lower tiers of the cache.
 
-    ``host_free_bytes`` is what the host tier may be cut from; None where the device is the host. ``process_bytes``
-    is what the process took of the device before the weights came.
+    ``host_free_bytes`` is the memory available to the host tier; None if the device is the host. ``process_bytes`` is
+    what the process used of the device before the weights were loaded.
 
     Raises:
-        ConfigError: a sequence of ``max_model_len`` would not fit; it names the longest that does. Or the host tier
-            would not.
+        ConfigError: the host tier, or a sequence of ``max_model_len``, does not fit; it names the longest that does.
     """
     host_blocks, disk_blocks = lower_tiers(model.block_bytes, options)
     host_bytes = host_blocks * model.block_bytes
-    if host_bytes > (facts.free_bytes if host_free_bytes is None else host_free_bytes) * HOST_SHARE:
-        raise ConfigError(
-            f"--kv-offload-bytes {host_bytes}: at most {HOST_SHARE:.0%} of the host's memory that is free, which is"
-            f" {shown_bytes(facts.free_bytes if host_free_bytes is None else host_free_bytes)}"
-        )
+    _check_host_tier(host_bytes, facts.free_bytes if host_free_bytes is None else host_free_bytes)
     activations = activation_bytes(
         hidden_size=model.hidden_size,
         intermediate_size=model.intermediate_size,
@@ -158,32 +154,19 @@ def plan_memory(
     )
     if activations >= facts.free_bytes:
         raise ConfigError(
-            f"--max-num-batched-tokens {max_num_batched_tokens}, --max-num-seqs {max_num_seqs}: the activations of such"
-            f" a step may need {shown_bytes(activations)}, and {shown_bytes(facts.free_bytes)} are free; use less, or a"
-            " device with more memory"
+            f"--max-num-batched-tokens {max_num_batched_tokens}, --max-num-seqs {max_num_seqs}: activations may need"
+            f" {shown_bytes(activations)}, but {shown_bytes(facts.free_bytes)} are free; use lower values"
         )
     most = facts.free_bytes - activations - (host_bytes if host_free_bytes is None else 0)
     needed = blocks_needed(max_model_len, options.block_size) * model.block_bytes
-    if options.kv_cache_memory_bytes is not None:
-        budget, flag = options.kv_cache_memory_bytes, "--kv-cache-memory-bytes"
-        if budget > most:
-            raise ConfigError(
-                f"--kv-cache-memory-bytes {budget}: {facts.name} has {shown_bytes(facts.free_bytes)} free, of which"
-                f" activations may need {shown_bytes(activations)}; at most {max(0, most)} are left"
-            )
-    elif facts.kind == "cuda":
-        used = facts.memory_bytes - facts.free_bytes
-        budget = int(facts.memory_bytes * options.gpu_memory_utilization) - used - activations
-        flag = "--gpu-memory-utilization"
-    else:
-        budget, flag = min(max(CPU_KV_BYTES, needed), int(most * CPU_KV_SHARE)), "--kv-cache-memory-bytes"
+    budget, flag = _kv_budget(facts, options, activations, needed, most)
     num_blocks = max(0, budget) // model.block_bytes
     fitting = num_blocks * options.block_size
     if fitting < max_model_len:
         cure = f"--max-model-len {fitting}" if fitting > 1 else "a smaller model or device with more memory"
         raise ConfigError(
             f"a sequence of --max-model-len {max_model_len} needs {shown_bytes(needed)} of KV cache, but"
-            f" {shown_bytes(max(0, budget))} are there ({shown_bytes(facts.free_bytes)} free, activations"
+            f" {shown_bytes(max(0, budget))} are available ({shown_bytes(facts.free_bytes)} free, activations"
             f" {shown_bytes(activations)}): use {cure}, or a larger {flag}"
         )
     return MemoryPlan(
@@ -201,16 +184,45 @@ def plan_memory(
     )
 
 
+def _check_host_tier(host_bytes: int, free_bytes: int) -> None:
+    if host_bytes > free_bytes * HOST_SHARE:
+        raise ConfigError(
+            f"--kv-offload-bytes {host_bytes}: at most {HOST_SHARE:.0%} of the host's memory that is free, which is"
+            f" {shown_bytes(free_bytes)}"
+        )
+
+
+def _kv_budget(
+    facts: DeviceFacts, options: CacheOptions, activations: int, needed: int, most: int
+) -> tuple[int, str]:
+    """Bytes of the KV cache, and the option that sets them; ``most`` is what is left besides activations."""
+    if options.kv_cache_memory_bytes is not None:
+        budget = options.kv_cache_memory_bytes
+        if budget > most:
+            raise ConfigError(
+                f"--kv-cache-memory-bytes {budget}: {facts.name} has {shown_bytes(facts.free_bytes)} free, of which"
+                f" activations may need {shown_bytes(activations)}; at most {max(0, most)} are left"
+            )
+        return budget, "--kv-cache-memory-bytes"
+    if facts.kind == "cuda":
+        used = facts.memory_bytes - facts.free_bytes
+        budget = int(facts.memory_bytes * options.gpu_memory_utilization) - used - activations
+        return budget, "--gpu-memory-utilization"
+    return min(max(CPU_KV_BYTES, needed), int(most * CPU_KV_SHARE)), "--kv-cache-memory-bytes"
+
+
 def lower_tiers(block_bytes: int, options: CacheOptions) -> tuple[int, int]:
-    """Blocks of the host and of the disk tier.
+    """Number of blocks of the host tier and of the disk tier.
 
     Raises:
-        ConfigError: a tier too small for a block, or one without a cache to be the lower tier of.
+        ConfigError: a tier is too small for a block, or prefix caching is disabled.
     """
     if not options.kv_offload_bytes and options.kv_offload_path is None:
         return 0, 0
     if not options.enable_prefix_caching:
-        raise ConfigError("--kv-offload-bytes, --kv-offload-path: nothing is kept without prefix caching")
+        raise ConfigError(
+            "--kv-offload-bytes, --kv-offload-path: they need prefix caching, which is disabled"
+        )
     host_blocks = options.kv_offload_bytes // block_bytes
     if options.kv_offload_bytes and not host_blocks:
         raise ConfigError(f"--kv-offload-bytes {options.kv_offload_bytes}: one block takes {block_bytes}")
@@ -225,7 +237,7 @@ def lower_tiers(block_bytes: int, options: CacheOptions) -> tuple[int, int]:
 
 
 def shown_bytes(count: int) -> str:
-    """``count`` bytes in the unit that reads best."""
+    """``count`` bytes in the most readable unit."""
     for unit, size in (("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10)):
         if count >= size:
             return f"{count / size:.2f} {unit}"

@@ -1,13 +1,13 @@
-"""Carries blocks between device, host and disk.
+"""The mover: copies blocks between device, host and disk.
 
 ```
  device <──copies in order, on a stream of their own──> host pages (pinned on CUDA)
                                                           │  one thread reads, one writes
                                                         block file ──> arrivals
 ```
-Moves of a step run one after the other, before the step's rows; copies to and from the disk only begin in their turn
-and are told when they have ended. On CUDA all copies are queued on one side stream: it need not wait for rows in
-flight, since nothing that they still use is moved, and the step's own rows wait for it.
+Moves of a step run one after the other, before the step's rows. Copies to and from the disk only start in their turn;
+arrivals report their end. On CUDA all copies are queued on one side stream. It need not wait for rows in flight,
+because nothing that they still use is moved, and the step's own rows wait for it.
 """
 
 from __future__ import annotations
@@ -29,18 +29,18 @@ from headrace.compute.kv import PagedKV, untouched_zeros
 from headrace.core.plan import Arrival, Move, Tier
 
 WAIT_SECONDS = 0.05
-"""How long `Mover.arrivals` waits at most: new requests come in between."""
+"""The longest wait of `Mover.arrivals`, because new requests may arrive meanwhile."""
 
 PROBE_BLOCKS = 16
 
 
 class Mover:
-    """Host pages beside those of the device, and a file beside both.
+    """Host pages in addition to those of the device, and a file on disk.
 
     Args:
         kv: the pages of the device.
-        host_blocks: pages of the host; on CUDA they are pinned.
-        disk: where blocks go on a disk, if they do.
+        host_blocks: number of pages of the host; on CUDA they are pinned.
+        disk: the block file, if there is a disk tier.
     """
 
     def __init__(self, kv: PagedKV, host_blocks: int, disk: BlockFile | None = None) -> None:
@@ -64,7 +64,7 @@ class Mover:
         return self._host.nbytes
 
     def move(self, moves: Sequence[Move]) -> None:
-        """Run moves in order; on CUDA queue them, and let what is queued afterwards wait for them."""
+        """Run moves in order; on CUDA queue them, and make later work wait for them."""
         if not moves:
             return
         with self._on_side_stream():
@@ -74,7 +74,7 @@ class Mover:
             torch.cuda.current_stream(self._kv.device).wait_stream(self._side)
 
     def arrivals(self, *, wait: bool = False) -> tuple[Arrival, ...]:
-        """The copies to and from the disk that have ended since the last call; may wait a moment for one."""
+        """The copies to and from the disk that have ended since the last call; with ``wait``, waits briefly for one."""
         with self._news:
             if wait and not self._arrived:
                 self._news.wait(WAIT_SECONDS)
@@ -83,7 +83,7 @@ class Mover:
         return arrived
 
     def host_speed(self) -> float:
-        """Bytes per second of copies from host to device, measured on pages that nobody uses yet."""
+        """Bytes per second of copies from host to device, measured on unused pages."""
         count = min(PROBE_BLOCKS, self._host.shape[0], self._kv.num_blocks)
         moves = [Move(i, i, Tier.HOST, Tier.DEVICE) for i in range(count)]
         seconds = math.inf
@@ -96,7 +96,7 @@ class Mover:
         return count * self._host[0].nbytes / seconds
 
     def close(self) -> None:
-        """End what is under way and the threads."""
+        """Finish the copies under way and end the threads."""
         self._reader.shutdown()
         self._writer.shutdown()
         if self._disk is not None:
@@ -131,7 +131,7 @@ class Mover:
                 raise ValueError(f"blocks are not moved from {source_tier} to {target_tier}")
 
     def _begin(self, thread: ThreadPoolExecutor, move: Move, page: Tensor) -> None:
-        """Let a thread copy between a host page and the disk, once what was queued for that page is done."""
+        """Let a thread copy between a host page and the disk, after the work queued for that page is done."""
         queued = None
         if self._side is not None:
             queued = torch.cuda.Event()  # type: ignore[no-untyped-call]
@@ -152,7 +152,7 @@ class Mover:
                 self._disk.read(move.source, content)
                 ok = True
         except OSError:
-            ok = False  # full, broken or damaged: the core is told, and computes
+            ok = False  # full, broken or damaged: the arrival reports it, and the core computes
         finally:
             with self._news:
                 self._arrived.append(Arrival(move, ok, time.perf_counter() - began))

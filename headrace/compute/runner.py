@@ -1,13 +1,13 @@
-"""The local runner: one plan, one packed forward, one batch of drawn tokens.
+"""The local runner: executes a plan as one packed forward pass and one batch of sampled tokens.
 
 ```
  plan.entries -> slots, sampler      plan.rows -> Batch -> decoder -> logits (only where wanted)
  plan.moves   -> mover               logits -> sampler -> tokens -> slots   (stay on the device)
                                                           `-> Download -> StepOutput   (in `collect`)
 ```
-Knows nothing of requests or why a row was planned. On CUDA `launch` only queues work and `collect` is the one
-place that waits. On a CPU `background` gives the work its own thread, so that planning the next step hides
-behind it. Drafts to verify will be rows with several sampled positions.
+It does not know requests or why a row was planned. On CUDA `launch` only queues work, and `collect` is the one place
+that waits. On a CPU `background` runs the work on its own thread, so that planning the next step overlaps with it.
+Draft tokens to verify will be rows with several sampled positions.
 """
 
 from __future__ import annotations
@@ -21,49 +21,58 @@ import numpy as np
 import torch
 
 from headrace.compute.batch import Batch
+from headrace.compute.grammar.matchers import Matchers
 from headrace.compute.kv import PagedKV
 from headrace.compute.memory_clearing import MemoryClearing
 from headrace.compute.mover import Mover
+from headrace.compute.sampling.allowed import Allowed
 from headrace.compute.sampling.choice import Choice
 from headrace.compute.sampling.logprobs import Scores, score
 from headrace.compute.sampling.sampler import FAULTS, Sampler
 from headrace.compute.slots import Ints, Rows, Slots, ramps
 from headrace.compute.step_interrupt import StepInterrupt, StepInterrupted
 from headrace.compute.transfer import Download, upload
+from headrace.core.constraint import FAILED_PREFIX
 from headrace.core.plan import Entry, Move, Row, StepOutput, StepPlan, Tier, TokenLogprob
 
 
 class Decoder(Protocol):
-    """What the runner asks of a model."""
+    """What the runner needs from a model."""
 
     def hidden(self, batch: Batch, kv: PagedKV) -> torch.Tensor:
-        """Write the batch's keys and values into ``kv``; return the wanted positions' last states [S, hidden]."""
+        """Write the batch's keys and values into ``kv``; return the last states [S, hidden] of the wanted positions."""
         ...
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
-        """[S, vocab] of hidden states."""
+        """Logits [S, vocab] of hidden states."""
         ...
 
     def likeliest(self, logits: torch.Tensor) -> torch.Tensor:
         """The first token int64 [S] of each row's largest logit, or a fault: see `draw.likeliest`."""
         ...
 
+    def restrict(self, logits: torch.Tensor, allowed: Allowed) -> torch.Tensor:
+        """``logits`` without what grammars do not allow: see `allowed.restrict`."""
+        ...
+
     def choose(self, logits: torch.Tensor, choice: Choice) -> torch.Tensor:
-        """A token int64 [S] drawn from each row's logits, or a fault: see `choice.choose`."""
+        """A token int64 [S] sampled from each row's logits, or a fault: see `choice.choose`."""
         ...
 
 
 class _Sampled(NamedTuple):
-    """Rows that sample, where their tokens are in the download, and the lines of them that want scores."""
+    """Rows that sample, the position of their tokens in the download, the rows that a grammar constrains, and the lines
+    that need scores."""
 
     rows: list[int]
     tokens: int
+    constrained: frozenset[int]
     scored: list[int]
     scores: Scores | None
 
 
 class _Launched(NamedTuple):
-    """A step whose work is queued; its results are in ``download`` or on their way there."""
+    """A step whose work is queued; its results are in ``download`` or under way to it."""
 
     step: int
     row_count: int
@@ -79,10 +88,11 @@ class _Launched(NamedTuple):
 class LocalRunner:
     """`core.ports.Runner` on one device.
 
-    ``seconds`` sums the host's time per phase since the start: ``prepare`` (slots, moves, packing),
-    ``forward``, ``sample`` (with storing the tokens) and ``collect`` (waiting and turning results into
-    values). On CUDA the first three are the time to queue the work, and the device's time shows in
-    ``collect``. ``bell`` breaks idle plans off, if that is ``breakable``: where each is collected before the next.
+    ``seconds`` sums the host's time per phase since the start: ``prepare`` (slots, moves, packing), ``forward``,
+    ``sample`` (including storing the tokens) and ``collect`` (waiting and converting results). On CUDA the first
+    three are the time to queue the work, and the device's time shows in ``collect``. ``bell`` interrupts idle plans
+    if they are ``breakable``: when each plan is collected before the next is launched.
+    ``matchers`` hold the grammars of structured outputs; without them such a request fails.
     """
 
     def __init__(
@@ -98,6 +108,7 @@ class LocalRunner:
         breakable: bool = False,
         mover: Mover | None = None,
         ahead: MemoryClearing | None = None,
+        matchers: Matchers | None = None,
     ) -> None:
         self.seconds = dict.fromkeys(("prepare", "forward", "sample", "collect"), 0.0)
         self.bell = StepInterrupt()
@@ -106,12 +117,15 @@ class LocalRunner:
         self._kv = kv
         self._mover = mover
         self._ahead = ahead
+        self._matchers = matchers
         self._device = device
         self._slots = Slots(
             max_num_seqs=max_num_seqs, max_model_len=max_model_len, block_size=kv.block_size, device=device
         )
-        self._sampler = Sampler(self._slots.tokens, vocab_size, decoder.likeliest, decoder.choose)
-        self._most_logits = max_num_seqs  # rows of them at once: what start-up has reckoned with
+        self._sampler = Sampler(
+            self._slots.tokens, vocab_size, decoder.likeliest, decoder.choose, decoder.restrict
+        )
+        self._most_logits = max_num_seqs  # rows of logits at once, as sized at start-up
         self._refused: dict[int, str] = {}
         # Alternatives per sampled token and per prompt token (-1: no scores), and positions to score.
         self._top = np.full(max_num_seqs, -1, dtype=np.int64)
@@ -121,7 +135,7 @@ class LocalRunner:
         self._launched: deque[Future[_Launched]] = deque()
 
     def launch(self, plan: StepPlan, now: float) -> None:
-        """Start a plan. It never raises for the plan's work: what goes wrong is raised by its `collect`."""
+        """Start a plan. It never raises for the plan's work: `collect` raises its exception."""
         if self._thread is not None:
             self._launched.append(self._thread.submit(self._execute, plan))
             return
@@ -133,7 +147,7 @@ class LocalRunner:
         self._launched.append(future)
 
     def collect(self) -> StepOutput:
-        """The output of the oldest launched plan; waits for it. Raises what its forward raised."""
+        """Wait for the oldest launched plan and return its output; raises what its forward pass raised."""
         began = time.perf_counter()
         try:
             launched = self._launched.popleft().result()
@@ -147,9 +161,11 @@ class LocalRunner:
             self.seconds["collect"] += time.perf_counter() - began
 
     def close(self) -> None:
-        """Finish what was launched and end the background thread."""
+        """Finish the launched plans and end the background thread."""
         if self._thread is not None:
             self._thread.shutdown()
+        if self._matchers is not None:
+            self._matchers.close()
         if self._mover is not None:
             self._mover.close()
 
@@ -200,7 +216,7 @@ class LocalRunner:
         return _Launched(plan.step, len(plan.rows), failures, download, sampled, prompt_spans, prompt_scores)
 
     def _spans(self, rows: Rows) -> Ints:
-        """How many positions of each row want scores of the prompt's next token; empty where none does."""
+        """Number of positions of each row that need scores of the prompt's next token; empty if none does."""
         ends = self._prompt_end[rows.slot]
         return np.maximum(np.minimum(rows.end, ends) - rows.start, 0) if ends.any() else ends[:0]
 
@@ -216,22 +232,29 @@ class LocalRunner:
         self._prompt_top[entry.slot] = -1 if params.prompt_logprobs is None else params.prompt_logprobs
         self._prompt_end[entry.slot] = 0 if params.prompt_logprobs is None else entry.prompt_tokens - 1
         try:
+            self._constrain(entry)
             tokens = self._sampler.admit(entry)
-        except Exception as error:  # whatever is wrong with this one request must stay its own matter
+        except Exception as error:  # an invalid request must fail alone
             self._refused[entry.slot] = str(error)
             tokens = np.zeros(len(entry.tokens), dtype=np.int64)
         self._slots.admit(entry, tokens)
+
+    def _constrain(self, entry: Entry) -> None:
+        if self._matchers is not None:
+            self._matchers.admit(entry)
+        elif entry.params.structured_outputs is not None:
+            raise ValueError(f"{FAILED_PREFIX}this server has no grammar engine")
 
     def _move(self, moves: tuple[Move, ...]) -> None:
         if self._mover is not None:
             self._mover.move(moves)
         elif moves:
             if any(move.source_tier != Tier.DEVICE or move.target_tier != Tier.DEVICE for move in moves):
-                raise ValueError("this runner keeps blocks on the device only")
+                raise ValueError("this runner has no lower tiers: blocks cannot leave the device")
             self._kv.copy_blocks([move.source for move in moves], [move.target for move in moves])
 
     def _lines(self, hidden: torch.Tensor, wanted: Ints, some: Ints) -> torch.Tensor:
-        """Of the states at the packed positions ``wanted`` (ascending) those at ``some`` of them."""
+        """The states at the packed positions ``some``, taken from those at ``wanted`` (ascending)."""
         if some.size == wanted.size:
             return hidden
         (at,) = upload(self._device, np.searchsorted(wanted, some))
@@ -241,12 +264,16 @@ class LocalRunner:
         self, logits: torch.Tensor, rows: Rows, sampling: Ints, failures: dict[int, str], download: Download
     ) -> _Sampled:
         slots, positions = rows.slot[sampling], rows.end[sampling]
+        allowed = self._allowed(slots, sampling, failures)
         try:
-            drawn = self._sampler.sample(logits, slots, positions)
+            drawn = self._sampler.sample(logits, slots, positions, allowed)
         except Exception:
-            drawn = self._sample_alone(logits, slots, positions, sampling, failures)
+            each = logits if allowed is None else self._decoder.restrict(logits, allowed)
+            drawn = self._sample_alone(each, slots, positions, sampling, failures)
         self._slots.append(slots, positions, drawn)
         self._sampler.append(slots, drawn)
+        if self._matchers is not None:
+            self._matchers.note(slots, drawn)
         top = self._top[slots]
         scored = np.flatnonzero(top >= 0)
         scores = None
@@ -254,12 +281,24 @@ class LocalRunner:
             (at,) = upload(self._device, scored)
             tokens = drawn.index_select(0, at).clamp_(min=0)
             scores = score(logits.index_select(0, at).float(), tokens, top[scored], download)
-        return _Sampled(sampling.tolist(), download.add(drawn), scored.tolist(), scores)
+        lines = allowed.lines if allowed is not None else scored[:0]
+        constrained = frozenset(sampling[lines].tolist())
+        return _Sampled(sampling.tolist(), download.add(drawn), constrained, scored.tolist(), scores)
+
+    def _allowed(self, slots: Ints, sampling: Ints, failures: dict[int, str]) -> Allowed | None:
+        """What grammars leave to draw from; rows whose grammar has failed are added to ``failures``."""
+        found = None if self._matchers is None else self._matchers.allowed(slots)
+        if found is None:
+            return None
+        allowed, failed = found
+        for line, reason in failed.items():
+            failures.setdefault(int(sampling[line]), reason)
+        return allowed
 
     def _sample_alone(
         self, logits: torch.Tensor, slots: Ints, positions: Ints, sampling: Ints, failures: dict[int, str]
     ) -> torch.Tensor:
-        """Row by row, after the batch raised: the rows that raise again fail, the others go on."""
+        """Sample row by row after the batch raised: rows that raise again fail, the others continue."""
         drawn = torch.zeros(len(slots), dtype=torch.int64, device=self._device)
         for line in range(len(slots)):
             one = slice(line, line + 1)
@@ -272,7 +311,7 @@ class LocalRunner:
     def _score_prompts(
         self, hidden: torch.Tensor, rows: Rows, spans: Ints, download: Download
     ) -> tuple[Scores, ...]:
-        """Scores of what follows each of the states; a long prompt's logits would not fit beside one another."""
+        """Scores of the token after each state, in parts, because all logits of a long prompt would not fit at once."""
         slots = np.repeat(rows.slot, spans)
         following = np.repeat(rows.start, spans) + ramps(spans) + 1
         scores = []
@@ -285,7 +324,7 @@ class LocalRunner:
 
 
 def _output(launched: _Launched) -> StepOutput:
-    """Turn what arrived on the host into values."""
+    """Convert the downloaded results to values."""
     if launched.broken_off:
         return StepOutput(launched.step, (), broken_off=True)
     host = launched.download.wait()
@@ -296,7 +335,8 @@ def _output(launched: _Launched) -> StepOutput:
     if launched.sampled is not None:
         for row, token in zip(launched.sampled.rows, host[launched.sampled.tokens].tolist(), strict=True):
             if token < 0:
-                failures.setdefault(row, FAULTS[token])
+                blamed = FAILED_PREFIX if row in launched.sampled.constrained else ""
+                failures.setdefault(row, blamed + FAULTS[token])
             elif row not in failures:
                 tokens[row] = (token,)
         if launched.sampled.scores is not None:

@@ -1,9 +1,9 @@
-"""What a runner remembers of each running sequence, on the device: its tokens and its block table.
+"""The slots of a runner: tokens and block table of each running sequence, on the device.
 
-A slot is written once, when a sequence takes it; after that a step only adds its new blocks and the token
-that it drew, so the host's work per step is a handful of array operations over the rows and never grows with
-the context. What the host knows is reckoned on the host: on a small model's step each torch operation costs more
-than the arithmetic that it does. Knows no sampling and no model; `runner` joins the three.
+A slot is written once, when a sequence takes it. After that a step only adds its new blocks and the sampled token. So
+the host's work per step is a few array operations over the rows, and never grows with the context. Values that the
+host knows are computed on the host: in a step of a small model each torch operation costs more than its arithmetic.
+It knows no sampling and no model; `runner` joins the three.
 """
 
 from __future__ import annotations
@@ -39,15 +39,15 @@ class Rows(NamedTuple):
 
     @property
     def end(self) -> Ints:
-        """The position after each row's last one: where a token that it draws goes."""
+        """The position after the last one of each row, where a sampled token goes."""
         return self.start + self.length
 
 
 class Slots:
     """Token buffer int32 [max_num_seqs, max_model_len + 1] and block tables int32 [max_num_seqs, max_blocks].
 
-    The buffer is one wider than the context because the last token drawn is stored, though never computed. ``reached``
-    is one more than the highest block that any table ever had.
+    The buffer is one wider than the context because the last sampled token is stored, although never computed.
+    ``reached`` is one more than the highest block that any table ever contained.
     """
 
     def __init__(
@@ -66,7 +66,7 @@ class Slots:
         self.reached = 0
 
     def admit(self, entry: Entry, tokens: Ints) -> None:
-        """A sequence takes ``entry.slot`` with ``tokens`` known so far; all that was there is forgotten."""
+        """A sequence takes ``entry.slot`` with its known ``tokens``; earlier content is discarded."""
         self._tokens.write(entry.slot * (self._max_model_len + 1), tokens)
         self._blocks[entry.slot] = len(entry.blocks)
         if entry.blocks:
@@ -84,11 +84,13 @@ class Slots:
         places = np.repeat(slots * self._max_blocks + self._blocks[slots], counts) + ramps(counts)
         self._blocks[slots] += counts
         if (self._blocks[slots] > self._max_blocks).any():
-            raise ValueError(f"a block table would pass {self._max_blocks} blocks, the context's limit")
+            raise ValueError(
+                f"a block table would exceed {self._max_blocks} blocks, the limit of the context"
+            )
         self._write(places, blocks)
 
     def _write(self, places: Ints, blocks: Blocks) -> None:
-        """``blocks`` at ``places`` of the tables, counted through all of them."""
+        """Write ``blocks`` at ``places``, which are counted through all tables."""
         self._host_tables.reshape(-1)[places] = blocks
         if self.device.type != "cpu":
             at, new = upload(self.device, places, blocks)
@@ -105,7 +107,7 @@ class Slots:
     def append(self, slots: Ints, positions: Ints, tokens: torch.Tensor) -> None:
         """Store one token per slot (int64 [S], on the device) at the given positions; 0 in place of a fault.
 
-        A failed row's successor may be in flight already, and it needs some valid token.
+        The next row of a failed row may be in flight already, and needs a valid token.
         """
         self._tokens.put(slots * (self._max_model_len + 1) + positions, tokens, least=0)
 
@@ -114,14 +116,14 @@ class Slots:
         return self._tokens.take(slots * (self._max_model_len + 1) + positions).long()
 
     def pack(self, rows: Rows, logits_indices: Ints, bell: StepInterrupt | None = None) -> Batch:
-        """All rows behind one another as one batch, without padding, which ``bell`` breaks off.
+        """Pack all rows as one batch without padding, which ``bell`` may interrupt.
 
         ``logits_indices`` count tokens of the packed batch, ascending. Raises ValueError for a row beyond the context
-        or beyond its slot's blocks: reading on would read another sequence's memory.
+        or its slot's blocks, which would read another sequence's memory.
         """
         end = rows.end
         if (end > np.minimum(self._max_model_len, self._blocks[rows.slot] * self._block_size)).any():
-            raise ValueError("a row reaches beyond its slot's blocks or the context")
+            raise ValueError("a row exceeds the blocks of its slot or the context")
         starts = np.zeros(end.size + 1, dtype=np.int64)
         np.cumsum(rows.length, out=starts[1:])
         positions = np.repeat(rows.start - starts[:-1], rows.length) + np.arange(starts[-1])
@@ -155,6 +157,6 @@ class Slots:
 
 
 def ramps(counts: Ints) -> Ints:
-    """0 .. counts[0]-1, 0 .. counts[1]-1, … behind one another."""
+    """0 .. counts[0]-1, 0 .. counts[1]-1, … concatenated."""
     ends = np.cumsum(counts)
     return np.arange(ends[-1] if ends.size else 0) - np.repeat(ends - counts, counts)

@@ -1,12 +1,12 @@
-"""The list of what lies in a block file, so that the next process finds it: written at the end, read at the start.
+"""The snapshot: the list of the content of a block file, written at shutdown and read at the next start.
 
 ```
  {"headrace_blocks": 1, "fingerprint": …, "blocks": n, …}\\n     the same engine must have written it
  slot u32, checksum u32, parent 32 bytes, key 32 bytes, tokens i64 × block size     n times
  checksum u32 of all that
 ```
-Nothing of it is believed: another model, size or dtype, a damaged file, a key that its tokens do not give, are a note
-and an empty cache. Content itself is checked slot by slot when it is read.
+Everything in it is verified. Another model, size or dtype, a damaged file, or a key that does not match its tokens
+give a note and an empty cache. The content itself is checked slot by slot when it is read.
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ _CHECKSUM = struct.Struct("<I")
 
 
 class NotUsable(Exception):
-    """A snapshot that does not belong to this engine, or is damaged; the message says what is wrong."""
+    """A snapshot that does not belong to this engine, or is damaged; the message says why."""
 
 
 def write_snapshot(
     path: Path, identity: Mapping[str, Any], saved: Sequence[Saved], checksums: Mapping[int, int]
 ) -> int:
-    """Write which slots hold what, whole or not at all; how many. Raises OSError."""
+    """Write the content of the slots, completely or not at all; returns the number of blocks. Raises OSError."""
     entries = [
         _ENTRY.pack(each.block, checksum, each.parent, each.key) + array("q", each.tokens).tobytes()
         for each in saved
@@ -59,7 +59,7 @@ def read_snapshot(
     """The blocks that a file lists, each with its checksum, in the order in which they were written.
 
     Raises:
-        NotUsable: it is not of this engine, or is damaged.
+        NotUsable: it belongs to another engine, or is damaged.
         OSError: it cannot be read.
     """
     content = path.read_bytes()
@@ -70,7 +70,7 @@ def read_snapshot(
     try:
         header = dict(json.loads(line))
     except (ValueError, TypeError):
-        raise NotUsable("it is something else") from None
+        raise NotUsable("it is not a snapshot") from None
     for name, value in {MAGIC: VERSION, **identity}.items():
         if header.get(name) != value:
             raise NotUsable(f"its {name} is {header.get(name)!r}, not {value!r}")
@@ -84,7 +84,7 @@ def _entry(entry: bytes, num_slots: int) -> tuple[Saved, int]:
     slot, checksum, parent, key = _ENTRY.unpack_from(entry)
     tokens = array("q", entry[_ENTRY.size :])
     if slot >= num_slots:
-        raise NotUsable(f"it has a slot {slot} of {num_slots}")
+        raise NotUsable(f"it lists slot {slot}, but there are only {num_slots}")
     if chained_key(parent, tokens) != key:
-        raise NotUsable("a key does not belong to its tokens")
+        raise NotUsable("a key does not match its tokens")
     return Saved(slot, parent, key, tuple(tokens)), checksum

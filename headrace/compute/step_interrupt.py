@@ -1,4 +1,4 @@
-"""How a step that nobody waits for hears, while it computes, that somebody has come."""
+"""The step interrupt: a flag that ends a step of background work early when a request arrives."""
 
 from __future__ import annotations
 
@@ -6,11 +6,13 @@ import numpy as np
 
 
 class StepInterrupted(Exception):
-    """A forward pass has ended before its end, between two layers; what it has written may be written again."""
+    """A forward pass was interrupted between two layers; what it has written may be written again."""
 
 
 class StepInterrupt:
-    """One byte at ``address``: set by any thread, read between two layers by a forward pass, in the extension too."""
+    """One byte at ``address``: set by any thread, and read between two layers by a forward pass, also in the
+    extension.
+    """
 
     __slots__ = ("_byte", "address")
 
@@ -19,13 +21,13 @@ class StepInterrupt:
         self.address: int = self._byte.ctypes.data
 
     def set(self) -> None:
-        """Break off what may be."""
+        """Interrupt steps that may be interrupted."""
         self._byte[0] = 1
 
     def clear(self) -> None:
-        """Let what begins from now on come to its end."""
+        """Let steps that start from now on run to their end."""
         self._byte[0] = 0
 
     def is_set(self) -> bool:
-        """Whether what may be is to be broken off."""
+        """Whether steps that may be interrupted should be."""
         return bool(self._byte[0])

@@ -1,8 +1,8 @@
-"""Copies between host and device that never make the host wait until the one place where it must.
+"""Copies between host and device that let the host wait in only one place.
 
-On a CPU both directions are free views. On CUDA everything of a step goes up in one pinned copy, and results
-come down by copies that are queued behind the work; `Download.wait` is the step's only synchronization.
-Knows nothing of plans or models.
+On a CPU both directions are views without a copy. On CUDA all arrays of a step are uploaded in one pinned copy, and
+results come back by copies queued behind the work. `Download.wait` is the step's only synchronization. It knows no
+plans or models.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def upload(device: torch.device, *arrays: Array) -> list[torch.Tensor]:
 
 
 def joined(arrays: Sequence[Array]) -> Array:
-    """All ``arrays`` behind one another as int64, each from a whole word on."""
+    """All ``arrays`` concatenated as int64, each starting at a whole word."""
     words = np.zeros(sum(map(_words, arrays)), dtype=np.int64)
     begin = 0
     for array in arrays:
@@ -40,7 +40,7 @@ def joined(arrays: Sequence[Array]) -> Array:
 
 
 def split(words: torch.Tensor, arrays: Sequence[Array]) -> list[torch.Tensor]:
-    """``words`` that hold the contents of `joined` ``arrays``, as tensors of their types."""
+    """``words`` with the contents of `joined` ``arrays``, split into tensors of their types."""
     parts, begin = [], 0
     for array in arrays:
         part = words[begin : begin + _words(array)].view(_DTYPES[array.dtype])
@@ -54,9 +54,10 @@ def _words(array: Array) -> int:
 
 
 class Line:
-    """The elements of a contiguous tensor, at places that the host names.
+    """The elements of a contiguous tensor, at positions that the host names.
 
-    On a CPU numpy moves them: it costs a tenth of a torch operation whose code a step has pushed out of the caches.
+    On a CPU numpy moves them: this takes a tenth of the time of a torch operation whose code a step has evicted from
+    the caches.
     """
 
     def __init__(self, tensor: torch.Tensor) -> None:
@@ -79,7 +80,9 @@ class Line:
             self._all[begin : begin + values.size] = known
 
     def put(self, places: Array, values: torch.Tensor, least: int) -> None:
-        """Write ``values`` [N], of any integer type, at ``places`` int64 [N]; ``least`` where they are below it."""
+        """Write ``values`` [N], of any integer type, at ``places`` int64 [N], raised to ``least`` where they are
+        below it.
+        """
         if self._host is not None:
             self._host[places] = np.maximum(values.numpy(), least)
         else:
@@ -88,7 +91,7 @@ class Line:
 
 
 class Download:
-    """Tensors on their way to the host; `wait` gives them back in the order in which they were added."""
+    """Tensors under way to the host; `wait` returns them in the order in which they were added."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
@@ -96,7 +99,7 @@ class Download:
         self._host: list[torch.Tensor] = []
 
     def add(self, tensor: torch.Tensor) -> int:
-        """Queue a copy of ``tensor``; returns its index in what `wait` gives."""
+        """Queue a copy of ``tensor``; returns its index in the result of `wait`."""
         if self._event is not None:
             host = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
             tensor = host.copy_(tensor, non_blocking=True)
@@ -104,7 +107,7 @@ class Download:
         return len(self._host) - 1
 
     def seal(self) -> None:
-        """Mark the end of the queued copies; later work on the device is not waited for."""
+        """Mark the end of the queued copies; `wait` does not wait for later work on the device."""
         if self._event is not None:
             self._event.record(torch.cuda.current_stream(self._device))
 

@@ -8,6 +8,7 @@ and `cli` see more than one part. Files in reading order:
 |---|---|
 | `engine_options` | model, KV cache and scheduler |
 | `server_options` | address, keys, limits |
+| `observability_options` | logs and traces |
 | `cache_options` | response cache, semantic cache, cache warming |
 | `parts` | all parts by name, and `Options` |
 | `profiles` | settings that are chosen together |
@@ -22,11 +23,12 @@ and `cli` see more than one part. Files in reading order:
 from headrace.config.cache_options import ResponseCacheOptions, SemanticOptions, WarmOptions
 from headrace.config.engine_options import BUILTIN_MODEL, CacheOptions, ModelOptions, SchedulerOptions
 from headrace.config.errors import ConfigError
-from headrace.config.merge import options, parse_option
+from headrace.config.merge import changed_options, options, parse_option, reread
+from headrace.config.observability_options import ObservabilityOptions
 from headrace.config.parts import PARTS, TITLES, Options
 from headrace.config.profiles import PROFILES, profile_line
 from headrace.config.server_options import ServerOptions
-from headrace.config.sources import ENVIRONMENT_PREFIX
+from headrace.config.sources import ENVIRONMENT_PREFIX, Systemd, read_systemd
 
 __all__ = [
     "BUILTIN_MODEL",
@@ -37,13 +39,18 @@ __all__ = [
     "CacheOptions",
     "ConfigError",
     "ModelOptions",
+    "ObservabilityOptions",
     "Options",
     "ResponseCacheOptions",
     "SchedulerOptions",
     "SemanticOptions",
     "ServerOptions",
+    "Systemd",
     "WarmOptions",
+    "changed_options",
     "options",
     "parse_option",
     "profile_line",
+    "read_systemd",
+    "reread",
 ]

@@ -10,15 +10,15 @@ from typing import Any, get_type_hints
 
 from headrace.config.errors import ConfigError
 from headrace.config.foreign import model_advice
-from headrace.config.parts import PARTS, Options
+from headrace.config.parts import PARTS, Options, Source
 from headrace.config.profiles import PROFILES
 from headrace.config.sources import Setting, from_call, from_environment, from_yaml
 from headrace.config.validation import parse_value
 
-LISTS = ("allowed_origins", "api_key", "response_cache")
+LISTS = ("allowed_origins", "api_key", "admin_key", "metrics_key", "response_cache")
 """Options that may be given several times."""
 
-SECRETS = ("api_key", "response_cache_secret")
+SECRETS = ("api_key", "admin_key", "metrics_key", "response_cache_secret")
 """Options whose values no error may show, because errors end up in logs."""
 
 
@@ -44,7 +44,26 @@ def options(given: Mapping[str, Any], file: Path | None = None, *, keywords: boo
         part: kind(**{each.name: values[each.name] for each in fields(kind) if each.name in values})
         for part, kind in PARTS.items()
     }
-    return Options(**parts, chosen=chosen)
+    return Options(**parts, chosen=chosen, source=Source(given, file))
+
+
+def reread(old: Options) -> Options:
+    """The options as they would be read now: from the same file, the environment and what was given directly.
+
+    Raises:
+        ConfigError: as `options`.
+    """
+    return options(old.source.given, old.source.file)
+
+
+def changed_options(old: Options, new: Options) -> list[str]:
+    """The names of the options whose values differ."""
+    return [
+        each.name
+        for part, kind in PARTS.items()
+        for each in fields(kind)
+        if getattr(getattr(old, part), each.name) != getattr(getattr(new, part), each.name)
+    ]
 
 
 def parse_option(name: str, label: str, value: Any) -> Any:

@@ -2,18 +2,31 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
 
 from headrace.config.cache_options import ResponseCacheOptions, SemanticOptions, WarmOptions
 from headrace.config.engine_options import CacheOptions, ModelOptions, SchedulerOptions
+from headrace.config.observability_options import ObservabilityOptions
 from headrace.config.server_options import ServerOptions
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """Where options came from: those ``given`` directly, and the YAML ``file``."""
+
+    given: Mapping[str, Any] = field(default_factory=dict)
+    file: Path | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Options:
     """All parts: the result of the command line, a file, the environment and the defaults together.
 
-    ``chosen`` has the names that one of them set, in contrast to those that have their default.
+    ``chosen`` has the names that one of them set, in contrast to those that have their default; ``source`` where
+    from.
     """
 
     model: ModelOptions = field(default_factory=ModelOptions)
@@ -23,7 +36,9 @@ class Options:
     response_cache: ResponseCacheOptions = field(default_factory=ResponseCacheOptions)
     semantic: SemanticOptions = field(default_factory=SemanticOptions)
     warm: WarmOptions = field(default_factory=WarmOptions)
+    observability: ObservabilityOptions = field(default_factory=ObservabilityOptions)
     chosen: frozenset[str] = field(default=frozenset(), compare=False)
+    source: Source = field(default_factory=Source, compare=False, repr=False)
 
 
 PARTS: dict[str, type] = {
@@ -34,6 +49,7 @@ PARTS: dict[str, type] = {
     "response_cache": ResponseCacheOptions,
     "semantic": SemanticOptions,
     "warm": WarmOptions,
+    "observability": ObservabilityOptions,
 }
 
 TITLES: dict[str, str] = {
@@ -44,5 +60,6 @@ TITLES: dict[str, str] = {
     "response_cache": "Response cache",
     "semantic": "Semantic cache",
     "warm": "Cache warming",
+    "observability": "Logs and traces",
 }
 """The heading of each part in ``--help`` and in the reference."""

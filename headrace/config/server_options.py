@@ -31,11 +31,34 @@ class ServerOptions:
     ] = ()
     api_key: Annotated[
         tuple[str, ...],
-        Field(description="API key that clients must send. Repeatable (default: no key is required)."),
+        Field(description="API key of the role inference. Repeatable (default: no key is required)."),
     ] = ()
     api_key_file: Annotated[
         str | None,
-        Field(description="File of API keys, one per line, each followed by a space and its tenant."),
+        Field(
+            description="File of API keys, one per line: KEY [TENANT [ROLE]]. It is read again when it changes and "
+            "on SIGHUP (default: none)."
+        ),
+    ] = None
+    admin_key: Annotated[
+        tuple[str, ...],
+        Field(
+            description="API key of the role admin, which may use every route. Repeatable (default: none)."
+        ),
+    ] = ()
+    metrics_key: Annotated[
+        tuple[str, ...],
+        Field(
+            description="API key of the role metrics, which may read /metrics. Repeatable (default: none)."
+        ),
+    ] = ()
+    metrics_port: Annotated[
+        int | None,
+        Field(
+            ge=0,
+            le=65535,
+            description="Second port that serves only metrics and health, without a key (default: none).",
+        ),
     ] = None
     ssl_keyfile: Annotated[str | None, Field(description="TLS private key (PEM file).")] = None
     ssl_certfile: Annotated[str | None, Field(description="TLS certificate chain (PEM file).")] = None
@@ -64,11 +87,15 @@ class ServerOptions:
     ] = 8 << 20
     tool_call_parser: Annotated[
         str,
-        Field(description="Format of the model's tool calls; auto takes the one that the chat template shows."),
+        Field(
+            description="Format of the model's tool calls; auto takes the one that the chat template shows."
+        ),
     ] = "auto"
     reasoning_parser: Annotated[
         str,
-        Field(description="Format of the model's reasoning; auto takes the one that the chat template shows."),
+        Field(
+            description="Format of the model's reasoning; auto takes the one that the chat template shows."
+        ),
     ] = "auto"
     stream_interval: Annotated[
         int,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -16,9 +17,12 @@ from headrace.config.foreign import advice
 ENVIRONMENT_PREFIX = "HEADRACE_"
 
 _SERVICE_LINK = re.compile(
-    ENVIRONMENT_PREFIX + r"(.*_)?(SERVICE_HOST|SERVICE_PORT(_.*)?|PORT_\d+_(TCP|UDP)(_.*)?)"
+    ENVIRONMENT_PREFIX + r"(.*_)?(SERVICE_HOST|SERVICE_PORT(_.*)?|PORT_\d+_(TCP|UDP|SCTP)(_.*)?)"
 )
-"""Variables that Kubernetes sets for a service whose name begins with ``headrace``."""
+"""Variables that Kubernetes sets in every pod beside a Service whose name begins with ``headrace``."""
+
+_SERVICE_ADDRESS = re.compile(r"(tcp|udp|sctp)://\S+")
+"""The value of another such variable, ``HEADRACE_PORT``, which has the name of an option."""
 
 
 class Setting(NamedTuple):
@@ -71,7 +75,7 @@ def from_environment(known: Iterable[str], lists: Iterable[str]) -> dict[str, Se
     settings = {}
     variables = {ENVIRONMENT_PREFIX + name.upper(): name for name in known}
     for variable, value in os.environ.items():
-        if not variable.startswith(ENVIRONMENT_PREFIX) or _SERVICE_LINK.fullmatch(variable):
+        if not variable.startswith(ENVIRONMENT_PREFIX) or _is_service_link(variable, value):
             continue
         if variable not in variables:
             raise ConfigError(f"the environment: {variable} names no option{_instead(variable, variables)}")
@@ -79,6 +83,29 @@ def from_environment(known: Iterable[str], lists: Iterable[str]) -> dict[str, Se
         several = tuple(each.strip() for each in value.split(",")) if name in lists else value
         settings[name] = Setting(variable, several)
     return settings
+
+
+@dataclass(frozen=True, slots=True)
+class Systemd:
+    """How systemd wants to be informed: its socket, and the seconds between two watchdog messages (None: none)."""
+
+    notify_socket: str | None = None
+    watchdog_seconds: float | None = None
+
+
+def read_systemd() -> Systemd:
+    """What systemd put into the environment of this process; nothing if it was started in another way."""
+    interval = os.environ.get("WATCHDOG_USEC", "")
+    for_us = os.environ.get("WATCHDOG_PID") in (None, "", str(os.getpid()))
+    watchdog = int(interval) / 1e6 if interval.isdigit() and int(interval) and for_us else None
+    return Systemd(os.environ.get("NOTIFY_SOCKET") or None, watchdog)
+
+
+def _is_service_link(variable: str, value: str) -> bool:
+    """Whether Kubernetes set this variable for a Service, so that it is no option."""
+    if _SERVICE_LINK.fullmatch(variable):
+        return True
+    return variable.endswith("_PORT") and _SERVICE_ADDRESS.fullmatch(value) is not None
 
 
 def _instead(spelt: str, known: Iterable[str]) -> str:

@@ -8,13 +8,13 @@ from collections.abc import Sequence
 
 
 def root_key(salt: str, adapter: str) -> bytes:
-    """The key before the first block: requests of different salt or adapter never meet below it."""
+    """The key before the first block: requests with different salt or adapter share no key below it."""
     parts = (salt.encode(), adapter.encode())
     return hashlib.sha256(b"".join(len(part).to_bytes(8, "little") + part for part in parts)).digest()
 
 
 _SHA256 = hashlib.sha256()
-"""Copied for each key, which takes less than a new one."""
+"""Copied for each key, which is faster than creating a new one."""
 
 
 def chained_key(parent: bytes, tokens: Sequence[int]) -> bytes:

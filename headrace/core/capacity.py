@@ -1,4 +1,4 @@
-"""How much fits, said once: start-up sizing, admission, preemption, the planner and the simulator all ask here."""
+"""Capacity in blocks and bytes: the one source for start-up sizing, admission, preemption, planner and simulator."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ _SAMPLER_COPIES = 4
 
 
 def blocks_needed(tokens: int, block_size: int) -> int:
-    """Blocks that hold the keys and values of ``tokens`` positions."""
+    """Number of blocks that hold the keys and values of ``tokens`` positions."""
     return -(-tokens // block_size)
 
 
@@ -22,10 +22,10 @@ def activation_bytes(
     max_num_batched_tokens: int,
     max_num_seqs: int,
 ) -> int:
-    """An upper estimate of a step's activations beside weights and cache, in bytes.
+    """An upper estimate of a step's activation memory in bytes, in addition to weights and KV cache.
 
-    Per token: residual, its normed copy, attention in and out (8 hidden widths at the widest moment) and the
-    gate-up pair with its product (3 intermediate widths). Per sequence: the logits and what sampling makes of
+    Per token: residual, its normed copy, attention in and out (8 hidden widths at the widest moment) and the gate-up
+    pair with its product (3 intermediate widths). Per sequence: the logits and the copies that sampling makes of
     them, in float32.
     """
     per_token = (8 * hidden_size + 3 * intermediate_size) * itemsize
@@ -34,16 +34,14 @@ def activation_bytes(
 
 
 def why_never(request: Request, max_model_len: int, num_blocks: int, block_size: int) -> str:
-    """Why a request could not be served even alone; empty when it could."""
+    """Why a request could never be served, even alone; empty if it can be."""
     prompt = len(request.tokens)
     if not prompt:
         return "the prompt is empty"
     if prompt >= max_model_len:
-        return (
-            f"the prompt has {prompt} tokens; with room for one more token the limit is {max_model_len - 1}"
-        )
+        return f"the prompt has {prompt} tokens; the limit is {max_model_len - 1}, which leaves room for one token"
     asked = request.params.max_tokens
     needed = blocks_needed(max_model_len if asked is None else min(max_model_len, prompt + asked), block_size)
     if needed > num_blocks:
-        return f"the request may need {needed} blocks of keys and values; there are {num_blocks}"
+        return f"the request may need {needed} KV blocks, but there are only {num_blocks}"
     return ""

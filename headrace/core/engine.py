@@ -1,9 +1,12 @@
-"""One loop: plan, launch, collect, commit, events; the same in production, in tests and in a simulator."""
+"""The engine loop: plan, launch, collect, commit, events. It is the same in production, in tests and in the
+simulator.
+"""
 
 from __future__ import annotations
 
 import math
 from collections import deque
+from collections.abc import Mapping
 from contextlib import suppress
 
 from headrace.core.events import Event
@@ -14,21 +17,24 @@ from headrace.core.ports import Runner
 from headrace.core.request import FinishReason, Request
 from headrace.core.scheduler.scheduler import Scheduler
 from headrace.core.scheduler.start_estimate import StartEstimate
+from headrace.core.tenancy.fair_share import ShareLedger
 
 NO_STEP = -1
-"""The number of a plan that is none of the scheduler's."""
+"""The step number of a plan that the scheduler did not make."""
 
 SAVE_PATIENCE = 200
-"""How often in a row a runner may answer that nothing has arrived on disk yet, before it is given up."""
+"""How often in a row a runner may report no finished copy to disk before saving stops."""
 
 
 class Engine:
-    """Drives a scheduler and a runner; the caller gives the time and gets the events.
+    """Drives a scheduler and a runner; the calling code passes the time and receives the events.
 
     ``overlap`` is the number of launched steps that may be uncollected while the next one is planned: 0 is
     the simple engine, 1 hides planning behind the device. ``events`` is the list that the scheduler and its
-    pool write to.
+    pool write to. ``shares`` is the ledger of the scheduler's queue, where tenants have weights.
     """
+
+    shares: ShareLedger | None = None
 
     def __init__(
         self, scheduler: Scheduler, runner: Runner, events: list[Event], knobs: Knobs, overlap: int = 0
@@ -40,7 +46,7 @@ class Engine:
         self._overlap = overlap
         self._in_flight: deque[StepPlan] = deque()
         self._since: float | None = (
-            None  # the last call of `step`, if it had a plan collected and work left to do
+            None  # the time of the last `step`, if it committed a plan and requests still run
         )
 
     def submit(self, request: Request, now: float) -> None:
@@ -48,14 +54,14 @@ class Engine:
         self.scheduler.add(request, now)
 
     def cancel(self, request_id: str, why: FinishReason, now: float) -> None:
-        """End a request at once; an unknown id is ignored: the answer may end while its cancel is on the way."""
+        """End a request at once. An unknown id is ignored: a request may finish before its cancellation arrives."""
         self.scheduler.cancel(request_id, why)
 
     def step(self, now: float) -> list[Event]:
-        """Launch the next plan and commit the oldest one that is due; what happened comes back in order.
+        """Launch the next plan and commit the oldest one that is due; returns the events in order.
 
-        What the runner's `collect` raises is raised again. Every request with a row in what was in flight has failed
-        then, and nothing is in flight any more.
+        An exception of the runner's `collect` is raised again. Every request with a row in flight has failed then,
+        and nothing is in flight any more.
         """
         if self._since is not None:
             self.scheduler.took(now - self._since)
@@ -71,12 +77,12 @@ class Engine:
                 self._lose(str(error))
                 raise
             self.scheduler.commit(self._in_flight.popleft(), output)
-            if self.scheduler.num_running:  # who calls, calls again at once: the time between is this step's
+            if self.scheduler.num_running:  # called again at once: the time between is that step's
                 self._since = now
         return self.take_events()
 
     def _lose(self, why: str) -> None:
-        """The oldest plan in flight came to nothing; those behind it go on from what it was to compute."""
+        """Fail the requests of all plans in flight, because the oldest plan failed and the later ones build on it."""
         for _ in range(len(self._in_flight) - 1):
             with suppress(Exception):
                 self.runner.collect()
@@ -86,7 +92,7 @@ class Engine:
             self.scheduler.commit(plan, StepOutput(plan.step, ((),) * len(plan.rows), failures=failures))
 
     def estimate_start(self, request_id: str) -> StartEstimate | None:
-        """What lies before a request that waits; None for any other."""
+        """Position and predicted start of a waiting request; None for any other request."""
         return self.scheduler.estimate_start(request_id, self.knobs.batched_tokens)
 
     def take_events(self) -> list[Event]:
@@ -103,9 +109,9 @@ class Engine:
         return None if due == math.inf else max(due, now)
 
     def save_cache(self, now: float) -> list[Saved]:
-        """Bring all that can be found again to the disk tier, at the end of a life; what is there then.
+        """Copy the prefix cache to the disk tier at shutdown; returns what is stored there then.
 
-        Nothing may be submitted any more. It ends early when the disk does not answer.
+        No request may be submitted any more. It ends early if the disk does not answer.
         """
         while self._in_flight:
             self.scheduler.commit(self._in_flight.popleft(), self.runner.collect())
@@ -119,12 +125,17 @@ class Engine:
         return pages.saved()
 
     def adopt_cache(self, saved: list[Saved]) -> None:
-        """Take over what an earlier life left on the disk tier; before the first step."""
+        """Take over the disk tier of an earlier process; call it before the first step."""
         self.scheduler.pages.adopt(saved)
 
     def reset_prefix_cache(self, *, lower: bool = True) -> None:
-        """Forget all computed prefixes, those of the lower tiers unless told otherwise; running requests go on."""
+        """Clear the prefix cache, including lower tiers unless ``lower`` is false; running requests continue."""
         self.scheduler.pool.reset(lower=lower)
+
+    def set_tenant_weights(self, weights: Mapping[str, float]) -> None:
+        """Replace the tenants' weights (1 for a tenant that is not named); between two steps."""
+        if self.shares is not None:
+            self.shares.set_weights(weights)
 
     def check_books(self) -> None:
         """Raise AssertionError unless all counts agree."""

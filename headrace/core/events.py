@@ -1,8 +1,8 @@
-"""Everything that happens, told once, each with its reason.
+"""Events: everything that happens in the engine and the caches, emitted once, each with its reason.
 
-Metrics, the page, explanations, traces and tests are folds over this one stream. Whoever
-folds them is given ``now`` beside them (see `core.ports.Watcher`), which is the end of the step that told them. The two
-that happen before that step's work carry their own time in ``at`` (None: when it is told).
+Metrics, explanations, traces, the dashboard and tests are folds over this one stream. A fold receives ``now`` with
+each event (see `core.ports.Watcher`): the end of the step that emitted it. Two events happen before the work of that
+step and carry their own time in ``at`` (None: the time of emission).
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from headrace.core.request import NO_SLO, FinishReason, RejectReason, Request, S
 
 
 class Layer(StrEnum):
-    """Who spared the computing."""
+    """The cache layer that saved the computation."""
 
     EXACT = "exact"
     SEMANTIC = "semantic"
@@ -30,7 +30,7 @@ class AdmitReason(StrEnum):
 
 
 class SkipReason(StrEnum):
-    """Why a waiting request was not admitted in a step, or a running one stands still."""
+    """Why a waiting request was not admitted in a step, or why running background work is paused."""
 
     NO_SLOT = "no_slot"
     NO_BLOCKS = "no_blocks"
@@ -40,6 +40,7 @@ class SkipReason(StrEnum):
     STEP_FULL = "step_full"
     RESTORING = "restoring"
     NOT_IDLE = "not_idle"
+    GRAMMAR_COMPILING = "grammar_compiling"
 
 
 class ChunkReason(StrEnum):
@@ -50,10 +51,11 @@ class ChunkReason(StrEnum):
 
 
 class PreemptReason(StrEnum):
-    """Why a running request gave its place up.
+    """Why a running request was preempted.
 
-    A running one could not grow; a waiting one of a better class or of a tenant served less was owed it; it only filled
-    idle time, the time is not idle any more, and others need its slot, its blocks or what it was about to compute.
+    ``no_blocks``: a running request needed a block. ``owed``: a waiting request of a better class, or of a tenant
+    that has received less service, was owed its slot or blocks. ``yield``: it was background work, and other requests
+    need its slot, its blocks or the prefix that it was about to compute.
     """
 
     NO_BLOCKS = "no_blocks"
@@ -65,18 +67,18 @@ class EvictReason(StrEnum):
     ALLOCATION = "allocation"
     RESET = "reset"
     UNRANKED = "unranked"
-    """The eviction policy failed to rank it, so it went first."""
+    """The eviction policy failed to rank the block, so it was evicted first."""
 
 
 class Scope(StrEnum):
-    """To whom a cache's promise is made and kept: to a tenant, and in each of its partitions."""
+    """The scope of an error bound of the semantic cache: a tenant, or one of its partitions."""
 
     TENANT = "tenant"
     PARTITION = "partition"
 
 
 class Lookup(StrEnum):
-    """How asking a response cache ended."""
+    """The result of a response cache lookup."""
 
     HIT = "hit"
     MISS = "miss"
@@ -84,7 +86,7 @@ class Lookup(StrEnum):
 
 
 class Fault(StrEnum):
-    """What was wrong with a store of answers."""
+    """What was wrong with a response store."""
 
     SLOW = "slow"
     DAMAGED = "damaged"
@@ -95,8 +97,8 @@ class Fault(StrEnum):
 class MoveReason(StrEnum):
     """Why a block's content was copied to another tier.
 
-    Down: evicted from the device; worth keeping on disk; saved when the engine ends. Up: fetched from the disk for a
-    request that waits; restored for one that starts.
+    Down: evicted from the device; worth storing on disk; saved when the engine ends. Up: fetched from the disk for a
+    waiting request; restored for one that starts.
     """
 
     EVICTED = "evicted"
@@ -107,13 +109,13 @@ class MoveReason(StrEnum):
 
 
 class DeclineReason(StrEnum):
-    """Why what lies in a lower tier was not fetched."""
+    """Why content of a lower tier was not fetched."""
 
     QUICKER_TO_COMPUTE = "quicker_to_compute"
 
 
 class TurnedAway(NamedTuple):
-    """A request was turned away at the gate, before any engine heard of it; its `Finished` follows."""
+    """A request was rejected at admission, before it reached an engine; its `Finished` follows."""
 
     request_id: str
     tenant: str
@@ -132,7 +134,7 @@ class Arrived(NamedTuple):
 
 
 def arrival(request: Request) -> Arrived:
-    """That ``request`` came."""
+    """The `Arrived` event of a request."""
     return Arrived(
         request.id,
         len(request.tokens),
@@ -155,14 +157,14 @@ class Admitted(NamedTuple):
 
 
 class Skipped(NamedTuple):
-    """Told when the reason is new for this request, not at every step that it lasts."""
+    """A request was passed over. Emitted when its reason changes, not at every step."""
 
     request_id: str
     reason: SkipReason
 
 
 class Chunked(NamedTuple):
-    """A row of prefill: positions ``[start, start + length)`` were planned, and why just so many."""
+    """A prefill row was planned: positions ``[start, start + length)``, and what bounded the length."""
 
     request_id: str
     start: int
@@ -187,7 +189,7 @@ class PromptScored(NamedTuple):
 
 
 class Preempted(NamedTuple):
-    """A running request gave its blocks back and waits again; ``lost_tokens`` may need recomputing."""
+    """A running request lost its blocks and waits again; ``lost_tokens`` may need recomputing."""
 
     request_id: str
     reason: PreemptReason
@@ -202,7 +204,9 @@ class Evicted(NamedTuple):
 
 
 class Moved(NamedTuple):
-    """Blocks are copied from tier to tier: begun, where the disk takes part. ``request_id`` where it is for one."""
+    """Blocks were copied between tiers; for the disk, the copy has started. ``request_id`` names the request, if it
+    is for one.
+    """
 
     source: Tier
     target: Tier
@@ -213,15 +217,17 @@ class Moved(NamedTuple):
 
 
 class TransferFailed(NamedTuple):
-    """A copy to or from the disk has failed: the disk could not be written, or did not hold what it should. Or one
-    down has not begun, because the policy that should say whether it pays has failed."""
+    """A copy to or from the disk has failed: the disk could not be written, or did not hold the expected content.
+
+    It is also emitted if a copy down did not start because the policy that judges its benefit failed.
+    """
 
     source: Tier
     target: Tier
 
 
 class RestoreDeclined(NamedTuple):
-    """A request computes tokens that lie in a lower tier."""
+    """A request computes tokens that a lower tier holds."""
 
     request_id: str
     tokens: int
@@ -229,7 +235,7 @@ class RestoreDeclined(NamedTuple):
 
 
 class Finished(NamedTuple):
-    """The one end of a request. ``message`` says more where the reason is rejected or failed."""
+    """The single end of a request. ``message`` gives details if the reason is rejected or failed."""
 
     request_id: str
     reason: FinishReason
@@ -241,7 +247,7 @@ class Finished(NamedTuple):
 
 
 class Stepped(NamedTuple):
-    """Sizes of one committed step and of the engine after it."""
+    """The size of a committed step, and of the engine after it."""
 
     step: int
     decode_rows: int
@@ -256,7 +262,7 @@ class Stepped(NamedTuple):
 
 
 class LookedUp(NamedTuple):
-    """A response cache was asked for a request, or was not (``BYPASS``), and why it ended so."""
+    """A response cache was looked up for a request, or was bypassed (``BYPASS``), with the result and its reason."""
 
     request_id: str
     layer: Layer
@@ -266,7 +272,7 @@ class LookedUp(NamedTuple):
 
 
 class Spared(NamedTuple):
-    """A request was answered with tokens that had been computed before, or were being computed for another."""
+    """A request was served with tokens computed earlier, or being computed for another request."""
 
     request_id: str
     tenant: str
@@ -277,9 +283,9 @@ class Spared(NamedTuple):
 
 
 class Audited(NamedTuple):
-    """A request was computed although a cache had an answer; whether that answer was ``right``.
+    """A request was computed although a cache had a response, to check that response: ``right`` or not.
 
-    ``refuted`` says where just this audit, with those before it, refutes what is promised of such answers.
+    ``refuted`` names the scope whose error bound this audit, together with earlier ones, shows to be exceeded.
     """
 
     request_id: str
@@ -289,7 +295,7 @@ class Audited(NamedTuple):
 
 
 class StoreFaulted(NamedTuple):
-    """A store of answers could not be used; for the request it was a miss."""
+    """A response store could not be used; the request counts as a miss."""
 
     store: str
     fault: Fault

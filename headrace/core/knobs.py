@@ -1,4 +1,4 @@
-"""The few policy numbers that may change while the engine runs: frozen, swapped whole."""
+"""Policy settings that may change while the engine runs: frozen, replaced as a whole."""
 
 from __future__ import annotations
 
@@ -9,14 +9,13 @@ from dataclasses import dataclass
 class Knobs:
     """Bounds of one step.
 
-    ``batched_tokens`` bounds the tokens computed in a step. ``chunked_prefill`` lets a prompt be split over
-    steps; without it a prompt waits until it fits whole. ``long_prefill_tokens`` bounds one request's chunk
-    (0: no bound). ``mixed_prefill_ratio`` bounds what a prompt may add to a step that also decodes,
-    as a share of what its decoding takes (0: no bound): at 0.7 one long prompt keeps the others' inter-token
-    latency under 1.7 times, however long it is, or under 10 ms. Several prompts may add the fourth root of
-    their number as much. ``step_seconds`` bounds the predicted time of a step that decodes
-    (0: only by the wishes of those who decode). ``max_skips`` bounds how often a
-    waiting request that does not fit may be overtaken.
+    ``batched_tokens`` bounds the tokens computed in a step. ``chunked_prefill`` lets a prompt be split over steps;
+    without it a prompt waits until it fits whole. ``long_prefill_tokens`` bounds one request's chunk (0: no bound).
+    ``mixed_prefill_ratio`` bounds the prefill time of a step that also decodes, as a share of its decoding time (0:
+    no bound). At 0.7 one long prompt keeps the inter-token latency of the others under 1.7 times, however long it is,
+    or under 10 ms. Several prompts may add the fourth root of their number as much. ``step_seconds`` bounds the
+    predicted time of a step that decodes (0: only the TPOT targets of decoding requests). ``max_skips`` bounds how
+    often a waiting request that does not fit may be passed over.
     """
 
     batched_tokens: int = 2048

@@ -1,4 +1,4 @@
-"""One step as values: what the scheduler asks of a runner, and what comes back.
+"""One step as values: what the scheduler asks of a runner, and what the runner returns.
 
 ```
  StepPlan 7                                   the runner's slots (one per running sequence)
@@ -7,10 +7,10 @@
    rows     slot 0 [4,5) samples                slot 2: tokens x y z       table 9 12   <- entry
             slot 2 [2,3) samples
 ```
-A runner keeps per slot the tokens and the block table, so a row carries only what is new: its cost does
-not grow with the context. A runner appends each token that it draws to the slot's tokens itself; that is
-what lets the next plan be launched before this one's output has been collected (``overlap`` 1).
-Order within a step: entries, then moves one after the other, then all rows as one batch.
+A runner keeps the tokens and the block table of each slot, so a row carries only what is new: its cost does not grow
+with the context. A runner appends each sampled token to the slot's tokens itself. This lets the next plan be launched
+before the output of this one has been collected (``overlap`` 1). Order within a step: entries, then moves one after
+the other, then all rows as one batch.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from typing import NamedTuple
 from headrace.core.request import SamplingParams
 
 new_tuple = tuple.__new__
-"""Makes a named tuple at half the price of calling its class: for rows and events, of which each token has one."""
+"""Creates a named tuple in half the time of calling its class; used for rows and events, one per token."""
 
 
 class Tier(StrEnum):
-    """Where a block of keys and values can lie."""
+    """Where the KV of a block can be stored."""
 
     DEVICE = "device"
     HOST = "host"
@@ -37,8 +37,8 @@ class Tier(StrEnum):
 class Move(NamedTuple):
     """Copy the keys and values of a whole block, all layers, from ``source`` to ``target``.
 
-    A copy to or from the disk only begins in its turn; when it has ended, an `Arrival` says so. Until then neither end
-    takes part in another move.
+    A copy to or from the disk only starts in its turn; an `Arrival` reports its end. Until then neither block takes
+    part in another move.
     """
 
     source: int
@@ -48,7 +48,7 @@ class Move(NamedTuple):
 
 
 class Arrival(NamedTuple):
-    """A copy to or from the disk has ended; ``ok`` is false where the target does not hold what the source held."""
+    """A copy to or from the disk has ended; ``ok`` is false if the target does not hold the content of the source."""
 
     move: Move
     ok: bool
@@ -56,11 +56,11 @@ class Arrival(NamedTuple):
 
 
 class Entry(NamedTuple):
-    """A sequence takes a slot: whatever the slot held before is forgotten.
+    """A sequence takes a slot, whose earlier content is forgotten.
 
-    ``tokens`` are all tokens known so far, prompt first (after a preemption the confirmed output too);
-    ``prompt_tokens`` of them are the prompt. ``blocks`` start the slot's table: blocks whose keys and values
-    exist already (shared prefix) or are filled by this step's moves.
+    ``tokens`` are all tokens known so far, prompt first (after a preemption the confirmed output too). The first
+    ``prompt_tokens`` of them are the prompt. ``blocks`` start the slot's table: their keys and values exist already
+    (shared prefix) or are filled by this step's moves.
     """
 
     slot: int
@@ -76,8 +76,8 @@ class Entry(NamedTuple):
 class Row(NamedTuple):
     """Compute positions ``[start, start + length)`` of the sequence in ``slot``.
 
-    ``new_blocks`` are appended to the slot's table first. When ``samples`` is set the row reaches the last
-    known token, and one further token is drawn from the logits of its last position.
+    ``new_blocks`` are appended to the slot's table first. If ``samples`` is set, the row reaches the last known
+    token, and one further token is sampled from the logits of its last position.
     """
 
     slot: int
@@ -88,10 +88,10 @@ class Row(NamedTuple):
 
 
 class StepPlan(NamedTuple):
-    """All work of one step. Rows of decode come before rows of prefill; a slot has at most one row.
+    """All work of one step. Decode rows come before prefill rows; a slot has at most one row.
 
-    ``waits``: there is nothing to compute before a copy from the disk has arrived; `Runner.collect` waits for one, but
-    not for long, since new requests may come. ``idle``: nobody waits for any of it, so a runner may break it off.
+    ``waits``: nothing can be computed before a copy from the disk arrives. `Runner.collect` waits for one, but only
+    briefly, because new requests may arrive. ``idle``: the step is background work, so a runner may interrupt it.
     """
 
     step: int
@@ -117,16 +117,17 @@ class TokenLogprob(NamedTuple):
 
 
 class StepOutput(NamedTuple):
-    """What a step produced; every field is keyed by the index of a row in ``plan.rows``.
+    """The output of a step; fields are keyed by the index of a row in ``plan.rows``.
 
-    ``tokens[i]`` are the tokens drawn for row ``i`` (empty where the row does not sample). ``logprobs[i]``
-    has one entry per drawn token. ``prompt_logprobs[i]`` has one entry per computed position ``p``, scoring
-    token ``p + 1`` of the prompt. ``failures[i]`` says why row ``i`` alone could not be computed; its slot counts as
-    having drawn some token, since its next row may be in flight. ``arrivals`` are the copies to and from the disk, of
-    this step or any before, that have ended since the last output.
+    ``tokens[i]`` are the tokens sampled for row ``i`` (empty if the row does not sample). ``logprobs[i]`` has one
+    entry per sampled token. ``prompt_logprobs[i]`` has one entry per computed position ``p``, scoring token ``p + 1``
+    of the prompt. ``failures[i]`` says why row ``i`` alone could not be computed; its slot counts as having sampled a
+    token, because its next row may be in flight. ``arrivals`` are the copies to and from the disk, of this step or
+    any before, that have ended since the last output.
 
-    ``broken_off``: somebody came during an ``idle`` plan, since whose launch there has been no other. Entries
-    and moves are done and its rows' blocks are in the tables, but no row has been computed: all will be planned again.
+    ``broken_off``: a request arrived during an ``idle`` plan after which no other plan was launched, so the plan was
+    interrupted. Entries and moves are done and the blocks of its rows are in the tables, but no row has been
+    computed: all will be planned again.
     """
 
     step: int

@@ -1,4 +1,4 @@
-"""All that the core asks of the world."""
+"""Ports: the interfaces that the core needs from outside."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import Protocol
 from headrace.core.cache.partial.unfinished_answers import UnfinishedAnswer
 from headrace.core.cache.response.entry import Entry, Hit, Miss, Served, StoreFacts
 from headrace.core.cache.response.query import CacheQuery
+from headrace.core.constraint import Constraint
 from headrace.core.events import Event, Layer
 from headrace.core.plan import StepOutput, StepPlan
 
@@ -15,14 +16,37 @@ from headrace.core.plan import StepOutput, StepPlan
 class Runner(Protocol):
     """Turns plans into tokens: the torch runner, the simulator, or a test double.
 
-    Plans are executed in the order of their launch; `collect` returns the output of the oldest plan not yet
-    collected and blocks until it is there. A runner fails a single row through `StepOutput.failures`; what it
-    raises ends the engine.
+    Plans are executed in the order of their launch. `collect` blocks until the oldest uncollected plan is done, and
+    returns its output. A runner fails a single row through `StepOutput.failures`; an exception ends the engine.
     """
 
     def launch(self, plan: StepPlan, now: float) -> None: ...
 
     def collect(self) -> StepOutput: ...
+
+
+class Grammars(Protocol):
+    """Compiles the constraints of requests, beside the engine's loop, and remembers some of them."""
+
+    def ready(self, constraint: Constraint) -> bool:
+        """Whether ``constraint`` is compiled; if not, that begins now. It returns at once.
+
+        Raises:
+            UnusableConstraint: it cannot be compiled.
+        """
+        ...
+
+    def check(self, constraint: Constraint) -> None:
+        """Wait until ``constraint`` is compiled; for any thread that may wait.
+
+        Raises:
+            UnusableConstraint: it cannot be compiled.
+        """
+        ...
+
+    def is_complete(self, constraint: Constraint, text: str) -> bool:
+        """Whether ``text`` is all that ``constraint`` asks for, and not its beginning."""
+        ...
 
 
 class Watcher(Protocol):
@@ -32,12 +56,12 @@ class Watcher(Protocol):
 
 
 class Store(Protocol):
-    """Keeps bytes under 32-byte keys, for some time and as long as there is room.
+    """A response store: bytes under 32-byte keys, for a limited time and as long as there is room.
 
-    It may forget at any moment, and raise whatever it likes: who asks it takes that for a miss. ``tags`` are what
-    `clear` goes by. A tag's version counts its clearings; a store that outlives the process or is shared keeps the
-    versions too, so that other processes learn of a clearing through `versions`. It may be away during a clearing, or
-    lose them: `advance` raises versions by so much each, and deletes nothing.
+    It may lose entries at any time and raise any exception: the cache treats both as a miss. ``tags`` are what
+    `clear` selects by. A tag's version counts its invalidations. A store that outlives the process or is shared also
+    stores the versions, so that other processes learn of an invalidation through `versions`. Such a store may be down
+    during an invalidation, or lose the versions: `advance` adds to them and deletes nothing.
     """
 
     name: str
@@ -60,9 +84,9 @@ class Store(Protocol):
 
 
 class Embedder(Protocol):
-    """Texts to vectors of length one, each as packed float32 of ``dimensions``; None for a text that is too long.
+    """Turns texts into unit vectors, each as packed float32 of ``dimensions``; None for a text that is too long.
 
-    ``name`` is equal where vectors are comparable. For one thread at a time.
+    Vectors of embedders with equal ``name`` are comparable. It serves one thread at a time.
     """
 
     name: str
@@ -72,7 +96,7 @@ class Embedder(Protocol):
 
 
 class Level(Protocol):
-    """Another way to answer without computing, asked after the exact cache has missed; `start` is on the loop."""
+    """A further cache level, looked up after the exact cache has missed; `start` runs on the event loop."""
 
     layer: Layer
 
@@ -86,10 +110,10 @@ class Level(Protocol):
 
 
 class Keeper(Protocol):
-    """Is told what becomes of answers that may be kept; it must return at once.
+    """Listens to the response caches; every method must return at once.
 
-    ``kept``: an answer is whole. ``broken_off``: one ended before it was. ``cleared``: everything with a tag must be
-    forgotten. ``barred``: an answer was wrong.
+    ``kept``: a complete response was stored. ``broken_off``: a response ended before it was complete. ``cleared``:
+    all entries with a tag were invalidated. ``barred``: a response was reported as wrong.
     """
 
     def kept(self, ask: CacheQuery, entry: Entry) -> None: ...

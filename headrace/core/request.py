@@ -1,7 +1,7 @@
-"""What a caller asked for, as frozen values.
+"""A request and its parameters, as frozen values.
 
-A `Request` is parsed, rendered and tokenized before it comes here; it knows no text except its stop
-strings, which only `serve` matches. Next on the road: `core.tenancy.gate` decides, `core.engine` takes it in.
+A `Request` is parsed, rendered and tokenized before it reaches the core. It contains no text except stop strings,
+which only `serve` matches. Next in the request's path: `core.tenancy.gate` decides, `core.engine` takes the request.
 """
 
 from __future__ import annotations
@@ -12,13 +12,16 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import NamedTuple
 
+from headrace.core.constraint import Constraint, UnusableConstraint, settled
+
 
 class RejectReason(StrEnum):
-    """Why the server does not take a request on."""
+    """Why the server rejects a request at admission."""
 
     QUEUE_FULL = "queue_full"
     QUEUE_TOKENS = "queue_tokens"
     DRAINING = "draining"
+    PAUSED = "paused"
     TOO_LARGE = "too_large"
     TENANT_LIMIT = "tenant_limit"
 
@@ -36,7 +39,7 @@ class FinishReason(StrEnum):
 
 
 class InvalidParameter(ValueError):
-    """A request parameter outside its range; `param` names the field as the caller spelt it."""
+    """A request parameter outside its range; `param` names the field as the client spelled it."""
 
     def __init__(self, param: str, message: str) -> None:
         super().__init__(message)
@@ -47,7 +50,7 @@ MOST = 2**31 - 1
 """The largest count that a parameter may ask for."""
 
 LEAST_REPETITION_PENALTY = 1e-6
-"""Divided by less, a logit may leave the range of single precision."""
+"""The lower bound: a smaller divisor may take a logit out of the range of single precision."""
 
 _NUMBERS = ("temperature", "top_p", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty")
 _COUNTS = ("top_k", "seed", "max_tokens", "min_tokens", "logprobs", "prompt_logprobs")
@@ -70,6 +73,13 @@ def _integers(param: str, values: object) -> tuple[int, ...]:
     return listed
 
 
+def _constraint(value: object) -> Constraint:
+    try:
+        return settled(value)
+    except UnusableConstraint as error:
+        raise InvalidParameter("structured_outputs", f"structured_outputs: {error}") from None
+
+
 def _require(param: str, value: float, low: float, high: float, shown: str) -> None:
     if math.isnan(value) or not low <= value <= high:
         raise InvalidParameter(param, f"{param} must be {shown}, got {value}")
@@ -83,16 +93,17 @@ def _require_count(param: str, value: int | None, low: int) -> None:
 
 @dataclass(frozen=True, slots=True)
 class SamplingParams:
-    """How the tokens of one answer are drawn and when it ends.
+    """Sampling parameters and end conditions of one request.
 
-    ``temperature`` 0 is greedy. ``top_k`` 0 or -1, ``top_p`` 1 and ``min_p`` 0 switch their filter off.
-    ``logprobs``/``prompt_logprobs`` ask for that many alternatives beside the chosen token (0: only the
-    chosen one; None: none). Penalties follow OpenAI (presence, frequency: output tokens only) and
-    CTRL (repetition: prompt and output, arXiv:1909.05858). ``bad_words`` are token sequences that must
-    not be completed. ``max_tokens`` None means: as far as the context reaches.
+    ``temperature`` 0 is greedy. ``top_k`` 0 or -1, ``top_p`` 1 and ``min_p`` 0 switch their filter off. ``logprobs``
+    and ``prompt_logprobs`` set the number of alternatives beside the chosen token (0: only the chosen one; None:
+    none). Penalties follow OpenAI (presence, frequency: output tokens only) and CTRL (repetition: prompt and output,
+    arXiv:1909.05858). ``bad_words`` are token sequences that must not be completed. ``max_tokens`` None means: up to
+    the maximum context length. ``structured_outputs`` constrains the text: a `Constraint`, or an object such as
+    ``{"json": schema}`` (see `core.constraint.settled`).
 
     Raises:
-        InvalidParameter: a field outside its range; the error names it.
+        InvalidParameter: a field is outside its range; the error names it.
     """
 
     temperature: float = 1.0
@@ -115,6 +126,7 @@ class SamplingParams:
     skip_special_tokens: bool = True
     logprobs: int | None = None
     prompt_logprobs: int | None = None
+    structured_outputs: Constraint | None = None
 
     def __post_init__(self) -> None:
         self._settle_types()
@@ -147,9 +159,14 @@ class SamplingParams:
             raise InvalidParameter("bad_words", "bad_words must not contain an empty word")
         if any(not text for text in self.stop):
             raise InvalidParameter("stop", "stop must not contain an empty string")
+        if self.structured_outputs is not None and self.ignore_eos:
+            message = (
+                "ignore_eos cannot be used with structured outputs: the answer ends where its grammar does"
+            )
+            raise InvalidParameter("ignore_eos", message)
 
     def _settle_types(self) -> None:
-        """Refuse wrong types by name, and bring lists, a single stop string and a mapping of biases to tuples."""
+        """Reject wrong types by name; convert lists, a single stop string and a mapping of biases to tuples."""
         for param in _NUMBERS:
             _require_type(param, getattr(self, param), (int, float), "a number")
         for param in _COUNTS:
@@ -160,22 +177,24 @@ class SamplingParams:
         for text in stop:
             _require_type("stop", text, (str,), "a string or a list of strings")
         biases = self.logit_bias.items() if isinstance(self.logit_bias, Mapping) else self.logit_bias
-        settled: dict[str, object] = {
+        values: dict[str, object] = {
             "stop": stop,
             "stop_token_ids": _integers("stop_token_ids", self.stop_token_ids),
             "logit_bias": tuple((token, bias) for token, bias in biases),
             "bad_words": tuple(_integers("bad_words", word) for word in self.bad_words),
         }
         if self.allowed_token_ids is not None:
-            settled["allowed_token_ids"] = _integers("allowed_token_ids", self.allowed_token_ids)
-        for param, value in settled.items():
+            values["allowed_token_ids"] = _integers("allowed_token_ids", self.allowed_token_ids)
+        if self.structured_outputs is not None:
+            values["structured_outputs"] = _constraint(self.structured_outputs)
+        for param, value in values.items():
             object.__setattr__(self, param, value)
 
 
 class Slo(NamedTuple):
-    """What a caller hopes for: first token and mean time per further token, in seconds (None: no wish).
+    """Latency targets: time to first token and mean time per further token, in seconds (None: no target).
 
-    Unlike a deadline, a missed one ends nothing; it orders the queue and is counted (goodput).
+    Unlike a deadline, a missed target ends nothing. It orders the queue and is counted (goodput).
     """
 
     ttft_seconds: float | None = None
@@ -186,10 +205,10 @@ NO_SLO = Slo()
 
 
 class Retention(NamedTuple):
-    """How long the keys and values of prompt tokens ``[start, end)`` shall be kept (``end`` None: to the prompt's end).
+    """Retention priority of the KV of prompt tokens ``[start, end)``; ``end`` None means the end of the prompt.
 
-    ``priority`` is 0 to 100, higher stays longer; what nobody spoke for has `DEFAULT_RETENTION`. After ``seconds``
-    (None: never) it falls back to that.
+    ``priority`` is 0 to 100; higher is retained longer. Blocks without one have `DEFAULT_RETENTION`, to which the
+    priority falls back after ``seconds`` (None: never).
     """
 
     start: int
@@ -203,15 +222,15 @@ DEFAULT_RETENTION = 35
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """One sequence to generate: its tokens, how to sample, who asked, and until when it matters.
+    """One sequence to generate: its tokens, sampling parameters, tenant and deadline.
 
-    ``arrived`` and ``deadline`` are seconds on the clock that `Engine.step` is given: past the deadline the answer is
-    worth nothing and the request ends. ``service_class`` names the class whose share it uses, ``priority`` (lower runs
-    sooner) orders it within. ``salt`` parts the prefix cache: blocks are shared only between requests of equal salt
-    and ``adapter``. ``seed`` is the resolved seed of the sampler's counter-based generator (the caller's, or one drawn
-    at the edge). ``affinity`` names a group of alike requests that gain from running together (empty: none).
-    ``answered`` are tokens with which the answer is known to begin, at most ``max_tokens``: they are neither drawn nor
-    emitted again, and count as output everywhere (length, penalties, ``min_tokens``, the sampler's position).
+    ``arrived`` and ``deadline`` are seconds on the clock of `Engine.step`; a request ends at its deadline.
+    ``service_class`` names the class whose share the request uses; ``priority`` (lower runs sooner) orders it within
+    the class. ``salt`` partitions the prefix cache: only requests with equal ``salt`` and ``adapter`` share blocks.
+    ``seed`` is the resolved seed of the sampler's counter-based generator: the client's, or one drawn when the
+    request was parsed. ``affinity`` names a group of similar requests that gain from running together (empty: none).
+    ``answered`` are the known first tokens of the answer, at most ``max_tokens``. They are not sampled or emitted
+    again, and count as output everywhere (length, penalties, ``min_tokens``, the sampler's position).
     """
 
     id: str

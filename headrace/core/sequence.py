@@ -1,4 +1,4 @@
-"""A request while it lives in an engine.
+"""A sequence: a request and its progress while it is in an engine.
 
 Positions of a sequence, left to right:
 
@@ -7,9 +7,10 @@ Positions of a sequence, left to right:
    confirmed keys            in flight       still to plan   drawn on the device, not collected yet (pending)
    and values
 ```
-``planned`` runs ahead of ``computed`` by what has been launched; ``known`` runs ahead of ``tokens`` by what
-launched rows will draw. Both meet when nothing is in flight. One rule makes all rows: compute from
-``planned`` towards ``known``; a prompt, a chunk, a decode step and a resumed sequence differ in nothing else.
+``planned`` is ahead of ``computed`` by the positions that have been launched. ``known`` is ahead of ``tokens`` by the
+tokens that launched rows will sample. Both pairs are equal when nothing is in flight. One rule makes all rows:
+compute from ``planned`` towards ``known``. A prompt, a chunk, a decode step and a resumed sequence differ in nothing
+else.
 """
 
 from __future__ import annotations
@@ -19,18 +20,19 @@ from enum import StrEnum
 from typing import TYPE_CHECKING
 
 from headrace.core.block_keys import chained_keys, root_key
-from headrace.core.events import Finished, SkipReason
+from headrace.core.events import Finished, PromptScored, SkipReason
+from headrace.core.plan import TokenLogprob
 from headrace.core.request import FinishReason, Request
 
 if TYPE_CHECKING:
     from headrace.core.tenancy.fair_share import TenantAccount
 
 Rank = tuple[float, ...]
-"""A place in an order: lower goes first, equal ones are told apart by their arrival's number."""
+"""A position in an order: lower goes first; the arrival number breaks ties."""
 
 
 class Status(StrEnum):
-    """Where a sequence is in its life."""
+    """The state of a sequence."""
 
     WAITING = "waiting"
     RUNNING = "running"
@@ -47,7 +49,7 @@ TRANSITIONS: dict[Status, frozenset[Status]] = {
 
 
 class Sequence:
-    """The moving counts of one request; only the scheduler changes them."""
+    """The changing state of one request; only the scheduler changes it."""
 
     __slots__ = (
         "account",
@@ -87,20 +89,20 @@ class Sequence:
         "wanted",
     )
 
-    account: TenantAccount  # whose service its rows are; set where it enters the queue
+    account: TenantAccount  # the account that its rows are charged to; set by the queue
 
     def __init__(self, request: Request, rank: Rank, max_model_len: int) -> None:
         self.request = request
         self.rank = rank
-        self.place = rank  # among those that run: who gets blocks first
-        self.tpot_seconds = math.inf  # the longest time per token that its caller hopes for
-        self.foreseen = 0  # the length that it was last predicted to end at
+        self.place = rank  # order among running sequences: the lowest gets blocks first
+        self.tpot_seconds = math.inf  # its TPOT target
+        self.foreseen = 0  # predicted final length
         self.started = math.nan  # when it was first admitted
-        self.prompt_seconds = 0.0  # what its prompt is foretold to take alone
-        self.latest_start = math.inf  # when it must start to be in time
-        self.late = False  # it cannot be in time any more, or was given up for others that can
-        self.passes = 0  # how often another started instead, which a pick policy preferred
-        self.overtakes: Sequence | None = None  # whom this one would pass by starting now
+        self.prompt_seconds = 0.0  # predicted prefill time when it runs alone
+        self.latest_start = math.inf  # the latest start that meets its TTFT target
+        self.late = False  # it cannot meet its TTFT target, or was deferred so that others can
+        self.passes = 0  # how often a pick policy let another sequence start first
+        self.overtakes: Sequence | None = None  # the sequence that this one would pass by starting now
         self.preemptions = 0
         self.tokens = [*request.tokens, *request.answered]
         self.prompt_tokens = len(request.tokens)
@@ -109,7 +111,7 @@ class Sequence:
             max_model_len if asked is None else min(self.prompt_tokens + asked, max_model_len)
         )
         params = request.params
-        self.ends = frozenset(params.stop_token_ids)  # the tokens of which each ends the answer
+        self.ends = frozenset(params.stop_token_ids)  # tokens that end the answer
         if not params.ignore_eos:
             self.ends |= request.eos_token_ids
         self.status = Status.WAITING
@@ -118,16 +120,16 @@ class Sequence:
         self.computed = 0
         self.planned = 0
         self.pending = 0
-        self.epoch = 0  # grows at preemption and finish: a row launched before is recognised as stale
+        self.epoch = 0  # grows at preemption and finish, which makes launched rows stale
         self.last_step = -1  # the last step that had a row of this sequence
         self.root = root_key(request.salt, request.adapter)
-        self.keys: list[bytes] = []  # chained keys of the full blocks of `tokens`, as far as asked for
-        self.registered = 0  # full blocks of the table that the pool can find
-        self.promised = 0  # full blocks of the prompt that it told the pool it would compute
-        self.wanted = 0  # full blocks that it asked the pool to keep while it waits
-        self.restore_by = math.inf  # until when it waits for blocks from the disk
-        self.cached_tokens = 0  # of the prompt, found when it was first admitted: what the caller is told
-        self.scored = 0  # positions of the prompt whose log-probabilities have been told
+        self.keys: list[bytes] = []  # chained keys of the full blocks of `tokens`, computed on demand
+        self.registered = 0  # full blocks of the table that are in the prefix cache
+        self.promised = 0  # full blocks of the prompt that it announced to compute
+        self.wanted = 0  # full blocks that the pool should retain while it waits
+        self.restore_by = math.inf  # how long it waits for blocks from the disk
+        self.cached_tokens = 0  # prompt tokens found in the cache at first admission, as reported in usage
+        self.scored = 0  # prompt positions whose log-probabilities have been emitted
         self.skips = 0
         self.skip_reason: SkipReason | None = None
 
@@ -165,12 +167,20 @@ class Sequence:
             return FinishReason.LENGTH
         return None
 
+    def prompt_scores(self, start: int, scores: tuple[TokenLogprob, ...]) -> PromptScored | None:
+        """The event of the scores that are new: each is reported once, though a preempted prompt is computed again."""
+        new = scores[max(0, self.scored - start) :]
+        if not new:
+            return None
+        self.scored = start + len(scores)
+        return PromptScored(self.request.id, self.scored - len(new), new)
+
     def stop_token(self, reason: FinishReason) -> int | None:
         """The token that ended the answer, if one did."""
         return self.tokens[-1] if reason is FinishReason.STOP else None
 
     def ended(self, reason: FinishReason, message: str = "", stop_token: int | None = None) -> Finished:
-        """The one event of its end."""
+        """The `Finished` event of this sequence."""
         return Finished(
             self.request.id,
             reason,

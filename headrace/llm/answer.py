@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from headrace.core.events import Emitted, Finished, PromptScored
+from headrace.core.ports import Grammars
 from headrace.core.request import FinishReason, Request
 from headrace.llm.outputs import CompletionDelta, RequestOutput
 from headrace.serve.text.stream import TextStream, TextStreams
@@ -21,6 +22,7 @@ class PendingAnswer:
         output: RequestOutput,
         place: tuple[int, int],
         streams: TextStreams,
+        grammars: Grammars,
         *,
         continues: bool,
         streamed: bool,
@@ -28,6 +30,7 @@ class PendingAnswer:
         params = request.params
         self.request = request
         self.output = output
+        self._grammars = grammars
         self._prompt_index, self._index = place
         self._first = self._index == 0
         self._answer = output.outputs[self._index]
@@ -85,6 +88,10 @@ class PendingAnswer:
             answer.text += self._stream.finish().text
             if event.stop_token in self._params.stop_token_ids:
                 answer.stop_reason = event.stop_token
+        constraint = self._params.structured_outputs
+        if constraint is not None and answer.stop_reason is not None:  # cut off by the request's own stop
+            whole = self._grammars.is_complete(constraint, answer.text)
+            answer.finish_reason = str(FinishReason.STOP if whole else FinishReason.LENGTH)
         if self._first:
             self.output.metrics.finished = now
 

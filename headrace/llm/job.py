@@ -10,6 +10,7 @@ from typing import Any, cast
 
 from headrace.build.model import Loaded
 from headrace.core.capacity import why_never
+from headrace.core.constraint import UnusableConstraint
 from headrace.core.events import Admitted, Emitted, Event, Finished, PromptScored
 from headrace.core.prediction.output_lengths import LengthPredictor
 from headrace.core.queueing.job_order import TOKEN_BYTES, order_job, token_bytes
@@ -165,6 +166,7 @@ class JobMaker:
                     outputs[-1],
                     (index, i),
                     self._streams(),
+                    self._loaded.grammars,
                     continues=continues,
                     streamed=streamed,
                 )
@@ -182,6 +184,12 @@ class JobMaker:
 
     def _check(self, request: Request, index: int) -> None:
         """Refuse a prompt before any work is done, so that it costs the others nothing."""
+        constraint = request.params.structured_outputs
+        if constraint is not None:
+            try:
+                self._loaded.grammars.check(constraint)
+            except UnusableConstraint as error:
+                raise InvalidParameter("structured_outputs", f"structured_outputs: {error}") from None
         vocab_size = self._loaded.spec.vocab_size
         wrong = next((token for token in request.tokens if not 0 <= token < vocab_size), None)
         if wrong is not None:

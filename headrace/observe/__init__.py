@@ -1,1 +1,9 @@
-"""Folds over the event stream: metrics and explanations."""
+"""Observes the server: metrics, explanations of requests, logs, traces and recordings, as folds over events.
+
+- `metrics`, `engine_series`: the metrics that dashboards read. `goodput`: latency targets, classes, fairness.
+- `cache_ledger`, `tier_ledger`: what the caches saved and what KV offloading moved. `http_requests`: HTTP responses.
+- `metrics_page`, `series`: the page of ``/metrics`` and its numbers. `vllm_names`: names of vLLM's dashboards.
+- `requests`, `reasons`: the explanation of one request. `usage`: usage of each tenant.
+- `fairness`, `waste`: Jain's fairness index and unused KV memory, also used by `headrace.lab`.
+- `log`: log format and writer. `tracing`: OpenTelemetry spans. `recording`: scheduler traces that can be replayed.
+"""

@@ -1,15 +1,15 @@
-"""The ledger of what was not computed: per layer its look-ups, hits, time, tokens and money.
+"""Counts what the caches saved: lookups, hits, time, tokens and cost of each cache layer.
 
 ```
- exact      Spared: a whole answer was kept              prompt + output tokens
- semantic   Spared: a near question's answer served      prompt + output tokens
- coalesced  Spared: another call was computing it        prompt + output tokens
- partial    Spared: an answer was taken up where it      output tokens
-            had been left
- prefix     Admitted: blocks of the prompt were there    prompt tokens
+ layer      hit                                             saved
+ exact      the response of an equal request was cached     prompt and output tokens
+ semantic   the response of a similar request was served    prompt and output tokens
+ coalesced  another request was computing the response      prompt and output tokens
+ partial    an unfinished response was resumed              output tokens
+ prefix     blocks of the prompt were in the KV cache       prompt tokens
 ```
-A fold over the same events as all metrics; `observe.metrics` shows its families, ``/v1/cache/stats`` its `stats`. The
-prefix cache looks up within a step, whose time is that of the scheduler.
+`observe.metrics` passes it events. ``/metrics`` shows its metrics and ``/v1/cache/stats`` its `stats`. Lookups in the
+prefix cache are part of a step, so they have no time of their own.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ _MILLION = 1e6
 
 @dataclass(frozen=True, slots=True)
 class Prices:
-    """What a million tokens cost, in whatever currency: of the prompt and of the answer."""
+    """Price of a million input and output tokens, in any currency."""
 
     input: float = 0.0
     output: float = 0.0
 
     def of(self, prompt_tokens: int, output_tokens: int) -> float:
-        """What a call of so many tokens costs."""
+        """Cost of a number of prompt and output tokens."""
         return (prompt_tokens * self.input + output_tokens * self.output) / _MILLION
 
 
@@ -42,49 +42,57 @@ FREE = Prices()
 
 
 Sizes = Mapping[Layer, Mapping[str, StoreFacts]]
-"""How full each layer's stores are, by their names."""
+"""Entries and bytes of the stores of each layer, by name."""
 
 
 class CacheLedger:
-    """Counts by layer; ``sizes`` is asked when somebody reads."""
+    """Counts by layer; ``sizes`` is called when the counts are read."""
 
-    def __init__(self, sheet: MetricsPage, prices: Prices = FREE, sizes: Callable[[], Sizes] = dict) -> None:
+    def __init__(self, page: MetricsPage, prices: Prices = FREE, sizes: Callable[[], Sizes] = dict) -> None:
         self._prices = prices
         self._sizes = sizes
         self._evicted_blocks = 0
         layer = ["layer"]
-        self._hits = sheet.counter("response_cache_hits", "Requests answered without computing.", layer)
-        self._misses = sheet.counter("response_cache_misses", "Look-ups that found nothing to serve.", layer)
-        self._reasons = sheet.counter(
+        self._hits = page.counter("response_cache_hits", "Requests that a cache layer served.", layer)
+        self._misses = page.counter("response_cache_misses", "Lookups that found nothing to serve.", layer)
+        self._reasons = page.counter(
             "response_cache_miss_reasons",
-            "Why look-ups found nothing, where it is known.",
+            "Lookups that found nothing to serve, by reason, where it is known.",
             ["layer", "reason"],
         )
-        self._bypasses = sheet.counter(
-            "response_cache_bypasses", "Requests that no cache may answer.", ["reason"]
+        self._bypasses = page.counter(
+            "response_cache_bypasses", "Requests that are not cacheable, by reason.", ["reason"]
         )
-        self._tokens = sheet.counter("saved_tokens", "Tokens not computed.", ["layer", "kind"])
-        self._money = sheet.counter("saved_cost", "What they would have cost, by the prices given.", layer)
-        self._faults = sheet.counter(
-            "response_cache_faults", "Look-ups and writes that a store failed.", ["store", "fault"]
+        self._tokens = page.counter(
+            "saved_tokens", "Tokens that were served from a cache instead of computed.", ["layer", "kind"]
         )
-        self._audits = sheet.counter(
-            "response_cache_audits", "Kept answers compared with computed ones.", ["layer", "outcome"]
+        self._cost = page.counter(
+            "saved_cost", "Cost of the saved tokens, at --input-price and --output-price.", layer
         )
-        self._refuted = sheet.counter(
+        self._faults = page.counter(
+            "response_cache_faults",
+            "Lookups and writes that a cache store failed, by kind of fault.",
+            ["store", "fault"],
+        )
+        self._audits = page.counter(
+            "response_cache_audits",
+            "Cached responses that were compared with computed ones, by result.",
+            ["layer", "outcome"],
+        )
+        self._disabled = page.counter(
             "response_cache_refuted",
-            "Tenants and partitions to whom audits have refuted the promise.",
+            "Cache partitions disabled because audits exceeded the configured error bound.",
             ["layer", "scope"],
         )
-        self._evictions = sheet.counter("response_cache_evictions", "Entries dropped for room.", layer)
-        self._bytes = sheet.gauge("response_cache_bytes", "Bytes held, all stores together.", layer)
-        self._entries = sheet.gauge("response_cache_entries", "Entries held, all stores together.", layer)
-        self._seconds = sheet.histogram(
-            "response_cache_lookup_seconds", "Time of a look-up.", LOOKUP_SECONDS, layer
+        self._evictions = page.counter("response_cache_evictions", "Entries evicted to make room.", layer)
+        self._bytes = page.gauge("response_cache_bytes", "Bytes in all stores of a layer.", layer)
+        self._entries = page.gauge("response_cache_entries", "Entries in all stores of a layer.", layer)
+        self._seconds = page.histogram(
+            "response_cache_lookup_seconds", "Time of a lookup.", LOOKUP_SECONDS, layer
         )
 
     def looked_up(self, event: LookedUp, now: float) -> None:
-        """A cache was asked, or was not."""
+        """A cache was searched, or bypassed."""
         if event.outcome is Lookup.BYPASS:
             self._bypasses.of(event.reason).value += 1
             return
@@ -95,48 +103,48 @@ class CacheLedger:
                 self._reasons.of(event.layer.value, event.reason).value += 1
 
     def spared(self, event: Spared, now: float) -> None:
-        """A request was answered without computing."""
+        """A request was served from a cache."""
         layer = event.layer.value
         self._hits.of(layer).value += 1
         self._tokens.of(layer, "prompt").value += event.prompt_tokens
         self._tokens.of(layer, "output").value += event.output_tokens
-        self._money.of(layer).value += self._prices.of(event.prompt_tokens, event.output_tokens)
+        self._cost.of(layer).value += self._prices.of(event.prompt_tokens, event.output_tokens)
 
     def audited(self, event: Audited, now: float) -> None:
-        """A kept answer was compared with a computed one."""
+        """A cached response was compared with a computed one."""
         self._audits.of(event.layer.value, "right" if event.right else "wrong").value += 1
         if event.refuted is not None:
-            self._refuted.of(event.layer.value, event.refuted.value).value += 1
+            self._disabled.of(event.layer.value, event.refuted.value).value += 1
 
     def shared(self, cached_tokens: int) -> None:
-        """A request was admitted for the first time, with ``cached_tokens`` of its prompt computed before."""
+        """A request was admitted for the first time, with ``cached_tokens`` of its prompt in the prefix cache."""
         layer = Layer.PREFIX.value
         if not cached_tokens:
             self._misses.of(layer).value += 1
             return
         self._hits.of(layer).value += 1
         self._tokens.of(layer, "prompt").value += cached_tokens
-        self._money.of(layer).value += self._prices.of(cached_tokens, 0)
+        self._cost.of(layer).value += self._prices.of(cached_tokens, 0)
 
     def faulted(self, event: StoreFaulted, now: float) -> None:
-        """A store could not be used."""
+        """A store failed."""
         self._faults.of(event.store, event.fault.value).value += 1
 
     def evicted(self, event: Evicted, now: float) -> None:
-        """Blocks of the prefix cache were needed for something else."""
+        """Blocks of the prefix cache were evicted."""
         if event.reason is not EvictReason.RESET:
             self._evicted_blocks += len(event.blocks)
 
     def measure(self) -> None:
-        """Ask how full everything is."""
-        for layer, stores in self._full().items():
+        """Measure the sizes of all stores."""
+        for layer, stores in self._measured().items():
             self._bytes.of(layer.value).value = sum(facts.nbytes or 0 for facts in stores.values())
             self._entries.of(layer.value).value = sum(facts.entries or 0 for facts in stores.values())
             self._evictions.of(layer.value).value = sum(facts.evictions for facts in stores.values())
 
     def stats(self) -> dict[str, Any]:
-        """Everything by layer, as plain values for JSON."""
-        sizes = self._full()
+        """All counts by layer, as plain values for JSON."""
+        sizes = self._measured()
         named = {name for family in (self._hits, self._misses) for (name,) in family.series}
         layers = [layer for layer in Layer if layer in sizes or layer.value in named]
         return {
@@ -149,8 +157,8 @@ class CacheLedger:
             },
         }
 
-    def _full(self) -> Sizes:
-        """How full everything is; the engine tells its evictions as events instead of counting them."""
+    def _measured(self) -> Sizes:
+        """Sizes of all stores, with the evictions of the prefix cache, which arrive as events."""
         sizes = dict(self._sizes())
         if Layer.PREFIX in sizes:
             sizes[Layer.PREFIX] = {
@@ -178,12 +186,12 @@ class CacheLedger:
             "audited_wrong": int(self._audits.of(layer, "wrong").value),
             "refuted": {
                 scope: int(cell.value)
-                for (each, scope), cell in self._refuted.series.items()
+                for (each, scope), cell in self._disabled.series.items()
                 if each == layer
             },
             "saved_prompt_tokens": int(self._tokens.of(layer, "prompt").value),
             "saved_output_tokens": int(self._tokens.of(layer, "output").value),
-            "saved_cost": self._money.of(layer).value,
+            "saved_cost": self._cost.of(layer).value,
         }
 
 

@@ -1,9 +1,9 @@
-"""How fairly tenants were served lately: Jain's index of service over fair service.
+"""Fairness between tenants: Jain's index of received service over fair share, in a sliding window.
 
-Time is cut into slices. In each, a tenant's demand is what it was served and what of it still waits at the end; the
-fair share of the slice is the weighted max-min share of all that was served. The index is taken over the sums of a
-window of slices. Tokens are the unit: those computed for a prompt (a cached prefix costs nothing) and those generated.
-It knows tenants and tokens, no events: `observe.metrics` and `lab.bench.stats` feed it.
+Time is divided into slices. In each slice, the demand of a tenant is the service it received plus its work that still
+waits; its fair share is the weighted max-min share of all service. The index is computed from the sums over a window of
+slices. Service is measured in tokens: computed prompt tokens (a cached prefix costs nothing) and generated tokens. It
+knows tenants and tokens, no events: `observe.goodput` and `lab.bench.stats` feed it.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ from headrace.core.tenancy.fairness_index import fair_shares, jain
 SLICE_SECONDS = 1.0
 WINDOW_SLICES = 60
 LEAST_TOKENS = 1e-6
-"""Less than this is what rounding leaves of fractions that were added and taken away again."""
+"""Smaller amounts are rounding errors of fractions that were added and subtracted."""
 
 
 class FairnessWindow:
-    """Service of tenants in the last ``slices`` slices (None: since the beginning).
+    """Service of tenants in the last ``slices`` slices (None: all slices).
 
-    ``weight`` tells a tenant's share beside the others'. Calls must come in the order of their ``now``.
+    ``weight`` returns the weight of a tenant. Calls must be ordered by ``now``.
     """
 
     def __init__(
@@ -41,7 +41,7 @@ class FairnessWindow:
         self._closed: deque[tuple[dict[str, float], dict[str, float]]] = deque()
 
     def wait(self, tenant: str, tokens: float, now: float) -> None:
-        """``tokens`` of work began to wait; negative: they wait no more, served or given up."""
+        """``tokens`` of work began to wait; negative if they are served or cancelled."""
         self._advance(now)
         waiting = self._waiting.get(tenant, 0.0) + tokens
         if waiting > LEAST_TOKENS:
@@ -55,11 +55,11 @@ class FairnessWindow:
         self._served[tenant] = self._served.get(tenant, 0.0) + tokens
 
     def index(self) -> float:
-        """Jain's index of the closed slices; 1 where nobody had work."""
+        """Jain's index over the closed slices; 1 if no tenant had work."""
         return jain(served / fair for served, fair in self._sums.values() if fair > 0.0)
 
     def close(self) -> None:
-        """End the slice that is open, at the end of a run."""
+        """Close the open slice, at the end of a run."""
         if sum(self._served.values()) <= 0.0:
             return
         names = self._served.keys() | self._waiting.keys()

@@ -1,7 +1,8 @@
-"""Whether people got what they hoped for: SLOs by class, waiting by class, fairness between tenants.
+"""Latency targets met and missed by service class, queue sizes by class, and fairness between tenants.
 
-Goodput is the share of requests inside all of their SLO (DistServe, OSDI '24). A request without an SLO is inside; one
-that the server turned away, failed or gave up is not; one that its caller gave up is judged by what was due until then.
+Goodput is the share of requests that meet all their latency targets (DistServe, OSDI '24). A request without targets
+meets them if it completes. A request that is rejected, fails or times out misses them. A request that is cancelled by
+its client is judged by the targets that were due until then.
 """
 
 from __future__ import annotations
@@ -23,23 +24,23 @@ from headrace.core.events import (
     TurnedAway,
 )
 from headrace.core.request import FinishReason
+from headrace.observe.engine_series import REQUEST_SECONDS
 from headrace.observe.fairness import FairnessWindow
-from headrace.observe.metrics import REQUEST_SECONDS
 from headrace.observe.metrics_page import MetricsPage
 from headrace.observe.series import Cell, Histogram
 
 SHARE_SECONDS = 60.0
-"""How far back the goodput share looks: a request weighs 37 % of the newest when it is so old."""
+"""Time constant of the goodput share: a request of this age has 37 % of the weight of a new one."""
 
 PRIOR_TOKENS = 128.0
-"""What an answer is taken to need before any has ended; afterwards their mean."""
+"""Output length assumed before the first request has ended; afterwards the mean of the last ones."""
 
 MEMORY = 200
-"""Answers that the mean of lengths remembers."""
+"""Number of requests that the mean output length averages over."""
 
 
 class _Share:
-    """A share of events, the older the less they count."""
+    """An exponentially averaged share of events."""
 
     __slots__ = ("at", "good", "total")
 
@@ -56,7 +57,7 @@ class _Share:
 
 
 class _Class:
-    """The series of one class."""
+    """The series of one service class."""
 
     __slots__ = ("queue", "running", "share", "share_cell", "waiting")
 
@@ -69,7 +70,7 @@ class _Class:
 
 
 class _Live:
-    """A request until it ends; ``due`` is the work in tokens that waits with it."""
+    """State of a request until it ends; ``due`` is its expected work in tokens."""
 
     __slots__ = ("arrived", "due", "first", "group", "last", "name", "running", "slo", "tenant")
 
@@ -86,29 +87,42 @@ class _Live:
 
 
 class Goodput:
-    """A `core.ports.Watcher` that writes to ``sheet``; ``weight`` is a tenant's share beside others'."""
+    """A `core.ports.Watcher` that writes to ``page``; ``weight`` returns the weight of a tenant."""
 
-    def __init__(self, sheet: MetricsPage, weight: Callable[[str], float] = lambda tenant: 1.0) -> None:
-        self._attained = sheet.counter("slo_attained", "Requests inside the bound.", ["class", "slo"])
-        self._missed = sheet.counter(
-            "slo_missed", "Requests outside the bound; slo all: any.", ["class", "slo"]
+    def __init__(self, page: MetricsPage, weight: Callable[[str], float] = lambda tenant: 1.0) -> None:
+        self._attained = page.counter(
+            "slo_attained", "Requests that met a latency target; slo is ttft, tpot, or all.", ["class", "slo"]
         )
-        self._shares = sheet.gauge("goodput_share", "Requests inside all of their SLO lately.", ["class"])
-        self._waiting = sheet.gauge("class_requests_waiting", "Requests of a class that wait.", ["class"])
-        self._running = sheet.gauge("class_requests_running", "Requests of a class that run.", ["class"])
-        self._queue = sheet.histogram(
-            "class_queue_time_seconds", "Arrival to first admission.", REQUEST_SECONDS, ["class"]
+        self._missed = page.counter(
+            "slo_missed",
+            "Requests that missed a latency target; slo all: at least one of them.",
+            ["class", "slo"],
         )
-        self._refusals = sheet.counter(
-            "requests_turned_away", "Requests refused at the gate.", ["class", "reason"]
+        self._shares = page.gauge(
+            "goodput_share", "Share of recent requests that met all their latency targets, 0 to 1.", ["class"]
         )
-        self._jain = sheet.gauge(
+        self._waiting = page.gauge(
+            "class_requests_waiting", "Waiting requests of a service class.", ["class"]
+        )
+        self._running = page.gauge(
+            "class_requests_running", "Running requests of a service class.", ["class"]
+        )
+        self._queue = page.histogram(
+            "class_queue_time_seconds",
+            "Time from arrival to first admission, by service class.",
+            REQUEST_SECONDS,
+            ["class"],
+        )
+        self._rejections = page.counter(
+            "requests_turned_away", "Requests rejected at admission, by reason.", ["class", "reason"]
+        )
+        self._jain = page.gauge(
             "tenant_fairness_jain",
-            "Jain's index of tenants' service beside their fair share, last minute.",
+            "Jain's fairness index of service over fair share of tenants, in the last minute; 1 is fair.",
         ).of()
         self._jain.value = 1.0
         self._window = FairnessWindow(weight)
-        self._told_at = -math.inf
+        self._updated_at = -math.inf
         self._answer_tokens = PRIOR_TOKENS
         self._classes: dict[str, _Class] = {}
         self._live: dict[str, _Live] = {}
@@ -120,7 +134,7 @@ class Goodput:
             Admitted: self._admitted,
             Preempted: self._preempted,
             Finished: self._finished,
-            TurnedAway: self._turned_away,
+            TurnedAway: self._rejected,
         }
 
     def fold(self, event: Event, now: float) -> None:
@@ -171,12 +185,12 @@ class Goodput:
         self._window.wait(live.tenant, live.due, now)
 
     def _stepped(self, event: Stepped, now: float) -> None:
-        if now >= self._told_at + 1.0:
-            self._told_at = now
+        if now >= self._updated_at + 1.0:
+            self._updated_at = now
             self._jain.value = self._window.index()
 
-    def _turned_away(self, event: TurnedAway, now: float) -> None:
-        self._refusals.of(event.service_class, event.reason).value += 1
+    def _rejected(self, event: TurnedAway, now: float) -> None:
+        self._rejections.of(event.service_class, event.reason).value += 1
         self._judge(event.service_class, "all", False, now)
 
     def _finished(self, event: Finished, now: float) -> None:
@@ -201,21 +215,21 @@ class Goodput:
 
 
 def _verdicts(event: Finished, live: _Live, now: float) -> dict[str, bool]:
-    """Which bounds a request kept, and whether it kept ``all``; nothing of what cannot be said."""
+    """Which latency targets a request met, and whether ``all``; targets that cannot be judged are left out."""
     whole = event.reason in (FinishReason.STOP, FinishReason.LENGTH)
-    given_up = event.reason is FinishReason.CANCELLED
+    cancelled = event.reason is FinishReason.CANCELLED
     first = now if live.first is None else live.first
     verdicts = {}
     if (bound := live.slo.ttft_seconds) is not None:
         began = whole or live.first is not None
         inside = first - live.arrived <= bound
-        if began or not given_up or not inside:
+        if began or not cancelled or not inside:
             verdicts["ttft"] = began and inside
-    if (bound := live.slo.tpot_seconds) is not None and not given_up:
+    if (bound := live.slo.tpot_seconds) is not None and not cancelled:
         pace = (live.last - first) / max(1, event.output_tokens - 1)
         verdicts["tpot"] = whole and pace <= bound
     kept = all(verdicts.values())
-    if not given_up:
+    if not cancelled:
         verdicts["all"] = whole and kept
     elif not kept:
         verdicts["all"] = False

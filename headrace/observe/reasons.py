@@ -1,4 +1,4 @@
-"""What the reasons in events mean, for people: one sentence each."""
+"""The reasons in events in words, as ``GET /v1/requests/{id}`` and the log show them."""
 
 from __future__ import annotations
 
@@ -16,52 +16,54 @@ from headrace.core.events import (
 )
 from headrace.core.request import RejectReason
 
-WORDS: Mapping[type[StrEnum], Mapping[Any, str]] = {
+TEXTS: Mapping[type[StrEnum], Mapping[Any, str]] = {
     AdmitReason: {
-        AdmitReason.NEW: "it got a slot for the first time",
-        AdmitReason.RESUMED: "it got a slot again after it had been preempted",
+        AdmitReason.NEW: "admitted for the first time",
+        AdmitReason.RESUMED: "admitted again after a preemption",
     },
     SkipReason: {
-        SkipReason.NO_SLOT: "all slots run other requests (--max-num-seqs)",
-        SkipReason.NO_BLOCKS: "its keys and values do not fit into the cache beside those of the others",
-        SkipReason.NO_BUDGET: "the step's tokens or its class's prompt tokens are used up",
-        SkipReason.BATCH_NOT_READY: "its batch is not complete yet, or the last one has not ended",
-        SkipReason.PREFIX_IN_FLIGHT: "another request is computing its prefix now; it will share that",
-        SkipReason.RESTORING: "blocks of its prefix are on their way from host memory or disk",
-        SkipReason.NOT_IDLE: "it only fills idle time and stands still, since the time is not idle",
-        SkipReason.STEP_FULL: "one more would make steps slower than running requests hope for",
+        SkipReason.NO_SLOT: "all slots are in use by other requests (--max-num-seqs)",
+        SkipReason.NO_BLOCKS: "the KV cache has no room for it beside the running requests",
+        SkipReason.NO_BUDGET: "the token budget of the step, or the prompt budget of its service class, is used up",
+        SkipReason.BATCH_NOT_READY: "static batching: its batch is incomplete, or the previous batch has not ended",
+        SkipReason.PREFIX_IN_FLIGHT: "another request is computing its prefix, which it will share",
+        SkipReason.RESTORING: "blocks of its prefix are being restored from host memory or disk",
+        SkipReason.NOT_IDLE: "it runs in idle time only, and the server is not idle",
+        SkipReason.GRAMMAR_COMPILING: "the grammar of its structured output is being compiled",
+        SkipReason.STEP_FULL: "one more request would make steps slower than running requests' latency targets allow",
     },
     ChunkReason: {
-        ChunkReason.WHOLE: "all of the prompt fits into one step",
-        ChunkReason.BUDGET: "a longer piece would make the step too long for those that decode in it",
-        ChunkReason.LONG_PROMPT: "pieces of one prompt are bounded (--long-prefill-token-threshold)",
-        ChunkReason.REST: "this is the rest of the prompt",
+        ChunkReason.WHOLE: "the whole prompt fits into one step",
+        ChunkReason.BUDGET: "a longer chunk would make the step too long for the requests that decode in it",
+        ChunkReason.LONG_PROMPT: "the chunks of one prompt are limited (--long-prefill-token-threshold)",
+        ChunkReason.REST: "this is the last chunk of the prompt",
     },
     PreemptReason: {
-        PreemptReason.NO_BLOCKS: "the cache was full and this request gave way",
-        PreemptReason.OWED: "a request of a better class, or of a tenant served less, was owed its place",
-        PreemptReason.YIELD: "it only fills idle time, and others wanted its slot, its blocks or its prefix",
+        PreemptReason.NO_BLOCKS: "the KV cache was full, and this request was chosen as the victim",
+        PreemptReason.OWED: "its place was due to a request of a higher service class, or of a tenant below its share",
+        PreemptReason.YIELD: "it runs in idle time only, and another request needed its slot, its blocks or its prefix",
     },
     MoveReason: {
-        MoveReason.EVICTED: "the device needed the room",
-        MoveReason.KEPT: "it was found again or was asked to be kept, and will outlive host memory on disk",
-        MoveReason.SAVED: "the engine ended; the next one may find it",
-        MoveReason.FETCHED: "a request that waits will go on from it",
-        MoveReason.RESTORED: "it was in a lower tier, and fetching it was quicker than computing it",
+        MoveReason.EVICTED: "it was evicted from device memory",
+        MoveReason.KEPT: "it was reused or has a retention priority, so it was written to disk",
+        MoveReason.SAVED: "it was saved at shutdown for the next start",
+        MoveReason.FETCHED: "a waiting request needs it",
+        MoveReason.RESTORED: "it was in a lower tier, and restoring it was faster than computing it",
     },
     DeclineReason: {
-        DeclineReason.QUICKER_TO_COMPUTE: "it lies in a lower tier, but computing it is quicker than fetching it",
+        DeclineReason.QUICKER_TO_COMPUTE: "it is in a lower tier, but computing it is faster than restoring it",
     },
     RejectReason: {
-        RejectReason.QUEUE_FULL: "as many requests as may wait were waiting already (--max-num-queued-reqs)",
-        RejectReason.QUEUE_TOKENS: "as many prompt tokens as may wait were waiting already (--max-num-queued-tokens)",
+        RejectReason.QUEUE_FULL: "the queue was full (--max-num-queued-reqs)",
+        RejectReason.QUEUE_TOKENS: "the queue held too many prompt tokens (--max-num-queued-tokens)",
         RejectReason.DRAINING: "the server was shutting down",
-        RejectReason.TOO_LARGE: "it asked for more than may ever be taken on at once",
-        RejectReason.TENANT_LIMIT: "its tenant had reached a limit of its own (--tenants)",
+        RejectReason.PAUSED: "the server was paused by an administrator",
+        RejectReason.TOO_LARGE: "it was larger than the queue limits allow",
+        RejectReason.TENANT_LIMIT: "its tenant had exceeded a quota (--tenants)",
     },
 }
 
 
 def reason_text(reason: StrEnum) -> str:
-    """What a reason means."""
-    return WORDS[type(reason)][reason]
+    """A reason in words."""
+    return TEXTS[type(reason)][reason]

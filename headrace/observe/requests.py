@@ -1,8 +1,7 @@
-"""The event stream told request by request: what happened to this one, when and why.
+"""Explains single requests from events: what happened to a request, when and why.
 
-It answers ``GET /v1/requests/{id}``. It holds no tokens and no text, only counts, reasons and times, and a
-bounded number of finished requests. What only the engine can tell (the place in the policy's order, a forecast) is
-asked of the engine.
+``GET /v1/requests/{id}`` shows it. It holds counts, reasons and times, no tokens and no text, and a limited number of
+finished requests. The position in the queue and the predicted start come from the engine.
 """
 
 from __future__ import annotations
@@ -29,11 +28,11 @@ from headrace.core.events import (
 from headrace.observe.reasons import reason_text
 
 HISTORY = 256
-"""Entries kept of one request's history; further ones are counted, not kept."""
+"""Most entries in the history of a request; further ones are only counted."""
 
 
-class _Page:
-    """One request's page in the book."""
+class _Record:
+    """What is known of one request."""
 
     __slots__ = (
         "admitted",
@@ -69,8 +68,8 @@ class _Page:
         self.admitted: float | None = None
         self.reason: StrEnum | None = None  # why it waits
         self.state = "waiting"
-        self.found_tokens = 0  # of its prompt, when it was first admitted
-        self.cached_tokens = 0  # at all its admissions
+        self.found_tokens = 0  # of its prompt, at its first admission
+        self.cached_tokens = 0  # sum over all its admissions
         self.computed_tokens = 0
         self.output_tokens = 0
         self.preemptions = 0
@@ -91,40 +90,40 @@ class _Page:
 class RequestBook:
     """A `core.ports.Watcher` that explains single requests.
 
-    Keeps all live requests and the last ``keep`` finished ones. ``by_priority`` says whether the scheduler
-    ranks the queue by priority before arrival, which is what `explain`'s position follows.
+    It keeps all open requests and the last ``keep`` finished ones. ``by_priority`` says whether the queue is
+    ordered by priority before arrival, which determines the ``position``.
     """
 
     def __init__(self, keep: int = 1000, by_priority: bool = False) -> None:
         self._keep = keep
         self._by_priority = by_priority
-        self._live: dict[str, _Page] = {}
-        self._finished: OrderedDict[str, _Page] = OrderedDict()
+        self._live: dict[str, _Record] = {}
+        self._finished: OrderedDict[str, _Record] = OrderedDict()
         self._arrivals = 0
 
     def fold(self, event: Event, now: float) -> None:
         if type(event) is Emitted:
-            page = self._live[event.request_id]
-            page.output_tokens += len(event.tokens)
-            page.last = now
-            page.reason = None
-            if page.first is None:
-                page.first = now
+            record = self._live[event.request_id]
+            record.output_tokens += len(event.tokens)
+            record.last = now
+            record.reason = None
+            if record.first is None:
+                record.first = now
         elif isinstance(event, Arrived):
             arrived = now if event.at is None else event.at
-            self._live[event.request_id] = _Page(event, self._arrivals, arrived)
+            self._live[event.request_id] = _Record(event, self._arrivals, arrived)
             self._arrivals += 1
         elif isinstance(event, TurnedAway):
             known = Arrived(event.request_id, 0, event.tenant, 0, service_class=event.service_class)
-            self._live[event.request_id] = page = _Page(known, self._arrivals, now)
-            page.note(now, "turned_away", event.reason)
+            self._live[event.request_id] = record = _Record(known, self._arrivals, now)
+            record.note(now, "turned_away", event.reason)
         elif isinstance(event, Admitted | Skipped | Chunked | Preempted):
             at = event.at if isinstance(event, Admitted) and event.at is not None else now
             self._note(self._live[event.request_id], event, at)
         elif isinstance(event, Moved):
             if event.request_id:
-                page = self._live[event.request_id]
-                page.note(now, "moved", event.reason, tier=event.source.value, blocks=event.blocks)
+                record = self._live[event.request_id]
+                record.note(now, "moved", event.reason, tier=event.source.value, blocks=event.blocks)
         elif isinstance(event, RestoreDeclined):
             self._live[event.request_id].note(now, "not_restored", event.reason, tokens=event.tokens)
         elif isinstance(event, Finished):
@@ -133,114 +132,116 @@ class RequestBook:
             self._spare(event, now)
 
     def explain(self, request_id: str, now: float | None = None) -> dict[str, Any] | None:
-        """What is known of a request, as plain values for JSON; None for one that is not in the book.
+        """What is known of a request, as plain values for JSON; None for an unknown request.
 
-        Times are seconds since its arrival. With ``now`` a live request also tells its age. ``position`` is
-        the number of waiting requests ahead of it (null once it runs), ``waits_because`` why the last step passed it
-        over, or why it stands still though it runs. ``cached_tokens`` are of the prompt, as its caller is told;
-        ``cost`` is what it has taken so far, with what was found again after preemptions.
+        Times are seconds since its arrival. With ``now``, an open request also has its age. ``position`` is the number
+        of waiting requests ahead of it (null once it runs). ``waits_because`` is why the last step did not admit it,
+        or why it is paused. ``cached_tokens`` are prompt tokens found in the cache; ``cost`` also counts what was
+        found again after preemptions.
         """
-        page = self._live.get(request_id) or self._finished.get(request_id)
-        if page is None:
+        record = self._live.get(request_id) or self._finished.get(request_id)
+        if record is None:
             return None
-        told: dict[str, Any] = {
+        shown: dict[str, Any] = {
             "id": request_id,
-            "state": page.state,
-            "position": self._position(page) if page.state == "waiting" else None,
-            "waits_because": reason_text(page.reason) if page.reason and page.end is None else None,
-            "tenant": page.tenant,
-            "service_class": page.service_class,
-            "priority": page.priority,
-            "slo": {"ttft_seconds": page.slo.ttft_seconds, "tpot_seconds": page.slo.tpot_seconds},
-            "prompt_tokens": page.prompt_tokens,
-            "cached_tokens": page.found_tokens,
-            "computed_tokens": page.computed_tokens,
-            "output_tokens": page.output_tokens,
-            "preemptions": page.preemptions,
-            "first_token_seconds": None if page.first is None else page.first - page.arrived,
-            "last_token_seconds": None if page.last is None else page.last - page.arrived,
-            "finish": page.end,
-            "cost": self._cost(page, now),
-            "history": [each | {"why": reason_text(each["reason"])} for each in page.history],
-            "history_dropped": page.dropped,
+            "state": record.state,
+            "position": self._position(record) if record.state == "waiting" else None,
+            "waits_because": reason_text(record.reason) if record.reason and record.end is None else None,
+            "tenant": record.tenant,
+            "service_class": record.service_class,
+            "priority": record.priority,
+            "slo": {"ttft_seconds": record.slo.ttft_seconds, "tpot_seconds": record.slo.tpot_seconds},
+            "prompt_tokens": record.prompt_tokens,
+            "cached_tokens": record.found_tokens,
+            "computed_tokens": record.computed_tokens,
+            "output_tokens": record.output_tokens,
+            "preemptions": record.preemptions,
+            "first_token_seconds": None if record.first is None else record.first - record.arrived,
+            "last_token_seconds": None if record.last is None else record.last - record.arrived,
+            "finish": record.end,
+            "cost": self._cost(record, now),
+            "history": [each | {"why": reason_text(each["reason"])} for each in record.history],
+            "history_dropped": record.dropped,
         }
-        if now is not None and page.end is None:
-            told["age_seconds"] = now - page.arrived
-        return told
+        if now is not None and record.end is None:
+            shown["age_seconds"] = now - record.arrived
+        return shown
 
-    def _cost(self, page: _Page, now: float | None) -> dict[str, float]:
-        until = page.arrived + page.end["seconds"] if page.end else page.arrived if now is None else now
-        admitted = until if page.admitted is None else page.admitted
+    def _cost(self, record: _Record, now: float | None) -> dict[str, float]:
+        until = (
+            record.arrived + record.end["seconds"] if record.end else record.arrived if now is None else now
+        )
+        admitted = until if record.admitted is None else record.admitted
         generated = (
-            0 if page.admitted is None else page.output_tokens
-        )  # an answer from a cache was generated before
+            0 if record.admitted is None else record.output_tokens
+        )  # a cached response was generated earlier
         return {
-            "computed_tokens": page.computed_tokens + max(0, generated - 1),
-            "cached_tokens": page.cached_tokens,
+            "computed_tokens": record.computed_tokens + max(0, generated - 1),
+            "cached_tokens": record.cached_tokens,
             "generated_tokens": generated,
-            "waited_seconds": max(0.0, admitted - page.arrived),
+            "waited_seconds": max(0.0, admitted - record.arrived),
             "served_seconds": max(0.0, until - admitted),
         }
 
-    def _rank(self, page: _Page) -> tuple[int, int]:
-        return (page.priority if self._by_priority else 0, page.number)
+    def _rank(self, record: _Record) -> tuple[int, int]:
+        return (record.priority if self._by_priority else 0, record.number)
 
-    def _position(self, page: _Page) -> int:
-        mine = self._rank(page)
+    def _position(self, record: _Record) -> int:
+        mine = self._rank(record)
         return sum(other.state == "waiting" and self._rank(other) < mine for other in self._live.values())
 
-    def _note(self, page: _Page, event: Admitted | Skipped | Chunked | Preempted, now: float) -> None:
+    def _note(self, record: _Record, event: Admitted | Skipped | Chunked | Preempted, now: float) -> None:
         reason = event.reason
         if isinstance(event, Admitted):
-            page.state = "running"
-            page.reason = None
-            page.cached_tokens += event.cached_tokens
+            record.state = "running"
+            record.reason = None
+            record.cached_tokens += event.cached_tokens
             if reason is AdmitReason.NEW:
-                page.admitted = now
-                page.found_tokens = min(event.cached_tokens, page.prompt_tokens)
-            page.note(now, "admitted", reason, cached_tokens=event.cached_tokens)
+                record.admitted = now
+                record.found_tokens = min(event.cached_tokens, record.prompt_tokens)
+            record.note(now, "admitted", reason, cached_tokens=event.cached_tokens)
         elif isinstance(event, Skipped):
-            page.reason = reason
-            page.note(now, "skipped", reason)
+            record.reason = reason
+            record.note(now, "skipped", reason)
         elif isinstance(event, Chunked):
-            page.computed_tokens += event.length
-            page.note(now, "chunked", reason, start=event.start, length=event.length)
+            record.computed_tokens += event.length
+            record.note(now, "chunked", reason, start=event.start, length=event.length)
         else:
-            page.state = "waiting"
-            page.reason = reason
-            page.preemptions += 1
-            page.note(now, "preempted", reason, lost_tokens=event.lost_tokens)
+            record.state = "waiting"
+            record.reason = reason
+            record.preemptions += 1
+            record.note(now, "preempted", reason, lost_tokens=event.lost_tokens)
 
     def _finish(self, event: Finished, now: float) -> None:
-        page = self._live.pop(event.request_id, None)
-        if page is None:  # refused before it arrived in the engine
-            page = _Page(Arrived(event.request_id, event.prompt_tokens, "", 0), self._arrivals, now)
-        page.state = "finished"
-        page.prompt_tokens = event.prompt_tokens
-        page.end = {
-            "seconds": now - page.arrived,
+        record = self._live.pop(event.request_id, None)
+        if record is None:  # rejected before it reached the engine
+            record = _Record(Arrived(event.request_id, event.prompt_tokens, "", 0), self._arrivals, now)
+        record.state = "finished"
+        record.prompt_tokens = event.prompt_tokens
+        record.end = {
+            "seconds": now - record.arrived,
             "reason": event.reason.value,
             "message": event.message,
             "stop_token": event.stop_token,
         }
-        self._keep_finished(event.request_id, page)
+        self._keep_finished(event.request_id, record)
 
     def _spare(self, event: Spared, now: float) -> None:
-        """It never was in the engine: one page tells all."""
-        page = _Page(Arrived(event.request_id, event.prompt_tokens, event.tenant, 0), self._arrivals, now)
-        page.state = "finished"
-        page.found_tokens = page.cached_tokens = event.prompt_tokens
-        page.output_tokens = event.output_tokens
-        page.end = {
+        """A cache served the request, so it never reached the engine."""
+        record = _Record(Arrived(event.request_id, event.prompt_tokens, event.tenant, 0), self._arrivals, now)
+        record.state = "finished"
+        record.found_tokens = record.cached_tokens = event.prompt_tokens
+        record.output_tokens = event.output_tokens
+        record.end = {
             "seconds": 0.0,
             "reason": "spared",
             "layer": event.layer.value,
             "answer_age_seconds": event.age_seconds,
         }
-        self._keep_finished(event.request_id, page)
+        self._keep_finished(event.request_id, record)
 
-    def _keep_finished(self, request_id: str, page: _Page) -> None:
-        self._finished[request_id] = page
+    def _keep_finished(self, request_id: str, record: _Record) -> None:
+        self._finished[request_id] = record
         self._finished.move_to_end(request_id)
         while len(self._finished) > self._keep:
             self._finished.popitem(last=False)

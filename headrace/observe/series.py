@@ -1,8 +1,8 @@
-"""The numbers behind a metrics page: counters, gauges and histograms as plain Python values.
+"""Counters, gauges and histograms as plain Python values.
 
-A fold writes them thousands of times a second and a scrape reads them every few seconds, so writing is the
-cheap side: an addition, or a bisection and an addition, without locks. Reading turns them into families of
-prometheus-client, which knows the exposition format. They know no event and no metric's name.
+They are written thousands of times a second and read every few seconds, so writing is cheap: an addition without a
+lock, and a bisection for a histogram. Reading turns them into metric families of prometheus-client, which writes the
+exposition format. They know no event and no metric's name.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Histo
 from prometheus_client.metrics_core import Metric
 
 OTHER = "other"
-"""The label value that stands for all label values beyond a family's limit."""
+"""Label value of all series beyond the limit of a family."""
 
 
 class Cell:
-    """One counter or gauge: whoever owns it adds to ``value``."""
+    """One counter or gauge; its owner changes ``value``."""
 
     __slots__ = ("value",)
 
@@ -30,7 +30,7 @@ class Cell:
 class Histogram:
     """Counts of observations per bucket, and their sum.
 
-    ``bounds`` are the buckets' inclusive upper ends in ascending order; one more bucket takes what is above.
+    ``bounds`` are the inclusive upper ends of the buckets in ascending order; a last bucket takes larger values.
     """
 
     __slots__ = ("bounds", "counts", "total")
@@ -45,7 +45,7 @@ class Histogram:
         self.total += value
 
     def cumulative(self) -> list[tuple[str, float]]:
-        """The buckets as Prometheus wants them: upper end, and how many observations were at most that."""
+        """The cumulative buckets of Prometheus: upper end, and the number of observations up to it."""
         buckets, running = [], 0
         for bound, count in zip((*self.bounds, float("inf")), self.counts, strict=True):
             running += count
@@ -57,10 +57,10 @@ SeriesT = TypeVar("SeriesT", Cell, Histogram)
 
 
 class Family(Generic[SeriesT]):
-    """Series of one name, told apart by label values; beyond ``limit`` values of the first label all go to `OTHER`.
+    """Series of one metric by label values; beyond ``limit`` values of the first label, all belong to `OTHER`.
 
-    The first label names who or what is counted; the others are closed sets. The limit keeps a caller who invents
-    tenants from growing the memory of the server and its scrape.
+    The first label names what is counted; the other labels have few values. The limit keeps a client that invents
+    tenants from filling the memory of the server and its scrapes.
     """
 
     __slots__ = ("_make", "_named", "help", "labels", "limit", "name", "series")
@@ -79,10 +79,10 @@ class Family(Generic[SeriesT]):
             self.of()
 
     def of(self, *values: str) -> SeriesT:
-        """The series of these label values, made on first use. Keep it where it is needed often."""
+        """The series with these label values, created on first use. Keep a reference if it is used often."""
         series = self.series.get(values)
         if series is None:
-            # Prometheus takes NUL for the end of the page, and with it refuses all of it.
+            # Prometheus rejects a page that contains a NUL character.
             values = tuple(value.replace("\0", "\ufffd") for value in values)
             if len(self._named) < self.limit:
                 self._named.update(values[:1])
@@ -93,7 +93,7 @@ class Family(Generic[SeriesT]):
 
 
 def counter_family(family: Family[Cell], constant: dict[str, str]) -> Metric:
-    """A family of counters as prometheus-client's, with ``constant`` labels before its own."""
+    """A family of counters for prometheus-client, with ``constant`` labels before its own."""
     metric = CounterMetricFamily(family.name, family.help, labels=[*constant, *family.labels])
     for values, cell in list(family.series.items()):
         metric.add_metric([*constant.values(), *values], cell.value)
@@ -101,7 +101,7 @@ def counter_family(family: Family[Cell], constant: dict[str, str]) -> Metric:
 
 
 def gauge_family(family: Family[Cell], constant: dict[str, str]) -> Metric:
-    """A family of gauges as prometheus-client's, with ``constant`` labels before its own."""
+    """A family of gauges for prometheus-client, with ``constant`` labels before its own."""
     metric = GaugeMetricFamily(family.name, family.help, labels=[*constant, *family.labels])
     for values, cell in list(family.series.items()):
         metric.add_metric([*constant.values(), *values], cell.value)
@@ -109,7 +109,7 @@ def gauge_family(family: Family[Cell], constant: dict[str, str]) -> Metric:
 
 
 def histogram_family(family: Family[Histogram], constant: dict[str, str]) -> Metric:
-    """A family of histograms as prometheus-client's, with ``constant`` labels before its own."""
+    """A family of histograms for prometheus-client, with ``constant`` labels before its own."""
     metric = HistogramMetricFamily(family.name, family.help, labels=[*constant, *family.labels])
     for values, histogram in list(family.series.items()):
         metric.add_metric([*constant.values(), *values], histogram.cumulative(), histogram.total)

@@ -1,7 +1,7 @@
-"""What each tenant has used since the server began: requests, tokens, refusals.
+"""Usage of each tenant since the server started: requests, tokens, rejections.
 
-It answers ``GET /v1/usage``. Tokens are counted as they are worked on, so that the sums of all tenants are what the
-engine did; what response caches answered is told apart. How a tenant's limits stand is the meter's to tell.
+``GET /v1/usage`` shows it. Tokens are counted when they are computed, so that the sum over all tenants is the work of
+the engine. Requests served by response caches are counted separately. Remaining quotas are in `serve.quota_meter`.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ from headrace.core.events import (
 from headrace.observe.series import OTHER
 
 MOST_TENANTS = 10_000
-"""Tenants that are told apart; callers who invent more are counted together as ``other``."""
+"""Tenants with an account of their own; further tenants are counted together as ``other``."""
 
 
 class _Account:
-    """One tenant's counts."""
+    """The counts of one tenant."""
 
     __slots__ = (
         *("cached", "computed", "generated", "open", "prompt", "reasons", "refused", "requests"),
@@ -44,7 +44,7 @@ class _Account:
 
 
 class UsageBook:
-    """A `core.ports.Watcher` that keeps an account per tenant."""
+    """A `core.ports.Watcher` that keeps one account per tenant."""
 
     def __init__(self) -> None:
         self._accounts: dict[str, _Account] = {}
@@ -76,11 +76,11 @@ class UsageBook:
             spared.spared_tokens += event.prompt_tokens + event.output_tokens
 
     def tenants(self) -> list[str]:
-        """Everybody of whom there is something to tell."""
+        """All tenants that have an account."""
         return sorted(self._accounts)
 
     def tell(self, tenant: str) -> Mapping[str, Any]:
-        """One tenant's account, as plain values for JSON; zeros of one who was never here."""
+        """The account of one tenant, as plain values for JSON; zeros for an unknown tenant."""
         account = self._accounts.get(tenant) or _Account()
         return {
             "tenant": tenant,

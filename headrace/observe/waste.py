@@ -1,7 +1,7 @@
-"""How much KV memory was held without a token in it, averaged over time.
+"""Share of held KV memory that contains no token, averaged over time.
 
-The figure that paging exists for (Kwon et al., SOSP 2023, section 2): contiguous allocation wastes most of
-what it reserves, pages at most the tail of each sequence's last block. Knows only `Stepped` and `now`.
+Paging exists to reduce it (Kwon et al., SOSP 2023, section 2): contiguous allocation wastes most of what it reserves,
+paging at most the end of the last block of each sequence. It uses only `Stepped` events.
 """
 
 from __future__ import annotations
@@ -10,10 +10,9 @@ from headrace.core.events import Event, Stepped
 
 
 class KvWaste:
-    """A `core.ports.Watcher` that weighs each step's slots by the time until the next step.
+    """A `core.ports.Watcher` that weights the slots of each step by the time until the next step.
 
-    A shared block counts once, whatever the number of sequences that hold it. Idle time counts nothing: no
-    slot is held then.
+    A shared block counts once, however many sequences hold it. Idle time does not count, because no slot is held then.
     """
 
     def __init__(self) -> None:
@@ -35,5 +34,5 @@ class KvWaste:
 
     @property
     def share(self) -> float:
-        """Allocated but unused slots as a share of allocated slots, 0 to 1 (0 before two steps)."""
+        """Share of allocated slots that are unused, 0 to 1; 0 before the second step."""
         return 1.0 - self._filled / self._allocated if self._allocated else 0.0

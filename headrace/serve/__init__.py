@@ -1,7 +1,9 @@
 """Between sockets and engine: the engine thread, text in and out, caches and the HTTP API.
 
-- `service`: admits requests and routes events to them. `thread`: the engine's own thread.
+- `service`: admits requests and routes their events. `answer`: the events of one call. `thread`: the engine thread.
+- `health_watch`: logs stalls. `systemd`: notifies systemd.
 - `quota_meter`: counts usage against limits. `auth`: API keys.
 - `text`: tokenizer, chat template, detokenizer. `parsing`: tool calls and reasoning in a model's text.
+- `structured`: constraints for structured output.
 - `cache`: response caches. `http`: the API. `batch`: batches from files.
 """

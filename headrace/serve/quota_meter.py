@@ -1,7 +1,7 @@
-"""Counts what tenants use against their limits, while their calls run.
+"""Counts the usage of tenants against their quotas while their calls run.
 
-`serve.service` asks `shortage` before a call is taken and says when one is; the rest it learns from events: a call is
-settled when the last of its sequences has ended, by the tokens that were computed for it. It knows no HTTP.
+`serve.service` calls `shortage` before it accepts a call and `enter` when it has accepted one. The meter learns the
+rest from events: when the last sequence of a call has ended, it charges the tokens that were computed for it.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ from headrace.core.tenancy.quota import Hold, Limit, Quotas, Room, Shortage
 from headrace.core.tenancy.tenants import EQUALS, Tenants
 
 UNSTATED_ANSWER_TOKENS = 512
-"""What an answer is charged with at first whose caller names no length; what it has over that is added at its end."""
+"""Output tokens charged in advance for a request without a length limit; the difference is charged at its end."""
 
 
 class _Bill:
-    """One call: what it holds, how many of its sequences are open, and what they have used."""
+    """One call: its reservation, the number of its open sequences, and the tokens used so far."""
 
     __slots__ = ("hold", "open", "used")
 
@@ -29,23 +29,23 @@ class _Bill:
 
 
 class QuotaMeter:
-    """A `core.ports.Watcher` that keeps the accounts of the tenants that have limits.
+    """A `core.ports.Watcher` that keeps the accounts of tenants that have quotas.
 
-    All sequences of a call are one request; ``model`` is what the server calls the model they are for.
+    All sequences of a call count as one request. ``model`` is the name of the served model.
     """
 
     def __init__(self, tenants: Tenants = EQUALS, model: str = "") -> None:
         self._quotas = Quotas(tenants)
         self._model = model
-        self._bills: dict[str, tuple[_Bill, int]] = {}  # and how many tokens of its answer are given
+        self._bills: dict[str, tuple[_Bill, int]] = {}  # with the tokens of a resumed answer
         self._admitted: set[str] = set()
 
     def shortage(self, requests: Sequence[Request], now: float) -> Shortage | None:
-        """The bound of its tenant's that keeps a call out; None: it may enter."""
+        """The quota of its tenant that rejects a call; None if the call is accepted."""
         return self._quotas.shortage(requests[0].tenant, self._model, _estimate(requests), now)
 
     def enter(self, requests: Sequence[Request], now: float) -> None:
-        """A call was taken."""
+        """Reserve the tokens of an accepted call."""
         hold = self._quotas.take(requests[0].tenant, self._model, _estimate(requests), now)
         if hold is not None:
             bill = _Bill(hold, len(requests))
@@ -53,8 +53,12 @@ class QuotaMeter:
                 self._bills[request.id] = bill, len(request.answered)
 
     def rooms(self, tenant: str, now: float) -> dict[Limit, Room]:
-        """How a tenant's bounds stand."""
+        """Limit, remaining amount and reset time of each quota of a tenant."""
         return self._quotas.rooms(tenant, self._model, now)
+
+    def replace(self, tenants: Tenants) -> None:
+        """Apply other limits from now on."""
+        self._quotas.replace(tenants)
 
     def fold(self, event: Event, now: float) -> None:
         if isinstance(event, Admitted):
@@ -74,6 +78,6 @@ class QuotaMeter:
 
 
 def _estimate(requests: Sequence[Request]) -> int:
-    """The tokens that a call may compute at most, where its caller says how long answers may get."""
+    """The most tokens that a call may compute, as far as it limits its length."""
     answers = (request.params.max_tokens or UNSTATED_ANSWER_TOKENS for request in requests)
     return sum(len(request.tokens) for request in requests) + sum(answers)

@@ -1,9 +1,9 @@
-"""Between the sockets and the engine: what may enter, whose event it is, and when it is given up.
+"""Between the HTTP layer and the engine: admits requests, routes their events back, and ends them at their deadline.
 
-Lives on one asyncio loop. It asks `core.tenancy.gate` before anything is queued, hands requests to the engine's
-thread, and carries each step's events back in one hop. It must not know HTTP, text or wire formats; watchers
-(metrics, the book of requests) are folded here, so that counting never costs the engine's thread a step.
-What comes here must be computed: `serve.cache.lookup` has looked for an answer before.
+It runs on one asyncio loop. It asks `core.tenancy.gate` before a request is queued, submits requests to the engine
+thread, and routes the events of each step to their listeners. Watchers (metrics, request log) are called here, so
+that they never delay the engine thread. It knows no HTTP, no text and no wire format. Response caches come before
+it: `serve.cache.lookup` submits only what must be computed.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import math
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import NamedTuple, Protocol, TypeVar
+from typing import NamedTuple, TypeVar
 
 from headrace.core.events import AdmitReason, Admitted, Emitted, Event, Finished, PromptScored, TurnedAway
 from headrace.core.ports import Watcher
@@ -22,53 +22,35 @@ from headrace.core.request import FinishReason, InvalidParameter, Request
 from headrace.core.tenancy.classes import is_awaited
 from headrace.core.tenancy.gate import Limits, Load, Reject, decide
 from headrace.core.tenancy.quota import Limit, Room
+from headrace.serve.answer import Answer, Listener
 from headrace.serve.quota_meter import QuotaMeter
 from headrace.serve.thread import EngineThread, Progress, StepInterrupt, Steps
 
 logger = logging.getLogger(__name__)
 
 STALL_SECONDS = 60.0
-"""Work that waits this long without one finished step means that the engine hangs."""
+"""If requests wait this long without a finished step, the engine counts as stalled."""
 
 RATE_SECONDS = 10.0
-"""How far back the rate of admissions looks, which tells a refused caller when to come again."""
+"""Time constant of the admission rate, which `Retry-After` is computed from."""
 
 HANDOVER_SECONDS = 0.002
-"""How long the engine's thread may rest after a first token, so that it is written before the next step begins."""
+"""How long the engine thread pauses after a first token, so that it is sent before the next step begins."""
 
 HANDOVER_REQUESTS = 4
-"""Beside more open requests than these, the background's apart, it does not: there a first token waits for its turn,
-and rests would add up."""
+"""With more open foreground requests than this, the engine thread does not pause: the pauses would add up."""
 
 EXPECT_SECONDS = 0.01
-"""How long the background may rest for a call that is being read: reading takes a millisecond, or a few."""
+"""How long background work pauses for a call whose body is being read, which takes a few milliseconds."""
 
 NOTE_SECONDS = 0.02
-"""How long it may take until what happened outside the engine is counted."""
-
-Told = tuple[int, Emitted | PromptScored | Finished]
-"""An event of one call, with the index of the call's sequence that it is about."""
-
+"""Longest delay until watchers receive an event that happened outside the engine."""
 
 ResultT = TypeVar("ResultT")
 
 
-class Listener(Protocol):
-    """Hears what becomes of ``requests``; events come with the index of the request that they are about."""
-
-    requests: tuple[Request, ...]
-    cached_tokens: list[int]
-
-    @property
-    def each_step(self) -> bool:
-        """Whether somebody wants to hear of every step, and not of the end alone."""
-        ...
-
-    def tell(self, index: int, event: Emitted | PromptScored | Finished) -> None: ...
-
-
 class Refused(Exception):
-    """The gate is shut to this call; `verdict` says why and when to come again, `rooms` how its tenant's limits are."""
+    """A call was rejected at admission. `verdict` has the reason and `Retry-After`, `rooms` the tenant's limits."""
 
     def __init__(self, verdict: Reject, rooms: Mapping[Limit, Room]) -> None:
         super().__init__(verdict.message)
@@ -77,7 +59,7 @@ class Refused(Exception):
 
 
 class Health(NamedTuple):
-    """Whether steps progress while work is pending (``well``), and whether new calls are taken (``ready``)."""
+    """``well``: steps make progress while requests wait. ``ready``: new calls are accepted. ``why``: if not, why."""
 
     well: bool
     ready: bool
@@ -85,69 +67,8 @@ class Health(NamedTuple):
     progress: Progress
 
 
-class Answer:
-    """What the sequences of one call have said and nobody has read yet.
-
-    One reader. However many steps passed since it last looked, it is woken once and reads all of it: when a sequence
-    has its first token, ``interval`` more since anything was due, or its end; with an interval of 0 only when the
-    last sequence has ended. ``cached_tokens`` says of each sequence how many tokens of its prompt were computed before,
-    ``timer`` ends the call at its deadline. ``note`` says how a response cache took part; empty where there is none.
-    """
-
-    def __init__(self, requests: Sequence[Request], interval: int) -> None:
-        self.requests = tuple(requests)
-        self.cached_tokens = [0] * len(self.requests)
-        self.timer: asyncio.TimerHandle | None = None
-        self.note = ""
-        self.each_step = interval > 0
-        self._interval = interval
-        self._open = len(self.requests)
-        # Tokens of each sequence since the reader was last to be woken; its first one is enough.
-        self._gathered = [interval] * self._open
-        self._due = False
-        self._told: list[Told] = []
-        self._reader: asyncio.Future[None] | None = None
-
-    @property
-    def settled(self) -> bool:
-        """Whether all has been said, read or not."""
-        return not self._open
-
-    @property
-    def exhausted(self) -> bool:
-        """Whether all has been said and read."""
-        return not self._open and not self._told
-
-    async def read(self) -> list[Told]:
-        """Events since the last read, in order; waits until it is time. Empty when all has been read to the end."""
-        if self._open and not self._due:
-            self._reader = asyncio.get_running_loop().create_future()
-            try:
-                await self._reader
-            finally:
-                self._reader = None
-        self._due = False
-        told, self._told = self._told, []
-        return told
-
-    def tell(self, index: int, event: Emitted | PromptScored | Finished) -> None:
-        """Add one event and wake the reader where it is time."""
-        self._told.append((index, event))
-        if type(event) is Finished:
-            self._open -= 1
-            self._due = self._due or self.each_step or not self._open
-        elif type(event) is Emitted and self.each_step:
-            self._gathered[index] += len(event.tokens)
-            if self._gathered[index] >= self._interval:
-                self._gathered[index] = 0
-                self._gathered = [count if count >= self._interval else 0 for count in self._gathered]
-                self._due = True
-        if self._due and self._reader is not None and not self._reader.done():
-            self._reader.set_result(None)
-
-
 class _Rate:
-    """Events per second, the older the less they count."""
+    """Events per second, exponentially averaged."""
 
     def __init__(self) -> None:
         self._value = 0.0
@@ -162,7 +83,7 @@ class _Rate:
 
 
 class _Route:
-    """Where the events of one request go; ``listener`` is None once nobody listens, ``begun`` says that tokens have."""
+    """The listener of one request (None after it was withdrawn); ``begun``: its first token has arrived."""
 
     __slots__ = ("begun", "index", "listener", "prompt_tokens", "queued", "urgent")
 
@@ -176,10 +97,10 @@ class _Route:
 
 
 class Service:
-    """Takes calls on the running loop and answers them from the engine's events.
+    """Accepts calls on the running loop and answers them from the events of the engine.
 
-    ``limits`` bound what may wait, ``meter`` counts against the tenants' own, ``request_timeout`` (seconds) ends any
-    call, ``bell`` breaks off what the engine does for nobody.
+    ``limits`` bound the queue, ``meter`` counts usage against the tenants' quotas, ``request_timeout`` (seconds) ends
+    any call, ``interrupt`` stops a step that contains only background work.
     """
 
     def __init__(
@@ -191,50 +112,53 @@ class Service:
         request_timeout: float = math.inf,
         clock: Callable[[], float] = time.monotonic,
         stall_seconds: float = STALL_SECONDS,
-        bell: StepInterrupt | None = None,
+        interrupt: StepInterrupt | None = None,
     ) -> None:
         self.now = clock
         self.draining = False
+        self.paused = False
+        """Whether new calls are rejected until an administrator resumes the server."""
         self._limits = limits
         self.meter = meter or QuotaMeter()
         self._request_timeout = request_timeout
         self._watchers = tuple(watchers)
-        self._deaf_to_tokens: tuple[Watcher, ...] = (self.meter,)
+        self._without_tokens: tuple[Watcher, ...] = (self.meter,)
         self._stall_seconds = stall_seconds
         self._routes: dict[str, _Route] = {}
+        self.finished_requests = 0
         self._queued_requests = 0
         self._queued_tokens = 0
-        self._urgent = 0  # open requests that are no background's
+        self._urgent = 0  # open foreground requests
         self._admissions = _Rate()
-        self._notes: list[tuple[Sequence[Event], float]] = []  # and when it happened
+        self._notes: list[tuple[Sequence[Event], float]] = []  # with the time of the events
         self._idle = asyncio.Event()
         self._idle.set()
         self._loop: asyncio.AbstractEventLoop | None = None
-        self.thread = EngineThread(engine, self._deliver, clock, bell)
+        self.thread = EngineThread(engine, self._deliver, clock, interrupt)
 
     def watch(self, watcher: Watcher, tokens: bool = True) -> None:
-        """Tell ``watcher`` of everything from now on, or of everything but tokens."""
+        """Send all events from now on to ``watcher``; without ``tokens``, all but `Emitted`."""
         if tokens:
             self._watchers = (*self._watchers, watcher)
         else:
-            self._deaf_to_tokens = (*self._deaf_to_tokens, watcher)
+            self._without_tokens = (*self._without_tokens, watcher)
 
     def start(self) -> None:
-        """Bind to the running loop and start the engine's thread."""
+        """Bind to the running loop and start the engine thread."""
         self._loop = asyncio.get_running_loop()
         self.thread.start()
 
     def stop(self) -> bool:
-        """End the engine's thread; calls that are still open hear nothing more. Whether it rests, and is sound."""
+        """Stop the engine thread; open calls receive no more events. Returns whether it stopped without a failure."""
         self.count()
         return self.thread.stop() and not self.thread.progress().failure
 
     def open(self, requests: Sequence[Request], interval: int = 1) -> Answer:
-        """Take the sequences of one call in, all or none; they are given up at the first one's deadline.
+        """Submit the sequences of one call, all or none. They are cancelled at the deadline of the first one.
 
         Raises:
-            Refused: the queue is full or the server drains.
-            InvalidParameter: a request id that is in use.
+            Refused: the queue is full or the server is draining.
+            InvalidParameter: a request id is in use.
         """
         answer = Answer(requests, interval)
         self.submit([answer])
@@ -242,11 +166,11 @@ class Service:
         return answer
 
     def submit(self, listeners: Sequence[Listener]) -> None:
-        """Take in the requests of all ``listeners``, or none of them.
+        """Submit the requests of all ``listeners``, or none of them.
 
         Raises:
-            Refused: the queue is full or the server drains.
-            InvalidParameter: a request id that is in use.
+            Refused: the queue is full or the server is draining.
+            InvalidParameter: a request id is in use.
         """
         requests = [request for listener in listeners for request in listener.requests]
         for request in requests:
@@ -276,15 +200,15 @@ class Service:
             self._idle.clear()
 
     def expect(self) -> None:
-        """A call is being read. Until it is here, no step begins of which only the background would have something: it
-        would wait for the step's end, and be read more slowly beside it."""
+        """Announce a call whose body is being read. Until it arrives, no step with background work alone begins: the
+        call would have to wait for its end."""
         self.thread.expect(EXPECT_SECONDS)
 
     def end_in_time(self, answer: Answer, close: Callable[[Answer, FinishReason], None]) -> None:
-        """Have ``close`` called at the deadline of the answer's first request, or when the server's patience ends.
+        """Call ``close`` at the deadline of the first request, or after the server's request timeout.
 
-        The engine knows the callers' own deadlines alone: what it foresees to miss one of these it need not begin,
-        while an answer that the server may have to cut off is worth its beginning.
+        The engine knows only the deadlines that requests ask for. It does not start a request that will miss such a
+        deadline, but it does start one that the request timeout may cut off.
         """
         deadline = answer.requests[0].deadline
         seconds = min(self._request_timeout, math.inf if deadline is None else deadline - self.now())
@@ -292,35 +216,35 @@ class Service:
             answer.timer = self._running_loop().call_later(seconds, close, answer, FinishReason.TIMEOUT)
 
     def close(self, answer: Answer, why: FinishReason = FinishReason.CANCELLED) -> None:
-        """End what is still open of a call: its reader is told at once, the engine before its next step.
+        """End the open sequences of a call: its reader is informed at once, the engine before its next step.
 
-        Its callers must call it in the end, also when nothing is open any more.
+        Must be called once for each call, even if all its sequences have ended.
         """
         if answer.timer is not None:
             answer.timer.cancel()
         self.withdraw(answer, why)
 
     def withdraw(self, listener: Listener, why: FinishReason) -> None:
-        """End the requests of ``listener`` that are still open; it is told at once."""
+        """End the open requests of ``listener``; it receives `Finished` events at once."""
         for request in listener.requests:
             route = self._routes.get(request.id)
             if route is not None and route.listener is listener:
-                route.listener = None  # the engine's own Finished comes later, to nobody
+                route.listener = None  # the engine's own Finished comes later and is dropped
                 self.thread.cancel(request.id, why)
                 listener.tell(route.index, Finished(request.id, why, len(request.tokens), 0, 0))
 
     def stop_sequence(self, answer: Answer, index: int) -> None:
-        """A stop string ended one sequence; its `Finished` follows."""
+        """End one sequence at a stop string; its `Finished` event follows."""
         self.thread.cancel(answer.requests[index].id, FinishReason.STOP)
 
     def close_all(self) -> None:
-        """End every open call; each reader is told."""
+        """Cancel every open call; each reader is informed."""
         open_routes = self._routes.values()
         for listener in {route.listener for route in open_routes if route.listener is not None}:
             self.withdraw(listener, FinishReason.CANCELLED)
 
     async def drain(self, timeout: float) -> bool:
-        """Take nothing new and wait for the open calls; whether all ended within ``timeout`` seconds."""
+        """Reject new calls and wait for the open ones; returns whether all ended within ``timeout`` seconds."""
         self.draining = True
         try:
             await asyncio.wait_for(self._idle.wait(), timeout)
@@ -329,49 +253,49 @@ class Service:
         return True
 
     async def between_steps(self, function: Callable[[], ResultT]) -> ResultT:
-        """What ``function`` returns when it runs on the engine's thread, while no step is."""
+        """Run ``function`` on the engine thread between two steps, and return its result."""
         result: ResultT = await asyncio.wrap_future(self.thread.call(function))
         return result
 
     def load(self) -> Load:
-        """What is queued now, and how fast the queue moves."""
+        """The size of the queue and the rate of admissions."""
         rate = self._admissions.value(self.now())
-        return Load(self._queued_requests, self._queued_tokens, rate, self.draining)
+        return Load(self._queued_requests, self._queued_tokens, rate, self.draining, self.paused)
 
     @property
     def awaited(self) -> bool:
-        """Whether somebody waits for an answer, or his call is being read; the background's requests are nobody's."""
+        """Whether a foreground request is open, or a call is being read."""
         return self._urgent > 0 or self.thread.expecting
 
     def open_requests(self) -> int:
-        """Requests that the engine still holds, listened to or not."""
+        """Number of requests that the engine still holds, with or without a listener."""
         return len(self._routes)
 
     def health(self) -> Health:
-        """Whether the engine makes progress; a process that exists proves nothing."""
+        """Whether the engine makes progress and accepts new calls."""
         progress = self.thread.progress()
         if progress.failure:
             why = "the engine failed"
         elif not progress.alive:
-            why = "the engine's thread has ended"
+            why = "the engine thread has ended"
         elif progress.stalled_seconds > self._stall_seconds:
             why = f"requests wait and no step has progressed for {progress.stalled_seconds:.0f} s"
         else:
             why = ""
-        ready = not why and not self.draining
-        return Health(not why, ready, why or ("draining" if self.draining else ""), progress)
+        closed = "draining" if self.draining else "paused" if self.paused else ""
+        return Health(not why, not why and not closed, why or closed, progress)
 
     def _deliver(self, events: list[Event], now: float) -> None:
-        """On the engine's thread: one hop onto the loop for all that a step told.
+        """On the engine thread: hand all events of a step to the loop at once.
 
-        An engine that begins its next step at once keeps the loop from writing what this one made: its kernels spin on
-        every core there is. A first token lost up to a whole step so; therefore the engine rests for it.
+        If the engine began its next step immediately, its kernels would occupy every core, and the loop could not send
+        the tokens of this step. A first token was delayed by up to one step, so the engine thread pauses for it.
         """
         loop = self._running_loop()
         written = threading.Event() if self._begins(events) else None
         try:
             loop.call_soon_threadsafe(self._take, events, now, written)
-        except RuntimeError:  # the loop is closed: nobody is left to listen
+        except RuntimeError:  # the loop is closed: no listener is left
             if not loop.is_closed():
                 raise
             return
@@ -379,7 +303,7 @@ class Service:
             written.wait(HANDOVER_SECONDS)
 
     def _begins(self, events: list[Event]) -> bool:
-        """Whether somebody waits for the first of these events' tokens, and few others would wait with him."""
+        """Whether the events contain a first token of a streamed answer while few requests are open."""
         if self._urgent > HANDOVER_REQUESTS:
             return False
         for event in events:
@@ -409,40 +333,40 @@ class Service:
                     if route is not None:
                         self._unqueue(route)
                         if route.listener is not None:
-                            # What an answer is known to begin with is found behind its prompt, and is none of it.
+                            # A resumed answer's own tokens may be cached too; they do not belong to the prompt.
                             cached = min(event.cached_tokens, route.prompt_tokens)
                             route.listener.cached_tokens[route.index] = cached
                 case Finished():
                     route = self._routes.pop(event.request_id, None)
                     if route is not None:
+                        self.finished_requests += 1
                         self._urgent -= route.urgent
                         self._unqueue(route)
                         if route.listener is not None:
                             route.listener.tell(route.index, event)
         if not self._routes:
             self._idle.set()
-        # Behind the readers who were woken, who write in the loop's next turn.
+        # After the readers that were woken, which write in the next iteration of the loop.
         self._running_loop().call_soon(self._written, events, now, written)
 
     def _written(self, events: list[Event], now: float, written: threading.Event | None) -> None:
-        """What the step made has been written. Last comes counting, a turn later, since the loop sends at a turn's end
-        what was written in it: counting must delay no answer, and one that raises cost none."""
+        """The tokens of the step have been written. Watchers run one loop iteration later: the loop sends at the end of
+        an iteration, so a slow watcher delays no answer, and a watcher that raises breaks none."""
         if written is not None:
             written.set()
         self._running_loop().call_soon(self._fold, events, now)
 
     def note(self, *events: Event) -> None:
-        """Tell the watchers of what happened outside the engine, within `NOTE_SECONDS`.
+        """Send events that happened outside the engine to the watchers, within `NOTE_SECONDS`.
 
-        Not at once: it comes from calls whose answers are about to be written, or whose step is about to begin, and
-        the engine wants the interpreter too.
+        They are delayed because the calling code is about to write an answer or to start a step.
         """
         if not self._notes:
             self._running_loop().call_later(NOTE_SECONDS, self.count)
         self._notes.append((events, self.now()))
 
     def count(self) -> None:
-        """Tell the watchers now of all that has been noted: for whoever wants to read their numbers."""
+        """Send all noted events to the watchers now; called before metrics are read."""
         notes, self._notes = self._notes, []
         for events, now in notes:
             try:
@@ -452,7 +376,7 @@ class Service:
 
     def _fold(self, events: Sequence[Event], now: float) -> None:
         others = [event for event in events if type(event) is not Emitted]
-        for watcher in self._deaf_to_tokens:
+        for watcher in self._without_tokens:
             for event in others:
                 watcher.fold(event, now)
         for watcher in self._watchers:

@@ -1,8 +1,8 @@
-"""The engine's own thread: mail goes in, batches of events come out, and nothing else is shared.
+"""The engine thread: commands go in through a mailbox, and batches of events come out.
 
-`submit`, `cancel` and `call` put a letter into the mailbox and wake the thread; each step's events leave in
-one batch through ``deliver``. The thread sleeps on a condition when the engine has nothing to do. It must not
-know who listens: no sockets, no asyncio, no text. Next on the road: `serve.service` carries the events over.
+`submit`, `cancel` and `call` put a command into the mailbox and wake the thread. The events of each step leave in one
+batch through ``deliver``. The thread sleeps while the engine has nothing to do. It knows no sockets, no asyncio and no
+text; `serve.service` takes the events.
 """
 
 from __future__ import annotations
@@ -23,18 +23,17 @@ from headrace.core.tenancy.classes import is_awaited
 logger = logging.getLogger(__name__)
 
 SWITCH_INTERVAL_SECONDS = 0.0002
-"""How long the thread that serves sockets may keep the interpreter while the engine waits for it.
+"""Longest time that another thread holds the interpreter lock while the engine thread waits for it.
 
-Every torch operation gives the interpreter lock back and asks for it again when it is done. If the other thread
-runs Python at that moment, Python's default lets it go on for 5 ms, hundreds of times in one forward pass. A
-short interval bounds each wait; shorter ones gain nothing more and cost switches.
+Every torch operation releases the lock and takes it again. If another thread runs Python then, Python's default lets it
+continue for 5 ms, hundreds of times in one forward pass. Shorter intervals than this gain nothing and cost switches.
 """
 
 ENGINE_FAILED = "the engine failed"
 
 
 class Steps(Protocol):
-    """What this thread needs of `core.engine.Engine`."""
+    """The part of `core.engine.Engine` that this thread uses."""
 
     def submit(self, request: Request, now: float) -> None: ...
 
@@ -46,7 +45,7 @@ class Steps(Protocol):
 
 
 class StepInterrupt(Protocol):
-    """Breaks off, while it is set, the steps that nobody waits for."""
+    """While it is set, steps that contain only background work are interrupted."""
 
     def set(self) -> None: ...
 
@@ -54,7 +53,7 @@ class StepInterrupt(Protocol):
 
 
 class Progress(NamedTuple):
-    """What the thread has done so far; ``stalled_seconds`` is 0 while no request is open."""
+    """Progress of the engine; ``stalled_seconds`` is 0 while no request is open."""
 
     alive: bool
     steps: int
@@ -76,9 +75,9 @@ class _Call(NamedTuple):
 class EngineThread:
     """Owns the loop of one engine.
 
-    ``deliver(events, now)`` is called on this thread, once per step that has events. When the engine raises,
-    every open request ends with one ``Finished(FAILED)``, later ones end so at once, and `progress` says why:
-    the thread stays to answer. ``bell`` is rung when somebody comes who will wait.
+    ``deliver(events, now)`` is called on this thread, once per step that has events. If the engine raises, every open
+    request ends with ``Finished(FAILED)``, and so does every later one; `progress` reports the failure. ``interrupt``
+    is set when a foreground request arrives.
     """
 
     def __init__(
@@ -86,19 +85,18 @@ class EngineThread:
         engine: Steps,
         deliver: Callable[[list[Event], float], None],
         clock: Callable[[], float] = time.monotonic,
-        bell: StepInterrupt | None = None,
+        interrupt: StepInterrupt | None = None,
     ) -> None:
         self._engine = engine
         self._deliver = deliver
         self._clock = clock
-        self._bell = bell or threading.Event()
+        self._interrupt = interrupt or threading.Event()
         self._mailbox = threading.Condition()
         self._mail: list[Request | _Cancel | _Call] = []
         self._stopping = False
-        self._open: dict[
-            str, Request
-        ] = {}  # submitted, not yet Finished; the thread's own but for its length
-        self._pending_since: float | None = None  # when the oldest unanswered wait for a step began
+        # Submitted and not yet finished. Other threads read only its length.
+        self._open: dict[str, Request] = {}
+        self._pending_since: float | None = None  # since when requests have been open without a pause
         self._last_progress = clock()
         self._steps = 0
         self._failure = ""
@@ -106,58 +104,58 @@ class EngineThread:
         self._thread = threading.Thread(target=self._run, name="headrace-engine", daemon=True)
 
     def start(self) -> None:
-        """Begin stepping; sets the interpreter's switch interval for the whole process."""
+        """Start the thread; also sets the interpreter's switch interval for the whole process."""
         sys.setswitchinterval(min(sys.getswitchinterval(), SWITCH_INTERVAL_SECONDS))
         self._thread.start()
 
     def stop(self, timeout: float = 5.0) -> bool:
-        """End the loop after the step that runs now; whether it ended in time. Open requests stay open."""
+        """Stop after the current step; returns whether it stopped in time. Open requests stay open."""
         with self._mailbox:
             self._stopping = True
             self._mailbox.notify()
-        if self._thread.ident is not None:  # a server may end before it has begun
+        if self._thread.ident is not None:  # the server may stop before it has started
             self._thread.join(timeout)
         return not self._thread.is_alive()
 
     def submit(self, request: Request) -> None:
-        """Hand a request over; it ends in exactly one `Finished`."""
+        """Submit a request; it ends in exactly one `Finished`."""
         with self._mailbox:
             if self._pending_since is None:
                 self._pending_since = self._clock()
             self._mail.append(request)
             self._mailbox.notify()
         if is_awaited(request.service_class):
-            self._bell.set()
+            self._interrupt.set()
 
     def expect(self, seconds: float) -> None:
-        """Somebody's request may come within ``seconds``: until then no step begins that is for nobody, or one ends."""
+        """A request may arrive within ``seconds``: until then, no step with background work alone begins."""
         self._expected_until = self._clock() + seconds
-        self._bell.set()
+        self._interrupt.set()
 
     @property
     def expecting(self) -> bool:
-        """Whether a request may come soon."""
+        """Whether `expect` announced a request that may still arrive."""
         return self._clock() < self._expected_until
 
     def cancel(self, request_id: str, why: FinishReason) -> None:
-        """End a request before the next step; unknown ids are ignored."""
+        """End a request before the next step. Unknown ids are ignored."""
         self._post(_Cancel(request_id, why))
 
     def call(self, function: Callable[[], Any]) -> Future[Any]:
-        """Run ``function`` between two steps on the engine's thread: for what must see the engine at rest."""
+        """Run ``function`` on the engine thread between two steps."""
         result: Future[Any] = Future()
         self._post(_Call(function, result))
         return result
 
     def progress(self) -> Progress:
-        """How the loop fares; may be asked from any thread."""
+        """The progress of the loop; may be called on any thread."""
         since = self._pending_since
         stalled = 0.0 if since is None else max(0.0, self._clock() - max(since, self._last_progress))
         return Progress(self._thread.is_alive(), self._steps, len(self._open), stalled, self._failure)
 
-    def _post(self, letter: _Cancel | _Call) -> None:
+    def _post(self, command: _Cancel | _Call) -> None:
         with self._mailbox:
-            self._mail.append(letter)
+            self._mail.append(command)
             self._mailbox.notify()
 
     def _run(self) -> None:
@@ -186,9 +184,9 @@ class EngineThread:
                 self._deliver(events, now)
 
     def _wait_for_work(self) -> list[Request | _Cancel | _Call] | None:
-        """Sleep until there is mail or a step is due; the mail, or None when the thread shall end."""
+        """Sleep until there is a command or a step is due; returns the commands, or None when the thread must end."""
         with self._mailbox:
-            self._bell.clear()  # who rings from now on is not in the mail yet that is looked for below
+            self._interrupt.clear()  # a request that sets it from now on is not in the mailbox yet
             while not self._mail and not self._stopping:
                 now = self._clock()
                 due = None if self._failure else self._engine.wake_at(now)
@@ -205,28 +203,28 @@ class EngineThread:
 
     def _step(self, mail: list[Request | _Cancel | _Call]) -> list[Event]:
         now = self._clock()
-        for letter in mail:
-            if isinstance(letter, Request):
-                self._open[letter.id] = letter
-        for letter in mail:
-            match letter:
+        for command in mail:
+            if isinstance(command, Request):
+                self._open[command.id] = command
+        for command in mail:
+            match command:
                 case Request():
-                    self._engine.submit(letter, now)
+                    self._engine.submit(command, now)
                 case _Cancel(request_id, why):
                     self._engine.cancel(request_id, why, now)
                 case _Call():
-                    _answer(letter)
+                    _answer(command)
         events = self._engine.step(now)
         self._steps += 1
         return events
 
     def _refuse(self, mail: list[Request | _Cancel | _Call]) -> list[Event]:
-        """End all that is open or in ``mail``, for the engine no longer can."""
-        for letter in mail:
-            if isinstance(letter, Request):
-                self._open[letter.id] = letter
-            elif isinstance(letter, _Call) and not letter.result.done():
-                letter.result.set_exception(RuntimeError(ENGINE_FAILED))
+        """Fail every request that is open or in ``mail``, after the engine has failed."""
+        for command in mail:
+            if isinstance(command, Request):
+                self._open[command.id] = command
+            elif isinstance(command, _Call) and not command.result.done():
+                command.result.set_exception(RuntimeError(ENGINE_FAILED))
         return [
             Finished(request.id, FinishReason.FAILED, len(request.tokens), 0, 0, ENGINE_FAILED)
             for request in self._open.values()

@@ -125,8 +125,10 @@ def test_a_template_reaches_nothing_outside_its_messages(shared, template):
 
 def test_no_log_metric_or_page_shows_a_prompt_or_a_key(tmp_path):
     secrets = ("prompt-canary", "key-canary", "store-canary", "field-canary", "header-canary")
+    secrets += ("admin-canary",)
     keys = tmp_path / "keys"
-    keys.write_text("key-canary acme\n")
+    keys.write_text("key-canary acme\nadmin-canary - admin\n")
+    all_access = {"Authorization": "Bearer admin-canary"}
     mine = {"Authorization": "Bearer key-canary"}
     flags = ["--response-cache", "memory", "--response-cache-secret", "store-canary"]
     with serving("--api-key-file", str(keys), *flags) as server:
@@ -137,7 +139,10 @@ def test_no_log_metric_or_page_shows_a_prompt_or_a_key(tmp_path):
             assert server.post("/v1/chat/completions", chat | wrong, headers=mine).status_code == 400
         assert server.post("/v1/completions", headers=mine).status_code == 400
         assert server.get("/v1/models", headers={"Authorization": "Bearer header-canary"}).status_code == 401
-        pages = [server.get(path, headers=mine).text for path in ("/metrics", "/server_info", "/v1/models")]
+        paths = ("/metrics", "/server_info", "/v1/models")
+        answers = [server.get(path, headers=all_access) for path in paths]
+        assert [answer.status_code for answer in answers] == [200, 200, 200]
+        pages = [answer.text for answer in answers]
         server.process.send_signal(signal.SIGTERM)
         assert server.process.wait(timeout=60) == 0
         said = "".join([*server.lines, *pages])

@@ -64,7 +64,7 @@ def test_a_disconnect_is_heard_behind_requests_that_wait_on_the_same_connection(
     server.wait_until(lambda info: info["open_requests"] == 0, seconds=2)
     time.sleep(0.1)  # what the others would need to begin
     assert server.metric("num_requests_running") == 0
-    assert not server.lines[said:]
+    assert all(" INFO    access " in line for line in server.lines[said:])
 
 
 def test_each_request_can_be_explained(server):
@@ -148,9 +148,10 @@ def test_the_deadline_is_a_408_or_an_error_event(strict_server):
 
 
 def test_a_full_queue_is_a_503_that_says_when_to_come_again(strict_server):
-    connections = [begin_stream(strict_server.url, LONG, **KEY) for _ in range(3)]
-    refused = None
-    for _ in range(100):
+    refused, connections = None, []
+    for _ in range(20):
+        # Again each time: on a busy machine these may end, after two seconds, before the next request arrives.
+        connections += [begin_stream(strict_server.url, LONG, **KEY) for _ in range(3)]
         answer = strict_server.post("/v1/completions", {"prompt": "x"} | {"n": 2}, headers=KEY)
         if answer.status_code == 503:
             refused = answer

@@ -16,7 +16,7 @@ def test_a_server_finds_what_the_one_before_it_left(tmp_path):
         answer = first.post("/v1/completions", BODY).json()
         first.process.send_signal(signal.SIGTERM)
         assert first.process.wait(30) == 0
-        assert any("are left on disk for the next run" in line for line in first.lines)
+        assert any("are saved on disk for the next run" in line for line in first.lines)
     with serving(*flags) as second:
         assert any("blocks of the last run are on disk" in line for line in second.lines)
         again = second.post("/v1/completions", BODY).json()

@@ -45,7 +45,7 @@ def make(loaded, *stores, **more):
         (["sqlite:"], "expected memory"),
         (["http://localhost"], "expected memory"),
         (["no_such_module:Store:pass@word"], "there is no module 'no_such_module'"),
-        (["memory", "memory"], "two stores of one kind"),
+        (["memory", "memory"], "two stores of the same kind"),
         (["redis://localhost:1/0"], "--response-cache-secret is needed"),
         (["memcached://localhost"], "--response-cache-secret is needed"),
         (["sqlite:/dev/null/answers"], "sqlite:/dev/null/answers"),

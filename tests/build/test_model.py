@@ -80,7 +80,7 @@ def test_few_bits_that_are_only_stored_are_told(tmp_path: Path) -> None:
     builtin = resolve_folder("builtin")
     asked = {"model": str(tmp_path), "tokenizer": str(builtin), "kv_cache_memory_bytes": 16 << 20}
     loaded = model.load(options(asked))
-    assert "fp8: weights are stored in fewer bits than they are computed in" in loaded.notes
+    assert "fp8: weights are stored in fewer bits than are used for computing" in loaded.notes
     assert not loaded.quantization
     again = model.load(options(asked | {"quantization": "int8"}))
     assert again.quantization
@@ -91,7 +91,7 @@ def test_few_bits_that_are_only_stored_are_told(tmp_path: Path) -> None:
 def test_few_bits_are_not_made_fewer(tmp_path: Path) -> None:
     write(tmp_path, *FORMATS["awq"])
     asked = {"model": str(tmp_path), "tokenizer": str(resolve_folder("builtin")), "quantization": "int8"}
-    with pytest.raises(ConfigError, match="--quantization: the checkpoint's weights are in few bits already"):
+    with pytest.raises(ConfigError, match="--quantization: the checkpoint is already quantized"):
         model.load(options(asked))
 
 
@@ -122,8 +122,22 @@ def test_a_context_may_be_as_long_as_stretched_rotations_reach(tmp_path: Path) -
     yarn = {"rope_type": "yarn", "factor": 2.0, "original_max_position_embeddings": trained}
     (tmp_path / "config.json").write_text(json.dumps(config | {"rope_scaling": yarn}))
     given = {"model": str(tmp_path), "kv_cache_memory_bytes": 64 << 20, "max_num_seqs": 1}
-    with pytest.raises(ConfigError, match=f"knows positions up to {2 * trained}"):
+    with pytest.raises(ConfigError, match=f"supports positions up to {2 * trained}"):
         model.load(options(given | {"max_model_len": 2 * trained + 1}))
     loaded = model.load(options(given | {"max_model_len": trained + 512}))
     assert loaded.ledger.max_model_len == trained + 512
     model.close(loaded)
+
+
+def test_the_name_in_the_api_is_no_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = tmp_path / "secret-place" / "qwen"
+    folder.mkdir(parents=True)
+    monkeypatch.chdir(folder)
+
+    def name(**given: str) -> str:
+        return model.served_name(options(given).model)
+
+    assert name(model=str(folder)) == name(model=".") == name(model="../qwen/") == "qwen"
+    assert name(model="Qwen/Qwen3-0.6B") == "Qwen/Qwen3-0.6B"
+    assert name(model="builtin") == "builtin"
+    assert name(model=str(folder), served_model_name="/my/choice") == "/my/choice"

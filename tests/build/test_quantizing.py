@@ -247,7 +247,7 @@ def test_part_of_a_larger_model_is_refused_before_anything_is_read(tmp_path: Pat
 def test_without_a_tokenizer_there_is_no_text(tmp_path: Path) -> None:
     model = variant(tmp_path / "model")
     (model / "tokenizer.json").unlink()
-    with pytest.raises(ConfigError, match="holds no tokenizer"):
+    with pytest.raises(ConfigError, match="contains no tokenizer"):
         Quantizing(str(model), text(tmp_path))
 
 

@@ -97,9 +97,9 @@ def test_the_packaged_encoder_and_a_short_deadline_do_not_hinder_a_start(calibra
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        ({"response_cache": ()}, "needs a place for the answers"),
-        ({"semantic_cache": "draft"}, "speculative decoding does not take"),
-        ({"semantic_calibration": None}, "serves nothing without proof"),
+        ({"response_cache": ()}, "needs a store for the responses"),
+        ({"semantic_cache": "draft"}, "speculative decoding does not use"),
+        ({"semantic_calibration": None}, "needs a calibration"),
         ({"semantic_calibration": "gone.json"}, "gone.json"),
         ({"semantic_max_error": 0.001}, "cannot prove that at most 0.001"),
     ],
@@ -114,7 +114,7 @@ def test_what_cannot_keep_its_promise_does_not_start(
 
 def test_a_calibration_of_another_encoder(calibration: Path) -> None:
     calibration.write_text(json.dumps(json.loads(PROVED.to_text()) | {"encoder": "other@2"}))
-    with pytest.raises(ConfigError, match="made with the encoder other@2, and this is words@1"):
+    with pytest.raises(ConfigError, match="made with the encoder other@2, not with words@1"):
         build(semantic_cache="serve", semantic_calibration=str(calibration))
 
 

@@ -55,7 +55,9 @@ def test_what_does_not_fit_is_refused():
 
 
 def test_memory_for_no_block_is_refused_by_its_name():
-    with pytest.raises(ConfigError, match=r"--kv-cache-memory-bytes 9: one block of 16 tokens needs 2,097,152 bytes"):
+    with pytest.raises(
+        ConfigError, match=r"--kv-cache-memory-bytes 9: one block of 16 tokens needs 2,097,152 bytes"
+    ):
         roofline_machine(Replica(LLAMA, H100), CacheOptions(kv_cache_memory_bytes=9), SchedulerOptions())
     few = dataclasses.replace(CALIBRATION, kv_tokens=1000)
     with pytest.raises(ConfigError, match=r"--block-size 1024: .* has a KV cache of 1000 tokens"):

@@ -78,7 +78,7 @@ def test_compare_alternates_and_tells_ratios(tmp_path: Path) -> None:
     targets = ("--target", "a=headrace", "--target", "b=headrace-static", "--rounds", "2")
     result = run("compare", *targets, *SMALL, "--dataset-name", "log-normal", "--output", str(output))
     assert result.exit_code == 0
-    assert "ratios: medians of 2 rounds" in result.output
+    assert "(medians of 2 rounds)" in result.output
     assert re.search(r"output tokens/s[ │]+\S+[ │]+\S+[ │]+\d+\.\d\dx", result.output)
     told = json.loads(output.read_text())
     assert [each["target"] for each in told["runs"]] == ["a", "b", "a", "b"]

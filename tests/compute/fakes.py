@@ -9,6 +9,7 @@ from __future__ import annotations
 import torch
 
 from headrace.compute.batch import Batch
+from headrace.compute.sampling.allowed import Allowed, restrict
 from headrace.compute.sampling.choice import Choice, choose
 from headrace.compute.sampling.draw import likeliest
 from headrace.core.plan import Entry, Row
@@ -56,6 +57,9 @@ class FakeDecoder:
 
     def choose(self, logits: torch.Tensor, choice: Choice) -> torch.Tensor:
         return choose(logits, choice)
+
+    def restrict(self, logits: torch.Tensor, allowed: Allowed) -> torch.Tensor:
+        return restrict(logits, allowed)
 
     def hidden(self, batch: Batch, kv: FakeKV) -> torch.Tensor:
         if self.explode:

@@ -59,7 +59,7 @@ def test_half_precision_beside_integers_is_computed_in_what_a_cpu_has(
 ) -> None:
     choice = resolve_dtype("auto", "float16", facts, quantized=True)
     assert choice.dtype == dtype
-    assert "float16 is not computed on CPUs" in choice.reason
+    assert "float16 is not supported on CPUs" in choice.reason
     assert resolve_dtype("auto", "float32", facts, quantized=True).dtype == torch.float32
 
 

@@ -168,8 +168,8 @@ def test_a_disk_alone_gets_a_host_tier_to_pass_through() -> None:
             {"kv_offload_path": "x", "kv_offload_disk_bytes": 1000},
             "--kv-offload-disk-bytes 1000: one block takes 1048576",
         ),
-        ({"kv_offload_bytes": GIB, "enable_prefix_caching": False}, "nothing is kept without prefix caching"),
-        ({"kv_offload_path": "x", "enable_prefix_caching": False}, "nothing is kept without prefix caching"),
+        ({"kv_offload_bytes": GIB, "enable_prefix_caching": False}, "they need prefix caching"),
+        ({"kv_offload_path": "x", "enable_prefix_caching": False}, "they need prefix caching"),
     ],
 )
 def test_tiers_that_could_hold_nothing_are_refused(options: dict[str, object], message: str) -> None:

@@ -201,7 +201,7 @@ def test_shared_prefix_and_moves_in_order() -> None:
 def test_moves_between_other_tiers_are_refused() -> None:
     runner, _, _ = make()
     runner.launch(StepPlan(0, (), (Move(0, 1, Tier.HOST, Tier.DEVICE),), ()), 0.0)
-    with pytest.raises(ValueError, match="device only"):
+    with pytest.raises(ValueError, match="cannot leave the device"):
         runner.collect()
 
 

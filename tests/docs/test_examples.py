@@ -50,6 +50,12 @@ def test_openai_chat(running):
     assert len(text[: told.start()].split()) > 5
 
 
+def test_structured_output(running):
+    text = run("examples/structured_output.py", running.url + "/v1")
+    assert re.search(r"parsed: name='.*' age=\d+", text)
+    assert re.search(r"choice: (yes|no)\n", text)
+
+
 def test_langchain_chat(running):
     pytest.importorskip("langchain_openai")
     text = run("examples/langchain_chat.py", running.url + "/v1")

@@ -39,5 +39,5 @@ def test_commands(words, tmp_path, monkeypatch):
         words = [*words[: words.index("--requests") + 1], "30", *words[words.index("--requests") + 2 :]]
     result = CliRunner().invoke(app, words[1:], catch_exceptions=False, env={"COLUMNS": "200"})
     assert result.exit_code == 0, result.output
-    assert "tokens that fit" in result.output
+    assert "KV cache tokens" in result.output
     assert ("targets" in result.output) == ("--workload" in words or "--trace" in words)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import json
 import os
 import signal
 from collections.abc import Callable
@@ -152,6 +153,31 @@ def test_logprobs_and_prompt_logprobs(llm: LLM) -> None:
     assert [entry.token for entry in output.prompt_logprobs] == output.prompt_token_ids[1:]
 
 
+def test_structured_output_is_whole_or_told_as_cut(llm: LLM) -> None:
+    schema = {"type": "array", "items": {"enum": ["a", "b"]}, "minItems": 2, "maxItems": 4}
+    params = [
+        SamplingParams(max_tokens=60, seed=1, structured_outputs={"json": schema}),  # type: ignore[arg-type]
+        SamplingParams(max_tokens=60, stop="b", structured_outputs={"choice": ["abc"]}),  # type: ignore[arg-type]
+        SamplingParams(max_tokens=60, stop="c", structured_outputs={"regex": "abc?"}),  # type: ignore[arg-type]
+        SamplingParams(max_tokens=1, structured_outputs={"json": schema}),  # type: ignore[arg-type]
+    ]
+    whole, cut, inside, short = (
+        output.outputs[0] for output in llm.generate(["Hi"] * 4, params, progress=False)
+    )
+    assert whole.finish_reason == "stop"
+    assert set(json.loads(whole.text)) <= {"a", "b"}
+    assert (cut.text, cut.finish_reason, cut.stop_reason) == ("a", "length", "b")
+    assert (inside.text, inside.finish_reason) == ("ab", "stop")
+    assert short.finish_reason == "length"
+
+
+def test_a_constraint_that_cannot_be_enforced_is_refused_before_anything_runs(llm: LLM) -> None:
+    params = SamplingParams(structured_outputs={"json": {"not": {}}})  # type: ignore[arg-type]
+    with pytest.raises(InvalidParameter, match="keyword 'not' at '#'") as error:
+        llm.generate(["a"], params, progress=False)
+    assert error.value.param == "structured_outputs"
+
+
 def test_a_long_batch_leaves_nothing_behind(llm: LLM) -> None:
     prompts = [f"Tell me a story about number {i}." for i in range(40)]
     params = [SamplingParams(temperature=1.0, max_tokens=1 + i % 17) for i in range(40)]
@@ -261,7 +287,7 @@ def test_closing_twice_gives_back_no_file_of_somebody_elses(tmp_path: Path) -> N
 def test_what_cannot_fit_is_refused_with_what_can() -> None:
     with pytest.raises(ConfigError, match=r"--max-model-len \d+"):
         LLM("builtin", kv_cache_memory_bytes=1 << 20)
-    with pytest.raises(ConfigError, match="knows positions up to"):
+    with pytest.raises(ConfigError, match="supports positions up to"):
         LLM("builtin", max_model_len=1_000_000)
     with pytest.raises(ConfigError, match="does not exist"):
         LLM("./no/such/folder")

@@ -42,7 +42,7 @@ def test_a_request_is_explained_from_arrival_to_end() -> None:
     told = book.explain("a", now=14.0)
     assert told is not None
     assert (told["state"], told["position"], told["age_seconds"]) == ("waiting", 0, 4.0)
-    assert "gave way" in told["waits_because"]
+    assert "chosen as the victim" in told["waits_because"]
     assert told["cost"] == {
         "computed_tokens": 25,
         "cached_tokens": 16,
@@ -146,7 +146,7 @@ def test_who_was_turned_away_finds_out_why() -> None:
     assert told is not None
     assert (told["tenant"], told["service_class"], told["prompt_tokens"]) == ("acme", "flex", 7)
     assert told["history"][0]["event"] == "turned_away"
-    assert "limit of its own" in told["history"][0]["why"]
+    assert "exceeded a quota" in told["history"][0]["why"]
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,8 @@ from headrace.core.request import FinishReason, InvalidParameter, RejectReason, 
 from headrace.core.tenancy.classes import BACKGROUND
 from headrace.core.tenancy.gate import Limits
 from headrace.serve import service as service_file
-from headrace.serve.service import Answer, Refused, Service
+from headrace.serve.answer import Answer
+from headrace.serve.service import Refused, Service
 from headrace.testing.engines import hashing_engine
 from headrace.testing.hashing_runner import expected_tokens
 

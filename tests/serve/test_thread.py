@@ -222,14 +222,14 @@ def test_no_step_begins_while_a_request_is_expected():
         thread.stop()
 
 
-def test_who_will_wait_rings_the_bell_and_the_next_look_at_the_mail_ends_it():
+def test_a_foreground_request_sets_the_interrupt_and_reading_the_mailbox_clears_it():
     looked = threading.Event()
 
     def wake_at(now):
         looked.set()
 
     bell = threading.Event()
-    thread = EngineThread(StubEngine(lambda now: [], wake_at), lambda events, now: None, bell=bell)
+    thread = EngineThread(StubEngine(lambda now: [], wake_at), lambda events, now: None, interrupt=bell)
     thread.submit(replace(request("idle"), service_class="background"))
     assert not bell.is_set()
     thread.submit(request("real"))

@@ -16,7 +16,7 @@ MAX_LINES = 400
 MAX_FUNCTION_LINES = 60
 
 CORE_FLOORS = (
-    {"request", "plan", "knobs", "events", "block_keys", "capacity"},
+    {"constraint", "request", "plan", "knobs", "events", "block_keys", "capacity"},
     {"tenancy"},
     {"sequence"},
     {"prediction", "cache"},

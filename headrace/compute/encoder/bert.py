@@ -1,7 +1,7 @@
-"""The forward pass of BERT-like encoders (arXiv:1810.04805), over weights read from safetensors.
+"""The forward pass of BERT-like encoders (arXiv:1810.04805), with weights from safetensors.
 
-A few dozen torch calls and no more, because for one short question the calls cost as much as the arithmetic.
-Knows tensors and shapes, not text; `sentences` tokenizes, pools and normalizes.
+It uses only a few dozen torch calls, because for one short question the calls cost as much as the arithmetic. It
+knows tensors and shapes, not text; `sentences` tokenizes, pools and normalizes.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from headrace.compute.model.config_reader import ConfigReader
 from headrace.compute.model.spec import ModelError
 
 _FAMILIES = {"bert": False, "roberta": True, "xlm-roberta": True}
-"""Model types that this forward computes, and whether positions are counted from behind the padding id."""
+"""Supported model types, and whether positions are counted from after the padding id."""
 
 
 @dataclass(frozen=True, slots=True)
 class BertSpec:
-    """Sizes in elements; ``first_position`` is the row of the position table that the first token takes."""
+    """Sizes in elements; ``first_position`` is the row of the position table for the first token."""
 
     vocab_size: int
     hidden_size: int
@@ -42,16 +42,16 @@ def parse_bert_config(config: Mapping[str, Any]) -> BertSpec:
     """The sizes in a ``config.json``.
 
     Raises:
-        ModelError: another kind of encoder, or a field that is missing or cannot be computed.
+        ModelError: the encoder is of another kind, or a field is missing or not supported.
     """
     family = config.get("model_type")
     if not isinstance(family, str) or family not in _FAMILIES:
-        raise ModelError(f"encoder of type {family!r}: known are {', '.join(_FAMILIES)}")
+        raise ModelError(f"encoder type {family!r} is not supported; supported are {', '.join(_FAMILIES)}")
     read = ConfigReader(family, config, {"position_embedding_type": "absolute"})
     if read.get("hidden_act") != "gelu":
-        raise ModelError(f"{family}: hidden_act {read.get('hidden_act')!r} is not computed, only gelu")
+        raise ModelError(f"{family}: hidden_act {read.get('hidden_act')!r} is not supported, only gelu")
     if read.get("position_embedding_type") not in ("absolute", None):
-        raise ModelError(f"{family}: only absolute positions are computed")
+        raise ModelError(f"{family}: only absolute positions are supported")
     padding = 0 if read.get("pad_token_id") is None else read.count("pad_token_id")
     first = padding + 1 if _FAMILIES[family] else 0
     return BertSpec(
@@ -94,10 +94,10 @@ class _Layer(NamedTuple):
 
 
 class Bert:
-    """An encoder of ``spec`` over ``tensors``, named as Hugging Face names them (any common prefix).
+    """An encoder with the sizes ``spec`` and the weights ``tensors``, with Hugging Face names (any common prefix).
 
     Raises:
-        ModelError: a tensor is missing or of another shape than the spec says.
+        ModelError: a tensor is missing or does not have the shape in ``spec``.
     """
 
     def __init__(self, spec: BertSpec, tensors: Mapping[str, Tensor]) -> None:
@@ -172,7 +172,7 @@ def read_tensors(folder: Path) -> dict[str, Tensor]:
     """
     path = folder / "model.safetensors"
     if not path.is_file():
-        raise ModelError(f"{folder} holds no model.safetensors")
+        raise ModelError(f"{folder} contains no model.safetensors")
     try:
         with safe_open(path, framework="pt") as file:
             return {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118

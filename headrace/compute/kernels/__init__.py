@@ -1,8 +1,15 @@
-"""The seam between the decoder and whatever computes it fastest: few, fused calls.
+"""The interface between the decoder and its fastest implementation: few, fused calls.
 
-The plain-torch reference defines what each call means and runs everywhere; every other backend is held to it
-by `tests/compute/kernels` and `tests/oracle`. A new backend is one module with a class and its line in
-`_BACKENDS`. Knows nothing of models, sequences or schedules.
+The plain-torch reference defines each call and runs everywhere; `tests/compute/kernels` and `tests/oracle` compare
+every other backend with it. A new backend is one module with a class and its line in `_BACKENDS`. It knows no models,
+sequences or schedules.
+
+- `reference`: the backend in plain torch. `paging`: its plan of attention. `linear`: its linear layers.
+- `stack`: all layers of a decoder as one value.
+- `cpp`: the backend in C++ for CPUs. `cpp_checks`: checks of its arguments.
+- `native_stack`: a stack in the tables of the C++ backend. `packed`: its weights.
+- `timed`: measures the time of each part of a forward pass.
+- `probe`: measures the memory bandwidth and arithmetic of a CPU.
 """
 
 from __future__ import annotations
@@ -15,6 +22,7 @@ from torch import Tensor
 
 from headrace.compute.batch import Batch
 from headrace.compute.quantization.weight import QuantizedWeight
+from headrace.compute.sampling.allowed import Allowed
 from headrace.compute.sampling.choice import Choice
 
 if TYPE_CHECKING:
@@ -24,7 +32,7 @@ Activation = Literal["silu", "gelu_tanh"]
 
 
 class HeadShape(NamedTuple):
-    """How a packed row of queries, keys and values is cut: ``(heads + 2 * kv_heads) * head_dim`` wide."""
+    """How a packed row of queries, keys and values is divided: ``(heads + 2 * kv_heads) * head_dim`` wide."""
 
     heads: int
     kv_heads: int
@@ -32,15 +40,15 @@ class HeadShape(NamedTuple):
 
 
 SMALLEST = 1e-30
-"""What is kept as integers and nowhere larger than this is kept as zeros: the inverse of its scale is not finite."""
+"""A head whose values are all smaller than this is stored as zeros, because the inverse of its scale is not finite."""
 
 
 class Pages(NamedTuple):
-    """One layer's keys and values in blocks: [num_blocks, block_size, G, D], a block of each contiguous.
+    """One layer's keys and values in blocks: [num_blocks, block_size, G, D], each block contiguous.
 
-    In which order a block's elements lie is the backend's own affair (`Kernels.layout`): others move whole blocks.
-    Integers (int8) come with a scale for each token and head, float32 [num_blocks, G, block_size]: an element is
-    ``integer * scale``, with ``scale = max|x| / 127`` over the head and the integer ``x * (127 / max|x|)`` rounded
+    The backend decides in which order a block's elements are stored (`Kernels.layout`); all other code moves whole
+    blocks. Integers (int8) come with a scale for each token and head, float32 [num_blocks, G, block_size]. An element
+    is ``integer * scale``, with ``scale = max|x| / 127`` over the head and the integer ``x * (127 / max|x|)`` rounded
     to nearest, ties to even.
     """
 
@@ -51,31 +59,31 @@ class Pages(NamedTuple):
 
 
 class KernelsUnavailable(RuntimeError):
-    """A backend that cannot work here; the message says why and what would help."""
+    """A backend that does not work on this machine; the message says why and what would help."""
 
 
 class Kernels(Protocol):
-    """What the decoder asks for. T tokens, H heads, G kv heads, D head size; D of a token is contiguous.
+    """The operations of the decoder. T tokens, H heads, G kv heads, D head size; D of a token is contiguous.
 
-    Norm weights are float32 and hold the family's offset already (Gemma's ``1 + w``); norms, rotations and
-    softmax are computed in float32 whatever the dtype of the activations. Calls may write into ``residual`` and
-    ``qkv``; every other argument is only read.
+    Norm weights are float32 and include the family's offset already (Gemma's ``1 + w``). Norms, rotations and softmax
+    are computed in float32 whatever the dtype of the activations. Calls may write into ``residual`` and ``qkv``;
+    every other argument is only read.
     """
 
     name: str
     isa: str
-    """The instruction set that the kernels were built for and use here; empty where torch chooses."""
+    """The instruction set that the kernels were built for and use here; empty if torch chooses."""
     layout: str
-    """How the elements of a block lie: what one backend has written another reads only if theirs are equal."""
+    """How the elements of a block are stored: a backend can read another one's blocks only if these are equal."""
 
     def prepare_linear(self, weight: Tensor | QuantizedWeight) -> Any:
-        """Turn a weight [out, in] into whatever this backend's `linear` likes best; called once per weight."""
+        """Convert a weight [out, in] to the form that this backend's `linear` needs; called once per weight."""
 
     def linear(self, x: Tensor, weight: Any, bias: Tensor | None = None) -> Tensor:
         """``x @ weight.T + bias``: [T, in] to [T, out], in the dtype of ``x``.
 
-        With a quantized weight of 8-bit activations each token's activations are first rounded to integers
-        ``round(x / s)`` with ``s = max|x| / 127``, and the product is theirs times ``s``.
+        With a quantized weight of 8-bit activations, each token's activations are first rounded to integers ``round(x
+        / s)`` with ``s = max|x| / 127``, and the product with these is multiplied by ``s``.
         """
 
     def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
@@ -98,20 +106,22 @@ class Kernels(Protocol):
 
         Args:
             qkv: [T, (H + 2G) * D], queries then keys then values.
-            shape: how ``qkv`` is cut.
-            rotation: float32 [T, 2, N] of the tokens' positions, N ≤ D the rotated part of a head:
-                ``[:, 0]`` are the cosines (second half equals the first), ``[:, 1]`` the sines with the sign
-                of the half-rotation in them (first half negative): ``x * cos + roll(x, N/2) * sin``.
+            shape: how ``qkv`` is divided.
+            rotation: float32 [T, 2, N] of the tokens' positions, N ≤ D the rotated part of a head: ``[:, 0]`` are the
+                cosines (second half equals the first), ``[:, 1]`` the sines including the sign of the half-rotation
+                (first half negative): ``x * cos + roll(x, N/2) * sin``.
             qk_norm: float32 [H + G, D] weights of a per-head norm before the rotation, or None.
-            eps: of that norm.
+            eps: epsilon of that norm.
             slots: int64 [T], ``block * block_size + offset``.
-            pages: written.
+            pages: the pages to write.
         """
 
     def plan_attention(self, batch: Batch, window: int | None, dtype: torch.dtype) -> Any:
-        """What `paged_attention` needs beyond the tensors; made once per step and window, used by all layers.
+        """Everything that `paged_attention` needs beyond the tensors; made once per step and window, used by all
+        layers.
 
-        ``window`` is how many keys a token sees, itself included; None: all. ``dtype`` is the queries'.
+        ``window`` is the number of keys that a token attends to, itself included; None: all. ``dtype`` is that of the
+        queries.
         """
 
     def paged_attention(
@@ -135,14 +145,20 @@ class Kernels(Protocol):
         """The first token int64 [S] of the largest logit of each row [S, V], or a fault: see `draw.likeliest`."""
 
     def choose(self, logits: Tensor, choice: Choice) -> Tensor:
-        """A token int64 [S] drawn from each row of logits [S, V], or a fault: see `choice.choose`.
+        """A token int64 [S] sampled from each row of logits [S, V], or a fault: see `choice.choose`.
 
         Every filter is a threshold on the logit, equals are kept or removed together, and the draw inverts the
-        distribution function in the order of the tokens: a row's token depends on nothing but the row.
+        distribution function in the order of the tokens. So a row's token depends only on the row.
+        """
+
+    def restrict(self, logits: Tensor, allowed: Allowed) -> Tensor:
+        """``logits`` [S, V] with minus infinity in place of the tokens that are not allowed: see `allowed.restrict`.
+
+        What is given stays as it is.
         """
 
     def prepare_stack(self, stack: Stack) -> Any:
-        """Turn a decoder's layers into whatever this backend's `run_stack` likes best; called once."""
+        """Convert a decoder's layers to the form that this backend's `run_stack` needs; called once."""
 
     def run_stack(
         self,
@@ -152,13 +168,13 @@ class Kernels(Protocol):
     ) -> Tensor:
         """From tokens to the norm after the last layer: hidden states [S, hidden] of the batch's wanted positions.
 
-        `stack.apply` says what that is in calls of the others. ``pages`` are each layer's.
+        `stack.apply` defines it by calls of the other operations. ``pages`` are those of each layer.
         """
 
 
 def _cpp(device: torch.device, isa: str | None) -> Kernels:
     if device.type != "cpu":
-        raise KernelsUnavailable(f"kernels 'cpp' compute on the CPU, not on {device}")
+        raise KernelsUnavailable(f"kernels 'cpp' run on the CPU, not on {device}")
     from headrace.compute.kernels.cpp import CppKernels
 
     return CppKernels(isa)
@@ -166,33 +182,33 @@ def _cpp(device: torch.device, isa: str | None) -> Kernels:
 
 def _torch(device: torch.device, isa: str | None) -> Kernels:
     if isa is not None:
-        raise KernelsUnavailable(f"--cpu-isa {isa}: kernels 'torch' choose their instructions themselves")
+        raise KernelsUnavailable(f"--cpu-isa {isa}: kernels 'torch' choose their instruction set themselves")
     from headrace.compute.kernels.reference import TorchKernels
 
     return TorchKernels()
 
 
 _BACKENDS: dict[str, Callable[[torch.device, str | None], Kernels]] = {"cpp": _cpp, "torch": _torch}
-"""Fastest first. Each makes its kernels for a device and an instruction set or raises `KernelsUnavailable`."""
+"""Fastest first. Each creates its kernels for a device and an instruction set, or raises `KernelsUnavailable`."""
 
 
 def select(name: str, device: torch.device, isa: str | None = None) -> Kernels:
     """The backend called ``name``, or with "auto" the fastest that works on ``device``.
 
-    ``isa`` is the instruction set that it shall use, which "auto" then needs to be one of its own; None: the best.
+    ``isa`` is the instruction set to use, which the "auto" backend must support; None: the best.
 
     Raises:
-        KernelsUnavailable: the name is unknown, or the backend cannot work here.
+        KernelsUnavailable: the name is unknown, or the backend does not work here.
     """
     if name != "auto":
         if name not in _BACKENDS:
             known = ", ".join(sorted(_BACKENDS))
-            raise KernelsUnavailable(f"kernels '{name}' do not exist; choose auto or one of: {known}")
+            raise KernelsUnavailable(f"kernels '{name}' do not exist; use auto or one of: {known}")
         return _BACKENDS[name](device, isa)
     for make in _BACKENDS.values():
         try:
             return make(device, isa)
         except KernelsUnavailable:
-            if isa is not None:  # nothing slower has it either
+            if isa is not None:  # no slower backend supports it either
                 raise
     raise KernelsUnavailable(f"no kernels work on {device}")

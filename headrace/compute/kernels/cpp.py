@@ -1,14 +1,13 @@
-"""The CPU's C++ kernels: checks tensors, passes their addresses to the extension module `_cpu`.
+"""The C++ kernels of the CPU: checks tensors and passes their addresses to the extension module `_cpu`.
 
-What each call means is said in `Kernels`. The extension's own checks refuse slots and blocks outside the pages;
-here are those of dtype and layout. Few Python operations per call: a small model's step is mostly these.
+`Kernels` defines each call. The extension itself rejects slots and blocks outside the pages; this file checks dtype
+and layout. Each call uses few Python operations, because a step of a small model consists mostly of them.
 """
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -17,33 +16,30 @@ from torch import Tensor
 from headrace.compute.batch import Batch
 from headrace.compute.device import limit_threads
 from headrace.compute.kernels import Activation, HeadShape, KernelsUnavailable, Pages, linear
+from headrace.compute.kernels.cpp_checks import (
+    DTYPES,
+    NEVER,
+    batch_lines,
+    check_blocks,
+    check_rope,
+    extension,
+    page_words,
+    shown,
+)
 from headrace.compute.kernels.native_stack import ALL_KEYS, NativeStack, native
 from headrace.compute.kernels.packed import PackedIntegers, PackedWeight, WeightMemory, pack, pack_integers
 from headrace.compute.kernels.stack import Stack, apply
 from headrace.compute.quantization.weight import QuantizedWeight
+from headrace.compute.sampling.allowed import Allowed
 from headrace.compute.sampling.choice import Choice
 from headrace.compute.sampling.draw import likeliest
 from headrace.compute.step_interrupt import StepInterrupted
 
 
-class _Codes(dict[torch.dtype, int]):
-    """The extension's numbers of dtypes (`DType` in csrc/operations.h)."""
-
-    def __missing__(self, dtype: torch.dtype) -> int:
-        raise ValueError(f"kernels 'cpp' compute in {', '.join(map(str, self))}, not in {dtype}")
-
-
-_DTYPES = _Codes({torch.float32: 0, torch.bfloat16: 1, torch.float16: 2})
-_PAGE_DTYPES = _Codes({**_DTYPES, torch.int8: 3})
-_INTERFACE = 11
-_PAIRED = (torch.bfloat16, torch.int8)
-_MAX_HEAD_DIM = 512
-
-
 class AttentionPlan(NamedTuple):
-    """A step's rows as the extension wants them; ``lines`` own the memory that ``rows`` points into.
+    """The rows of a step in the form of the extension; ``lines`` own the memory that ``rows`` points into.
 
-    ``blocks`` is one more than the largest block that is read.
+    ``blocks`` is one more than the highest block that is read.
     """
 
     lines: tuple[Tensor, ...]
@@ -54,20 +50,21 @@ class AttentionPlan(NamedTuple):
 
 
 class CppKernels:
-    """Vectorized kernels for x86-64 (AMX; AVX-512, with products of bfloat16 and bytes or not; AVX2) and any other CPU.
+    """Vectorized kernels for x86-64 (AMX; AVX-512, with products of bfloat16 and bytes or not; AVX2) and any other
+    CPU.
 
     Args:
         level: which of the machine's instruction sets to use (`levels`); None: the best.
 
     Raises:
-        KernelsUnavailable: the extension is not built, or the level is not here.
+        KernelsUnavailable: the extension is not built, or this machine does not have the level.
     """
 
     name = "cpp"
     layout = "head, word, token and head, token, word"
 
     def __init__(self, level: str | None = None) -> None:
-        self._cpu = _extension()
+        self._cpu = extension()
         self.threads = limit_threads()
         supported: dict[str, int] = self._cpu.supported_levels()
         self.levels = tuple(supported)
@@ -80,7 +77,7 @@ class CppKernels:
 
     @property
     def threads(self) -> int:
-        """How many threads share a kernel's work, of all such kernels in the process (`csrc/team.h`)."""
+        """Number of threads that share a kernel's work, for all such kernels in the process (`csrc/team.h`)."""
         threads: int = self._cpu.threads()
         return threads
 
@@ -89,7 +86,7 @@ class CppKernels:
         self._cpu.set_threads(count)
 
     def read(self, words: Tensor, threads: int) -> int:
-        """The sum of ``words`` int64, modulo 2⁶⁴: nothing but reading, to see how fast memory gives it."""
+        """The sum of ``words`` int64, modulo 2⁶⁴: it only reads, to measure the memory bandwidth."""
         total: int = self._cpu.read(words.data_ptr(), words.numel(), threads)
         return total
 
@@ -106,8 +103,8 @@ class CppKernels:
     ) -> Tensor:
         """See `Kernels.linear`.
 
-        Activations of 16 bits meet a quantized weight as integers too, of 16 bits (of 23 in float32) with one
-        scale per token: `csrc/quantized.h` says why that rounds less than their own type does.
+        Activations of 16 bits are also multiplied with a quantized weight as integers, of 16 bits (of 23 in float32)
+        with one scale per token: `csrc/quantized.h` explains why that rounds less than their own type.
         """
         if not isinstance(weight, PackedWeight | PackedIntegers):
             return linear.apply(x, weight, bias)
@@ -115,7 +112,7 @@ class CppKernels:
         inputs, outputs = weight.inputs, weight.outputs
         if width != inputs or (bias is not None and (bias.dtype != x.dtype or bias.shape != (outputs,))):
             raise ValueError(
-                f"linear of {x.dtype} [{count}, {width}] by [{outputs}, {inputs}], bias {_told(bias)}"
+                f"linear of {x.dtype} [{count}, {width}] by [{outputs}, {inputs}], bias {shown(bias)}"
             )
         self._check_panel(weight.panel)
         x = x.contiguous()
@@ -134,7 +131,7 @@ class CppKernels:
                 outputs,
                 weight.group_size,
                 weight.planes(x.dtype),
-                _DTYPES[x.dtype],
+                DTYPES[x.dtype],
                 weight.bits,
             )
             return out
@@ -149,14 +146,14 @@ class CppKernels:
             count,
             inputs,
             outputs,
-            _DTYPES[x.dtype],
+            DTYPES[x.dtype],
         )
         return out
 
     def _check_panel(self, panel: int) -> None:
         if panel != self._panel:
             raise ValueError(
-                f"weights in panels of {panel}, which another level than {self.isa} prepared; it has {self._panel}"
+                f"weights in panels of {panel} were prepared for another level than {self.isa}, which has {self._panel}"
             )
 
     def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
@@ -182,7 +179,7 @@ class CppKernels:
             out.data_ptr(),
             x.numel() // size,
             size,
-            _DTYPES[x.dtype],
+            DTYPES[x.dtype],
             eps,
         )
         return out
@@ -202,25 +199,8 @@ class CppKernels:
         heads, kv_heads, head_dim = shape
         num_blocks, block_size, _, _ = pages.keys.shape
         rotary = rotation.shape[-1]
-        if (
-            qkv.shape[1] != (heads + 2 * kv_heads) * head_dim
-            or rotation.shape != (tokens, 2, rotary)
-            or rotation.dtype != torch.float32
-            or rotary > head_dim
-            or rotary % 2
-            or heads % kv_heads
-            or len(slots) != tokens
-            or slots.dtype != torch.int64
-            or (
-                qk_norm is not None
-                and (qk_norm.shape != (heads + kv_heads, head_dim) or qk_norm.dtype != torch.float32)
-            )
-        ):
-            raise ValueError(
-                f"qkv {list(qkv.shape)}, rotation {rotation.dtype} {list(rotation.shape)}, slots {slots.dtype} "
-                f"{list(slots.shape)} do not fit {shape}"
-            )
-        lines = _page_lines(pages, kv_heads, head_dim, qkv.dtype)
+        check_rope(qkv, shape, rotation, qk_norm, slots)
+        lines = page_words(pages, kv_heads, head_dim, qkv.dtype)
         qk_norm = None if qk_norm is None else qk_norm.contiguous()
         queries = qkv.new_empty((tokens, heads, head_dim))
         self._cpu.rope_write_kv(
@@ -237,7 +217,7 @@ class CppKernels:
             head_dim,
             rotary,
             num_blocks * block_size,
-            _DTYPES[qkv.dtype],
+            DTYPES[qkv.dtype],
             eps,
         )
         return queries
@@ -275,11 +255,11 @@ class CppKernels:
         queries = queries.contiguous()
         tokens, heads, head_dim = queries.shape
         num_blocks, block_size, kv_heads, _ = pages.keys.shape
-        lines = _page_lines(pages, kv_heads, head_dim, queries.dtype)
+        lines = page_words(pages, kv_heads, head_dim, queries.dtype)
         if plan.blocks > num_blocks:
             raise IndexError(f"the rows read block {plan.blocks - 1}, but the pages have {num_blocks} blocks")
         if not scale > 0:
-            raise ValueError(f"scores are multiplied by {scale}: the largest would not stay the largest")
+            raise ValueError(f"the scale of scores must be positive, got {scale}")
         if plan.tokens != tokens or plan.block_size != block_size or heads % kv_heads:
             raise ValueError(
                 f"{list(queries.shape)} queries and {list(pages.keys.shape)} keys do not fit the plan: {plan.tokens} "
@@ -295,7 +275,7 @@ class CppKernels:
             heads,
             kv_heads,
             head_dim,
-            _DTYPES[queries.dtype],
+            DTYPES[queries.dtype],
             scale,
             0.0 if softcap is None else softcap,
         )
@@ -313,7 +293,7 @@ class CppKernels:
             out.data_ptr(),
             count,
             double // 2,
-            _DTYPES[gate_up.dtype],
+            DTYPES[gate_up.dtype],
             activation != "silu",
         )
         return out
@@ -330,30 +310,21 @@ class CppKernels:
     ) -> Tensor:
         """See `Kernels.run_stack`.
 
-        To ``seconds``, float64 [3] or None, is added what linear layers took (with what is done to their outputs at
-        once), attention, and what goes from element to element: of a `NativeStack` only.
+        ``seconds``, float64 [3] or None, is increased by the time of linear layers (including what is done to their
+        outputs at once), of attention, and of elementwise operations: only for a `NativeStack`.
         """
         if isinstance(stack, Stack):
             return apply(self, stack, batch, pages)
         self._check_panel(stack.panel)
         layers, dtype = stack.stack, stack.stack.dtype
         tokens, kept = len(batch.tokens), len(batch.logits_indices)
-        ids = batch.tokens.contiguous()
-        lines = [each.contiguous() for each in (batch.positions, batch.slot_mapping, batch.logits_indices)]
-        if ids.dtype != torch.int32 or any(line.dtype != torch.int64 for line in lines):
-            raise ValueError(f"tokens {ids.dtype}; positions, slots, wanted {[line.dtype for line in lines]}")
-        if not len(lines[0]) == len(lines[1]) == tokens:
-            raise ValueError(f"{len(lines[0])} positions and {len(lines[1])} slots for {tokens} tokens")
+        ids, lines = batch_lines(batch)
         plans = [self.plan_attention(batch, window, dtype) for window in stack.windows]
-        table = stack.pages_table(pages, _page_lines)
+        table = stack.pages_table(pages, page_words)
         num_blocks, block_size = pages[0].keys.shape[:2]
-        read = max(plan.blocks for plan in plans)
-        if read > num_blocks or batch.block_size != block_size:
-            raise IndexError(
-                f"rows read block {read - 1} of {batch.block_size} tokens; there are {num_blocks} of {block_size}"
-            )
+        check_blocks(max(plan.blocks for plan in plans), batch.block_size, num_blocks, block_size)
         out = torch.empty((kept, stack.hidden), dtype=dtype)
-        starts, contexts, tables, rows, width, _ = plans[0].rows
+        rows = plans[0].rows
         whole = self._cpu.run_stack(
             self._level,
             stack.embedding,
@@ -365,12 +336,9 @@ class CppKernels:
             *stack.room(tokens),
             out.data_ptr(),
             ids.data_ptr(),
-            starts,
-            contexts,
-            tables,
+            *rows[:3],
             *(line.data_ptr() for line in lines),
-            rows,
-            width,
+            *rows[3:5],
             tokens,
             kept,
             len(layers.embedding),
@@ -379,7 +347,7 @@ class CppKernels:
             stack.hidden,
             dtype.itemsize,
             *layers.heads,
-            _DTYPES[dtype],
+            DTYPES[dtype],
             layers.activation != "silu",
             layers.eps,
             layers.scale,
@@ -401,6 +369,19 @@ class CppKernels:
         self._cpu.likeliest(logits.data_ptr(), tokens.data_ptr(), rows, size)
         return tokens
 
+    def restrict(self, logits: Tensor, allowed: Allowed) -> Tensor:
+        logits, words = logits.contiguous(), np.ascontiguousarray(allowed.words)
+        rows, size = logits.shape
+        if words.dtype != np.int32 or words.shape != (len(allowed.lines), -(-size // 32)):
+            raise ValueError(f"words are {words.dtype} {list(words.shape)} for logits {list(logits.shape)}")
+        lines = np.full(rows, -1, dtype=np.int64)
+        lines[allowed.lines] = np.arange(len(words))
+        out = torch.empty_like(logits)
+        never = NEVER[logits.dtype]
+        addresses = (each.ctypes.data for each in (lines, words))
+        self._cpu.permit(logits.data_ptr(), out.data_ptr(), *addresses, rows, size, logits.itemsize, never)
+        return out
+
     def choose(self, logits: Tensor, choice: Choice) -> Tensor:
         logits = logits.contiguous()
         rows, size = logits.shape
@@ -416,63 +397,6 @@ class CppKernels:
             tokens.data_ptr(),
             rows,
             size,
-            _DTYPES[logits.dtype],
+            DTYPES[logits.dtype],
         )
         return tokens
-
-
-def _page_lines(pages: Pages, kv_heads: int, head_dim: int, dtype: torch.dtype) -> tuple[int, ...]:
-    """Pages as the extension wants them (`Pages` in csrc/operations.h), checked; ``dtype`` is the activations'."""
-    keys, values, key_scales, value_scales = pages
-    if keys.dtype not in (dtype, torch.int8) or (head_dim % 2 and keys.dtype in _PAIRED):
-        raise ValueError(f"pages of {keys.dtype} with heads of {head_dim} beside activations of {dtype}")
-    num_blocks, block_size = keys.shape[:2]
-    block = (block_size * kv_heads * head_dim, kv_heads * head_dim, head_dim, 1)
-    if (
-        values.shape != keys.shape
-        or values.dtype != keys.dtype
-        or keys.shape[2:] != (kv_heads, head_dim)
-        or head_dim > _MAX_HEAD_DIM
-        or values.stride() != keys.stride()
-        or keys.stride()[1:] != block[1:]
-        or keys.stride(0) < block[0]
-    ):
-        raise ValueError(
-            f"keys {keys.dtype} {list(keys.shape)} and values {values.dtype} {list(values.shape)} must be pages of "
-            f"{kv_heads} heads of {head_dim}, at most {_MAX_HEAD_DIM}, each block contiguous"
-        )
-    addresses = (keys.data_ptr(), values.data_ptr())
-    code = _PAGE_DTYPES[keys.dtype]
-    if keys.dtype != torch.int8:
-        return (*addresses, 0, 0, block_size, keys.stride(0), 0, code)
-    if (
-        key_scales is None
-        or value_scales is None
-        or any(scales.dtype != torch.float32 for scales in (key_scales, value_scales))
-        or any(scales.shape != (num_blocks, kv_heads, block_size) for scales in (key_scales, value_scales))
-        or key_scales.stride() != value_scales.stride()
-        or key_scales.stride()[1:] != (block_size, 1)
-    ):
-        raise ValueError(
-            f"pages of int8 need scales float32 [{num_blocks}, {kv_heads}, {block_size}], each block contiguous"
-        )
-    scales = (key_scales.data_ptr(), value_scales.data_ptr())
-    return (*addresses, *scales, block_size, keys.stride(0), key_scales.stride(0), code)
-
-
-def _told(tensor: Tensor | None) -> str:
-    return "none" if tensor is None else f"{tensor.dtype} {list(tensor.shape)}"
-
-
-def _extension() -> Any:
-    """The extension module, if it was built from these sources."""
-    try:
-        module = importlib.import_module("headrace.compute.kernels._cpu")
-        if getattr(module, "interface", 1) != _INTERFACE:
-            raise ImportError("they were built from other sources")
-        return module
-    except ImportError as error:
-        raise KernelsUnavailable(
-            f"the C++ kernels of the CPU cannot be loaded ({error}); torch computes instead, one and a half to three "
-            "times slower. A C++17 compiler and `pip install --no-build-isolation -e .` build them."
-        ) from error

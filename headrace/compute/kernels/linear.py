@@ -1,11 +1,11 @@
 """Linear layers in torch: on a CPU through oneDNN with prepacked weights, elsewhere as torch does it.
 
-The BLAS behind torch's float32 matrix product takes a slow path on some x86 processors; oneDNN with weights
-packed once is two to four times faster there from four rows on, and in bfloat16 for any number. A single row
-is quicker plain where the matrix is small, because entering oneDNN costs more than the product.
+The BLAS behind torch's float32 matrix product takes a slow path on some x86 processors. oneDNN with weights packed
+once is two to four times faster there from four rows on, and in bfloat16 for any number. A single row is faster
+without packing if the matrix is small, because calling oneDNN costs more than the product.
 
-A weight in few bits stays so in memory: each call makes numbers of it again, some outputs at a time. That says
-what such a product is, and is not quick.
+A quantized weight stays quantized in memory: each call dequantizes it again, some outputs at a time. This defines
+such a product, and is not fast.
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ from torch import Tensor
 from headrace.compute.quantization.weight import QuantizedWeight
 
 _PLAIN_ELEMENTS = 1 << 20
-"""Up to this size a float32 matrix is kept plain too, for single rows (4 MiB)."""
+"""Up to this size a float32 matrix is also kept unpacked, for single rows (4 MiB)."""
 _PACKED_ROWS = 64
-"""Rows that the packed layout is chosen for; it serves other numbers as well."""
+"""Number of rows for which the packed layout is chosen; it works for other numbers as well."""
 _DEQUANTIZED_ELEMENTS = 1 << 24
-"""Of a weight in few bits, how much is turned into numbers at once (64 MiB in float32)."""
+"""Elements of a quantized weight that are dequantized at once (64 MiB in float32)."""
 
 
 class Packed(NamedTuple):
-    """A weight in oneDNN's layout, and, where single rows are quicker that way, plain."""
+    """A weight in oneDNN's layout, and also unpacked if single rows are faster that way."""
 
     packed: Tensor
     plain: Tensor | None
@@ -80,7 +80,7 @@ def _quantized(x: Tensor, weight: QuantizedWeight, bias: Tensor | None) -> Tenso
 
 
 def quantize_rows(x: Tensor) -> tuple[Tensor, Tensor]:
-    """Integers -127..127, as float32 [T, in], and the scale [T, 1] of each row ``x`` [T, in] with which they are it."""
+    """Integers -127..127, as float32 [T, in], and the scale [T, 1] of each row; their product is ``x`` [T, in]."""
     scale = x.float().abs().amax(-1, keepdim=True) / 127
     return (x.float() / scale.where(scale > 0, 1.0)).round_(), scale
 

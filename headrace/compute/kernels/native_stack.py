@@ -1,7 +1,7 @@
 """A stack as tables of words, so that the extension runs all of it in one call.
 
-The Python of a step then grows with neither layers nor rows, and the interpreter's lock is given up once in a forward
-and not several times in every layer. The tables' words are those of `csrc/stack.h`.
+The Python time of a step then depends on neither layers nor rows, and the interpreter's lock is released once per
+forward pass instead of several times per layer. The words of the tables are those of `csrc/stack.h`.
 """
 
 from __future__ import annotations
@@ -19,18 +19,19 @@ from headrace.compute.kernels.stack import Layer, Linear, Stack
 PageWords = Callable[[Pages, int, int, torch.dtype], tuple[int, ...]]
 
 ALL_KEYS = 2**62
-"""The window of a layer whose tokens see all keys."""
+"""The window of a layer whose tokens attend to all keys."""
 
 
 class NativeStack:
-    """``stack``, its ``table`` int64 [layers, words] and ``ropes`` int64 [ropes, 2], of weights in panels of ``panel``.
+    """``stack``, its ``table`` int64 [layers, words] and ``ropes`` int64 [ropes, 2], with weights in panels of
+    ``panel``.
 
-    `pages_table` is the table of the keys and values it last met, `room` what it computes in.
-    ``turns`` positions have rotations. Of a token, ``hidden`` elements lie between layers, ``attended`` come from
-    attention, and at most ``wide`` and ``narrow`` lie before and after the rotation or the gates' product.
+    `pages_table` caches the table of the last keys and values, `room` the working memory. ``turns`` positions have
+    rotations. Per token, ``hidden`` elements pass between layers, ``attended`` come from attention, and at most
+    ``wide`` and ``narrow`` exist before and after the rotation or the gates' product.
 
     Raises:
-        ValueError: some weight does not fit the others.
+        ValueError: a weight does not fit the others.
     """
 
     def __init__(self, stack: Stack) -> None:
@@ -61,19 +62,21 @@ class NativeStack:
         self._room_tokens = 0
 
     def pages_table(self, pages: Sequence[Pages], words: PageWords) -> Tensor:
-        """``words`` of each layer's pages, int64 [layers, words]; made once for pages that stay the same."""
-        if pages is not self._pages or not isinstance(pages, tuple):  # a list may have others by now
+        """``words`` of each layer's pages, int64 [layers, words]; computed once for pages that stay the same."""
+        if pages is not self._pages or not isinstance(pages, tuple):  # a list may have changed
             _, kv_heads, head_dim = self.stack.heads
             if len(pages) != len(self.table) or any(each.keys.shape != pages[0].keys.shape for each in pages):
-                raise ValueError(f"{len(pages)} pages, some of another size, for {len(self.table)} layers")
+                raise ValueError(
+                    f"{len(pages)} pages for {len(self.table)} layers, or pages of different sizes"
+                )
             told = [words(each, kv_heads, head_dim, self.stack.dtype) for each in pages]
             self._pages, self._pages_table = pages, torch.tensor(told, dtype=torch.int64)
         return self._pages_table
 
     def room(self, tokens: int) -> list[int]:
-        """Where a step of ``tokens`` computes: addresses of its residual, of what is hidden (twice), wide and narrow.
+        """The working memory of a step of ``tokens``: addresses of residual, hidden (twice), wide and narrow.
 
-        Kept from step to step, as large as the largest needed: a stack runs one step at a time.
+        It is kept from step to step, as large as the largest need: a stack runs one step at a time.
         """
         if tokens > self._room_tokens or not self._room:
             either = max(self.hidden, self.attended)
@@ -131,7 +134,7 @@ class NativeStack:
 
 
 def native(stack: Stack) -> NativeStack | None:
-    """``stack`` for the extension, or None where some linear layer is not packed for it."""
+    """``stack`` for the extension, or None if a linear layer is not packed for it."""
     if stack.embedding.dtype != stack.dtype:
         return None
     for layer in stack.layers:

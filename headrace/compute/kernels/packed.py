@@ -1,6 +1,7 @@
-"""Weights as the C++ linear layers read them: panels of outputs, side by side.
+"""Weights in the layout of the C++ linear layers: panels of outputs, side by side.
 
-The layouts are those of `csrc/matrix.h` and `csrc/quantized.h`; a panel is as wide as a level's registers make it.
+The layouts are those of `csrc/matrix.h` and `csrc/quantized.h`; the width of a panel depends on the registers of a
+level.
 """
 
 from __future__ import annotations
@@ -20,17 +21,17 @@ _CHUNK_BYTES = 64 << 20
 
 
 class WeightMemory:
-    """Memory for packed weights, in huge pages where the system has them.
+    """Memory for packed weights, in huge pages if the system has them.
 
-    A decode step reads all weights once, from end to end, and pages of 4 KiB would have to be found anew all the way.
-    Small weights share chunks, since a huge page holds several of them.
+    A decode step reads all weights once, from end to end; pages of 4 KiB would need an address translation all the
+    way. Small weights share chunks, because a huge page holds several of them.
     """
 
     def __init__(self) -> None:
         self._chunk = torch.empty(0, dtype=torch.uint8)
 
     def take(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-        """An unfilled tensor, beginning at a multiple of 64 bytes."""
+        """An uninitialized tensor that starts at a multiple of 64 bytes."""
         used = math.prod(shape) * dtype.itemsize
         size = -(-used // 64) * 64
         if size > len(self._chunk):
@@ -39,7 +40,7 @@ class WeightMemory:
         return taken.view(dtype).view(shape)
 
     def keep(self, tensor: Tensor) -> Tensor:
-        """``tensor``, contiguous, in this memory."""
+        """A contiguous copy of ``tensor`` in this memory."""
         return self.take(tuple(tensor.shape), tensor.dtype).copy_(tensor)
 
 
@@ -55,10 +56,9 @@ class PackedWeight(NamedTuple):
 
 
 class PackedIntegers(NamedTuple):
-    """A quantized weight [outputs, inputs] in panels of ``panel`` columns; ``parts`` own the memory at the addresses,
-    0 being none.
+    """A quantized weight [outputs, inputs] in panels of ``panel`` columns; ``parts`` own the memory at the addresses.
 
-    ``addresses`` are those of values, scales, offsets and order of inputs.
+    ``addresses`` are those of values, scales, offsets and order of inputs; 0 means that there is none.
     """
 
     parts: tuple[Tensor, ...]
@@ -71,12 +71,12 @@ class PackedIntegers(NamedTuple):
     panel: int
 
     def planes(self, dtype: torch.dtype) -> int:
-        """Bytes that an activation of a type becomes, and so byte products to a multiplication."""
+        """Number of bytes per activation of a type, and so byte products per multiplication."""
         return 1 if self.activation_bits == 8 else _PLANES[dtype]
 
 
 def pack(weight: Tensor, panel: int, memory: WeightMemory) -> PackedWeight | None:
-    """``weight`` [out, in] in panels of ``panel`` outputs, or None for a kind that the kernels do not read."""
+    """``weight`` [out, in] in panels of ``panel`` outputs, or None for a dtype that the kernels do not support."""
     outputs, inputs = weight.shape
     if weight.dtype == torch.float32:
         words = weight.contiguous()

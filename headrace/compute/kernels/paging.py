@@ -1,8 +1,8 @@
-"""The reference attention's plan: which pages are gathered together, and what each query may see of them.
+"""The plan of the reference attention: which pages are gathered together, and which keys each query attends to.
 
-Rows of one token are gathered in groups of similar length, so that padding stays small and calls stay few; longer
-rows go one by one, in tiles of bounded length, so that a mask's memory is bounded. Made once per step and shared by
-all layers of the same window.
+Rows of one token are gathered in groups of similar length, so that padding stays small and calls stay few. Longer
+rows are processed one by one, in tiles of bounded length, which bounds the memory of a mask. A plan is made once per
+step and shared by all layers of the same window.
 """
 
 from __future__ import annotations
@@ -17,16 +17,16 @@ from headrace.compute.batch import Batch
 
 TILE_TOKENS = 512
 GROUP_TOKENS = {"cpu": 4096, "cuda": 65536}
-"""Tokens gathered at once: on a CPU what stays in its cache, on CUDA few and large operations."""
+"""Tokens gathered at once: on a CPU as many as fit in its cache, on CUDA few and large operations."""
 
 
 class DecodeGroup(NamedTuple):
-    """Rows of one token that are attended together.
+    """Rows of one token whose attention is computed together.
 
-    ``rows`` int64 [B] (None: the first ``size`` rows in order), ``pages`` int64 [B * blocks]. A lone row is
-    cut out exactly by ``span``; several rows are padded to the longest and masked, [B, 1, 1, blocks * block_size].
-    ``padding`` int64 [P] are the gathered tokens behind their row's context: another sequence's leftovers. They
-    are overwritten, since a weight of zero does not silence a NaN.
+    ``rows`` int64 [B] (None: the first ``size`` rows in order), ``pages`` int64 [B * blocks]. A single row is cut
+    exactly by ``span``; several rows are padded to the longest and masked, [B, 1, 1, blocks * block_size].
+    ``padding`` int64 [P] are the gathered tokens after their row's context, which belong to other sequences. They are
+    overwritten, because a weight of zero does not remove a NaN.
     """
 
     size: int
@@ -38,7 +38,7 @@ class DecodeGroup(NamedTuple):
 
 
 class PrefillTile(NamedTuple):
-    """Packed tokens ``[begin, end)`` of one row, its ``pages``, and the ``span`` of their slots that is seen.
+    """Packed tokens ``[begin, end)`` of one row, its ``pages``, and the ``span`` of their slots that is attended to.
 
     ``mask`` [Q, L] is added to the scores; None: the lower triangle of a square.
     """
@@ -73,17 +73,17 @@ def _first_key(position: int, window: int | None) -> int:
 
 
 def _blocks(context: int, window: int | None, block_size: int) -> int:
-    """Blocks that a row of one token reads."""
+    """Number of blocks that a row of one token reads."""
     return (context - 1) // block_size + 1 - _first_key(context - 1, window) // block_size
 
 
 def _seen_end(context: int, window: int | None, block_size: int) -> int:
-    """Where a row's context ends among its gathered tokens."""
+    """The end of a row's context among its gathered tokens."""
     return context - _first_key(context - 1, window) // block_size * block_size
 
 
 def _similar(batch: Batch, window: int | None) -> list[list[int]]:
-    """Rows of one token, parted so that none is padded by more than half and a gather stays in cache."""
+    """Rows of one token, grouped so that none is padded by more than half and a gather stays in cache."""
     blocks = [_blocks(context, window, batch.block_size) for context in batch.contexts[: batch.decode_rows]]
     if not blocks:
         return []

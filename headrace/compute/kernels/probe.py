@@ -1,4 +1,4 @@
-"""How fast this CPU reads and multiplies, by trying: what `headrace bench roofline` compares the engine with."""
+"""Measures how fast this CPU reads memory and multiplies, for comparison in `headrace bench roofline`."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from headrace.compute.kernels.cpp import CppKernels
 from headrace.compute.quantization.weight import QuantizedWeight
 
 _READ_BYTES = 512 << 20
-"""Far more than any cache holds."""
+"""Far more than the size of any cache."""
 _ROWS, _INPUTS, _OUTPUTS = 768, 1024, 4096
 _TRIES = 5
 
 
 def read_rates(kernels: CppKernels) -> dict[int, float]:
-    """Bytes per second that come from memory, by number of threads from 1 to the kernels' own."""
+    """Bytes per second read from memory, by number of threads from 1 to the kernels' own."""
     words = torch.ones(_READ_BYTES // 8, dtype=torch.int64)
 
     def rate(threads: int) -> float:

@@ -1,7 +1,7 @@
-"""The kernels in plain torch: what every call means, and good enough to serve without a compiler.
+"""The reference kernels in plain torch: they define every call, and serve without a compiler.
 
-Runs on any device. Attention is planned in `paging`; here are the operations. No Python work grows with the
-context, and nothing waits for the device.
+They run on any device. `paging` plans attention; this file has the operations. No Python work grows with the context,
+and nothing waits for the device.
 """
 
 from __future__ import annotations
@@ -17,12 +17,13 @@ from headrace.compute.kernels import SMALLEST, Activation, HeadShape, Pages, lin
 from headrace.compute.kernels.paging import AttentionPlan, DecodeGroup, PrefillTile, plan
 from headrace.compute.kernels.stack import Stack, apply
 from headrace.compute.quantization.weight import QuantizedWeight
+from headrace.compute.sampling.allowed import Allowed, restrict
 from headrace.compute.sampling.choice import Choice, choose
 from headrace.compute.sampling.draw import likeliest
 
 
 class TorchKernels:
-    """The plain-torch backend and the oracle of the others; see `Kernels` for what each call means."""
+    """The plain-torch backend, with which the others are compared; see `Kernels` for each call."""
 
     name = "torch"
     isa = ""
@@ -106,6 +107,9 @@ class TorchKernels:
     def choose(self, logits: Tensor, choice: Choice) -> Tensor:
         return choose(logits, choice)
 
+    def restrict(self, logits: Tensor, allowed: Allowed) -> Tensor:
+        return restrict(logits, allowed)
+
     def _decode(
         self,
         queries: Tensor,
@@ -145,8 +149,8 @@ class TorchKernels:
     ) -> None:
         kv_heads, head_dim = pages.keys.shape[2:]
         first, end = tile.span
-        # One "batch" per key head, its keys repeated over the query heads by a stride of zero: unlike the
-        # grouped form, every backend of torch's attention takes this one together with a mask.
+        # One "batch" per key head, whose keys are repeated over the query heads by a stride of zero: unlike
+        # the grouped form, every backend of torch's attention accepts this one together with a mask.
         q = queries[tile.begin : tile.end].view(-1, kv_heads, queries.shape[1] // kv_heads, head_dim)
         q = q.permute(1, 2, 0, 3)
         keys, values = self._read(pages, tile.pages, queries.dtype)
@@ -157,7 +161,7 @@ class TorchKernels:
         out[tile.begin : tile.end] = y.permute(2, 0, 1, 3).flatten(1, 2)
 
     def _read(self, pages: Pages, index: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-        """Keys and values of the indexed blocks as they are, or integers as what they stand for, in ``dtype``."""
+        """Keys and values of the indexed blocks as they are, or dequantized to ``dtype``."""
         keys, values = self._gather(0, pages.keys, index), self._gather(1, pages.values, index)
         if pages.key_scales is None or pages.value_scales is None:
             return keys, values
@@ -169,7 +173,7 @@ class TorchKernels:
     def _gather(self, which: int, pages: Tensor, index: Tensor) -> Tensor:
         """The indexed pages, in memory that is reused from call to call.
 
-        Fresh memory of this size comes from the system page by page, which costs more than the copy.
+        New memory of this size comes from the system page by page, which costs more than the copy.
         """
         key = (which, pages.dtype, pages.device)
         count = len(index) * pages[0].numel()
@@ -194,12 +198,12 @@ def _write(pages: Tensor, scales: Tensor | None, slots: Tensor, heads: Tensor) -
 
 
 def _dequantized(integers: Tensor, scales: Tensor, index: Tensor) -> Tensor:
-    """What integers [B, block_size, G, D] of the indexed blocks stand for, in float32."""
+    """The values of integers [B, block_size, G, D] of the indexed blocks, in float32."""
     return integers * scales.index_select(0, index).transpose(1, 2)[..., None]
 
 
 def _rotate(x: Tensor, rotation: Tensor) -> Tensor:
-    """Turn the first N features of every head: [T, heads, D] with rotation [T, 2, N]."""
+    """Rotate the first N features of every head: [T, heads, D] with rotation [T, 2, N]."""
     cos, sin = rotation[:, 0, None], rotation[:, 1, None]
     size = rotation.shape[-1]
     part = x if size == x.shape[-1] else x[..., :size]

@@ -1,6 +1,7 @@
-"""A decoder from tokens to its last norm as a value, and what running it means: call after call of the kernels.
+"""A stack: all layers of a decoder as one value, and the definition of running it by single kernel calls.
 
-A backend that can run all of it in one call is held to `apply`. Knows nothing of weights' files nor of who asks.
+A backend that runs all of it in one call is compared with `apply`. It knows neither weight files nor the calling
+code.
 """
 
 from __future__ import annotations
@@ -26,10 +27,10 @@ class Linear(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Layer:
-    """A layer ready to run. Norm weights are float32 [hidden], ``qk_norm`` [H + G, D].
+    """A layer that is ready to run. Norm weights are float32 [hidden], ``qk_norm`` [H + G, D].
 
-    ``window``: keys that a token sees, None: all; ``rope``: which of the rotations. ``following_norm`` is the next
-    layer's first, or the decoder's last.
+    ``window`` is the number of keys that a token attends to (None: all), ``rope`` the index of its rotation.
+    ``following_norm`` is the next layer's first norm, or the decoder's last.
     """
 
     qkv: Linear
@@ -46,16 +47,16 @@ class Layer:
 
     @property
     def linears(self) -> tuple[Linear, Linear, Linear, Linear]:
-        """All of them, in the order in which they are computed."""
+        """All linear layers, in the order of computation."""
         return self.qkv, self.output, self.gate_up, self.down
 
 
 @dataclass(frozen=True, slots=True)
 class Stack:
-    """All layers (at least one), and what they have in common; ``input_norm`` is the first one's.
+    """All layers (at least one), and what they have in common; ``input_norm`` is that of the first layer.
 
-    ``embedding`` [vocab, hidden] has ``dtype``, as activations and biases have; its rows are multiplied by
-    ``embedding_scale``. ``ropes`` are the rotations of all positions, float32 [P, 2, rotary], that layers choose from.
+    ``embedding`` [vocab, hidden] has ``dtype``, like activations and biases; its rows are multiplied by
+    ``embedding_scale``. ``ropes`` are the rotations of all positions, float32 [P, 2, rotary], to which layers refer.
     """
 
     embedding: Tensor
@@ -94,7 +95,7 @@ def apply(
         )
         x = kernels.paged_attention(queries, held, plans[layer.window], stack.scale, stack.softcap)
         if layer is stack.layers[-1] and len(batch.logits_indices) < len(batch.tokens):
-            # Nobody attends to the last layer's output: only wanted positions go on.
+            # No position attends to the last layer's output: only wanted positions continue.
             x, residual = x[batch.logits_indices], residual[batch.logits_indices]
         x = kernels.linear(x, layer.output.weight, layer.output.bias)
         if layer.post_attention_norm is not None:

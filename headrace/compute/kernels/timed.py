@@ -1,6 +1,6 @@
-"""Kernels that pass everything on and sum what it took: where the time of a forward goes.
+"""Timed kernels: they forward every call and measure the time of each part of a forward pass.
 
-The bytes and operations of linear layers are those of the weights they are given, whatever these are packed as.
+The bytes and operations of linear layers are those of their weights, however these are packed.
 """
 
 from __future__ import annotations
@@ -23,12 +23,13 @@ _ATTENTION = frozenset({"plan_attention", "rope_write_kv", "paged_attention"})
 
 
 class TimedKernels:
-    """`Kernels` around others. ``totals`` sums seconds by part: ``linear``, ``head``, ``attention``, ``elementwise``.
+    """`Kernels` around other kernels. ``totals`` sums seconds by part: ``linear``, ``head``, ``attention``,
+    ``elementwise``.
 
-    ``linear bytes`` and ``linear products`` beside them are what the weights take and how many multiplications there
-    were. ``numbers["linear"]`` are the types of numbers that they may be done in and how many of these a multiplication
-    is then: activations in 16 bits are two bytes to weights of few bits. So for the head, which is the linear layer of
-    ``head_outputs`` outputs.
+    ``linear bytes`` and ``linear products`` are the size of the weights and the number of multiplications.
+    ``numbers["linear"]`` lists the number types that may be used, and how many products of each a multiplication is:
+    activations in 16 bits are two bytes for quantized weights. The same holds for the head, which is the linear layer
+    of ``head_outputs`` outputs.
     """
 
     def __init__(self, kernels: Kernels, head_outputs: int) -> None:
@@ -55,7 +56,7 @@ class TimedKernels:
         return timed
 
     def run_stack(self, stack: Stack | NativeStack, batch: Batch, pages: Sequence[Pages]) -> Tensor:
-        """In one call where the kernels have one, which times its parts itself; else call by call."""
+        """In one call if the kernels have one, which times its parts itself; else call by call."""
         if isinstance(stack, Stack):
             return apply(self, stack, batch, pages)
         seconds = torch.zeros(3, dtype=torch.float64)
@@ -86,7 +87,7 @@ class TimedKernels:
 
 
 def weight_bytes(weight: Any) -> int:
-    """What a prepared weight takes in memory."""
+    """The size of a prepared weight in memory."""
     if isinstance(weight, Tensor | QuantizedWeight):
         return weight.nbytes
     return sum(weight_bytes(part) for part in weight if isinstance(part, Tensor | tuple))

@@ -1,1 +1,12 @@
-"""One generic decoder: its specification, the families as data, rotary tables, weights, where models come from."""
+"""One generic decoder for all model families: its specification, weights and files.
+
+- `hub`: finds a model: a folder, the packaged model, or a name on the Hugging Face hub.
+- `families`: the model families as data; reads a ``config.json``.
+- `config_reader`: reads single fields of a config. `rope_config`: reads its rotary embedding.
+- `spec`: what the decoder needs to know of a model.
+- `layout`: the tensors of a checkpoint by name and shape.
+- `checkpoint`: the safetensors files. `weights`: the decoder's weights from them.
+- `rope`: rotary tables.
+- `decoder`: the decoder.
+- `reading`: reads whole texts without an engine.
+"""

@@ -1,7 +1,7 @@
-"""A checkpoint's files: which tensors they hold, each read when it is asked for.
+"""The files of a checkpoint: which tensors they contain; each is read on demand.
 
-Safetensors only: the older ``.bin``/``.pt`` files are pickles, which can run code when opened. Knows nothing of what
-the tensors mean; `layout` has their names, `weights` puts them in place.
+Safetensors only: the older ``.bin``/``.pt`` files are pickles, which can run code when opened. It does not know what
+the tensors mean: `layout` has their names, `weights` puts them in place.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ INDEX = "model.safetensors.index.json"
 
 
 class Checkpoint:
-    """The tensors in a folder's safetensors; a context, within which they can be read.
+    """The tensors in a folder's safetensors; a context manager, within which they can be read.
 
     Args:
-        folder: holds ``model.safetensors``, or shards and their index, or any ``*.safetensors``.
-        plain_name: what a tensor is called here, from its name in the file.
+        folder: contains ``model.safetensors``, or shards and their index, or any ``*.safetensors``.
+        plain_name: maps a tensor's name in the file to its name here.
 
     Raises:
         ModelError: there are no safetensors, or a file is broken.
@@ -59,11 +59,11 @@ class Checkpoint:
 
     @property
     def names(self) -> Collection[str]:
-        """Of all tensors, as they are called here."""
+        """The names of all tensors, mapped by ``plain_name``."""
         return self._places.keys()
 
     def read(self, name: str, shape: tuple[int, ...] | None = None) -> Tensor:
-        """A tensor, still lying in the file: it is loaded as it is copied from.
+        """A tensor, still in the file: it is loaded when it is copied.
 
         Raises:
             ModelError: it has another ``shape``, or its file cannot be read.
@@ -103,7 +103,7 @@ def _files(folder: Path) -> list[Path]:
     pickles = sorted(path.name for kind in ("*.bin", "*.pt", "*.pth") for path in folder.glob(kind))
     if pickles:
         raise ModelError(
-            f"{folder} has weights only as pickle ({listed(pickles)}), which can run code when opened; "
+            f"{folder} has weights only as pickles ({listed(pickles)}), which can run code when opened; "
             "convert them to safetensors first"
         )
     raise ModelError(f"{folder} has no *.safetensors")

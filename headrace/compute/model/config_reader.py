@@ -1,4 +1,4 @@
-"""Reading single fields of a ``config.json``, so that a malformed one is refused by its name."""
+"""Reads single fields of a ``config.json``, so that an error names a malformed field."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from headrace.compute.model.spec import ModelError
 
 
 class ConfigReader:
-    """A model's config over its family's defaults."""
+    """A model's config, with its family's defaults."""
 
     def __init__(self, architecture: str, config: Mapping[str, Any], defaults: Mapping[str, Any]) -> None:
         self.architecture = architecture
@@ -22,7 +22,7 @@ class ConfigReader:
         return self._config[field] if field in self._config else self._defaults.get(field)
 
     def object(self, field: str) -> Mapping[str, Any]:
-        """An object of further fields; empty where there is none."""
+        """An object of further fields; empty if there is none."""
         value = self.get(field)
         if value is not None and not isinstance(value, Mapping):
             raise ModelError(f"{self.architecture}: {field} must be an object, the config has {value!r}")
@@ -70,7 +70,7 @@ class ConfigReader:
         return bool(value)
 
     def names(self, field: str) -> list[str] | None:
-        """A list of names, if there is one."""
+        """A list of names, or None."""
         value = self.get(field)
         if value is None:
             return None

@@ -1,7 +1,7 @@
-"""The one decoder that all families share: packed rows in, logits of the wanted positions out.
+"""The decoder that all model families share: packed rows in, logits of the wanted positions out.
 
-The kernels run the layers (`kernels.stack` says what a layer is). Knows shapes and weights, nothing of sequences,
-sampling or files.
+The kernels run the layers (`kernels.stack` defines a layer). It knows shapes and weights, but not sequences, sampling
+or files.
 """
 
 from __future__ import annotations
@@ -16,17 +16,18 @@ from headrace.compute.kv import PagedKV
 from headrace.compute.model.rope import rope_table
 from headrace.compute.model.spec import DecoderSpec, LayerSpec
 from headrace.compute.model.weights import DecoderWeights
+from headrace.compute.sampling.allowed import Allowed
 from headrace.compute.sampling.choice import Choice
 
 
 class Decoder:
-    """A model ready to run on one device.
+    """A model that is ready to run on one device.
 
     Args:
         spec: the model.
-        weights: its weights, whose layers it takes over; their device and dtype are where and in what it computes.
-        kernels: what computes.
-        max_model_len: longest sequence that will be asked for; sizes the rotary tables.
+        weights: its weights, whose layers are moved out of it; their device and dtype are those of the computation.
+        kernels: the backend.
+        max_model_len: the longest sequence; sizes the rotary tables.
     """
 
     def __init__(
@@ -54,12 +55,10 @@ class Decoder:
         self._head = kernels.prepare_linear(weights.head)
         self.nbytes = weights.nbytes
         if weights.head is weights.embedding and self._head is not weights.embedding:
-            self.nbytes += (
-                weights.embedding.nbytes
-            )  # looked up by rows, and multiplied in a layout of its own
+            self.nbytes += weights.embedding.nbytes  # the head has a second copy, in the kernels' layout
 
     def _prepare(self, weights: DecoderWeights, spec: LayerSpec) -> Layer:
-        """The first of the layers that are left in ``weights``."""
+        """Prepare the first remaining layer of ``weights``, and remove it there."""
         prepare = self.kernels.prepare_linear
         layer = weights.layers.pop(0)
         return Layer(
@@ -83,7 +82,7 @@ class Decoder:
 
     @torch.inference_mode()
     def logits(self, hidden: Tensor) -> Tensor:
-        """Logits [S, vocab] of hidden states [S, hidden], in their dtype; in float32 where they are squashed."""
+        """Logits [S, vocab] of hidden states [S, hidden], in their dtype; in float32 if a softcap applies."""
         logits: Tensor = self.kernels.linear(hidden, self._head)
         if self.spec.logits_softcap is not None:
             logits = logits.float()
@@ -94,11 +93,15 @@ class Decoder:
         """See `Kernels.likeliest`."""
         return self.kernels.likeliest(logits)
 
+    def restrict(self, logits: Tensor, allowed: Allowed) -> Tensor:
+        """See `Kernels.restrict`."""
+        return self.kernels.restrict(logits, allowed)
+
     def choose(self, logits: Tensor, choice: Choice) -> Tensor:
         """See `Kernels.choose`."""
         return self.kernels.choose(logits, choice)
 
     @torch.inference_mode()
     def hidden(self, batch: Batch, kv: PagedKV) -> Tensor:
-        """As `forward`, but the last hidden states [S, hidden], after the final norm."""
+        """Like `forward`, but returns the last hidden states [S, hidden], after the final norm."""
         return self.kernels.run_stack(self._stack, batch, kv.layers)

@@ -1,7 +1,7 @@
-"""The families as data: how each differs from the generic decoder, and reading a Hugging Face ``config.json``.
+"""The model families as data: how each differs from the generic decoder; and reading a Hugging Face ``config.json``.
 
-A new family of the same shape is an entry of `FAMILIES`. What a config asks for and the decoder cannot do is
-refused by name; nothing that changes the result is ignored. Needs no transformers.
+A new family of the same shape is an entry of `FAMILIES`. An option that the decoder does not support is rejected by
+name; nothing that changes the result is ignored. It does not need transformers.
 """
 
 from __future__ import annotations
@@ -30,11 +30,12 @@ _ACTIVATIONS: dict[str, Activation] = {
 class Family:
     """Differences from a Llama.
 
-    ``defaults`` stand in for what a config leaves out. ``slides(config, layer)`` says which layers have the
-    sliding window where the config does not list them (``layer_types``). Biases: None means that the config's
-    ``attention_bias`` decides. ``scaled_embedding``: by the square root of the hidden size. ``attention_softcap``:
-    its attention heeds ``attn_logit_softcapping``, which configs of others may have too. ``nested``: the text
-    model's config lies under ``text_config`` and its tensors beside other parts.
+    ``defaults`` are used for fields that a config omits. ``slides(config, layer)`` says which layers have the sliding
+    window if the config does not list them (``layer_types``). Biases: None means that the config's ``attention_bias``
+    decides. ``scaled_embedding``: embeddings are multiplied by the square root of the hidden size.
+    ``attention_softcap``: its attention applies ``attn_logit_softcapping``, which configs of other families may
+    contain too. ``nested``: the text model's config is under ``text_config``, and its tensors are stored with other
+    parts.
     """
 
     defaults: Mapping[str, Any] = field(default_factory=dict)
@@ -121,14 +122,14 @@ FAMILIES: dict[str, Family] = {
     "Gemma3ForCausalLM": Family(**_GEMMA3_FAMILY),
     "Gemma3ForConditionalGeneration": Family(**_GEMMA3_FAMILY, nested=True),
 }
-"""By the name under ``architectures``; SmolLM2 and Phi-4-mini call themselves Llama and Phi-3."""
+"""By the name under ``architectures``; SmolLM2 and Phi-4-mini use the names of Llama and Phi-3."""
 
 
 def parse_config(config: Mapping[str, Any]) -> DecoderSpec:
     """The specification of the model that a ``config.json`` describes.
 
     Raises:
-        ModelError: an architecture or option that is not supported, or a field that is missing or malformed.
+        ModelError: an architecture or option is not supported, or a field is missing or malformed.
     """
     architecture, family = _family(config)
     outer = config
@@ -198,7 +199,7 @@ def _family(config: Mapping[str, Any]) -> tuple[str, Family]:
 
 def _stored(read: ConfigReader, outer: Mapping[str, Any]) -> StoredFormat | None:
     config = outer.get("quantization_config") or read.get("quantization_config")
-    if config is None:  # what compressed-tensors called it once
+    if config is None:  # the earlier name in compressed-tensors
         config = outer.get("compression_config") or read.get("compression_config")
     if config is None:
         return None
@@ -213,7 +214,7 @@ def _refuse_unsupported(read: ConfigReader) -> None:
 
 
 def _activation(read: ConfigReader) -> Activation:
-    # Gemma configs carry a stale "hidden_act" beside the "hidden_activation" that counts.
+    # Gemma configs contain an unused "hidden_act" in addition to the "hidden_activation" that applies.
     name = read.get("hidden_activation") or read.get("hidden_act")
     if not isinstance(name, str) or name not in _ACTIVATIONS:
         raise ModelError(f"hidden_act '{name}' is not supported; supported are: {', '.join(_ACTIVATIONS)}")

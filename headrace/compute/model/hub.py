@@ -1,6 +1,6 @@
-"""Where a model lies: a folder, the model that ships with the package, or a name on the Hugging Face hub.
+"""Finds a model: a folder, the model that ships with the package, or a name on the Hugging Face hub.
 
-Knows nothing of what is in the files but ``config.json``; `families` and `weights` read the rest.
+It reads only ``config.json``; `families` and `weights` read the rest.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any
 from headrace.compute.model.spec import ModelError
 
 BUILTIN = {"builtin": "target", "builtin-draft": "draft"}
-"""Names of the models in the package, and their folders under ``headrace/builtin``."""
+"""Names of the packaged models, and their folders under ``headrace/builtin``."""
 
 _WEIGHTS = "*.safetensors"
 _WANTED = ["*.json", "*.jinja", "merges.txt", "tokenizer*"]
@@ -26,10 +26,10 @@ def resolve_folder(name: str, revision: str | None = None, *, with_weights: bool
     Args:
         name: a folder, "builtin", "builtin-draft", or a hub name.
         revision: branch, tag or commit on the hub; hub names only.
-        with_weights: False leaves the weights on the hub, where only shapes or the tokenizer are wanted.
+        with_weights: False skips the weights, if only shapes or the tokenizer are needed.
 
     Raises:
-        ModelError: there is no such model, or the hub cannot be reached and has no copy here.
+        ModelError: the model does not exist, or the hub cannot be reached and there is no local copy.
     """
     if name in BUILTIN:
         return _with_config(Path(str(files("headrace"))) / "builtin" / BUILTIN[name])
@@ -80,7 +80,7 @@ def _download(name: str, revision: str | None, with_weights: bool) -> Path:
         )
     except GatedRepoError as error:
         raise ModelError(
-            f"{name} asks for an agreement on the hub: accept it, then log in with `hf auth login`"
+            f"{name} requires accepting an agreement on the hub: accept it, then log in with `hf auth login`"
         ) from error
     except RepositoryNotFoundError as error:
         raise ModelError(
@@ -94,8 +94,8 @@ def _download(name: str, revision: str | None, with_weights: bool) -> Path:
         ) from error
     except (LocalEntryNotFoundError, OSError) as error:
         raise ModelError(
-            f"'{name}' is no folder here, and the hub cannot be reached to download it ({_first_line(error)}); "
-            "give a local folder, or 'builtin' for the model that ships with the package"
+            f"'{name}' is not a local folder, and the hub cannot be reached ({_first_line(error)}); "
+            "use a local folder, or 'builtin' for the model that ships with the package"
         ) from error
 
 

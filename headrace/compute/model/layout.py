@@ -1,6 +1,7 @@
-"""Which tensors a checkpoint of a model has, by their Hugging Face names, and which of them become one weight.
+"""The layout of a checkpoint: its tensors by their Hugging Face names, and which of them become one weight.
 
-Knows names and shapes, no values: `weights` fills a decoder by it, the writer of quantized checkpoints goes through it.
+It knows names and shapes, no values: `weights` loads a decoder with it, and the writer of quantized checkpoints uses
+it.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ EMBEDDING, HEAD, FINAL_NORM = "model.embed_tokens", "lm_head", "model.norm"
 
 @dataclass(frozen=True, slots=True)
 class LinearPlace:
-    """A linear of the decoder, and the modules of the checkpoint whose outputs it stacks.
+    """A linear layer of the decoder, and the modules of the checkpoint whose outputs it stacks.
 
     ``modules`` are names and outputs, in order. ``inputs`` and ``bias`` are the same for all of them.
     """
@@ -26,7 +27,7 @@ class LinearPlace:
 
 
 def linear_places(spec: DecoderSpec, index: int) -> dict[str, LinearPlace]:
-    """The linears of layer ``index``, by their fields of `weights.LayerWeights`."""
+    """The linear layers of layer ``index``, by their fields of `weights.LayerWeights`."""
     attention, mlp = f"model.layers.{index}.self_attn.", f"model.layers.{index}.mlp."
     hidden, wide = spec.hidden_size, spec.intermediate_size
     queries, keys = spec.num_heads * spec.head_dim, spec.num_kv_heads * spec.head_dim
@@ -64,7 +65,7 @@ def head_norm_modules(index: int) -> tuple[str, str]:
 
 
 def linear_modules(spec: DecoderSpec) -> Iterator[tuple[str, tuple[int, int]]]:
-    """Every linear of a checkpoint and its shape [out, in], the head last; a tied head is none of its own."""
+    """Every linear layer of a checkpoint and its shape [out, in], the head last; a tied head is not listed."""
     for index in range(spec.num_layers):
         for place in linear_places(spec, index).values():
             for module, outputs in place.modules.items():
@@ -74,7 +75,7 @@ def linear_modules(spec: DecoderSpec) -> Iterator[tuple[str, tuple[int, int]]]:
 
 
 def other_tensors(spec: DecoderSpec) -> Iterator[tuple[str, tuple[int, ...]]]:
-    """Every tensor that is not the weight of a linear: embedding, norms, biases; names and shapes."""
+    """Every tensor that is not the weight of a linear layer: embedding, norms, biases; names and shapes."""
     yield f"{EMBEDDING}.weight", (spec.vocab_size, spec.hidden_size)
     yield f"{FINAL_NORM}.weight", (spec.hidden_size,)
     for index in range(spec.num_layers):
@@ -90,6 +91,6 @@ def other_tensors(spec: DecoderSpec) -> Iterator[tuple[str, tuple[int, ...]]]:
 
 
 def plain_shapes(spec: DecoderSpec) -> dict[str, tuple[int, ...]]:
-    """Every tensor of a checkpoint whose linears are stored as they are."""
+    """Every tensor of a checkpoint whose linear layers are not quantized."""
     weights = {f"{module}.weight": shape for module, shape in linear_modules(spec)}
     return dict(other_tensors(spec)) | weights

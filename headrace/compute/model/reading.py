@@ -1,4 +1,4 @@
-"""A decoder that reads whole texts, one at a time, without an engine: for calibration and for measuring quality."""
+"""Reads whole texts with a decoder, one at a time, without an engine: for calibration and for measuring quality."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ _BLOCK = 16
 
 
 class Reader:
-    """Texts of up to ``max_tokens`` in, logits out.
+    """Reads texts of up to ``max_tokens`` tokens and returns logits.
 
     Args:
         spec: the model.
-        weights: its weights, whose layers it takes over.
-        kernels: what computes.
-        max_tokens: of the longest text.
-        kv_dtype: of the pages; None: the weights'.
+        weights: its weights, whose layers are moved out of it.
+        kernels: the backend.
+        max_tokens: length of the longest text.
+        kv_dtype: dtype of the KV pages; None: that of the weights.
     """
 
     def __init__(

@@ -1,8 +1,9 @@
-"""Rotary tables: for every position the cosines and signed sines that the kernels multiply with.
+"""Rotary tables: the cosines and signed sines of every position, for the kernels.
 
-Computed once for the longest sequence served, so that a position's rotation never depends on the request it
-belongs to: keys can be shared between sequences, and chunked equals whole. Two published schemes switch by the
-length of the running sequence instead (dynamic, longrope); here the longest length served decides.
+They are computed once for the longest sequence served, so that a position's rotation never depends on its request. So
+keys can be shared between sequences, and a chunked prefill gives the same result as a whole one. Two published
+schemes switch by the length of the running sequence instead (dynamic, longrope); here the longest length served
+decides.
 """
 
 from __future__ import annotations
@@ -48,7 +49,7 @@ def _frequencies(rope: RopeSpec, max_positions: int) -> Tensor:
 
 
 def _llama3(rope: RopeSpec, plain: Tensor) -> Tensor:
-    """Slow features are divided by the factor, fast ones kept, those between blended."""
+    """Slow features are divided by the factor, fast ones are kept, and those between are blended."""
     turns = rope.original_positions * plain / (2 * math.pi)
     blend = (turns - rope.low_freq_factor) / (rope.high_freq_factor - rope.low_freq_factor)
     blend = blend.clamp(0, 1)
@@ -56,7 +57,7 @@ def _llama3(rope: RopeSpec, plain: Tensor) -> Tensor:
 
 
 def _yarn(rope: RopeSpec, plain: Tensor) -> Tensor:
-    """As llama3, but blended linearly over the feature's index between two numbers of turns."""
+    """Like llama3, but blended linearly over the feature's index between two numbers of turns."""
 
     def index_of(turns: float) -> float:
         ratio = rope.original_positions / (turns * 2 * math.pi)

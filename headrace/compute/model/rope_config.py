@@ -1,7 +1,7 @@
-"""Reading how a config spells its rotary embedding.
+"""Reads the rotary embedding of a config.
 
-Newer configs have ``rope_parameters`` (nested by layer type where layers differ), older ones ``rope_theta``
-beside ``rope_scaling``; both mean the same.
+Newer configs have ``rope_parameters`` (nested by layer type if layers differ), older ones ``rope_theta`` and
+``rope_scaling``; both mean the same.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _LAYER_TYPES = {"full_attention", "sliding_attention"}
 
 
 def ropes_of(read: ConfigReader, head_dim: int, local: bool) -> tuple[RopeSpec, ...]:
-    """The model's ropes: one, or with ``local`` that of full layers and that of sliding layers."""
+    """The model's ropes: one, or with ``local`` one for full layers and one for sliding layers."""
     given = read.object("rope_parameters")
     nested = _LAYER_TYPES & set(given)
     if nested and not local:
@@ -47,10 +47,10 @@ def _rope(read: ConfigReader, given: Mapping[str, Any], theta: float, head_dim: 
     rotary_dim = int(head_dim * (partial or 1.0))
     if rotary_dim % 2 or not 0 < rotary_dim <= head_dim:
         if partial is None:
-            raise ModelError(
-                f"rotary embeddings turn features in pairs, and a head has {head_dim} (head_dim)"
-            )
-        raise ModelError(f"partial_rotary_factor {partial} of head_dim {head_dim} is not an even part of it")
+            raise ModelError(f"rotary embeddings rotate features in pairs, but head_dim is {head_dim}")
+        raise ModelError(
+            f"partial_rotary_factor {partial} of head_dim {head_dim} does not give an even number"
+        )
     positions = read.integer("max_position_embeddings")
     original = positions
     if kind in ("llama3", "yarn", "longrope"):

@@ -1,7 +1,7 @@
-"""Everything the generic decoder needs to know of a model, as frozen values.
+"""The specification of a model for the generic decoder, as frozen values.
 
-Knows neither families nor files: `families` makes it from a ``config.json``; decoder, weights and the sizing of
-memory read it.
+It knows neither families nor files: `families` makes it from a ``config.json``; decoder, weights and memory sizing
+read it.
 """
 
 from __future__ import annotations
@@ -16,17 +16,17 @@ RopeKind = Literal["default", "linear", "dynamic", "llama3", "yarn", "longrope"]
 
 
 class ModelError(ValueError):
-    """A model that cannot be served, said so that a user knows which part and what would work."""
+    """A model that cannot be served; the message says which part is the problem and what would work."""
 
 
 @dataclass(frozen=True, slots=True)
 class RopeSpec:
-    """One rotary embedding (arXiv:2104.09864) and how it is stretched past the length it was trained at.
+    """One rotary embedding (arXiv:2104.09864) and how it is stretched beyond the trained length.
 
-    ``rotary_dim`` features of each head turn, at base ``theta``. ``original_positions`` is the trained length.
+    ``rotary_dim`` features of each head rotate, at base ``theta``. ``original_positions`` is the trained length.
     ``factor``: linear, dynamic (NTK-aware), llama3, yarn. ``low_freq_factor``, ``high_freq_factor``: llama3.
-    ``beta_fast``, ``beta_slow``, ``truncate``: yarn (arXiv:2309.00071). ``short_factor``, ``long_factor``:
-    longrope (arXiv:2402.13753). ``attention_factor`` scales cosines and sines.
+    ``beta_fast``, ``beta_slow``, ``truncate``: yarn (arXiv:2309.00071). ``short_factor``, ``long_factor``: longrope
+    (arXiv:2402.13753). ``attention_factor`` scales cosines and sines.
     """
 
     theta: float
@@ -45,19 +45,21 @@ class RopeSpec:
 
     @property
     def reach(self) -> int:
-        """Positions that it is stretched to; configs with llama3 and longrope have that as their context already."""
+        """The positions that it is stretched to; configs with llama3 and longrope give that as their context
+        already.
+        """
         stretched = self.kind in ("linear", "dynamic", "yarn")
         return int(self.original_positions * self.factor) if stretched else self.original_positions
 
     @property
     def position_bytes(self) -> int:
-        """What a position takes in its table: a cosine and a sine for every feature that turns, in float32."""
+        """Bytes of a position in its table: a cosine and a sine for every rotated feature, in float32."""
         return 2 * self.rotary_dim * 4
 
 
 @dataclass(frozen=True, slots=True)
 class LayerSpec:
-    """What one layer does differently: keys a token sees, itself included (None: all), and which rope."""
+    """Options of one layer: keys that a token attends to, itself included (None: all), and the index of its rope."""
 
     window: int | None = None
     rope: int = 0
@@ -65,15 +67,14 @@ class LayerSpec:
 
 @dataclass(frozen=True, slots=True)
 class DecoderSpec:
-    """The generic decoder's shape and options; sizes in elements.
+    """The shape and options of the generic decoder; sizes in elements.
 
-    ``attention_scale`` multiplies q·k. ``attention_softcap`` and ``logits_softcap`` squash with tanh
-    (arXiv:2408.00118). ``qk_norm`` norms each head of queries and keys before the rotation.
-    ``norm_offset`` is added to every norm weight. ``post_norms`` norm what attention and MLP return, before
-    it is added to the residual. ``merged_checkpoint``: the files already hold q, k, v and gate, up merged.
-    ``nested_checkpoint``: they also hold other parts of a larger model (a vision tower).
-    ``dtype`` is what the config says the weights are stored in, ``stored`` the format of its linears if they are
-    quantized.
+    ``attention_scale`` multiplies q·k. ``attention_softcap`` and ``logits_softcap`` bound with tanh
+    (arXiv:2408.00118). ``qk_norm`` normalizes each head of queries and keys before the rotation. ``norm_offset`` is
+    added to every norm weight. ``post_norms`` normalize the outputs of attention and MLP before they are added to the
+    residual. ``merged_checkpoint``: the files already contain q, k, v and gate, up merged. ``nested_checkpoint``:
+    they also contain other parts of a larger model (a vision tower). ``dtype`` is the dtype of the stored weights
+    according to the config, ``stored`` the format of its linears if they are quantized.
     """
 
     architecture: str
@@ -107,12 +108,14 @@ class DecoderSpec:
 
     @property
     def reach(self) -> int:
-        """The longest context: ``max_positions``, or what all ropes are stretched to where the config tells less."""
+        """The longest context: ``max_positions``, or the stretched length of all ropes if the config names a shorter
+        one.
+        """
         return max(self.max_positions, min(rope.reach for rope in self.ropes))
 
     @property
     def num_parameters(self) -> int:
-        """Weights of all matrices and norms (biases left out)."""
+        """Number of weights of all matrices and norms (without biases)."""
         heads = self.num_heads + 2 * self.num_kv_heads
         attention = self.hidden_size * self.head_dim * (heads + self.num_heads)
         mlp = 3 * self.hidden_size * self.intermediate_size

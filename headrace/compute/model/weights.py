@@ -1,7 +1,7 @@
-"""A decoder's weights: put together linear by linear, from a checkpoint or at random, in few bits if so wanted.
+"""The weights of a decoder: assembled layer by layer, from a checkpoint or at random, and quantized if requested.
 
-A checkpoint's tensors are read where they are needed, and a linear is quantized before the next one is looked at, so
-that loading peaks near the size of the model as it will run.
+The tensors of a checkpoint are read when they are needed, and a linear layer is quantized before the next one is
+read. So the memory peak of loading is close to the size of the model as it will run.
 """
 
 from __future__ import annotations
@@ -47,7 +47,8 @@ _OTHER_PARTS = (
 
 @dataclass(frozen=True, slots=True)
 class LayerWeights:
-    """One layer. Linear weights are [out, in]; norm weights float32 with the family's offset added.
+    """The weights of one layer. Linear weights are [out, in]; norm weights are float32 with the family's offset
+    added.
 
     ``qkv`` stacks queries, keys, values; ``gate_up`` gate, up. ``qk_norm`` is [heads + kv_heads, head_dim].
     """
@@ -69,11 +70,11 @@ class LayerWeights:
 
 @dataclass(slots=True)
 class DecoderWeights:
-    """All weights; ``head`` is ``embedding`` itself where the model ties them and the head is not quantized.
+    """All weights; ``head`` is ``embedding`` itself if the model ties them and the head is not quantized.
 
-    The decoder takes the layers out one by one as it prepares them, so that no weight lies in memory twice;
-    ``nbytes`` stays what all of them took when they were made, and ``quantization`` how many linears have which
-    bits (empty: none is quantized).
+    The decoder moves the layers out one by one as it prepares them, so that no weight is in memory twice. ``nbytes``
+    remains the size of all of them when they were created. ``quantization`` is the number of linear layers of each
+    kind (empty: none is quantized).
     """
 
     embedding: Tensor
@@ -88,7 +89,7 @@ class DecoderWeights:
         self.quantization = _kinds(self)
 
     def fingerprint(self) -> str:
-        """A digest of every tensor's shape and of elements spread over it: other weights have another."""
+        """A digest of every tensor's shape and of elements spread over it, which differs for other weights."""
         digest = hashlib.sha256(self.quantization.encode())
         for tensor in self.tensors():
             flat = tensor.detach().reshape(-1)
@@ -98,7 +99,7 @@ class DecoderWeights:
         return digest.hexdigest()
 
     def tensors(self) -> Iterator[Tensor]:
-        """Every tensor once; of a quantized weight, its parts."""
+        """Every tensor once; for a quantized weight, its parts."""
         yield self.embedding
         for layer in self.layers:
             for name in LayerWeights.__slots__:
@@ -115,11 +116,11 @@ def load_weights(
     device: torch.device | str,
     quantize: str | None = None,
 ) -> DecoderWeights:
-    """Read a checkpoint's safetensors, converted to ``dtype``, and quantized where ``quantize`` names a scheme.
+    """Read a checkpoint's safetensors, convert them to ``dtype``, and quantize them if ``quantize`` names a scheme.
 
     Raises:
-        ModelError: no safetensors, a broken file, or tensors that are missing, unexpected or of another shape;
-            the message names them. Or its linears are quantized already.
+        ModelError: there are no safetensors, a file is broken, or tensors are missing, unexpected or of another shape
+            (the message names them). Or its linear layers are quantized already.
     """
     with Checkpoint(folder, _plain_name if spec.nested_checkpoint else str) as checkpoint:
         check_names(checkpoint, spec)
@@ -138,7 +139,7 @@ def dummy_weights(
 
 
 class _Source(Protocol):
-    """Where weights come from."""
+    """A source of weights."""
 
     def tensor(self, name: str, shape: tuple[int, ...]) -> Tensor: ...
 
@@ -146,7 +147,7 @@ class _Source(Protocol):
 
 
 class _Stored:
-    """A checkpoint, whose linears may have a format of their own."""
+    """A checkpoint, whose linear layers may be stored in a quantized format."""
 
     def __init__(self, checkpoint: Checkpoint, spec: DecoderSpec) -> None:
         self._checkpoint = checkpoint
@@ -171,7 +172,7 @@ class _Stored:
 
 
 class _Random:
-    """Noise for every linear and table, ones for the norms."""
+    """Noise for every linear layer and table, ones for the norms."""
 
     def __init__(self, dtype: torch.dtype, device: torch.device | str, seed: int) -> None:
         self._generator = torch.Generator(device=device).manual_seed(seed)
@@ -188,7 +189,7 @@ class _Random:
 
 
 class _Assembly:
-    """Puts weights together: modules merged, dtypes converted, linears quantized."""
+    """Assembles weights: merges modules, converts dtypes, quantizes linear layers."""
 
     def __init__(
         self,
@@ -226,18 +227,16 @@ class _Assembly:
         return self._whole(parts, self._scheme)
 
     def _whole(self, parts: Sequence[Weight], scheme: Scheme | None) -> Weight:
-        """Parts as one weight, quantized if there is a scheme; plain if their bits differ."""
+        """Parts as one weight, quantized if there is a scheme; not quantized if their bits differ."""
         if self._scheme and scheme:
             if any(isinstance(part, QuantizedWeight) for part in parts):
-                raise ModelError(
-                    "--quantization: the checkpoint's weights are in few bits already; leave it out"
-                )
+                raise ModelError("--quantization: the checkpoint is already quantized; omit this option")
             parts = [self._quantized(part, scheme) for part in parts if isinstance(part, Tensor)]
         quantized = [part.to(self._device) for part in parts if isinstance(part, QuantizedWeight)]
         if len(quantized) == len(parts):
             try:
                 return stacked(quantized) if len(quantized) > 1 else quantized[0]
-            except ValueError:  # of different kinds: what is computed as one is computed plain
+            except ValueError:  # of different kinds: a stacked weight cannot mix them
                 parts = quantized
         return self._joined(
             [part.dequantized(self._dtype) if isinstance(part, QuantizedWeight) else part for part in parts]
@@ -250,7 +249,7 @@ class _Assembly:
             raise ModelError(f"--quantization: {error}") from error
 
     def _joined(self, parts: Sequence[Tensor], dtype: torch.dtype | None = None) -> Tensor:
-        """Rows after rows in memory of its own; a part may still lie in its file."""
+        """Concatenate parts in new memory; a part may still be in its file."""
         rows = sum(len(part) for part in parts)
         whole = torch.empty((rows, *parts[0].shape[1:]), dtype=dtype or self._dtype, device=self._device)
         begin = 0
@@ -308,12 +307,12 @@ def _ignored(name: str, spec: DecoderSpec) -> bool:
 
 
 def _void_bias(checkpoint: Checkpoint, name: str, spec: DecoderSpec) -> bool:
-    """Some writers of quantized checkpoints add to every linear a bias that is 0."""
+    """Some writers of quantized checkpoints add a bias of zeros to every linear layer."""
     return spec.stored is not None and name.endswith(".bias") and not checkpoint.read(name).any()
 
 
 def _plain_name(name: str) -> str:
-    """The text model's tensor as it is called when the model stands alone; older and newer nesting."""
+    """The name of a text model's tensor when the model stands alone; handles older and newer nesting."""
     for nested, plain in (("language_model.model.", "model."), ("model.language_model.", "model.")):
         if name.startswith(nested):
             return plain + name.removeprefix(nested)
@@ -327,7 +326,7 @@ def _tensors(part: Weight | None) -> tuple[Tensor, ...]:
 
 
 def _kinds(weights: DecoderWeights) -> str:
-    """How many linears there are of which kind: ``28 W4A16 in groups of 128, 1 W8A8``."""
+    """The number of linear layers of each kind: ``28 W4A16 in groups of 128, 1 W8A8``."""
     linears = [w for layer in weights.layers for w in (layer.qkv, layer.output, layer.gate_up, layer.down)]
     every = [*linears, weights.head]
     if not any(isinstance(weight, QuantizedWeight) for weight in every):

@@ -1,8 +1,8 @@
-"""Activation-aware scaling (arXiv:2306.00978): inputs that are large get finer weights.
+"""AWQ, activation-aware scaling (arXiv:2306.00978): large inputs get finer weights.
 
-An input's weights are multiplied by a factor, and whatever makes the input is divided by it; the model stays the same,
-but its grid is not. How much the size of the inputs should count is tried out, by the error that the outputs would
-have.
+The weights of an input are multiplied by a factor, and the producer of the input is divided by it. The model stays
+the same, but its quantization grid changes. The exponent, which sets how much the size of the inputs counts, is found
+by trying: it minimizes the error of the outputs.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _TRIED = 20
 def best_factors(weight: Tensor, moments: Tensor, scheme: Scheme) -> Tensor:
     """Factors [in] for the inputs of a weight [out, in], given the moments [in, in] of its inputs.
 
-    The error is that of the outputs over the calibration text, squared and summed: with the weight's error E and
+    The error is that of the outputs over the calibration text, squared and summed. With the weight's error E and
     moments M it is the trace of E M Eᵀ.
     """
     size = moments.diagonal().sqrt().clamp(min=1e-4)

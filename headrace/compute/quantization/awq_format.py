@@ -1,7 +1,7 @@
-"""Linears as AutoAWQ stores them (version ``gemm``): ``qweight``, ``qzeros``, ``scales``.
+"""Linear layers in the format of AutoAWQ (version ``gemm``): ``qweight``, ``qzeros``, ``scales``.
 
-Words run along the outputs, a row is an input; within a word the outputs are interleaved, even ones first, as the GPU
-kernel that it was made for unpacks them (arXiv:2306.00978).
+Words run along the outputs; a row is an input. Within a word the outputs are interleaved, even ones first, as the
+original GPU kernel unpacks them (arXiv:2306.00978).
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from headrace.compute.quantization.weight import QuantizedWeight, pack_halves
 from headrace.compute.quantization.words import integers_of
 
 _PLACES = (0, 4, 1, 5, 2, 6, 3, 7)
-"""Where in a word its outputs lie."""
+"""The position of each output in a word."""
 
 
 @dataclass(frozen=True, slots=True)
 class AwqLayout:
-    """One linear in 4 bits; ``group_size`` inputs share scale and zero (None: all)."""
+    """One linear layer in 4 bits; ``group_size`` inputs share scale and zero (None: all)."""
 
     group_size: int | None
     required: tuple[str, ...] = ("qweight", "qzeros", "scales")

@@ -1,4 +1,4 @@
-"""What the inputs of linears are like on a text: their second moments, summed up while a model reads it."""
+"""Calibration: second moments of the inputs of linear layers, summed while a model reads a text."""
 
 from __future__ import annotations
 
@@ -16,23 +16,23 @@ from headrace.compute.model.weights import DecoderWeights
 from headrace.compute.quantization.weight import QuantizedWeight
 
 LINEARS = ("qkv", "output", "gate_up", "down")
-"""In the order in which a decoder prepares, and computes, the linears of a layer."""
+"""The linear layers of a layer, in the order in which a decoder prepares and computes them."""
 
 _MOMENTS_BYTES = 4 << 30
-"""Of moments in memory at once."""
+"""Limit of moments in memory at once."""
 
 Moments = dict[tuple[int, str], Tensor]
-"""Of layer and linear: float32 [in, in], the sum over tokens of ``x xᵀ``."""
+"""By layer and linear layer: float32 [in, in], the sum over tokens of ``x xᵀ``."""
 
 
 class _Enough(Exception):
-    """All that is watched has been seen; nothing is wrong."""
+    """All observed layers have run; this is not an error."""
 
 
 class WatchingKernels(TorchKernels):
-    """Kernels that compute as the torch kernels do, and sum up what goes into the linears of some ``layers``.
+    """Kernels that compute as the torch kernels, and sum the moments of the inputs of some ``layers``.
 
-    Behind the last of these they break off: nobody needs the layers after it, nor the head.
+    They stop after the last of these, because the layers after it and the head are not needed.
     """
 
     name = "watching"
@@ -63,27 +63,29 @@ class WatchingKernels(TorchKernels):
 def input_moments(
     spec: DecoderSpec, weights: DecoderWeights, windows: Iterable[Sequence[int]], layers: Collection[int]
 ) -> Moments:
-    """The moments of the linears of ``layers`` over windows of tokens, each read by itself; takes the layers over."""
+    """The moments of the linear layers of ``layers`` over windows of tokens, each read separately; uses up the
+    weights.
+    """
     kernels = WatchingKernels(layers)
     every = list(windows)
     reader = Reader(spec, weights, kernels, max(map(len, every)))
     for tokens in every:
-        with suppress(_Enough):  # wanted: the model's last layer goes on with these positions alone
+        with suppress(_Enough):  # all wanted: the model's last layer computes only wanted positions
             reader.logits(tokens, wanted=len(tokens))
     return {place: moments.cpu() for place, moments in kernels.moments.items()}
 
 
 def split_windows(tokens: Sequence[int], length: int) -> list[Sequence[int]]:
-    """A text in windows of ``length`` tokens; what is left at its end is dropped."""
+    """Split a text into windows of ``length`` tokens; the rest at its end is dropped."""
     return [tokens[begin : begin + length] for begin in range(0, len(tokens) - length + 1, length)]
 
 
 class Calibration:
-    """The moments of every layer on one text, taken for as many layers at a time as there is room for.
+    """The moments of every layer on one text, computed for as many layers at a time as fit in memory.
 
     Args:
         spec: the model.
-        load: makes its weights anew, for each reading of the text.
+        load: loads its weights again, for each reading of the text.
         windows: the text, in tokens.
     """
 
@@ -96,9 +98,9 @@ class Calibration:
         self._held: Moments = {}
 
     def of(self, layer: int) -> dict[str, Tensor]:
-        """The moments of a layer's linears; layers are best asked for in order."""
+        """The moments of a layer's linear layers; layers should be requested in order."""
         if (layer, LINEARS[0]) not in self._held:
             wanted = range(layer, min(layer + self._at_once, self._spec.num_layers))
-            self._held = {}  # before the next are taken, not after
+            self._held = {}  # freed before the next are computed
             self._held = input_moments(self._spec, self._load(), self._windows, wanted)
         return {linear: self._held[layer, linear] for linear in LINEARS}

@@ -1,6 +1,6 @@
-"""Linears as compressed-tensors stores them, read and written: packed in words, as int8, or in 8-bit floating point.
+"""Linear layers in the format of compressed-tensors, read and written: packed in words, as int8, or in fp8.
 
-Words run along the inputs, zeros are packed down the outputs. What we write is read by whoever reads this format.
+Words run along the inputs; zeros are packed along the outputs. All readers of this format can read the output.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class PackedLayout:
             check_shape("weight_zero_point", packed, (-(-outputs // per_word), groups))
             zeros = integers_of(packed.t(), self.bits)[:, :outputs].t().contiguous()
         order = None
-        if "weight_g_idx" in parts and (parts["weight_g_idx"] >= 0).all():  # -1: nobody has ordered them
+        if "weight_g_idx" in parts and (parts["weight_g_idx"] >= 0).all():  # -1: not reordered
             order = order_of(parts["weight_g_idx"], inputs // groups)
         if order is None and self.bits == 4:
             values = halves_of(words)[:, : inputs // 2].clone()
@@ -83,7 +83,7 @@ class Int8Layout:
 
 
 def _by_group(name: str, parts: Mapping[str, Tensor], outputs: int, groups: int) -> Tensor:
-    """A part as [outputs, groups], which may be stored flat, or once for all outputs where there is one group."""
+    """A part as [outputs, groups]. It may be stored flat, or once for all outputs if there is one group."""
     part = parts[name]
     if part.numel() == groups == 1:
         return part.reshape(1, 1).expand(outputs, 1).contiguous()
@@ -93,7 +93,7 @@ def _by_group(name: str, parts: Mapping[str, Tensor], outputs: int, groups: int)
 
 
 def stored_format(bits: int, activation_bits: int) -> str:
-    """In which format we write a weight."""
+    """The format in which a weight is written."""
     return "int-quantized" if bits == activation_bits == 8 else "pack-quantized"
 
 

@@ -1,7 +1,7 @@
-"""Which format a checkpoint's linears have: the ``quantization_config`` of its ``config.json``.
+"""Reads the format of a checkpoint's linear layers: the ``quantization_config`` of its ``config.json``.
 
-A method, format or field that is not known is refused by name, unless its value asks for nothing; what a format's
-tools note of how a checkpoint was made is passed over. The layouts themselves are in the files beside this one.
+An unknown method, format or field is rejected by name, unless its value is neutral. Notes of tools on how a
+checkpoint was made are ignored. The layouts themselves are in the files beside this one.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ Fields = Mapping[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class _Group:
-    """Linears that are stored alike; ``closeness`` says how exactly a module is meant, 0 being by name, or None."""
+    """Linear layers stored in the same way; ``closeness`` says how exactly a module is named (0: by name), or None."""
 
     closeness: Callable[[str], int | None]
     layout: LinearLayout
@@ -89,14 +89,14 @@ class _Format:
             return None
         told = [(group.closeness(module), group.layout) for group in self.groups]
         meant = [(close, layout) for close, layout in told if close is not None]
-        return min(meant, key=lambda each: each[0])[1] if meant else None  # of equals the first
+        return min(meant, key=lambda each: each[0])[1] if meant else None  # the first of equals
 
 
 def read_format(config: Fields) -> StoredFormat:
     """The format that a ``quantization_config`` describes.
 
     Raises:
-        ModelError: it asks for something that is not supported; the message names it and what is.
+        ModelError: something in it is not supported; the message names it and what is supported.
     """
     method = config.get("quant_method")
     for named in (method, config.get("method") or method):  # newer tools write both
@@ -214,7 +214,7 @@ def _ct_layout(where: str, weights: Fields, activations: Any, stored: Any) -> Li
 
 
 def _activation_bits(where: str, activations: Any) -> Literal[8, 16]:
-    """16 where activations stay as they are, else 8: they can be quantized in one way."""
+    """16 if activations are not quantized, else 8: they can be quantized in one way."""
     if not activations:
         return 16
     asked = {name: activations.get(name) for name in ("num_bits", "type", "strategy", "symmetric", "dynamic")}
@@ -245,7 +245,7 @@ def _any(module: str) -> int:
 
 
 def _only(config: Fields, where: str, notes: Collection[str], *known: str) -> None:
-    """Raise ModelError for a field beside those, unless its value asks for nothing."""
+    """Raise ModelError for a field other than those, unless its value is neutral."""
     for name, value in config.items():
         if name not in {*notes, *known} and value not in (None, False, "", [], {}):
             raise ModelError(f"quantization_config: {where}: the field {name} ({value!r}) is not supported")
@@ -285,27 +285,29 @@ def _entries(config: Fields, name: str) -> list[str]:
         try:
             _pattern(entry)
         except re.error as error:
-            raise ModelError(f"quantization_config: {name}: {entry!r} is no pattern: {error}") from error
+            raise ModelError(
+                f"quantization_config: {name}: {entry!r} is not a valid pattern: {error}"
+            ) from error
     return entries
 
 
 def _pattern(entry: str) -> re.Pattern[str] | None:
-    """What an entry after ``re:`` means."""
+    """The pattern of an entry that starts with ``re:``."""
     return re.compile(entry.removeprefix("re:")) if entry.startswith("re:") else None
 
 
 def _names(module: str) -> tuple[str, ...]:
-    """What a module of a text model may be called where the model is a part of another."""
+    """The names that a module of a text model may have if the model is part of another."""
     return module, f"language_model.{module}", f"model.language_model.{module.removeprefix('model.')}"
 
 
 def _within(module: str, entries: Collection[str]) -> bool:
-    """Whether a module is, or lies in, one that is listed by the whole or a part of its path."""
+    """Whether a module is, or is inside, a listed one, which may be given by a part of its path."""
     return any(f".{entry}." in f".{name}." for entry in entries for name in _names(module))
 
 
 def _closeness(module: str, entries: Collection[str]) -> int | None:
-    """compressed-tensors: 0 where a module is meant by its path, 1 by a pattern after ``re:``, 2 by its class."""
+    """compressed-tensors: 0 if a module is named by its path, 1 by a pattern after ``re:``, 2 by its class."""
     names = _names(module)
     if not set(names).isdisjoint(entries):
         return 0

@@ -1,7 +1,7 @@
-"""Linears in 8-bit floating point: ``weight`` and its scales, for all of it, for each output, or for blocks.
+"""Linear layers in 8-bit floating point: ``weight`` and its scales, for the whole, for each output, or for blocks.
 
-Read into plain weights: there is no product in fp8 here, so what these save is space on the disk. Scales of
-activations that a checkpoint brings are not needed then.
+They are read into plain weights: there are no fp8 products here, so fp8 only saves space on disk. Activation scales
+of a checkpoint are not needed then.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ from headrace.compute.quantization.gptq_format import check_shape
 
 FP8 = (torch.float8_e4m3fn, torch.float8_e5m2)
 _SCALES = ("weight_scale", "weight_scale_inv")
-_E8M0_BIAS = 127  # of exponents of two, which may be stored as bytes (OCP Microscaling Formats, 5.4.1)
+_E8M0_BIAS = 127  # exponents of two may be stored as bytes (OCP Microscaling Formats, 5.4.1)
 
 
 @dataclass(frozen=True, slots=True)
 class Fp8Layout:
-    """One linear: the outputs and inputs that share a scale (None: outputs or all).
+    """One linear layer: the outputs and inputs that share a scale (None: outputs or all).
 
-    Tools agree on what a scale multiplies, and not on its name: ``weight_scale_inv`` is no inverse.
+    Tools agree on the meaning of a scale but not on its name: ``weight_scale_inv`` is not an inverse.
     """
 
     block: tuple[int, int] | None
@@ -58,5 +58,5 @@ def _floats(name: str, scale: Tensor) -> Tensor:
     if scale.dtype == torch.uint8:
         return (scale.float() - _E8M0_BIAS).exp2()
     if not scale.is_floating_point():
-        raise ValueError(f"{name} is {scale.dtype}, where floats or exponents as bytes are supported")
+        raise ValueError(f"{name} is {scale.dtype}; only floats or exponents as bytes are supported")
     return scale.float()

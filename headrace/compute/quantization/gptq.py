@@ -1,7 +1,7 @@
-"""GPTQ (arXiv:2210.17323): each input's rounding error is made up for by the inputs that are rounded after it.
+"""GPTQ (arXiv:2210.17323): inputs that are rounded later compensate the rounding error of each input.
 
-How, is told by the second moments of the inputs, which `calibration` takes from a text: where two inputs go together,
-one can carry what the other lost.
+The second moments of the inputs, which `calibration` computes from a text, say how: of two correlated inputs, one can
+compensate the error of the other.
 """
 
 from __future__ import annotations
@@ -13,13 +13,16 @@ from headrace.compute.quantization.scheme import Scheme
 from headrace.compute.quantization.weight import QuantizedWeight
 
 _DAMPING = 0.01
-"""Added to the moments' diagonal, as a share of its mean: few tokens leave directions that were never seen."""
+"""Added to the moments' diagonal, as a share of its mean, because a short text leaves directions without any input."""
 _BLOCK = 128
-"""Inputs after which all later ones are told of the errors at once: one large product instead of many small ones."""
+"""Number of inputs after which all later ones receive the errors at once: one large product instead of many small
+ones."""
 
 
 def gptq(weight: Tensor, moments: Tensor, scheme: Scheme, scale_dtype: torch.dtype) -> QuantizedWeight:
-    """A weight [out, in] on the grid of ``scheme``, given the ``moments`` [in, in] of its inputs, all float32."""
+    """Quantize a weight [out, in] to the grid of ``scheme``, given the ``moments`` [in, in] of its inputs, all
+    float32.
+    """
     outputs, inputs = weight.shape
     group = scheme.group(inputs)
     remaining = weight.clone()
@@ -34,7 +37,7 @@ def gptq(weight: Tensor, moments: Tensor, scheme: Scheme, scale_dtype: torch.dty
         for column in range(begin, end):
             which, within = divmod(column, group)
             chosen = slice(which, which + 1)
-            if within == 0:  # as the weights are by now
+            if within == 0:  # use the weights as corrected so far
                 members = _settled(remaining, errors, factors, begin, column, end, column + group)
                 scales[:, chosen], zeros[:, chosen] = scheme.grid(members, scale_dtype)
             values = remaining[:, column : column + 1]
@@ -50,7 +53,7 @@ def gptq(weight: Tensor, moments: Tensor, scheme: Scheme, scale_dtype: torch.dty
 def _settled(
     remaining: Tensor, errors: Tensor, factors: Tensor, begin: int, column: int, end: int, last: int
 ) -> Tensor:
-    """The weights from ``column`` to ``last``, also those beyond this block told of its errors so far."""
+    """The weights from ``column`` to ``last``; those beyond this block get its errors so far."""
     members = remaining[:, column:last].clone()
     if last > end and column > begin:
         members[:, end - column :] -= errors[:, : column - begin] @ factors[begin:column, end:last]
@@ -58,7 +61,7 @@ def _settled(
 
 
 def _inverse_factors(moments: Tensor) -> Tensor:
-    """The upper triangular factor of the inverse moments: row ``i`` says how later inputs make up for input ``i``."""
+    """The upper triangular factor of the inverse moments: row ``i`` says how later inputs compensate input ``i``."""
     damped = moments.clone()
     diagonal = damped.diagonal()
     diagonal[diagonal == 0] = 1.0

@@ -1,8 +1,8 @@
-"""Linears as GPTQ's tools store them: ``qweight``, ``qzeros``, ``scales``, ``g_idx``.
+"""Linear layers in the format of GPTQ's tools: ``qweight``, ``qzeros``, ``scales``, ``g_idx``.
 
-Words run down the inputs; a column is an output. The first version of the format stores each zero less one, the
-second as it is. With ``desc_act`` an input's group is told by ``g_idx``, since the tool took the inputs in the order of
-their activations' size (arXiv:2210.17323).
+Words run down the inputs; a column is an output. The first version of the format stores each zero minus one, the
+second as it is. With ``desc_act``, ``g_idx`` names the group of each input, because the tool processed the inputs in
+the order of their activations' size (arXiv:2210.17323).
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from headrace.compute.quantization.words import halves_of, integers_of
 
 @dataclass(frozen=True, slots=True)
 class GptqLayout:
-    """One linear: ``bits``, ``group_size`` (None: one group), and whether zeros are stored less one."""
+    """One linear layer: ``bits``, ``group_size`` (None: one group), and whether zeros are stored minus one."""
 
     bits: Literal[4, 8]
     group_size: int | None
@@ -39,7 +39,7 @@ class GptqLayout:
         zeros = integers_of(parts["qzeros"], self.bits)[:, :outputs]
         if self.zeros_less_one:
             limit = 1 << (self.bits - 1)
-            # The sum wraps, as in the tools: stored as the highest value, a zero is the lowest.
+            # The sum wraps, as in the tools: a zero stored as the highest value is the lowest.
             zeros = ((zeros.to(torch.int16) + limit + 1) % (2 * limit) - limit).to(torch.int8)
         order = None
         if "g_idx" in parts:
@@ -61,7 +61,7 @@ class GptqLayout:
 
 
 def groups_of(inputs: int, group_size: int | None) -> int:
-    """How many groups there are. Raises ValueError where the last would be smaller."""
+    """The number of groups. Raises ValueError if the last one would be smaller."""
     size = group_size or inputs
     if inputs % size:
         raise ValueError(f"{inputs} inputs are not a multiple of group_size {size}")
@@ -69,10 +69,10 @@ def groups_of(inputs: int, group_size: int | None) -> int:
 
 
 def order_of(group_index: Tensor, group_size: int) -> Tensor | None:
-    """The order of the inputs that puts each group's together; None if they are so.
+    """The order of the inputs that puts the members of each group together; None if they already are.
 
     Raises:
-        ValueError: groups of different sizes.
+        ValueError: the groups have different sizes.
     """
     order = torch.argsort(group_index, stable=True)
     expected = torch.arange(len(group_index)) // group_size

@@ -1,7 +1,7 @@
-"""What fewer bits cost: a model against itself, on a text.
+"""Quality of a quantized model: compared with the plain model on a text.
 
-Perplexity tells what it comes to in predicting the text, the divergence how far the two are apart whatever the text
-says next, agreement how often greedy decoding would go another way.
+Perplexity measures the loss in predicting the text. Divergence measures the distance of the two distributions,
+whatever token comes next. Agreement measures how often greedy decoding would choose the same token.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ MOST_DIVERGENCE = 0.1
 
 
 class Quality(NamedTuple):
-    """Of one model beside another, over the same tokens.
+    """The quality of one model relative to another, over the same tokens.
 
-    ``divergence`` is the mean of KL(plain ‖ other) in nats, ``agreement`` the share of tokens at which both find the
-    same one likeliest.
+    ``divergence`` is the mean of KL(plain ‖ other) in nats. ``agreement`` is the share of tokens at which both have
+    the same likeliest token.
     """
 
     plain_perplexity: float
@@ -36,11 +36,11 @@ class Quality(NamedTuple):
 
     @property
     def growth(self) -> float:
-        """Of the perplexity, as a share of the plain model's."""
+        """Growth of the perplexity, as a share of the plain model's."""
         return self.perplexity / self.plain_perplexity - 1
 
     def faults(self) -> list[str]:
-        """Which bounds it is past."""
+        """The bounds that it exceeds."""
         found = []
         if not self.growth <= MOST_PERPLEXITY:
             found.append(f"perplexity grew by {self.growth:.1%}, more than {MOST_PERPLEXITY:.0%}")
@@ -50,7 +50,7 @@ class Quality(NamedTuple):
 
 
 def compare(plain: Reader, other: Reader, windows: Iterable[Sequence[int]]) -> Quality:
-    """Both read every window, each by itself."""
+    """Let both models read every window separately, and compare them."""
     loss = other_loss = divergence = 0.0
     agreed = count = 0
     for tokens in windows:

@@ -1,7 +1,7 @@
-"""How many bits a weight gets and who shares a scale; and rounding each value to the nearest that there is.
+"""Quantization schemes: bits, groups and scales of a weight; and rounding to the nearest value.
 
-The schemes that a plain checkpoint can be loaded in are here, by the names of ``--quantization``. How to choose better
-values than the nearest is told by `gptq` and `awq`.
+The schemes in which a plain checkpoint can be loaded are here, by the names of ``--quantization``. `gptq` and `awq`
+choose better values than the nearest.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ from torch import Tensor
 from headrace.compute.quantization.weight import QuantizedWeight, pack_halves, stacked
 
 TILE_INPUTS = 64
-"""Inputs of a product on tiles of bytes."""
+"""Number of inputs of a product on byte tiles."""
 
 _ROWS_ELEMENTS = 1 << 24
-"""Elements that are rounded at once: what is needed beside the weight stays at some 200 MB."""
+"""Elements rounded at once, which limits the temporary memory to about 200 MB."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,25 +34,26 @@ class Scheme:
     activation_bits: Literal[8, 16]
 
     def group(self, inputs: int) -> int:
-        """Inputs that share a scale: the most that divide ``inputs``, but no more than ``group_size``.
+        """Number of inputs that share a scale: the largest divisor of ``inputs`` up to ``group_size``.
 
-        In whole `TILE_INPUTS` where there is such a number: of 576 inputs groups of 96 are multiplied on tiles at three
-        fifths of the speed of groups of 64.
+        It is a multiple of `TILE_INPUTS` if there is one: with 576 inputs, groups of 96 are multiplied on tiles at
+        three fifths of the speed of groups of 64.
 
         Raises:
-            ValueError: 4 bits for an odd number of inputs: two share a byte.
+            ValueError: 4 bits with an odd number of inputs: two share a byte.
         """
         if self.bits == 4 and inputs % 2:
-            raise ValueError(f"4 bits need an even number of inputs, this has {inputs}")
+            raise ValueError(f"4 bits need an even number of inputs, got {inputs}")
         if self.group_size is None:
             return inputs
         sizes = [size for size in range(min(self.group_size, inputs), 0, -1) if inputs % size == 0]
         return next((size for size in sizes if size % TILE_INPUTS == 0), sizes[0])
 
     def grid(self, grouped: Tensor, scale_dtype: torch.dtype = torch.float32) -> tuple[Tensor, Tensor]:
-        """Scales and zeros, float32 [..., 1], that let [..., group] just fit; scales representable in ``scale_dtype``.
+        """Scales and zeros, float32 [..., 1], that just cover [..., group]; scales are representable in
+        ``scale_dtype``.
 
-        The range always holds 0, so that a zero is one of the values and what was 0 stays 0.
+        The range always contains 0, so that zero is one of the values and a weight of 0 stays 0.
         """
         limit = 1 << (self.bits - 1)
         low, high = grouped.amin(-1, keepdim=True).clamp(max=0), grouped.amax(-1, keepdim=True).clamp(min=0)
@@ -85,23 +86,23 @@ W8A8 = Scheme(8, None, symmetric=True, activation_bits=8)
 """One scale for each output. Both sides of the product are integers, which recent CPUs and GPUs multiply fastest."""
 
 W4A16 = Scheme(4, 128, symmetric=False, activation_bits=16)
-"""A quarter of the bytes. Asymmetric: of 16 values a symmetric grid leaves one out, and half of those of a skewed
-group; a zero takes a byte for 128 weights."""
+"""A quarter of the bytes. Asymmetric: a symmetric grid leaves one of 16 values unused, and half of them for a skewed
+group. A zero takes one byte for 128 weights."""
 
 W4A8 = replace(W4A16, activation_bits=8)
 """The same weights with activations as in `W8A8`: half the products, for prompts and large batches."""
 
 SCHEMES = {"int8": W8A8, "int4": W4A16, "w4a8": W4A8}
-"""By the names of ``--quantization``, for the linears of layers."""
+"""By the names of ``--quantization``, for the linear layers of layers."""
 
 HEAD = W8A8
-"""The LM head in every scheme: its errors are not averaged by any later layer."""
+"""The LM head in every scheme: no later layer averages its errors."""
 
 
 def round_to_nearest(
     weight: Tensor, scheme: Scheme, scale_dtype: torch.dtype = torch.float32
 ) -> QuantizedWeight:
-    """A weight [out, in] in the values nearest to it.
+    """A weight [out, in] rounded to the nearest values.
 
     Raises:
         ValueError: as `Scheme.group`.

@@ -1,4 +1,4 @@
-"""What a reader of weights needs of a format on disk: which tensors a linear has, and what weight they make."""
+"""The interface of a format on disk: which tensors a linear layer has, and what weight they make."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ from headrace.compute.quantization.weight import QuantizedWeight
 
 
 class LinearLayout(Protocol):
-    """How one linear is stored: as tensors called by the module's name, a dot, and these suffixes."""
+    """How one linear layer is stored: as tensors named by the module's name, a dot, and these suffixes."""
 
     @property
     def required(self) -> tuple[str, ...]:
-        """Suffixes of the tensors that must be there."""
+        """Suffixes of required tensors."""
 
     @property
     def optional(self) -> tuple[str, ...]:
-        """Those that may be there."""
+        """Suffixes of optional tensors."""
 
     def read(self, parts: Mapping[str, Tensor], shape: tuple[int, int]) -> Tensor | QuantizedWeight:
-        """The weight [out, in] from its parts by suffix; plain where it can only be computed so.
+        """The weight [out, in] from its parts by suffix; not quantized if it can only be computed so.
 
         Raises:
             ValueError: the parts do not fit each other or ``shape``.
@@ -30,11 +30,11 @@ class LinearLayout(Protocol):
 
 
 class StoredFormat(Protocol):
-    """The quantization of a whole checkpoint, as its config tells it."""
+    """The quantization of a whole checkpoint, as described in its config."""
 
     @property
     def name(self) -> str:
-        """As users know it: gptq, awq, compressed-tensors, fp8."""
+        """The public name: gptq, awq, compressed-tensors, fp8."""
 
     def layout_of(self, module: str) -> LinearLayout | None:
-        """How a linear is stored; None: plainly, as ``.weight``."""
+        """How a linear layer is stored; None: not quantized, as ``.weight``."""

@@ -1,4 +1,4 @@
-"""The one internal layout of a linear weight in few bits: what every reader fills and every kernel reads.
+"""The internal layout of a quantized linear weight, which every reader fills and every kernel reads.
 
 A weight is ``(value - zero) * scale``, with values of 8 or 4 bits and one scale (and zero) for each group of
 consecutive inputs of an output:
@@ -26,14 +26,14 @@ class QuantizedWeight:
     """A weight [out, in] in 8 or 4 bits; immutable, all parts contiguous and on one device.
 
     Args:
-        values: int8 [out, in]; or with 4 bits uint8 [out, in / 2], where the low half of a byte holds the even
-            input and each half is the value plus 8.
+        values: int8 [out, in]; or with 4 bits uint8 [out, in / 2], where the low half of a byte holds the even input
+            and each half is the value plus 8.
         scales: float32 [out, groups]; ``groups`` divides ``in``.
-        zeros: int8 [out, groups] in the range of the values, or None where all are 0 (symmetric).
-        order: int64 [in], or None: input ``i`` of the values is feature ``order[i]`` of the activations
-            (GPTQ's ``desc_act``).
-        bits: of a value.
-        activation_bits: 16: activations stay as they are. 8: the product is defined with activations that are
+        zeros: int8 [out, groups] in the range of the values, or None if all are 0 (symmetric).
+        order: int64 [in], or None: input ``i`` of the values is feature ``order[i]`` of the activations (GPTQ's
+            ``desc_act``).
+        bits: bits of a value.
+        activation_bits: 16: activations are not quantized. 8: the product is defined with activations that are
             quantized per token, symmetrically: ``round(x / s)`` with ``s = max|x| / 127``.
     """
 
@@ -65,11 +65,11 @@ class QuantizedWeight:
         return sum(part.nbytes for part in self.tensors())
 
     def tensors(self) -> tuple[Tensor, ...]:
-        """The parts that there are."""
+        """The parts that exist."""
         return tuple(t for t in (self.values, self.scales, self.zeros, self.order) if t is not None)
 
     def rows(self, begin: int, end: int) -> QuantizedWeight:
-        """Some of the outputs, as a weight that shares this one's memory."""
+        """Some of the outputs, as a weight that shares the memory of this one."""
         zeros = None if self.zeros is None else self.zeros[begin:end]
         return replace(self, values=self.values[begin:end], scales=self.scales[begin:end], zeros=zeros)
 
@@ -95,7 +95,7 @@ class QuantizedWeight:
         return halves.flatten(1).to(torch.int8) - 8
 
     def dequantized(self, dtype: torch.dtype = torch.float32) -> Tensor:
-        """The weight itself, [out, in], its inputs in the activations' order."""
+        """The dequantized weight [out, in], with inputs in the order of the activations."""
         outputs, inputs = self.shape
         grouped = self.integers().view(outputs, -1, self.group_size).float()
         if self.zeros is not None:
@@ -107,13 +107,13 @@ class QuantizedWeight:
 
 
 def pack_halves(values: Tensor) -> Tensor:
-    """Values of 4 bits, int8 [out, in] in -8..7, as `QuantizedWeight` holds them: uint8 [out, in / 2]."""
+    """Values of 4 bits, int8 [out, in] in -8..7, in the layout of `QuantizedWeight`: uint8 [out, in / 2]."""
     shifted = (values + 8).to(torch.uint8)
     return shifted[:, ::2] | (shifted[:, 1::2] << 4)
 
 
 def stacked(parts: Sequence[QuantizedWeight]) -> QuantizedWeight:
-    """Weights of the same inputs as one, outputs after outputs (queries, keys, values; gate, up).
+    """Stack weights with the same inputs into one, outputs after outputs (queries, keys, values; gate, up).
 
     Raises:
         ValueError: they differ in bits, groups, order of inputs or kind of activations.

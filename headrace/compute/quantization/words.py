@@ -1,4 +1,4 @@
-"""Small integers in 32-bit words, as every format on disk packs them: the lowest bits hold the first."""
+"""Small integers packed in 32-bit words, as in all formats on disk: the lowest bits hold the first."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ def halves_of(words: Tensor) -> Tensor:
 
 
 def integers_of(words: Tensor, bits: Literal[4, 8]) -> Tensor:
-    """The values of words int32 [rows, n], stored plus half their range: int8 [rows, n * 32 / bits]."""
+    """The values of words int32 [rows, n], which are stored plus half their range: int8 [rows, n * 32 / bits]."""
     halves = halves_of(words)
     if bits == 8:
         return (halves ^ 128).view(torch.int8)
@@ -22,7 +22,7 @@ def integers_of(words: Tensor, bits: Literal[4, 8]) -> Tensor:
 
 
 def words_of(integers: Tensor, bits: Literal[4, 8]) -> Tensor:
-    """The inverse of `integers_of`; a row that does not fill its last word is filled up with values of 0 bits."""
+    """The inverse of `integers_of`; an incomplete last word of a row is padded with zero bits."""
     limit, per_word = 1 << (bits - 1), 32 // bits
     stored = (integers.to(torch.int16) + limit).to(torch.uint8)
     padding = -stored.shape[1] % per_word

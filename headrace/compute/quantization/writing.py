@@ -1,7 +1,7 @@
-"""A plain checkpoint written anew in few bits, as compressed-tensors, layer by layer.
+"""Writes a quantized copy of a plain checkpoint, as compressed-tensors, layer by layer.
 
-The head stays as it is, as most readers of the format expect; so do embedding, norms and biases, but for what
-activation-aware scaling moves from one to the other.
+The head is not quantized, as most readers of the format expect. Embedding, norms and biases are not either, except
+for factors that activation-aware scaling moves between them.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ _COPIED = ("*.json", "*.jinja", "*.model", "*.txt", "LICENSE*")
 
 @dataclass(slots=True)
 class _Layer:
-    """A layer's tensors in float32, by the fields of `weights.LayerWeights`; parts that become one are stacked."""
+    """The tensors of a layer in float32, by the fields of `weights.LayerWeights`; parts that become one are stacked."""
 
     places: Mapping[str, LinearPlace]
     linears: dict[str, Tensor]
@@ -62,11 +62,11 @@ def write_quantized(
     method: Method,
     calibration: Calibration,
 ) -> None:
-    """Write the model in ``source`` to the folder ``target``, which is made; "rtn" asks for no moments.
+    """Write the model in ``source`` to the new folder ``target``; the method "rtn" needs no moments.
 
     Raises:
-        ModelError: its weights are in few bits already, lie within a larger model, are not those of ``spec``, do not
-            fit ``scheme``, or are not all numbers.
+        ModelError: its weights are quantized already, belong to a larger model, do not match ``spec``, do not fit
+            ``scheme``, or are not finite.
         OSError: the folder cannot be written.
     """
     if spec.stored or spec.nested_checkpoint:
@@ -96,7 +96,7 @@ def write_quantized(
                     parts = stored_parts(quantized.rows(begin, end), scale_dtype)
                     shards.add({f"{module}.{suffix}": part for suffix, part in parts.items()})
             shards.add({name: tensor.to(stored) for name, tensor in _others(layer, spec, index).items()})
-            del moments  # they would stay while the next layer's are taken
+            del moments  # free them before those of the next layer are computed
         outside = [name for name in plain_shapes(spec) if not name.startswith("model.layers.")]
         shards.add({name: checkpoint.read(name).clone() for name in outside})
     shards.close()
@@ -145,9 +145,9 @@ def _read(checkpoint: Checkpoint, spec: DecoderSpec, index: int) -> _Layer:
 
 
 def _scale(layer: _Layer, moments: dict[str, Tensor], scheme: Scheme, norm_offset: float) -> None:
-    """Multiply inputs' weights, and divide what makes the inputs: norms, and for ``down`` the outputs of ``up``.
+    """Scale the inputs' weights, and divide their producers: norms, and for ``down`` the outputs of ``up``.
 
-    What goes into ``output`` is made by values that several heads share, so it stays.
+    The inputs of ``output`` are values that several heads share, so they are not scaled.
     """
     factors = best_factors(layer.linears["down"], moments["down"], scheme)
     layer.linears["down"] *= factors
@@ -161,7 +161,7 @@ def _scale(layer: _Layer, moments: dict[str, Tensor], scheme: Scheme, norm_offse
 
 
 def _outputs(place: LinearPlace) -> Iterator[tuple[str, int, int]]:
-    """The modules of a place, and where the outputs of each begin and end."""
+    """The modules of a place, with the range of outputs of each."""
     begin = 0
     for module, outputs in place.modules.items():
         yield module, begin, begin + outputs
@@ -179,7 +179,7 @@ def _others(layer: _Layer, spec: DecoderSpec, index: int) -> dict[str, Tensor]:
 
 
 class _Shards:
-    """Tensors on their way to files of a bounded size."""
+    """Collects tensors and writes them to files of limited size."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -192,7 +192,7 @@ class _Shards:
             self._write()
 
     def close(self) -> None:
-        """Write what waits, and the index."""
+        """Write the remaining tensors, and the index."""
         self._write()
         index = {"metadata": {}, "weight_map": self._places}
         (self._folder / INDEX).write_text(json.dumps(index, indent=2) + "\n")
@@ -206,13 +206,13 @@ class _Shards:
             save_file(self._waiting, file, {"format": "pt"})
         except SafetensorError as error:
             raise OSError(f"{file}: {error}") from error
-        file.chmod(mode)  # others may read it as they may read the other files: the library lets nobody
+        file.chmod(mode)  # the library makes the file private: give it the usual mode
         self._places |= dict.fromkeys(self._waiting, name)
         self._waiting = {}
 
 
 def _config(scheme: Scheme, groups: Mapping[int, set[str]]) -> dict[str, Any]:
-    """The ``quantization_config``: one group, or where widths allow different group sizes, one for each."""
+    """The ``quantization_config``: one group, or one per group size if the widths need different ones."""
     whole = scheme.group_size is None
     activations = {"num_bits": 8, "type": "int", "strategy": "token", "symmetric": True, "dynamic": True}
 

@@ -1,4 +1,6 @@
-"""Drawing one token per row: temperature, min-p, top-k, top-p, then the draw. What `Kernels.choose` means, in torch."""
+"""Sampling one token per row: temperature, min-p, top-k, top-p, then the draw. The definition of `Kernels.choose`, in
+torch.
+"""
 
 from __future__ import annotations
 
@@ -17,11 +19,11 @@ Reals = np.ndarray[tuple[int, ...], np.dtype[np.float64]]
 
 
 class Choice(NamedTuple):
-    """How each of S rows is drawn from; arrays [S] of the host.
+    """How a token is sampled from each of S rows; arrays [S] on the host.
 
-    ``temperature`` > 0 divides the logits. Tokens less likely than ``min_p`` of the likeliest are removed (0: none);
-    then all but the ``top_k`` likeliest (outside 1..V-1: none), then all but the fewest of those left that hold
-    ``top_p`` of their mass (1 and more: none). ``uniform`` in [0, 1) picks the token.
+    ``temperature`` > 0 divides the logits. First, tokens less likely than ``min_p`` times the likeliest are removed
+    (0: none). Then only the ``top_k`` likeliest stay (outside 1..V-1: all). Of those, only the fewest that hold
+    ``top_p`` of their mass stay (1 and more: all). ``uniform`` in [0, 1) selects the token.
     """
 
     temperature: Reals
@@ -32,14 +34,16 @@ class Choice(NamedTuple):
 
 
 def choose(logits: torch.Tensor, choice: Choice) -> torch.Tensor:
-    """A token int64 [S] drawn from each row of ``logits`` [S, V], or what `draw.or_fault` makes of it."""
+    """A token int64 [S] sampled from each row of ``logits`` [S, V], or a fault as in `draw.or_fault`."""
     wide = logits.float()
     (uniform,) = upload(logits.device, choice.uniform)
     return or_fault(draw(probabilities(wide, choice), uniform), wide.amax(-1))
 
 
 def probabilities(logits: torch.Tensor, choice: Choice) -> torch.Tensor:
-    """What the tokens of ``logits`` float32 [S, V] are drawn with; NaN in rows that give a fault."""
+    """The probabilities with which the tokens of ``logits`` float32 [S, V] are sampled; NaN in rows that give a
+    fault.
+    """
     device, vocab = logits.device, logits.shape[1]
     (temperature,) = upload(device, choice.temperature)
     scaled = (logits - logits.amax(-1, keepdim=True)).div_(temperature.to(logits.dtype).unsqueeze(1))
@@ -60,7 +64,7 @@ def probabilities(logits: torch.Tensor, choice: Choice) -> torch.Tensor:
 
 
 def _on_rows(logits: torch.Tensor, rows: Ints, change: Callable[[torch.Tensor], None]) -> None:
-    """Let ``change`` work in place on some rows of ``logits``."""
+    """Apply ``change`` in place to some rows of ``logits``."""
     if rows.size == len(logits):
         change(logits)
         return

@@ -1,7 +1,7 @@
-"""What a request forbids, allows or favours token by token: logit_bias, allowed_token_ids, bad_words, min_tokens.
+"""Constraints of single tokens: logit_bias, allowed_token_ids, bad_words, min_tokens.
 
-Each slot's lists are checked and turned into arrays once, when a sequence takes the slot; a step joins the
-arrays of the rows that need them and touches no other row.
+Each slot's lists are checked and converted to arrays once, when a sequence takes the slot. A step joins the arrays of
+the rows that need them and touches no other row.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class OutsideVocabulary(ValueError):
 
 
 def checked(param: str, tokens: Sequence[int], vocab_size: int) -> Ints:
-    """``tokens`` as int64 array. Raises `OutsideVocabulary` naming ``param`` and the first bad token."""
+    """``tokens`` as an int64 array. Raises `OutsideVocabulary`, which names ``param`` and the first invalid token."""
     try:
         array = np.array(tokens, dtype=np.int64)
     except OverflowError:
@@ -41,7 +41,7 @@ def checked(param: str, tokens: Sequence[int], vocab_size: int) -> Ints:
 
 @dataclass(frozen=True, slots=True)
 class BadWords:
-    """``last`` int64 [W] is forbidden where ``prefix`` int64 [W, L] (left-padded with -1) is the tail."""
+    """``last`` int64 [W] is forbidden where ``prefix`` int64 [W, L] (left-padded with -1) equals the last tokens."""
 
     prefix: Ints
     last: Ints
@@ -58,7 +58,7 @@ class BadWords:
 
 @dataclass(frozen=True, slots=True)
 class Constraints:
-    """One request's constraints as arrays; a field is None where the request does not use it."""
+    """The constraints of one request as arrays; a field is None if the request does not use it."""
 
     bias_tokens: Ints | None
     bias: np.ndarray[Any, np.dtype[np.float64]] | None
@@ -68,12 +68,12 @@ class Constraints:
 
     @classmethod
     def of(cls, entry: Entry, vocab_size: int) -> Constraints:
-        """Raises `OutsideVocabulary` where the request names a token outside the vocabulary."""
+        """Raises `OutsideVocabulary` if the request names a token outside the vocabulary."""
         params = entry.params
         bias = params.logit_bias
         stops = checked("stop_token_ids", params.stop_token_ids, vocab_size)
         if params.min_tokens and not params.ignore_eos:
-            # An end token beyond the vocabulary is a habit of model configurations: it cannot be drawn anyway.
+            # Some model configurations name an end token beyond the vocabulary: it cannot be sampled anyway.
             ends = [token for token in entry.eos_token_ids if token < vocab_size]
             stops = np.concatenate([stops, np.array(ends, dtype=np.int64)])
         return cls(
@@ -124,11 +124,11 @@ def forbid_stops(logits: torch.Tensor, rows: Rowed) -> None:
 def forbid_bad_words(
     logits: torch.Tensor, rows: Rowed, history: torch.Tensor, slots: Ints, positions: Ints
 ) -> None:
-    """Forbid the last token of each bad word whose other tokens are the tail of the row's sequence.
+    """Forbid the last token of each bad word whose other tokens are the last ones of the row's sequence.
 
-    ``history`` int32 [slots, width] holds all tokens; ``slots`` and ``positions`` int64 [S] say for each row
-    of the logits where its next token would go. The tail is compared on the device, because its last token
-    may not have reached the host yet.
+    ``history`` int32 [slots, width] holds all tokens. ``slots`` and ``positions`` int64 [S] give for each row of the
+    logits the place of its next token. The comparison runs on the device, because the last token may not have reached
+    the host yet.
     """
     words = [(row, each.bad_words) for row, each in rows if each.bad_words is not None]
     width = max(each.prefix.shape[1] for _, each in words)

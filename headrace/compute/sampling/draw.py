@@ -1,9 +1,8 @@
-"""Choosing one token per row: the likeliest, or one drawn from weights by a uniform number.
+"""Selecting one token per row: the likeliest, or a draw from weights by a uniform number.
 
-Both go in two levels: over pieces of the vocabulary, by a reduction that the processor does many numbers at a
-time, then inside the one piece that holds the answer. A plain argmax on a CPU takes several times as long; a
-running sum over 150,000 weights in single precision would misplace rare tokens, and in double precision would
-cost more than the rest of sampling.
+Both work on two levels: over pieces of the vocabulary, by a vectorized reduction, then inside the one piece that
+holds the answer. A plain argmax on a CPU takes several times as long. A running sum over 150,000 weights in single
+precision would misplace rare tokens, and in double precision would cost more than the rest of sampling.
 """
 
 from __future__ import annotations
@@ -12,17 +11,17 @@ import torch
 import torch.nn.functional as F
 
 PIECE = 128
-"""Vocabulary entries per piece; it divides most models' vocabularies, which then need no padding."""
+"""Vocabulary entries per piece; it divides the vocabularies of most models, which then need no padding."""
 
 NOT_FINITE = -1
 NOTHING_ALLOWED = -2
-"""What stands in place of a token where a row's largest logit is NaN or infinite, or where all are minus infinity."""
+"""Used instead of a token if a row's largest logit is NaN or infinite, or if all are minus infinity."""
 
 _BELOW_ONE = 1.0 - 2.0**-52
 
 
 def likeliest(logits: torch.Tensor) -> torch.Tensor:
-    """The first token int64 [S] of the largest logit in ``logits`` float32 [S, V], or what `or_fault` makes of it."""
+    """The first token int64 [S] of the largest logit in ``logits`` float32 [S, V], or a fault as in `or_fault`."""
     pieces = _pieces(logits, -torch.inf)
     piece = pieces.amax(-1).argmax(-1, keepdim=True)
     inside = _piece(pieces, piece)
@@ -31,17 +30,19 @@ def likeliest(logits: torch.Tensor) -> torch.Tensor:
 
 
 def or_fault(tokens: torch.Tensor, peak: torch.Tensor) -> torch.Tensor:
-    """``tokens`` [S], but `NOT_FINITE` or `NOTHING_ALLOWED` where a row's largest logit (``peak`` [S]) says so."""
+    """``tokens`` [S], replaced by `NOT_FINITE` or `NOTHING_ALLOWED` according to the row's largest logit (``peak``
+    [S]).
+    """
     tokens = torch.where(peak == -torch.inf, NOTHING_ALLOWED, tokens)
     return torch.where(peak.isnan() | (peak == torch.inf), NOT_FINITE, tokens)
 
 
 def draw(weights: torch.Tensor, uniform: torch.Tensor) -> torch.Tensor:
-    """Tokens int64 [S] by inverse distribution function of ``weights`` float32 [S, V] at ``uniform`` [S].
+    """Tokens int64 [S] by the inverse distribution function of ``weights`` float32 [S, V] at ``uniform`` [S].
 
-    Weights need not sum to one; ``uniform`` is float64 in [0, 1). Tokens are summed in the order of their
-    ids, so no order of sorting can change what is drawn. A token of weight zero is never drawn. A row of NaN
-    gives some token inside the vocabulary; the caller knows such rows already.
+    Weights need not sum to one; ``uniform`` is float64 in [0, 1). Tokens are summed in the order of their ids, so
+    sorting cannot change the result. A token of weight zero is never selected. A row of NaN gives some token inside
+    the vocabulary; the calling code detects such rows.
     """
     vocab = weights.shape[1]
     pieces = _pieces(weights, 0.0)
@@ -57,13 +58,16 @@ def draw(weights: torch.Tensor, uniform: torch.Tensor) -> torch.Tensor:
 
 
 def _pieces(rows: torch.Tensor, filler: float) -> torch.Tensor:
-    """Rows [S, V] as [S, N, PIECE], with ``filler`` behind the last entry. torch copies also where nothing is missing:
-    of 64 rows over 150,000 entries that took ten times as long as finding the largest."""
+    """Rows [S, V] as [S, N, PIECE], with ``filler`` after the last entry.
+
+    torch would copy even if nothing is missing: for 64 rows of 150,000 entries that took ten times as long as finding
+    the largest.
+    """
     missing = -rows.shape[1] % PIECE
     padded = F.pad(rows, (0, missing), value=filler) if missing else rows
     return padded.reshape(len(rows), -1, PIECE)
 
 
 def _piece(pieces: torch.Tensor, piece: torch.Tensor) -> torch.Tensor:
-    """Of each row [S, N, PIECE] the piece [S, PIECE] that ``piece`` [S, 1] names."""
+    """The piece [S, PIECE] of each row [S, N, PIECE] that ``piece`` [S, 1] names."""
     return pieces.gather(1, piece.unsqueeze(2).expand(-1, 1, PIECE)).squeeze(1)

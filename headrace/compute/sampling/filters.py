@@ -1,8 +1,8 @@
-"""The filters of the distribution: min-p, top-k, top-p. Each sets what it removes to minus infinity, in place.
+"""Filters of the distribution: min-p, top-k, top-p. Each sets the logits that it removes to minus infinity, in place.
 
-Every filter is a threshold on the logit, so tokens of equal logit are kept or removed together: what a row
-keeps depends neither on the order in which a sort leaves ties nor on its neighbours. None sorts a whole
-vocabulary where a few candidates settle the matter.
+Every filter is a threshold on the logit, so tokens of equal logit are kept or removed together. The result does not
+depend on how a sort orders ties, nor on neighbouring rows. No filter sorts the whole vocabulary if a few candidates
+are enough.
 """
 
 from __future__ import annotations
@@ -13,10 +13,10 @@ import numpy as np
 import torch
 
 NUCLEUS = 256
-"""How many candidates top-p looks at first; only a flatter distribution than that is sorted whole."""
+"""Number of candidates that top-p examines first; only flatter distributions are sorted completely."""
 
 SORTED_AT_ONCE = 1 << 21
-"""Logits; with what is made of them some 30 bytes each."""
+"""Number of logits; with temporary values about 30 bytes each."""
 
 
 def min_p(logits: torch.Tensor, share: torch.Tensor) -> None:
@@ -28,8 +28,8 @@ def min_p(logits: torch.Tensor, share: torch.Tensor) -> None:
 def top_k(logits: torch.Tensor, k: torch.Tensor, mass: torch.Tensor, largest: int) -> None:
     """Keep the ``k`` (int64 [S], each in 1..largest) likeliest tokens, and of these the nucleus of ``mass``.
 
-    Both in one function, because top-p after top-k needs to look at no further token. ``mass`` float64 [S] is
-    as in `top_p`, or infinite for no further filter.
+    Both are in one function because top-p after top-k examines no further tokens. ``mass`` float64 [S] is as in
+    `top_p`, or infinite for no further filter.
     """
     places = torch.arange(largest, device=logits.device)
     for part in _parts(logits, largest):
@@ -49,7 +49,7 @@ def top_p(logits: torch.Tensor, mass: torch.Tensor) -> None:
     vocab = logits.shape[1]
     if not logits.is_cpu:
         threshold = _sorted_whole(logits, total, mass)
-    else:  # whether few candidates suffice must be read on the host: free on a CPU; a GPU sorts faster than it asks
+    else:  # the host must read whether few candidates suffice: free on a CPU, slower than sorting on a GPU
         threshold, held = _nucleus(_largest(logits, min(NUCLEUS, vocab)), total, mass)
         if len(short := (held < mass).nonzero().squeeze(1)):
             threshold[short] = _sorted_whole(logits[short], total[short], mass[short])
@@ -68,7 +68,7 @@ def _sorted_whole(logits: torch.Tensor, total: torch.Tensor, mass: torch.Tensor)
 
 
 def _parts(logits: torch.Tensor, candidates: int) -> Iterator[slice]:
-    """The rows of ``logits``, as many at once as ``candidates`` of each may be sorted."""
+    """The rows of ``logits`` in parts, so that ``candidates`` of each row can be sorted at once."""
     rows = max(1, SORTED_AT_ONCE // candidates)
     return (slice(begin, begin + rows) for begin in range(0, len(logits), rows))
 
@@ -78,7 +78,7 @@ def _nucleus(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """The smallest logit [S, 1] of the nucleus, and the mass [S] of all ``candidates`` [S, K], largest first.
 
-    ``total`` [S, 1] is the logarithm of what counts as one; candidates not ``within`` are passed over.
+    ``total`` [S, 1] is the logarithm of the whole mass; candidates not ``within`` are ignored.
     """
     probabilities = (candidates - total).exp().double()
     summed = probabilities.cumsum(-1)
@@ -90,10 +90,10 @@ def _nucleus(
 
 
 def _largest(logits: torch.Tensor, count: int) -> torch.Tensor:
-    """The ``count`` largest of each row, falling.
+    """The ``count`` largest logits of each row, descending.
 
-    Only values are wanted. On a CPU numpy's vectorized sorts give them several times faster than
-    `torch.topk`, which carries the indices along.
+    Only values are needed. On a CPU numpy's vectorized sorts are several times faster than `torch.topk`, which also
+    moves the indices.
     """
     if not logits.is_cpu:
         return logits.topk(count, dim=-1).values

@@ -1,7 +1,7 @@
-"""A counter-based random generator: the number drawn at a position is a pure function of (seed, position).
+"""A counter-based random generator: the number at a position is a pure function of (seed, position).
 
-Nothing is carried from step to step, so neighbours, the order in a batch, chunking and preemption cannot
-change a request's tokens, and a preempted request draws again exactly what it drew before.
+No state is carried from step to step. So neighbours, batch order, chunking and preemption cannot change a request's
+tokens, and a preempted request samples the same tokens again.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ def uniforms(
 ) -> np.ndarray[tuple[int, ...], np.dtype[np.float64]]:
     """One number in [0, 1) per pair, multiples of 2**-52.
 
-    SplitMix64 (Steele, Lea, Flood: Fast splittable pseudorandom number generators, 2014), entered at
-    ``position`` of the stream that the mixed seed starts; mixing the seed first keeps neighbouring seeds
-    from being shifted copies of one stream.
+    SplitMix64 (Steele, Lea, Flood: Fast splittable pseudorandom number generators, 2014), entered at ``position`` of
+    the stream of the mixed seed. Mixing the seed first keeps neighbouring seeds from giving shifted copies of one
+    stream.
     """
     words = _mix(_mix(seeds + _GAMMA) + (positions.astype(np.uint64) + np.uint64(1)) * _GAMMA)
     return (words >> np.uint64(12)).astype(np.float64) * 2.0**-52

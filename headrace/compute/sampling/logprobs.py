@@ -1,7 +1,7 @@
 """Log-probabilities of chosen tokens: the log-softmax of the model's own logits.
 
-Bias, penalties, temperature and filters do not enter, as in OpenAI's and vLLM's default: the numbers say what
-the model thinks, not how it was made to speak.
+Bias, penalties, temperature and filters are not included, as in the defaults of OpenAI and vLLM: the numbers describe
+the model, not the sampling.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ Ints = np.ndarray[tuple[int, ...], np.dtype[np.int64]]
 
 @dataclass(frozen=True, slots=True)
 class Scores:
-    """Scores on their way to the host; `read` turns them into values once the download has arrived."""
+    """Log-probabilities under way to the host; `read` converts them after the download has arrived."""
 
     tokens: int
     logprobs: int
@@ -28,7 +28,7 @@ class Scores:
     tops: tuple[tuple[Ints, int, int], ...]
 
     def read(self, host: list[torch.Tensor]) -> list[TokenLogprob]:
-        """One value per scored line, in order; ``host`` is what `Download.wait` gave."""
+        """One value per scored line, in order; ``host`` is the result of `Download.wait`."""
         alternatives: dict[int, tuple[tuple[int, float], ...]] = {}
         for lines, values, ids in self.tops:
             for line, top_ids, top_values in zip(

@@ -1,9 +1,9 @@
-"""Penalties on what was already said.
+"""Penalties on tokens that have already occurred: repetition, presence, frequency.
 
-They touch only the tokens of the row's own sequence: those logits are gathered through the token history,
-changed and scattered back, so a vocabulary of 150,000 costs no more than one of 4,000. Counts of the output's
-tokens are kept only for slots whose requests use a penalty, a lane of the table each, increased on the device
-by each token drawn, so that a step whose tokens the host has not seen yet can already be penalized.
+They touch only the tokens of the row's own sequence: those logits are gathered through the token history, changed and
+scattered back. So a vocabulary of 150,000 costs no more than one of 4,000. Counts of output tokens are kept only for
+slots whose requests use a penalty, in one lane of the table each. The device increments them for each sampled token,
+so a step whose tokens the host has not received yet can already be penalized.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ Ints = np.ndarray[tuple[int, ...], np.dtype[np.int64]]
 Reals = np.ndarray[tuple[int, ...], np.dtype[np.float64]]
 
 TOKENS_AT_ONCE = 1 << 18
-"""Of the histories; some 60 bytes for each while it lasts. A single row's may be more."""
+"""Tokens of histories processed at once; about 60 bytes each. A single row may have more."""
 
 
 class Penalties:
-    """How often each token occurs in the output of a slot (int32 [lanes, V]), and what follows from it.
+    """How often each token occurs in the output of a slot (int32 [lanes, V]), and the penalties from these counts.
 
     ``history`` int32 [slots, width] is the device's buffer of all tokens.
     """
@@ -33,7 +33,7 @@ class Penalties:
         self._free: list[int] = []
 
     def __len__(self) -> int:
-        """How many slots have counts."""
+        """Number of slots with counts."""
         return len(self._lane)
 
     def admit(self, slot: int, output: Ints) -> None:
@@ -47,12 +47,12 @@ class Penalties:
         counts.index_add_(0, tokens, torch.ones_like(tokens, dtype=torch.int32))
 
     def release(self, slot: int) -> None:
-        """The slot's new sequence needs no counts."""
+        """The new sequence of the slot needs no counts."""
         if slot in self._lane:
             self._free.append(self._lane.pop(slot))
 
     def append(self, slots: Ints, tokens: torch.Tensor) -> None:
-        """Count one drawn token (int64 [S], on the device) per slot; no slot occurs twice."""
+        """Count one sampled token (int64 [S], on the device) per slot; no slot occurs twice."""
         (lanes,) = upload(tokens.device, self._lanes(slots))
         self._counts[lanes, tokens] += 1
 
@@ -68,9 +68,9 @@ class Penalties:
     ) -> None:
         """Penalize ``rows`` [P] of ``logits`` float32 [S, V] in place; all other arguments are [P].
 
-        ``lengths`` counts the tokens known of each slot, at least 1. Repetition (CTRL, arXiv:1909.05858)
-        divides the positive and multiplies the negative logits of tokens in prompt or output; then frequency
-        and presence (OpenAI) subtract per occurrence and once, output only.
+        ``lengths`` counts the known tokens of each slot, at least 1. Repetition (CTRL, arXiv:1909.05858) divides the
+        positive and multiplies the negative logits of tokens in prompt or output. Then frequency and presence
+        (OpenAI) subtract per occurrence and once, for output tokens only.
         """
         numbers = (rows, slots, self._lanes(slots), repetition, presence, frequency)
         parts = np.flatnonzero(np.diff(np.cumsum(lengths) // TOKENS_AT_ONCE)) + 1
@@ -78,7 +78,7 @@ class Penalties:
             self._penalize(logits, lengths[part], *(each[part] for each in numbers))
 
     def _penalize(self, logits: torch.Tensor, lengths: Ints, *of_rows: Ints | Reals) -> None:
-        """`apply` to some rows, all of their tokens behind one another; no row costs what a longer one has."""
+        """`apply` to some rows, with all of their tokens concatenated, so that no row is padded to a longer one."""
         total = int(lengths.sum())
         uploaded = upload(logits.device, lengths, *of_rows)
         lengths_ = uploaded[0]

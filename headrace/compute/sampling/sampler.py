@@ -1,9 +1,9 @@
-"""From logits to tokens: every row by its own parameters, all rows in a few operations.
+"""The sampler: from logits to tokens, each row by its own parameters, all rows in a few operations.
 
-Order, as in vLLM: logit_bias, allowed_token_ids, bad_words, min_tokens; then penalties; then, unless greedy,
-temperature, min_p, top_k, top_p and the draw. A feature costs nothing in rows that do not use it; a batch of
-plain greedy rows is one argmax. What a row draws is a function of its own logits, parameters, tokens, seed
-and position alone. `Sampler` never changes the logits it is given and never reads the device.
+The order is that of vLLM: the tokens that a grammar allows, logit_bias, allowed_token_ids, bad_words, min_tokens;
+then penalties; then, unless greedy, temperature, min_p, top_k, top_p and the draw. A feature costs nothing in rows
+that do not use it; a batch of plain greedy rows is one argmax. The token of a row depends only on its own logits,
+parameters, tokens, seed and position. `Sampler` never changes the logits it is given and never waits for the device.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import numpy as np
 import torch
 
 from headrace.compute.sampling import choice, constraints
+from headrace.compute.sampling.allowed import Allowed, Restrict, restrict
 from headrace.compute.sampling.choice import Choice
 from headrace.compute.sampling.constraints import Constraints, Rowed, checked
 from headrace.compute.sampling.draw import NOT_FINITE, NOTHING_ALLOWED, likeliest
@@ -27,20 +28,20 @@ from headrace.core.request import SamplingParams
 Ints = np.ndarray[tuple[int, ...], np.dtype[np.int64]]
 
 GREEDY_BELOW = 1e-5
-"""Temperatures under this are greedy: dividing by them would leave the range of single precision."""
+"""Temperatures below this are greedy: dividing by them would leave the range of single precision."""
 
 FAULTS = {
     NOT_FINITE: "the model's logits are not finite (NaN or infinity)",
-    NOTHING_ALLOWED: "no token is left to choose: logit_bias, allowed_token_ids, bad_words and min_tokens"
-    " together forbid them all",
+    NOTHING_ALLOWED: "no token is left to sample: logit_bias, allowed_token_ids, bad_words, min_tokens"
+    " and structured outputs together forbid them all",
 }
-"""What `Sampler.sample` returns in place of a token for a row that cannot be sampled, and why."""
+"""The values that `Sampler.sample` returns instead of a token for a row that cannot be sampled, and why."""
 
 _MASK = (1 << 64) - 1
 
 
 class Feature(IntFlag):
-    """What a slot's parameters ask for beyond plain greedy sampling."""
+    """The features that a slot's parameters use, beyond plain greedy sampling."""
 
     RANDOM = 1
     PENALTIES = 2
@@ -50,7 +51,7 @@ class Feature(IntFlag):
     MIN_TOKENS = 32
 
 
-# An IntFlag's operators are slow, and these are asked at every step.
+# The operators of an IntFlag are slow, and these are used in every step.
 _RANDOM = int(Feature.RANDOM)
 _PENALTIES = int(Feature.PENALTIES)
 
@@ -93,9 +94,9 @@ Choose = Callable[[torch.Tensor, Choice], torch.Tensor]
 class Sampler:
     """The sampling parameters of all slots, and the sampling of a step's rows.
 
-    ``history`` int32 [slots, width] is the device's buffer of all tokens (`Slots.tokens`); only bad words
-    and penalties read it. ``pick`` and ``choose`` are `draw.likeliest` and `choice.choose`, or what does the same for
-    logits of fewer bits as well.
+    ``history`` int32 [slots, width] is the device's buffer of all tokens (`Slots.tokens`); only bad words and
+    penalties read it. ``pick``, ``choose`` and ``restrict`` are `draw.likeliest`, `choice.choose` and
+    `allowed.restrict`, or equivalents that also accept logits of fewer bits.
     """
 
     def __init__(
@@ -104,7 +105,9 @@ class Sampler:
         vocab_size: int,
         pick: Pick = likeliest,
         choose: Choose = choice.choose,
+        restrict: Restrict = restrict,
     ) -> None:
+        self._restrict = restrict
         self._pick = pick
         self._choose = choose
         self._history = history
@@ -118,8 +121,8 @@ class Sampler:
         """A sequence takes a slot; returns its tokens, checked.
 
         Raises:
-            OutsideVocabulary: the request names a token that the model does not have. The slot then
-                samples greedily, so that neighbours can go on.
+            OutsideVocabulary: the request names a token that the model does not have. The slot then samples greedily,
+                so that other rows can continue.
         """
         self._features[entry.slot] = 0
         self._penalties.release(entry.slot)
@@ -144,16 +147,24 @@ class Sampler:
             self._penalties.admit(entry.slot, tokens[entry.prompt_tokens :])
         return tokens
 
-    def sample(self, logits: torch.Tensor, slots: Ints, positions: Ints) -> torch.Tensor:
+    def sample(
+        self, logits: torch.Tensor, slots: Ints, positions: Ints, allowed: Allowed | None = None
+    ) -> torch.Tensor:
         """Draw the token at ``positions`` int64 [S] of ``slots`` int64 [S] from ``logits`` [S, V].
+
+        ``allowed`` says what the grammars of some rows leave to draw from.
 
         Returns int64 [S] on the device of the logits; a negative value is a key of `FAULTS`.
         """
+        if allowed is not None:
+            logits = self._restrict(logits, allowed)
         features = self._features[slots]
         if not features.any():
             return self._pick(logits)
-        # Rows past their min_tokens are rid of that feature.
+        # Rows beyond their min_tokens no longer have that feature.
         features &= np.where(positions < self._numbers["min_end"][slots], -1, ~int(Feature.MIN_TOKENS))
+        if allowed is not None and allowed.ending is not None:  # nothing but the end is left to draw
+            features[allowed.lines[allowed.ending]] &= ~int(Feature.MIN_TOKENS)
         shaped = np.flatnonzero(features & ~_RANDOM)
         if shaped.size == 0:
             return self._tokens(logits, features, slots, positions)
@@ -169,7 +180,7 @@ class Sampler:
         return tokens.index_copy_(0, at, self._tokens(changed, features, slots, positions))
 
     def append(self, slots: Ints, tokens: torch.Tensor) -> None:
-        """Count the tokens drawn (int64 [S]; a fault as token 0) for slots whose penalties need it."""
+        """Count the sampled tokens (int64 [S]; a fault as token 0) for slots whose penalties need it."""
         if not self._penalties:
             return
         using = np.flatnonzero(self._features[slots] & _PENALTIES)
@@ -186,7 +197,7 @@ class Sampler:
             self._penalties.apply(logits, rows, slots[rows], positions[rows], *kinds)
 
     def _tokens(self, logits: torch.Tensor, features: Ints, slots: Ints, positions: Ints) -> torch.Tensor:
-        """A token for each row: drawn where it is random, else the likeliest."""
+        """A token for each row: sampled if the row is random, else the likeliest."""
         drawn = np.flatnonzero(features & _RANDOM)
         if drawn.size == slots.size:
             return self._choose(logits, self._choice(slots, positions))

@@ -1,13 +1,13 @@
-"""Pages of keys and values: who holds them, what they contain, which one goes next.
+"""The block pool: paged KV memory with reference counts, content keys, and the prefix cache over all blocks.
 
 ```
  root ──sha256──> key0 ──sha256──> key1 ──> …        a full block's key covers all tokens before it
         block 4          block 9        ├─ block 12  (tokens p q r)      children of key1: full blocks
                                         └─ block 31  (tokens p q s t)    and partly filled tails
 ```
-A block with references belongs to running sequences. When the last reference goes, its content stays findable
-until the block is needed for something else; which cached block goes first is the eviction policy's word.
-The pool knows ids and tokens, never tensors: copying content is a `Move` that the runner carries out.
+A block with references belongs to running sequences. When the last reference is released, its content stays in the
+prefix cache until the block is needed again. The eviction policy decides which cached block is evicted first. The
+pool knows ids and tokens, not tensors: copying content is a `Move` that the runner carries out.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ from headrace.core.memory.prefix_hit import PrefixHit
 from headrace.core.memory.tiers import LowerTiers
 
 CANDIDATES = 8
-"""How many partly matching blocks are compared at most: bounds the cost of a look-up."""
+"""The most partly matching blocks compared in a lookup, which bounds its cost."""
 
 
 class BlockPool:
-    """All blocks of one tier, with references, content keys and the order of eviction.
+    """All blocks of the device, with references, content keys and eviction order.
 
     Raises:
-        ValueError: fewer than one block, or a block size below one.
+        ValueError: there are fewer than one block, or the block size is below one.
     """
 
     def __init__(
@@ -42,46 +42,46 @@ class BlockPool:
         lower: LowerTiers | None = None,
     ) -> None:
         if num_blocks < 1 or block_size < 1:
-            raise ValueError(f"a pool needs blocks and a block size, got {num_blocks} and {block_size}")
+            raise ValueError(
+                f"num_blocks and block_size must be at least 1, got {num_blocks} and {block_size}"
+            )
         self.block_size = block_size
         self.num_blocks = num_blocks
-        self._blocks: list[
-            Block
-        ] = []  # those touched so far: a cache of gigabytes has more than most lives use
+        self._blocks: list[Block] = []  # created on first use: a large pool may never use all
         self._tell = tell
         self.lower = lower
         self.num_free = num_blocks
         """Blocks without references, cached or blank: all of them can be allocated."""
-        self._blank: list[int] = []  # touched, and free without content
+        self._blank: list[int] = []  # used before, now free and without content
         self._cached = EvictionOrder(eviction)
         self._by_key: dict[bytes, Block] = {}
-        self._children: dict[tuple[bytes, int], Block] = {}  # the newest of those that begin alike
+        self._children: dict[tuple[bytes, int], Block] = {}  # the newest of equal parent and first token
         self._promised: dict[bytes, int] = {}
         self._wanted: dict[bytes, int] = {}
 
     def full_blocks(self) -> list[Block]:
-        """All blocks whose whole content can be found."""
+        """All full blocks in the prefix cache."""
         return list(self._by_key.values())
 
     @property
     def num_cached(self) -> int:
-        """Blocks without references whose content can still be found."""
+        """Blocks without references whose content is still cached."""
         return len(self._cached)
 
     def references(self) -> list[int]:
         """The reference count of every block, by id."""
         return [block.refs for block in self._blocks] + [0] * (self.num_blocks - len(self._blocks))
 
-    # -- taking and giving back --------------------------------------------------------------------
+    # -- references --------------------------------------------------------------------------------
 
     def allocate(self, count: int) -> list[int]:
-        """``count`` blocks with one reference each; their old content is forgotten.
+        """Allocate ``count`` blocks with one reference each; their old content is evicted.
 
         Raises:
-            IndexError: fewer are free; ask `num_free` first.
+            IndexError: fewer are free; check `num_free` first.
         """
         if count > self.num_free:
-            raise IndexError(f"{count} blocks asked for, {self.num_free} free")
+            raise IndexError(f"{count} blocks requested, {self.num_free} free")
         blocks, blank = self._blocks, self._blank
         taken = [blank.pop() for _ in range(min(count, len(blank)))]
         for block_id in range(len(blocks), min(self.num_blocks, len(blocks) + count - len(taken))):
@@ -95,11 +95,11 @@ class BlockPool:
         return taken
 
     def num_idle(self, block_ids: Iterable[int]) -> int:
-        """How many of these have no references: free ones that would be taken back into use."""
+        """Number of these blocks without references: free ones that would come back into use."""
         return sum(self._blocks[block_id].refs == 0 for block_id in block_ids)
 
     def share(self, block_ids: Iterable[int]) -> None:
-        """Take one more reference to each block."""
+        """Add one reference to each block."""
         for block_id in block_ids:
             block = self._blocks[block_id]
             if block.refs == 0:
@@ -109,7 +109,7 @@ class BlockPool:
             block.hits += 1
 
     def release(self, table: Sequence[int]) -> None:
-        """Give back one reference to each block of a table, the tail first, so that it is evicted first."""
+        """Release one reference to each block of a table, the tail first, so that the tail is evicted first."""
         blocks, chain = self._blocks, len(table)
         idle, blank = [], self._blank
         were_blank = len(blank)
@@ -117,7 +117,7 @@ class BlockPool:
             block = blocks[block_id]
             refs = block.refs - 1
             if refs < 0:
-                raise ValueError(f"block {block_id} is released but nobody holds it")
+                raise ValueError(f"block {block_id} is released but has no reference")
             block.refs = refs
             if block.chain < chain:
                 block.chain = chain
@@ -130,7 +130,7 @@ class BlockPool:
         self._cached.add_all(idle)
 
     def advance(self, now: float) -> None:
-        """Let time pass, in seconds: what was to be kept for some time only is no longer."""
+        """Set the time, in seconds: retention that has expired falls back to the default."""
         self._cached.advance(now)
         if self.lower:
             self.lower.advance(now)
@@ -144,7 +144,7 @@ class BlockPool:
             forget(block)
             evicted.append(block.id)
             unranked += block.rank == UNRANKED
-        if unranked:  # they are the first
+        if unranked:  # these come first
             self._tell(Evicted(tuple(evicted[:unranked]), EvictReason.UNRANKED))
         if unranked < count:
             self._tell(Evicted(tuple(evicted[unranked:]), EvictReason.ALLOCATION))
@@ -155,10 +155,10 @@ class BlockPool:
     def register(
         self, block_id: int, parent: bytes, tokens: Sequence[int], key: bytes | None = None
     ) -> bytes:
-        """Make a held block's computed content findable; a full block's chained key comes back.
+        """Add a held block's computed content to the prefix cache; returns a full block's chained key.
 
-        A part of a block may be registered first and the whole later. When an equal full block is known
-        already, that one stays the one that is found. ``key`` is a full block's, where the caller has it.
+        A part of a block may be registered first and the whole later. If an equal full block is cached already,
+        lookups keep finding that one. ``key`` is a full block's, if the calling code has it.
         """
         if len(tokens) == self.block_size:
             key = key or chained_key(parent, tokens)
@@ -170,7 +170,7 @@ class BlockPool:
     def register_chain(
         self, table: Sequence[int], parent: bytes, tokens: Sequence[int], keys: Sequence[bytes]
     ) -> None:
-        """Full blocks that follow each other: one key for each, and the tokens of all of them."""
+        """Register full blocks that follow each other: one key for each, and the tokens of all of them."""
         size, by_key, promised, wanted = self.block_size, self._by_key, self._promised, self._wanted
         packed = tuple(tokens)
         at = 0
@@ -186,7 +186,7 @@ class BlockPool:
             at += size
 
     def _link(self, block: Block, parent: bytes, tokens: tuple[int, ...]) -> None:
-        """Note a block's new content among those of the same parent and first token, the newest first."""
+        """Add a block's new content to the blocks of the same parent and first token, newest first."""
         if block.tokens:
             self._forget(block)
         block.parent, block.tokens = parent, tokens
@@ -197,7 +197,7 @@ class BlockPool:
             self._children[place] = block
 
     def keep(self, block_id: int, retention: int, seconds: float | None) -> None:
-        """Ask for a held block's content to be kept with this priority, until ``seconds`` after its last use."""
+        """Set a held block's retention priority, until ``seconds`` after its last use."""
         self._blocks[block_id].keep(retention, seconds)
 
     def _forget(self, block: Block) -> None:
@@ -224,14 +224,14 @@ class BlockPool:
         *,
         from_disk: bool = True,
     ) -> PrefixHit:
-        """The longest computed prefix of ``tokens[:limit]``, token-exact.
+        """The longest cached prefix of ``tokens[:limit]``, token-exact.
 
         Args:
             root: the key before the first block.
             keys: chained keys of the full blocks of ``tokens``.
-            tokens: what the sequence knows.
+            tokens: the known tokens of the sequence.
             limit: tokens that may come from the cache (one less than known: the last one must be computed).
-            from_disk: whether there is time to fetch what is not even in the host tier.
+            from_disk: whether there is time to fetch content that is not in the host tier.
         """
         size = self.block_size
         shared: list[int] = []
@@ -262,7 +262,7 @@ class BlockPool:
         return PrefixHit(tuple(shared), best, copied, below, declined)
 
     def bring_up(self, hit: PrefixHit, targets: Sequence[int]) -> None:
-        """Fill held blocks, one for each of ``hit.below``, from the host tier; they can be found at once."""
+        """Fill held blocks, one for each of ``hit.below``, from the host tier; they are cached at once."""
         if self.lower is None:
             return
         for held, target in zip(hit.below, targets, strict=True):
@@ -273,32 +273,37 @@ class BlockPool:
             block.retention, block.seconds = content.retention, content.seconds
 
     def leading(self, keys: Sequence[bytes]) -> int:
-        """How many of the first blocks of a chain are known or promised, as far as one can tell by bisection: a chain
-        is evicted from its end, so those that are there come first. Where the first is not, none is asked for."""
+        """Number of leading blocks of a chain that are cached or being computed, found by bisection.
+
+        A chain is evicted from its end, so the blocks present come first. If the first one is missing, no other is
+        checked.
+        """
         if not keys or (keys[0] not in self._by_key and keys[0] not in self._promised):
             return 0
         return bisect_left(keys, True, key=lambda key: key not in self._by_key and key not in self._promised)
 
     def promise(self, keys: Iterable[bytes]) -> None:
-        """Somebody is about to compute the full blocks of these keys."""
+        """A running sequence is about to compute the full blocks of these keys."""
         by_key, promised = self._by_key, self._promised
         for key in keys:
             if key not in by_key:
                 promised[key] = promised.get(key, 0) + 1
 
     def withdraw(self, keys: Iterable[bytes]) -> None:
-        """Undo `promise` for what was not computed after all."""
+        """Undo `promise` for blocks that were not computed after all."""
         for key in keys:
             count = self._promised.pop(key, 0)
             if count > 1:
                 self._promised[key] = count - 1
 
     def promised(self, key: bytes) -> bool:
-        """Whether a running sequence is computing the block of this key right now."""
+        """Whether a running sequence is computing the block of this key."""
         return key in self._promised
 
     def want(self, keys: Iterable[bytes]) -> None:
-        """A waiting request will ask for the full blocks of these keys: they outlive what nobody waits for."""
+        """A waiting request needs the full blocks of these keys: they are evicted after blocks that no request waits
+        for.
+        """
         wanted, by_key, lower = self._wanted, self._by_key, self.lower
         changed = []
         for key in keys:
@@ -309,7 +314,7 @@ class BlockPool:
             self._mark(changed, wanted=True)
 
     def unwant(self, keys: Iterable[bytes]) -> None:
-        """Undo `want`: the request has started, or has ended."""
+        """Undo `want`: the request has started or ended."""
         wanted, by_key, lower = self._wanted, self._by_key, self.lower
         changed = []
         for key in keys:
@@ -327,8 +332,10 @@ class BlockPool:
             self.lower.mark(keys, wanted=wanted)
 
     def reset(self, *, lower: bool = True) -> None:
-        """Forget all content, the lower tiers' too unless told otherwise; held blocks stay held and are not found
-        again."""
+        """Clear the prefix cache, including lower tiers unless ``lower`` is false.
+
+        Held blocks stay held and are no longer found.
+        """
         if self.lower and lower:
             self.lower.reset()
         idle = [block for block in self._blocks if block.tokens and not block.refs]
@@ -342,7 +349,7 @@ class BlockPool:
             self._tell(Evicted(tuple(block.id for block in idle), EvictReason.RESET))
 
     def check(self) -> None:
-        """Raise AssertionError when the pool's own books, or those of the lower tiers, disagree."""
+        """Raise AssertionError if the counts of the pool, or those of the lower tiers, disagree."""
         if self.lower:
             self.lower.check()
         free = self.references().count(0)

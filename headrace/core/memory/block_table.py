@@ -1,8 +1,8 @@
-"""The memory of running sequences: which blocks each holds, what of them can be found again, when they are free.
+"""Block tables: which blocks each running sequence holds, and when they become free.
 
-The scheduler decides who runs; this file keeps the tables. A sequence may be preempted or finished while rows of it
-are in flight, so its blocks stay fenced until the last of them has been committed. Where a tier below the device keeps
-evicted blocks, this is the place that asks it.
+The scheduler decides what runs; this file keeps the tables. A sequence may be preempted or finished while rows of it
+are in flight, so its blocks stay fenced until the last of them has been committed. This is also where blocks in lower
+tiers are looked up.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ from headrace.core.request import Request
 from headrace.core.sequence import Sequence
 
 RESTORE_SECONDS = 5.0
-"""How long a request waits for its blocks to come from the disk; then it computes what is not there."""
+"""How long a request waits for its blocks from the disk; then it computes the missing ones."""
 
 
 class BlockTables:
-    """Block tables over a pool; ``caching`` says whether computed blocks are shared between equal prefixes."""
+    """Block tables over a pool; ``caching`` says whether equal prefixes share computed blocks."""
 
     def __init__(self, pool: BlockPool, caching: bool) -> None:
         self.pool = pool
@@ -37,16 +37,16 @@ class BlockTables:
         self._fence = Fence()
         self._lower = pool.lower
         self._now = -math.inf
-        self.restoring = False  # whether a sequence waits, in this step, for what comes from the disk
+        self.restoring = False  # whether a sequence waits for the disk in this step
 
     def advance(self, now: float) -> None:
-        """A step is planned at ``now``."""
+        """A step is being planned at ``now``."""
         self._now = now
         self.restoring = False
         self.pool.advance(now)
 
     def take_moves(self) -> list[Move]:
-        """What the lower tiers ask to be moved before any row that is planned next."""
+        """The moves of the lower tiers, to be done before any row that is planned next."""
         return self._lower.take_moves() if self._lower else []
 
     def arrived(self, arrivals: tuple[Arrival, ...]) -> None:
@@ -55,39 +55,39 @@ class BlockTables:
             self._lower.arrived(arrivals)
 
     def save(self) -> Iterator[list[Move]]:
-        """Moves that bring all that can be found again to the disk; what is under way is waited for in between."""
+        """Moves that copy the prefix cache to the disk; the copies of one batch should end before the next is taken."""
         if self._lower:
             yield from self._lower.save(self.pool.full_blocks())
 
     def saved(self) -> list[Saved]:
-        """What the disk holds."""
+        """The content of the disk tier."""
         return self._lower.saved() if self._lower else []
 
     def adopt(self, saved: Iterable[Saved]) -> None:
-        """What an earlier life has left on the disk can be found in this one."""
+        """Take over the disk tier of an earlier process."""
         if self._lower:
             self._lower.adopt(saved)
 
     @property
     def under_way(self) -> int:
-        """Copies to or from the disk that have begun and not ended."""
+        """Number of copies to or from the disk that have started and not ended."""
         return self._lower.under_way if self._lower else 0
 
     def want(self, sequence: Sequence) -> None:
-        """A sequence waits: what it will ask for is kept before what nobody asks for."""
+        """A sequence waits: retain its cached blocks before those that no request needs."""
         if self.caching:
             keys = sequence.full_keys(self.pool.block_size)
             sequence.wanted = len(keys)
             self.pool.want(keys)
 
     def unwant(self, sequence: Sequence) -> None:
-        """A sequence waits no more."""
+        """A sequence no longer waits."""
         self.pool.unwant(sequence.keys[: sequence.wanted])
         sequence.wanted = 0
 
     @property
     def fenced(self) -> bool:
-        """Whether blocks come back once what is in flight has been committed."""
+        """Whether blocks become free when the steps in flight are committed."""
         return self._fence.num_blocks > 0
 
     @property
@@ -95,7 +95,7 @@ class BlockTables:
         return [table for _, table in self._fence.tables]
 
     def at_hand(self, request: Request) -> int:
-        """How many tokens of a request lie in the cache or are being computed, wherever: cheap, and rather too many."""
+        """An upper estimate, at low cost, of a request's tokens that are cached in any tier or being computed."""
         if not self.caching or request.params.prompt_logprobs is not None:
             return 0
         known, size = [*request.tokens, *request.answered], self.pool.block_size
@@ -106,8 +106,9 @@ class BlockTables:
         return blocks * size
 
     def look_up(self, sequence: Sequence) -> PrefixHit | SkipReason:
-        """What the cache holds of a sequence; or why to wait for more: somebody computes its next block, or some of it
-        is on the way from the disk.
+        """The cached prefix of a sequence, or the reason to wait for more.
+
+        The reason is that a running sequence computes its next block, or that a copy from the disk is under way.
 
         Raises:
             PolicyFailed: the restore policy failed.
@@ -136,16 +137,16 @@ class BlockTables:
         return hit
 
     def fresh_blocks(self, sequence: Sequence, hit: PrefixHit) -> int:
-        """Blocks to allocate for all that a sequence knows, beside those that it shares."""
+        """Number of blocks to allocate for the known tokens of a sequence, in addition to shared ones."""
         return blocks_needed(sequence.known, self.pool.block_size) - len(hit.blocks)
 
     def take(self, sequence: Sequence, hit: PrefixHit) -> list[Move]:
-        """Make the table of a sequence that starts; the moves must run before its first row."""
+        """Build the table of a sequence that starts; the returned moves must run before its first row."""
         self.pool.share(hit.blocks)
         if self._lower:
             self._lower.hold(hit.below)
         sequence.table = [*hit.blocks, *self.pool.allocate(self.fresh_blocks(sequence, hit))]
-        moves = self.take_moves()  # evicted content goes down before its blocks are written to
+        moves = self.take_moves()  # evicted content is copied down before its blocks are overwritten
         if hit.copied:
             moves.append(Move(hit.source, sequence.table[hit.full]))
         if self._lower:
@@ -162,11 +163,11 @@ class BlockTables:
         return moves
 
     def grow(self, sequence: Sequence) -> None:
-        """One block more; `BlockPool.num_free` must not be 0."""
+        """Add one block; `BlockPool.num_free` must not be 0."""
         sequence.table += self.pool.allocate(1)
 
     def register(self, sequence: Sequence, *, tail: bool) -> None:
-        """Make computed blocks findable: full ones always, the partly filled last one when ``tail``."""
+        """Add computed blocks to the prefix cache: full ones always, the partly filled last one if ``tail``."""
         if not self.caching:
             return
         size = self.pool.block_size
@@ -183,9 +184,9 @@ class BlockTables:
             self.pool.register(sequence.table[full], parent, sequence.tokens[full * size : sequence.computed])
 
     def give_back(self, sequence: Sequence, committed: int) -> None:
-        """Release the table of a sequence that leaves; its computed content stays findable.
+        """Release the table of a sequence that stops running; its computed content stays cached.
 
-        ``committed`` is the last committed step: a later one of this sequence may still write to the blocks.
+        ``committed`` is the last committed step: a later row of this sequence may still write to the blocks.
         """
         if self.caching:
             self.register(sequence, tail=True)
@@ -200,14 +201,14 @@ class BlockTables:
         sequence.registered = sequence.promised = 0
 
     def _keep(self, sequence: Sequence) -> None:
-        """Ask for the retention that the request wishes for."""
+        """Apply the retention priority that the request asked for."""
         if sequence.request.retention:
             kept = kept_blocks(sequence.request, self.pool.block_size, sequence.registered)
             for block, (priority, seconds) in zip(sequence.table, kept, strict=False):
                 self.pool.keep(block, priority, seconds)
 
     def lift(self, committed: int) -> None:
-        """Free what waited for the commit of this step."""
+        """Free the tables that waited for the commit of this step."""
         for table in self._fence.lift(committed):
             self.pool.release(table)
 

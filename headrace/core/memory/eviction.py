@@ -1,15 +1,16 @@
-"""Which content goes first when a tier is full: an order over its idle blocks, and the policies that rank them.
+"""Eviction order of a full tier: an order over its idle blocks, and the policies that rank them.
 
 ```
  release -> add ──> a run: blocks of ascending priority ──> heap of runs by their first ──pop──> the lowest of all
               use again -> discard                       the stamp tells a block that has left its run
               wanted, retention ends -> update ──> a run of its own
 ```
-What is released together was used together and mostly goes together, so the heap holds about as many runs as there
-were requests and not as many entries as blocks. Nothing is searched for: what changes gets a new stamp in a new run,
-and is dropped from the old one when it is met, or swept out. A sweep takes the heap's runs one by one into a new heap,
-a few with each block that becomes idle, so that no step waits for all of it; meanwhile the lowest is the lower of the
-two heaps' firsts. Time enters as an argument; only what was asked to be kept for some seconds depends on it.
+Blocks that are released together were used together and are mostly evicted together. So the heap holds about as many
+runs as there were requests, not as many entries as blocks. Nothing is searched for: a block that changes gets a new
+stamp in a new run. It is dropped from the old run when it is met, or swept out. A sweep moves the heap's runs one by
+one into a new heap, a few with each block that becomes idle, so that no step waits for the whole sweep. Meanwhile the
+lowest block is the lower of the first ones of both heaps. Time is an argument; only retention with a duration depends
+on it.
 """
 
 from __future__ import annotations
@@ -22,32 +23,33 @@ from typing import Protocol
 from headrace.core.request import DEFAULT_RETENTION
 
 STALE = 64
-"""Blocks that have left their run and may still lie in it, beside as many as have not, before a sweep begins."""
+"""A sweep starts when stale entries exceed the idle blocks by this number."""
 
 SWEPT = 4
-"""Blocks that a sweep looks at for each one that becomes idle: it ends before as many again have come."""
+"""Entries that a sweep examines for each block that becomes idle, so that it ends before as many are stale again."""
 
 HIT_TURNOVERS = 1.0
-"""A block that was found again stays longer by the time in which so many times the tier's blocks are released."""
+"""Number of turnovers of the tier by which a block that was hit is retained longer."""
 
 COST_TURNOVERS = 0.05
-"""The same for each first token's cost that attention adds to a token at the end of its chain, up to one turnover."""
+"""The same, per unit of attention cost at the end of the block's chain (in first-token costs), up to one turnover."""
 
 PART_TURNOVERS = -1.0
-"""A partly filled block goes sooner by that: it saves little, and a longer prompt rarely goes on just where it ends."""
+"""A partly filled block is evicted earlier: it saves little, and few prompts continue exactly where it ends."""
 
 
 AGES = 1e13
-"""More blocks than will ever be released: retention and being wanted outweigh any age. One number compares quickly."""
+"""More than the number of blocks that are ever released, so retention and waiting requests outweigh age. One number
+compares quickly."""
 
 
 class Block:
-    """A page of one tier. ``tokens`` is the content known to be computed, empty while it is not findable.
+    """A block of one tier. ``tokens`` is the computed content, empty while the block is not cached.
 
     ``used`` is the tick of its last release, ``hits`` how often the content was found and used again, ``chain`` the
-    blocks of the longest sequence that held it. ``retention`` lasts until ``seconds`` after the last use (None: as long
-    as the content); ``wanted`` says that a waiting request will ask for it. ``rank`` is its priority among the idle
-    ones, as it was when ``stamp`` was given.
+    length in blocks of the longest sequence that held it. ``retention`` lasts until ``seconds`` after the last use
+    (None: as long as the content). ``wanted`` says that a waiting request needs it. ``rank`` is its priority among
+    idle blocks at the time of ``stamp``.
     """
 
     __slots__ = (
@@ -72,16 +74,16 @@ class Block:
     def __init__(self, block_id: int) -> None:
         self.id = block_id
         self.refs = 0
-        self.stamp = 0  # 0: not in the order of eviction
+        self.stamp = 0  # 0: not in the eviction order
         self.rank = 0.0
-        self.older: Block | None = None  # the pool's: those that begin alike
+        self.older: Block | None = None  # links of the pool: blocks with equal parent and first token
         self.newer: Block | None = None
         self.used = 0
-        self.due: float | None = None  # when the retention ends, if it stays idle
+        self.due: float | None = None  # when the retention ends while the block is idle
         self.forget()
 
     def forget(self) -> None:
-        """Back to a blank page."""
+        """Make the block blank."""
         self.key: bytes | None = None
         self.parent = b""
         self.tokens: tuple[int, ...] = ()
@@ -92,7 +94,7 @@ class Block:
         self.wanted = False
 
     def keep(self, retention: int, seconds: float | None) -> None:
-        """Somebody asks for a retention: it replaces the default, beside another the higher and longer counts."""
+        """Apply a requested retention: it replaces the default; of several, the higher and longer one counts."""
         if self.retention == DEFAULT_RETENTION or retention > self.retention:
             self.retention, self.seconds = retention, seconds
         elif retention == self.retention and self.seconds is not None:
@@ -100,29 +102,30 @@ class Block:
 
 
 UNRANKED = -math.inf
-"""The priority of a block for which the policy fails: it goes first, for content is never owed to anybody."""
+"""The priority of a block for which the policy fails: it is evicted first, because cached content may be lost at any
+time."""
 
 
 class EvictionPolicy(Protocol):
-    """Ranks an idle block: the one of lowest priority loses its content first. Asked again whenever it changes."""
+    """Ranks an idle block: the lowest priority is evicted first. It is asked again whenever the block changes."""
 
     def priority(self, block: Block) -> float: ...
 
 
 class LeastRecentlyUsed:
-    """Evict what was released longest ago; a sequence's last block goes before its first."""
+    """Evicts the block released longest ago; a sequence's last block before its first."""
 
     def priority(self, block: Block) -> float:
         return block.used
 
 
 class LeastWorth:
-    """Evict by retention, then what no waiting request wants, then by age against the cost of computing it again.
+    """Evicts by retention, then blocks that no waiting request needs, then by age against the cost of recomputation.
 
     Age is counted in released blocks, so that nothing depends on how quickly time passes; one turnover of the tier is
-    ``num_blocks``. ``context_blocks`` is the context at which a token's attention costs as much as the rest of it. The
-    cost is that of the last block of the chain, not of the block itself: a chain is of use only from its head on, so a
-    head must never go before its tail. The weights are those that keep most hits of recorded conversations
+    ``num_blocks``. ``context_blocks`` is the context at which a token's attention costs as much as the rest of it.
+    The cost is that of the last block of the chain, not of the block itself: a chain is only useful from its head on,
+    so a head must never be evicted before its tail. The weights are those with most hits on recorded conversations
     (`benchmarks/cache_order.py`).
     """
 
@@ -141,7 +144,7 @@ class LeastWorth:
 
 
 _Run = tuple[float, int, list[Block]]
-"""Blocks that became idle together, their lowest at the end: its priority, their common stamp, themselves."""
+"""Blocks that became idle together, lowest last: the priority of the lowest, their common stamp, the blocks."""
 
 _LAST: _Run = (math.inf, 0, [])
 
@@ -152,9 +155,9 @@ class EvictionOrder:
     def __init__(self, policy: EvictionPolicy) -> None:
         self._policy = policy
         self._runs: list[_Run] = []  # a heap
-        self._unswept: list[_Run] = []  # another: what a sweep has not come to yet
-        self._entries = 0  # blocks in runs, those that have left included
-        self._ends: list[tuple[float, int, Block]] = []  # of retention
+        self._unswept: list[_Run] = []  # a heap of runs that the current sweep has not examined
+        self._entries = 0  # entries of all runs, including stale ones
+        self._ends: list[tuple[float, int, Block]] = []  # when retention ends
         self._length = 0
         self._stamp = 0
         self._used = 0
@@ -167,7 +170,7 @@ class EvictionOrder:
         return block.stamp > 0
 
     def add(self, block: Block, due: float | None = None) -> None:
-        """A block is idle from now on; ``due`` is when its retention ends if that was settled before."""
+        """A block becomes idle; ``due`` is when its retention ends, if that is already known."""
         self._length += 1
         self._used += 1
         block.used = self._used
@@ -175,7 +178,7 @@ class EvictionOrder:
         self._lay((block,))
 
     def add_all(self, blocks: Sequence[Block]) -> None:
-        """Blocks are idle from now on, each released after those before it."""
+        """Blocks become idle, each released after those before it."""
         self._length += len(blocks)
         used = self._used
         for block in blocks:
@@ -192,27 +195,29 @@ class EvictionOrder:
         block.stamp = 0
 
     def update(self, blocks: Iterable[Block]) -> None:
-        """What the policy goes by has changed; nothing happens to a block that is not idle. Those that rank in
-        ascending order are best given in it."""
+        """The rank of these blocks may have changed; blocks that are not idle are ignored. Ascending rank is
+        fastest.
+        """
         self._lay([block for block in blocks if block.stamp])
 
     def pop(self, count: int) -> list[Block]:
-        """Take out so many blocks of lowest priority, the lowest first.
+        """Remove and return the ``count`` blocks of lowest priority, lowest first.
 
-        A run is left only where another one's first is lower: what was released together mostly goes together.
+        The current run is left only when another run's first block is lower, because blocks released together are
+        mostly evicted together.
 
         Raises:
             IndexError: there are fewer.
         """
         if count > self._length:
-            raise IndexError(f"{count} blocks asked for, {self._length} idle")
+            raise IndexError(f"{count} blocks requested, {self._length} idle")
         popped: list[Block] = []
         while True:
             runs, others = self._runs, self._unswept
             if others and (not runs or others[0] < runs[0]):
                 runs, others = others, runs
             _, stamp, run = runs[0]
-            following = min([*runs[1:3], *others[:1]], default=_LAST)  # of a heap: the lowest but one
+            following = min([*runs[1:3], *others[:1]], default=_LAST)  # the second lowest of a heap
             entries = len(run)
             while run:
                 block = run[-1]
@@ -232,7 +237,7 @@ class EvictionOrder:
                 return popped
 
     def advance(self, now: float) -> None:
-        """Let time pass: retentions that end fall back to the default."""
+        """Set the time: retention that has expired falls back to the default."""
         self._now = now
         while self._ends and self._ends[0][0] <= now:
             due, _, block = heapq.heappop(self._ends)
@@ -241,7 +246,7 @@ class EvictionOrder:
                 self.update((block,))
 
     def _limit(self, block: Block, due: float | None) -> None:
-        """Note when a block's retention ends, if it does."""
+        """Record when a block's retention ends, if it does."""
         block.due = self._now + block.seconds if due is None and block.seconds is not None else due
         if block.due is not None:
             heapq.heappush(self._ends, (block.due, block.used, block))
@@ -249,12 +254,12 @@ class EvictionOrder:
     def _ask(self, block: Block) -> float:
         try:
             rank = self._policy.priority(block)
-            return rank if rank > UNRANKED else UNRANKED  # NaN is not more either
-        except Exception:  # whoever leaves blocks behind has been answered: there is nobody to fail
+            return rank if rank > UNRANKED else UNRANKED  # NaN is not greater either
+        except Exception:  # the requests of idle blocks have ended: none is left to fail
             return UNRANKED
 
     def _lay(self, blocks: Sequence[Block]) -> None:
-        """Make runs of idle blocks, a new one where a block ranks lower than the one before it."""
+        """Build runs of idle blocks; a new run starts where a block ranks lower than the one before it."""
         ask, stamp = self._ask, self._stamp + 1
         run: list[Block] = []
         last = math.inf
@@ -273,17 +278,19 @@ class EvictionOrder:
         self._sweep(SWEPT * len(blocks))
 
     def _open(self, run: list[Block], stamp: int) -> None:
-        """Begin a run of blocks, the lowest first."""
+        """Add a run of blocks, lowest first."""
         run.reverse()
         self._entries += len(run)
         heapq.heappush(self._runs, (run[-1].rank, stamp, run))
 
     def _sweep(self, entries: int) -> None:
-        """Look at so many entries, or a run more, and drop what has left; begin when that outnumbers what has not."""
+        """Examine about ``entries`` entries and drop stale ones; a sweep starts when stale entries outnumber idle
+        blocks.
+        """
         if not self._unswept and self._entries > 2 * self._length + STALE:
             self._runs, self._unswept = self._unswept, self._runs
         while self._unswept and entries > 0:
-            _, stamp, run = self._unswept.pop()  # a heap without its last is a heap
+            _, stamp, run = self._unswept.pop()  # removing the last entry keeps the heap valid
             left = [block for block in run if block.stamp == stamp]
             entries -= len(run)
             self._entries -= len(run) - len(left)
@@ -296,7 +303,7 @@ class EvictionOrder:
 
 
 def mark(by_key: Mapping[bytes, Block], order: EvictionOrder, keys: Sequence[bytes], *, wanted: bool) -> None:
-    """Note that a waiting request asks for these keys of a chain, or no longer does."""
+    """Record that a waiting request needs these keys of a chain, or no longer does."""
     # From the tail: a chain was released in that order, and ranks in it.
     blocks = [block for key in reversed(keys) if (block := by_key.get(key))]
     for block in blocks:

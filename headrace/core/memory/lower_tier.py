@@ -1,4 +1,4 @@
-"""One tier below the device: which blocks it holds, by key, and which of them is evicted first."""
+"""One tier below the device: which blocks it holds, by key, and in which order they are evicted."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from headrace.core.plan import Tier
 
 
 class Held(NamedTuple):
-    """A block that a lower tier holds; not ``ready`` while it is still on its way there."""
+    """A block that a lower tier holds; not ``ready`` while its copy is under way."""
 
     tier: Tier
     block: int
@@ -18,7 +18,7 @@ class Held(NamedTuple):
 
 
 class Saved(NamedTuple):
-    """A full block on disk as it is written down at the end and read at the next start."""
+    """A full block on disk, as the index stores it at shutdown and reads it at the next start."""
 
     block: int
     parent: bytes
@@ -27,16 +27,16 @@ class Saved(NamedTuple):
 
 
 class LowerTier:
-    """The blocks of one tier below the device, by key, with their order of eviction.
+    """The blocks of one tier below the device, by key, with their eviction order.
 
-    A block is blank, or held; a held one may be pinned by transfers, and filling until its content has come.
+    A block is blank or held. A held block may be pinned by transfers, and is filling until its content has arrived.
     """
 
     def __init__(self, tier: Tier, num_blocks: int, eviction: EvictionPolicy) -> None:
         self.tier = tier
         self.num_blocks = num_blocks
-        self.blocks: dict[int, Block] = {}  # those used so far: a disk may have room for millions
-        self._untouched = 0  # from here on none has been, but for adopted ones
+        self.blocks: dict[int, Block] = {}  # blocks used so far: a disk may have room for millions
+        self._untouched = 0  # ids from here on are unused, except adopted ones
         self._blank: list[Block] = []
         self._order = EvictionOrder(eviction)
         self._by_key: dict[bytes, Block] = {}
@@ -46,23 +46,23 @@ class LowerTier:
         return len(self._by_key)
 
     def __iter__(self) -> Iterator[Block]:
-        """The blocks whose content is there."""
+        """The blocks whose content is complete."""
         return (block for block in self._by_key.values() if block.id not in self._filling)
 
     def __contains__(self, key: bytes) -> bool:
         return key in self._by_key
 
     def find(self, key: bytes, tokens: Sequence[int]) -> Block | None:
-        """The block of this key; equal keys with other tokens are no hit."""
+        """The block of this key; equal keys with other tokens are a miss."""
         block = self._by_key.get(key)
         return block if block is not None and block.tokens == tuple(tokens) else None
 
     def is_ready(self, block: Block) -> bool:
-        """Whether the content of a held block has come."""
+        """Whether the content of a held block has arrived."""
         return block.id not in self._filling
 
     def make_room(self) -> Block | None:
-        """A blank block, evicting the one worth least if need be; None while all are pinned."""
+        """A blank block, after an eviction if necessary; None while all are pinned."""
         if self._blank:
             return self._blank.pop()
         while self._untouched in self.blocks:
@@ -81,7 +81,7 @@ class LowerTier:
         return block
 
     def put(self, block: Block, content: Block, *, filling: bool) -> None:
-        """A blank block takes over what ``content`` is, of whatever tier; ``filling`` until `filled`."""
+        """Fill a blank block with the description of ``content``, of any tier; ``filling`` until `filled`."""
         block.key, block.parent, block.tokens = content.key, content.parent, content.tokens
         block.hits, block.chain, block.wanted = content.hits, content.chain, content.wanted
         block.retention, block.seconds = content.retention, content.seconds
@@ -93,35 +93,35 @@ class LowerTier:
             self._order.add(block, content.due)
 
     def adopt(self, saved: Saved) -> None:
-        """Content that is in this block already, from before the start."""
+        """Register content that this block already holds from an earlier process."""
         block = self._new(saved.block)
         block.key, block.parent, block.tokens = saved.key, saved.parent, saved.tokens
         self._by_key[saved.key] = block
         self._order.add(block)
 
     def filled(self, block: Block) -> None:
-        """The content of a filling block has come."""
+        """The content of a filling block has arrived."""
         self._filling.discard(block.id)
         self.unpin(block)
 
     def touch(self, block: Block) -> None:
-        """A held block is of use again: its age begins anew."""
+        """A held block was used again: it becomes the most recently used."""
         if not block.refs:
             self._order.discard(block)
             self._order.add(block)
 
     def pin(self, block: Block) -> None:
-        """Keep a held block's content where it is."""
+        """Protect a held block from eviction."""
         if not block.refs:
             self._order.discard(block)
         block.refs += 1
 
     def unpin(self, block: Block) -> None:
-        """Undo one `pin`; a block whose content has been forgotten meanwhile is blank again."""
+        """Undo one `pin`; a block that was forgotten meanwhile becomes blank."""
         self.unpin_all((block,))
 
     def unpin_all(self, blocks: Iterable[Block]) -> None:
-        """Undo one `pin` of each; those that come first are evicted first."""
+        """Undo one `pin` of each block; the first ones are evicted first."""
         idle: list[Block] = []
         for block in blocks:
             block.refs -= 1
@@ -130,7 +130,7 @@ class LowerTier:
         self._order.add_all(idle)
 
     def forget(self, block: Block) -> None:
-        """A held block has no content any more."""
+        """Drop the content of a held block."""
         del self._by_key[self._key(block)]
         self._filling.discard(block.id)
         block.forget()
@@ -139,14 +139,14 @@ class LowerTier:
             self._blank.append(block)
 
     def mark(self, keys: Sequence[bytes], *, wanted: bool) -> None:
-        """A waiting request asks for these keys of a chain, or no longer does."""
+        """A waiting request needs these keys of a chain, or no longer does."""
         mark(self._by_key, self._order, keys, wanted=wanted)
 
     def advance(self, now: float) -> None:
         self._order.advance(now)
 
     def reset(self) -> None:
-        """Forget everything; pinned blocks are blank once they are not pinned any more."""
+        """Clear the tier; pinned blocks become blank when they are unpinned."""
         for block in list(self._by_key.values()):
             self.forget(block)
 

@@ -9,8 +9,9 @@ from headrace.core.plan import Tier
 
 
 class PrefixHit(NamedTuple):
-    """What the cache holds of a sequence: whole blocks to share, whole blocks to bring up from lower tiers, and one of
-    which ``copied`` tokens fit. ``declined`` more blocks lie below, but are quicker to compute."""
+    """The cached prefix of a sequence: whole blocks to share, whole blocks to restore from lower tiers, and one of
+    which ``copied`` tokens match. ``declined`` further blocks are in lower tiers, but are faster to compute.
+    """
 
     blocks: tuple[int, ...]
     source: int
@@ -20,7 +21,7 @@ class PrefixHit(NamedTuple):
 
     @property
     def full(self) -> int:
-        """Whole blocks that need no computing."""
+        """Number of whole blocks that need no computing."""
         return len(self.blocks) + len(self.below)
 
     @property

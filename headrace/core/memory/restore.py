@@ -1,4 +1,4 @@
-"""Whether what lies in a lower tier is fetched or computed again: by what is quicker."""
+"""Restore policies: whether blocks in a lower tier are fetched or computed again, whichever is faster."""
 
 from __future__ import annotations
 
@@ -10,19 +10,19 @@ from headrace.core.plan import Tier
 from headrace.core.prediction.step_times import StepTimes
 
 NEWS = 0.1
-"""What the newest transfer counts in how quickly a tier is taken to answer."""
+"""Weight of the newest transfer in a tier's measured bandwidth."""
 
 
 WAYS = {Tier.HOST: 2}
-"""How often a block that is brought down and fetched again holds up a step: going to the disk it does not."""
+"""How many copies of an evicted and restored block delay a step; copies to the disk delay none."""
 
 
 class RestorePolicy(Protocol):
-    """How many of the next blocks of a sequence to fetch; what follows them is computed.
+    """How many of the next blocks of a sequence to fetch; the blocks after them are computed.
 
-    ``start`` is the position of the first of them, ``tiers`` where each lies, in order. `pays` asks whether it is worth
-    bringing a whole chain of so many blocks to a tier: never, if it would not be fetched from there.
-    `observe` tells it that a block has come from a tier in so many seconds.
+    ``start`` is the position of the first one, ``tiers`` the tier of each, in order. `pays` decides whether copying a
+    chain of ``blocks`` blocks to a tier is worth it: never, if it would not be fetched from there. `observe` reports
+    that a block has come from a tier in ``seconds``.
     """
 
     def choose(self, start: int, tiers: Sequence[Tier]) -> int: ...
@@ -33,7 +33,7 @@ class RestorePolicy(Protocol):
 
 
 class RestoreFailed(Exception):
-    """A policy raised or returned nonsense when it was asked how much to fetch."""
+    """The restore policy raised an exception or returned an invalid count."""
 
     def __init__(self, error: Exception) -> None:
         super().__init__(str(error))
@@ -41,7 +41,7 @@ class RestoreFailed(Exception):
 
 
 class AlwaysRestore:
-    """Whatever lies anywhere is fetched."""
+    """Fetches every block that is in a lower tier."""
 
     def choose(self, start: int, tiers: Sequence[Tier]) -> int:
         return len(tiers)
@@ -54,16 +54,16 @@ class AlwaysRestore:
 
 
 class Link(NamedTuple):
-    """The way from a tier to the device: seconds until it starts, then bytes per second."""
+    """Latency and bandwidth from a tier to the device: seconds until a transfer starts, then bytes per second."""
 
     seconds: float
     bytes_per_second: float
 
 
 class WhicheverIsQuicker:
-    """Fetch as many blocks as save most time against computing them.
+    """Fetches the number of blocks that saves most time compared with computing them.
 
-    Computing a block costs the more the deeper it lies, fetching it always the same; so within one tier it is all or
+    Computing a block costs more the deeper its position, fetching it always the same. So within one tier it is all or
     nothing, and only the borders between tiers are compared. A tier without a link is never fetched from.
     """
 
@@ -99,13 +99,13 @@ class WhicheverIsQuicker:
         return carrying < self._computing(0, blocks)
 
     def _computing(self, start: int, blocks: int) -> float:
-        """Seconds that the next blocks from position ``start`` would add to steps that run anyway."""
+        """Seconds that computing the next blocks from position ``start`` would add to steps that run anyway."""
         _, _, token, context = self._times.coefficients
         tokens = blocks * self._block_size
         return tokens * token + context * tokens * (start + tokens / 2)
 
     def observe(self, tier: Tier, seconds: float) -> None:
-        """A block has come from ``tier`` in so many seconds."""
+        """Observe that a block has come from ``tier`` in ``seconds``."""
         link = self.links[tier]
         pace = self._block_bytes / max(seconds - link.seconds, 1e-9)
         self.links[tier] = link._replace(

@@ -1,4 +1,4 @@
-"""What a request's wish to keep its prompt means for each of its blocks."""
+"""Retention priority of each block of a request, from the ranges in the request."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ NOTHING_SAID = Kept()
 def kept_blocks(request: Request, block_size: int, num_blocks: int) -> list[Kept]:
     """The retention of each of the first ``num_blocks`` blocks of a request.
 
-    A block that touches a range has its priority. The answer's blocks follow the prompt's last one. Whatever comes
-    before a block is kept at least as long as it, since a block is found by all that comes before it.
+    A block that overlaps a range has its priority. Blocks of the answer have that of the prompt's last block. A block
+    is retained at least as long as the blocks after it, because they are only found through it.
     """
     prompt = len(request.tokens)
     last = (prompt - 1) // block_size

@@ -1,4 +1,4 @@
-"""Tiers below the device: what evicted blocks are kept where, and how they come back.
+"""KV tiers below the device: where evicted blocks are stored, and how they are restored.
 
 ```
  device ──evicted──> host ──worth it──> disk
@@ -6,10 +6,10 @@
    └──── restored ────┘ └──── fetched ────┘       down: one step at a time; up: disk only by way of the host
 ```
 Copies between device and host are moves that run in order before a step's rows, so both ends may be used at once.
-Copies to and from the disk take their time: they begin as moves too, and until their `Arrival` both ends are pinned
-and the target is not ready. A block keeps its key in every tier, and its tokens are compared wherever it is found.
+Copies to and from the disk take longer. They start as moves too; until their `Arrival` both ends are pinned and the
+target is not ready. A block has the same key in every tier, and its tokens are compared in every tier.
 
-These books know keys and block ids; what carries bytes is the runner's. Without a disk the host is all there is.
+This file tracks keys and block ids; the runner copies the bytes. Without a disk, the host is the only lower tier.
 """
 
 from __future__ import annotations
@@ -26,16 +26,16 @@ from headrace.core.plan import Arrival, Move, Tier
 from headrace.core.request import DEFAULT_RETENTION
 
 MAX_TRANSFERS = 512
-"""Copies to or from the disk under way at once: each pins two blocks."""
+"""The most copies to or from the disk under way at once: each pins two blocks."""
 
 WRITE_SHARE = 4
-"""One in so many of these, and of the host's blocks, may be writes; twice as many of what is worth more."""
+"""Writes may use 1/4 of `MAX_TRANSFERS`, and of the host's blocks; twice as many for blocks worth more."""
 
 
 class LowerTiers:
-    """Host and disk together: takes evicted blocks in, finds them, brings them up.
+    """Host and disk together: stores evicted blocks, finds them, restores them.
 
-    ``block_bytes`` is what a block's keys and values take. Moves collect until `take_moves`; they must run in their
+    ``block_bytes`` is the size of a block's keys and values. Moves collect until `take_moves`; they must run in their
     order.
     """
 
@@ -64,7 +64,7 @@ class LowerTiers:
 
     @property
     def under_way(self) -> int:
-        """Copies to or from the disk that have begun and not ended."""
+        """Number of copies to or from the disk that have started and not ended."""
         return len(self._under_way)
 
     def take_moves(self) -> list[Move]:
@@ -75,11 +75,11 @@ class LowerTiers:
     # -- down --------------------------------------------------------------------------------------
 
     def take_down(self, block: Block) -> None:
-        """A block of the device is about to lose its content: keep it in the host tier if it is worth it.
+        """A block of the device is about to lose its content: copy it to the host tier if that is worth it.
 
-        It is if it is full, nobody asked for less than the usual retention, and fetching its chain would be quicker
-        than computing it. Not only what was found again: most of what is found at all is found below for the first
-        time (`benchmarks/cache_order.py`).
+        It is worth it if the block is full, no request asked for less than the default retention, and fetching its
+        chain would be faster than computing it. A hit is not required: most blocks that are found at all are found
+        below for the first time (`benchmarks/cache_order.py`).
         """
         if block.key is None or block.retention < DEFAULT_RETENTION:
             return
@@ -96,10 +96,10 @@ class LowerTiers:
             self._write(target)
 
     def _write(self, source: Block) -> None:
-        """Copy a block of the host to the disk if fetching its chain from there would be quicker than computing it.
+        """Copy a block of the host to the disk if fetching its chain from there would be faster than computing it.
 
-        While the disk has much to write, only what was found again or was asked to be kept; the rest of what may be
-        under way is for those who wait to read.
+        While many writes are under way, only blocks with a hit or a higher retention are written. The other transfers
+        are left to requests that wait to read.
         """
         worth_more = source.hits or source.retention > DEFAULT_RETENTION
         if len(self._under_way) >= self._most_writes * (2 if worth_more else 1):
@@ -120,13 +120,13 @@ class LowerTiers:
             self._begin(Move(source.id, target.id, Tier.HOST, Tier.DISK), MoveReason.KEPT)
 
     def save(self, device: Iterable[Block]) -> Iterator[list[Move]]:
-        """Moves that bring what device and host hold to the disk, a few at a time, what is worth most last.
+        """Moves that copy the blocks of device and host to the disk, a few at a time, the most valuable last.
 
-        Let each batch arrive before asking for the next. Where the disk has no room for all, it keeps the last.
+        The copies of one batch must end before the next is taken. If the disk has no room for all, it keeps the last.
         """
         if self.disk is None:
             return
-        yield self.take_moves()  # what was under way before
+        yield self.take_moves()  # moves that were collected before
         holders = {block.key: (Tier.HOST, block) for block in self.host}
         holders |= {block.key: (Tier.DEVICE, block) for block in device}
         todo = [each for key, each in holders.items() if key and self.disk.find(key, each[1].tokens) is None]
@@ -146,20 +146,20 @@ class LowerTiers:
         yield self.take_moves()
 
     def saved(self) -> list[Saved]:
-        """What the disk holds, least worth first, for whoever writes it down."""
+        """The content of the disk, least valuable first, to be written to its index."""
         if self.disk is None:
             return []
         blocks = sorted(self.disk, key=lambda block: block.used)
         return [Saved(block.id, block.parent, block.key or b"", block.tokens) for block in blocks]
 
     def adopt(self, saved: Iterable[Saved]) -> None:
-        """Take over what an earlier run has left on the disk, in the order of `saved`."""
+        """Take over the disk content of an earlier process, in the order of `saved`."""
         for each in saved:
             if self.disk is not None:
                 self.disk.adopt(each)
 
     def _pays(self, source: Tier, target: Tier, blocks: int) -> bool:
-        """Whether a chain of so many blocks is worth bringing down; where the policy fails, it is not."""
+        """Whether copying a chain of ``blocks`` blocks down is worth it; no, if the policy fails."""
         try:
             return bool(self._restore.pays(target, blocks))
         except Exception:
@@ -171,10 +171,10 @@ class LowerTiers:
     def find(
         self, keys: Sequence[bytes], tokens: Sequence[int], start: int, *, from_disk: bool
     ) -> tuple[tuple[Held, ...], int]:
-        """Where the blocks of ``keys`` lie as far as fetching them is quicker, and how many more lie somewhere.
+        """The blocks of ``keys`` that are faster to fetch, and how many more are in lower tiers.
 
-        ``start`` is the position of the first of them in ``tokens``. Without ``from_disk`` what is not in the host
-        tier yet counts as not there.
+        ``start`` is the position of the first one in ``tokens``. Without ``from_disk``, content that is not in the
+        host tier yet counts as missing.
 
         Raises:
             RestoreFailed: the policy failed.
@@ -192,13 +192,13 @@ class LowerTiers:
         try:
             count = self._restore.choose(begin, [held.tier for held in found])
             if not isinstance(count, int) or not 0 <= count <= len(found):
-                raise ValueError(f"{count!r} of {len(found)} blocks")
+                raise ValueError(f"it chose {count!r} of {len(found)} blocks")
         except Exception as error:
             raise RestoreFailed(error) from error
         return tuple(found[:count]), len(found) - count
 
     def leading(self, keys: Sequence[bytes]) -> int:
-        """How many of the first blocks of a chain lie here, as far as one can tell by bisection."""
+        """Number of leading blocks of a chain that are in lower tiers, found by bisection."""
         return bisect_left(keys, True, key=lambda key: not any(key in tier for tier in self._tiers))
 
     def _held(self, key: bytes, tokens: Sequence[int], from_disk: bool) -> Held | None:
@@ -213,8 +213,11 @@ class LowerTiers:
         return Held(Tier.DISK, block.id, ready=True)
 
     def claim(self, below: Iterable[Held]) -> None:
-        """Keep in the host, while a step is planned, what somebody is to start with: else those behind him fetch theirs
-        in its place, or he his chain's end in place of its beginning, and so on in each step."""
+        """Pin the host blocks that a waiting request will start with, while a step is planned.
+
+        Without this, requests behind it would fetch their blocks in place of these, or its own later blocks would
+        replace its first ones, in every step.
+        """
         for held in below:
             if held.tier is Tier.HOST:
                 block = self.host.blocks[held.block]
@@ -222,7 +225,7 @@ class LowerTiers:
                 self._claimed.append(block)
 
     def fetch(self, below: Iterable[Held]) -> bool:
-        """Begin to bring what lies on disk to the host; whether anything is on its way there now."""
+        """Start copies from the disk to the host; whether any copy to the host is under way now."""
         coming = False
         for held in below:
             if held.tier is Tier.DISK and self.disk is not None and len(self._under_way) < MAX_TRANSFERS:
@@ -237,12 +240,12 @@ class LowerTiers:
         return coming and bool(self._under_way)
 
     def hold(self, below: Iterable[Held]) -> None:
-        """Keep what is about to be restored in the host tier while room is made on the device."""
+        """Pin blocks in the host tier that are about to be restored, while room is made on the device."""
         for held in below:
             self.host.pin(self.host.blocks[held.block])
 
     def bring_up(self, held: Held, target: int) -> Block:
-        """Copy a block of the host that was held to a block of the device; what its content is."""
+        """Copy a held host block to a block of the device; returns the host block with its content."""
         source = self.host.blocks[held.block]
         source.hits += 1
         self._moves.append(Move(source.id, target, Tier.HOST, Tier.DEVICE))
@@ -251,17 +254,17 @@ class LowerTiers:
         return source
 
     def tell_restored(self, request_id: str, blocks: int, declined: int) -> None:
-        """A request has started with so many blocks from the host; so many more it will rather compute."""
+        """Emit that a request started with ``blocks`` blocks from the host, and will compute ``declined`` others."""
         if blocks:
             size = blocks * self._block_bytes
             self._tell(Moved(Tier.HOST, Tier.DEVICE, blocks, size, MoveReason.RESTORED, request_id))
         if declined:
             self._tell(RestoreDeclined(request_id, declined * self._block_size))
 
-    # -- what the disk answers ---------------------------------------------------------------------
+    # -- completed copies --------------------------------------------------------------------------
 
     def arrived(self, arrivals: Iterable[Arrival]) -> None:
-        """Copies to or from the disk have ended, well or not."""
+        """Copies to or from the disk have ended, with or without success."""
         for arrival in arrivals:
             move = arrival.move
             self._under_way.discard(move)
@@ -269,7 +272,7 @@ class LowerTiers:
             target_tier = self._tier(move.target_tier)
             target = target_tier.blocks[move.target]
             if arrival.ok and move.source_tier is Tier.DISK:
-                with suppress(Exception):  # what it cannot learn from is its own loss
+                with suppress(Exception):  # a policy that cannot learn from it only predicts worse
                     self._restore.observe(Tier.DISK, arrival.seconds)
             if arrival.ok and target.key is not None:
                 target_tier.filled(target)
@@ -280,7 +283,7 @@ class LowerTiers:
             if move.source_tier is not Tier.DEVICE:
                 self._let_go(self._tier(move.source_tier), move.source, lost=not (arrival.ok or to_disk))
             if not arrival.ok:
-                self._writable = self._writable and not to_disk  # a full or broken disk is not asked again
+                self._writable = self._writable and not to_disk  # no more writes to a full or broken disk
                 self._tell(TransferFailed(move.source_tier, move.target_tier))
 
     def _let_go(self, tier: LowerTier, block_id: int, *, lost: bool) -> None:
@@ -292,27 +295,27 @@ class LowerTiers:
     def _tier(self, tier: Tier) -> LowerTier:
         return next(each for each in self._tiers if each.tier is tier)
 
-    # -- the rest ----------------------------------------------------------------------------------
+    # -- upkeep ------------------------------------------------------------------------------------
 
     def mark(self, keys: Sequence[bytes], *, wanted: bool) -> None:
-        """A waiting request asks for these keys of a chain, or no longer does."""
+        """A waiting request needs these keys of a chain, or no longer does."""
         for tier in self._tiers:
             tier.mark(keys, wanted=wanted)
 
     def advance(self, now: float) -> None:
-        """Another step is planned: what was claimed for the one before is not any more, and retentions may end."""
-        self.host.unpin_all(self._claimed[::-1])  # ends of chains first, so that they go first
+        """A new step is planned: unpin what was claimed for the last one, and expire retention."""
+        self.host.unpin_all(self._claimed[::-1])  # ends of chains first, so that they are evicted first
         self._claimed = []
         for tier in self._tiers:
             tier.advance(now)
 
     def reset(self) -> None:
-        """Forget everything; what is under way comes to nothing."""
+        """Clear all tiers; copies under way are discarded."""
         for tier in self._tiers:
             tier.reset()
 
     def check(self) -> None:
-        """Raise AssertionError when the books of a tier disagree, or pins do not belong to transfers."""
+        """Raise AssertionError if the counts of a tier disagree, or pins do not belong to transfers."""
         for tier in self._tiers:
             tier.check()
             pins = sum(block.refs for block in tier.blocks.values())

@@ -1,8 +1,8 @@
-"""What is foreseen: how long steps take, how long answers get, and by when a request must start to be in time.
+"""The latest start at which a request still meets its latency target, from predicted step times and output lengths.
 
-It learns from what the scheduler tells it (a first token, an end) and its times (a step's length), and decides nothing
-itself. Before it has seen anything its times are guesses in the right ratios, so it makes nobody late and turns nobody
-away.
+It learns from the scheduler's observations (a first token, an end) and from step durations, and makes no decisions.
+Before it has observed anything, its times are guesses in the right ratios. So it marks no request as late and rejects
+none.
 """
 
 from __future__ import annotations
@@ -16,18 +16,18 @@ from headrace.core.request import Request, Slo
 from headrace.core.tenancy.classes import ServiceClass
 
 NEWS = 0.05
-"""What the newest first token counts in how much prompts are stretched."""
+"""Weight of the newest first token in the mean stretch of prefill."""
 
 TTFT_SHARE = 0.9
-"""What is planned with of the time until a first token that somebody hopes for: the rest is for what was not foreseen.
-Under overload everybody starts at the last moment, and planned with all of it one in six was just too late."""
+"""Share of a TTFT target that planning uses; the rest covers prediction errors. Under overload every request starts
+at the last moment: with a share of 1, one request in six was just too late."""
 
 HOPEFUL_QUANTILE = 0.25
 """A deadline counts as unreachable only when even an answer as short as this quantile would miss it."""
 
 
 class LatestStarts:
-    """Predictions for requests of the given ``classes``, whose SLOs stand in for wishes that a request leaves open."""
+    """Predictions for requests of the given ``classes``, whose latency targets apply where a request states none."""
 
     def __init__(
         self, times: StepTimes, lengths: LengthPredictor, classes: Mapping[str, ServiceClass]
@@ -35,10 +35,10 @@ class LatestStarts:
         self.times = times
         self.lengths = lengths
         self._classes = classes
-        self._stretch = 1.0  # a prompt's seconds from admission to first token, over what it takes alone
+        self._stretch = 1.0  # time from admission to first token, over that of the prompt alone
 
     def slo(self, request: Request) -> Slo:
-        """The request's wishes, and its class's for what it leaves open."""
+        """The latency targets of the request, with those of its class where it states none."""
         usual = self._classes[request.service_class].slo
         ttft, tpot = request.slo
         return Slo(
@@ -47,19 +47,19 @@ class LatestStarts:
         )
 
     def prefill_seconds(self, tokens: int, cached: int = 0) -> float:
-        """The seconds of a prompt's computing alone, ``cached`` tokens of which are there."""
+        """Seconds of a prompt's prefill when it runs alone, with ``cached`` of its tokens already computed."""
         fresh = tokens - cached
         return self.times.predict(1, fresh, fresh * cached + fresh * fresh // 2)
 
     def work_seconds(self, request: Request) -> float:
-        """The seconds of a request alone, its answer as long as is usual."""
+        """Seconds of a request when it runs alone, with an answer of expected length."""
         prompt = len(request.tokens)
         output = self.lengths.expected(request)
         decode = self.times.predict(1, 1, prompt + int(output) // 2)
         return self.prefill_seconds(prompt) + output * decode
 
     def latest_start(self, request: Request, slo: Slo) -> float:
-        """When a request must start for its first token to be in time; inf where nobody waits for it."""
+        """The latest start at which the first token meets its target; inf without a target."""
         if slo.ttft_seconds is None or not self.times.ready:
             return math.inf
         return (
@@ -84,14 +84,14 @@ class LatestStarts:
         left = request.deadline - now
         if needed <= left:
             return ""
-        return f"its deadline is in {max(0.0, left):.3f} s; alone it would take {needed:.3f} s at least"
+        return f"its deadline is in {max(0.0, left):.3f} s, but it needs at least {needed:.3f} s alone"
 
     def saw_first_token(self, tokens: int, seconds: float) -> None:
-        """A prompt of which ``tokens`` were computed had its first token ``seconds`` after it was admitted."""
+        """Observe that a prompt with ``tokens`` computed tokens had its first token ``seconds`` after admission."""
         alone = self.prefill_seconds(tokens)
         if alone > 0:
             self._stretch += NEWS * (min(seconds / alone, 10 * self._stretch) - self._stretch)
 
     def saw_end(self, request: Request, output_tokens: int) -> None:
-        """An answer has ended by itself."""
+        """Observe the length of an answer that ended by itself."""
         self.lengths.observe(request, output_tokens)

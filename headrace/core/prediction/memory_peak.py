@@ -1,4 +1,4 @@
-"""Whether one more sequence fits: now, and at the moment when all that run will hold the most blocks.
+"""Admission by memory: whether one more sequence fits now, and at the predicted peak of all running sequences.
 
 ```
  blocks |            ,-+
@@ -8,9 +8,9 @@
         +----------------------> steps
           now          ^ the first end: the peak is just before one of the ends, so only those are looked at
 ```
-Counting only what is needed now lets too many in, who then push each other out and are computed again; counting what
-each could need at most leaves memory empty. The past-future scheduler (Gong et al., ASPLOS '25) walks the ends that are
-predicted instead. Being wrong costs a preemption, nothing else.
+Counting only the blocks needed now admits too many sequences, which then preempt each other and are computed again.
+Counting what each could need at most leaves memory empty. The past-future scheduler (Gong et al., ASPLOS '25) checks
+the predicted ends instead. A wrong prediction costs a preemption, nothing else.
 """
 
 from __future__ import annotations
@@ -25,25 +25,27 @@ from headrace.core.sequence import Sequence
 
 
 class RoomPolicy(Protocol):
-    """Whether a candidate may start beside those that run.
+    """Whether a candidate may start in addition to the running sequences.
 
-    ``fresh`` blocks would leave the ``free`` ones at once. With nothing running it must say yes whenever ``fresh`` are
-    free: there is nothing to wait for.
+    It would take ``fresh`` of the ``free`` blocks at once. With nothing running it must accept whenever ``fresh`` are
+    free: no block would become free by waiting.
     """
 
     def fits(self, running: Many[Sequence], candidate: Sequence, fresh: int, free: int) -> bool: ...
 
 
 class AlwaysFits:
-    """What is needed now, and one block more for each that runs."""
+    """Admits by the blocks needed now, plus one more block for each running sequence."""
 
     def fits(self, running: Many[Sequence], candidate: Sequence, fresh: int, free: int) -> bool:
         return fresh + len(running) <= free
 
 
 class Life(NamedTuple):
-    """A sequence with ``tokens`` in blocks, which will end with ``final`` (no fewer); ``shared`` of its blocks others
-    hold too."""
+    """A sequence with ``tokens`` in blocks, predicted to end with ``final`` (no fewer).
+
+    ``shared`` of its blocks are also held by other sequences.
+    """
 
     tokens: int
     final: int
@@ -59,7 +61,8 @@ def peak_growth(lives: Many[Life], block_size: int) -> int:
     alive, returned, peak = len(lives), 0, 0
     for tokens, final, shared in sorted(lives, key=_steps_left):
         left = final - tokens
-        # All take as many blocks as `left` tokens need, but those whose free places hold the last part of them.
+        # Each takes as many blocks as `left` tokens need, except those whose free places hold the last part
+        # of them.
         growth = blocks_needed(left, block_size)
         last_part = left - (growth - 1) * block_size
         peak = max(peak, alive * growth - sum(places[last_part:]) - returned)
@@ -74,14 +77,14 @@ def _steps_left(life: Life) -> int:
 
 
 class Headroom:
-    """The predicted peak stays ``watermark`` blocks below what there is.
+    """Admits while the predicted peak stays ``watermark`` blocks below the size of the pool.
 
     Args:
-        lengths: predicts outputs.
+        lengths: predicts output lengths.
         block_size: tokens per block.
-        watermark: blocks left free even at the peak, for those that outlive their prediction.
-        q: the quantile of its output that each is predicted to end at. A sum of many quantiles is rarer than one: about
-            the mean of a skewed distribution is careful enough for all together.
+        watermark: blocks left free even at the peak, for sequences that exceed their prediction.
+        q: the quantile of the output length that is predicted for each sequence. A sum of many quantiles is rarer
+            than one: about the mean of a skewed distribution is careful enough for all together.
     """
 
     def __init__(self, lengths: LengthPredictor, block_size: int, watermark: int, q: float = 0.7) -> None:
@@ -105,8 +108,8 @@ class Headroom:
                 end = self._final(sequence)
             wanted += -(-end // size) - len(sequence.table)
         if wanted <= available:
-            return True  # even if nobody gave anything back
-        # Blocks found at admission may be in use elsewhere, and then do not come free with this sequence.
+            return True  # even if no sequence released a block
+        # Cached blocks may be shared with other sequences, so they may not become free when this one ends.
         lives = [
             new_tuple(Life, (len(s.tokens) + s.pending, s.foreseen, s.cached_tokens // size)) for s in running
         ]
@@ -115,7 +118,7 @@ class Headroom:
         return peak_growth(lives, size) + owed <= available
 
     def _final(self, sequence: Sequence) -> int:
-        """The length that a sequence is predicted to end at: asked anew only when it has outlived the last answer."""
+        """The predicted final length; it is predicted again only when the sequence has exceeded the last prediction."""
         known = sequence.known
         if sequence.foreseen <= known:
             produced = known - sequence.prompt_tokens

@@ -1,16 +1,16 @@
-"""How long an answer will be, learnt from those that have ended: quantiles by tenant, adapter and ``max_tokens``.
+"""Predicts answer lengths from those of earlier answers: quantiles by tenant, adapter and ``max_tokens``.
 
 ```
  a request's key     tenant, adapter, class  ->  adapter, class  ->  class  ->  everybody  ->  prior
  its distribution    what its key has seen, and BACK_OFF observations' worth of the next coarser one
 ```
-The class is the power of two of ``max_tokens``: callers who allow 64 tokens and those who allow 4096 want different
-things. Because each key is mixed with the coarser one instead of being replaced by it, there is one distribution per
-request, and what it says of an answer that has already produced ``given`` tokens can only grow with ``given``.
+The class is the power of two of ``max_tokens``: a request that allows 64 tokens has another use than one that allows
+4096. Each key is mixed with the coarser one instead of being replaced by it. So there is one distribution per
+request, and its prediction for an answer that has produced ``given`` tokens can only grow with ``given``.
 
-Lengths are counted in buckets an eighth of their power of two wide, older ones with decaying weight, so that drift is
-followed. Whoever reached the limit is counted apart from lengths: a request of the same class with another limit would
-have reached that one. Nothing here knows what the prediction is for.
+Lengths are counted in buckets an eighth of their power of two wide. Older observations have decaying weight, so that
+drift is followed. Answers that reached their limit are counted apart: a request of the same class with another limit
+would have reached that one. Nothing here knows what the prediction is used for.
 """
 
 from __future__ import annotations
@@ -27,19 +27,19 @@ MEMORY = 1000
 """Observations of one key after which an older one has lost 63 % of its weight."""
 
 BACK_OFF = 8.0
-"""How many observations of its own weigh as much as what the coarser key says."""
+"""Number of own observations that weigh as much as the coarser key."""
 
 MAX_KEYS = 512
-"""Keys that are remembered; the one without news for longest is forgotten first."""
+"""Maximum number of keys; the one without observations for the longest time is evicted."""
 
 PRIOR_TOKENS = 256
-"""Mean of what is assumed before any answer has ended: the order of a chat answer in public traces."""
+"""Assumed mean before any answer has ended: the order of magnitude of a chat answer in public traces."""
 
 RESCALE = 1e9
-"""The newest weight at which a key's weights are divided by it, before floats lose the oldest."""
+"""Weights of a key are divided by the newest one when it exceeds this, before floats lose the oldest."""
 
 LONGEST = (1 << 24) - 1
-"""Answers are taken to be no longer than this."""
+"""The longest length that is distinguished."""
 
 
 def _bucket(tokens: int) -> int:
@@ -49,7 +49,7 @@ def _bucket(tokens: int) -> int:
 
 
 def _shortest(bucket: int) -> int:
-    """The least length in a bucket."""
+    """The smallest length in a bucket."""
     shift = max(0, (bucket + 1 >> 3) - 1)
     return bucket + 1 - (shift << 3) << shift
 
@@ -64,7 +64,7 @@ WIDTHS = [high - low for low, high in pairwise(EDGES)]
 
 
 def _prior() -> list[float]:
-    """Mass per bucket of a Lomax law of shape 2: whoever has produced much may well produce as much again."""
+    """Mass per bucket of a Lomax distribution of shape 2: a long answer is likely to continue for as long again."""
     survival = [(1 + edge / PRIOR_TOKENS) ** -2 for edge in EDGES]
     return [*(high - low for high, low in pairwise(survival)), survival[-1]]
 
@@ -78,12 +78,12 @@ def prior_tokens(limit: float) -> float:
 
 
 class _Lengths:
-    """Weighted counts per bucket of one key, and the distribution made of them when it is asked for.
+    """Weighted counts per bucket of one key, and the distribution computed from them on demand.
 
-    ``counts`` has one more entry than there are buckets: whoever reached the limit. ``weight`` is that of the newest
-    observation, which grows instead of the old ones shrinking. ``falling[i]`` is minus the probability of more than
-    ``EDGES[i]`` tokens: minus, so that it ascends for `bisect`, and summed from the tail, so that a rare long answer
-    keeps its digits. ``area[i]`` is the integral of that probability from ``EDGES[i]`` up.
+    ``counts`` has one more entry than there are buckets: answers that reached their limit. ``weight`` is that of the
+    newest observation, which grows instead of the old ones shrinking. ``falling[i]`` is minus the probability of more
+    than ``EDGES[i]`` tokens. It is negated so that it ascends for `bisect`, and summed from the tail so that a rare
+    long answer keeps its digits. ``area[i]`` is the integral of that probability from ``EDGES[i]`` up.
     """
 
     __slots__ = (
@@ -114,7 +114,7 @@ class _Lengths:
         self.area = array("d")
 
     def add(self, bucket: int) -> None:
-        """Count one more, and let all before it weigh a little less."""
+        """Count one observation, and reduce the weight of all earlier ones a little."""
         self._weight *= 1 + 1 / MEMORY
         self.counts[bucket] += self._weight
         self._total += self._weight
@@ -125,10 +125,10 @@ class _Lengths:
             self._weight = 1.0
 
     def settle(self, news: int) -> None:
-        """Bring the distribution up to date, if there is news since it was last asked for.
+        """Bring the distribution up to date, if there are observations since the last call.
 
-        It is made anew when a sixteenth of what has been seen has been added, or the coarser one was made anew: the
-        work per observation stays a few operations.
+        It is recomputed when a sixteenth of the observed weight has been added, or the coarser one was recomputed. So
+        the work per observation stays a few operations.
         """
         if news == self._settled:
             return
@@ -153,7 +153,7 @@ class _Lengths:
         self.area = array("d", [*accumulate(strips, initial=0.0)][::-1])
 
     def beyond(self, tokens: int) -> float:
-        """The probability of more than so many tokens."""
+        """The probability of more than ``tokens`` tokens."""
         if tokens <= 0:
             return -self.falling[0]
         i = _bucket(tokens)
@@ -161,7 +161,7 @@ class _Lengths:
         return -here - (self.falling[i + 1] - here) * (tokens - EDGES[i]) / WIDTHS[i]
 
     def area_beyond(self, tokens: int) -> float:
-        """The integral of `beyond` from so many tokens up."""
+        """The integral of `beyond` from ``tokens`` up."""
         if tokens <= 0:
             return self.area[0]
         i = _bucket(tokens)
@@ -181,8 +181,9 @@ class _Lengths:
 class LengthPredictor:
     """Predicts the output tokens of requests from those that have ended.
 
-    Every answer lies between 1 (and ``min_tokens``) and the request's limit, which is the lesser of ``max_tokens`` and
-    what ``max_model_len`` leaves beside the prompt. A request that ignores the end of text reaches its limit.
+    Every prediction lies between 1 (and ``min_tokens``) and the request's limit. The limit is the smaller of
+    ``max_tokens`` and what ``max_model_len`` leaves after the prompt. A request that ignores the end of text reaches
+    its limit.
     """
 
     def __init__(self, max_model_len: int) -> None:
@@ -198,9 +199,9 @@ class LengthPredictor:
         return min(room, LONGEST) if asked is None else min(room, asked, LONGEST)
 
     def observe(self, request: Request, output_tokens: int) -> None:
-        """An answer has ended by itself or at its limit; one that was cancelled or failed says nothing of lengths.
+        """Observe an answer that ended by itself or at its limit; cancelled and failed requests must not be observed.
 
-        Nor does one that nothing but its limit could end, which is passed over here.
+        Answers that only their limit could end are ignored.
         """
         if _certain(request):
             return
@@ -209,7 +210,7 @@ class LengthPredictor:
         lengths: _Lengths | None = self._keys.get(_finest(request)) or self._found(request)
         while lengths is not None:
             lengths.add(bucket)
-            self._keys.move_to_end(lengths.key)  # after those below it: it is not forgotten before them
+            self._keys.move_to_end(lengths.key)  # after its finer keys, so that it is not evicted before them
             lengths = lengths.coarser
         self._news += 1
         while len(self._keys) > MAX_KEYS:
@@ -219,7 +220,7 @@ class LengthPredictor:
         """The total output tokens that the answer stays within with probability ``q``.
 
         Args:
-            request: whose answer.
+            request: the request of the answer.
             q: at least 0 and below 1.
             given: the tokens that it has produced already without ending.
         """
@@ -232,18 +233,18 @@ class LengthPredictor:
         return limit if length >= limit else max(least, math.ceil(length - 1e-9))
 
     def expected(self, request: Request, given: int = 0) -> float:
-        """The mean of the total output tokens, when ``given`` have been produced without ending."""
+        """The mean of the total output tokens, if ``given`` have been produced without ending."""
         limit = self.limit(request)
         least = max(given + 1, min(request.params.min_tokens, limit))
         if least >= limit or _certain(request):
             return float(limit)
         lengths = self._lengths(request)
         further = (lengths.area_beyond(given) - lengths.area_beyond(limit)) / lengths.beyond(given)
-        # Half a token: the integral takes a length of n to lie anywhere in the unit below n.
+        # Half a token: the integral places a length of n anywhere in the unit below n.
         return min(float(limit), max(float(least), given + further + 0.5))
 
     def _found(self, request: Request) -> _Lengths:
-        """Begin to remember a request's key, and those above it where they are new too."""
+        """Add a request's key, and the coarser keys where they are missing."""
         lengths = self._keys.setdefault((), self._nothing)
         for key in _keys(request)[1:]:
             lengths = self._keys.get(key) or _Lengths(key, lengths)
@@ -260,7 +261,7 @@ class LengthPredictor:
 
 
 def _certain(request: Request) -> bool:
-    """Whether nothing but the limit can end the answer."""
+    """Whether only the limit can end the answer."""
     params = request.params
     return params.ignore_eos and not params.stop and not params.stop_token_ids
 
@@ -271,6 +272,6 @@ def _finest(request: Request) -> _Key:
 
 
 def _keys(request: Request) -> list[_Key]:
-    """A request's keys, the coarsest first."""
+    """The keys of a request, coarsest first."""
     finest = _finest(request)
     return [finest[:parts] for parts in range(len(finest) + 1)]

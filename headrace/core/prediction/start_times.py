@@ -1,13 +1,14 @@
-"""When a request will start and end, from what steps cost and how long answers are.
+"""Predicts when a waiting request starts and ends, from step costs and answer lengths.
 
 ```
  now ──── start ──────────── first token ──────────────────── finish
      its turn, and a slot    its prompt, chunk by chunk,      a step per token,
                              beside those that decode         each stretched by others' prompts
 ```
-It is told to people: when a request is likely to start, when to come again. Left out are waiting for memory, being
-preempted, and requests of greater right that have yet to come, all of which only delay: it leans to the early side, and
-is no ground to refuse anybody. Deadlines are refused on a bound, see `core.prediction.latest_start`.
+The prediction is reported to clients: when a request is likely to start, when to retry. It ignores waiting for
+memory, preemption, and better-placed requests that have yet to arrive. All of these only delay, so the prediction is
+optimistic and is no reason to reject a request. Deadlines are rejected by a bound, see
+`core.prediction.latest_start`.
 """
 
 from __future__ import annotations
@@ -22,18 +23,18 @@ from headrace.core.request import Request
 
 
 class Batch(NamedTuple):
-    """Those that decode meanwhile: rows, and the sum of their contexts."""
+    """The decoding batch meanwhile: its rows, and the sum of their contexts."""
 
     rows: int
     contexts: int
 
 
 class Ahead(NamedTuple):
-    """What must happen before a request may start.
+    """The work that must be done before a request may start.
 
-    ``work_seconds``: of the prompts that go before it in its line, on the whole device. ``share``: of the device that
-    its line gets, above 0 and up to 1. ``steps_left``: of those that run, until each gives its slot back. ``lives``:
-    the steps of those that take a slot before it does, in the order in which they do.
+    ``work_seconds``: prefill time of the requests ahead in its queue, on the whole device. ``share``: of the device
+    that its queue gets, above 0 and up to 1. ``steps_left``: steps of each running request until it releases its
+    slot. ``lives``: steps of the requests that take a slot first, in that order.
     """
 
     work_seconds: float
@@ -44,7 +45,7 @@ class Ahead(NamedTuple):
 
 
 class Forecast(NamedTuple):
-    """Seconds from now until a request starts, shows its first token, and ends."""
+    """Seconds from now until a request starts, emits its first token, and finishes."""
 
     start: float
     first_token: float
@@ -52,7 +53,7 @@ class Forecast(NamedTuple):
 
 
 class Forecaster:
-    """Forecasts from one model of steps and one of answers; ``chunk_tokens`` of a prompt are computed in a step."""
+    """Predicts from one model of steps and one of lengths; a step computes ``chunk_tokens`` of a prompt."""
 
     def __init__(self, times: StepTimes, lengths: LengthPredictor, chunk_tokens: int) -> None:
         self._times = times
@@ -62,14 +63,14 @@ class Forecaster:
     def expected(
         self, request: Request, ahead: Ahead, beside: Batch, cached: int = 0, stretch: float = 1.0
     ) -> Forecast:
-        """What is likely, as things are.
+        """The expected times, if conditions stay as they are.
 
         Args:
-            request: that waits.
+            request: the waiting request.
             ahead: what must happen before it may start.
-            beside: those that decode now, taken to stay as many.
+            beside: the decoding batch, assumed to stay as it is.
             cached: tokens of its prompt that need no computing.
-            stretch: how much longer steps last for the prompts of others: at most 1 + `Knobs.mixed_prefill_ratio`.
+            stretch: how much the prompts of other requests lengthen steps: at most 1 + `Knobs.mixed_prefill_ratio`.
         """
         start = max(ahead.work_seconds / ahead.share, self._slot_seconds(ahead, beside, stretch))
         first = start + self.prefill_seconds(cached, len(request.tokens) - cached, beside)
@@ -77,19 +78,21 @@ class Forecaster:
         return Forecast(start, first, first + further * self._step_seconds(request, beside) * stretch)
 
     def prefill_seconds(self, start: int, tokens: int, beside: Batch) -> float:
-        """Until positions ``[start, start + tokens)`` have been computed, in chunks beside those that decode."""
+        """Seconds until positions ``[start, start + tokens)`` have been computed, in chunks beside the decoding
+        batch.
+        """
         steps = -(-tokens // self._chunk_tokens)
         decoding = self._times.predict(beside.rows + 1, beside.rows, beside.contexts)
         contexts = tokens * start + tokens * tokens // 2
         return steps * decoding + self._times.predict(0, tokens, contexts) - self._times.predict(0, 0, 0)
 
     def _step_seconds(self, request: Request, beside: Batch) -> float:
-        """A step that decodes this request, at the context of its prompt, beside the others."""
+        """Seconds of a step that decodes this request, at the context of its prompt, with the others."""
         rows = beside.rows + 1
         return self._times.predict(rows, rows, beside.contexts + len(request.tokens))
 
     def _slot_seconds(self, ahead: Ahead, beside: Batch, stretch: float) -> float:
-        """Until there is a slot: whoever goes before takes the one that is free soonest, for all of its life."""
+        """Seconds until a slot is free: each request ahead takes the slot that is free soonest, until it ends."""
         free = [0.0] * ahead.free_slots + sorted(ahead.steps_left)
         for life in ahead.lives:
             heapreplace(free, free[0] + life)

@@ -1,4 +1,4 @@
-"""What a step costs in tokens, known before the first step has run: `StepCost`."""
+"""`StepCost`: the relative cost of a step in tokens, known before the first step has run."""
 
 from __future__ import annotations
 
@@ -7,14 +7,17 @@ from typing import NamedTuple
 
 
 class StepCost(NamedTuple):
-    """``fixed_tokens``: a step's cost without any row; ``context_tokens``: the context at which a token's attention
-    costs as much as the rest of it."""
+    """The relative cost of a step.
+
+    ``fixed_tokens`` is the cost of a step without any row. ``context_tokens`` is the context at which a token's
+    attention costs as much as the rest of it.
+    """
 
     fixed_tokens: float = 0.0
     context_tokens: float = math.inf
 
     def rows(self, tokens: int, contexts: int) -> float:
-        """The cost of rows with so many tokens, the sum of whose contexts is ``contexts``."""
+        """The cost of rows with ``tokens`` tokens, the sum of whose contexts is ``contexts``."""
         return tokens + contexts / self.context_tokens
 
     def longest(self, start: int, budget: float) -> int:
@@ -31,4 +34,4 @@ class StepCost(NamedTuple):
 
 
 TOKENS_ONLY = StepCost()
-"""Every token costs the same, a step itself nothing."""
+"""Every token costs the same, and a step has no fixed cost."""

@@ -1,13 +1,13 @@
-"""What a step costs: `StepCost` in tokens, known before the first; `StepTimes` in seconds, learnt while running.
+"""The cost of a step: `StepCost` in tokens, known before the first one; `StepTimes` in seconds, fitted while running.
 
 ```
  StepCost     fixed + sum over rows of  length * (1 + mean context / context_tokens)
               reading weights, launching        linear layers      attention
  StepTimes    fixed + a * rows + b * tokens + c * contexts
 ```
-The unit of `StepCost` is one token's way through the linear layers. Its two numbers need not be exact: they keep the
-*ratio* of a mixed step to a step that only decodes in bounds, at any length of context. ``contexts`` is everywhere the
-sum over all computed tokens of how many positions each attends to.
+The unit of `StepCost` is one token's pass through the linear layers. Its two numbers need not be exact: they bound
+the *ratio* of a mixed step to a step that only decodes, at any context length. Everywhere, ``contexts`` is the sum
+over all computed tokens of the number of positions each attends to.
 """
 
 from __future__ import annotations
@@ -24,50 +24,50 @@ MEMORY = 500
 """Steps after which an older one has lost 63 % of its weight."""
 
 BATCH = 32
-"""Steps that are taken into account together: what a step costs to learn from is a few operations."""
+"""Steps per update of the fit, which keeps the work per step to a few operations."""
 
 ANCHOR = 1.0
-"""Steps' worth of belief in the ratios of `StepCost`, for what steps that look all alike cannot tell."""
+"""Weight of the ratios of `StepCost`, in steps: they decide what steps that are all alike cannot show."""
 
 SWEEPS = 4
 """Rounds of coordinate descent per batch; the next batch goes on from there."""
 
 OUTLIER = 3.0
-"""Mean errors from the prediction at which a step counts half; one a hundred times off counts nearly nothing."""
+"""Multiple of the mean error at which a step counts half; an error a hundred times as large hardly counts."""
 
 FARTHEST = 1000.0
-"""How many times what was foretold a step is taken to have lasted at most: it may have been foretold to be free."""
+"""Upper bound on a step's duration relative to its prediction, because the prediction may have been zero."""
 
 ENOUGH_STEPS = 8
-"""Steps after which times are trusted with decisions."""
+"""Steps after which decisions use the predicted times."""
 
 LEAST_SPREAD = 0.01
-"""The relative error that is always reckoned with, however exactly steps have been foretold."""
+"""The smallest relative error assumed, however exact the predictions have been."""
 
 
 class StepTimes:
     """The seconds of a step by its rows, tokens and contexts, refitted while running.
 
     Weighted least squares of the relative error with non-negative coefficients, in which old steps fade. A step that
-    took far longer than foretold (its machine was taken away) hardly counts, unless that becomes the rule: when most
-    of a batch is off, all that was learnt is taken to go at the new pace. Before the first step the ratios of ``cost``
-    hold, at ``token_seconds`` per token; afterwards they still decide what the steps seen leave open.
+    took far longer than predicted (for example, its machine was busy) hardly counts, unless that becomes the rule:
+    when most of a batch is off, all coefficients are scaled to the new pace. Before the first step the ratios of
+    ``cost`` hold, at ``token_seconds`` per token. Afterwards they still decide what the observed steps leave open.
     """
 
     def __init__(self, cost: StepCost = TOKENS_ONLY, token_seconds: float = 1e-3) -> None:
         self._ratios = (cost.fixed_tokens, 0.0, 1.0, 1 / cost.context_tokens)
         self._coefficients = [ratio * token_seconds for ratio in self._ratios]
         self._squares = [[0.0] * 4 for _ in range(4)]  # weighted sums of products of the four terms
-        self._products = [0.0] * 4  # and of each with the seconds
+        self._products = [0.0] * 4  # weighted sums of each term times the seconds
         self._steps = 0.0  # weight of the steps seen
         self._seen = 0
         self._recent: list[tuple[int, int, int, int, float]] = []
         self.spread = 1.0
-        """Mean relative error of late."""
+        """Recent mean relative error."""
 
     @property
     def ready(self) -> bool:
-        """Whether enough has been seen to decide by it."""
+        """Whether enough steps have been observed to decide by the predictions."""
         return self._seen >= ENOUGH_STEPS
 
     @property
@@ -77,14 +77,14 @@ class StepTimes:
         return fixed, row, token, context
 
     def predict(self, rows: int, tokens: int, contexts: int) -> float:
-        """The seconds of a step with so many rows and tokens, the sum of whose contexts is ``contexts``."""
+        """The seconds of a step with ``rows`` rows and ``tokens`` tokens, the sum of whose contexts is ``contexts``."""
         fixed, row, token, context = self._coefficients
         return fixed + row * rows + token * tokens + context * contexts
 
     def longest(self, start: int, seconds: float, rows: int = 0, tokens: int = 0, contexts: int = 0) -> int:
-        """The longest row from position ``start`` that keeps a step which has the given rows within ``seconds``.
+        """The longest row from position ``start`` that keeps a step with the given rows within ``seconds``.
 
-        0 if not even a row of no tokens would; without bound as long as tokens seem to cost nothing.
+        0 if not even a row of no tokens fits; unbounded while tokens seem to cost nothing.
         """
         left = seconds - self.predict(rows + 1, tokens, contexts)
         _, _, token, context = self._coefficients
@@ -96,7 +96,7 @@ class StepTimes:
         return int(2 * left / divisor) if divisor > 0 else sys.maxsize
 
     def observe(self, rows: int, tokens: int, contexts: int, seconds: float) -> None:
-        """A step has taken so many seconds; one without any, or that computed no token, teaches nothing."""
+        """Observe the duration of a step; a step without a duration or computed token is ignored."""
         if seconds <= 0 or tokens < 1:
             return
         self._seen += 1
@@ -128,7 +128,7 @@ class StepTimes:
         self._fit()
 
     def _weights(self, seconds: Iterable[float], foretold: Iterable[float]) -> list[float]:
-        """What each step counts: errors are relative, and one that is unusually large counts little."""
+        """The weight of each step: errors are relative, and an unusually large one counts little."""
         weights = []
         for took, said in zip(seconds, foretold, strict=True):
             error = abs(took / said - 1)

@@ -1,4 +1,5 @@
-"""The order of a whole job that is known beforehand: by a global prefix tree, so that each prefix is computed once.
+"""The order of a batch job whose requests are all known: by a global prefix tree, so that each prefix is computed
+once.
 
 ```
  prompts            tree                          order
@@ -8,13 +9,14 @@
  A B y              C ─┬─ D
  C E                   └─ E
 ```
-A group's requests follow each other: its prefix is found while it is in memory, and dies when the last of them has
-started instead of being evicted and computed again. What must stay in memory besides the requests that run is the path
-from the root to the present group, however large the job is. Groups with much decoding per token of prefill go first,
-so that the prefill of those behind them shares its steps with many rows of decode (BatchLLM, Zheng et al., 2024).
+The requests of a group follow each other. Its prefix is found while it is in memory, and is released when the last of
+them has started, instead of being evicted and computed again. Besides the running requests, only the path from the
+root to the present group must stay in memory, however large the job is. Groups with much decoding per token of
+prefill go first. So the prefill of later groups shares its steps with many decode rows (BatchLLM, Zheng et al.,
+2024).
 
-The tree is that of the sorted prompts, level by level of ``grain`` bytes: finer prefixes are not worth an order. It
-knows no tokens: prompts are bytes, those of token ids or of text.
+The tree is that of the sorted prompts, in levels of ``grain`` bytes: finer prefixes do not change the order. It knows
+no tokens: prompts are bytes, of token ids or of text.
 """
 
 from __future__ import annotations
@@ -27,15 +29,15 @@ TOKEN_BYTES = array("i").itemsize
 
 
 def token_bytes(tokens: Iterable[int]) -> bytes:
-    """Token ids as bytes whose common prefixes are those of the tokens, `TOKEN_BYTES` each."""
+    """Token ids as bytes, `TOKEN_BYTES` each; common prefixes of the bytes are those of the tokens."""
     return array("i", tokens).tobytes()
 
 
 def order_job(prompts: Many[bytes], expected_outputs: Many[float], grain: int) -> list[int]:
-    """In which order to submit the requests of a job.
+    """The order in which to submit the requests of a job.
 
     Args:
-        prompts: of each request, as `token_bytes` or as text.
+        prompts: the prompt of each request, as `token_bytes` or as text.
         expected_outputs: how much each decodes, in any unit.
         grain: bytes of a level of the tree; for tokens, those of a block.
 
@@ -60,7 +62,9 @@ def order_job(prompts: Many[bytes], expected_outputs: Many[float], grain: int) -
 
 
 class _Group:
-    """Requests that share their first ``depth`` bytes; what is prefilled below them, and decoded."""
+    """Requests that share their first ``depth`` bytes, with the sums of their prefill below it and of their
+    decoding.
+    """
 
     __slots__ = ("_members", "decode", "depth", "prefill")
 
@@ -71,14 +75,16 @@ class _Group:
         self._members: list[tuple[float, int, list[int]]] = []
 
     def add(self, end: int, decode: float, order: list[int], below: int = 0) -> None:
-        """A request, or a group, that shares this prefix and goes on to ``end``; ``below`` is prefilled under it."""
+        """Add a request, or a group, that shares this prefix and continues to ``end``; ``below`` is prefilled under
+        it.
+        """
         prefill = end - self.depth + below
         self.prefill += prefill
         self.decode += decode
         self._members.append((-decode / max(1, prefill), min(order), order))
 
     def order(self) -> list[int]:
-        """The requests of the group, those members first that decode most per byte of prefill."""
+        """The requests of the group; members that decode most per byte of prefill come first."""
         return [index for _, _, order in sorted(self._members) for index in order]
 
 

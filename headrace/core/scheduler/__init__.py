@@ -4,6 +4,7 @@
 - `step_builder`: a step plan while it is being made.
 - `admitter`: admits waiting requests into a step.
 - `admission`: when waiting requests may join the batch: continuously, or as a static batch.
+- `holds`: what a waiting request waits for outside the engine.
 - `prefix_choice`: which of the first waiting requests has the longest cached prefix.
 - `running_set`: running sequences, their slots, and preemption.
 - `victims`: victim selection for preemption.

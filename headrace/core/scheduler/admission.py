@@ -1,4 +1,4 @@
-"""When waiting requests may join: continuously, or in gangs (the textbook baseline)."""
+"""Admission policies: requests join the batch continuously, or as static batches (the textbook baseline)."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import NamedTuple, Protocol
 
 
 class Queue(NamedTuple):
-    """What an admission policy may look at. ``admitted`` counts all admissions so far."""
+    """The queue as an admission policy sees it. ``admitted`` counts all admissions so far."""
 
     waiting: int
     oldest_arrival: float
@@ -18,7 +18,7 @@ class Queue(NamedTuple):
 class AdmissionPolicy(Protocol):
     """How many waiting requests may be admitted now, and if none, when to ask again.
 
-    With nothing running it must name a time, and then admit somebody.
+    When nothing runs, it must name a time, and then admit at least one request.
     """
 
     def admit(self, queue: Queue, now: float) -> int: ...
@@ -27,26 +27,26 @@ class AdmissionPolicy(Protocol):
 
 
 def ask_admission(policy: AdmissionPolicy, queue: Queue, now: float) -> int:
-    """How many may start.
+    """How many requests may start.
 
     Raises:
-        ValueError: that is no number of requests; or whatever the policy raises.
+        ValueError: the policy did not return a count; or whatever the policy raises.
     """
     count = policy.admit(queue, now)
     if not isinstance(count, int) or count < 0:
-        raise ValueError(f"{count!r} is no number of requests")
+        raise ValueError(f"{count!r} is not a number of requests")
     return count
 
 
 def ask_ready_at(policy: AdmissionPolicy, queue: Queue) -> float:
-    """When to ask again.
+    """When to ask the policy again.
 
     Raises:
-        ValueError: that is no time; or whatever the policy raises.
+        ValueError: the policy did not return a finite time; or whatever the policy raises.
     """
     due = policy.ready_at(queue)
     if not isinstance(due, int | float) or not due < math.inf:
-        raise ValueError(f"{due!r} is no time at which somebody will be admitted")
+        raise ValueError(f"{due!r} is not a time at which it will admit a request")
     return due
 
 
@@ -61,9 +61,9 @@ class Continuous:
 
 
 class StaticBatch:
-    """A gang of ``size`` requests starts together, and the next only when all of it have finished.
+    """Starts ``size`` requests together, and the next batch only when all of them have finished.
 
-    A smaller gang starts when its oldest request has waited for ``timeout`` seconds.
+    A smaller batch starts when its oldest request has waited for ``timeout`` seconds.
     """
 
     def __init__(self, size: int, timeout: float) -> None:

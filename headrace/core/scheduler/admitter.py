@@ -18,6 +18,7 @@ from headrace.core.queueing.fair_queue import FairQueue, by_share
 from headrace.core.queueing.tenant_queue import PolicyFailed
 from headrace.core.request import FinishReason
 from headrace.core.scheduler.admission import AdmissionPolicy, Queue, ask_admission, ask_ready_at
+from headrace.core.scheduler.holds import WAITS_FOR_CONTENT, HoldPolicy, again_at, ask_hold
 from headrace.core.scheduler.running_set import RunningSet
 from headrace.core.scheduler.step_builder import StepBuilder
 from headrace.core.sequence import Sequence
@@ -27,9 +28,6 @@ LOOKAHEAD = 8
 
 TPOT_SHARE = 0.8
 """Share of a TPOT target that a step may take; the rest covers prediction errors."""
-
-WAITS_FOR_CONTENT = frozenset({SkipReason.PREFIX_IN_FLIGHT, SkipReason.RESTORING})
-"""Reasons for which a request lets others pass by its own choice: they do not count as being passed over."""
 
 
 class Admitter:
@@ -41,6 +39,7 @@ class Admitter:
         running: RunningSet,
         pages: BlockTables,
         policy: AdmissionPolicy,
+        holds: HoldPolicy,
         outlook: LatestStarts | None,
         block_size: int,
         events: list[Event],
@@ -50,6 +49,7 @@ class Admitter:
         self._running = running
         self._pages = pages
         self._policy = policy
+        self._holds = holds
         self._outlook = outlook
         self._block_size = block_size
         self._events = events
@@ -100,13 +100,14 @@ class Admitter:
         step.add_chunk(sequence, length)
 
     def ready_at(self) -> float:
-        """When the admission policy wants to be asked again, in seconds; now, where it fails to say."""
+        """When to admit again, in seconds; now, where the admission policy fails to say."""
         try:
-            return ask_ready_at(self._policy, self._queue())
+            due = ask_ready_at(self._policy, self._queue())
         except (
             Exception
         ):  # the step that is due now asks again, and ends the request that the policy failed for
             return -math.inf
+        return again_at(self._waiting.peek(self._now), self._now, due)
 
     def why_stuck(self, head: Sequence, now: float) -> str:
         """Why a head would wait for ever though nothing runs; empty when it will not, or no reason is known."""
@@ -149,6 +150,8 @@ class Admitter:
             return SkipReason.NO_BUDGET
         if self._is_full(sequence, step):
             return SkipReason.STEP_FULL
+        if (held := ask_hold(self._holds, sequence)) is not None:
+            return held
         hit = self._pages.look_up(sequence)
         if isinstance(hit, SkipReason):
             return hit

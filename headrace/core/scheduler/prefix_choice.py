@@ -1,4 +1,4 @@
-"""Which of the first few of a line goes next, when the first one is not the best."""
+"""Chooses which of the first waiting requests goes next by its cached prefix."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from headrace.core.sequence import Sequence
 
 
 class LongestPrefix:
-    """The one of whose tokens most are in the cache, or are being computed by a running one right now.
+    """Picks the request with the longest prefix that is cached, or that a running request is computing.
 
-    So requests that share a prefix follow each other while it is there, and a prefix is used before it is evicted
-    (SGLang's longest-prefix-match, with the line's bound on being passed over). Among equals those of the group that
-    went last (`Request.affinity`) go on, then whoever is first.
+    Requests that share a prefix then follow each other, and a prefix is used before it is evicted (SGLang's
+    longest-prefix-match, bounded by ``max_passes`` of the queue). Ties go to the group served last
+    (`Request.affinity`), then to the first in the queue.
     """
 
     def __init__(self, pool: BlockPool) -> None:

@@ -1,4 +1,4 @@
-"""Which replica serves a request: one method, `choose`."""
+"""Routing policies: which replica serves a request."""
 
 from __future__ import annotations
 
@@ -11,20 +11,20 @@ from headrace.core.request import Request
 
 
 class Standing(NamedTuple):
-    """What a router knows of a replica: its open requests, and the prompt tokens of those."""
+    """The load of a replica as a router sees it: open requests, and the sum of their prompt tokens."""
 
     open_requests: int
     open_tokens: int
 
 
 class RoutingPolicy(Protocol):
-    """Chooses a replica by its index; it may remember what it chose."""
+    """Chooses a replica by its index; it may keep state."""
 
     def choose(self, request: Request, replicas: Sequence[Standing]) -> int: ...
 
 
 class RoundRobin:
-    """One after the other."""
+    """The replicas in turn."""
 
     def __init__(self) -> None:
         self._next = 0
@@ -36,18 +36,18 @@ class RoundRobin:
 
 
 class LeastLoaded:
-    """The one with the fewest open prompt tokens, the first of equals."""
+    """The replica with the fewest open prompt tokens; the first of equals."""
 
     def choose(self, request: Request, replicas: Sequence[Standing]) -> int:
         return min(range(len(replicas)), key=lambda i: (replicas[i].open_tokens, replicas[i].open_requests))
 
 
 class PrefixAffinity:
-    """Where the longest beginning of the prompt was served last, unless that replica has much more to do.
+    """The replica that last served the longest matching prefix, unless it is overloaded.
 
-    Prompts are compared in stretches of ``stretch_tokens``, of which ``remembered`` are kept, the latest. A replica
-    has much more to do when its open tokens exceed the least loaded one's by ``slack_tokens`` and by ``imbalance``
-    times; then, and for a prompt that nobody knows, the least loaded one is taken.
+    Prompts are compared in stretches of ``stretch_tokens``; the latest ``remembered`` stretches are kept. A replica
+    is overloaded when its open tokens exceed those of the least loaded replica by ``slack_tokens`` and by
+    ``imbalance`` times. Then, and for an unknown prefix, the least loaded replica is chosen.
     """
 
     def __init__(
@@ -80,7 +80,7 @@ class PrefixAffinity:
         return chosen
 
     def _keys(self, request: Request) -> list[bytes]:
-        """The chained key of each whole stretch of the prompt."""
+        """The chained key of each full stretch of the prompt."""
         keys, parent = [], root_key(request.salt, request.adapter)
         for end in range(self._stretch, len(request.tokens) + 1, self._stretch):
             parent = chained_key(parent, request.tokens[end - self._stretch : end])

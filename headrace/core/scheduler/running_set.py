@@ -1,8 +1,9 @@
-"""Those that run: their slots, their places, and who gives way when there is not room for all.
+"""The running sequences: their slots, their order in the batch, and preemption.
 
-A sequence's place orders the batch: those that may not be preempted again, then better classes, then rank. Whoever
-comes first in it gets blocks first and always makes progress. What only fills idle time stands still while the time is
-not idle: it keeps slot and blocks as long as nobody else wants them. Waiting and admission are `scheduler`'s.
+A sequence's place orders the batch: sequences that may not be preempted again, then better classes, then rank. The
+sequence with the first place gets blocks first and always makes progress. Background work is paused while other
+requests are live: it keeps slot and blocks until another request needs them. The scheduler decides about waiting and
+admission.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ from headrace.core.scheduler.victims import VictimPolicy
 from headrace.core.sequence import Sequence, Status
 
 MAX_PREEMPTIONS = 3
-"""How often one request may be preempted; when it comes back for the last time, all it may ever need is kept for it."""
+"""The most preemptions of one request. After the last one it is readmitted only when its largest possible size fits."""
 
 by_place = attrgetter("place")
 
@@ -58,9 +59,9 @@ class RunningSet:
         self._waiting = waiting
         self._events = events
         self._sequences: list[Sequence] = []
-        self._still: list[Sequence] = []  # with slots and blocks, but none of those that run
-        self._places = 0  # in the tables of them all: positions for which there is memory
-        self._planned = 0  # of these, planned to be computed or computed already
+        self._still: list[Sequence] = []  # paused background work: it holds slots and blocks
+        self._places = 0  # positions for which the tables of all sequences have memory
+        self._planned = 0  # positions of these that are planned or computed
         self._slots = list(range(slots - 1, -1, -1))
 
     def __len__(self) -> int:
@@ -71,7 +72,7 @@ class RunningSet:
 
     @property
     def standing_still(self) -> int:
-        """How many go on when the time is idle again."""
+        """Number of paused sequences, which continue when only background work is left."""
         return len(self._still)
 
     @property
@@ -79,9 +80,9 @@ class RunningSet:
         return len(self._slots)
 
     def has_room(self, sequence: Sequence, hit: PrefixHit) -> bool:
-        """Whether a waiting sequence may start: by the room policy, and for a last time only if it can be kept.
+        """Whether a waiting sequence may start, by the room policy; a protected one only if its largest size fits.
 
-        What stands still gives its place up where that makes room.
+        Paused background work is preempted where that makes room.
 
         Raises:
             PolicyFailed: the room policy failed.
@@ -101,15 +102,13 @@ class RunningSet:
         try:
             fits = bool(self._room.fits(self._sequences, sequence, fresh, free))
             if not fits and not self._sequences:
-                raise ValueError(
-                    f"{free} blocks are free, {fresh} wanted, nobody runs: there is no more room to come"
-                )
+                raise ValueError(f"it refused {fresh} of {free} free blocks although nothing runs")
         except Exception as error:
             raise PolicyFailed(sequence, "room", error) from error
         return fits
 
     def start(self, sequence: Sequence, hit: PrefixHit, step: StepBuilder) -> None:
-        """Give a waiting sequence a slot and blocks for all that it knows; ``step`` gets its entry and moves."""
+        """Give a waiting sequence a slot and blocks for all known tokens; ``step`` gets its entry and moves."""
         reason = AdmitReason.NEW if sequence.status is Status.WAITING else AdmitReason.RESUMED
         sequence.enter(Status.RUNNING)
         step.moves += self.pages.take(sequence, hit)
@@ -140,7 +139,7 @@ class RunningSet:
         self._events.append(Admitted(request.id, reason, sequence.computed, sequence.known, step.now))
 
     def leave(self, sequence: Sequence) -> None:
-        """Take slot and blocks back; computed content stays findable."""
+        """Release slot and blocks; computed content stays in the prefix cache."""
         (self._still if sequence in self._still else self._sequences).remove(sequence)
         self._count(sequence, -1)
         sequence.account.give_slot()
@@ -150,7 +149,7 @@ class RunningSet:
         sequence.slot = -1
 
     def preempt(self, sequence: Sequence, reason: PreemptReason) -> None:
-        """Let a sequence wait again; one that only fills idle time may have to as often as it takes."""
+        """Move a running sequence back to the queue. Preemptions of background work are not counted."""
         lost = sequence.computed
         self.leave(sequence)
         sequence.preemptions += reason is not PreemptReason.YIELD
@@ -159,17 +158,18 @@ class RunningSet:
         self._waiting.push(sequence)
         self.pages.want(sequence)
 
-    # -- who gives way -----------------------------------------------------------------------------
+    # -- preemption ---------------------------------------------------------------------------------
 
     def make_way(self, now: float) -> None:
-        """Preempt for a head that is owed what others hold: idle-time work all at once, of the rest one in a step.
+        """Preempt for a queue head that is owed slots or blocks: all background work at once, then one sequence a
+        step.
 
         Raises:
-            PolicyFailed: the victim policy failed when it was asked for the head.
+            PolicyFailed: the victim policy failed for this head.
         """
         self._let_stand()
         head = self._waiting.peek(now)
-        if head is None or self.pages.fenced:  # what is fenced comes back by itself
+        if head is None or self.pages.fenced:  # fenced blocks become free without preemption
             return
         if self._slots and head.skip_reason is not SkipReason.NO_BLOCKS:
             return
@@ -181,9 +181,9 @@ class RunningSet:
             self.preempt(self._choose(owing, now, head), PreemptReason.OWED)
 
     def _let_stand(self) -> None:
-        """Idle-time work stands still while the time is not idle, and goes on when it is.
+        """Pause background work while other requests are live, and continue it afterwards.
 
-        It gives up its place where it has promised to compute what another may be waiting for.
+        Background work that has announced blocks which another request may wait for is preempted instead.
         """
         for sequence in self._waiting.yielding(self._sequences):
             if sequence.registered < sequence.promised:
@@ -202,20 +202,20 @@ class RunningSet:
             self.preempt(sequence, PreemptReason.YIELD)
 
     def grow(self, sequence: Sequence, step: StepBuilder) -> bool:
-        """Get one more block for a sequence whose blocks are full; preempt others, or the sequence itself, for it.
+        """Get one more block for a sequence whose blocks are full; preempt other sequences, or itself, for it.
 
         Raises:
-            PolicyFailed: the victim policy failed when it was asked for this sequence.
+            PolicyFailed: the victim policy failed for this sequence.
         """
         while self.pages.pool.num_free == 0:
             if self.pages.fenced:
-                return False  # blocks come back when what is in flight has been committed
+                return False  # fenced blocks become free at commit
             if self._still:
                 self.preempt(self._still[-1], PreemptReason.YIELD)
                 continue
             candidates = [s for s in self._sequences if s.last_step != step.number and not self.is_kept(s)]
             if not candidates:
-                return False  # only kept ones are left, and all of them together fit
+                return False  # only protected sequences are left, and together they fit
             victim = self._choose(candidates, step.now, sequence)
             self.preempt(victim, PreemptReason.NO_BLOCKS)
             if victim is sequence:
@@ -228,17 +228,17 @@ class RunningSet:
         try:
             victim = self._victims.choose(candidates, now)
             if victim not in candidates:
-                raise ValueError("it chose none of the candidates")
+                raise ValueError("it did not return one of the candidates")
         except Exception as error:
             raise PolicyFailed(asking, "victim", error) from error
         return victim
 
     def is_kept(self, sequence: Sequence) -> bool:
-        """Whether a sequence has been preempted so often that it must now be let finish."""
+        """Whether a sequence has reached `MAX_PREEMPTIONS` and must not be preempted again."""
         return sequence.preemptions >= MAX_PREEMPTIONS
 
     def _can_keep(self, sequence: Sequence) -> bool:
-        """Whether all that this and the kept ones may ever need fits in the pool together."""
+        """Whether this sequence and all protected ones fit in the pool at their largest possible size."""
         size = self.pages.pool.block_size
         kept = [s for s in self._sequences if self.is_kept(s)]
         return (
@@ -246,11 +246,11 @@ class RunningSet:
         )
 
     def planned(self, step: StepBuilder) -> None:
-        """A step has got all its rows."""
+        """Count the rows of a step whose plan is complete."""
         self._planned += step.tokens
 
     def take_back(self, step: StepBuilder) -> None:
-        """A step was broken off: its rows are to be planned again."""
+        """Undo the plan of a step that was interrupted: its rows will be planned again."""
         rows = zip(step.sequences, step.epochs, step.lengths, step.samples, strict=True)
         for sequence, epoch, length, samples in rows:
             if sequence.epoch == epoch:
@@ -263,7 +263,7 @@ class RunningSet:
         self._planned += times * sequence.planned
 
     def stepped(self, step: StepBuilder) -> Stepped:
-        """The sizes of a committed step, and of what runs and waits after it."""
+        """The event for a committed step: its size, and what runs and waits after it."""
         pool = self.pages.pool
         decodes = step.lengths.count(1)
         held = pool.num_blocks - pool.num_free
@@ -287,6 +287,6 @@ class RunningSet:
         self.pages.check(everyone)
         places = self.pages.pool.block_size * sum(len(s.table) for s in everyone)
         planned = sum(s.planned for s in everyone)
-        assert (self._places, self._planned) == (places, planned), "places are counted wrongly"
+        assert (self._places, self._planned) == (places, planned), "positions are counted wrongly"
         assert len({s.slot for s in everyone}) == len(everyone), "a slot is used twice"
-        assert all(s.status is Status.RUNNING for s in everyone), "a request runs that should not"
+        assert all(s.status is Status.RUNNING for s in everyone), "a request runs without the status running"

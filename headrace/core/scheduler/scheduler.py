@@ -1,12 +1,12 @@
-"""The loop that turns sequences into step plans and outputs into events.
+"""The scheduler: it plans each step from the live sequences, and commits the output of each step as events.
 
 ```
  plan    expire deadlines -> decode rows -> rows of started prompts -> admissions      => StepPlan
  commit  confirm what was computed -> append tokens -> finish -> make blocks findable  => events
 ```
-Its choices are policies (shares, order, admission, victims, eviction); it knows no tensor, text or clock. A sequence
-may have rows in flight when it is preempted or finished: its epoch makes those rows stale, and its blocks stay
-fenced until the last of them has been committed.
+Its choices are policies (shares, order, admission, victims, eviction). It does not know tensors, text or clocks. A
+sequence may have rows in flight when it is preempted or finished. Its epoch marks those rows as stale, and its blocks
+stay fenced until the last of them has been committed.
 """
 
 from __future__ import annotations
@@ -21,14 +21,13 @@ from headrace.core.events import (
     Emitted,
     Event,
     Finished,
-    PromptScored,
     SkipReason,
     arrival,
 )
 from headrace.core.knobs import Knobs
 from headrace.core.memory.block_pool import BlockPool
 from headrace.core.memory.block_table import BlockTables
-from headrace.core.plan import StepOutput, StepPlan, TokenLogprob, new_tuple
+from headrace.core.plan import StepOutput, StepPlan, new_tuple
 from headrace.core.prediction.latest_start import LatestStarts
 from headrace.core.prediction.memory_peak import RoomPolicy
 from headrace.core.prediction.step_cost import TOKENS_ONLY, StepCost
@@ -39,6 +38,7 @@ from headrace.core.queueing.tenant_queue import PolicyFailed
 from headrace.core.request import FinishReason, Request
 from headrace.core.scheduler.admission import AdmissionPolicy
 from headrace.core.scheduler.admitter import TPOT_SHARE, Admitter
+from headrace.core.scheduler.holds import HoldPolicy, NoHolds
 from headrace.core.scheduler.running_set import RunningSet
 from headrace.core.scheduler.start_estimate import StartEstimate, estimate_start
 from headrace.core.scheduler.step_builder import StepBuilder
@@ -46,26 +46,32 @@ from headrace.core.scheduler.victims import VictimPolicy
 from headrace.core.sequence import Sequence, Status
 
 LONG_PROMPT_SHARE = 0.5
-"""What a prompt of several steps gets of a step's prefill while others take their turn beside it."""
+"""Share of a step's prefill that a prompt of several steps gets while other prompts run beside it."""
 
 
 class Stalled(AssertionError):
-    """Something waits, nothing runs, and no step or event is due: a bug, told at once instead of idling."""
+    """A request waits, nothing runs, and no step or event is due. This is a bug, raised at once instead of idling for
+    ever.
+    """
 
 
 class Scheduler:
     """Plans steps over a block pool and a fixed number of slots.
 
     Args:
-        pool: the blocks of the device; events about them come through ``tell`` of the same scheduler.
-        queue: those that wait, in the order of their shares.
+        pool: the blocks of the device. It must write its events to the same list.
+        queue: the waiting requests, ordered by share.
         order, admission, victims, room: the policies.
-        max_num_seqs: slots, the most sequences that run at once.
-        max_model_len: the most tokens of one sequence, prompt and output together.
-        prefix_caching: whether computed blocks are shared between equal prefixes.
-        cost: what rows cost beside each other, for the shares and, until ``times`` knows, `Knobs.mixed_prefill_ratio`.
-        outlook: predictions; without them nobody's wishes are looked at and no deadline is given up early.
-        times: learns how long steps take, where there is no ``outlook``, which has its own.
+        events: the list to which all events are appended.
+        max_num_seqs: number of slots: the most sequences that run at once.
+        max_model_len: the most tokens of one sequence, prompt plus output.
+        prefix_caching: whether equal prefixes share computed blocks.
+        cost: relative cost of rows. It is used for the shares and, until ``times`` is ready, for
+            `Knobs.mixed_prefill_ratio`.
+        predictions: predicted start times and lengths. Without them latency targets are ignored and no deadline is
+            rejected early.
+        times: learns the duration of steps. It is ignored where ``predictions`` are given, which have their own.
+        holds: what requests wait for outside the engine.
     """
 
     def __init__(
@@ -84,6 +90,7 @@ class Scheduler:
         cost: StepCost = TOKENS_ONLY,
         outlook: LatestStarts | None = None,
         times: StepTimes | None = None,
+        holds: HoldPolicy | None = None,
     ) -> None:
         self.pool = pool
         self.max_model_len = max_model_len
@@ -97,20 +104,28 @@ class Scheduler:
         self._live: dict[str, Sequence] = {}
         self._waiting = queue
         self._admitter = Admitter(
-            queue, self._running, self.pages, admission, outlook, pool.block_size, events, self._finish
+            queue,
+            self._running,
+            self.pages,
+            admission,
+            holds or NoHolds(),
+            outlook,
+            pool.block_size,
+            events,
+            self._finish,
         )
         self._deadlines: list[tuple[float, str]] = []
         self._launched: deque[tuple[StepPlan, StepBuilder]] = deque()
-        self._collected: StepBuilder | None = None  # the step whose seconds are being measured
-        self._firsts: list[Sequence] = []  # those whose first token has just been drawn
+        self._collected: StepBuilder | None = None  # the step whose duration is being measured
+        self._firsts: list[Sequence] = []  # sequences whose first token has just been sampled
         self._step = 0
         self._last_rows = 1
         self._arrivals = 0
 
-    # -- the ways in -------------------------------------------------------------------------------
+    # -- requests in ---------------------------------------------------------------------------------
 
     def add(self, request: Request, now: float) -> None:
-        """Take a request in; one that could never be served ends at once, with the reason."""
+        """Add a request. A request that could never be served ends at once, with the reason."""
         self._events.append(arrival(request))
         problem = self._why_not(request)
         reason = FinishReason.REJECTED
@@ -121,7 +136,7 @@ class Scheduler:
             self._arrivals += 1
             try:
                 rank = ask_rank(self._order, request, self._arrivals)
-            except Exception as error:  # a policy that fails must not cost others their answers
+            except Exception as error:  # a failing policy must not end other requests
                 problem = f"the order policy failed: {type(error).__name__}: {error}"
                 reason = FinishReason.FAILED
         if problem:
@@ -149,12 +164,12 @@ class Scheduler:
         return why_never(request, self.max_model_len, self.pool.num_blocks, self.pool.block_size)
 
     def cancel(self, request_id: str, why: FinishReason) -> None:
-        """End a request now, wherever it is; an unknown or finished id is no error."""
+        """End a request now, in any state; an unknown or finished id is ignored."""
         sequence = self._live.get(request_id)
         if sequence is not None:
             self._finish(sequence, why)
 
-    # -- what the shell may ask --------------------------------------------------------------------
+    # -- questions from outside ----------------------------------------------------------------------
 
     @property
     def num_running(self) -> int:
@@ -165,7 +180,7 @@ class Scheduler:
         return len(self._waiting)
 
     def wake_at(self) -> float:
-        """When there is something to plan: ``-inf`` now, ``inf`` never, else a time."""
+        """The time at which there is something to plan: ``-inf`` means now, ``inf`` never."""
         if self._running or (self._running.standing_still and not self._waiting.foreground):
             return -math.inf
         while self._deadlines and self._deadlines[0][1] not in self._live:
@@ -176,7 +191,7 @@ class Scheduler:
         return due
 
     def estimate_start(self, request_id: str, chunk_tokens: int) -> StartEstimate | None:
-        """What lies before a request that waits; None for any other."""
+        """Position and predicted start of a waiting request; None for any other request."""
         sequence = self._live.get(request_id)
         if sequence is None or sequence.status is Status.RUNNING:
             return None
@@ -225,7 +240,7 @@ class Scheduler:
                 self._finish(sequence, FinishReason.TIMEOUT)
 
     def took(self, seconds: float) -> None:
-        """The step committed last has taken so long."""
+        """Record the duration of the step that was committed last."""
         step = self._collected
         if step is not None and self._times is not None:
             self._times.observe(len(step.rows), step.tokens, step.contexts, seconds)
@@ -244,11 +259,11 @@ class Scheduler:
             self._finish(failed.sequence, FinishReason.FAILED, str(failed))
 
     def _plan_decodes(self, step: StepBuilder, knobs: Knobs) -> list[Sequence]:
-        """Rows for all that only need their next token; those that need more come back."""
+        """Plan a row for each sequence that needs only its next token; return those that need prefill."""
         prefills = step.decode(list(self._running), self.pool.block_size, self._grow)
         step.prompts = len(prefills)
         head = self._waiting.peek(step.now)
-        if head is not None and head.skip_reason is not SkipReason.NO_BLOCKS:  # else none of them can start
+        if head is not None and head.skip_reason is not SkipReason.NO_BLOCKS:  # else none can start
             step.prompts += min(len(self._waiting), self._running.free_slots)
         if self._times is not None and self._times.ready:
             step.predict(self._times)
@@ -261,13 +276,13 @@ class Scheduler:
             remaining = sequence.known - sequence.planned
             length, reason = step.share(sequence.planned, remaining, knobs, self._waiting.may_hurry(sequence))
             if not length and not knobs.chunked_prefill:
-                length = min(remaining, step.budget)  # cut already, before the knob was turned
+                length = min(remaining, step.budget)  # split before chunking was disabled
             if length:
                 whole = length == remaining
                 self._admitter.add_chunk(step, sequence, length, ChunkReason.REST if whole else reason)
 
     def _longest(self, prefills: list[Sequence], knobs: Knobs) -> Sequence | None:
-        """The first prompt that will take several steps, if others wait that may take their turn beside it."""
+        """The first prompt that needs several steps, if other prompts may run beside it."""
         if knobs.chunked_prefill and (len(prefills) > 1 or self._waiting):
             for sequence in prefills:
                 if sequence.known - sequence.planned > knobs.batched_tokens // 2:
@@ -282,7 +297,9 @@ class Scheduler:
             return False
 
     def _ensure_liveness(self, now: float) -> None:
-        """With nothing planned or in flight: fail a head that can never be planned; all else would be a stall."""
+        """Called when nothing is planned or in flight: fail a head that can never be planned; anything else is a
+        stall.
+        """
         head = self._waiting.peek(now)
         problem = "" if self._running or head is None else self._admitter.why_stuck(head, now)
         if head is not None and problem:
@@ -293,7 +310,7 @@ class Scheduler:
     # -- commit ------------------------------------------------------------------------------------
 
     def commit(self, plan: StepPlan, output: StepOutput) -> None:
-        """Confirm the oldest launched plan with what the runner made of it."""
+        """Commit the oldest launched plan with the output of its step."""
         launched_plan, draft = self._launched.popleft()
         if launched_plan is not plan or output.step != plan.step:
             raise ValueError(
@@ -312,7 +329,9 @@ class Scheduler:
             self._events.append(self._running.stepped(draft))
 
     def _commit_rows(self, draft: StepBuilder, output: StepOutput) -> None:
-        """What each row computed and drew; as `StepBuilder.decode`, it runs once for every token of every answer."""
+        """Apply what each row computed and sampled. Like `StepBuilder.decode`, this loop runs once per generated
+        token.
+        """
         events, firsts, size = self._events, self._firsts, self.pool.block_size
         failures, scores, logprobs = output.failures, output.prompt_logprobs, output.logprobs
         lines = zip(draft.sequences, draft.epochs, draft.lengths, draft.samples, output.tokens, strict=True)
@@ -323,8 +342,8 @@ class Scheduler:
                 self._finish(sequence, FinishReason.FAILED, failures[i])
                 continue
             sequence.computed = computed = sequence.computed + length
-            if scores and i in scores:
-                self._tell_scores(sequence, computed - length, scores[i])
+            if scores and i in scores and (told := sequence.prompt_scores(computed - length, scores[i])):
+                events.append(told)
             reason = None
             if samples:
                 sequence.pending -= 1
@@ -333,21 +352,14 @@ class Scheduler:
                 count = len(tokens)
                 if computed == sequence.prompt_tokens:
                     firsts.append(sequence)
-                told = logprobs.get(i, ()) if logprobs else ()
-                events.append(new_tuple(Emitted, (sequence.request.id, drawn, told)))
+                scored = logprobs.get(i, ()) if logprobs else ()
+                events.append(new_tuple(Emitted, (sequence.request.id, drawn, scored)))
                 if count >= sequence.finish_length or tokens[-1] in sequence.ends:
                     reason = sequence.finish_reason()
             if length > 1 or not computed % size:
                 self.pages.register(sequence, tail=length > 1 and samples)
             if reason is not None:
                 self._finish(sequence, reason, stop_token=sequence.stop_token(reason))
-
-    def _tell_scores(self, sequence: Sequence, start: int, scores: tuple[TokenLogprob, ...]) -> None:
-        """Tell each position's score once, though a preempted prompt is computed again."""
-        new = scores[max(0, sequence.scored - start) :]
-        if new:
-            sequence.scored = start + len(scores)
-            self._events.append(PromptScored(sequence.request.id, sequence.scored - len(new), new))
 
     def _finish(
         self, sequence: Sequence, reason: FinishReason, message: str = "", stop_token: int | None = None
@@ -363,7 +375,7 @@ class Scheduler:
         del self._live[sequence.request.id]
         self._events.append(sequence.ended(reason, message, stop_token))
 
-    # -- the rest ----------------------------------------------------------------------------------
+    # -- consistency -------------------------------------------------------------------------------
 
     def check_books(self) -> None:
         """Raise AssertionError unless blocks, references, slots and queues agree with each other."""

@@ -1,6 +1,6 @@
-"""What lies before a request that waits: how many go first, and when it is likely to start and to end.
+"""Position in the queue and predicted start of a waiting request.
 
-People ask for it who look at one request, between two steps. It reads the queue and those that run, and changes
+It is computed on demand for one request, between two steps. It reads the queue and the running set, and changes
 nothing.
 """
 
@@ -16,11 +16,13 @@ from headrace.core.sequence import Sequence
 from headrace.core.tenancy.fair_share import TenantAccount
 
 EVEN = 1e-9
-"""Shares in whole ratios are not quite so in floats."""
+"""Tolerance for shares whose ratios are whole numbers but not exact in floats."""
 
 
 class StartEstimate(NamedTuple):
-    """About ``position`` requests go before this one; ``forecast`` is None while too little has been seen to tell."""
+    """About ``position`` requests are served before this one; ``forecast`` is None while too few steps have been
+    observed.
+    """
 
     position: int
     forecast: Forecast | None
@@ -33,9 +35,11 @@ def estimate_start(
     outlook: LatestStarts | None,
     chunk_tokens: int,
 ) -> StartEstimate:
-    """The outlook of one that waits, if nobody else comes; ``chunk_tokens`` of prompts are computed in a step.
+    """Estimate the start of a waiting request if no further request arrives; a step computes ``chunk_tokens`` of
+    prompts.
 
-    Lines move as their shares do: while this one's moves up by one, a line with twice its share moves up by two.
+    Tenant queues move in proportion to their shares: while this queue advances by one, a queue with twice the share
+    advances by two.
     """
     account = sequence.account
     share = _share(account)
@@ -68,7 +72,7 @@ def estimate_start(
 
 
 def _share(account: TenantAccount) -> float:
-    """What of the device a tenant of a class gets while all who are there want all they can get; 0: what is left."""
+    """Share of the device that a tenant gets while all classes and tenants are busy; 0: only what others leave."""
     owner = account.owner
     if not owner.rate:
         return 0.0
@@ -76,7 +80,7 @@ def _share(account: TenantAccount) -> float:
 
 
 def told(foresight: StartEstimate | None) -> dict[str, float] | None:
-    """The same as plain values for JSON, seconds from now; None of a request that does not wait."""
+    """The estimate as plain values for JSON, in seconds from now; None if the request does not wait."""
     if foresight is None:
         return None
     plain: dict[str, float] = {"position": foresight.position}

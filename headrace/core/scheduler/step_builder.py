@@ -1,4 +1,4 @@
-"""A step plan while it is being made."""
+"""The plan of one step while it is being built: rows, token budget and time limits."""
 
 from __future__ import annotations
 
@@ -16,33 +16,35 @@ from headrace.core.tenancy.classes import ServiceClass
 from headrace.core.tenancy.fair_share import TenantAccount
 
 SMOOTH_SECONDS = 0.01
-"""What a step that also decodes may take whatever it takes without prompts: nobody reads a hundred tokens a second."""
+"""Duration that a mixed step may always have, even if decoding alone is faster: 100 tokens a second is faster than
+reading."""
 
 QUEUE_POWER = 0.25
-"""Of the number of prompts, in how much they may add together: with the whole number two or three that meet make all
-others wait twice as long; the fourth root keeps as many requests within their SLOs (`benchmarks/scheduling.py`)."""
+"""Exponent with which the number of waiting prompts raises the prefill limit of a mixed step. With exponent 1, two or
+three prompts at once make all decoding requests wait twice as long. The fourth root keeps as many requests within
+their SLOs (`benchmarks/scheduling.py`)."""
 
 LEAST_PREFILL = 16
-"""Tokens of prefill that fit in a step though its limit in seconds is spent."""
+"""Tokens of prefill that a step takes even if its time limit is already used up."""
 
 FILL_SECONDS = 0.001
-"""What a step that only fills idle time may take: whoever arrives while it runs waits for its end."""
+"""Time limit of a step of background work: a request that arrives during the step waits for its end."""
 
 FILL_ENTRANTS = 2
-"""Requests that such a step lets in: each takes time that no prediction of its rows knows."""
+"""Requests that a background step admits: each admission takes time that the prediction of rows does not cover."""
 
 FILL_STRETCH = 2.0
-"""How many times what one row takes it may take all the same: large models' steps are long, however little they do."""
+"""A background step may also take this many times the duration of one row: steps of large models are never short."""
 
 
 _epoch = attrgetter("epoch")
 
 
 class StepBuilder:
-    """What has been planned so far, and the ``budget`` of tokens that is left.
+    """The rows planned so far, and the ``budget`` of tokens that is left.
 
-    ``sequences``, ``lengths`` and ``samples`` are those of the rows, and ``epochs`` the sequences' when the plan was
-    made: `Scheduler.commit` goes by them, and knows a row that has become stale in flight.
+    ``sequences``, ``lengths`` and ``samples`` belong to the rows. ``epochs`` are those of the sequences when the plan
+    was made. `Scheduler.commit` uses them to recognise a row that has become stale in flight.
     """
 
     __slots__ = (
@@ -83,44 +85,47 @@ class StepBuilder:
         self.budget = budget
         self.cost = cost
         self.now = now
-        self.idle = idle  # nobody waits for any of it
+        self.idle = idle  # background work only
         self.entries: list[Entry] = []
         self.moves: list[Move] = []
         self.rows: list[Row] = []
-        self.waits = False  # nothing to compute, but something is coming from the disk
+        self.waits = False  # nothing to compute before a copy from the disk arrives
         self.sequences: list[Sequence] = []
         self.lengths: list[int] = []
         self.samples: list[bool] = []
         self.epochs: tuple[int, ...] = ()
         self.prefill_cost = 0.0
-        self.prompts = 0  # sequences that want prefill in this step, running or about to be admitted
-        self.joined: dict[str, int] = {}  # prompt tokens of each class that begin in this step
+        self.prompts = 0  # sequences that need prefill in this step, running or about to be admitted
+        self.joined: dict[str, int] = {}  # prompt tokens of each class admitted in this step
         self.row_cost = 0.0  # each row's part of the step's fixed cost
         self.decodes = 0
         self.decode_contexts = 0
         self.tokens = 0
         self.contexts = 0
-        self.tpot_seconds = math.inf  # the tightest wish among those that decode
-        self.times: StepTimes | None = None  # where enough has been seen
+        self.tpot_seconds = math.inf  # the lowest TPOT target among decoding sequences
+        self.times: StepTimes | None = None  # set when enough steps have been observed
         self.limit_seconds = math.inf
         self.decode_seconds = 0.0
-        self.fraction = 1.0  # of what prefill may take, while a long prompt's part is held back for it
-        self.fill_times: StepTimes | None = None  # set where all of the step only fills idle time
+        self.fraction = 1.0  # share of prefill available while a long prompt's part is reserved
+        self.fill_times: StepTimes | None = None  # set for a step of background work
         self.fill_seconds = math.inf
 
     def fill(self, times: StepTimes) -> None:
-        """Nobody waits for any of this step: keep it so short, as ``times`` foretell, that nobody has to."""
+        """Make this a step of background work: keep it so short, by ``times``, that an arriving request hardly
+        waits.
+        """
         self.fill_times = times
         self.fill_seconds = max(FILL_SECONDS, FILL_STRETCH * times.predict(1, 1, 0))
 
     @property
     def shut(self) -> bool:
-        """Whether nobody more may join, however short."""
+        """Whether no further request may join, however short."""
         return self.budget <= 0 or (self.fill_times is not None and len(self.entries) >= FILL_ENTRANTS)
 
     def takes_row(self, context: int, contexts: int) -> bool:
-        """Whether a step that only fills idle time stays short with one more row that decodes, after ``context``
-        positions; the others have ``contexts`` together. The first one it always takes.
+        """Whether a background step stays short with one more decode row after ``context`` positions.
+
+        ``contexts`` is the sum over the other rows. The first row always fits.
         """
         if self.fill_times is None or not self.rows:
             return True
@@ -133,10 +138,10 @@ class StepBuilder:
         block_size: int,
         grow: Callable[[Sequence, StepBuilder], bool],
     ) -> list[Sequence]:
-        """Rows for all that only need their next token; those that need more come back.
+        """Plan a row for each sequence that needs only its next token; return those that need prefill.
 
-        ``grow`` gets one more block for a sequence whose blocks are full, or says that it may not go on; it may preempt
-        others. This loop runs once for every token of every answer, so it keeps its sums to itself until its end.
+        ``grow`` gets one more block for a sequence whose blocks are full, or reports that it cannot continue; it may
+        preempt other sequences. This loop runs once per generated token, so it keeps its sums in local variables.
         """
         prefills, rows, sequences, budget = [], self.rows, self.sequences, self.budget
         context_cost, row_cost = 1 / self.cost.context_tokens, 1 + self.row_cost
@@ -183,7 +188,7 @@ class StepBuilder:
         return prefills
 
     def add_chunk(self, sequence: Sequence, length: int) -> None:
-        """A row for the next ``length`` positions of a prompt; its blocks are in its table already."""
+        """Add a row for the next ``length`` positions of a prompt; its blocks are in its table already."""
         start, end = sequence.planned, sequence.planned + length
         contexts = length * start + length * length // 2
         samples = end == sequence.known
@@ -201,15 +206,16 @@ class StepBuilder:
         sequence.last_step = self.number
 
     def predict(self, times: StepTimes) -> None:
-        """All decoding is planned: ``times`` say what prompts add to it."""
+        """All decode rows are planned: predict their duration with ``times``."""
         self.times = times
         self.decode_seconds = times.predict(len(self.rows), self.tokens, self.contexts)
 
     def bound(self, usual_seconds: float, wished_seconds: float) -> None:
-        """Bound what has been foreseen of the step with all that follows.
+        """Bound the predicted duration of the step, including the prefill rows that follow.
 
-        The ``usual_seconds`` (0: no bound) are for devices on which decoding takes a small part of them; where it takes
-        more, prefill may take as long as it. What callers wished for is kept as it is.
+        ``usual_seconds`` (0: no bound) is meant for devices on which decoding takes a small part of it. Where
+        decoding takes more, prefill may take as long as decoding. ``target_seconds``, from the TPOT targets, is never
+        exceeded.
         """
         usual = max(usual_seconds, 2 * self.decode_seconds) if usual_seconds else math.inf
         self.limit_seconds = min(usual, wished_seconds)
@@ -217,7 +223,7 @@ class StepBuilder:
     def share(self, start: int, remaining: int, knobs: Knobs, hurry: bool = False) -> tuple[int, ChunkReason]:
         """How many of the remaining positions of a prefill from ``start`` this step takes, and what bounds them.
 
-        ``hurry``: those who decode have been served more, and may be slowed down for it.
+        ``hurry``: the decoding tenants have received more service, so this prompt may slow them down.
         """
         if not knobs.chunked_prefill:
             return (remaining, ChunkReason.WHOLE) if remaining <= self.budget else (0, ChunkReason.BUDGET)
@@ -240,9 +246,8 @@ class StepBuilder:
     def _beside_decoding(self, start: int, ratio: float) -> int:
         """Tokens of prefill from ``start`` that this step takes beside its decoding; at least one in all.
 
-        One prompt that wants computing may stretch the step by ``ratio`` of its decoding, several by somewhat more: one
-        long prompt hardly disturbs the others, and a queue of prompts is not starved by them, which would empty the
-        batch.
+        One prompt may stretch the step by ``ratio`` of its decoding time, several prompts by somewhat more. One long
+        prompt hardly disturbs decoding, and a queue of prompts is not starved, which would empty the batch.
         """
         share = ratio * max(1, self.prompts) ** QUEUE_POWER
         if self.times is not None:
@@ -256,19 +261,23 @@ class StepBuilder:
         return length or int(self.prefill_cost == 0)
 
     def _in_time(self, start: int, times: StepTimes) -> int:
-        """Tokens of prefill from ``start`` that keep the step within its limit; `LEAST_PREFILL` in all at least, or
-        those who decode would shut out all others for good."""
+        """Tokens of prefill from ``start`` that keep the step within its limit.
+
+        At least `LEAST_PREFILL` in all; otherwise decoding sequences could starve all prompts.
+        """
         room = self.fraction * max(0.0, self.limit_seconds - self.decode_seconds)
         length = times.longest(start, self.decode_seconds + room, len(self.rows), self.tokens, self.contexts)
         return max(length, LEAST_PREFILL if self.prefill_cost == 0 else 0)
 
     def _in_idle_time(self, start: int, times: StepTimes) -> int:
-        """Tokens of prefill from ``start`` for which a step that only fills idle time stays short; never none of it."""
+        """Tokens of prefill from ``start`` that keep a background step short; at least `LEAST_PREFILL` in an empty
+        step.
+        """
         length = times.longest(start, self.fill_seconds, len(self.rows), self.tokens, self.contexts)
         return length if self.rows else max(length, LEAST_PREFILL)
 
     def may_join(self, terms: ServiceClass, length: int) -> bool:
-        """Whether a prompt of this class may begin with so many tokens; the first one of a step always may."""
+        """Whether a prompt of this class may join with ``length`` tokens; the first one of a step always may."""
         joined = self.joined.get(terms.name, 0)
         if terms.prompt_tokens and joined and joined + length > terms.prompt_tokens:
             return False

@@ -1,4 +1,4 @@
-"""Who gives its blocks back when a running sequence cannot grow."""
+"""Victim policies: which running sequence is preempted when another one needs blocks."""
 
 from __future__ import annotations
 
@@ -12,28 +12,28 @@ from headrace.core.sequence import Sequence
 from headrace.core.tenancy.classes import CLASSES, ServiceClass
 
 HURRY_SECONDS = 1.0
-"""The slack at which a sequence's work counts twice: about what being preempted and resumed may cost it."""
+"""The slack at which a sequence's work counts twice: about the time that a preemption and its resumption may cost."""
 
 
 class VictimPolicy(Protocol):
-    """Chooses one of the candidates; they come in the order of their place and none has been planned in this step."""
+    """Chooses one of the candidates. They are ordered by place, and none has a row in the step being planned."""
 
     def choose(self, candidates: Many[Sequence], now: float) -> Sequence: ...
 
 
 class LastRanked:
-    """The one that would be served last: whoever ranks first always makes progress."""
+    """Preempts the candidate that is last in the batch, so the first one always makes progress."""
 
     def choose(self, candidates: Many[Sequence], now: float) -> Sequence:
         return candidates[-1]
 
 
 class LeastLoss:
-    """Of the lowest class the one whose work is least and matters least soon; never the first of several.
+    """Preempts, in the lowest class, the sequence with the lowest recomputation cost and the least urgency.
 
-    What counts is the work to compute again, at ``cost``: all but what it found in the cache when it began and would
-    find again. It weighs more the less slack there is until a promise is broken that can still be kept, and once more
-    for each time that the sequence has been preempted before.
+    It never chooses the first of several candidates. The cost counts the tokens to compute again, without those found
+    in the cache at admission, which would be found again. The weight rises as the slack before a deadline or latency
+    target shrinks, and with each earlier preemption of the sequence.
     """
 
     def __init__(self, cost: StepCost = TOKENS_ONLY, classes: Iterable[ServiceClass] = CLASSES) -> None:
@@ -43,7 +43,7 @@ class LeastLoss:
     def choose(self, candidates: Many[Sequence], now: float) -> Sequence:
         others = candidates[1:] or candidates
         lowest = max(self._levels.get(each.request.service_class, 0) for each in others)
-        # Of equals the last in place, as `min` takes the first that it meets.
+        # Of equals the last in place: `min` takes the first one that it meets.
         return min(
             (each for each in reversed(others) if self._levels.get(each.request.service_class, 0) == lowest),
             key=lambda each: self._loss(each, now),
@@ -57,10 +57,10 @@ class LeastLoss:
 
 
 def slack_seconds(sequence: Sequence, now: float) -> float:
-    """How long a sequence may stand still before it breaks its next promise; infinite if there is none to keep.
+    """Seconds that a sequence may pause before it misses its next target; infinite if it has none left to meet.
 
-    Its promises are the deadline, the start that its first token needs, and after that the mean time per token: a token
-    that is not due yet is slack. One that is broken already cannot be broken again.
+    Its targets are the deadline, the latest start for its TTFT target, and after that the mean time per token. A
+    token that is not due yet is slack. A target that is missed already no longer counts.
     """
     due = sequence.latest_start
     if sequence.output_tokens:

@@ -115,6 +115,14 @@ class ShareLedger:
             self._share_out()
         return account
 
+    def set_weights(self, weights: Mapping[str, float]) -> None:
+        """Replace the tenants' weights; what tenants have been served so far stays charged."""
+        self._weights = weights
+        for owner in self.classes.values():
+            for account in owner.tenants.values():
+                account.rate = 1.0 / weights.get(account.name, 1.0)
+            owner.weight = sum(1.0 / each.rate for each in owner.tenants.values() if each.live)
+
     def lift(self, account: TenantAccount, *, alone: bool) -> None:
         """A tenant without waiting requests has one again; ``alone``: no request of its class waits."""
         owner = account.owner

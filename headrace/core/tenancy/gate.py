@@ -25,6 +25,7 @@ class Load(NamedTuple):
     queued_tokens: int
     admitted_per_second: float
     draining: bool
+    paused: bool = False
 
 
 class Forward(NamedTuple):
@@ -56,6 +57,8 @@ def decide(
     """
     if load.draining:
         return Reject(RejectReason.DRAINING, "the server is shutting down", 5)
+    if load.paused:
+        return Reject(RejectReason.PAUSED, "the server is paused by an administrator", 5)
     if sequences > limits.queued_requests or prompt_tokens > limits.queued_tokens:
         return Reject(
             RejectReason.TOO_LARGE,

@@ -1,10 +1,10 @@
-"""How much each tenant has used lately, and when there is room for more: sliding windows, `now` an argument.
+"""Rate limits of tenants: sliding windows over requests and tokens, with `now` as an argument.
 
-A window forgets by slices: what was used in a slice counts until all of the slice is older than the window. So no
-stretch of time as long as the window ever holds more than the limit, which a token bucket (its fill, and what flows in
-meanwhile) does not promise; and the time at which enough will have been forgotten is known exactly.
+A window forgets by slices: use in a slice counts until the whole slice is older than the window. So no period as long
+as the window ever contains more than the limit. A token bucket does not guarantee this: its fill and what flows in
+meanwhile add up. The time at which enough use will have expired is known exactly.
 
-A call is charged when it enters by the most that it may compute, and corrected when it ends by what it did compute.
+A call is charged at admission with the most that it may compute, and corrected at its end with what it did compute.
 """
 
 from __future__ import annotations
@@ -22,18 +22,18 @@ MINUTE_SLICES = 60
 DAY_SLICES = 96
 
 MAX_ACCOUNTS = 10_000
-"""Accounts kept at most: callers who invent tenants share `OTHERS` once there are so many."""
+"""Maximum number of accounts. Above it, further unnamed tenants share the account `OTHERS`."""
 
 OTHERS = "other"
 SWEEP = 64
-"""Idle accounts kept beside twice as many as are in use."""
+"""Idle accounts kept in addition to twice the number in use."""
 
 SWEEP_SECONDS = 10.0
-"""How soon accounts are looked through again while there are too many: it may be that nobody has gone."""
+"""Minimum time between two sweeps while there are too many accounts, because a sweep may find none to remove."""
 
 
 class Limit(StrEnum):
-    """Which bound a call runs against."""
+    """The limit that a call exceeds."""
 
     REQUESTS_PER_MINUTE = "requests_per_minute"
     TOKENS_PER_MINUTE = "tokens_per_minute"
@@ -42,9 +42,9 @@ class Limit(StrEnum):
 
 
 class Shortage(NamedTuple):
-    """A bound that a call runs against: ``used`` of ``limit`` are taken and ``asked`` more are wanted.
+    """A limit that a call exceeds: ``used`` of ``allowed`` are taken and ``asked`` more are needed.
 
-    ``seconds`` from now there will be room, if nobody else takes it (inf: never; None: when a call of the same tenant
+    There will be room in ``seconds`` if no other call takes it (inf: never; None: when a call of the same tenant
     ends).
     """
 
@@ -56,7 +56,7 @@ class Shortage(NamedTuple):
 
 
 class Room(NamedTuple):
-    """One bound as it stands: how much is left, and in how many seconds all of it will be."""
+    """The state of one limit: how much is left, and in how many seconds all of it will be available."""
 
     allowed: int
     remaining: int
@@ -64,7 +64,7 @@ class Room(NamedTuple):
 
 
 class SlidingWindow:
-    """Amounts used in the last ``seconds``, by slices; a clock that jumps back stands still instead."""
+    """Amounts used in the last ``seconds``, by slices. If the clock jumps back, the window keeps its last time."""
 
     __slots__ = ("_now", "_slices", "_used", "_width", "allowed", "seconds")
 
@@ -77,7 +77,7 @@ class SlidingWindow:
         self._now = -math.inf
 
     def used(self, now: float) -> int:
-        """What counts now."""
+        """The amount that counts now."""
         self._forget(now)
         return self._used
 
@@ -93,10 +93,10 @@ class SlidingWindow:
             over -= used
             if over <= 0:
                 return self._end(number) - now
-        raise AssertionError("slices add up to less than what is used")
+        raise AssertionError("the slices add up to less than the recorded use")
 
     def take(self, amount: int, now: float) -> int:
-        """Use ``amount``, whether it fits or not; returns the slice it is booked in, for `give_back`."""
+        """Charge ``amount``, whether it fits or not; returns the number of its slice, for `give_back`."""
         self._forget(now)
         number = math.floor(self._now / self._width)
         if not self._slices or self._slices[-1][0] != number:
@@ -106,7 +106,7 @@ class SlidingWindow:
         return number
 
     def give_back(self, amount: int, number: int, now: float) -> None:
-        """Undo a part of what was taken in slice ``number``; what is forgotten already is not given twice."""
+        """Refund a part of what was charged to slice ``number``; expired use is not refunded."""
         self._forget(now)
         for entry in self._slices:
             if entry[0] == number:
@@ -123,7 +123,7 @@ class SlidingWindow:
         return Room(self.allowed, max(0, self.allowed - self._used), reset)
 
     def _end(self, number: int) -> float:
-        """When slice ``number`` is forgotten."""
+        """When slice ``number`` expires."""
         return (number + 1) * self._width + self.seconds
 
     def _forget(self, now: float) -> None:
@@ -133,7 +133,7 @@ class SlidingWindow:
 
 
 class _Account:
-    """One tenant's use, under one set of limits."""
+    """The use of one tenant under one set of limits."""
 
     __slots__ = ("limits", "open", "windows")
 
@@ -150,12 +150,20 @@ class _Account:
             if allowed is not None
         }
 
+    def change(self, limits: TenantLimits) -> None:
+        """Use other limits from now on; what has been used in a window still counts."""
+        new = _Account(limits).windows
+        for limit in new.keys() & self.windows.keys():
+            self.windows[limit].allowed = new[limit].allowed
+            new[limit] = self.windows[limit]
+        self.limits, self.windows = limits, new
+
     def is_idle(self, now: float) -> bool:
         return not self.open and not any(window.used(now) for window in self.windows.values())
 
 
 class Hold(NamedTuple):
-    """What an open call holds of its tenant's account, until `Quotas.settle`."""
+    """The charge of an open call, until `Quotas.settle`."""
 
     key: tuple[str, str]
     tokens: int
@@ -175,7 +183,7 @@ class Quotas:
         return len(self._accounts)
 
     def shortage(self, tenant: str, model: str, tokens: int, now: float) -> Shortage | None:
-        """The bound that keeps a call of ``tokens`` out, the longest of several; None: it may enter."""
+        """The limit that rejects a call of ``tokens``, the one with the longest wait; None if the call may enter."""
         account = self._accounts.get(self._key(tenant, model, now)) or _Account(
             self._tenants.terms(tenant).limits_of(model)
         )
@@ -191,7 +199,7 @@ class Quotas:
         return worst
 
     def take(self, tenant: str, model: str, tokens: int, now: float) -> Hold | None:
-        """A call of at most ``tokens`` enters; None for a tenant without limits, of whom nothing is kept."""
+        """Charge a call of at most ``tokens``; None for a tenant without limits, which has no account."""
         limits = self._tenants.terms(tenant).limits_of(model)
         if limits == UNLIMITED:
             return None
@@ -207,11 +215,13 @@ class Quotas:
         return Hold(key, tokens, slices)
 
     def settle(self, hold: Hold, tokens: int, now: float) -> None:
-        """A call has ended and used ``tokens``: the rest of what it held is given back, what is missing is added."""
+        """A call has ended and used ``tokens``: refund the rest of its charge, or add what is missing."""
         account = self._accounts[hold.key]
         account.open -= 1
         for limit, number in hold.slices:
-            window = account.windows[limit]
+            window = account.windows.get(limit)
+            if window is None:  # the limit has been lifted since
+                continue
             change = _amount(limit, tokens) - _amount(limit, hold.tokens)
             if change < 0:
                 window.give_back(-change, number, now)
@@ -219,7 +229,7 @@ class Quotas:
                 window.take(change, now)
 
     def rooms(self, tenant: str, model: str, now: float) -> dict[Limit, Room]:
-        """How the bounds of a tenant stand; empty where there are none."""
+        """The state of a tenant's limits; empty if it has none."""
         limits = self._tenants.terms(tenant).limits_of(model)
         account = self._accounts.get(self._key(tenant, model, now)) or _Account(limits)
         rooms = {limit: window.room(now) for limit, window in account.windows.items()}
@@ -227,6 +237,13 @@ class Quotas:
             left = max(0, limits.concurrent_requests - account.open)
             rooms[Limit.CONCURRENT_REQUESTS] = Room(limits.concurrent_requests, left, 0.0)
         return rooms
+
+    def replace(self, tenants: Tenants) -> None:
+        """Use other terms from now on. Calls that are open keep what they hold."""
+        self._tenants = tenants
+        for (tenant, model), account in self._accounts.items():
+            terms = tenants.terms(tenant)
+            account.change(terms.limits_of(model) if model in terms.models else terms.limits)
 
     def _key(self, tenant: str, model: str, now: float) -> tuple[str, str]:
         terms = self._tenants.terms(tenant)
@@ -237,7 +254,7 @@ class Quotas:
         return key if len(self._accounts) < MAX_ACCOUNTS else (OTHERS, key[1])
 
     def _sweep(self, now: float) -> None:
-        """Forget idle accounts before they outnumber those in use: one in their place would stand no better."""
+        """Remove idle accounts before they outnumber those in use; a new account would be in the same state."""
         count = len(self._accounts)
         if count >= self._sweep_at or (count >= MAX_ACCOUNTS and now >= self._sweep_after):
             self._accounts = {key: each for key, each in self._accounts.items() if not each.is_idle(now)}

@@ -40,6 +40,15 @@ class Comparison:
     rounds: Sequence[Sequence[Run]]
     ratios: Mapping[str, Mapping[str, float]]
 
+    def medians(self) -> dict[str, dict[str, float]]:
+        """Each figure of each target, as the median over rounds."""
+        return {
+            column[0].target: {
+                figure.name: median([figure.read(run.summary) for run in column]) for figure in FIGURES
+            }
+            for column in zip(*self.rounds, strict=True)
+        }
+
     def middle(self) -> list[Run]:
         """For each target the run whose throughput is the median (the lower one of two)."""
         runs = []

@@ -38,10 +38,16 @@ class Run:
     facts: Mapping[str, Any] = field(default_factory=dict)
 
 
-def table(runs: Sequence[Run], title: str, ratios: Mapping[str, Mapping[str, float]] | None = None) -> Table:
+def table(
+    runs: Sequence[Run],
+    title: str,
+    ratios: Mapping[str, Mapping[str, float]] | None = None,
+    medians: Mapping[str, Mapping[str, float]] | None = None,
+) -> Table:
     """The runs side by side, and beside each but the first its ratios to the first.
 
-    ``ratios`` are by target and figure, where they are known better than by dividing these runs' figures.
+    Of several rounds, ``medians`` are the figures to show and ``ratios`` the medians of the ratios of each round, both
+    by target and figure.
     """
     slo = ", ".join(f"{name.upper()} {1000 * limit:g} ms" for name, limit in runs[0].summary.slo.items())
     shown = Table(title=f"{title}; SLO {slo}" if slo else title, title_justify="left", header_style="bold")
@@ -54,6 +60,8 @@ def table(runs: Sequence[Run], title: str, ratios: Mapping[str, Mapping[str, flo
         shown.add_row(label, *_beside(cells))
     for figure in FIGURES:
         values = [figure.read(run.summary) for run in runs]
+        if medians is not None:
+            values = [medians[run.target][figure.name] for run in runs]
         if all(math.isnan(value) for value in values):
             continue
         quotients = [ratio(value, values[0]) for value in values]

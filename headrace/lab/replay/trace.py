@@ -18,7 +18,7 @@ from headrace.core.plan import Arrival, Move, Tier
 from headrace.core.request import FinishReason, Request, Retention, SamplingParams, Slo
 from headrace.observe.recording.fingerprints import STOP, read
 from headrace.observe.recording.moments import Adopted, Cancelled, Outcome, Raised, Reset, Submitted, Turned
-from headrace.observe.recording.wire import MAGIC, TOLD, TOLD_PARAMS, VERSION
+from headrace.observe.recording.wire import MAGIC, RECORDED, RECORDED_PARAMS, VERSION
 
 
 class BadTrace(ValueError):
@@ -171,10 +171,10 @@ def _happening(told: Mapping[str, Any]) -> Happening:
 
 
 def _request(told: Mapping[str, Any]) -> Request:
-    unknown = told.keys() - {*TOLD, *TOLD_PARAMS, "tokens", "answered", "affinity"}
+    unknown = told.keys() - {*RECORDED, *RECORDED_PARAMS, "tokens", "answered", "affinity"}
     if unknown:
         raise ValueError(f"a request has no field {', '.join(sorted(unknown))}")
-    fields = {name: value for name, value in told.items() if name in TOLD}
+    fields = {name: value for name, value in told.items() if name in RECORDED}
     return Request(
         **fields
         | {
@@ -185,7 +185,7 @@ def _request(told: Mapping[str, Any]) -> Request:
             "tokens": read(told["tokens"]),
             "answered": read(told["answered"]),
             "affinity": told["affinity"],
-            "params": SamplingParams(**{name: told[name] for name in TOLD_PARAMS}),
+            "params": SamplingParams(**{name: told[name] for name in RECORDED_PARAMS}),
             "eos_token_ids": frozenset({STOP}),
         }
     )

@@ -1,1 +1,5 @@
-"""An engine's life on file: every way in and every step with its events, enough to live it again without a model."""
+"""Records a scheduler trace: all inputs of an engine and the events of each step, enough to replay it without a model.
+
+- `moments`: the entries of a trace. `engine`: an engine that records them. `tape`: writes them to a file.
+- `wire`: entries as JSON lines. `fingerprints`: tokens as keyed hashes, so that a trace contains no text.
+"""

@@ -1,4 +1,4 @@
-"""An engine that tells a tape everything that goes in and comes out; in all else it is the engine."""
+"""An engine that records its inputs and the events of each step; it behaves like `core.engine.Engine` otherwise."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ from headrace.observe.recording.moments import (
 )
 
 Tell = Callable[[Moment], None]
-"""Takes a moment and returns at once."""
+"""Records a moment without waiting."""
 
 
 class RecordedEngine(Engine):
-    """Tells ``tell`` of every way in before it is taken, and of every step after it."""
+    """Calls ``tell`` with each input before it takes effect, and with each step after it."""
 
     def __init__(
         self,
@@ -43,11 +43,11 @@ class RecordedEngine(Engine):
         tell: Tell,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
-        self._overheard = _Overheard(runner)
-        super().__init__(scheduler, self._overheard, events, knobs, overlap)
+        self._observed = _ObservedRunner(runner)
+        super().__init__(scheduler, self._observed, events, knobs, overlap)
         self._tell = tell
         self._clock = clock
-        self._told_knobs = knobs
+        self._recorded_knobs = knobs
         self._stepping = False
 
     def submit(self, request: Request, now: float) -> None:
@@ -67,8 +67,8 @@ class RecordedEngine(Engine):
         super().reset_prefix_cache(lower=lower)
 
     def step(self, now: float) -> list[Event]:
-        if self.knobs is not self._told_knobs:
-            self._told_knobs = self.knobs
+        if self.knobs is not self._recorded_knobs:
+            self._recorded_knobs = self.knobs
             self._tell(Turned(self.knobs))
         began = self._clock()
         self._stepping = True
@@ -79,7 +79,7 @@ class RecordedEngine(Engine):
             raise
         finally:
             self._stepping = False
-        self._tell(Took(now, self._clock() - began, self._overheard.take(), tuple(events)))
+        self._tell(Took(now, self._clock() - began, self._observed.take(), tuple(events)))
         return events
 
     def take_events(self) -> list[Event]:
@@ -89,8 +89,8 @@ class RecordedEngine(Engine):
         return events
 
 
-class _Overheard:
-    """A runner whose answers are remembered in shape, for the step that collects them."""
+class _ObservedRunner:
+    """A runner that remembers the shape of its last output."""
 
     def __init__(self, runner: Runner) -> None:
         self._runner = runner

@@ -1,9 +1,8 @@
-"""Tokens made unreadable, so that equal prefixes stay equal and nothing else can be told of them.
+"""Keyed hashes of tokens: equal prefixes have equal hashes, and nothing else can be learned from them.
 
-A token's fingerprint hashes the token with all that came before it (salt and adapter first) under a key that is drawn
-for one recording and never written. So two prompts have equal fingerprints just as far as they are equal, to the token
-and not only to the block: the prefix cache copies parts of blocks, and a replay must find the same parts. Without the
-key nobody can try out what a prompt may have been.
+The fingerprint of a token hashes the token and everything before it (salt and adapter first) under a random key, which
+is never written. Two prompts have equal fingerprints exactly as far as they are equal, token by token: the prefix cache
+copies parts of blocks, and a replay must find the same parts. Without the key, a guessed prompt cannot be verified.
 """
 
 from __future__ import annotations
@@ -16,22 +15,22 @@ from headrace.core.block_keys import root_key
 from headrace.core.request import Request
 
 SIZE = 3
-"""Bytes of a fingerprint: two different tokens behind one prefix look alike once in 16 million times."""
+"""Bytes of a fingerprint. Two different tokens after the same prefix collide once in 16 million times."""
 
 STOP = 0
-"""Stands for every token that ends an answer; fingerprints are never 0."""
+"""The fingerprint of every token that ends an answer; no other fingerprint is 0."""
 
 
 def written(fingerprints: Iterable[int]) -> str:
-    """Fingerprints as text, four characters each."""
+    """Encode fingerprints as text, four characters each."""
     return base64.b64encode(b"".join(value.to_bytes(SIZE, "big") for value in fingerprints)).decode()
 
 
 def read(text: str) -> tuple[int, ...]:
-    """The inverse of `written`.
+    """Decode the text of `written`.
 
     Raises:
-        ValueError: no such text.
+        ValueError: the text is no list of fingerprints.
     """
     raw = base64.b64decode(text, validate=True)
     if len(raw) % SIZE:
@@ -61,16 +60,16 @@ class _Chain:
 
 
 class Fingerprints:
-    """The fingerprints of all live requests of one engine; ``key`` is the recording's secret, up to 64 bytes."""
+    """The fingerprints of all open requests of one engine; ``key`` is the secret of the recording, up to 64 bytes."""
 
     def __init__(self, key: bytes) -> None:
         self._key = key
         self._chains: dict[str, _Chain] = {}
 
     def begin(self, request: Request) -> tuple[tuple[int, ...], tuple[int, ...]]:
-        """A new request's prompt, and what of its answer it brings.
+        """Fingerprints of a new request's prompt, and of the answer tokens that it brings along.
 
-        A second one of a live id is refused by the core: it changes nothing here.
+        The engine rejects a second request with the same id, so it changes nothing here.
         """
         chain = _Chain(request, self._key)
         shown = chain.extend(request.tokens), chain.extend(request.answered, chain.stops)
@@ -78,12 +77,12 @@ class Fingerprints:
         return shown
 
     def answer(self, request_id: str, tokens: Iterable[int]) -> tuple[int, ...]:
-        """The next tokens of a request's answer; one that ends it is `STOP`."""
+        """Fingerprints of the next answer tokens; a token that ends the answer is `STOP`."""
         chain = self._chains[request_id]
         return chain.extend(tokens, chain.stops)
 
     def group(self, name: str) -> str:
-        """A group of requests without its name, which is what a caller wrote (empty: none)."""
+        """A keyed hash of the name of a request group, which a client chose; empty for no group."""
         return hashlib.blake2b(name.encode(), digest_size=8, key=self._key).hexdigest() if name else ""
 
     def end(self, request_id: str) -> None:

@@ -1,7 +1,7 @@
-"""What a recording is made of: everything that goes into an engine, in order, and each step with what it told.
+"""The entries of a trace: every input of an engine in order, and each step with its events.
 
-Replaying the ways in with the recorded times through the same core gives the same events: a core has no clock and no
-chance of its own, and what its runner answered is here too.
+Replaying the inputs at the recorded times produces the same events: the core has no clock and no randomness, and the
+outputs of its runner are recorded too.
 """
 
 from __future__ import annotations
@@ -16,21 +16,21 @@ from headrace.core.request import FinishReason, Request
 
 
 class Begun(NamedTuple):
-    """The engine was composed; ``settings`` are plain values from which it can be composed again."""
+    """The engine was built; ``settings`` are plain values from which it can be built again."""
 
     version: str
     settings: Mapping[str, Any]
 
 
 class Submitted(NamedTuple):
-    """A request came."""
+    """A request was submitted."""
 
     request: Request
     now: float
 
 
 class Cancelled(NamedTuple):
-    """Somebody asked for a request's end."""
+    """A request was cancelled."""
 
     request_id: str
     why: FinishReason
@@ -38,29 +38,29 @@ class Cancelled(NamedTuple):
 
 
 class Turned(NamedTuple):
-    """The next step goes by other knobs."""
+    """The scheduler's settings changed before the next step."""
 
     knobs: Knobs
 
 
 class Adopted(NamedTuple):
-    """So many blocks of an earlier engine's cache were taken over; what is in them no recording holds."""
+    """Blocks of an earlier engine's cache were loaded; their content is not recorded."""
 
     blocks: int
 
 
 class Reset(NamedTuple):
-    """The prefix cache was emptied, that of the lower tiers too if ``lower``."""
+    """The prefix cache was emptied; also in the lower tiers if ``lower``."""
 
     lower: bool
 
 
 class Outcome(NamedTuple):
-    """What the runner returned of one step, in shape; the first three fields are keyed by a row's index.
+    """The shape of the runner's output of one step; the first three fields are keyed by row index.
 
-    ``counts`` are numbers of drawn tokens where a row drew another number than one; ``scores`` numbers of scored
-    prompt positions; ``failures`` messages; ``arrivals`` what had come from or gone to the disk; ``broken_off`` that no
-    row was computed.
+    ``counts`` are numbers of sampled tokens, where a row sampled another number than one. ``scores`` are numbers of
+    scored prompt positions, ``failures`` error messages, ``arrivals`` finished disk transfers. ``broken_off``: the step
+    was interrupted and computed no row.
     """
 
     counts: Mapping[int, int]
@@ -71,7 +71,7 @@ class Outcome(NamedTuple):
 
 
 class Took(NamedTuple):
-    """One call of `Engine.step`: when, how long it took, what was collected in it (None: nothing), what it told."""
+    """One call of `Engine.step`: its time, duration, collected output (None: nothing was collected) and events."""
 
     now: float
     seconds: float
@@ -80,13 +80,13 @@ class Took(NamedTuple):
 
 
 class Drained(NamedTuple):
-    """Events that were taken between two steps."""
+    """Events that were emitted between two steps."""
 
     events: tuple[Event, ...]
 
 
 class Raised(NamedTuple):
-    """A step that ended the engine."""
+    """A step raised an error, which ended the engine."""
 
     now: float
     error: str

@@ -1,4 +1,4 @@
-"""The file of a recording, written by a thread of its own: the engine only puts values into a queue."""
+"""Writes a trace to a file on a thread of its own; the engine only puts moments into a queue."""
 
 from __future__ import annotations
 
@@ -18,20 +18,20 @@ from headrace.observe.recording.wire import Scribe
 logger = logging.getLogger(__name__)
 
 MOST_WAITING = 100_000
-"""Moments that may wait to be written: more, and the recording ends rather than the memory."""
+"""Moments that may wait to be written. With more, the recording stops, so that it does not fill the memory."""
 
 
 class Tape:
     """Writes moments to ``path`` (compressed if it ends in ``.gz``) until `close`, or until it has ``limit_bytes``.
 
-    A replay needs all that happened since the engine began, so a recording is never cut at its start: it stops, with a
-    last line and a warning in the log that say so, and serving goes on.
+    A replay needs everything since the start of the engine, so old entries are never dropped. At the limit the trace
+    ends, with a last line in the file and a warning in the log, and serving continues.
 
-    What is in the file already is given up when the first moment comes, not before: a start that fails leaves the last
-    recording, which may be of the crash that somebody wants to look at.
+    An existing file is overwritten when the first moment arrives, not before: a start that fails keeps the last
+    recording, which may be the one of a crash.
 
     Raises:
-        BlockingIOError: another process writes to it.
+        BlockingIOError: another process writes to the file.
         OSError: the file cannot be written.
     """
 
@@ -45,7 +45,7 @@ class Tape:
             self._raw.close()
             raise
         except OSError:
-            pass  # a file system without locks
+            pass  # the file system has no locks
         self._file: IO[bytes] | gzip.GzipFile = self._raw
         self._scribe = Scribe(secrets.token_bytes(32))
         self._queue: queue.SimpleQueue[Moment | None] = queue.SimpleQueue()
@@ -54,12 +54,12 @@ class Tape:
         self._thread.start()
 
     def tell(self, moment: Moment) -> None:
-        """Have a moment written, soon."""
+        """Queue a moment."""
         if not self._stopped:
             self._queue.put(moment)
 
     def close(self, timeout: float = 10.0) -> None:
-        """Write what waits, and end the file."""
+        """Write what is queued, and close the file."""
         self._queue.put(None)
         self._thread.join(timeout)
 
@@ -84,17 +84,17 @@ class Tape:
                 moment = self._queue.get()
             self._file.close()
             self._raw.close()
-        except Exception as error:  # a full disk, most likely: the engine must not notice
+        except Exception as error:  # a full disk, most likely; it must not affect the engine
             self._stopped = True
             logger.warning("recording to %s stopped: %s", self._path, error)
         finally:
-            self._queue = queue.SimpleQueue()  # what still waited would stay in memory as long as the server
+            self._queue = queue.SimpleQueue()  # release what is still queued
 
     def _stop(self, why: str) -> None:
         self._stopped = True
         self._write({"stopped": why})
-        logger.warning("recording to %s stopped: %s; serving goes on", self._path, why)
+        logger.warning("recording to %s stopped: %s; serving continues", self._path, why)
 
     def _write(self, line: dict[str, object]) -> None:
-        # In ASCII a kill can cut a line, but no letter: what is left can be read.
+        # ASCII: if the process is killed, the last line may be incomplete, but never a character.
         self._file.write(json.dumps(line, separators=(",", ":")).encode() + b"\n")

@@ -1,18 +1,18 @@
-"""The lines of a trace file: one JSON object each, made from moments and, in a replay, compared with what comes anew.
+"""The lines of a trace file: one JSON object per moment, which a replay compares with its own.
 
-| line | is |
+| line | meaning |
 |---|---|
-| ``{"headrace_trace": 2, "version": …, "settings": {…}}`` | the first: how the engine was composed |
-| ``{"submit": {…}, "now": …}`` | a request by its lengths and what scheduling goes by |
-| ``{"cancel": id, "why": …, "now": …}`` ``{"knobs": {…}}`` ``{"reset": "all"}`` | the other ways in |
-| ``{"adopted": blocks}`` | the engine began with so much of an earlier one's cache, which is not in the trace |
-| ``{"step": now, "seconds": …, "out": {…}, "events": […]}`` | a step, what the runner returned, what it told |
-| ``{"events": […]}`` | events that were taken between steps |
+| ``{"headrace_trace": 2, "version": …, "settings": {…}}`` | first line: how the engine was built |
+| ``{"submit": {…}, "now": …}`` | a request: its length and the fields that scheduling uses |
+| ``{"cancel": id, "why": …, "now": …}`` ``{"knobs": {…}}`` ``{"reset": "all"}`` | other inputs |
+| ``{"adopted": blocks}`` | the engine loaded blocks of an earlier cache, which are not in the trace |
+| ``{"step": now, "seconds": …, "out": {…}, "events": […]}`` | a step, the runner's output, and the events |
+| ``{"events": […]}`` | events between steps |
 | ``{"raised": …, "now": …}`` | the step that ended the engine |
 | ``{"stopped": why}`` | the recording ended before the engine did |
 
-An event is its name and the fields that differ from their defaults. There is no text in a trace and no token: tokens
-are `fingerprints`; of log-probabilities those of a prompt are counted, those of an answer left out.
+An event is its name and the fields that differ from their defaults. A trace contains no text and no tokens: tokens are
+written as `fingerprints`, log-probabilities of a prompt as their number, and those of an answer not at all.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ from headrace.observe.recording.moments import (
 MAGIC = "headrace_trace"
 VERSION = 2
 
-TOLD = (
+RECORDED = (
     "id",
     "arrived",
     "tenant",
@@ -53,23 +53,23 @@ TOLD = (
     "retention",
     "adapter",
 )
-"""Fields of a request that scheduling goes by and that are written as they are."""
+"""Fields of a request that scheduling uses and that are written unchanged."""
 
-TOLD_PARAMS = ("max_tokens", "min_tokens", "ignore_eos", "prompt_logprobs")
-"""The sampling parameters that scheduling goes by."""
+RECORDED_PARAMS = ("max_tokens", "min_tokens", "ignore_eos", "prompt_logprobs")
+"""Sampling parameters that scheduling uses."""
 
 WITHHELD = ("tokens", "answered", "params", "salt", "seed", "affinity", "eos_token_ids")
-"""Fields of a request that stay here: told as fingerprints, in part, or not at all."""
+"""Fields of a request that are written as fingerprints, in part, or not at all."""
 
 
 class Scribe:
-    """Turns the moments of one recording into lines; ``key`` is its secret."""
+    """Turns the moments of one recording into lines; ``key`` is the secret of its fingerprints."""
 
     def __init__(self, key: bytes) -> None:
         self._fingerprints = Fingerprints(key)
 
     def line(self, moment: Moment) -> dict[str, Any]:
-        """The line of a moment, as plain values."""
+        """The line of a moment, as plain values for JSON."""
         match moment:
             case Begun(version, settings):
                 return {MAGIC: VERSION, "version": version, "settings": plain(settings)}
@@ -94,13 +94,13 @@ class Scribe:
                 return {"raised": error, "now": now}
 
     def _request(self, request: Request) -> dict[str, Any]:
-        told = {name: plain(getattr(request, name)) for name in TOLD}
-        params = {name: getattr(request.params, name) for name in TOLD_PARAMS}
+        fields = {name: plain(getattr(request, name)) for name in RECORDED}
+        params = {name: getattr(request.params, name) for name in RECORDED_PARAMS}
         if request.params.stop or request.params.stop_token_ids:
-            params["ignore_eos"] = False  # an end by any token is told as an end by the end token
+            params["ignore_eos"] = False  # any stop token is written as the end token
         tokens, answered = self._fingerprints.begin(request)
         group = self._fingerprints.group(request.affinity)
-        return told | params | {"tokens": written(tokens), "answered": written(answered), "affinity": group}
+        return fields | params | {"tokens": written(tokens), "answered": written(answered), "affinity": group}
 
     def _events(self, events: tuple[Event, ...]) -> list[list[Any]]:
         lines = []
@@ -112,8 +112,8 @@ class Scribe:
 
 
 def event_line(event: Event, shown: Callable[[str, tuple[int, ...]], tuple[int, ...]]) -> list[Any]:
-    """An event as its name and the fields that differ from their defaults; ``shown`` makes tokens unreadable."""
-    if isinstance(event, Emitted):  # nearly all events are: the short way
+    """An event as its name and the fields that differ from their defaults; ``shown`` hashes tokens."""
+    if isinstance(event, Emitted):  # the most frequent event, so it is written directly
         return [
             "Emitted",
             {"request_id": event.request_id, "tokens": written(shown(event.request_id, event.tokens))},
@@ -135,7 +135,7 @@ def _outcome(outcome: Outcome) -> dict[str, Any]:
 
 
 def plain(value: Any) -> Any:
-    """A value as JSON has it: tuples are lists, infinite numbers text."""
+    """A value for JSON: tuples become lists, infinite numbers text."""
     if isinstance(value, Mapping):
         return {str(key): plain(inner) for key, inner in value.items()}
     if isinstance(value, list | tuple | set | frozenset):

@@ -1,4 +1,7 @@
-"""Authentication: API keys in, tenants out.
+"""Authentication and roles: which tenant sends a request, and which routes it may use.
 
-- `api_keys`: reads and checks API keys.
+- `roles`: the roles, and one table that says which role each route needs.
+- `api_keys`: reads API keys from options and files, and finds the identity of a key.
+- `access`: checks one request against the table and the keys.
+- `key_file`: reads the key file again when it changes.
 """

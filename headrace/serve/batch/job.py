@@ -1,7 +1,7 @@
-"""The lines of a batch in the order in which they are best computed; results name their line, so any order will do.
+"""Orders the lines of a batch for prefix sharing; results name their line, so any order is allowed.
 
-`core.queueing.job_order` says why. Prompts are compared as text, before any template or tokenizer: what two requests
-have in common at their beginning, their tokens have too.
+`core.queueing.job_order` explains the order. Prompts are compared as text, before any template or tokenizer: a common
+beginning of two texts is also one of their tokens.
 """
 
 from __future__ import annotations
@@ -14,16 +14,16 @@ from headrace.core.queueing.job_order import order_job
 from headrace.serve.batch.lines import BadLine, BatchRequest
 
 WINDOW_BYTES = 64 << 20
-"""Prompts that are ordered together: a batch may be larger than memory, and is then several jobs."""
+"""Bytes of prompts that are ordered together: a batch larger than memory is processed as several jobs."""
 
 GRAIN_BYTES = 64
-"""Text that is a block's worth of tokens or so: shorter common beginnings save nothing."""
+"""About the text of one block of tokens: shorter common prefixes save nothing."""
 
 Line = BatchRequest | BadLine
 
 
 def in_job_order(lines: Iterable[Line], window_bytes: int = WINDOW_BYTES) -> Iterator[Line]:
-    """The same lines, those with a common beginning together; so many bytes of prompts are read ahead."""
+    """The same lines, with common prefixes together; ``window_bytes`` bytes of prompts are read ahead."""
     window: list[Line] = []
     prompts: list[bytes] = []
     read = 0
@@ -43,7 +43,9 @@ def _ordered(window: list[Line], prompts: list[bytes]) -> Iterator[Line]:
 
 
 def _prompt(line: Line) -> bytes:
-    """What a line's tokens are made of, in the order of a chat template; lines that differ elsewhere share nothing."""
+    """The text that a line's tokens come from, in the order of a chat template; lines that differ earlier share
+    nothing.
+    """
     if isinstance(line, BadLine):
         return b""
     body = line.body

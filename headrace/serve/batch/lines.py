@@ -1,11 +1,11 @@
-"""The lines of a batch, in OpenAI's JSONL format: requests in, results out.
+"""The lines of a batch in OpenAI's JSONL format: requests in, results out.
 
 ```
 in   {"custom_id": "a", "method": "POST", "url": "/v1/chat/completions", "body": {"messages": […], …}}
 out  {"id": "batch_req_1", "custom_id": "a", "response": {"status_code": 200, "request_id": …, "body": {…}},
       "error": null}
 ```
-It knows no files and no network: `batch.results` keeps the output, `batch.run` sends the requests.
+It knows no files and no network: `batch.results` writes the output, `batch.run` sends the requests.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ MAX_CUSTOM_ID_CHARACTERS = 512
 
 
 class BatchRequest(NamedTuple):
-    """A good line: what to send where. ``number`` counts from 1."""
+    """A valid line: what to send where. ``number`` counts from 1."""
 
     number: int
     custom_id: str
@@ -27,12 +27,12 @@ class BatchRequest(NamedTuple):
 
     @property
     def key(self) -> str:
-        """What tells this line's result from all others."""
+        """The key that distinguishes this line's result from all others."""
         return self.custom_id
 
 
 class BadLine(NamedTuple):
-    """A line that cannot be sent; ``custom_id`` is None where the line has none that can be read."""
+    """An invalid line; ``custom_id`` is None if the line has none that can be read."""
 
     number: int
     custom_id: str | None
@@ -40,12 +40,12 @@ class BadLine(NamedTuple):
 
     @property
     def key(self) -> str:
-        """What tells this line's result from all others."""
+        """The key that distinguishes this line's result from all others."""
         return self.custom_id if self.custom_id is not None else line_id(self.number)
 
 
 class DuplicateId(ValueError):
-    """Two lines of one batch with the same ``custom_id``: their results could not be told apart."""
+    """Two lines of one batch have the same ``custom_id``, so their results could not be distinguished."""
 
 
 def line_id(number: int) -> str:
@@ -54,7 +54,7 @@ def line_id(number: int) -> str:
 
 
 def read_lines(raw_lines: Iterable[bytes]) -> Iterator[BatchRequest | BadLine]:
-    """Parse a batch line by line; blank lines are passed over."""
+    """Parse a batch line by line; blank lines are skipped."""
     for number, raw in enumerate(raw_lines, start=1):
         if raw.strip():
             yield parse_line(number, raw)
@@ -64,7 +64,7 @@ def check_ids(lines: Iterable[BatchRequest | BadLine]) -> set[str]:
     """The keys of all lines.
 
     Raises:
-        DuplicateId: a ``custom_id`` comes twice.
+        DuplicateId: a ``custom_id`` occurs twice.
     """
     seen: dict[str, int] = {}
     for line in lines:
@@ -75,7 +75,7 @@ def check_ids(lines: Iterable[BatchRequest | BadLine]) -> set[str]:
 
 
 def parse_line(number: int, raw: bytes) -> BatchRequest | BadLine:
-    """What a line asks for, or what is wrong with it."""
+    """The request of a line, or what is wrong with it."""
     try:
         value = json.loads(raw)
     except (ValueError, RecursionError) as error:
@@ -104,7 +104,7 @@ def parse_line(number: int, raw: bytes) -> BatchRequest | BadLine:
 
 
 def answered(request: BatchRequest, status_code: int, request_id: str, body: Any) -> dict[str, Any]:
-    """The result of a request that the server answered, well or not."""
+    """The result of a request that the server answered, with or without success."""
     response = {"status_code": status_code, "request_id": request_id, "body": body}
     return {
         "id": line_id(request.number),
@@ -115,7 +115,7 @@ def answered(request: BatchRequest, status_code: int, request_id: str, body: Any
 
 
 def refused(line: BadLine) -> dict[str, Any]:
-    """The result of a line that could not be sent."""
+    """The result of an invalid line."""
     error = {"code": "invalid_line", "message": line.message}
     return {"id": line_id(line.number), "custom_id": line.custom_id, "response": None, "error": error}
 
@@ -127,6 +127,6 @@ def result_key(result: dict[str, Any]) -> str:
 
 
 def succeeded(result: dict[str, Any]) -> bool:
-    """Whether a result is an answer and no error."""
+    """Whether a result is an answer and not an error."""
     response = result.get("response")
     return isinstance(response, dict) and response.get("status_code") == 200

@@ -1,9 +1,9 @@
 """The output file of a batch: every result exactly once, whenever the process is killed.
 
-A result counts from the moment its line is whole in the file, line break included. What a killed process left
-half written is cut off when the file is opened again, and its request runs again; all others are known by
-their key and do not. Writing goes straight to the operating system, so that a killed process loses nothing;
-``fsync`` follows in batches and bounds what a power failure may cost.
+A result counts when its line is complete in the file, including the line break. When the file is opened again, an
+incomplete last line of a killed process is cut off, and its request runs again. All other results are known by their
+key and do not run again. Writes go straight to the operating system, so a killed process loses nothing. ``fsync``
+follows in batches and limits the loss in a power failure.
 """
 
 from __future__ import annotations
@@ -23,18 +23,18 @@ SYNC_SECONDS = 1.0
 
 
 class ResultsError(ValueError):
-    """An output file that cannot be gone on with."""
+    """An output file that cannot be continued."""
 
 
 class Results:
     """An output file, open for appending and locked against a second run.
 
     Attributes:
-        keys: of the results in the file.
-        failed: how many of them are errors.
+        keys: the keys of the results in the file.
+        failed: the number of them that are errors.
 
     Raises:
-        ResultsError: another process writes to the file, or it holds something other than results.
+        ResultsError: another process writes to the file, or it contains something other than results.
     """
 
     def __init__(self, path: str | Path) -> None:
@@ -63,12 +63,12 @@ class Results:
         """Write one result.
 
         Raises:
-            ResultsError: there is a result of this line already, or the file cannot be written.
+            ResultsError: the file already has a result of this line, or cannot be written.
         """
         key = result_key(result)
         if key in self.keys:
             raise ResultsError(f"{self.path} already has a result for {key!r}")
-        # A lone surrogate becomes backslash-u and four digits, which is how JSON spells it.
+        # A lone surrogate becomes backslash-u and four digits, as in JSON.
         text = json.dumps(result, ensure_ascii=False).encode("utf-8", "backslashreplace")
         line = memoryview(text + b"\n")
         try:
@@ -82,13 +82,13 @@ class Results:
             self.sync()
 
     def sync(self) -> None:
-        """Have the disk hold what was written."""
+        """Flush what was written to the disk."""
         os.fsync(self._file.fileno())
         self._unsynced = 0
         self._synced_at = time.monotonic()
 
     def close(self) -> None:
-        """Sync and let go of the file."""
+        """Sync and close the file."""
         if not self._file.closed:
             self.sync()
             self._file.close()
@@ -112,7 +112,7 @@ class Results:
                 result = _parse(line)
                 if result is None:
                     raise ResultsError(
-                        f"{self.path}, line {number}: no result of a batch; is it the right file?"
+                        f"{self.path}, line {number}: not a result of a batch; is it the right file?"
                     )
                 key = result_key(result)
                 if key in self.keys:

@@ -1,7 +1,7 @@
-"""Sends the requests of a batch, so many at a time, and keeps their results.
+"""Sends the requests of a batch, with limited concurrency, and writes their results.
 
-The client decides where they go: to a server's address, or through `httpx.ASGITransport` to an application in
-this process; here there is no difference.
+The client decides where they go: to a server's address, or through `httpx.ASGITransport` to an application in this
+process.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ MAX_WAIT_SECONDS = 60.0
 
 
 class ServerGone(ConnectionError):
-    """The server stopped answering: the run ends, and what is missing is done by the next one."""
+    """The server stopped answering: the run ends, and the next run does the missing lines."""
 
 
 class Outcome(NamedTuple):
-    """What one line came to, for progress."""
+    """The outcome of one line, for progress."""
 
     succeeded: bool
     prompt_tokens: int
@@ -48,14 +48,14 @@ async def run_batch(
 
     Args:
         client: bound to the server (``base_url``), or to an application.
-        lines: read some way ahead and sent in the order in which they are best computed.
+        lines: read some way ahead and sent in the best order for computing.
         results: where the results go, in the order in which they arrive.
-        concurrency: so many requests are under way at once.
+        concurrency: the number of requests under way at once.
         told: is called with each line's outcome after its result is written.
-        model: sent in place of the lines' own ``model``.
+        model: sent instead of the lines' own ``model``.
 
     Raises:
-        ServerGone: a request found no server, several times over, or one whose engine has failed.
+        ServerGone: a request found no server in several tries, or one whose engine has failed.
     """
     waiting = in_job_order(line for line in lines if line.key not in results.keys)
 
@@ -78,11 +78,11 @@ async def run_batch(
 
 
 async def _send(client: httpx.AsyncClient, line: BatchRequest, model: str | None) -> dict[str, Any]:
-    """Send until there is an answer; a busy server is asked again, later each time."""
+    """Send until there is an answer; a busy server is retried, later each time."""
     try:
         body = line.body if model is None else {**line.body, "model": model}
         request = client.build_request("POST", line.url, json=body)
-    except (ValueError, RecursionError, httpx.InvalidURL) as error:  # NaN, half a character, too deep
+    except (ValueError, RecursionError, httpx.InvalidURL) as error:  # NaN, a lone surrogate, nesting too deep
         return refused(BadLine(line.number, line.custom_id, f"line {line.number} cannot be sent: {error}"))
     wait = FIRST_WAIT_SECONDS
     busy = lost = 0
@@ -105,7 +105,7 @@ async def _send(client: httpx.AsyncClient, line: BatchRequest, model: str | None
 
 
 async def _has_failed(client: httpx.AsyncClient) -> bool:
-    """Whether a server error is the end of all requests and no fault of this one's."""
+    """Whether a server error concerns all requests and not only this one."""
     try:
         return (await client.get("/health")).status_code == 503
     except httpx.TransportError:
@@ -120,7 +120,7 @@ def _body(response: httpx.Response) -> Any:
 
 
 def _request_id(response: httpx.Response) -> str:
-    """The server's name for the request: from the header, else the answer's own id."""
+    """The server's id of the request: from the header, else the answer's own id."""
     body = _body(response)
     fallback = body.get("id", "") if isinstance(body, dict) else ""
     return response.headers.get("x-request-id") or str(fallback)
@@ -129,7 +129,7 @@ def _request_id(response: httpx.Response) -> str:
 def _retry_after(response: httpx.Response) -> float:
     try:
         return max(0.0, float(response.headers.get("retry-after", "0")))
-    except ValueError:  # a date, which HTTP allows too: our own waits do
+    except ValueError:  # HTTP also allows a date: use our own waits
         return 0.0
 
 

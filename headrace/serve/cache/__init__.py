@@ -1,12 +1,13 @@
-"""Looking answers up in the caches before computing, and writing them afterwards.
+"""Looks responses up in the caches before computing, and writes them afterwards. In reading order:
 
-- `lookup_request`: what is looked up.
-- `lookup`: asks the caches in order, coalesces equal requests, computes what is missing.
-- `exact`, `semantic`, `partial`: the levels.
-- `single_flight`: one computation that several equal requests read.
+- `lookup_request`: one sequence to look up.
+- `lookup`: answers calls: searches the caches, joins computations, submits the rest to the engine.
+- `search`: searches the caches for one response.
+- `flights`, `single_flight`: computations under way, and the requests that read one of them.
+- `exact`, `semantic`, `partial`: the cache levels.
 - `replay`: streams a cached response.
-- `writer`: writes computed answers to the caches.
-- `headers`: the ``X-Headrace-Cache`` response header.
-- `history`, `warmer`, `background_request`: which requests recur, and computing them ahead.
+- `writer`: writes computed responses to the caches.
+- `headers`: the response header ``X-Headrace-Cache``.
+- `history`, `warmer`, `background_request`: which requests recur, and computing their responses in idle time.
 - `stores`: memory, SQLite, Redis, Memcached.
 """

@@ -1,7 +1,7 @@
-"""Calls that nobody made: what they ask is computed for the caches alone, when nothing else is to be done.
+"""Background requests: computes responses for the caches alone, in idle time.
 
-It stands where `serve.cache.lookup.CacheLookup` stands for real calls, so a call computed ahead is parsed, rendered
-and keyed by the very same code as the call that will one day be answered from the cache.
+It has the interface of `serve.cache.lookup.CacheLookup`, so that a request computed ahead is parsed, rendered and keyed
+by the same code as the later request that is served from the cache.
 """
 
 from __future__ import annotations
@@ -12,21 +12,21 @@ from functools import partial
 
 from headrace.core.events import Finished
 from headrace.core.request import FinishReason
+from headrace.serve.answer import Answer
 from headrace.serve.cache.lookup import CacheLookup
 from headrace.serve.cache.lookup_request import LookupRequest
 from headrace.serve.cache.single_flight import SingleFlight
-from headrace.serve.service import Answer
 
 ID_PREFIX = "warm-"
-"""Begins the ids of requests that nobody waits for."""
+"""Prefix of the ids of background requests."""
 
 
 class NotCacheable(Exception):
-    """No cache would keep the answer; the message says why."""
+    """The response could not be cached; the message says why."""
 
 
 class _Promise(Answer):
-    """An answer that only ends; ``flights`` compute what of it was not kept yet."""
+    """An answer that only ends; ``flights`` compute what is not cached yet."""
 
     def __init__(self, questions: Sequence[LookupRequest]) -> None:
         super().__init__([question.request for question in questions], interval=0)
@@ -34,7 +34,7 @@ class _Promise(Answer):
 
 
 class BackgroundRequests:
-    """Has questions answered into the caches of ``recall``."""
+    """Computes requests into the caches of ``recall``."""
 
     def __init__(self, recall: CacheLookup) -> None:
         self._recall = recall
@@ -45,17 +45,17 @@ class BackgroundRequests:
         return self._recall.now()
 
     async def open(self, questions: Sequence[LookupRequest], interval: int = 1) -> Answer:
-        """Begin to compute what is not kept yet.
+        """Begin to compute what is not cached yet.
 
         Raises:
-            NotCacheable: an answer could not be kept.
+            NotCacheable: a response could not be cached.
             Refused: as `CacheLookup.open`.
         """
         renamed = [self._rename(question) for question in questions]
         for question in renamed:
             allowed = self._recall.ask(question).allowed
             if not allowed.exact or allowed.pool:
-                raise NotCacheable(allowed.why or "a pool of samples is filled by those who ask for it")
+                raise NotCacheable(allowed.why or "a pool of samples is filled by its own requests")
         promise = _Promise(renamed)
         try:
             for index, question in enumerate(renamed):
@@ -67,7 +67,7 @@ class BackgroundRequests:
         return promise
 
     def close(self, answer: Answer, why: FinishReason = FinishReason.CANCELLED) -> None:
-        """Leave what is not finished, to be taken up another time."""
+        """Cancel what is not finished; the beginning is stored and resumed later."""
         if isinstance(answer, _Promise):
             for flight in answer.flights:
                 self._recall.give_up(flight, why)
@@ -77,7 +77,7 @@ class BackgroundRequests:
 
     async def _begin(self, promise: _Promise, index: int, question: LookupRequest) -> None:
         flight = None if await self._recall.keeps(question) else self._recall.renew(question)
-        if flight is None:  # kept, or being computed for somebody
+        if flight is None:  # cached, or being computed for another request
             promise.tell(index, Finished(question.request.id, FinishReason.STOP, 0, 0, 0))
         else:
             promise.flights.append(flight)

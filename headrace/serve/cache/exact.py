@@ -1,4 +1,4 @@
-"""The exact cache (L1): an answer under its own key, through one or several stores in the order of their cost."""
+"""The exact cache (L1): responses by their key, in one or several stores, the cheapest first."""
 
 from __future__ import annotations
 
@@ -23,16 +23,16 @@ from headrace.serve.cache.stores.tier import Tier
 logger = logging.getLogger(__name__)
 
 POLL_SECONDS = 1.0
-"""How often to ask the stores what others have cleared: so long a cleared answer may still be served elsewhere."""
+"""How often the stores are asked for invalidations by other servers: an invalidated response may be served so long."""
 
 BARRED_SECONDS = 30 * 86400.0
-"""How long a wrong answer is remembered."""
+"""How long a response that was reported as wrong stays barred."""
 
 COUNTED_POOLS = 10_000
 
 
 class Found(NamedTuple):
-    """An entry that may be served: under which key, and whether a newer one should be computed."""
+    """An entry that may be served, its key, and whether a newer one should be computed."""
 
     entry: Entry
     key: bytes
@@ -40,13 +40,13 @@ class Found(NamedTuple):
 
 
 class ExactCache:
-    """Looks entries up, keeps them, and makes them unservable.
+    """Finds, stores and invalidates entries.
 
     Args:
-        tiers: the nearest first; what a further one has is put into the nearer ones.
-        versions: of all tags; `watch` keeps them up to date.
-        wall: Unix time, which other processes and later ones share.
-        seed: of the early renewals' randomness.
+        tiers: the nearest first; an entry found in a further one is copied to the nearer ones.
+        versions: the versions of all tags; `start` keeps them up to date.
+        wall: Unix time, which is the same in other and later processes.
+        seed: for the randomness of early renewals.
     """
 
     def __init__(
@@ -57,21 +57,23 @@ class ExactCache:
         seed: int = 0,
     ) -> None:
         self._tiers = tuple(tiers)
-        self.at_hand = all(tier.at_hand for tier in tiers)  # a look-up never waits
+        self.at_hand = all(tier.at_hand for tier in tiers)  # a lookup never waits
         self._versions = versions
         self.wall = wall
         self._random = random.Random(seed)
-        # What each store said last; one that has not yet said what was cleared is not asked for answers.
+        # The versions that each store reported last. A store that has not reported any is not asked for entries.
         self._told: dict[str, Mapping[str, int]] = {tier.name: {} for tier in tiers if tier.at_hand}
-        self._samples: OrderedDict[bytes, int] = OrderedDict()  # kept so far, of pools under way
+        self._samples: OrderedDict[bytes, int] = (
+            OrderedDict()
+        )  # stored so far, of pools that are being filled
         self._filling = asyncio.Lock()
         self._watching: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
-        """Learn what others have cleared, and go on learning; on the running loop.
+        """Read the invalidations of other servers now and regularly; on the running loop.
 
-        A store whose versions are not known yet is not asked: it may hold what was cleared. The first answers are worth
-        a moment's wait.
+        A store whose versions are unknown is not asked, because it may contain invalidated responses. The start waits a
+        moment for them, so that the first requests can be served from the stores.
         """
         if not self.at_hand:
             await asyncio.wait(
@@ -80,45 +82,47 @@ class ExactCache:
             self._watching = asyncio.get_running_loop().create_task(self._watch())
 
     async def close(self) -> None:
-        """Let go of all stores."""
+        """Close all stores."""
         if self._watching is not None:
             self._watching.cancel()
         for tier in self._tiers:
             await tier.close()
 
     def snapshot(self, ask: CacheQuery) -> tuple[tuple[str, int], ...]:
-        """The tags of the answer to ``ask`` as they are now: to be taken when its computing begins."""
+        """The versions of the response's tags now; to be taken when its computation begins."""
         tenant = ask.request.tenant
         own = [user_tag(tenant, tag) for tag in ask.control.tags]
         return self._versions.snapshot([EVERYTHING, tenant_tag(tenant), *own])
 
     def serves(self, ask: CacheQuery, versions: tuple[tuple[str, int], ...]) -> bool:
-        """Whether ``ask`` may have an answer that was begun under ``versions``.
+        """Whether a response computed under ``versions`` may be served to ``ask``.
 
-        It may not if one of its tags has been cleared since, nor if the answer lacks a tag of its own: to clear that
-        would not clear the answer.
+        It may not if one of its tags has been invalidated since. It may not either if it lacks a tag of the request,
+        because invalidating that tag would not invalidate the response.
         """
         return self._versions.current(versions) and set(versions).issuperset(self.snapshot(ask))
 
     async def find(self, ask: CacheQuery) -> Found | None:
-        """What may be served for ``ask``, if anything may."""
+        """The entry that may be served to ``ask``, if there is one."""
         if not ask.allowed.pool:
             return await self._find(ask.key, ask)
         samples = ask.allowed.pool
         if await self._find(slot_key(ask.key, samples - 1), ask) is None:
-            return None  # not full: who came first would be served more often than the others
+            return None  # not full: the first samples would be served more often than later ones
         found = await self._find(slot_key(ask.key, slot_served(ask.request.seed, samples)), ask)
         return None if found is None else found._replace(refresh=False)
 
     async def at(self, key: bytes) -> Entry | None:
-        """The entry under ``key`` as it is kept, for those who hold another answer's key."""
+        """The stored entry under ``key``, for callers that know the key of another request."""
         found = await self._find(key)
         return None if found is None else found.entry
 
     async def keep(self, ask: CacheQuery, entry: Entry) -> bytes | None:
-        """Put an answer into every store, unless it has been cleared or barred meanwhile; under which key."""
+        """Store an entry, unless it was invalidated or barred meanwhile; returns its key."""
         key = ask.key if not ask.allowed.pool else await self._free_slot(ask)
-        for tier in () if ask.allowed.pool else self._tiers:  # a wrong sample leaves its place to another one
+        for tier in (
+            () if ask.allowed.pool else self._tiers
+        ):  # another sample may take the place of a wrong one
             known = await tier.find(key)
             if known is not None and known.barred and known.expires > self.wall():
                 return None
@@ -129,7 +133,7 @@ class ExactCache:
         return key
 
     async def bar(self, key: bytes) -> None:
-        """Forget the answer under ``key`` and keep none there: it was wrong."""
+        """Delete the entry under ``key`` and store no other one there: it was wrong."""
         now = self.wall()
         until = now + BARRED_SECONDS
         barred = Entry((), FinishReason.STOP, 0, 0.0, now, until, until, barred=True)
@@ -137,7 +141,7 @@ class ExactCache:
             await tier.keep(key, barred, BARRED_SECONDS)
 
     async def clear(self, tag: str) -> Mapping[str, bool]:
-        """Make all entries with ``tag`` unservable here at once; of each store, whether it has heard of it."""
+        """Invalidate all entries with ``tag`` at once; returns for each store whether it was reached."""
         self._versions.raise_(tag)
         return {tier.name: await tier.clear(tag) for tier in self._tiers}
 
@@ -146,7 +150,7 @@ class ExactCache:
         return max(0.0, self.wall() - entry.created)
 
     def facts(self) -> Mapping[str, StoreFacts]:
-        """How full each store is."""
+        """Sizes of the stores."""
         return {tier.name: tier.facts() for tier in self._tiers}
 
     async def _find(self, key: bytes, ask: CacheQuery | None = None) -> Found | None:
@@ -175,7 +179,7 @@ class ExactCache:
         return -math.log(1.0 - self._random.random())
 
     async def _free_slot(self, ask: CacheQuery) -> bytes:
-        """Where the next sample of a pool goes: the first free place, or the drawn one's where none is."""
+        """The key of a pool's next sample: the first free slot, or the slot of the drawn sample if none is free."""
         samples = ask.allowed.pool
         async with self._filling:
             kept = self._samples.pop(ask.key, None)
@@ -199,7 +203,7 @@ class ExactCache:
                 await self._hear(tier)
 
     async def _hear(self, tier: Tier) -> None:
-        """Learn what has been cleared in one store, and tell it what it could not hear or has lost."""
+        """Read the invalidations of one store, and write back those that it lacks."""
         if tier.at_hand:
             return
         numbers = await tier.versions()

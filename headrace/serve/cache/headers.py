@@ -1,4 +1,4 @@
-"""What `X-Headrace-Cache` says of a call: which caches took part in answering it, how old that is, how near."""
+"""The response header ``X-Headrace-Cache``: which caches answered, the age of the response, its similarity."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from headrace.core.events import Layer
 
 
 def cache_header(layers: Sequence[Layer | None], hits: Sequence[Hit | Miss]) -> str:
-    """The words for a call; ``layers`` say who answers each of its sequences (None: the engine).
+    """The header's value for a call; ``layers`` names what answers each of its sequences (None: the engine).
 
-    It is a hit only where nothing of the call had to wait for computing.
+    The value is a hit only if no sequence of the call waits for computing.
     """
     if None in layers:
         return "miss"

@@ -1,4 +1,4 @@
-"""Which questions come again, kept across restarts: hashed keys, when they came, what they cost; bodies by consent.
+"""The request history: which requests recur, when, and what they cost; stored across restarts, bodies by consent.
 
 ```
  asked, computed, cleared          flush, once a second, on a thread of its own
@@ -6,8 +6,8 @@
         the loop only appends                                                       │
  the warmer  <────────────────────────── candidates, questions <───────────────────┘
 ```
-Without consent nothing of a question can be read back, so nothing of it can be warmed either; its counts tell what
-warming would save. A file that cannot be written costs the history, never an answer.
+Keys are hashed. Without ``--record-history`` no body is stored, so nothing can be warmed; the counts still show what
+warming would save. A file that cannot be written costs the history, never a response.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ logger = logging.getLogger(__name__)
 
 FLUSH_SECONDS = 1.0
 MAX_NOTES = 50_000
-"""Notes that may wait for the next flush; when the disk hangs, further ones are not taken."""
+"""Notes that may wait for the next flush; further ones are dropped, for example when the disk hangs."""
 
 SCHEMA = """
 CREATE TABLE IF NOT EXISTS questions (
@@ -53,7 +53,7 @@ Returned = TypeVar("Returned")
 
 
 class Recorded(NamedTuple):
-    """A question as it was asked: where, by whom (`key_id`, `tenant_header`), in which words."""
+    """A recorded request: its route, its tenant (`key_id`, `tenant_header`), and its body."""
 
     url: str
     key_id: str | None
@@ -77,7 +77,7 @@ class _Computed(NamedTuple):
 
 
 class HistoryCounts(NamedTuple):
-    """Questions known, those of them whose words are known, and notes that were lost."""
+    """Known requests, those with a recorded body, and notes that were lost."""
 
     questions: int
     recorded: int
@@ -85,15 +85,15 @@ class HistoryCounts(NamedTuple):
 
 
 class History:
-    """The log of questions in the file ``path``, at most ``max_questions`` of them, the last asked.
+    """The history in the file ``path``: the ``max_questions`` most recent requests.
 
     Raises:
-        OSError: the file cannot be opened as such a log.
+        OSError: the file cannot be opened as a history.
     """
 
     def __init__(self, path: Path, max_questions: int = 100_000) -> None:
         self.engine = b""
-        """Whose answers are fresh: not those of another model, nor those in a memory that is gone."""
+        """Fingerprint of the engine and its stores: responses of another one are not fresh."""
         self._max_questions = max_questions
         self._notes: list[_Asked | _Computed] = []
         self._lost = 0
@@ -106,24 +106,24 @@ class History:
             self._rows.execute("PRAGMA synchronous=NORMAL")
             self._rows.executescript(SCHEMA)
         except sqlite3.Error as error:
-            raise OSError(f"{path} cannot be used as a history of questions: {error}") from error
+            raise OSError(f"{path} cannot be used as a request history: {error}") from error
 
     # -- taking note -------------------------------------------------------------------------------
 
     def asked(self, key: bytes, tenant: str, at: float, recorded: Recorded | None) -> None:
-        """A question came at the Unix time ``at``; ``recorded`` where its words may be kept."""
+        """A request arrived at the Unix time ``at``; ``recorded`` is given if its body may be stored."""
         self._note(_Asked(key, tenant, at, recorded))
 
     def computed(self, key: bytes, seconds: float, tokens: int, fresh_until: float) -> None:
-        """It took `engine` ``seconds`` to answer with ``tokens``; the answer serves until ``fresh_until``."""
+        """`engine` computed a response of ``tokens`` in ``seconds``; it is fresh until ``fresh_until``."""
         self._note(_Computed(key, seconds, tokens, self.engine, fresh_until))
 
     def start(self) -> None:
-        """Begin to write notes down; on the running loop."""
+        """Begin to write notes to the file; on the running loop."""
         self._flushing = asyncio.get_running_loop().create_task(self._flush_for_ever())
 
     async def stop(self) -> None:
-        """Write down what is noted and let go of the file."""
+        """Write all notes and close the file."""
         if self._flushing is not None:
             self._flushing.cancel()
         await self.flush()
@@ -131,45 +131,45 @@ class History:
         self._worker.shutdown(wait=False)
 
     async def flush(self) -> None:
-        """Write down what is noted so far."""
+        """Write the notes made so far."""
         notes, self._notes = self._notes, []
         if notes:
             try:
                 await self._on_worker(lambda: self._write(notes))
             except sqlite3.Error as error:
                 self._lost += len(notes)
-                logger.warning("the history of questions cannot be written: %s", error)
+                logger.warning("the request history cannot be written: %s", error)
 
     # -- reading -----------------------------------------------------------------------------------
 
     async def candidates(self, now: float, most: int = 10_000) -> Sequence[Candidate]:
-        """Questions answered before, in known words, to which `engine` has no fresh answer; the last asked first.
+        """Recorded requests to which `engine` has no fresh response, the most recent first.
 
-        What was never answered from beginning to end is none: perhaps nothing may be kept of it.
+        A request that never got a complete response is none of them: it may not be cacheable.
         """
         await self.flush()
         return await self._on_worker(lambda: self._candidates(self.engine, now, most))
 
     async def question(self, key: bytes) -> Recorded | None:
-        """A question's words, where they are known."""
+        """A recorded request, or None if its body is not known."""
         query = "SELECT url, key_id, tenant_header, body FROM questions WHERE key = ? AND body IS NOT NULL"
         row = await self._on_worker(lambda: self._rows.execute(query, (key,)).fetchone())
         return None if row is None else Recorded(*row)
 
     async def counts(self) -> HistoryCounts:
-        """How much is known."""
+        """Numbers of requests in the history."""
         query = "SELECT count(*), count(body) FROM questions"
         questions, recorded = await self._on_worker(lambda: self._rows.execute(query).fetchone())
         return HistoryCounts(questions, recorded, self._lost)
 
     def forget(self, tenant: str) -> None:
-        """Drop the questions and prefixes of a tenant, those not written yet too; soon."""
+        """Drop the requests and prefixes of a tenant soon, also those that are not written yet."""
         self._notes = [note for note in self._notes if not isinstance(note, _Asked) or note.tenant != tenant]
         for table in ("questions", "prefixes"):
             self._worker.submit(self._rows.execute, f"DELETE FROM {table} WHERE tenant = ?", (tenant,))
 
     async def register(self, tenant: str, prefix: Recorded) -> None:
-        """Remember a prefix that is to be kept warm."""
+        """Store a prefix that is to be kept warm."""
         query = "INSERT INTO prefixes (tenant, url, key_id, tenant_header, body) VALUES (?, ?, ?, ?, ?)"
         await self._on_worker(lambda: self._rows.execute(query, (tenant, *prefix)))
 
@@ -196,7 +196,7 @@ class History:
 
     def _write(self, notes: Iterable[_Asked | _Computed]) -> None:
         with self._rows:
-            self._rows.execute("BEGIN IMMEDIATE")  # what is read below must not change before it is written
+            self._rows.execute("BEGIN IMMEDIATE")  # rows read below must not change before they are written
             demands: dict[bytes, Demand] = {}
             words: dict[bytes, Recorded] = {}
             tenants: dict[bytes, str] = {}
@@ -231,7 +231,7 @@ class History:
 
 
 class HistoryKeeper:
-    """A `core.ports.Keeper` that notes what answers cost, and until when this engine need not compute them."""
+    """A `core.ports.Keeper` that records the cost of responses, and until when they are fresh."""
 
     def __init__(self, history: History) -> None:
         self._history = history
@@ -244,7 +244,7 @@ class HistoryKeeper:
         pass
 
     def cleared(self, tag: str) -> None:
-        """A tenant that is cleared leaves no words behind; clearing anything else only makes answers stale."""
+        """Clearing a tenant deletes its recorded requests; other tags only make responses stale."""
         prefix = tenant_tag("")
         if tag.startswith(prefix):
             self._history.forget(tag.removeprefix(prefix))

@@ -1,21 +1,20 @@
-"""The road of a call before the engine: who can answer it without computing, in which order, and who learns of it.
+"""Answers API calls: from a cache, from a computation that is under way, or by the engine.
 
-    allowed at all? → exact cache → other levels → is it being computed already? → engine → kept, keepers told
+    may it be cached? → exact cache → other levels → is it being computed already? → engine → write to the caches
 
-Everything before the engine may only say "no": a cache that fails, or a level that raises, is a miss. It must not
-know HTTP or text. What is cached is one sequence, so some answers of a call may be found and others computed.
+A cache that fails, or a level that raises, is a miss and never an error. One sequence is cached at a time, so some
+choices of a call may come from a cache while others are computed. This file knows no HTTP and no text. `search` finds
+cached responses, `flights` has the computations under way.
 """
 
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from headrace.core.cache.response.cacheability import CacheClass, classify
-from headrace.core.cache.response.control import CacheDirectives
 from headrace.core.cache.response.entry import Hit, Miss, Served, StoreFacts
 from headrace.core.cache.response.key import Unkeyable, answer_key, beginning_key
 from headrace.core.cache.response.query import CacheQuery
@@ -23,38 +22,36 @@ from headrace.core.events import Finished, Layer, LookedUp, Lookup, Spared
 from headrace.core.ports import Keeper, Level
 from headrace.core.request import FinishReason, InvalidParameter, Request
 from headrace.core.tenancy.classes import BACKGROUND
+from headrace.serve.answer import Answer
 from headrace.serve.cache.exact import ExactCache
+from headrace.serve.cache.flights import Flights
 from headrace.serve.cache.headers import cache_header
 from headrace.serve.cache.lookup_request import LookupRequest
 from headrace.serve.cache.partial import Partial, RecordedAnswer
 from headrace.serve.cache.replay import Pace, tell_paced, tell_whole
-from headrace.serve.cache.single_flight import SingleFlight, rank
+from headrace.serve.cache.search import Search
+from headrace.serve.cache.single_flight import SingleFlight
 from headrace.serve.cache.writer import CacheWriter
-from headrace.serve.service import Answer, Refused, Service
-
-logger = logging.getLogger(__name__)
+from headrace.serve.service import Refused, Service
 
 RENEWALS = 4
-"""Answers that may be renewed early at once; more are left until somebody asks again."""
+"""Responses that may be renewed early at the same time; further ones wait for their next request."""
 
 REMEMBERED = 10_000
-"""Answers of which it is known what they were, so that they can be called wrong."""
-
-ATTEMPTS = 2
-"""How often one answer is tried for those who joined another's computation."""
+"""Recent responses that can still be reported as wrong."""
 
 WHOLE = (FinishReason.STOP, FinishReason.LENGTH)
-"""Ends after which an answer is all that it can be; others are never kept."""
+"""Reasons after which a response is complete; others are never cached."""
 
 NOTHING_KEPT = CacheClass(exact=False, semantic=False, coalesce=False, why="no cache")
 
 
 class NotCached(Exception):
-    """The caller wants nothing computed, and there is nothing to serve."""
+    """The request forbids computing, and no cached response can be served."""
 
 
 class LookupAnswer(Answer):
-    """An answer whose sequences come from elsewhere than straight from the engine: from flights, or told again."""
+    """An answer whose sequences come from flights or from cached responses."""
 
     def __init__(self, requests: Sequence[Request], interval: int) -> None:
         super().__init__(requests, interval)
@@ -63,17 +60,17 @@ class LookupAnswer(Answer):
 
 
 class CacheLookup:
-    """Takes calls, and lets through to the engine only what must be computed.
+    """Accepts calls and submits to the engine only what must be computed.
 
     Args:
         service: computes.
-        exact: the exact cache; without one every call is computed.
+        exact: the exact cache; without it every call is computed.
         fingerprint: of the engine, see `core.cache.response.key.Engine`.
-        ttl: seconds that an answer is kept unless its caller says otherwise.
-        pace: of streams that are told again.
-        levels: asked in order after the exact cache, for requests whose class allows it.
-        keepers: told of every answer that may be kept.
-        partial: asked how an answer begins that is about to be computed; told of every output.
+        ttl: seconds until a cached response expires, unless its request sets another time.
+        pace: speed at which cached responses are streamed.
+        levels: searched in order after the exact cache, for requests whose class allows it.
+        keepers: informed of every response that may be cached.
+        partial: knows how unfinished responses begin; informed of every output.
     """
 
     def __init__(
@@ -97,24 +94,26 @@ class CacheLookup:
         self._partial = partial
         if exact is not None:
             every = (*keepers, *(() if partial is None else (partial,)))
-            self._keeping = CacheWriter(exact, ttl, every, self._landed, lambda: service.awaited)
-        self._flights: dict[bytes, SingleFlight] = {}
-        self._finding: dict[tuple[bytes, CacheDirectives], asyncio.Task[Hit | Miss]] = {}
+            self._writer = CacheWriter(exact, ttl, every, self._landed, lambda: service.awaited)
+            self._flights = Flights(service, exact, partial, self._ended)
+            self._search = Search(
+                service, exact, self._levels, self._writer, self._flights, self._renew_early
+            )
         self._served: OrderedDict[str, Served] = OrderedDict()
         self._renewing = 0
 
     async def open(self, questions: Sequence[LookupRequest], interval: int = 1) -> Answer:
-        """Answer the sequences of one call, or have them computed; all or none.
+        """Answer all sequences of one call, or none.
 
         Raises:
-            NotCached: the caller wants only what is cached, and something is not.
-            Refused: the queue is full or the server drains, and something must be computed.
-            InvalidParameter: a request id that is in use.
+            NotCached: the request forbids computing, and a sequence is not cached.
+            Refused: a sequence must be computed, and the queue is full or the server drains.
+            InvalidParameter: a request id is in use.
         """
         asks = [self.ask(question) for question in questions]
         if self._exact is None or not all(ask.allowed.exact for ask in asks):
             return self._compute(asks, interval)
-        hits = [await self._find(ask, question) for ask, question in zip(asks, questions, strict=True)]
+        hits = [await self._search.find(ask, question) for ask, question in zip(asks, questions, strict=True)]
         answer = LookupAnswer([question.request for question in questions], interval)
         layers: list[Layer | None] = []
         leading: dict[bytes, SingleFlight] = {}
@@ -125,22 +124,22 @@ class CacheLookup:
                 continue
             if ask.control.only_if_cached:
                 raise NotCached
-            flight = self._followed(ask) or leading.get(ask.key)
+            flight = self._flights.followed(ask) or leading.get(ask.key)
             layers.append(Layer.COALESCED)
             if flight is None:
-                flight = self._flight(ask, question, _grouped(ask.request, hit))
+                flight = self._flights.make(ask, question, _grouped(ask.request, hit))
                 layers[-1] = Layer.PARTIAL if flight.tokens else None
                 begun.append(flight)
                 if ask.allowed.coalesce:
                     leading[ask.key] = flight
             answer.flights.append((index, flight))
         if begun:
-            self.service.submit(begun)  # raises before anything has been changed
+            self.service.submit(begun)  # raises before anything is changed
         for flight in begun:
-            self._register(flight)
+            self._flights.register(flight)
         for index, flight in answer.flights:
             if flight.over:
-                self._note_coalesced(flight, answer.requests[index])
+                self._flights.note_coalesced(flight, answer.requests[index])
             flight.join(answer, index)
         for index, hit in enumerate(hits):
             if isinstance(hit, Hit):
@@ -153,9 +152,9 @@ class CacheLookup:
         return answer
 
     def close(self, answer: Answer, why: FinishReason = FinishReason.CANCELLED) -> None:
-        """End what is still open of a call; what others read too goes on for them. As `Service.close`.
+        """End what is still open of a call, as `Service.close`. Computations that other calls read go on.
 
-        It may come twice or more: from a timer, an abort or a client that hangs up, and from who reads the answer.
+        It may be called more than once: by a timer, an abort or a disconnect, and by the reader of the answer.
         """
         self.service.close(answer, why)
         if not isinstance(answer, LookupAnswer):
@@ -171,12 +170,12 @@ class CacheLookup:
                     self.service.withdraw(flight, why)
 
     def stop_sequence(self, answer: Answer, index: int) -> None:
-        """A stop string ended one sequence. A flight has found it itself."""
+        """A stop string ended one sequence. Flights find stop strings themselves."""
         if not isinstance(answer, LookupAnswer):
             self.service.stop_sequence(answer, index)
 
     def ask(self, question: LookupRequest) -> CacheQuery:
-        """``question`` with its key and class; where nothing is kept, nobody asks for a key."""
+        """``question`` with its cache key and class; without a cache, no key is computed."""
         request = question.request
         if self._exact is None:
             return CacheQuery(request, question.control, NOTHING_KEPT, b"")
@@ -187,13 +186,13 @@ class CacheLookup:
             allowed = CacheClass(exact=False, semantic=False, coalesce=False, why=question.bars)
         named = request
         if allowed.pool:
-            named = replace(request, seed=0)  # its samples are told apart by their slots
+            named = replace(request, seed=0)  # slots distinguish the samples of a pool
         try:
             if allowed.exact:
                 beginning = beginning_key(self._fingerprint, named, question.continues)
                 key = answer_key(beginning, named)
             if allowed.exact and turn is not None:
-                # How long an answer may be follows from the prompt's length where nobody says: levels compare it.
+                # Without max_tokens, the longest response follows from the prompt's length: levels compare it.
                 partition = beginning_key(self._fingerprint, named, question.continues, turn.context)
         except Unkeyable as error:
             allowed = CacheClass(exact=False, semantic=False, coalesce=False, why=str(error))
@@ -202,9 +201,9 @@ class CacheLookup:
         )
 
     def renew(self, question: LookupRequest, anew: bool = False) -> SingleFlight | None:
-        """Compute an answer for the cache alone, when nothing else is to be done; None where it is being computed.
+        """Compute a response for the cache alone, at background priority; None if it is being computed already.
 
-        ``anew``: all of it, however much is known.
+        ``anew`` computes all of it, even if its beginning is known.
 
         Raises:
             Refused: as `open`.
@@ -213,16 +212,16 @@ class CacheLookup:
             question.request, service_class=BACKGROUND.name, deadline=None, arrived=self.service.now()
         )
         ask = self.ask(question)
-        if not ask.allowed.exact or self._under_way(ask) is not None:
+        if not ask.allowed.exact or self._flights.under_way(ask) is not None:
             return None
-        flight = self._flight(ask, question, request, anew)
+        flight = self._flights.make(ask, question, request, anew=anew)
         flight.alone = True
         self.service.submit([flight])
-        self._register(flight)
+        self._flights.register(flight)
         return flight
 
     async def keeps(self, question: LookupRequest) -> bool:
-        """Whether there is a fresh answer already."""
+        """Whether a fresh response is cached."""
         if self._exact is None:
             return False
         ask = self.ask(question)
@@ -230,35 +229,35 @@ class CacheLookup:
         return entry is not None and self._exact.serves(ask, entry.versions)
 
     def give_up(self, flight: SingleFlight, why: FinishReason) -> None:
-        """End what was computed for the cache alone, unless somebody reads it by now."""
+        """Cancel a computation for the cache alone, unless a request has joined it."""
         if flight.deserted and not flight.over:
             self.service.withdraw(flight, why)
 
     async def clear(self, tag: str) -> Mapping[str, bool]:
-        """Make all answers with ``tag`` unservable; of each store, whether it has heard of it."""
+        """Invalidate all responses with ``tag``; returns for each store whether it was reached."""
         if self._exact is None:
             return {}
         heard = await self._exact.clear(tag)
-        self._keeping.tell(lambda keeper: keeper.cleared(tag))
+        self._writer.tell(lambda keeper: keeper.cleared(tag))
         return heard
 
     def served(self, request_id: str) -> Served | None:
-        """What went out under a request's id, if it was lately and could be kept."""
+        """The response sent under a request's id, if it was recent and could be cached."""
         return self._served.get(request_id)
 
     async def bar(self, served: Served) -> None:
-        """Forget a wrong answer and keep none in its place.
+        """Delete a wrong response, and cache no other one in its place.
 
-        Another question's answer may be right for that question: it stays, and its level learns that it was wrong here.
+        A response of a similar request may be right for that request. It stays, and its level learns of the error.
         """
         if self._exact is None:
             return
         if served.layer is not Layer.SEMANTIC:
             await self._exact.bar(served.source or served.key)
-        self._keeping.tell(lambda keeper: keeper.barred(served))
+        self._writer.tell(lambda keeper: keeper.barred(served))
 
     def sizes(self) -> dict[Layer, Mapping[str, StoreFacts]]:
-        """How full the stores of each layer are."""
+        """Sizes of the stores of each layer."""
         if self._exact is None:
             return {}
         sizes = {Layer.EXACT: self._exact.facts()} | {level.layer: level.facts() for level in self._levels}
@@ -267,7 +266,7 @@ class CacheLookup:
         return sizes
 
     async def start(self) -> None:
-        """Begin, and the service with it; on the running loop."""
+        """Start the caches and the service on the running loop."""
         self.service.start()
         if self._exact is not None:
             await self._exact.start()
@@ -275,12 +274,12 @@ class CacheLookup:
             level.start()
 
     async def settle(self) -> None:
-        """Have all that has ended kept."""
+        """Write all responses that have ended to the caches."""
         if self._exact is not None:
-            await self._keeping.finish()
+            await self._writer.finish()
 
     async def stop(self) -> None:
-        """Finish what is being written, let go of the stores, and end the service."""
+        """Finish pending writes, close the stores, and stop the service."""
         await self.settle()
         for level in self._levels:
             await level.stop()
@@ -289,7 +288,7 @@ class CacheLookup:
         self.service.stop()
 
     def _compute(self, asks: Sequence[CacheQuery], interval: int) -> Answer:
-        """A call that no cache may answer, straight to the engine."""
+        """Send a call that may not be cached straight to the engine."""
         if any(ask.control.only_if_cached for ask in asks):
             raise NotCached
         answer = self._listen(asks, interval)
@@ -301,7 +300,7 @@ class CacheLookup:
         return answer
 
     def _listen(self, asks: Sequence[CacheQuery], interval: int) -> Answer:
-        """Have a call computed; its outputs may be indexed, unless their caller wants nothing kept."""
+        """Have a call computed; its outputs are indexed unless it set no_store."""
         requests = [ask.request for ask in asks]
         if self._partial is None or any(ask.control.no_store for ask in asks):
             return self.service.open(requests, interval)
@@ -309,98 +308,6 @@ class CacheLookup:
         self.service.submit([answer])
         self.service.end_in_time(answer, self.service.close)
         return answer
-
-    async def _find(self, ask: CacheQuery, question: LookupRequest) -> Hit | Miss:
-        """What the caches have; questions that are equal, wishes included, are looked up once at a time."""
-        if ask.control.no_cache:
-            return Miss("no_cache")
-        exact = self._exact
-        assert exact is not None
-        await self._keeping.catch_up(ask)
-        if (exact.at_hand and not (self._levels and ask.allowed.semantic)) or not ask.allowed.coalesce:
-            return await self._look_up(exact, ask, question)
-        if self._followed(ask) is not None and not ask.control.only_if_cached:
-            return Miss("coalesced")
-        name = (ask.key, ask.control)
-        task = self._finding.get(name)
-        if task is None:
-            task = asyncio.get_running_loop().create_task(self._look_up(exact, ask, question))
-            self._finding[name] = task
-            task.add_done_callback(lambda _: self._finding.pop(name, None))
-        found = await asyncio.shield(task)
-        if isinstance(found, Hit) and not exact.serves(ask, found.entry.versions):
-            return Miss("cleared")  # after it was found; who asks may have come later still
-        return found
-
-    async def _look_up(self, exact: ExactCache, ask: CacheQuery, question: LookupRequest) -> Hit | Miss:
-        began = self.now()
-        found = await exact.find(ask)
-        outcome = Lookup.MISS if found is None else Lookup.HIT
-        self.service.note(LookedUp(ask.request.id, Layer.EXACT, outcome, self.now() - began))
-        if found is not None:
-            if found.refresh:
-                self._renew_early(question)
-            return Hit(found.entry, Layer.EXACT, found.key, exact.age(found.entry))
-        near = ""
-        for level in self._levels if ask.allowed.semantic else ():
-            began = self.now()
-            try:
-                hit = await level.find(ask)
-            except Exception:
-                logger.exception("the %s cache failed on request %s", level.layer, ask.request.id)
-                hit = Miss("failed")
-            outcome = Lookup.HIT if isinstance(hit, Hit) else Lookup.MISS
-            why = hit.why if isinstance(hit, Miss) else ""
-            self.service.note(LookedUp(ask.request.id, level.layer, outcome, self.now() - began, why))
-            if isinstance(hit, Hit):
-                return hit
-            near = near or hit.near
-        return Miss(near=near)
-
-    def _under_way(self, ask: CacheQuery) -> SingleFlight | None:
-        """A flight whose answer may be kept for ``ask``."""
-        assert self._exact is not None
-        flight = self._flights.get(ask.key)
-        return flight if flight is not None and self._exact.serves(ask, flight.versions) else None
-
-    def _followed(self, ask: CacheQuery) -> SingleFlight | None:
-        """A flight that answers ``ask`` too, and no later than one of its own would."""
-        flight = self._under_way(ask) if ask.allowed.coalesce else None
-        if flight is None or (flight.resumed is not None and ask.control.max_age is not None):
-            return None  # what was taken up may be too old
-        return flight if flight.rank <= rank(ask.request) else None
-
-    def _flight(
-        self, ask: CacheQuery, question: LookupRequest, request: Request, anew: bool = False
-    ) -> SingleFlight:
-        assert self._exact is not None
-        stops = None if question.stops is None else question.stops()
-        versions = self._exact.snapshot(ask)
-        flight = SingleFlight(ask, request, versions, stops, self.now, self._ended, self._again)
-        if self._partial is not None and not anew:
-            self._resume(self._partial, flight)
-        return flight
-
-    def _resume(self, partial: Partial, flight: SingleFlight) -> None:
-        """Begin where an earlier computation of the same answer was left."""
-        assert self._exact is not None
-        ask = flight.ask
-        began = self.now()
-        beginning = partial.resumed(ask, flight.versions, self._exact.wall())
-        outcome = Lookup.MISS if beginning is None else Lookup.HIT
-        self.service.note(LookedUp(ask.request.id, Layer.PARTIAL, outcome, self.now() - began))
-        if beginning is not None:
-            flight.resume(beginning)
-            tokens = len(beginning.tokens)
-            self.service.note(Spared(ask.request.id, ask.request.tenant, Layer.PARTIAL, 0, tokens, 0.0))
-
-    def _register(self, flight: SingleFlight) -> None:
-        if not flight.ask.allowed.coalesce:
-            return
-        slower = self._flights.get(flight.ask.key)
-        self._flights[flight.ask.key] = flight
-        if slower is not None and slower.deserted:
-            self.service.withdraw(slower, FinishReason.CANCELLED)  # it is being computed sooner now
 
     def _replay(self, answer: LookupAnswer, index: int, hit: Hit) -> None:
         request = answer.requests[index]
@@ -426,44 +333,23 @@ class CacheLookup:
         if len(self._served) > REMEMBERED:
             self._served.popitem(last=False)
 
-    def _again(self, flight: SingleFlight) -> bool:
-        """Start ``flight`` anew for those who still read it; whether there are such and it could be."""
-        deadline = flight.deadline()
-        late = deadline is not None and deadline <= self.now()
-        if flight.deserted or late or flight.attempts >= ATTEMPTS:
-            return False
-        flight.restart()
-        try:
-            self.service.submit([flight])
-        except (Refused, InvalidParameter):
-            return False
-        return True
-
     def _ended(self, flight: SingleFlight, finished: Finished) -> None:
-        self.service.withdraw(flight, finished.reason)  # where the flight has found the end itself
+        self.service.withdraw(flight, finished.reason)  # the flight may have found the end itself
         if finished.reason not in WHOLE:
-            self._forget_flight(flight)
+            self._flights.discard(flight)
             if finished.reason is not FinishReason.FAILED:
-                self._keeping.break_off(flight)
+                self._writer.break_off(flight)
             return
         for request in flight.followers:
-            self._note_coalesced(flight, request)
-        self._keeping.add(flight)
-
-    def _note_coalesced(self, flight: SingleFlight, request: Request) -> None:
-        prompt, output = len(request.tokens), len(flight.tokens)
-        self.service.note(Spared(request.id, request.tenant, Layer.COALESCED, prompt, output, 0.0))
+            self._flights.note_coalesced(flight, request)
+        self._writer.add(flight)
 
     def _landed(self, flight: SingleFlight, key: bytes | None) -> None:
-        self._forget_flight(flight)
+        self._flights.discard(flight)
         name = flight.ask.request.id
         served = self._served.get(name)
         if served is not None and served.key == flight.ask.key:
             self._served[name] = served._replace(source=key)
-
-    def _forget_flight(self, flight: SingleFlight) -> None:
-        if self._flights.get(flight.ask.key) is flight:
-            del self._flights[flight.ask.key]
 
     def _renew_early(self, question: LookupRequest) -> None:
         if self._renewing >= RENEWALS:
@@ -471,7 +357,7 @@ class CacheLookup:
         request = replace(question.request, id=f"{question.request.id}~renewed")
         try:
             flight = self.renew(question._replace(request=request), anew=True)
-        except (Refused, InvalidParameter):  # another answer under the same name is being renewed
+        except (Refused, InvalidParameter):  # it is being renewed already
             return
         if flight is not None:
             self._renewing += 1
@@ -486,5 +372,5 @@ class CacheLookup:
 
 
 def _grouped(request: Request, miss: Miss) -> Request:
-    """``request``, beside those that are alike unless its caller has named its company."""
+    """``request``, grouped with similar ones unless it names a group itself."""
     return replace(request, affinity=miss.near) if miss.near and not request.affinity else request

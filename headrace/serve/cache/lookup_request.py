@@ -1,4 +1,4 @@
-"""What the edge hands in to have answered: a request, and what only text and its caller know of it."""
+"""One sequence to look up in the caches: the request, its cache directives, and access to its text."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from headrace.serve.text.stream import TextStream
 
 
 def no_turn() -> None:
-    """Of a prompt that is no conversation, or whose last word is not the user's."""
+    """The turn of a prompt that is no conversation, or whose last message is not the user's: none."""
 
 
 class LookupRequest(NamedTuple):
     """One sequence of a call.
 
-    ``continues`` says that the answer goes on with the prompt's text. ``stops`` makes a text stream that finds the
-    request's stop strings, None where it has none. ``turn`` finds out what the user said last, for who asks by meaning.
-    ``bars`` names a field that forbids caching, if one does. ``origin`` names the call in the history of questions.
+    ``continues`` says that the response continues the prompt's text. ``stops`` makes a text stream that finds the
+    request's stop strings (None: it has none). ``turn`` returns the last user message, for the semantic cache. ``bars``
+    names a field that forbids caching, or is empty. ``origin`` is the key of the request in the history.
     """
 
     request: Request

@@ -1,8 +1,7 @@
-"""The cache of partial answers (L4): where an answer was left, and what past outputs say comes next.
+"""The partial cache (L4): resumes unfinished responses, and indexes outputs as drafts for speculative decoding.
 
-It is told of answers as other keepers are, and asked when one is about to be computed. Both uses are lossless: a
-beginning is taken up only by the same deterministic request, and what the index proposes is for a verifier. It keeps
-nothing on disk. Next on the road: speculative decoding draws from `proposals`.
+It is informed of responses like other keepers, and asked when one is about to be computed. Both uses are lossless: only
+the same deterministic request resumes a response, and drafts from the index are verified. Nothing is stored on disk.
 """
 
 from __future__ import annotations
@@ -18,17 +17,17 @@ from headrace.core.cache.response.query import CacheQuery
 from headrace.core.cache.response.tags import EVERYTHING, tenant_tag
 from headrace.core.events import Emitted, Finished, Layer, PromptScored
 from headrace.core.request import FinishReason, Request
-from headrace.serve.service import Answer
+from headrace.serve.answer import Answer
 
 LEAD = 8
-"""Tokens of the prompt's end that an output is indexed behind."""
+"""Tokens at the end of the prompt that are indexed with an output."""
 
 
 class Partial:
-    """Beginnings and proposals of one engine.
+    """Unfinished responses and indexed outputs of one engine.
 
     Args:
-        resume_bytes, index_bytes: memory for beginnings and for the index of outputs.
+        resume_bytes, index_bytes: memory for unfinished responses and for the index of outputs.
     """
 
     def __init__(self, resume_bytes: int, index_bytes: int) -> None:
@@ -39,7 +38,7 @@ class Partial:
     def resumed(
         self, ask: CacheQuery, versions: tuple[tuple[str, int], ...], now: float
     ) -> UnfinishedAnswer | None:
-        """How the answer to ``ask`` begins, cut to its length; None where that is not known. ``now``: Unix time."""
+        """The known beginning of the response to ``ask``, cut to its length, or None. ``now`` is Unix time."""
         if not _resumable(ask) or ask.control.no_cache:
             return None
         beginning = self._beginnings.find(ask.beginning, versions, now, ask.control.max_age)
@@ -48,11 +47,11 @@ class Partial:
         return beginning._replace(tokens=beginning.tokens[: ask.request.params.max_tokens])
 
     def heard(self, request: Request, output: Sequence[int]) -> None:
-        """An answer has ended; its tokens may be indexed."""
+        """Index the tokens of a response that has ended."""
         self.proposals.add(scope_of(request), output, request.tokens[-LEAD:])
 
     def facts(self) -> StoreFacts:
-        """How full it is, both uses together."""
+        """Size of both uses together."""
         beginnings, outputs = self._beginnings.counts(), self.proposals.counts()
         return StoreFacts(
             beginnings.entries + outputs.outputs,
@@ -63,7 +62,7 @@ class Partial:
     # -- as a keeper -------------------------------------------------------------------------------
 
     def kept(self, ask: CacheQuery, entry: Entry) -> None:
-        """A whole answer is the beginning of every longer one, unless a stop string ended it."""
+        """A complete response is the beginning of every longer one, unless a stop string ended it."""
         self.heard(ask.request, entry.tokens)
         if entry.reason is FinishReason.LENGTH or entry.stop_token is not None:
             whole = UnfinishedAnswer(
@@ -72,21 +71,21 @@ class Partial:
             self.broken_off(ask, whole)
 
     def broken_off(self, ask: CacheQuery, beginning: UnfinishedAnswer) -> None:
-        """An answer ended before its end."""
+        """A response was left unfinished."""
         if _resumable(ask):
             self._beginnings.keep(ask.beginning, beginning)
 
     def cleared(self, tag: str) -> None:
-        """Drop the outputs of a tenant, or all; beginnings know their tags' versions."""
+        """Drop the outputs of a tenant, or all. Unfinished responses have the versions of their tags."""
         self.proposals.forget(b"" if tag == EVERYTHING else _tenant(tag))
 
     def barred(self, served: Served) -> None:
-        """Forget how a wrong answer begins."""
+        """Drop the beginning of a wrong response."""
         self._beginnings.forget(served.beginning)
 
 
 def scope_of(request: Request) -> bytes:
-    """Within which outputs may be proposed to each other: the tenant, and as far as prefixes are shared."""
+    """The scope within which outputs are proposed: the tenant, and the salt that separates prefixes."""
     return _tenant(tenant_tag(request.tenant)) + root_key(request.salt, request.adapter)
 
 
@@ -95,12 +94,12 @@ def _tenant(tag: str) -> bytes:
 
 
 def _resumable(ask: CacheQuery) -> bool:
-    """Whether the tokens alone say how an answer goes on, and the caller wants it kept at all."""
+    """Whether the tokens alone determine how a response continues, and the request allows caching."""
     return ask.allowed.exact and not ask.allowed.pool and ask.request.params.logprobs is None
 
 
 class RecordedAnswer(Answer):
-    """An answer that comes straight from the engine; each output is passed on to ``heard`` when it has ended."""
+    """An answer straight from the engine; each output is passed to ``heard`` when it has ended."""
 
     def __init__(
         self,

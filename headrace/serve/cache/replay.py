@@ -1,4 +1,4 @@
-"""A kept answer told again, through the queue that live answers come through."""
+"""Replays a cached response through the same queue that computed responses use."""
 
 from __future__ import annotations
 
@@ -9,21 +9,21 @@ from enum import StrEnum
 from headrace.core.cache.response.entry import Entry
 from headrace.core.events import Emitted, Finished
 from headrace.core.request import Request
-from headrace.serve.service import Answer
+from headrace.serve.answer import Answer
 
 TOKENS_AT_ONCE = 32
-"""What a stream is told in one piece where nobody asked for the original pace: still a stream, at little cost."""
+"""Tokens per chunk at immediate pace: still a stream, with little overhead."""
 
 
 class Pace(StrEnum):
-    """How fast a stream is told again."""
+    """The speed at which a cached response is streamed."""
 
     IMMEDIATE = "immediate"
     ORIGINAL = "original"
 
 
 def tell_whole(answer: Answer, index: int, entry: Entry) -> None:
-    """All of ``entry`` at once, to a reader who waits for the end."""
+    """Send all of ``entry`` at once, to a reader that waits for the end."""
     request = answer.requests[index]
     answer.cached_tokens[index] = len(request.tokens)
     if entry.tokens:
@@ -32,7 +32,7 @@ def tell_whole(answer: Answer, index: int, entry: Entry) -> None:
 
 
 async def tell_paced(answer: Answer, index: int, entry: Entry, pace: Pace) -> None:
-    """``entry`` piece by piece, to a reader who writes each one down."""
+    """Send ``entry`` in chunks, to a reader that streams them."""
     request = answer.requests[index]
     answer.cached_tokens[index] = len(request.tokens)
     began = asyncio.get_running_loop().time()
@@ -43,7 +43,7 @@ async def tell_paced(answer: Answer, index: int, entry: Entry, pace: Pace) -> No
 
 
 def _pieces(entry: Entry, pace: Pace) -> Iterator[tuple[float, int, int]]:
-    """Seconds from the beginning, and the range of tokens that is told then."""
+    """Chunks: seconds since the beginning, and the range of tokens to send."""
     if pace is Pace.ORIGINAL and entry.pulses:
         start = 0
         for pulse in entry.pulses:

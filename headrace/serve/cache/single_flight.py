@@ -1,8 +1,8 @@
-"""One computation and all who read it: its answer so far is a log that each reads from the beginning.
+"""Single-flight: one computation that several equal requests read, each from the beginning.
 
-It belongs to nobody's connection. Who hangs up leaves; the computation ends with the last of them. Nobody waits for
-anybody: each reader has its own queue of references into the one log. It finds stop strings itself, so that what is
-kept ends where the answer ends, whoever reads it.
+It belongs to no connection. A client that disconnects leaves; the computation is cancelled when the last one has left.
+No reader waits for another: each has its own queue of references to the common output. The flight finds stop strings
+itself, so that the cached response ends at the same place for every reader.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from headrace.core.events import Emitted, Finished, PromptScored
 from headrace.core.plan import TokenLogprob
 from headrace.core.request import FinishReason, Request
 from headrace.core.tenancy.classes import CLASSES, DEFAULT
-from headrace.serve.service import Answer
+from headrace.serve.answer import Answer
 from headrace.serve.text.stream import TextStream
 
 _LEVELS = {each.name: each.level for each in CLASSES}
@@ -26,21 +26,21 @@ _LEVELS = {each.name: each.level for each in CLASSES}
 logger = logging.getLogger(__name__)
 
 RETRYABLE = (FinishReason.FAILED, FinishReason.TIMEOUT, FinishReason.UNREACHABLE)
-"""Ends that are one caller's misfortune or one attempt's: the others may still get their answer."""
+"""Reasons that concern one request or one attempt: other readers may still get a response."""
 
 
 class SingleFlight:
-    """A `serve.service.Listener` that passes on what it hears.
+    """A `serve.service.Listener` that passes events on to its readers.
 
     Args:
-        ask: what is computed.
-        request: under which id; the answer is the same whatever its id.
-        versions: of its tags, taken now.
-        stops: finds the stop strings of the request; None where it has none.
+        ask: the query that is computed.
+        request: the request that the engine runs for it; the response does not depend on its id.
+        versions: the versions of its tags, taken now.
+        stops: finds the stop strings of the request; None if it has none.
         clock: seconds, of any origin.
-        ended: called once, with the flight and its end, before its readers are told.
-        again: asked when computing has failed or its first caller's time is too short; whether it has been started
-            anew, by `restart`, for those who still wait.
+        ended: called once, with the flight and its end, before its readers receive it.
+        again: called when computing failed or the first request's deadline passed. It returns whether it has restarted
+            the flight, by `restart`, for the remaining readers.
     """
 
     def __init__(
@@ -63,7 +63,7 @@ class SingleFlight:
         self.resumed: UnfinishedAnswer | None = None
         self.end: Finished | None = None
         self.seconds = 0.0  # that it took, once it is over
-        # Flat, as they grow with every token: Python's search for garbage walks over all tuples and events there are.
+        # Flat lists, because they grow with every token and Python's garbage collection walks over all tuples.
         self._tokens: list[int] = []
         self._logprobs: list[TokenLogprob] = []
         self._pulse_seconds: list[float] = []
@@ -79,47 +79,47 @@ class SingleFlight:
 
     @property
     def rank(self) -> tuple[int, int]:
-        """How soon it is computed; lower is sooner."""
+        """Its order in the queue; lower is sooner."""
         return rank(self.requests[0])
 
     @property
     def over(self) -> bool:
-        """Whether its end has been heard."""
+        """Whether it has ended."""
         return self.end is not None
 
     @property
     def deserted(self) -> bool:
-        """Whether nobody reads it."""
+        """Whether it has no reader."""
         return not self._readers
 
     @property
     def each_step(self) -> bool:
-        """Whether one of its readers wants to hear of every step."""
+        """Whether one of its readers needs the events of every step."""
         return any(answer.each_step for answer, _ in self._readers)
 
     @property
     def followers(self) -> list[Request]:
-        """The requests that read it and did not begin it."""
+        """The requests that joined it."""
         own = self.ask.request
         return [answer.requests[i] for answer, i in self._readers if answer.requests[i] is not own]
 
     @property
     def tokens(self) -> tuple[int, ...]:
-        """The answer so far."""
+        """The output so far."""
         return tuple(self._tokens)
 
     @property
     def logprobs(self) -> tuple[TokenLogprob, ...]:
-        """The scores of the answer's tokens, where they were asked for."""
+        """The logprobs of the output's tokens, if they were requested."""
         return tuple(self._logprobs)
 
     @property
     def pulses(self) -> tuple[Pulse, ...]:
-        """When how many of the tokens came."""
+        """The number of tokens of each step, and when they came."""
         return tuple(map(Pulse, self._pulse_seconds, self._pulse_tokens))
 
     def join(self, answer: Answer, index: int) -> None:
-        """From now on ``answer`` hears all of it, what has been said included, about its sequence ``index``."""
+        """Send all events to ``answer`` as its sequence ``index``, from the beginning of the output."""
         self._count_cached(answer, index)
         if answer.each_step and self._tokens:
             answer.tell(index, self._so_far())
@@ -129,18 +129,18 @@ class SingleFlight:
             self._tell_end(answer, index, self.end)
 
     def leave(self, answer: Answer, index: int) -> bool:
-        """``answer`` hears nothing more about its sequence ``index``; whether it still did."""
+        """Send no more events to ``answer`` for its sequence ``index``; returns whether it was a reader."""
         reads = (answer, index) in self._readers
         if reads:
             self._readers.remove((answer, index))
         return reads
 
     def when_over(self, call: Callable[[], None]) -> None:
-        """Have ``call`` called when it is over, however it ends."""
+        """Call ``call`` when the flight ends, for whatever reason."""
         self._when_over.append(call)
 
     def resume(self, beginning: UnfinishedAnswer) -> None:
-        """Begin where an earlier computation of the same answer ended; before anybody has joined."""
+        """Begin where an earlier computation of the same response stopped; before any reader joins."""
         request = self.requests[0]
         self.resumed = beginning
         self.requests = (replace(request, answered=beginning.tokens),)
@@ -148,7 +148,7 @@ class SingleFlight:
         self._extend(Emitted(request.id, beginning.tokens))
 
     def restart(self) -> None:
-        """Have a second attempt ready in ``requests``, which goes on where the first one ended."""
+        """Prepare a second attempt in ``requests``, which continues where the first one stopped."""
         again = replace(
             self.requests[0],
             id=f"{self.ask.request.id}~{self.attempts}",
@@ -159,13 +159,13 @@ class SingleFlight:
         self.requests = (again,)
 
     def deadline(self) -> float | None:
-        """When the last of its readers gives up; None if one never does."""
+        """The latest deadline of its readers; None if one has no deadline."""
         deadlines = [answer.requests[index].deadline for answer, index in self._readers]
         known = [deadline for deadline in deadlines if deadline is not None]
         return max(known) if len(known) == len(deadlines) and known else None
 
     def tell(self, index: int, event: Emitted | PromptScored | Finished) -> None:
-        """Take what the engine says; the end comes once, whoever says it first."""
+        """Handle an event of the engine; the end counts once."""
         if self.end is not None:
             return
         if type(event) is Finished:
@@ -182,7 +182,7 @@ class SingleFlight:
                 self._end(self._finished(FinishReason.FAILED))
 
     def _tell_first(self, finished: Finished) -> None:
-        """Whoever began it hears how his attempt has ended, if he still reads."""
+        """Send the end of the first attempt to the request that began it, if it still reads."""
         for answer, index in tuple(self._readers):
             if answer.requests[index] is self.ask.request:
                 self.leave(answer, index)
@@ -206,9 +206,9 @@ class SingleFlight:
             self._end(self._finished(FinishReason.STOP))
 
     def _watch(self, stops: TextStream, tokens: tuple[int, ...]) -> tuple[int, bool]:
-        """How many of ``tokens`` belong to the answer, and whether a stop string ends it with them.
+        """How many of ``tokens`` belong to the response, and whether a stop string ends it there.
 
-        A token that ends the answer by itself has no text in it, unless it was asked for.
+        A token that ends the response by itself is not part of its text, unless that was requested.
         """
         hidden = tokens[-1:] if tokens[-1] in self._ends else ()
         delta = stops.push(tokens[: len(tokens) - len(hidden)])
@@ -221,14 +221,14 @@ class SingleFlight:
         return Finished(request.id, reason, len(request.tokens), len(self.tokens), self.cached_tokens[0])
 
     def _count_cached(self, answer: Answer, index: int) -> None:
-        """Of the prompt, the first caller was spared what the engine says, the others all of it."""
+        """Set the cached prompt tokens: the engine's count for the first request, the whole prompt for others."""
         request = answer.requests[index]
         leads = request is self.ask.request
         answer.cached_tokens[index] = self.cached_tokens[0] if leads else len(request.tokens)
 
     def _tell_end(self, answer: Answer, index: int, finished: Finished) -> None:
         if not answer.each_step and self._tokens:
-            self._whole = self._whole or self._so_far()  # one event for all who read it
+            self._whole = self._whole or self._so_far()  # one event for all readers
             answer.tell(index, self._whole)
         answer.tell(index, finished)
 
@@ -244,18 +244,18 @@ class SingleFlight:
             self._tell_end(answer, index, finished)
         self._readers = []
         calls = self._when_over
-        self._when_over = []  # who waited may hold the flight: no circle is left behind
+        self._when_over = []  # they may refer to the flight: this leaves no reference cycle
         for call in calls:
             call()
 
 
 def rank(request: Request) -> tuple[int, int]:
-    """How soon ``request`` is computed beside others, as far as that can be said; lower is sooner."""
+    """The order of ``request`` in the queue by class and priority; lower is sooner."""
     return _LEVELS.get(request.service_class, DEFAULT.level), request.priority
 
 
 def _hidden_ends(request: Request) -> frozenset[int]:
-    """Tokens that end the answer and whose text is not part of it."""
+    """Tokens that end the response and whose text is not part of it."""
     params = request.params
     if params.include_stop_str_in_output:
         return frozenset()

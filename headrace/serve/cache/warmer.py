@@ -1,14 +1,13 @@
-"""Computes in quiet times what will probably be asked for: jobs in, one batch at a time, until somebody comes.
+"""The cache warmer: computes probable requests into the caches in idle time.
 
 ```
- POST /v1/cache/warm ──> jobs ──┐         quiet? allowance left?
+ POST /v1/cache/warm ──> jobs ──┐         idle? allowance left?
  history, best first ───────────┴──> up to ``batch`` at once ──> caches
-                                      pause: jobs go back, what they have computed is taken up next time
+                                      pause: jobs go back; what they computed is resumed next time
 ```
-Its requests are of the background class: the scheduler lets them run only while nothing else has work, and stops them
-at the first arrival. So that nobody waits for the loop either, none is begun while somebody is being read or answered,
-and each only when the one before has been read and rendered. It knows no wire format: how a question becomes an answer
-is handed in.
+Its requests have the background class: the scheduler runs them only while no other class has work, and stops them at
+the next arrival. To keep the event loop free, none begins while a request is being read or answered, and each begins
+only when the one before has been parsed and rendered. It knows no wire format: ``compute`` is passed in.
 """
 
 from __future__ import annotations
@@ -29,13 +28,13 @@ from headrace.serve.cache.history import History, Recorded
 logger = logging.getLogger(__name__)
 
 TICK_SECONDS = 0.1
-"""How soon a quiet time is noticed, or its end."""
+"""Interval of the checks whether the server is idle."""
 
 PREFIX_SECONDS = 120.0
-"""How often a registered prefix is asked for, so that it is found before it is missed."""
+"""How often a registered prefix is computed again, so that it is not evicted."""
 
 REFILL_SECONDS = 60.0
-"""How often the history is asked again once all its candidates have been dealt with."""
+"""How often the history is read again after all its candidates have been processed."""
 
 HOUR = 3600.0
 MAX_JOBS = 100_000
@@ -43,11 +42,11 @@ MAX_DEALT_WITH = 100_000
 
 
 Begun = Callable[[], None]
-"""To be called once a question has been read, and waits for nothing but its answer."""
+"""To be called when a request has been parsed and only waits for its response."""
 
 
 class Outcome(StrEnum):
-    """What became of a job."""
+    """The result of a job."""
 
     COMPUTED = "computed"
     KEPT = "kept"
@@ -55,7 +54,7 @@ class Outcome(StrEnum):
 
 
 class WarmState(NamedTuple):
-    """What the warmer is at; ``spent_seconds`` and ``left_seconds`` are those of the current hour."""
+    """The warmer's progress; ``spent_seconds`` and ``left_seconds`` are those of the current hour."""
 
     quiet: bool
     arrivals_per_second: float
@@ -75,7 +74,7 @@ class _Job(NamedTuple):
 
 
 class _Allowance:
-    """So many seconds of the device per hour."""
+    """Seconds of device time per hour."""
 
     def __init__(self, seconds: float, now: float) -> None:
         self._seconds = seconds
@@ -93,17 +92,17 @@ class _Allowance:
 
 
 class Warmer:
-    """A `core.ports.Watcher` that hears who comes, and works while few come.
+    """A `core.ports.Watcher` that counts arrivals and works while they are few.
 
     Args:
-        compute: has one question answered into the caches; cancelled when it must make way.
-        busy: whether somebody is being read or answered.
-        window: when the traffic is low.
+        compute: computes one request into the caches; cancelled when other requests arrive.
+        busy: whether a request is being read or answered.
+        window: decides whether traffic is low.
         clock, wall: seconds, and Unix time.
-        batch: questions computed at once.
-        seconds_per_hour: of the device.
-        horizon_seconds: how far ahead demand is looked at: as long as an answer is kept.
-        history: where candidates come from.
+        batch: requests computed at once.
+        seconds_per_hour: device time that warming may use per hour.
+        horizon_seconds: how far ahead demand is predicted: the time until a response expires.
+        history: the source of candidates.
     """
 
     def __init__(
@@ -132,19 +131,19 @@ class Warmer:
         self._running: dict[asyncio.Task[Outcome], _Job] = {}
         self._counts = dict.fromkeys(Outcome, 0)
         self._dealt_with: set[bytes] = set()
-        self._prefixes: dict[Recorded, float] = {}  # and when each is due
+        self._prefixes: dict[Recorded, float] = {}  # with the time when each is due
         self._refill_at = clock()
         self._ticked = clock()
         self._loop_task: asyncio.Task[None] | None = None
         self.settled = history is None
-        """Whether the history's candidates of the start have been dealt with, as far as the allowance goes."""
+        """Whether the history's candidates at start have been processed, as far as the allowance goes."""
 
     def start(self) -> None:
-        """Begin; on the running loop."""
+        """Start on the running loop."""
         self._loop_task = asyncio.get_running_loop().create_task(self._work())
 
     async def stop(self) -> None:
-        """Leave everything where it is."""
+        """Stop all jobs."""
         if self._loop_task is not None:
             self._loop_task.cancel()
         for task in self._running:
@@ -152,12 +151,12 @@ class Warmer:
         await asyncio.gather(*self._running, return_exceptions=True)
 
     def fold(self, event: Event, now: float) -> None:
-        """Who comes may end the quiet."""
+        """Count an arrival, which may end the idle time."""
         if type(event) is Arrived and is_awaited(event.service_class):
             self._window.arrived(now)
 
     def add(self, questions: Iterable[Recorded]) -> int:
-        """Have these computed when there is time; how many were taken on."""
+        """Queue requests to compute in idle time; returns how many were accepted."""
         taken = 0
         for question in questions:
             if len(self._waiting) >= MAX_JOBS:
@@ -167,7 +166,7 @@ class Warmer:
         return taken
 
     async def keep_warm(self, tenant: str, prefix: Recorded) -> None:
-        """Have the beginning of prompts computed now and again; where there is a history, after a restart too."""
+        """Compute a prompt prefix regularly; with a history, also after a restart."""
         if prefix in self._prefixes:
             return
         self._prefixes[prefix] = self._clock() + PREFIX_SECONDS
@@ -176,7 +175,7 @@ class Warmer:
             await self._history.register(tenant, prefix)
 
     async def refill(self) -> int:
-        """Take on the history's best candidates; how many there were."""
+        """Queue the history's best candidates; returns their number."""
         if self._history is None:
             return 0
         wall, left = self._wall(), self._allowance.left(self._clock())
@@ -189,7 +188,7 @@ class Warmer:
         return len(found)
 
     def state(self) -> WarmState:
-        """How far it is."""
+        """The current progress."""
         now = self._clock()
         return WarmState(
             quiet=self._window.open(now),
@@ -211,8 +210,8 @@ class Warmer:
         while True:
             try:
                 await self._tick()
-            except Exception:  # whatever is wrong with warming, it must not end the server's background
-                logger.exception("warming failed and goes on")
+            except Exception:  # a fault in warming must not stop the task
+                logger.exception("cache warming failed; it continues")
             await asyncio.sleep(TICK_SECONDS)
 
     async def _tick(self) -> None:
@@ -254,7 +253,7 @@ class Warmer:
             return
         error = task.exception()
         if error is not None:
-            logger.error("a question could not be computed ahead", exc_info=error)
+            logger.error("a request could not be computed ahead", exc_info=error)
         self._counts[Outcome.REFUSED if error is not None else task.result()] += 1
         if job.key is not None:
             if len(self._dealt_with) >= MAX_DEALT_WITH:
@@ -262,7 +261,7 @@ class Warmer:
             self._dealt_with.add(job.key)
 
     def _pause(self) -> None:
-        """Make way: what runs goes back to the head of the line."""
+        """Cancel running jobs and put them back at the front of the queue."""
         jobs: Sequence[_Job] = tuple(self._running.values())
         running, self._running = self._running, {}
         for task in running:

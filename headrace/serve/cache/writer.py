@@ -1,8 +1,7 @@
-"""What becomes of an answer after its caller has it: it is kept, and whoever learns from answers is told.
+"""Writes computed responses to the caches, after they have been sent.
 
-Writing an answer and learning from it take a millisecond or two of the event loop. So they wait for a moment in which
-nobody is being answered, though not for long, and one answer is kept after the other: whoever comes meanwhile is heard
-before the next. Who asks for such an answer has it kept at once.
+A write takes a millisecond or two of the event loop. It therefore waits, for a bounded time, until no request is being
+answered, and responses are written one at a time. A request that needs such a response has it written at once.
 """
 
 from __future__ import annotations
@@ -21,28 +20,28 @@ from headrace.serve.cache.single_flight import SingleFlight
 logger = logging.getLogger(__name__)
 
 KEEP_SECONDS = 0.02
-"""How long an answer waits at least, for the next call often comes at once; unless somebody asks for it before, or a
-store has to be waited for: there writing begins at once, to be done when somebody asks."""
+"""Minimum delay of a write, because the next request often follows at once. Writes to a store outside the process begin
+without delay."""
 
 PATIENCE_SECONDS = 0.2
-"""How long it waits at most for a moment in which nobody is being answered."""
+"""Maximum delay of a write while requests are being answered."""
 
 LOOK_SECONDS = 0.005
-"""Between two looks at whether that moment has come."""
+"""Interval of the checks whether requests are being answered."""
 
 WRITE_SECONDS = 2.0
-"""What the last answers get to be written when the server stops."""
+"""Time for the last writes when the server stops."""
 
 
 class CacheWriter:
-    """Puts whole answers into a cache.
+    """Writes complete responses to the exact cache.
 
     Args:
-        exact: keeps them.
-        ttl: seconds that an answer is kept unless its caller says otherwise.
-        keepers: told of what has been kept.
-        landed: told of each flight when its answer can be found in the cache, under which key, or never will be.
-        busy: whether somebody is being answered.
+        exact: the exact cache.
+        ttl: seconds until a response expires, unless its request sets another time.
+        keepers: informed of what has been written.
+        landed: called for each flight with the key of its entry, or with None if it was not written.
+        busy: whether a request is being answered.
     """
 
     def __init__(
@@ -58,12 +57,12 @@ class CacheWriter:
         self._keepers = tuple(keepers)
         self._landed = landed
         self._busy = busy
-        self._waiting: dict[SingleFlight, float] = {}  # and when each was over; the oldest first
+        self._waiting: dict[SingleFlight, float] = {}  # with the time of their end, the oldest first
         self._worker: asyncio.Task[None] | None = None
         self._writing: set[asyncio.Task[None]] = set()
 
     def add(self, flight: SingleFlight) -> None:
-        """Keep the answer of a flight that is over, in a moment."""
+        """Write the response of a flight that has ended, soon."""
         if not self._exact.at_hand:
             self._begin(flight)
             return
@@ -73,12 +72,12 @@ class CacheWriter:
             self._worker = loop.create_task(self._work())
 
     def break_off(self, flight: SingleFlight) -> None:
-        """Tell the keepers of a flight that is over and whose answer is not whole."""
+        """Inform the keepers of a flight that has ended with an incomplete response."""
         left = UnfinishedAnswer(flight.tokens, flight.seconds, flight.versions, *self._life(flight))
         self.tell(lambda keeper: keeper.broken_off(flight.ask, left))
 
     async def catch_up(self, ask: CacheQuery) -> None:
-        """Have stores at hand know by now what ``ask`` may be answered from, or may begin with."""
+        """Write now what ``ask`` could be answered with, or could be resumed from."""
         wanted = [flight for flight in self._waiting if flight.ask.beginning == ask.beginning]
         if wanted:
             for flight in wanted:
@@ -86,15 +85,15 @@ class CacheWriter:
             await asyncio.sleep(0)
 
     def tell(self, tell: Callable[[Keeper], None]) -> None:
-        """Call all keepers. They learn after the fact: no caller shall pay for one that fails."""
+        """Inform all keepers. One that fails must not affect a request."""
         for keeper in self._keepers:
             try:
                 tell(keeper)
             except Exception:
-                logger.exception("%s failed to take note of an answer", type(keeper).__name__)
+                logger.exception("%s failed to process a response", type(keeper).__name__)
 
     async def finish(self) -> None:
-        """Write now what is to be written, and wait for it."""
+        """Write everything that waits, and wait until it is written."""
         if self._worker is not None:
             self._worker.cancel()
             self._worker = None
@@ -128,7 +127,9 @@ class CacheWriter:
         finally:
             self._landed(flight, key)
         if key is not None:
-            self.tell(lambda keeper: keeper.kept(flight.ask, entry))  # afterwards: they may look it up
+            self.tell(
+                lambda keeper: keeper.kept(flight.ask, entry)
+            )  # after writing, because they may look it up
 
     def _entry(self, flight: SingleFlight) -> Entry:
         ask, finished = flight.ask, flight.end
@@ -149,7 +150,7 @@ class CacheWriter:
         )
 
     def _life(self, flight: SingleFlight) -> tuple[float, float]:
-        """When an answer was made and when it ends. It is as old as its oldest part, and ends no later than that."""
+        """Creation and expiry of a response. A resumed one is as old as its beginning, and expires no later."""
         ask, now = flight.ask, self._exact.wall()
         expires = now + lifetime(self._ttl if ask.control.ttl is None else ask.control.ttl, ask.key)
         if flight.resumed is None:

@@ -1,31 +1,34 @@
-"""The ASGI application: all routes behind one edge, one road to answers for as long as it lives."""
+"""The ASGI applications: all routes behind the edge, and the few routes of the metrics port."""
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Iterable, Sequence
 from contextlib import asynccontextmanager
 from typing import Protocol
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
-from starlette.routing import BaseRoute
-from starlette.types import ASGIApp
+from starlette.routing import Route
+from starlette.types import ASGIApp, Lifespan
 
 from headrace.core.request import InvalidParameter
+from headrace.serve.auth.access import AccessCheck
 from headrace.serve.auth.api_keys import Keys
+from headrace.serve.auth.roles import METRICS_PORT, ROUTES
 from headrace.serve.cache.lookup import CacheLookup
 from headrace.serve.http.edge import Edge
 from headrace.serve.http.errors import ApiError, api_error, http_exception, invalid_parameter, unexpected
+from headrace.serve.http.exchange import Hooks
 from headrace.serve.http.rate_limit_headers import RATE_HEADERS
 from headrace.serve.http.replies import CACHE_HEADER
 
-TOLD_HEADERS = ("Retry-After", "X-Request-Id", CACHE_HEADER, *RATE_HEADERS)
-"""What pages of other origins may read beside the body."""
+EXPOSED_HEADERS = ("Retry-After", "X-Request-Id", "traceparent", CACHE_HEADER, *RATE_HEADERS)
+"""Response headers that browsers let pages of other origins read."""
 
 
 class Beside(Protocol):
-    """What works beside the answering, on the server's loop."""
+    """Background work on the server's loop."""
 
     def start(self) -> None: ...
 
@@ -34,16 +37,22 @@ class Beside(Protocol):
 
 def create_app(
     recall: CacheLookup,
-    routes: Sequence[BaseRoute],
+    routes: Sequence[Route],
     keys: Keys,
     beside: Sequence[Beside] = (),
     origins: Sequence[str] = (),
+    hooks: Hooks = Hooks(),  # noqa: B008 (immutable)
 ) -> ASGIApp:
-    """The application; it starts with the server's loop what answers, and stops it with the server.
+    """The application of the main port. Its lifespan starts and stops ``recall`` with the engine.
 
-    What is ``beside`` starts after that in its order and stops before in the reverse one. Browsers let pages of
-    ``origins`` call it, and read of its headers what is ours.
+    The work ``beside`` starts after that, in order, and stops before, in reverse order. Browsers let pages of
+    ``origins`` call the server. ``hooks`` are called with each HTTP request.
+
+    Raises:
+        ValueError: a route is not in the table of roles.
     """
+    if missing := unlisted(routes):
+        raise ValueError(f"not in serve.auth.roles.ROUTES: {', '.join(missing)}")
 
     @asynccontextmanager
     async def lifespan(app: Starlette) -> AsyncIterator[None]:
@@ -55,6 +64,34 @@ def create_app(
             await each.stop()
         await recall.stop()
 
+    edge = Edge(_starlette(routes, lifespan), AccessCheck(keys), routes, hooks)
+    if not origins:
+        return edge
+    # Outermost, because a browser's preflight request carries no key.
+    return CORSMiddleware(
+        edge, allow_origins=origins, allow_methods=["*"], allow_headers=["*"], expose_headers=EXPOSED_HEADERS
+    )
+
+
+def create_metrics_app(routes: Iterable[Route]) -> ASGIApp:
+    """The application of the metrics port: metrics and health alone, without a key."""
+    served = [route for route in routes if f"GET {route.path}" in METRICS_PORT]
+    return Edge(_starlette(served), AccessCheck(Keys({})), served)
+
+
+def endpoints(routes: Iterable[Route]) -> list[str]:
+    """Every method and path of ``routes``, as in the table of roles; HEAD is the same as GET."""
+    return [
+        f"{method} {route.path}" for route in routes for method in sorted((route.methods or set()) - {"HEAD"})
+    ]
+
+
+def unlisted(routes: Iterable[Route]) -> list[str]:
+    """The methods and paths that the table of roles does not have."""
+    return [each for each in endpoints(routes) if each not in ROUTES]
+
+
+def _starlette(routes: Sequence[Route], lifespan: Lifespan[Starlette] | None = None) -> Starlette:
     handlers = {
         ApiError: api_error,
         InvalidParameter: invalid_parameter,
@@ -63,10 +100,4 @@ def create_app(
     }
     app = Starlette(routes=list(routes), exception_handlers=handlers, lifespan=lifespan)
     app.router.redirect_slashes = False
-    edge = Edge(app, keys)
-    if not origins:
-        return edge
-    # Outermost: a browser asks for permission without a key.
-    return CORSMiddleware(
-        edge, allow_origins=origins, allow_methods=["*"], allow_headers=["*"], expose_headers=TOLD_HEADERS
-    )
+    return app

@@ -1,4 +1,4 @@
-"""A request's body, read up to a limit and no further."""
+"""Reads the body of a request, up to a limit."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ async def read_body(request: Request, limit: int) -> bytes:
     """All bytes of the body.
 
     Raises:
-        ApiError: it is longer than ``limit`` bytes (413), by its own word or when read.
+        ApiError: its ``Content-Length`` or its content is longer than ``limit`` bytes (413).
     """
     declared = request.headers.get("content-length", "0")
     if declared.isdigit() and int(declared) > limit:
@@ -23,5 +23,7 @@ async def read_body(request: Request, limit: int) -> bytes:
             if len(parts) > limit:
                 raise too_large(limit)
     except ClientDisconnect:
-        raise invalid("The client hung up while it sent the body.", code="incomplete_body") from None
+        raise invalid(
+            "The client disconnected before the body was complete.", code="incomplete_body"
+        ) from None
     return bytes(parts)

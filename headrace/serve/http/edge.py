@@ -1,80 +1,123 @@
-"""The outermost layer: an id for every HTTP request, the key check, and a last net under all routes.
+"""The outermost layer: checks API keys, measures every HTTP request, and catches errors of all routes.
 
-Plain ASGI, because a stream passes through it thousands of times a second.
+It gives each request its `Exchange` and each response its ``X-Request-Id``. It is plain ASGI, because a stream passes
+through it thousands of times a second.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-import re
-import secrets
+import time
+from collections.abc import Callable, Iterable
 
 from starlette.datastructures import Headers, MutableHeaders
+from starlette.routing import BaseRoute, Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from headrace.serve.auth.api_keys import Keys
-from headrace.serve.http.errors import ApiError, failed, invalid, invalid_api_key, shutting_down
+from headrace.serve.auth.access import AccessCheck, KeyRequired, RoleRequired, route_path, tenant_of
+from headrace.serve.http.errors import (
+    ApiError,
+    failed,
+    invalid,
+    invalid_api_key,
+    role_required,
+    shutting_down,
+)
+from headrace.serve.http.exchange import EXCHANGE, HEADER_TEXT, Exchange, Hooks
 from headrace.serve.http.generation.call import Caller
 
 logger = logging.getLogger(__name__)
 
-OPEN_PATHS = frozenset({"/health", "/health/ready", "/ping", "/version", "/docs", "/openapi.json"})
-"""What answers without a key: liveness for probes, and pages that say nothing about anyone."""
-
 CALLER = "headrace.caller"
-"""Where the scope holds the `Caller`."""
+"""The key of the `Caller` in an ASGI scope."""
 
 SEND = "headrace.send"
-"""Where the scope holds how the server itself sends: layers between only look for the beginning of an answer, and a
-stream passes its thousands of parts by them."""
-
-_HEADER_VALUE = re.compile(r"[\x21-\x7e][\x20-\x7e]{0,127}")
+"""The key of the server's own ``send`` in an ASGI scope. Streams use it for their body, which no layer looks at."""
 
 
 class Edge:
-    """Wraps the application."""
+    """Wraps the application.
 
-    def __init__(self, app: ASGIApp, keys: Keys) -> None:
+    ``access`` checks each request's key against the route that it asks for. ``routes`` are the application's, ``hooks``
+    are called with each exchange.
+    """
+
+    def __init__(
+        self,
+        app: ASGIApp,
+        access: AccessCheck,
+        routes: Iterable[BaseRoute] = (),
+        hooks: Hooks = Hooks(),  # noqa: B008 (immutable)
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
         self._app = app
-        self._keys = keys
+        self._access = access
+        self._paths = {route.endpoint: route.path for route in routes if isinstance(route, Route)}
+        self._hooks = hooks
+        self._clock = clock
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
         headers = Headers(scope=scope)
-        given = headers.get("x-request-id", "")
-        request_id = given if _HEADER_VALUE.fullmatch(given) else f"req_{secrets.token_hex(12)}"
-        started = False
+        exchange = scope[EXCHANGE] = Exchange(scope, headers, self._clock(), self._hooks)
+        for hook in self._hooks.begun:
+            hook(exchange)
+        try:
+            await self._serve(exchange, headers, scope, receive, send)
+        finally:
+            exchange.ended = self._clock()
+            if "endpoint" in scope:
+                exchange.route = self._paths.get(scope["endpoint"], exchange.route)
+            for hook in self._hooks.ended:
+                hook(exchange)
 
+    async def _serve(
+        self, exchange: Exchange, headers: Headers, scope: Scope, receive: Receive, send: Send
+    ) -> None:
         async def send_with_id(message: Message) -> None:
-            nonlocal started
             if message["type"] == "http.response.start":
-                started = True
-                MutableHeaders(scope=message)["X-Request-Id"] = request_id
+                exchange.status = message["status"]
+                added = MutableHeaders(scope=message)
+                added["X-Request-Id"] = exchange.request_id
+                if exchange.traceparent:
+                    added["traceparent"] = exchange.traceparent
             await send(message)
 
+        async def refuse(error: ApiError) -> None:
+            exchange.error = error.code or exchange.error
+            await error.response()(scope, receive, send_with_id)
+
         try:
-            scope[CALLER] = self._caller(scope["path"], headers)
+            scope[CALLER] = self._caller(scope, headers, exchange)
             scope[SEND] = send
             await self._app(scope, receive, send_with_id)
         except ApiError as error:
-            await error.response()(scope, receive, send_with_id)
+            await refuse(error)
         except asyncio.CancelledError:
-            if not started:  # the server ends, and this caller has not even sent his whole question
-                await shutting_down().response()(scope, receive, send_with_id)
+            if not exchange.status:  # the server stops before the request has been read
+                await refuse(shutting_down())
             raise
         except Exception:
-            logger.exception("%s %s failed (X-Request-Id %s)", scope["method"], scope["path"], request_id)
-            if not started:
-                await failed().response()(scope, receive, send_with_id)
+            fields = {"method": exchange.method, "path": exchange.path, "request_id": exchange.request_id}
+            logger.exception("request failed", extra={"fields": fields})
+            exchange.error = exchange.error or "server_error"
+            if not exchange.status:
+                await refuse(failed())
 
-    def _caller(self, path: str, headers: Headers) -> Caller:
-        key_id = self._keys.key_id(headers.get("authorization"))
-        if self._keys.required and key_id is None and path not in OPEN_PATHS:
-            raise invalid_api_key()
-        tenant = headers.get("x-tenant-id")
-        if tenant is not None and not _HEADER_VALUE.fullmatch(tenant):
+    def _caller(self, scope: Scope, headers: Headers, exchange: Exchange) -> Caller:
+        path = route_path(scope["path"], scope.get("root_path", ""))
+        try:
+            identity = self._access.identity(scope["method"], path, headers.get("authorization"))
+        except KeyRequired:
+            raise invalid_api_key() from None
+        except RoleRequired as error:
+            raise role_required(error.access) from None
+        exchange.tenant = identity.name if identity is not None else ""
+        claimed = headers.get("x-tenant-id")
+        if claimed is not None and not HEADER_TEXT.fullmatch(claimed):
             raise invalid("X-Tenant-Id must be 1 to 128 printable ASCII characters", "X-Tenant-Id")
-        return Caller(key_id, tenant, headers.get("cache-control"))
+        key_id, tenant = tenant_of(identity, claimed)
+        return Caller(key_id, tenant, headers.get("cache-control"), exchange=exchange)

@@ -1,6 +1,7 @@
-"""Every refusal has one shape, OpenAI's: ``{"error": {"message", "type", "param", "code"}}``.
+"""HTTP errors in OpenAI's format: ``{"error": {"message", "type", "param", "code"}}``.
 
-The constructors are the whole list of what a client can meet. An internal error's text is logged, never sent.
+The constructors below are the complete list of errors that a client can receive. The text of an internal error is
+logged and never sent.
 """
 
 from __future__ import annotations
@@ -13,9 +14,12 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 
+from headrace.core.constraint import FAILED_PREFIX
 from headrace.core.events import Finished
 from headrace.core.request import FinishReason, InvalidParameter, RejectReason
 from headrace.core.tenancy.gate import Reject
+from headrace.serve.auth.roles import Access
+from headrace.serve.http.exchange import record_error
 
 INVALID = "invalid_request_error"
 FAILED_MESSAGE = "The server had an error while processing your request."
@@ -31,14 +35,12 @@ NOT_YET_ROUTES = (
     "/v1/experiments",
     "/v1/tuner",
     "/dashboard",
-    "/pause",
-    "/resume",
 )
-"""Routes that clients know and this server does not have yet; what lies below them neither."""
+"""Routes that clients know from other servers and that this server does not have yet, with all paths below them."""
 
 
 class ApiError(Exception):
-    """What a client did wrong, or what the server cannot do for it now; ends in an answer of `status`."""
+    """An error that is sent to the client with the HTTP status `status`."""
 
     def __init__(
         self,
@@ -61,7 +63,7 @@ class ApiError(Exception):
             self.headers["Retry-After"] = str(retry_after)
 
     def body(self) -> bytes:
-        """The error as JSON, for a response or for an event of a stream that has begun."""
+        """The error as JSON, for a response or for an event of a stream that has started."""
         error = {"message": str(self), "type": self.type, "param": self.param, "code": self.code}
         return json.dumps({"error": error}).encode()
 
@@ -71,17 +73,17 @@ class ApiError(Exception):
 
 
 def invalid(message: str, param: str | None = None, code: str | None = "invalid_value") -> ApiError:
-    """400: a field that cannot be; ``param`` names it."""
+    """400: a field has an invalid value; ``param`` names the field."""
     return ApiError(400, message, param=param, code=code)
 
 
 def not_supported(param: str, what: str | None = None) -> ApiError:
-    """400: a field or value that is known but belongs to a capability that does not exist yet."""
+    """400: a field or value that is known but not supported yet."""
     return invalid(f"{what or param} is not supported yet", param, "unsupported_parameter")
 
 
 def context_length_exceeded(prompt: int, asked: int, limit: int, param: str | None) -> ApiError:
-    """400: prompt and answer do not fit into the model's context."""
+    """400: prompt and completion do not fit into the model's context."""
     return invalid(
         f"This model's maximum context length is {limit} tokens. However, you requested {prompt + asked} tokens "
         f"({prompt} in the prompt, {asked} for the completion). Please shorten the prompt or the completion.",
@@ -91,7 +93,7 @@ def context_length_exceeded(prompt: int, asked: int, limit: int, param: str | No
 
 
 def invalid_api_key() -> ApiError:
-    """401."""
+    """401: the request has no API key, or one that the server does not know."""
     return ApiError(
         401,
         "Incorrect or missing API key. Send it as 'Authorization: Bearer KEY'.",
@@ -101,25 +103,57 @@ def invalid_api_key() -> ApiError:
     )
 
 
+_REMEDIES = {
+    Access.ADMIN: "an admin key: set --admin-key, or give the key the role 'admin' in the file of --api-key-file",
+    Access.METRICS: "a metrics key or an admin key: set --metrics-key, give the key the role 'metrics' in the file of "
+    "--api-key-file, or read the metrics from the port of --metrics-port",
+}
+
+
+def role_required(access: Access) -> ApiError:
+    """403: the key is valid, but its role does not admit it to this route."""
+    needed = _REMEDIES.get(access, "an inference key or an admin key; this key may only read metrics")
+    return permission_denied(f"This route needs {needed}.")
+
+
+def permission_denied(message: str, param: str | None = None) -> ApiError:
+    """403: the key may not do this."""
+    return ApiError(403, message, type="permission_error", param=param, code="not_allowed")
+
+
 def model_not_found(model: str) -> ApiError:
-    """404: another model than the one served."""
+    """404: the request names a model that is not served."""
     return ApiError(404, f"The model {model!r} does not exist.", param="model", code="model_not_found")
 
 
 def too_large(limit: int) -> ApiError:
-    """413: the body is longer than the server reads."""
+    """413: the request body is larger than ``--max-body-bytes``."""
     return ApiError(413, f"The request body is larger than {limit} bytes.", code="request_too_large")
 
 
+def request_line_too_long(limit: int) -> ApiError:
+    """414: path and query are too long."""
+    return ApiError(414, f"The request's path and query are longer than {limit} bytes.", code="uri_too_long")
+
+
+def headers_too_large(count: int, limit: int) -> ApiError:
+    """431: too many headers, or too many bytes of headers."""
+    return ApiError(
+        431,
+        f"The request has more than {count} headers, or more than {limit} bytes of headers.",
+        code="headers_too_large",
+    )
+
+
 def deadline_unreachable(why: str) -> ApiError:
-    """408: nothing was computed, for the answer could not have come before its deadline."""
+    """408: rejected without computing, because the request cannot finish before its deadline."""
     return ApiError(
         408, f"The request's deadline cannot be met: {why}.", type="timeout", code="deadline_unreachable"
     )
 
 
 def timed_out(seconds: float) -> ApiError:
-    """408: the deadline passed before the answer was whole."""
+    """408: the deadline passed before the response was complete."""
     return ApiError(
         408,
         f"The request did not finish within {seconds:g} seconds.",
@@ -129,7 +163,7 @@ def timed_out(seconds: float) -> ApiError:
 
 
 def turned_away(verdict: Reject, headers: Mapping[str, str]) -> ApiError:
-    """503: the gate is shut to all calls; 429: to this tenant's; 400: it will never be open to this one."""
+    """503: the server accepts no request now; 429: the tenant's limit is reached; 400: the request is too large."""
     if verdict.reason is RejectReason.TOO_LARGE:
         return invalid(f"{verdict.message}.")
     if verdict.reason is RejectReason.TENANT_LIMIT:
@@ -143,7 +177,7 @@ def turned_away(verdict: Reject, headers: Mapping[str, str]) -> ApiError:
         )
     return ApiError(
         503,
-        f"The server takes no further request now: {verdict.message}.",
+        f"The server accepts no further request now: {verdict.message}.",
         type="overloaded",
         code=str(verdict.reason),
         retry_after=verdict.retry_after,
@@ -151,10 +185,10 @@ def turned_away(verdict: Reject, headers: Mapping[str, str]) -> ApiError:
 
 
 def not_cached() -> ApiError:
-    """504, as RFC 9111 has it for ``only-if-cached``: there is no kept answer, and the caller wants none computed."""
+    """504, as RFC 9111 defines for ``only-if-cached``: there is no cached response, and none may be computed."""
     return ApiError(
         504,
-        "There is no cached answer to this request, and it asked for none to be computed.",
+        "There is no cached response to this request, and only_if_cached forbids computing one.",
         type="not_cached",
         param="response_cache",
         code="not_cached",
@@ -162,7 +196,7 @@ def not_cached() -> ApiError:
 
 
 def shutting_down() -> ApiError:
-    """503: the drain ended before the answer did."""
+    """503: the server stopped before the request had finished."""
     return ApiError(
         503,
         "The server is shutting down and could not finish this request.",
@@ -173,29 +207,29 @@ def shutting_down() -> ApiError:
 
 
 def request_not_found(call_id: str) -> ApiError:
-    """404: a request that is not known, or another's."""
+    """404: the request is not known, or belongs to another tenant."""
     return ApiError(404, f"There is no request {call_id!r}.", param="id", code="request_not_found")
 
 
 def aborted() -> ApiError:
-    """409: somebody ended the request by its id."""
+    """409: the request was ended through ``/abort_request``."""
     return ApiError(409, "The request was aborted.", type="aborted", code="request_aborted")
 
 
 def route_not_found(path: str) -> ApiError:
-    """404; 501 where clients know the route from elsewhere, so that nobody looks for a mistake of his own."""
+    """404; 501 for routes that other servers have, so that the client's author does not look for a typing error."""
     if any(path == route or path.startswith(f"{route}/") for route in NOT_YET_ROUTES):
         return ApiError(501, f"{path} is not supported yet.", type="not_supported", code="unsupported_route")
     return ApiError(404, f"There is no route {path!r}.", code="route_not_found")
 
 
 def failed() -> ApiError:
-    """500: our fault; what happened is in the log."""
+    """500: a bug or a fault of the server; the log has the details."""
     return ApiError(500, FAILED_MESSAGE, type="server_error", code="server_error")
 
 
 def of_finish(finished: Finished, timeout: float) -> ApiError | None:
-    """The error that a `Finished` means to its caller; None where the answer ended as it should."""
+    """The error that a `Finished` event means for the client; None for a normal end."""
     match finished.reason:
         case FinishReason.STOP | FinishReason.LENGTH:
             return None
@@ -207,12 +241,14 @@ def of_finish(finished: Finished, timeout: float) -> ApiError | None:
             return invalid(f"The request cannot be served: {finished.message}.", code="request_rejected")
         case FinishReason.CANCELLED:
             return shutting_down()
+        case FinishReason.FAILED if finished.message.startswith(FAILED_PREFIX):
+            return invalid(finished.message, code="structured_output_failed")
         case FinishReason.FAILED:
             return failed()
 
 
 async def http_exception(request: HttpRequest, error: Exception) -> Response:
-    """Starlette's own refusals (unknown route, wrong method) in our shape."""
+    """Errors of Starlette itself (unknown route, wrong method) in OpenAI's format."""
     assert isinstance(error, HTTPException)
     path = request.url.path
     if error.status_code == HTTPStatus.NOT_FOUND:
@@ -223,21 +259,24 @@ async def http_exception(request: HttpRequest, error: Exception) -> Response:
     else:
         shown = ApiError(error.status_code, error.detail)
     shown.headers.update(error.headers or {})
+    record_error(request.scope, shown.code)
     return shown.response()
 
 
 async def api_error(request: HttpRequest, error: Exception) -> Response:
-    """What a route raised on purpose."""
+    """An error that a route raised."""
     assert isinstance(error, ApiError)
+    record_error(request.scope, error.code)
     return error.response()
 
 
 async def invalid_parameter(request: HttpRequest, error: Exception) -> Response:
-    """What the core refused: it names the field as the caller spelt it."""
+    """A parameter that the core rejected; it names the field as the client spelled it."""
     assert isinstance(error, InvalidParameter)
+    record_error(request.scope, "invalid_value")
     return invalid(str(error), error.param).response()
 
 
 async def unexpected(request: HttpRequest, error: Exception) -> Response:
-    """What nobody foresaw; the edge logs it."""
+    """An unexpected exception; the edge logs it."""
     return failed().response()

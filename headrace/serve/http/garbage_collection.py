@@ -1,13 +1,13 @@
-"""Python's search for garbage, which stops all threads, waits for moments in which nobody is there.
+"""Runs Python's garbage collection, which stops all threads, while no request waits.
 
-Nearly everything is freed by counting references as soon as nobody has it. A search finds objects that hold each other
-in a circle, and walks over all that it searches for it: 100 to 200 ms for everything that a server keeps, a few
-milliseconds for what has been made within a second. So what is recent is searched often, little at a time, and then put
-aside; everything, and what was put aside too, only after nobody has called for a while.
+Reference counting frees most objects at once. The collector finds reference cycles and walks over all objects that it
+covers: 100 to 200 ms for everything in a server, a few milliseconds for the objects of the last second. Therefore
+recent objects are collected often and then frozen. Everything, including frozen objects, is collected only in idle
+time.
 
 ```
- made ──> recent ──searched often, between two answers──> put aside ──searched in quiet times──┐
-                                                              ↑________________________________│
+ created ──> recent ──collected often, between two responses──> frozen ──collected in idle time──┐
+                                                                  ↑______________________________│
 ```
 """
 
@@ -17,30 +17,30 @@ import gc
 from collections.abc import Callable
 
 NEVER = 1_000_000_000
-"""Searches of what is young between two of everything: more than there will be."""
+"""Collections of young objects between two full ones: more than will occur."""
 
 RECENT_SECONDS = 0.1
-"""Between two searches of what is recent."""
+"""Interval between two collections of recent objects."""
 
 REST_SECONDS = 30.0
-"""At least, between two searches of everything."""
+"""Minimum interval between two full collections."""
 
 SHARE = 0.001
-"""Of the time that searches of everything may take, however much is alive."""
+"""Maximum share of time that full collections may take."""
 
 QUIET_SECONDS = 2.0
-"""Nobody has called for so long: then it is likely that nobody will within a search of everything."""
+"""Idle time after which a full collection may start: it is then unlikely to delay a request."""
 
 PATIENCE = 10.0
-"""So many times its rest a search waits for its moment; then it begins all the same."""
+"""A collection waits at most this many intervals for idle time; then it runs anyway."""
 
 
 class GarbageCollection:
-    """Chooses the moments.
+    """Decides when to collect.
 
     Args:
-        busy: whether somebody waits for an answer.
-        calls: how many calls have come so far.
+        busy: whether a request waits for its response.
+        calls: the number of requests so far.
         clock: seconds.
     """
 
@@ -55,14 +55,14 @@ class GarbageCollection:
         self._rest = REST_SECONDS
 
     def take_over(self) -> None:
-        """From now on Python itself searches only what is young; what start-up has made is put aside."""
+        """Let Python itself collect young objects only, and freeze the objects of the start-up."""
         _search()
         young, middle, _ = gc.get_threshold()
         gc.set_threshold(young, middle, NEVER)
         self._quiet_since = self._recent_ended = self._all_ended = self._clock()
 
     def tick(self) -> None:
-        """Search now what is due. To be called several times a second."""
+        """Run the collection that is due. To be called several times a second."""
         now = self._clock()
         busy, called = self._busy(), self._calls()
         if busy or called != self._called:
@@ -79,7 +79,7 @@ class GarbageCollection:
 
 
 def _search() -> None:
-    """Search what has not been put aside, and put it aside."""
+    """Collect all objects that are not frozen, and freeze them."""
     gc.collect()
     gc.freeze()
 

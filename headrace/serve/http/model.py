@@ -1,4 +1,4 @@
-"""The model as the API sees it: a name, a context length, and its ways between text and tokens."""
+"""The served model as the API sees it: its name, its context length, its tokenizer and its chat template."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import time
 from collections.abc import Sequence
 from functools import lru_cache
 
+from headrace.core.ports import Grammars
 from headrace.serve.http.errors import invalid, model_not_found
 from headrace.serve.http.generation.scheduling_fields import Rules
 from headrace.serve.http.tools.dialect import Dialect
@@ -17,22 +18,23 @@ from headrace.serve.text.template import ChatTemplate
 from headrace.serve.text.tokenizer import Tokenizer
 
 INLINE_CHARACTERS = 4096
-"""Texts up to here are rendered and tokenized where they are met (under a millisecond or two); longer ones on a worker
-thread."""
+"""Texts up to this length are tokenized on the event loop (one or two milliseconds); longer ones on a worker thread."""
 
 
 class ServedModel:
-    """What routes need to know of the model that is served.
+    """What routes need to know about the served model.
 
     Args:
-        name: what clients call it.
-        tokenizer, template: its text side.
-        max_model_len: tokens of one sequence, prompt and answer together.
-        vocab_size: rows of the model's output; ids from there on do not exist.
-        root: where it was loaded from, for ``/v1/models``.
-        rules: what may be asked of the scheduler.
-        stream_interval: tokens of a sequence that a part of a stream holds, after its first.
-        dialect: how its template offers tools, and how its answers are read; by the template's text if left out.
+        name: its name in the API.
+        tokenizer, template: convert text and conversations to tokens.
+        max_model_len: maximum tokens of one sequence, prompt plus output.
+        vocab_size: number of token ids.
+        source: where it was loaded from; part of the fingerprint, never shown.
+        aliases: other names that requests may use.
+        rules: what requests may ask of the scheduler; replaced when tenants are reloaded.
+        stream_interval: tokens per chunk of a stream, after the first.
+        grammars: compile constraints of structured outputs; without them such a request is rejected.
+        dialect: how the template offers tools and how outputs are parsed (default: by the template's text).
     """
 
     def __init__(
@@ -42,18 +44,22 @@ class ServedModel:
         template: ChatTemplate,
         max_model_len: int,
         vocab_size: int,
-        root: str = "",
+        source: str = "",
         rules: Rules | None = None,
         stream_interval: int = 1,
         dialect: Dialect | None = None,
+        aliases: Sequence[str] = (),
+        grammars: Grammars | None = None,
     ) -> None:
         self.name = name
+        self._names = frozenset({name, *aliases})
         self.tokenizer = tokenizer
         self.template = template
         self.max_model_len = max_model_len
         self.vocab_size = vocab_size
         self.rules = rules or Rules()
         self.stream_interval = stream_interval
+        self.grammars = grammars
         self.dialect = dialect or Dialect(template)
         self.streams = TextStreams(tokenizer)
         self._special = {
@@ -62,21 +68,21 @@ class ServedModel:
         self.tokens_of = lru_cache(maxsize=64)(self._tokens_of)
         self._segments = Segments(tokenizer)
         self.created = int(time.time())
-        described = f"{name} {root} {max_model_len} {vocab_size}"
+        described = f"{name} {source} {max_model_len} {vocab_size}"
         self.fingerprint = "fp_" + hashlib.sha256(described.encode()).hexdigest()[:10]
         self.card = {
             "id": name,
             "object": "model",
             "created": self.created,
             "owned_by": "headrace",
-            "root": root or name,
+            "root": name,
             "parent": None,
             "max_model_len": max_model_len,
         }
 
     def check_name(self, asked: str | None) -> None:
-        """Raise `ApiError` 404 unless ``asked`` is this model or nothing."""
-        if asked is not None and asked != self.name:
+        """Raise `ApiError` 404 unless ``asked`` names this model or is None."""
+        if asked is not None and asked not in self._names:
             raise model_not_found(asked)
 
     def _tokens_of(self, markers: frozenset[str]) -> frozenset[int]:
@@ -92,22 +98,22 @@ class ServedModel:
             raise invalid(f"{param} has the token id {wrong}; ids are 0 to {self.vocab_size - 1}", param)
 
     async def encode(self, text: str, add_special_tokens: bool) -> list[int]:
-        """The tokens of ``text``, without holding the loop up over a long one."""
+        """The tokens of ``text``; a long text does not block the event loop."""
         return (await self.encode_batch([text], add_special_tokens))[0]
 
     async def encode_prompt(self, text: str, scope: str) -> list[int]:
-        """The tokens of a rendered prompt; long parts of it that ``scope`` has sent before are known."""
+        """The tokens of a rendered prompt; long parts that ``scope`` has sent before are cached."""
         parts = self._segments.cut(text, scope)
         missing = [part.text for part in parts if part.tokens is None]
         tokenized = await self.encode_batch(missing, add_special_tokens=False) if missing else []
         return self._segments.join(parts, tokenized, scope)
 
     async def encode_batch(self, texts: Sequence[str], add_special_tokens: bool) -> list[list[int]]:
-        """The tokens of each text, without holding the loop up over long or many ones."""
+        """The tokens of each text; long or many texts do not block the event loop."""
         if sum(map(len, texts)) <= INLINE_CHARACTERS:
             return self.tokenizer.encode_batch(texts, add_special_tokens)
         return await asyncio.to_thread(self.tokenizer.encode_batch, texts, add_special_tokens)
 
     def token_text(self, token: int) -> str:
-        """What one token spells by itself; half a character is a replacement character."""
+        """The text of one token; an incomplete character becomes a replacement character."""
         return self.streams.token_bytes(token).decode("utf-8", "replace")

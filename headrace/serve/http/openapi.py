@@ -1,7 +1,7 @@
-"""The routes described for machines (``/openapi.json``) and for people (``/docs``).
+"""The API description: ``/openapi.json`` for programs, ``/docs`` for people.
 
-The description is made from the wire types, so it cannot tell another story than the parser. The page needs
-nothing from outside: a machine without internet shows it too.
+It is generated from the types that parse request bodies and from the table of roles, so it always matches the server.
+The page loads nothing from other hosts, so it also works without internet access.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from starlette.requests import Request
 from starlette.responses import HTMLResponse, JSONResponse, Response
 from starlette.routing import Route
 
+from headrace.serve.auth.roles import ROUTES, Access
 from headrace.serve.http.cache.routes import ClearBody, FeedbackBody
 from headrace.serve.http.cache.warm_wire import WarmBody
 from headrace.serve.http.openai.chat_wire import ChatBody
@@ -25,7 +26,7 @@ from headrace.serve.http.wire import Wire
 
 
 class Operation(NamedTuple):
-    """A route as a reader meets it; ``example`` is a body to begin with."""
+    """One route in the description; ``example`` is a body to start from."""
 
     method: str
     path: str
@@ -33,12 +34,19 @@ class Operation(NamedTuple):
     body: type[Wire] | None = None
     example: dict[str, Any] | None = None
 
+    @property
+    def access(self) -> Access:
+        """What the route needs once API keys are configured."""
+        return _ACCESS[f"{self.method.upper()} {self.path}"]
+
+
+_ACCESS = {route.replace(":path", ""): access for route, access in ROUTES.items()}
 
 OPERATIONS = (
     Operation(
         "post",
         "/v1/chat/completions",
-        "The next turn of a conversation.",
+        "Create a chat completion.",
         ChatBody,
         {
             "messages": [{"role": "user", "content": "Tell me a short story."}],
@@ -49,48 +57,69 @@ OPERATIONS = (
     Operation(
         "post",
         "/v1/completions",
-        "Go on with a text.",
+        "Create a text completion.",
         CompletionBody,
         {"prompt": "Once upon a time", "max_tokens": 100, "stream": True},
     ),
-    Operation("post", "/tokenize", "Text or messages to tokens.", TokenizeBody, {"prompt": "Hello"}),
-    Operation("post", "/detokenize", "Tokens to text.", DetokenizeBody, {"tokens": [1, 2, 3]}),
-    Operation("get", "/v1/models", "The model that is served."),
-    Operation("get", "/v1/models/{model}", "One model's card."),
+    Operation("post", "/tokenize", "Convert text or messages to tokens.", TokenizeBody, {"prompt": "Hello"}),
+    Operation("post", "/detokenize", "Convert tokens to text.", DetokenizeBody, {"tokens": [1, 2, 3]}),
+    Operation("get", "/v1/models", "List the served model."),
+    Operation("get", "/v1/models/{model}", "Describe one model."),
     Operation(
-        "get", "/v1/requests/{id}", "What happened to a request: state, position, reasons, tokens so far."
+        "get",
+        "/v1/requests/{id}",
+        "Explain a request by id or X-Request-Id: state, position, reasons, tokens.",
     ),
-    Operation("post", "/abort_request", "End a request that is being answered.", AbortBody),
-    Operation("get", "/v1/usage", "What tenants have used, and how their limits stand; of one: ?tenant=."),
-    Operation("get", "/health", "200 while steps progress, else 503 with the reason."),
+    Operation(
+        "post", "/abort_request", "Cancel a running request, by its id or its X-Request-Id.", AbortBody
+    ),
+    Operation(
+        "get",
+        "/v1/usage",
+        "Report usage and remaining quotas: of the key's tenant, or of all; ?tenant= selects one.",
+    ),
+    Operation("get", "/health", "Liveness: 200 while steps make progress, otherwise 503 with the reason."),
     Operation(
         "get",
         "/health/ready",
-        "200 while new requests are taken and the caches are as warm as they shall be.",
+        "Readiness: 200 while the server accepts requests and its caches are warm.",
     ),
-    Operation("get", "/ping", "As /health."),
-    Operation("get", "/version", "The server's version."),
-    Operation("get", "/server_info", "What runs here, and how much of it."),
-    Operation("get", "/metrics", "Metrics in Prometheus' text format."),
-    Operation("get", "/v1/cache/stats", "What the response caches saved, by layer."),
+    Operation("get", "/ping", "Alias of /health."),
+    Operation("get", "/livez", "Alias of /health."),
+    Operation("get", "/healthz", "Alias of /health."),
+    Operation("get", "/readyz", "Alias of /health/ready."),
+    Operation("get", "/version", "Report the version of the server."),
+    Operation("get", "/server_info", "Report the model, the settings and the current load."),
+    Operation("get", "/metrics", "Report metrics in Prometheus' text format."),
     Operation(
-        "post", "/v1/cache/clear", "Forget kept answers: by tag, or all.", ClearBody, {"scope": "tenant"}
+        "get",
+        "/v1/cache/stats",
+        "Report cache hits and savings by layer: of the key's tenant, or of all.",
+    ),
+    Operation(
+        "post",
+        "/v1/cache/clear",
+        "Invalidate cached responses: by tag, of the tenant, or all.",
+        ClearBody,
+        {"scope": "tenant"},
     ),
     Operation(
         "post",
         "/v1/cache/feedback",
-        "Say that an answer was wrong: it is deleted and not kept again.",
+        "Report a wrong response: it is deleted from the cache and not stored again.",
         FeedbackBody,
     ),
     Operation(
         "post",
         "/v1/cache/warm",
-        "Compute answers, and beginnings of prompts, when there is time.",
+        "Compute responses and prompt prefixes into the caches during idle time.",
         WarmBody,
         {"prefixes": [{"messages": [{"role": "system", "content": "You are brief."}]}]},
     ),
-    Operation("get", "/v1/cache/warm", "How far warming is, and whether there is time for it."),
-    Operation("post", "/reset_prefix_cache", "Forget all computed prefixes."),
+    Operation("get", "/v1/cache/warm", "Report the progress of cache warming."),
+    Operation("post", "/reset_prefix_cache", "Empty the prefix cache."),
+    Operation("post", "/pause", "Reject new requests; queued and running ones go on."),
+    Operation("post", "/resume", "Accept new requests again."),
 )
 
 _ERROR = {
@@ -116,10 +145,11 @@ def describe(version: str) -> dict[str, Any]:
     for operation in OPERATIONS:
         entry: dict[str, Any] = {
             "summary": operation.summary,
+            "x-required-access": operation.access,
             "responses": {
                 "200": {"description": "OK"},
                 "default": {
-                    "description": "Refused or failed",
+                    "description": "Error",
                     "content": {"application/json": {"schema": {"$ref": "#/components/schemas/Error"}}},
                 },
             },
@@ -148,7 +178,7 @@ def describe(version: str) -> dict[str, Any]:
 
 
 class Docs:
-    """The two routes; made when somebody first asks, they never change."""
+    """The two routes. Both documents are built at the first request and never change."""
 
     def __init__(self, version: str) -> None:
         self._version = version
@@ -164,7 +194,7 @@ class Docs:
         return page.replace("/*OPENAPI*/null", embedded)
 
     def routes(self) -> list[Route]:
-        """What to mount."""
+        """The routes to mount."""
         return [Route("/openapi.json", self.openapi), Route("/docs", self.page)]
 
     async def openapi(self, request: Request) -> Response:

@@ -1,4 +1,4 @@
-"""A tenant's rate limits as OpenAI's response headers, which client libraries read."""
+"""Response headers with a tenant's rate limits, in OpenAI's format."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ _HEADERS = (
 )
 
 RATE_HEADERS = tuple(
-    f"x-ratelimit-{told}-{name}" for name, _ in _HEADERS for told in ("limit", "remaining", "reset")
+    f"x-ratelimit-{kind}-{name}" for name, _ in _HEADERS for kind in ("limit", "remaining", "reset")
 )
-"""All that `rate_headers` may give."""
+"""All headers that `rate_headers` can return."""
 
 
 def rate_headers(rooms: Mapping[Limit, Room]) -> dict[str, str]:
-    """``x-ratelimit-{limit,remaining,reset}-{requests,tokens}``, for what is limited.
+    """``x-ratelimit-{limit,remaining,reset}-{requests,tokens}`` for the limits that the tenant has.
 
-    Of two limits on tokens, that of the minute is told, unless the day's leaves less.
+    If tokens are limited per minute and per day, the limit with fewer remaining tokens is reported.
     """
     headers = {}
     for name, limits in _HEADERS:
@@ -35,7 +35,7 @@ def rate_headers(rooms: Mapping[Limit, Room]) -> dict[str, str]:
 
 
 def duration(seconds: float) -> str:
-    """Seconds as OpenAI writes them: ``120ms``, ``1.5s``, ``6m0s``, ``1h0m2s``; never less than they are."""
+    """Seconds in OpenAI's format, rounded up: ``120ms``, ``1.5s``, ``6m0s``, ``1h0m2s``."""
     if seconds < 1.0:
         return f"{math.ceil(1000 * seconds)}ms"
     tenths = math.ceil(10 * seconds)

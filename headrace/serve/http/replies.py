@@ -1,6 +1,6 @@
-"""A call's way back to its client: one JSON document, or server-sent events while it grows.
+"""Responses to an API call: one JSON document, or server-sent events while it is generated.
 
-Both watch for the client to hang up, and then give the call up; both end the call whatever happens.
+Both cancel the call if the client disconnects, and both end the call in any case.
 """
 
 from __future__ import annotations
@@ -14,13 +14,14 @@ from starlette.types import Receive, Scope, Send
 
 from headrace.serve.http.edge import SEND
 from headrace.serve.http.errors import ApiError, failed
+from headrace.serve.http.exchange import DISCONNECTED, record_error
 from headrace.serve.http.generation.call import Call
 from headrace.serve.http.generation.writing import PING, Writer, error_event
 
 logger = logging.getLogger(__name__)
 
 PING_SECONDS = 5.0
-"""How long a stream may say nothing; shorter than the idle timeouts of common proxies."""
+"""Longest silence of a stream; shorter than the idle timeouts of common proxies."""
 
 _SSE_HEADERS = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
 
@@ -33,22 +34,23 @@ def _cache_header(call: Call) -> dict[str, str]:
 
 
 async def _hung_up(receive: Receive) -> None:
-    """Returns when the client is gone."""
+    """Return when the client has disconnected."""
     while (await receive())["type"] != "http.disconnect":
         pass
 
 
 class WholeAnswer(Response):
-    """The answer as one document, sent when all of it is there."""
+    """The response as one JSON document, sent when the call is complete."""
 
     def __init__(self, call: Call, writer: Writer, headers: Mapping[str, str]) -> None:
         self._more_headers = headers
         self._call = call
         self._writer = writer
         self._gone = False
+        self._error = ""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        # Where all has been said already there is nothing to wait for, and nobody to watch meanwhile.
+        # A call that is already complete waits for nothing, so a disconnect need not be watched for.
         watch = None if self._call.settled else asyncio.create_task(self._watch(receive))
         try:
             response = await self._answer()
@@ -56,7 +58,11 @@ class WholeAnswer(Response):
             if watch is not None:
                 watch.cancel()
             self._call.close()
-        if not self._gone:
+        if self._gone:
+            record_error(scope, DISCONNECTED)
+        else:
+            if self._error:
+                record_error(scope, self._error)
             await response(scope, receive, send)
 
     async def _answer(self) -> Response:
@@ -66,9 +72,11 @@ class WholeAnswer(Response):
             headers = {**self._more_headers, **_cache_header(self._call)}
             return Response(self._writer.whole(), headers=headers, media_type="application/json")
         except ApiError as error:
+            self._error = error.code or ""
             return error.response()
         except Exception:
-            logger.exception("call %s failed", self._call.id)
+            logger.exception("call failed", extra={"fields": {"id": self._call.id}})
+            self._error = "server_error"
             return failed().response()
 
     async def _watch(self, receive: Receive) -> None:
@@ -78,10 +86,10 @@ class WholeAnswer(Response):
 
 
 class StreamedAnswer(Response):
-    """The answer as server-sent events, a write per step.
+    """The response as server-sent events, one write per step.
 
-    The status is not sent before there is something to say, so that what fails early fails with its own
-    status; then errors are events. Silence is filled with comments, which clients skip.
+    The status is sent with the first token, so that an early error has its own status. Later errors are sent as events.
+    Comments, which clients ignore, fill silence.
     """
 
     def __init__(self, call: Call, writer: Writer, headers: Mapping[str, str]) -> None:
@@ -98,16 +106,18 @@ class StreamedAnswer(Response):
         self._send_part = scope.get(SEND, send)
         watch = asyncio.create_task(self._watch(receive))
         try:
-            # In a task of its own: what wakes it for each token wakes none of the layers around this call.
+            # In a task of its own, so that a token wakes this task and none of the layers around it.
             await asyncio.create_task(self._speak())
         except ApiError as error:
             await self._fail(error, scope, receive)
         except Exception:
-            logger.exception("call %s failed", self._call.id)
+            logger.exception("call failed", extra={"fields": {"id": self._call.id}})
             await self._fail(failed(), scope, receive)
         finally:
             watch.cancel()
             self._call.close()
+            if self._gone:
+                record_error(scope, DISCONNECTED)
 
     async def _speak(self) -> None:
         call, writer = self._call, self._writer
@@ -133,6 +143,7 @@ class StreamedAnswer(Response):
     async def _fail(self, error: ApiError, scope: Scope, receive: Receive) -> None:
         if self._gone:
             return
+        record_error(scope, error.code)
         if self._started:
             await self._write(error_event(error.body()), more=False)
         else:

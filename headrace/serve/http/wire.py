@@ -1,7 +1,7 @@
-"""The ground of all request bodies: strict values, no unknown fields, one way from bytes to a typed body.
+"""The base of all request bodies: strict values, no unknown fields, and errors that name the field.
 
-Strict means: ``"5"`` is no number, ``true`` is no integer, ``NaN`` is nothing. Each error names the field as
-the client spelt it (``messages[0].content``). It knows no field by name: those are in the files beside it.
+Strict means: ``"5"`` is no number, ``true`` is no integer, and ``NaN`` is invalid. Each error names the field as the
+client spelled it (``messages[0].content``). Fields are defined in the packages beside this file.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ from headrace.serve.http.generation.unsupported import NotYet, refuse_unsupporte
 
 
 class Wire(BaseModel):
-    """A JSON object of a request."""
+    """The base class of JSON objects in requests."""
 
     model_config = ConfigDict(strict=True, extra="forbid", frozen=True, allow_inf_nan=False)
 
 
 FORM_MARK = "~"
-"""Begins the tags that tell a field's forms apart; they are no part of its path."""
+"""First character of the tags that distinguish a field's forms; tags are not part of its path."""
 
 WireT = TypeVar("WireT", bound=Wire)
 

@@ -1,1 +1,10 @@
-"""Text on its way in and out: tokenizer, chat template, streaming detokenizer."""
+"""Text processing: tokenizer, chat template, streaming detokenizer.
+
+- `template`: renders messages to a prompt with the model's chat template.
+- `budget`: limits on the time and memory of a template.
+- `tokenizer`: text to tokens and back.
+- `segments`: tokens of long prompt parts, cached between requests.
+- `detokenize`: tokens to text, one at a time.
+- `stops`: finds stop strings in a growing text.
+- `stream`: the text of one answer while its tokens arrive.
+"""

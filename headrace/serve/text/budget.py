@@ -1,7 +1,7 @@
-"""Bounds what a sandboxed template may cost: turns of loops, size of values, length of output.
+"""Limits the cost of a sandboxed template: loop turns, size of values, length of output, time.
 
-The sandbox keeps a template from reaching the machine, not from using it up. `Metered` is mixed into a jinja2
-environment; a `Budget` that is entered around a rendering counts for it, on its thread alone.
+The sandbox keeps a template from accessing the machine, but not from exhausting it. `Metered` is mixed into a jinja2
+environment. A `Budget` entered around a rendering counts for it, on its thread only.
 """
 
 from __future__ import annotations
@@ -23,20 +23,20 @@ MAX_TURNS = 200_000
 MAX_CHARACTERS = 16_000_000
 MAX_SECONDS = 5.0
 MAX_BITS = 16_384
-"""Of an integer: Python writes out none that is longer, and multiplying long ones holds all threads up."""
+"""Size limit of an integer: Python does not print larger ones, and multiplying them blocks all threads."""
 
 
 class BudgetExceeded(Exception):
-    """A rendering went over one of its bounds; the message names it."""
+    """A rendering exceeded one of its limits; the message names it."""
 
 
 class Budget:
-    """What one rendering may still use.
+    """The remaining budget of one rendering.
 
     Args:
         turns: loop turns and macro calls.
-        characters: of output in all, and of any single value on the way.
-        seconds: of wall-clock time, looked at in every turn and with every value.
+        characters: limit of the whole output, and of any intermediate value.
+        seconds: wall-clock time, checked in every turn and with every value.
     """
 
     def __init__(
@@ -72,13 +72,13 @@ class Budget:
             raise BudgetExceeded(f"it writes more than {self._max_characters} characters")
 
     def check(self, size: int) -> None:
-        """Refuse a single value of this size."""
+        """Reject a single value of this size."""
         if size > self._max_characters:
             raise BudgetExceeded(f"it makes a value longer than {self._max_characters} characters")
         self._look_at_clock()
 
     def check_bits(self, bits: int) -> None:
-        """Refuse an integer of so many bits."""
+        """Reject an integer with more than `MAX_BITS` bits."""
         if bits > MAX_BITS:
             raise BudgetExceeded(f"it makes a number of more than {MAX_BITS} bits")
 
@@ -93,14 +93,14 @@ _current: ContextVar[Budget | None] = ContextVar("budget", default=None)
 class Metered(SandboxedEnvironment):
     """A sandbox whose templates are counted and checked against the current `Budget`.
 
-    Loop bodies and macros are compiled with a count in front. Of operations that make long values from short
-    ones the size is checked before they run; what other operators, calls and filters return, after.
+    Loop bodies and macros are compiled with a counter at their start. Operations that make long values from short
+    ones are checked before they run; results of other operators, calls and filters afterwards.
     """
 
     intercepted_binops = frozenset({"*", "**", "%", "+"})
 
     def meter_filters(self) -> None:
-        """Put the checks around all filters, once the environment has them all."""
+        """Wrap all filters with checks, after the environment has registered them."""
         self.filters = {name: _checked(name, filter_) for name, filter_ in self.filters.items()}
 
     def _parse(self, source: str, name: str | None, filename: str | None) -> nodes.Template:
@@ -119,7 +119,7 @@ class Metered(SandboxedEnvironment):
             budget.turn()
 
     def check_text(self, value: Any) -> Any:
-        """Called by compiled templates on what they write out, what they join with ``~``, and lists they spell."""
+        """Called by compiled templates on their output, on operands of ``~``, and on list literals."""
         _check_text(value)
         return value
 
@@ -149,7 +149,7 @@ class Metered(SandboxedEnvironment):
         return value
 
     def call(__self, __context: Context, __obj: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: N805
-        # The odd names are jinja2's: a template may pass keywords called `self` and `context`.
+        # The names follow jinja2: a template may pass keywords called `self` and `context`.
         subject = getattr(__obj, "__self__", None)
         if isinstance(subject, str):
             _check_operation(__obj.__name__, (subject, *args, *kwargs.values()))
@@ -159,9 +159,9 @@ class Metered(SandboxedEnvironment):
 
 
 class _CheckValues(NodeTransformer):
-    """Puts a check around every ``~`` and each of its operands, and around all that makes lists of lists.
+    """Adds a check to every ``~`` and each of its operands, and to all constructors of lists.
 
-    Sixty turns of ``[x, x]`` make a value of no size that nothing can compare, hash or write out to its end.
+    Sixty turns of ``[x, x]`` make a small value that is practically impossible to compare, hash or print.
     """
 
     def visit_Concat(self, node: nodes.Concat) -> nodes.Node:  # noqa: N802
@@ -192,7 +192,7 @@ def _call(method: str, *operands: nodes.Expr) -> nodes.Call:
 
 
 def _checked(name: str, filter_: Callable[..., Any]) -> Callable[..., Any]:
-    @wraps(filter_)  # also copies the marks by which jinja2 knows what to pass first
+    @wraps(filter_)  # also copies the marks that tell jinja2 what to pass first
     def checked(*args: Any, **kwargs: Any) -> Any:
         _check_operation(name, (*args, *kwargs.values()))
         value = filter_(*args, **kwargs)
@@ -203,7 +203,7 @@ def _checked(name: str, filter_: Callable[..., Any]) -> Callable[..., Any]:
 
 
 _PADDING = frozenset({"center", "ljust", "rjust", "zfill", "expandtabs", "indent", "format", "format_map"})
-# Filters that may be given a long list and do not write it out as text.
+# Filters that accept a long list and do not write it out as text.
 _KEEPS_LISTS = frozenset(
     {"attr", "batch", "count", "d", "default", "dictsort", "first", "groupby", "items", "last", "length"}
     | {"list", "map", "max", "min", "random", "reject", "rejectattr", "reverse", "select", "selectattr"}
@@ -213,7 +213,7 @@ _NUMBER = re.compile(r"\d+")
 
 
 def _check_operation(name: str, operands: tuple[Any, ...]) -> None:
-    """Check, before it runs, a filter or string method that can make a long text from short operands."""
+    """Check a filter or string method that can make a long text from short operands, before it runs."""
     texts = [operand for operand in operands if isinstance(operand, str)]
     if name in _PADDING:
         for operand in operands:
@@ -235,7 +235,7 @@ def _check_operation(name: str, operands: tuple[Any, ...]) -> None:
 
 
 def _check_text(value: Any) -> None:
-    """Refuse a value that would be too long written out; lists may hold the same long text many times."""
+    """Reject a value that would be too long as text; lists may contain the same long text many times."""
     if (budget := _current.get()) is None:
         return
     size = 0
@@ -252,7 +252,7 @@ def _check_text(value: Any) -> None:
 
 
 def _check_value(value: Any) -> None:
-    """Check what a filter or a call has returned."""
+    """Check the result of a filter or a call."""
     if isinstance(value, int):
         _check_bits(value.bit_length())
     elif isinstance(value, (list, tuple, dict)):
@@ -262,7 +262,7 @@ def _check_value(value: Any) -> None:
 
 
 def _longest(table: Any) -> int:
-    """How many characters one character may become by a table for `str.translate`."""
+    """The most characters that a table for `str.translate` puts in place of one."""
     values = table.values() if isinstance(table, dict) else table if isinstance(table, (list, tuple)) else ()
     return max(map(_length, values), default=1)
 

@@ -1,9 +1,9 @@
-"""Tokens to text, one at a time: what does this token add to the text so far?
+"""The streaming detokenizer: tokens to text, one token at a time.
 
-A token's text depends on its neighbours: characters are cut across tokens (byte-level BPE, byte fallback),
-and the first token loses its leading space (metaspace). Two ways, one signature: `PieceDetokenizer` keeps at
-most one unfinished character and covers the decoders of all model families that are served;
-`WindowDetokenizer` decodes a window of the last few tokens, for any other. Stop strings are not known here.
+A token's text depends on its neighbours: characters are split across tokens (byte-level BPE, byte fallback), and the
+first token loses its leading space (metaspace). There are two implementations with one interface. `PieceDetokenizer`
+keeps at most one incomplete character and covers the decoders of all supported model families. `WindowDetokenizer`
+decodes a window of the last few tokens, for any other decoder. Stop strings are handled elsewhere.
 """
 
 from __future__ import annotations
@@ -17,30 +17,30 @@ from typing import Any, Protocol
 from headrace.serve.text.tokenizer import Tokenizer
 
 REPLACEMENT = "\ufffd"
-# A character has at most four bytes: if four tokens still end in a replacement character, they are broken.
+# A character has at most four bytes: if four tokens still end in a replacement character, they are invalid.
 CHARACTER_BYTES = 4
 _BYTE_TOKEN = re.compile("<0x([0-9A-Fa-f]{2})>")
 _PIECEWISE = re.compile("ByteLevel|Metaspace|(Replace )*(ByteFallback )?Fuse( Strip)?")
 
 
 class Detokenizer(Protocol):
-    """Turns the tokens of one text into its text; the pieces it returns join up to the whole."""
+    """Turns the tokens of one text into its text; the returned pieces joined are the whole text."""
 
     def push(self, token: int) -> str:
-        """What ``token`` completes; empty while a character is unfinished."""
+        """The text that ``token`` completes; empty while a character is incomplete."""
 
     def finish(self) -> str:
-        """What is left at the end: a replacement character where a character was never finished."""
+        """The remaining text: a replacement character for a character that was never completed."""
 
 
 class Pieces:
-    """What each token of a vocabulary adds to a text, worked out when first asked for.
+    """What each token of a vocabulary adds to a text, computed on first use.
 
-    A piece is ``str`` if it is text by itself and ``bytes`` if it is part of a character. One instance per
-    tokenizer, shared by all its texts and threads (a race costs a second computation of the same piece).
+    A piece is ``str`` if it is text by itself, and ``bytes`` if it is part of a character. There is one instance per
+    tokenizer, shared by all its texts and threads (a race only computes the same piece twice).
 
     Args:
-        tokenizer: whose vocabulary and decoder.
+        tokenizer: the tokenizer with the vocabulary and decoder.
         steps: the decoder's steps, as `decoder_steps` returns them.
     """
 
@@ -72,11 +72,11 @@ class Pieces:
         return piece
 
     def knows(self, token: int) -> bool:
-        """Whether the vocabulary has ``token``; a model may draw padding ids beyond it, without text."""
+        """Whether the vocabulary has ``token``; a model may sample padding ids beyond it, which have no text."""
         return self._tokenizer.token(token) is not None
 
     def first(self, token: int) -> str | bytes:
-        """The piece of ``token`` where it begins the text: a metaspace decoder drops its space marks."""
+        """The piece of ``token`` at the beginning of a text, where a metaspace decoder drops its space marks."""
         text = self._tokenizer.token(token)
         if self.first_unmarked is None or text is None:
             return self[token]
@@ -96,10 +96,10 @@ class Pieces:
 
 
 class PieceDetokenizer:
-    """Joins pieces and holds back an unfinished character: constant work per token.
+    """Joins pieces and holds back an incomplete character: constant work per token.
 
-    Differs from decoding all at once in one case, for the better: where byte-fallback tokens spell good
-    characters and then a broken one in the same run, the library replaces them all, and here the good stay.
+    It differs from decoding all tokens at once in one case. If byte-fallback tokens contain valid characters and then
+    an invalid one in the same run, the library replaces all of them, and this class keeps the valid ones.
     """
 
     def __init__(self, pieces: Pieces, skip: frozenset[int]) -> None:
@@ -153,8 +153,8 @@ class WindowDetokenizer:
         self._tokenizer = tokenizer
         self._skip = skip
         self._window: list[int] = []
-        self._read = 0  # so many tokens of the window have been told,
-        self._told = ""  # and this is their text
+        self._read = 0  # number of tokens of the window already returned,
+        self._told = ""  # and their text
 
     def push(self, token: int) -> str:
         if token in self._skip or self._tokenizer.token(token) is None:
@@ -178,7 +178,7 @@ class WindowDetokenizer:
 
 
 def decoder_steps(tokenizer: Tokenizer) -> list[dict[str, Any]]:
-    """The steps of a tokenizer's decoder as its file spells them; empty if it has no decoder."""
+    """The steps of a tokenizer's decoder as in its file; empty if it has no decoder."""
     decoder = tokenizer.backend.decoder
     if decoder is None:
         return []
@@ -188,7 +188,7 @@ def decoder_steps(tokenizer: Tokenizer) -> list[dict[str, Any]]:
 
 
 def has_pieces(steps: Sequence[dict[str, Any]]) -> bool:
-    """Whether a decoder with these steps works token by token, as `Pieces` understands it."""
+    """Whether a decoder with these steps works token by token, as `Pieces` implements it."""
     if not _PIECEWISE.fullmatch(" ".join(step["type"] for step in steps)):
         return False
     return all(
@@ -207,7 +207,7 @@ def _text_if_whole(raw: bytes) -> str | bytes:
 
 
 def _byte_level_alphabet() -> dict[str, int]:
-    """GPT-2's spelling of bytes: printable Latin-1 as itself, the other bytes from U+0100 on, in order."""
+    """GPT-2's representation of bytes: printable Latin-1 as itself, the other bytes from U+0100 on, in order."""
     printable = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
     others = [byte for byte in range(256) if byte not in printable]
     return {chr(byte): byte for byte in printable} | {chr(256 + i): byte for i, byte in enumerate(others)}
@@ -219,7 +219,7 @@ _BYTE_OF = _byte_level_alphabet()
 def _byte_level_bytes(text: str) -> bytes:
     try:
         return bytes([_BYTE_OF[char] for char in text])
-    except KeyError:  # an added token, spelt in plain text
+    except KeyError:  # an added token in plain text
         return text.encode("utf-8")
 
 

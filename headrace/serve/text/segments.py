@@ -1,12 +1,12 @@
-"""What long parts of rendered prompts are in tokens, so that a system prompt is not tokenized with every question.
+"""Caches the tokens of long prompt parts, so that a system prompt is not tokenized again for every request.
 
 ```
  <|system|>…two pages…<|end|>\n<|user|>…a question…<|end|>\n<|assistant|>
  └─ known from before ──────┘└─ to be tokenized ──────────────────────┘
 ```
-Tokenizers find special tokens first and then look at what lies between two of them by itself, so a text may be cut
-before any of them and its parts tokenized apart. Where one of them also takes the blanks beside it, nothing is cut. A
-scope's parts are found by that scope alone: how quickly a prompt is tokenized tells nobody what others have asked.
+Tokenizers find special tokens first and then process the text between two of them separately. So a text may be cut
+before any special token, and its parts tokenized separately. If one of the special tokens also absorbs the blanks
+beside it, nothing is cut. Parts are cached per scope: tokenizing time reveals nothing about prompts of other scopes.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ from typing import NamedTuple
 from headrace.serve.text.tokenizer import Tokenizer
 
 KEPT_CHARACTERS = 4 << 20
-"""Of all parts together; with their tokens they take some ten megabytes."""
+"""Limit of all cached parts together; with their tokens they take about ten megabytes."""
 
 SHORTEST = 256
-"""A shorter part is quicker to tokenize than it is worth a place."""
+"""Shorter parts are not cached, because tokenizing them is fast."""
 
 
 class Part(NamedTuple):
-    """A part of a text; its ``tokens`` are None where they are not known. What is ``kept`` will be known next time."""
+    """A part of a text. ``tokens`` is None if they are not cached; a part with ``kept`` will be cached."""
 
     text: str
     kept: bool
@@ -35,11 +35,11 @@ class Part(NamedTuple):
 
 
 class Segments:
-    """The parts that one tokenizer has met. For one thread; the tokenizing itself may happen on another."""
+    """The cached parts of one tokenizer. For one thread; the tokenizing itself may run on another."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         added = tokenizer.backend.get_added_tokens_decoder().values()
-        # Those that are looked for in the text as it stands, before anything else.
+        # Tokens that are searched for in the raw text, before anything else.
         found_first = [token for token in added if not token.normalized]
         marks = sorted((re.escape(token.content) for token in found_first), key=len, reverse=True)
         greedy = any(token.lstrip or token.rstrip or token.single_word for token in found_first)
@@ -48,7 +48,7 @@ class Segments:
         self._characters = 0
 
     def cut(self, text: str, scope: str) -> list[Part]:
-        """The parts of ``text``, short ones joined; whole where it may not be cut."""
+        """The parts of ``text``, with short ones joined; the whole text if it may not be cut."""
         starts = [] if self._mark is None else [match.start() for match in self._mark.finditer(text)]
         if not starts:
             return [Part(text, kept=False, tokens=None)]
@@ -66,7 +66,7 @@ class Segments:
         return parts
 
     def join(self, parts: Sequence[Part], tokenized: Iterable[list[int]], scope: str) -> list[int]:
-        """The tokens of all ``parts``; ``tokenized`` are those of the parts that were not known, in order."""
+        """The tokens of all ``parts``; ``tokenized`` are those of the parts that were not cached, in order."""
         rest = iter(tokenized)
         tokens: list[int] = []
         for part in parts:

@@ -1,6 +1,6 @@
-"""Finds stop strings in a growing text and holds back what may become one.
+"""Finds stop strings in a growing text, and holds back text that may become one.
 
-It knows characters only; tokens and their texts are `text.stream`'s.
+It knows characters only; `text.stream` knows tokens and their texts.
 """
 
 from __future__ import annotations
@@ -10,21 +10,21 @@ from typing import NamedTuple
 
 
 class Match(NamedTuple):
-    """A stop string found: the text before it (with it, where that was asked for), and which one it was."""
+    """A stop string was found: the text before it (including it, if requested), and which one it was."""
 
     text: str
     stop: str
 
 
 class StopMatcher:
-    """Watches a text for stop strings, however it is cut into parts.
+    """Searches a text for stop strings, however the text is split into parts.
 
-    The text is read character by character: the stop string that is complete first wins, of two that end at
-    the same place the longer. So the result does not depend on how the model cut its text into tokens.
+    The text is read character by character: the stop string that completes first wins; of two that end at the same
+    place, the longer one. So the result does not depend on how the model split its text into tokens.
 
     Args:
         stops: non-empty strings.
-        include: leave the stop string in the text.
+        include: keep the stop string in the text.
     """
 
     def __init__(self, stops: Sequence[str], include: bool = False) -> None:
@@ -34,7 +34,7 @@ class StopMatcher:
 
     @property
     def held(self) -> int:
-        """How many characters are held back."""
+        """Number of characters held back."""
         return len(self._held)
 
     def push(self, text: str) -> str | Match:
@@ -52,12 +52,12 @@ class StopMatcher:
         return text[:cut]
 
     def flush(self) -> str:
-        """What was held back, once it can no longer become a stop string."""
+        """Return the text held back, when it can no longer become a stop string."""
         text, self._held = self._held, ""
         return text
 
     def _held_from(self, text: str) -> int:
-        """Where the longest suffix begins that begins a stop string."""
+        """Start of the longest suffix that is the beginning of a stop string."""
         first = len(text)
         for stop in self._stops:
             at = text.find(stop[0], max(0, len(text) - len(stop) + 1))

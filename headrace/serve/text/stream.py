@@ -1,7 +1,7 @@
-"""The text of one answer while its tokens arrive: whole characters only, and nothing of a stop string.
+"""The text of one answer while its tokens arrive: whole characters only, and no part of a stop string.
 
-Joins `text.detokenize` (tokens to text) and `text.stops` (text to what may be shown). The server makes one
-`TextStream` per answer, pushes what the engine emits, and cancels the request when `stopped` is set.
+It joins `text.detokenize` (tokens to text) and `text.stops` (text that may be shown). The server creates one
+`TextStream` per answer, pushes the emitted tokens, and cancels the request when `stopped` is set.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ from headrace.serve.text.tokenizer import Tokenizer
 class TextDelta(NamedTuple):
     """What a push added to an answer.
 
-    ``text`` may be shown now. ``stopped`` is the stop string that ended the answer, None while it goes on.
-    ``texts`` has one entry per token used: what it added to the text, shown or held back (empty while a
-    character is unfinished); tokens pushed after the stop string are not used. ``offset`` is the position of
-    the first of ``texts`` in the answer, in characters.
+    ``text`` may be shown now. ``stopped`` is the stop string that ended the answer, None while it continues.
+    ``texts`` has one entry per token used: what it added to the text, shown or held back (empty while a character is
+    incomplete). Tokens after the stop string are not used. ``offset`` is the position of the first of ``texts`` in
+    the answer, in characters.
     """
 
     text: str
@@ -38,7 +38,7 @@ class TextDelta(NamedTuple):
 
 
 class TextStreams:
-    """Makes the text streams of one tokenizer, which share what is known of its vocabulary."""
+    """Creates the text streams of one tokenizer, which share the computed pieces of its vocabulary."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
@@ -46,7 +46,7 @@ class TextStreams:
         self._pieces = Pieces(tokenizer, steps) if has_pieces(steps) else None
 
     def token_bytes(self, token: int) -> bytes:
-        """What one token spells by itself; half a character is half its bytes."""
+        """The bytes of one token by itself, which may be a part of a character."""
         if self._pieces is None:
             return self._tokenizer.decode([token], skip_special_tokens=False).encode()
         piece = self._pieces[token]
@@ -65,13 +65,13 @@ class TextStreams:
         """A stream for one answer.
 
         Args:
-            prompt: the tokens that the answer continues; only the last few are looked at. They decide whether
-                the first word keeps its leading space, and may begin the answer's first character.
+            prompt: the tokens that the answer continues; only the last few are used. They decide whether the first
+                word keeps its leading space, and may begin the answer's first character.
             stop: strings that end the answer.
             include_stop_str_in_output: cut after the stop string instead of before it.
             skip_special_tokens: leave special tokens out of the text.
-            min_tokens: stop strings in the text of so many first tokens are not looked for.
-            keep: special tokens that stay in the text all the same.
+            min_tokens: stop strings are ignored in the text of this many first tokens.
+            keep: special tokens that stay in the text even so.
         """
         skip = self._tokenizer.special_token_ids if skip_special_tokens else frozenset[int]()
         skip -= keep
@@ -86,7 +86,7 @@ class TextStreams:
 
 
 class TextStream:
-    """Turns an answer's tokens into text that may be shown; for one thread at a time."""
+    """Turns the tokens of an answer into text that may be shown; for one thread at a time."""
 
     def __init__(self, detokenizer: Detokenizer, stops: StopMatcher, min_tokens: int = 0) -> None:
         self._detokenizer = detokenizer
@@ -96,7 +96,7 @@ class TextStream:
         self._stopped: str | None = None
 
     def push(self, tokens: Sequence[int]) -> TextDelta:
-        """Take the next tokens of the answer; after a stop string they are ignored."""
+        """Push the next tokens of the answer; tokens after a stop string are ignored."""
         shown: list[str] = []
         texts: list[str] = []
         offset = self._length
@@ -114,7 +114,7 @@ class TextStream:
         return TextDelta("".join(shown), self._stopped, tuple(texts), offset)
 
     def finish(self) -> TextDelta:
-        """The end of the answer: everything held back, unless a stop string has ended it before."""
+        """End the answer: returns all text held back, unless a stop string has ended it before."""
         if self._stopped is not None:
             return TextDelta("", self._stopped, (), self._length)
         text = self._watch(self._detokenizer.finish())

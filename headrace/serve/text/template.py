@@ -1,8 +1,8 @@
-"""A model's chat template: messages in, the prompt's text out.
+"""The model's chat template: renders messages to the text of the prompt.
 
-Templates come with models and, where the server allows it, with requests, so they run in jinja2's sandbox and
-under `Budget`: a template that loops for ever or writes without end fails instead of stalling the server. It
-knows no tokens: encode what it renders with ``add_special_tokens=False``, the template wrote them itself.
+Templates come with models and, if the server allows it, with requests. So they run in jinja2's sandbox and under
+`Budget`: a template with an endless loop or endless output fails instead of stalling the server. It does not produce
+tokens: encode its output with ``add_special_tokens=False``, because templates write special tokens themselves.
 """
 
 from __future__ import annotations
@@ -26,22 +26,22 @@ from headrace.serve.text.budget import Budget, BudgetExceeded, Metered
 from headrace.serve.text.tokenizer import read_json
 
 MAX_INDENT = 32
-# Ends the last message while it is rendered, to find where that message ends in the prompt. It is followed by
-# a space: where the template trims that space, it would have trimmed the message's own end too.
+# Marks the end of the last message while rendering, to find it in the prompt. A space follows: where the
+# template trims that space, it would have trimmed the end of the message too.
 _END = "\u2063END-OF-CONTINUED-MESSAGE\u2063"
 
 
 class TemplateError(ValueError):
-    """A chat template that cannot be compiled, or that did not render these messages."""
+    """A chat template that cannot be compiled, or that failed on these messages."""
 
 
 class ChatTemplate:
-    """Renders messages by a model's templates.
+    """Renders messages with a model's templates.
 
     Args:
-        templates: jinja2 sources by name; ``default`` is used unless the call brings tools and there is one
-            named ``tool_use``. May be empty: then `render` works only with a template of its own.
-        special_tokens: ``bos_token`` and the like, which templates write themselves.
+        templates: jinja2 sources by name; ``default`` is used unless the call has tools and there is one named
+            ``tool_use``. It may be empty: then `render` needs a template of its own.
+        special_tokens: ``bos_token`` and others, which templates write themselves.
 
     Raises:
         TemplateError: one of the templates has a syntax error.
@@ -55,7 +55,7 @@ class ChatTemplate:
 
     @property
     def digest(self) -> str:
-        """Names these templates and what they write of themselves."""
+        """A digest of these templates and their special tokens."""
         described = json.dumps([self._templates, self._special_tokens], sort_keys=True)
         return hashlib.sha256(described.encode()).hexdigest()
 
@@ -76,11 +76,11 @@ class ChatTemplate:
     def from_folder(
         cls, folder: str | Path, special_tokens: Mapping[str, str], chat_template: str | None = None
     ) -> ChatTemplate:
-        """The templates of a model folder, or ``chat_template`` (a file's path, or a source) in their place.
+        """The templates of a model folder, or ``chat_template`` (a file's path, or a source) instead of them.
 
         Raises:
-            TemplateError: a template has a syntax error or cannot be read, or ``chat_template`` is neither source nor
-            file.
+            TemplateError: a template has a syntax error or cannot be read, or ``chat_template`` is neither a source
+                nor a file.
         """
         templates = {"default": _given(chat_template)} if chat_template else load_templates(folder)
         return cls(templates, special_tokens)
@@ -99,13 +99,13 @@ class ChatTemplate:
         Args:
             messages: as in the OpenAI API; content that is a list of text parts is joined by line breaks.
             add_generation_prompt: end with the header of the assistant's answer.
-            continue_final_message: end inside the last message, so that the answer goes on with it.
-            template: a jinja2 source to use instead of the model's.
-            **variables: ``tools``, ``documents`` and whatever else the template reads.
+            continue_final_message: end inside the last message, so that the answer continues it.
+            template: a jinja2 source to use instead of the model's. **variables: ``tools``, ``documents`` and other
+                variables of the template.
 
         Raises:
-            TemplateError: there is no template; it has a syntax error, refuses these messages, fails on them,
-                or exceeds its `Budget`.
+            TemplateError: there is no template; or it has a syntax error, rejects these messages, fails on them, or
+                exceeds its `Budget`.
         """
         if continue_final_message and add_generation_prompt:
             raise TemplateError("continue_final_message and add_generation_prompt cannot both be set")
@@ -133,12 +133,12 @@ class ChatTemplate:
 def load_templates(folder: str | Path) -> dict[str, str]:
     """The chat templates of a model folder by name.
 
-    Read from ``chat_template.jinja`` and ``additional_chat_templates/NAME.jinja``, else from the field
-    ``chat_template`` of ``tokenizer_config.json`` (a source, or a list of named ones), else of
+    They are read from ``chat_template.jinja`` and ``additional_chat_templates/NAME.jinja``. Otherwise they are read
+    from the field ``chat_template`` of ``tokenizer_config.json`` (a source, or a list of named ones), or of
     ``chat_template.json``.
 
     Raises:
-        TemplateError: one cannot be read, or is no source.
+        TemplateError: one cannot be read, or is not a source.
     """
     folder = Path(folder)
     files = {"default": folder / "chat_template.jinja"}
@@ -212,7 +212,7 @@ def _cut_at_mark(text: str) -> str:
 
 
 def _run(compiled: jinja2.Template, variables: Mapping[str, Any]) -> str:
-    """Render within a budget; every way to fail becomes a `TemplateError`."""
+    """Render within a budget; every failure becomes a `TemplateError`."""
     budget = Budget()
     try:
         with budget:
@@ -221,14 +221,14 @@ def _run(compiled: jinja2.Template, variables: Mapping[str, Any]) -> str:
                 budget.write(len(part))
                 parts.append(part)
         text = "".join(parts)
-        text.encode()  # an expression can spell half a character (a lone surrogate)
+        text.encode()  # an expression can contain a lone surrogate
         return text
     except BudgetExceeded as error:
         raise TemplateError(f"the chat template was stopped: {error}") from error
     except jinja2.UndefinedError as error:
         raise TemplateError(f"the chat template uses something undefined: {error.message}") from error
     except jinja2.TemplateError as error:
-        raise TemplateError(error.message or "the chat template refused these messages") from error
+        raise TemplateError(error.message or "the chat template rejected these messages") from error
     except Exception as error:  # a template can raise anything its expressions can
         raise TemplateError(f"the chat template failed: {type(error).__name__}: {error}") from error
 
@@ -241,7 +241,7 @@ def _compile(source: str) -> jinja2.Template:
     except jinja2.TemplateSyntaxError as error:
         where = f"in line {error.lineno}"
         raise TemplateError(f"the chat template has a syntax error {where}: {error.message}") from error
-    except Exception as error:  # jinja2, Python's own parser and its limits raise what they like
+    except Exception as error:  # jinja2 and Python's parser raise many types
         raise TemplateError(f"the chat template cannot be compiled: {error}") from error
 
 
@@ -256,7 +256,7 @@ class _Generation(jinja2.ext.Extension):
 
 
 class _Environment(Metered, ImmutableSandboxedEnvironment):
-    """The sandbox that model authors write for, metered."""
+    """The sandbox for model templates, with metering."""
 
 
 def _raise_exception(message: str) -> None:
@@ -289,7 +289,7 @@ def _make_environment() -> _Environment:
     environment.filters["tojson"] = _to_json
     environment.globals["raise_exception"] = _raise_exception
     environment.globals["strftime_now"] = _strftime_now
-    del environment.globals["lipsum"]  # writes for minutes in one call
+    del environment.globals["lipsum"]  # can write for minutes in one call
     environment.finalize = environment.check_text
     environment.meter_filters()
     return environment

@@ -1,7 +1,7 @@
-"""Text to tokens and back, from a local model folder.
+"""The tokenizer: text to tokens and back, from a local model folder.
 
-Stands on the `tokenizers` library alone, so that start-up does not pay for transformers. It knows nothing of
-requests or chats: `text.template` renders messages to text, `text.stream` turns a growing answer into text.
+It uses only the `tokenizers` library, so that start-up does not import transformers. It knows nothing of requests or
+chats: `text.template` renders messages to text, `text.stream` turns a growing answer into text.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ class TokenizerError(ValueError):
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """The JSON object in a file; empty where there is no such file.
+    """The JSON object in a file; empty if the file does not exist.
 
     Raises:
-        TokenizerError: the file is there, and cannot be read or holds no JSON object.
+        TokenizerError: the file cannot be read or holds no JSON object.
     """
     if not path.is_file():
         return {}
@@ -40,14 +40,14 @@ def read_json(path: Path) -> dict[str, Any]:
 class Tokenizer:
     """A model's tokenizer and its special tokens.
 
-    Nothing changes after construction, so one instance serves all threads (the library releases the GIL
-    while it encodes).
+    Nothing changes after construction, so one instance serves all threads (the library releases the GIL while it
+    encodes).
 
     Args:
-        backend: the tokenizer proper; taken over and prepared (no truncation, no padding).
+        backend: the tokenizer of the library; its settings are changed (no truncation, no padding).
         special_tokens: the special tokens' strings by role: ``bos_token``, ``eos_token``, ``pad_token`` …
-        eos_token_ids: further ids that end an answer, beside that of ``eos_token``.
-        add_bos_token: put the bos token first where the backend's own post-processor does not.
+        eos_token_ids: further ids that end an answer, in addition to that of ``eos_token``.
+        add_bos_token: put the bos token first if the backend's own post-processor does not.
     """
 
     def __init__(
@@ -87,12 +87,12 @@ class Tokenizer:
     def from_folder(cls, folder: str | Path) -> Tokenizer:
         """Load from a folder in Hugging Face layout.
 
-        Reads ``tokenizer.json``, ``tokenizer_config.json``, ``special_tokens_map.json`` and
-        ``generation_config.json`` (then ``config.json``) for the ids that end an answer. A folder with only
-        an older format (``vocab.json`` and ``merges.txt``, ``tokenizer.model``) is converted by transformers.
+        Reads ``tokenizer.json``, ``tokenizer_config.json``, ``special_tokens_map.json``, and the ids that end an
+        answer from ``generation_config.json`` (then ``config.json``). A folder with only an older format
+        (``vocab.json`` and ``merges.txt``, ``tokenizer.model``) is converted by transformers.
 
         Raises:
-            TokenizerError: there is no tokenizer in the folder, or it cannot be read.
+            TokenizerError: the folder contains no tokenizer, or it cannot be read.
         """
         folder = Path(folder)
         config = read_json(folder / "tokenizer_config.json")
@@ -102,7 +102,7 @@ class Tokenizer:
             _add_configured_tokens(backend, config.get("added_tokens_decoder") or {})
         except (TypeError, ValueError, AttributeError, KeyError) as error:
             raise TokenizerError(
-                f"{folder / 'tokenizer_config.json'}: added_tokens_decoder is no object of tokens by their ids:"
+                f"{folder / 'tokenizer_config.json'}: added_tokens_decoder must be an object of tokens by their ids:"
                 f" {error!r}"
             ) from error
         eos = _eos_token_ids(folder / "generation_config.json")
@@ -113,20 +113,20 @@ class Tokenizer:
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
         """The tokens of ``text``.
 
-        ``add_special_tokens`` adds what the model expects around a plain text (most often a bos token in
-        front); a rendered chat template brings its own and must be encoded without.
+        ``add_special_tokens`` adds what the model expects around plain text, most often a bos token in front. A
+        rendered chat template contains its own and must be encoded without.
 
         Raises:
-            TokenizerError: ``text`` holds a lone surrogate, which no encoding of Unicode can carry.
+            TokenizerError: ``text`` contains a lone surrogate, which no encoding of Unicode can represent.
         """
         return self.encode_batch([text], add_special_tokens)[0]
 
     def encode_batch(self, texts: Sequence[str], add_special_tokens: bool = True) -> list[list[int]]:
-        """The tokens of each text, in parallel where the machine has the cores; as `encode`."""
+        """The tokens of each text, as in `encode`; texts are encoded in parallel."""
         try:
             encodings = self.backend.encode_batch_fast(list(texts), add_special_tokens=add_special_tokens)
         except (TypeError, UnicodeError) as error:
-            raise TokenizerError("text must be valid Unicode (it holds a lone surrogate)") from error
+            raise TokenizerError("text must be valid Unicode (it contains a lone surrogate)") from error
         prefix = self._prefix if add_special_tokens else []
         return [prefix + encoding.ids for encoding in encodings]
 
@@ -135,7 +135,7 @@ class Tokenizer:
         return self.backend.decode(tokens, skip_special_tokens=skip_special_tokens)
 
     def token(self, token: int) -> str | None:
-        """A token's own spelling in the vocabulary (``Ġthe``, ``▁the``, ``<0x0A>``), None if it has none."""
+        """The string of a token in the vocabulary (``Ġthe``, ``▁the``, ``<0x0A>``); None if it has none."""
         return self.backend.id_to_token(token)
 
     def _id_of(self, text: str | None) -> int | None:
@@ -151,7 +151,7 @@ def _load_backend(folder: Path) -> tokenizers.Tokenizer:
             raise TokenizerError(f"{path} cannot be read: {error}") from error
     older = [name for name in ("tokenizer.model", "vocab.json", "vocab.txt") if (folder / name).is_file()]
     if not older:
-        raise TokenizerError(f"{folder} holds no tokenizer: expected tokenizer.json")
+        raise TokenizerError(f"{folder} contains no tokenizer: expected tokenizer.json")
     return _convert(folder, older[0])
 
 
@@ -160,32 +160,30 @@ def _convert(folder: Path, older: str) -> tokenizers.Tokenizer:
         from transformers import AutoTokenizer
     except ImportError as error:
         raise TokenizerError(
-            f"{folder} holds {older} but no tokenizer.json; converting it needs transformers: "
+            f"{folder} contains {older} but no tokenizer.json; converting it needs transformers: "
             "pip install 'headrace[bench]'"
         ) from error
     try:
         converted = AutoTokenizer.from_pretrained(str(folder), local_files_only=True)
         backend: tokenizers.Tokenizer = converted.backend_tokenizer
-    except Exception as error:  # whatever transformers and the packages behind it raise
+    except Exception as error:  # transformers and its dependencies raise many types
         raise TokenizerError(f"{folder / older} cannot be converted to a tokenizer.json: {error}") from error
     return tokenizers.Tokenizer.from_str(backend.to_str())
 
 
 def _eos_token_ids(path: Path) -> list[int] | None:
-    """The tokens that end an answer, one or a list of them, if a config says so."""
+    """The ids of tokens that end an answer (one or a list), if a config names them."""
     told = read_json(path).get("eos_token_id")
     if told is None:
         return None
     ids = told if isinstance(told, list) else [told]
     if not all(isinstance(token, int) and not isinstance(token, bool) for token in ids):
-        raise TokenizerError(
-            f"{path}: eos_token_id must be the number of a token, or a list of such; it is {told!r}"
-        )
+        raise TokenizerError(f"{path}: eos_token_id must be a token id or a list of token ids, got {told!r}")
     return ids
 
 
 def _special_tokens(config: Mapping[str, Any]) -> dict[str, str]:
-    """The strings under ``…_token`` keys, which are spelt plainly or as an object with ``content``."""
+    """The strings under ``…_token`` keys, which are given plainly or as an object with ``content``."""
     found = {}
     for role, value in config.items():
         text = value.get("content") if isinstance(value, dict) else value
@@ -195,7 +193,7 @@ def _special_tokens(config: Mapping[str, Any]) -> dict[str, str]:
 
 
 def _add_configured_tokens(backend: tokenizers.Tokenizer, added: Mapping[str, Mapping[str, Any]]) -> None:
-    """Add the tokens that only tokenizer_config.json names, as far as they get the id it gives them."""
+    """Add the tokens that only tokenizer_config.json names, if they get the id that it gives them."""
     for token, spec in sorted((int(token), spec) for token, spec in added.items()):
         if backend.id_to_token(token) is None and token == backend.get_vocab_size(with_added_tokens=True):
             flags = {key: value for key, value in spec.items() if key not in ("content", "__type")}

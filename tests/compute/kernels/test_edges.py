@@ -134,5 +134,5 @@ def test_weights_that_another_level_prepared_are_refused(level: str) -> None:
         if weight.panel == own.panel:
             assert kernels.linear(torch.rand(1, 64), weight).shape == (1, 16)
         else:
-            with pytest.raises(ValueError, match="which another level"):
+            with pytest.raises(ValueError, match="for another level"):
                 kernels.linear(torch.rand(1, 64), weight)

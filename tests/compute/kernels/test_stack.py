@@ -314,5 +314,5 @@ def test_a_stack_that_another_level_prepared_is_refused() -> None:
     for stack in stacks:
         assert isinstance(stack, NativeStack)
         if stack.panel != stacks[0].panel:
-            with pytest.raises(ValueError, match="which another level"):
+            with pytest.raises(ValueError, match="for another level"):
                 kernels.run_stack(stack, PROMPTS, pages_for(torch.float32))

@@ -382,7 +382,7 @@ def test_eos_is_ignored_on_request():
     [
         ((), {}, "empty"),
         (tuple(range(16)), {}, "limit is 15"),
-        (tuple(range(12)), {"max_tokens": None}, "there are 3"),
+        (tuple(range(12)), {"max_tokens": None}, "only 3"),
     ],
 )
 def test_what_can_never_be_served_is_refused_at_once_and_says_why(tokens, fields, words):

@@ -115,3 +115,17 @@ def test_a_newcomer_stands_no_further_behind_the_one_served_last_than_a_credit()
     behind.charge(5.0)
     books.serve(behind)
     assert books.enter("default", "second").virtual == 5.0 + CREDIT_TOKENS
+
+
+def test_new_weights_count_from_the_next_charge_on():
+    books = ShareLedger(CLASSES, {"a": 1.0})
+    a, b = books.enter("default", "a"), books.enter("default", "b")
+    a.charge(100.0)
+    books.set_weights({"a": 4.0})
+    a.charge(400.0)
+    b.charge(100.0)
+    assert (a.virtual, b.virtual) == (200.0, 100.0)
+    assert a.owner.weight == 5.0
+    assert books.enter("flex", "a").rate == 0.25
+    books.leave(a)
+    assert a.owner.weight == 1.0

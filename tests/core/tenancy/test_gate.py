@@ -74,3 +74,13 @@ def test_too_many_open_calls_may_be_tried_again_soon() -> None:
     verdict = decide(Load(0, 0, 1.0, False), 1, 1, Limits(10, 100), shortage)
     assert isinstance(verdict, Reject)
     assert verdict.retry_after == 1
+
+
+def test_a_paused_server_takes_nothing_and_one_that_ends_says_so_first() -> None:
+    paused = Load(0, 0, 0.0, draining=False, paused=True)
+    verdict = decide(paused, 1, 1, Limits(10, 100))
+    assert isinstance(verdict, Reject)
+    assert (verdict.reason, verdict.retry_after) == (RejectReason.PAUSED, 5)
+    ending = decide(paused._replace(draining=True), 1, 1, Limits(10, 100))
+    assert isinstance(ending, Reject)
+    assert ending.reason is RejectReason.DRAINING

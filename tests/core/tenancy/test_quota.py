@@ -183,3 +183,29 @@ def test_a_crowd_that_has_gone_makes_room_for_accounts_again(monkeypatch: pytest
         assert quotas.shortage(f"later-{i}", "m", 1, 600.0) is None
         quotas.take(f"later-{i}", "m", 1, 600.0)
     assert len(quotas) <= 21
+
+
+def test_new_limits_apply_to_what_has_been_used_already() -> None:
+    quotas = Quotas(Tenants({"a": TenantTerms(limits=TenantLimits(requests_per_minute=2))}))
+    hold = quotas.take("a", "", 10, 0.0)
+    assert hold is not None
+    quotas.replace(
+        Tenants({"a": TenantTerms(limits=TenantLimits(requests_per_minute=1, tokens_per_minute=50))})
+    )
+    shortage = quotas.shortage("a", "", 10, 1.0)
+    assert shortage is not None
+    assert (shortage.limit, shortage.used) == (Limit.REQUESTS_PER_MINUTE, 1)
+    assert quotas.rooms("a", "", 1.0)[Limit.TOKENS_PER_MINUTE].remaining == 50
+    quotas.settle(hold, 10, 2.0)
+
+
+def test_a_limit_that_is_lifted_frees_its_tenant_while_calls_are_open() -> None:
+    limits = TenantLimits(tokens_per_minute=10, concurrent_requests=1)
+    quotas = Quotas(Tenants({"a": TenantTerms(limits=limits)}))
+    hold = quotas.take("a", "", 10, 0.0)
+    assert hold is not None
+    assert quotas.shortage("a", "", 10, 1.0) is not None
+    quotas.replace(Tenants())
+    assert quotas.shortage("a", "", 10, 1.0) is None
+    assert quotas.rooms("a", "", 1.0) == {}
+    quotas.settle(hold, 5, 2.0)

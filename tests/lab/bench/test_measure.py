@@ -55,6 +55,7 @@ def test_rounds_alternate_and_ratios_are_medians_per_round() -> None:
     assert result.ratios["twice"]["output_tokens_per_second"] == pytest.approx(2.0)
     assert result.ratios["twice"]["ttft_p99"] == pytest.approx(0.5)
     assert [run.summary.seconds for run in result.middle()] == [1.0, 0.5]
+    assert result.medians()["base"]["e2e_p50"] == 1.0
 
 
 def test_each_round_may_have_work_of_its_own_the_same_for_all() -> None:

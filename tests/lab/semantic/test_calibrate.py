@@ -66,7 +66,7 @@ def test_the_promise_of_pairs_holds_on_others(seed):
 def test_too_few_rows_prove_nothing():
     traffic = Traffic(300, seed=1)
     calibration = calibrate(traffic.stream, traffic.embed, "drawn")
-    with pytest.raises(Unsupported, match="served without an error are the least"):
+    with pytest.raises(Unsupported, match="served without an error are needed"):
         calibration.rules(0.01, 0.95)
 
 

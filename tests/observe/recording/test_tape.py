@@ -64,7 +64,7 @@ def test_a_full_file_ends_the_recording_and_says_so(tmp_path, caplog):
     text = (tmp_path / "trace.jsonl").read_text()
     assert 400 <= len(text) < 600
     assert json.loads(text.splitlines()[-1]) == {"stopped": "the trace has reached 400 bytes"}
-    assert "serving goes on" in caplog.text
+    assert "serving continues" in caplog.text
     tape.tell(Reset(lower=True))
     assert tape._queue.empty()  # nothing piles up behind a recording that has ended, nor stays
 

@@ -30,7 +30,7 @@ from headrace.observe.recording.moments import (
     Took,
     Turned,
 )
-from headrace.observe.recording.wire import TOLD, WITHHELD, Scribe, event_line, plain
+from headrace.observe.recording.wire import RECORDED, WITHHELD, Scribe, event_line, plain
 
 
 def as_is(request_id, tokens):
@@ -39,8 +39,8 @@ def as_is(request_id, tokens):
 
 def test_every_field_of_a_request_is_told_or_withheld():
     """A new field must be decided on: what scheduling goes by is told, what says anything of the text is not."""
-    assert {each.name for each in fields(Request)} == {*TOLD, *WITHHELD}
-    assert not set(TOLD) & set(WITHHELD)
+    assert {each.name for each in fields(Request)} == {*RECORDED, *WITHHELD}
+    assert not set(RECORDED) & set(WITHHELD)
 
 
 def test_groups_stay_apart_and_have_no_names():

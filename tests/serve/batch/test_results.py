@@ -71,6 +71,6 @@ def test_two_runs_cannot_write_to_one_file(tmp_path: Path) -> None:
 def test_another_kind_of_file_is_refused_and_left_alone(tmp_path: Path, content: str) -> None:
     path = tmp_path / "out.jsonl"
     path.write_text(content)
-    with pytest.raises(ResultsError, match="line 1: no result of a batch"):
+    with pytest.raises(ResultsError, match="line 1: not a result of a batch"):
         Results(path)
     assert path.read_text() == content

@@ -131,7 +131,7 @@ async def test_notes_do_not_pile_up_for_ever(tmp_path):
 
 def test_another_kind_of_file_is_refused(tmp_path):
     (tmp_path / "history.db").write_text("no database, but long enough to look at" * 50)
-    with pytest.raises(OSError, match="history of questions"):
+    with pytest.raises(OSError, match="request history"):
         log(tmp_path)
 
 

@@ -7,8 +7,8 @@ from headrace.core.cache.response.entry import Entry, Pulse
 from headrace.core.events import Emitted, Finished
 from headrace.core.plan import TokenLogprob
 from headrace.core.request import FinishReason, Request
+from headrace.serve.answer import Answer
 from headrace.serve.cache.replay import TOKENS_AT_ONCE, Pace, tell_paced, tell_whole
-from headrace.serve.service import Answer
 
 TOKENS = tuple(range(100))
 ENTRY = Entry(
@@ -26,7 +26,7 @@ ENTRY = Entry(
 
 
 def pieces(answer):
-    told = answer._told
+    told = answer._unread
     assert [type(event) for _, event in told] == [Emitted] * (len(told) - 1) + [Finished]
     for _, event in told[:-1]:
         assert tuple(score.token for score in event.logprobs) == event.tokens
@@ -78,4 +78,4 @@ def test_the_original_pace_takes_its_time():
 def test_an_answer_without_tokens_ends_at_once():
     empty = answer(True)
     asyncio.run(tell_paced(empty, 0, replace(ENTRY, tokens=(), logprobs=(), pulses=()), Pace.ORIGINAL))
-    assert [type(event) for _, event in empty._told] == [Finished]
+    assert [type(event) for _, event in empty._unread] == [Finished]

@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 import pytest
+from starlette.routing import Route
 from starlette.testclient import TestClient
 from starlette.types import ASGIApp
 
@@ -21,23 +22,28 @@ from headrace.core.scheduler.admission import Continuous
 from headrace.core.scheduler.scheduler import Scheduler
 from headrace.core.scheduler.victims import LastRanked
 from headrace.core.tenancy.gate import Limits
+from headrace.observe.http_requests import HttpRequests
 from headrace.observe.metrics import Metrics
 from headrace.observe.metrics_page import MetricsPage
 from headrace.observe.requests import RequestBook
+from headrace.observe.tenant_savings import TenantSavings
 from headrace.observe.usage import UsageBook
-from headrace.serve.auth.api_keys import Keys
+from headrace.serve.auth.api_keys import Grant, Keys
 from headrace.serve.cache.background_request import BackgroundRequests
 from headrace.serve.cache.lookup import CacheLookup
 from headrace.serve.cache.warmer import Warmer
 from headrace.serve.http.app import create_app
 from headrace.serve.http.cache.routes import CacheApi
 from headrace.serve.http.cache.warm import Computing, Warm
+from headrace.serve.http.exchange import Hooks
 from headrace.serve.http.generation.call_notes import CallNotes
 from headrace.serve.http.generation.scheduling_fields import Rules
 from headrace.serve.http.model import ServedModel
 from headrace.serve.http.openai.routes import Api
 from headrace.serve.http.openapi import Docs
 from headrace.serve.http.operations.abort import Abort
+from headrace.serve.http.operations.access_log import log_access
+from headrace.serve.http.operations.pause import Pause
 from headrace.serve.http.operations.status import Status
 from headrace.serve.http.operations.usage_report import UsageReport
 from headrace.serve.http.rate_limit_headers import rate_headers
@@ -60,6 +66,7 @@ class House:
     """A whole server in one process, over a scripted runner."""
 
     client: TestClient
+    routes: list[Route]
     engine: Engine
     runner: ScriptedRunner
     service: Service
@@ -117,7 +124,12 @@ def build_house(options: dict) -> tuple[House, ASGIApp]:
         max_model_len=max_model_len,
     )
     engine = Engine(scheduler, runner, events, Knobs(), overlap=options.get("overlap", 1))
-    book, usage, sheet = RequestBook(), UsageBook(), MetricsPage(constant={"model_name": ""})
+    book, usage, savings, sheet = (
+        RequestBook(),
+        UsageBook(),
+        TenantSavings(),
+        MetricsPage(constant={"model_name": ""}),
+    )
     metrics = Metrics(sheet)
     seen: list[Event] = []
     rules = options.get("rules", Rules())
@@ -130,12 +142,13 @@ def build_house(options: dict) -> tuple[House, ASGIApp]:
         tokenizer.vocab_size,
         rules=rules,
         stream_interval=options.get("stream_interval", 1),
+        grammars=options.get("grammars"),
     )
-    house = House(None, engine, runner, None, model, seen)  # type: ignore[arg-type]
+    house = House(None, [], engine, runner, None, model, seen)  # type: ignore[arg-type]
     service = Service(
         engine,
         limits,
-        [book, usage, metrics, house],
+        [book, usage, savings, metrics, house],
         QuotaMeter(rules.tenants, "fox"),
         options.get("request_timeout", 30.0),
         stall_seconds=options.get("stall_seconds", 60.0),
@@ -161,8 +174,8 @@ def build_house(options: dict) -> tuple[House, ASGIApp]:
         version="0",
         foresee=options.get("foresee", lambda request_id, now: None),
     )
-    keys = Keys(dict.fromkeys(options.get("keys", ())))
-    caches = CacheApi(recall, metrics.caches.stats, keys_required=keys.required, max_body_bytes=100_000)
+    grants = dict.fromkeys(options.get("keys", ()), Grant()) | options.get("grants", {})
+    caches = CacheApi(recall, metrics.caches.stats, savings.stats, max_body_bytes=100_000)
     accounts = UsageReport(service, usage.tenants, usage.tell)
     computing = Computing(BackgroundRequests(recall), service, model, 30.0)
     warmer = Warmer(
@@ -179,8 +192,26 @@ def build_house(options: dict) -> tuple[House, ASGIApp]:
     )
     service.watch(warmer)
     warm = Warm(warmer, computing, model, max_body_bytes=100_000)
-    parts = (api, Abort(notes, max_body_bytes=1000), status, caches, accounts, warm, Docs("0"))
+    parts = (
+        api,
+        Abort(notes, max_body_bytes=1000),
+        status,
+        Pause(service),
+        caches,
+        accounts,
+        warm,
+        Docs("0"),
+    )
     routes = [route for part in parts for route in part.routes()]
-    app = create_app(recall, routes, keys, [warmer], options.get("origins", ()))
+    house.routes += routes
+    requests = HttpRequests(sheet)
+    hooks = Hooks(
+        opened=(notes.name,),
+        ended=(
+            log_access,
+            lambda exchange: requests.count(exchange.route, exchange.method, exchange.status),
+        ),
+    )
+    app = create_app(recall, routes, Keys(grants), [warmer], options.get("origins", ()), hooks)
     house.service = service
     return house, app

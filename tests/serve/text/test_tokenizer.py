@@ -131,10 +131,13 @@ def test_a_broken_file_is_named(tmp_path: Path) -> None:
     ("files", "message"),
     [
         ({"generation_config": {"eos_token_id": "2"}}, r"generation_config\.json: eos_token_id must be"),
-        ({"config": {"eos_token_id": 2.0}}, r"/config\.json: eos_token_id must be the number .*; it is 2\.0"),
+        ({"config": {"eos_token_id": 2.0}}, r"/config\.json: eos_token_id must be a token id .*, got 2\.0"),
         ({"config": {"eos_token_id": [1, None]}}, r"/config\.json: eos_token_id must be"),
-        ({"tokenizer_config": {"added_tokens_decoder": {"two": {}}}}, "added_tokens_decoder is no object"),
-        ({"tokenizer_config": {"added_tokens_decoder": [2]}}, "added_tokens_decoder is no object"),
+        (
+            {"tokenizer_config": {"added_tokens_decoder": {"two": {}}}},
+            "added_tokens_decoder must be an object",
+        ),
+        ({"tokenizer_config": {"added_tokens_decoder": [2]}}, "added_tokens_decoder must be an object"),
     ],
 )
 def test_malformed_fields_are_named(tmp_path: Path, files: dict[str, object], message: str) -> None:

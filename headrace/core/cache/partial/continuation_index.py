@@ -1,14 +1,14 @@
-"""What came next when these tokens were last written: past outputs as a source of proposals to verify.
+"""The continuation index: past outputs as a source of proposed tokens to verify.
 
 ```
  log       # t h e _ c a t _ s a t # o n _ t h e _ m a t #      a ring of tokens; # closes each output
  heads     bucket of (h, e, _) -> 18 --+                        the newest place after three such tokens
  earlier                     18 -> 4 <-+                        the place before that one, and so on
 ```
-The three arrays of LZ77 (as in zlib's deflate) stand in for a suffix tree: 20 bytes a token instead of hundreds, one
-dictionary-free step per token taken in, and forgetting is overwriting. The places found are compared token by
-token; those whose past agrees longest with the context vote on what comes next, as the counts of a suffix tree's node
-would (SuffixDecoding, arXiv:2411.04975). A proposal changes no answer: whoever draws it verifies it.
+The three arrays of LZ77 (as in zlib's deflate) replace a suffix tree: 20 bytes a token instead of hundreds, one step
+per added token without a dictionary, and eviction by overwriting. The places found are compared token by token. Those
+whose past agrees longest with the context vote on the next token, as the counts of a suffix tree's node would
+(SuffixDecoding, arXiv:2411.04975). A proposal changes no answer, because proposed tokens are verified.
 
 One index belongs to one scope (tenant, model, adapter): see `core.cache.partial.scoped_indexes`.
 """
@@ -20,19 +20,19 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 GRAM = 3
-"""Tokens that must agree before a place is looked at."""
+"""Tokens that must agree before a place is compared."""
 
 CANDIDATES = 8
-"""Places that vote at most, newest first: bounds the cost of a proposal."""
+"""The most places that vote, newest first: bounds the cost of a proposal."""
 
 STEPS = 16
-"""Places of a bucket looked at at most; those of other tokens in the same bucket count too."""
+"""The most places of a bucket examined, including those of other tokens in the same bucket."""
 
 LENGTHS = (64, 32, 16, 8, 4)
-"""Agreement with the context is measured in these steps; what agrees less has length `GRAM`."""
+"""Agreement with the context is measured in these lengths; shorter agreement counts as `GRAM`."""
 
 SAMPLE = 16
-"""Of every so many tokens taken in, one is proposed first, to learn how often votes are right."""
+"""One in this many added tokens is proposed first, to learn how often votes are right."""
 
 FLOOR = 0.1
 """A proposal ends where the chance that all of it is right falls below this: verifying more would not pay."""
@@ -41,7 +41,7 @@ END = 0xFFFFFFFF
 """Closes an output in the log; no token has this id."""
 
 SMALLEST = 1 << 12
-"""Tokens that a log begins with; it doubles as long as it may."""
+"""Initial size of a log in tokens; it doubles as long as memory allows."""
 
 BYTES_PER_TOKEN = 4 + 8 + 8
 """A token, its place's predecessor, and its bucket's head."""
@@ -50,8 +50,8 @@ BYTES_PER_TOKEN = 4 + 8 + 8
 class Proposal(NamedTuple):
     """Tokens that may come next.
 
-    ``probabilities[i]`` estimates the chance that ``tokens[i]`` is right if all before it are. ``agreed`` is the number
-    of tokens of the context, at least, that the places they come from agree with.
+    ``probabilities[i]`` estimates the chance that ``tokens[i]`` is right if all tokens before it are. ``agreed`` is
+    the least number of context tokens that the places behind the proposal agree with.
     """
 
     tokens: tuple[int, ...]
@@ -63,10 +63,10 @@ NOTHING = Proposal((), (), 0)
 
 
 class ContinuationIndex:
-    """An index over one scope's outputs, the newest of them.
+    """An index over the newest outputs of one scope.
 
-    It begins small and doubles while it may; from the first output on for which it may not, it keeps its size and
-    overwrites what is oldest.
+    It starts small and doubles while memory allows. From the first output on for which it may not grow, it keeps its
+    size and overwrites its oldest outputs.
     """
 
     def __init__(self) -> None:
@@ -74,27 +74,27 @@ class ContinuationIndex:
         self._log = array("I", bytes(4 * SMALLEST))
         self._heads = array("q", [-1]) * SMALLEST
         self._earlier = array("q", [-1]) * SMALLEST
-        self._end = 0  # places written so far; a place's slot in the log is its remainder by the size
+        self._end = 0  # places written so far; a place's slot is its remainder by the size
         self._trust = _Trust()
         self.outputs = 0
 
     @property
     def nbytes(self) -> int:
-        """Memory of the three arrays, all there is that grows."""
+        """Memory of the three arrays, the only parts that grow."""
         return self._size * BYTES_PER_TOKEN
 
     @property
     def tokens(self) -> int:
-        """Tokens in the log, the marks between outputs included."""
+        """Tokens in the log, including the marks between outputs."""
         return min(self._end, self._size)
 
     def add(self, output: Sequence[int], lead: Sequence[int] = (), *, max_bytes: int) -> None:
-        """Take in one output; ``lead`` are the prompt's last tokens, after which it began.
+        """Add one output; ``lead`` are the last tokens of the prompt before it.
 
-        The index may take up to ``max_bytes`` for it, and never less than it begins with.
+        The index may use up to ``max_bytes`` for it, and never less than its initial size.
         """
         tokens = (*lead[-GRAM:], *output)
-        # Once places have been used twice, doubling would change their slots.
+        # After places have been reused, doubling would change their slots.
         while self._end <= self._size < self._end + len(tokens) + 1 and 2 * self.nbytes <= max_bytes:
             self._double()
         most = self._size // 2
@@ -103,7 +103,7 @@ class ContinuationIndex:
         self.outputs += 1
 
     def _double(self) -> None:
-        """Twice the room; every bucket becomes two with the same places, which are compared anyway."""
+        """Double the size; each bucket becomes two with the same places, which are compared in any case."""
         self._log.extend(array("I", bytes(4 * self._size)))
         self._earlier.extend(array("q", [-1]) * self._size)
         self._heads.extend(self._heads)
@@ -128,8 +128,8 @@ class ContinuationIndex:
             heads[bucket] = place
 
     def _learn(self, tokens: tuple[int, ...]) -> None:
-        """See how votes on tokens of this output would have gone, before it is in the log."""
-        for at in range(GRAM + self.outputs % SAMPLE, len(tokens), SAMPLE):  # not always the same places
+        """Record how votes on the tokens of this output would have gone, before it is in the log."""
+        for at in range(GRAM + self.outputs % SAMPLE, len(tokens), SAMPLE):  # vary the positions
             past = array("I", tokens[max(0, at - LENGTHS[0]) : at])
             votes = self._votes(past)
             if votes.places:
@@ -138,7 +138,7 @@ class ContinuationIndex:
                     self._trust.learn(votes.agreed, leader, leader.token == tokens[at])
 
     def propose(self, context: Sequence[int], max_tokens: int) -> Proposal:
-        """Up to ``max_tokens`` tokens that may follow ``context``, of which the last `LENGTHS`[0] count."""
+        """Up to ``max_tokens`` tokens that may follow ``context``, of which the last `LENGTHS`[0] tokens count."""
         past = array("I", context[-LENGTHS[0] :])
         votes = self._votes(past)
         if not votes.places or max_tokens < 1:
@@ -198,7 +198,7 @@ class _Leader(NamedTuple):
 
 
 def _leader(ballots: Sequence[int]) -> _Leader:
-    """The token with most votes; of equals the one that voted first, which is the newest."""
+    """The token with most votes; of equals the first one, which is the newest."""
     if not ballots:
         return _Leader(END, 0, 0)
     first = ballots[0]
@@ -210,9 +210,10 @@ def _leader(ballots: Sequence[int]) -> _Leader:
 
 
 class _Trust:
-    """How often votes were right, by how long their places agreed and how much they agreed with each other.
+    """How often votes were right, by the length of their agreement with the context and by their agreement with each
+    other.
 
-    Each cell starts from the estimate of PPM's method C (Moffat, 1990) as if it had been seen twice.
+    Each cell starts with the estimate of PPM's method C (Moffat, 1990), weighted as two observations.
     """
 
     def __init__(self) -> None:
@@ -230,7 +231,7 @@ class _Trust:
 
 
 _PRIORS = (1 / 2, 4 / 5, 1 / 2, 1 / 4)
-"""One place alone; several, all agreed; most of them; fewer than half."""
+"""One place alone; several that all agree; a majority; fewer than half."""
 
 
 def _row(agreed: int) -> int:

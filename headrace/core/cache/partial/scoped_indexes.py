@@ -1,8 +1,8 @@
-"""Past outputs of every scope, each in an index of its own, within one bound of memory.
+"""Continuation indexes of all scopes, one each, within one memory limit.
 
-A scope is whatever must not mix: tenant and salt, engine, adapter. Nothing is shared between scopes, not even the
-buckets of a table, so that neither a proposal nor the time it takes says anything about another scope's outputs.
-Speculative decoding draws from `propose`; answers that have ended are taken in with `add`.
+A scope separates what must not mix: tenant and salt, engine, adapter. Scopes share nothing, not even the buckets of a
+table. So neither a proposal nor its duration reveals another scope's outputs. Speculative decoding calls `propose`;
+finished answers are added with `add`.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from headrace.core.cache.partial.continuation_index import (
 
 
 class ProposalCounts(NamedTuple):
-    """What the indexes hold now, and what they have done since the start."""
+    """Sizes of the indexes, and totals since the start."""
 
     scopes: int
     tokens: int
@@ -31,10 +31,10 @@ class ProposalCounts(NamedTuple):
 
 
 class ScopedIndexes:
-    """Indexes of at most ``max_bytes`` together; below one smallest index nothing is kept.
+    """Indexes of at most ``max_bytes`` together; with less than one smallest index, nothing is stored.
 
-    A new scope takes the place of the one that has not been used for longest. A scope grows only into memory that
-    nobody holds; when there is none it overwrites its own oldest outputs.
+    A new scope replaces the least recently used one. A scope only grows into free memory; without it, it overwrites
+    its own oldest outputs.
     """
 
     def __init__(self, max_bytes: int) -> None:
@@ -44,7 +44,7 @@ class ScopedIndexes:
         self._evicted = 0
 
     def add(self, scope: bytes, output: Sequence[int], lead: Sequence[int] = ()) -> None:
-        """Take in the tokens of an answer that has ended; ``lead`` are the prompt's last ones."""
+        """Add the tokens of a finished answer; ``lead`` are the last tokens of the prompt."""
         index = self._scopes.get(scope)
         if index is None:
             index = self._open(scope)
@@ -56,7 +56,7 @@ class ScopedIndexes:
         self._nbytes += index.nbytes - before
 
     def propose(self, scope: bytes, context: Sequence[int], max_tokens: int) -> Proposal:
-        """What may follow ``context``, from outputs of this scope alone."""
+        """The proposed tokens after ``context``, from outputs of this scope only."""
         index = self._scopes.get(scope)
         if index is None:
             return NOTHING

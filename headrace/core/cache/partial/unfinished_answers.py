@@ -1,9 +1,9 @@
-"""Answers that were left before their end, kept to be taken up where they were left.
+"""Partial answers, stored so that the same request can resume them.
 
-A deterministic answer does not depend on how much of it was asked for: its first tokens are the same under every
-``max_tokens``. So they are kept under the key of the request without that bound (`beginning_key`), whether a client
-hung up, a time ran out, a bound cut the answer, or it ended by itself. What is found is known output of the new
-request (`core.request.Request.answered`); the engine computes the rest and nothing twice.
+A deterministic answer does not depend on ``max_tokens``: its first tokens are the same under every bound. So they are
+stored under the key of the request without that bound (`beginning_key`), whether a client disconnected, the request
+timed out, a bound cut the answer, or it ended by itself. A partial answer that is found becomes known output of the
+new request (`core.request.Request.answered`); the engine computes only the rest.
 """
 
 from __future__ import annotations
@@ -14,20 +14,20 @@ from typing import NamedTuple
 from headrace.core.cache.response.entry import SKEW_SECONDS
 
 BYTES_PER_TOKEN = 8
-"""A reference; the numbers themselves are mostly shared."""
+"""A reference; the integers themselves are mostly shared."""
 
 BYTES_PER_ANSWER = 400
-"""Key, record and their places in the table; and the versions of its tags, of which most have three."""
+"""Key, record and their entries in the table, and the versions of the tags, of which most answers have three."""
 
 LEAST_TOKENS = 8
-"""Shorter beginnings are not worth their place."""
+"""Shorter partial answers are not stored."""
 
 
 class UnfinishedAnswer(NamedTuple):
-    """Tokens with which an answer begins.
+    """The first tokens of an answer.
 
-    ``seconds`` were spent on them, ``versions`` are those of the answer's tags when it was begun. ``created`` and
-    ``expires`` are Unix times, those of the answer that they were part of.
+    ``seconds`` is their computing time, ``versions`` are those of the answer's tags when it began. ``created`` and
+    ``expires`` are the Unix times of the original answer.
     """
 
     tokens: tuple[int, ...]
@@ -38,7 +38,7 @@ class UnfinishedAnswer(NamedTuple):
 
 
 class UnfinishedCounts(NamedTuple):
-    """What is kept now, and what has been dropped for want of room since the start."""
+    """Current sizes, and evictions since the start."""
 
     entries: int
     nbytes: int
@@ -46,7 +46,9 @@ class UnfinishedCounts(NamedTuple):
 
 
 class UnfinishedAnswers:
-    """The longest beginning known of each answer, within ``max_bytes``; the least recently used goes first."""
+    """The longest known partial answer of each request, within ``max_bytes``; the least recently used is evicted
+    first.
+    """
 
     def __init__(self, max_bytes: int) -> None:
         self._max_bytes = max_bytes
@@ -55,7 +57,9 @@ class UnfinishedAnswers:
         self._evictions = 0
 
     def keep(self, key: bytes, beginning: UnfinishedAnswer) -> None:
-        """Remember how an answer begins, unless more of it, or as much for longer, is known under the same versions."""
+        """Store a partial answer, unless a longer one, or one of equal length that expires later, has the same tag
+        versions.
+        """
         known = self._kept.get(key)
         if known is not None:
             self._kept.move_to_end(key)
@@ -73,10 +77,10 @@ class UnfinishedAnswers:
     def find(
         self, key: bytes, versions: tuple[tuple[str, int], ...], now: float, max_age: float | None = None
     ) -> UnfinishedAnswer | None:
-        """How the answer begins, as far as it is known under just these versions of its tags.
+        """The longest partial answer with exactly these tag versions.
 
-        ``now`` is Unix time, ``max_age`` (seconds) what the caller calls too old. What has ended is dropped, so that it
-        does not stand in the way of what is shorter and new.
+        ``now`` is Unix time, ``max_age`` (seconds) the maximum accepted age. An expired one is dropped, so that it
+        does not block a shorter and newer one.
         """
         beginning = self._kept.get(key)
         if beginning is None:
@@ -91,7 +95,7 @@ class UnfinishedAnswers:
         return beginning
 
     def forget(self, key: bytes) -> None:
-        """Drop what is known of one answer."""
+        """Drop the partial answer of one key."""
         beginning = self._kept.pop(key, None)
         if beginning is not None:
             self._nbytes -= _nbytes(beginning)

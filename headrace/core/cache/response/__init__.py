@@ -8,5 +8,5 @@
 - `codec`: entries as bytes, with checksum and optional seal.
 - `tags`: versions of tags, by which entries are invalidated.
 - `sample_pool`: several cached samples for one unseeded request.
-- `circuit_breaker`: when to stop asking a store that fails.
+- `circuit_breaker`: when to stop using a store that fails.
 """

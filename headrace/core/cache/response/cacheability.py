@@ -1,6 +1,6 @@
-"""Which requests may be answered by which cache: one table, asked before any look-up.
+"""Which requests may be served from which cache: one table of rules, evaluated before any lookup.
 
-Every row that fits a request takes something away; what none takes away is allowed.
+Every rule that matches a request takes something away; what no rule takes away is allowed.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ from headrace.core.request import SamplingParams
 class CacheClass(NamedTuple):
     """What the caches may do for a request.
 
-    ``exact``: keep and serve its own earlier answer. ``semantic``: serve a near question's. ``coalesce``: one
-    computation serves all who ask at the same time. ``pool``: keep several samples instead of one answer.
-    ``why`` names the first row that forbade the exact cache.
+    ``exact``: store its response, and serve it again to an exact match. ``semantic``: serve the response of a similar
+    request. ``coalesce``: one computation serves all equal requests at the same time. ``pool``: store several samples
+    instead of one response. ``why`` names the first rule that disabled the exact cache.
     """
 
     exact: bool
@@ -31,7 +31,7 @@ EVERYTHING = CacheClass(exact=True, semantic=True, coalesce=True)
 
 
 class Rule(NamedTuple):
-    """A row: whom it fits, and what it leaves them."""
+    """A rule: which requests it matches, and what it leaves them."""
 
     name: str
     fits: Callable[[SamplingParams, CacheDirectives], bool]
@@ -45,10 +45,10 @@ def _sampled(params: SamplingParams) -> bool:
 
 
 RULES = (
-    # A caller's own words come first.
+    # The client's own directives come first.
     Rule("no_store", lambda p, c: c.no_store, exact=False, semantic=False, coalesce=False),
     Rule("no_cache", lambda p, c: c.no_cache, exact=True, semantic=False, coalesce=False),
-    # One kept sample would stand for the whole distribution, and two callers would share one draw.
+    # One cached sample would stand for the whole distribution, and two requests would share one draw.
     Rule(
         "sampled without a seed",
         lambda p, c: _sampled(p) and p.seed is None and not c.samples,
@@ -63,7 +63,7 @@ RULES = (
         semantic=False,
         coalesce=False,
     ),
-    # The generator is counter-based: a seed names one answer, and only to the very same question.
+    # The generator is counter-based: a seed determines one answer, but only for an exact match.
     Rule(
         "seeded",
         lambda p, c: _sampled(p) and p.seed is not None,
@@ -71,7 +71,7 @@ RULES = (
         semantic=False,
         coalesce=True,
     ),
-    # Scores of the prompt depend on what the prefix cache spared computing: they are not told for spared tokens.
+    # Prompt log-probabilities exist only for computed tokens, so they depend on what the prefix cache saved.
     Rule(
         "prompt_logprobs",
         lambda p, c: p.prompt_logprobs is not None,
@@ -79,13 +79,13 @@ RULES = (
         semantic=False,
         coalesce=False,
     ),
-    # Scores are kept with the tokens, but another question's scores are nobody's.
+    # Log-probabilities are stored with the tokens, but those of another request do not apply.
     Rule("logprobs", lambda p, c: p.logprobs is not None, exact=True, semantic=False, coalesce=True),
 )
 
 
 def classify(params: SamplingParams, control: CacheDirectives) -> CacheClass:
-    """What the caches may do for a request sampled by ``params``, under the wishes of its caller."""
+    """What the caches may do for a request with these sampling parameters and cache directives."""
     rows = [rule for rule in RULES if rule.fits(params, control)]
     if not rows:
         return EVERYTHING

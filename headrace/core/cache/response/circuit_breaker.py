@@ -1,4 +1,4 @@
-"""When to stop asking a store that does not answer, and when to try again: a pure state and three deeds."""
+"""The circuit breaker of a response store: when to stop using a failing store, and when to try again."""
 
 from __future__ import annotations
 
@@ -8,9 +8,10 @@ LONGEST_REST_SECONDS = 60.0
 
 
 class CircuitBreaker:
-    """Closed while all is well; after `FAILURES` faults in a row it rests, each time twice as long.
+    """Closed while the store works; after `FAILURES` failures in a row it opens, each time for twice as long.
 
-    When a rest is over one caller is let through to try; the others go on without until it has succeeded.
+    When that time is over, one request is let through as a trial. All others skip the store until the trial has
+    succeeded.
     """
 
     def __init__(self) -> None:
@@ -18,23 +19,28 @@ class CircuitBreaker:
         self._rest = REST_SECONDS
         self._until: float | None = None
 
+    @property
+    def is_open(self) -> bool:
+        """Whether it rests after failures, until a call has succeeded again."""
+        return self._until is not None
+
     def permits(self, now: float) -> bool:
-        """Whether to ask now."""
+        """Whether to use the store now."""
         if self._until is None:
             return True
         if now < self._until:
             return False
-        self._until = now + self._rest  # this one tries; until it is back, nobody else does
+        self._until = now + self._rest  # this request is the trial; all others wait for its result
         return True
 
     def succeeded(self) -> None:
-        """It answered, be it that it has nothing."""
+        """The store answered, with an entry or without one."""
         self._failures = 0
         self._rest = REST_SECONDS
         self._until = None
 
     def failed(self, now: float) -> None:
-        """It did not."""
+        """The store failed."""
         self._failures += 1
         if self._failures >= FAILURES:
             if self._until is not None:

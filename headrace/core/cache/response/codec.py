@@ -1,8 +1,8 @@
-"""Entries as bytes: one versioned layout for every store, checked before a byte of it is believed.
+"""Encoding of cache entries as bytes: one versioned layout for every store, verified before it is used.
 
 ``magic | key | fixed fields | tags | tokens | pulses | log-probabilities | checksum``, all little-endian. A value
-that was cut, changed, written under another key or by another version is no entry. Nothing is ever executed to read
-one. Where others can write to a store, `Seal` puts a MAC around it that binds it to its key.
+that was truncated, changed, written under another key or by another version is rejected. Reading never executes
+anything. If other programs can write to a store, `Seal` adds a MAC that binds the value to its key.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from headrace.core.plan import TokenLogprob
 from headrace.core.request import FinishReason
 
 MAGIC = b"HRA\x01"
-"""The last byte counts the layouts."""
+"""The last byte is the version of the layout."""
 
 _FIXED = struct.Struct(
     "<BqIddddIIII"
@@ -35,11 +35,11 @@ _MAC_BYTES = 32
 
 
 class Damaged(ValueError):
-    """Bytes that are no entry, or not the one asked for."""
+    """Bytes that are not a valid entry, or not the entry of this key."""
 
 
 def pack(key: bytes, entry: Entry) -> bytes:
-    """The bytes to keep under ``key``."""
+    """The bytes to store under ``key``."""
     flags = _LENGTH * (entry.reason is FinishReason.LENGTH) | _BARRED * entry.barred
     tags = b"".join([_tag(name, version) for name, version in entry.versions])
     fixed = _FIXED.pack(
@@ -65,18 +65,18 @@ def unpack(key: bytes, value: bytes) -> Entry:
     """The entry that `pack` wrote under ``key``.
 
     Raises:
-        Damaged: it did not write this.
+        Damaged: the bytes are not such an entry.
     """
     head = len(MAGIC) + KEY_BYTES
     if len(value) < head + _FIXED.size + _CHECK.size or not value.startswith(MAGIC):
-        raise Damaged("no entry of this version")
+        raise Damaged("not an entry of this version")
     if _CHECK.unpack_from(value, len(value) - _CHECK.size)[0] != zlib.crc32(value[: -_CHECK.size]):
-        raise Damaged("the checksum is another")
+        raise Damaged("the checksum does not match")
     if value[len(MAGIC) : head] != key:
-        raise Damaged("the entry of another key")
+        raise Damaged("the entry belongs to another key")
     try:
         return _unpack(value, head)
-    except (struct.error, ValueError) as error:  # right by chance, or another program's
+    except (struct.error, ValueError) as error:  # written by another program, or the checksum fits by chance
         raise Damaged(str(error)) from None
 
 
@@ -94,7 +94,7 @@ def _unpack(value: bytes, at: int) -> Entry:
     at += _PULSE.size * pulses
     logprobs, at = _scores(value, at, scores)
     if at != len(value) - _CHECK.size or len(listed) != tokens:
-        raise Damaged("its parts do not add up")
+        raise Damaged("the lengths of its parts do not match")
     return Entry(
         tokens=tuple(listed),
         reason=FinishReason.LENGTH if flags & _LENGTH else FinishReason.STOP,
@@ -112,7 +112,7 @@ def _unpack(value: bytes, at: int) -> Entry:
 
 
 class Seal:
-    """Authenticates values for a store that others could write to: HMAC-SHA-256 over the key and the value.
+    """Authenticates values in a store that other programs can write to: HMAC-SHA-256 over the key and the value.
 
     ``secret`` is shared by the servers that share the store.
     """
@@ -121,14 +121,14 @@ class Seal:
         self._secret = secret
 
     def close(self, key: bytes, value: bytes) -> bytes:
-        """``value`` with its MAC before it."""
+        """``value`` with its MAC in front."""
         return self._mac(key, value) + value
 
     def open(self, key: bytes, sealed: bytes) -> bytes:
-        """The value again.
+        """Check the MAC and return the value.
 
         Raises:
-            Damaged: nobody who knows the secret wrote it under this key.
+            Damaged: no server with this secret wrote it under this key.
         """
         value = sealed[_MAC_BYTES:]
         if not hmac.compare_digest(sealed[:_MAC_BYTES], self._mac(key, value)):

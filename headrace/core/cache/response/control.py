@@ -1,4 +1,4 @@
-"""What a caller asks of the response caches, with the meanings that HTTP gave the words."""
+"""Cache directives of a request, with the meanings that HTTP gives them."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class CacheDirectives:
-    """Wishes of one call; the default has none.
+    """Cache directives of one call; the default sets none.
 
-    ``no_store``: neither keep nor look up. ``no_cache``: compute anew, and keep that. ``only_if_cached``: never
-    compute. ``ttl`` (seconds) is how long the answer to this call is kept, ``max_age`` how old one may be that is
-    taken instead of it. ``stale_while_revalidate``: so many seconds after its end an answer still serves, while a
-    new one is computed. ``samples``: without a seed, keep so many independent answers and serve one of them,
-    once there are as many (0: none). ``tags`` name the answer for `POST /v1/cache/clear`.
+    ``no_store``: neither store nor look up. ``no_cache``: compute again, and store the result. ``only_if_cached``:
+    never compute. ``ttl`` (seconds) is how long the response to this call is stored, ``max_age`` the maximum age of a
+    cached response that may be served. ``stale_while_revalidate``: for this many seconds after its expiry a response
+    is still served, while a new one is computed. ``samples``: without a seed, store this many independent responses,
+    and serve one of them once there are as many (0: none). ``tags`` name the response for `POST /v1/cache/clear`.
     """
 
     no_store: bool = False

@@ -1,6 +1,6 @@
-"""An answer that is kept, what a look-up finds, and how long it may serve.
+"""A cached response, the result of a lookup, and how long an entry may be served.
 
-Kept are tokens and not text: a replay goes through the same detokenizer and the same writers as a live answer, so
+Tokens are stored, not text. A replay passes through the same detokenizer and the same writers as a live response, so
 one entry serves streams and documents, chat and completions alike.
 """
 
@@ -16,7 +16,7 @@ from headrace.core.request import FinishReason
 
 
 class Pulse(NamedTuple):
-    """So many ``tokens`` came together, ``seconds`` after the answer had begun."""
+    """A chunk of the response: ``tokens`` tokens, emitted ``seconds`` after the first computation."""
 
     seconds: float
     tokens: int
@@ -24,14 +24,14 @@ class Pulse(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """A whole answer, as it was computed once.
+    """A complete response, as it was computed once.
 
-    ``reason`` is stop or length: nothing else is whole. ``prompt_tokens`` and ``seconds`` are what it cost.
-    ``created``, ``expires`` and ``stale_until`` are Unix times, fixed when it is written: being asked for does not
-    keep a stale answer alive, and what goes on from an older beginning is as old. ``versions`` are its tags, each with
-    the number that the tag had when computing *began*: whoever clears a tag raises its number, so an answer that was
-    under way then is never served.
-    ``barred`` is no answer at all but the memory of a wrong one: nothing is to be kept under this key.
+    ``reason`` is stop or length: other ends are not complete. ``prompt_tokens`` and ``seconds`` are its cost.
+    ``created``, ``expires`` and ``stale_until`` are Unix times, fixed when it is written. A lookup does not extend
+    them, and a response that resumes an older partial answer has that answer's times. ``versions`` are its tags, each
+    with the version of the tag when computing *began*. Invalidating a tag raises its version, so a response computed
+    during an invalidation is never served. ``barred`` is a marker instead of a response: a wrong response was
+    reported, and nothing may be stored under this key.
     """
 
     tokens: tuple[int, ...]
@@ -49,7 +49,7 @@ class Entry:
 
 
 class Hit(NamedTuple):
-    """An answer without computing: ``key`` names the entry, which is another question's where ``layer`` is semantic."""
+    """A cache hit. ``key`` names the entry, which belongs to another, similar request if ``layer`` is semantic."""
 
     entry: Entry
     layer: Layer
@@ -59,17 +59,17 @@ class Hit(NamedTuple):
 
 
 class Miss(NamedTuple):
-    """Nothing to serve, and why; ``near`` names the group of alike questions that a level has found (empty: none)."""
+    """A cache miss, and why; ``near`` names the group of similar requests that a level has found (empty: none)."""
 
     why: str = "unknown"
     near: str = ""
 
 
 class Served(NamedTuple):
-    """What is remembered of an answer that went out, so that its reader can say later that it was wrong.
+    """A record of a served response, so that its client can report later that it was wrong.
 
-    ``key`` and ``beginning`` are the asker's own. ``source`` is the key of the entry that was served, or of the one
-    that the computed answer has become, if it has.
+    ``key`` and ``beginning`` belong to the request. ``source`` is the key of the entry that was served, or of the
+    entry written for the computed response, if any.
     """
 
     tenant: str
@@ -80,7 +80,7 @@ class Served(NamedTuple):
 
 
 class StoreFacts(NamedTuple):
-    """How full a store is; None where it does not know. ``evictions`` are entries that it dropped for want of room."""
+    """The size of a store; None where it is unknown. ``evictions`` counts entries dropped for lack of room."""
 
     entries: int | None
     nbytes: int | None
@@ -91,36 +91,35 @@ class Freshness(StrEnum):
     """What may be done with an entry now."""
 
     FRESH = "fresh"
-    REFRESH = "refresh"  # it serves, and a new one should be on its way
-    STALE = "stale"  # it serves only those who said that they take such
+    REFRESH = "refresh"  # served, and computed again in the background
+    STALE = "stale"  # served only to requests that accept stale responses
     GONE = "gone"
 
 
 JITTER = 0.1
-"""The share of its life that an entry may lose, so that what was written together does not end together."""
+"""The largest share of its lifetime that an entry may lose, so that entries written together do not expire together."""
 
 SKEW_SECONDS = 60.0
-"""An entry from so far in the future was written by another clock, or this one has jumped back: it is not trusted."""
+"""An entry from further in the future than this is ignored: another clock wrote it, or this clock has jumped back."""
 
 
 def lifetime(ttl: float, key: bytes) -> float:
-    """Seconds that an entry lives: ``ttl`` less up to a tenth, which the key decides; never more than asked for."""
+    """The lifetime of an entry in seconds: ``ttl`` minus up to a tenth, chosen by the key; never more than ``ttl``."""
     return ttl * (1.0 - JITTER * int.from_bytes(key[:4], "little") / 2**32)
 
 
 def freshness(entry: Entry, now: float, chance: float, max_age: float | None = None) -> Freshness:
-    """How ``entry`` stands at the Unix time ``now``.
+    """The freshness of ``entry`` at the Unix time ``now``.
 
-    A fresh entry is renewed early with a probability that grows as its end nears and with the seconds that it took
-    to compute (XFetch: Vattani, Chierichetti, Lowenstein, PVLDB 8(8), 2015), so that one caller pays and not all at
-    once.
+    A fresh entry is refreshed early with a probability that grows as its expiry approaches and with its computing
+    time. So one request pays for the refresh, not all at once (XFetch: Vattani, Chierichetti, Lowenstein, PVLDB 8(8),
+    2015).
 
     Args:
-        entry: as it was found.
+        entry: the entry found.
         now: Unix time.
-        chance: how likely a call that comes at a uniformly random moment would be this late: minus the logarithm of
-            a uniform number from (0, 1].
-        max_age: what the caller calls too old, in seconds.
+        chance: minus the logarithm of a uniform random number from (0, 1].
+        max_age: the maximum age that the client accepts, in seconds.
     """
     if entry.created > now + SKEW_SECONDS or now >= entry.stale_until:
         return Freshness.GONE

@@ -1,11 +1,11 @@
-"""The name of an answer: SHA-256 over everything that can change it, and nothing else.
+"""The cache key of a response: SHA-256 over everything that can change it, and nothing else.
 
-Built from the resolved `Request` and not from the body of a call, so that defaults, templates and spellings have
-been settled before. Two tables say of every field which part of the key it belongs to. A field that they do not
-list and that a request sets makes the request uncacheable: to forget one costs speed, never a wrong answer.
+It is built from the resolved `Request`, not from the body of a call, so that defaults, templates and spellings have
+been settled. Two tables say to which part of the key each field belongs. A field that is missing in them and set by a
+request makes the request uncacheable. Forgetting a field costs speed, but never serves a wrong response.
 
-Each part is written as tag, length, bytes: no value can imitate a field or run into its neighbour. The wire's
-fields have a table of their own, `serve.http.cache.cacheable`.
+Each part is written as tag, length, bytes: no value can imitate a field or run into its neighbour. The fields of the
+HTTP API have a table of their own, `serve.http.cache.cacheable`.
 """
 
 from __future__ import annotations
@@ -23,16 +23,16 @@ from functools import lru_cache
 from headrace.core.request import Request, SamplingParams
 
 FORMAT = b"headrace/answer/3"
-"""Begins every key; another number parts the old entries from the new."""
+"""The prefix of every key; a new number separates old entries from new ones."""
 
 KEY_BYTES = 32
 
 SMALL = 256
-"""Sampling parameters with so many numbers and characters in their lists are remembered as they are written."""
+"""Encodings are memoized for sampling parameters with at most this many numbers and characters in their lists."""
 
 
 class Part(StrEnum):
-    """The part of the key that a field belongs to; an ``INERT`` one cannot change an answer."""
+    """The part of the key to which a field belongs; an ``INERT`` field cannot change a response."""
 
     ENGINE = "engine"
     SCOPE = "scope"
@@ -56,7 +56,7 @@ REQUEST: Mapping[str, Part] = {
     "answered": Part.GENERATION,
     "salt": Part.SCOPE,
     "adapter": Part.ENGINE,
-    "seed": Part.GENERATION,  # where tokens are drawn; greedy answers know no seed
+    "seed": Part.GENERATION,  # only if tokens are sampled: greedy answers have no seed
     "eos_token_ids": Part.GENERATION,
 }
 """Every field of `core.request.Request`."""
@@ -66,7 +66,7 @@ SAMPLING: Mapping[str, Part] = {
     "top_p": Part.GENERATION,
     "top_k": Part.GENERATION,
     "min_p": Part.GENERATION,
-    "seed": Part.INERT,  # as the caller spelt it; the request's resolved one counts
+    "seed": Part.INERT,  # as the client sent it; the resolved seed of the request counts
     "repetition_penalty": Part.GENERATION,
     "presence_penalty": Part.GENERATION,
     "frequency_penalty": Part.GENERATION,
@@ -82,25 +82,26 @@ SAMPLING: Mapping[str, Part] = {
     "skip_special_tokens": Part.GENERATION,
     "logprobs": Part.GENERATION,
     "prompt_logprobs": Part.GENERATION,
+    "structured_outputs": Part.GENERATION,
 }
 """Every field of `core.request.SamplingParams`."""
 
 _REALS = frozenset(
     {"temperature", "top_p", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty"}
 )
-"""Numbers that may be spelt as integers: 1 and 1.0 are one temperature."""
+"""Numbers that may be given as integers: 1 and 1.0 are the same temperature."""
 
 
 class Unkeyable(ValueError):
-    """A request that has no key; the message says which field is in the way."""
+    """A request that has no key; the message names the field that prevents it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Engine:
-    """What computes, as far as it can change an answer.
+    """The identity of an engine, as far as it can change a response.
 
-    ``weights`` is a digest or an exact revision, ``numerics`` names device, kernels and data type (sums in another
-    order flip near-ties), ``secret`` parts servers that share a store without sharing a secret.
+    ``weights`` is a digest or an exact revision. ``numerics`` names device, kernels and data type: sums in another
+    order flip near-ties. ``secret`` separates servers that share a store without sharing a secret.
     """
 
     model: str
@@ -113,7 +114,7 @@ class Engine:
     secret: str = field(default="", repr=False)
 
     def fingerprint(self) -> bytes:
-        """32 bytes that are equal for engines whose answers are."""
+        """32 bytes, equal for engines that give the same answers."""
         parts = [FORMAT, *(_write(getattr(self, each.name)) for each in fields(self))]
         return hashlib.sha256(b"".join(parts)).digest()
 
@@ -121,17 +122,17 @@ class Engine:
 def beginning_key(
     fingerprint: bytes, request: Request, continues: bool, instead: bytes | None = None
 ) -> bytes:
-    """The 32 bytes that name ``request`` and all that differ from it in ``max_tokens`` alone: they begin alike.
+    """The key of ``request`` and of all requests that differ only in ``max_tokens``: their answers begin alike.
 
     Args:
         fingerprint: of the `Engine`.
         request: with every default resolved.
-        continues: whether the answer goes on with the prompt's text, which decides what becomes of a leading
-            space and with it where a stop string matches.
-        instead: stands for the prompt's tokens, to name a *set* of requests that differ in their prompts alone.
+        continues: whether the answer continues the prompt's text. This decides whether a leading space is kept, and
+            so where a stop string matches.
+        instead: replaces the prompt's tokens, to name a *set* of requests that differ only in their prompts.
 
     Raises:
-        Unkeyable: a field that no table knows is set, or a value cannot be written.
+        Unkeyable: a field that no table lists is set, or a value cannot be encoded.
     """
     _refuse_unknown(request, _UNKNOWN_OF_REQUEST)
     parts = [
@@ -147,15 +148,15 @@ def beginning_key(
 
 
 def answer_key(beginning: bytes, request: Request) -> bytes:
-    """The 32 bytes under which the answer to ``request`` is kept, whose `beginning_key` is ``beginning``."""
+    """The cache key of ``request``, whose `beginning_key` is ``beginning``."""
     return hashlib.sha256(FORMAT + _tagged(b"B", beginning) + _write(request.params.max_tokens)).digest()
 
 
 def digest(*values: object) -> bytes:
-    """32 bytes for a list of plain values (text, numbers, bytes, lists, mappings), none of which can imitate another.
+    """32 bytes for a list of plain values (text, numbers, bytes, lists, mappings); no value can imitate another.
 
     Raises:
-        Unkeyable: a value is of another type, or is not a number.
+        Unkeyable: a value has another type, or is NaN.
     """
     return hashlib.sha256(FORMAT + _write(values)).digest()
 
@@ -163,11 +164,11 @@ def digest(*values: object) -> bytes:
 _GENERATION = tuple(
     name for name, part in SAMPLING.items() if part is Part.GENERATION and name != "max_tokens"
 )
-"""All but ``max_tokens``, by which alone the requests of one `beginning_key` differ."""
+"""All but ``max_tokens``, which is the only difference between requests of one `beginning_key`."""
 
 
 def _unknown(kind: type, known: Mapping[str, Part]) -> dict[str, object]:
-    """Fields of ``kind`` that are not ``known``, with the default that asks for nothing."""
+    """Fields of ``kind`` that are not ``known``, with their neutral default."""
     found = {}
     for each in fields(kind):
         if each.name not in known:
@@ -183,14 +184,14 @@ _UNKNOWN_OF_SAMPLING = _unknown(SamplingParams, SAMPLING)
 def _refuse_unknown(value: Request | SamplingParams, unknown: Mapping[str, object]) -> None:
     for name, default in unknown.items():
         if getattr(value, name) != default:
-            raise Unkeyable(f"the key does not know {name}")
+            raise Unkeyable(f"{name} is not part of the cache key")
 
 
 @lru_cache(maxsize=1024)
 def _scope(
     fingerprint: bytes, adapter: str, tenant: str, salt: str, eos_token_ids: frozenset[int], continues: bool
 ) -> bytes:
-    """What the calls of one caller have in common."""
+    """The part that all calls of one client have in common."""
     parts = [
         FORMAT,
         _tagged(b"E", fingerprint + _write(adapter)),
@@ -202,11 +203,14 @@ def _scope(
 
 
 def _generation(params: SamplingParams) -> bytes:
-    """Most calls of a caller are sampled alike, and to write 20 fields takes longer than their hash.
+    """The encoded sampling parameters, memoized: most calls of a client use the same ones, and encoding 20 fields is
+    slower than hashing.
 
-    Large ones are written each time: a table of them would be outside every bound of memory.
+    Large ones are encoded each time: a table of them would exceed every memory limit.
     """
     items = len(params.logit_bias) + len(params.allowed_token_ids or ()) + len(params.stop_token_ids)
+    constraint = params.structured_outputs
+    items += 0 if constraint is None else len(constraint.source)
     small = items + sum(map(len, params.bad_words)) + sum(map(len, params.stop)) <= SMALL
     return _remembered(params) if small else _written(params)
 
@@ -223,6 +227,8 @@ def _field(params: SamplingParams, name: str) -> bytes:
     value = getattr(params, name)
     if name == "logit_bias":
         return _write([(token, float(bias)) for token, bias in value])
+    if name == "structured_outputs":
+        return _write(value if value is None else value.digest)
     return _write(float(value) if name in _REALS else value)
 
 
@@ -241,7 +247,7 @@ def _tokens(tokens: Iterable[int]) -> bytes:
 
 
 def _write(value: object) -> bytes:
-    """One value with its type and length; floats as their 64 bits, with one zero."""
+    """One value with its type and length; floats as their 64 bits, with a single zero."""
     match value:
         case None:
             return b"n"
@@ -251,7 +257,7 @@ def _write(value: object) -> bytes:
             return _tagged(b"i", value.to_bytes(value.bit_length() // 8 + 1, "little", signed=True))
         case float():
             if math.isnan(value):
-                raise Unkeyable("not a number")
+                raise Unkeyable("a value is NaN")
             return b"d" + struct.pack("<d", value + 0.0)
         case str():
             return _tagged(b"s", value.encode("utf-8", "surrogatepass"))
@@ -262,4 +268,4 @@ def _write(value: object) -> bytes:
         case Mapping():
             pairs = sorted((_write(name), _write(each)) for name, each in value.items())
             return _tagged(b"m", b"".join([part for pair in pairs for part in pair]))
-    raise Unkeyable(f"a {type(value).__name__} has no place in a key")
+    raise Unkeyable(f"a {type(value).__name__} cannot be part of a key")

@@ -1,4 +1,4 @@
-"""One sequence on its way to the engine, as the caches see it."""
+"""A cache query: one sequence as the caches see it."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from headrace.core.request import Request
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """The last thing a user said, apart from everything else that shapes the prompt.
+    """The last user message, separate from everything else that shapes the prompt.
 
-    ``text`` is what a near question may differ in; ``context`` is a digest of all that must be equal: the turns
-    before, the template and its variables.
+    ``text`` is what a similar request may differ in. ``context`` is a digest of all that must be equal: the earlier
+    messages, the template and its variables.
     """
 
     text: str
@@ -23,10 +23,11 @@ class Turn:
 
 @dataclass(frozen=True, slots=True)
 class CacheQuery:
-    """A request with its names: ``key`` is its own, ``beginning`` that of all requests that differ from it in
-    ``max_tokens`` alone, ``partition`` that of those that differ in ``turn.text`` too (empty without a turn).
-    ``allowed`` says which caches may be asked at all. ``origin`` names the call in the history of questions (empty:
-    none).
+    """A request with its keys.
+
+    ``key`` is its own. ``beginning`` is shared by all requests that differ only in ``max_tokens``, ``partition`` by
+    those that also differ in ``turn.text`` (empty without a turn). ``allowed`` says which caches may be used.
+    ``origin`` names the call in the request history (empty: none).
     """
 
     request: Request

@@ -1,8 +1,9 @@
-"""Whether two answers say the same, as far as that can be told without asking a model.
+"""Answer equality: whether two answers say the same, as far as that is decidable without a model.
 
-It decides which entries share an answer and whether an audited hit was right. Answers are compared by their beginnings,
-where they say what the rest explains: the vectors must be near, and short ones must not differ in a way that guards
-see, numbers, names or a "not". Long ones always differ in some word of that kind, so there the vectors decide.
+It decides which entries share an answer, and whether an audited hit was right. Answers are compared by their first
+words, which state what the rest explains. The vectors must be near, and short answers must not differ in numbers,
+names or a "not", as guards detect them. Long ones always differ in some word of that kind, so there the vectors
+decide.
 """
 
 from __future__ import annotations
@@ -12,26 +13,26 @@ import re
 from headrace.core.cache.semantic.guards import compare, traits, veto
 
 _NEAR = 0.9
-"""The cosine from which on differently worded answers may be the same."""
+"""The cosine from which differently worded answers may be the same."""
 
 _GIST_WORDS = 120
-"""So many words are compared: as many as sentence encoders read well."""
+"""Number of words compared: as many as sentence encoders read well."""
 
 _SHORT_WORDS = 25
-"""Up to so many, each word may turn an answer round."""
+"""Up to this length each word may reverse an answer."""
 
 _FORM = re.compile(r"[\W_]+")
 
 
 def gist(answer: str) -> str:
-    """The beginning of an answer, which stands for it when answers are compared."""
+    """The first words of an answer, which represent it in comparisons."""
     return " ".join(answer.split(maxsplit=_GIST_WORDS)[:_GIST_WORDS])
 
 
 def same_answer(one: str, other: str, cosine: float | None) -> bool:
     """Whether two gists are equal up to spelling, or near in meaning.
 
-    ``cosine`` is None where one of them has no vector: then only equal ones are the same.
+    ``cosine`` is None if one of them has no vector: then only equal gists are the same.
     """
     if _form(one) == _form(other):
         return True

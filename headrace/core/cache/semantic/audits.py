@@ -1,8 +1,8 @@
-"""Watching a promise through audits: served answers that were computed all the same, and compared.
+"""Audits: sequential tests of an error bound on served responses that were also computed and compared.
 
-Everybody whom the promise is made to has a bound of his own, so that nobody's audits count for another. A bound is a
-bet against the promise that may be looked at after every audit. Pure arithmetic: knows neither texts nor scores, nor
-whom it watches.
+Each tenant or partition has its own test, so audits of one do not count for another. A test is a bet against the
+error bound and may be evaluated after every audit. Pure arithmetic: it knows no texts or scores, and not what its
+keys stand for.
 """
 
 from __future__ import annotations
@@ -11,17 +11,17 @@ from collections.abc import Hashable
 from functools import cache
 
 _WORSE = (1.5, 2.0, 4.0, 8.0, 16.0)
-"""So many times the promised rate are bet on: a slight breach and a gross one are both found."""
+"""Error rates, as multiples of the bound, that the bets assume, so that small and large breaches are both detected."""
 
 
 class AuditBound:
-    """The bet that more than ``max_error`` of the served answers are wrong, from some audit on.
+    """A sequential test of whether more than ``max_error`` of the served responses are wrong, from some audit on.
 
-    Its ``wealth`` is one at first and is expected never to grow as long as each answer, whatever came before, is
-    wrong with a probability of at most ``max_error``. So it ever reaches 1 / (1 - confidence), where ``violated``
-    becomes true, with a probability of at most 1 - confidence (Ville's inequality; Howard et al., arXiv:1810.08240).
-    Of the stake 1 / (t (t + 1)) is kept for a bet that begins with audit t: answers that were right long ago are no
-    credit for answers that are wrong today, as they would be for one bet from the beginning.
+    Its ``wealth`` starts at one. It does not grow in expectation while each response is wrong with probability at
+    most ``max_error``, whatever came before. So it reaches 1 / (1 - confidence), where ``violated`` becomes true,
+    with probability at most 1 - confidence (Ville's inequality; Howard et al., arXiv:1810.08240). The fraction 1 / (t
+    (t + 1)) of the stake is reserved for a bet that begins with audit t. So responses that were right long ago do not
+    outweigh responses that are wrong today, as they would with one bet from the beginning.
     """
 
     __slots__ = ("_audited", "_bets", "_gains", "_limit", "wealth")
@@ -35,11 +35,11 @@ class AuditBound:
 
     @property
     def violated(self) -> bool:
-        """Whether the promise is refuted: for good."""
+        """Whether the audits have exceeded the error bound; it stays true."""
         return self.wealth >= self._limit
 
     def observe(self, wrong: bool) -> None:
-        """One served answer was audited."""
+        """One served response was audited."""
         if self.violated:
             return
         self._audited += 1
@@ -49,11 +49,11 @@ class AuditBound:
 
 
 class Audits:
-    """A bound for each of those who are watched, ``most`` at a time.
+    """One test per key (tenant or partition), at most ``most`` at a time.
 
-    Beyond that the oldest bound goes that speaks for its owner, and if there is none, the one that says least against
-    him: some credit is lost, but who was wrong is remembered, however many others there are. Of those to whom the
-    promise is refuted the last ``most`` stay known.
+    Above that, the oldest test that speaks for its key is dropped, or if there is none, the one with the least
+    evidence. Some favourable evidence is lost, but errors are remembered, however many other keys there are. Of the
+    keys whose bound was exceeded, the last ``most`` are remembered.
     """
 
     def __init__(self, max_error: float, confidence: float, most: int) -> None:
@@ -64,11 +64,11 @@ class Audits:
         self._refuted: dict[Hashable, None] = {}  # oldest first
 
     def refuted(self, whose: Hashable) -> bool:
-        """Whether the promise is broken to ``whose``."""
+        """Whether the error bound of key ``whose`` was exceeded."""
         return whose in self._refuted
 
     def observe(self, whose: Hashable, wrong: bool) -> bool:
-        """An answer of ``whose`` was audited; whether just this one has refuted the promise."""
+        """A response of key ``whose`` was audited; whether this audit exceeded its error bound."""
         if whose in self._refuted:
             return False
         bound = self._standing.get(whose) or AuditBound(self._max_error, self._confidence)
@@ -93,8 +93,8 @@ class Audits:
 
 @cache
 def _gains(max_error: float) -> tuple[tuple[float, ...], tuple[float, ...]]:
-    """What each bet is multiplied by after a right answer, and after a wrong one."""
-    certain = 1.0 - (1.0 - max_error) / 10.0  # a rate is below one, and above the promised one
+    """The factor of each bet after a right response, and after a wrong one."""
+    certain = 1.0 - (1.0 - max_error) / 10.0  # rates are below one and above the bound
     rates = [min(certain, max_error * times) for times in _WORSE]
     return (
         tuple((1.0 - rate) / (1.0 - max_error) for rate in rates),

@@ -1,9 +1,9 @@
-"""Exact bounds on how often a cached answer is wrong, and the threshold that they allow.
+"""Exact bounds on the error rate of served responses, and the threshold that they allow.
 
-The promise is P(wrong | served) <= max_error with a given confidence. It is bought with labelled decisions that the
-score was not fitted on: `certified_threshold` tests thresholds by the exact binomial bound, in a way that may look at
+The bound is P(wrong | served) <= max_error with a given confidence. It is proved with labelled decisions that the
+score was not fitted on. `certified_threshold` tests thresholds with the exact binomial bound, in a way that tests
 several without spending the confidence twice (Learn then Test, arXiv:2110.01052). `core.cache.semantic.audits`
-watches the promise afterwards. Pure arithmetic on counts: knows neither texts nor scores.
+monitors the bound afterwards. Pure arithmetic on counts: it knows no texts or scores.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 CONFIDENCE = 0.95
-"""With which everything here is promised, refused and switched off."""
+"""The confidence of certificates, rejections and audits."""
 
 _ITERATIONS = 300
 _TINY = 1e-300
@@ -47,9 +47,9 @@ def beta_cdf(x: float, a: float, b: float) -> float:
 
 
 def upper_error(wrong: int, served: int, confidence: float) -> float:
-    """The largest error rate that ``wrong`` of ``served`` does not refute (Clopper and Pearson, 1934).
+    """The largest error rate that ``wrong`` of ``served`` does not reject (Clopper and Pearson, 1934).
 
-    One-sided: for independent trials the true rate lies above it with probability at most 1 - confidence.
+    One-sided: for independent trials the true rate is above it with probability at most 1 - confidence.
     """
     if not 0 <= wrong <= served:
         raise ValueError(f"{wrong} wrong of {served} served")
@@ -68,7 +68,7 @@ def upper_error(wrong: int, served: int, confidence: float) -> float:
 
 
 class Tally(NamedTuple):
-    """What serving at ``threshold`` and above did on labelled decisions."""
+    """The result of serving at ``threshold`` and above on labelled decisions."""
 
     threshold: float
     served: int
@@ -76,7 +76,7 @@ class Tally(NamedTuple):
 
 
 class Certificate(NamedTuple):
-    """A threshold whose error among served answers is at most ``bound``, with the confidence asked for."""
+    """A threshold whose error rate among served responses is at most ``bound``, with the given confidence."""
 
     tally: Tally
     bound: float
@@ -85,14 +85,14 @@ class Certificate(NamedTuple):
 def certified_threshold(
     tallies: Sequence[Tally], starts: Sequence[int], max_error: float, confidence: float
 ) -> Certificate | None:
-    """The loosest threshold that the data support, or None where they support none.
+    """The loosest threshold that the data support, or None if they support none.
 
-    ``tallies`` go from strict to loose, ``starts`` are indices among them. The allowed doubt, 1 - confidence, is shared
-    out among the starts. From each of them thresholds are tested in order with one and the same doubt until one
-    fails, where it is spent; who comes as far as the next start takes up the doubt that lies there (the fallback
-    procedure: Wiens and Dmitrienko, 2005). Thresholds and starts must have been chosen without the data that
-    ``tallies`` count; `promising_starts` does that on other data. Beginning at the strictest would stall at once: too
-    little is served there to prove anything.
+    ``tallies`` go from strict to loose, ``starts`` are indices among them. The allowed error probability, 1 -
+    confidence, is split among the starts. From each start thresholds are tested in order at the same level until one
+    fails, which ends that level. A sequence of tests that reaches the next start adds that start's level to its own
+    (the fallback procedure: Wiens and Dmitrienko, 2005). Thresholds and starts must have been chosen without the data
+    that ``tallies`` count; `promising_starts` does that on other data. Starting at the strictest threshold would fail
+    at once: too little is served there to prove anything.
     """
     found: Certificate | None = None
     doubt = 0.0
@@ -107,11 +107,11 @@ def certified_threshold(
 
 
 def promising_starts(tallies: Sequence[Tally], max_error: float, growth: float) -> list[int]:
-    """Where `certified_threshold` should begin on ``growth`` times as much data like these, without having seen them.
+    """The starts for `certified_threshold` on ``growth`` times as much data, chosen without that data.
 
-    Where most can be proved (error rates taken with half an error more than was seen, because none in a few proves
-    nothing), and where half as much is served, in case these tallies were lucky: a score errs least on the rows that it
-    was fitted on.
+    One start is where most can be proved; half an error is added to each count, because zero errors in a few rows
+    prove nothing. The other is where half as much is served, in case these tallies were lucky: a score errs least on
+    the rows that it was fitted on.
     """
     best = min(range(len(tallies)), key=lambda index: _foreseen(tallies[index], 0.5, max_error, growth))
     half = min(range(best + 1), key=lambda index: abs(tallies[index].served - tallies[best].served / 2))
@@ -119,17 +119,17 @@ def promising_starts(tallies: Sequence[Tally], max_error: float, growth: float) 
 
 
 def is_promising(tallies: Sequence[Tally], max_error: float, confidence: float, growth: float) -> bool:
-    """Whether some threshold would pass on ``growth`` times as much data of just these error rates."""
+    """Whether some threshold would pass on ``growth`` times as much data with the same error rates."""
     return any(_foreseen(tally, 0.0, max_error, growth) <= 1.0 - confidence for tally in tallies)
 
 
 def served_to_prove(max_error: float, confidence: float) -> int:
-    """Served answers, all of them right, that `certified_threshold` needs from one start: fewer can prove nothing."""
+    """The number of served responses without an error that `certified_threshold` needs from one start."""
     return math.ceil(math.log1p(-confidence) / math.log1p(-max_error))
 
 
 def _foreseen(tally: Tally, more: float, max_error: float, growth: float) -> float:
-    """The doubt that ``growth`` times as much data would leave, with ``more`` errors than ``tally`` has."""
+    """The error probability on ``growth`` times as much data, with ``more`` errors than ``tally`` has."""
     served = round(tally.served * growth)
     wrong = math.ceil((tally.wrong + more) * growth)
     return _chance_of_so_few(min(wrong, served), served, max_error)

@@ -1,8 +1,8 @@
-"""What calibrating found out, as a value with a JSON form: scores, and what thresholds on them did to labelled rows.
+"""The result of calibrating the semantic cache, as a value with a JSON form: scores, and error counts by threshold.
 
-`headrace cache calibrate` writes it, the server reads it and asks it for the thresholds that keep a promise: nothing
-is served from the semantic cache without one. A young cache errs where a grown one does not, because the right
-neighbour is often not there yet, so each size of a partition has a score and a proof of its own.
+`headrace cache calibrate` writes it. The server reads it and computes the thresholds that meet the error bound;
+without one the semantic cache serves nothing. A small cache makes errors that a large one does not, because the right
+neighbour is often missing. So each size of a partition has its own score and its own proof.
 """
 
 from __future__ import annotations
@@ -26,23 +26,23 @@ from headrace.core.cache.semantic.score import Score
 _FORMAT = "headrace semantic calibration 2"
 
 _OTHERS_DOUBT = 0.2
-"""Share of the allowed doubt that each size but the last may spend; the last, where most is served, has the rest.
+"""Share of the allowed error probability (1 - confidence) that each size but the last may use; the last, where most
+is served, gets the rest.
 
-Only sizes that could pass have a share, as far as the rows show that scores were fitted on: the doubt of the others
-would be spent in vain.
-"""
+Only sizes that could pass get a share, judged by the rows that scores were fitted on: the shares of the others would
+be wasted."""
 
 
 class Unsupported(ValueError):
-    """The data cannot support the promise that was asked for; the message says what they show."""
+    """The data cannot prove the requested error bound; the message says what they show."""
 
 
 @dataclass(frozen=True, slots=True)
 class Stratum:
-    """What was found for partitions of ``entries`` entries or more, up to the next stratum's.
+    """The result for partitions of ``entries`` entries or more, up to the next stratum's.
 
-    ``fitted`` and ``held`` count what thresholds (the same in both, strict to loose) did to the rows that the score
-    was fitted on and to those that it was not; ``fitted_rows`` and ``held_rows`` are all rows of each kind.
+    ``fitted`` and ``held`` count the outcomes of thresholds (the same in both, strict to loose) on the rows used to
+    fit the score and on held-out rows. ``fitted_rows`` and ``held_rows`` are the numbers of rows of each kind.
     """
 
     entries: int
@@ -53,15 +53,15 @@ class Stratum:
     held_rows: int
 
     def promises(self, max_error: float, confidence: float) -> bool:
-        """Whether the rows that the score was fitted on let expect a certificate."""
+        """Whether the rows used for fitting suggest that a certificate will be found."""
         growth = self.held_rows / max(1, self.fitted_rows)
         return is_promising(self.fitted, max_error, confidence, growth)
 
     def certificate(self, max_error: float, confidence: float) -> Certificate:
-        """The loosest threshold with at most ``max_error`` wrong among served answers.
+        """The loosest threshold with at most ``max_error`` wrong among served responses.
 
         Raises:
-            Unsupported: there is none that the rows can prove.
+            Unsupported: the rows prove none.
         """
         starts = self._starts(max_error)
         found = certified_threshold(self.held, starts, max_error, confidence) if starts else None
@@ -70,16 +70,16 @@ class Stratum:
         return found
 
     def refusal(self, max_error: float, confidence: float) -> Unsupported:
-        """That there is no certificate, and what the rows show."""
+        """The error that there is no certificate, with what the rows show."""
         starts = self._starts(max_error)
-        shown = "there are none"
+        shown = "no rows are usable"
         if starts:
             tried = self.held[starts[-1]]
             shown = f"at the most promising threshold {tried.wrong} of {tried.served} were wrong"
         return Unsupported(
-            f"the labelled rows cannot prove that at most {max_error:.3g} of the served answers are wrong, with "
-            f"{confidence:.3g} confidence: {shown}; {served_to_prove(max_error, confidence)} served without an error "
-            "are the least that would do"
+            f"the labelled rows cannot prove that at most {max_error:.3g} of the served responses are wrong "
+            f"with {confidence:.3g} confidence: {shown}; at least {served_to_prove(max_error, confidence)} served "
+            "without an error are needed"
         )
 
     def _starts(self, max_error: float) -> list[int]:
@@ -90,13 +90,13 @@ class Stratum:
 
 @dataclass(frozen=True, slots=True)
 class Calibration:
-    """A judge's scores by size of the partition, smallest first, valid for vectors of ``encoder``."""
+    """Scores by size of the partition, smallest first, valid for vectors of ``encoder``."""
 
     encoder: str
     strata: tuple[Stratum, ...]
 
     def certificates(self, max_error: float, confidence: float) -> list[Certificate | Unsupported]:
-        """Of each stratum the certificate, or why there is none; all of them together hold with ``confidence``."""
+        """The certificate of each stratum, or why there is none; all of them together hold with ``confidence``."""
         found: list[Certificate | Unsupported] = []
         everyone = range(len(self.strata))
         promising = [index for index in everyone if self.strata[index].promises(max_error, confidence)]
@@ -114,10 +114,10 @@ class Calibration:
         return found
 
     def rules(self, max_error: float, confidence: float) -> list[Rule]:
-        """How to serve in each stratum: from its certified threshold on, or never.
+        """The rule of each stratum: serve from its certified threshold on, or never.
 
         Raises:
-            Unsupported: no stratum's rows can prove the promise.
+            Unsupported: no stratum's rows prove the error bound.
         """
         found = self.certificates(max_error, confidence)
         reasons = [each for each in found if isinstance(each, Unsupported)]
@@ -149,10 +149,10 @@ class Calibration:
 
     @staticmethod
     def from_text(text: str) -> Calibration:
-        """What `to_text` wrote.
+        """Read what `to_text` wrote.
 
         Raises:
-            ValueError: the text is no such JSON, or its numbers cannot be.
+            ValueError: the text is not such JSON, or its numbers are inconsistent.
         """
         content: Any = json.loads(text)
         if not isinstance(content, dict) or content.get("format") != _FORMAT:
@@ -164,7 +164,7 @@ class Calibration:
             raise ValueError(f"not a calibration: {error!r}") from error
         sizes = [stratum.entries for stratum in strata]
         if not sizes or sizes != sorted(set(sizes)):
-            raise ValueError("not a calibration: its sizes of partitions do not grow")
+            raise ValueError("not a calibration: its partition sizes are not ascending")
         return Calibration(encoder, strata)
 
 
@@ -183,8 +183,8 @@ def _read_stratum(content: Any) -> Stratum:
     )
     for tallies, rows in ((fitted, found.fitted_rows), (held, found.held_rows)):
         if not all(0 <= wrong <= served <= rows for _, served, wrong in tallies):
-            raise ValueError("not a calibration: more was wrong than served, or more served than asked")
+            raise ValueError("not a calibration: more rows are wrong than served, or served than counted")
     thresholds = [tally.threshold for tally in held]
     if thresholds != [tally.threshold for tally in fitted] or thresholds != sorted(thresholds, reverse=True):
-        raise ValueError("not a calibration: its thresholds do not go from strict to loose")
+        raise ValueError("not a calibration: its thresholds are not ordered from strict to loose")
     return found

@@ -1,9 +1,9 @@
-"""What two questions that look alike to an encoder say differently: numbers, polarity, names, order.
+"""Guards: differences in numbers, negation, names and order between questions that an encoder places close together.
 
-An encoder places "turn it on" beside "turn it off", and "fly from A to B" beside "fly from B to A". `traits` reads a
-question once, `compare` sets two readings against each other, and `veto` names the differences with which a
-cached answer is never served, however high its score; the others are evidence for the score. The word lists are
-English; elsewhere numbers, symbols, names and order still guard. Pure text in, values out.
+An encoder places "turn it on" beside "turn it off", and "fly from A to B" beside "fly from B to A". `traits` analyses
+a question once, `compare` compares two analyses, and `veto` names a difference that forbids serving a cached
+response, however high its score. Other differences are evidence for the score. The word lists are English; in other
+languages numbers, symbols, names and order still guard. Pure text in, values out.
 """
 
 from __future__ import annotations
@@ -42,11 +42,12 @@ _POINTING = re.compile(
 _READ = 16384
 _HUGE = 4096
 _TITLE = 0.6
-"""With more than this share of its words in capitals a question is a title, or shouted, and they say nothing."""
+"""If more than this share of its words is capitalised, a question is a title or in capitals, and its capitals mean
+nothing."""
 
 
 class Veto(StrEnum):
-    """A difference with which no cached answer is served."""
+    """A difference that forbids serving a cached response."""
 
     NUMBERS = "numbers"
     NEGATION = "negation"
@@ -57,11 +58,11 @@ class Veto(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Traits:
-    """What `compare` needs of a question. ``content`` are stems of its content words, in order.
+    """The analysis of a question. ``content`` are stems of its content words, in order.
 
-    ``numbers`` are numbers, codes and unusual symbols; ``names`` stems of words that are written as names;
-    ``sources`` and ``targets`` are the words behind "from" and "to". ``timely`` and ``pointing`` say that the
-    answer depends on when it is asked, or on something that is not in the text.
+    ``numbers`` are numbers, codes and unusual symbols; ``names`` stems of capitalised words; ``sources`` and
+    ``targets`` the words after "from" and "to". ``timely`` and ``pointing`` say that the answer depends on the time
+    of the request, or on something outside the text.
     """
 
     words: tuple[str, ...]
@@ -76,7 +77,7 @@ class Traits:
 
 
 class Difference(NamedTuple):
-    """How two questions differ, each part 0 where they do not; shares are of the content words of both."""
+    """The differences between two questions, each part 0 if there is none; shares are of the content words of both."""
 
     unshared: float
     substituted: float
@@ -90,7 +91,7 @@ class Difference(NamedTuple):
 
 
 def traits(text: str) -> Traits:
-    """Read a question; what was read lately is remembered, unless it is huge."""
+    """Analyse a question; recent results are memoized, except for huge texts."""
     return _remembered(text) if len(text) <= _HUGE else _read(text)
 
 
@@ -135,7 +136,7 @@ _remembered = lru_cache(maxsize=_READ)(_read)
 
 
 def compare(one: Traits, other: Traits) -> Difference:
-    """Set two questions against each other; symmetric."""
+    """Compare two questions; symmetric."""
     ours, theirs = Counter(one.content), Counter(other.content)
     left, right = (ours - theirs).total(), (theirs - ours).total()
     total = max(1, ours.total() + theirs.total())
@@ -154,7 +155,7 @@ def compare(one: Traits, other: Traits) -> Difference:
 
 
 def veto(difference: Difference) -> Veto | None:
-    """The first reason for which an answer must not be served across this difference, if there is one."""
+    """The first reason not to serve a response across this difference, if there is one."""
     if difference.numbers:
         return Veto.NUMBERS
     if difference.negation:
@@ -169,7 +170,7 @@ def veto(difference: Difference) -> Veto | None:
 
 
 def _behind(preposition: str, words: list[str]) -> frozenset[str]:
-    """Stems of the first content words behind a preposition, at most three words away."""
+    """Stems of the first content words after a preposition, at most three words away."""
     found = set()
     for place, word in enumerate(words):
         if word == preposition:
@@ -179,7 +180,7 @@ def _behind(preposition: str, words: list[str]) -> frozenset[str]:
 
 
 def _moved(one: tuple[str, ...], other: tuple[str, ...]) -> float:
-    """Share of pairs of shared words (each once on both sides) that stand in the other order."""
+    """Share of pairs of shared words (each once on both sides) whose order is reversed."""
     places = {word: place for place, word in enumerate(other) if other.count(word) == 1}
     order = [places[word] for word in one if word in places and one.count(word) == 1]
     pairs = len(order) * (len(order) - 1) // 2
@@ -192,7 +193,7 @@ def _bag(question: Traits) -> Counter[str]:
 
 
 def _exchanged(one: Traits, other: Traits) -> bool:
-    """Whether one goes from where the other goes to."""
+    """Whether the source of one question is the target of the other."""
     away = (one.sources - other.sources) & other.targets
     back = (one.targets - other.targets) & other.sources
     return bool(away or back)

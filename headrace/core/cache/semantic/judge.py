@@ -1,9 +1,9 @@
-"""Whether a near question's answer may be served: vetoes first, then a certified threshold on the evidence.
+"""The judge of the semantic cache: vetoes first, then a certified threshold on the evidence.
 
-`weigh` looks at the neighbourhood of a question inside its partition: which answer most of it has, which entry with
-that answer no guard forbids, and what speaks for it. `Judge` compares its score with the threshold that `certify`
-allowed for partitions of that size. A neighbour's ``answer`` is a class: entries whose answers mean the same share it.
-Pure; stores, vectors and the reading of texts are elsewhere.
+`weigh` examines the nearest entries of a request in its partition: the answer that most of them have, the entry with
+that answer that no guard forbids, and the evidence for it. `Judge` compares its score with the threshold certified
+for partitions of that size. A neighbour's ``answer`` is a class: entries whose answers mean the same share it. Pure;
+stores, vectors and text analysis are elsewhere.
 """
 
 from __future__ import annotations
@@ -18,18 +18,18 @@ from headrace.core.cache.semantic.guards import Veto, compare, traits, veto
 from headrace.core.cache.semantic.score import NO_NEIGHBOUR, Evidence, Score
 
 NEIGHBOURS = 32
-"""How many of the nearest entries are looked at."""
+"""The number of nearest entries examined."""
 
 _VOTERS = 10
 _DONORS = 8
-"""How many entries with the answer are tried before the guards' veto stands."""
+"""The number of entries with the answer that are tried before the guards' veto applies."""
 _TEMPERATURE = 0.05
-"""Of cosines, when they are weighed as votes."""
+"""Temperature of the cosines when they are weighted as votes."""
 _ODDS_CAP = 1e-3
 
 
 class Neighbour(NamedTuple):
-    """An entry near the question: its row, the cosine of their vectors, the class of its answer, what it asked."""
+    """A similar entry: its row, the cosine of the vectors, the class of its answer, and its question."""
 
     row: int
     cosine: float
@@ -38,7 +38,7 @@ class Neighbour(NamedTuple):
 
 
 class Doubt(StrEnum):
-    """Why no answer is served, where no guard forbids it."""
+    """Why no response is served although no guard forbids it."""
 
     TIMELY = "timely"
     NO_NEIGHBOUR = "no_neighbour"
@@ -48,21 +48,21 @@ class Doubt(StrEnum):
 
 
 class Candidate(NamedTuple):
-    """The entry whose answer could be served, and what speaks for it."""
+    """The entry whose response could be served, and the evidence for it."""
 
     neighbour: Neighbour
     evidence: Evidence
 
 
 class Serve(NamedTuple):
-    """Serve ``neighbour``'s answer."""
+    """Serve the response of ``neighbour``."""
 
     neighbour: Neighbour
     score: float
 
 
 class Decline(NamedTuple):
-    """Compute. ``neighbour`` and ``score`` where one came into question and its score was too low."""
+    """Compute the answer. ``neighbour`` and ``score`` are set if a candidate's score was too low."""
 
     why: Doubt | Veto
     neighbour: Neighbour | None = None
@@ -93,9 +93,7 @@ def weigh(question: str, neighbours: Sequence[Neighbour]) -> Candidate | Veto | 
         assert forbidden is not None
         return forbidden
     other = next((n.cosine for n in neighbours if n.answer != answer), None)
-    if (
-        other is None
-    ):  # nothing else is near: as far off as the last one looked at, or as unrelated questions are
+    if other is None:  # no other answer is near: assume the last entry examined, or unrelated questions
         full = len(neighbours) >= NEIGHBOURS
         other = neighbours[-1].cosine if full else min(neighbours[-1].cosine, NO_NEIGHBOUR)
     share = votes[answer] / sum(votes.values())
@@ -117,7 +115,7 @@ def weigh(question: str, neighbours: Sequence[Neighbour]) -> Candidate | Veto | 
 
 
 class Rule(NamedTuple):
-    """For partitions of ``entries`` or more, up to the next rule: serve from ``threshold`` on; infinite, never."""
+    """For partitions of ``entries`` or more, up to the next rule: serve from ``threshold`` on (infinite: never)."""
 
     entries: int
     score: Score
@@ -125,14 +123,16 @@ class Rule(NamedTuple):
 
 
 class Judge:
-    """Serves by the rule for the partition's size; ``rules`` begin with the smallest."""
+    """Applies the rule for the partition's size; ``rules`` are ordered by size, smallest first."""
 
     def __init__(self, rules: Sequence[Rule]) -> None:
         self._rules = tuple(rules)
         self._sizes = tuple(rule.entries for rule in rules)
 
     def decide(self, question: str, neighbours: Sequence[Neighbour], entries: int) -> Serve | Decline:
-        """What to do with a question whose nearest of ``entries`` entries are ``neighbours``, nearest first."""
+        """The decision for a question, given the nearest (nearest first) of the ``entries`` entries of its
+        partition.
+        """
         found = weigh(question, neighbours)
         if not isinstance(found, Candidate):
             return Decline(found)

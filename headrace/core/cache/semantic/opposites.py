@@ -1,6 +1,6 @@
-"""English words that matter to the guards, as lists: words without content, negations, opposites, words of time.
+"""English word lists of the guards: function words, negations, opposites, words of time.
 
-Only data and the crude stemming that makes inflections meet. Another language would be another file like this one.
+Only data, and a crude stemming that matches inflections. Another language would be another file like this one.
 """
 
 from __future__ import annotations
@@ -70,11 +70,10 @@ NUMBER_WORDS = {
     "plus": "+",
     "minus": "-",
 }
-"""Words as they count among numbers.
+"""Words that count as numbers.
 
-"One", "first", "second", "third" and "half" do not: a question mostly asks the same without them (a second card, third
-parties, half an hour). Where two questions differ by such words, they are opposites.
-"""
+"One", "first", "second", "third" and "half" do not: a question mostly means the same without them (a second card,
+third parties, half an hour). If two questions differ in such words, they count as opposites."""
 
 TIMELY_WORDS = _words(
     "today todays tonight tomorrow yesterday currently latest recent recently upcoming nowadays"
@@ -102,7 +101,7 @@ _OPPOSITES = _words(
 
 
 def stem(word: str) -> str:
-    """The word without the commonest endings of English inflection; crude, and the same for both sides."""
+    """The word without the commonest endings of English inflection; crude, but the same for both texts."""
     for ending, least in (("ing", 6), ("ies", 5), ("ed", 5), ("es", 5), ("s", 4)):
         if len(word) >= least and word.endswith(ending) and not word.endswith("ss"):
             cut = word[: -len(ending)]

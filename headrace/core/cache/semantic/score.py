@@ -1,8 +1,8 @@
-"""How likely it is that two questions have one answer: an additive score that never falls as evidence grows.
+"""The score of the semantic cache: the log-odds that two requests have the same answer, monotone in the evidence.
 
-Each part of the evidence goes through its own rising, piecewise linear curve; their sum is the log-odds of "the
-same answer". Such a score is fitted in closed view (no part can surprise another), is evaluated in microseconds,
-and cannot learn that a nearer neighbour is a worse one. `lab.semantic.fit` fits curves; this file evaluates them.
+Each part of the evidence passes through its own rising, piecewise linear curve; the sum is the log-odds of "the same
+answer". Such a score can be inspected part by part, takes microseconds, and cannot learn that a nearer neighbour is
+worse. `lab.semantic.fit` fits the curves; this file evaluates them.
 """
 
 from __future__ import annotations
@@ -14,17 +14,17 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 NO_NEIGHBOUR = 0.2
-"""The cosine that unrelated questions reach: stands for entries that a young cache does not have yet."""
+"""The cosine of unrelated questions: a substitute for entries that a small cache does not have yet."""
 
 
 class Evidence(NamedTuple):
-    """What speaks for one answer to two questions; in every part more is better.
+    """Evidence that two questions have the same answer; in every part more is better.
 
-    Cosines: ``cosine`` to the question whose answer would be served, ``margin`` of the answer's nearest question over
-    the nearest with another answer, ``second`` of the answer's second question. Shares: ``agreement`` of the ten
-    nearest with the answer; ``shared`` content words, ``kept`` (not substituted) ones, ``order`` of them,
-    ``length`` in words alike. ``posterior`` is the log-odds of the answer among all neighbours, weighted by
-    nearness; ``complete`` is 0 where a question points at something outside of it.
+    Cosines: ``cosine`` to the question whose response would be served, ``margin`` of the answer's nearest question
+    over the nearest one with another answer, ``second`` of the answer's second question. Shares: ``agreement`` of the
+    ten nearest with the answer; ``shared`` content words, ``kept`` (not substituted) ones, their ``order``,
+    similarity of ``length`` in words. ``posterior`` is the log-odds of the answer among all neighbours, weighted by
+    nearness. ``complete`` is 0 if a question refers to something outside of it.
     """
 
     cosine: float
@@ -41,7 +41,7 @@ class Evidence(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Curve:
-    """A rising, piecewise linear function: ``values`` at ``knots``, flat outside of them."""
+    """A rising, piecewise linear function: ``values`` at ``knots``, constant outside of them."""
 
     knots: tuple[float, ...]
     values: tuple[float, ...]
@@ -50,7 +50,7 @@ class Curve:
         rising = all(a <= b for a, b in zip(self.values, self.values[1:], strict=False))
         apart = all(a < b for a, b in zip(self.knots, self.knots[1:], strict=False))
         if len(self.knots) != len(self.values) or len(self.knots) < 2 or not rising or not apart:
-            raise ValueError("a curve needs two knots or more that grow, and as many values that do not fall")
+            raise ValueError("a curve needs two or more ascending knots, and as many values that do not fall")
         if not all(map(math.isfinite, (*self.knots, *self.values))):
             raise ValueError("a curve's knots and values must be finite")
 
@@ -67,7 +67,7 @@ class Curve:
 
 @dataclass(frozen=True, slots=True)
 class Score:
-    """Log-odds of the same answer: ``intercept`` and the curves of those parts of the evidence that count."""
+    """Log-odds of the same answer: ``intercept`` plus the curves of the parts of the evidence that count."""
 
     intercept: float
     curves: tuple[tuple[str, Curve], ...]
@@ -75,7 +75,7 @@ class Score:
     def __post_init__(self) -> None:
         unknown = {name for name, _ in self.curves} - set(Evidence._fields)
         if unknown:
-            raise ValueError(f"no evidence is called {', '.join(sorted(unknown))}")
+            raise ValueError(f"unknown evidence: {', '.join(sorted(unknown))}")
 
     def __call__(self, evidence: Evidence) -> float:
         return self.intercept + sum(curve(getattr(evidence, name)) for name, curve in self.curves)
@@ -87,10 +87,10 @@ class Score:
 
     @staticmethod
     def from_json(content: Mapping[str, Any]) -> Score:
-        """What `to_json` wrote.
+        """Read what `to_json` wrote.
 
         Raises:
-            ValueError: a part is missing or is not what it should be.
+            ValueError: a part is missing or invalid.
         """
         try:
             curves = tuple(

@@ -1,12 +1,13 @@
-"""How often something will be asked for, from when it was asked for: a season of a day and what is going on now.
+"""Forecast of repeated requests, from their arrival times: a daily season and the recent rate.
 
 ```
  season   0 ▁▁▁▁▁▁▂▇█▇▅▅▆▅▅▄▃▂▂▁▁▁▁▁ 23    for each hour of the day, requests per day, older days counting less
  recent   ──────────────────────┐          requests per hour, older hours counting less
                                 now
 ```
-Both are exponentially weighted, so a question costs a few numbers however often it has come, and one that has stopped
-coming fades. The season counts as much as there are days to know it from. Values: an observation makes a new one.
+Both are exponentially weighted. A request costs a few numbers however often it has arrived, and one that no longer
+arrives fades. The weight of the season grows with the number of observed days. Values are immutable: an observation
+makes a new one.
 """
 
 from __future__ import annotations
@@ -20,16 +21,16 @@ HOURS = 24
 DAY = HOURS * HOUR
 
 SEASON_WEIGHT = 0.3
-"""What one day counts in the mean of days: the last week makes up nine tenths of it."""
+"""Weight of one day in the mean of days: the last week makes up nine tenths of it."""
 
 RECENT_SECONDS = 2 * HOUR
-"""How far back the present reaches."""
+"""Time constant of the recent rate."""
 
 
 class Demand(NamedTuple):
-    """What is known of when something was asked for; times are Unix times.
+    """The arrivals of one request; times are Unix times.
 
-    ``season`` has for each hour of the day (UTC) the weighted requests per day as of the day ``days`` says beside it;
+    ``season`` has for each hour of the day (UTC) the weighted requests per day, as of the day number in ``days``.
     ``recent`` is the weighted rate per second as of ``last``.
     """
 
@@ -41,7 +42,7 @@ class Demand(NamedTuple):
     days: tuple[int, ...] = (0,) * HOURS
 
     def asked(self, now: float) -> Demand:
-        """The same with one more request."""
+        """The demand with one more request."""
         hour, day = _hour(now), _day(now)
         level = self.season[hour] * _faded(day - self.days[hour]) + SEASON_WEIGHT
         return Demand(
@@ -54,15 +55,17 @@ class Demand(NamedTuple):
         )
 
     def expected(self, now: float, seconds: float) -> float:
-        """Requests to expect from ``now`` on within ``seconds``."""
+        """The number of requests expected within ``seconds`` from ``now``."""
         trust = 1.0 - _faded(max(0, _day(now) - _day(self.first)))
         seasonal = sum(share * self._daily(at) for at, share in _hours(now, seconds))
-        # The present fades while the window passes, as it would if nothing came.
+        # The recent rate fades during the window, as it would without arrivals.
         recent = self._recent(now) * RECENT_SECONDS * -math.expm1(-seconds / RECENT_SECONDS)
         return trust * seasonal + (1.0 - trust) * recent
 
     def _daily(self, at: float) -> float:
-        """Requests per day in the hour of ``at``; today is not over, so it does not count as a day without them."""
+        """Requests per day in the hour of ``at``; today is incomplete, so it does not count as a day without
+        requests.
+        """
         hour, day = _hour(at), _day(at)
         return self.season[hour] * _faded(max(0, day - 1 - self.days[hour]))
 
@@ -71,14 +74,14 @@ class Demand(NamedTuple):
 
 
 def new_demand(now: float) -> Demand:
-    """Something that nobody has asked for yet."""
+    """The demand of a request that has not arrived yet."""
     return Demand(now, now)
 
 
 class Candidate(NamedTuple):
-    """Something that could be computed before it is asked for.
+    """A request that could be computed ahead.
 
-    ``seconds`` are what a caller waits if it has not been, ``cost_seconds`` the device's time to compute it.
+    ``seconds`` is the client's wait without it, ``cost_seconds`` the device time to compute it.
     """
 
     key: bytes
@@ -88,7 +91,7 @@ class Candidate(NamedTuple):
 
 
 class Choice(NamedTuple):
-    """A candidate that is worth it, and the seconds of waiting that it will probably spare."""
+    """A chosen candidate, and the expected waiting time that it saves."""
 
     key: bytes
     saved_seconds: float
@@ -96,15 +99,15 @@ class Choice(NamedTuple):
 
 
 LEAST_EXPECTED = 0.05
-"""Something expected more rarely than this within the window is not worth computing, however long it would take."""
+"""A request expected less often than this within the window is not computed ahead, however long it takes."""
 
 
 def choose(
     candidates: Iterable[Candidate], now: float, window_seconds: float, budget_seconds: float
 ) -> Sequence[Choice]:
-    """What to compute ahead for the next ``window_seconds``: the most seconds saved first, within the budget.
+    """The candidates to compute ahead for the next ``window_seconds``: most seconds saved first, within the budget.
 
-    One that does not fit into what is left of the budget is passed over for smaller ones.
+    A candidate that does not fit into the remaining budget is passed over for smaller ones.
     """
     worth = []
     for candidate in candidates:
@@ -133,7 +136,7 @@ def _faded(days: int) -> float:
 
 
 def _hours(start: float, seconds: float) -> Iterable[tuple[float, float]]:
-    """Each hour that ``[start, start + seconds)`` touches, with the share of that hour it covers."""
+    """Each hour that ``[start, start + seconds)`` overlaps, with the share of that hour it covers."""
     at, end = start, start + seconds
     while at < end:
         until = min(end, (at // HOUR + 1) * HOUR)

@@ -1,4 +1,4 @@
-"""When there is time for work that nobody waits for: arrivals few for a while, until they are no longer.
+"""The idle detector: background work may run after arrivals have been few for a while.
 
 ```
  arrivals/s  ▂▅█▇▄▂▁▁▁▁▁▁▂▁▁▁▁▃▆        opens when the rate has been under the set point for a while,
@@ -11,17 +11,17 @@ from __future__ import annotations
 import math
 
 HYSTERESIS = 2.0
-"""The window closes at so many times the rate under which it opens."""
+"""The window closes at this multiple of the rate below which it opens."""
 
 RATE_SECONDS = 10.0
-"""How far back the rate of arrivals looks."""
+"""Time constant of the arrival rate."""
 
 
 class IdleDetector:
-    """Told of every arrival, it says whether the traffic is low.
+    """Says whether traffic is low; every arrival must be reported to it.
 
     Args:
-        below_rate: arrivals per second under which it is.
+        below_rate: arrivals per second below which traffic is low.
         settle_seconds: how long the rate must have been that low before the window opens.
     """
 
@@ -43,13 +43,13 @@ class IdleDetector:
             self._open = False
 
     def rate(self, now: float) -> float:
-        """Arrivals per second lately."""
+        """Recent arrivals per second."""
         return self._rate * math.exp((self._rate_at - now) / RATE_SECONDS)
 
     def open(self, now: float) -> bool:
-        """Whether there is time now."""
+        """Whether background work may run now."""
         if self._low_since is None and self.rate(now) <= self._below_rate:
-            # Only arrivals raise the rate, so it crossed the set point at a time that can be told.
+            # Only arrivals raise the rate, so the time at which it crossed the set point can be computed.
             crossed = self._rate_at + RATE_SECONDS * math.log(self._rate / self._below_rate)
             self._low_since = crossed
         if self._low_since is not None and now - self._low_since >= self._settle_seconds:

@@ -1,10 +1,9 @@
-"""The semantic cache (L2) as the road of a call sees it: a level that is asked, and a keeper that is told.
+"""The semantic cache (L2) as a level of the lookup: finds a similar request's response and audits its answers.
 
-    turn, partition → librarian's verdict within the deadline → entry from the exact cache → audit's lottery → serve
+    turn, partition → verdict of the search thread within the deadline → entry from the exact cache → audit? → serve
 
-Every stage may only say "miss". With a small probability a would-be hit is computed all the same and compared. An audit
-counts for its tenant and for its partition, and for nobody else; those to whom audits refute the promise are switched
-off.
+Any failure is a miss. A random sample of hits is computed nevertheless and compared (an audit). An audit counts for its
+tenant and its partition alone. Tenants and partitions whose audits exceed the error bound are switched off.
 """
 
 from __future__ import annotations
@@ -31,15 +30,15 @@ from headrace.serve.cache.semantic.search_thread import Computed, Proposal, Sear
 logger = logging.getLogger(__name__)
 
 _PENDING = 10_000
-"""Audits under way at most; the oldest is given up."""
+"""Maximum number of audits under way; the oldest is dropped."""
 _WATCHED = 10_000
-"""Tenants, and partitions, whose audits are counted: 0.4 KB each."""
+"""Maximum numbers of tenants and of partitions whose audits are counted; 0.4 KB each."""
 _ALIKE = 0.7
-"""The cosine from which a question that must be computed is put beside those with the nearest one's answer."""
+"""From this cosine on, a request that is computed is grouped with requests that share the nearest one's answer."""
 
 
 class Mode(StrEnum):
-    """What is done with what the judge would serve: nothing but comparing, or serving."""
+    """What happens to a hit: it is only compared, or it is served."""
 
     SHADOW = "shadow"
     SERVE = "serve"
@@ -49,17 +48,17 @@ class SemanticCache:
     """A `core.ports.Level` and `core.ports.Keeper`.
 
     Args:
-        librarian: says what may be served.
-        exact: keeps the entries.
-        mode: shadow compares every would-be hit and serves none.
-        spell: the text of an answer's tokens.
-        tell: takes events.
-        deadline: seconds that a look-up may take.
-        audit: the share of would-be hits that are computed all the same.
-        max_error: the promise that audits watch.
-        confidence: with which a refuted promise switches off.
-        seed: of the lottery.
-        clock: seconds, the librarian's too.
+        librarian: the search thread, which decides what may be served.
+        exact: the exact cache, which has the entries.
+        mode: shadow compares every hit and serves none.
+        spell: returns the text of a response's tokens.
+        tell: receives events.
+        deadline: seconds that a lookup may take.
+        audit: the share of hits that are computed nevertheless.
+        max_error: the error bound that audits check.
+        confidence: the confidence at which an exceeded bound switches the cache off.
+        seed: for the random choice of audits.
+        clock: seconds, the same as the search thread's.
     """
 
     layer = Layer.SEMANTIC
@@ -92,22 +91,22 @@ class SemanticCache:
         self._breaker = CircuitBreaker()
         self._pending: OrderedDict[bytes, bytes] = (
             OrderedDict()
-        )  # by the asker's key: the entry it would have got
+        )  # by the request's key: the entry that would have been served
         self._tenants = Audits(max_error, confidence, _WATCHED)
         self._partitions = Audits(max_error, confidence, _WATCHED)
         self._loop: asyncio.AbstractEventLoop | None = None
 
     def start(self) -> None:
-        """Begin, on the running loop; look-ups are late until the index has been rebuilt."""
+        """Start on the running loop; lookups are too late until the index has been rebuilt."""
         self._loop = asyncio.get_running_loop()
         self._librarian.start()
 
     async def stop(self) -> None:
-        """Let go of thread and file."""
+        """Stop the thread and close the file."""
         await asyncio.to_thread(self._librarian.stop)
 
     async def find(self, ask: CacheQuery) -> Hit | Miss:
-        """A near question's answer, or why there is none."""
+        """A similar request's response, or why there is none."""
         if ask.turn is None or not ask.partition:
             return Miss("no_turn")
         if self._switched_off(ask):
@@ -140,7 +139,7 @@ class SemanticCache:
         return Hit(entry, Layer.SEMANTIC, proposal.key, age, proposal.similarity)
 
     def kept(self, ask: CacheQuery, entry: Entry) -> None:
-        """Make an answer findable, and compare it with what would have been served instead."""
+        """Index a response, and compare it with the one that would have been served instead."""
         instead = self._pending.pop(ask.key, None)
         if ask.turn is None or not ask.partition or entry.reason is not FinishReason.STOP:
             return
@@ -162,19 +161,19 @@ class SemanticCache:
         self._librarian.note(computed, audited)
 
     def broken_off(self, ask: CacheQuery, beginning: UnfinishedAnswer) -> None:
-        """An audit whose answer never came proves nothing."""
+        """Drop the audit of a response that was not completed."""
         self._pending.pop(ask.key, None)
 
     def cleared(self, tag: str) -> None:
-        """Forget all rows with ``tag``."""
+        """Remove all rows with ``tag``."""
         self._librarian.forget_tag(tag)
 
     def barred(self, served: Served) -> None:
-        """An answer was wrong: its entry is not served to near questions any more, whoever it was served to."""
+        """A response was wrong: its entry is no longer served to similar requests of any user."""
         self._librarian.forget(served.source or served.key)
 
     def facts(self) -> Mapping[str, StoreFacts]:
-        """How full the index is."""
+        """Size of the index."""
         return {"memory": self._librarian.facts()}
 
     async def _propose(self, ask: CacheQuery, now: float) -> Proposal | Miss:
@@ -209,9 +208,9 @@ class SemanticCache:
         self._tell(Audited(ask.request.id, Layer.SEMANTIC, right, refuted))
         if refuted is not None:
             logger.warning(
-                "audits refute that at most %.3g of the semantic cache's answers to tenant %r%s are wrong%s",
+                "audits exceed the error bound %.3g of the semantic cache for tenant %r%s%s",
                 self._max_error,
                 tenant,
                 "" if by_tenant else f" in partition {partition.hex()[:12]}",
-                ": it is switched off there" if self._mode is Mode.SERVE else "",
+                ": it is switched off for them" if self._mode is Mode.SERVE else "",
             )

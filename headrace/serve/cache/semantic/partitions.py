@@ -1,7 +1,7 @@
-"""All partitions' rows in memory: who is near whom, which answers are the same, and what must go for want of room.
+"""The rows of all partitions in memory: nearest rows, equal answers, and eviction.
 
-For one thread. A partition is a digest of everything but the last thing a user said, the tenant included, so rows of
-two of them never meet: each has an index of its own, and a row's partition is compared once more when it is found.
+For one thread. A partition is a digest of everything except the last user message, including the tenant. Each partition
+has an index of its own, and a row's partition is compared again when it is found, so partitions never mix.
 """
 
 from __future__ import annotations
@@ -18,16 +18,16 @@ from headrace.serve.cache.semantic.index import Index, Vector
 from headrace.serve.cache.semantic.row import Row
 
 _COMPARED = 3
-"""Answers of so many near classes are compared with a new one."""
+"""Number of similar answer classes that a new answer is compared with."""
 
 
 def vector_of(packed: bytes) -> Vector:
-    """The numbers of a packed vector."""
+    """The components of a packed vector."""
     return np.frombuffer(packed, np.float32)
 
 
 class Partitions:
-    """Rows up to ``max_bytes`` in all; beyond that those go that were not served for longest."""
+    """Rows of at most ``max_bytes`` in total; the least recently served ones are evicted."""
 
     def __init__(self, dimensions: int, max_bytes: int) -> None:
         self._dimensions = dimensions
@@ -52,26 +52,26 @@ class Partitions:
         ]
 
     def size(self, partition: bytes) -> int:
-        """How many rows a partition has."""
+        """The number of rows in a partition."""
         index = self._indices.get(partition)
         return 0 if index is None else len(index)
 
     def row(self, number: int) -> Row | None:
-        """The row that a neighbour stands for, if it is still there."""
+        """The row with this number, if it still exists."""
         return self._rows.get(number)
 
     def find(self, key: bytes) -> Row | None:
-        """The row of an entry."""
+        """The row of an entry, if there is one."""
         number = self._numbers.get(key)
         return None if number is None else self._rows[number]
 
     def served(self, number: int) -> None:
-        """A row was of use."""
+        """Record that a row was served."""
         if number in self._rows:
             self._rows.move_to_end(number)
 
     def class_of(self, row_key: bytes, neighbours: list[Neighbour], answer: str, vector: bytes) -> int:
-        """The class of a new answer: that of a near question with the same one, else a new class."""
+        """The class of a new answer: that of a similar request with an equal answer, else a new class."""
         compared: set[int] = set()
         for near in neighbours:
             if near.answer in compared:
@@ -85,7 +85,7 @@ class Partitions:
         return int.from_bytes(hashlib.sha256(row_key).digest()[:7], "little")
 
     def keep(self, row: Row) -> list[bytes]:
-        """Put a row in; the keys of those that had to go for it."""
+        """Add a row; returns the keys of the rows that were evicted."""
         self.forget(row.key)
         number, self._next = self._next, self._next + 1
         index = self._indices.get(row.partition)
@@ -104,7 +104,7 @@ class Partitions:
         return gone
 
     def forget(self, key: bytes) -> bool:
-        """Take the row of an entry out; whether there was one."""
+        """Remove the row of an entry; returns whether there was one."""
         number = self._numbers.pop(key, None)
         if number is None:
             return False
@@ -117,17 +117,17 @@ class Partitions:
         return True
 
     def forget_tag(self, tag: str) -> list[bytes]:
-        """Take all rows with a tag out; their keys."""
+        """Remove all rows with a tag; returns their keys."""
         keys = [row.key for row in self._rows.values() if tag in row.tags]
         for key in keys:
             self.forget(key)
         return keys
 
     def facts(self) -> StoreFacts:
-        """How full it is."""
+        """Number and size of the rows."""
         return StoreFacts(len(self._rows), self._nbytes, self._evictions)
 
 
 def cosine(one: bytes, other: bytes) -> float | None:
-    """Of two packed vectors; None where one is missing."""
+    """The cosine of two packed vectors; None if one is missing."""
     return float(vector_of(one) @ vector_of(other)) if one and other else None

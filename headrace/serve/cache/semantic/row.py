@@ -1,4 +1,4 @@
-"""What is kept of an answered question, so that near ones find it."""
+"""One indexed request with its answer, as the semantic cache stores it."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ _OVERHEAD = 600
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """An entry of the exact cache (``key``), the question that it answers, and the vectors of both.
+    """An entry of the exact cache (``key``), the last user message that it answers, and the vectors of both.
 
-    ``partition`` is the digest of all that must be equal before similarity is asked about. ``answer`` is the class of
-    its answer: entries whose answers say the same share it. ``answer_text`` is the answer's gist, ``answer_vector``
-    the vector of that, empty where it has none. ``tags`` are those of the entry; ``expires`` is a Unix time.
+    ``partition`` is the digest of everything that must be equal. ``answer`` is the class of its answer: entries with
+    equal answers share it. ``answer_text`` is the normalized answer, ``answer_vector`` its vector or empty. ``tags``
+    are those of the entry; ``expires`` is a Unix time.
     """
 
     key: bytes
@@ -29,6 +29,6 @@ class Row:
 
     @property
     def nbytes(self) -> int:
-        """The room that it takes in memory, its place in the index included."""
+        """Its size in memory, including its vectors in the index."""
         texts = len(self.question) + len(self.answer_text)
         return _OVERHEAD + texts + 2 * len(self.vector) + len(self.answer_vector)

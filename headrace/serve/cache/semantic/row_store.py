@@ -1,8 +1,7 @@
-"""Rows in a file beside the answers' own, from which the index is rebuilt at the start.
+"""The SQLite file of the semantic cache's rows, from which the index is rebuilt at start.
 
-SQLite, for one thread. Rows of another encoder or another layout are of no use and are dropped; a file that is broken
-is begun anew: all of it can be computed again. Nothing here is trusted for an answer: that comes from the exact
-cache, and a row whose answer is gone is forgotten when it would be served.
+For one thread. Rows of another encoder or layout are dropped, and a damaged file is replaced: everything in it can be
+computed again. Responses always come from the exact cache; a row without its entry is removed when it would be served.
 """
 
 from __future__ import annotations
@@ -31,10 +30,10 @@ _PUT = "INSERT OR REPLACE INTO rows VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)"
 
 
 class RowStore:
-    """The file ``path``; rows in it are of the encoder called ``encoder``.
+    """The file ``path`` with the rows of one ``encoder``.
 
     Raises:
-        OSError: the file cannot be made or written.
+        OSError: the file cannot be created or written.
     """
 
     def __init__(self, path: Path, encoder: str) -> None:
@@ -44,7 +43,7 @@ class RowStore:
         except sqlite3.DatabaseError as error:
             if isinstance(error, sqlite3.OperationalError):
                 raise OSError(f"{path} cannot be used: {error}") from error
-            logger.warning("%s cannot be read (%s): the semantic cache begins anew", path, error)
+            logger.warning("%s cannot be read (%s): the semantic cache starts empty", path, error)
             path.replace(path.with_name(f"{path.name}.damaged"))
             self._connection = _open(path)
         whose = json.dumps([_LAYOUT, encoder])
@@ -73,7 +72,7 @@ class RowStore:
             yield Row(key, partition, question, vector, answer, said, answer_vector, held, expires)
 
     def write(self, kept: Iterable[Row], forgotten: Iterable[bytes]) -> None:
-        """Put rows in and take others out, in one transaction."""
+        """Add rows and delete others, in one transaction."""
         with self._connection:
             self._connection.executemany(
                 _PUT,
@@ -88,7 +87,7 @@ class RowStore:
             self._connection.executemany("DELETE FROM rows WHERE key = ?", [(key,) for key in forgotten])
 
     def close(self) -> None:
-        """Let go of the file."""
+        """Close the file."""
         self._connection.close()
 
 

@@ -1,9 +1,8 @@
-"""The one thread that embeds, searches and judges: never the event loop, never two at a time.
+"""The thread of the semantic cache: embeds messages, searches the index, and judges what may be served.
 
-Look-ups come before everything else, in their order: the first of two should not be late for the second's sake. One
-whose time is over is not even embedded. What is kept, audited or forgotten is done when nobody waits for an answer, and
-in a part of the time only, since a look-up that comes meanwhile waits for its end, and a busy machine has better to do.
-An embedder that raises costs the look-up at hand and nothing else.
+Lookups run first, in the order of their arrival; one whose deadline has passed is not embedded. Indexing, audits and
+removals run while no lookup waits, and for a bounded share of the time, because a lookup that arrives meanwhile waits
+for their end. An embedder that raises fails the current lookup only.
 """
 
 from __future__ import annotations
@@ -32,24 +31,24 @@ logger = logging.getLogger(__name__)
 _REMEMBERED = 1024
 
 _TOGETHER = 4
-"""Answers at most that are embedded in one call."""
+"""Maximum number of answers embedded in one call."""
 
 _ERRANDS = 0.25
-"""The share of time that errands may take."""
+"""The share of time that indexing, audits and removals may take."""
 
 _BACKLOG = 1000
-"""Errands beyond which no more answers are noted: they are computed once more, if they are asked for."""
+"""Maximum number of queued tasks; further responses are not indexed."""
 
 
 class Proposal(NamedTuple):
-    """The judge would serve the entry ``key``, whose question has this cosine to the one asked."""
+    """An entry that may be served, and the similarity of its message to the requested one."""
 
     key: bytes
     similarity: float
 
 
 class Computed(NamedTuple):
-    """An answer that was computed; ``spell`` makes its text, ``instead`` is what would have been served."""
+    """A computed response; ``spell`` returns its text, ``instead`` is the entry that would have been served."""
 
     key: bytes
     partition: bytes
@@ -69,20 +68,20 @@ class _Question(NamedTuple):
 
 
 class _Note(NamedTuple):
-    """An errand: see `SearchThread.note`."""
+    """A queued task: see `SearchThread.note`."""
 
     computed: Computed
     audited: Callable[[bool], None] | None
 
 
 class SearchThread:
-    """Answers `ask` from the rows that `note` has brought.
+    """Answers `ask` from the rows that `note` has added.
 
     Args:
         embedder: used by this thread alone.
         judge: decides what may be served.
-        rows: what is known.
-        shelf: where it is kept across restarts, if anywhere.
+        rows: the index in memory.
+        shelf: the file that stores the rows across restarts, if there is one.
         wall: Unix time.
         clock: seconds, for deadlines.
     """
@@ -104,18 +103,20 @@ class SearchThread:
         self._clock = clock
         self._questions: deque[_Question] = deque()
         self._errands: deque[_Note | Callable[[], None]] = deque()
-        self._vectors: OrderedDict[bytes, bytes] = OrderedDict()  # of questions asked lately, by their keys
+        self._vectors: OrderedDict[bytes, bytes] = (
+            OrderedDict()
+        )  # of recent messages, by the keys of their requests
         self._work = threading.Condition()
         self._ending = False
         self._thread = threading.Thread(target=self._live, name="headrace-semantic", daemon=True)
         self.facts = rows.facts
 
     def start(self) -> None:
-        """Begin by rebuilding the rows from the shelf."""
+        """Start the thread; it first rebuilds the rows from the file."""
         self._thread.start()
 
     def stop(self, timeout: float = 2.0) -> None:
-        """Do what is left to be noted, at most for ``timeout`` seconds, and end."""
+        """Finish queued tasks, for at most ``timeout`` seconds, and stop."""
         with self._work:
             self._ending = True
             self._work.notify()
@@ -125,7 +126,7 @@ class SearchThread:
             self._shelf.close()
 
     def ask(self, partition: bytes, key: bytes, text: str, until: float) -> Future[Proposal | Decline | None]:
-        """What may be served for a question, if it can be said before ``until``; None where it could not."""
+        """What may be served for a message; None if that is not known before ``until``."""
         verdict: Future[Proposal | Decline | None] = Future()
         with self._work:
             self._questions.append(_Question(partition, key, text, until, verdict))
@@ -133,16 +134,16 @@ class SearchThread:
         return verdict
 
     def note(self, computed: Computed, audited: Callable[[bool], None] | None = None) -> None:
-        """Keep an answer; ``audited`` is told whether what would have been served instead says the same."""
+        """Index a response. ``audited`` receives whether the entry served instead would have been equal."""
         if len(self._errands) < _BACKLOG:
             self._errand(_Note(computed, audited))
 
     def forget(self, key: bytes) -> None:
-        """An entry must not be served to near questions any more."""
+        """Serve an entry to similar requests no longer."""
         self._errand(lambda: self._drop([key] if self._rows.forget(key) else []))
 
     def forget_tag(self, tag: str) -> None:
-        """All entries with a tag are gone."""
+        """Remove all entries with a tag."""
         self._errand(lambda: self._drop(self._rows.forget_tag(tag)))
 
     def _errand(self, errand: _Note | Callable[[], None]) -> None:
@@ -175,12 +176,12 @@ class SearchThread:
                 try:
                     errand()
                 except Exception:
-                    logger.exception("the semantic cache could not take note of something")
+                    logger.exception("a background task of the semantic cache failed")
                 ended = self._clock()
                 pause_ends = ended + (ended - began) * (1 / _ERRANDS - 1)
 
     def _next_errand(self) -> Callable[[], None]:
-        """The first one; of notes, some that come together."""
+        """The first task; consecutive notes are combined."""
         first = self._errands.popleft()
         if not isinstance(first, _Note):
             return first
@@ -197,7 +198,7 @@ class SearchThread:
             for row in self._shelf.load(self._wall()):
                 self._rows.keep(row)
         except Exception:
-            logger.exception("what the semantic cache had kept cannot be read: it begins empty")
+            logger.exception("the rows of the semantic cache cannot be read: it starts empty")
 
     def _answer(self, question: _Question) -> None:
         if not question.verdict.set_running_or_notify_cancel():
@@ -235,7 +236,7 @@ class SearchThread:
             self._keep(note, vector or next(more), answer, answered or b"")
 
     def _keep(self, note: _Note, vector: bytes | None, answer: str, answer_vector: bytes) -> None:
-        """One answer, with its question's vector where that is not too long for one."""
+        """Index one response. ``vector`` is None if its message is too long to be embedded."""
         computed = note.computed
         if note.audited is not None and computed.instead is not None:
             self._audit(computed.instead, answer, answer_vector, note.audited)
@@ -258,7 +259,7 @@ class SearchThread:
     def _audit(self, instead: bytes, answer: str, vector: bytes, audited: Callable[[bool], None]) -> None:
         row = self._rows.find(instead)
         if row is None:
-            return  # it has been forgotten meanwhile: nothing would be served
+            return  # it was removed meanwhile: nothing would be served
         right = same_answer(answer, row.answer_text, cosine(vector, row.answer_vector))
         if not right:
             self._rows.forget(instead)

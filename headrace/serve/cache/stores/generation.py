@@ -1,8 +1,8 @@
-"""Names in a store that may forget anything, also what has been cleared.
+"""Names of entries in a shared store that may lose any of its data, including invalidations.
 
-Redis and Memcached keep each tag's version under a key of their own. If they lost that and kept the entries, cleared
-answers would be served again. So every name begins with a random generation that is kept *with* the versions: when
-they are gone a new generation begins, and no older entry can be found.
+Redis and Memcached store the versions of tags under keys of their own. If they lost these and not the entries,
+invalidated responses would be served again. Therefore every name begins with a random generation that is stored *with*
+the versions: when they are lost, a new generation begins and no older entry can be found.
 """
 
 from __future__ import annotations
@@ -10,18 +10,18 @@ from __future__ import annotations
 import secrets
 
 PREFIX = "headrace:1:"
-"""Begins every name; another number parts the old entries from the new."""
+"""Prefix of every name; its number changes with the format of entries."""
 
 VERSIONS = f"{PREFIX}versions"
 GENERATION = "#generation"
-"""Stands beside the tags' versions. No tag begins so."""
+"""The field of the generation among the versions. No tag begins with this character."""
 
 
 def new_generation() -> str:
-    """A generation that never was."""
+    """A new, unique generation."""
     return secrets.token_hex(8)
 
 
 def entry_name(generation: str, key: bytes) -> str:
-    """Where the entry of ``key`` lies."""
+    """The name of the entry of ``key``."""
     return f"{PREFIX}{generation}:{key.hex()}"

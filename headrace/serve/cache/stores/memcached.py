@@ -1,7 +1,7 @@
-"""Answers shared through Memcached, by servers that know one secret.
+"""The Memcached store: cached responses shared by servers with a common secret.
 
-It knows no tags and tells nothing of what it holds: all tags' versions lie under one key, changed by compare-and-swap,
-and what has been cleared stays there, unservable, until its time is over or its room is needed.
+Memcached has no tags and cannot list its entries. All versions of tags are stored under one key, changed by
+compare-and-swap. Invalidated entries stay, unservable, until they expire or are evicted.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ from headrace.serve.cache.stores.generation import GENERATION, VERSIONS, entry_n
 CONNECTIONS = 4
 SOCKET_SECONDS = 1.0
 LARGEST_BYTES = 1_000_000
-"""Memcached takes no larger item unless told to."""
+"""Memcached's default limit of an item."""
 
 LONGEST_SECONDS = 30 * 86400
-"""It takes a longer time to live for a date."""
+"""Memcached reads a longer time to live as a date."""
 
 ATTEMPTS = 16
 
@@ -50,7 +50,7 @@ class MemcachedStore:
 
     async def get(self, key: bytes) -> bytes | None:
         if self._generation is None:
-            return None  # whoever asks has not yet heard of what was cleared
+            return None  # invalidations have not been read yet
         name = entry_name(self._generation, key)
         return await self._run(lambda: self._client.get(name))
 
@@ -97,7 +97,7 @@ class MemcachedStore:
         return self._change(change)
 
     def _change(self, change: Callable[[dict[str, str | int]], None]) -> dict[str, str | int]:
-        """The versions, after ``change``; begun anew where they are gone."""
+        """The versions after ``change``; created if they are missing."""
         for _ in range(ATTEMPTS):
             value, token = self._client.gets(VERSIONS)
             known: dict[str, str | int] = (
@@ -114,7 +114,7 @@ class MemcachedStore:
                 else self._client.cas(VERSIONS, spelt, token)
             ):
                 return known
-        raise OSError("the versions are being changed all the time")
+        raise OSError("the versions were changed by others at every attempt")
 
     async def _run(self, call: Callable[[], ValueT]) -> ValueT:
         return await asyncio.get_running_loop().run_in_executor(self._threads, call)

@@ -1,4 +1,4 @@
-"""Answers in this process: the least recently used go when the bytes are spent."""
+"""The in-process store: evicts the least recently used responses at its memory limit."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from typing import NamedTuple
 from headrace.core.cache.response.entry import StoreFacts
 
 ENTRY_BYTES = 400
-"""What the table itself takes per entry: its slots, the key, the record, the numbers in it (measured)."""
+"""Memory of the table per entry: slots, key, record and numbers (measured)."""
 
 LARGEST_SHARE = 8
-"""One value may take this part of the room: a huge one would push out everything else."""
+"""A value may use at most one part in this many of the limit, so that it does not evict everything else."""
 
 
 class _Kept(NamedTuple):
@@ -25,7 +25,7 @@ class _Kept(NamedTuple):
 
 
 class MemoryStore:
-    """A `core.ports.Store` of at most ``max_bytes``, all bookkeeping included."""
+    """A `core.ports.Store` of at most ``max_bytes``, including bookkeeping."""
 
     name = "memory"
 
@@ -65,7 +65,7 @@ class MemoryStore:
             self._drop(key)
 
     async def versions(self) -> Mapping[str, int]:
-        return {}  # it is as old as the process, which remembers them itself
+        return {}  # the process itself has them, and the store ends with it
 
     async def advance(self, steps: Mapping[str, int]) -> None:
         pass

@@ -1,8 +1,8 @@
-"""Answers shared through Redis (or Valkey), by servers that know one secret.
+"""The Redis (or Valkey) store: cached responses shared by servers with a common secret.
 
-An entry is a string with a time to live. A tag is a number in one hash, which makes a clearing certain, and a sorted
-set of the names that carry it with their ends, which lets it delete them. No scripts, no modules, and no scan on the
-road of a request.
+An entry is a string with a time to live. A tag is a version number in a hash, which makes invalidation reliable, and a
+sorted set of the names that have it, by expiry, which allows deletion. It uses no scripts and no modules. No
+request waits for a scan.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ DELETED_AT_ONCE = 500
 class RedisStore:
     """A `core.ports.Store` at ``url`` (``redis://``, ``rediss://`` or ``unix://``).
 
-    Nothing is tried twice: the caller has a deadline and another way to his answer.
+    Nothing is retried: a lookup has a deadline, and a failed one is a miss.
     """
 
     name = "redis"
@@ -37,7 +37,7 @@ class RedisStore:
         pool = BlockingConnectionPool.from_url(
             url,
             max_connections=CONNECTIONS,
-            timeout=None,  # whoever asks has a deadline of his own
+            timeout=None,  # each caller has its own deadline
             socket_connect_timeout=CONNECT_SECONDS,
             retry=Retry(NoBackoff(), 0),
             protocol=3,
@@ -49,7 +49,7 @@ class RedisStore:
 
     async def get(self, key: bytes) -> bytes | None:
         if self._generation is None:
-            return None  # whoever asks has not yet heard of what was cleared
+            return None  # invalidations have not been read yet
         value: bytes | None = await self._redis.get(entry_name(self._generation, key))
         return value
 
@@ -63,9 +63,7 @@ class RedisStore:
             for tag in tags:
                 if tag != EVERYTHING:
                     pipe.zadd(_names(tag), {name: now + ttl})
-                    pipe.zremrangebyscore(
-                        _names(tag), "-inf", now
-                    )  # or it would grow as long as it is in use
+                    pipe.zremrangebyscore(_names(tag), "-inf", now)  # otherwise it would grow without limit
                     pipe.pexpire(_names(tag), milliseconds, nx=True)
                     pipe.pexpire(_names(tag), milliseconds, gt=True)
             await pipe.execute()
@@ -100,7 +98,7 @@ class RedisStore:
             await pipe.execute()
 
     def facts(self) -> StoreFacts:
-        return StoreFacts(None, None, 0)  # its memory is others' too
+        return StoreFacts(None, None, 0)  # its memory is shared with others
 
     async def close(self) -> None:
         await self._redis.aclose()

@@ -1,7 +1,7 @@
-"""Answers in a file: they outlive the process, and processes of one machine may share it.
+"""The SQLite store: cached responses in a file, across restarts and for several processes of one machine.
 
-SQLite in write-ahead mode. One thread writes, in batches, so that no look-up waits for a disk; a few others read. A
-file that is no database any more is put aside and a new one begun: answers can be computed again.
+It uses write-ahead mode. One thread writes in batches, so that no lookup waits for a disk; a few others read. A damaged
+file is renamed and a new one created, because responses can be computed again.
 """
 
 from __future__ import annotations
@@ -24,17 +24,17 @@ from headrace.core.cache.response.entry import StoreFacts
 logger = logging.getLogger(__name__)
 
 LAYOUT = 1
-"""The number of the tables' layout; a file of another one is begun anew."""
+"""Version of the tables; a file with another one is replaced."""
 
 BATCH = 256
-"""Writes in one transaction at most."""
+"""Maximum number of writes in one transaction."""
 
 READERS = 2
 BUSY_SECONDS = 1.0
-"""How long a writer waits for another process's transaction."""
+"""How long a write waits for the transaction of another process."""
 
 USED_SECONDS = 60.0
-"""How exactly it is known when an entry was last used: a finer grain would turn each read into a write."""
+"""Precision of the time of last use: a finer one would turn each read into a write."""
 
 EVICTED_AT_ONCE = 64
 
@@ -69,7 +69,7 @@ class SQLiteStore:
     """A `core.ports.Store` in the file ``path``, which grows to about ``max_bytes``.
 
     Raises:
-        OSError: the file cannot be made or read.
+        OSError: the file cannot be created or read.
     """
 
     name = "sqlite"
@@ -86,7 +86,7 @@ class SQLiteStore:
         except sqlite3.Error as error:
             raise OSError(f"{self._path} cannot be used: {error}") from error
         self._work: queue.SimpleQueue[_Work | None] = queue.SimpleQueue()
-        self._generation = 0  # of the file: another one once it has been put aside
+        self._generation = 0  # changes when the file is replaced
         self._local = threading.local()
         self._readers = ThreadPoolExecutor(READERS, thread_name_prefix="headrace-sqlite")
         self._writer = threading.Thread(target=self._write, name="headrace-sqlite-writer", daemon=True)
@@ -154,7 +154,7 @@ class SQLiteStore:
         return dict(self._reader().execute("SELECT tag, number FROM versions").fetchall())
 
     def _write(self) -> None:
-        """The writer's life: everything that waits, in one transaction after the other."""
+        """The writer thread: commits everything that waits, in batches."""
         connection: sqlite3.Connection | None = None
         ending = False
         while not ending:
@@ -195,7 +195,7 @@ class SQLiteStore:
         self._facts = StoreFacts(entries, _nbytes(connection), self._facts.evictions + evicted)
 
     def _make_room(self, connection: sqlite3.Connection, now: float) -> int:
-        """Drop what has ended, then what was not used for longest, until it fits; how many of the latter."""
+        """Delete expired entries, then the least recently used, until the file fits; returns the evictions."""
         if _nbytes(connection) <= self._max_bytes:
             return 0
         connection.execute("DELETE FROM entries WHERE until <= ?", (now,))
@@ -208,7 +208,7 @@ class SQLiteStore:
         return evicted
 
     def _recover(self, connection: sqlite3.Connection | None, error: Exception) -> sqlite3.Connection | None:
-        """After a failed batch: the connection to go on with, None for a new one."""
+        """The connection to use after a failed batch; None to open a new one."""
         if connection is not None:
             with contextlib.suppress(sqlite3.Error):
                 connection.rollback()
@@ -216,7 +216,7 @@ class SQLiteStore:
             return connection
         if connection is not None:
             connection.close()
-        with contextlib.suppress(sqlite3.Error, OSError):  # it will be tried again at the next batch
+        with contextlib.suppress(sqlite3.Error, OSError):  # retried with the next batch
             _prepare(self._path, thoroughly=True)
             self._generation += 1
         return None
@@ -229,11 +229,11 @@ def _open(path: Path) -> sqlite3.Connection:
 
 
 def _prepare(path: Path, thoroughly: bool = False) -> None:
-    """Make sure that there is a database of our layout; what is there instead is put aside."""
+    """Create the database unless it exists; rename a file that is damaged or has another layout."""
     path.parent.mkdir(parents=True, exist_ok=True)
     if path.is_file() and not _usable(path, thoroughly):
         aside = path.with_name(f"{path.name}.damaged")
-        logger.warning("%s is no cache of answers that can be read; it is put aside as %s", path, aside)
+        logger.warning("%s is not a readable response cache; it is renamed to %s", path, aside)
         for suffix in ("-wal", "-shm"):
             path.with_name(path.name + suffix).unlink(missing_ok=True)
         path.replace(aside)
@@ -270,7 +270,7 @@ def _usable(path: Path, thoroughly: bool) -> bool:
 
 
 def _is_damage(error: Exception) -> bool:
-    """Whether the file is broken, and not only locked, full or gone."""
+    """Whether the file is damaged, and not only locked, full or missing."""
     return isinstance(error, sqlite3.DatabaseError) and error.sqlite_errorcode & 0xFF in (
         sqlite3.SQLITE_CORRUPT,
         sqlite3.SQLITE_NOTADB,
@@ -278,7 +278,7 @@ def _is_damage(error: Exception) -> bool:
 
 
 def _nbytes(connection: sqlite3.Connection) -> int:
-    """Bytes of the pages that hold something."""
+    """Bytes of the pages in use."""
     pages, free, size = (
         connection.execute(f"PRAGMA {name}").fetchone()[0]
         for name in ("page_count", "freelist_count", "page_size")
@@ -287,5 +287,5 @@ def _nbytes(connection: sqlite3.Connection) -> int:
 
 
 def _mark(tag: str) -> str:
-    """A tag in a row: of one length and one alphabet, so that none is part of another."""
+    """A tag as stored in a row: all have one length and alphabet, so that none is part of another."""
     return hashlib.sha256(tag.encode("utf-8", "surrogatepass")).hexdigest()[:32]

@@ -1,6 +1,6 @@
-"""A store as a look-up sees it: entries instead of bytes, and every fault a miss.
+"""A store as the lookup sees it: entries instead of bytes, and every fault is a miss.
 
-A store that is slow, wrong or gone costs its deadline a few times, then nothing: a breaker stops asking it.
+A store that is slow or unreachable delays a few lookups by its deadline; then a circuit breaker stops asking it.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ logger = logging.getLogger(__name__)
 ValueT = TypeVar("ValueT")
 
 WRITE_SECONDS = 2.0
-"""What a write may take: nobody waits for it, but a queue of them must not grow without end."""
+"""Time limit of a write. No request waits for it, but the queue of writes must stay bounded."""
 
 
 class Tier:
-    """One store and the seconds that a look-up in it may take (0: it is in this process and simply asked).
+    """One store, and the seconds that a lookup in it may take (0: it is in this process).
 
-    ``seal`` authenticates the values of a store that others can write to. ``tell`` gets its faults.
+    ``seal`` authenticates the values of a store that others can write to. ``tell`` receives its faults.
     """
 
     def __init__(
@@ -40,7 +40,7 @@ class Tier:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.name = store.name
-        self.at_hand = not deadline  # a look-up never waits
+        self.at_hand = not deadline  # a lookup never waits
         self._store = store
         self._deadline = deadline
         self._seal = seal
@@ -50,7 +50,7 @@ class Tier:
         self._writing = CircuitBreaker()  # a full disk can still be read
 
     async def find(self, key: bytes) -> Entry | None:
-        """The entry under ``key``; None too where the store cannot say."""
+        """The entry under ``key``; None if there is none or the store failed."""
         value = await self._ask(lambda: self._store.get(key), self._reading, self._deadline)
         if value is None:
             return None
@@ -62,35 +62,35 @@ class Tier:
             return None
 
     async def keep(self, key: bytes, entry: Entry, ttl: float) -> None:
-        """Put ``entry`` there for ``ttl`` seconds, if the store can."""
+        """Store ``entry`` for ``ttl`` seconds, unless the store fails."""
         value = pack(key, entry)
         sealed = value if self._seal is None else self._seal.close(key, value)
         tags = tuple([tag for tag, _ in entry.versions])
         await self._ask(lambda: self._store.put(key, sealed, ttl, tags), self._writing, WRITE_SECONDS)
 
     async def forget(self, key: bytes) -> None:
-        """Delete one entry, if the store can."""
+        """Delete one entry, unless the store fails."""
         await self._ask(lambda: self._store.delete(key), self._writing, WRITE_SECONDS)
 
     async def clear(self, tag: str) -> bool:
-        """Delete all with a tag, and raise its version; whether the store could."""
+        """Delete all entries with a tag and raise its version; returns whether the store did."""
         done = await self._ask(lambda: _done(self._store.clear(tag)), self._writing, WRITE_SECONDS)
         return done is not None
 
     async def versions(self) -> Mapping[str, int] | None:
-        """The versions that the store knows; None where it cannot say."""
+        """The versions in the store; None if it failed."""
         return await self._ask(self._store.versions, self._reading, WRITE_SECONDS)
 
     async def advance(self, steps: Mapping[str, int]) -> None:
-        """Raise the versions that the store knows, if it can."""
+        """Raise versions in the store, unless it fails."""
         await self._ask(lambda: self._store.advance(steps), self._writing, WRITE_SECONDS)
 
     def facts(self) -> StoreFacts:
-        """How full it is."""
+        """The store's size."""
         return self._store.facts()
 
     async def close(self) -> None:
-        """Write what is under way and let go."""
+        """Finish writes and close the store."""
         try:
             async with asyncio.timeout(WRITE_SECONDS):
                 await self._store.close()
@@ -110,12 +110,17 @@ class Tier:
                 value = await ask()
         except TimeoutError:
             self._fault(Fault.SLOW, f"no answer within {deadline:g} s")
-        except Exception as error:  # a client library raises what it likes
+        except Exception as error:  # client libraries raise errors of many types
             self._fault(Fault.FAILED, f"{type(error).__name__}: {error}")
         else:
+            if breaker.is_open:
+                logger.warning("cache store %s works again: circuit breaker closed", self.name)
             breaker.succeeded()
             return value
+        was_open = breaker.is_open
         breaker.failed(self._clock())
+        if breaker.is_open and not was_open:
+            logger.warning("cache store %s is down: circuit breaker open, it is retried later", self.name)
         return None
 
     def _fault(self, fault: Fault, message: str) -> None:

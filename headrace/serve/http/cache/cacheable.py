@@ -1,7 +1,7 @@
-"""Which field of a call can change its answer, and by which way it gets into the key: one row per wire field.
+"""How each request field enters the cache key: one row per field.
 
-A field that has no row here forbids caching for the calls that set it. So a new capability is slow before it is wrong,
-and a test asks for its row.
+A request that sets a field without a row is not cached. A new field is therefore slow at first, but never wrong, and a
+test demands its row.
 """
 
 from __future__ import annotations
@@ -14,14 +14,14 @@ from headrace.serve.http.wire import Wire
 
 
 class Way(StrEnum):
-    """How a field reaches the key of an answer, or why it need not."""
+    """How a field enters the cache key, or why it does not."""
 
-    TOKENS = "tokens"  # shapes the prompt's tokens
-    SAMPLING = "sampling"  # is settled into the sampling parameters or the seed
-    SCOPE = "scope"  # parts those who share nothing
-    SHOWN = "shown"  # how an answer is written down, which a replay decides anew
-    CONTROL = "control"  # asks something of the caches
-    INERT = "inert"  # cannot reach the answer
+    TOKENS = "tokens"  # changes the prompt's tokens
+    SAMPLING = "sampling"  # enters the sampling parameters or the seed
+    SCOPE = "scope"  # separates tenants, users and salts
+    SHOWN = "shown"  # changes only how a response is written
+    CONTROL = "control"  # a cache directive
+    INERT = "inert"  # cannot change the response
 
 
 WAYS: Mapping[str, Way] = {
@@ -29,14 +29,14 @@ WAYS: Mapping[str, Way] = {
     "messages": Way.TOKENS,
     "prompt": Way.TOKENS,
     "add_generation_prompt": Way.TOKENS,
-    "continue_final_message": Way.TOKENS,  # and into the key by itself, for the first word's space
+    "continue_final_message": Way.TOKENS,  # also part of the key itself, for the space before the first word
     "chat_template": Way.TOKENS,
     "chat_template_kwargs": Way.TOKENS,
     "tools": Way.TOKENS,  # also decides how an answer is parsed, which a replay does again
     "reasoning_effort": Way.TOKENS,
     "add_special_tokens": Way.TOKENS,
     "truncate_prompt_tokens": Way.TOKENS,
-    # the answer
+    # sampling
     "temperature": Way.SAMPLING,
     "top_p": Way.SAMPLING,
     "top_k": Way.SAMPLING,
@@ -59,13 +59,19 @@ WAYS: Mapping[str, Way] = {
     "logprobs": Way.SAMPLING,
     "top_logprobs": Way.SAMPLING,
     "prompt_logprobs": Way.SAMPLING,
-    "best_of": Way.SAMPLING,  # asks for scores; which of the candidates is told, is told anew
-    # who shares
+    "response_format": Way.SAMPLING,
+    "structured_outputs": Way.SAMPLING,
+    "guided_json": Way.SAMPLING,
+    "guided_regex": Way.SAMPLING,
+    "guided_choice": Way.SAMPLING,
+    "guided_grammar": Way.SAMPLING,
+    "best_of": Way.SAMPLING,  # requests logprobs; the choice among candidates is made again
+    # scope
     "model": Way.SCOPE,
     "user": Way.SCOPE,
     "cache_salt": Way.SCOPE,
-    # how it is told
-    "n": Way.SHOWN,  # each answer has its own seed and its own key
+    # output format
+    "n": Way.SHOWN,  # each choice has its own seed and its own key
     "echo": Way.SHOWN,
     "stream": Way.SHOWN,
     "stream_options": Way.SHOWN,
@@ -87,7 +93,7 @@ WAYS: Mapping[str, Way] = {
 
 
 def unknown_field(body: Wire) -> str:
-    """The first field that ``body`` sets and no row is about; empty if there is none."""
+    """The first field that ``body`` sets and that has no row; empty if there is none."""
     return next((name for name in _rowless(type(body)) if name in body.model_fields_set), "")
 
 

@@ -1,4 +1,4 @@
-"""Takes note of the questions that come in, under a name that says nothing of them."""
+"""Records requests in the history, under hashed keys."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _IMMATERIAL |= {"stream", "stream_options", "return_token_ids"}
 
 
 class QuestionRecorder:
-    """Notes questions in a history; their words too, where ``words`` says that this has been agreed to."""
+    """Records requests in ``history``; with ``words``, also their bodies (``--record-history``)."""
 
     def __init__(self, history: History, words: bool, wall: Callable[[], float] = time.time) -> None:
         self._history = history
@@ -26,9 +26,9 @@ class QuestionRecorder:
         self._wall = wall
 
     def note(self, url: str, raw: bytes, body: Generation, caller: Caller) -> Caller:
-        """Note one question; its caller, with the question's name in the history.
+        """Record one request; returns ``caller`` with the request's key in the history.
 
-        Two questions have one name if they would have one answer. A caller who wants nothing kept is not noted.
+        Requests that would have the same response have the same key. A request that sets no_store is not recorded.
         """
         if control(body.response_cache, caller.cache_control).no_store:
             return caller

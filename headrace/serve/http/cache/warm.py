@@ -1,10 +1,9 @@
-"""``/v1/cache/warm``: what callers want computed ahead, and how a recorded question becomes an answer in a cache."""
+"""``/v1/cache/warm``: computes requests and prompt prefixes into the caches ahead of time."""
 
 from __future__ import annotations
 
 import json
 import time
-from collections.abc import Awaitable, Callable
 
 from starlette.requests import Request as HttpRequest
 from starlette.responses import JSONResponse, Response
@@ -19,7 +18,7 @@ from headrace.serve.cache.warmer import Begun, Outcome, Warmer
 from headrace.serve.http.body import read_body
 from headrace.serve.http.cache.warm_wire import WarmBody, WarmPrefix
 from headrace.serve.http.edge import CALLER
-from headrace.serve.http.errors import ApiError, invalid
+from headrace.serve.http.errors import ApiError, invalid, permission_denied
 from headrace.serve.http.generation import unsupported
 from headrace.serve.http.generation.call import Call, Caller
 from headrace.serve.http.generation.unsupported import NotYet
@@ -32,15 +31,13 @@ from headrace.serve.http.wire import parse
 from headrace.serve.service import Refused, Service
 
 PATH = "/v1/cache/warm"
-"""Of this route, and of prefixes among recorded questions."""
+"""The path of the route, which also marks prefixes among recorded requests."""
 
 NOT_YET: NotYet = {}
 
-Opener = Callable[[Recorded, Caller], Awaitable[Call]]
-
 
 class Computing:
-    """Computes recorded questions into the caches: what `serve.cache.warmer.Warmer` is handed."""
+    """Computes recorded requests into the caches, for `serve.cache.warmer.Warmer`."""
 
     def __init__(
         self, ahead: BackgroundRequests, service: Service, model: ServedModel, request_timeout: float
@@ -52,7 +49,7 @@ class Computing:
         self._prefixes = 0
 
     async def compute(self, question: Recorded, begun: Begun) -> Outcome:
-        """Answer one question, or keep one prefix; when it is cancelled, what was computed is left to be taken up."""
+        """Compute one request or one prefix. If it is cancelled, its beginning is stored and resumed later."""
         caller = Caller(question.key_id, question.tenant_header)
         try:
             if question.url == PATH:
@@ -69,11 +66,11 @@ class Computing:
             return Outcome.REFUSED
 
     async def open(self, question: Recorded, caller: Caller) -> Call:
-        """The call that a question once was.
+        """Open the call of a recorded request.
 
         Raises:
-            ApiError: this server would refuse it.
-            NotCacheable: no cache would keep its answer.
+            ApiError: this server would reject it.
+            NotCacheable: its response could not be cached.
         """
         if question.url == "/v1/completions":
             body = parse(question.body, CompletionBody, unsupported.COMPLETIONS)
@@ -88,7 +85,7 @@ class Computing:
             ApiError: it has no text or two, or its messages cannot be rendered, or it is too long.
         """
         if (prefix.prompt is None) == (prefix.messages is None):
-            raise invalid("a prefix has either a prompt or messages", "prefixes")
+            raise invalid("a prefix needs either a prompt or messages", "prefixes")
         if prefix.prompt is not None:
             tokens = await self._model.encode(prefix.prompt, add_special_tokens=True)
         else:
@@ -96,7 +93,8 @@ class Computing:
             tokens = await self._model.encode(await render(self._model, opening), add_special_tokens=False)
         if len(tokens) >= self._model.max_model_len:
             raise invalid(
-                f"a prefix of {len(tokens)} tokens leaves no room in {self._model.max_model_len}", "prefixes"
+                f"a prefix of {len(tokens)} tokens leaves no room within --max-model-len {self._model.max_model_len}",
+                "prefixes",
             )
         return tokens
 
@@ -124,7 +122,7 @@ class Computing:
 
 
 class Warm:
-    """The endpoint. ``max_body_bytes`` bounds what is read of a request."""
+    """The endpoint. ``max_body_bytes`` limits request bodies."""
 
     def __init__(
         self, warmer: Warmer, computing: Computing, model: ServedModel, *, max_body_bytes: int
@@ -135,16 +133,19 @@ class Warm:
         self._max_body_bytes = max_body_bytes
 
     def routes(self) -> list[Route]:
-        """What to mount."""
+        """The routes to mount."""
         return [Route(PATH, self.warm, methods=["POST"]), Route(PATH, self.state)]
 
     async def warm(self, request: HttpRequest) -> Response:
-        """``POST /v1/cache/warm``: have answers, and beginnings of prompts, computed when there is time.
+        """``POST /v1/cache/warm``: compute responses and prompt prefixes in idle time.
 
-        Answers are computed as the caller's own: nobody else is served them.
+        Responses are computed for the request's own tenant and served to no other.
         """
         body = parse(await read_body(request, self._max_body_bytes), WarmBody, NOT_YET)
         caller: Caller = request.scope[CALLER]
+        if body.from_history and caller.key_id is not None:
+            message = "from_history computes recorded requests of every tenant and needs an admin key"
+            raise permission_denied(message, "from_history")
         questions = []
         for number, each in enumerate(body.requests):
             raw = json.dumps(each.body).encode()
@@ -164,11 +165,11 @@ class Warm:
         )
 
     async def state(self, request: HttpRequest) -> Response:
-        """``GET /v1/cache/warm``: how far warming is, and whether there is time for it."""
+        """``GET /v1/cache/warm``: the progress of cache warming."""
         return JSONResponse(self._warmer.state()._asdict() | {"at": time.time()})
 
     def _check(self, url: str, raw: bytes, param: str) -> None:
-        """Refuse at the door what could not be read later."""
+        """Reject a request that could not be parsed later."""
         form = (
             (CompletionBody, unsupported.COMPLETIONS)
             if url == "/v1/completions"

@@ -14,7 +14,7 @@ MAX_PREFIXES = 100
 
 
 class WarmRequest(Wire):
-    """A call to be computed ahead: a line of a batch file, without its id."""
+    """A request to compute ahead, in the format of a batch file's line."""
 
     custom_id: str | None = None
     method: Literal["POST"] | None = None
@@ -23,20 +23,27 @@ class WarmRequest(Wire):
 
 
 class WarmPrefix(Wire):
-    """The beginning of prompts that is to be kept computed: a text, or the first messages of conversations."""
+    """A prompt prefix to keep in the prefix cache: a text, or the first messages of conversations."""
 
     prompt: str | None = Field(None, min_length=1)
     messages: list[Message] | None = Field(None, min_length=1)
-    cache_salt: str | None = Field(None, min_length=1, max_length=512, description="As in the calls to come.")
-    user: str | None = Field(None, max_length=512, description="As in the calls to come.")
+    cache_salt: str | None = Field(
+        None, min_length=1, max_length=512, description="The `cache_salt` of the later requests."
+    )
+    user: str | None = Field(None, max_length=512, description="The `user` of the later requests.")
     retention: int = Field(
-        80, ge=0, le=100, description="What is higher is evicted later; what nobody spoke for has 35."
+        80,
+        ge=0,
+        le=100,
+        description="Retention priority; blocks with a higher one are evicted later. Blocks without one have 35.",
     )
 
 
 class WarmBody(Wire):
-    """What to compute when there is time."""
+    """What to compute in idle time."""
 
     requests: list[WarmRequest] = Field(default=[], max_length=MAX_REQUESTS)
     prefixes: list[WarmPrefix] = Field(default=[], max_length=MAX_PREFIXES)
-    from_history: bool = Field(False, description="Take the best of the recorded questions too.")
+    from_history: bool = Field(
+        False, description="Also compute the best candidates of the request history (admin keys only)."
+    )

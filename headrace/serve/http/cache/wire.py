@@ -1,6 +1,6 @@
-"""What a call asks of the response caches: the field ``response_cache`` and the header ``Cache-Control``.
+"""Cache directives of a request: the field ``response_cache`` and the header ``Cache-Control``.
 
-The header's words have the meanings of RFC 9111, section 5.2.1; the field has the same ones and more.
+The header's directives have the meaning of RFC 9111, section 5.2.1. The field has the same directives and more.
 """
 
 from __future__ import annotations
@@ -24,37 +24,41 @@ Seconds = Annotated[float, Field(ge=0, le=MAX_TTL_SECONDS)]
 class CacheDirectiveFields(Wire):
     """The object ``response_cache``."""
 
-    no_store: bool = Field(False, description="Neither keep the answer nor look for one.")
-    no_cache: bool = Field(False, description="Compute anew, and keep that.")
-    only_if_cached: bool = Field(False, description="Compute nothing; 504 where nothing is kept.")
+    no_store: bool = Field(False, description="Neither look up a cached response nor store this one.")
+    no_cache: bool = Field(False, description="Compute the response, and store it.")
+    only_if_cached: bool = Field(False, description="Never compute; status 504 if no response is cached.")
     ttl: Annotated[float, Field(gt=0, le=MAX_TTL_SECONDS)] | None = Field(
-        None, description="Seconds that this answer is kept."
+        None, description="Seconds until this response expires in the cache."
     )
-    max_age: Seconds | None = Field(None, description="Take no answer older than so many seconds.")
+    max_age: Seconds | None = Field(None, description="Maximum age in seconds of a cached response.")
     stale_while_revalidate: Seconds = Field(
-        0.0, description="So many seconds after its end, take an old answer while a new one is computed."
+        0.0,
+        description="Seconds after its expiry in which a cached response is served while a new one is computed.",
     )
     samples: int | None = Field(
-        None, ge=2, le=MAX_SAMPLES, description="Without a seed: keep so many answers, serve one at random."
+        None,
+        ge=2,
+        le=MAX_SAMPLES,
+        description="Without a seed: number of responses to store; one of them is served at random.",
     )
     tags: list[Annotated[str, Field(min_length=1, max_length=128)]] = Field(
-        default=[], max_length=MAX_TAGS, description="Names to clear this answer by."
+        default=[], max_length=MAX_TAGS, description="Tags by which this response can be invalidated."
     )
 
 
 _DIRECTIVE = re.compile(r"[\s,]*([\w-]+)(?:=(?:\"([^\"]*)\"|([^\s,\"]*)))?\s*(?=,|$)")
 
 
-def control(wishes: CacheDirectiveFields | None, header: str | None) -> CacheDirectives:
-    """What the call asks for in the field and in the header together; the field wins.
+def control(fields: CacheDirectiveFields | None, header: str | None) -> CacheDirectives:
+    """The directives of the field and the header together; the field takes precedence.
 
     Raises:
-        ApiError: a directive that is known and cannot be honoured, or one without its number.
+        ApiError: a directive is known but not supported, or its number is missing.
     """
     said = _directives(header) if header else {}
-    if not said and wishes is None:
+    if not said and fields is None:
         return NO_DIRECTIVES
-    given = (wishes or CacheDirectiveFields.model_validate({})).model_dump(exclude_none=True)
+    given = (fields or CacheDirectiveFields.model_validate({})).model_dump(exclude_none=True)
     given["tags"] = tuple(dict.fromkeys(given["tags"]))
     for name in ("no_store", "no_cache", "only_if_cached"):
         given[name] = given[name] or said.get(name, False)
@@ -63,12 +67,12 @@ def control(wishes: CacheDirectiveFields | None, header: str | None) -> CacheDir
     if "max_stale" in said and not given["stale_while_revalidate"]:
         given["stale_while_revalidate"] = said["max_stale"]
     if given["no_cache"] and given["only_if_cached"]:
-        raise invalid("no_cache and only_if_cached ask for opposite things", "response_cache")
+        raise invalid("no_cache and only_if_cached contradict each other", "response_cache")
     return CacheDirectives(**given)
 
 
 def _directives(header: str) -> dict[str, Any]:
-    """The directives of a request's ``Cache-Control`` that mean something here; unknown ones are to be ignored."""
+    """The known directives of a request's ``Cache-Control``; unknown ones are ignored, as RFC 9111 demands."""
     said: dict[str, Any] = {}
     for name, quoted, plain in _DIRECTIVE.findall(header):
         directive = name.lower()
@@ -80,7 +84,7 @@ def _directives(header: str) -> dict[str, Any]:
             raise invalid(
                 "Cache-Control: min-fresh is not supported", "Cache-Control", "unsupported_parameter"
             )
-    if said.get("max_age") == 0.0:  # what browsers say for "reload"
+    if said.get("max_age") == 0.0:  # browsers send this for "reload"
         said["no_cache"] = True
     return said
 

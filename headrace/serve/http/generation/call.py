@@ -17,12 +17,14 @@ from headrace.core.cache.response.query import Turn
 from headrace.core.events import Emitted, Finished, PromptScored
 from headrace.core.plan import TokenLogprob
 from headrace.core.request import FinishReason, Request, Retention, SamplingParams
+from headrace.serve.answer import Answer
 from headrace.serve.auth.api_keys import tenant
 from headrace.serve.cache.lookup import NotCached
 from headrace.serve.cache.lookup_request import LookupRequest, no_turn
 from headrace.serve.http.cache.cacheable import unknown_field
 from headrace.serve.http.cache.wire import control
 from headrace.serve.http.errors import aborted, not_cached, of_finish, turned_away
+from headrace.serve.http.exchange import Exchange
 from headrace.serve.http.generation.choices import Choice
 from headrace.serve.http.generation.fields import Generation
 from headrace.serve.http.generation.scheduling_fields import retentions, scheduling_of
@@ -30,7 +32,7 @@ from headrace.serve.http.generation.usage import usage
 from headrace.serve.http.model import ServedModel
 from headrace.serve.http.rate_limit_headers import rate_headers
 from headrace.serve.parsing.message import Reading
-from headrace.serve.service import Answer, Refused
+from headrace.serve.service import Refused
 from headrace.serve.text.stream import TextStream
 
 logger = logging.getLogger(__name__)
@@ -44,15 +46,17 @@ KEPT_FOR_A_DAY = Retention(0, None, MARKED_RETENTION, 86_400.0)
 
 
 class Caller(NamedTuple):
-    """Who makes a call: the API key's tenant or public id, ``X-Tenant-Id``, and ``Cache-Control``.
+    """The client of a call: the API key's tenant or public id, ``X-Tenant-Id``, and ``Cache-Control``.
 
-    ``origin`` names the call in the history of questions, if there is one.
+    ``origin`` names the call in the history of prompts, if there is one. ``exchange`` is the HTTP request of the call,
+    None where the server makes the call itself.
     """
 
     key_id: str | None
     tenant_header: str | None
     cache_control: str | None = None
     origin: bytes = b""
+    exchange: Exchange | None = None
 
 
 class Answers(Protocol):
@@ -100,8 +104,10 @@ class Call:
         recall: Answers,
         answer: Answer,
         seconds: float,
+        stream: bool = False,
     ) -> None:
         self.id = id
+        self.stream = stream
         self.created = int(time.time())
         self.model = model
         self.prompts = tuple(prompts)
@@ -117,6 +123,16 @@ class Call:
     def cache_note(self) -> str:
         """How the response caches took part; empty where there are none."""
         return self._answer.note
+
+    @property
+    def first_token_at(self) -> float | None:
+        """When the first token arrived, on the monotonic clock; None before."""
+        return self._answer.first_token_at
+
+    @property
+    def finish_reasons(self) -> list[str]:
+        """Why the choices ended, as far as they have."""
+        return [choice.finish_reason for choice in self.choices if choice.finish_reason is not None]
 
     @property
     def tenant(self) -> str:
@@ -272,10 +288,13 @@ async def open_call(
                 seed=(seed + (n if body.seed is not None else index)) % 2**SEED_BITS,
                 eos_token_ids=model.tokenizer.eos_token_ids,
             )
-            choices.append(Choice(index, request, _text_stream(model, prompt), prompt.mute))
+            complete = _complete(model, prompt.params)
+            choices.append(Choice(index, request, _text_stream(model, prompt), prompt.mute, complete))
             questions.append(
                 LookupRequest(request, wishes, prompt.continues, stops, turn, bars, caller.origin)
             )
+    if caller.exchange is not None:
+        caller.exchange.opened(call_id, model.name, who, [question.request.id for question in questions])
     try:
         answer = await recall.open(questions, interval=_interval(model, body))
     except Refused as refused:
@@ -283,7 +302,15 @@ async def open_call(
     except NotCached:
         raise not_cached() from None
     seconds = request_timeout if urgent.seconds is None else urgent.seconds
-    return Call(call_id, model, prompts, choices, recall, answer, seconds)
+    call = Call(call_id, model, prompts, choices, recall, answer, seconds, bool(body.stream))
+    if caller.exchange is not None:
+        caller.exchange.call = call
+    return call
+
+
+def _complete(model: ServedModel, params: SamplingParams) -> Callable[[str], bool] | None:
+    constraint, grammars = params.structured_outputs, model.grammars
+    return None if constraint is None or grammars is None else partial(grammars.is_complete, constraint)
 
 
 def _text_stream(model: ServedModel, prompt: Prompt) -> TextStream:

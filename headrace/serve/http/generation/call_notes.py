@@ -1,4 +1,7 @@
-"""What the edge alone knows of a call: its sequences and its metadata, for its explanation, and the call itself."""
+"""Finds API calls by their id or by the client's request id, with their sequences and their metadata.
+
+``GET /v1/requests/{id}`` and ``POST /abort_request`` use it.
+"""
 
 from __future__ import annotations
 
@@ -6,39 +9,69 @@ from collections import OrderedDict
 from typing import NamedTuple
 from weakref import WeakValueDictionary
 
+from headrace.serve.http.exchange import Exchange
 from headrace.serve.http.generation.call import Call
 
-KEPT = 1000
+MOST_NOTES = 1000
+"""Calls with metadata or several sequences that are remembered."""
+
+MOST_NAMES = 10_000
+"""Request ids of clients that are remembered."""
 
 
 class CallNote(NamedTuple):
-    """One call: the engine's ids of its sequences, and what the caller wanted to find again."""
+    """One call: the engine's ids of its sequences, and the metadata that the client sent."""
 
     request_ids: tuple[str, ...]
     metadata: dict[str, str]
 
 
+class _Name(NamedTuple):
+    """A call that a client has named; ``order`` grows with each call."""
+
+    order: int
+    call_id: str
+
+
 class CallNotes:
-    """The last `KEPT` calls that have more to tell than their one sequence's events."""
+    """The latest calls. An id that is used twice means the newest call."""
 
     def __init__(self) -> None:
         self._notes: OrderedDict[str, CallNote] = OrderedDict()
         self._calls: WeakValueDictionary[str, Call] = WeakValueDictionary()
+        self._names: OrderedDict[str, dict[str, _Name]] = OrderedDict()  # request id: tenant: call
+        self._opened = 0
+
+    def name(self, exchange: Exchange) -> None:
+        """Remember the request id of an HTTP request that opened a call; a hook of `Exchange`."""
+        self._opened += 1
+        tenants = self._names.setdefault(exchange.request_id, {})
+        tenants[exchange.tenant] = _Name(self._opened, exchange.call_id)
+        self._names.move_to_end(exchange.request_id)
+        if len(self._names) > MOST_NAMES:
+            self._names.popitem(last=False)
+
+    def find(self, given: str, tenant: str | None) -> str:
+        """The id of the call that ``given`` names for ``tenant`` (None: for any tenant): a request id, or its own."""
+        tenants = self._names.get(given, {})
+        if tenant is not None:
+            return tenants[tenant].call_id if tenant in tenants else given
+        return max(tenants.values()).call_id if tenants else given
 
     def put(self, call: Call, metadata: dict[str, str] | None) -> None:
-        """Remember a call, in place of an older one of the same id."""
+        """Remember a call, in place of an older one with the same id."""
         self._calls[call.id] = call
         self._notes.pop(call.id, None)
         if metadata or len(call.choices) > 1:
             self._notes[call.id] = CallNote(tuple(c.request.id for c in call.choices), metadata or {})
-            if len(self._notes) > KEPT:
+            if len(self._notes) > MOST_NOTES:
                 self._notes.popitem(last=False)
 
     def get(self, call_id: str) -> CallNote:
-        """What is known of a call; of an unknown one, that it has one sequence of the same id."""
+        """What is known of a call. An unknown call has one sequence with the same id."""
         return self._notes.get(call_id) or CallNote((call_id,), {})
 
     def under_way(self, call_id: str) -> Call | None:
-        """The call of this id that is being answered."""
+        """The call with this id, while it is being answered."""
         call = self._calls.get(call_id)
         return None if call is None or call.settled else call

@@ -5,7 +5,7 @@ It knows the events of one request and its text stream, no JSON and no sockets.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from headrace.core.events import Emitted, Finished, PromptScored
@@ -33,9 +33,20 @@ NOTHING = Delta("", (), (), 0, ())
 
 
 class Choice:
-    """An entry of ``choices``. ``finish_reason`` is None while it grows."""
+    """An entry of ``choices``. ``finish_reason`` is None while it grows.
 
-    def __init__(self, index: int, request: Request, stream: TextStream, mute: bool = False) -> None:
+    ``complete`` says whether a text is all that the request's constraint asks for: one that a stop string or stop token
+    cuts off before that is told as truncated.
+    """
+
+    def __init__(
+        self,
+        index: int,
+        request: Request,
+        stream: TextStream,
+        mute: bool = False,
+        complete: Callable[[str], bool] | None = None,
+    ) -> None:
         self.index = index
         self.request = request
         self.finish_reason: str | None = None
@@ -45,6 +56,8 @@ class Choice:
         self.reasoning_tokens = 0  # set by the writer that parses the text
         self._stream = stream
         self._mute = mute  # for calls that want the prompt scored and nothing generated
+        self._complete = complete
+        self._said: list[str] = []  # the text so far, where somebody may ask whether it is complete
         self._gained: list[Delta] = []
 
     @property
@@ -106,16 +119,26 @@ class Choice:
         used = len(texts)
         self.output_tokens += used
         self._gained.append(Delta(text, tokens[:used], texts, offset, logprobs[:used]))
+        self._say(text)
         if stopped is not None:
-            self.finish_reason, self.stop_reason = "stop", stopped
+            self.finish_reason, self.stop_reason = self._stopped_by_client(), stopped
 
     def _end(self, ended: Finished, stop_token: int | None) -> None:
         text, stopped, _, offset = self._stream.finish()
         if text and not self._mute:
             self._gained.append(Delta(text, (), (), offset, ()))
+            self._say(text)
         if stopped is not None:
-            self.finish_reason, self.stop_reason = "stop", stopped
+            self.finish_reason, self.stop_reason = self._stopped_by_client(), stopped
             return
         self.finish_reason = "length" if ended.reason is FinishReason.LENGTH or self._mute else "stop"
         if stop_token in self.request.params.stop_token_ids:
-            self.stop_reason = stop_token
+            self.finish_reason, self.stop_reason = self._stopped_by_client(), stop_token
+
+    def _say(self, text: str) -> None:
+        if self._complete is not None:
+            self._said.append(text)
+
+    def _stopped_by_client(self) -> str:
+        """How an answer has ended that the client's stop string or token has cut off."""
+        return "stop" if self._complete is None or self._complete("".join(self._said)) else "length"

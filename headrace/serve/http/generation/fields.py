@@ -9,13 +9,15 @@ from __future__ import annotations
 import re
 from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator, Field, SkipValidation
+from pydantic import AfterValidator, BeforeValidator, Field, SkipValidation
 
 from headrace.serve.http.cache.wire import CacheDirectiveFields
 from headrace.serve.http.generation.scheduling_fields import SchedulingFields
+from headrace.serve.http.structured import StructuredBody
 from headrace.serve.http.wire import Wire, wrong_type, wrong_value
 
 MAX_CHOICES = 128
+MAX_TEMPERATURE = 2
 MAX_LOGPROBS = 20
 MAX_STOPS = 64
 MAX_STOP_CHARACTERS = 1024
@@ -60,6 +62,13 @@ _TOKEN_ID = re.compile("0|[1-9][0-9]{0,17}")
 _BITS = 64
 
 
+def _temperature(value: float | None) -> float | None:
+    """OpenAI's range; above 2 the model's distribution is nearly uniform noise."""
+    if value is not None and not 0 <= value <= MAX_TEMPERATURE:
+        raise wrong_value(f"must be between 0 and {MAX_TEMPERATURE}, got {value:g}")
+    return value
+
+
 def _metadata(value: Any) -> Any:
     if value is None:
         return None
@@ -81,11 +90,13 @@ class StreamOptions(Wire):
     include_obfuscation: Literal[False] | None = Field(None, description="Chunks are never padded.")
 
 
-class Generation(SchedulingFields):
+class Generation(StructuredBody, SchedulingFields):
     """Fields of every call that generates text."""
 
     model: str | None = Field(None, description="The served model; the only one if left out.")
-    temperature: float | None = Field(None, description="0 is greedy. Default 1.")
+    temperature: Annotated[float | None, AfterValidator(_temperature)] = Field(
+        None, description=f"From 0 (greedy) to {MAX_TEMPERATURE}. Default 1."
+    )
     top_p: float | None = None
     top_k: int | None = Field(None, description="0 or -1: no bound.")
     min_p: float | None = None

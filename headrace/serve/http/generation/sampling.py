@@ -11,6 +11,7 @@ from headrace.core.request import SamplingParams
 from headrace.serve.http.errors import context_length_exceeded, invalid
 from headrace.serve.http.generation.fields import Generation
 from headrace.serve.http.model import ServedModel
+from headrace.serve.http.structured import constraint
 
 
 def sampling_params(
@@ -19,7 +20,7 @@ def sampling_params(
     """How to sample one answer; ``max_tokens`` and ``logprobs`` are spelt differently by each endpoint.
 
     Raises:
-        ApiError: a token id that does not exist.
+        ApiError: a token id that does not exist, or a constraint that cannot be.
         InvalidParameter: a value outside its range.
     """
     allowed = None if body.allowed_token_ids is None else tuple(dict.fromkeys(body.allowed_token_ids))
@@ -55,6 +56,7 @@ def sampling_params(
         skip_special_tokens=body.skip_special_tokens is not False,
         logprobs=logprobs,
         prompt_logprobs=body.prompt_logprobs,
+        structured_outputs=constraint(body),
     )
 
 

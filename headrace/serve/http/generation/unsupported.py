@@ -15,11 +15,6 @@ from headrace.serve.http.errors import not_supported
 NotYet = Mapping[str, tuple[object, ...]]
 
 _ANYWHERE: dict[str, tuple[object, ...]] = {
-    "structured_outputs": ({},),
-    "guided_json": (),
-    "guided_regex": (),
-    "guided_choice": (),
-    "guided_grammar": (),
     "logits_processors": ([],),
     "use_beam_search": (False,),
     "length_penalty": (1.0, 1),
@@ -36,7 +31,6 @@ _ANYWHERE: dict[str, tuple[object, ...]] = {
 CHAT: NotYet = _ANYWHERE | {
     "functions": ([],),
     "function_call": ("none", "auto"),
-    "response_format": ({"type": "text"},),
     "prediction": (),
     "verbosity": ("medium",),
     "modalities": (["text"],),
@@ -52,7 +46,6 @@ CHAT: NotYet = _ANYWHERE | {
 
 COMPLETIONS: NotYet = _ANYWHERE | {
     "suffix": ("",),
-    "response_format": ({"type": "text"},),
     "prompt_embeds": (),
 }
 

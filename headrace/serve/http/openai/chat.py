@@ -9,6 +9,7 @@ from typing import Any
 from headrace.core.cache.response.key import Unkeyable, digest
 from headrace.core.cache.response.query import Turn
 from headrace.core.request import Retention
+from headrace.serve.http import structured
 from headrace.serve.http.errors import ApiError, invalid
 from headrace.serve.http.generation.call import (
     MARKED_RETENTION,
@@ -56,6 +57,7 @@ async def open_chat(
     length = answer_length(len(tokens), max_tokens, None, param, model.max_model_len)
     stated = None if max_tokens is None else length
     params = sampling_params(body, model, max_tokens=stated, logprobs=top)
+    await structured.check(model, params, body)
     continues = bool(body.continue_final_message)
     reading = answer_reading(model.dialect, body, text)
     marked = await _marked(model, body, tokens)

@@ -8,6 +8,7 @@ from typing import Any
 
 from headrace.core.plan import TokenLogprob
 from headrace.core.request import SamplingParams
+from headrace.serve.http import structured
 from headrace.serve.http.errors import invalid
 from headrace.serve.http.generation.call import Answers, Call, Caller, Prompt, open_call
 from headrace.serve.http.generation.choices import NOTHING, Choice, Delta
@@ -36,6 +37,7 @@ async def open_completion(
     mute = bool(body.echo) and body.max_tokens == 0
     asked = 1 if mute else body.max_tokens
     params = _params(model, body)
+    await structured.check(model, params, body)
     prompts = []
     for given, full in zip(body.prompts(), await _tokens(model, body), strict=True):
         tokens = truncated(full, body, model, DEFAULT_MAX_TOKENS if asked is None else asked)

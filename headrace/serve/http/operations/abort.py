@@ -1,4 +1,4 @@
-"""``POST /abort_request``: whoever has a request's id may end it, as if its caller had hung up."""
+"""``POST /abort_request``: cancels a request by its id."""
 
 from __future__ import annotations
 
@@ -15,27 +15,32 @@ from headrace.serve.http.wire import Wire, parse
 
 
 class AbortBody(Wire):
-    """Which request is to end."""
+    """The request to cancel."""
 
-    request_id: str = Field(min_length=1, max_length=512, description="The `id` of its answer.")
+    request_id: str = Field(
+        min_length=1,
+        max_length=512,
+        description="The `id` of the response, or the `X-Request-Id` of the request.",
+    )
 
 
 class Abort:
-    """The endpoint. With API keys, a request is ended only by the key that made it."""
+    """The endpoint. With API keys, a request is cancelled only by its own tenant."""
 
     def __init__(self, notes: CallNotes, *, max_body_bytes: int) -> None:
         self._notes = notes
         self._max_body_bytes = max_body_bytes
 
     def routes(self) -> list[Route]:
-        """What to mount."""
+        """The route of this endpoint."""
         return [Route("/abort_request", self.abort, methods=["POST"])]
 
     async def abort(self, request: Request) -> Response:
-        """``POST /abort_request``; its caller's answer ends with an error that says so."""
+        """``POST /abort_request``: the cancelled request ends with the error ``request_aborted``."""
         body = parse(await read_body(request, self._max_body_bytes), AbortBody, {})
-        call = self._notes.under_way(body.request_id)
-        key_id = request.scope[CALLER].key_id
+        caller = request.scope[CALLER]
+        key_id = caller.key_id
+        call = self._notes.under_way(self._notes.find(body.request_id, key_id or caller.tenant_header))
         if call is None or (key_id is not None and call.tenant != key_id):
             raise request_not_found(body.request_id)
         call.abort()

@@ -1,4 +1,4 @@
-"""The routes that tell how the server is: health, model, metrics, one request's story."""
+"""Endpoints that report: health, served model, metrics, and the explanation of one request."""
 
 from __future__ import annotations
 
@@ -19,19 +19,18 @@ from headrace.serve.service import Health, Service
 METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
 FORESEE_SECONDS = 2.0
-"""How long an explanation waits for the engine to have a moment between two steps."""
+"""How long an explanation waits for the end of the current step."""
 
 Explain = Callable[[str, float], Mapping[str, Any] | None]
-"""What is known of a request id at a time, or None."""
+"""Describes a request by its id at a time; None if it is unknown."""
 
 
 class Status:
-    """The endpoints that only tell.
+    """The endpoints.
 
-    ``explain`` and ``metrics`` belong to `observe`, which this room must not know; ``info`` is what
-    ``/server_info`` shows beside what the service counts; ``reset`` empties the engine's prefix cache. ``foresee``
-    tells of a waiting request what only the engine knows (its ``position`` in the policy's order, a forecast); it is
-    asked between two steps. ``not_yet`` says what a well server still has to do before it is ready.
+    ``explain`` and ``metrics`` come from `observe`. ``info`` is shown by ``/server_info``. ``reset`` empties the prefix
+    cache. ``foresee`` adds what only the engine knows of a waiting request (its ``position`` in the queue and the
+    predicted start); it is called between two steps. ``not_yet`` names what must be done before the server is ready.
     """
 
     def __init__(
@@ -60,13 +59,16 @@ class Status:
         self._not_yet = not_yet
 
     def routes(self) -> list[Route]:
-        """What to mount."""
+        """The routes of these endpoints."""
         return [
             Route("/v1/models", self.models),
             Route("/v1/models/{model:path}", self.retrieve_model),
             Route("/v1/requests/{id}", self.explain),
             Route("/health", self.health),
+            Route("/livez", self.health),
+            Route("/healthz", self.health),
             Route("/health/ready", self.ready),
+            Route("/readyz", self.ready),
             Route("/ping", self.health, methods=["GET", "POST"]),
             Route("/version", self.version),
             Route("/server_info", self.server_info),
@@ -84,19 +86,20 @@ class Status:
         return JSONResponse(self._model.card)
 
     async def explain(self, request: Request) -> Response:
-        """``GET /v1/requests/{id}``: state, position, reasons, tokens so far; with several answers, of each.
+        """``GET /v1/requests/{id}``: explains a request, by its id or its ``X-Request-Id``.
 
-        With API keys, a request is shown only to the key that made it.
+        A call with several choices shows each of them. With API keys, a request is shown only to its tenant.
         """
-        call_id = request.path_params["id"]
+        caller = request.scope[CALLER]
+        call_id = self._notes.find(request.path_params["id"], caller.key_id or caller.tenant_header)
         note = self._notes.get(call_id)
         now = self._service.now()
         self._service.count()
-        told = [self._explain(request_id, now) for request_id in note.request_ids]
-        found = [dict(each) for each in told if each is not None]
-        key_id = request.scope[CALLER].key_id
+        known = [self._explain(request_id, now) for request_id in note.request_ids]
+        found = [dict(each) for each in known if each is not None]
+        key_id = caller.key_id
         if not found or (key_id is not None and any(each["tenant"] != key_id for each in found)):
-            raise request_not_found(call_id)
+            raise request_not_found(request.path_params["id"])
         for each in found:
             if each["state"] == "waiting":
                 each |= await self._foreseen(each["id"])
@@ -107,27 +110,27 @@ class Status:
         ask = self._service.between_steps(lambda: self._foresee(request_id, self._service.now()))
         try:
             return await asyncio.wait_for(ask, FORESEE_SECONDS) or {}
-        except TimeoutError:  # the engine hangs in a step: then this is what people ask about
+        except TimeoutError:  # the engine is stalled, and the explanation is needed most
             return {}
 
     async def health(self, request: Request) -> Response:
-        """``GET /health``: 200 while steps progress, 503 with the reason when work waits and none does."""
+        """``GET /health``: 200 while steps make progress; 503 with the reason if requests wait and no step finishes."""
         health = self._service.health()
         return JSONResponse(_health(health), 200 if health.well else 503)
 
     async def ready(self, request: Request) -> Response:
-        """``GET /health/ready``: 200 while new calls are taken and the caches are as warm as they shall be."""
+        """``GET /health/ready``: 200 while the server accepts requests and has warmed its caches as configured."""
         health = self._service.health()
         not_yet = self._not_yet()
-        told = _health(health) | ({"status": not_yet} if health.ready and not_yet else {})
-        return JSONResponse(told, 200 if health.ready and not not_yet else 503)
+        shown = _health(health) | ({"status": not_yet} if health.ready and not_yet else {})
+        return JSONResponse(shown, 200 if health.ready and not not_yet else 503)
 
     async def version(self, request: Request) -> Response:
         """``GET /version``."""
         return JSONResponse({"version": self._version})
 
     async def server_info(self, request: Request) -> Response:
-        """``GET /server_info``: what runs here, and how much of it."""
+        """``GET /server_info``: model, settings, and the current load."""
         load = self._service.load()
         counts = {
             "open_requests": self._service.open_requests(),
@@ -140,12 +143,12 @@ class Status:
         return JSONResponse({"version": self._version} | model | counts | dict(self._info()))
 
     async def metrics(self, request: Request) -> Response:
-        """``GET /metrics``, in Prometheus' text format."""
+        """``GET /metrics``: metrics in Prometheus' text format."""
         self._service.count()
         return Response(self._metrics(), media_type=METRICS_TYPE)
 
     async def reset_prefix_cache(self, request: Request) -> Response:
-        """``POST /reset_prefix_cache``: forget all computed prefixes, between two steps."""
+        """``POST /reset_prefix_cache``: empty the prefix cache between two steps."""
         await self._service.between_steps(self._reset)
         return JSONResponse({"reset": True})
 

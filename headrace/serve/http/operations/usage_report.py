@@ -1,4 +1,4 @@
-"""``GET /v1/usage``: what tenants have used, and how their limits stand."""
+"""``GET /v1/usage``: tokens and requests used by each tenant, and its remaining quotas."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from headrace.serve.http.edge import CALLER
 from headrace.serve.service import Service
 
 MOST_SHOWN = 1000
-"""Tenants in one answer; others are found with ``?tenant=``."""
+"""Most tenants in one response; ``?tenant=`` selects one."""
 
 
 class UsageReport:
-    """The endpoint over a book of usage, which is `observe`'s: its ``tenants``, and what it can ``tell`` of one."""
+    """The endpoint. ``tenants`` lists the known tenants and ``tell`` returns the usage of one; both are `observe`'s."""
 
     def __init__(
         self,
@@ -30,11 +30,11 @@ class UsageReport:
         self._tell = tell
 
     def routes(self) -> list[Route]:
-        """What to mount."""
+        """The route of this endpoint."""
         return [Route("/v1/usage", self.usage)]
 
     async def usage(self, request: Request) -> Response:
-        """``GET /v1/usage``: every tenant, or the one named by ``?tenant=``; to an API key, its own tenant alone."""
+        """``GET /v1/usage``: all tenants, or the one named by ``?tenant=``. An API key sees its own tenant only."""
         self._service.count()
         asked = request.scope[CALLER].key_id or request.query_params.get("tenant")
         names = [asked] if asked else sorted(self._tenants())

@@ -44,6 +44,7 @@ OTHER_PARAMS = {
     "skip_special_tokens": False,
     "logprobs": 1,
     "prompt_logprobs": 1,
+    "structured_outputs": {"regex": "a+"},
 }
 OTHER_REQUESTS = {
     "id": "other",

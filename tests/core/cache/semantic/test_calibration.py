@@ -27,7 +27,7 @@ def test_the_threshold_follows_the_promise():
 def test_a_promise_that_the_rows_cannot_prove():
     with pytest.raises(Unsupported, match=r"0\.001 of the served .* 2995 served without an error"):
         GROWN.certificate(0.001, 0.95)
-    with pytest.raises(Unsupported, match="there are none"):
+    with pytest.raises(Unsupported, match="no rows are usable"):
         Stratum(0, SCORE, (), (), 0, 0).certificate(0.01, 0.95)
     with pytest.raises(Unsupported, match="cannot prove"):
         CALIBRATION.rules(0.0001, 0.95)
@@ -58,12 +58,12 @@ def test_json_there_and_back():
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"held": [[3.0, 5, 9], [2.0, 1200, 3], [1.0, 1800, 90]]}, "more was wrong than served"),
-        ({"held_rows": 10}, "more served than asked"),
+        ({"held": [[3.0, 5, 9], [2.0, 1200, 3], [1.0, 1800, 90]]}, "more rows are wrong than served"),
+        ({"held_rows": 10}, "or served than counted"),
         ({"held": [[1.0, 610, 0], [2.0, 1200, 3], [3.0, 1800, 90]]}, "from strict to loose"),
         ({"held": [[3.0, 610]]}, "not enough values|not a calibration"),
         ({"score": {}}, "not a score"),
-        ({"entries": 0}, "sizes of partitions do not grow"),
+        ({"entries": 0}, "partition sizes are not ascending"),
     ],
 )
 def test_what_is_no_calibration(change, message):

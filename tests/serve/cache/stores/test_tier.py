@@ -2,6 +2,7 @@ import asyncio
 
 import pytest
 
+from headrace.core.cache.response.circuit_breaker import FAILURES, REST_SECONDS
 from headrace.core.cache.response.codec import Seal
 from headrace.core.cache.response.entry import Entry
 from headrace.core.events import Fault
@@ -105,5 +106,29 @@ def test_a_value_that_somebody_else_wrote_is_not_believed():
         await bench.store.put(b"o" * 32, await bench.store.get(KEY), 60.0, ())
         assert await bench.tier.find(b"o" * 32) is None  # moved to another key
         assert await bench.tier.find(KEY) == ENTRY
+
+    asyncio.run(run())
+
+
+def test_the_breaker_logs_when_it_opens_and_when_it_closes(caplog):
+    def states():
+        return [
+            r.getMessage().rpartition(": ")[2] for r in caplog.records if "circuit breaker" in r.getMessage()
+        ]
+
+    async def run():
+        bench = Bench()
+        bench.store.hangs = True
+        for _ in range(FAILURES + 3):
+            await bench.tier.find(KEY)
+        assert states() == ["circuit breaker open, it is retried later"]
+        bench.now += 2 * REST_SECONDS
+        await bench.tier.find(KEY)  # it is tried, fails again, and is still down
+        assert len(states()) == 1
+        bench.store.hangs = False
+        bench.now += 10 * REST_SECONDS
+        await bench.tier.find(KEY)
+        await bench.tier.find(KEY)
+        assert states()[1:] == ["circuit breaker closed"]
 
     asyncio.run(run())

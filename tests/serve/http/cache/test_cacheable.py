@@ -9,6 +9,7 @@ from headrace.serve.cache.lookup import CacheLookup, NotCached
 from headrace.serve.http.cache.cacheable import WAYS, Way, unknown_field
 from headrace.serve.http.openai.chat_wire import ChatBody
 from headrace.serve.http.openai.completions_wire import CompletionBody
+from tests.doubles.grammars import Compiled
 from tests.serve.http.caching import FINGERPRINT, with_memory
 from tests.serve.http.tool_scenes import TOOL_TEMPLATE, WEATHER
 
@@ -49,6 +50,12 @@ OTHER = {
     "logprobs": True,
     "top_logprobs": 2,
     "prompt_logprobs": 1,
+    "response_format": {"type": "json_object"},
+    "structured_outputs": {"regex": "a+"},
+    "guided_json": {"type": "object"},
+    "guided_regex": "a+",
+    "guided_choice": ["a", "b"],
+    "guided_grammar": 'start: "a"',
     "best_of": 2,
     "user": "ann",
     "cache_salt": "salt",
@@ -97,7 +104,7 @@ class Spy(CacheLookup):
 
 @pytest.fixture
 def options():
-    return {"recall": Spy, "template": TOOL_TEMPLATE, "max_model_len": 800}
+    return {"recall": Spy, "grammars": Compiled(), "template": TOOL_TEMPLATE, "max_model_len": 800}
 
 
 @pytest.fixture

@@ -12,14 +12,14 @@ STREAMS = TextStreams(TOKENIZER)
 EOS = TOKENIZER.eos_token_id
 
 
-def choice(mute: bool = False, **given) -> Choice:
+def choice(mute: bool = False, complete=None, **given) -> Choice:
     params = SamplingParams(**given)
     stream = STREAMS.open(
         stop=params.stop,
         include_stop_str_in_output=params.include_stop_str_in_output,
         skip_special_tokens=params.skip_special_tokens,
     )
-    return Choice(0, Request("r", (1,), params), stream, mute)
+    return Choice(0, Request("r", (1,), params), stream, mute, complete)
 
 
 def encode(text: str) -> tuple[int, ...]:
@@ -141,3 +141,20 @@ def test_a_hidden_stop_token_counts_in_the_mean_logprob():
         ]
     )
     assert (made.output_tokens, made.mean_logprob) == (2, -2.0)
+
+
+@pytest.mark.parametrize(("whole", "reason"), [("{}", "stop"), ("{", "length")])
+def test_a_stop_string_before_the_structure_is_whole_is_a_cut(whole, reason):
+    made = choice(complete=lambda text: text == "{}", stop="END")
+    for token in encode(whole + "END"):
+        made.take([Emitted("r", (token,))])
+    assert (made.finish_reason, made.stop_reason) == (reason, "END")
+
+
+def test_a_stop_token_before_the_structure_is_whole_is_a_cut_and_an_end_token_never_is():
+    (comma,) = encode(",")
+    for token, reason in ((comma, "length"), (EOS, "stop")):
+        made = choice(complete=lambda text: False, stop_token_ids=(comma,))
+        made.take([Emitted("r", encode("[1"))])
+        made.take([Emitted("r", (token,)), finished(FinishReason.STOP, token)])
+        assert made.finish_reason == reason

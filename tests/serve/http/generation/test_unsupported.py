@@ -18,9 +18,7 @@ def test_null_and_neutral_values_ask_for_nothing(name):
     ("name", "value"),
     [
         ("functions", [{"name": "f"}]),
-        ("response_format", {"type": "json_object"}),
         ("prediction", {"type": "content", "content": "x"}),
-        ("structured_outputs", {"regex": "a+"}),
         ("verbosity", "low"),
         ("store", True),
         ("use_beam_search", 0),  # 0 == False, but it is not the neutral value

@@ -168,3 +168,25 @@ def test_answers_to_several_prompts_without_a_seed_are_drawn_apart(house):
     assert len({request.seed for request in house.recall.asked}) == 4
     ask(house, prompt=["hi fox"] * 2, n=2, temperature=1, max_tokens=2, seed=5)
     assert [request.seed for request in house.recall.asked] == [5, 6, 5, 6]
+
+
+@pytest.mark.parametrize(
+    ("field", "low", "high"),
+    [
+        ("temperature", 0, 2),
+        ("top_p", 0.001, 1),
+        ("min_p", 0, 1),
+        ("presence_penalty", -2, 2),
+        ("frequency_penalty", -2, 2),
+    ],
+)
+def test_sampling_parameters_have_openais_ranges_and_errors_name_the_limit(house, field, low, high):
+    for value in (low, high):
+        assert ask(house, max_tokens=1, **{field: value}).status_code == 200
+    for value in (low - 0.01, high + 0.01):
+        answer = ask(house, max_tokens=1, **{field: value})
+        assert answer.status_code == 400
+        error = answer.json()["error"]
+        assert error["param"] == field
+        assert f"{high:g}" in error["message"]
+        assert f"{value:g}" in error["message"]

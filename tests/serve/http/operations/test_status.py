@@ -16,7 +16,7 @@ def test_models(house):
 
 @pytest.mark.parametrize("options", [{"stall_seconds": 0.05}])
 def test_health_is_progress_not_existence(house):
-    for path in ("/health", "/health/ready", "/ping"):
+    for path in ("/health", "/health/ready", "/ping", "/livez", "/healthz", "/readyz"):
         assert house.client.get(path).status_code == 200
     house.runner.gate.clear()
     house.client.portal.call(lambda: house.service.open([Request("r", (70, 71))]) and None)
@@ -24,7 +24,8 @@ def test_health_is_progress_not_existence(house):
     answer = house.client.get("/health")
     assert answer.status_code == 503
     assert "no step has progressed" in answer.json()["status"]
-    assert house.client.get("/health/ready").status_code == 503
+    for path in ("/health/ready", "/livez", "/healthz", "/readyz"):
+        assert house.client.get(path).status_code == 503
     house.runner.gate.set()
 
 

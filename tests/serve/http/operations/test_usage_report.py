@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from headrace.core.tenancy.tenants import TenantLimits, Tenants, TenantTerms
-from headrace.serve.auth.api_keys import Keys
+from headrace.serve.auth.api_keys import Grant, Keys
 from headrace.serve.http.generation.scheduling_fields import Rules
 from tests.serve.http.test_replies import quiet
 
@@ -32,12 +32,12 @@ def test_usage_is_told_by_tenant(house):
 
 @pytest.mark.parametrize("options", [{"keys": ("alpha", "beta")}])
 def test_a_key_sees_its_own_tenant_alone(house):
-    keys = Keys({"alpha": None})
+    keys = Keys({"alpha": Grant()})
     for key in ("alpha", "beta"):
         house.client.post(PATH, json=BODY, headers={"Authorization": f"Bearer {key}"})
     quiet(house)
     alpha = {"Authorization": "Bearer alpha"}
     for query in ("", "?tenant=acme"):
         (told,) = house.client.get("/v1/usage" + query, headers=alpha).json()["data"]
-        assert (told["tenant"], told["requests"]) == (keys.key_id("Bearer alpha"), 1)
+        assert (told["tenant"], told["requests"]) == (keys.identify("Bearer alpha").name, 1)
     assert house.client.get("/v1/usage").status_code == 401

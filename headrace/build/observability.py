@@ -1,0 +1,116 @@
+"""Log, warnings, HTTP metrics, traces and systemd notification of a server, composed from its options."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable
+from typing import NamedTuple
+from urllib.parse import urlsplit
+
+from headrace import __version__
+from headrace.config import ConfigError, ObservabilityOptions, read_systemd
+from headrace.core.ports import Watcher
+from headrace.observe.http_requests import HttpRequests
+from headrace.observe.log.warnings import WarningLog
+from headrace.observe.log.writer import LogWriter, install
+from headrace.observe.metrics_page import MetricsPage
+from headrace.observe.tracing.attributes import span_attributes, span_name
+from headrace.observe.tracing.spans import RequestSpans
+from headrace.serve.health_watch import HealthWatch
+from headrace.serve.http.exchange import Exchange, Hook, Hooks
+from headrace.serve.http.generation.call_notes import CallNotes
+from headrace.serve.http.operations.access_log import PROBES, access_fields, log_access
+from headrace.serve.service import Service
+from headrace.serve.systemd import SystemdNotifier
+
+TRACES_PATH = "/v1/traces"
+"""The path of OTLP over HTTP, for an endpoint that names only a host and a port."""
+
+SERVER_ERROR = 500
+
+
+def start_log(options: ObservabilityOptions) -> LogWriter:
+    """Log to standard output from now on."""
+    return install(sys.stdout, options.log_level, options.log_format)
+
+
+class Traces(NamedTuple):
+    """Makes spans of HTTP requests as hooks of an `Exchange`; ``close`` sends those that are queued."""
+
+    spans: RequestSpans
+    close: Callable[[], None]
+
+    def begin(self, exchange: Exchange) -> None:
+        """Begin the span of an HTTP request; probes have none."""
+        if exchange.path not in PROBES:
+            exchange.traceparent = self.spans.begin(exchange.traceparent)
+
+    def follow(self, exchange: Exchange) -> None:
+        """Make spans of the engine's requests of a call."""
+        self.spans.follow(exchange.traceparent, exchange.request_ids)
+
+    def end(self, exchange: Exchange) -> None:
+        """End the span of an HTTP request; a client's mistake is no error of the span."""
+        fields = access_fields(exchange)
+        error = exchange.error if fields["status"] >= SERVER_ERROR or exchange.call is not None else ""
+        name = span_name(exchange.method, exchange.route, exchange.model)
+        attributes = span_attributes(exchange.route, fields)
+        self.spans.end(exchange.traceparent, name, exchange.began, exchange.ended, attributes, error)
+
+
+def open_traces(options: ObservabilityOptions) -> Traces | None:
+    """The exporter of ``--otlp-traces-endpoint``; None without that option.
+
+    Raises:
+        ConfigError: the endpoint is no URL, or the extra ``otel`` is not installed.
+    """
+    endpoint = options.otlp_traces_endpoint
+    if endpoint is None:
+        return None
+    url = urlsplit(endpoint)
+    if url.scheme not in ("http", "https") or not url.netloc:
+        raise ConfigError(
+            f"--otlp-traces-endpoint {endpoint}: give a URL such as http://localhost:4318{TRACES_PATH}"
+        )
+    try:
+        from headrace.observe.tracing.export import SpanExporter
+    except ImportError as error:
+        raise ConfigError(
+            f"--otlp-traces-endpoint needs OpenTelemetry ({error}); install it with: pip install 'headrace[otel]'"
+        ) from error
+    address = endpoint if url.path.strip("/") else endpoint.rstrip("/") + TRACES_PATH
+    exporter = SpanExporter(
+        address, {"service.name": "headrace", "service.version": __version__}, __version__
+    )
+    return Traces(RequestSpans(exporter.export, time.time() - time.monotonic()), exporter.close)
+
+
+def watchers(traces: Traces | None) -> list[tuple[Watcher, bool]]:
+    """The watchers that log and trace, and whether each needs `Emitted` events."""
+    return [(WarningLog(), False), *([(traces.spans, True)] if traces else [])]
+
+
+def hooks(options: ObservabilityOptions, page: MetricsPage, notes: CallNotes, traces: Traces | None) -> Hooks:
+    """What happens with each HTTP request: request id, metrics, access log, trace."""
+    requests = HttpRequests(page)
+    ended: list[Hook] = [lambda exchange: requests.count(exchange.route, exchange.method, exchange.status)]
+    if options.access_log:
+        ended.append(log_access)
+    if traces is None:
+        return Hooks(opened=(notes.name,), ended=tuple(ended))
+    return Hooks((traces.begin,), (notes.name, traces.follow), (*ended, traces.end))
+
+
+class SystemdLink(NamedTuple):
+    """The notifier of this process, and the watch that uses it; ``watch`` is started with the server."""
+
+    notifier: SystemdNotifier
+    watch: HealthWatch
+
+
+def systemd_link(service: Service) -> SystemdLink:
+    """As systemd has asked for in the environment; without it, the watch only logs."""
+    asked = read_systemd()
+    notifier = SystemdNotifier(asked.notify_socket)
+    return SystemdLink(notifier, HealthWatch(service, notifier, asked.watchdog_seconds))

@@ -1,0 +1,7 @@
+"""Structured output: constraints compiled to grammars, and the tokens that each grammar allows next.
+
+- `sources`: a constraint's source as a grammar of llguidance.
+- `refusals`: why a constraint cannot be enforced, with keyword and path.
+- `compiler`: compilation on threads, and the cache of compiled grammars.
+- `matchers`: each slot's grammar state and mask, computed during the forward pass.
+"""

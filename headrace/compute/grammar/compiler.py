@@ -1,0 +1,227 @@
+"""Constraints compiled beside the engine's loop, on threads of their own, and remembered under a bound.
+
+```
+ constraint --grammar (sources)--> llguidance matcher, its first mask computed --copy--> one per sequence (`matchers`)
+                 |refused (refusals)
+                 `-> UnusableConstraint, remembered too: the same schema is refused at once the next time
+```
+llguidance works without the interpreter lock. Its limits bound the time and memory of one grammar, ``entries`` and
+``source_bytes`` those of all that are remembered, ``seconds`` how long anybody waits for one.
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import TimeoutError as FutureTimeout
+from dataclasses import dataclass, field
+
+from llguidance import LLMatcher, LLParserLimits, LLTokenizer
+
+from headrace.compute.grammar.refusals import described, first_reason
+from headrace.compute.grammar.sources import grammar, read_schema, schema_grammar
+from headrace.core.constraint import Constraint, ConstraintKind, UnusableConstraint
+
+THREADS = 2
+"""Grammars that are compiled at the same time: one that takes long must not stop all others."""
+
+ENTRIES = 1024
+SOURCE_BYTES = 16 << 20
+"""Compiled grammars that are remembered, and the characters of their sources in all: a grammar takes a few hundred
+times its source while its lexer is warm."""
+
+COMPILE_SECONDS = 5.0
+"""How long a request waits for its grammar."""
+
+LIMITS = LLParserLimits(
+    initial_lexer_fuel=1_000_000,
+    step_lexer_fuel=200_000,
+    step_max_items=50_000,
+    max_items_in_row=2_000,
+    max_lexer_states=50_000,
+    max_grammar_size=250_000,
+    verbose_errors=False,
+)
+"""About 20 ms of work for a grammar's lexer, 15 ms for a mask, and 100 MB for its states."""
+
+
+@dataclass(slots=True)
+class _Entry:
+    matcher: Future[LLMatcher]
+    size: int
+    began: float = field(default_factory=time.monotonic)
+
+
+class Compiler:
+    """`core.ports.Grammars` over llguidance, for one tokenizer.
+
+    Args:
+        tokenizer: gives the tokenizer's own JSON (``tokenizer.json``), which takes long for a large vocabulary.
+        vocab_size: ids that the model can draw; those that the tokenizer does not have are never allowed.
+        eos_token_ids: tokens that end an answer, allowed where the grammar may end.
+        entries, source_bytes, seconds: the bounds.
+    """
+
+    def __init__(
+        self,
+        tokenizer: Callable[[], str],
+        vocab_size: int,
+        eos_token_ids: Sequence[int],
+        *,
+        entries: int = ENTRIES,
+        source_bytes: int = SOURCE_BYTES,
+        seconds: float = COMPILE_SECONDS,
+    ) -> None:
+        self.vocab_size = vocab_size
+        self._describe = tokenizer
+        self._special: dict[str, int] = {}
+        self.ends = frozenset(token for token in eos_token_ids if token < vocab_size)
+        self._entries = entries
+        self._source_bytes = source_bytes
+        self._seconds = seconds
+        self._known: OrderedDict[bytes, _Entry] = OrderedDict()
+        self._size = 0
+        self._lock = threading.Lock()
+        self._threads = ThreadPoolExecutor(THREADS, thread_name_prefix="headrace-grammar")
+        self._tokenizer: Future[LLTokenizer] | None = None
+
+    @property
+    def remembered(self) -> int:
+        """Grammars that are compiled or being compiled."""
+        return len(self._known)
+
+    def prepare(self) -> None:
+        """Read the tokenizer now, on a thread: half a second that no request then waits for."""
+        self._read_tokenizer()
+
+    def close(self) -> None:
+        """End the threads; what is being compiled comes to its end."""
+        self._threads.shutdown(wait=False, cancel_futures=True)
+
+    # -- core.ports.Grammars -----------------------------------------------------------------------
+
+    def ready(self, constraint: Constraint) -> bool:
+        """See `core.ports.Grammars`."""
+        entry = self._entry(constraint)
+        if not entry.matcher.done():
+            if time.monotonic() - entry.began > self._seconds:
+                raise self._too_long()
+            return False
+        _outcome(entry.matcher, 0.0)
+        return True
+
+    def check(self, constraint: Constraint) -> None:
+        """See `core.ports.Grammars`."""
+        self._compiled(constraint)
+
+    def is_complete(self, constraint: Constraint, text: str) -> bool:
+        """See `core.ports.Grammars`."""
+        matcher = self._compiled(constraint).deep_copy()
+        tokens = self._read_tokenizer().result().tokenize_str(text)
+        return bool(matcher.consume_tokens(tokens)) and bool(matcher.is_accepting())
+
+    # -- for the engine's thread -------------------------------------------------------------------
+
+    def matcher(self, constraint: Constraint) -> LLMatcher:
+        """A matcher of its own for one sequence, at the grammar's beginning; compiled now if it was forgotten.
+
+        Raises:
+            UnusableConstraint: it cannot be compiled.
+        """
+        return self._compiled(constraint).deep_copy()
+
+    def _compiled(self, constraint: Constraint) -> LLMatcher:
+        try:
+            return _outcome(self._entry(constraint).matcher, self._seconds)
+        except FutureTimeout:
+            raise self._too_long() from None
+
+    def _too_long(self) -> UnusableConstraint:
+        return UnusableConstraint(f"compiling the grammar takes longer than {self._seconds:g} seconds")
+
+    def _entry(self, constraint: Constraint) -> _Entry:
+        key = constraint.digest
+        with self._lock:
+            entry = self._known.get(key)
+            if entry is not None:
+                self._known.move_to_end(key)
+                return entry
+            entry = _Entry(self._threads.submit(self._compile, constraint), len(constraint.source))
+            self._known[key] = entry
+            self._size += entry.size
+            while len(self._known) > self._entries or (
+                self._size > self._source_bytes and len(self._known) > 1
+            ):
+                _, oldest = self._known.popitem(last=False)
+                self._size -= oldest.size
+            return entry
+
+    def _read_tokenizer(self) -> Future[LLTokenizer]:
+        with self._lock:
+            if self._tokenizer is None:
+                self._tokenizer = Future()
+                threading.Thread(
+                    target=self._read, args=(self._tokenizer,), name="headrace-vocabulary", daemon=True
+                ).start()
+            return self._tokenizer
+
+    def _read(self, into: Future[LLTokenizer]) -> None:
+        try:
+            source = self._describe()
+            described = json.loads(source)
+            size = max(self.vocab_size, len(described["model"]["vocab"]))
+            added = described.get("added_tokens") or ()
+            self._special = {each["content"]: each["id"] for each in added if each["special"]}
+            try:
+                made = LLTokenizer(source, n_vocab=size, eos_token=sorted(self.ends))
+            except ValueError:  # added tokens lie beyond the model's rows
+                made = LLTokenizer(source, eos_token=sorted(self.ends))
+            into.set_result(made)
+        except BaseException as error:
+            problem = f"the model's tokenizer cannot be used for structured outputs: {error}"
+            into.set_exception(UnusableConstraint(problem, server=True))
+
+    def _compile(self, constraint: Constraint) -> LLMatcher:
+        try:
+            return self._made(constraint)
+        except UnusableConstraint:
+            raise
+        except (
+            BaseException
+        ) as error:  # a panic of the library is no Exception, and must cost one request alone
+            raise UnusableConstraint(f"the {constraint.kind} cannot be compiled: {error}") from error
+
+    def _made(self, constraint: Constraint) -> LLMatcher:
+        tokenizer = self._read_tokenizer().result()
+        made = grammar(constraint, self._special)
+        matcher = LLMatcher(tokenizer, made, log_level=0, limits=LIMITS)
+        if matcher.is_error():
+            raise UnusableConstraint(self._refusal(constraint, matcher.get_error()))
+        matcher.compute_bitmask()  # a cold lexer's first mask takes a millisecond; all copies begin behind it
+        if matcher.is_error():
+            raise UnusableConstraint(first_reason(matcher.get_error()))
+        return matcher
+
+    def _refusal(self, constraint: Constraint, error: str) -> str:
+        if constraint.kind is not ConstraintKind.JSON:
+            return f"the {constraint.kind} cannot be enforced: {first_reason(error)}"
+
+        def refused(schema: object) -> str:
+            made = schema_grammar(schema, constraint.whitespace)
+            wrong, messages = LLMatcher.validate_grammar_with_warnings(made, limits=LIMITS)
+            return messages[0] if wrong else ""
+
+        schema = read_schema(constraint.source)
+        return described(schema, refused(schema) or error, refused)
+
+
+def _outcome(matcher: Future[LLMatcher], seconds: float) -> LLMatcher:
+    """What was compiled; an error of its own for each caller, since a raised one collects the places it passed."""
+    try:
+        return matcher.result(seconds)
+    except UnusableConstraint as error:
+        raise UnusableConstraint(str(error), server=error.server) from None

@@ -1,0 +1,207 @@
+"""The source of a constraint as a grammar of llguidance, or why there is none.
+
+One function per kind. What comes out is llguidance's own JSON, which `compiler` gives to its matcher; the errors that
+the matcher itself finds are put into words by `refusals`.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from llguidance import LLMatcher, regex_to_lark
+from llguidance.gbnf_to_lark import any_to_lark
+
+from headrace.core.constraint import Constraint, ConstraintKind, UnusableConstraint
+
+WHITESPACE = r"( |\r?\n( {0,32}|\t{0,8}))?"
+"""What may stand between the tokens of JSON: a blank, or a line break and an indentation. Models may otherwise write
+blanks until the limit of tokens (https://github.com/vllm-project/vllm/issues/13260)."""
+
+MAX_DEPTH = 64
+"""How deep the values of a schema may be nested."""
+
+MAX_CHOICES = 10_000
+"""The most strings of a choice."""
+
+MAX_TAGS = 256
+"""The most structures of a structural tag."""
+
+
+def grammar(constraint: Constraint, special: Mapping[str, int]) -> str:
+    """The grammar of ``constraint`` as llguidance takes it.
+
+    ``special`` are the ids of the tokenizer's special tokens: text never spells them, so that a tag names them by id.
+
+    Raises:
+        UnusableConstraint: the source is not what its kind says.
+    """
+    made = _grammar(constraint, special)
+    return _after(constraint.after, made, special) if constraint.after else made
+
+
+def _grammar(constraint: Constraint, special: Mapping[str, int]) -> str:
+    source = constraint.source
+    match constraint.kind:
+        case ConstraintKind.JSON:
+            return schema_grammar(read_schema(source), constraint.whitespace)
+        case ConstraintKind.REGEX:
+            return _regex(source)
+        case ConstraintKind.CHOICE:
+            return _choice(source)
+        case ConstraintKind.GRAMMAR:
+            return _lark(source)
+        case ConstraintKind.STRUCTURAL_TAG:
+            return _structural_tag(source, special)
+
+
+def _after(marker: str, made: str, special: Mapping[str, int]) -> str:
+    """Free text up to ``marker``, then what the grammar ``made`` says."""
+    spelt = _spelt(marker, special)
+    opened = f"free: TEXT {spelt}" if spelt.startswith("<[") else f"free[lazy]: TEXT {spelt}"
+    lines = ["%llguidance {}", "start: free @body", opened, r"TEXT: /(.|\n)*/"]
+    body = json.loads(made) if made.lstrip().startswith("{") else {"grammars": [{"lark_grammar": made}]}
+    first, *others = body["grammars"]
+    head = {"name": "after", "lark_grammar": "\n".join(lines)}
+    return json.dumps(body | {"grammars": [head, first | {"name": "body"}, *others]})
+
+
+def read_schema(source: str) -> Any:
+    """A JSON schema from its text.
+
+    Raises:
+        UnusableConstraint: it is not JSON, no object or boolean, too deep, or has llguidance's own options in it.
+    """
+    schema = _read(source, "the JSON schema")
+    if not isinstance(schema, dict | bool):
+        raise UnusableConstraint("the JSON schema must be an object, true or false")
+    if isinstance(schema, bool):  # the library takes options with an object alone
+        if not schema:
+            raise UnusableConstraint("no value satisfies the schema false")
+        return {}
+    _check_depth(schema)
+    if "x-guidance" in schema:
+        raise UnusableConstraint("keyword 'x-guidance' at '#/x-guidance' is not supported")
+    return schema
+
+
+def schema_grammar(schema: Any, whitespace: str | None = None) -> str:
+    """The grammar of a JSON schema."""
+    options = {
+        "whitespace_pattern": WHITESPACE if whitespace is None else whitespace,
+        "lenient": False,
+        "coerce_one_of": False,
+    }
+    return str(LLMatcher.grammar_from_json_schema(json.dumps(schema), overrides=options))  # type: ignore[arg-type]
+
+
+def _read(source: str, what: str) -> Any:
+    try:
+        return json.loads(source)
+    except (ValueError, RecursionError) as error:
+        raise UnusableConstraint(f"{what} is not valid JSON: {error}") from None
+
+
+def _check_depth(schema: Any) -> None:
+    level, depth = [schema], 0
+    while level:
+        if depth > MAX_DEPTH:
+            raise UnusableConstraint(f"the JSON schema is nested more than {MAX_DEPTH} levels deep")
+        inner: list[Any] = []
+        for value in level:
+            if isinstance(value, dict):
+                inner += value.values()
+            elif isinstance(value, list):
+                inner += value
+        level, depth = inner, depth + 1
+
+
+def _choice(source: str) -> str:
+    texts = _read(source, "choice")
+    if len(texts) > MAX_CHOICES:
+        raise UnusableConstraint(f"choice has {len(texts)} strings; at most {MAX_CHOICES} are allowed")
+    return str(LLMatcher.grammar_from_lark("start: " + " | ".join(json.dumps(text) for text in texts)))
+
+
+def _lark(source: str) -> str:
+    try:
+        text = any_to_lark(source)
+    except Exception as error:  # the converter raises what its parser does
+        raise UnusableConstraint(f"the grammar is neither Lark nor GBNF: {_line(error)}") from None
+    return str(LLMatcher.grammar_from_lark(text))
+
+
+def _regex(source: str) -> str:
+    r"""``\d`` is 0 to 9, as in JavaScript and JSON schemas; ``\w`` and ``\s`` are Unicode's, as in Python."""
+    return str(LLMatcher.grammar_from_regex(regex_to_lark(source, "d")))
+
+
+def _structural_tag(source: str, special: Mapping[str, int]) -> str:
+    """vLLM's structural tag: free text, and after each trigger one of the structures that begin with it.
+
+    ``{"structures": [{"begin": …, "schema": {…}, "end": …}], "triggers": [begin of structures, …]}``
+    With ``"required": true`` there is no free text, but one structure, or with ``"many": true`` one or several.
+    """
+    tag = _read(source, "structural_tag")
+    if isinstance(tag, dict) and "format" in tag:
+        raise UnusableConstraint("structural_tag.format is not supported; use structures and triggers")
+    if not isinstance(tag, dict) or not isinstance(tag.get("structures"), list):
+        raise UnusableConstraint("structural_tag must be an object with the lists structures and triggers")
+    structures, triggers = tag["structures"], tag.get("triggers")
+    if not structures or len(structures) > MAX_TAGS:
+        raise UnusableConstraint(f"structural_tag.structures must have 1 to {MAX_TAGS} entries")
+    if not isinstance(triggers, list) or not all(isinstance(text, str) and text for text in triggers):
+        raise UnusableConstraint("structural_tag.triggers must be a list of strings that are not empty")
+    required, many = tag.get("required") is True, tag.get("many") is True
+    rules = []
+    for number, structure in enumerate(structures):
+        begin, schema, end = _structure(structure, number)
+        trigger = next((text for text in triggers if begin.startswith(text)), None)
+        if trigger is None:
+            path = f"structural_tag.structures[{number}]"
+            raise UnusableConstraint(f"{path}.begin starts with none of the triggers")
+        opening, rest = _spelt(trigger, special), _spelt(begin[len(trigger) :], special)
+        if required:
+            opened = opening
+        elif opening.startswith("<["):  # no text spells a special token, so none can run past it
+            opened = f"TEXT {opening}"
+        else:
+            rules.append(f"open_{number}[lazy]: TEXT {opening}")
+            opened = f"open_{number}"
+        body = "%json " + json.dumps({**schema, "x-guidance": {"whitespace_pattern": WHITESPACE}})
+        rules.append(f"tag_{number}: {opened} {rest} {body} {_spelt(end, special)}")
+    tags = " | ".join(f"tag_{number}" for number in range(len(structures)))
+    start = f"start: ({tags}){'+' if many else ''}" if required else f"start: ({tags})* rest"
+    lines = ["%llguidance {}", start, *rules]
+    if not required:
+        lines += ["rest: TEXT", r"TEXT: /(.|\n)*/"]
+    return str(LLMatcher.grammar_from_lark("\n".join(lines)))
+
+
+def _spelt(text: str, special: Mapping[str, int]) -> str:
+    """A text as Lark has it: strings, and special tokens by their ids."""
+    if not text:
+        return ""
+    if not special:
+        return json.dumps(text)
+    longest_first = sorted(special, key=len, reverse=True)
+    parts = re.split("(" + "|".join(map(re.escape, longest_first)) + ")", text)
+    return " ".join(f"<[{special[part]}]>" if part in special else json.dumps(part) for part in parts if part)
+
+
+def _structure(structure: Any, number: int) -> tuple[str, dict[str, Any], str]:
+    path = f"structural_tag.structures[{number}]"
+    if not isinstance(structure, dict):
+        raise UnusableConstraint(f"{path} must be an object")
+    begin, end, schema = structure.get("begin"), structure.get("end", ""), structure.get("schema", {})
+    if not isinstance(begin, str) or not begin or not isinstance(end, str):
+        raise UnusableConstraint(f"{path} must have the strings begin and end")
+    if not isinstance(schema, dict) or "x-guidance" in schema:
+        raise UnusableConstraint(f"{path}.schema must be a JSON schema that is an object")
+    return begin, schema, end
+
+
+def _line(error: Exception) -> str:
+    return next(iter(str(error).splitlines()), "") or type(error).__name__

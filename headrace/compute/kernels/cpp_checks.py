@@ -1,0 +1,131 @@
+"""The arguments of the C++ kernels: dtype codes, checked pages and batches, and loading the extension."""
+
+from __future__ import annotations
+
+import importlib
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from headrace.compute.batch import Batch
+from headrace.compute.kernels import HeadShape, KernelsUnavailable, Pages
+
+
+class Codes(dict[torch.dtype, int]):
+    """The extension's numbers of dtypes (`DType` in csrc/operations.h)."""
+
+    def __missing__(self, dtype: torch.dtype) -> int:
+        raise ValueError(f"kernels 'cpp' support {', '.join(map(str, self))}, not {dtype}")
+
+
+DTYPES = Codes({torch.float32: 0, torch.bfloat16: 1, torch.float16: 2})
+PAGE_DTYPES = Codes({**DTYPES, torch.int8: 3})
+_INTERFACE = 12
+NEVER = {torch.float32: 0xFF800000, torch.bfloat16: 0xFF80, torch.float16: 0xFC00}
+"""The bits of minus infinity."""
+_PAIRED = (torch.bfloat16, torch.int8)
+_MAX_HEAD_DIM = 512
+
+
+def page_words(pages: Pages, kv_heads: int, head_dim: int, dtype: torch.dtype) -> tuple[int, ...]:
+    """Pages as the extension needs them (`Pages` in csrc/operations.h), checked; ``dtype``: of the activations."""
+    keys, values, key_scales, value_scales = pages
+    if keys.dtype not in (dtype, torch.int8) or (head_dim % 2 and keys.dtype in _PAIRED):
+        raise ValueError(f"pages of {keys.dtype} with heads of {head_dim} beside activations of {dtype}")
+    num_blocks, block_size = keys.shape[:2]
+    block = (block_size * kv_heads * head_dim, kv_heads * head_dim, head_dim, 1)
+    if (
+        values.shape != keys.shape
+        or values.dtype != keys.dtype
+        or keys.shape[2:] != (kv_heads, head_dim)
+        or head_dim > _MAX_HEAD_DIM
+        or values.stride() != keys.stride()
+        or keys.stride()[1:] != block[1:]
+        or keys.stride(0) < block[0]
+    ):
+        raise ValueError(
+            f"keys {keys.dtype} {list(keys.shape)} and values {values.dtype} {list(values.shape)} must be pages of "
+            f"{kv_heads} heads of {head_dim}, at most {_MAX_HEAD_DIM}, each block contiguous"
+        )
+    addresses = (keys.data_ptr(), values.data_ptr())
+    code = PAGE_DTYPES[keys.dtype]
+    if keys.dtype != torch.int8:
+        return (*addresses, 0, 0, block_size, keys.stride(0), 0, code)
+    if (
+        key_scales is None
+        or value_scales is None
+        or any(scales.dtype != torch.float32 for scales in (key_scales, value_scales))
+        or any(scales.shape != (num_blocks, kv_heads, block_size) for scales in (key_scales, value_scales))
+        or key_scales.stride() != value_scales.stride()
+        or key_scales.stride()[1:] != (block_size, 1)
+    ):
+        raise ValueError(
+            f"pages of int8 need scales float32 [{num_blocks}, {kv_heads}, {block_size}], each block contiguous"
+        )
+    scales = (key_scales.data_ptr(), value_scales.data_ptr())
+    return (*addresses, *scales, block_size, keys.stride(0), key_scales.stride(0), code)
+
+
+def batch_lines(batch: Batch) -> tuple[Tensor, list[Tensor]]:
+    """The tokens of a batch, and its positions, slots and wanted positions, contiguous and checked."""
+    ids = batch.tokens.contiguous()
+    lines = [each.contiguous() for each in (batch.positions, batch.slot_mapping, batch.logits_indices)]
+    if ids.dtype != torch.int32 or any(line.dtype != torch.int64 for line in lines):
+        raise ValueError(f"tokens {ids.dtype}; positions, slots, wanted {[line.dtype for line in lines]}")
+    if not len(lines[0]) == len(lines[1]) == len(ids):
+        raise ValueError(f"{len(lines[0])} positions and {len(lines[1])} slots for {len(ids)} tokens")
+    return ids, lines
+
+
+def check_blocks(read: int, batch_block_size: int, num_blocks: int, block_size: int) -> None:
+    """Raise IndexError if rows read blocks below ``read`` that the pages do not have, or of another size."""
+    if read > num_blocks or batch_block_size != block_size:
+        raise IndexError(
+            f"rows read block {read - 1} of {batch_block_size} tokens; there are {num_blocks} of {block_size}"
+        )
+
+
+def check_rope(
+    qkv: Tensor, shape: HeadShape, rotation: Tensor, qk_norm: Tensor | None, slots: Tensor
+) -> None:
+    """Raise ValueError unless the arguments of `Kernels.rope_write_kv` fit each other."""
+    tokens, rotary = len(qkv), rotation.shape[-1]
+    heads, kv_heads, head_dim = shape
+    if (
+        qkv.shape[1] != (heads + 2 * kv_heads) * head_dim
+        or rotation.shape != (tokens, 2, rotary)
+        or rotation.dtype != torch.float32
+        or rotary > head_dim
+        or rotary % 2
+        or heads % kv_heads
+        or len(slots) != tokens
+        or slots.dtype != torch.int64
+        or (
+            qk_norm is not None
+            and (qk_norm.shape != (heads + kv_heads, head_dim) or qk_norm.dtype != torch.float32)
+        )
+    ):
+        raise ValueError(
+            f"qkv {list(qkv.shape)}, rotation {rotation.dtype} {list(rotation.shape)}, slots {slots.dtype} "
+            f"{list(slots.shape)} do not fit {shape}"
+        )
+
+
+def shown(tensor: Tensor | None) -> str:
+    """Dtype and shape of a tensor for an error message."""
+    return "none" if tensor is None else f"{tensor.dtype} {list(tensor.shape)}"
+
+
+def extension() -> Any:
+    """The extension module, if it was built from these sources."""
+    try:
+        module = importlib.import_module("headrace.compute.kernels._cpu")
+        if getattr(module, "interface", 1) != _INTERFACE:
+            raise ImportError("they were built from a different version of the sources")
+        return module
+    except ImportError as error:
+        raise KernelsUnavailable(
+            f"the C++ kernels of the CPU cannot be loaded ({error}); torch is used instead, which is 1.5 to 3 "
+            "times slower. To build them, install a C++17 compiler and run `pip install --no-build-isolation -e .`"
+        ) from error

@@ -1,0 +1,43 @@
+"""Which tokens the grammars of some rows allow next, as bits; all others become impossible before anything is filtered.
+
+What `Kernels.restrict` means, in torch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import numpy as np
+import torch
+
+from headrace.compute.transfer import upload
+
+Ints = np.ndarray[tuple[int, ...], np.dtype[np.int64]]
+Flags = np.ndarray[tuple[int, ...], np.dtype[np.bool_]]
+Words = np.ndarray[tuple[int, int], np.dtype[np.int32]]
+
+
+class Allowed(NamedTuple):
+    """The rows of a batch that are restricted, and what each allows; arrays of the host.
+
+    ``lines`` int64 [M] are rows of the logits, ascending. ``words`` int32 [M, ceil(V / 32)] hold one bit per token,
+    the lowest first; bits from V on mean nothing. ``ending`` bool [M] says which of them can only end (None: none).
+    """
+
+    lines: Ints
+    words: Words
+    ending: Flags | None = None
+
+
+Restrict = Callable[[torch.Tensor, Allowed], torch.Tensor]
+
+
+def restrict(logits: torch.Tensor, allowed: Allowed) -> torch.Tensor:
+    """A copy of ``logits`` [S, V] with minus infinity in place of what the rows named do not allow."""
+    each = np.unpackbits(allowed.words.view(np.uint8), axis=1, bitorder="little")  # a byte per token
+    lines, flat = upload(logits.device, allowed.lines, each.reshape(-1).view(np.int32))
+    closed = flat.view(torch.uint8).view(len(lines), -1)[:, : logits.shape[1]] == 0
+    if len(lines) == len(logits):
+        return logits.masked_fill(closed, -torch.inf)
+    return logits.index_copy(0, lines, logits.index_select(0, lines).masked_fill_(closed, -torch.inf))

@@ -1,0 +1,129 @@
+"""The metrics of the engine: names, labels, help texts and buckets. `observe.metrics` writes their values."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from headrace.observe.metrics_page import MetricsPage
+from headrace.observe.series import Histogram
+
+TTFT_SECONDS = (
+    *(0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75),
+    *(1.0, 2.5, 5.0, 7.5, 10.0, 20.0, 40.0, 80.0, 160.0, 640.0),
+)
+TOKEN_SECONDS = (
+    *(0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75),
+    *(1.0, 2.5, 5.0, 7.5, 10.0, 20.0, 40.0, 80.0),
+)
+REQUEST_SECONDS = (
+    *(0.01, 0.05, 0.1, 0.3, 0.5, 0.8, 1.0, 1.5, 2.0, 2.5, 5.0, 10.0, 15.0, 20.0, 30.0, 40.0),
+    *(50.0, 60.0, 120.0, 240.0, 480.0, 960.0, 1920.0),
+)
+STEP_SECONDS = (0.00001, 0.0001, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 5.0)
+ITERATION_TOKENS = (1, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384)
+REQUEST_TOKENS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10000, 20000, 50000, 100000)
+BATCH_ROWS = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512)
+
+
+class EngineGauges:
+    """What the engine holds now; ``cache_config`` becomes the labels of ``cache_config_info``."""
+
+    def __init__(self, page: MetricsPage, cache_config: Mapping[str, str] | None) -> None:
+        self.running = page.gauge("num_requests_running", "Requests that are running.").of()
+        self.waiting = page.gauge("num_requests_waiting", "Requests waiting to be admitted.").of()
+        self.usage = page.gauge(
+            "kv_cache_usage_perc", "Share of KV cache blocks held by requests, 0 to 1."
+        ).of()
+        self.waste = page.gauge(
+            "kv_cache_waste_perc", "Share of the KV slots in held blocks that contain no token, 0 to 1."
+        ).of()
+        self.progress = page.gauge(
+            "scheduler_last_progress_timestamp_seconds", "Unix time of the last finished step."
+        ).of()
+        if cache_config is not None:
+            info = page.gauge(
+                "cache_config_info",
+                "Block size and number of blocks of the KV cache; always 1.",
+                list(cache_config),
+            )
+            info.of(*cache_config.values()).value = 1.0
+
+
+class EngineCounters:
+    """What the engine has done; tenants beyond the first ``tenants`` are counted as ``other``."""
+
+    def __init__(self, page: MetricsPage, tenants: int) -> None:
+        self.queries = page.counter(
+            "prefix_cache_queries", "Tokens that were looked up in the prefix cache."
+        ).of()
+        self.hits = page.counter("prefix_cache_hits", "Tokens that were found in the prefix cache.").of()
+        self.preemptions = page.counter(
+            "num_preemptions", "Preemptions: requests that returned to the queue."
+        ).of()
+        self.recomputed = page.counter(
+            "recomputed_tokens", "Tokens that were computed again after a preemption."
+        ).of()
+        self.prompt = page.counter(
+            "prompt_tokens", "Prompt tokens of requests that have a first token, computed or cached."
+        ).of()
+        self.generated = page.counter("generation_tokens", "Generated tokens.").of()
+        self.ended = page.counter(
+            "request_success",
+            "Requests that ended, by reason; stop and length are complete answers.",
+            ["finished_reason"],
+        )
+        self.waits = page.counter(
+            "scheduler_wait_reason", "Times that a request began to wait for a new reason.", ["reason"]
+        )
+        self.service = page.counter(
+            "tenant_service_tokens",
+            "Tokens of a tenant: computed and cached prompt tokens, and generated tokens.",
+            ["tenant", "kind"],
+            limit=tenants,
+        )
+
+
+class StepHistograms:
+    """Sizes and times of steps."""
+
+    def __init__(self, page: MetricsPage) -> None:
+        self.tokens = page.histogram(
+            "iteration_tokens_total", "Tokens computed per step.", ITERATION_TOKENS
+        ).of()
+        self.sequences = page.histogram("batch_size", "Sequences per step.", BATCH_ROWS).of()
+        self.phases = page.histogram(
+            "scheduler_step_seconds", "Time of each phase of a step.", STEP_SECONDS, ["phase"]
+        )
+
+
+class RequestHistograms:
+    """Times and sizes of requests."""
+
+    def __init__(self, page: MetricsPage) -> None:
+        def histogram(name: str, help: str, bounds: Sequence[float] = REQUEST_SECONDS) -> Histogram:
+            return page.histogram(name, help, tuple(bounds)).of()
+
+        self.ttft = histogram(
+            "time_to_first_token_seconds", "Time from arrival to first token.", TTFT_SECONDS
+        )
+        self.itl = histogram(
+            "inter_token_latency_seconds", "Time between two consecutive outputs of a request.", TOKEN_SECONDS
+        )
+        self.tpot = histogram(
+            "request_time_per_output_token_seconds",
+            "Mean time per output token of a request, without the first token.",
+            TOKEN_SECONDS,
+        )
+        self.e2e = histogram("e2e_request_latency_seconds", "Time from arrival to end of a request.")
+        self.queue = histogram("request_queue_time_seconds", "Time from arrival to first admission.")
+        self.prefill = histogram("request_prefill_time_seconds", "Time from first admission to first token.")
+        self.decode = histogram("request_decode_time_seconds", "Time from first token to last token.")
+        self.prompt_tokens = histogram("request_prompt_tokens", "Prompt tokens per request.", REQUEST_TOKENS)
+        self.output_tokens = histogram(
+            "request_generation_tokens", "Generated tokens per request.", REQUEST_TOKENS
+        )
+        self.longest = histogram(
+            "request_max_num_generation_tokens",
+            "Generated tokens per sequence; a call with n > 1 has n sequences.",
+            REQUEST_TOKENS,
+        )

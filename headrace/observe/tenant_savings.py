@@ -1,0 +1,72 @@
+"""What the caches saved each tenant, by layer: the tenant's own part of ``GET /v1/cache/stats``.
+
+`observe.cache_ledger` counts the same events for the whole server. Misses are not counted here, because the event of a
+lookup does not name its tenant.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from typing import Any
+
+from headrace.core.events import AdmitReason, Admitted, Arrived, Event, Finished, Layer, Spared
+from headrace.observe.cache_ledger import FREE, Prices
+from headrace.observe.series import OTHER
+
+MAX_TENANTS = 10_000
+"""Tenants that are counted separately; further ones are counted together as ``other``."""
+
+
+class _Saved:
+    """The counts of one tenant and one layer."""
+
+    __slots__ = ("hits", "output_tokens", "prompt_tokens")
+
+    def __init__(self) -> None:
+        self.hits = self.prompt_tokens = self.output_tokens = 0
+
+    def add(self, prompt_tokens: int, output_tokens: int) -> None:
+        self.hits += 1
+        self.prompt_tokens += prompt_tokens
+        self.output_tokens += output_tokens
+
+
+class TenantSavings:
+    """A `core.ports.Watcher` that counts hits and saved tokens per tenant and layer."""
+
+    def __init__(self, prices: Prices = FREE) -> None:
+        self._prices = prices
+        self._saved: dict[str, dict[Layer, _Saved]] = {}
+        self._tenants: dict[str, str] = {}  # of the open requests
+
+    def fold(self, event: Event, now: float) -> None:
+        if isinstance(event, Arrived):
+            self._tenants[event.request_id] = event.tenant
+        elif isinstance(event, Admitted):
+            tenant = self._tenants.get(event.request_id)
+            if event.reason is AdmitReason.NEW and event.cached_tokens and tenant is not None:
+                self._of(tenant)[Layer.PREFIX].add(event.cached_tokens, 0)
+        elif isinstance(event, Finished):
+            self._tenants.pop(event.request_id, None)
+        elif isinstance(event, Spared):
+            self._of(event.tenant)[event.layer].add(event.prompt_tokens, event.output_tokens)
+
+    def stats(self, tenant: str) -> dict[str, Any]:
+        """One tenant's savings by layer, as plain values for JSON."""
+        saved = self._saved.get(tenant, {})
+        return {
+            "tenant": tenant,
+            "layers": {
+                layer.value: {
+                    "hits": counts.hits,
+                    "saved_prompt_tokens": counts.prompt_tokens,
+                    "saved_output_tokens": counts.output_tokens,
+                    "saved_cost": self._prices.of(counts.prompt_tokens, counts.output_tokens),
+                }
+                for layer, counts in sorted(saved.items())
+            },
+        }
+
+    def _of(self, tenant: str) -> dict[Layer, _Saved]:
+        name = tenant if tenant in self._saved or len(self._saved) < MAX_TENANTS else OTHER
+        return self._saved.setdefault(name, defaultdict(_Saved))

@@ -1,0 +1,84 @@
+"""The roles of API keys, and the one table that says which access each route needs.
+
+`serve.auth.access` checks every request against `ROUTES`. The application refuses to start with a route that is not in
+the table, so a new route cannot be open by mistake.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from enum import StrEnum
+
+
+class Role(StrEnum):
+    """What an API key may do."""
+
+    INFERENCE = "inference"
+    METRICS = "metrics"
+    ADMIN = "admin"
+
+
+class Access(StrEnum):
+    """What a route asks of a request, once API keys are configured."""
+
+    PUBLIC = "public"  # no key
+    ANY_KEY = "any key"
+    INFERENCE = "inference"
+    METRICS = "metrics"
+    ADMIN = "admin"
+
+
+ALLOWED: Mapping[Access, frozenset[Role]] = {
+    Access.PUBLIC: frozenset(Role),
+    Access.ANY_KEY: frozenset(Role),
+    Access.INFERENCE: frozenset({Role.INFERENCE, Role.ADMIN}),
+    Access.METRICS: frozenset({Role.METRICS, Role.ADMIN}),
+    Access.ADMIN: frozenset({Role.ADMIN}),
+}
+"""Which roles each access admits. An admin key may use every route."""
+
+ROUTES: Mapping[str, Access] = {
+    # Health and documentation: they show nothing about a tenant.
+    "GET /health": Access.PUBLIC,
+    "GET /health/ready": Access.PUBLIC,
+    "GET /healthz": Access.PUBLIC,
+    "GET /livez": Access.PUBLIC,
+    "GET /readyz": Access.PUBLIC,
+    "GET /ping": Access.PUBLIC,
+    "POST /ping": Access.PUBLIC,
+    "GET /version": Access.PUBLIC,
+    "GET /docs": Access.PUBLIC,
+    "GET /openapi.json": Access.PUBLIC,
+    # State of the whole server, without tenants' names.
+    "GET /server_info": Access.ANY_KEY,
+    # Metrics carry tenants' names as labels.
+    "GET /metrics": Access.METRICS,
+    # Inference. Each route shows and changes only what belongs to the key's tenant; an admin key reaches all tenants.
+    "POST /v1/chat/completions": Access.INFERENCE,
+    "POST /v1/completions": Access.INFERENCE,
+    "POST /tokenize": Access.INFERENCE,
+    "POST /detokenize": Access.INFERENCE,
+    "GET /v1/models": Access.INFERENCE,
+    "GET /v1/models/{model:path}": Access.INFERENCE,
+    "GET /v1/requests/{id}": Access.INFERENCE,
+    "GET /v1/usage": Access.INFERENCE,
+    "POST /abort_request": Access.INFERENCE,
+    "GET /v1/cache/stats": Access.INFERENCE,
+    "POST /v1/cache/clear": Access.INFERENCE,
+    "POST /v1/cache/feedback": Access.INFERENCE,
+    "GET /v1/cache/warm": Access.INFERENCE,
+    "POST /v1/cache/warm": Access.INFERENCE,
+    # Administration: affects every tenant.
+    "POST /reset_prefix_cache": Access.ADMIN,
+    "POST /pause": Access.ADMIN,
+    "POST /resume": Access.ADMIN,
+}
+"""The access that each method and path needs. Paths are spelled as in the application's route table."""
+
+METRICS_PORT = frozenset(
+    {
+        *("GET /health", "GET /health/ready", "GET /healthz", "GET /livez", "GET /readyz"),
+        *("GET /ping", "GET /version", "GET /metrics"),
+    }
+)
+"""The routes that ``--metrics-port`` serves."""

@@ -1,0 +1,126 @@
+"""One client connection: limits on a request's head, and notice of the client's disconnect.
+
+The head is the request line and the headers. The parser itself accepts any size, so a client without a key could fill
+the server's memory; here it gets a 414 or 431 and the connection is closed.
+"""
+
+from __future__ import annotations
+
+from http import HTTPStatus
+from typing import Any
+from weakref import WeakSet
+
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
+
+from headrace.serve.http.errors import ApiError, headers_too_large, invalid, request_line_too_long
+
+MAX_HEADERS = 100
+"""Headers of one request."""
+
+MAX_HEADER_BYTES = 32 * 1024
+"""Bytes of all headers of one request, names and values."""
+
+MAX_REQUEST_LINE_BYTES = 8 * 1024
+"""Bytes of a request's path and query."""
+
+LINGER_SECONDS = 1.0
+"""How long the rest of a refused request is read and dropped. A connection that is closed with unread input is reset,
+and the client would not see why."""
+
+
+class Connection(HttpToolsProtocol):
+    """A connection that limits heads, and informs all its requests when the client disconnects.
+
+    uvicorn informs only the request that it read last. A client may send several without waiting for their responses.
+    Then another one is being answered, which would be computed to its end and written to a closed socket.
+    """
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._cycles: WeakSet[RequestResponseCycle] = WeakSet()  # those that are over are freed
+        self._pending_bytes = (
+            0  # received since the parser last completed a head, a message or a piece of a body
+        )
+        self._header_bytes = 0
+        self._refusal: ApiError | None = None
+
+    def data_received(self, data: bytes) -> None:
+        """Parse what the client sent; a head, or a trailer, that does not end within the limit is refused."""
+        if self._refusal is not None:
+            return
+        self._pending_bytes += len(data)
+        super().data_received(data)
+        if self._refusal is None and self._pending_bytes > MAX_REQUEST_LINE_BYTES + MAX_HEADER_BYTES:
+            self._refuse(headers_too_large(MAX_HEADERS, MAX_HEADER_BYTES))
+
+    def on_message_begin(self) -> None:
+        """A request line begins."""
+        super().on_message_begin()
+        self._header_bytes = 0
+
+    def on_url(self, url: bytes) -> None:
+        """A part of the request line was read."""
+        super().on_url(url)
+        if len(self.url) > MAX_REQUEST_LINE_BYTES:
+            self._reject(request_line_too_long(MAX_REQUEST_LINE_BYTES))
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        """A header was read, or a trailer behind a chunked body."""
+        super().on_header(name, value)
+        self._header_bytes += len(name) + len(value)
+        if len(self.headers) > MAX_HEADERS or self._header_bytes > MAX_HEADER_BYTES:
+            self._reject(headers_too_large(MAX_HEADERS, MAX_HEADER_BYTES))
+
+    def on_headers_complete(self) -> None:
+        """The head is complete: the request is handed to the application."""
+        super().on_headers_complete()
+        self._pending_bytes = 0
+        self._cycles.add(self.cycle)
+
+    def on_body(self, body: bytes) -> None:
+        """A piece of the body was read."""
+        super().on_body(body)
+        self._pending_bytes = 0
+
+    def on_message_complete(self) -> None:
+        """The request is complete; what follows is another one's head."""
+        super().on_message_complete()
+        self._pending_bytes = 0
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """The client has gone."""
+        super().connection_lost(exc)
+        for cycle in self._cycles:
+            cycle.disconnected = cycle.disconnected or not cycle.response_complete
+            cycle.message_event.set()
+
+    def send_400_response(self, msg: str) -> None:
+        """uvicorn calls this when the parser fails, or one of the callbacks above has raised."""
+        self._refuse(self._refusal or invalid(msg, code="invalid_http"))
+
+    def _reject(self, error: ApiError) -> None:
+        """Stop parsing, from within a callback of the parser."""
+        self._refusal = error
+        raise error
+
+    def _refuse(self, error: ApiError) -> None:
+        """Answer with ``error`` and close, unless an earlier request of this connection is still being answered."""
+        self._refusal = error
+        if self.transport.is_closing():
+            return
+        if self.cycle is not None and not self.cycle.response_complete:
+            self.transport.close()
+            return
+        self.transport.write(_response(error))
+        if self.transport.can_write_eof():
+            self.transport.write_eof()
+        self.loop.call_later(LINGER_SECONDS, self.transport.close)
+
+
+def _response(error: ApiError) -> bytes:
+    body = error.body()
+    head = (
+        f"HTTP/1.1 {error.status} {HTTPStatus(error.status).phrase}\r\n"
+        f"content-type: application/json\r\ncontent-length: {len(body)}\r\nconnection: close\r\n\r\n"
+    )
+    return head.encode("ascii") + body

@@ -1,0 +1,115 @@
+"""One HTTP request and its response, as access log, metrics and traces see it.
+
+`edge` creates an `Exchange` for each HTTP request and fills it in as it proceeds; `generation.call` adds the API call.
+Hooks are called when it begins, when its call is opened, and when it ends. It holds no body, no header and no key.
+"""
+
+from __future__ import annotations
+
+import re
+import secrets
+from collections.abc import Callable, MutableMapping, Sequence
+from typing import Any, NamedTuple, Protocol
+
+from starlette.datastructures import Headers
+
+EXCHANGE = "headrace.exchange"
+"""The key of the `Exchange` in an ASGI scope."""
+
+DISCONNECTED = "client_disconnected"
+"""The error code of an exchange whose client closed the connection before the response was complete."""
+
+UNMATCHED = "unmatched"
+"""The route of a request that no route matches: its path is arbitrary, so it is not used as a label."""
+
+MOST_PATH = 200
+"""Characters of a path that are kept."""
+
+HEADER_TEXT = re.compile(r"[\x21-\x7e](?:[\x20-\x7e]{0,126}[\x21-\x7e])?")
+"""1 to 128 printable ASCII characters, without spaces at the ends."""
+
+_TRACEPARENT = re.compile(r"(?!ff)[0-9a-f]{2}-(?!0{32})[0-9a-f]{32}-(?!0{16})[0-9a-f]{16}-[0-9a-f]{2}")
+
+
+class AnsweredCall(Protocol):
+    """What an exchange shows of its API call."""
+
+    @property
+    def stream(self) -> bool: ...
+
+    @property
+    def cache_note(self) -> str: ...
+
+    @property
+    def first_token_at(self) -> float | None: ...
+
+    @property
+    def finish_reasons(self) -> list[str]: ...
+
+    @property
+    def service_class(self) -> str: ...
+
+    def usage(self) -> dict[str, Any]: ...
+
+
+class Exchange:
+    """One HTTP request.
+
+    ``request_id`` is the client's ``X-Request-Id``, or a new one. ``traceparent`` is the W3C trace context that the
+    response carries; empty if the client sent none and no trace is made. ``began`` and ``ended`` are monotonic times.
+    ``tenant``, ``call_id`` and ``request_ids`` (the engine's, one for each sequence) are known once a call is opened,
+    ``call`` once it is admitted. ``status`` is 0 until the response begins. ``error`` is the code of an API error.
+    """
+
+    __slots__ = (
+        *("began", "call", "call_id", "ended", "error", "hooks", "method", "model", "path", "request_id"),
+        *("request_ids", "route", "status", "tenant", "traceparent"),
+    )
+
+    def __init__(self, scope: MutableMapping[str, Any], headers: Headers, began: float, hooks: Hooks) -> None:
+        given = headers.get("x-request-id", "")
+        self.request_id = given if HEADER_TEXT.fullmatch(given) else f"req_{secrets.token_hex(12)}"
+        trace = headers.get("traceparent", "")
+        self.traceparent = trace if _TRACEPARENT.fullmatch(trace) else ""
+        self.method: str = scope["method"]
+        self.path: str = scope["path"][:MOST_PATH]
+        self.route = UNMATCHED
+        self.began = self.ended = began
+        self.status = 0
+        self.error = ""
+        self.tenant = ""
+        self.model = ""
+        self.call_id = ""
+        self.request_ids: tuple[str, ...] = ()
+        self.call: AnsweredCall | None = None
+        self.hooks = hooks
+
+    def opened(self, call_id: str, model: str, tenant: str, request_ids: Sequence[str]) -> None:
+        """An API call is about to be admitted."""
+        self.call_id, self.model, self.tenant = call_id, model, tenant
+        self.request_ids = tuple(request_ids)
+        for hook in self.hooks.opened:
+            hook(self)
+
+    @property
+    def trace_id(self) -> str:
+        """The id of its trace; empty if there is none."""
+        return self.traceparent.split("-")[1] if self.traceparent else ""
+
+
+Hook = Callable[[Exchange], None]
+
+
+class Hooks(NamedTuple):
+    """What is called with an exchange when it begins, when its call is opened, and when it ends."""
+
+    begun: tuple[Hook, ...] = ()
+    opened: tuple[Hook, ...] = ()
+    ended: tuple[Hook, ...] = ()
+
+
+def record_error(scope: MutableMapping[str, Any], code: str | None) -> None:
+    """Note the code of the error that a request ends with; the first one counts."""
+    exchange = scope.get(EXCHANGE)
+    if exchange is not None and not exchange.error:
+        exchange.error = code or "error"

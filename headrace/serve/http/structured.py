@@ -1,0 +1,166 @@
+"""The fields that ask for structured output, and the constraint that they mean.
+
+OpenAI's ``response_format``, vLLM's ``structured_outputs`` and its older ``guided_…`` fields; one of them at a time. A
+constraint is compiled before its request is queued, on another thread, so that a schema that cannot be enforced is
+refused with 400 and none holds the loop up.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Annotated, Any, Literal
+
+from pydantic import Field
+
+from headrace.core.constraint import Constraint, ConstraintKind, UnusableConstraint, settled
+from headrace.core.request import SamplingParams
+from headrace.serve.http.errors import ApiError, invalid
+from headrace.serve.http.model import ServedModel
+from headrace.serve.http.wire import Wire
+from headrace.serve.structured.constraints import json_object, json_schema
+
+MAX_CHOICES = 10_000
+
+
+class JsonSchema(Wire):
+    """A schema as OpenAI sends it."""
+
+    name: str | None = Field(None, pattern=r"^[A-Za-z0-9_-]{1,64}$")
+    description: str | None = None
+    schema_: dict[str, Any] | bool = Field(alias="schema")
+    strict: bool | None = Field(
+        None, description="The schema is enforced in either case; what cannot be enforced is refused."
+    )
+
+
+class TextFormat(Wire):
+    """No constraint."""
+
+    type: Literal["text"]
+
+
+class JsonObjectFormat(Wire):
+    """Any JSON object."""
+
+    type: Literal["json_object"]
+
+
+class JsonSchemaFormat(Wire):
+    """JSON of a schema."""
+
+    type: Literal["json_schema"]
+    json_schema: JsonSchema
+
+
+class StructuralTagFormat(Wire):
+    """Free text, in which triggers begin structures of a schema (vLLM)."""
+
+    type: Literal["structural_tag"]
+    structures: list[dict[str, Any]]
+    triggers: list[str]
+
+
+ResponseFormat = Annotated[
+    TextFormat | JsonObjectFormat | JsonSchemaFormat | StructuralTagFormat, Field(discriminator="type")
+]
+
+
+class StructuredOutputs(Wire):
+    """vLLM's way to say what the answer must look like: exactly one of its fields."""
+
+    json_: dict[str, Any] | bool | str | None = Field(None, alias="json", description="A JSON schema.")
+    json_object: bool | None = None
+    regex: str | None = None
+    choice: list[str] | None = Field(None, max_length=MAX_CHOICES, description="The answer is one of these.")
+    grammar: str | None = Field(None, description="A context-free grammar in Lark or GBNF.")
+    structural_tag: dict[str, Any] | str | None = None
+    whitespace_pattern: str | None = Field(
+        None, description="Regular expression of what may stand between the tokens of JSON."
+    )
+
+
+class StructuredBody(Wire):
+    """The fields of a call that ask for structured output."""
+
+    response_format: ResponseFormat | None = None
+    structured_outputs: StructuredOutputs | None = None
+    guided_json: dict[str, Any] | bool | str | None = Field(None, description="As structured_outputs.json.")
+    guided_regex: str | None = Field(None, description="As structured_outputs.regex.")
+    guided_choice: list[str] | None = Field(
+        None, max_length=MAX_CHOICES, description="As structured_outputs.choice."
+    )
+    guided_grammar: str | None = Field(None, description="As structured_outputs.grammar.")
+
+
+def constraint(body: StructuredBody) -> Constraint | None:
+    """What the answer must look like; None for any text.
+
+    Raises:
+        ApiError: several fields ask for something, or one asks for what no constraint can be.
+    """
+    asked = _asked(body)
+    if len(asked) > 1:
+        raise invalid(f"{asked[0]} and {asked[1]} cannot be used together", asked[1])
+    if not asked:
+        return None
+    try:
+        return _made(body, asked[0])
+    except UnusableConstraint as error:
+        raise refused(error, asked[0], None) from None
+
+
+async def check(model: ServedModel, params: SamplingParams, body: StructuredBody) -> None:
+    """Compile the constraint of a call, if it has one.
+
+    Raises:
+        ApiError: it cannot be enforced.
+    """
+    made = params.structured_outputs
+    if made is None:
+        return
+    param = _asked(body)[0]
+    grammars = model.grammars
+    if grammars is None:
+        raise invalid(
+            "this server has no grammar engine for structured outputs", param, "unsupported_parameter"
+        )
+    try:
+        if not grammars.ready(made):
+            await asyncio.to_thread(grammars.check, made)
+    except UnusableConstraint as error:
+        raise refused(error, param, made.kind) from None
+
+
+def refused(error: UnusableConstraint, param: str, kind: ConstraintKind | None) -> ApiError:
+    """400: a constraint that cannot be enforced, with the reason."""
+    code = "unsupported_schema" if kind in (None, ConstraintKind.JSON) else "invalid_grammar"
+    if error.server:
+        return ApiError(501, str(error), type="not_supported", param=param, code="unsupported_parameter")
+    return invalid(f"{param}: {error}", param, code)
+
+
+def _asked(body: StructuredBody) -> list[str]:
+    """The fields that ask for something."""
+    asked = [name for name in _FIELDS if getattr(body, name) is not None]
+    if isinstance(body.response_format, TextFormat):
+        asked.remove("response_format")
+    if body.structured_outputs is not None and not body.structured_outputs.model_dump(exclude_none=True):
+        asked.remove("structured_outputs")
+    return asked
+
+
+_FIELDS = tuple(StructuredBody.model_fields)
+
+
+def _made(body: StructuredBody, field: str) -> Constraint:
+    value = getattr(body, field)
+    match value:
+        case JsonObjectFormat():
+            return json_object()
+        case JsonSchemaFormat():
+            return json_schema(value.json_schema.schema_)
+        case StructuralTagFormat():
+            return settled({"structural_tag": value.model_dump(exclude={"type"})})
+        case StructuredOutputs():
+            return settled(value.model_dump(by_alias=True, exclude_none=True))
+    return settled({field.removeprefix("guided_"): value})

@@ -1,0 +1,156 @@
+"""The state of grammars per slot: it follows the tokens drawn, belongs to one sequence, and fails for it alone."""
+
+from __future__ import annotations
+
+import threading
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+
+from headrace.compute.grammar import matchers as module
+from headrace.compute.grammar.compiler import Compiler
+from headrace.compute.grammar.matchers import EVERYTHING, Matchers
+from headrace.core.constraint import UnusableConstraint
+from headrace.core.plan import Entry
+from tests.compute.fakes import entry
+from tests.serve.text.vocabularies import byte_level
+
+TOKENIZER = byte_level()
+(END,) = TOKENIZER.eos_token_ids
+SIZE = TOKENIZER.vocab_size + 5
+
+
+@pytest.fixture(scope="module")
+def compiler():
+    made = Compiler(TOKENIZER.backend.to_str, SIZE, [END])
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def matchers(compiler):
+    made = Matchers(compiler, 4)
+    yield made
+    made.close()
+
+
+def tokens_of(text: str) -> tuple[int, ...]:
+    return tuple(TOKENIZER.encode(text, add_special_tokens=False))
+
+
+def constrained(slot: int, regex: str, said: str = "") -> Entry:
+    return entry(slot, (5, 6, *tokens_of(said)), prompt_tokens=2, structured_outputs={"regex": regex})
+
+
+def allowed_at(matchers: Matchers, slot: int, beside: int = 3) -> set[int]:
+    found = matchers.allowed(np.array([beside, slot]))
+    assert found is not None
+    (lines, words, _), failures = found
+    assert lines.tolist() == [1]
+    assert not failures
+    bits = np.unpackbits(words.view(np.uint8), axis=1, bitorder="little")
+    return set(np.flatnonzero(bits[0, :SIZE]).tolist())
+
+
+def draw(matchers: Matchers, *drawn: tuple[int, int]) -> None:
+    slots, tokens = zip(*drawn, strict=True)
+    matchers.note(np.array(slots), torch.tensor(tokens))
+
+
+def test_the_mask_follows_the_tokens_that_are_drawn(matchers):
+    matchers.admit(constrained(1, "ab?c"))
+    a, b, c = (tokens_of(letter)[0] for letter in "abc")
+    assert allowed_at(matchers, 1) == {a}
+    draw(matchers, (1, a), (3, 77))
+    assert allowed_at(matchers, 1) == {b, c}
+    draw(matchers, (1, c))
+    assert allowed_at(matchers, 1) == {END}
+    draw(matchers, (1, END))
+    assert allowed_at(matchers, 1) == {END}  # a row that is in flight when the answer ends goes on harmlessly
+
+
+def test_a_sequence_that_comes_back_goes_on_where_it_was(matchers):
+    matchers.admit(constrained(1, "[a-z]{3}[0-9]", said="xyz"))
+    assert allowed_at(matchers, 1) == {tokens_of(digit)[0] for digit in "0123456789"}
+
+
+def test_a_slot_belongs_to_its_last_sequence(matchers):
+    a, b = tokens_of("a")[0], tokens_of("b")[0]
+    matchers.admit(constrained(1, "a+"))
+    draw(matchers, (1, a))
+    matchers.admit(constrained(1, "b+"))
+    assert allowed_at(matchers, 1) == {b}
+    matchers.admit(entry(1, (5,)))
+    assert matchers.allowed(np.array([1])) is None
+
+
+def test_what_a_grammar_cannot_follow_fails_its_row_alone(matchers):
+    matchers.admit(constrained(0, "a+"))
+    matchers.admit(constrained(1, "b+"))
+    draw(matchers, (0, tokens_of("x")[0]), (1, tokens_of("b")[0]))
+    (lines, words, _), failures = matchers.allowed(np.array([0, 1]))
+    assert lines.tolist() == [0, 1]
+    assert failures.keys() == {0}
+    assert failures[0].startswith("structured output failed: ")
+    assert (words[0] == EVERYTHING).all()
+    assert (words[1] != EVERYTHING).any()
+    matchers.admit(constrained(0, "a+"))
+    assert allowed_at(matchers, 0) == {token for token in allowed_at(matchers, 0) if token != END}
+
+
+def test_a_fault_in_place_of_a_token_is_not_followed(matchers):
+    matchers.admit(constrained(1, "ab"))
+    draw(matchers, (1, -2))
+    assert allowed_at(matchers, 1) == set(tokens_of("a"))
+
+
+def test_a_constraint_that_cannot_be_compiled_is_refused_and_frees_the_slot(matchers):
+    matchers.admit(constrained(1, "a+"))
+    with pytest.raises(UnusableConstraint, match="structured output failed: the regex"):
+        matchers.admit(constrained(1, "("))
+    assert matchers.allowed(np.array([1])) is None
+
+
+def test_a_library_that_panics_fails_the_rows_and_not_the_engine(matchers, monkeypatch):
+    class Panic(BaseException):
+        pass
+
+    class Executor:
+        def unsafe_compute_mask_ptr(self, *given):
+            raise Panic
+
+    matchers._executor = Executor()
+    matchers.admit(constrained(1, "a+"))
+    _, failures = matchers.allowed(np.array([1]))
+    assert "Panic" in failures[0]
+
+
+def test_tokens_that_are_still_on_a_device_are_waited_for_beside_the_runner(matchers, monkeypatch):
+    arrived = threading.Event()
+
+    class Later:
+        def __init__(self, device):
+            pass
+
+        def add(self, tensor):
+            self.tokens = tensor.on_device
+
+        def seal(self):
+            pass
+
+        def wait(self):
+            assert arrived.wait(10)
+            return [torch.tensor(self.tokens)]
+
+    monkeypatch.setattr(module, "Download", Later)
+    matchers.admit(constrained(1, "ab"))
+    matchers.admit(constrained(2, "ab"))
+    matchers.allowed(np.array([1, 2]))
+    a, b = tokens_of("a")[0], tokens_of("b")[0]
+    drawn = SimpleNamespace(device=SimpleNamespace(type="cuda"), on_device=[77, a, -1])
+    matchers.note(np.array([3, 1, 2]), drawn)  # returns before they have arrived
+    arrived.set()
+    assert allowed_at(matchers, 1) == {b}
+    assert allowed_at(matchers, 2) == {a}

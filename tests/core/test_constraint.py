@@ -1,0 +1,65 @@
+import pytest
+
+from headrace.core.constraint import (
+    MAX_SOURCE_CHARACTERS,
+    Constraint,
+    ConstraintKind,
+    UnusableConstraint,
+    settled,
+)
+from headrace.core.request import InvalidParameter, SamplingParams
+
+
+def test_an_object_becomes_the_constraint_that_it_names():
+    assert settled({"json": {"b": 1, "a": 2}}) == Constraint(ConstraintKind.JSON, '{"b":1,"a":2}')
+    assert settled({"json": '{"a": 2}'}) == Constraint(ConstraintKind.JSON, '{"a": 2}')
+    assert settled({"json_object": True}).source == '{"type":"object"}'
+    assert settled({"regex": "a+", "json": None, "json_object": False}).kind is ConstraintKind.REGEX
+    assert settled({"choice": ["ja", "nein"]}).source == '["ja","nein"]'
+    assert settled({"grammar": 'start: "a"'}).kind is ConstraintKind.GRAMMAR
+    assert settled({"json": {}, "whitespace_pattern": " ?"}).whitespace == " ?"
+
+
+@pytest.mark.parametrize(
+    ("given", "why"),
+    [
+        ({}, "exactly one"),
+        ({"json": {}, "regex": "a"}, "json, regex"),
+        ({"jason": {}}, "unknown key 'jason'"),
+        ({"regex": ""}, "regex"),
+        ({"regex": 3}, "regex"),
+        ({"choice": []}, "choice"),
+        ({"choice": ["a", 3]}, "choice"),
+        ({"choice": "ab"}, "choice"),
+        ({"json": {"a": float("nan")}}, "not JSON"),
+        ({"json": {"a": object()}}, "not JSON"),
+        ({"regex": "a", "whitespace_pattern": " "}, "whitespace_pattern"),
+        ({"json": {}, "whitespace_pattern": " " * 257}, "whitespace_pattern"),
+        ({"json_object": "yes"}, "json_object"),
+        ({"regex": "a" * (MAX_SOURCE_CHARACTERS + 1)}, "at most"),
+        ("a", "object"),
+    ],
+)
+def test_what_is_no_constraint_is_refused_with_the_reason(given, why):
+    with pytest.raises(UnusableConstraint, match=why):
+        settled(given)
+    with pytest.raises(InvalidParameter, match=why) as error:
+        SamplingParams(structured_outputs=given)
+    assert error.value.param == "structured_outputs"
+
+
+def test_the_digest_knows_everything():
+    one = settled({"json": {"a": 1, "b": 2}})
+    others = [
+        {"json": {"b": 2, "a": 1}},
+        {"regex": '{"a":1,"b":2}'},
+        {"json": {"a": 1, "b": 2}, "whitespace_pattern": ""},
+    ]
+    assert len({one.digest, *(settled(other).digest for other in others)}) == 4
+    assert settled({"json": {"a": 1, "b": 2}}).digest == one.digest
+
+
+def test_an_answer_cannot_go_on_past_the_end_of_its_grammar():
+    with pytest.raises(InvalidParameter) as error:
+        SamplingParams(structured_outputs={"regex": "a"}, ignore_eos=True)
+    assert error.value.param == "ignore_eos"
