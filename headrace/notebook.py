@@ -179,17 +179,15 @@ def simulate(
     requests: list[Row] = []
     machine = None
     for name, settings in _by_name(policies).items():
-        plans, cache, machine = _prepare(
-            {**common, **settings}, model, device, degree, calibration, max_model_len
-        )
+        both = {**common, **settings}
+        plans, cache, machine = _prepare(both, model, device, degree, calibration, max_model_len)
         fleet = make_fleet(plans, cache, machine, replicas=replicas, with_rows=True)
         fleet.run(from_calls(trace.calls, Synthesis(seed=seed), max_tokens, Slo(ttft, tpot)))
         busy = [replica.runner.busy_seconds for replica in fleet.replicas]
         outcomes[name] = outcome(fleet.tally, slo, busy)
         requests += [{"policy": name, **row} for row in fleet.tally.rows]
-    title = f"{machine.name if machine else 'nothing'}, {trace.name}"
     return Simulation(
-        title,
+        f"{machine.name if machine else 'nothing'}, {trace.name}",
         [_summary(name, each) for name, each in outcomes.items()],
         requests,
         [row for name, each in outcomes.items() for row in _timeline(name, each)],

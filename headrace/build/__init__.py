@@ -10,7 +10,8 @@ it needs.
 - `warming`: the request history and cache warming.
 - `observability`: log, traces and systemd. `reload`: reloads keys, tenants and the log level.
 - `recording`: recordings of the engine's decisions.
-- `server`: the HTTP server in front of a loaded model.
+- `server`: the HTTP server in front of a loaded model. `reload`: new keys and tenants without a restart.
+- `observability`: logs and traces.
 - `simulation`: an engine on a simulated device.
 - `quantizing`: quantizing a checkpoint and measuring its quality.
 """

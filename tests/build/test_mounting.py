@@ -15,7 +15,7 @@ from starlette.routing import Mount, Route
 
 from headrace import build_app
 from headrace.config import options
-from headrace.serve.http.app import lifespan_of
+from headrace.serve.http.runtime.lifespan import lifespan_of
 
 GIVEN = {"model": "builtin-draft", "max_num_seqs": 2, "kv_cache_memory_bytes": 16 << 20, "max_model_len": 256}
 

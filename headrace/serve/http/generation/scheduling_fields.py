@@ -62,7 +62,9 @@ class SchedulingFields(Wire):
     service_tier: Literal["auto", "default", "flex", "priority"] | None = Field(
         None, description="The class whose share of the machine the request uses."
     )
-    slo: SloBody | None = Field(None, description="Hoped-for times; default: the class's.")
+    slo: SloBody | None = Field(
+        None, description="Latency targets of this request (default: those of its class)."
+    )
     deadline_ms: int | None = Field(
         None, ge=1, le=MAX_MS, description="Ends with 408 when it passes, or at once if it cannot be met."
     )

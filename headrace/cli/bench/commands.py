@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from headrace.cli.bench_report import (
+from headrace.cli.bench.calibrate import calibrate
+from headrace.cli.bench.report import (
     describe,
     measured_options,
     plain,
@@ -18,7 +19,8 @@ from headrace.cli.bench_report import (
     tell,
     write,
 )
-from headrace.cli.bench_targets import (
+from headrace.cli.bench.roofline import roofline
+from headrace.cli.bench.targets import (
     check_lengths,
     make_server_target,
     make_target,
@@ -27,7 +29,7 @@ from headrace.cli.bench_targets import (
     target_rows,
     time_batch,
 )
-from headrace.cli.bench_workload import (
+from headrace.cli.bench.workload import (
     Burstiness,
     DatasetName,
     DatasetPath,
@@ -44,12 +46,10 @@ from headrace.cli.bench_workload import (
     draw,
     read_slo,
 )
-from headrace.cli.calibrate import calibrate
 from headrace.cli.help import CONTEXT, Command, Group
 from headrace.cli.options import with_options
 from headrace.cli.output import check_export, show, written
 from headrace.cli.progress import Meter, progress
-from headrace.cli.roofline import roofline
 from headrace.config import CacheOptions, ConfigError, ModelOptions, Options, SchedulerOptions
 
 if TYPE_CHECKING:
@@ -233,13 +233,8 @@ def compare(
     # What waits for the slowest of a batch is a static target.
     batch = next((target_rows(spec, given) for spec in specs if "static" in spec.kind), None)
     result = _compare(specs, given, drawn, rounds, slo, warmup)
-    settings = {
-        "dataset": dataset,
-        "warmup": warmup,
-        "targets": target,
-        "rounds": rounds,
-        "options": measured_options(given),
-    }
+    settings = {"dataset": dataset, "warmup": warmup, "targets": target, "rounds": rounds}
+    settings["options"] = measured_options(given)
     more = {"ratios": result.ratios, **_bound(result.rounds[0][0], batch)}
     every = [run for runs in result.rounds for run in runs]
     tell(

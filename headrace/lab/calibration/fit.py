@@ -14,7 +14,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from headrace.lab.simulate.calibration import BENDS, BadCalibration, features
+from headrace.lab.calibration.values import BENDS, BadCalibration, features
 from headrace.lab.simulate.work import StepWork
 
 LEAST_STEPS = 30

@@ -5,7 +5,7 @@ import weakref
 
 import pytest
 
-from headrace.serve.http.garbage_collection import (
+from headrace.serve.http.runtime.garbage_collection import (
     PATIENCE,
     QUIET_SECONDS,
     RECENT_SECONDS,

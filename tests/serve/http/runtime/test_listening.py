@@ -4,7 +4,7 @@ from pathlib import Path
 import pytest
 
 from headrace.config import ConfigError, ServerOptions
-from headrace.serve.http.listening import check_address, check_tls, exposure_warning
+from headrace.serve.http.runtime.listening import check_address, check_tls, exposure_warning
 
 
 def test_without_tls_there_is_nothing_to_check() -> None:

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import typer
 
-from headrace.cli import simulation_flags as flags
 from headrace.cli.options import duration, one_of
 from headrace.cli.output import show
 from headrace.cli.progress import Meter, progress
+from headrace.cli.simulation import flags
 from headrace.config import ConfigError
 
 if TYPE_CHECKING:
@@ -105,7 +105,7 @@ def plan(
     With --trace or --workload it also simulates fleets with the engine's own scheduler, cheapest first.
     """
     from headrace.build.simulation import shape_of
-    from headrace.cli.simulate import read_calls
+    from headrace.cli.simulation.simulate import read_calls
     from headrace.lab.plan.capacity import Slo
     from headrace.lab.plan.report import demand_lines, shape_line, sheet_table, trials_table, verdict_lines
 

@@ -9,7 +9,7 @@ from typer.testing import CliRunner
 
 from benchmarks.peers.shapes import SHAPES
 from headrace.cli import app
-from headrace.cli.roofline import _step
+from headrace.cli.bench.roofline import _step
 from headrace.compute.kernels import KernelsUnavailable, probe
 from headrace.compute.kernels.cpp import CppKernels
 from headrace.compute.kernels.reference import TorchKernels

@@ -4,8 +4,8 @@ import pytest
 
 from headrace.core.events import Finished
 from headrace.lab.bench.record import Record
-from headrace.lab.simulate.measure import front_seconds, groups, measure_steps
-from headrace.lab.simulate.recorder import StepRecorder
+from headrace.lab.calibration.measure import front_seconds, groups, measure_steps
+from headrace.lab.calibration.recorder import StepRecorder
 from headrace.testing.engines import hashing_engine
 
 

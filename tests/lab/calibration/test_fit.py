@@ -5,10 +5,10 @@ import random
 
 import pytest
 
-from headrace.lab.simulate.calibration import BadCalibration, features
-from headrace.lab.simulate.fit import Fit, Measured, fit
+from headrace.lab.calibration.fit import Fit, Measured, fit
+from headrace.lab.calibration.values import BadCalibration, features
 from headrace.lab.simulate.work import StepWork
-from tests.lab.simulate.test_calibration import DEVICE, HOST, steps
+from tests.lab.calibration.test_values import DEVICE, HOST, steps
 
 
 def device(found: Fit) -> tuple[float, ...]:

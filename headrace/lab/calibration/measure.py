@@ -13,8 +13,8 @@ from headrace.core.request import Request, SamplingParams
 from headrace.lab.bench.engine import Loop
 from headrace.lab.bench.record import Record, Target
 from headrace.lab.bench.stats import median
-from headrace.lab.simulate.fit import Measured
-from headrace.lab.simulate.recorder import StepRecorder
+from headrace.lab.calibration.fit import Measured
+from headrace.lab.calibration.recorder import StepRecorder
 from headrace.lab.workload import Work
 from headrace.lab.workload.lengths import log_normal
 from headrace.lab.workload.tokens import VOCABULARY

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from headrace.cli.bench_targets import make_server_target
+from headrace.cli.bench.targets import make_server_target
 from headrace.cli.connection import open_client
 from headrace.cli.options import with_options
 from headrace.cli.output import writing, written
@@ -16,8 +16,8 @@ from headrace.config import CacheOptions, ConfigError, ModelOptions, Options, Sc
 
 if TYPE_CHECKING:
     from headrace.core.engine import Engine
-    from headrace.lab.simulate.calibration import Calibration
-    from headrace.lab.simulate.measure import FrontSeconds
+    from headrace.lab.calibration.measure import FrontSeconds
+    from headrace.lab.calibration.values import Calibration
     from headrace.lab.workload import Prompt
 
 
@@ -57,10 +57,10 @@ def measure(given: Options, base_url: str = "", api_key: str = "", seed: int = 0
     """
     from headrace.build.model import decoder_cost, load, warm_up
     from headrace.lab.bench.machine import machine_facts
-    from headrace.lab.simulate.calibration import BadCalibration, Calibration
-    from headrace.lab.simulate.fit import fit
-    from headrace.lab.simulate.measure import FrontSeconds, groups, measure_steps
-    from headrace.lab.simulate.recorder import StepRecorder
+    from headrace.lab.calibration.fit import fit
+    from headrace.lab.calibration.measure import FrontSeconds, groups, measure_steps
+    from headrace.lab.calibration.recorder import StepRecorder
+    from headrace.lab.calibration.values import BadCalibration, Calibration
 
     with progress(f"loading {given.model.model}"):
         loaded = load(given)
@@ -112,7 +112,7 @@ def _front(engine: Engine, base_url: str, api_key: str, streams: int, max_model_
     import httpx
 
     from headrace.lab.bench.engine import EngineTarget
-    from headrace.lab.simulate.measure import front_seconds
+    from headrace.lab.calibration.measure import front_seconds
 
     alone = EngineTarget("engine", engine, _token_ids, before=engine.reset_prefix_cache)
 
@@ -137,7 +137,7 @@ def _token_ids(prompt: Prompt) -> tuple[int, ...]:
 
 def describe(calibration: Calibration) -> str:
     """A calibration in a few lines, in microseconds."""
-    from headrace.lab.simulate.calibration import BENDS
+    from headrace.lab.calibration.values import BENDS
 
     c = calibration
     micro = [f"{1e6 * seconds:.4g}" for seconds in c.tokens]

@@ -10,12 +10,12 @@ from collections.abc import Collection, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from headrace.cli import simulation_flags as flags
 from headrace.cli.options import one_of, with_options
 from headrace.cli.output import check_export
 from headrace.cli.output import export as write_rows
 from headrace.cli.progress import progress
-from headrace.cli.simulate_report import plot_runs, show_runs, write_runs
+from headrace.cli.simulation import flags
+from headrace.cli.simulation.report import plot_runs, show_runs, write_runs
 from headrace.config import CacheOptions, ConfigError, Options, SchedulerOptions
 
 if TYPE_CHECKING:

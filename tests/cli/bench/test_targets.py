@@ -1,6 +1,6 @@
 import pytest
 
-from headrace.cli.bench_targets import _changed, make_server_target, make_target, read_spec
+from headrace.cli.bench.targets import _changed, make_server_target, make_target, read_spec
 from headrace.config import PROFILES, ConfigError, ModelOptions, Options, options
 from headrace.lab.workload import Work
 from tests.cli.fake_server import running

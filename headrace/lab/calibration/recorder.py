@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 from headrace.core.plan import StepOutput, StepPlan
 from headrace.core.ports import Runner
-from headrace.lab.simulate.fit import Measured
+from headrace.lab.calibration.fit import Measured
 from headrace.lab.simulate.work import StepWork, work_of
 
 

@@ -9,7 +9,12 @@ import pytest
 import uvicorn
 
 from headrace.serve.http import connection
-from headrace.serve.http.connection import MAX_HEADER_BYTES, MAX_HEADERS, MAX_REQUEST_LINE_BYTES, Connection
+from headrace.serve.http.runtime.connection import (
+    MAX_HEADER_BYTES,
+    MAX_HEADERS,
+    MAX_REQUEST_LINE_BYTES,
+    Connection,
+)
 
 
 async def echo(scope, receive, send):

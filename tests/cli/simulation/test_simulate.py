@@ -9,7 +9,7 @@ from typer.testing import CliRunner
 
 from headrace.cli import app
 from headrace.config import ConfigError
-from tests.lab.simulate.test_calibration import CALIBRATION
+from tests.lab.calibration.test_values import CALIBRATION
 
 TRACE = "req_time_s,client,prompt_len,output_len\n" + "".join(
     f"{0.05 * i},{i % 3},{20 + 7 * i % 90},{3 + i % 11}\n" for i in range(60)

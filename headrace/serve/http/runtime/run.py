@@ -20,8 +20,8 @@ import uvicorn
 from starlette.types import ASGIApp
 
 from headrace.config import ServerOptions
-from headrace.serve.http.connection import Connection
-from headrace.serve.http.garbage_collection import GarbageCollection
+from headrace.serve.http.runtime.connection import Connection
+from headrace.serve.http.runtime.garbage_collection import GarbageCollection
 from headrace.serve.service import Service
 
 logger = logging.getLogger("headrace.shutdown")

@@ -8,7 +8,7 @@ from contextlib import asynccontextmanager
 import pytest
 from starlette.applications import Starlette
 
-from headrace.serve.http.app import lifespan_of
+from headrace.serve.http.runtime.lifespan import lifespan_of
 
 
 def application(seen: list[str], failing: str = "") -> Starlette:

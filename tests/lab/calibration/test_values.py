@@ -6,8 +6,8 @@ import random
 
 import pytest
 
-from headrace.lab.simulate.calibration import BadCalibration, Calibrated, Calibration, features
-from headrace.lab.simulate.fit import Measured
+from headrace.lab.calibration.fit import Measured
+from headrace.lab.calibration.values import BadCalibration, Calibrated, Calibration, features
 from headrace.lab.simulate.work import StepWork
 
 TOKENS = (2e-4, 2e-5, 6e-5, 4e-5, 5e-5)

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import typer
 
-from headrace.cli.bench_report import report_path, write
-from headrace.cli.bench_targets import check_lengths, side_by_side, time_batch
+from headrace.cli.bench.report import report_path, write
+from headrace.cli.bench.targets import check_lengths, side_by_side, time_batch
 from headrace.cli.options import with_options
 from headrace.cli.output import show, written
 from headrace.cli.progress import Meter, progress

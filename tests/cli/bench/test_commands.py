@@ -14,7 +14,7 @@ import pytest
 from typer.testing import CliRunner
 
 from headrace.cli import bench
-from headrace.cli.bench import bench_app
+from headrace.cli.bench.commands import bench_app
 from headrace.config import ConfigError, Options
 from headrace.lab.bench.engine import EngineTarget
 from headrace.lab.bench.record import Record, Target
@@ -159,7 +159,7 @@ def test_no_round_is_warmed_with_its_own_prompts(monkeypatch: pytest.MonkeyPatch
             seen.append({each.prompt for each in work})
             return super().run(work)
 
-    monkeypatch.setattr("tests.cli.test_bench.EngineTarget", Watching)
+    monkeypatch.setattr("tests.cli.bench.test_commands.EngineTarget", Watching)
     words = ("--rounds", "3", *SMALL, "--output", str(tmp_path / "run.json"))
     assert run(*two("a=headrace", "b=headrace")[:-2], *words).exit_code == 0
     (warming, _, *rounds) = seen
@@ -175,7 +175,7 @@ def test_requests_that_failed_fail_the_command(
         def run(self, work: Sequence[Work]) -> list[Record]:
             return [dataclasses.replace(record, error="lost") for record in super().run(work)]
 
-    monkeypatch.setattr("tests.cli.test_bench.EngineTarget", Failing)
+    monkeypatch.setattr("tests.cli.bench.test_commands.EngineTarget", Failing)
     output = tmp_path / "run.json"
     result = run(*words, *SMALL, "--output", str(output))
     assert result.exit_code == 1

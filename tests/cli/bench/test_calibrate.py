@@ -10,7 +10,7 @@ from typer.testing import CliRunner
 from headrace.cli import app
 from headrace.config import ConfigError
 from tests.api.conftest import serving
-from tests.lab.simulate.test_calibration import CALIBRATION
+from tests.lab.calibration.test_values import CALIBRATION
 
 
 def run(*words: object) -> str:
@@ -40,7 +40,7 @@ def test_a_machine_is_measured_and_then_simulated(tmp_path):
 
 def test_what_cannot_be_written_is_shown_first(tmp_path, monkeypatch, capsys):
     """It took minutes to measure."""
-    monkeypatch.setattr("headrace.cli.calibrate.measure", lambda *_: CALIBRATION)
+    monkeypatch.setattr("headrace.cli.bench.calibrate.measure", lambda *_: CALIBRATION)
     (tmp_path / "file").touch()
     with pytest.raises(ConfigError, match=r"--output .*file"):
         app(["bench", "calibrate", "--output", str(tmp_path / "file" / "x.json")], standalone_mode=False)

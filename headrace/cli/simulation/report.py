@@ -11,7 +11,7 @@ from headrace.cli.output import show, writing, written
 from headrace.cli.progress import progress
 
 if TYPE_CHECKING:
-    from headrace.cli.simulate import SimulatedRun
+    from headrace.cli.simulation.simulate import SimulatedRun
     from headrace.lab.simulate.outcome import Part
 
 SHOWN_PARTS = 30
