@@ -8,7 +8,6 @@ it needs.
 - `tenants`: tenants and classes of service from their file.
 - `cache`: the response caches. `semantic`: the semantic cache.
 - `warming`: the request history and cache warming.
-- `observability`: log, traces and systemd. `reload`: reloads keys, tenants and the log level.
 - `recording`: recordings of the engine's decisions.
 - `server`: the HTTP server in front of a loaded model. `reload`: new keys and tenants without a restart.
 - `observability`: logs and traces.

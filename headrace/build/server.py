@@ -49,7 +49,7 @@ from headrace.observe.vllm_names import aliases, labels
 from headrace.serve.auth.api_keys import read_keys
 from headrace.serve.auth.key_file import KeyFile
 from headrace.serve.cache.lookup import CacheLookup
-from headrace.serve.http.app import Beside, create_app, create_metrics_app, lifespan_of
+from headrace.serve.http.app import Beside, create_app, create_metrics_app
 from headrace.serve.http.cache.routes import CacheApi
 from headrace.serve.http.generation.call_notes import CallNotes
 from headrace.serve.http.generation.scheduling_fields import Rules
