@@ -257,12 +257,8 @@ def _make_app(loaded: Loaded, all_options: Options, keys: KeyFile, traces: Trace
         foresee=lambda request_id, now: estimate_fields(loaded.engine.estimate_start(request_id)),
         not_yet=warming.not_yet,
     )
-    caches = CacheApi(
-        recall,
-        folds.metrics.caches.stats,
-        folds.savings.stats,
-        max_body_bytes=options.max_body_bytes,
-    )
+    stats = (folds.metrics.caches.stats, folds.savings.stats)
+    caches = CacheApi(recall, *stats, max_body_bytes=options.max_body_bytes)
     accounts = UsageReport(service, folds.usage.tenants, folds.usage.tell)
     abort = Abort(notes, max_body_bytes=options.max_body_bytes)
     parts = (api, abort, status, Pause(service), caches, accounts, warming.endpoint, Docs(__version__))
