@@ -257,21 +257,20 @@ def _make_app(loaded: Loaded, all_options: Options, keys: KeyFile, traces: Trace
         foresee=lambda request_id, now: estimate_fields(loaded.engine.estimate_start(request_id)),
         not_yet=warming.not_yet,
     )
-    caches = CacheApi(
-        recall,
-        folds.metrics.caches.stats,
-        folds.savings.stats,
-        max_body_bytes=options.max_body_bytes,
-    )
+    stats = (folds.metrics.caches.stats, folds.savings.stats)
+    caches = CacheApi(recall, *stats, max_body_bytes=options.max_body_bytes)
     accounts = UsageReport(service, folds.usage.tenants, folds.usage.tell)
     abort = Abort(notes, max_body_bytes=options.max_body_bytes)
-    parts = (api, abort, status, Pause(service), caches, accounts, warming.endpoint, Docs(__version__))
-    beside: list[Beside] = [keys, *([history] if history else []), warming.warmer, systemd.watch]
-    routes = [route for part in parts for route in part.routes()]
     batch = open_batches(all_options.batch, options, recall, model, notes)
-    if batch is not None:
-        beside.append(batch.batches)
-        routes += batch.routes
+    parts = (api, abort, status, Pause(service), caches, accounts, warming.endpoint, batch, Docs(__version__))
+    beside: list[Beside] = [
+        keys,
+        *([history] if history else []),
+        warming.warmer,
+        systemd.watch,
+        *batch.beside,
+    ]
+    routes = [route for part in parts for route in part.routes()]
     exchanges = hooks(all_options.observability, folds.page, notes, traces)
     app = create_app(recall, routes, keys.keys, beside, options.allowed_origins, exchanges)
     return _Built(app, routes, recall, model, systemd)
