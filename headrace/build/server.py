@@ -216,9 +216,8 @@ class _Built(NamedTuple):
 def _make_app(loaded: Loaded, all_options: Options, keys: KeyFile, traces: Traces | None) -> _Built:
     options, caching = all_options.server, all_options.response_cache
     model = _make_model(loaded, all_options)
-    folds = _make_folds(
-        loaded, all_options, model, lambda: recall.sizes() | prefix_sizes(loaded)
-    )  # made below
+    # The lambda reads what is made below.
+    folds = _make_folds(loaded, all_options, model, lambda: recall.sizes() | prefix_sizes(loaded))
     service = Service(
         loaded.engine,
         Limits(options.max_num_queued_reqs, options.max_num_queued_tokens),
