@@ -27,7 +27,7 @@ from headrace.serve.http.errors import aborted, not_cached, of_finish, turned_aw
 from headrace.serve.http.exchange import Exchange
 from headrace.serve.http.generation.choices import Choice
 from headrace.serve.http.generation.fields import Generation
-from headrace.serve.http.generation.scheduling_fields import retentions, scheduling_of
+from headrace.serve.http.generation.scheduling_fields import Scheduling, retentions, scheduling_of
 from headrace.serve.http.generation.usage import usage
 from headrace.serve.http.model import ServedModel
 from headrace.serve.http.rate_limit_headers import rate_headers
@@ -259,8 +259,6 @@ async def open_call(
     who, scope = _tenant(caller, body), cache_scope(caller, body)
     seed = secrets.randbits(SEED_BITS) if body.seed is None else body.seed
     urgent = scheduling_of(body, model.rules, who, request_timeout)
-    affinity = f"{who}\0{body.prompt_cache_key}" if body.prompt_cache_key else ""
-    kept = (KEPT_FOR_A_DAY,) if body.prompt_cache_retention == "24h" else ()
     now = recall.now()
     wishes = control(body.response_cache, caller.cache_control)
     bars = unknown_field(body)
@@ -269,24 +267,17 @@ async def open_call(
     questions: list[LookupRequest] = []
     for prompt in prompts:
         stops = partial(_text_stream, model, prompt) if prompt.params.stop else None
-        retention = retentions(body, len(prompt.tokens))
+        first = _request(model, body, prompt, urgent, now)
         for n in range(choices_per_prompt):
             index = len(choices)
-            request = Request(
+            request = replace(
+                first,
                 id=call_id if alone else f"{call_id}-{index}",
-                tokens=prompt.tokens,
                 params=replace(prompt.params, prompt_logprobs=None) if n else prompt.params,
-                arrived=now,
                 tenant=who,
-                service_class=urgent.service_class,
-                priority=urgent.priority,
-                deadline=None if urgent.seconds is None else now + urgent.seconds,
-                slo=urgent.slo,
-                retention=(*retention, *prompt.retention, *kept),
-                affinity=affinity,
+                affinity=f"{who}\0{body.prompt_cache_key}" if body.prompt_cache_key else "",
                 salt=scope,
                 seed=(seed + (n if body.seed is not None else index)) % 2**SEED_BITS,
-                eos_token_ids=model.tokenizer.eos_token_ids,
             )
             complete = _complete(model, prompt.params)
             choices.append(Choice(index, request, _text_stream(model, prompt), prompt.mute, complete))
@@ -306,6 +297,23 @@ async def open_call(
     if caller.exchange is not None:
         caller.exchange.call = call
     return call
+
+
+def _request(model: ServedModel, body: Generation, prompt: Prompt, urgent: Scheduling, now: float) -> Request:
+    """What all requests of one prompt have in common."""
+    kept = (KEPT_FOR_A_DAY,) if body.prompt_cache_retention == "24h" else ()
+    return Request(
+        id="",
+        tokens=prompt.tokens,
+        params=prompt.params,
+        arrived=now,
+        service_class=urgent.service_class,
+        priority=urgent.priority,
+        deadline=None if urgent.seconds is None else now + urgent.seconds,
+        slo=urgent.slo,
+        retention=(*retentions(body, len(prompt.tokens)), *prompt.retention, *kept),
+        eos_token_ids=model.tokenizer.eos_token_ids,
+    )
 
 
 def _complete(model: ServedModel, params: SamplingParams) -> Callable[[str], bool] | None:
