@@ -26,7 +26,6 @@ FAILED_MESSAGE = "The server had an error while processing your request."
 
 NOT_YET_ROUTES = (
     "/v1/embeddings",
-    "/v1/responses",
     "/v1/messages",
     "/v1/files",
     "/v1/batches",

@@ -43,9 +43,14 @@ MAX_MARKS = 4
 
 
 async def open_chat(
-    recall: Answers, model: ServedModel, body: ChatBody, caller: Caller, request_timeout: float
+    recall: Answers,
+    model: ServedModel,
+    body: ChatBody,
+    caller: Caller,
+    request_timeout: float,
+    id_prefix: str = "chatcmpl-",
 ) -> Call:
-    """Render, tokenize and submit a conversation.
+    """Render, tokenize and submit a conversation; the call's id begins with ``id_prefix``.
 
     Raises:
         ApiError: it cannot be served as it is, or not now.
@@ -75,7 +80,7 @@ async def open_chat(
         body,
         [prompt],
         caller,
-        id_prefix="chatcmpl",
+        id_prefix=id_prefix,
         choices_per_prompt=body.n or 1,
         request_timeout=request_timeout,
         turn=partial(_turn, body),
