@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from types import MappingProxyType
 
 from headrace.build.policies import make_admission, make_eviction, make_order, make_victims
@@ -92,11 +93,7 @@ def make_engine(
     by_name = {each.name: each for each in classes}
     predictions = LatestStarts(StepTimes(cost), LengthPredictor(max_model_len), by_name)
     shares = ShareLedger(classes, weights)
-    context_blocks = cost.context_tokens / cache.block_size
-
-    def eviction(blocks: int) -> EvictionPolicy:
-        return make_eviction(plans, blocks, context_blocks)
-
+    eviction = partial(make_eviction, plans, context_blocks=cost.context_tokens / cache.block_size)
     pool = BlockPool(
         num_blocks,
         cache.block_size,

@@ -94,6 +94,7 @@ def load(options: Options, tell: Tell | None = None) -> Loaded:
         ConfigError: an option cannot be met; the message says what would work.
     """
     seconds: dict[str, float] = {}
+    check_policies(options.scheduler)
     try:
         return apart(lambda: _load(options, seconds, tell))
     except (ModelError, TokenizerError, TemplateError, KernelsUnavailable) as error:
@@ -145,7 +146,6 @@ class _Memory(NamedTuple):
 def _load(options: Options, seconds: dict[str, float], tell: Tell | None) -> Loaded:
     model, cache, plans = options.model, options.cache, options.scheduler
     tenants, classes = read_tenants(plans.tenants)
-    check_policies(plans)
     with timed(seconds, "text"):
         text = _load_text(model)
     with timed(seconds, "weights"):

@@ -10,7 +10,6 @@ from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import asdict
 from functools import partial
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
@@ -51,6 +50,7 @@ from headrace.serve.auth.api_keys import read_keys
 from headrace.serve.auth.key_file import KeyFile
 from headrace.serve.cache.lookup import CacheLookup
 from headrace.serve.http.app import Beside, create_app, create_metrics_app
+from headrace.serve.http.batch.opening import open_batches
 from headrace.serve.http.cache.routes import CacheApi
 from headrace.serve.http.generation.call_notes import CallNotes
 from headrace.serve.http.generation.scheduling_fields import Rules
@@ -62,9 +62,7 @@ from headrace.serve.http.operations.pause import Pause
 from headrace.serve.http.operations.status import Status
 from headrace.serve.http.operations.usage_report import UsageReport
 from headrace.serve.http.rate_limit_headers import rate_headers
-from headrace.serve.http.responses.background import BackgroundResponses
-from headrace.serve.http.responses.routes import ResponsesApi
-from headrace.serve.http.responses.store import ResponseStore
+from headrace.serve.http.responses.opening import open_responses
 from headrace.serve.http.runtime.lifespan import lifespan_of
 from headrace.serve.http.runtime.listening import check_address, check_tls, exposure_warning
 from headrace.serve.http.runtime.run import Apps, run_server
@@ -203,14 +201,6 @@ def _dialect(loaded: Loaded, options: ServerOptions) -> Dialect:
         raise ConfigError(str(error)) from error
 
 
-def _open_store(options: ServerOptions) -> ResponseStore:
-    path = None if options.response_store is None else Path(options.response_store)
-    try:
-        return ResponseStore(path, options.response_store_bytes)
-    except OSError as error:
-        raise ConfigError(f"--response-store: {error}") from error
-
-
 CacheSizes = Callable[[], Mapping[Layer, Mapping[str, StoreFacts]]]
 
 
@@ -251,17 +241,6 @@ def _make_app(loaded: Loaded, all_options: Options, keys: KeyFile, traces: Trace
         headers=lambda tenant: rate_headers(service.meter.rooms(tenant, service.now())),
         recorder=make_recorder(all_options.warm, history),
     )
-    background = BackgroundResponses(store := _open_store(options))
-    responses = ResponsesApi(
-        recall,
-        model,
-        notes,
-        store,
-        background,
-        max_body_bytes=options.max_body_bytes,
-        request_timeout=options.request_timeout,
-        headers=lambda tenant: rate_headers(service.meter.rooms(tenant, service.now())),
-    )
     warming = Warming(all_options.warm, caching, options, recall, model, history)
     service.watch(warming.warmer, tokens=False)
     for watcher, tokens in watchers(traces):
@@ -279,27 +258,20 @@ def _make_app(loaded: Loaded, all_options: Options, keys: KeyFile, traces: Trace
         foresee=lambda request_id, now: estimate_fields(loaded.engine.estimate_start(request_id)),
         not_yet=warming.not_yet,
     )
-    caches = CacheApi(
-        recall,
-        folds.metrics.caches.stats,
-        folds.savings.stats,
-        max_body_bytes=options.max_body_bytes,
-    )
+    stats = (folds.metrics.caches.stats, folds.savings.stats)
+    caches = CacheApi(recall, *stats, max_body_bytes=options.max_body_bytes)
     accounts = UsageReport(service, folds.usage.tenants, folds.usage.tell)
     abort = Abort(notes, max_body_bytes=options.max_body_bytes)
-    parts = (
-        api,
-        responses,
-        abort,
-        status,
-        Pause(service),
-        caches,
-        accounts,
-        warming.endpoint,
-        Docs(__version__),
-    )
-    beside: list[Beside] = [keys, *([history] if history else []), warming.warmer, systemd.watch, background]
+    parts = (api, abort, status, Pause(service), caches, accounts, warming.endpoint, Docs(__version__))
+    beside: list[Beside] = [keys, *([history] if history else []), warming.warmer, systemd.watch]
     routes = [route for part in parts for route in part.routes()]
+    responses = open_responses(options, recall, model, notes)
+    beside.append(responses.background)
+    routes += responses.routes
+    batch = open_batches(all_options.batch, options, recall, model, notes)
+    if batch is not None:
+        beside.append(batch.batches)
+        routes += batch.routes
     exchanges = hooks(all_options.observability, folds.page, notes, traces)
     app = create_app(recall, routes, keys.keys, beside, options.allowed_origins, exchanges)
     return _Built(app, routes, recall, model, systemd)

@@ -94,3 +94,17 @@ def test_the_context_also_starts_what_works_beside_the_requests(tmp_path):
         tables = [name for (name,) in database.execute("SELECT name FROM sqlite_master WHERE type = 'table'")]
         counts = [database.execute(f'SELECT count(*) FROM "{name}"').fetchone()[0] for name in tables]
     assert sum(counts) > 0
+
+
+def test_keys_are_required_below_the_prefix_but_not_for_health():
+    app = starlette_app(*build_app(options(GIVEN | {"api_key": "secret"})))
+
+    async def use():
+        transport = httpx.ASGITransport(app)
+        async with lifespan_of(app), httpx.AsyncClient(transport=transport, base_url="http://here") as client:
+            paths = ("/llm/health", "/llm/v1/models")
+            without = [(await client.get(path)).status_code for path in paths]
+            with_key = await client.get("/llm/v1/models", headers={"Authorization": "Bearer secret"})
+            return without, with_key.status_code
+
+    assert asyncio.run(use()) == ([200, 401], 200)

@@ -50,8 +50,7 @@ class AttentionPlan(NamedTuple):
 
 
 class CppKernels:
-    """Vectorized kernels for x86-64 (AMX; AVX-512, with products of bfloat16 and bytes or not; AVX2) and any other
-    CPU.
+    """Vectorized kernels for x86-64 (AMX, AVX-512 with or without BF16 and VNNI, AVX2) and any other CPU.
 
     Args:
         level: which of the machine's instruction sets to use (`levels`); None: the best.

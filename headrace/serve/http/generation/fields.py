@@ -82,7 +82,7 @@ def _metadata(value: Any) -> Any:
 TokenId = Annotated[int, Field(ge=0)]
 Temperature = Annotated[float | None, AfterValidator(_temperature)]
 Stop = Annotated[SkipValidation[str | list[str] | None], BeforeValidator(_texts)]
-Metadata = Annotated[SkipValidation[dict[str, str] | None], BeforeValidator(_metadata)]
+MetadataField = Annotated[SkipValidation[dict[str, str] | None], BeforeValidator(_metadata)]
 
 
 class StreamOptions(Wire):
@@ -144,4 +144,4 @@ class Generation(StructuredBody, SchedulingFields):
     )
     return_token_ids: bool | None = None
     request_id: str | None = Field(None, pattern=r"^[A-Za-z0-9._:-]{1,128}$")
-    metadata: Metadata = Field(None, description="Kept with the request's explanation.")
+    metadata: MetadataField = Field(None, description="Kept with the request's explanation.")

@@ -5,5 +5,5 @@
 - `output`: output items and their events, from an answer's text. `resource`: the response object.
 - `writer`: writes a call as a response, whole or as events.
 - `store`: stored responses in SQLite. `background`: responses that no client waits for.
-- `routes`: the endpoints.
+- `routes`: the endpoints. `opening`: all of it from a server's options.
 """

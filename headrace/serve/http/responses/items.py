@@ -27,7 +27,7 @@ def new_id(prefix: str) -> str:
 def stored_items(given: str | Sequence[Item]) -> list[Stored]:
     """The input of a request, each item with an id."""
     if isinstance(given, str):
-        return [_message(MessageItem(role="user", content=given))]
+        return [_message(MessageItem(role="user", content=given, phase=None))]
     return [_stored(item) for item in given]
 
 

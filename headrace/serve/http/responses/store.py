@@ -100,10 +100,13 @@ class ResponseStore:
             raise OSError(f"{path}: {error}") from error
         self._sizes = {tenant: size for tenant, _, size in sizes}
         self._count = sum(count for _, count, _ in sizes)
+        self._closed = False
         self._thread = ThreadPoolExecutor(1, "responses")
 
     def put(self, record: Record) -> None:
-        """Store a response, or its newer state; calls after this one see it."""
+        """Store a response, or its newer state; calls after this one see it. A closed store takes nothing."""
+        if self._closed:
+            return
         self._thread.submit(self._put, record).add_done_callback(_log_failure)
 
     async def get(self, tenant: str | None, id: str) -> Record | None:
@@ -124,6 +127,7 @@ class ResponseStore:
 
     def close(self) -> None:
         """Write what is waiting and close the database."""
+        self._closed = True
         self._thread.shutdown()
         self._connection.close()
 

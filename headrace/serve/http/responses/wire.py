@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, BeforeValidator, Discriminator, Field, Tag
 
 from headrace.serve.http.cache.wire import CacheDirectiveFields
-from headrace.serve.http.generation.fields import MAX_LOGPROBS, Metadata, Stop, Temperature
+from headrace.serve.http.generation.fields import MAX_LOGPROBS, MetadataField, Stop, Temperature
 from headrace.serve.http.generation.scheduling_fields import SchedulingFields
 from headrace.serve.http.responses.input_wire import Id, Input
 from headrace.serve.http.responses.refusals import known_choice, known_tools
@@ -134,7 +134,7 @@ class ResponsesBody(SchedulingFields):
     prompt_cache_key: str | None = Field(None, max_length=512)
     prompt_cache_retention: Literal["in_memory", "in-memory", "24h"] | None = None
     request_id: str | None = Field(None, pattern=r"^[A-Za-z0-9._:-]{1,128}$")
-    metadata: Metadata = Field(None, description="Stored with the response and returned with it.")
+    metadata: MetadataField = Field(None, description="Stored with the response and returned with it.")
 
     @property
     def stored(self) -> bool:
