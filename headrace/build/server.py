@@ -263,11 +263,10 @@ def _make_app(loaded: Loaded, all_options: Options, keys: KeyFile, traces: Trace
     accounts = UsageReport(service, folds.usage.tenants, folds.usage.tell)
     abort = Abort(notes, max_body_bytes=options.max_body_bytes)
     parts = (api, abort, status, Pause(service), caches, accounts, warming.endpoint, Docs(__version__))
-    beside: list[Beside] = [keys, *([history] if history else []), warming.warmer, systemd.watch]
-    routes = [route for part in parts for route in part.routes()]
     responses = open_responses(options, recall, model, notes)
-    beside.append(responses.background)
-    routes += responses.routes
+    works = (warming.warmer, systemd.watch, responses.background)
+    beside: list[Beside] = [keys, *([history] if history else []), *works]
+    routes = [*responses.routes, *(route for part in parts for route in part.routes())]
     batch = open_batches(all_options.batch, options, recall, model, notes)
     if batch is not None:
         beside.append(batch.batches)
