@@ -78,10 +78,27 @@ class SchemaFormat(JsonSchema):
     type: Literal["json_schema"]
 
 
+def _form_of_format(value: Any) -> str | None:
+    kind = value.get("type") if isinstance(value, dict) else getattr(value, "type", None)
+    return FORM_MARK + kind if isinstance(kind, str) else None
+
+
+Format = Annotated[
+    Annotated[TextFormat, Tag(FORM_MARK + "text")]
+    | Annotated[JsonObjectFormat, Tag(FORM_MARK + "json_object")]
+    | Annotated[SchemaFormat, Tag(FORM_MARK + "json_schema")],
+    Discriminator(
+        _form_of_format,
+        custom_error_type="wrong_value",
+        custom_error_message="must be an object whose type is text, json_object or json_schema",
+    ),
+]
+
+
 class TextConfig(Wire):
     """What the text of the answer must look like."""
 
-    format: Annotated[TextFormat | JsonObjectFormat | SchemaFormat, Field(discriminator="type")] | None = None
+    format: Format | None = None
     verbosity: Literal["medium"] | None = None
 
 
