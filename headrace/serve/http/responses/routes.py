@@ -23,6 +23,7 @@ from headrace.serve.http.responses import resource
 from headrace.serve.http.responses.background import BackgroundResponses
 from headrace.serve.http.responses.conversation import chat_body, own_names
 from headrace.serve.http.responses.items import Stored, stored_items
+from headrace.serve.http.responses.kept_answer import KeptAnswer
 from headrace.serve.http.responses.refusals import RESPONSES
 from headrace.serve.http.responses.store import BrokenChain, Record, ResponseStore
 from headrace.serve.http.responses.wire import ResponsesBody
@@ -95,8 +96,11 @@ class ResponsesApi:
             response = writer.response("queued")
             self._store.put(Record(call.tenant, items, response))
             self._background.begin(call, writer)
+            await self._store.written()
             return JSONResponse(response, headers=dict(headers))
-        return StreamedAnswer(call, writer, headers) if body.stream else WholeAnswer(call, writer, headers)
+        made = StreamedAnswer if body.stream else WholeAnswer
+        answer = made(call, writer, headers)
+        return KeptAnswer(answer, self._store) if body.stored else answer
 
     async def get(self, request: Request) -> Response:
         """``GET /v1/responses/{id}``."""

@@ -109,6 +109,11 @@ class ResponseStore:
             return
         self._thread.submit(self._put, record).add_done_callback(_log_failure)
 
+    async def written(self) -> None:
+        """Wait until what was put before is written."""
+        if not self._closed:
+            await self._run(lambda: None)
+
     async def get(self, tenant: str | None, id: str) -> Record | None:
         """The response, if it is stored."""
         return await self._run(lambda: self._get(tenant, id))

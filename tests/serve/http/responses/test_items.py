@@ -40,8 +40,7 @@ CALLED = {"id": "c1", "type": "function", "function": {"name": "f", "arguments":
             [user("q"), THOUGHT, said("I look."), CALL, CALL | {"call_id": "c2"}, OUTPUT],
             [
                 user("q"),
-                said("I look.")
-                | {"reasoning_content": "Hm.", "tool_calls": [CALLED, CALLED | {"id": "c2"}]},
+                said("I look.") | {"reasoning_content": "Hm.", "tool_calls": [CALLED, CALLED | {"id": "c2"}]},
                 {"role": "tool", "tool_call_id": "c1", "content": "21"},
             ],
         ),
@@ -77,7 +76,9 @@ def test_settings_become_those_of_chat():
             "temperature": 0.5,
             "top_k": 3,
             "reasoning": {"effort": "low"},
-            "text": {"format": {"type": "json_schema", "name": "n", "schema": {"type": "object"}, "strict": True}},
+            "text": {
+                "format": {"type": "json_schema", "name": "n", "schema": {"type": "object"}, "strict": True}
+            },
             "tools": [{"type": "function", "name": "f", "strict": True}],
             "tool_choice": {"type": "function", "name": "f"},
             "parallel_tool_calls": False,

@@ -18,7 +18,9 @@ CALL = (
 
 @pytest.fixture
 def options(request):
-    return {"template": TOOL_TEMPLATE, "max_model_len": 2000, "num_blocks": 2000} | getattr(request, "param", {})
+    return {"template": TOOL_TEMPLATE, "max_model_len": 2000, "num_blocks": 2000} | getattr(
+        request, "param", {}
+    )
 
 
 def create(house, status=200, headers=None, **body):
@@ -51,7 +53,9 @@ def test_a_response(house):
     assert response["metadata"] == {"a": "b"}
     assert response["instructions"] == "Be kind."
     assert response["usage"]["output_tokens"] > 0
-    assert response["usage"]["total_tokens"] == sum(response["usage"][f"{e}_tokens"] for e in ("input", "output"))
+    assert response["usage"]["total_tokens"] == sum(
+        response["usage"][f"{e}_tokens"] for e in ("input", "output")
+    )
     assert house.client.get(f"{PATH}/{response['id']}").json() == response
 
 
@@ -75,7 +79,10 @@ def test_a_stream_has_the_same_items_as_a_whole_response(house):
     assert read[-1]["type"] == "response.completed"
     for index, item in enumerate(last["output"]):
         own = [event for event in read if event.get("output_index") == index]
-        assert (own[0]["type"], own[-1]["type"]) == ("response.output_item.added", "response.output_item.done")
+        assert (own[0]["type"], own[-1]["type"]) == (
+            "response.output_item.added",
+            "response.output_item.done",
+        )
         assert own[-1]["item"] == item
         spelt = "".join(event.get("delta", "") for event in own)
         assert spelt == item.get("arguments", (item.get("content") or [{}])[0].get("text"))
@@ -195,7 +202,11 @@ def test_log_probabilities_of_the_text(house):
         ({"input": [{"role": "robot", "content": "x"}]}, "input[0].role", "invalid_value"),
         ({"input": [{"role": "user"}]}, "input[0].content", "missing_required_parameter"),
         ({"input": [{"type": "item_reference", "id": "x"}]}, "input[0].type", "unsupported_parameter"),
-        ({"input": [{"type": "function_call", "name": "f"}]}, "input[0].call_id", "missing_required_parameter"),
+        (
+            {"input": [{"type": "function_call", "name": "f"}]},
+            "input[0].call_id",
+            "missing_required_parameter",
+        ),
         (
             {"input": [{"role": "user", "content": [{"type": "input_image", "image_url": "x"}]}]},
             "input[0].content[0].type",
