@@ -4,6 +4,7 @@
 - `items`: input items in their stored form, and as chat messages. `conversation`: a body as a chat body.
 - `output`: output items and their events, from an answer's text. `resource`: the response object.
 - `writer`: writes a call as a response, whole or as events.
-- `store`: stored responses in SQLite. `kept_answer`: an answer that ends once it is stored. `background`: responses that no client waits for.
+- `store`: stored responses in SQLite. `kept_answer`: an answer that ends once it is stored.
+- `background`: responses that no client waits for.
 - `routes`: the endpoints. `opening`: all of it from a server's options.
 """

@@ -17,7 +17,7 @@ class KeptAnswer(Response):
         self._store = store
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        scope = scope | {SEND: self._waiting(scope.get(SEND, send))}
+        scope = {**scope, SEND: self._waiting(scope.get(SEND, send))}
         await self._answer(scope, receive, self._waiting(send))
 
     def _waiting(self, send: Send) -> Send:
