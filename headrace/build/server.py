@@ -62,6 +62,7 @@ from headrace.serve.http.operations.pause import Pause
 from headrace.serve.http.operations.status import Status
 from headrace.serve.http.operations.usage_report import UsageReport
 from headrace.serve.http.rate_limit_headers import rate_headers
+from headrace.serve.http.responses.opening import open_responses
 from headrace.serve.http.runtime.lifespan import lifespan_of
 from headrace.serve.http.runtime.listening import check_address, check_tls, exposure_warning
 from headrace.serve.http.runtime.run import Apps, run_server
@@ -260,16 +261,12 @@ def _make_app(loaded: Loaded, all_options: Options, keys: KeyFile, traces: Trace
     caches = CacheApi(recall, *stats, max_body_bytes=options.max_body_bytes)
     accounts = UsageReport(service, folds.usage.tenants, folds.usage.tell)
     abort = Abort(notes, max_body_bytes=options.max_body_bytes)
+    responses = open_responses(options, recall, model, notes)
     batch = open_batches(all_options.batch, options, recall, model, notes)
-    parts = (api, abort, status, Pause(service), caches, accounts, warming.endpoint, batch, Docs(__version__))
-    beside: list[Beside] = [
-        keys,
-        *([history] if history else []),
-        warming.warmer,
-        systemd.watch,
-        *batch.beside,
-    ]
-    routes = [route for part in parts for route in part.routes()]
+    parts = (api, responses, abort, status, Pause(service), caches, accounts, warming.endpoint, batch)
+    routes = [route for part in (*parts, Docs(__version__)) for route in part.routes()]
+    beside: list[Beside] = [keys, *([history] if history else []), warming.warmer, systemd.watch]
+    beside += [responses.background, *batch.beside]
     exchanges = hooks(all_options.observability, folds.page, notes, traces)
     app = create_app(recall, routes, keys.keys, beside, options.allowed_origins, exchanges)
     return _Built(app, routes, recall, model, systemd)

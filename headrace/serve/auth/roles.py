@@ -56,6 +56,11 @@ ROUTES: Mapping[str, Access] = {
     # Inference. Each route shows and changes only what belongs to the key's tenant; an admin key reaches all tenants.
     "POST /v1/chat/completions": Access.INFERENCE,
     "POST /v1/completions": Access.INFERENCE,
+    "POST /v1/responses": Access.INFERENCE,
+    "GET /v1/responses/{id}": Access.INFERENCE,
+    "DELETE /v1/responses/{id}": Access.INFERENCE,
+    "POST /v1/responses/{id}/cancel": Access.INFERENCE,
+    "GET /v1/responses/{id}/input_items": Access.INFERENCE,
     "POST /tokenize": Access.INFERENCE,
     "POST /detokenize": Access.INFERENCE,
     "GET /v1/models": Access.INFERENCE,

@@ -8,6 +8,7 @@
 - `model`: the served model. `replies`: JSON documents and server-sent events.
 - `openapi`: ``/openapi.json`` and ``/docs``. `rate_limit_headers`: OpenAI's rate limit headers.
 - `generation`: what all generating endpoints share. `openai`: OpenAI's endpoints.
+- `responses`: OpenAI's Responses API.
 - `tools`: tools and tool calls, in any dialect.
 - `batch`: files and batches.
 - `cache`: endpoints of the response caches. `operations`: health, metrics, usage, abort, pause, access log.

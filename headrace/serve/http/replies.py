@@ -16,7 +16,7 @@ from headrace.serve.http.edge import SEND
 from headrace.serve.http.errors import ApiError, failed
 from headrace.serve.http.exchange import DISCONNECTED, record_error
 from headrace.serve.http.generation.call import Call
-from headrace.serve.http.generation.writing import PING, Writer, error_event
+from headrace.serve.http.generation.writing import PING, AnswerWriter
 
 logger = logging.getLogger(__name__)
 
@@ -42,7 +42,7 @@ async def _hung_up(receive: Receive) -> None:
 class WholeAnswer(Response):
     """The response as one JSON document, sent when the call is complete."""
 
-    def __init__(self, call: Call, writer: Writer, headers: Mapping[str, str]) -> None:
+    def __init__(self, call: Call, writer: AnswerWriter, headers: Mapping[str, str]) -> None:
         self._more_headers = headers
         self._call = call
         self._writer = writer
@@ -92,7 +92,7 @@ class StreamedAnswer(Response):
     Comments, which clients ignore, fill silence.
     """
 
-    def __init__(self, call: Call, writer: Writer, headers: Mapping[str, str]) -> None:
+    def __init__(self, call: Call, writer: AnswerWriter, headers: Mapping[str, str]) -> None:
         self._more_headers = headers
         self._call = call
         self._writer = writer
@@ -127,14 +127,17 @@ class StreamedAnswer(Response):
             events = []
             for choice in await call.advance():
                 delta = choice.gained()
-                if delta is not None and (delta.text or (writer.tells_tokens and delta.tokens)):
+                if delta is not None and not (delta.text or (writer.tells_tokens and delta.tokens)):
+                    delta = None
+                ends = choice.finish_reason is not None and choice.index not in ended
+                if not opened and (ends or delta is not None):
+                    events.append(writer.opening())
+                    opened = True
+                if delta is not None:
                     events.append(writer.chunk(choice, delta))
-                if choice.finish_reason is not None and choice.index not in ended:
+                if ends:
                     ended.add(choice.index)
                     events.append(writer.ending(choice))
-            if events and not opened:
-                events.insert(0, writer.opening())
-                opened = True
             if call.done:
                 await self._write(b"".join([*events, writer.closing()]), more=False)
             elif events:
@@ -145,7 +148,7 @@ class StreamedAnswer(Response):
             return
         record_error(scope, error.code)
         if self._started:
-            await self._write(error_event(error.body()), more=False)
+            await self._write(self._writer.failure(error), more=False)
         else:
             await error.response()(scope, receive, self._send)
 

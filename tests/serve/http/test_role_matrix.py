@@ -17,6 +17,7 @@ ROLES = {"none": None} | {name: grant.role for name, grant in GRANTS.items()}
 BODIES = {
     "POST /v1/chat/completions": {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 1},
     "POST /v1/completions": {"prompt": "x", "max_tokens": 1},
+    "POST /v1/responses": {"input": "x", "max_output_tokens": 1},
     "POST /tokenize": {"prompt": "x"},
     "POST /detokenize": {"tokens": [1]},
     "POST /abort_request": {"request_id": "OWN"},
@@ -33,7 +34,9 @@ RESULTS |= {route: {"tenant": 404, "other": 404, "admin": 404} for route in OWNE
 
 MISSING = ("GET /v1/files/{id}", "GET /v1/files/{id}/content", "DELETE /v1/files/{id}", "POST /v1/batches")
 MISSING += ("GET /v1/batches/{id}", "POST /v1/batches/{id}/cancel")
-"""Routes about a file or a batch that no tenant has; ``POST /v1/files`` gets no form."""
+MISSING += ("GET /v1/responses/{id}", "DELETE /v1/responses/{id}", "POST /v1/responses/{id}/cancel")
+MISSING += ("GET /v1/responses/{id}/input_items",)
+"""Routes about a response, a file or a batch that no tenant has; ``POST /v1/files`` gets no form."""
 
 RESULTS |= {route: {"tenant": 404, "other": 404, "admin": 404} for route in MISSING}
 RESULTS |= {"POST /v1/files": {"tenant": 400, "other": 400, "admin": 400}}

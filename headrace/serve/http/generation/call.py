@@ -256,7 +256,7 @@ async def open_call(
         ApiError: the server rejects the call, or ``only-if-cached`` finds nothing.
         InvalidParameter: the request id is in use.
     """
-    call_id = f"{id_prefix}-{body.request_id or secrets.token_hex(12)}"
+    call_id = f"{id_prefix}{body.request_id or secrets.token_hex(12)}"
     who, scope = _tenant(caller, body), cache_scope(caller, body)
     seed = secrets.randbits(SEED_BITS) if body.seed is None else body.seed
     urgent = scheduling_of(body, model.rules, who, request_timeout, caller.service_class)

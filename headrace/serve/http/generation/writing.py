@@ -9,8 +9,9 @@ from __future__ import annotations
 import json
 from abc import ABC, abstractmethod
 from json.encoder import encode_basestring
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Protocol
 
+from headrace.serve.http.errors import ApiError
 from headrace.serve.http.generation.call import Call
 from headrace.serve.http.generation.choices import Choice, Delta
 from headrace.serve.http.generation.fields import Generation
@@ -31,8 +32,34 @@ def encode_lines(value: Any) -> str:
     return encode(value).translate(_LINE_BREAKS)
 
 
+class AnswerWriter(Protocol):
+    """What `replies` needs of any dialect: the bytes of one call's answer."""
+
+    @property
+    def tells_tokens(self) -> bool:
+        """Whether a step is written also if it shows no text."""
+
+    def opening(self) -> bytes:
+        """What a stream begins with."""
+
+    def chunk(self, choice: Choice, delta: Delta) -> bytes:
+        """What a step adds to a choice."""
+
+    def ending(self, choice: Choice) -> bytes:
+        """The end of a choice."""
+
+    def closing(self) -> bytes:
+        """The end of the stream."""
+
+    def failure(self, error: ApiError) -> bytes:
+        """An error after the first byte, and the end of the stream."""
+
+    def whole(self) -> bytes:
+        """The whole answer."""
+
+
 class Writer(ABC):
-    """Writes one call, whole or as a stream of server-sent events."""
+    """Writes one call in the form of chat and completions, whole or as a stream of server-sent events."""
 
     object: ClassVar[str]
     chunk_object: ClassVar[str]
@@ -88,6 +115,10 @@ class Writer(ABC):
                 f'data: {self._stream_head},"choices":[],"usage":{encode(self._call.usage())}}}\n\n'.encode()
             )
         return usage + DONE
+
+    def failure(self, error: ApiError) -> bytes:
+        """An error after the first byte, and the end of the stream."""
+        return error_event(error.body())
 
     def whole(self) -> bytes:
         """The whole answer."""

@@ -27,7 +27,13 @@ from headrace.serve.http.generation.writing import Writer, encode, encode_lines,
 from headrace.serve.http.model import INLINE_CHARACTERS, ServedModel
 from headrace.serve.http.openai.chat_wire import ChatBody, Conversation
 from headrace.serve.http.openai.template_switches import template_variables
-from headrace.serve.http.openai.tool_use import answer_reading, check_choice, check_tools, plain_messages
+from headrace.serve.http.openai.tool_use import (
+    answer_reading,
+    check_choice,
+    check_tools,
+    plain_messages,
+    with_tools,
+)
 from headrace.serve.http.tools.message_writing import delta_of, message_of
 from headrace.serve.parsing.message import MessagePiece
 from headrace.serve.text.template import TemplateError
@@ -37,9 +43,14 @@ MAX_MARKS = 4
 
 
 async def open_chat(
-    recall: Answers, model: ServedModel, body: ChatBody, caller: Caller, request_timeout: float
+    recall: Answers,
+    model: ServedModel,
+    body: ChatBody,
+    caller: Caller,
+    request_timeout: float,
+    id_prefix: str = "chatcmpl-",
 ) -> Call:
-    """Render, tokenize and submit a conversation.
+    """Render, tokenize and submit a conversation; the call's id begins with ``id_prefix``.
 
     Raises:
         ApiError: it cannot be served as it is, or not now.
@@ -57,6 +68,7 @@ async def open_chat(
     length = answer_length(len(tokens), max_tokens, None, param, model.max_model_len)
     stated = None if max_tokens is None else length
     params = sampling_params(body, model, max_tokens=stated, logprobs=top)
+    params = with_tools(params, model.dialect, body, text)
     await structured.check(model, params, body)
     continues = bool(body.continue_final_message)
     reading = answer_reading(model.dialect, body, text)
@@ -68,7 +80,7 @@ async def open_chat(
         body,
         [prompt],
         caller,
-        id_prefix="chatcmpl",
+        id_prefix=id_prefix,
         choices_per_prompt=body.n or 1,
         request_timeout=request_timeout,
         turn=partial(_turn, body),
