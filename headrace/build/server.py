@@ -47,6 +47,7 @@ from headrace.observe.vllm_names import aliases, labels
 from headrace.serve.auth.api_keys import read_keys
 from headrace.serve.auth.key_file import KeyFile
 from headrace.serve.cache.lookup import CacheLookup
+from headrace.serve.http.anthropic.routes import Messages
 from headrace.serve.http.app import Beside, create_app, create_metrics_app
 from headrace.serve.http.cache.routes import CacheApi
 from headrace.serve.http.generation.call_notes import CallNotes
@@ -261,6 +262,14 @@ def _make_app(loaded: Loaded, all_options: Options, keys: KeyFile, traces: Trace
         headers=lambda tenant: rate_headers(service.meter.rooms(tenant, service.now())),
         recorder=make_recorder(all_options.warm, history),
     )
+    messages = Messages(
+        recall,
+        model,
+        notes,
+        max_body_bytes=options.max_body_bytes,
+        request_timeout=options.request_timeout,
+        headers=lambda tenant: rate_headers(service.meter.rooms(tenant, service.now())),
+    )
     warming = Warming(all_options.warm, caching, options, recall, model, history)
     service.watch(warming.warmer, tokens=False)
     for watcher, tokens in watchers(traces):
@@ -294,7 +303,17 @@ def _make_app(loaded: Loaded, all_options: Options, keys: KeyFile, traces: Trace
     )
     accounts = UsageReport(service, usage.tenants, usage.tell)
     abort = Abort(notes, max_body_bytes=options.max_body_bytes)
-    parts = (api, abort, status, Pause(service), caches, accounts, warming.endpoint, Docs(__version__))
+    parts = (
+        api,
+        messages,
+        abort,
+        status,
+        Pause(service),
+        caches,
+        accounts,
+        warming.endpoint,
+        Docs(__version__),
+    )
     beside: list[Beside] = [keys, *([history] if history else []), warming.warmer, systemd.watch]
     routes = [route for part in parts for route in part.routes()]
     exchanges = hooks(all_options.observability, sheet, notes, traces)

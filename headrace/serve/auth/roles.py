@@ -56,6 +56,8 @@ ROUTES: Mapping[str, Access] = {
     # Inference. Each route shows and changes only what belongs to the key's tenant; an admin key reaches all tenants.
     "POST /v1/chat/completions": Access.INFERENCE,
     "POST /v1/completions": Access.INFERENCE,
+    "POST /v1/messages": Access.INFERENCE,
+    "POST /v1/messages/count_tokens": Access.INFERENCE,
     "POST /tokenize": Access.INFERENCE,
     "POST /detokenize": Access.INFERENCE,
     "GET /v1/models": Access.INFERENCE,

@@ -10,7 +10,7 @@
 - `openapi`: ``/openapi.json`` and ``/docs``. `rate_limit_headers`: OpenAI's rate limit headers.
 - `lifespan`: starts and stops the application without a server.
 - `garbage_collection`: runs Python's garbage collection while no request waits.
-- `generation`: what all generating endpoints share. `openai`: OpenAI's endpoints.
+- `generation`: what all generating endpoints share. `openai`: OpenAI's endpoints. `anthropic`: Anthropic's.
 - `tools`: tools and tool calls, in any dialect.
 - `cache`: endpoints of the response caches. `operations`: health, metrics, usage, abort, pause, access log.
 """

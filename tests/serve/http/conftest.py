@@ -32,6 +32,7 @@ from headrace.serve.auth.api_keys import Grant, Keys
 from headrace.serve.cache.background_request import BackgroundRequests
 from headrace.serve.cache.lookup import CacheLookup
 from headrace.serve.cache.warmer import Warmer
+from headrace.serve.http.anthropic.routes import Messages
 from headrace.serve.http.app import create_app
 from headrace.serve.http.cache.routes import CacheApi
 from headrace.serve.http.cache.warm import Computing, Warm
@@ -163,6 +164,14 @@ def build_house(options: dict) -> tuple[House, ASGIApp]:
         request_timeout=options.get("request_timeout", 30.0),
         headers=lambda tenant: rate_headers(service.meter.rooms(tenant, service.now())),
     )
+    messages = Messages(
+        recall,
+        model,
+        notes,
+        max_body_bytes=options.get("max_body_bytes", 100_000),
+        request_timeout=options.get("request_timeout", 30.0),
+        headers=lambda tenant: rate_headers(service.meter.rooms(tenant, service.now())),
+    )
     status = Status(
         service,
         model,
@@ -194,6 +203,7 @@ def build_house(options: dict) -> tuple[House, ASGIApp]:
     warm = Warm(warmer, computing, model, max_body_bytes=100_000)
     parts = (
         api,
+        messages,
         Abort(notes, max_body_bytes=1000),
         status,
         Pause(service),

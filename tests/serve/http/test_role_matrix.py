@@ -17,6 +17,12 @@ ROLES = {"none": None} | {name: grant.role for name, grant in GRANTS.items()}
 BODIES = {
     "POST /v1/chat/completions": {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 1},
     "POST /v1/completions": {"prompt": "x", "max_tokens": 1},
+    "POST /v1/messages": {
+        "model": "fox",
+        "messages": [{"role": "user", "content": "Hi"}],
+        "max_tokens": 1,
+    },
+    "POST /v1/messages/count_tokens": {"model": "fox", "messages": [{"role": "user", "content": "Hi"}]},
     "POST /tokenize": {"prompt": "x"},
     "POST /detokenize": {"tokens": [1]},
     "POST /abort_request": {"request_id": "OWN"},

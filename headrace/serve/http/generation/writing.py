@@ -11,6 +11,7 @@ from abc import ABC, abstractmethod
 from json.encoder import encode_basestring
 from typing import Any, ClassVar
 
+from headrace.serve.http.errors import ApiError
 from headrace.serve.http.generation.call import Call
 from headrace.serve.http.generation.choices import Choice, Delta
 from headrace.serve.http.generation.fields import Generation
@@ -31,8 +32,45 @@ def encode_lines(value: Any) -> str:
     return encode(value).translate(_LINE_BREAKS)
 
 
-class Writer(ABC):
-    """Writes one call, whole or as a stream of server-sent events."""
+class AnswerWriter(ABC):
+    """Writes one call, whole or as a stream of server-sent events, in the format of one API."""
+
+    @property
+    @abstractmethod
+    def tells_tokens(self) -> bool:
+        """Whether a step is told also when it shows no text."""
+
+    @abstractmethod
+    def opening(self) -> bytes:
+        """What a stream begins with."""
+
+    @abstractmethod
+    def chunk(self, choice: Choice, delta: Delta) -> bytes:
+        """One choice's gain."""
+
+    @abstractmethod
+    def ending(self, choice: Choice) -> bytes:
+        """The chunk that says why a choice ended."""
+
+    @abstractmethod
+    def closing(self) -> bytes:
+        """The end of the stream."""
+
+    @abstractmethod
+    def whole(self) -> bytes:
+        """The whole answer."""
+
+    @abstractmethod
+    def ping(self) -> bytes:
+        """What fills the silence of a stream."""
+
+    @abstractmethod
+    def failure(self, error: ApiError) -> bytes:
+        """An error after the first byte, and the end of the stream."""
+
+
+class Writer(AnswerWriter):
+    """Writes calls as OpenAI's completions do."""
 
     object: ClassVar[str]
     chunk_object: ClassVar[str]
@@ -59,23 +97,6 @@ class Writer(ABC):
             for choice in call.choices
         ]
 
-    @property
-    @abstractmethod
-    def tells_tokens(self) -> bool:
-        """Whether a step is told also when it shows no text."""
-
-    @abstractmethod
-    def opening(self) -> bytes:
-        """What a stream begins with."""
-
-    @abstractmethod
-    def chunk(self, choice: Choice, delta: Delta) -> bytes:
-        """One choice's gain."""
-
-    @abstractmethod
-    def ending(self, choice: Choice) -> bytes:
-        """The chunk that says why a choice ended."""
-
     @abstractmethod
     def choices(self) -> list[dict[str, Any]]:
         """The ``choices`` of a whole answer, once all have ended."""
@@ -94,6 +115,14 @@ class Writer(ABC):
         return encode(
             self._head | {"choices": self.choices(), "usage": self._call.usage()} | self._extra()
         ).encode()
+
+    def ping(self) -> bytes:
+        """A comment, which clients ignore."""
+        return PING
+
+    def failure(self, error: ApiError) -> bytes:
+        """An error after the first byte, and the end of the stream."""
+        return error_event(error.body())
 
     def _extra(self) -> dict[str, Any]:
         """Fields of a whole answer beside its choices."""
