@@ -24,7 +24,7 @@ import numpy as np
 from headrace.core.block_keys import chained_key, root_key
 from headrace.core.events import Event, Moved
 from headrace.core.memory.block_pool import BlockPool
-from headrace.core.memory.eviction import EvictionPolicy, LeastRecentlyUsed, LeastWorth
+from headrace.core.memory.eviction import CostAwareEviction, EvictionPolicy, LeastRecentlyUsed
 from headrace.core.memory.lower_tier import LowerTier
 from headrace.core.memory.prefix_hit import PrefixHit
 from headrace.core.memory.restore import AlwaysRestore
@@ -149,9 +149,9 @@ def _leave(pool: BlockPool, table: list[int], done: int, keys: list[bytes], toke
     pool.release(table)
 
 
-def worth(size: int) -> LeastWorth:
+def worth(size: int) -> CostAwareEviction:
     """The policy for a tier of so many blocks."""
-    return LeastWorth(size, CONTEXT_TOKENS / MOONCAKE_BLOCK)
+    return CostAwareEviction(size, CONTEXT_TOKENS / MOONCAKE_BLOCK)
 
 
 def foreseen(todo: list[Prompt], num_blocks: int) -> int:

@@ -32,15 +32,15 @@ from rich.table import Table
 from benchmarks.peers.quiet import FOREIGN, Watched
 from benchmarks.stage import Server, arguments, publish, say, server
 from headrace.build.simulation import calibrated_machine, make_fleet
-from headrace.cli.bench_targets import make_server_target
-from headrace.cli.calibrate import EACH_TOKEN, describe, measure
+from headrace.cli.bench.calibrate import EACH_TOKEN, describe, measure
+from headrace.cli.bench.targets import make_server_target
 from headrace.compute.model.hub import resolve_folder
 from headrace.config import Options, options
 from headrace.lab.bench.measure import measure as run_target
 from headrace.lab.bench.record import Target
 from headrace.lab.bench.report import Run
 from headrace.lab.bench.stats import Summary, median
-from headrace.lab.simulate.calibration import Calibration
+from headrace.lab.calibration.values import Calibration
 from headrace.lab.simulate.outcome import outcome
 from headrace.lab.simulate.requests import from_work
 from headrace.lab.workload import Work

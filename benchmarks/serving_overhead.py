@@ -11,7 +11,7 @@ import math
 
 from benchmarks.peers.figures import FIGURES, standings
 from benchmarks.stage import arguments, publish, say, server, target
-from headrace.cli.bench_targets import make_server_target
+from headrace.cli.bench.targets import make_server_target
 from headrace.lab.bench.measure import compare
 from headrace.lab.workload import Work
 from headrace.lab.workload.tokens import fixed_lengths, log_normal_lengths

@@ -7,8 +7,8 @@ short question, find its blocks.
 from __future__ import annotations
 
 from benchmarks.stage import arguments, publish, say, server
-from headrace.cli.bench_targets import make_server_target
-from headrace.cli.calibrate import EACH_TOKEN
+from headrace.cli.bench.calibrate import EACH_TOKEN
+from headrace.cli.bench.targets import make_server_target
 from headrace.lab.bench.measure import measure
 from headrace.lab.bench.stats import median
 from headrace.lab.workload.chats import shared_system_prompt

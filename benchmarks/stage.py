@@ -17,7 +17,7 @@ from typing import Any
 import httpx
 from rich.console import Console
 
-from headrace.cli.bench_targets import make_target, read_spec
+from headrace.cli.bench.targets import make_target, read_spec
 from headrace.config import options
 from headrace.lab.bench import report
 from headrace.lab.bench.plot import plot

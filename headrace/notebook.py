@@ -119,8 +119,10 @@ def load_trace(path: str | Path, *, limit: int | None = None, speedup: float = 1
     """
     try:
         return Trace(Path(path).name, tuple(faster(read_trace(Path(path), limit), speedup)))
-    except (BadTrace, OSError, ValueError) as error:
-        raise ConfigError(f"{path}: {error}") from None
+    except OSError as error:
+        raise ConfigError(f"{path} cannot be read: {(error.strerror or str(error)).lower()}") from None
+    except (BadTrace, ValueError) as error:
+        raise ConfigError(str(error)) from None
 
 
 def make_trace(*tenants: str, count: int = 1000, seed: int = 0) -> Trace:
@@ -164,7 +166,7 @@ def simulate(
         max_model_len: the maximum context length in tokens.
         max_tokens: what every request asks for at most.
         replicas: engines behind a router.
-        ttft: latency target of the first token in seconds; the scheduler is told.
+        ttft: latency target of the first token in seconds, which the scheduler receives.
         tpot: latency target per further token in seconds.
         seed: of the prompts' tokens.
         common: options of the KV cache and the scheduler for all policies.
@@ -172,32 +174,34 @@ def simulate(
     Raises:
         ConfigError: an option or a name that does not exist or cannot work.
     """
-    if isinstance(policies, str):
-        raise ConfigError(f"policies must be a list or a mapping, got the text {policies!r}")
-    if not isinstance(policies, Mapping):
-        policies = {name: {"scheduling_policy": name} for name in policies}
     slo = {name: seconds for name, seconds in (("ttft", ttft), ("tpot", tpot)) if seconds is not None}
     outcomes: dict[str, Outcome] = {}
     requests: list[Row] = []
     machine = None
-    for name, settings in policies.items():
-        plans, cache, machine = _prepare(
-            {**common, **settings}, model, device, degree, calibration, max_model_len
-        )
+    for name, settings in _by_name(policies).items():
+        both = {**common, **settings}
+        plans, cache, machine = _prepare(both, model, device, degree, calibration, max_model_len)
         fleet = make_fleet(plans, cache, machine, replicas=replicas, with_rows=True)
         fleet.run(from_calls(trace.calls, Synthesis(seed=seed), max_tokens, Slo(ttft, tpot)))
         busy = [replica.runner.busy_seconds for replica in fleet.replicas]
         outcomes[name] = outcome(fleet.tally, slo, busy)
         requests += [{"policy": name, **row} for row in fleet.tally.rows]
-    title = f"{machine.name if machine else 'nothing'}, {trace.name}"
     return Simulation(
-        title,
+        f"{machine.name if machine else 'nothing'}, {trace.name}",
         [_summary(name, each) for name, each in outcomes.items()],
         requests,
         [row for name, each in outcomes.items() for row in _timeline(name, each)],
         [row for name, each in outcomes.items() for row in _tenants(name, each)],
         outcomes,
     )
+
+
+def _by_name(policies: Mapping[str, Settings] | Sequence[str]) -> Mapping[str, Settings]:
+    if isinstance(policies, str):
+        raise ConfigError(f"policies must be a list or a mapping, got the text {policies!r}")
+    if isinstance(policies, Mapping):
+        return policies
+    return {name: {"scheduling_policy": name} for name in policies}
 
 
 def _prepare(

@@ -7,6 +7,7 @@ import re
 import types
 from collections.abc import Iterator, Mapping
 from dataclasses import MISSING, Field, fields, is_dataclass
+from importlib import import_module
 from pathlib import Path
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
@@ -20,6 +21,7 @@ from headrace.lab.plan.devices import H100
 from headrace.lab.plan.roofline import KV_BYTES, WEIGHTS, Replica
 from headrace.lab.plan.shapes import SHAPES
 from headrace.llm import RequestMetrics
+from headrace.notebook import Simulation, Trace, load_trace, make_trace, simulate
 from headrace.observe.goodput import Goodput
 from headrace.observe.http_requests import HttpRequests
 from headrace.observe.metrics import Metrics
@@ -157,17 +159,19 @@ def metrics_page() -> str:
 
 
 def python_page() -> str:
-    """The public classes: signatures, fields and docstrings."""
+    """The public classes and functions: signatures, fields and docstrings."""
     public = [getattr(headrace, name) for name in headrace.__all__ if not name.startswith("__")]
     order = sorted(public, key=lambda each: (not each.__name__.endswith("LLM"), each.__name__))
     lines = [
         "# Python API",
         "",
         "These names are public. Import the first ones from `headrace`, the others from the module that is named.",
-        "[Offline](../guide/offline.md) has examples.",
+        "[Run offline](../guide/offline.md), [Embed in Python](../guide/embedding.md) and",
+        "[Extend](../guide/extending.md) have examples.",
     ]
-    for each in [*order, RequestMetrics, TokenLogprob, InvalidParameter, ConfigError]:
-        home = "headrace" if each in public else each.__module__
+    simulation = [load_trace, make_trace, simulate, Trace, Simulation]
+    for each in [*order, RequestMetrics, TokenLogprob, InvalidParameter, ConfigError, *simulation]:
+        home = "headrace" if each in public else _home(each)
         lines += [
             "",
             f"## {each.__name__}",
@@ -176,9 +180,18 @@ def python_page() -> str:
             "",
             _docstring(each),
         ]
-        lines += list(_fields(each))
-        lines += list(_methods(each))
+        if isinstance(each, type):
+            lines += [*_fields(each), *_methods(each)]
+        else:
+            lines += ["", "```text", _signature(each.__name__, each), "```"]
     return "\n".join([*lines, ""])
+
+
+def _home(documented: Any) -> str:
+    """The module to import something from: the package of its module, if that exports it."""
+    package = documented.__module__.rpartition(".")[0]
+    exported = getattr(import_module(package), "__all__", ())
+    return package if documented.__name__ in exported else documented.__module__
 
 
 def _docstring(documented: object) -> str:
@@ -238,11 +251,13 @@ def _methods(kind: Any) -> Iterator[str]:
 def _signature(called: str, method: object) -> str:
     """A call as it is written, a parameter a line, annotations without the quotes of postponed evaluation."""
     signature = inspect.signature(method)  # type: ignore[arg-type]
-    parameters = [str(each) for name, each in signature.parameters.items() if name != "self"]
-    keywords = [name for name, each in signature.parameters.items() if each.kind is each.KEYWORD_ONLY]
-    if keywords:
-        parameters.insert(list(signature.parameters).index(keywords[0]) - 1, "*")
-    returns = "" if called.count(".") == 0 else f" -> {signature.return_annotation}"
+    taken = [each for name, each in signature.parameters.items() if name != "self"]
+    parameters = list(map(str, taken))
+    keywords = [place for place, each in enumerate(taken) if each.kind is each.KEYWORD_ONLY]
+    if keywords and taken[keywords[0] - 1].kind is not inspect.Parameter.VAR_POSITIONAL:
+        parameters.insert(keywords[0], "*")
+    returns = signature.return_annotation
+    returns = "" if returns in (None, "None", signature.empty) and "." not in called else f" -> {returns}"
     inside = (
         "".join(f"\n    {each}," for each in parameters) + "\n"
         if len(parameters) > 2

@@ -68,7 +68,7 @@ FIGURES: Mapping[str, Sequence[Figure]] = {
 
 
 @dataclass(frozen=True, slots=True)
-class Standing:
+class ReplicaLoad:
     """One contender's medians over rounds, by title, and the medians of its ratios to the first contender's."""
 
     name: str
@@ -77,7 +77,7 @@ class Standing:
     ratios: Mapping[str, float]
 
 
-def standings(rounds: Sequence[Sequence[Run]], figures: Sequence[Figure]) -> list[Standing]:
+def standings(rounds: Sequence[Sequence[Run]], figures: Sequence[Figure]) -> list[ReplicaLoad]:
     """The table's rows from each round's runs, in their order. A ratio above 1 means faster than the first."""
     told = []
     for column, first in enumerate(rounds[0]):
@@ -89,5 +89,5 @@ def standings(rounds: Sequence[Sequence[Run]], figures: Sequence[Figure]) -> lis
             pairs = [(a, b) if figure.more_is_better else (b, a) for a, b in zip(seen, base, strict=True)]
             ratios[figure.title] = median([a / b for a, b in pairs if b > 0 and not math.isnan(a)])
         failed = sum(runs[column].summary.failed for runs in rounds)
-        told.append(Standing(first.target, failed, values, ratios))
+        told.append(ReplicaLoad(first.target, failed, values, ratios))
     return told

@@ -13,7 +13,7 @@ from rich.table import Table
 
 from benchmarks.peers import install
 from benchmarks.peers.contenders import CONTENDERS, IN_PROCESS, MEANING, Contender, Demand
-from benchmarks.peers.figures import FIGURES, Figure, Standing, standings
+from benchmarks.peers.figures import FIGURES, Figure, ReplicaLoad, standings
 from benchmarks.peers.places import Places
 from benchmarks.peers.quiet import FOREIGN, Watched, undisturbed
 from benchmarks.peers.server import StoppedServer, first_tokens, free_port, start
@@ -90,7 +90,7 @@ def run(race: Race, output: Path) -> int:
     return sum(run.summary.failed for runs in result.rounds for run in runs)
 
 
-def table(rows: Sequence[Standing], figures: Sequence[Figure], title: str) -> Table:
+def table(rows: Sequence[ReplicaLoad], figures: Sequence[Figure], title: str) -> Table:
     """Medians over rounds, and in brackets how many times as fast as the first contender."""
     shown = Table(title=title, title_justify="left", header_style="bold")
     shown.add_column("")
@@ -154,7 +154,7 @@ def _told(number: int, run: Run) -> None:
 
 
 def _publish(
-    race: Race, result: Comparison, rows: Sequence[Standing], output: Path, more: dict[str, Any]
+    race: Race, result: Comparison, rows: Sequence[ReplicaLoad], output: Path, more: dict[str, Any]
 ) -> None:
     settings = {
         "model": race.model,

@@ -2,13 +2,15 @@
 it needs.
 
 - `engine`: the engine from its options, without torch; the simulator runs the same engine.
+- `policies`: the policies that the options name. `plugins`: classes of other packages.
 - `model`: a loaded model: weights, memory, runner and engine.
 - `tiers`: host memory and disk below the device.
 - `tenants`: tenants and classes of service from their file.
 - `cache`: the response caches. `semantic`: the semantic cache.
 - `warming`: the request history and cache warming.
 - `recording`: recordings of the engine's decisions.
-- `server`: the HTTP server in front of a loaded model.
+- `server`: the HTTP server in front of a loaded model. `reload`: new keys and tenants without a restart.
+- `observability`: logs and traces.
 - `simulation`: an engine on a simulated device.
 - `quantizing`: quantizing a checkpoint and measuring its quality.
 """

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from types import MappingProxyType
 
 from headrace.build.policies import make_admission, make_eviction, make_order, make_victims
@@ -14,7 +15,7 @@ from headrace.core.knobs import Knobs
 from headrace.core.memory.block_pool import BlockPool
 from headrace.core.memory.eviction import EvictionPolicy
 from headrace.core.memory.lower_tier import LowerTier
-from headrace.core.memory.restore import Link, WhicheverIsQuicker
+from headrace.core.memory.restore import Link, RestoreIfFaster
 from headrace.core.memory.tiers import LowerTiers
 from headrace.core.plan import Tier
 from headrace.core.ports import Grammars, Runner
@@ -89,36 +90,31 @@ def make_engine(
     """
     events: list[Event] = []
     fair = plans.scheduling_policy == "fair"
-    outlook = LatestStarts(
-        StepTimes(cost), LengthPredictor(max_model_len), {each.name: each for each in classes}
-    )
+    by_name = {each.name: each for each in classes}
+    predictions = LatestStarts(StepTimes(cost), LengthPredictor(max_model_len), by_name)
     shares = ShareLedger(classes, weights)
-    context_blocks = cost.context_tokens / cache.block_size
-
-    def eviction(blocks: int) -> EvictionPolicy:
-        return make_eviction(plans, blocks, context_blocks)
-
+    eviction = partial(make_eviction, plans, context_blocks=cost.context_tokens / cache.block_size)
     pool = BlockPool(
         num_blocks,
         cache.block_size,
         eviction(num_blocks),
         events.append,
-        _lower_tiers(tiers, cache.block_size, eviction, outlook.times, events.append) if tiers else None,
+        _lower_tiers(tiers, cache.block_size, eviction, predictions.times, events.append) if tiers else None,
     )
     scheduler = Scheduler(
         pool,
         FairQueue(shares, _line(plans, cache, pool)) if fair else single_file(),
-        make_order(plans, outlook),
+        make_order(plans, predictions),
         make_admission(plans),
         make_victims(plans, cost, classes),
-        _room(plans, outlook, cache, num_blocks),
+        _room(plans, predictions, cache, num_blocks),
         events,
         max_num_seqs=plans.max_num_seqs,
         max_model_len=max_model_len,
         prefix_caching=cache.enable_prefix_caching,
         cost=cost,
-        outlook=outlook if fair else None,
-        times=outlook.times,
+        predictions=predictions if fair else None,
+        times=predictions.times,
         holds=UntilCompiled(grammars) if grammars is not None else None,
     )
     if tell is not None:
@@ -144,7 +140,7 @@ def _lower_tiers(
     return LowerTiers(
         tier(Tier.HOST, sizes.host_blocks),
         tier(Tier.DISK, sizes.disk_blocks) if sizes.disk_blocks else None,
-        WhicheverIsQuicker(times, block_size, sizes.block_bytes, links),
+        RestoreIfFaster(times, block_size, sizes.block_bytes, links),
         block_size=block_size,
         block_bytes=sizes.block_bytes,
         tell=tell,
@@ -203,7 +199,9 @@ def _line(plans: SchedulerOptions, cache: CacheOptions, pool: BlockPool) -> Call
     return TenantQueue
 
 
-def _room(plans: SchedulerOptions, outlook: LatestStarts, cache: CacheOptions, num_blocks: int) -> RoomPolicy:
+def _room(
+    plans: SchedulerOptions, predictions: LatestStarts, cache: CacheOptions, num_blocks: int
+) -> RoomPolicy:
     if plans.scheduling_policy != "fair":
         return AlwaysFits()
-    return Headroom(outlook.lengths, cache.block_size, watermark=num_blocks // WATERMARK)
+    return Headroom(predictions.lengths, cache.block_size, watermark=num_blocks // WATERMARK)

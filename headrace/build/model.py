@@ -94,6 +94,7 @@ def load(options: Options, tell: Tell | None = None) -> Loaded:
         ConfigError: an option cannot be met; the message says what would work.
     """
     seconds: dict[str, float] = {}
+    check_policies(options.scheduler)
     try:
         return apart(lambda: _load(options, seconds, tell))
     except (ModelError, TokenizerError, TemplateError, KernelsUnavailable) as error:
@@ -145,7 +146,6 @@ class _Memory(NamedTuple):
 def _load(options: Options, seconds: dict[str, float], tell: Tell | None) -> Loaded:
     model, cache, plans = options.model, options.cache, options.scheduler
     tenants, classes = read_tenants(plans.tenants)
-    check_policies(plans)
     with timed(seconds, "text"):
         text = _load_text(model)
     with timed(seconds, "weights"):
@@ -154,8 +154,7 @@ def _load(options: Options, seconds: dict[str, float], tell: Tell | None) -> Loa
     with timed(seconds, "memory"):
         knobs = make_knobs(plans, device.type, max_model_len)
         overlap = resolve_overlap(plans, device.type)
-        backend, ends = text.tokenizer.backend, tuple(text.tokenizer.eos_token_ids)
-        grammars = Compiler(backend.to_str, spec.vocab_size, ends)
+        grammars = _make_compiler(text.tokenizer, spec.vocab_size)
         matchers = Matchers(grammars, plans.max_num_seqs)
         ledger, tiers, runner = _open_memory(computing, cache, plans, knobs, overlap, matchers)
     compose = make_engine if tell is None else partial(make_recorded_engine, tell)
@@ -203,6 +202,10 @@ def _load(options: Options, seconds: dict[str, float], tell: Tell | None) -> Loa
         seconds=seconds,
         tiers=tiers,
     )
+
+
+def _make_compiler(tokenizer: Tokenizer, vocab_size: int) -> Compiler:
+    return Compiler(tokenizer.backend.to_str, vocab_size, tuple(tokenizer.eos_token_ids))
 
 
 def _load_text(model: ModelOptions) -> _Text:

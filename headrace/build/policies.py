@@ -7,12 +7,12 @@ from typing import cast
 
 from headrace.build.plugins import Port, find_class, make_plugin
 from headrace.config import SchedulerOptions
-from headrace.core.memory.eviction import EvictionPolicy, LeastRecentlyUsed, LeastWorth
+from headrace.core.memory.eviction import CostAwareEviction, EvictionPolicy, LeastRecentlyUsed
 from headrace.core.prediction.latest_start import LatestStarts
 from headrace.core.prediction.step_cost import StepCost
 from headrace.core.queueing.order import ByAge, ByPriority, FirstComeFirstServed, OrderPolicy, ShortestFirst
 from headrace.core.scheduler.admission import AdmissionPolicy, Continuous, StaticBatch
-from headrace.core.scheduler.victims import LastRanked, LeastLoss, VictimPolicy
+from headrace.core.scheduler.victims import LastRanked, LowestRecomputeCost, VictimPolicy
 from headrace.core.tenancy.classes import ServiceClass
 
 AUTO = "auto"
@@ -23,9 +23,12 @@ ADMISSION = Port(
     "--admission-policy", "headrace.policies.admission", AdmissionPolicy, (AUTO, "continuous", "static")
 )
 VICTIM = Port(
-    "--victim-policy", "headrace.policies.victim", VictimPolicy, (AUTO, "last-ranked", "least-loss")
+    "--victim-policy",
+    "headrace.policies.victim",
+    VictimPolicy,
+    (AUTO, "last-ranked", "lowest-recompute-cost"),
 )
-EVICTION = Port("--eviction-policy", "headrace.policies.eviction", EvictionPolicy, ("least-worth", "lru"))
+EVICTION = Port("--eviction-policy", "headrace.policies.eviction", EvictionPolicy, ("cost-aware", "lru"))
 
 
 def check_policies(plans: SchedulerOptions) -> None:
@@ -66,12 +69,12 @@ def make_admission(plans: SchedulerOptions) -> AdmissionPolicy:
 
 
 def make_victims(plans: SchedulerOptions, cost: StepCost, classes: Sequence[ServiceClass]) -> VictimPolicy:
-    """Which sequence is preempted; a plug-in is offered ``cost`` and ``classes``, as `LeastLoss`."""
+    """Which sequence is preempted; a plug-in is offered ``cost`` and ``classes``, as `LowestRecomputeCost`."""
     if plans.victim_policy not in VICTIM.built_in:
         return cast(VictimPolicy, make_plugin(VICTIM, plans.victim_policy, cost=cost, classes=classes))
-    implied = "least-loss" if plans.scheduling_policy == "fair" else "last-ranked"
+    implied = "lowest-recompute-cost" if plans.scheduling_policy == "fair" else "last-ranked"
     chosen = implied if plans.victim_policy == AUTO else plans.victim_policy
-    return LeastLoss(cost, classes) if chosen == "least-loss" else LastRanked()
+    return LowestRecomputeCost(cost, classes) if chosen == "lowest-recompute-cost" else LastRanked()
 
 
 def make_eviction(plans: SchedulerOptions, num_blocks: int, context_blocks: float) -> EvictionPolicy:
@@ -79,4 +82,8 @@ def make_eviction(plans: SchedulerOptions, num_blocks: int, context_blocks: floa
     if plans.eviction_policy not in EVICTION.built_in:
         offered = {"num_blocks": num_blocks, "context_blocks": context_blocks}
         return cast(EvictionPolicy, make_plugin(EVICTION, plans.eviction_policy, **offered))
-    return LeastRecentlyUsed() if plans.eviction_policy == "lru" else LeastWorth(num_blocks, context_blocks)
+    return (
+        LeastRecentlyUsed()
+        if plans.eviction_policy == "lru"
+        else CostAwareEviction(num_blocks, context_blocks)
+    )

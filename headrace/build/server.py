@@ -6,11 +6,11 @@ import logging
 import platform
 import signal
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import asdict
 from functools import partial
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from starlette.routing import Route
@@ -33,7 +33,9 @@ from headrace.build.reload import Reload, read_settings
 from headrace.build.tenants import describe_tenants
 from headrace.build.warming import Warming, make_recorder, open_history
 from headrace.config import ConfigError, Options, ServerOptions, profile_line
-from headrace.core.scheduler.start_estimate import told
+from headrace.core.cache.response.entry import StoreFacts
+from headrace.core.events import Layer
+from headrace.core.scheduler.start_estimate import estimate_fields
 from headrace.core.tenancy.gate import Limits
 from headrace.observe.cache_ledger import Prices
 from headrace.observe.goodput import Goodput
@@ -49,11 +51,10 @@ from headrace.serve.auth.key_file import KeyFile
 from headrace.serve.cache.lookup import CacheLookup
 from headrace.serve.http.anthropic.routes import Messages
 from headrace.serve.http.app import Beside, create_app, create_metrics_app
+from headrace.serve.http.batch.opening import open_batches
 from headrace.serve.http.cache.routes import CacheApi
 from headrace.serve.http.generation.call_notes import CallNotes
 from headrace.serve.http.generation.scheduling_fields import Rules
-from headrace.serve.http.lifespan import lifespan_of
-from headrace.serve.http.listening import check_address, check_tls, exposure_warning
 from headrace.serve.http.model import ServedModel
 from headrace.serve.http.openai.routes import Api
 from headrace.serve.http.openapi import Docs
@@ -62,7 +63,9 @@ from headrace.serve.http.operations.pause import Pause
 from headrace.serve.http.operations.status import Status
 from headrace.serve.http.operations.usage_report import UsageReport
 from headrace.serve.http.rate_limit_headers import rate_headers
-from headrace.serve.http.run import Apps, run_server
+from headrace.serve.http.runtime.lifespan import lifespan_of
+from headrace.serve.http.runtime.listening import check_address, check_tls, exposure_warning
+from headrace.serve.http.runtime.run import Apps, run_server
 from headrace.serve.http.tools.dialect import Dialect
 from headrace.serve.parsing.detect import UnknownParser
 from headrace.serve.quota_meter import QuotaMeter
@@ -198,6 +201,9 @@ def _dialect(loaded: Loaded, options: ServerOptions) -> Dialect:
         raise ConfigError(str(error)) from error
 
 
+CacheSizes = Callable[[], Mapping[Layer, Mapping[str, StoreFacts]]]
+
+
 class _Built(NamedTuple):
     """The application with the parts that its start, its reloads and its end need."""
 
@@ -209,48 +215,21 @@ class _Built(NamedTuple):
 
 
 def _make_app(loaded: Loaded, all_options: Options, keys: KeyFile, traces: Traces | None) -> _Built:
-    ledger, options, caching = loaded.ledger, all_options.server, all_options.response_cache
-    tenants = loaded.tenants
-    prices = Prices(caching.input_price, caching.output_price)
-    prefix = options.metrics_prefix
-    sheet = MetricsPage(prefix, labels(prefix, loaded.name), aliases(prefix))
-    sheet.add_process()
-    _add_build_info(sheet, loaded)
-    metrics = Metrics(
-        sheet,
-        clock_offset=time.time() - time.monotonic(),
-        cache_config={"block_size": str(ledger.block_size), "num_gpu_blocks": str(ledger.num_blocks)},
-        phase_seconds=lambda: loaded.runner.seconds,
-        prices=prices,
-        cache_sizes=lambda: recall.sizes() | prefix_sizes(loaded),  # made below
-    )
-    goodput = Goodput(sheet, lambda tenant: model.rules.tenants.terms(tenant).weight)  # made below
-    usage, savings = UsageBook(), TenantSavings(prices)
-    book = RequestBook(by_priority=loaded.policy in ("fair", "priority"))
+    options, caching = all_options.server, all_options.response_cache
+    model = _make_model(loaded, all_options)
+    folds = _make_folds(
+        loaded, all_options, model, lambda: recall.sizes() | prefix_sizes(loaded)
+    )  # made below
     service = Service(
         loaded.engine,
         Limits(options.max_num_queued_reqs, options.max_num_queued_tokens),
-        watchers=(metrics, goodput, book, usage, savings),
-        meter=QuotaMeter(tenants, loaded.name),
+        watchers=(folds.metrics, folds.goodput, folds.book, folds.usage, folds.savings),
+        meter=QuotaMeter(loaded.tenants, loaded.name),
         request_timeout=options.request_timeout,
         interrupt=loaded.runner.bell,
     )
     history = open_history(all_options.warm)
     recall = make_recall(caching, all_options.semantic, loaded, service, history)
-    model = ServedModel(
-        loaded.name,
-        loaded.tokenizer,
-        loaded.template,
-        ledger.max_model_len,
-        loaded.spec.vocab_size,
-        source=str(loaded.folder),
-        rules=Rules(loaded.policy, {each.name: each for each in loaded.classes}, tenants),
-        stream_interval=options.stream_interval,
-        dialect=_dialect(loaded, options),
-        aliases=(all_options.model.model,),
-        grammars=loaded.grammars,
-    )
-    loaded.grammars.prepare()
 
     notes = CallNotes()
     api = Api(
@@ -262,7 +241,34 @@ def _make_app(loaded: Loaded, all_options: Options, keys: KeyFile, traces: Trace
         headers=lambda tenant: rate_headers(service.meter.rooms(tenant, service.now())),
         recorder=make_recorder(all_options.warm, history),
     )
-    messages = Messages(
+    warming = Warming(all_options.warm, caching, options, recall, model, history)
+    service.watch(warming.warmer, tokens=False)
+    for watcher, tokens in watchers(traces):
+        service.watch(watcher, tokens=tokens)
+    systemd = systemd_link(service)
+    status = _make_status(loaded, service, model, notes, folds, warming.not_yet)
+    stats = (folds.metrics.caches.stats, folds.savings.stats)
+    caches = CacheApi(recall, *stats, max_body_bytes=options.max_body_bytes)
+    accounts = UsageReport(service, folds.usage.tenants, folds.usage.tell)
+    abort = Abort(notes, max_body_bytes=options.max_body_bytes)
+    parts = (api, abort, status, Pause(service), caches, accounts, warming.endpoint, Docs(__version__))
+    beside: list[Beside] = [keys, *([history] if history else []), warming.warmer, systemd.watch]
+    routes = [route for part in parts for route in part.routes()]
+    routes += _make_messages(options, recall, model, notes).routes()
+    batch = open_batches(all_options.batch, options, recall, model, notes)
+    if batch is not None:
+        beside.append(batch.batches)
+        routes += batch.routes
+    exchanges = hooks(all_options.observability, folds.page, notes, traces)
+    app = create_app(recall, routes, keys.keys, beside, options.allowed_origins, exchanges)
+    return _Built(app, routes, recall, model, systemd)
+
+
+def _make_messages(
+    options: ServerOptions, recall: CacheLookup, model: ServedModel, notes: CallNotes
+) -> Messages:
+    service = recall.service
+    return Messages(
         recall,
         model,
         notes,
@@ -270,55 +276,88 @@ def _make_app(loaded: Loaded, all_options: Options, keys: KeyFile, traces: Trace
         request_timeout=options.request_timeout,
         headers=lambda tenant: rate_headers(service.meter.rooms(tenant, service.now())),
     )
-    warming = Warming(all_options.warm, caching, options, recall, model, history)
-    service.watch(warming.warmer, tokens=False)
-    for watcher, tokens in watchers(traces):
-        service.watch(watcher, tokens=tokens)
-    systemd = systemd_link(service)
-    status = Status(
+
+
+def _make_status(
+    loaded: Loaded,
+    service: Service,
+    model: ServedModel,
+    notes: CallNotes,
+    folds: _Folds,
+    not_yet: Callable[[], str],
+) -> Status:
+    return Status(
         service,
         model,
         notes,
-        explain=book.explain,
-        metrics=sheet.render,
-        info=lambda: (
-            {"model": loaded.name, "dtype": loaded.dtype, "kernels": loaded.kernels}
-            | {"quantization": loaded.quantization or None}
-            | {
-                "ledger": asdict(ledger),
-                "knobs": asdict(loaded.engine.knobs),
-                "startup_seconds": loaded.seconds,
-            }
-        ),
+        explain=folds.book.explain,
+        metrics=folds.page.render,
+        info=partial(_server_info, loaded),
         reset=loaded.engine.reset_prefix_cache,
         version=__version__,
-        foresee=lambda request_id, now: told(loaded.engine.estimate_start(request_id)),
-        not_yet=warming.not_yet,
+        foresee=lambda request_id, now: estimate_fields(loaded.engine.estimate_start(request_id)),
+        not_yet=not_yet,
     )
-    caches = CacheApi(
-        recall,
-        metrics.caches.stats,
-        savings.stats,
-        max_body_bytes=options.max_body_bytes,
+
+
+class _Folds(NamedTuple):
+    """The metrics page, and the folds over the engine's events."""
+
+    page: MetricsPage
+    metrics: Metrics
+    goodput: Goodput
+    book: RequestBook
+    usage: UsageBook
+    savings: TenantSavings
+
+
+def _make_folds(loaded: Loaded, options: Options, model: ServedModel, cache_sizes: CacheSizes) -> _Folds:
+    ledger, prefix = loaded.ledger, options.server.metrics_prefix
+    prices = Prices(options.response_cache.input_price, options.response_cache.output_price)
+    page = MetricsPage(prefix, labels(prefix, loaded.name), aliases(prefix))
+    page.add_process()
+    _add_build_info(page, loaded)
+    metrics = Metrics(
+        page,
+        clock_offset=time.time() - time.monotonic(),
+        cache_config={"block_size": str(ledger.block_size), "num_gpu_blocks": str(ledger.num_blocks)},
+        phase_seconds=lambda: loaded.runner.seconds,
+        prices=prices,
+        cache_sizes=cache_sizes,
     )
-    accounts = UsageReport(service, usage.tenants, usage.tell)
-    abort = Abort(notes, max_body_bytes=options.max_body_bytes)
-    parts = (
-        api,
-        messages,
-        abort,
-        status,
-        Pause(service),
-        caches,
-        accounts,
-        warming.endpoint,
-        Docs(__version__),
+    goodput = Goodput(page, lambda tenant: model.rules.tenants.terms(tenant).weight)
+    book = RequestBook(by_priority=loaded.policy in ("fair", "priority"))
+    return _Folds(page, metrics, goodput, book, UsageBook(), TenantSavings(prices))
+
+
+def _make_model(loaded: Loaded, options: Options) -> ServedModel:
+    loaded.grammars.prepare()
+    return ServedModel(
+        loaded.name,
+        loaded.tokenizer,
+        loaded.template,
+        loaded.ledger.max_model_len,
+        loaded.spec.vocab_size,
+        source=str(loaded.folder),
+        rules=Rules(loaded.policy, {each.name: each for each in loaded.classes}, loaded.tenants),
+        stream_interval=options.server.stream_interval,
+        dialect=_dialect(loaded, options.server),
+        aliases=(options.model.model,),
+        grammars=loaded.grammars,
     )
-    beside: list[Beside] = [keys, *([history] if history else []), warming.warmer, systemd.watch]
-    routes = [route for part in parts for route in part.routes()]
-    exchanges = hooks(all_options.observability, sheet, notes, traces)
-    app = create_app(recall, routes, keys.keys, beside, options.allowed_origins, exchanges)
-    return _Built(app, routes, recall, model, systemd)
+
+
+def _server_info(loaded: Loaded) -> dict[str, Any]:
+    """The answer of ``GET /server_info``."""
+    return {
+        "model": loaded.name,
+        "dtype": loaded.dtype,
+        "kernels": loaded.kernels,
+        "quantization": loaded.quantization or None,
+        "ledger": asdict(loaded.ledger),
+        "knobs": asdict(loaded.engine.knobs),
+        "startup_seconds": loaded.seconds,
+    }
 
 
 def _add_build_info(page: MetricsPage, loaded: Loaded) -> None:

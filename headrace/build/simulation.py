@@ -15,9 +15,9 @@ from headrace.config import CacheOptions, ConfigError, SchedulerOptions
 from headrace.core.prediction.step_cost import StepCost
 from headrace.core.scheduler.routing import LeastLoaded, PrefixAffinity, RoundRobin, RoutingPolicy
 from headrace.core.tenancy.gate import Limits
+from headrace.lab.calibration.values import BadCalibration, Calibrated, Calibration
 from headrace.lab.plan.roofline import Replica
 from headrace.lab.plan.shapes import SHAPES, ModelShape
-from headrace.lab.simulate.calibration import BadCalibration, Calibrated, Calibration
 from headrace.lab.simulate.device import Device, Roofline
 from headrace.lab.simulate.fleet import Fleet
 from headrace.lab.simulate.front import Front

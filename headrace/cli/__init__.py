@@ -3,8 +3,9 @@
 - `help`: grouped help at the terminal's width.
 - `options`: flags from the configuration's parts.
 - `progress`: progress of long commands on a terminal.
-- `output`: tables, files and errors of writing them.
-- one file per command; `bench_targets`, `bench_report` and `simulate_report` belong to ``bench`` and ``simulate``.
+- `output`: tables, files and errors of writing them. `connection`: requests to a running server.
+- `serve`, `chat`, `complete`, `batch`, `warm`, `cache`, `quantize`, `doctor`: one file per command.
+- `bench`: measures engines and servers. `simulation`: runs engines in virtual time.
 """
 
 from __future__ import annotations
@@ -16,17 +17,17 @@ import typer
 
 from headrace import __version__
 from headrace.cli.batch import run_batch
-from headrace.cli.bench import bench_app
+from headrace.cli.bench.commands import bench_app
 from headrace.cli.cache import cache_app
 from headrace.cli.chat import chat
 from headrace.cli.complete import complete
 from headrace.cli.doctor import doctor
 from headrace.cli.help import CONTEXT, Command, Group
-from headrace.cli.plan import plan
 from headrace.cli.quantize import quantize
-from headrace.cli.replay import replay
 from headrace.cli.serve import serve
-from headrace.cli.simulate import simulate
+from headrace.cli.simulation.plan import plan
+from headrace.cli.simulation.replay import replay
+from headrace.cli.simulation.simulate import simulate
 from headrace.cli.warm import warm
 
 app = typer.Typer(

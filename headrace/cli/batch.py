@@ -172,9 +172,9 @@ async def _in_process(model: str | None, config: Path | None) -> AsyncIterator[R
     import httpx
 
     from headrace.build.server import build_app
-    from headrace.config import options
+    from headrace.config import BatchOptions, options
 
-    given = options({"model": model} if model else {}, config)
+    given = replace(options({"model": model} if model else {}, config), batch=BatchOptions())
     # The file may be a server's, with its keys; they are not needed within this process.
     app, lifespan = build_app(replace(given, server=replace(given.server, api_key=(), api_key_file=None)))
     transport = httpx.ASGITransport(app, raise_app_exceptions=False)

@@ -27,7 +27,7 @@ COMMON = frozenset(
         *("gpu_memory_utilization", "kv_cache_memory_bytes", "kv_cache_dtype"),
         *("profile", "scheduling_policy", "max_num_seqs", "tenants"),
         *("host", "port", "api_key", "api_key_file"),
-        *("response_cache", "response_cache_bytes", "semantic_cache", "history_file"),
+        *("response_cache", "response_cache_bytes", "semantic_cache", "history_file", "batch_path"),
         *("config", "log_level", "log_format"),
     )
 )

@@ -9,6 +9,7 @@ from contextlib import ExitStack
 from headrace.cli.options import with_options
 from headrace.cli.progress import progress
 from headrace.config import (
+    BatchOptions,
     CacheOptions,
     ModelOptions,
     ObservabilityOptions,
@@ -29,6 +30,7 @@ from headrace.config import (
     ResponseCacheOptions,
     SemanticOptions,
     WarmOptions,
+    BatchOptions,
     ObservabilityOptions,
 )
 def serve(given: Options) -> None:

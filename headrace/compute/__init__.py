@@ -13,6 +13,7 @@
 - `device`: what the machine has: device, dtype, threads, free memory.
 - `model`: the decoder and its weights.
 - `kernels`: the operations of the decoder, by backend.
+- `grammar`: grammars of structured output and their token masks.
 - `sampling`: from logits to tokens.
 - `quantization`: weights in 4 and 8 bits.
 - `encoder`: sentence vectors for the semantic cache.

@@ -155,7 +155,7 @@ def plan_memory(
     if activations >= facts.free_bytes:
         raise ConfigError(
             f"--max-num-batched-tokens {max_num_batched_tokens}, --max-num-seqs {max_num_seqs}: activations may need"
-            f" {shown_bytes(activations)}, but {shown_bytes(facts.free_bytes)} are free; use lower values"
+            f" {shown_bytes(activations)}, but {shown_bytes(facts.free_bytes)} are free; reduce them or add more memory"
         )
     most = facts.free_bytes - activations - (host_bytes if host_free_bytes is None else 0)
     needed = blocks_needed(max_model_len, options.block_size) * model.block_bytes

@@ -84,7 +84,7 @@ def _entry(entry: bytes, num_slots: int) -> tuple[Saved, int]:
     slot, checksum, parent, key = _ENTRY.unpack_from(entry)
     tokens = array("q", entry[_ENTRY.size :])
     if slot >= num_slots:
-        raise NotUsable(f"it lists slot {slot}, but there are only {num_slots}")
+        raise NotUsable(f"it lists slot {slot} of {num_slots}")
     if chained_key(parent, tokens) != key:
         raise NotUsable("a key does not match its tokens")
     return Saved(slot, parent, key, tuple(tokens)), checksum

@@ -10,6 +10,7 @@ and `cli` see more than one part. Files in reading order:
 | `server_options` | address, keys, limits |
 | `observability_options` | logs and traces |
 | `cache_options` | response cache, semantic cache, cache warming |
+| `batch_options` | files and batches |
 | `parts` | all parts by name, and `Options` |
 | `profiles` | settings that are chosen together |
 | `sources` | YAML file and environment; no other file reads the environment |
@@ -20,6 +21,7 @@ and `cli` see more than one part. Files in reading order:
 | `errors` | `ConfigError` |
 """
 
+from headrace.config.batch_options import BatchOptions
 from headrace.config.cache_options import ResponseCacheOptions, SemanticOptions, WarmOptions
 from headrace.config.engine_options import BUILTIN_MODEL, CacheOptions, ModelOptions, SchedulerOptions
 from headrace.config.errors import ConfigError
@@ -36,6 +38,7 @@ __all__ = [
     "PARTS",
     "PROFILES",
     "TITLES",
+    "BatchOptions",
     "CacheOptions",
     "ConfigError",
     "ModelOptions",

@@ -160,18 +160,18 @@ class SchedulerOptions:
     victim_policy: Annotated[
         str,
         Field(
-            description="Which request is preempted when KV memory runs out. least-loss: the cheapest to recompute; "
-            "last-ranked: the last of the queue order; auto: as --scheduling-policy implies; or your own class, "
-            "MODULE:CLASS."
+            description="Which request is preempted when KV memory runs out. lowest-recompute-cost: the cheapest to "
+            "recompute; last-ranked: the last of the queue order; auto: as --scheduling-policy implies; or your own "
+            "class, MODULE:CLASS."
         ),
     ] = "auto"
     eviction_policy: Annotated[
         str,
         Field(
-            description="Which cached KV block is evicted first. least-worth: by retention, demand, age and "
+            description="Which cached KV block is evicted first. cost-aware: by retention, demand, age and "
             "recomputation cost; lru: least recently used; or your own class, MODULE:CLASS."
         ),
-    ] = "least-worth"
+    ] = "cost-aware"
     tenants: Annotated[
         str | None,
         Field(

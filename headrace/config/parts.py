@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from headrace.config.batch_options import BatchOptions
 from headrace.config.cache_options import ResponseCacheOptions, SemanticOptions, WarmOptions
 from headrace.config.engine_options import CacheOptions, ModelOptions, SchedulerOptions
 from headrace.config.observability_options import ObservabilityOptions
@@ -36,6 +37,7 @@ class Options:
     response_cache: ResponseCacheOptions = field(default_factory=ResponseCacheOptions)
     semantic: SemanticOptions = field(default_factory=SemanticOptions)
     warm: WarmOptions = field(default_factory=WarmOptions)
+    batch: BatchOptions = field(default_factory=BatchOptions)
     observability: ObservabilityOptions = field(default_factory=ObservabilityOptions)
     chosen: frozenset[str] = field(default=frozenset(), compare=False)
     source: Source = field(default_factory=Source, compare=False, repr=False)
@@ -49,6 +51,7 @@ PARTS: dict[str, type] = {
     "response_cache": ResponseCacheOptions,
     "semantic": SemanticOptions,
     "warm": WarmOptions,
+    "batch": BatchOptions,
     "observability": ObservabilityOptions,
 }
 
@@ -60,6 +63,7 @@ TITLES: dict[str, str] = {
     "response_cache": "Response cache",
     "semantic": "Semantic cache",
     "warm": "Cache warming",
+    "batch": "Files and batches",
     "observability": "Logs and traces",
 }
 """The heading of each part in ``--help`` and in the reference."""

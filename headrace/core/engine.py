@@ -64,7 +64,7 @@ class Engine:
         and nothing is in flight any more.
         """
         if self._since is not None:
-            self.scheduler.took(now - self._since)
+            self.scheduler.observe_step(now - self._since)
             self._since = None
         plan = self.scheduler.plan(now, self.knobs)
         if plan.has_work:

@@ -58,7 +58,6 @@ class Sequence:
         "ends",
         "epoch",
         "finish_length",
-        "foreseen",
         "keys",
         "last_step",
         "late",
@@ -68,6 +67,7 @@ class Sequence:
         "pending",
         "place",
         "planned",
+        "predicted_length",
         "preemptions",
         "promised",
         "prompt_seconds",
@@ -96,7 +96,7 @@ class Sequence:
         self.rank = rank
         self.place = rank  # order among running sequences: the lowest gets blocks first
         self.tpot_seconds = math.inf  # its TPOT target
-        self.foreseen = 0  # predicted final length
+        self.predicted_length = 0  # predicted final length
         self.started = math.nan  # when it was first admitted
         self.prompt_seconds = 0.0  # predicted prefill time when it runs alone
         self.latest_start = math.inf  # the latest start that meets its TTFT target

@@ -5,6 +5,7 @@
 | `workload` | requests to measure with: synthetic ones, data sets, traces |
 | `bench` | load generator, figures, tables and plots |
 | `simulate` | the engine in virtual time on a modelled device |
+| `calibration` | measurements of a real machine for the simulator |
 | `plan` | rooflines of devices, and the cheapest fleet for latency targets |
 | `replay` | a recorded scheduler trace, replayed exactly or with other settings |
 | `semantic` | calibration of the semantic cache |

@@ -9,8 +9,9 @@ from typing import Self, Unpack
 
 from headrace.build.model import Loaded, close, load
 from headrace.core.events import Admitted, Event, Finished
+from headrace.core.request import SamplingParams
 from headrace.core.tenancy.gate import Limits
-from headrace.llm.job import Job, JobMaker, Message, Params, Prompt
+from headrace.llm.job import Job, JobMaker, Message, Prompt
 from headrace.llm.options import LLMOptions
 from headrace.llm.outputs import CompletionDelta, RequestOutput
 from headrace.llm.settings import engine_options
@@ -24,13 +25,8 @@ class AsyncLLM:
     """A model and its engine, for any number of tasks of one event loop.
 
     Requests of concurrent tasks are batched. Cancelling a task, or leaving the loop over a stream, ends its requests
-    before the next step. Loading blocks: construct it before the loop runs, or with ``asyncio.to_thread``.
-
-    ```
-    async with AsyncLLM("builtin") as llm:
-        async for delta in llm.stream("Once upon a time"):
-            print(delta.text, end="")
-    ```
+    before the next step. As an asynchronous context manager it gives thread, memory and files back at the end of the
+    block. Loading blocks: construct it before the loop runs, or with ``asyncio.to_thread``.
 
     Args:
         model: a local folder, a hub name, or ``"builtin"``.
@@ -72,7 +68,11 @@ class AsyncLLM:
             close(self.loaded)
 
     async def generate(
-        self, prompts: Prompt | Sequence[Prompt], sampling_params: Params = None, *, n: int = 1
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+        *,
+        n: int = 1,
     ) -> list[RequestOutput]:
         """Complete each prompt (text, or token ids), ``n`` times.
 
@@ -87,7 +87,7 @@ class AsyncLLM:
     async def chat(
         self,
         messages: Sequence[Message] | Sequence[Sequence[Message]],
-        sampling_params: Params = None,
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
         *,
         n: int = 1,
     ) -> list[RequestOutput]:
@@ -95,7 +95,11 @@ class AsyncLLM:
         return await self._run(self._make.chats(messages, sampling_params, n, streamed=False))
 
     def stream(
-        self, prompts: Prompt | Sequence[Prompt], sampling_params: Params = None, *, n: int = 1
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+        *,
+        n: int = 1,
     ) -> AsyncGenerator[CompletionDelta]:
         """As `generate`, but yields what each completion gains at every step.
 
@@ -107,7 +111,7 @@ class AsyncLLM:
     def stream_chat(
         self,
         messages: Sequence[Message] | Sequence[Sequence[Message]],
-        sampling_params: Params = None,
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
         *,
         n: int = 1,
     ) -> AsyncGenerator[CompletionDelta]:

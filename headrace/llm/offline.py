@@ -9,8 +9,8 @@ from typing import Self, Unpack
 
 from headrace.build.model import Loaded, close, load
 from headrace.core.events import Admitted, Emitted, Event, Finished, PromptScored
-from headrace.core.request import FinishReason
-from headrace.llm.job import Job, JobMaker, Message, Params, Prompt
+from headrace.core.request import FinishReason, SamplingParams
+from headrace.llm.job import Job, JobMaker, Message, Prompt
 from headrace.llm.options import LLMOptions
 from headrace.llm.outputs import CompletionDelta, RequestOutput
 from headrace.llm.settings import engine_options
@@ -60,7 +60,7 @@ class LLM:
     def generate(
         self,
         prompts: Prompt | Sequence[Prompt],
-        sampling_params: Params = None,
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
         *,
         n: int = 1,
         progress: bool = True,
@@ -82,7 +82,7 @@ class LLM:
     def chat(
         self,
         messages: Sequence[Message] | Sequence[Sequence[Message]],
-        sampling_params: Params = None,
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
         *,
         n: int = 1,
         progress: bool = True,
@@ -93,7 +93,7 @@ class LLM:
     def stream(
         self,
         prompts: Prompt | Sequence[Prompt],
-        sampling_params: Params = None,
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
         *,
         n: int = 1,
     ) -> Generator[CompletionDelta]:
@@ -109,7 +109,7 @@ class LLM:
     def stream_chat(
         self,
         messages: Sequence[Message] | Sequence[Sequence[Message]],
-        sampling_params: Params = None,
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
         *,
         n: int = 1,
     ) -> Generator[CompletionDelta]:

@@ -63,10 +63,11 @@ class LLMOptions(TypedDict, total=False):
     """When waiting requests join the batch. continuous: at any step; static: when the whole batch has ended;
     auto: as --scheduling-policy implies; or your own class, MODULE:CLASS."""
     victim_policy: str | type[Any]
-    """Which request is preempted when KV memory runs out. least-loss: the cheapest to recompute; last-ranked:
-    the last of the queue order; auto: as --scheduling-policy implies; or your own class, MODULE:CLASS."""
+    """Which request is preempted when KV memory runs out. lowest-recompute-cost: the cheapest to recompute;
+    last-ranked: the last of the queue order; auto: as --scheduling-policy implies; or your own class,
+    MODULE:CLASS."""
     eviction_policy: str | type[Any]
-    """Which cached KV block is evicted first. least-worth: by retention, demand, age and recomputation cost;
+    """Which cached KV block is evicted first. cost-aware: by retention, demand, age and recomputation cost;
     lru: least recently used; or your own class, MODULE:CLASS."""
     tenants: str | None
     """YAML file of tenants and classes: weights, rate limits, quotas and latency targets (default: all

@@ -208,10 +208,12 @@ class Service:
         """Call ``close`` at the deadline of the first request, or after the server's request timeout.
 
         The engine knows only the deadlines that requests ask for. It does not start a request that will miss such a
-        deadline, but it does start one that the request timeout may cut off.
+        deadline, but it does start one that the request timeout may cut off. Background work has no timeout: it waits
+        for other requests as long as it must.
         """
-        deadline = answer.requests[0].deadline
-        seconds = min(self._request_timeout, math.inf if deadline is None else deadline - self.now())
+        first = answer.requests[0]
+        patience = self._request_timeout if is_awaited(first.service_class) else math.inf
+        seconds = min(patience, math.inf if first.deadline is None else first.deadline - self.now())
         if seconds < math.inf:
             answer.timer = self._running_loop().call_later(seconds, close, answer, FinishReason.TIMEOUT)
 

@@ -9,7 +9,7 @@ from headrace.core.engine import Engine
 from headrace.core.events import Emitted, Event, Finished
 from headrace.core.knobs import Knobs
 from headrace.core.memory.block_pool import BlockPool
-from headrace.core.memory.eviction import EvictionPolicy, LeastRecentlyUsed, LeastWorth
+from headrace.core.memory.eviction import CostAwareEviction, EvictionPolicy, LeastRecentlyUsed
 from headrace.core.memory.lower_tier import LowerTier
 from headrace.core.memory.restore import AlwaysRestore, RestorePolicy
 from headrace.core.memory.tiers import LowerTiers
@@ -40,7 +40,7 @@ def hashing_engine(
     admission: AdmissionPolicy | None = None,
     victims: VictimPolicy | None = None,
     prefix_caching: bool = True,
-    outlook: LatestStarts | None = None,
+    predictions: LatestStarts | None = None,
     times: StepTimes | None = None,
     room: RoomPolicy | None = None,
     host_blocks: int = 0,
@@ -53,14 +53,14 @@ def hashing_engine(
     lower = None
     if host_blocks:
         lower = LowerTiers(
-            LowerTier(Tier.HOST, host_blocks, LeastWorth(host_blocks)),
-            LowerTier(Tier.DISK, disk_blocks, LeastWorth(disk_blocks)) if disk_blocks else None,
+            LowerTier(Tier.HOST, host_blocks, CostAwareEviction(host_blocks)),
+            LowerTier(Tier.DISK, disk_blocks, CostAwareEviction(disk_blocks)) if disk_blocks else None,
             restore or AlwaysRestore(),
             block_size=block_size,
             block_bytes=1000,
             tell=events.append,
         )
-    eviction = eviction or (LeastWorth(num_blocks) if lower else LeastRecentlyUsed())
+    eviction = eviction or (CostAwareEviction(num_blocks) if lower else LeastRecentlyUsed())
     pool = BlockPool(num_blocks, block_size, eviction, events.append, lower)
     scheduler = Scheduler(
         pool,
@@ -73,7 +73,7 @@ def hashing_engine(
         max_num_seqs=max_num_seqs,
         max_model_len=max_model_len,
         prefix_caching=prefix_caching,
-        outlook=outlook,
+        predictions=predictions,
         times=times,
     )
     runner = HashingRunner(

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from contextlib import asynccontextmanager
+import sqlite3
+from contextlib import asynccontextmanager, closing
 
 import httpx
 import pytest
@@ -14,7 +15,7 @@ from starlette.routing import Mount, Route
 
 from headrace import build_app
 from headrace.config import options
-from headrace.serve.http.lifespan import lifespan_of
+from headrace.serve.http.runtime.lifespan import lifespan_of
 
 GIVEN = {"model": "builtin-draft", "max_num_seqs": 2, "kv_cache_memory_bytes": 16 << 20, "max_model_len": 256}
 
@@ -75,3 +76,35 @@ def test_the_api_answers_below_its_prefix(mounted):
     assert (health, missing) == (200, 404)
     assert servers == [{"url": "/llm"}]
     assert whole == text != ""
+
+
+def test_the_context_also_starts_what_works_beside_the_requests(tmp_path):
+    """The request history is written by such a part; it was not started without a server once."""
+    file = tmp_path / "history.db"
+    app, running = build_app(options(GIVEN | {"response_cache": ("memory",), "history_file": str(file)}))
+
+    async def use():
+        transport = httpx.ASGITransport(app)
+        async with running, httpx.AsyncClient(transport=transport, base_url="http://here") as client:
+            body = {"model": "builtin-draft", "prompt": "Once", "max_tokens": 4, "temperature": 0}
+            assert (await client.post("/v1/completions", json=body)).status_code == 200
+
+    asyncio.run(use())
+    with closing(sqlite3.connect(file)) as database:
+        tables = [name for (name,) in database.execute("SELECT name FROM sqlite_master WHERE type = 'table'")]
+        counts = [database.execute(f'SELECT count(*) FROM "{name}"').fetchone()[0] for name in tables]
+    assert sum(counts) > 0
+
+
+def test_keys_are_required_below_the_prefix_but_not_for_health():
+    app = starlette_app(*build_app(options(GIVEN | {"api_key": "secret"})))
+
+    async def use():
+        transport = httpx.ASGITransport(app)
+        async with lifespan_of(app), httpx.AsyncClient(transport=transport, base_url="http://here") as client:
+            paths = ("/llm/health", "/llm/v1/models")
+            without = [(await client.get(path)).status_code for path in paths]
+            with_key = await client.get("/llm/v1/models", headers={"Authorization": "Bearer secret"})
+            return without, with_key.status_code
+
+    assert asyncio.run(use()) == ([200, 401], 200)

@@ -24,11 +24,11 @@ from headrace.build.policies import (
     make_victims,
 )
 from headrace.config import ConfigError, SchedulerOptions
-from headrace.core.memory.eviction import LeastRecentlyUsed, LeastWorth
+from headrace.core.memory.eviction import CostAwareEviction, LeastRecentlyUsed
 from headrace.core.prediction.step_cost import TOKENS_ONLY
 from headrace.core.queueing.order import ByAge
 from headrace.core.scheduler.admission import StaticBatch
-from headrace.core.scheduler.victims import LastRanked, LeastLoss
+from headrace.core.scheduler.victims import LastRanked, LowestRecomputeCost
 from headrace.core.tenancy.classes import CLASSES
 
 MODULE = """
@@ -165,8 +165,8 @@ def test_names_choose_other_policies_than_the_scheduling_policy_implies():
     assert type(make_admission(plans)) is StaticBatch
     assert type(make_victims(plans, TOKENS_ONLY, CLASSES)) is LastRanked
     assert type(make_eviction(SchedulerOptions(eviction_policy="lru"), 8, 2.0)) is LeastRecentlyUsed
-    assert type(make_eviction(SchedulerOptions(), 8, 2.0)) is LeastWorth
+    assert type(make_eviction(SchedulerOptions(), 8, 2.0)) is CostAwareEviction
     usual = SchedulerOptions(scheduling_policy="static")
     assert type(make_admission(usual)) is StaticBatch
     assert type(make_victims(usual, TOKENS_ONLY, CLASSES)) is LastRanked
-    assert type(make_victims(SchedulerOptions(), TOKENS_ONLY, CLASSES)) is LeastLoss
+    assert type(make_victims(SchedulerOptions(), TOKENS_ONLY, CLASSES)) is LowestRecomputeCost

@@ -224,7 +224,7 @@ def test_halves_of_bytes_need_even_widths(
 ) -> None:
     job = Quantizing(str(variant(tmp_path / "model", odd, intermediate_size=767)), text(tmp_path))
     monkeypatch.setattr(writing.Calibration, "of", None)  # it is not calibrated first
-    with pytest.raises(ConfigError, match="4 bits need an even number of inputs, this has 767"):
+    with pytest.raises(ConfigError, match="4 bits need an even number of inputs, got 767"):
         write(job, tmp_path / "few", method)
 
 

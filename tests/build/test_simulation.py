@@ -23,7 +23,7 @@ from headrace.lab.simulate.requests import from_calls
 from headrace.lab.simulate.work import StepWork
 from headrace.lab.workload.call import Call
 from headrace.lab.workload.synthesis import Synthesis
-from tests.lab.simulate.test_calibration import CALIBRATION, HOST
+from tests.lab.calibration.test_values import CALIBRATION, HOST
 
 LLAMA = SHAPES["llama-3.1-8b"]
 SMALL = SHAPES["smollm2-135m"]

@@ -78,10 +78,10 @@ def test_a_step_that_cannot_fit_names_its_bounds() -> None:
 
 def test_a_model_that_cannot_fit_is_refused_before_it_is_loaded() -> None:
     check_room(CPU, 7 * GIB, 1024, 1 << 20)
-    with pytest.raises(ConfigError, match=r"weights take 9\.00 GiB or more, and a CPU has 8\.00 GiB free"):
+    with pytest.raises(ConfigError, match=r"weights need at least 9\.00 GiB, but a CPU has 8\.00 GiB free"):
         check_room(CPU, 9 * GIB, 1024, 8)
     with pytest.raises(
-        ConfigError, match=r"--max-model-len 2097152: .* 2\.00 GiB, and a CPU has 1\.00 GiB free"
+        ConfigError, match=r"--max-model-len 2097152: .* 2\.00 GiB, but a CPU has 1\.00 GiB free"
     ):
         check_room(CPU, 7 * GIB, 1024, 2 << 20)
 

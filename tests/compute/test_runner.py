@@ -313,7 +313,7 @@ def test_a_row_without_room_is_an_error_and_not_another_ones_memory(start: int, 
     runner, _, _ = make()
     held = (0,) if start == 0 else tuple(range(12))
     runner.launch(StepPlan(0, (entry(0, (1,) * 9, held),), (), (row(0, start, length),)), 0.0)
-    with pytest.raises(ValueError, match="reaches beyond"):
+    with pytest.raises(ValueError, match="exceeds the blocks"):
         runner.collect()
 
 

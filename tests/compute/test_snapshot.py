@@ -88,7 +88,7 @@ def test_a_list_that_lies_is_not_used(tmp_path: Path) -> None:
         read(file)
     token = len(body) - 8
     file.write_bytes(sealed(header + b"\n" + body[:token] + b"\x07" + body[token + 1 :]))
-    with pytest.raises(NotUsable, match="does not belong"):
+    with pytest.raises(NotUsable, match="does not match its tokens"):
         read(file)
     file.write_bytes(sealed(header + b"\n" + b"\xff" + body[1:]))
     with pytest.raises(NotUsable, match="slot 255 of 4"):

@@ -10,9 +10,9 @@ from headrace.core.engine import Engine
 from headrace.core.events import Admitted, Event, Preempted
 from headrace.core.knobs import Knobs
 from headrace.core.memory.block_pool import BlockPool
-from headrace.core.memory.eviction import LeastRecentlyUsed, LeastWorth
+from headrace.core.memory.eviction import CostAwareEviction, LeastRecentlyUsed
 from headrace.core.memory.lower_tier import LowerTier
-from headrace.core.memory.restore import AlwaysRestore, Link, WhicheverIsQuicker
+from headrace.core.memory.restore import AlwaysRestore, Link, RestoreIfFaster
 from headrace.core.memory.tiers import LowerTiers
 from headrace.core.plan import Tier
 from headrace.core.prediction.memory_peak import AlwaysFits, Headroom
@@ -26,7 +26,7 @@ from headrace.core.scheduler.admission import Continuous, StaticBatch
 from headrace.core.scheduler.prefix_choice import LongestPrefix
 from headrace.core.scheduler.running_set import MAX_PREEMPTIONS
 from headrace.core.scheduler.scheduler import Scheduler
-from headrace.core.scheduler.victims import LastRanked, LeastLoss
+from headrace.core.scheduler.victims import LastRanked, LowestRecomputeCost
 from headrace.core.sequence import Sequence
 from headrace.core.tenancy.classes import CLASSES
 from headrace.core.tenancy.fair_share import ShareLedger
@@ -59,8 +59,8 @@ QUEUES = [  # over the pool that they serve
 ]
 ROOMS = [AlwaysFits, *(lambda mark=mark: Headroom(LengthPredictor(48), 4, mark) for mark in (0, 3))]
 ADMISSIONS = [Continuous, lambda: StaticBatch(3, 0.05), lambda: StaticBatch(1, 0.0)]
-VICTIMS = [LastRanked, LeastLoss]
-EVICTIONS = [LeastRecentlyUsed, lambda: LeastWorth(14, 2.0)]
+VICTIMS = [LastRanked, LowestRecomputeCost]
+EVICTIONS = [LeastRecentlyUsed, lambda: CostAwareEviction(14, 2.0)]
 
 
 class LastOfWindow:
@@ -153,9 +153,9 @@ def test_first_come_is_first_served():
     assert seen[0] == 0
 
 
-def quicker(token_seconds: float) -> WhicheverIsQuicker:
+def quicker(token_seconds: float) -> RestoreIfFaster:
     links = {Tier.HOST: Link(0.001, 1e6), Tier.DISK: Link(0.01, 1e5)}
-    return WhicheverIsQuicker(StepTimes(StepCost(8.0, 64.0), token_seconds), 4, 1000, links)
+    return RestoreIfFaster(StepTimes(StepCost(8.0, 64.0), token_seconds), 4, 1000, links)
 
 
 RESTORES = [AlwaysRestore, *(lambda t=t: quicker(t) for t in (1e-5, 1e-4, 3e-4, 1e-2))]

@@ -5,11 +5,15 @@ from __future__ import annotations
 import json
 import os
 import re
+import signal
+import socket
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
+import httpx
 import pytest
 
 from tests.api.conftest import Server, serving
@@ -82,6 +86,56 @@ def test_offline():
     assert first.strip()
     assert second.strip()
     assert first.strip() != second.strip()
+
+
+def test_async_streaming():
+    *stories, last = run("examples/async_streaming.py").strip().splitlines()
+    deltas = [int(re.search(r"\[(\d+) deltas\]$", story)[1]) for story in stories if story.endswith("]")]
+    assert len(deltas) == 3
+    assert all(count > 1 for count in deltas)
+    tokens = int(re.fullmatch(r"cancelled after (\d+) tokens", last)[1])
+    assert 5 <= tokens < 500
+
+
+def test_custom_policy(tmp_path):
+    trace = tmp_path / "azure.csv"
+    lines = [f"2023-11-16 18:15:{i // 2:02}.{5 * (i % 2)},{200 + 900 * (i % 4)},{9 + i}" for i in range(60)]
+    trace.write_text("\n".join(["TIMESTAMP,ContextTokens,GeneratedTokens", *lines]) + "\n")
+    rows = run("examples/custom_policy.py", str(trace)).splitlines()
+    assert rows[0].endswith("azure.csv")
+    assert [row[:20].strip() for row in rows[1:]] == ["policy", "arrival", "fair", "short prompts first"]
+
+
+def test_fastapi_mount():
+    pytest.importorskip("fastapi")
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    process = subprocess.Popen(
+        [sys.executable, "examples/fastapi_mount.py", str(port)],
+        cwd=ROOT,
+        env=os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+    try:
+        url = f"http://127.0.0.1:{port}"
+        until = time.monotonic() + 60
+        while True:
+            try:
+                httpx.get(f"{url}/llm/health", timeout=30).raise_for_status()
+                break
+            except httpx.ConnectError:
+                assert process.poll() is None, process.stdout.read()
+                assert time.monotonic() < until
+                time.sleep(0.1)
+        assert httpx.get(f"{url}/story", params={"about": "a bear"}, timeout=60).json()["story"]
+        assert "prompt +" in run("examples/openai_chat.py", f"{url}/llm/v1")
+    finally:
+        process.send_signal(signal.SIGINT)
+        told, _ = process.communicate(timeout=60)
+    assert "Application shutdown complete" in told
 
 
 def test_batch(running, tmp_path):

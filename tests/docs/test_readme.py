@@ -24,7 +24,7 @@ import yaml
 
 from headrace.build.tenants import read_tenants
 from headrace.cli import app
-from headrace.cli.bench_targets import read_spec
+from headrace.cli.bench.targets import read_spec
 from headrace.config import ENVIRONMENT_PREFIX, PARTS, options
 from headrace.core.tenancy.classes import CLASSES
 from headrace.core.tenancy.tenants import EQUALS

@@ -44,7 +44,7 @@ QUEUES = [
 ]
 
 
-def outlook(max_model_len: int) -> LatestStarts:
+def predictions(max_model_len: int) -> LatestStarts:
     """Predictions that have seen enough to be trusted."""
     seen = LatestStarts(StepTimes(), LengthPredictor(max_model_len), {each.name: each for each in CLASSES})
     for _ in range(ENOUGH_STEPS):
@@ -75,7 +75,7 @@ def run(seed: int) -> Record:
         order=rng.choice([FirstComeFirstServed(), ByPriority(), ByAge()]),
         admission=StaticBatch(rng.randint(1, 5), 0.05) if rng.random() < 0.2 else Continuous(),
         prefix_caching=rng.random() < 0.8,
-        outlook=outlook(max_model_len) if rng.random() < 0.5 else None,
+        predictions=predictions(max_model_len) if rng.random() < 0.5 else None,
         host_blocks=(host := rng.choice([0, 0, 1, 4, 20])),
         disk_blocks=rng.choice([0, 2, 8, 40]) if host else 0,
         restore=rng.choice([AlwaysRestore(), Fickle()]),

@@ -50,8 +50,7 @@ class AttentionPlan(NamedTuple):
 
 
 class CppKernels:
-    """Vectorized kernels for x86-64 (AMX; AVX-512, with products of bfloat16 and bytes or not; AVX2) and any other
-    CPU.
+    """Vectorized kernels for x86-64 (AMX, AVX-512 with or without BF16 and VNNI, AVX2) and any other CPU.
 
     Args:
         level: which of the machine's instruction sets to use (`levels`); None: the best.
@@ -320,11 +319,10 @@ class CppKernels:
         tokens, kept = len(batch.tokens), len(batch.logits_indices)
         ids, lines = batch_lines(batch)
         plans = [self.plan_attention(batch, window, dtype) for window in stack.windows]
-        table = stack.pages_table(pages, page_words)
+        table, rows = stack.pages_table(pages, page_words), plans[0].rows
         num_blocks, block_size = pages[0].keys.shape[:2]
         check_blocks(max(plan.blocks for plan in plans), batch.block_size, num_blocks, block_size)
         out = torch.empty((kept, stack.hidden), dtype=dtype)
-        rows = plans[0].rows
         whole = self._cpu.run_stack(
             self._level,
             stack.embedding,

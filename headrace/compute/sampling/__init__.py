@@ -1,6 +1,7 @@
 """Sampling, batched over rows: from logits to tokens.
 
 - `sampler`: the sampling parameters of all slots, and the sampling of a step.
+- `allowed`: the tokens that a grammar allows.
 - `constraints`: logit_bias, allowed_token_ids, bad_words, min_tokens.
 - `penalties`: repetition, presence and frequency penalties.
 - `choice`: temperature, filters and draw of one token per row. `filters`: min-p, top-k, top-p.

@@ -18,7 +18,7 @@ from headrace.core.memory.fence import Fence
 from headrace.core.memory.lower_tier import Saved
 from headrace.core.memory.prefix_hit import NO_HIT, PrefixHit
 from headrace.core.memory.restore import RestoreFailed
-from headrace.core.memory.retention import kept_blocks
+from headrace.core.memory.retention import block_retention
 from headrace.core.plan import Arrival, Move
 from headrace.core.queueing.tenant_queue import PolicyFailed
 from headrace.core.request import Request
@@ -203,7 +203,7 @@ class BlockTables:
     def _keep(self, sequence: Sequence) -> None:
         """Apply the retention priority that the request asked for."""
         if sequence.request.retention:
-            kept = kept_blocks(sequence.request, self.pool.block_size, sequence.registered)
+            kept = block_retention(sequence.request, self.pool.block_size, sequence.registered)
             for block, (priority, seconds) in zip(sequence.table, kept, strict=False):
                 self.pool.keep(block, priority, seconds)
 

@@ -119,7 +119,7 @@ class LeastRecentlyUsed:
         return block.used
 
 
-class LeastWorth:
+class CostAwareEviction:
     """Evicts by retention, then blocks that no waiting request needs, then by age against the cost of recomputation.
 
     Age is counted in released blocks, so that nothing depends on how quickly time passes; one turnover of the tier is

@@ -167,7 +167,9 @@ class LowerTier:
         assert all(block in self._order for block in idle), f"{self.tier}: an idle block cannot be evicted"
         assert all(block.key == key for key, block in self._by_key.items()), f"{self.tier}: a key is wrong"
         assert len(self._by_key) == sum(block.key is not None for block in used)
-        assert all(self.blocks[i].refs for i in self._filling), f"{self.tier}: filled, but not told so"
+        assert all(self.blocks[i].refs for i in self._filling), (
+            f"{self.tier}: filled, but still marked as filling"
+        )
 
     @staticmethod
     def _key(block: Block) -> bytes:

@@ -60,7 +60,7 @@ class Link(NamedTuple):
     bytes_per_second: float
 
 
-class WhicheverIsQuicker:
+class RestoreIfFaster:
     """Fetches the number of blocks that saves most time compared with computing them.
 
     Computing a block costs more the deeper its position, fetching it always the same. So within one tier it is all or

@@ -103,7 +103,7 @@ class Headroom:
         known, final = candidate.known, self._final(candidate)
         wanted = blocks_needed(final, size) - blocks_needed(known, size)
         for sequence in running:
-            end = sequence.foreseen
+            end = sequence.predicted_length
             if end <= len(sequence.tokens) + sequence.pending:
                 end = self._final(sequence)
             wanted += -(-end // size) - len(sequence.table)
@@ -111,7 +111,8 @@ class Headroom:
             return True  # even if no sequence released a block
         # Cached blocks may be shared with other sequences, so they may not become free when this one ends.
         lives = [
-            new_tuple(Life, (len(s.tokens) + s.pending, s.foreseen, s.cached_tokens // size)) for s in running
+            new_tuple(Life, (len(s.tokens) + s.pending, s.predicted_length, s.cached_tokens // size))
+            for s in running
         ]
         lives.append(Life(known, final, blocks_needed(known, size) - fresh))
         owed = sum(blocks_needed(sequence.known, size) - len(sequence.table) for sequence in running)
@@ -120,8 +121,8 @@ class Headroom:
     def _final(self, sequence: Sequence) -> int:
         """The predicted final length; it is predicted again only when the sequence has exceeded the last prediction."""
         known = sequence.known
-        if sequence.foreseen <= known:
+        if sequence.predicted_length <= known:
             produced = known - sequence.prompt_tokens
             final = sequence.prompt_tokens + self._lengths.quantile(sequence.request, self._q, given=produced)
-            sequence.foreseen = max(final, known)
-        return sequence.foreseen
+            sequence.predicted_length = max(final, known)
+        return sequence.predicted_length

@@ -107,16 +107,16 @@ class StepTimes:
 
     def _learn(self) -> None:
         *terms, seconds = zip(*self._recent, strict=True)
-        foretold = [
+        predicted = [
             max(self.predict(rows, tokens, contexts), took / FARTHEST)
             for _, rows, tokens, contexts, took in self._recent
         ]
-        pace = median(took / said for took, said in zip(seconds, foretold, strict=True))
+        pace = median(took / said for took, said in zip(seconds, predicted, strict=True))
         if not self._steps or (len(seconds) == BATCH and abs(pace - 1) > OUTLIER * self.spread):
             self._coefficients = [pace * value for value in self._coefficients]
             self._products = [pace * value for value in self._products]
-            foretold = [pace * said for said in foretold]
-        weights = self._weights(seconds, foretold)
+            predicted = [pace * said for said in predicted]
+        weights = self._weights(seconds, predicted)
         kept = (1 - 1 / MEMORY) ** len(seconds)
         self._steps = self._steps * kept + len(seconds)
         for i, term in enumerate(terms):
@@ -127,10 +127,10 @@ class StepTimes:
                 self._squares[i][j] = self._squares[j][i] = total
         self._fit()
 
-    def _weights(self, seconds: Iterable[float], foretold: Iterable[float]) -> list[float]:
+    def _weights(self, seconds: Iterable[float], predicted: Iterable[float]) -> list[float]:
         """The weight of each step: errors are relative, and an unusually large one counts little."""
         weights = []
-        for took, said in zip(seconds, foretold, strict=True):
+        for took, said in zip(seconds, predicted, strict=True):
             error = abs(took / said - 1)
             usual = OUTLIER * self.spread
             weights.append(1 / (said * said * (1 + (error / usual) ** 2)))

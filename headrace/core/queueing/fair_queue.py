@@ -28,11 +28,11 @@ def by_share(sequence: Sequence) -> Rank:
 class _Tenant:
     """The queue of one tenant; ``queued`` while the heap of its class holds its one entry."""
 
-    __slots__ = ("account", "line", "queued")
+    __slots__ = ("account", "queue", "queued")
 
-    def __init__(self, account: TenantAccount, line: TenantQueue) -> None:
+    def __init__(self, account: TenantAccount, queue: TenantQueue) -> None:
         self.account = account
-        self.line = line
+        self.queue = queue
         self.queued = False
 
 
@@ -66,36 +66,38 @@ class _Class:
         if not tenant.account.live and not tenant.queued:
             del self.tenants[tenant.account.name]
 
-    def next_line(self) -> TenantQueue | None:
+    def next_queue(self) -> TenantQueue | None:
         """The queue of the least served tenant that has waiting requests."""
         while self.heap:
             virtual, _, name = self.heap[0]
             tenant = self.tenants.get(name)
             if tenant is None:
                 heapq.heappop(self.heap)
-            elif not tenant.line:
+            elif not tenant.queue:
                 heapq.heappop(self.heap)
                 tenant.queued = False
                 self.forget(tenant)
             elif tenant.account.virtual > virtual:
                 heapq.heapreplace(self.heap, self._entry(tenant))
             else:
-                return tenant.line
+                return tenant.queue
         return None
 
 
 class FairQueue:
     """Sequences that wait for a slot.
 
-    ``line`` makes the queue of one tenant. ``alike`` puts all requests into one account, so that only the order
+    ``make_queue`` makes the queue of one tenant. ``alike`` puts all requests into one account, so that only the order
     within the queue counts.
     """
 
-    def __init__(self, books: ShareLedger, line: Callable[[], TenantQueue], *, alike: bool = False) -> None:
-        self._books = books
-        self._line = line
+    def __init__(
+        self, ledger: ShareLedger, make_queue: Callable[[], TenantQueue], *, alike: bool = False
+    ) -> None:
+        self._ledger = ledger
+        self._make_queue = make_queue
         self._alike = alike
-        self._classes = {name: _Class(account) for name, account in books.classes.items()}
+        self._classes = {name: _Class(account) for name, account in ledger.classes.items()}
         self._waiting = 0
 
     def __len__(self) -> int:
@@ -105,13 +107,13 @@ class FairQueue:
         """Waiting sequences, in no particular order."""
         for each in self._classes.values():
             for tenant in each.tenants.values():
-                yield from tenant.line
+                yield from tenant.queue
 
-    def lines(self) -> Iterator[tuple[TenantAccount, TenantQueue]]:
+    def tenant_queues(self) -> Iterator[tuple[TenantAccount, TenantQueue]]:
         """Each tenant's account in each class, and its queue."""
         for each in self._classes.values():
             for tenant in each.tenants.values():
-                yield tenant.account, tenant.line
+                yield tenant.account, tenant.queue
 
     def knows(self, service_class: str) -> bool:
         """Whether there is a class of this name."""
@@ -123,11 +125,11 @@ class FairQueue:
         """Add a new sequence: it gets its account and waits."""
         request = sequence.request
         names = ("default", "") if self._alike else (request.service_class, request.tenant)
-        account = sequence.account = self._books.enter(*names)
+        account = sequence.account = self._ledger.enter(*names)
         group = self._classes[account.owner.name]
         tenant = group.tenants.get(account.name)
-        if tenant is None or not tenant.line:
-            self._books.lift(account, alone=not group.waiting)
+        if tenant is None or not tenant.queue:
+            self._ledger.lift(account, alone=not group.waiting)
         self.push(sequence)
 
     def push(self, sequence: Sequence) -> None:
@@ -136,9 +138,9 @@ class FairQueue:
         group = self._classes[account.owner.name]
         tenant = group.tenants.get(account.name)
         if tenant is None:
-            tenant = group.tenants[account.name] = _Tenant(account, self._line())
+            tenant = group.tenants[account.name] = _Tenant(account, self._make_queue())
         tenant.account = account  # a new one, if it comes back after a pause
-        tenant.line.push(sequence)
+        tenant.queue.push(sequence)
         group.push(tenant)
         group.waiting += 1
         self._waiting += 1
@@ -146,17 +148,17 @@ class FairQueue:
     def started(self, sequence: Sequence) -> None:
         """A sequence that was popped has started to run."""
         account = sequence.account
-        self._classes[account.owner.name].tenants[account.name].line.note_start(sequence)
+        self._classes[account.owner.name].tenants[account.name].queue.note_start(sequence)
 
     def end(self, sequence: Sequence, waited: bool) -> None:
         """A sequence has just entered ``FINISHED``; whether it ``waited`` until then."""
         account = sequence.account
         group = self._classes[account.owner.name]
         if waited:
-            group.tenants[account.name].line.note_end(sequence)
+            group.tenants[account.name].queue.note_end(sequence)
             group.waiting -= 1
             self._waiting -= 1
-        self._books.leave(account)
+        self._ledger.leave(account)
         group.forget(group.tenants[account.name])
 
     # -- next sequence -----------------------------------------------------------------------------
@@ -164,8 +166,8 @@ class FairQueue:
     def peek(self, now: float) -> Sequence | None:
         """The sequence that is served next; None when none waits, or all are held back to fill a larger batch."""
         group = self._next_class(now)
-        line = group.next_line() if group else None
-        return line.peek(now) if line else None
+        queue = group.next_queue() if group else None
+        return queue.peek(now) if queue else None
 
     def pop(self, now: float) -> Sequence | None:
         """Remove and return the sequence that is served next.
@@ -174,14 +176,14 @@ class FairQueue:
             PolicyFailed: the order policy failed; no sequence was removed.
         """
         group = self._next_class(now)
-        line = group.next_line() if group else None
-        if group is None or line is None:
+        queue = group.next_queue() if group else None
+        if group is None or queue is None:
             return None
-        sequence = line.pop(now)
+        sequence = queue.pop(now)
         group.waiting -= 1
         self._waiting -= 1
         if sequence is not None:
-            self._books.serve(sequence.account)
+            self._ledger.serve(sequence.account)
         return sequence
 
     def _next_class(self, now: float) -> _Class | None:
@@ -202,8 +204,8 @@ class FairQueue:
             if other.account.terms.weight
         ):
             return True
-        line = group.next_line()
-        head = line.peek(now) if line else None
+        queue = group.next_queue()
+        head = queue.peek(now) if queue else None
         return head is not None and now - head.request.arrived >= terms.gather_seconds
 
     # -- shares ------------------------------------------------------------------------------------

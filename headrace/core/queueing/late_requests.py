@@ -13,19 +13,19 @@ from collections.abc import Iterable
 from headrace.core.sequence import Sequence
 
 
-def given_up(line: Iterable[Sequence], now: float) -> list[Sequence]:
+def requests_to_defer(queue: Iterable[Sequence], now: float) -> list[Sequence]:
     """The fewest sequences to defer so that all others start in time, one after the other.
 
-    ``line`` is ordered by latest start; each sequence takes its ``prompt_seconds``.
+    ``queue`` is ordered by latest start; each sequence takes its ``prompt_seconds``.
     """
     kept: list[tuple[float, int, Sequence]] = []
-    lost = []
-    for number, sequence in enumerate(line):
+    deferred = []
+    for number, sequence in enumerate(queue):
         late = now > sequence.latest_start
         heapq.heappush(kept, (-sequence.prompt_seconds, number, sequence))
         now += sequence.prompt_seconds
         if late:
             _, _, longest = heapq.heappop(kept)
             now -= longest.prompt_seconds
-            lost.append(longest)
-    return lost
+            deferred.append(longest)
+    return deferred

@@ -16,7 +16,7 @@ from collections.abc import Iterable, Iterator
 from collections.abc import Sequence as Many
 from typing import Protocol
 
-from headrace.core.queueing.late_requests import given_up
+from headrace.core.queueing.late_requests import requests_to_defer
 from headrace.core.sequence import Rank, Sequence, Status
 
 SWEEP = 64
@@ -183,7 +183,7 @@ class TenantQueue:
 
     def _next(self, now: float) -> Heap:
         if self._judged < now:
-            while self._give_up(now):
+            while self._defer_late(now):
                 pass
             self._judged = now
         late = self._late.peek()
@@ -191,18 +191,18 @@ class TenantQueue:
             return self._late
         return self._timely
 
-    def _give_up(self, now: float) -> bool:
+    def _defer_late(self, now: float) -> bool:
         """Move requests to the late heap so that the rest of the window can be in time; whether any moved."""
         first = self._timely.peek()
         if first is None or first.latest_start == math.inf:
             return False
         taken = self._timely.take(WINDOW)
-        lost = given_up([sequence for _, sequence in taken], now)
-        for sequence in lost:
+        deferred = requests_to_defer([sequence for _, sequence in taken], now)
+        for sequence in deferred:
             sequence.late = True
             self._late.push(sequence.rank, sequence)
         self._timely.put_back(entry for entry in taken if not entry[1].late)
-        return bool(lost)
+        return bool(deferred)
 
 
 def _place(sequence: Sequence) -> Rank:

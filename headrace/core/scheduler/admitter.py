@@ -40,7 +40,7 @@ class Admitter:
         pages: BlockTables,
         policy: AdmissionPolicy,
         holds: HoldPolicy,
-        outlook: LatestStarts | None,
+        predictions: LatestStarts | None,
         block_size: int,
         events: list[Event],
         finish: Callable[[Sequence, FinishReason, str], None],
@@ -50,7 +50,7 @@ class Admitter:
         self._pages = pages
         self._policy = policy
         self._holds = holds
-        self._outlook = outlook
+        self._predictions = predictions
         self._block_size = block_size
         self._events = events
         self._finish = finish
@@ -63,7 +63,7 @@ class Admitter:
             return
         allowed = self._allowed(now)
         passed: list[Sequence] = []
-        while len(passed) < LOOKAHEAD and not self._is_shut(allowed, now):
+        while len(passed) < LOOKAHEAD and not self._is_closed(allowed, now):
             try:
                 head = self._waiting.pop(now)
             except PolicyFailed as failed:
@@ -89,7 +89,7 @@ class Admitter:
                 continue
             passed.append(head)
             self._skip(head, reason)
-            if step.shut or head.skips >= knobs.max_skips:
+            if step.closed or head.skips >= knobs.max_skips:
                 break
         for sequence in passed:
             self._waiting.push(sequence)
@@ -131,7 +131,7 @@ class Admitter:
                 self._finish(head, FinishReason.FAILED, str(PolicyFailed(head, "admission", error)))
         return 0
 
-    def _is_shut(self, allowed: int, now: float) -> bool:
+    def _is_closed(self, allowed: int, now: float) -> bool:
         """Whether no request may start; then none is taken out, because asking must not change whose turn it is."""
         if allowed > 0 and self._running.free_slots:
             return False
@@ -146,7 +146,7 @@ class Admitter:
             self._events.append(Skipped(sequence.request.id, reason))
 
     def _try_admit(self, sequence: Sequence, step: StepBuilder, knobs: Knobs) -> SkipReason | None:
-        if step.shut:
+        if step.closed:
             return SkipReason.NO_BUDGET
         if self._is_full(sequence, step):
             return SkipReason.STEP_FULL
@@ -168,9 +168,9 @@ class Admitter:
     def _is_full(self, sequence: Sequence, step: StepBuilder) -> bool:
         """Whether one more decoding row would make steps exceed a TPOT target that they could otherwise meet."""
         target = TPOT_SHARE * min(step.tpot_seconds, sequence.tpot_seconds)
-        if target == math.inf or self._outlook is None or not self._outlook.times.ready:
+        if target == math.inf or self._predictions is None or not self._predictions.times.ready:
             return False
-        times, rows = self._outlook.times, len(self._running) + 1
+        times, rows = self._predictions.times, len(self._running) + 1
         alone = times.predict(1, 1, sequence.known)
         together = times.predict(rows, rows, step.decode_contexts + sequence.known)
         return alone < target < together

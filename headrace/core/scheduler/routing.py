@@ -10,7 +10,7 @@ from headrace.core.block_keys import chained_key, root_key
 from headrace.core.request import Request
 
 
-class Standing(NamedTuple):
+class ReplicaLoad(NamedTuple):
     """The load of a replica as a router sees it: open requests, and the sum of their prompt tokens."""
 
     open_requests: int
@@ -20,7 +20,7 @@ class Standing(NamedTuple):
 class RoutingPolicy(Protocol):
     """Chooses a replica by its index; it may keep state."""
 
-    def choose(self, request: Request, replicas: Sequence[Standing]) -> int: ...
+    def choose(self, request: Request, replicas: Sequence[ReplicaLoad]) -> int: ...
 
 
 class RoundRobin:
@@ -29,7 +29,7 @@ class RoundRobin:
     def __init__(self) -> None:
         self._next = 0
 
-    def choose(self, request: Request, replicas: Sequence[Standing]) -> int:
+    def choose(self, request: Request, replicas: Sequence[ReplicaLoad]) -> int:
         chosen = self._next % len(replicas)
         self._next = chosen + 1
         return chosen
@@ -38,7 +38,7 @@ class RoundRobin:
 class LeastLoaded:
     """The replica with the fewest open prompt tokens; the first of equals."""
 
-    def choose(self, request: Request, replicas: Sequence[Standing]) -> int:
+    def choose(self, request: Request, replicas: Sequence[ReplicaLoad]) -> int:
         return min(range(len(replicas)), key=lambda i: (replicas[i].open_tokens, replicas[i].open_requests))
 
 
@@ -63,7 +63,7 @@ class PrefixAffinity:
         self._imbalance = imbalance
         self._served: OrderedDict[bytes, int] = OrderedDict()
 
-    def choose(self, request: Request, replicas: Sequence[Standing]) -> int:
+    def choose(self, request: Request, replicas: Sequence[ReplicaLoad]) -> int:
         keys = self._keys(request)
         known = next((self._served[key] for key in reversed(keys) if key in self._served), None)
         loads = [replica.open_tokens for replica in replicas]

@@ -59,7 +59,7 @@ class RunningSet:
         self._waiting = waiting
         self._events = events
         self._sequences: list[Sequence] = []
-        self._still: list[Sequence] = []  # paused background work: it holds slots and blocks
+        self._paused: list[Sequence] = []  # paused background work: it holds slots and blocks
         self._places = 0  # positions for which the tables of all sequences have memory
         self._planned = 0  # positions of these that are planned or computed
         self._slots = list(range(slots - 1, -1, -1))
@@ -71,9 +71,9 @@ class RunningSet:
         return iter(self._sequences)
 
     @property
-    def standing_still(self) -> int:
+    def num_paused(self) -> int:
         """Number of paused sequences, which continue when only background work is left."""
-        return len(self._still)
+        return len(self._paused)
 
     @property
     def free_slots(self) -> int:
@@ -88,8 +88,8 @@ class RunningSet:
             PolicyFailed: the room policy failed.
         """
         fits = self._fits(sequence, hit)
-        if not fits and self._still:
-            self._give_up_still()
+        if not fits and self._paused:
+            self._preempt_paused()
             fits = self._fits(sequence, hit)
         return fits
 
@@ -97,7 +97,7 @@ class RunningSet:
         pool = self.pages.pool
         fresh = self.pages.fresh_blocks(sequence, hit)
         free = pool.num_free - pool.num_idle(hit.blocks)
-        if fresh > free or (self.is_kept(sequence) and not self._can_keep(sequence)):
+        if fresh > free or (self.is_protected(sequence) and not self._can_protect(sequence)):
             return False
         try:
             fits = bool(self._room.fits(self._sequences, sequence, fresh, free))
@@ -118,7 +118,7 @@ class RunningSet:
         sequence.skips, sequence.skip_reason = 0, None
         self._waiting.started(sequence)
         sequence.slot = self._slots.pop()
-        sequence.place = (not self.is_kept(sequence), sequence.account.owner.terms.level, *sequence.rank)
+        sequence.place = (not self.is_protected(sequence), sequence.account.owner.terms.level, *sequence.rank)
         insort(self._sequences, sequence, key=by_place)
         self._count(sequence, 1)
         sequence.account.take_slot()
@@ -140,7 +140,7 @@ class RunningSet:
 
     def leave(self, sequence: Sequence) -> None:
         """Release slot and blocks; computed content stays in the prefix cache."""
-        (self._still if sequence in self._still else self._sequences).remove(sequence)
+        (self._paused if sequence in self._paused else self._sequences).remove(sequence)
         self._count(sequence, -1)
         sequence.account.give_slot()
         self._slots.append(sequence.slot)
@@ -160,27 +160,27 @@ class RunningSet:
 
     # -- preemption ---------------------------------------------------------------------------------
 
-    def make_way(self, now: float) -> None:
+    def preempt_for_head(self, now: float) -> None:
         """Preempt for a queue head that is owed slots or blocks: all background work at once, then one sequence a
         step.
 
         Raises:
             PolicyFailed: the victim policy failed for this head.
         """
-        self._let_stand()
+        self._pause_background()
         head = self._waiting.peek(now)
         if head is None or self.pages.fenced:  # fenced blocks become free without preemption
             return
         if self._slots and head.skip_reason is not SkipReason.NO_BLOCKS:
             return
-        if self._still:
-            self._give_up_still()
+        if self._paused:
+            self._preempt_paused()
             return
-        owing = [s for s in self._sequences if not self.is_kept(s) and self._waiting.is_owed(head, s)]
+        owing = [s for s in self._sequences if not self.is_protected(s) and self._waiting.is_owed(head, s)]
         if owing:
             self.preempt(self._choose(owing, now, head), PreemptReason.OWED)
 
-    def _let_stand(self) -> None:
+    def _pause_background(self) -> None:
         """Pause background work while other requests are live, and continue it afterwards.
 
         Background work that has announced blocks which another request may wait for is preempted instead.
@@ -190,15 +190,15 @@ class RunningSet:
                 self.preempt(sequence, PreemptReason.YIELD)
             else:
                 self._sequences.remove(sequence)
-                self._still.append(sequence)
+                self._paused.append(sequence)
                 self._events.append(Skipped(sequence.request.id, SkipReason.NOT_IDLE))
-        if self._still and not self._waiting.foreground:
-            for sequence in self._still:
+        if self._paused and not self._waiting.foreground:
+            for sequence in self._paused:
                 insort(self._sequences, sequence, key=by_place)
-            self._still = []
+            self._paused = []
 
-    def _give_up_still(self) -> None:
-        for sequence in tuple(self._still):
+    def _preempt_paused(self) -> None:
+        for sequence in tuple(self._paused):
             self.preempt(sequence, PreemptReason.YIELD)
 
     def grow(self, sequence: Sequence, step: StepBuilder) -> bool:
@@ -210,10 +210,12 @@ class RunningSet:
         while self.pages.pool.num_free == 0:
             if self.pages.fenced:
                 return False  # fenced blocks become free at commit
-            if self._still:
-                self.preempt(self._still[-1], PreemptReason.YIELD)
+            if self._paused:
+                self.preempt(self._paused[-1], PreemptReason.YIELD)
                 continue
-            candidates = [s for s in self._sequences if s.last_step != step.number and not self.is_kept(s)]
+            candidates = [
+                s for s in self._sequences if s.last_step != step.number and not self.is_protected(s)
+            ]
             if not candidates:
                 return False  # only protected sequences are left, and together they fit
             victim = self._choose(candidates, step.now, sequence)
@@ -233,14 +235,14 @@ class RunningSet:
             raise PolicyFailed(asking, "victim", error) from error
         return victim
 
-    def is_kept(self, sequence: Sequence) -> bool:
+    def is_protected(self, sequence: Sequence) -> bool:
         """Whether a sequence has reached `MAX_PREEMPTIONS` and must not be preempted again."""
         return sequence.preemptions >= MAX_PREEMPTIONS
 
-    def _can_keep(self, sequence: Sequence) -> bool:
+    def _can_protect(self, sequence: Sequence) -> bool:
         """Whether this sequence and all protected ones fit in the pool at their largest possible size."""
         size = self.pages.pool.block_size
-        kept = [s for s in self._sequences if self.is_kept(s)]
+        kept = [s for s in self._sequences if self.is_protected(s)]
         return (
             sum(blocks_needed(s.finish_length, size) for s in (*kept, sequence)) <= self.pages.pool.num_blocks
         )
@@ -249,7 +251,7 @@ class RunningSet:
         """Count the rows of a step whose plan is complete."""
         self._planned += step.tokens
 
-    def take_back(self, step: StepBuilder) -> None:
+    def unplan(self, step: StepBuilder) -> None:
         """Undo the plan of a step that was interrupted: its rows will be planned again."""
         rows = zip(step.sequences, step.epochs, step.lengths, step.samples, strict=True)
         for sequence, epoch, length, samples in rows:
@@ -273,7 +275,7 @@ class RunningSet:
             decode_rows=decodes,
             prefill_rows=len(step.rows) - decodes,
             computed_tokens=step.tokens,
-            running=len(self._sequences) + len(self._still),
+            running=len(self._sequences) + len(self._paused),
             waiting=len(self._waiting),
             blocks_held=held,
             blocks_total=pool.num_blocks,
@@ -283,7 +285,7 @@ class RunningSet:
 
     def check(self) -> None:
         """Raise AssertionError unless blocks, slots and states agree."""
-        everyone = [*self._sequences, *self._still]
+        everyone = [*self._sequences, *self._paused]
         self.pages.check(everyone)
         places = self.pages.pool.block_size * sum(len(s.table) for s in everyone)
         planned = sum(s.planned for s in everyone)

@@ -88,7 +88,7 @@ class Scheduler:
         max_model_len: int,
         prefix_caching: bool = True,
         cost: StepCost = TOKENS_ONLY,
-        outlook: LatestStarts | None = None,
+        predictions: LatestStarts | None = None,
         times: StepTimes | None = None,
         holds: HoldPolicy | None = None,
     ) -> None:
@@ -98,8 +98,8 @@ class Scheduler:
         self.pages = BlockTables(pool, prefix_caching)
         self._running = RunningSet(self.pages, victims, room, queue, events, max_num_seqs)
         self._cost = cost
-        self._outlook = outlook
-        self._times = times if outlook is None else outlook.times
+        self._predictions = predictions
+        self._times = times if predictions is None else predictions.times
         self._events = events
         self._live: dict[str, Sequence] = {}
         self._waiting = queue
@@ -109,7 +109,7 @@ class Scheduler:
             self.pages,
             admission,
             holds or NoHolds(),
-            outlook,
+            predictions,
             pool.block_size,
             events,
             self._finish,
@@ -117,7 +117,7 @@ class Scheduler:
         self._deadlines: list[tuple[float, str]] = []
         self._launched: deque[tuple[StepPlan, StepBuilder]] = deque()
         self._collected: StepBuilder | None = None  # the step whose duration is being measured
-        self._firsts: list[Sequence] = []  # sequences whose first token has just been sampled
+        self._first_tokens: list[Sequence] = []  # sequences whose first token has just been sampled
         self._step = 0
         self._last_rows = 1
         self._arrivals = 0
@@ -129,8 +129,8 @@ class Scheduler:
         self._events.append(arrival(request))
         problem = self._why_not(request)
         reason = FinishReason.REJECTED
-        if not problem and self._outlook is not None and request.deadline is not None:
-            problem = self._outlook.unreachable(request, now, self.pages.at_hand(request))
+        if not problem and self._predictions is not None and request.deadline is not None:
+            problem = self._predictions.unreachable(request, now, self.pages.at_hand(request))
             reason = FinishReason.UNREACHABLE
         if not problem:
             self._arrivals += 1
@@ -143,10 +143,10 @@ class Scheduler:
             self._events.append(Finished(request.id, reason, len(request.tokens), 0, 0, problem))
             return
         sequence = Sequence(request, rank, self.max_model_len)
-        if self._outlook is not None:
-            slo = self._outlook.slo(request)
-            sequence.prompt_seconds = self._outlook.prefill_seconds(sequence.prompt_tokens)
-            sequence.latest_start = self._outlook.latest_start(request, slo)
+        if self._predictions is not None:
+            slo = self._predictions.slo(request)
+            sequence.prompt_seconds = self._predictions.prefill_seconds(sequence.prompt_tokens)
+            sequence.latest_start = self._predictions.latest_start(request, slo)
             sequence.tpot_seconds = slo.tpot_seconds or math.inf
         self._live[request.id] = sequence
         self._waiting.enter(sequence)
@@ -181,7 +181,7 @@ class Scheduler:
 
     def wake_at(self) -> float:
         """The time at which there is something to plan: ``-inf`` means now, ``inf`` never."""
-        if self._running or (self._running.standing_still and not self._waiting.foreground):
+        if self._running or (self._running.num_paused and not self._waiting.foreground):
             return -math.inf
         while self._deadlines and self._deadlines[0][1] not in self._live:
             heapq.heappop(self._deadlines)
@@ -195,7 +195,7 @@ class Scheduler:
         sequence = self._live.get(request_id)
         if sequence is None or sequence.status is Status.RUNNING:
             return None
-        return estimate_start(sequence, self._waiting, self._running, self._outlook, chunk_tokens)
+        return estimate_start(sequence, self._waiting, self._running, self._predictions, chunk_tokens)
 
     # -- planning ----------------------------------------------------------------------------------
 
@@ -203,12 +203,12 @@ class Scheduler:
         """The next step: rows within ``knobs.batched_tokens``, decode before prefill."""
         self._expire(now)
         self.pages.advance(now)
-        self._note_firsts(now)
-        self._make_way(now)
+        self._observe_first_tokens(now)
+        self._preempt_for_head(now)
         step = StepBuilder(self._step, knobs.batched_tokens, self._cost, now, not self._waiting.foreground)
         step.row_cost = self._cost.fixed_tokens / self._last_rows
         if self._times is not None and step.idle:
-            step.fill(self._times)
+            step.keep_short(self._times)
         prefills = self._plan_decodes(step, knobs)
         long = self._longest(prefills, knobs)
         step.fraction = 1.0 if long is None else 1.0 - LONG_PROMPT_SHARE
@@ -239,22 +239,22 @@ class Scheduler:
             if sequence is not None and sequence.request.deadline == deadline:
                 self._finish(sequence, FinishReason.TIMEOUT)
 
-    def took(self, seconds: float) -> None:
+    def observe_step(self, seconds: float) -> None:
         """Record the duration of the step that was committed last."""
         step = self._collected
         if step is not None and self._times is not None:
             self._times.observe(len(step.rows), step.tokens, step.contexts, seconds)
 
-    def _note_firsts(self, now: float) -> None:
-        if self._outlook is not None:
-            for sequence in self._firsts:
+    def _observe_first_tokens(self, now: float) -> None:
+        if self._predictions is not None:
+            for sequence in self._first_tokens:
                 computed = sequence.prompt_tokens - sequence.cached_tokens
-                self._outlook.saw_first_token(computed, now - sequence.started)
-        self._firsts.clear()
+                self._predictions.saw_first_token(computed, now - sequence.started)
+        self._first_tokens.clear()
 
-    def _make_way(self, now: float) -> None:
+    def _preempt_for_head(self, now: float) -> None:
         try:
-            self._running.make_way(now)
+            self._running.preempt_for_head(now)
         except PolicyFailed as failed:
             self._finish(failed.sequence, FinishReason.FAILED, str(failed))
 
@@ -267,7 +267,7 @@ class Scheduler:
             step.prompts += min(len(self._waiting), self._running.free_slots)
         if self._times is not None and self._times.ready:
             step.predict(self._times)
-            if self._outlook is not None:
+            if self._predictions is not None:
                 step.bound(knobs.step_seconds, TPOT_SHARE * step.tpot_seconds)
         return prefills
 
@@ -319,7 +319,7 @@ class Scheduler:
         self._running.committed = plan.step
         computed = bool(plan.rows) and not output.broken_off
         if output.broken_off:
-            self._running.take_back(draft)
+            self._running.unplan(draft)
         else:
             self._commit_rows(draft, output)
         self.pages.lift(plan.step)
@@ -332,7 +332,7 @@ class Scheduler:
         """Apply what each row computed and sampled. Like `StepBuilder.decode`, this loop runs once per generated
         token.
         """
-        events, firsts, size = self._events, self._firsts, self.pool.block_size
+        events, firsts, size = self._events, self._first_tokens, self.pool.block_size
         failures, scores, logprobs = output.failures, output.prompt_logprobs, output.logprobs
         lines = zip(draft.sequences, draft.epochs, draft.lengths, draft.samples, output.tokens, strict=True)
         for i, (sequence, epoch, length, samples, drawn) in enumerate(lines):
@@ -369,8 +369,8 @@ class Scheduler:
             self._running.leave(sequence)
         self.pages.unwant(sequence)
         sequence.enter(Status.FINISHED)
-        if self._outlook is not None and reason in (FinishReason.STOP, FinishReason.LENGTH):
-            self._outlook.saw_end(sequence.request, sequence.output_tokens)
+        if self._predictions is not None and reason in (FinishReason.STOP, FinishReason.LENGTH):
+            self._predictions.saw_end(sequence.request, sequence.output_tokens)
         self._waiting.end(sequence, waited)
         del self._live[sequence.request.id]
         self._events.append(sequence.ended(reason, message, stop_token))
@@ -382,5 +382,5 @@ class Scheduler:
         self._running.check()
         waiting = list(self._waiting)
         assert len(waiting) == len(self._waiting), f"{len(waiting)} wait, {len(self._waiting)} counted"
-        running = len(self._running) + self._running.standing_still
+        running = len(self._running) + self._running.num_paused
         assert len(self._live) == len(waiting) + running, "a live request is nowhere"

@@ -32,7 +32,7 @@ def estimate_start(
     sequence: Sequence,
     waiting: FairQueue,
     running: RunningSet,
-    outlook: LatestStarts | None,
+    predictions: LatestStarts | None,
     chunk_tokens: int,
 ) -> StartEstimate:
     """Estimate the start of a waiting request if no further request arrives; a step computes ``chunk_tokens`` of
@@ -43,16 +43,16 @@ def estimate_start(
     """
     account = sequence.account
     share = _share(account)
-    before = next(line.ahead_of(sequence) for other, line in waiting.lines() if other is account)
+    before = next(line.ahead_of(sequence) for other, line in waiting.tenant_queues() if other is account)
     others = sum(
         min(len(line), int((len(before) + 1) * _share(other) / share + EVEN) if share else len(line))
-        for other, line in waiting.lines()
+        for other, line in waiting.tenant_queues()
         if line and other is not account
     )
     position = len(before) + others
-    if outlook is None or not outlook.times.ready or not share:
+    if predictions is None or not predictions.times.ready or not share:
         return StartEstimate(position, None)
-    lengths = outlook.lengths
+    lengths = predictions.lengths
 
     def steps_left(each: Sequence) -> float:
         return lengths.expected(each.request, each.output_tokens) - each.output_tokens
@@ -60,14 +60,14 @@ def estimate_start(
     lives = [steps_left(each) for each in before]
     usual = (sum(lives) + steps_left(sequence)) / (len(lives) + 1)
     ahead = Ahead(
-        work_seconds=sum(outlook.prefill_seconds(each.known, each.cached_tokens) for each in before),
+        work_seconds=sum(predictions.prefill_seconds(each.known, each.cached_tokens) for each in before),
         share=share,
         free_slots=running.free_slots,
         steps_left=[steps_left(each) for each in running],
         lives=[usual] * others + lives,
     )
     beside = Batch(len(running), sum(each.known for each in running))
-    forecaster = Forecaster(outlook.times, lengths, chunk_tokens)
+    forecaster = Forecaster(predictions.times, lengths, chunk_tokens)
     return StartEstimate(position, forecaster.expected(sequence.request, ahead, beside))
 
 
@@ -79,13 +79,13 @@ def _share(account: TenantAccount) -> float:
     return min(1.0, 1 / owner.rate) / max(1.0, account.rate * owner.weight)
 
 
-def told(foresight: StartEstimate | None) -> dict[str, float] | None:
+def estimate_fields(estimate: StartEstimate | None) -> dict[str, float] | None:
     """The estimate as plain values for JSON, in seconds from now; None if the request does not wait."""
-    if foresight is None:
+    if estimate is None:
         return None
-    plain: dict[str, float] = {"position": foresight.position}
-    if foresight.forecast is not None:
-        start, first_token, finish = foresight.forecast
+    plain: dict[str, float] = {"position": estimate.position}
+    if estimate.forecast is not None:
+        start, first_token, finish = estimate.forecast
         plain["predicted_start_seconds"] = start
         plain["predicted_first_token_seconds"] = first_token
         plain["predicted_finish_seconds"] = finish

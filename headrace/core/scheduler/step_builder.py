@@ -27,13 +27,13 @@ their SLOs (`benchmarks/scheduling.py`)."""
 LEAST_PREFILL = 16
 """Tokens of prefill that a step takes even if its time limit is already used up."""
 
-FILL_SECONDS = 0.001
+BACKGROUND_SECONDS = 0.001
 """Time limit of a step of background work: a request that arrives during the step waits for its end."""
 
-FILL_ENTRANTS = 2
+BACKGROUND_ADMISSIONS = 2
 """Requests that a background step admits: each admission takes time that the prediction of rows does not cover."""
 
-FILL_STRETCH = 2.0
+BACKGROUND_STRETCH = 2.0
 """A background step may also take this many times the duration of one row: steps of large models are never short."""
 
 
@@ -48,6 +48,8 @@ class StepBuilder:
     """
 
     __slots__ = (
+        "background_seconds",
+        "background_times",
         "budget",
         "contexts",
         "cost",
@@ -56,8 +58,6 @@ class StepBuilder:
         "decodes",
         "entries",
         "epochs",
-        "fill_seconds",
-        "fill_times",
         "fraction",
         "idle",
         "joined",
@@ -107,30 +107,32 @@ class StepBuilder:
         self.limit_seconds = math.inf
         self.decode_seconds = 0.0
         self.fraction = 1.0  # share of prefill available while a long prompt's part is reserved
-        self.fill_times: StepTimes | None = None  # set for a step of background work
-        self.fill_seconds = math.inf
+        self.background_times: StepTimes | None = None  # set for a step of background work
+        self.background_seconds = math.inf
 
-    def fill(self, times: StepTimes) -> None:
+    def keep_short(self, times: StepTimes) -> None:
         """Make this a step of background work: keep it so short, by ``times``, that an arriving request hardly
         waits.
         """
-        self.fill_times = times
-        self.fill_seconds = max(FILL_SECONDS, FILL_STRETCH * times.predict(1, 1, 0))
+        self.background_times = times
+        self.background_seconds = max(BACKGROUND_SECONDS, BACKGROUND_STRETCH * times.predict(1, 1, 0))
 
     @property
-    def shut(self) -> bool:
+    def closed(self) -> bool:
         """Whether no further request may join, however short."""
-        return self.budget <= 0 or (self.fill_times is not None and len(self.entries) >= FILL_ENTRANTS)
+        return self.budget <= 0 or (
+            self.background_times is not None and len(self.entries) >= BACKGROUND_ADMISSIONS
+        )
 
     def takes_row(self, context: int, contexts: int) -> bool:
         """Whether a background step stays short with one more decode row after ``context`` positions.
 
         ``contexts`` is the sum over the other rows. The first row always fits.
         """
-        if self.fill_times is None or not self.rows:
+        if self.background_times is None or not self.rows:
             return True
         rows = len(self.rows) + 1
-        return self.fill_times.predict(rows, rows, contexts + context) <= self.fill_seconds
+        return self.background_times.predict(rows, rows, contexts + context) <= self.background_seconds
 
     def decode(
         self,
@@ -154,7 +156,7 @@ class StepBuilder:
                 if known > planned + 1 and sequence.status is Status.RUNNING:
                     prefills.append(sequence)
                 continue  # otherwise what is in flight will end it already
-            if budget <= 0 or (self.fill_times is not None and not self.takes_row(planned, contexts)):
+            if budget <= 0 or (self.background_times is not None and not self.takes_row(planned, contexts)):
                 continue
             blocks: tuple[int, ...] = ()
             if (
@@ -210,7 +212,7 @@ class StepBuilder:
         self.times = times
         self.decode_seconds = times.predict(len(self.rows), self.tokens, self.contexts)
 
-    def bound(self, usual_seconds: float, wished_seconds: float) -> None:
+    def bound(self, usual_seconds: float, target_seconds: float) -> None:
         """Bound the predicted duration of the step, including the prefill rows that follow.
 
         ``usual_seconds`` (0: no bound) is meant for devices on which decoding takes a small part of it. Where
@@ -218,7 +220,7 @@ class StepBuilder:
         exceeded.
         """
         usual = max(usual_seconds, 2 * self.decode_seconds) if usual_seconds else math.inf
-        self.limit_seconds = min(usual, wished_seconds)
+        self.limit_seconds = min(usual, target_seconds)
 
     def share(self, start: int, remaining: int, knobs: Knobs, hurry: bool = False) -> tuple[int, ChunkReason]:
         """How many of the remaining positions of a prefill from ``start`` this step takes, and what bounds them.
@@ -235,8 +237,8 @@ class StepBuilder:
             budget = min(budget, self._beside_decoding(start, knobs.mixed_prefill_ratio))
         if self.decodes and self.times is not None and self.limit_seconds < math.inf:
             budget = min(budget, self._in_time(start, self.times))
-        if self.fill_times is not None:
-            budget = min(budget, self._in_idle_time(start, self.fill_times))
+        if self.background_times is not None:
+            budget = min(budget, self._in_idle_time(start, self.background_times))
         if budget < length:
             length, reason = max(0, budget), ChunkReason.BUDGET
         if 0 < knobs.long_prefill_tokens < length:
@@ -273,7 +275,7 @@ class StepBuilder:
         """Tokens of prefill from ``start`` that keep a background step short; at least `LEAST_PREFILL` in an empty
         step.
         """
-        length = times.longest(start, self.fill_seconds, len(self.rows), self.tokens, self.contexts)
+        length = times.longest(start, self.background_seconds, len(self.rows), self.tokens, self.contexts)
         return length if self.rows else max(length, LEAST_PREFILL)
 
     def may_join(self, terms: ServiceClass, length: int) -> bool:

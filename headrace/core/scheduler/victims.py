@@ -11,7 +11,7 @@ from headrace.core.prediction.step_cost import TOKENS_ONLY, StepCost
 from headrace.core.sequence import Sequence
 from headrace.core.tenancy.classes import CLASSES, ServiceClass
 
-HURRY_SECONDS = 1.0
+URGENT_SECONDS = 1.0
 """The slack at which a sequence's work counts twice: about the time that a preemption and its resumption may cost."""
 
 
@@ -28,7 +28,7 @@ class LastRanked:
         return candidates[-1]
 
 
-class LeastLoss:
+class LowestRecomputeCost:
     """Preempts, in the lowest class, the sequence with the lowest recomputation cost and the least urgency.
 
     It never chooses the first of several candidates. The cost counts the tokens to compute again, without those found
@@ -53,7 +53,7 @@ class LeastLoss:
         kept = min(sequence.cached_tokens, sequence.computed)
         tokens = sequence.computed - kept
         work = self._cost.rows(tokens, tokens * kept + tokens * tokens // 2)
-        return work * (1 + HURRY_SECONDS / slack_seconds(sequence, now)) * (1 + sequence.preemptions)
+        return work * (1 + URGENT_SECONDS / slack_seconds(sequence, now)) * (1 + sequence.preemptions)
 
 
 def slack_seconds(sequence: Sequence, now: float) -> float:

@@ -2,7 +2,7 @@
 
 A part of a step reads bytes from memory and multiplies. It cannot be faster than the slower of the two (the roofline of
 Williams, Waterman and Patterson, doi:10.1145/1498765.1498785); the rest of its time is overhead.
-`headrace.cli.roofline` measures.
+`headrace.cli.bench.roofline` measures.
 """
 
 from __future__ import annotations

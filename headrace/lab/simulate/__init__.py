@@ -1,8 +1,7 @@
 """The engine in virtual time: what clients would measure on a device that need not be present. Files in reading order:
 
-- `work`, `device`, `calibration`: the work of a step, and the time that a device takes for it.
+- `work`, `device`: the work of a step, and the time that a device takes for it.
 - `runner`, `front`, `replica`, `fleet`: simulated execution, HTTP server, engine, and engines behind a router.
 - `requests`: the requests of a simulation with their outputs.
 - `tally`, `timeline`, `sketch`, `outcome`, `plot`: figures of a run.
-- `recorder`, `measure`, `fit`: measuring a real machine for a calibration.
 """

@@ -8,7 +8,7 @@ from collections import deque
 from headrace.core.engine import Engine
 from headrace.core.events import Event
 from headrace.core.request import Request
-from headrace.core.scheduler.routing import Standing
+from headrace.core.scheduler.routing import ReplicaLoad
 from headrace.core.tenancy.gate import Load
 from headrace.lab.simulate.front import Front
 from headrace.lab.simulate.runner import SimulatedRunner
@@ -46,9 +46,9 @@ class SimulatedReplica:
         """The load, for admission control."""
         return Load(self.backlog.queued_requests, self.backlog.queued_tokens, 0.0, False)
 
-    def standing(self) -> Standing:
+    def standing(self) -> ReplicaLoad:
         """The open work, for the router."""
-        return Standing(self.backlog.open_requests, self.backlog.open_tokens)
+        return ReplicaLoad(self.backlog.open_requests, self.backlog.open_tokens)
 
     def submit(self, request: Request, now: float) -> None:
         """Accept a request at ``now``, its arrival."""

@@ -1,7 +1,7 @@
-"""Batch jobs: many requests from a file, with each result written exactly once to a file.
+"""Batches: many requests from a file, their results into a file, each exactly once.
 
-- `run`: sends the requests and writes their results.
-- `lines`: the lines of a batch in OpenAI's JSONL format.
-- `job`: the order in which lines are sent.
-- `results`: the output file, which survives a killed process.
+- `lines`: the format of a line and of its result. `job`: the order of lines. `work`: runs lines, so many at a time.
+- `results`: output files. `run`: ``run-batch``, through an HTTP client.
+- `records`: files and batches as values. `store`: their metadata in SQLite. `contents`: contents of files on disk.
+- `validation`: checks an input file. `runs`: one batch on its way to its end. `batches`: all batches of a server.
 """

@@ -1,11 +1,11 @@
-"""The lines of a batch in OpenAI's JSONL format: requests in, results out.
+"""The lines of a batch, in OpenAI's JSONL format: requests in, results out; and which endpoints a batch may use.
 
 ```
 in   {"custom_id": "a", "method": "POST", "url": "/v1/chat/completions", "body": {"messages": […], …}}
 out  {"id": "batch_req_1", "custom_id": "a", "response": {"status_code": 200, "request_id": …, "body": {…}},
       "error": null}
 ```
-It knows no files and no network: `batch.results` writes the output, `batch.run` sends the requests.
+It knows no files and no network: `batch.results` stores the output, `batch.work` runs the lines.
 """
 
 from __future__ import annotations
@@ -15,6 +15,17 @@ from collections.abc import Iterable, Iterator
 from typing import Any, NamedTuple
 
 MAX_CUSTOM_ID_CHARACTERS = 512
+
+ENDPOINTS = ("/v1/chat/completions", "/v1/completions")
+"""The endpoints that batches on a server may use."""
+
+EXPIRED = "batch_expired"
+CANCELLED = "batch_cancelled"
+UNEXECUTED = {
+    EXPIRED: "This request could not be executed before the completion window expired.",
+    CANCELLED: "This request was not executed because the batch was cancelled.",
+}
+"""Errors of lines that never ran, by their code; they count neither as completed nor as failed."""
 
 
 class BatchRequest(NamedTuple):
@@ -32,11 +43,16 @@ class BatchRequest(NamedTuple):
 
 
 class BadLine(NamedTuple):
-    """An invalid line; ``custom_id`` is None if the line has none that can be read."""
+    """An invalid line; ``custom_id`` is None if the line has none that can be read.
+
+    ``code`` names the kind of mistake, ``param`` the field that it is in.
+    """
 
     number: int
     custom_id: str | None
     message: str
+    code: str = "invalid_line"
+    param: str | None = None
 
     @property
     def key(self) -> str:
@@ -79,28 +95,28 @@ def parse_line(number: int, raw: bytes) -> BatchRequest | BadLine:
     try:
         value = json.loads(raw)
     except (ValueError, RecursionError) as error:
-        return BadLine(number, None, f"line {number} is not valid JSON: {error}")
+        return BadLine(number, None, f"line {number} is not valid JSON: {error}", "invalid_json_line")
     if not isinstance(value, dict):
-        return BadLine(number, None, f"line {number} must be a JSON object")
+        return BadLine(number, None, f"line {number} must be a JSON object", "invalid_json_line")
     custom_id = value.get("custom_id")
     if not isinstance(custom_id, str) or not 0 < len(custom_id) <= MAX_CUSTOM_ID_CHARACTERS:
         wanted = f"a string of 1 to {MAX_CUSTOM_ID_CHARACTERS} characters"
-        return BadLine(number, None, f"line {number}: custom_id must be {wanted}")
+        message = f"line {number}: custom_id must be {wanted}"
+        return BadLine(number, None, message, "invalid_custom_id", "custom_id")
     url, body = value.get("url"), value.get("body")
-    wrong = None
     if unknown := value.keys() - {"custom_id", "method", "url", "body"}:
-        wrong = f"unknown field {min(unknown)!r}"
+        wrong, code, param = f"unknown field {min(unknown)!r}", "unknown_parameter", str(min(unknown))
     elif value.get("method") != "POST":
-        wrong = 'method must be "POST"'
+        wrong, code, param = 'method must be "POST"', "invalid_method", "method"
     elif not isinstance(url, str) or not url.startswith("/v1/"):
-        wrong = "url must be a path that begins with /v1/"
+        wrong, code, param = "url must be a path that begins with /v1/", "invalid_url", "url"
     elif not isinstance(body, dict):
-        wrong = "body must be a JSON object"
+        wrong, code, param = "body must be a JSON object", "invalid_body", "body"
     elif body.get("stream"):
-        wrong = "body.stream must not be set in a batch"
+        wrong, code, param = "body.stream must not be set in a batch", "invalid_body", "body.stream"
     else:
         return BatchRequest(number, custom_id, url, body)
-    return BadLine(number, custom_id, f"line {number}: {wrong}")
+    return BadLine(number, custom_id, f"line {number}: {wrong}", code, param)
 
 
 def answered(request: BatchRequest, status_code: int, request_id: str, body: Any) -> dict[str, Any]:
@@ -124,6 +140,23 @@ def result_key(result: dict[str, Any]) -> str:
     """The key of the line that a result belongs to."""
     custom_id = result.get("custom_id")
     return custom_id if isinstance(custom_id, str) else str(result.get("id"))
+
+
+def unexecuted(request: BatchRequest, code: str) -> dict[str, Any]:
+    """The result of a line that never ran; ``code`` is one of `UNEXECUTED`."""
+    error = {"code": code, "message": UNEXECUTED[code]}
+    return {
+        "id": line_id(request.number),
+        "custom_id": request.custom_id,
+        "response": None,
+        "error": error,
+    }
+
+
+def was_executed(result: dict[str, Any]) -> bool:
+    """Whether a result is the end of a line that ran."""
+    error = result.get("error")
+    return not (isinstance(error, dict) and error.get("code") in UNEXECUTED)
 
 
 def succeeded(result: dict[str, Any]) -> bool:

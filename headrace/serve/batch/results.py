@@ -1,4 +1,4 @@
-"""The output file of a batch: every result exactly once, whenever the process is killed.
+"""The output files of a batch: every result exactly once, whenever the process is killed.
 
 A result counts when its line is complete in the file, including the line break. When the file is opened again, an
 incomplete last line of a killed process is cut off, and its request runs again. All other results are known by their
@@ -16,7 +16,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from headrace.serve.batch.lines import result_key, succeeded
+from headrace.serve.batch.lines import result_key, succeeded, was_executed
+from headrace.serve.batch.records import Totals
 
 SYNC_LINES = 256
 SYNC_SECONDS = 1.0
@@ -32,15 +33,20 @@ class Results:
     Attributes:
         keys: the keys of the results in the file.
         failed: the number of them that are errors.
+        totals: how the lines that ran have ended, and the tokens that they used.
+
+    ``syncs`` is False where the owner calls `sync` itself, because the disk may take long and nothing else may wait.
 
     Raises:
         ResultsError: another process writes to the file, or it contains something other than results.
     """
 
-    def __init__(self, path: str | Path) -> None:
+    def __init__(self, path: str | Path, syncs: bool = True) -> None:
         self.path = Path(path)
         self.keys: set[str] = set()
         self.failed = 0
+        self.totals = Totals()
+        self._syncs = syncs
         self._file = open(self.path, "a+b", buffering=0)  # noqa: SIM115 (closed by close)
         try:
             self._lock()
@@ -78,6 +84,8 @@ class Results:
             raise ResultsError(f"{self.path} cannot be written: {error.strerror}") from error
         self._count(key, result)
         self._unsynced += 1
+        if not self._syncs:
+            return
         if self._unsynced >= SYNC_LINES or time.monotonic() - self._synced_at >= SYNC_SECONDS:
             self.sync()
 
@@ -96,6 +104,7 @@ class Results:
     def _count(self, key: str, result: dict[str, Any]) -> None:
         self.keys.add(key)
         self.failed += not succeeded(result)
+        self.totals = _added(self.totals, result)
 
     def _lock(self) -> None:
         try:
@@ -120,6 +129,74 @@ class Results:
                 self._count(key, result)
                 whole += len(line)
         self._file.truncate(whole)
+
+
+class SplitResults:
+    """The two output files of a batch on a server: responses with status 200, and all other results.
+
+    A line has one result in one of them. Syncing is left to the owner; it may happen on another thread.
+
+    Raises:
+        ResultsError: as `Results`, or both files have a result of the same line.
+    """
+
+    def __init__(self, output: Path, errors: Path) -> None:
+        self._output = Results(output, syncs=False)
+        try:
+            self._errors = Results(errors, syncs=False)
+        except BaseException:
+            self._output.close()
+            raise
+        self.keys = self._output.keys | self._errors.keys
+        if len(self.keys) < len(self._output.keys) + len(self._errors.keys):
+            self.close()
+            raise ResultsError(f"{output} and {errors} have results of the same line")
+
+    @property
+    def totals(self) -> Totals:
+        """How the lines that ran have ended, and the tokens that they used."""
+        return Totals(*map(sum, zip(self._output.totals, self._errors.totals, strict=True)))
+
+    def append(self, result: dict[str, Any]) -> None:
+        """Write one result.
+
+        Raises:
+            ResultsError: as `Results.append`.
+        """
+        key = result_key(result)
+        if key in self.keys:
+            raise ResultsError(f"there already is a result for {key!r}")
+        (self._output if succeeded(result) else self._errors).append(result)
+        self.keys.add(key)
+
+    def sync(self) -> None:
+        """Have the disk hold what was written."""
+        self._output.sync()
+        self._errors.sync()
+
+    def close(self) -> None:
+        """Sync and release the files."""
+        self._output.close()
+        self._errors.close()
+
+
+def _added(totals: Totals, result: dict[str, Any]) -> Totals:
+    """``totals`` with one more result."""
+    if not was_executed(result):
+        return totals
+    body = (result["response"] or {}).get("body")
+    usage = body.get("usage") if isinstance(body, dict) else None
+    usage = usage if isinstance(usage, dict) else {}
+    details = usage.get("prompt_tokens_details")
+    cached = details.get("cached_tokens") if isinstance(details, dict) else 0
+    good = succeeded(result)
+    return Totals(
+        totals.completed + good,
+        totals.failed + (not good),
+        totals.prompt_tokens + int(usage.get("prompt_tokens") or 0),
+        totals.cached_tokens + int(cached or 0),
+        totals.completion_tokens + int(usage.get("completion_tokens") or 0),
+    )
 
 
 def _parse(line: bytes) -> dict[str, Any] | None:

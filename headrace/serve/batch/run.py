@@ -1,20 +1,21 @@
-"""Sends the requests of a batch, with limited concurrency, and writes their results.
+"""Runs a batch through an HTTP client: the engine of ``run-batch``.
 
-The client decides where they go: to a server's address, or through `httpx.ASGITransport` to an application in this
-process.
+The client decides where requests go: to a server's address, or through `httpx.ASGITransport` to an application in
+this process. `batch.batches` runs the batches of a server, without HTTP in between.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any, NamedTuple
 
 import httpx
 
-from headrace.serve.batch.job import in_job_order
 from headrace.serve.batch.lines import BadLine, BatchRequest, answered, refused, succeeded
 from headrace.serve.batch.results import Results
+from headrace.serve.batch.work import Feed, run_lines
 
 BUSY = frozenset({429, 503})
 BUSY_TRIES = 12
@@ -57,27 +58,16 @@ async def run_batch(
     Raises:
         ServerGone: a request found no server in several tries, or one whose engine has failed.
     """
-    waiting = in_job_order(line for line in lines if line.key not in results.keys)
-
-    async def work() -> None:
-        for line in waiting:
-            if isinstance(line, BadLine):
-                result = refused(line)
-            else:
-                result = await _send(client, line, model)
-            results.append(result)
-            told(_outcome(result))
-
-    workers = [asyncio.create_task(work()) for _ in range(concurrency)]
-    try:
-        await asyncio.gather(*workers)
-    finally:
-        for worker in workers:
-            worker.cancel()
-        await asyncio.gather(*workers, return_exceptions=True)
+    await run_lines(
+        Feed(lines, results.keys),
+        results,
+        partial(_send, client, model=model),
+        concurrency=concurrency,
+        ended=lambda result: told(_outcome(result)),
+    )
 
 
-async def _send(client: httpx.AsyncClient, line: BatchRequest, model: str | None) -> dict[str, Any]:
+async def _send(client: httpx.AsyncClient, line: BatchRequest, *, model: str | None) -> dict[str, Any]:
     """Send until there is an answer; a busy server is retried, later each time."""
     try:
         body = line.body if model is None else {**line.body, "model": model}

@@ -32,8 +32,6 @@ NOT_YET_ROUTES = (
     "/v1/embeddings",
     "/v1/responses",
     "/v1/messages/batches",
-    "/v1/files",
-    "/v1/batches",
     "/v1/load_lora_adapter",
     "/v1/unload_lora_adapter",
     "/v1/experiments",
@@ -41,6 +39,9 @@ NOT_YET_ROUTES = (
     "/dashboard",
 )
 """Routes that clients know from other servers and that this server does not have yet, with all paths below them."""
+
+OPTIONAL_ROUTES = {"/v1/files": "--batch-path", "/v1/batches": "--batch-path"}
+"""Routes that an option of the server adds, and the option."""
 
 
 class ApiError(Exception):
@@ -237,6 +238,10 @@ def route_not_found(path: str) -> ApiError:
     """404; 501 for routes that other servers have, so that the client's author does not look for a typing error."""
     if any(path == route or path.startswith(f"{route}/") for route in NOT_YET_ROUTES):
         return ApiError(501, f"{path} is not supported yet.", type="not_supported", code="unsupported_route")
+    for route, option in OPTIONAL_ROUTES.items():
+        if path == route or path.startswith(f"{route}/"):
+            message = f"{route} is switched off: start the server with {option}."
+            return ApiError(501, message, type="not_supported", code="unsupported_route")
     return ApiError(404, f"There is no route {path!r}.", code="route_not_found")
 
 

@@ -17,6 +17,7 @@ from starlette.routing import Route
 
 from headrace.serve.auth.roles import ROUTES, Access
 from headrace.serve.http.anthropic.wire import CountBody, MessagesBody
+from headrace.serve.http.batch.wire import BatchBody, UploadForm
 from headrace.serve.http.cache.routes import ClearBody, FeedbackBody
 from headrace.serve.http.cache.warm_wire import WarmBody
 from headrace.serve.http.openai.chat_wire import ChatBody
@@ -27,13 +28,14 @@ from headrace.serve.http.wire import Wire
 
 
 class Operation(NamedTuple):
-    """One route in the description; ``example`` is a body to start from."""
+    """One route in the description; ``example`` is a body to start from, ``media`` the body's content type."""
 
     method: str
     path: str
     summary: str
     body: type[Wire] | None = None
     example: dict[str, Any] | None = None
+    media: str = "application/json"
 
     @property
     def access(self) -> Access:
@@ -139,6 +141,21 @@ OPERATIONS = (
     Operation("post", "/reset_prefix_cache", "Empty the prefix cache."),
     Operation("post", "/pause", "Reject new requests; queued and running ones go on."),
     Operation("post", "/resume", "Accept new requests again."),
+    Operation(
+        "post",
+        "/v1/files",
+        "Upload a file of requests for a batch. Needs the server's option --batch-path, as all routes of files.",
+        UploadForm,
+        media="multipart/form-data",
+    ),
+    Operation("get", "/v1/files", "List the tenant's files. Query: purpose, after, limit, order."),
+    Operation("get", "/v1/files/{id}", "Get a file's metadata."),
+    Operation("get", "/v1/files/{id}/content", "Download a file's contents."),
+    Operation("delete", "/v1/files/{id}", "Delete a file."),
+    Operation("post", "/v1/batches", "Create a batch from an uploaded file. Needs --batch-path.", BatchBody),
+    Operation("get", "/v1/batches", "List the tenant's batches, newest first. Query: after, limit."),
+    Operation("get", "/v1/batches/{id}", "Get a batch: its status, counts and output files."),
+    Operation("post", "/v1/batches/{id}/cancel", "Cancel a batch. Results so far stay available."),
 )
 
 _ERROR = {
@@ -185,7 +202,7 @@ def describe(version: str) -> dict[str, Any]:
             content: dict[str, Any] = {"schema": {"$ref": f"#/components/schemas/{operation.body.__name__}"}}
             if operation.example is not None:
                 content["example"] = operation.example
-            entry["requestBody"] = {"required": True, "content": {"application/json": content}}
+            entry["requestBody"] = {"required": True, "content": {operation.media: content}}
         paths.setdefault(operation.path, {})[operation.method] = entry
     return {
         "openapi": "3.1.0",

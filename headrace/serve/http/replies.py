@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
@@ -16,7 +16,7 @@ from headrace.serve.http.edge import SEND
 from headrace.serve.http.errors import ApiError, failed, respond
 from headrace.serve.http.exchange import DISCONNECTED, record_error
 from headrace.serve.http.generation.call import Call
-from headrace.serve.http.generation.writing import AnswerWriter
+from headrace.serve.http.generation.writing import PING, AnswerWriter
 
 logger = logging.getLogger(__name__)
 
@@ -89,10 +89,17 @@ class StreamedAnswer(Response):
     """The response as server-sent events, one write per step.
 
     The status is sent with the first token, so that an early error has its own status. Later errors are sent as events.
-    Comments, which clients ignore, fill silence.
+    ``ping`` makes what fills silence: comments, which clients ignore, or an event of the API.
     """
 
-    def __init__(self, call: Call, writer: AnswerWriter, headers: Mapping[str, str]) -> None:
+    def __init__(
+        self,
+        call: Call,
+        writer: AnswerWriter,
+        headers: Mapping[str, str],
+        ping: Callable[[], bytes] = lambda: PING,
+    ) -> None:
+        self._ping = ping
         self._more_headers = headers
         self._call = call
         self._writer = writer
@@ -165,7 +172,7 @@ class StreamedAnswer(Response):
         try:
             while not (await asyncio.wait([gone], timeout=PING_SECONDS))[0]:
                 if self._quiet and not self._ended:
-                    await self._write(self._writer.ping())
+                    await self._write(self._ping())
                 self._quiet = True
         finally:
             gone.cancel()

@@ -154,7 +154,7 @@ def test_a_query_of_zeros_takes_the_mean_of_what_it_sees(level: str, dtype: torc
     actual = kernels.paged_attention(queries, laid_out(pages), plan, 0.2, None)
     close(actual, expected, queries.dtype, least=5e-4)
     for scale in (0.0, -1.0, math.nan):
-        with pytest.raises(ValueError, match=f"multiplied by {scale}"):
+        with pytest.raises(ValueError, match=f"must be positive, got {scale}"):
             kernels.paged_attention(queries, laid_out(pages), plan, scale, None)
 
 

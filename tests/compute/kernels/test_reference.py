@@ -247,7 +247,7 @@ def test_activations_of_8_bits_are_rounded_to_a_127th_of_each_tokens_largest() -
 
 
 def test_unknown_kernels_are_refused_by_name() -> None:
-    with pytest.raises(KernelsUnavailable, match=r"'tritn' do not exist; choose auto or one of: .*torch"):
+    with pytest.raises(KernelsUnavailable, match=r"'tritn' do not exist; use auto or one of: .*torch"):
         select("tritn", CPU)
     assert select("torch", CPU).name == "torch"
     assert select("auto", CPU).name

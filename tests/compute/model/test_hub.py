@@ -72,7 +72,7 @@ def test_a_hub_name_is_downloaded_without_pickles(tmp_path: Path, monkeypatch: p
 
 def test_offline_says_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
     fail_with(LocalEntryNotFoundError("no connection"), monkeypatch)
-    with pytest.raises(ModelError, match="'some/model' is no folder here, and the hub cannot be reached"):
+    with pytest.raises(ModelError, match="'some/model' is not a local folder, and the hub cannot be reached"):
         resolve_folder("some/model")
 
 

@@ -78,7 +78,7 @@ def compressed(
             r"input_activations \(num_bits 8, .* dynamic False\): only 8-bit int, symmetric, dynamic, per token",
         ),
         (compressed() | {"config_groups": {"g": 5}}, "compressed-tensors g must be an object, it is 5"),
-        (compressed(ignore=["re:["]), r"ignore: 're:\[' is no pattern"),
+        (compressed(ignore=["re:["]), r"ignore: 're:\[' is not a valid pattern"),
     ],
 )
 def test_what_is_not_supported_is_refused_by_name(config: dict[str, Any], message: str) -> None:

@@ -75,5 +75,5 @@ def test_rounding_a_large_weight_in_parts_changes_nothing(monkeypatch: pytest.Mo
 
 
 def test_half_bytes_need_an_even_number_of_inputs() -> None:
-    with pytest.raises(ValueError, match="even number of inputs, this has 33"):
+    with pytest.raises(ValueError, match="even number of inputs, got 33"):
         round_to_nearest(torch.zeros(4, 33), W4A16)

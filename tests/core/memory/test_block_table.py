@@ -19,7 +19,7 @@ from headrace.core.events import (
     TransferFailed,
 )
 from headrace.core.memory.block_table import RESTORE_SECONDS
-from headrace.core.memory.eviction import LeastWorth
+from headrace.core.memory.eviction import CostAwareEviction
 from headrace.core.memory.restore import AlwaysRestore
 from headrace.core.plan import Tier
 from headrace.core.request import Retention
@@ -163,7 +163,7 @@ def test_a_preempted_request_is_swapped_or_computed_again(restore, chosen, overl
 
 
 def test_what_a_request_asked_to_be_kept_outlives_what_came_later():
-    engine, _ = hashing_engine(num_blocks=16, max_model_len=32, eviction=LeastWorth(16))
+    engine, _ = hashing_engine(num_blocks=16, max_model_len=32, eviction=CostAwareEviction(16))
     record = Record()
     ask(engine, record, "first", STORY, retention=(Retention(0, 16, 90),))
     for i in range(8):
@@ -176,7 +176,9 @@ def test_what_a_request_asked_to_be_kept_outlives_what_came_later():
 
 def test_what_somebody_waits_for_outlives_what_was_used_later():
     """One slot: while a long answer evicts block after block, the one who waits keeps its prefix."""
-    engine, _ = hashing_engine(num_blocks=16, max_model_len=48, max_num_seqs=1, eviction=LeastWorth(16))
+    engine, _ = hashing_engine(
+        num_blocks=16, max_model_len=48, max_num_seqs=1, eviction=CostAwareEviction(16)
+    )
     record = Record()
     ask(engine, record, "first", STORY)
     ask(engine, record, "other", tuple(range(1000, 1017)))

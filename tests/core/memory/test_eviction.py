@@ -9,7 +9,14 @@ from hypothesis import strategies as st
 from headrace.core.block_keys import chained_key, root_key
 from headrace.core.events import Evicted
 from headrace.core.memory.block_pool import BlockPool
-from headrace.core.memory.eviction import STALE, SWEPT, Block, EvictionOrder, LeastRecentlyUsed, LeastWorth
+from headrace.core.memory.eviction import (
+    STALE,
+    SWEPT,
+    Block,
+    CostAwareEviction,
+    EvictionOrder,
+    LeastRecentlyUsed,
+)
 from headrace.core.request import DEFAULT_RETENTION
 
 ROOT = root_key("", "")
@@ -17,7 +24,7 @@ ROOT = root_key("", "")
 
 def pool_of(num_blocks: int, context_blocks: float = math.inf) -> tuple[BlockPool, list]:
     events: list = []
-    return BlockPool(num_blocks, 2, LeastWorth(num_blocks, context_blocks), events.append), events
+    return BlockPool(num_blocks, 2, CostAwareEviction(num_blocks, context_blocks), events.append), events
 
 
 def keys_of(*tokens: int) -> list[bytes]:

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from headrace.core.memory.restore import AlwaysRestore, Link, WhicheverIsQuicker
+from headrace.core.memory.restore import AlwaysRestore, Link, RestoreIfFaster
 from headrace.core.plan import Tier
 from headrace.core.prediction.step_cost import StepCost
 from headrace.core.prediction.step_times import StepTimes
@@ -11,9 +11,9 @@ SIZE, BYTES = 10, 1000
 HOST, DISK = Tier.HOST, Tier.DISK
 
 
-def policy(token_seconds: float, context_tokens: float = 1e12, **links: Link) -> WhicheverIsQuicker:
+def policy(token_seconds: float, context_tokens: float = 1e12, **links: Link) -> RestoreIfFaster:
     times = StepTimes(StepCost(0.0, context_tokens), token_seconds)
-    return WhicheverIsQuicker(times, SIZE, BYTES, {Tier(name): link for name, link in links.items()})
+    return RestoreIfFaster(times, SIZE, BYTES, {Tier(name): link for name, link in links.items()})
 
 
 def test_always_is_always():

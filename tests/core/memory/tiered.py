@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from headrace.core.block_keys import chained_key, root_key
 from headrace.core.events import Event, Moved, MoveReason
 from headrace.core.memory.block_pool import BlockPool
-from headrace.core.memory.eviction import LeastRecentlyUsed, LeastWorth
+from headrace.core.memory.eviction import CostAwareEviction, LeastRecentlyUsed
 from headrace.core.memory.lower_tier import LowerTier
 from headrace.core.memory.prefix_hit import PrefixHit
 from headrace.core.memory.restore import AlwaysRestore, RestorePolicy
@@ -28,8 +28,8 @@ class Scene:
         self.events: list[Event] = []
         self.root = root
         self.lower = LowerTiers(
-            LowerTier(HOST, host, LeastWorth(host)),
-            LowerTier(DISK, disk, LeastWorth(disk)) if disk else None,
+            LowerTier(HOST, host, CostAwareEviction(host)),
+            LowerTier(DISK, disk, CostAwareEviction(disk)) if disk else None,
             restore or AlwaysRestore(),
             block_size=SIZE,
             block_bytes=100,

@@ -20,7 +20,7 @@ from tests.doubles.scenes import chunks, request, step
 CLASSES = (ServiceClass("default", 0, 1.0, slo=Slo(2.0, None)),)
 
 
-def outlook(steps: int = 400, seconds: float = 0.01, token_seconds: float = 0.001) -> LatestStarts:
+def predictions(steps: int = 400, seconds: float = 0.01, token_seconds: float = 0.001) -> LatestStarts:
     """One that has seen steps of ``seconds`` and so much more for each token."""
     seen = LatestStarts(StepTimes(), LengthPredictor(128), {each.name: each for each in CLASSES})
     for i in range(steps):
@@ -30,14 +30,14 @@ def outlook(steps: int = 400, seconds: float = 0.01, token_seconds: float = 0.00
 
 
 def test_the_class_stands_in_for_what_a_request_leaves_open():
-    seen = outlook()
+    seen = predictions()
     assert seen.slo(request("a")) == Slo(2.0, None)
     assert seen.slo(request("a", slo=Slo(None, 0.1))) == Slo(2.0, 0.1)
     assert seen.slo(request("a", slo=Slo(0.5))) == Slo(0.5, None)
 
 
 def test_who_has_a_wish_must_start_before_it_by_the_time_of_its_prompt():
-    seen = outlook()
+    seen = predictions()
     asked = request("a", 50, arrived=10.0)
     start = seen.latest_start(asked, Slo(1.0))
     assert 10.0 + 1.0 - 3 * seen.prefill_seconds(50) < start < 10.0 + 1.0 - 0.5 * seen.prefill_seconds(50)
@@ -45,7 +45,7 @@ def test_who_has_a_wish_must_start_before_it_by_the_time_of_its_prompt():
 
 
 def test_a_part_of_the_wish_is_kept_for_what_was_not_foreseen():
-    seen = outlook()
+    seen = predictions()
     asked = request("a", 50, arrived=10.0)
     for _ in range(400):
         seen.saw_first_token(50, 2.0 * seen.prefill_seconds(50))
@@ -54,13 +54,13 @@ def test_a_part_of_the_wish_is_kept_for_what_was_not_foreseen():
 
 
 def test_nobody_is_judged_before_enough_has_been_seen():
-    seen = outlook(ENOUGH_STEPS - 1)
+    seen = predictions(ENOUGH_STEPS - 1)
     assert seen.latest_start(request("a"), Slo(1e-9)) == math.inf
     assert not seen.unreachable(request("a", deadline=0.0), 0.0)
 
 
 def test_a_deadline_is_given_up_only_when_even_a_short_answer_would_miss_it():
-    seen = outlook()
+    seen = predictions()
     alone = seen.prefill_seconds(40)
     assert seen.unreachable(request("a", 40, max_tokens=1, deadline=alone / 2), 0.0)
     assert not seen.unreachable(request("a", 40, max_tokens=1, deadline=alone * 3), 0.0)
@@ -68,7 +68,7 @@ def test_a_deadline_is_given_up_only_when_even_a_short_answer_would_miss_it():
 
 
 def test_what_is_answered_already_takes_no_time():
-    seen = outlook()
+    seen = predictions()
     deadline = 3 * seen.prefill_seconds(45)
     asked = request("a", 40, params=SamplingParams(max_tokens=60, ignore_eos=True), deadline=deadline)
     assert seen.unreachable(asked, 0.0)
@@ -78,7 +78,7 @@ def test_what_is_answered_already_takes_no_time():
 
 @pytest.mark.parametrize("host_blocks", [0, 30])
 def test_a_deadline_is_not_given_up_for_the_computing_of_what_is_kept(host_blocks):
-    seen = outlook()
+    seen = predictions()
     engine, _ = engine_with(seen, num_blocks=32, host_blocks=host_blocks)
     record = Record()
     engine.submit(request("first", 101, max_tokens=1), 0.0)
@@ -97,11 +97,11 @@ def test_a_deadline_is_not_given_up_for_the_computing_of_what_is_kept(host_block
 
 
 def engine_with(seen: LatestStarts, **given):
-    return hashing_engine(queue=FairQueue(ShareLedger(CLASSES, {}), TenantQueue), outlook=seen, **given)
+    return hashing_engine(queue=FairQueue(ShareLedger(CLASSES, {}), TenantQueue), predictions=seen, **given)
 
 
 def test_an_unreachable_deadline_is_told_before_anything_is_computed():
-    engine, runner = engine_with(outlook())
+    engine, runner = engine_with(predictions())
     record = Record()
     engine.submit(request("late", 60, deadline=0.001), 0.0)
     drain(engine, record)
@@ -112,7 +112,7 @@ def test_an_unreachable_deadline_is_told_before_anything_is_computed():
 
 
 def test_those_who_can_still_be_in_time_go_before_those_who_cannot():
-    engine, _ = engine_with(outlook(), max_num_seqs=1)
+    engine, _ = engine_with(predictions(), max_num_seqs=1)
     record = Record()
     engine.submit(request("runs", max_tokens=3, arrived=0.0), 0.0)
     step(engine, record)
@@ -124,7 +124,7 @@ def test_those_who_can_still_be_in_time_go_before_those_who_cannot():
 
 @pytest.mark.parametrize("length", [10, 20])
 def test_the_late_have_their_share_though_others_could_be_in_time(length):
-    seen = outlook(seconds=0.0)
+    seen = predictions(seconds=0.0)
     engine, _ = engine_with(seen, max_num_seqs=1)
     record = Record()
     engine.submit(request("hopeless", length, arrived=0.0, slo=Slo(0.001)), 1.0)
@@ -136,7 +136,7 @@ def test_the_late_have_their_share_though_others_could_be_in_time(length):
 
 
 def test_a_long_prompt_is_given_up_for_two_short_ones():
-    seen = outlook(seconds=0.0)
+    seen = predictions(seconds=0.0)
     engine, _ = engine_with(seen, max_num_seqs=1)
     record = Record()
     engine.submit(request("runs", arrived=0.0), 0.0)
@@ -148,7 +148,7 @@ def test_a_long_prompt_is_given_up_for_two_short_ones():
 
 
 def test_prefill_beside_a_wish_for_quick_tokens_stays_within_it():
-    engine, _ = engine_with(outlook(seconds=0.001, token_seconds=0.001))
+    engine, _ = engine_with(predictions(seconds=0.001, token_seconds=0.001))
     record = Record()
     engine.submit(request("quick", max_tokens=60, slo=Slo(None, 0.05)), 0.0)
     step(engine, record, 3)

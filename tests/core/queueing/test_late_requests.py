@@ -6,7 +6,7 @@ from itertools import combinations
 
 import pytest
 
-from headrace.core.queueing.late_requests import given_up
+from headrace.core.queueing.late_requests import requests_to_defer
 from headrace.core.sequence import Sequence
 from tests.doubles.scenes import request
 
@@ -30,25 +30,25 @@ def in_time(line: Many[Sequence], now: float) -> bool:
 
 
 def test_nobody_is_given_up_while_all_can_be_in_time():
-    assert given_up(waiting((0.0, 1.0), (1.0, 5.0), (6.0, 1.0)), 0.0) == []
-    assert given_up([], 0.0) == []
+    assert requests_to_defer(waiting((0.0, 1.0), (1.0, 5.0), (6.0, 1.0)), 0.0) == []
+    assert requests_to_defer([], 0.0) == []
 
 
 def test_the_longest_is_given_up_though_it_is_not_the_one_that_would_be_late():
     first, longest, last = waiting((0.0, 1.0), (2.0, 5.0), (3.0, 1.0))
-    assert given_up([first, longest, last], 0.0) == [longest]
+    assert requests_to_defer([first, longest, last], 0.0) == [longest]
 
 
 def test_who_is_late_already_costs_nobody_else_anything():
     late, other = waiting((0.0, 1.0), (2.0, 5.0))
-    assert given_up([late, other], 1.0) == [late]
+    assert requests_to_defer([late, other], 1.0) == [late]
 
 
 @pytest.mark.parametrize("seed", range(200))
 def test_no_other_choice_saves_more(seed):
     rng = random.Random(seed)
     line = waiting(*((rng.randint(-1, 12), rng.randint(1, 6)) for _ in range(rng.randint(1, 7))))
-    lost = given_up(line, 0.0)
+    lost = requests_to_defer(line, 0.0)
     kept = [sequence for sequence in line if sequence not in lost]
     assert in_time(kept, 0.0)
     assert not any(in_time(choice, 0.0) for choice in combinations(line, len(kept) + 1))

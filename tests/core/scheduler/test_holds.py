@@ -3,7 +3,7 @@
 from headrace.core.events import Finished, Skipped, SkipReason
 from headrace.core.request import FinishReason, Request, SamplingParams
 from headrace.core.scheduler.holds import HOLD_SECONDS, UntilCompiled
-from tests.doubles.engines import hashing_engine
+from headrace.testing.engines import hashing_engine
 from tests.doubles.grammars import Compiling
 
 CONSTRAINED = SamplingParams(max_tokens=4, structured_outputs={"regex": "a+"})

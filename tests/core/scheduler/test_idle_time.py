@@ -8,7 +8,7 @@ from headrace.core.prediction.step_times import StepTimes
 from headrace.core.queueing.fair_queue import FairQueue
 from headrace.core.queueing.tenant_queue import TenantQueue
 from headrace.core.request import FinishReason
-from headrace.core.scheduler.step_builder import FILL_ENTRANTS, LEAST_PREFILL
+from headrace.core.scheduler.step_builder import BACKGROUND_ADMISSIONS, LEAST_PREFILL
 from headrace.core.tenancy.classes import CLASSES
 from headrace.core.tenancy.fair_share import ShareLedger
 from headrace.testing.engines import Record, drain, hashing_engine
@@ -159,6 +159,6 @@ def test_background_work_comes_in_bit_by_bit_and_all_of_it_comes_in():
     for _ in range(4):
         step(engine, record)
         joined.append(len(record.of(Admitted)))
-    assert joined == [FILL_ENTRANTS, 2 * FILL_ENTRANTS, 5, 5]
+    assert joined == [BACKGROUND_ADMISSIONS, 2 * BACKGROUND_ADMISSIONS, 5, 5]
     drain(engine, record)
     assert len(record.ends) == 5

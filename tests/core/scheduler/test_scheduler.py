@@ -186,8 +186,8 @@ def test_cancelled_requests_do_not_pile_up_in_the_queue():
         if i:
             engine.cancel(f"r{i}", FinishReason.CANCELLED, 0.0)
     assert engine.scheduler.num_waiting == 1
-    lines = [t.line for c in engine.scheduler._waiting._classes.values() for t in c.tenants.values()]
-    assert sum(len(line._timely._heap) for line in lines) < 200
+    queues = [t.queue for c in engine.scheduler._waiting._classes.values() for t in c.tenants.values()]
+    assert sum(len(queue._timely._heap) for queue in queues) < 200
 
 
 # -- shared prefixes -----------------------------------------------------------------------------------

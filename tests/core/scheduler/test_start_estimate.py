@@ -12,7 +12,7 @@ from headrace.core.prediction.step_times import StepTimes
 from headrace.core.queueing.fair_queue import FairQueue
 from headrace.core.queueing.tenant_queue import TenantQueue
 from headrace.core.request import FinishReason, Request, SamplingParams
-from headrace.core.scheduler.start_estimate import StartEstimate, told
+from headrace.core.scheduler.start_estimate import StartEstimate, estimate_fields
 from headrace.core.tenancy.classes import CLASSES
 from headrace.core.tenancy.fair_share import ShareLedger
 from headrace.testing.engines import Record, hashing_engine
@@ -27,17 +27,17 @@ def certain(name: str, output: int = 20, **fields) -> Request:
 
 
 def fair(weights: dict[str, float] | None = None, max_num_seqs: int = 1) -> Engine:
-    outlook = LatestStarts(
+    predictions = LatestStarts(
         StepTimes(StepCost(4, 512)), LengthPredictor(128), {each.name: each for each in CLASSES}
     )
     queue = FairQueue(ShareLedger(CLASSES, weights or {}), TenantQueue)
-    return hashing_engine(queue=queue, outlook=outlook, max_num_seqs=max_num_seqs)[0]
+    return hashing_engine(queue=queue, predictions=predictions, max_num_seqs=max_num_seqs)[0]
 
 
 def position(engine: Engine, name: str) -> int:
-    foresight = engine.estimate_start(name)
-    assert foresight is not None
-    return foresight.position
+    estimate = engine.estimate_start(name)
+    assert estimate is not None
+    return estimate.position
 
 
 def test_places_in_a_single_file():
@@ -79,7 +79,9 @@ def test_who_can_still_be_in_time_is_ahead_of_who_cannot():
     for i in range(2):
         engine.submit(certain(f"r{i}"), 0.0)
     late, timely = (engine.scheduler._live[name] for name in ("r0", "r1"))
-    line = next(line for account, line in engine.scheduler._waiting.lines() if account is late.account)
+    line = next(
+        line for account, line in engine.scheduler._waiting.tenant_queues() if account is late.account
+    )
     late.late = True
     assert line.ahead_of(late) == [timely]
     assert line.ahead_of(timely) == []
@@ -93,7 +95,7 @@ def test_nothing_is_forecast_before_enough_steps_were_seen_nor_for_idle_time():
     step(engine, Record())
     assert engine.estimate_start("next").forecast is None
     for _ in range(100):
-        engine.scheduler._outlook.times.observe(1, 1, 10, STEP_SECONDS)
+        engine.scheduler._predictions.times.observe(1, 1, 10, STEP_SECONDS)
     assert engine.estimate_start("next").forecast is not None
     assert engine.estimate_start("filler").forecast is None, "nobody knows when there will be idle time"
 
@@ -118,22 +120,22 @@ def test_requests_start_and_end_about_when_it_was_said(slots):
         engine.submit(certain(name), now)
     run(lambda: engine.scheduler.num_running == slots)
     asked = now
-    told = {name: engine.estimate_start(name) for name in names}
+    estimate_fields = {name: engine.estimate_start(name) for name in names}
     run(lambda: len(record.ends) == 12 + 9)
     starts = {event.request_id: event.at for event in record.of(Admitted)}
-    waited = [name for name in names if told[name] is not None]
+    waited = [name for name in names if estimate_fields[name] is not None]
     assert len(waited) == 9 - slots
     for place, name in enumerate(waited):
-        assert told[name].position == place
+        assert estimate_fields[name].position == place
         start = starts[name] - asked
-        assert told[name].forecast.start == pytest.approx(start, rel=0.35, abs=0.05)
+        assert estimate_fields[name].forecast.start == pytest.approx(start, rel=0.35, abs=0.05)
     assert now > began
 
 
 def test_it_is_told_in_plain_values():
-    assert told(None) is None
-    assert told(StartEstimate(3, None)) == {"position": 3}
-    assert told(StartEstimate(3, Forecast(1.0, 2.0, 4.0))) == {
+    assert estimate_fields(None) is None
+    assert estimate_fields(StartEstimate(3, None)) == {"position": 3}
+    assert estimate_fields(StartEstimate(3, Forecast(1.0, 2.0, 4.0))) == {
         "position": 3,
         "predicted_start_seconds": 1.0,
         "predicted_first_token_seconds": 2.0,

@@ -6,8 +6,8 @@ from headrace.core.knobs import Knobs
 from headrace.core.prediction.step_cost import TOKENS_ONLY, StepCost
 from headrace.core.prediction.step_times import StepTimes
 from headrace.core.scheduler.step_builder import (
-    FILL_SECONDS,
-    FILL_STRETCH,
+    BACKGROUND_SECONDS,
+    BACKGROUND_STRETCH,
     LEAST_PREFILL,
     SMOOTH_SECONDS,
     StepBuilder,
@@ -80,11 +80,12 @@ def test_a_step_that_nobody_notices_takes_what_fits():
 
 
 @pytest.mark.parametrize(
-    ("token_seconds", "tokens"), [(FILL_SECONDS / 10, 10), (FILL_SECONDS, FILL_STRETCH), (1.0, FILL_STRETCH)]
+    ("token_seconds", "tokens"),
+    [(BACKGROUND_SECONDS / 10, 10), (BACKGROUND_SECONDS, BACKGROUND_STRETCH), (1.0, BACKGROUND_STRETCH)],
 )
 def test_a_step_that_nobody_waits_for_is_short_and_never_empty(token_seconds, tokens):
     draft = StepBuilder(0, budget=1000, cost=TOKENS_ONLY)
-    draft.fill(StepTimes(token_seconds=token_seconds * 0.999))
+    draft.keep_short(StepTimes(token_seconds=token_seconds * 0.999))
     rows = 0
     while draft.takes_row(100, 0):
         draft.rows.append(None)
@@ -93,5 +94,5 @@ def test_a_step_that_nobody_waits_for_is_short_and_never_empty(token_seconds, to
     assert rows == tokens
     assert draft.share(0, 100, Knobs()) == (0, "budget")
     empty = StepBuilder(0, budget=1000, cost=TOKENS_ONLY)
-    empty.fill(StepTimes(token_seconds=token_seconds * 0.999))
+    empty.keep_short(StepTimes(token_seconds=token_seconds * 0.999))
     assert empty.share(0, 100, Knobs()) == (max(tokens, LEAST_PREFILL), "budget")

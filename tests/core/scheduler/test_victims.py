@@ -5,7 +5,7 @@ import math
 import pytest
 
 from headrace.core.prediction.step_cost import StepCost
-from headrace.core.scheduler.victims import LastRanked, LeastLoss, slack_seconds
+from headrace.core.scheduler.victims import LastRanked, LowestRecomputeCost, slack_seconds
 from headrace.core.sequence import Sequence
 from tests.doubles.scenes import request
 
@@ -39,23 +39,23 @@ def test_whoever_would_be_served_last_gives_way():
 
 def test_the_least_work_is_lost_and_the_first_goes_on_though_it_has_least():
     candidates = [FIRST, running(1, 300), running(2, 40, produced=5), running(3, 500)]
-    assert LeastLoss().choose(candidates, 0.0) is candidates[2]
+    assert LowestRecomputeCost().choose(candidates, 0.0) is candidates[2]
 
 
 def test_of_equals_the_last_gives_way():
     candidates = [FIRST, running(1, 30), running(2, 30), running(3, 30)]
-    assert LeastLoss().choose(candidates, 0.0) is candidates[3]
+    assert LowestRecomputeCost().choose(candidates, 0.0) is candidates[3]
 
 
 def test_what_was_found_in_the_cache_is_not_lost():
     candidates = [FIRST, running(1, 100), running(2, 1000, cached=950)]
-    assert LeastLoss().choose(candidates, 0.0) is candidates[2]
+    assert LowestRecomputeCost().choose(candidates, 0.0) is candidates[2]
 
 
 def test_long_contexts_cost_more_to_compute_again():
     candidates = [FIRST, running(1, 2100), running(2, 60_000, cached=58_000)]
-    assert LeastLoss().choose(candidates, 0.0) is candidates[2]
-    assert LeastLoss(StepCost(0, 1000)).choose(candidates, 0.0) is candidates[1]
+    assert LowestRecomputeCost().choose(candidates, 0.0) is candidates[2]
+    assert LowestRecomputeCost(StepCost(0, 1000)).choose(candidates, 0.0) is candidates[1]
 
 
 def test_a_lower_class_gives_first_whatever_it_loses():
@@ -65,22 +65,24 @@ def test_a_lower_class_gives_first_whatever_it_loses():
         running(2, 900, service_class="flex"),
         running(3, 10, service_class="default"),
     ]
-    assert LeastLoss().choose(candidates, 0.0) is candidates[2]
+    assert LowestRecomputeCost().choose(candidates, 0.0) is candidates[2]
 
 
 def test_who_has_little_slack_is_spared_and_who_is_late_already_is_not():
     soon = running(1, 100, latest_start=2.0)
     calm = running(2, 160)
-    assert LeastLoss().choose([FIRST, soon, calm], 0.0) is soon, "two seconds: half as much again"
-    assert LeastLoss().choose([FIRST, soon, calm], 1.5) is calm, "half a second: three times as much"
-    assert LeastLoss().choose([FIRST, soon, calm], 2.5) is soon, "too late for it in any case"
+    assert LowestRecomputeCost().choose([FIRST, soon, calm], 0.0) is soon, "two seconds: half as much again"
+    assert LowestRecomputeCost().choose([FIRST, soon, calm], 1.5) is calm, (
+        "half a second: three times as much"
+    )
+    assert LowestRecomputeCost().choose([FIRST, soon, calm], 2.5) is soon, "too late for it in any case"
 
 
 def test_who_has_given_way_before_is_spared():
     once = running(1, 100)
     once.preemptions = 1
     other = running(2, 150)
-    assert LeastLoss().choose([FIRST, once, other], 0.0) is other
+    assert LowestRecomputeCost().choose([FIRST, once, other], 0.0) is other
 
 
 @pytest.mark.parametrize(

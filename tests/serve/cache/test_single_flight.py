@@ -72,7 +72,7 @@ def test_who_is_given_up_twice_is_told_once(why):
 
 def test_a_deadline_that_cannot_be_met_is_its_callers_alone():
     async def run():
-        async with house(outlook=Hopeless()) as h:
+        async with house(predictions=Hopeless()) as h:
             soon = h.service.now() + 60.0
             gate = Gate(h.service)
             hurried, patient, also_hurried = [
@@ -89,7 +89,7 @@ def test_a_deadline_that_cannot_be_met_is_its_callers_alone():
 
 def test_where_nobody_can_wait_longer_all_hear_that_it_is_too_late():
     async def run():
-        async with house(outlook=Hopeless()) as h:
+        async with house(predictions=Hopeless()) as h:
             soon = h.service.now() + 60.0
             gate = Gate(h.service)
             answers = [await h.open(h.question(deadline=soon)) for _ in range(3)]

@@ -29,11 +29,16 @@ from headrace.observe.requests import RequestBook
 from headrace.observe.tenant_savings import TenantSavings
 from headrace.observe.usage import UsageBook
 from headrace.serve.auth.api_keys import Grant, Keys
+from headrace.serve.batch.batches import Batches, Bounds
+from headrace.serve.batch.store import Limits as TenantLimits
 from headrace.serve.cache.background_request import BackgroundRequests
 from headrace.serve.cache.lookup import CacheLookup
 from headrace.serve.cache.warmer import Warmer
 from headrace.serve.http.anthropic.routes import Messages
-from headrace.serve.http.app import create_app
+from headrace.serve.http.app import Beside, create_app
+from headrace.serve.http.batch.batches import BatchRoutes
+from headrace.serve.http.batch.files import Files
+from headrace.serve.http.batch.line_runner import LineRunner
 from headrace.serve.http.cache.routes import CacheApi
 from headrace.serve.http.cache.warm import Computing, Warm
 from headrace.serve.http.exchange import Hooks
@@ -213,6 +218,13 @@ def build_house(options: dict) -> tuple[House, ASGIApp]:
         Docs("0"),
     )
     routes = [route for part in parts for route in part.routes()]
+    beside: list[Beside] = [warmer]
+    if "batch_path" in options:
+        runner = LineRunner(recall, model, notes, request_timeout=30.0)
+        bounds, of_tenant = Bounds(100_000, 100_000, 100, 4), TenantLimits(100, 1_000_000, 10)
+        batches = Batches(options["batch_path"], runner, of_tenant, bounds, time.time)
+        routes += [*Files(batches).routes(), *BatchRoutes(batches, "fox").routes()]
+        beside.append(batches)
     house.routes += routes
     requests = HttpRequests(sheet)
     hooks = Hooks(
@@ -222,6 +234,6 @@ def build_house(options: dict) -> tuple[House, ASGIApp]:
             lambda exchange: requests.count(exchange.route, exchange.method, exchange.status),
         ),
     )
-    app = create_app(recall, routes, Keys(grants), [warmer], options.get("origins", ()), hooks)
+    app = create_app(recall, routes, Keys(grants), beside, options.get("origins", ()), hooks)
     house.service = service
     return house, app

@@ -68,13 +68,20 @@ def test_each_end_is_an_answer_or_an_error(reason):
     assert error is None or reason in told or "inside" not in str(error)
 
 
-@pytest.mark.parametrize("path", ["/v1/embeddings", "/v1/batches/batch_1/cancel", "/dashboard"])
+@pytest.mark.parametrize("path", ["/v1/embeddings", "/v1/responses/resp_1/cancel", "/dashboard"])
 def test_a_route_that_is_known_elsewhere_is_refused_by_name(house, path):
     answer = house.client.post(path, json={})
     assert answer.status_code == 501
     error = answer.json()["error"]
     assert (error["type"], error["code"]) == ("not_supported", "unsupported_route")
     assert error["message"] == f"{path} is not supported yet."
+
+
+@pytest.mark.parametrize("path", ["/v1/files", "/v1/batches/batch_1/cancel"])
+def test_a_route_that_an_option_adds_names_the_option(house, path):
+    answer = house.client.post(path, json={})
+    assert (answer.status_code, answer.json()["error"]["code"]) == (501, "unsupported_route")
+    assert "start the server with --batch-path" in answer.json()["error"]["message"]
 
 
 def test_a_route_that_only_begins_like_one_is_not_found(house):

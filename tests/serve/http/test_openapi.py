@@ -1,8 +1,15 @@
 import json
+from pathlib import Path
 
+import pytest
 from starlette.routing import Route
 
 from headrace.serve.http.openapi import OPERATIONS, describe
+
+
+@pytest.fixture
+def options(tmp_path: Path) -> dict[str, object]:
+    return {"batch_path": tmp_path}
 
 
 def test_every_route_is_described_and_every_description_is_a_route(house):

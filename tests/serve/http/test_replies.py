@@ -8,7 +8,6 @@ import pytest
 from headrace.core.events import Finished, arrival
 from headrace.core.request import FinishReason, Request
 from headrace.serve.http import replies
-from headrace.serve.http.generation.writing import PING
 from headrace.serve.text.stream import TextStream
 
 PATH = "/v1/completions"
@@ -115,7 +114,7 @@ def open_after_pings(house, monkeypatch, count: int) -> None:
 
     async def counting(self, data: bytes, more: bool = True) -> None:
         await write(self, data, more)
-        pings.extend([data] if data == PING else [])
+        pings.extend([data] if data == replies.PING else [])
         if len(pings) >= count:
             house.runner.gate.set()
 

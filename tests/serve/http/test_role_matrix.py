@@ -29,12 +29,20 @@ BODIES = {
     "POST /v1/cache/clear": {"scope": "tenant"},
     "POST /v1/cache/feedback": {"id": "OWN"},
     "POST /v1/cache/warm": {"requests": []},
+    "POST /v1/batches": {"input_file_id": "OWN", "endpoint": "/v1/completions", "completion_window": "24h"},
 }
 OWNED = ("GET /v1/requests/{id}", "POST /abort_request", "POST /v1/cache/feedback")
 """Routes about one request. It belongs to the tenant ``acme``; by now it has ended, and was not cached."""
 
 RESULTS = {"GET /v1/requests/{id}": {"tenant": 200, "other": 404, "admin": 200}}
 RESULTS |= {route: {"tenant": 404, "other": 404, "admin": 404} for route in OWNED[1:]}
+
+MISSING = ("GET /v1/files/{id}", "GET /v1/files/{id}/content", "DELETE /v1/files/{id}", "POST /v1/batches")
+MISSING += ("GET /v1/batches/{id}", "POST /v1/batches/{id}/cancel")
+"""Routes about a file or a batch that no tenant has; ``POST /v1/files`` gets no form."""
+
+RESULTS |= {route: {"tenant": 404, "other": 404, "admin": 404} for route in MISSING}
+RESULTS |= {"POST /v1/files": {"tenant": 400, "other": 400, "admin": 400}}
 
 
 def bearer(key):
@@ -53,8 +61,8 @@ def expected(route, key):
 
 
 @pytest.fixture
-def options():
-    return {"grants": GRANTS}
+def options(tmp_path):
+    return {"grants": GRANTS, "batch_path": tmp_path}
 
 
 @pytest.fixture
@@ -132,7 +140,7 @@ def test_without_keys_every_route_is_open(house):
     body = BODIES["POST /v1/completions"]
     own = house.client.post("/v1/completions", json=body).json()["id"]
     for route in sorted(ROUTES):
-        assert send(house, route, "none", own).status_code in (200, 202, 404), route
+        assert send(house, route, "none", own).status_code in (200, 202, 404, 501), route
 
 
 def test_a_tenant_sees_its_own_usage_and_cache_and_an_admin_sees_all(house, own):

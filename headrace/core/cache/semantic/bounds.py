@@ -113,14 +113,14 @@ def promising_starts(tallies: Sequence[Tally], max_error: float, growth: float) 
     prove nothing. The other is where half as much is served, in case these tallies were lucky: a score errs least on
     the rows that it was fitted on.
     """
-    best = min(range(len(tallies)), key=lambda index: _foreseen(tallies[index], 0.5, max_error, growth))
+    best = min(range(len(tallies)), key=lambda index: _expected_doubt(tallies[index], 0.5, max_error, growth))
     half = min(range(best + 1), key=lambda index: abs(tallies[index].served - tallies[best].served / 2))
     return sorted({half, best})
 
 
 def is_promising(tallies: Sequence[Tally], max_error: float, confidence: float, growth: float) -> bool:
     """Whether some threshold would pass on ``growth`` times as much data with the same error rates."""
-    return any(_foreseen(tally, 0.0, max_error, growth) <= 1.0 - confidence for tally in tallies)
+    return any(_expected_doubt(tally, 0.0, max_error, growth) <= 1.0 - confidence for tally in tallies)
 
 
 def served_to_prove(max_error: float, confidence: float) -> int:
@@ -128,7 +128,7 @@ def served_to_prove(max_error: float, confidence: float) -> int:
     return math.ceil(math.log1p(-confidence) / math.log1p(-max_error))
 
 
-def _foreseen(tally: Tally, more: float, max_error: float, growth: float) -> float:
+def _expected_doubt(tally: Tally, more: float, max_error: float, growth: float) -> float:
     """The error probability on ``growth`` times as much data, with ``more`` errors than ``tally`` has."""
     served = round(tally.served * growth)
     wrong = math.ceil((tally.wrong + more) * growth)

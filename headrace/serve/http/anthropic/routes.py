@@ -63,13 +63,17 @@ class Messages:
             chat,
             caller,
             self._request_timeout,
-            id_prefix="msg",
+            id_prefix="msg_",
             shorten=True,
         )
         self._notes.put(call, None)
         writer = MessageWriter(call, body)
         headers = self._headers(call.tenant)
-        return StreamedAnswer(call, writer, headers) if body.stream else WholeAnswer(call, writer, headers)
+        return (
+            StreamedAnswer(call, writer, headers, writer.ping)
+            if body.stream
+            else WholeAnswer(call, writer, headers)
+        )
 
     async def count_tokens(self, request: Request) -> Response:
         """``POST /v1/messages/count_tokens``: the tokens of a request's prompt."""

@@ -54,7 +54,9 @@ class TextBlock(Wire):
     type: Literal["text"]
     text: str
     cache_control: CacheMark | None = None
-    citations: list[Any] | None = Field(default=None, max_length=0, description="Not supported: null or empty.")
+    citations: list[Any] | None = Field(
+        default=None, max_length=0, description="Not supported: null or empty."
+    )
 
 
 Texts = Annotated[

@@ -10,11 +10,11 @@ from headrace.serve.http.anthropic.wire import MessagesBody
 from headrace.serve.http.errors import ApiError
 from headrace.serve.http.generation.call import Call
 from headrace.serve.http.generation.choices import NOTHING, Choice, Delta
-from headrace.serve.http.generation.writing import PING, AnswerWriter, encode, encode_lines
+from headrace.serve.http.generation.writing import PING, encode, encode_lines
 from headrace.serve.parsing.message import MessagePiece, MessageReader
 
 
-class MessageWriter(AnswerWriter):
+class MessageWriter:
     """Writes the only choice of a call."""
 
     def __init__(self, call: Call, body: MessagesBody) -> None:
@@ -27,17 +27,21 @@ class MessageWriter(AnswerWriter):
 
     @property
     def tells_tokens(self) -> bool:
+        """Whether a step is written also if it shows no text."""
         return self._reader is not None
 
     def opening(self) -> bytes:
+        """The event ``message_start``; the prompt's usage is known by now."""
         self._opened = True
         message = self._message([], None, None)
         return _event({"type": "message_start", "message": message})
 
     def chunk(self, choice: Choice, delta: Delta) -> bytes:
+        """What a step adds."""
         return b"".join([_event(event) for event in self._add(choice, delta)])
 
     def ending(self, choice: Choice) -> bytes:
+        """The end of the last block, and ``message_delta``."""
         events = self._finish()
         reason, sequence = self._stop(choice)
         ended = {"stop_reason": reason, "stop_sequence": sequence}
@@ -45,18 +49,22 @@ class MessageWriter(AnswerWriter):
         return b"".join([_event(event) for event in events])
 
     def closing(self) -> bytes:
+        """The end of the stream."""
         return _event({"type": "message_stop"})
 
     def whole(self) -> bytes:
+        """The whole message."""
         (choice,) = self._call.choices
         self._add(choice, choice.gained() or NOTHING)
         self._finish()
         return encode(self._message(self._content.whole(), *self._stop(choice))).encode()
 
     def ping(self) -> bytes:
+        """What fills silence. The first event must be ``message_start``, so before it a comment has to do."""
         return _event({"type": "ping"}) if self._opened else PING
 
     def failure(self, error: ApiError) -> bytes:
+        """An error after the first byte, and the end of the stream."""
         return b"event: error\ndata: " + error_body(error)[1] + b"\n\n"
 
     def _add(self, choice: Choice, delta: Delta) -> list[Event]:

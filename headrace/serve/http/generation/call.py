@@ -27,7 +27,7 @@ from headrace.serve.http.errors import aborted, not_cached, of_finish, turned_aw
 from headrace.serve.http.exchange import Exchange
 from headrace.serve.http.generation.choices import Choice
 from headrace.serve.http.generation.fields import Generation
-from headrace.serve.http.generation.scheduling_fields import retentions, scheduling_of
+from headrace.serve.http.generation.scheduling_fields import Scheduling, retentions, scheduling_of
 from headrace.serve.http.generation.usage import usage
 from headrace.serve.http.model import ServedModel
 from headrace.serve.http.rate_limit_headers import rate_headers
@@ -49,7 +49,8 @@ class Caller(NamedTuple):
     """The client of a call: the API key's tenant or public id, ``X-Tenant-Id``, and ``Cache-Control``.
 
     ``origin`` names the call in the history of prompts, if there is one. ``exchange`` is the HTTP request of the call,
-    None where the server makes the call itself.
+    None where the server makes the call itself. ``service_class`` is set where the server chooses the class, as for
+    lines of a batch.
     """
 
     key_id: str | None
@@ -57,6 +58,7 @@ class Caller(NamedTuple):
     cache_control: str | None = None
     origin: bytes = b""
     exchange: Exchange | None = None
+    service_class: str = ""
 
 
 class Answers(Protocol):
@@ -245,54 +247,41 @@ async def open_call(
     request_timeout: float,
     turn: Callable[[], Turn | None] = no_turn,
 ) -> Call:
-    """Have a call answered: for each prompt ``choices_per_prompt`` sequences of equal tokens.
+    """Open a call: ``choices_per_prompt`` sequences of equal tokens for each prompt.
 
-    Their seeds follow one another, so that a call with a seed is repeatable and its answers still differ; each
-    prompt begins anew with a given seed, and where none is given no two answers share one. The first one's scores
-    of the prompt serve all. ``turn`` finds out what the user said last.
+    With a given seed their seeds follow one another, from the same first one for each prompt. Without one, no two
+    answers share a seed. Only the first sequence scores the prompt. ``turn`` finds the last user message.
 
     Raises:
-        ApiError: the server takes nothing more now, or has no answer to a caller who wants none computed.
+        ApiError: the server rejects the call, or ``only-if-cached`` finds nothing.
         InvalidParameter: the request id is in use.
     """
-    call_id = f"{id_prefix}-{body.request_id or secrets.token_hex(12)}"
+    call_id = f"{id_prefix}{body.request_id or secrets.token_hex(12)}"
     who, scope = _tenant(caller, body), cache_scope(caller, body)
     seed = secrets.randbits(SEED_BITS) if body.seed is None else body.seed
-    urgent = scheduling_of(body, model.rules, who, request_timeout)
-    affinity = f"{who}\0{body.prompt_cache_key}" if body.prompt_cache_key else ""
-    kept = (KEPT_FOR_A_DAY,) if body.prompt_cache_retention == "24h" else ()
+    urgent = scheduling_of(body, model.rules, who, request_timeout, caller.service_class)
     now = recall.now()
-    wishes = control(body.response_cache, caller.cache_control)
-    bars = unknown_field(body)
+    wishes, bars = control(body.response_cache, caller.cache_control), unknown_field(body)
     alone = len(prompts) * choices_per_prompt == 1
-    choices: list[Choice] = []
-    questions: list[LookupRequest] = []
+    choices, questions = list[Choice](), list[LookupRequest]()
     for prompt in prompts:
         stops = partial(_text_stream, model, prompt) if prompt.params.stop else None
-        retention = retentions(body, len(prompt.tokens))
+        first = _request(model, body, prompt, urgent, now)
         for n in range(choices_per_prompt):
             index = len(choices)
-            request = Request(
+            request = replace(
+                first,
                 id=call_id if alone else f"{call_id}-{index}",
-                tokens=prompt.tokens,
                 params=replace(prompt.params, prompt_logprobs=None) if n else prompt.params,
-                arrived=now,
                 tenant=who,
-                service_class=urgent.service_class,
-                priority=urgent.priority,
-                deadline=None if urgent.seconds is None else now + urgent.seconds,
-                slo=urgent.slo,
-                retention=(*retention, *prompt.retention, *kept),
-                affinity=affinity,
+                affinity=f"{who}\0{body.prompt_cache_key}" if body.prompt_cache_key else "",
                 salt=scope,
                 seed=(seed + (n if body.seed is not None else index)) % 2**SEED_BITS,
-                eos_token_ids=model.tokenizer.eos_token_ids,
             )
             complete = _complete(model, prompt.params)
             choices.append(Choice(index, request, _text_stream(model, prompt), prompt.mute, complete))
-            questions.append(
-                LookupRequest(request, wishes, prompt.continues, stops, turn, bars, caller.origin)
-            )
+            asked = LookupRequest(request, wishes, prompt.continues, stops, turn, bars, caller.origin)
+            questions.append(asked)
     if caller.exchange is not None:
         caller.exchange.opened(call_id, model.name, who, [question.request.id for question in questions])
     try:
@@ -306,6 +295,23 @@ async def open_call(
     if caller.exchange is not None:
         caller.exchange.call = call
     return call
+
+
+def _request(model: ServedModel, body: Generation, prompt: Prompt, urgent: Scheduling, now: float) -> Request:
+    """What all requests of one prompt have in common."""
+    kept = (KEPT_FOR_A_DAY,) if body.prompt_cache_retention == "24h" else ()
+    return Request(
+        id="",
+        tokens=prompt.tokens,
+        params=prompt.params,
+        arrived=now,
+        service_class=urgent.service_class,
+        priority=urgent.priority,
+        deadline=None if urgent.seconds is None else now + urgent.seconds,
+        slo=urgent.slo,
+        retention=(*retentions(body, len(prompt.tokens)), *prompt.retention, *kept),
+        eos_token_ids=model.tokenizer.eos_token_ids,
+    )
 
 
 def _complete(model: ServedModel, params: SamplingParams) -> Callable[[str], bool] | None:

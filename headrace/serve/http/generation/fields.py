@@ -80,6 +80,7 @@ def _metadata(value: Any) -> Any:
 
 
 TokenId = Annotated[int, Field(ge=0)]
+MetadataField = Annotated[SkipValidation[dict[str, str] | None], BeforeValidator(_metadata)]
 
 
 class StreamOptions(Wire):
@@ -143,6 +144,4 @@ class Generation(StructuredBody, SchedulingFields):
     )
     return_token_ids: bool | None = None
     request_id: str | None = Field(None, pattern=r"^[A-Za-z0-9._:-]{1,128}$")
-    metadata: Annotated[SkipValidation[dict[str, str] | None], BeforeValidator(_metadata)] = Field(
-        None, description="Kept with the request's explanation."
-    )
+    metadata: MetadataField = Field(None, description="Kept with the request's explanation.")

@@ -26,7 +26,7 @@ from headrace.serve.http.wire import Wire
 MAX_MS = 86_400_000
 MAX_RETENTIONS = 16
 
-PRIORITIES = {"priority": -100, "default": 0, "flex": 100}
+PRIORITIES = {"priority": -100, "default": 0, "flex": 100, "background": 200}
 """The number of ``priority`` that a class stands for where numbers alone decide; lower runs sooner."""
 
 
@@ -62,7 +62,9 @@ class SchedulingFields(Wire):
     service_tier: Literal["auto", "default", "flex", "priority"] | None = Field(
         None, description="The class whose share of the machine the request uses."
     )
-    slo: SloBody | None = Field(None, description="Hoped-for times; default: the class's.")
+    slo: SloBody | None = Field(
+        None, description="Latency targets of this request (default: those of its class)."
+    )
     deadline_ms: int | None = Field(
         None, ge=1, le=MAX_MS, description="Ends with 408 when it passes, or at once if it cannot be met."
     )
@@ -89,8 +91,10 @@ class Scheduling(NamedTuple):
     seconds: float | None
 
 
-def scheduling_of(body: SchedulingFields, rules: Rules, tenant: str, request_timeout: float) -> Scheduling:
-    """How soon the request is wanted.
+def scheduling_of(
+    body: SchedulingFields, rules: Rules, tenant: str, request_timeout: float, assigned: str = ""
+) -> Scheduling:
+    """How soon the request is wanted. The class ``assigned`` by the server replaces the one that the fields name.
 
     Raises:
         ApiError: a field that the policy does not look at, a class that is not the tenant's, or a deadline after
@@ -98,9 +102,9 @@ def scheduling_of(body: SchedulingFields, rules: Rules, tenant: str, request_tim
     """
     if rules.policy in ("fcfs", "static"):
         _refuse(body, rules.policy)
-        service_class = "default"
+        service_class = assigned or "default"
     else:
-        service_class = _class(body, rules.tenants.terms(tenant), tenant)
+        service_class = assigned or _class(body, rules.tenants.terms(tenant), tenant)
     priority = body.priority
     if rules.policy == "priority" and priority is None:
         priority = PRIORITIES[service_class]

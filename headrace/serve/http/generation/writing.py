@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 from abc import ABC, abstractmethod
 from json.encoder import encode_basestring
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Protocol
 
 from headrace.serve.http.errors import ApiError
 from headrace.serve.http.generation.call import Call
@@ -32,45 +32,34 @@ def encode_lines(value: Any) -> str:
     return encode(value).translate(_LINE_BREAKS)
 
 
-class AnswerWriter(ABC):
-    """Writes one call, whole or as a stream of server-sent events, in the format of one API."""
+class AnswerWriter(Protocol):
+    """What `replies` needs of any dialect: the bytes of one call's answer."""
 
     @property
-    @abstractmethod
     def tells_tokens(self) -> bool:
-        """Whether a step is told also when it shows no text."""
+        """Whether a step is written also if it shows no text."""
 
-    @abstractmethod
     def opening(self) -> bytes:
         """What a stream begins with."""
 
-    @abstractmethod
     def chunk(self, choice: Choice, delta: Delta) -> bytes:
-        """One choice's gain."""
+        """What a step adds to a choice."""
 
-    @abstractmethod
     def ending(self, choice: Choice) -> bytes:
-        """The chunk that says why a choice ended."""
+        """The end of a choice."""
 
-    @abstractmethod
     def closing(self) -> bytes:
         """The end of the stream."""
 
-    @abstractmethod
-    def whole(self) -> bytes:
-        """The whole answer."""
-
-    @abstractmethod
-    def ping(self) -> bytes:
-        """What fills the silence of a stream."""
-
-    @abstractmethod
     def failure(self, error: ApiError) -> bytes:
         """An error after the first byte, and the end of the stream."""
 
+    def whole(self) -> bytes:
+        """The whole answer."""
 
-class Writer(AnswerWriter):
-    """Writes calls as OpenAI's completions do."""
+
+class Writer(ABC):
+    """Writes one call in the form of chat and completions, whole or as a stream of server-sent events."""
 
     object: ClassVar[str]
     chunk_object: ClassVar[str]
@@ -97,6 +86,23 @@ class Writer(AnswerWriter):
             for choice in call.choices
         ]
 
+    @property
+    @abstractmethod
+    def tells_tokens(self) -> bool:
+        """Whether a step is told also when it shows no text."""
+
+    @abstractmethod
+    def opening(self) -> bytes:
+        """What a stream begins with."""
+
+    @abstractmethod
+    def chunk(self, choice: Choice, delta: Delta) -> bytes:
+        """One choice's gain."""
+
+    @abstractmethod
+    def ending(self, choice: Choice) -> bytes:
+        """The chunk that says why a choice ended."""
+
     @abstractmethod
     def choices(self) -> list[dict[str, Any]]:
         """The ``choices`` of a whole answer, once all have ended."""
@@ -110,19 +116,15 @@ class Writer(AnswerWriter):
             )
         return usage + DONE
 
+    def failure(self, error: ApiError) -> bytes:
+        """An error after the first byte, and the end of the stream."""
+        return error_event(error.body())
+
     def whole(self) -> bytes:
         """The whole answer."""
         return encode(
             self._head | {"choices": self.choices(), "usage": self._call.usage()} | self._extra()
         ).encode()
-
-    def ping(self) -> bytes:
-        """A comment, which clients ignore."""
-        return PING
-
-    def failure(self, error: ApiError) -> bytes:
-        """An error after the first byte, and the end of the stream."""
-        return error_event(error.body())
 
     def _extra(self) -> dict[str, Any]:
         """Fields of a whole answer beside its choices."""

@@ -48,11 +48,10 @@ async def open_chat(
     body: ChatBody,
     caller: Caller,
     request_timeout: float,
-    *,
-    id_prefix: str = "chatcmpl",
+    id_prefix: str = "chatcmpl-",
     shorten: bool = False,
 ) -> Call:
-    """Render, tokenize and submit a conversation.
+    """Render, tokenize and submit a conversation; the call's id begins with ``id_prefix``.
 
     ``shorten``: an answer that is longer than the context leaves room for is not refused, but ends there.
 

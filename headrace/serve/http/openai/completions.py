@@ -54,7 +54,7 @@ async def open_completion(
         body,
         prompts,
         caller,
-        id_prefix="cmpl",
+        id_prefix="cmpl-",
         choices_per_prompt=_candidates(body),
         request_timeout=request_timeout,
     )

@@ -1,0 +1,6 @@
+"""``headrace bench``: throughput, latency, load, comparisons, calibration and rooflines.
+
+- `commands`: the commands ``throughput``, ``latency``, ``serve`` and ``compare``.
+- `targets`: what can be measured. `workload`: which requests are sent. `report`: tables, plots and files.
+- `calibrate`: measures this machine for the simulator. `roofline`: what the machine allows a step.
+"""

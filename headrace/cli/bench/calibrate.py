@@ -1,0 +1,153 @@
+"""``headrace bench calibrate``: measures this machine, so that simulations of it are accurate."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from headrace.cli.bench.targets import make_server_target
+from headrace.cli.connection import open_client
+from headrace.cli.options import with_options
+from headrace.cli.output import writing, written
+from headrace.cli.progress import progress
+from headrace.config import CacheOptions, ConfigError, ModelOptions, Options, SchedulerOptions
+
+if TYPE_CHECKING:
+    from headrace.core.engine import Engine
+    from headrace.lab.calibration.measure import FrontSeconds
+    from headrace.lab.calibration.values import Calibration
+    from headrace.lab.workload import Prompt
+
+
+EACH_TOKEN = '{"return_token_ids": true}'
+"""Added to requests, so that the time of a token is known even if it decodes to no text."""
+
+
+@with_options(ModelOptions, CacheOptions, SchedulerOptions)
+def calibrate(
+    given: Options,
+    base_url: Annotated[
+        str,
+        typer.Option(
+            metavar="URL",
+            help="Running server with the same model and options; its HTTP overhead is measured too (default: none).",
+        ),
+    ] = "",
+    api_key: Annotated[str, typer.Option(help="API key of that server (default: none).")] = "",
+    workload_seed: Annotated[int, typer.Option(help="Seed of the measured requests.")] = 0,
+    output: Annotated[Path, typer.Option(metavar="FILE", help="JSON file of the calibration.")] = Path(
+        "calibration.json"
+    ),
+) -> None:
+    """Measure the steps of this machine for headrace simulate --calibration."""
+    calibration = measure(given, base_url, api_key, workload_seed)
+    typer.echo(describe(calibration))
+    with writing("--output", output):
+        calibration.write(output)
+    written(output)
+
+
+def measure(given: Options, base_url: str = "", api_key: str = "", seed: int = 0) -> Calibration:
+    """The calibration of an engine in this process, and of the HTTP side of the server at ``base_url`` if there is one.
+
+    Raises:
+        ConfigError: the engine cannot be built, too few steps were measured, or the server fails a request.
+    """
+    from headrace.build.model import decoder_cost, load, warm_up
+    from headrace.lab.bench.machine import machine_facts
+    from headrace.lab.calibration.fit import fit
+    from headrace.lab.calibration.measure import FrontSeconds, groups, measure_steps
+    from headrace.lab.calibration.recorder import StepRecorder
+    from headrace.lab.calibration.values import BadCalibration, Calibration
+
+    with progress(f"loading {given.model.model}"):
+        loaded = load(given)
+        warm_up(loaded)
+    engine = loaded.engine
+    engine.runner = recorder = StepRecorder(loaded.runner)
+    length = loaded.ledger.max_model_len
+    try:
+        work = list(groups(given.scheduler.max_num_seqs, length, seed))
+        with progress("measuring steps", len(work)) as meter:
+            steps = measure_steps(engine, recorder, meter.count(work), engine.reset_prefix_cache)
+        found = fit(steps)
+        engine.runner = loaded.runner
+        front = FrontSeconds(0.0, 0.0, 0.0, 0.0)
+        if base_url:
+            with progress(f"measuring the HTTP overhead of {base_url}"):
+                front = _front(engine, base_url, api_key, given.scheduler.max_num_seqs, length)
+    except BadCalibration as error:
+        raise ConfigError(str(error)) from None
+    finally:
+        loaded.runner.close()
+    kind = loaded.facts.kind
+    cost = decoder_cost(loaded.spec, kind)
+    return Calibration(
+        model=loaded.name,
+        machine=str(machine_facts()["processor"] if kind == "cpu" else loaded.facts.name),
+        kind=kind,
+        dtype=", ".join(filter(None, (loaded.dtype, loaded.quantization))),
+        kernels=loaded.kernels,
+        kv_tokens=loaded.ledger.kv_tokens,
+        max_model_len=length,
+        fixed_tokens=cost.fixed_tokens,
+        context_tokens=cost.context_tokens,
+        steps=len(steps),
+        **found._asdict(),
+        front_request=front.request,
+        front_step=front.step,
+        front_event=front.event,
+        front_prompt=front.prompt,
+    )
+
+
+def _front(engine: Engine, base_url: str, api_key: str, streams: int, max_model_len: int) -> FrontSeconds:
+    """The overhead of a running server's HTTP side, compared with this engine.
+
+    Raises:
+        ConfigError: no server answers there, or it fails a request.
+    """
+    import httpx
+
+    from headrace.lab.bench.engine import EngineTarget
+    from headrace.lab.calibration.measure import front_seconds
+
+    alone = EngineTarget("engine", engine, _token_ids, before=engine.reset_prefix_cache)
+
+    def forget() -> None:
+        with open_client(base_url, api_key) as client:
+            try:
+                client.post("/reset_prefix_cache").raise_for_status()
+            except httpx.HTTPError as error:
+                raise RuntimeError(f"the prefix cache cannot be reset: {error}") from None
+
+    server = make_server_target("server", base_url, "", api_key, EACH_TOKEN, 2 * streams, forget)
+    try:
+        return front_seconds(server, alone, streams, max_model_len)
+    except RuntimeError as error:
+        raise ConfigError(f"{base_url}: {error}") from None
+
+
+def _token_ids(prompt: Prompt) -> tuple[int, ...]:
+    """The token ids of a prompt; those for measuring have no text."""
+    return prompt  # type: ignore[return-value]
+
+
+def describe(calibration: Calibration) -> str:
+    """A calibration in a few lines, in microseconds."""
+    from headrace.lab.calibration.values import BENDS
+
+    c = calibration
+    micro = [f"{1e6 * seconds:.4g}" for seconds in c.tokens]
+    tokens = " ".join(f"{each} from {bend}" for each, bend in zip(micro, BENDS, strict=True))
+    return (
+        f"{c.model} on {c.machine}, {c.dtype}, kernels {c.kernels}: {c.steps} steps\n"
+        f"device, µs  step {1e6 * c.step:.4g} row {1e6 * c.row:.4g} token {tokens}\n"
+        f"            context {1e6 * c.context:.4g} read {1e6 * c.read:.4g} sample {1e6 * c.sample:.4g}\n"
+        f"host, µs    step {1e6 * c.host_step:.4g} row {1e6 * c.host_row:.4g}\n"
+        f"front, µs   request {1e6 * c.front_request:.4g} step {1e6 * c.front_step:.4g}"
+        f" event {1e6 * c.front_event:.4g} beside prompts {1e6 * c.front_prompt:.4g}\n"
+        f"error       p50 {100 * c.error_p50:.1f} %, p90 {100 * c.error_p90:.1f} %"
+    )

@@ -1,0 +1,187 @@
+"""``headrace bench roofline``: the time that this CPU needs at least for each part of a step, and the time taken."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from itertools import count
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, cast
+
+import typer
+
+from headrace.cli.bench.report import report_path, write
+from headrace.cli.bench.targets import check_lengths, side_by_side, time_batch
+from headrace.cli.options import with_options
+from headrace.cli.output import show, written
+from headrace.cli.progress import Meter, progress
+from headrace.config import CacheOptions, ConfigError, ModelOptions, Options, SchedulerOptions
+
+if TYPE_CHECKING:
+    from headrace.build.model import Loaded
+    from headrace.compute.kernels.timed import TimedKernels
+    from headrace.compute.model.spec import DecoderSpec
+    from headrace.lab.bench.latency import StepTimes
+    from headrace.lab.bench.roofline import Machine, Step
+
+
+@with_options(ModelOptions, CacheOptions, SchedulerOptions)
+def roofline(
+    given: Options,
+    batch_size: Annotated[
+        list[int],
+        typer.Option(min=1, help="Rows of a step. Repeatable."),
+    ] = [1, 16, 32],  # noqa: B006
+    input_len: Annotated[
+        list[int],
+        typer.Option(min=1, help="Tokens per prompt. Repeatable."),
+    ] = [128],  # noqa: B006
+    output_len: Annotated[
+        int, typer.Option(min=2, help="Output tokens, which is the number of measured decode steps.")
+    ] = 16,
+    workload_seed: Annotated[int, typer.Option(help="Seed of the prompts.")] = 0,
+    output: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="JSON file of the report (default: in bench-results/)."),
+    ] = None,
+) -> None:
+    """Compare the time of each part of a step with the bounds of this CPU's memory and arithmetic."""
+    from headrace.build.model import warm_up
+    from headrace.lab.bench import report
+    from headrace.lab.bench import roofline as lab
+
+    loaded = _load(given, max(batch_size))
+    check_lengths(max(input_len), output_len, loaded.ledger.max_model_len)
+    machine = _machine(loaded)
+    show(lab.machine_table(machine))
+    with progress("measuring steps", len(input_len) * len(batch_size)) as meter:
+        warm_up(loaded)
+        steps = list(_measure(loaded, machine, meter, batch_size, input_len, output_len, workload_seed))
+    for step in sorted(steps, key=lambda step: step.kind == "prefill"):
+        show(lab.step_table(step))
+    path = report_path(output, "roofline")
+    settings = {"model": given.model.model, "dtype": loaded.dtype, "quantization": loaded.quantization}
+    write(path, report.document([], settings, {"roofline": lab.document(machine, steps)}))
+    written(path)
+    loaded.runner.close()
+
+
+def _load(given: Options, rows: int) -> Loaded:
+    """The model with room for so many rows, and without a prefix cache.
+
+    Cached blocks would not be given back; without them, a run uses the memory of the one before.
+
+    Raises:
+        ConfigError: its kernels are not those that can be measured.
+    """
+    from headrace.build.model import load
+    from headrace.compute.kernels.cpp import CppKernels
+
+    plans = replace(side_by_side(given.scheduler, rows), scheduling_policy="fcfs")
+    cache = replace(given.cache, enable_prefix_caching=False)
+    with progress(f"loading {given.model.model}"):
+        loaded = load(replace(given, scheduler=plans, cache=cache))
+    if not isinstance(loaded.decoder.kernels, CppKernels):
+        raise ConfigError(
+            f"bench roofline measures the cpp kernels only; this machine uses '{loaded.kernels}'"
+        )
+    return loaded
+
+
+def _machine(loaded: Loaded) -> Machine:
+    """The rates of this machine, measured before the first step: with it the system begins to clear memory."""
+    import torch
+
+    from headrace.compute.kernels.cpp import CppKernels
+    from headrace.compute.kernels.probe import product_rates, read_rates
+    from headrace.lab.bench.roofline import Machine
+
+    kernels = cast(CppKernels, loaded.decoder.kernels)
+    with progress("measuring memory and arithmetic"):
+        return Machine(read_rates(kernels), product_rates(kernels, getattr(torch, loaded.dtype)))
+
+
+def _measure(
+    loaded: Loaded,
+    machine: Machine,
+    meter: Meter,
+    batch_size: Sequence[int],
+    input_len: Sequence[int],
+    output_len: int,
+    workload_seed: int,
+) -> Iterator[Step]:
+    """The steps of every batch size and prompt length."""
+    from headrace.compute.kernels import Kernels
+    from headrace.compute.kernels.timed import TimedKernels
+    from headrace.core.request import Request, SamplingParams
+    from headrace.lab.bench.latency import Stopwatch
+    from headrace.lab.workload.dataset import Dataset
+
+    engine, runner = loaded.engine, loaded.runner
+    engine.runner = stopwatch = Stopwatch(runner)
+    timed = TimedKernels(cast(Any, loaded.decoder.kernels), loaded.spec.vocab_size)
+    loaded.decoder.kernels = cast(Kernels, timed)
+    token_bytes = loaded.ledger.block_bytes / loaded.ledger.block_size
+    seeds = count(workload_seed)
+
+    def run(batch: int, context: int) -> list[StepTimes]:
+        seed = next(seeds)
+        answer = output_len + 1 + batch * context // engine.knobs.batched_tokens
+        work = Dataset("fixed", None, batch, context, answer, seed=seed).draw()
+        params = SamplingParams(temperature=0.0, max_tokens=answer, ignore_eos=True)
+        requests = [Request(f"{seed}-{each.id}", cast(Any, each.prompt), params) for each in work]
+        return time_batch(engine, stopwatch, lambda: {**runner.seconds, **timed.totals}, requests)
+
+    for context, batch in meter.count([(context, batch) for context in input_len for batch in batch_size]):
+        run(batch, context)  # the first run uses new memory, which the system clears meanwhile
+        for times in run(batch, context):
+            if times.wall.count:
+                size = (batch, context, output_len)
+                yield _step(times, *size, loaded.spec, loaded.dtype, timed, token_bytes, machine)
+
+
+def _step(
+    times: StepTimes,
+    batch: int,
+    context: int,
+    output_len: int,
+    spec: DecoderSpec,
+    dtype: str,
+    timed: TimedKernels,
+    token_bytes: float,
+    machine: Machine,
+) -> Step:
+    """One kind of steps as parts. What a context costs is that of its mean length over the steps.
+
+    A token's keys and values take ``token_bytes``.
+    """
+    from headrace.lab.bench.roofline import Part, Step, bound, prompt_keys
+
+    spent: Mapping[str, float] = times.phases
+    decode = times.kind == "decode"
+    # Keys of all layers that queries look at, and bytes of them and their values that must come from memory, per step.
+    if decode:
+        length = context + output_len / 2
+        reach = batch * sum(min(length, layer.window or length) for layer in spec.layers)
+    else:
+        reach = batch * sum(prompt_keys(context, layer.window) for layer in spec.layers) / times.wall.count
+    fetched = reach * token_bytes / spec.num_layers if decode else 0.0
+    products = 2 * reach * spec.num_heads * spec.head_dim
+
+    def linear(name: str, part: str) -> Part:
+        products = spent[f"{part} products"]
+        operations = {numbers: 2 * each * products for numbers, each in timed.numbers[part].items()}
+        return Part(name, spent[part], spent[f"{part} bytes"], operations)
+
+    kernels = sum(spent[part] for part in ("linear", "head", "attention", "elementwise"))
+    parts = (
+        linear("linear layers", "linear"),
+        Part("attention", spent["attention"], fetched, {dtype: 2 * products}),
+        linear("LM head", "head"),
+        Part("norms, activations", spent["elementwise"]),
+        Part("the decoder's own", spent["forward"] - kernels),
+        Part("sampling", spent["sample"]),
+        Part("planning and the loop", times.outside_forward - spent["sample"]),
+    )
+    bounds = tuple(bound(part, machine) for part in parts)
+    return Step(times.kind, batch, context, times.wall.count, times.wall.mean, bounds)

@@ -1,0 +1,266 @@
+"""``headrace plan``: what a device can do for a model, and the cheapest fleet that meets latency targets."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
+
+import typer
+
+from headrace.cli.options import duration, one_of
+from headrace.cli.output import show
+from headrace.cli.progress import Meter, progress
+from headrace.cli.simulation import flags
+from headrace.config import ConfigError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from headrace.lab.plan.capacity import Settings, Slo
+    from headrace.lab.plan.devices import DeviceSpec
+    from headrace.lab.plan.roofline import Precision, Replica
+    from headrace.lab.plan.search import Fleet, Trial, Verdict
+    from headrace.lab.plan.shapes import ModelShape
+    from headrace.lab.workload.call import Call
+
+Devices = Annotated[
+    list[str] | None,
+    typer.Option(help=f"Device to consider: {flags.DEVICES}. Repeatable (default: all)."),
+]
+Prices = Annotated[
+    list[str] | None,
+    typer.Option(
+        metavar="DEVICE=DOLLARS",
+        help="Price of an hour of a device, for example H100-SXM=2.50. Repeatable (default: a typical list price).",
+    ),
+]
+Context = Annotated[
+    int,
+    typer.Option(
+        min=1, help="Tokens per prompt and context in the table of devices.", rich_help_panel=flags.MACHINE
+    ),
+]
+SloTtft = Annotated[
+    float,
+    typer.Option(
+        parser=duration,
+        metavar="DURATION",
+        help="TTFT target.",
+        rich_help_panel=flags.SLO,
+    ),
+]
+SloTpot = Annotated[
+    float,
+    typer.Option(
+        parser=duration,
+        metavar="DURATION",
+        help="TPOT target: time per token after the first.",
+        rich_help_panel=flags.SLO,
+    ),
+]
+Attainment = Annotated[
+    float,
+    typer.Option(
+        min=0, max=1, help="Share of requests that must meet both targets, 0 to 1.", rich_help_panel=flags.SLO
+    ),
+]
+MaxDevices = Annotated[
+    int, typer.Option(min=1, help="Maximum number of devices of a fleet.", rich_help_panel=flags.MACHINE)
+]
+
+
+class Wanted(NamedTuple):
+    """What a fleet is searched for."""
+
+    calls: Sequence[Call]
+    slo: Slo
+    routing: str
+    max_devices: int
+    seed: int
+
+
+def plan(
+    model: flags.Shape = "llama-3.1-8b",
+    device: Devices = None,
+    price: Prices = None,
+    weights: flags.Weights = "bfloat16",
+    kv: flags.Kv = "bfloat16",
+    context: Context = 1024,
+    trace: flags.Trace = None,
+    workload: flags.Workload = None,
+    requests: flags.Requests = None,
+    speedup: flags.Speedup = 1.0,
+    seed: flags.Seed = 0,
+    slo_ttft: SloTtft = 2.0,
+    slo_tpot: SloTpot = 0.1,
+    attainment: Attainment = 0.95,
+    routing: flags.Routing = "least-loaded",
+    max_devices: MaxDevices = 64,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")] = False,
+) -> None:
+    """Show what devices can do for a model, and find the cheapest fleet that meets latency targets under a workload.
+
+    Without a workload it prints memory, decoding, prefill and prices of one replica on each device, from rooflines.
+    With --trace or --workload it also simulates fleets with the engine's own scheduler, cheapest first.
+    """
+    from headrace.build.simulation import shape_of
+    from headrace.cli.simulation.simulate import read_calls
+    from headrace.lab.plan.capacity import Slo
+    from headrace.lab.plan.report import demand_lines, shape_line, sheet_table, trials_table, verdict_lines
+
+    shape, precision, devices = shape_of(model), _precision(weights, kv), _devices(device, price or [])
+    sheets = [_sheet(shape, each, precision, context) for each in devices]
+    document: dict[str, Any] = {
+        "model": dataclasses.asdict(shape) | {"num_parameters": shape.num_parameters},
+        "devices": [dataclasses.asdict(each) for each in devices],
+        "sheets": [dataclasses.asdict(each) for each in sheets],
+    }
+    lines: list[Any] = [shape_line(shape, sheets), sheet_table(sheets)]
+    if trace is not None or workload:
+        calls = list(read_calls(trace, workload or [], requests, speedup, seed))
+        slo = Slo(slo_ttft, slo_tpot, attainment)
+        found = _search(shape, devices, precision, Wanted(calls, slo, routing, max_devices, seed))
+        demand, verdict = found
+        document |= {
+            "demand": _without_prompts(demand),
+            "slo": dataclasses.asdict(slo),
+            "verdict": _verdict(verdict),
+        }
+        lines += [*demand_lines(demand, slo)]
+        if verdict.tried:
+            lines += [trials_table(verdict)]
+        lines += verdict_lines(verdict, demand)
+    if as_json:
+        print(json.dumps(document, indent=1))
+    else:
+        show(*lines)
+
+
+def _precision(weights: str, kv: str) -> Precision:
+    from headrace.lab.plan.roofline import KV_BYTES, WEIGHTS
+
+    kv_bytes = KV_BYTES[one_of("--kv", kv, KV_BYTES)]
+    return WEIGHTS[one_of("--weights", weights, WEIGHTS)]._replace(kv_bytes=kv_bytes)
+
+
+def _devices(names: Sequence[str] | None, prices: Sequence[str]) -> list[DeviceSpec]:
+    from headrace.lab.plan.devices import DEVICES, UnknownDevice
+    from headrace.lab.plan.devices import device as known
+
+    try:
+        chosen = {spec.name: spec for spec in (map(known, names) if names else DEVICES.values())}
+        for text in prices:
+            name, _, dollars = text.partition("=")
+            spec = known(name)
+            if spec.name not in chosen:
+                raise ConfigError(f"--price {text}: {spec.name} is not among the devices")
+            chosen[spec.name] = dataclasses.replace(
+                chosen[spec.name], dollars_per_hour=_dollars(text, dollars)
+            )
+    except UnknownDevice as error:
+        raise ConfigError(str(error)) from None
+    return list(chosen.values())
+
+
+def _dollars(text: str, dollars: str) -> float:
+    try:
+        value = float(dollars)
+    except ValueError:
+        value = -1.0
+    if not 0 < value < float("inf"):
+        raise ConfigError(f"--price {text}: expected DEVICE=DOLLARS, for example H100-SXM=2.50")
+    return value
+
+
+def _sheet(shape: ModelShape, device: DeviceSpec, precision: Precision, context: int) -> Any:
+    """The figures of the smallest replica that holds the model; of one device where none does."""
+    from headrace.lab.plan.capacity import Settings
+    from headrace.lab.plan.roofline import Replica
+    from headrace.lab.plan.search import degrees
+    from headrace.lab.plan.sheet import sheet
+
+    settings = Settings(max_num_seqs=256, max_num_batched_tokens=2048)
+    sheets = [
+        sheet(Replica(shape, device, degree, precision), settings, context)
+        for degree in degrees(shape, device)
+    ]
+    return next((each for each in sheets if each.fits), sheets[0])
+
+
+def _search(
+    shape: ModelShape, devices: Sequence[DeviceSpec], precision: Precision, wanted: Wanted
+) -> tuple[Any, Verdict]:
+    """The demand of a workload, and the cheapest fleet for it."""
+    from headrace.build.simulation import ROUTINGS
+    from headrace.lab.plan.demand import BadDemand, demand
+    from headrace.lab.plan.search import candidates, cheapest
+
+    one_of("--routing", wanted.routing, tuple(ROUTINGS))
+    try:
+        asked = demand(wanted.calls)
+    except BadDemand as error:
+        raise ConfigError(str(error)) from None
+    possible, refused = candidates(shape, devices, precision, asked, wanted.slo)
+    with progress("simulating fleets") as meter:
+        confirm = _confirm(wanted, asked.longest, meter)
+        return asked, cheapest(possible, refused, asked, wanted.slo, confirm, wanted.max_devices)
+
+
+def _confirm(wanted: Wanted, longest: int, meter: Meter) -> Callable[[Fleet], Trial]:
+    """A simulation of a fleet: the engine and the policies that a server would have, over a roofline."""
+    from headrace.build.simulation import make_fleet, roofline_machine
+    from headrace.config import CacheOptions, SchedulerOptions
+    from headrace.core.request import Slo as RequestSlo
+    from headrace.lab.plan.report import fleet_text
+    from headrace.lab.plan.search import Trial
+    from headrace.lab.simulate.outcome import outcome
+    from headrace.lab.simulate.requests import from_calls
+    from headrace.lab.workload.synthesis import Synthesis
+
+    slo = wanted.slo
+
+    def confirm(fleet: Fleet) -> Trial:
+        settings: Settings = fleet.settings
+        replica: Replica = fleet.replica
+        meter.text = f"simulating {fleet_text(fleet)}"
+        plans = SchedulerOptions(
+            max_num_seqs=settings.max_num_seqs, max_num_batched_tokens=settings.max_num_batched_tokens
+        )
+        cache = CacheOptions(block_size=settings.block_size)
+        machine = roofline_machine(replica, cache, plans, longest + settings.block_size)
+        simulated = make_fleet(plans, cache, machine, replicas=fleet.replicas, routing=wanted.routing)
+        targets = RequestSlo(slo.ttft, slo.tpot)
+        simulated.run(from_calls(wanted.calls, Synthesis(seed=wanted.seed), slo=targets))
+        result = outcome(simulated.tally, {"ttft": slo.ttft, "tpot": slo.tpot})
+        summary = result.summary
+        return Trial(
+            attained=(summary.goodput or 0.0) * summary.seconds / summary.requests,
+            ttft_p95=summary.ttft.p95,
+            tpot_p95=summary.tpot.p95,
+            output_tokens_per_second=summary.output_tokens_per_second,
+            preemptions=result.facts["preemptions"],
+        )
+
+    return confirm
+
+
+def _without_prompts(demand: Any) -> dict[str, Any]:
+    return {name: value for name, value in dataclasses.asdict(demand).items() if name != "prompts"}
+
+
+def _verdict(verdict: Verdict) -> dict[str, Any]:
+    def fleet(each: Fleet) -> dict[str, Any]:
+        return {
+            "device": each.replica.device.name,
+            "degree": each.replica.degree,
+            "replicas": each.replicas,
+            "dollars_per_hour": each.dollars_per_hour,
+            **each.settings._asdict(),
+        }
+
+    return {
+        "best": fleet(verdict.best) if verdict.best else None,
+        "tried": [fleet(each) | trial._asdict() for each, trial in verdict.tried],
+        "refused": list(verdict.refused),
+    }

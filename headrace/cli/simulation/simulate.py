@@ -1,0 +1,286 @@
+"""``headrace simulate``: the engine's own code in virtual time, over a trace or a synthetic workload.
+
+Several policies are simulated one after the other over the same requests, and compared.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from headrace.cli.options import one_of, with_options
+from headrace.cli.output import check_export
+from headrace.cli.output import export as write_rows
+from headrace.cli.progress import progress
+from headrace.cli.simulation import flags
+from headrace.cli.simulation.report import plot_runs, show_runs, write_runs
+from headrace.config import CacheOptions, ConfigError, Options, SchedulerOptions
+
+if TYPE_CHECKING:
+    from headrace.build.simulation import Machine
+    from headrace.lab.simulate.outcome import Outcome
+    from headrace.lab.workload.call import Call
+
+COMPARED = ("scheduling_policy", "queue_order", "admission_policy", "victim_policy", "eviction_policy")
+"""Options that may be repeated: each combination is simulated."""
+
+
+class MachineFlags(NamedTuple):
+    """The flags that say what is simulated."""
+
+    shape: str
+    device: str
+    degree: int
+    weights: str
+    kv: str
+    calibration: Path | None
+    front: bool
+    max_model_len: int | None
+
+
+class FleetFlags(NamedTuple):
+    """The flags of the replicas and their queues."""
+
+    replicas: int
+    routing: str
+    max_num_queued_reqs: int | None
+    max_num_queued_tokens: int | None
+
+
+class LoadFlags(NamedTuple):
+    """The flags of the workload."""
+
+    trace: Path | None
+    workload: Sequence[str]
+    requests: int | None
+    resample: bool
+    speedup: float
+    max_tokens: int | None
+    seed: int
+
+    def calls(self) -> Iterator[Call]:
+        """The requests anew."""
+        return read_calls(
+            self.trace, self.workload, self.requests, self.speedup, self.seed, resample=self.resample
+        )
+
+    def describe(self) -> str:
+        """The load in a few words, for titles."""
+        source = self.trace.name if self.trace else ", ".join(self.workload)
+        faster = f", {self.speedup:g} times as fast" if self.speedup != 1 else ""
+        return f"{source}{faster}"
+
+
+@with_options(CacheOptions, SchedulerOptions, several=COMPARED)
+def simulate(
+    given: Sequence[Options],
+    shape: flags.Shape = "llama-3.1-8b",
+    device: flags.Device = "H100-SXM",
+    degree: flags.Degree = 1,
+    weights: flags.Weights = "bfloat16",
+    kv: flags.Kv = "bfloat16",
+    calibration: flags.Calibration = None,
+    front: flags.Front = True,
+    max_model_len: flags.MaxModelLen = None,
+    replicas: flags.Replicas = 1,
+    routing: flags.Routing = "least-loaded",
+    max_num_queued_reqs: flags.MaxQueuedReqs = None,
+    max_num_queued_tokens: flags.MaxQueuedTokens = None,
+    trace: flags.Trace = None,
+    workload: flags.Workload = None,
+    requests: flags.Requests = None,
+    resample: flags.Resample = False,
+    speedup: flags.Speedup = 1.0,
+    max_tokens: flags.MaxTokens = None,
+    seed: flags.Seed = 0,
+    slo_ttft: flags.SloTtft = None,
+    slo_tpot: flags.SloTpot = None,
+    slo_e2e: flags.SloE2e = None,
+    plot: flags.Plot = None,
+    output: flags.Output = None,
+    export: flags.Export = None,
+) -> None:
+    """Simulate an engine, or several behind a router, on a device that need not be present.
+
+    With several --scheduling-policy or --queue-order, each is simulated over the same requests, and the table shows
+    the ratio of each figure to the first one's.
+    """
+    check_export(export)
+    on = MachineFlags(shape, device, degree, weights, kv, calibration, front, max_model_len)
+    fleet = FleetFlags(replicas, routing, max_num_queued_reqs, max_num_queued_tokens)
+    load = LoadFlags(trace, workload or (), requests, resample, speedup, max_tokens, seed)
+    targets = {"ttft": slo_ttft, "tpot": slo_tpot, "e2e": slo_e2e}
+    slo = {name: seconds for name, seconds in targets.items() if seconds is not None}
+    runs, rows = [], []
+    for name, options in zip(_names(given), given, strict=True):
+        run, its_rows = _simulate(name, options, on, fleet, load, slo, with_rows=export is not None)
+        runs.append(run)
+        rows += its_rows
+    title = f"{_count(replicas)}{runs[0].machine.name}, {load.describe()}"
+    show_runs(runs, title)
+    if output is not None:
+        write_runs(runs, _settings(runs[0], fleet, load), output)
+    if plot is not None:
+        plot_runs(runs, plot, title)
+    write_rows(export, rows)
+
+
+class SimulatedRun(NamedTuple):
+    """One simulated set of options, and what came of it."""
+
+    name: str
+    scheduler: SchedulerOptions
+    cache: CacheOptions
+    machine: Machine
+    outcome: Outcome
+
+
+def _names(given: Sequence[Options]) -> list[str]:
+    """What to call each run: its policy, and the other compared options where they differ."""
+    varied = [name for name in COMPARED[1:] if len({getattr(each.scheduler, name) for each in given}) > 1]
+    return [
+        ", ".join([each.scheduler.scheduling_policy, *(getattr(each.scheduler, name) for name in varied)])
+        for each in given
+    ]
+
+
+def _simulate(
+    name: str,
+    options: Options,
+    on: MachineFlags,
+    flags: FleetFlags,
+    load: LoadFlags,
+    slo: dict[str, float],
+    *,
+    with_rows: bool,
+) -> tuple[SimulatedRun, list[dict[str, Any]]]:
+    from headrace.build.simulation import ROUTINGS, make_fleet
+    from headrace.core.request import Slo
+    from headrace.core.tenancy.gate import Limits
+    from headrace.lab.simulate.outcome import outcome
+    from headrace.lab.simulate.requests import from_calls
+    from headrace.lab.workload.synthesis import Synthesis
+
+    calls = load.calls()
+    options, machine = _machine(options, on)
+    fleet = make_fleet(
+        options.scheduler,
+        options.cache,
+        machine,
+        replicas=flags.replicas,
+        routing=one_of("--routing", flags.routing, tuple(ROUTINGS)),
+        limits=Limits(flags.max_num_queued_reqs or 1 << 62, flags.max_num_queued_tokens or 1 << 62),
+        with_rows=with_rows,
+    )
+    wanted = Slo(slo.get("ttft"), slo.get("tpot"))
+    with progress(f"simulating {name}", load.requests) as meter:
+        fleet.run(from_calls(meter.count(calls), Synthesis(seed=load.seed), load.max_tokens, wanted))
+    result = outcome(fleet.tally, slo, [replica.runner.busy_seconds for replica in fleet.replicas])
+    rows = [{"run": name, "round": 1, **row} for row in fleet.tally.rows]
+    return SimulatedRun(name, options.scheduler, options.cache, machine, result), rows
+
+
+def _machine(options: Options, on: MachineFlags) -> tuple[Options, Machine]:
+    """The machine, and the options with the device's own default of ``max_num_seqs`` where none was chosen."""
+    from headrace.build.simulation import calibrated_machine, read_calibration, roofline_machine, shape_of
+    from headrace.lab.plan.devices import UnknownDevice
+    from headrace.lab.plan.devices import device as device_spec
+    from headrace.lab.plan.roofline import KV_BYTES, WEIGHTS, Replica
+
+    if on.calibration is not None:
+        calibration = read_calibration(on.calibration)
+        return options, calibrated_machine(calibration, options.cache, on.max_model_len, on.front)
+    try:
+        spec = device_spec(on.device)
+    except UnknownDevice as error:
+        raise ConfigError(f"--device: {error}") from None
+    model = shape_of(on.shape)
+    if model.num_kv_heads % on.degree:
+        raise ConfigError(f"--degree {on.degree}: {model.name} has {model.num_kv_heads} KV heads")
+    precision = WEIGHTS[one_of("--weights", on.weights, WEIGHTS)]._replace(
+        kv_bytes=KV_BYTES[one_of("--kv", on.kv, KV_BYTES)]
+    )
+    if "max_num_seqs" not in options.chosen:
+        most = options.scheduler.max_num_batched_tokens or spec.max_num_seqs
+        plans = dataclasses.replace(options.scheduler, max_num_seqs=min(spec.max_num_seqs, most))
+        options = dataclasses.replace(options, scheduler=plans)
+    replica = Replica(model, spec, on.degree, precision)
+    return options, roofline_machine(replica, options.cache, options.scheduler, on.max_model_len)
+
+
+def _count(replicas: int) -> str:
+    return f"{replicas} replicas of " if replicas > 1 else ""
+
+
+def _settings(run: SimulatedRun, fleet: FleetFlags, load: LoadFlags) -> dict[str, Any]:
+    """What a report says of the conditions, without time of day or host: equal runs write equal files."""
+    return {
+        "machine": run.machine.name,
+        "replicas": fleet.replicas,
+        "routing": fleet.routing,
+        "trace": load.trace and load.trace.name,
+        "workload": list(load.workload) or None,
+        "requests": load.requests,
+        "resample": load.resample,
+        "speedup": load.speedup,
+        "max_tokens": load.max_tokens,
+        "max_model_len": run.machine.max_model_len,
+        "kv_tokens": run.machine.kv_tokens,
+        "seed": load.seed,
+    }
+
+
+def read_calls(
+    trace: Path | None,
+    workload: Collection[str],
+    requests: int | None,
+    faster: float,
+    seed: int,
+    *,
+    resample: bool = False,
+) -> Iterator[Call]:
+    """The requests of a trace or of a synthetic workload, as the flags say.
+
+    Raises:
+        ConfigError: neither or both, or what cannot be read; of a line in the middle of the file when it is reached.
+    """
+    from headrace.lab.workload import population
+    from headrace.lab.workload.reshape import resampled, speedup
+    from headrace.lab.workload.traces import BadTrace, read_trace
+
+    if (trace is None) == (not workload):
+        raise ConfigError("give the requests with either --trace FILE or --workload (see --help)")
+    if resample and (trace is None or requests is None):
+        raise ConfigError("--resample draws --requests from a --trace: it needs both")
+    calls: Iterable[Call]
+    try:
+        if trace is None:
+            tenants = [population.parse(text) for text in workload]
+            calls = population.calls(tenants, requests or 1000, seed)
+        elif resample:
+            calls = resampled(list(read_trace(trace)), requests or 0, seed)
+        else:
+            with trace.open():  # a missing file is reported now, not in the middle
+                calls = read_trace(trace, requests)
+        return _readable(trace, speedup(calls, faster))
+    except OSError as error:
+        raise ConfigError(
+            f"--trace {trace} cannot be read: {(error.strerror or str(error)).lower()}"
+        ) from None
+    except UnicodeDecodeError:
+        raise ConfigError(f"{trace}: the file is not UTF-8 text") from None
+    except (BadTrace, population.BadPopulation, ValueError) as error:
+        raise ConfigError(str(error)) from None
+
+
+def _readable(trace: Path | None, calls: Iterator[Call]) -> Iterator[Call]:
+    from headrace.lab.workload.traces import BadTrace
+
+    try:
+        yield from calls
+    except BadTrace as error:
+        raise ConfigError(str(error)) from None
+    except UnicodeDecodeError:
+        raise ConfigError(f"{trace}: the file is not UTF-8 text") from None

@@ -1,0 +1,116 @@
+"""``/v1/batches``: create, get, list and cancel. A tenant reaches only its own batches."""
+
+from __future__ import annotations
+
+import secrets
+
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Route
+
+from headrace.serve.batch.batches import Batches
+from headrace.serve.batch.lines import ENDPOINTS
+from headrace.serve.batch.records import BatchRecord, window_seconds
+from headrace.serve.batch.store import NotFound, QuotaExceeded
+from headrace.serve.http.batch.files import tenant_of
+from headrace.serve.http.batch.wire import (
+    BatchBody,
+    CancelBody,
+    batch_object,
+    batch_quota_exceeded,
+    list_object,
+    not_found,
+    page_limit,
+)
+from headrace.serve.http.body import read_body
+from headrace.serve.http.errors import ApiError, invalid
+from headrace.serve.http.generation.unsupported import NotYet
+from headrace.serve.http.wire import parse
+
+MAX_LISTED = 100
+LISTED = 20
+MAX_BODY_BYTES = 64 << 10
+NOT_YET: NotYet = {}
+
+
+class BatchRoutes:
+    """The endpoint; ``model`` is the name of the served model."""
+
+    def __init__(self, batches: Batches, model: str) -> None:
+        self._batches = batches
+        self._model = model
+
+    def routes(self) -> list[Route]:
+        """What to mount."""
+        return [
+            Route("/v1/batches", self.create, methods=["POST"]),
+            Route("/v1/batches", self.list),
+            Route("/v1/batches/{id}", self.get),
+            Route("/v1/batches/{id}/cancel", self.cancel, methods=["POST"]),
+        ]
+
+    async def create(self, request: Request) -> Response:
+        """``POST /v1/batches``."""
+        body = parse(await read_body(request, MAX_BODY_BYTES), BatchBody, NOT_YET)
+        if body.endpoint not in ENDPOINTS:
+            known = ", ".join(ENDPOINTS)
+            raise invalid(f"endpoint must be one of {known}; got {body.endpoint!r}", "endpoint")
+        seconds = window_seconds(body.completion_window)
+        if seconds is None:
+            message = (
+                "completion_window must be 24h, or other minutes, hours or days from 1m to 7d (30m, 12h)"
+            )
+            raise invalid(message, "completion_window")
+        expires = body.output_expires_after
+        batch = BatchRecord(
+            id=f"batch_{secrets.token_hex(16)}",
+            tenant=tenant_of(request),
+            endpoint=body.endpoint,
+            input_file_id=body.input_file_id,
+            completion_window=body.completion_window,
+            window_seconds=seconds,
+            created_at=int(self._batches.clock()),
+            metadata=body.metadata,
+            output_seconds=None if expires is None else expires.seconds,
+        )
+        try:
+            return self._shown(await self._batches.create(batch))
+        except NotFound:
+            raise not_found("file", body.input_file_id, "input_file_id") from None
+        except QuotaExceeded as error:
+            raise batch_quota_exceeded(str(error)) from None
+
+    async def list(self, request: Request) -> Response:
+        """``GET /v1/batches``."""
+        limit = page_limit(request.query_params.get("limit"), LISTED, MAX_LISTED)
+        after = request.query_params.get("after")
+        try:
+            page = await self._batches.batches(tenant_of(request), limit=limit + 1, after=after)
+        except NotFound:
+            raise not_found("batch", after or "", "after") from None
+        return JSONResponse(list_object([batch_object(batch, self._model) for batch in page], limit))
+
+    async def get(self, request: Request) -> Response:
+        """``GET /v1/batches/{id}``."""
+        id = request.path_params["id"]
+        try:
+            return self._shown(await self._batches.batch(tenant_of(request), id))
+        except NotFound:
+            raise not_found("batch", id, "id") from None
+
+    async def cancel(self, request: Request) -> Response:
+        """``POST /v1/batches/{id}/cancel``."""
+        id = request.path_params["id"]
+        if raw := await read_body(request, MAX_BODY_BYTES):
+            parse(raw, CancelBody, NOT_YET)
+        try:
+            return self._shown(await self._batches.cancel(tenant_of(request), id))
+        except NotFound:
+            raise not_found("batch", id, "id") from None
+        except ValueError as error:
+            raise ApiError(
+                409, f"The batch cannot be cancelled: {error}.", param="id", code="batch_ended"
+            ) from None
+
+    def _shown(self, batch: BatchRecord) -> Response:
+        return JSONResponse(batch_object(batch, self._model))

@@ -1,0 +1,155 @@
+from __future__ import annotations
+
+import csv
+import json
+import re
+
+import pytest
+from typer.testing import CliRunner
+
+from headrace.cli import app
+from headrace.config import ConfigError
+from tests.lab.calibration.test_values import CALIBRATION
+
+TRACE = "req_time_s,client,prompt_len,output_len\n" + "".join(
+    f"{0.05 * i},{i % 3},{20 + 7 * i % 90},{3 + i % 11}\n" for i in range(60)
+)
+
+
+@pytest.fixture
+def trace(tmp_path):
+    path = tmp_path / "trace.csv"
+    path.write_text(TRACE)
+    return path
+
+
+def run(*words: object) -> str:
+    result = CliRunner().invoke(app, ["simulate", *map(str, words)], catch_exceptions=False)
+    assert result.exit_code == 0, result.output
+    return result.output
+
+
+def test_a_trace_on_a_device_is_told_and_written(trace, tmp_path):
+    out = tmp_path / "out" / "sim.json"
+    shown = run("--trace", trace, "--slo-ttft", "0.5", "--output", out, "--replicas", "2")
+    assert "llama-3.1-8b on 1 x H100-SXM" in shown
+    assert "fair: per tenant" in shown
+    told = json.loads(out.read_text())
+    assert told["summary"]["requests"] == 60
+    assert told["summary"]["failed"] == 0
+    assert {part["name"] for part in told["tenants"]} == {"0", "1", "2"}
+    assert told["settings"]["scheduler"]["max_num_seqs"] == 512, "the device's own default"
+    assert told["settings"]["replicas"] == 2
+
+
+@pytest.mark.parametrize("policy", ["fair", "fcfs", "priority", "static"])
+def test_equal_runs_write_equal_files(trace, tmp_path, policy):
+    files = [tmp_path / "a.json", tmp_path / "b.json"]
+    for path in files:
+        run(
+            *("--trace", trace, "--requests", "90", "--resample", "--seed", "3", "--output", path),
+            *("--scheduling-policy", policy, "--device", "cpu", "smollm2-135m", "--speedup", "3"),
+        )
+    assert files[0].read_bytes() == files[1].read_bytes()
+    run(*("--trace", trace, "--requests", "90", "--resample", "--seed", "4", "--output", files[1]))
+    assert files[0].read_bytes() != files[1].read_bytes()
+
+
+def test_a_population_on_a_calibrated_machine(tmp_path):
+    path = tmp_path / "c.json"
+    CALIBRATION.write(path)
+    shown = run(
+        *("--calibration", path, "--requests", "50", "--plot", tmp_path / "plots"),
+        *("--workload", "tenant=chat,rate=2,prompt=100,answer=20,turns=3,system=64"),
+        *("--workload", "tenant=jobs,rate=1,prompt=uniform:50:90,answer=5,class=flex"),
+    )
+    assert "m on a machine" in shown
+    assert "per class" in shown
+    assert (tmp_path / "plots" / "timeline.png").exists()
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ((), "either --trace FILE or --workload"),
+        (("--workload", "rate=1", "--resample"), "--resample"),
+        (("--workload", "rate=fast"), "workload 'rate=fast'"),
+        (("--trace", "/nowhere.csv"), "nowhere.csv cannot be read: no such file"),
+        (("--workload", "rate=1", "--device", "abacus"), "--device: there is no device 'abacus'"),
+        (("--workload", "rate=1", "--weights", "fp3"), "--weights fp3: expected one of"),
+        (("--workload", "rate=1", "--degree", "3"), "--degree 3: llama-3.1-8b has 8 KV heads"),
+        (("--workload", "rate=1", "--routing", "luck"), "--routing luck"),
+        (("--workload", "rate=1", "--speedup", "0"), "above 0"),
+        (("--workload", "rate=1", "--slo-ttft", "soon"), "--slo-ttft: expected a duration such as 500ms"),
+        (("--workload", "rate=1", "--seed", "x"), "--seed: expected a whole number"),
+        (("--workload", "rate=1", "--export", "rows.txt"), "--export rows.txt: .*csv"),
+    ],
+)
+def test_what_makes_no_sense_is_one_line(words, message):
+    with pytest.raises(ConfigError, match=message):
+        run(*words)
+
+
+def test_a_trace_that_is_no_text_is_one_line(tmp_path):
+    (tmp_path / "t.csv").write_bytes(b"\xff\xfe\x00")
+    with pytest.raises(ConfigError, match=r"t\.csv: the file is not UTF-8"):
+        run("--trace", tmp_path / "t.csv")
+
+
+def test_policies_are_compared_over_the_same_requests(trace, tmp_path):
+    out, rows = tmp_path / "sim.json", tmp_path / "rows.csv"
+    shown = run(
+        *("--trace", trace, "--scheduling-policy", "fcfs", "--scheduling-policy", "fair", "--speedup", "40"),
+        *("--device", "cpu", "--slo-ttft", "500ms", "--slo-tpot", "50ms", "--output", out, "--export", rows),
+        *("--plot", tmp_path / "plots"),
+    )
+    assert re.search(r"┃ +fcfs ┃ +fair ┃ / fcfs ┃", shown)
+    assert re.search(r"TTFT p50 ms +│ +\S+ │ +\S+ │ +\d+\.\d\dx", shown)
+    assert "SLO TTFT 500 ms, TPOT 50 ms" in shown
+    told = json.loads(out.read_text())["runs"]
+    assert told["fcfs"]["summary"]["prompt_tokens"] == told["fair"]["summary"]["prompt_tokens"]
+    assert told["fcfs"]["summary"]["tpot"] != told["fair"]["summary"]["tpot"]
+    listed = list(csv.DictReader(rows.open()))
+    assert [row["run"] for row in listed] == ["fcfs"] * 60 + ["fair"] * 60
+    assert (tmp_path / "plots" / "latency.png").exists()
+
+
+def test_latency_targets_reach_the_scheduler(tmp_path):
+    """Under load, ``fair`` keeps decoding within the target; without one it does not know it."""
+    load = ("--workload", "rate=200,prompt=uniform:200:2000,answer=uniform:50:100", "--requests", "300")
+    tpot = []
+    for name, target in (("none", ()), ("tight", ("--slo-tpot", "15ms"))):
+        run(
+            *load,
+            "--max-step-seconds",
+            "0",
+            "--mixed-prefill-ratio",
+            "0",
+            *target,
+            "--output",
+            tmp_path / name,
+        )
+        tpot.append(json.loads((tmp_path / name).read_text())["summary"]["tpot"]["p50"])
+    assert tpot[1] < 0.8 * tpot[0]
+
+
+@pytest.mark.parametrize(
+    ("slots", "hinted"), [("4", True), ("512", False)], ids=["slots are the limit", "there are enough"]
+)
+def test_slots_that_leave_memory_idle_are_hinted_at(trace, slots, hinted):
+    shown = run("--trace", trace, "--speedup", "50", "--max-num-seqs", slots)
+    assert ("Slots are the limit, not memory: try --max-num-seqs" in shown) == hinted
+
+
+@pytest.mark.parametrize("flag", ["--output", "--plot"])
+def test_what_cannot_be_written_is_one_line(tmp_path, flag):
+    (tmp_path / "file").touch()
+    with pytest.raises(ConfigError, match=f"{flag} .*file"):
+        run("--workload", "rate=5", "--requests", 3, flag, tmp_path / "file" / "x")
+
+
+def test_a_broken_trace_is_told_by_its_line(tmp_path):
+    path = tmp_path / "t.csv"
+    path.write_text(TRACE + "3.5,1,many,3\n")
+    with pytest.raises(ConfigError, match=r"t.csv:62: "):
+        run("--trace", path)

@@ -1,0 +1,100 @@
+from __future__ import annotations
+
+import pytest
+
+from headrace.core.events import Finished
+from headrace.lab.bench.record import Record
+from headrace.lab.calibration.measure import front_seconds, groups, measure_steps
+from headrace.lab.calibration.recorder import StepRecorder
+from headrace.testing.engines import hashing_engine
+
+
+def test_prompts_come_beside_answers_and_each_step_is_noted():
+    engine, runner = hashing_engine(num_blocks=400, max_num_seqs=6, max_model_len=128)
+    engine.runner = recorder = StepRecorder(runner)
+    loops = list(groups(6, 128, seed=1))
+    assert [each.open_at_once for each in loops] == [6, *(1, 2, 4, 6, 6, 4, 2, 1) * 2]
+    requests = [request for each in loops for request in each.requests]
+    assert len({request.id for request in requests}) == len(requests)
+    ends, most = [], 0
+    step = engine.step
+
+    def watched(now):
+        nonlocal most
+        most = max(most, engine.scheduler.num_running + engine.scheduler.num_waiting)
+        events = step(now)
+        ends.extend(event for event in events if isinstance(event, Finished))
+        return events
+
+    engine.step = watched
+    measured = measure_steps(engine, recorder, loops, engine.reset_prefix_cache)
+    assert len(ends) == len(requests)
+    assert most == 6
+    assert {each.work.rows for each in measured} == {1, 2, 3, 4, 5, 6}
+    beside = [each.work for each in measured if each.work.tokens > each.work.rows > 1]
+    assert len(beside) > 20, "steps with a prompt and answers"
+    assert all(each.seconds > 0 for each in measured)
+    assert sum(each.host_seconds != each.host_seconds for each in measured) == 16, "a pause before each loop"
+    answers = [request.params.max_tokens for each in loops[1:] for request in each.requests]
+    assert sum(each.work.samples for each in measured) == sum(answers), (
+        "all but the first loop's, which warms up"
+    )
+
+
+class Answering:
+    """Answers whose first token takes ``ttft``, and each further one ``step`` and ``event`` for each stream: ``prompt``
+    where they are not all alike."""
+
+    name = "server"
+
+    def __init__(
+        self, ttft: float, step: float, event: float = 0.0, prompt: float = 0.0, error: str = ""
+    ) -> None:
+        self.ttft, self.step, self.event, self.prompt, self.error = ttft, step, event, prompt, error
+
+    def run(self, work):
+        longest = max(each.max_tokens for each in work)
+        alike = all(each.max_tokens == longest for each in work)
+        times = [self.ttft]
+        while len(times) < longest:
+            told = sum(each.max_tokens > len(times) for each in work)
+            times.append(times[-1] + self.step + (self.event if alike else self.prompt) * told)
+        return [
+            Record(
+                each.id,
+                0.0,
+                times[each.max_tokens - 1],
+                tuple(times[: each.max_tokens]),
+                output_tokens=each.max_tokens,
+                error=self.error,
+            )
+            for each in work
+        ]
+
+
+ALONE = Answering(0.020, 0.010, 0.0005, 0.0005)
+
+
+def test_what_http_adds_is_what_the_engine_alone_lacks():
+    server = Answering(0.023, 0.013, 0.0007, 0.0015)
+    found = front_seconds(server, ALONE, 8, 1024)
+    assert found.step == pytest.approx(0.003)
+    assert found.event == pytest.approx(0.0002)
+    assert found.prompt == pytest.approx(0.001, rel=0.1), "the first tokens are told in no time here"
+    assert front_seconds(server, ALONE, 1, 1024).step == pytest.approx(0.0032), "one stream tells no more"
+
+
+def test_a_request_costs_what_its_first_token_is_late_by_beside_what_longer_steps_make_it():
+    assert front_seconds(Answering(0.060, 0.010, 0.0005, 0.0005), ALONE, 8, 1024).request == pytest.approx(
+        0.040
+    )
+    twice = Answering(0.060, 0.020, 0.001, 0.001)
+    assert front_seconds(twice, ALONE, 8, 1024).request == pytest.approx(0.020)
+
+
+def test_it_adds_nothing_less_than_nothing_and_failures_are_told():
+    quicker = Answering(0.01, 0.009)
+    assert front_seconds(quicker, ALONE, 8, 1024) == (0.0, 0.0, 0.0, 0.0)
+    failing = Answering(0.1, 0.01, error="no")
+    with pytest.raises(RuntimeError, match="stream0: no"):
+        front_seconds(failing, ALONE, 8, 1024)

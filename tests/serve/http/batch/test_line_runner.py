@@ -1,0 +1,123 @@
+"""Lines on the endpoints of a server over a scripted runner."""
+
+import json
+import time
+
+import pytest
+
+from headrace.core.events import Arrived
+from headrace.serve.auth.api_keys import Grant
+from headrace.serve.auth.roles import Role
+from headrace.serve.batch.lines import ENDPOINTS
+from headrace.serve.http.batch.line_runner import OPENED
+
+
+@pytest.fixture
+def options(tmp_path):
+    return {"batch_path": tmp_path, "max_num_seqs": 2}
+
+
+def test_every_endpoint_of_batches_can_be_run():
+    assert set(OPENED) == set(ENDPOINTS)
+
+
+def begin(house, bodies, url="/v1/completions"):
+    lines = [
+        {"custom_id": str(n), "method": "POST", "url": url, "body": body} for n, body in enumerate(bodies)
+    ]
+    raw = "".join(json.dumps(line) + "\n" for line in lines)
+    form = {"files": {"file": ("a", raw)}, "data": {"purpose": "batch"}}
+    file = house.client.post("/v1/files", **form).json()
+    body = {"input_file_id": file["id"], "endpoint": url, "completion_window": "24h"}
+    return house.client.post("/v1/batches", json=body).json()["id"]
+
+
+def ended(house, id):
+    until = time.monotonic() + 20
+    while (batch := house.client.get(f"/v1/batches/{id}").json())["status"] != "completed":
+        assert time.monotonic() < until, batch
+        time.sleep(0.01)
+    return batch
+
+
+def results(house, batch):
+    found = {}
+    for id in (batch["output_file_id"], batch["error_file_id"]):
+        if id:
+            rows = map(json.loads, house.client.get(f"/v1/files/{id}/content").text.splitlines())
+            found |= {row["custom_id"]: row["response"] for row in rows}
+    return found
+
+
+def test_a_line_is_answered_as_a_request_is(house):
+    body = {"prompt": "a fox", "temperature": 0, "max_tokens": 9}
+    batch = ended(house, begin(house, [body]))
+    (line,) = results(house, batch).values()
+    request = house.client.post("/v1/completions", json=body).json()
+    changing = {"id": 0, "created": 0}
+    assert line["body"] | changing == request | changing | {"usage": line["body"]["usage"]}
+    assert line["status_code"] == 200
+
+
+@pytest.mark.parametrize(
+    ("body", "status", "param"),
+    [
+        ({"prompt": "a", "model": "cat"}, 404, "model"),
+        ({"prompt": "a", "n": 0}, 400, "n"),
+        ({"prompt": "a", "unknown": 1}, 400, "unknown"),
+        ({"prompt": "a", "top_p": 3}, 400, "top_p"),
+        ({"prompt": "x" * 5000}, 400, None),
+        ({"prompt": "\ud800"}, 400, None),
+        ({"prompt": "a", "temperature": float("nan")}, 400, None),
+    ],
+)
+def test_a_wrong_line_has_the_error_of_a_wrong_request(house, body, status, param):
+    (line,) = results(house, ended(house, begin(house, [body]))).values()
+    assert (line["status_code"], line["body"]["error"]["param"]) == (status, param)
+
+
+def test_lines_are_background_work_of_the_batchs_tenant(house):
+    ended(
+        house, begin(house, [{"prompt": "a", "max_tokens": 2, "user": "someone", "service_tier": "priority"}])
+    )
+    (arrived,) = [event for event in house.seen if isinstance(event, Arrived)]
+    assert (arrived.service_class, arrived.tenant) == ("background", "default")
+
+
+def test_lines_begin_only_when_no_request_is_open(house):
+    service = house.service
+    service._urgent += 1  # a request is being answered
+    id = begin(house, [{"prompt": "a", "max_tokens": 2}])
+    time.sleep(0.5)
+    assert not any(isinstance(event, Arrived) for event in house.seen)
+    service._urgent -= 1
+    ended(house, id)
+
+
+def test_a_full_queue_delays_lines_and_fails_none(house, monkeypatch):
+    monkeypatch.setattr("headrace.serve.batch.runs.FIRST_WAIT_SECONDS", 0.01)
+    taken = house.service._queued_requests
+    house.service._queued_requests = 10_000
+    id = begin(house, [{"prompt": "a", "max_tokens": 2}] * 3)
+    time.sleep(0.3)
+    house.service._queued_requests = taken
+    monkeypatch.setattr("headrace.serve.batch.runs.MAX_WAIT_SECONDS", 0.01)
+    assert ended(house, id)["request_counts"] == {"total": 3, "completed": 3, "failed": 0}
+
+
+def test_the_time_limit_of_requests_does_not_count_for_background_lines(house):
+    house.service._request_timeout = 0.0
+    batch = ended(house, begin(house, [{"prompt": "a", "max_tokens": 4}]))
+    assert batch["request_counts"]["completed"] == 1
+
+
+@pytest.mark.parametrize("grants", [{"acme": Grant("acme"), "root": Grant(None, Role.ADMIN)}])
+def test_an_admin_key_acts_for_the_tenant_that_it_names(options, grants, request):
+    options["grants"] = grants
+    client = request.getfixturevalue("house").client
+    tenant, admin = {"Authorization": "Bearer acme"}, {"Authorization": "Bearer root"}
+    form = {"files": {"file": ("a", b"{}")}, "data": {"purpose": "batch"}}
+    id = client.post("/v1/files", headers=tenant, **form).json()["id"]
+    assert client.get(f"/v1/files/{id}", headers=tenant | {"X-Tenant-Id": "globex"}).status_code == 200
+    assert client.get(f"/v1/files/{id}", headers=admin).status_code == 404
+    assert client.get(f"/v1/files/{id}", headers=admin | {"X-Tenant-Id": "acme"}).status_code == 200

@@ -1,0 +1,166 @@
+"""Limits on a request's head, on real sockets of a uvicorn server with this connection class."""
+
+import json
+import socket
+import threading
+from contextlib import contextmanager
+
+import pytest
+import uvicorn
+
+from headrace.serve.http import connection
+from headrace.serve.http.runtime.connection import (
+    MAX_HEADER_BYTES,
+    MAX_HEADERS,
+    MAX_REQUEST_LINE_BYTES,
+    Connection,
+)
+
+
+async def echo(scope, receive, send):
+    """Answer with the number of headers and of bytes in the body."""
+    size, more = 0, True
+    while more:
+        message = await receive()
+        size += len(message.get("body", b""))
+        more = message.get("more_body", False)
+    body = f"{len(scope['headers'])} {size}".encode()
+    head = [(b"content-length", str(len(body)).encode())]
+    await send({"type": "http.response.start", "status": 200, "headers": head})
+    await send({"type": "http.response.body", "body": body})
+
+
+@pytest.fixture(scope="module")
+def address():
+    config = uvicorn.Config(echo, http=Connection, port=0, lifespan="off", ws="none", log_config=None)
+    server = uvicorn.Server(config)
+    thread = threading.Thread(target=server.run)
+    thread.start()
+    while not server.started:
+        assert thread.is_alive()
+    yield server.servers[0].sockets[0].getsockname()
+    server.should_exit = True
+    thread.join(10)
+
+
+@contextmanager
+def connected(address):
+    with socket.create_connection(address, timeout=10) as client:
+        yield client
+
+
+def exchange(address, *pieces):
+    """Send the pieces; the status, the body, and whether the server closed the connection."""
+    with connected(address) as client:
+        for piece in pieces:
+            client.sendall(piece)
+        said = b""
+        while b"\r\n\r\n" not in said:
+            part = client.recv(65536)
+            assert part, said
+            said += part
+        head, _, body = said.partition(b"\r\n\r\n")
+        length = int(head.lower().split(b"content-length: ")[1].split(b"\r\n")[0])
+        while len(body) < length:
+            body += client.recv(65536)
+        closed = b"connection: close" in head.lower() and client.recv(1) == b""
+        return int(head.split()[1]), body, closed
+
+
+def is_cut_while_sending(client, piece):
+    """Whether the server closes the connection while the client sends more and more."""
+    client.settimeout(0.05)
+    for _ in range(1000):
+        try:
+            client.sendall(piece)
+            if client.recv(1) == b"":
+                return True
+        except TimeoutError:
+            continue
+        except OSError:
+            return True
+    return False
+
+
+def request(*headers, target="/", body=b""):
+    lines = [f"POST {target} HTTP/1.1", "host: x", f"content-length: {len(body)}", *headers]
+    return "\r\n".join([*lines, "", ""]).encode() + body
+
+
+def error(answer):
+    status, body, closed = answer
+    assert closed
+    return status, json.loads(body)["error"]
+
+
+def test_a_head_within_the_limits_is_served(address):
+    many = [f"x-{number}: y" for number in range(MAX_HEADERS - 2)]
+    assert exchange(address, request(*many)) == (200, f"{MAX_HEADERS} 0".encode(), False)
+    large = "x: " + "y" * (MAX_HEADER_BYTES - 100)
+    assert exchange(address, request(large))[0] == 200
+    assert exchange(address, request(target="/" + "p" * (MAX_REQUEST_LINE_BYTES - 1)))[0] == 200
+
+
+def test_too_many_headers_are_refused_with_the_limit(address):
+    many = [f"x-{number}: y" for number in range(MAX_HEADERS - 1)]
+    status, told = error(exchange(address, request(*many)))
+    assert (status, told["code"]) == (431, "headers_too_large")
+    assert f"{MAX_HEADERS} headers" in told["message"]
+
+
+@pytest.mark.parametrize("count", [1, 40])
+def test_too_many_bytes_of_headers_are_refused_with_the_limit(address, count):
+    each = "y" * (MAX_HEADER_BYTES // count)
+    status, told = error(exchange(address, request(*(f"x-{number}: {each}" for number in range(count)))))
+    assert status == 431
+    assert f"{MAX_HEADER_BYTES} bytes" in told["message"]
+
+
+def test_a_request_line_that_is_too_long_is_refused_with_the_limit(address):
+    status, told = error(exchange(address, request(target="/" + "p" * MAX_REQUEST_LINE_BYTES)))
+    assert (status, told["code"]) == (414, "uri_too_long")
+    assert str(MAX_REQUEST_LINE_BYTES) in told["message"]
+
+
+def test_a_header_that_never_ends_is_refused_before_it_fills_the_memory(address):
+    begun = b"GET / HTTP/1.1\r\nhost: x\r\nx: "
+    status, _ = error(exchange(address, begun, *[b"y" * 10_000] * 5))
+    assert status == 431
+
+
+def test_a_client_that_sends_far_too_much_still_hears_why(address):
+    status, _ = error(exchange(address, request("x: " + "y" * 4_000_000)))
+    assert status == 431
+
+
+def test_a_trailer_that_never_ends_is_refused(address):
+    head = b"POST / HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\n\r\n1\r\nz\r\n0\r\nx: "
+    with connected(address) as client:
+        client.sendall(head)
+        # The application waits for the end of the body and has not answered: the connection is cut.
+        assert is_cut_while_sending(client, b"y" * 10_000)
+
+
+def test_a_large_body_is_no_head(address):
+    body = b"z" * 1_000_000
+    assert exchange(address, request(body=body)) == (200, b"2 1000000", False)
+
+
+def test_the_limits_count_for_each_request_of_a_connection(address):
+    many = [f"x-{number}: y" for number in range(MAX_HEADERS - 2)]
+    with connected(address) as client:
+        for _ in range(3):
+            client.sendall(request(*many))
+            assert client.recv(65536).startswith(b"HTTP/1.1 200")
+        client.sendall(request(*many, "x: y"))
+        assert client.recv(65536).startswith(b"HTTP/1.1 431")
+
+
+def test_what_is_no_http_is_a_400_in_the_format_of_all_errors(address):
+    status, told = error(exchange(address, b"NONSENSE\r\n\r\n"))
+    assert (status, told["code"]) == (400, "invalid_http")
+
+
+def test_the_limits_are_at_least_what_clients_and_proxies_use():
+    assert connection.MAX_HEADER_BYTES >= 16_384
+    assert connection.MAX_HEADERS >= 100
