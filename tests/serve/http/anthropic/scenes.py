@@ -27,7 +27,7 @@ def said(text, **more):
 
 
 def ask(house, status=200, path=PATH, **more):
-    body = {"model": "fox", "messages": HI} | ({"max_tokens": 200} if path == PATH else {}) | more
+    body = {"model": "fox", "messages": HI} | ({} if path == COUNT else {"max_tokens": 200}) | more
     answer = house.client.post(path, json={name: value for name, value in body.items() if value is not ...})
     assert answer.status_code == status, answer.text
     return answer

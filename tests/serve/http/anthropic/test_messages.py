@@ -9,6 +9,7 @@ from tests.serve.http.anthropic.scenes import (
     CALL,
     COUNT,
     HI,
+    PATH,
     THINK,
     TIME,
     TOOLED,
@@ -246,3 +247,45 @@ def test_the_user_is_the_tenant_and_classes_have_anthropics_name(house):
     assert answer["usage"]["service_tier"] == "standard"
     told = house.client.get("/v1/requests/msg_mine").json()
     assert told["tenant"] == "u-1"
+
+
+AGENT = {
+    "system": [
+        {"type": "text", "text": "You are an agent. " * 20},
+        {"type": "text", "text": "Rules. " * 20, "cache_control": {"type": "ephemeral"}},
+    ],
+    "tools": [WEATHER, TIME],
+    "thinking": {"type": "adaptive"},
+    "context_management": {"edits": [{"type": "clear_thinking_20251015", "keep": "all"}]},
+    "output_config": {"effort": "high"},
+    "metadata": {"user_id": '{"device_id":"d","account_uuid":"","session_id":"s"}'},
+    "max_tokens": 32_000,
+}
+"""What coding agents send with each turn."""
+
+TEXT = {"type": "text", "text": "hi"}
+INPUTS = ("input_tokens", "cache_creation_input_tokens", "cache_read_input_tokens")
+
+
+@said("I look.</think>" + CALL)
+def test_the_second_turn_of_an_agent_computes_what_is_new(house):
+    asked = [
+        {"role": "user", "content": [{"type": "text", "text": "<reminder>Be careful.</reminder>"}, TEXT]}
+    ]
+    first = ask(house, path=PATH + "?beta=true", messages=asked, **AGENT).json()
+    assert [block["type"] for block in first["content"]] == ["thinking", "tool_use"]
+    result = {
+        "type": "tool_result",
+        "tool_use_id": first["content"][1]["id"],
+        "content": "21",
+        "cache_control": MARK,
+    }
+    history = [
+        *asked,
+        {"role": "assistant", "content": first["content"]},
+        {"role": "user", "content": [result]},
+    ]
+    usage = ask(house, path=PATH + "?beta=true", messages=history, **AGENT).json()["usage"]
+    written = usage["cache_creation_input_tokens"] + usage["input_tokens"]
+    assert usage["cache_read_input_tokens"] >= sum(first["usage"][name] for name in INPUTS) - 4
+    assert written < 0.2 * usage["cache_read_input_tokens"]
