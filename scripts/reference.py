@@ -27,6 +27,8 @@ from headrace.observe.http_requests import HttpRequests
 from headrace.observe.metrics import Metrics
 from headrace.observe.metrics_page import MetricsPage
 from headrace.observe.vllm_names import ALIASES
+from headrace.serve.http.anthropic.refusals import MESSAGES
+from headrace.serve.http.anthropic.wire import MessagesBody
 from headrace.serve.http.generation.unsupported import CHAT, COMPLETIONS
 from headrace.serve.http.openai.chat_wire import ChatBody
 from headrace.serve.http.openai.completions_wire import CompletionBody
@@ -105,6 +107,7 @@ def http_page() -> str:
         ("Chat completions", ChatBody, CHAT),
         ("Completions", CompletionBody, COMPLETIONS),
         ("Responses", ResponsesBody, RESPONSES),
+        ("Messages", MessagesBody, MESSAGES),
     ):
         lines += ["", f"## {title}", "", "| field | type | meaning |", "|---|---|---|"]
         lines += list(_wire_rows(body))

@@ -49,6 +49,7 @@ from headrace.observe.vllm_names import aliases, labels
 from headrace.serve.auth.api_keys import read_keys
 from headrace.serve.auth.key_file import KeyFile
 from headrace.serve.cache.lookup import CacheLookup
+from headrace.serve.http.anthropic.routes import Messages
 from headrace.serve.http.app import Beside, create_app, create_metrics_app
 from headrace.serve.http.batch.opening import open_batches
 from headrace.serve.http.cache.routes import CacheApi
@@ -245,7 +246,46 @@ def _make_app(loaded: Loaded, all_options: Options, keys: KeyFile, traces: Trace
     for watcher, tokens in watchers(traces):
         service.watch(watcher, tokens=tokens)
     systemd = systemd_link(service)
-    status = Status(
+    status = _make_status(loaded, service, model, notes, folds, warming.not_yet)
+    stats = (folds.metrics.caches.stats, folds.savings.stats)
+    caches = CacheApi(recall, *stats, max_body_bytes=options.max_body_bytes)
+    accounts = UsageReport(service, folds.usage.tenants, folds.usage.tell)
+    abort = Abort(notes, max_body_bytes=options.max_body_bytes)
+    responses = open_responses(options, recall, model, notes)
+    batch = open_batches(all_options.batch, options, recall, model, notes)
+    messages = _make_messages(options, recall, model, notes)
+    more = (status, Pause(service), caches, accounts, warming.endpoint, batch, Docs(__version__))
+    routes = [route for part in (api, responses, messages, abort, *more) for route in part.routes()]
+    beside: list[Beside] = [keys, *([history] if history else []), warming.warmer, systemd.watch]
+    beside += [responses.background, *batch.beside]
+    exchanges = hooks(all_options.observability, folds.page, notes, traces)
+    app = create_app(recall, routes, keys.keys, beside, options.allowed_origins, exchanges)
+    return _Built(app, routes, recall, model, systemd)
+
+
+def _make_messages(
+    options: ServerOptions, recall: CacheLookup, model: ServedModel, notes: CallNotes
+) -> Messages:
+    service = recall.service
+    return Messages(
+        recall,
+        model,
+        notes,
+        max_body_bytes=options.max_body_bytes,
+        request_timeout=options.request_timeout,
+        headers=lambda tenant: rate_headers(service.meter.rooms(tenant, service.now())),
+    )
+
+
+def _make_status(
+    loaded: Loaded,
+    service: Service,
+    model: ServedModel,
+    notes: CallNotes,
+    folds: _Folds,
+    not_yet: Callable[[], str],
+) -> Status:
+    return Status(
         service,
         model,
         notes,
@@ -255,21 +295,8 @@ def _make_app(loaded: Loaded, all_options: Options, keys: KeyFile, traces: Trace
         reset=loaded.engine.reset_prefix_cache,
         version=__version__,
         foresee=lambda request_id, now: estimate_fields(loaded.engine.estimate_start(request_id)),
-        not_yet=warming.not_yet,
+        not_yet=not_yet,
     )
-    stats = (folds.metrics.caches.stats, folds.savings.stats)
-    caches = CacheApi(recall, *stats, max_body_bytes=options.max_body_bytes)
-    accounts = UsageReport(service, folds.usage.tenants, folds.usage.tell)
-    abort = Abort(notes, max_body_bytes=options.max_body_bytes)
-    responses = open_responses(options, recall, model, notes)
-    batch = open_batches(all_options.batch, options, recall, model, notes)
-    parts = (api, responses, abort, status, Pause(service), caches, accounts, warming.endpoint, batch)
-    routes = [route for part in (*parts, Docs(__version__)) for route in part.routes()]
-    beside: list[Beside] = [keys, *([history] if history else []), warming.warmer, systemd.watch]
-    beside += [responses.background, *batch.beside]
-    exchanges = hooks(all_options.observability, folds.page, notes, traces)
-    app = create_app(recall, routes, keys.keys, beside, options.allowed_origins, exchanges)
-    return _Built(app, routes, recall, model, systemd)
 
 
 class _Folds(NamedTuple):

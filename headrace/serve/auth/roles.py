@@ -61,6 +61,8 @@ ROUTES: Mapping[str, Access] = {
     "DELETE /v1/responses/{id}": Access.INFERENCE,
     "POST /v1/responses/{id}/cancel": Access.INFERENCE,
     "GET /v1/responses/{id}/input_items": Access.INFERENCE,
+    "POST /v1/messages": Access.INFERENCE,
+    "POST /v1/messages/count_tokens": Access.INFERENCE,
     "POST /tokenize": Access.INFERENCE,
     "POST /detokenize": Access.INFERENCE,
     "GET /v1/models": Access.INFERENCE,

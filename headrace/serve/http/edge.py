@@ -10,17 +10,21 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable, Iterable
+from functools import partial
 
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.routing import BaseRoute, Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from headrace.serve.auth.access import AccessCheck, KeyRequired, RoleRequired, route_path, tenant_of
+from headrace.serve.http.anthropic.errors import error_response, speaks_anthropic
 from headrace.serve.http.errors import (
+    ERROR_FORMAT,
     ApiError,
     failed,
     invalid,
     invalid_api_key,
+    respond,
     role_required,
     shutting_down,
 )
@@ -63,6 +67,8 @@ class Edge:
             return
         headers = Headers(scope=scope)
         exchange = scope[EXCHANGE] = Exchange(scope, headers, self._clock(), self._hooks)
+        if speaks_anthropic(scope, headers):
+            scope[ERROR_FORMAT] = partial(error_response, request_id=exchange.request_id)
         for hook in self._hooks.begun:
             hook(exchange)
         try:
@@ -82,13 +88,15 @@ class Edge:
                 exchange.status = message["status"]
                 added = MutableHeaders(scope=message)
                 added["X-Request-Id"] = exchange.request_id
+                if ERROR_FORMAT in scope:
+                    added["request-id"] = exchange.request_id
                 if exchange.traceparent:
                     added["traceparent"] = exchange.traceparent
             await send(message)
 
         async def refuse(error: ApiError) -> None:
             exchange.error = error.code or exchange.error
-            await error.response()(scope, receive, send_with_id)
+            await respond(error, scope)(scope, receive, send_with_id)
 
         try:
             scope[CALLER] = self._caller(scope, headers, exchange)
@@ -110,7 +118,7 @@ class Edge:
     def _caller(self, scope: Scope, headers: Headers, exchange: Exchange) -> Caller:
         path = route_path(scope["path"], scope.get("root_path", ""))
         try:
-            identity = self._access.identity(scope["method"], path, headers.get("authorization"))
+            identity = self._access.identity(scope["method"], path, _authorization(headers))
         except KeyRequired:
             raise invalid_api_key() from None
         except RoleRequired as error:
@@ -121,3 +129,11 @@ class Edge:
             raise invalid("X-Tenant-Id must be 1 to 128 printable ASCII characters", "X-Tenant-Id")
         key_id, tenant = tenant_of(identity, claimed)
         return Caller(key_id, tenant, headers.get("cache-control"), exchange=exchange)
+
+
+def _authorization(headers: Headers) -> str | None:
+    """The request's key as in ``Authorization``; Anthropic's clients send it in ``x-api-key``."""
+    given = headers.get("authorization")
+    if given is None and (key := headers.get("x-api-key")):
+        return f"Bearer {key}"
+    return given

@@ -7,8 +7,9 @@ logged and never sent.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, MutableMapping
 from http import HTTPStatus
+from typing import Any
 
 from starlette.exceptions import HTTPException
 from starlette.requests import Request as HttpRequest
@@ -21,14 +22,17 @@ from headrace.core.tenancy.gate import Reject
 from headrace.serve.auth.roles import Access
 from headrace.serve.http.exchange import record_error
 
+ERROR_FORMAT = "headrace.error_format"
+"""The key in an ASGI scope of a function that turns an `ApiError` into a response, for APIs other than OpenAI's."""
+
 INVALID = "invalid_request_error"
 FAILED_MESSAGE = "The server had an error while processing your request."
 
 NOT_YET_ROUTES = (
     "/v1/embeddings",
-    "/v1/messages",
     "/v1/responses/compact",
     "/v1/responses/input_tokens",
+    "/v1/messages/batches",
     "/v1/load_lora_adapter",
     "/v1/unload_lora_adapter",
     "/v1/experiments",
@@ -74,6 +78,12 @@ class ApiError(Exception):
         return Response(self.body(), self.status, self.headers, media_type="application/json")
 
 
+def respond(error: ApiError, scope: MutableMapping[str, Any]) -> Response:
+    """The error as an HTTP response, in the format of the API that the request belongs to."""
+    convert: Callable[[ApiError], Response] = scope.get(ERROR_FORMAT, ApiError.response)
+    return convert(error)
+
+
 def invalid(message: str, param: str | None = None, code: str | None = "invalid_value") -> ApiError:
     """400: a field has an invalid value; ``param`` names the field."""
     return ApiError(400, message, param=param, code=code)
@@ -94,11 +104,18 @@ def context_length_exceeded(prompt: int, asked: int, limit: int, param: str | No
     )
 
 
+def prompt_too_long(prompt: int, limit: int) -> ApiError:
+    """400: the prompt fills the model's context; in the words that Anthropic's clients look for."""
+    return invalid(
+        f"prompt is too long: {prompt} tokens > {limit - 1} maximum", "messages", "context_length_exceeded"
+    )
+
+
 def invalid_api_key() -> ApiError:
     """401: the request has no API key, or one that the server does not know."""
     return ApiError(
         401,
-        "Incorrect or missing API key. Send it as 'Authorization: Bearer KEY'.",
+        "Incorrect or missing API key. Send it as 'Authorization: Bearer KEY' or 'x-api-key: KEY'.",
         type="authentication_error",
         code="invalid_api_key",
         headers={"WWW-Authenticate": "Bearer"},
@@ -270,23 +287,23 @@ async def http_exception(request: HttpRequest, error: Exception) -> Response:
         shown = ApiError(error.status_code, error.detail)
     shown.headers.update(error.headers or {})
     record_error(request.scope, shown.code)
-    return shown.response()
+    return respond(shown, request.scope)
 
 
 async def api_error(request: HttpRequest, error: Exception) -> Response:
     """An error that a route raised."""
     assert isinstance(error, ApiError)
     record_error(request.scope, error.code)
-    return error.response()
+    return respond(error, request.scope)
 
 
 async def invalid_parameter(request: HttpRequest, error: Exception) -> Response:
     """A parameter that the core rejected; it names the field as the client spelled it."""
     assert isinstance(error, InvalidParameter)
     record_error(request.scope, "invalid_value")
-    return invalid(str(error), error.param).response()
+    return respond(invalid(str(error), error.param), request.scope)
 
 
 async def unexpected(request: HttpRequest, error: Exception) -> Response:
     """An unexpected exception; the edge logs it."""
-    return failed().response()
+    return respond(failed(), request.scope)

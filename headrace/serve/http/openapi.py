@@ -16,6 +16,7 @@ from starlette.responses import HTMLResponse, JSONResponse, Response
 from starlette.routing import Route
 
 from headrace.serve.auth.roles import ROUTES, Access
+from headrace.serve.http.anthropic.wire import CountBody, MessagesBody
 from headrace.serve.http.batch.wire import BatchBody, UploadForm
 from headrace.serve.http.cache.routes import ClearBody, FeedbackBody
 from headrace.serve.http.cache.warm_wire import WarmBody
@@ -78,6 +79,24 @@ OPERATIONS = (
         "get",
         "/v1/responses/{id}/input_items",
         "List the input items of a stored response; ?limit=, ?order= and ?after= select a page.",
+    ),
+    Operation(
+        "post",
+        "/v1/messages",
+        "Create a message, in Anthropic's format.",
+        MessagesBody,
+        {
+            "messages": [{"role": "user", "content": "Tell me a short story."}],
+            "max_tokens": 200,
+            "stream": True,
+        },
+    ),
+    Operation(
+        "post",
+        "/v1/messages/count_tokens",
+        "Count the tokens of a message request's prompt.",
+        CountBody,
+        {"messages": [{"role": "user", "content": "Hello"}]},
     ),
     Operation("post", "/tokenize", "Convert text or messages to tokens.", TokenizeBody, {"prompt": "Hello"}),
     Operation("post", "/detokenize", "Convert tokens to text.", DetokenizeBody, {"tokens": [1, 2, 3]}),

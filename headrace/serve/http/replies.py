@@ -7,13 +7,13 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from headrace.serve.http.edge import SEND
-from headrace.serve.http.errors import ApiError, failed
+from headrace.serve.http.errors import ApiError, failed, respond
 from headrace.serve.http.exchange import DISCONNECTED, record_error
 from headrace.serve.http.generation.call import Call
 from headrace.serve.http.generation.writing import PING, AnswerWriter
@@ -53,7 +53,7 @@ class WholeAnswer(Response):
         # A call that is already complete waits for nothing, so a disconnect need not be watched for.
         watch = None if self._call.settled else asyncio.create_task(self._watch(receive))
         try:
-            response = await self._answer()
+            response = await self._answer(scope)
         finally:
             if watch is not None:
                 watch.cancel()
@@ -65,7 +65,7 @@ class WholeAnswer(Response):
                 record_error(scope, self._error)
             await response(scope, receive, send)
 
-    async def _answer(self) -> Response:
+    async def _answer(self, scope: Scope) -> Response:
         try:
             while not self._call.done:
                 await self._call.advance()
@@ -73,11 +73,11 @@ class WholeAnswer(Response):
             return Response(self._writer.whole(), headers=headers, media_type="application/json")
         except ApiError as error:
             self._error = error.code or ""
-            return error.response()
+            return respond(error, scope)
         except Exception:
             logger.exception("call failed", extra={"fields": {"id": self._call.id}})
             self._error = "server_error"
-            return failed().response()
+            return respond(failed(), scope)
 
     async def _watch(self, receive: Receive) -> None:
         await _hung_up(receive)
@@ -89,10 +89,17 @@ class StreamedAnswer(Response):
     """The response as server-sent events, one write per step.
 
     The status is sent with the first token, so that an early error has its own status. Later errors are sent as events.
-    Comments, which clients ignore, fill silence.
+    ``ping`` makes what fills silence: comments, which clients ignore, or an event of the API.
     """
 
-    def __init__(self, call: Call, writer: AnswerWriter, headers: Mapping[str, str]) -> None:
+    def __init__(
+        self,
+        call: Call,
+        writer: AnswerWriter,
+        headers: Mapping[str, str],
+        ping: Callable[[], bytes] = lambda: PING,
+    ) -> None:
+        self._ping = ping
         self._more_headers = headers
         self._call = call
         self._writer = writer
@@ -150,7 +157,7 @@ class StreamedAnswer(Response):
         if self._started:
             await self._write(self._writer.failure(error), more=False)
         else:
-            await error.response()(scope, receive, self._send)
+            await respond(error, scope)(scope, receive, self._send)
 
     async def _write(self, data: bytes, more: bool = True) -> None:
         self._quiet = False
@@ -168,7 +175,7 @@ class StreamedAnswer(Response):
         try:
             while not (await asyncio.wait([gone], timeout=PING_SECONDS))[0]:
                 if self._quiet and not self._ended:
-                    await self._write(PING)
+                    await self._write(self._ping())
                 self._quiet = True
         finally:
             gone.cancel()

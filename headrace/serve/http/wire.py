@@ -6,7 +6,8 @@ client spelled it (``messages[0].content``). Fields are defined in the packages 
 
 from __future__ import annotations
 
-from typing import TypeVar
+from collections.abc import Mapping
+from typing import Any, TypeVar
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 from pydantic_core import PydanticCustomError, from_json
@@ -33,14 +34,32 @@ def parse(raw: bytes, form: type[WireT], not_yet: NotYet) -> WireT:
     Raises:
         ApiError: it is not a JSON object in UTF-8, or a field is wrong, unknown or not supported yet.
     """
+    return valid(form, refuse_unsupported(json_object(raw), not_yet))
+
+
+def json_object(raw: bytes) -> dict[str, Any]:
+    """The JSON object in a request's body.
+
+    Raises:
+        ApiError: it is not a JSON object in UTF-8.
+    """
     try:
         body = from_json(raw, allow_inf_nan=False)
     except ValueError as error:
         raise invalid(f"The request body is not valid JSON: {error}", code="invalid_json") from None
     if not isinstance(body, dict):
         raise invalid("The request body must be a JSON object.", code="invalid_json")
+    return body
+
+
+def valid(form: type[WireT], body: Mapping[str, Any]) -> WireT:
+    """A JSON object as its type.
+
+    Raises:
+        ApiError: a field is wrong or unknown.
+    """
     try:
-        return form.model_validate(refuse_unsupported(body, not_yet))
+        return form.model_validate(body)
     except ValidationError as error:
         raise _first_error(error) from None
 

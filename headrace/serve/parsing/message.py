@@ -88,15 +88,24 @@ class MessageReader:
 
     def push(self, text: str, texts: Sequence[str] = ()) -> MessagePiece:
         """What ``text`` adds; ``texts`` are the tokens' own, of which it may lag behind."""
-        if self._reading.reasoning is not None:
-            for each in texts:
-                self._starts.append(self._length)
-                self._length += len(each)
+        self._measure(texts)
         return self._piece(self._machine.push(text))
 
     def finish(self) -> MessagePiece:
         """What was held back until the end."""
         return self._piece(self._machine.finish())
+
+    def push_in_order(self, text: str, texts: Sequence[str] = ()) -> list[MessagePiece]:
+        """As `push`, in pieces of one kind each, in the order in which the model wrote them."""
+        self._measure(texts)
+        return self._in_order(self._machine.push(text))
+
+    def finish_in_order(self) -> list[MessagePiece]:
+        """As `finish`, in pieces of one kind each."""
+        return self._in_order(self._machine.finish())
+
+    def _in_order(self, parts: Sequence[Part]) -> list[MessagePiece]:
+        return [piece for part in parts if (piece := self._piece([part]))]
 
     @property
     def reasoning_tokens(self) -> int:
@@ -106,6 +115,12 @@ class MessageReader:
             (len(starts) if end is None else bisect_left(starts, end)) - bisect_left(starts, start)
             for start, end in self._machine.spans
         )
+
+    def _measure(self, texts: Sequence[str]) -> None:
+        if self._reading.reasoning is not None:
+            for each in texts:
+                self._starts.append(self._length)
+                self._length += len(each)
 
     def _piece(self, parts: Sequence[Part]) -> MessagePiece:
         piece = MessagePiece()

@@ -34,6 +34,7 @@ from headrace.serve.batch.store import Limits as TenantLimits
 from headrace.serve.cache.background_request import BackgroundRequests
 from headrace.serve.cache.lookup import CacheLookup
 from headrace.serve.cache.warmer import Warmer
+from headrace.serve.http.anthropic.routes import Messages
 from headrace.serve.http.app import Beside, create_app
 from headrace.serve.http.batch.batches import BatchRoutes
 from headrace.serve.http.batch.files import Files
@@ -176,6 +177,14 @@ def build_house(options: dict) -> tuple[House, ASGIApp]:
     responses = ResponsesApi(
         recall, model, notes, store, background, max_body_bytes=100_000, request_timeout=30.0
     )
+    messages = Messages(
+        recall,
+        model,
+        notes,
+        max_body_bytes=options.get("max_body_bytes", 100_000),
+        request_timeout=options.get("request_timeout", 30.0),
+        headers=lambda tenant: rate_headers(service.meter.rooms(tenant, service.now())),
+    )
     status = Status(
         service,
         model,
@@ -208,6 +217,7 @@ def build_house(options: dict) -> tuple[House, ASGIApp]:
     parts = (
         api,
         responses,
+        messages,
         Abort(notes, max_body_bytes=1000),
         status,
         Pause(service),

@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import TypeVar
 
 from headrace.core.request import SamplingParams
-from headrace.serve.http.errors import context_length_exceeded, invalid
+from headrace.serve.http.errors import context_length_exceeded, invalid, prompt_too_long
 from headrace.serve.http.generation.fields import Generation
 from headrace.serve.http.model import ServedModel
 from headrace.serve.http.structured import constraint
@@ -97,6 +97,17 @@ def answer_length(prompt: int, asked: int | None, default: int | None, param: st
     if asked > room:
         raise context_length_exceeded(prompt, asked, limit, param)
     return asked
+
+
+def room_for_answer(prompt: int, limit: int) -> int:
+    """The tokens that the context leaves for an answer to a prompt of ``prompt`` tokens.
+
+    Raises:
+        ApiError: it leaves none.
+    """
+    if prompt >= limit:
+        raise prompt_too_long(prompt, limit)
+    return limit - prompt
 
 
 ValueT = TypeVar("ValueT", int, float)

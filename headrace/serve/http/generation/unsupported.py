@@ -68,7 +68,7 @@ def refuse_unsupported(body: Mapping[str, Any], not_yet: NotYet) -> dict[str, An
     Raises:
         ApiError: one of them asks for something.
     """
-    kept = _without(body, not_yet, "")
+    kept = without(body, not_yet, "")
     messages = kept.get("messages")
     if isinstance(messages, list):
         kept["messages"] = [_message(message, f"messages[{i}]") for i, message in enumerate(messages)]
@@ -86,10 +86,15 @@ def _message(message: object, path: str) -> object:
         kind = part.get("type") if isinstance(part, dict) else None
         if isinstance(kind, str) and kind != "text":
             raise not_supported(f"{path}.content[{i}].type", f"Content of type {kind!r}")
-    return _without(message, MESSAGE, f"{path}.")
+    return without(message, MESSAGE, f"{path}.")
 
 
-def _without(body: Mapping[str, Any], not_yet: NotYet, path: str) -> dict[str, Any]:
+def without(body: Mapping[str, Any], not_yet: NotYet, path: str) -> dict[str, Any]:
+    """``body`` without the fields of ``not_yet``; ``path`` is where it stands in the request.
+
+    Raises:
+        ApiError: one of them asks for something.
+    """
     kept = {}
     for name, value in body.items():
         if name not in not_yet:

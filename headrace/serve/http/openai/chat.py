@@ -22,7 +22,13 @@ from headrace.serve.http.generation.call import (
 )
 from headrace.serve.http.generation.choices import NOTHING, Choice, Delta
 from headrace.serve.http.generation.logprobs import chat_logprobs, prompt_entries, prompt_logprobs
-from headrace.serve.http.generation.sampling import answer_length, check_stream, sampling_params, truncated
+from headrace.serve.http.generation.sampling import (
+    answer_length,
+    check_stream,
+    room_for_answer,
+    sampling_params,
+    truncated,
+)
 from headrace.serve.http.generation.writing import Writer, encode, encode_lines, encode_text
 from headrace.serve.http.model import INLINE_CHARACTERS, ServedModel
 from headrace.serve.http.openai.chat_wire import ChatBody, Conversation
@@ -49,8 +55,11 @@ async def open_chat(
     caller: Caller,
     request_timeout: float,
     id_prefix: str = "chatcmpl-",
+    shorten: bool = False,
 ) -> Call:
     """Render, tokenize and submit a conversation; the call's id begins with ``id_prefix``.
+
+    ``shorten``: an answer that is longer than the context leaves room for is not refused, but ends there.
 
     Raises:
         ApiError: it cannot be served as it is, or not now.
@@ -65,6 +74,8 @@ async def open_chat(
     else:
         whole = await model.encode_prompt(text, cache_scope(caller, body))
     tokens = truncated(whole, body, model, max_tokens or 1)
+    if shorten and max_tokens is not None:
+        max_tokens = min(max_tokens, room_for_answer(len(tokens), model.max_model_len))
     length = answer_length(len(tokens), max_tokens, None, param, model.max_model_len)
     stated = None if max_tokens is None else length
     params = sampling_params(body, model, max_tokens=stated, logprobs=top)

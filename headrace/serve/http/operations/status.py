@@ -10,6 +10,8 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
+from headrace.serve.http.anthropic.errors import SPEAKS
+from headrace.serve.http.anthropic.models import card, listing
 from headrace.serve.http.edge import CALLER
 from headrace.serve.http.errors import request_not_found
 from headrace.serve.http.generation.call_notes import CallNotes
@@ -78,12 +80,14 @@ class Status:
 
     async def models(self, request: Request) -> Response:
         """``GET /v1/models``."""
+        if SPEAKS in request.headers:
+            return JSONResponse(listing(self._model))
         return JSONResponse({"object": "list", "data": [self._model.card]})
 
     async def retrieve_model(self, request: Request) -> Response:
         """``GET /v1/models/{model}``."""
         self._model.check_name(request.path_params["model"])
-        return JSONResponse(self._model.card)
+        return JSONResponse(card(self._model) if SPEAKS in request.headers else self._model.card)
 
     async def explain(self, request: Request) -> Response:
         """``GET /v1/requests/{id}``: explains a request, by its id or its ``X-Request-Id``.

@@ -11,16 +11,16 @@ from headrace.serve.http.wire import FORM_MARK, Wire, wrong_type, wrong_value
 
 MAX_TOOLS = 128
 MAX_ARGUMENT_CHARACTERS = 1_000_000
-_NAME = re.compile("[a-zA-Z0-9_-]{1,64}")
+_NAME = re.compile("[a-zA-Z0-9_-]{1,128}")
 
 
 def _name(value: str) -> str:
     if not _NAME.fullmatch(value):
-        raise wrong_value("must be 1 to 64 letters, digits, underscores or hyphens")
+        raise wrong_value("must be 1 to 128 letters, digits, underscores or hyphens")
     return value
 
 
-def _parameters(value: Any) -> Any:
+def check_parameters(value: Any) -> Any:
     """The arguments' schema: an object's, or nothing for no arguments."""
     if value is None:
         return None
@@ -45,7 +45,7 @@ class Function(Wire):
 
     name: Annotated[str, AfterValidator(_name)]
     description: str | None = None
-    parameters: Annotated[SkipValidation[dict[str, Any] | None], BeforeValidator(_parameters)] = Field(
+    parameters: Annotated[SkipValidation[dict[str, Any] | None], BeforeValidator(check_parameters)] = Field(
         None, description="A JSON schema of type object."
     )
     strict: bool | None = Field(None, description="Arguments must follow the schema.")

@@ -278,7 +278,7 @@ def test_a_cached_answer_has_the_same_calls_with_ids_of_their_own(house):
         ({"tools": [{"type": "function"}]}, "tools[0].function"),
         ({"tools": [{"type": "function", "function": {}}]}, "tools[0].function.name"),
         ({"tools": [{"type": "function", "function": {"name": "a b"}}]}, "tools[0].function.name"),
-        ({"tools": [{"type": "function", "function": {"name": "x" * 65}}]}, "tools[0].function.name"),
+        ({"tools": [{"type": "function", "function": {"name": "x" * 129}}]}, "tools[0].function.name"),
         (
             {"tools": [{"type": "function", "function": {"name": "a", "parameters": 5}}]},
             "tools[0].function.parameters",

@@ -1,0 +1,52 @@
+"""Errors in Anthropic's format: ``{"type": "error", "error": {"type", "message"}, "request_id"}``.
+
+The errors are those of `serve.http.errors`. Where Anthropic documents another status for one, the response has that.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import MutableMapping
+from typing import Any
+
+from starlette.datastructures import Headers
+from starlette.responses import Response
+
+from headrace.serve.auth.access import route_path
+from headrace.serve.http.errors import ApiError
+
+SPEAKS = "anthropic-version"
+"""The header by which Anthropic's clients are known on routes that both APIs have."""
+
+_STATUSES = {408: 504, 501: 404, 503: 529}
+_TYPES = {
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    413: "request_too_large",
+    429: "rate_limit_error",
+    504: "timeout_error",
+    529: "overloaded_error",
+}
+
+
+def speaks_anthropic(scope: MutableMapping[str, Any], headers: Headers) -> bool:
+    """Whether a request belongs to Anthropic's API: by its path, or by the header ``anthropic-version``."""
+    path = route_path(scope["path"], scope.get("root_path", ""))
+    return path == "/v1/messages" or path.startswith("/v1/messages/") or SPEAKS in headers
+
+
+def error_body(error: ApiError, request_id: str | None = None) -> tuple[int, bytes]:
+    """The status and the JSON of an error."""
+    status = _STATUSES.get(error.status, error.status)
+    kind = _TYPES.get(status, "invalid_request_error" if status < 500 else "api_error")
+    if error.status == 504:  # nothing is cached, and the client forbade computing
+        kind = "not_found_error"
+    shown = {"type": "error", "error": {"type": kind, "message": str(error)}}
+    return status, json.dumps(shown | ({"request_id": request_id} if request_id else {})).encode()
+
+
+def error_response(error: ApiError, request_id: str) -> Response:
+    """The error as an HTTP response."""
+    status, body = error_body(error, request_id)
+    return Response(body, status, error.headers, media_type="application/json")

@@ -1,0 +1,26 @@
+"""The served model as Anthropic describes models."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from typing import Any
+
+from headrace.serve.http.model import ServedModel
+
+
+def card(model: ServedModel) -> dict[str, Any]:
+    """``GET /v1/models/{model}``."""
+    return {
+        "type": "model",
+        "id": model.name,
+        "display_name": model.name,
+        "created_at": datetime.fromtimestamp(model.created, UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
+        "lifecycle": "active",
+        "max_input_tokens": model.max_model_len - 1,
+        "max_tokens": model.max_model_len - 1,
+    }
+
+
+def listing(model: ServedModel) -> dict[str, Any]:
+    """``GET /v1/models``: the only page."""
+    return {"data": [card(model)], "has_more": False, "first_id": model.name, "last_id": model.name}

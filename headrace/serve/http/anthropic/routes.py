@@ -1,0 +1,85 @@
+"""The routes of the Messages API: a body in, a chat call opened, its answer out."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Route
+
+from headrace.serve.cache.lookup import CacheLookup
+from headrace.serve.http.anthropic.conversation import chat_body, counted
+from headrace.serve.http.anthropic.refusals import refuse
+from headrace.serve.http.anthropic.wire import CountBody, MessagesBody
+from headrace.serve.http.anthropic.writer import MessageWriter
+from headrace.serve.http.body import read_body
+from headrace.serve.http.edge import CALLER
+from headrace.serve.http.generation.call_notes import CallNotes
+from headrace.serve.http.model import ServedModel
+from headrace.serve.http.openai.chat import open_chat, render
+from headrace.serve.http.replies import StreamedAnswer, WholeAnswer
+from headrace.serve.http.wire import json_object, valid
+
+
+class Messages:
+    """The endpoints. The arguments are those of `openai.routes.Api`."""
+
+    def __init__(
+        self,
+        recall: CacheLookup,
+        model: ServedModel,
+        notes: CallNotes,
+        *,
+        max_body_bytes: int,
+        request_timeout: float,
+        headers: Callable[[str], Mapping[str, str]] = lambda tenant: {},
+    ) -> None:
+        self._recall = recall
+        self._model = model
+        self._notes = notes
+        self._max_body_bytes = max_body_bytes
+        self._request_timeout = request_timeout
+        self._headers = headers
+
+    def routes(self) -> list[Route]:
+        """The routes to mount."""
+        return [
+            Route("/v1/messages", self.create, methods=["POST"]),
+            Route("/v1/messages/count_tokens", self.count_tokens, methods=["POST"]),
+        ]
+
+    async def create(self, request: Request) -> Response:
+        """``POST /v1/messages``."""
+        self._recall.service.expect()
+        raw = json_object(await read_body(request, self._max_body_bytes))
+        body = valid(MessagesBody, refuse(raw))
+        self._model.check_name(body.model)
+        chat = chat_body(self._model.dialect, body)
+        caller = request.scope[CALLER]
+        call = await open_chat(
+            self._recall,
+            self._model,
+            chat,
+            caller,
+            self._request_timeout,
+            id_prefix="msg_",
+            shorten=True,
+        )
+        self._notes.put(call, None)
+        writer = MessageWriter(call, body)
+        headers = self._headers(call.tenant)
+        return (
+            StreamedAnswer(call, writer, headers, writer.ping)
+            if body.stream
+            else WholeAnswer(call, writer, headers)
+        )
+
+    async def count_tokens(self, request: Request) -> Response:
+        """``POST /v1/messages/count_tokens``: the tokens of a request's prompt."""
+        raw = json_object(await read_body(request, self._max_body_bytes))
+        body = valid(CountBody, refuse(raw))
+        self._model.check_name(body.model)
+        text = await render(self._model, counted(self._model.dialect, body))
+        tokens = await self._model.encode(text, add_special_tokens=False)
+        return JSONResponse({"input_tokens": len(tokens)})
