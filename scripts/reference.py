@@ -33,6 +33,8 @@ from headrace.serve.http.generation.unsupported import CHAT, COMPLETIONS
 from headrace.serve.http.openai.chat_wire import ChatBody
 from headrace.serve.http.openai.completions_wire import CompletionBody
 from headrace.serve.http.openapi import OPERATIONS
+from headrace.serve.http.responses.refusals import RESPONSES
+from headrace.serve.http.responses.wire import ResponsesBody
 from headrace.serve.http.wire import Wire
 
 FOLDER = Path(__file__).parent.parent / "docs" / "reference"
@@ -105,6 +107,7 @@ def http_page() -> str:
         ("Chat completions", ChatBody, CHAT),
         ("Completions", CompletionBody, COMPLETIONS),
         ("Messages", MessagesBody, MESSAGES),
+        ("Responses", ResponsesBody, RESPONSES),
     ):
         lines += ["", f"## {title}", "", "| field | type | meaning |", "|---|---|---|"]
         lines += list(_wire_rows(body))

@@ -63,6 +63,7 @@ from headrace.serve.http.operations.pause import Pause
 from headrace.serve.http.operations.status import Status
 from headrace.serve.http.operations.usage_report import UsageReport
 from headrace.serve.http.rate_limit_headers import rate_headers
+from headrace.serve.http.responses.opening import open_responses
 from headrace.serve.http.runtime.lifespan import lifespan_of
 from headrace.serve.http.runtime.listening import check_address, check_tls, exposure_warning
 from headrace.serve.http.runtime.run import Apps, run_server
@@ -252,8 +253,10 @@ def _make_app(loaded: Loaded, all_options: Options, keys: KeyFile, traces: Trace
     accounts = UsageReport(service, folds.usage.tenants, folds.usage.tell)
     abort = Abort(notes, max_body_bytes=options.max_body_bytes)
     parts = (api, abort, status, Pause(service), caches, accounts, warming.endpoint, Docs(__version__))
-    beside: list[Beside] = [keys, *([history] if history else []), warming.warmer, systemd.watch]
-    routes = [route for part in parts for route in part.routes()]
+    responses = open_responses(options, recall, model, notes)
+    works = (warming.warmer, systemd.watch, responses.background)
+    beside: list[Beside] = [keys, *([history] if history else []), *works]
+    routes = [*responses.routes, *(route for part in parts for route in part.routes())]
     routes += _make_messages(options, recall, model, notes).routes()
     batch = open_batches(all_options.batch, options, recall, model, notes)
     if batch is not None:

@@ -85,6 +85,17 @@ class ServerOptions:
             json_schema_extra=BYTES,
         ),
     ] = 8 << 20
+    response_store: Annotated[
+        str | None,
+        Field(
+            description="SQLite file of the responses that /v1/responses stores; one server uses it at a time "
+            "(default: in memory, lost when the server ends)."
+        ),
+    ] = None
+    response_store_bytes: Annotated[
+        int,
+        Field(ge=1, description="Maximum size of the stored responses.", json_schema_extra=BYTES),
+    ] = 256 << 20
     tool_call_parser: Annotated[
         str,
         Field(

@@ -3,9 +3,11 @@
 import asyncio
 import json
 
+import jsonschema
 import openai
 import pytest
 
+from tests.api.conftest import serving
 from tests.doubles.scripted_model import scripted_server, with_special_tokens
 from tests.serve.http.tool_scenes import TIME, TOOL_TEMPLATE, WEATHER
 
@@ -107,8 +109,14 @@ def test_the_async_client_runs_the_same_loop(server):
 
 
 def test_refusals_name_the_field(client):
-    with pytest.raises(openai.BadRequestError) as error:
-        client.chat.completions.create(model="fox", messages=QUESTION, tools=TOOLS, tool_choice="required")
+    with pytest.raises(openai.BadRequestError, match="tool_choice and response_format") as error:
+        client.chat.completions.create(
+            model="fox",
+            messages=QUESTION,
+            tools=TOOLS,
+            tool_choice="required",
+            response_format={"type": "json_object"},
+        )
     assert error.value.param == "tool_choice"
     with pytest.raises(openai.BadRequestError) as error:
         client.chat.completions.create(
@@ -159,3 +167,99 @@ def test_harmony_with_special_tokens():
     (call,) = choice.message.tool_calls
     assert (call.function.name, call.function.arguments) == ("get_weather", '{"city": "Paris"}')
     assert choice.finish_reason == "tool_calls"
+
+
+BOOKING = {
+    "type": "function",
+    "function": {
+        "name": "book_table",
+        "parameters": {
+            "type": "object",
+            "properties": {
+                "guests": {"type": "integer", "minimum": 1, "maximum": 9},
+                "place": {"enum": ["inside", "terrace"]},
+            },
+            "required": ["guests", "place"],
+            "additionalProperties": False,
+        },
+    },
+}
+CHOICE = {
+    "type": "function",
+    "function": {
+        "name": "choose",
+        "parameters": {
+            "type": "object",
+            "properties": {"yes": {"type": "boolean"}},
+            "required": ["yes"],
+            "additionalProperties": False,
+        },
+    },
+}
+SCHEMAS = {tool["function"]["name"]: tool["function"]["parameters"] for tool in (BOOKING, CHOICE)}
+
+
+@pytest.fixture(scope="module")
+def forced(tmp_path_factory):
+    """A client of the built-in model with a template that offers tools; only a grammar makes this model call them."""
+    path = tmp_path_factory.mktemp("template") / "tools.jinja"
+    path.write_text(TOOL_TEMPLATE, encoding="utf-8")
+    with (
+        serving("--chat-template", str(path)) as running,
+        openai.OpenAI(base_url=f"{running.url}/v1", api_key="none", max_retries=0) as client,
+    ):
+        yield client
+
+
+@pytest.mark.parametrize("temperature", [0, 1.5])
+@pytest.mark.parametrize("parallel", [True, False])
+@pytest.mark.parametrize(
+    ("choice", "names"),
+    [
+        ("required", {"book_table", "choose"}),
+        ({"type": "function", "function": {"name": "choose"}}, {"choose"}),
+    ],
+    ids=["required", "named"],
+)
+def test_a_demanded_call_follows_its_schema(forced, choice, names, parallel, temperature):
+    answer = forced.chat.completions.create(
+        model="builtin",
+        messages=[{"role": "user", "content": "Book a table."}],
+        tools=[BOOKING, CHOICE],
+        tool_choice=choice,
+        parallel_tool_calls=parallel,
+        temperature=temperature,
+        seed=5,
+        max_tokens=400,
+    )
+    (told,) = answer.choices
+    calls = told.message.tool_calls
+    assert calls
+    assert told.message.content is None
+    if not parallel or choice != "required":
+        assert (len(calls), told.finish_reason) == (1, "tool_calls")
+    for call in calls[: None if told.finish_reason == "tool_calls" else -1]:
+        assert call.function.name in names
+        jsonschema.validate(json.loads(call.function.arguments), SCHEMAS[call.function.name])
+
+
+def test_a_demanded_call_is_streamed(forced):
+    with forced.chat.completions.stream(
+        model="builtin",
+        messages=[{"role": "user", "content": "Book a table."}],
+        tools=[BOOKING],
+        tool_choice="required",
+        parallel_tool_calls=False,
+        seed=1,
+    ) as stream:
+        (call,) = stream.get_final_completion().choices[0].message.tool_calls
+    jsonschema.validate(json.loads(call.function.arguments), SCHEMAS["book_table"])
+
+
+def test_a_schema_that_cannot_be_enforced_is_refused(forced):
+    tool = {"type": "function", "function": {"name": "f", "parameters": {"type": "object", "not": {}}}}
+    with pytest.raises(openai.BadRequestError) as error:
+        forced.chat.completions.create(
+            model="builtin", messages=QUESTION, tools=[tool], tool_choice="required"
+        )
+    assert error.value.param == "tools"

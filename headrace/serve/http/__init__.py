@@ -9,6 +9,7 @@
 - `openapi`: ``/openapi.json`` and ``/docs``. `rate_limit_headers`: OpenAI's rate limit headers.
 - `generation`: what all generating endpoints share. `openai`: OpenAI's endpoints.
 - `anthropic`: Anthropic's Messages API.
+- `responses`: OpenAI's Responses API.
 - `tools`: tools and tool calls, in any dialect.
 - `batch`: files and batches.
 - `cache`: endpoints of the response caches. `operations`: health, metrics, usage, abort, pause, access log.

@@ -30,8 +30,9 @@ FAILED_MESSAGE = "The server had an error while processing your request."
 
 NOT_YET_ROUTES = (
     "/v1/embeddings",
-    "/v1/responses",
     "/v1/messages/batches",
+    "/v1/responses/compact",
+    "/v1/responses/input_tokens",
     "/v1/load_lora_adapter",
     "/v1/unload_lora_adapter",
     "/v1/experiments",
@@ -275,6 +276,10 @@ async def http_exception(request: HttpRequest, error: Exception) -> Response:
     path = request.url.path
     if error.status_code == HTTPStatus.NOT_FOUND:
         shown = route_not_found(path)
+    elif error.status_code == HTTPStatus.METHOD_NOT_ALLOWED and path in NOT_YET_ROUTES:
+        shown = route_not_found(
+            path
+        )  # the path looks like the id of a response, but is a route of other servers
     elif error.status_code == HTTPStatus.METHOD_NOT_ALLOWED:
         message = f"{request.method} is not allowed on {path!r}."
         shown = ApiError(405, message, code="method_not_allowed")

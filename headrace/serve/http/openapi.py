@@ -24,6 +24,7 @@ from headrace.serve.http.openai.chat_wire import ChatBody
 from headrace.serve.http.openai.completions_wire import CompletionBody
 from headrace.serve.http.openai.tokens_wire import DetokenizeBody, TokenizeBody
 from headrace.serve.http.operations.abort import AbortBody
+from headrace.serve.http.responses.wire import ResponsesBody
 from headrace.serve.http.wire import Wire
 
 
@@ -81,6 +82,21 @@ OPERATIONS = (
         "Count the tokens of a message request's prompt.",
         CountBody,
         {"messages": [{"role": "user", "content": "Hello"}]},
+    ),
+    Operation(
+        "post",
+        "/v1/responses",
+        "Create a response (OpenAI's Responses API).",
+        ResponsesBody,
+        {"input": "Tell me a short story.", "max_output_tokens": 200, "stream": True},
+    ),
+    Operation("get", "/v1/responses/{id}", "Return a stored response."),
+    Operation("delete", "/v1/responses/{id}", "Delete a stored response."),
+    Operation("post", "/v1/responses/{id}/cancel", "Cancel a response that runs in the background."),
+    Operation(
+        "get",
+        "/v1/responses/{id}/input_items",
+        "List the input items of a stored response; ?limit=, ?order= and ?after= select a page.",
     ),
     Operation("post", "/tokenize", "Convert text or messages to tokens.", TokenizeBody, {"prompt": "Hello"}),
     Operation("post", "/detokenize", "Convert tokens to text.", DetokenizeBody, {"tokens": [1, 2, 3]}),

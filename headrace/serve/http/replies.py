@@ -134,14 +134,17 @@ class StreamedAnswer(Response):
             events = []
             for choice in await call.advance():
                 delta = choice.gained()
-                if delta is not None and (delta.text or (writer.tells_tokens and delta.tokens)):
+                if delta is not None and not (delta.text or (writer.tells_tokens and delta.tokens)):
+                    delta = None
+                ends = choice.finish_reason is not None and choice.index not in ended
+                if not opened and (ends or delta is not None):
+                    events.append(writer.opening())
+                    opened = True
+                if delta is not None:
                     events.append(writer.chunk(choice, delta))
-                if choice.finish_reason is not None and choice.index not in ended:
+                if ends:
                     ended.add(choice.index)
                     events.append(writer.ending(choice))
-            if events and not opened:
-                events.insert(0, writer.opening())
-                opened = True
             if call.done:
                 await self._write(b"".join([*events, writer.closing()]), more=False)
             elif events:

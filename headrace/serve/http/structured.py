@@ -110,7 +110,7 @@ def constraint(body: StructuredBody) -> Constraint | None:
 
 
 async def check(model: ServedModel, params: SamplingParams, body: StructuredBody) -> None:
-    """Compile the constraint of a call, if it has one.
+    """Compile the constraint of a call, if it has one: what a field demands, or the tools.
 
     Raises:
         ApiError: it cannot be enforced.
@@ -118,7 +118,7 @@ async def check(model: ServedModel, params: SamplingParams, body: StructuredBody
     made = params.structured_outputs
     if made is None:
         return
-    param = _asked(body)[0]
+    param = demand(body) or "tools"
     grammars = model.grammars
     if grammars is None:
         raise invalid(
@@ -137,6 +137,11 @@ def refused(error: UnusableConstraint, param: str, kind: ConstraintKind | None) 
     if error.server:
         return ApiError(501, str(error), type="not_supported", param=param, code="unsupported_parameter")
     return invalid(f"{param}: {error}", param, code)
+
+
+def demand(body: StructuredBody) -> str | None:
+    """The field that says what the answer must look like; None for any text."""
+    return next(iter(_asked(body)), None)
 
 
 def _asked(body: StructuredBody) -> list[str]:

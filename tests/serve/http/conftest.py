@@ -53,6 +53,9 @@ from headrace.serve.http.operations.pause import Pause
 from headrace.serve.http.operations.status import Status
 from headrace.serve.http.operations.usage_report import UsageReport
 from headrace.serve.http.rate_limit_headers import rate_headers
+from headrace.serve.http.responses.background import BackgroundResponses
+from headrace.serve.http.responses.routes import ResponsesApi
+from headrace.serve.http.responses.store import ResponseStore
 from headrace.serve.quota_meter import QuotaMeter
 from headrace.serve.service import Service
 from headrace.serve.text.template import ChatTemplate
@@ -177,6 +180,11 @@ def build_house(options: dict) -> tuple[House, ASGIApp]:
         request_timeout=options.get("request_timeout", 30.0),
         headers=lambda tenant: rate_headers(service.meter.rooms(tenant, service.now())),
     )
+    store = ResponseStore(options.get("response_store"), options.get("response_store_bytes", 1 << 20))
+    background = BackgroundResponses(store)
+    responses = ResponsesApi(
+        recall, model, notes, store, background, max_body_bytes=100_000, request_timeout=30.0
+    )
     status = Status(
         service,
         model,
@@ -209,6 +217,7 @@ def build_house(options: dict) -> tuple[House, ASGIApp]:
     parts = (
         api,
         messages,
+        responses,
         Abort(notes, max_body_bytes=1000),
         status,
         Pause(service),
@@ -218,7 +227,7 @@ def build_house(options: dict) -> tuple[House, ASGIApp]:
         Docs("0"),
     )
     routes = [route for part in parts for route in part.routes()]
-    beside: list[Beside] = [warmer]
+    beside: list[Beside] = [warmer, background]
     if "batch_path" in options:
         runner = LineRunner(recall, model, notes, request_timeout=30.0)
         bounds, of_tenant = Bounds(100_000, 100_000, 100, 4), TenantLimits(100, 1_000_000, 10)

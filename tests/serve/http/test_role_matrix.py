@@ -23,6 +23,7 @@ BODIES = {
         "max_tokens": 1,
     },
     "POST /v1/messages/count_tokens": {"model": "fox", "messages": [{"role": "user", "content": "Hi"}]},
+    "POST /v1/responses": {"input": "x", "max_output_tokens": 1},
     "POST /tokenize": {"prompt": "x"},
     "POST /detokenize": {"tokens": [1]},
     "POST /abort_request": {"request_id": "OWN"},
@@ -39,7 +40,9 @@ RESULTS |= {route: {"tenant": 404, "other": 404, "admin": 404} for route in OWNE
 
 MISSING = ("GET /v1/files/{id}", "GET /v1/files/{id}/content", "DELETE /v1/files/{id}", "POST /v1/batches")
 MISSING += ("GET /v1/batches/{id}", "POST /v1/batches/{id}/cancel")
-"""Routes about a file or a batch that no tenant has; ``POST /v1/files`` gets no form."""
+MISSING += ("GET /v1/responses/{id}", "DELETE /v1/responses/{id}", "POST /v1/responses/{id}/cancel")
+MISSING += ("GET /v1/responses/{id}/input_items",)
+"""Routes about a response, a file or a batch that no tenant has; ``POST /v1/files`` gets no form."""
 
 RESULTS |= {route: {"tenant": 404, "other": 404, "admin": 404} for route in MISSING}
 RESULTS |= {"POST /v1/files": {"tenant": 400, "other": 400, "admin": 400}}

@@ -32,7 +32,7 @@ WAYS: Mapping[str, Way] = {
     "continue_final_message": Way.TOKENS,  # also part of the key itself, for the space before the first word
     "chat_template": Way.TOKENS,
     "chat_template_kwargs": Way.TOKENS,
-    "tools": Way.TOKENS,  # also decides how an answer is parsed, which a replay does again
+    "tools": Way.TOKENS,  # also decide how an answer is parsed, which a replay does again
     "reasoning_effort": Way.TOKENS,
     "add_special_tokens": Way.TOKENS,
     "truncate_prompt_tokens": Way.TOKENS,
@@ -65,6 +65,8 @@ WAYS: Mapping[str, Way] = {
     "guided_regex": Way.SAMPLING,
     "guided_choice": Way.SAMPLING,
     "guided_grammar": Way.SAMPLING,
+    "tool_choice": Way.SAMPLING,  # a demanded call is a grammar
+    "parallel_tool_calls": Way.SAMPLING,  # whether that grammar allows several calls
     "best_of": Way.SAMPLING,  # requests logprobs; the choice among candidates is made again
     # scope
     "model": Way.SCOPE,
@@ -76,8 +78,6 @@ WAYS: Mapping[str, Way] = {
     "stream": Way.SHOWN,
     "stream_options": Way.SHOWN,
     "return_token_ids": Way.SHOWN,
-    "tool_choice": Way.SHOWN,  # the cache holds tokens, which are parsed when they are served
-    "parallel_tool_calls": Way.SHOWN,
     "include_reasoning": Way.SHOWN,
     "response_cache": Way.CONTROL,
     "priority": Way.INERT,

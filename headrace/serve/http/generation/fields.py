@@ -80,6 +80,8 @@ def _metadata(value: Any) -> Any:
 
 
 TokenId = Annotated[int, Field(ge=0)]
+Temperature = Annotated[float | None, AfterValidator(_temperature)]
+Stop = Annotated[SkipValidation[str | list[str] | None], BeforeValidator(_texts)]
 MetadataField = Annotated[SkipValidation[dict[str, str] | None], BeforeValidator(_metadata)]
 
 
@@ -95,16 +97,14 @@ class Generation(StructuredBody, SchedulingFields):
     """Fields of every call that generates text."""
 
     model: str | None = Field(None, description="The served model; the only one if left out.")
-    temperature: Annotated[float | None, AfterValidator(_temperature)] = Field(
-        None, description=f"From 0 (greedy) to {MAX_TEMPERATURE}. Default 1."
-    )
+    temperature: Temperature = Field(None, description=f"From 0 (greedy) to {MAX_TEMPERATURE}. Default 1.")
     top_p: float | None = None
     top_k: int | None = Field(None, description="0 or -1: no bound.")
     min_p: float | None = None
     n: int | None = Field(None, ge=1, le=MAX_CHOICES, description="Answers per prompt.")
     max_tokens: int | None = None
     min_tokens: int | None = None
-    stop: Annotated[SkipValidation[str | list[str] | None], BeforeValidator(_texts)] = Field(
+    stop: Stop = Field(
         None, description=f"At most {MAX_STOPS} strings of at most {MAX_STOP_CHARACTERS} characters each."
     )
     stop_token_ids: list[TokenId] | None = Field(None, max_length=MAX_STOP_TOKEN_IDS)

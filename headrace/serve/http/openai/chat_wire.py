@@ -124,6 +124,8 @@ class ChatBody(Generation, Conversation):
     max_completion_tokens: int | None = None
     logprobs: bool | None = None
     top_logprobs: int | None = Field(None, ge=0, le=MAX_LOGPROBS)
-    tool_choice: ToolChoice | None = Field(None, description="`none` or `auto`. Default auto.")
+    tool_choice: ToolChoice | None = Field(
+        None, description="`none`, `auto`, `required`, or the function to call. Default auto."
+    )
     parallel_tool_calls: bool | None = Field(None, description="false: at most one call. Default true.")
     include_reasoning: bool | None = Field(None, description="false: leave the reasoning out. Default true.")

@@ -5,15 +5,20 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any, NamedTuple
 
-from headrace.serve.http.errors import invalid, not_supported
+from headrace.core.constraint import UnusableConstraint, settled
+from headrace.core.request import SamplingParams
+from headrace.serve.http import structured
+from headrace.serve.http.errors import invalid
 from headrace.serve.http.openai.chat_wire import ChatBody, Conversation, Message
 from headrace.serve.http.tools.constraint import NotEnforceable, constraint_for_tools
 from headrace.serve.http.tools.dialect import Dialect
 from headrace.serve.http.tools.wire import NamedChoice
 from headrace.serve.parsing.formats import ReasoningFormat
 from headrace.serve.parsing.message import Reading
+from headrace.serve.structured.constraints import after
 
 
 def check_tools(dialect: Dialect, body: Conversation) -> None:
@@ -43,8 +48,33 @@ def check_choice(dialect: Dialect, body: ChatBody) -> None:
             "tools",
             "unsupported_parameter",
         )
-    if choice not in (None, "none", "auto"):  # until `tool_constraint` is enforced
-        raise not_supported("tool_choice", "A tool_choice that demands a call")
+    if demands_call(body) and (field := structured.demand(body)) is not None:
+        raise invalid(f"tool_choice and {field} cannot both demand what the answer is", "tool_choice")
+
+
+def demands_call(body: ChatBody) -> bool:
+    """Whether the answer must be a call."""
+    return body.tool_choice not in (None, "none", "auto")
+
+
+def with_tools(params: SamplingParams, dialect: Dialect, body: ChatBody, prompt: str) -> SamplingParams:
+    """``params`` with the constraint that ``tools`` and ``tool_choice`` put on the answer to ``prompt``.
+
+    A constraint that ``params`` already have stays: no call can occur in such an answer.
+
+    Raises:
+        ApiError: it cannot be enforced.
+    """
+    if params.structured_outputs is not None:
+        return params
+    found = tool_constraint(dialect, body, prompt)
+    if found is None:
+        return params
+    try:
+        made = settled({"structural_tag": found.tag})
+    except UnusableConstraint as error:
+        raise structured.refused(error, "tools", None) from None
+    return replace(params, structured_outputs=after(made, found.after) if found.after else made)
 
 
 class ToolConstraint(NamedTuple):

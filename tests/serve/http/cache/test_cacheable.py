@@ -64,7 +64,7 @@ OTHER = {
     "stream": True,
     "stream_options": {"include_usage": True},
     "return_token_ids": True,
-    "tool_choice": "none",
+    "tool_choice": "required",
     "parallel_tool_calls": False,
     "include_reasoning": False,
     "response_cache": {"ttl": 5, "tags": ["t"]},
@@ -83,6 +83,8 @@ WITH = {
     "top_logprobs": {"logprobs": True},
     "max_completion_tokens": {},
     "continue_final_message": {},
+    "tool_choice": {"tools": [WEATHER]},
+    "parallel_tool_calls": {"tools": [WEATHER], "tool_choice": "required"},
 }
 """What must stand beside a field for it to be allowed."""
 

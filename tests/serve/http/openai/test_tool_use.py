@@ -304,8 +304,14 @@ def test_a_cached_answer_has_the_same_calls_with_ids_of_their_own(house):
         ({"tool_choice": {"type": "allowed_tools"}}, "tool_choice.type"),
         ({"tool_choice": {"type": "function", "function": {"name": "other"}}}, "tool_choice"),
         ({"tool_choice": "required", "tools": []}, "tool_choice"),
-        ({"tool_choice": "required"}, "tool_choice"),
-        ({"tool_choice": {"type": "function", "function": {"name": "get_time"}}}, "tool_choice"),
+        ({"tool_choice": "required", "response_format": {"type": "json_object"}}, "tool_choice"),
+        (
+            {
+                "tool_choice": {"type": "function", "function": {"name": "get_time"}},
+                "structured_outputs": {"regex": "a"},
+            },
+            "tool_choice",
+        ),
         ({"parallel_tool_calls": 1}, "parallel_tool_calls"),
         ({"reasoning_effort": "most"}, "reasoning_effort"),
         ({"chat_template_kwargs": {"tools": []}}, "chat_template_kwargs"),

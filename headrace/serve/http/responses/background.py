@@ -1,0 +1,85 @@
+"""Responses that no client waits for: computed beside the loop's other work, and stored when they end."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+
+from headrace.core.request import FinishReason
+from headrace.serve.http.errors import ApiError, failed, shutting_down
+from headrace.serve.http.generation.call import Call
+from headrace.serve.http.responses.store import ResponseStore
+from headrace.serve.http.responses.writer import ResponseWriter
+
+logger = logging.getLogger(__name__)
+
+
+class Running:
+    """A response under way: its call, and what writes it."""
+
+    def __init__(self, call: Call, writer: ResponseWriter) -> None:
+        self.cancelled = False
+        self._call = call
+        self._writer = writer
+        self.task = asyncio.create_task(self._run())
+
+    def cancel(self) -> None:
+        """End the call; its status becomes ``cancelled`` if it has not ended already."""
+        self.cancelled = True
+        self._call.abort()
+
+    def stop(self) -> None:
+        """End the call because the server ends."""
+        self._call.close(FinishReason.CANCELLED)
+
+    async def _run(self) -> None:
+        try:
+            await self._call.advance()
+            if not self._call.done:
+                self._writer.began()
+            while not self._call.done:
+                await self._call.advance()
+            self._writer.complete()
+        except ApiError as error:
+            self._writer.failed(error, "cancelled" if self.cancelled else "failed")
+        except asyncio.CancelledError:
+            self._writer.failed(shutting_down(), "failed")
+            raise
+        except Exception:
+            logger.exception("call failed", extra={"fields": {"id": self._call.id}})
+            self._writer.failed(failed(), "failed")
+        finally:
+            self._call.close()
+
+
+class BackgroundResponses:
+    """All of them. As work beside the server (`serve.http.app.Beside`) it ends them, and closes their store, when the
+    server stops."""
+
+    def __init__(self, store: ResponseStore) -> None:
+        self._store = store
+        self._running: dict[str, Running] = {}
+
+    def begin(self, call: Call, writer: ResponseWriter) -> None:
+        """Compute a call that is open."""
+        running = self._running[call.id] = Running(call, writer)
+        running.task.add_done_callback(lambda _: self._running.pop(call.id, None))
+
+    async def cancel(self, id: str) -> None:
+        """End a response, if it is under way, and wait until its last state is stored."""
+        running = self._running.get(id)
+        if running is not None:
+            running.cancel()
+            await asyncio.wait([running.task])
+
+    def start(self) -> None:
+        """Nothing begins before a request comes."""
+
+    async def stop(self) -> None:
+        """End all, then write what is waiting and close the store."""
+        running = list(self._running.values())
+        for each in running:
+            each.stop()
+        if running:
+            await asyncio.wait([each.task for each in running])
+        self._store.close()

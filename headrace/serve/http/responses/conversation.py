@@ -1,0 +1,109 @@
+"""A body of the Responses API as a chat body, so that both take the same road; errors name the fields as sent."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+from pydantic import ValidationError
+
+from headrace.core.request import InvalidParameter
+from headrace.serve.http.errors import ApiError, invalid
+from headrace.serve.http.openai.chat_wire import ChatBody
+from headrace.serve.http.responses.items import Stored, chat_messages
+from headrace.serve.http.responses.wire import FunctionChoice, ResponsesBody, SchemaFormat
+
+_OWN = {"tools", "tool_choice", "stream_options"}
+_SAME = tuple(sorted((ResponsesBody.model_fields.keys() & ChatBody.model_fields.keys()) - _OWN))
+"""Fields that both bodies spell in the same way."""
+
+
+def chat_body(body: ResponsesBody, context: Sequence[Stored], items: Sequence[Stored]) -> ChatBody:
+    """The conversation of a request, after the ``context`` of earlier responses.
+
+    Raises:
+        ApiError: there is no message to answer.
+    """
+    messages = chat_messages([*context, *items])
+    if body.instructions is not None:
+        messages.insert(0, {"role": "system", "content": body.instructions})
+    if not messages:
+        raise invalid("input must not be empty", "input")
+    asked = body.model_dump(include=set(_SAME), exclude_unset=True, by_alias=True)
+    asked["messages"] = messages
+    asked["max_completion_tokens"] = body.max_output_tokens
+    if body.logprobs:
+        asked |= {"logprobs": True, "top_logprobs": body.top_logprobs or 0}
+    else:
+        asked.pop("top_logprobs", None)
+    asked |= _tools(body) | _formats(body)
+    try:
+        return ChatBody.model_validate(asked)
+    except ValidationError as error:
+        raise invalid(f"input: {error.errors(include_url=False)[0]['msg']}", "input") from None
+
+
+def _tools(body: ResponsesBody) -> dict[str, Any]:
+    asked: dict[str, Any] = {}
+    if body.tools:
+        asked["tools"] = [
+            {"type": "function", "function": tool.model_dump(exclude={"type"}, exclude_none=True)}
+            for tool in body.tools
+        ]
+    choice = body.tool_choice
+    if isinstance(choice, FunctionChoice):
+        asked["tool_choice"] = {"type": "function", "function": {"name": choice.name}}
+    elif choice is not None:
+        asked["tool_choice"] = choice
+    return asked
+
+
+def _formats(body: ResponsesBody) -> dict[str, Any]:
+    asked: dict[str, Any] = {}
+    if body.reasoning is not None and body.reasoning.effort is not None:
+        asked["reasoning_effort"] = body.reasoning.effort
+    form = body.text.format if body.text is not None else None
+    if isinstance(form, SchemaFormat):
+        schema = form.model_dump(by_alias=True, exclude={"type"}, exclude_none=True)
+        asked["response_format"] = {"type": "json_schema", "json_schema": schema}
+    elif form is not None:
+        asked["response_format"] = {"type": form.type}
+    return asked
+
+
+_NAMES: Mapping[str, str] = {
+    "max_completion_tokens": "max_output_tokens",
+    "max_tokens": "max_output_tokens",
+    "response_format": "text.format",
+    "reasoning_effort": "reasoning.effort",
+    "messages": "input",
+}
+_NAME = re.compile("|".join(rf"\b{name}\b" for name in _NAMES))
+
+
+@contextmanager
+def own_names() -> Iterator[None]:
+    """Errors about a chat body become errors about the request that it was made of."""
+    try:
+        yield
+    except InvalidParameter as error:
+        raise _renamed(invalid(str(error), error.param)) from None
+    except ApiError as error:
+        raise _renamed(error) from None
+
+
+def _renamed(error: ApiError) -> ApiError:
+    first = re.split(r"[.\[]", error.param or "")[0]
+    if first not in _NAMES:
+        return error
+    message = _NAME.sub(lambda found: _NAMES[found[0]], str(error))
+    return ApiError(
+        error.status,
+        message,
+        type=error.type,
+        param=_NAMES[first],
+        code=error.code,
+        headers=error.headers,
+    )

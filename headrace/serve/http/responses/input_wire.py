@@ -1,0 +1,115 @@
+"""Input items as requests spell them: messages, function calls, their outputs, and reasoning."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import BeforeValidator, Discriminator, Field, Tag
+
+from headrace.serve.http.responses.refusals import known_items
+from headrace.serve.http.tools.wire import MAX_ARGUMENT_CHARACTERS
+from headrace.serve.http.wire import FORM_MARK, Wire
+
+Status = Literal["in_progress", "completed", "incomplete"]
+Id = Annotated[str, Field(min_length=1, max_length=256)]
+MAX_ITEMS = 10_000
+
+
+class TextContent(Wire):
+    """A piece of a message's text. What else a response had in it is accepted and has no effect."""
+
+    type: Literal["input_text", "output_text", "text"]
+    text: str
+    annotations: list[Any] | None = None
+    logprobs: list[Any] | None = None
+
+
+def _form(value: Any) -> str | None:
+    if isinstance(value, str):
+        return FORM_MARK + "text"
+    return FORM_MARK + "list" if isinstance(value, list) else None
+
+
+TextOrParts = Annotated[
+    Annotated[str, Tag(FORM_MARK + "text")] | Annotated[list[TextContent], Tag(FORM_MARK + "list")],
+    Discriminator(
+        _form, custom_error_type="content_type", custom_error_message="must be a string or a list of parts"
+    ),
+]
+
+
+class MessageItem(Wire):
+    """A turn of the conversation."""
+
+    type: Literal["message"] = "message"
+    role: Literal["user", "assistant", "system", "developer"]
+    content: TextOrParts
+    id: Id | None = None
+    status: Status | None = None
+    phase: Literal["commentary", "final_answer"] | None = Field(
+        None, description="Accepted and stored; chat templates do not know it."
+    )
+
+
+class FunctionCallItem(Wire):
+    """A call that the model made."""
+
+    type: Literal["function_call"]
+    call_id: Id
+    name: Id
+    arguments: Annotated[str, Field(max_length=MAX_ARGUMENT_CHARACTERS)]
+    id: Id | None = None
+    status: Status | None = None
+
+
+class FunctionCallOutputItem(Wire):
+    """What a function returned."""
+
+    type: Literal["function_call_output"]
+    call_id: Id
+    output: TextOrParts
+    id: Id | None = None
+    status: Status | None = None
+
+
+class ReasoningPart(Wire):
+    """A piece of reasoning."""
+
+    type: Literal["reasoning_text", "summary_text"]
+    text: str
+
+
+class ReasoningItem(Wire):
+    """How the model came to what follows."""
+
+    type: Literal["reasoning"]
+    summary: list[ReasoningPart] | None = None
+    content: list[ReasoningPart] | None = None
+    encrypted_content: None = Field(None, description="Always null: reasoning is plain text in `content`.")
+    id: Id | None = None
+    status: Status | None = None
+
+
+def _kind(value: Any) -> str | None:
+    if isinstance(value, dict):
+        kind = value.get("type", "message")
+        return FORM_MARK + kind if isinstance(kind, str) else None
+    return None
+
+
+Item = Annotated[
+    Annotated[MessageItem, Tag(FORM_MARK + "message")]
+    | Annotated[FunctionCallItem, Tag(FORM_MARK + "function_call")]
+    | Annotated[FunctionCallOutputItem, Tag(FORM_MARK + "function_call_output")]
+    | Annotated[ReasoningItem, Tag(FORM_MARK + "reasoning")],
+    Discriminator(_kind, custom_error_type="item_type", custom_error_message="must be an input item"),
+]
+
+Input = Annotated[
+    Annotated[str, Tag(FORM_MARK + "text")]
+    | Annotated[list[Item], Field(max_length=MAX_ITEMS), Tag(FORM_MARK + "list")],
+    Discriminator(
+        _form, custom_error_type="input_type", custom_error_message="must be a string or a list of items"
+    ),
+    BeforeValidator(known_items),
+]

@@ -1,0 +1,137 @@
+"""Input items in their stored form, and stored items of both directions as chat messages."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from headrace.serve.http.responses.input_wire import (
+    FunctionCallItem,
+    FunctionCallOutputItem,
+    Item,
+    MessageItem,
+    ReasoningItem,
+    TextContent,
+)
+
+Stored = dict[str, Any]
+"""An item as it is stored and returned."""
+
+
+def new_id(prefix: str) -> str:
+    """A new id for an item."""
+    return f"{prefix}_{secrets.token_hex(12)}"
+
+
+def stored_items(given: str | Sequence[Item]) -> list[Stored]:
+    """The input of a request, each item with an id."""
+    if isinstance(given, str):
+        return [_message(MessageItem(role="user", content=given, phase=None))]
+    return [_stored(item) for item in given]
+
+
+def _stored(item: Item) -> Stored:
+    match item:
+        case MessageItem():
+            return _message(item)
+        case FunctionCallItem():
+            return {
+                "type": "function_call",
+                "id": item.id or new_id("fc"),
+                "call_id": item.call_id,
+                "name": item.name,
+                "arguments": item.arguments,
+                "status": item.status or "completed",
+            }
+        case FunctionCallOutputItem():
+            output = item.output
+            return {
+                "type": "function_call_output",
+                "id": item.id or new_id("fco"),
+                "call_id": item.call_id,
+                "output": output
+                if isinstance(output, str)
+                else [_part(part, "input_text") for part in output],
+                "status": item.status or "completed",
+            }
+        case ReasoningItem():
+            return {
+                "type": "reasoning",
+                "id": item.id or new_id("rs"),
+                "summary": [part.model_dump() for part in item.summary or ()],
+                "content": [part.model_dump() for part in item.content or ()],
+            }
+
+
+def _message(item: MessageItem) -> Stored:
+    kind = "output_text" if item.role == "assistant" else "input_text"
+    content = item.content
+    parts = [TextContent(type="text", text=content)] if isinstance(content, str) else content
+    return {
+        "type": "message",
+        "id": item.id or new_id("msg"),
+        "status": item.status or "completed",
+        "role": item.role,
+        "content": [_part(part, kind) for part in parts],
+    } | ({"phase": item.phase} if item.phase is not None else {})
+
+
+def _part(part: TextContent, kind: str) -> Stored:
+    plain: Stored = {"type": kind, "text": part.text}
+    return plain | {"annotations": [], "logprobs": []} if kind == "output_text" else plain
+
+
+def chat_messages(items: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Stored items as chat messages.
+
+    Reasoning, a text and calls that follow one another are one message of the assistant.
+    """
+    messages: list[dict[str, Any]] = []
+    answer: dict[str, Any] | None = None  # the assistant's message that may still grow
+    for item in items:
+        kind = item["type"]
+        said = kind == "message" and item["role"] == "assistant"
+        if said or kind in ("reasoning", "function_call"):
+            if answer is None or not _grows(answer, kind):
+                answer = {"role": "assistant"}
+                messages.append(answer)
+            _add(answer, item)
+            continue
+        answer = None
+        if kind == "message":
+            messages.append({"role": item["role"], "content": _content(item["content"])})
+        else:
+            content = _content(item["output"])
+            messages.append({"role": "tool", "tool_call_id": item["call_id"], "content": content})
+    return [message for message in messages if len(message) > 1]
+
+
+def _grows(answer: Mapping[str, Any], kind: str) -> bool:
+    """Whether an item of ``kind`` can be a part of the message ``answer``."""
+    if kind == "function_call":
+        return True
+    return "tool_calls" not in answer and "content" not in answer
+
+
+def _add(answer: dict[str, Any], item: Mapping[str, Any]) -> None:
+    match item["type"]:
+        case "reasoning":
+            text = "".join(part["text"] for part in item["content"] or item["summary"])
+            if text:
+                answer["reasoning_content"] = answer.get("reasoning_content", "") + text
+        case "message":
+            answer["content"] = _content(item["content"])
+        case _:
+            function = {"name": item["name"], "arguments": item["arguments"]}
+            call = {"id": item["call_id"], "type": "function", "function": function}
+            answer.setdefault("tool_calls", []).append(call)
+
+
+def _content(parts: str | Sequence[Mapping[str, Any]]) -> str | list[dict[str, Any]]:
+    """Parts as chat spells them; a single one is a string, which every template takes."""
+    if isinstance(parts, str):
+        return parts
+    if len(parts) == 1:
+        return str(parts[0]["text"])
+    return [{"type": "text", "text": part["text"]} for part in parts]

@@ -1,0 +1,29 @@
+"""Sends the end of an answer once its response is stored, so that what a client has received survives the server."""
+
+from __future__ import annotations
+
+from starlette.responses import Response
+from starlette.types import Message, Receive, Scope, Send
+
+from headrace.serve.http.edge import SEND
+from headrace.serve.http.responses.store import ResponseStore
+
+
+class KeptAnswer(Response):
+    """An answer whose last part waits for ``store``."""
+
+    def __init__(self, answer: Response, store: ResponseStore) -> None:
+        self._answer = answer
+        self._store = store
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        scope = {**scope, SEND: self._waiting(scope.get(SEND, send))}
+        await self._answer(scope, receive, self._waiting(send))
+
+    def _waiting(self, send: Send) -> Send:
+        async def forward(message: Message) -> None:
+            if message["type"] == "http.response.body" and not message.get("more_body"):
+                await self._store.written()
+            await send(message)
+
+        return forward

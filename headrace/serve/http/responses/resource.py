@@ -1,0 +1,98 @@
+"""The response object: a request's settings, and what has become of it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+from headrace.serve.http.errors import ApiError
+from headrace.serve.http.generation.call import Call
+from headrace.serve.http.responses.items import Stored
+from headrace.serve.http.responses.wire import FunctionChoice, ResponsesBody
+
+ENDED = frozenset({"completed", "incomplete", "failed", "cancelled"})
+"""The statuses that never change."""
+
+Response = dict[str, Any]
+
+
+class Result(NamedTuple):
+    """What has become of a request: ``completed_at`` is a Unix time, ``error`` why it failed."""
+
+    status: str
+    output: Sequence[Stored] = ()
+    usage: dict[str, Any] | None = None
+    completed_at: int | None = None
+    error: ApiError | None = None
+
+
+def response_of(call: Call, body: ResponsesBody, result: Result) -> Response:
+    """The response object."""
+    cut = {"reason": "max_output_tokens"} if result.status == "incomplete" else None
+    error = result.error
+    return {
+        "id": call.id,
+        "object": "response",
+        "created_at": call.created,
+        "completed_at": result.completed_at,
+        "status": result.status,
+        "background": bool(body.background),
+        "error": None if error is None else {"code": error.code or "server_error", "message": str(error)},
+        "incomplete_details": cut,
+        "instructions": body.instructions,
+        "max_output_tokens": body.max_output_tokens,
+        "max_tool_calls": None,
+        "metadata": body.metadata or {},
+        "model": call.model.name,
+        "output": list(result.output),
+        "parallel_tool_calls": body.parallel_tool_calls is not False,
+        "previous_response_id": body.previous_response_id,
+        "prompt_cache_key": body.prompt_cache_key,
+        "prompt_cache_retention": body.prompt_cache_retention,
+        "safety_identifier": None,
+        "service_tier": call.service_class,
+        "store": body.stored,
+        "truncation": "disabled",
+        "usage": result.usage,
+        "user": body.user,
+    } | _settings(body)
+
+
+def _settings(body: ResponsesBody) -> dict[str, Any]:
+    """The request's settings, with their defaults."""
+    choice, reasoning = body.tool_choice or "auto", body.reasoning
+    form = body.text.format if body.text is not None else None
+    shown: dict[str, Any] = {"type": "text"}
+    if form is not None:
+        shown = {"strict": False, "description": None} if form.type == "json_schema" else {}
+        shown |= form.model_dump(by_alias=True, exclude_none=True)
+    return {
+        "frequency_penalty": _or(body.frequency_penalty, 0.0),
+        "presence_penalty": _or(body.presence_penalty, 0.0),
+        "temperature": _or(body.temperature, 1.0),
+        "top_p": _or(body.top_p, 1.0),
+        "top_logprobs": body.top_logprobs or 0,
+        "reasoning": {"effort": None if reasoning is None else reasoning.effort, "summary": None},
+        "text": {"format": shown, "verbosity": "medium"},
+        "tool_choice": choice.model_dump() if isinstance(choice, FunctionChoice) else choice,
+        "tools": [tool.model_dump() for tool in body.tools or ()],
+    }
+
+
+def _or(value: float | None, default: float) -> float:
+    return default if value is None else value
+
+
+def usage_of(call: Call) -> dict[str, Any]:
+    """What a call has used, as the Responses API counts it."""
+    used = call.usage()
+    return {
+        "input_tokens": used["prompt_tokens"],
+        "input_tokens_details": {
+            "cached_tokens": used["prompt_tokens_details"]["cached_tokens"],
+            "cache_write_tokens": 0,
+        },
+        "output_tokens": used["completion_tokens"],
+        "output_tokens_details": {"reasoning_tokens": used["completion_tokens_details"]["reasoning_tokens"]},
+        "total_tokens": used["total_tokens"],
+    }

@@ -1,0 +1,128 @@
+"""Writes a call as a response: one JSON document, or numbered server-sent events."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+from headrace.serve.http.errors import ApiError
+from headrace.serve.http.generation.call import Call
+from headrace.serve.http.generation.choices import NOTHING, Choice, Delta
+from headrace.serve.http.generation.logprobs import chat_logprobs
+from headrace.serve.http.generation.writing import DONE, encode, encode_lines
+from headrace.serve.http.responses.output import Event, Output, slices
+from headrace.serve.http.responses.resource import Response, Result, response_of, usage_of
+from headrace.serve.http.responses.wire import ResponsesBody
+from headrace.serve.parsing.message import MessagePiece
+
+
+class ResponseWriter:
+    """Writes one call. ``keep`` is called with the response object when its status has changed."""
+
+    def __init__(self, call: Call, body: ResponsesBody, keep: Callable[[Response], None]) -> None:
+        self._call = call
+        self._body = body
+        self._keep = keep
+        self._output = Output()
+        reading = call.prompts[0].reading
+        self._reader = None if reading is None else reading.open()
+        self._number = 0
+
+    @property
+    def tells_tokens(self) -> bool:
+        """Whether a step is written also if it shows no text."""
+        return self._reader is not None or self._body.logprobs
+
+    def response(self, status: str) -> Response:
+        """The response object of a call that has not ended."""
+        return response_of(self._call, self._body, Result(status))
+
+    def began(self) -> None:
+        """Note that a response in the background has begun."""
+        self._keep(self.response("in_progress"))
+
+    def opening(self) -> bytes:
+        """The first events."""
+        response = self.response("in_progress")
+        return self._write(
+            [{"type": name, "response": response} for name in ("response.created", "response.in_progress")]
+        )
+
+    def chunk(self, choice: Choice, delta: Delta) -> bytes:
+        """The events of what a step adds."""
+        return self._write(self._read(choice, delta))
+
+    def ending(self, choice: Choice) -> bytes:
+        """The events that close the last item."""
+        return self._write(self._finish(choice))
+
+    def closing(self) -> bytes:
+        """The last event, with the whole response."""
+        response = self._end()
+        return self._write([{"type": f"response.{response['status']}", "response": response}]) + DONE
+
+    def failure(self, error: ApiError) -> bytes:
+        """The events of an error after the first byte."""
+        self._output.finish("failed")
+        response = self.failed(error, "failed")
+        return self._write([{"type": "response.failed", "response": response}]) + DONE
+
+    def whole(self) -> bytes:
+        """The whole response as JSON."""
+        return encode(self.complete()).encode()
+
+    def complete(self) -> Response:
+        """The whole response of a call that has ended."""
+        (choice,) = self._call.choices
+        self._read(choice, choice.gained() or NOTHING)
+        self._finish(choice)
+        return self._end()
+
+    def failed(self, error: ApiError, status: str) -> Response:
+        """The response of a call that an error has ended."""
+        shown = None if status == "cancelled" else error
+        result = Result(status, self._output.items, None, None, shown)
+        response = response_of(self._call, self._body, result)
+        self._keep(response)
+        return response
+
+    def _end(self) -> Response:
+        result = Result(self._status(), self._output.items, usage_of(self._call), int(time.time()))
+        response = response_of(self._call, self._body, result)
+        self._keep(response)
+        return response
+
+    def _status(self) -> str:
+        return "incomplete" if self._call.choices[0].finish_reason == "length" else "completed"
+
+    def _read(self, choice: Choice, delta: Delta) -> list[Event]:
+        reader = self._reader
+        if reader is None:
+            events = self._output.add(MessagePiece(content=delta.text))
+        else:
+            events = []
+            texts = delta.texts
+            for text in slices(delta.text):
+                events += self._output.add(reader.push(text, texts))
+                texts = ()
+            choice.reasoning_tokens = reader.reasoning_tokens
+        if self._body.logprobs and delta.logprobs:
+            top = self._body.top_logprobs or 0
+            self._output.score(chat_logprobs(self._call.model, delta.logprobs, top)["content"], events)
+        return events
+
+    def _finish(self, choice: Choice) -> list[Event]:
+        events: list[Event] = []
+        if self._reader is not None:
+            events = self._output.add(self._reader.finish())
+            choice.reasoning_tokens = self._reader.reasoning_tokens
+        return events + self._output.finish(self._status())
+
+    def _write(self, events: list[Event]) -> bytes:
+        written = []
+        for event in events:
+            name = event["type"]
+            numbered = {"type": name, "sequence_number": self._number} | event
+            self._number += 1
+            written.append(f"event: {name}\ndata: {encode_lines(numbered)}\n\n")
+        return "".join(written).encode()

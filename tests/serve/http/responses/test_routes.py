@@ -1,0 +1,297 @@
+"""The endpoints of the Responses API over a scripted model: what is refused, stored, listed, cancelled."""
+
+import json
+import random
+
+import pytest
+
+from tests.serve.http.openai.test_tool_use import mutated
+from tests.serve.http.tool_scenes import TIME, TOOL_TEMPLATE, WEATHER
+
+PATH = "/v1/responses"
+TOOLS = [{"type": "function"} | tool["function"] for tool in (WEATHER, TIME)]
+CALL = (
+    "<think>\nI need it.\n</think>\n\nI look.\n"
+    '<tool_call>\n{"name": "get_weather", "arguments": {"city": "Paris"}}\n</tool_call>\nSo.'
+)
+
+
+@pytest.fixture
+def options(request):
+    return {"template": TOOL_TEMPLATE, "max_model_len": 2000, "num_blocks": 2000} | getattr(
+        request, "param", {}
+    )
+
+
+def create(house, status=200, headers=None, **body):
+    answer = house.client.post(PATH, json={"input": "Hi"} | body, headers=headers)
+    assert answer.status_code == status, answer.text
+    return answer.json()
+
+
+def events(house, **body):
+    with house.client.stream("POST", PATH, json={"input": "Hi", "stream": True} | body) as answer:
+        text = "".join(answer.iter_text())
+    blocks = text.strip().split("\n\n")
+    assert blocks.pop() == "data: [DONE]"
+    read = []
+    for block in blocks:
+        name, data = block.split("\n")
+        event = json.loads(data.removeprefix("data: "))
+        assert name == f"event: {event['type']}"
+        read.append(event)
+    assert [event["sequence_number"] for event in read] == list(range(len(read)))
+    return read
+
+
+def test_a_response(house):
+    response = create(house, metadata={"a": "b"}, instructions="Be kind.", max_output_tokens=500)
+    assert response["id"].startswith("resp_")
+    assert (response["object"], response["status"], response["error"]) == ("response", "completed", None)
+    (message,) = response["output"]
+    assert message["content"][0]["text"].startswith("The naïve fox")
+    assert response["metadata"] == {"a": "b"}
+    assert response["instructions"] == "Be kind."
+    assert response["usage"]["output_tokens"] > 0
+    assert response["usage"]["total_tokens"] == sum(
+        response["usage"][f"{e}_tokens"] for e in ("input", "output")
+    )
+    assert house.client.get(f"{PATH}/{response['id']}").json() == response
+
+
+@pytest.mark.parametrize("options", [{"answer": CALL}], indirect=True)
+def test_a_stream_has_the_same_items_as_a_whole_response(house):
+    whole = create(house, tools=TOOLS)
+    kinds = ["reasoning", "message", "function_call", "message"]
+    assert [item["type"] for item in whole["output"]] == kinds
+    read = events(house, tools=TOOLS)
+    last = read[-1]["response"]
+
+    def plain(response):
+        return [{k: v for k, v in item.items() if k not in ("id", "call_id")} for item in response["output"]]
+
+    assert plain(last) == plain(whole)
+    assert [event["type"] for event in read[:3]] == [
+        "response.created",
+        "response.in_progress",
+        "response.output_item.added",
+    ]
+    assert read[-1]["type"] == "response.completed"
+    for index, item in enumerate(last["output"]):
+        own = [event for event in read if event.get("output_index") == index]
+        assert (own[0]["type"], own[-1]["type"]) == (
+            "response.output_item.added",
+            "response.output_item.done",
+        )
+        assert own[-1]["item"] == item
+        spelt = "".join(event.get("delta", "") for event in own)
+        assert spelt == item.get("arguments", (item.get("content") or [{}])[0].get("text"))
+    assert house.client.get(f"{PATH}/{last['id']}").json() == last
+
+
+def test_a_cut_off_response_is_incomplete(house):
+    response = create(house, max_output_tokens=3)
+    assert response["status"] == "incomplete"
+    assert response["incomplete_details"] == {"reason": "max_output_tokens"}
+    assert response["output"][0]["status"] == "incomplete"
+    assert events(house, max_output_tokens=3)[-1]["type"] == "response.incomplete"
+
+
+@pytest.mark.parametrize("options", [{"step_seconds": 0.05, "request_timeout": 0.4}], indirect=True)
+def test_an_error_in_a_stream_is_a_failed_response(house):
+    read = events(house)
+    assert read[-1]["type"] == "response.failed"
+    assert read[-1]["response"]["error"]["code"] == "deadline_exceeded"
+    stored = house.client.get(f"{PATH}/{read[0]['response']['id']}").json()
+    assert stored["status"] == "failed"
+
+
+def test_a_response_continues_another(house):
+    first = create(house)
+    second = create(house, input="And?", previous_response_id=first["id"], instructions="New.")
+    third = create(house, input="So?", previous_response_id=second["id"])
+    assert third["usage"]["input_tokens"] > second["usage"]["input_tokens"]
+    assert house.client.delete(f"{PATH}/{first['id']}").json()["deleted"]
+    assert house.client.get(f"{PATH}/{first['id']}").status_code == 404
+    error = create(house, 404, previous_response_id=third["id"])["error"]
+    assert (error["param"], error["code"]) == ("previous_response_id", "previous_response_not_found")
+    assert first["id"] in error["message"]
+
+
+def test_store_false_stores_nothing(house):
+    response = create(house, store=False)
+    assert response["store"] is False
+    assert house.client.get(f"{PATH}/{response['id']}").status_code == 404
+    create(house, 404, previous_response_id=response["id"])
+
+
+def test_input_items_are_listed_in_pages(house):
+    given = [{"role": "user", "content": str(n)} for n in range(5)]
+    path = f"{PATH}/{create(house, input=given)['id']}/input_items"
+    page = house.client.get(path, params={"order": "asc", "limit": 2}).json()
+    assert [item["content"][0]["text"] for item in page["data"]] == ["0", "1"]
+    assert page["has_more"]
+    rest = house.client.get(path, params={"order": "asc", "after": page["last_id"]}).json()
+    assert [item["content"][0]["text"] for item in rest["data"]] == ["2", "3", "4"]
+    assert not rest["has_more"]
+    newest = house.client.get(path).json()["data"]
+    assert [item["content"][0]["text"] for item in newest] == ["4", "3", "2", "1", "0"]
+    for query, param in (("limit=0", "limit"), ("order=x", "order"), ("after=x", "after"), ("x=1", "x")):
+        answer = house.client.get(f"{path}?{query}")
+        assert (answer.status_code, answer.json()["error"]["param"]) == (400, param)
+
+
+@pytest.mark.parametrize("options", [{"keys": ("alpha", "beta")}], indirect=True)
+def test_a_key_reaches_only_its_own_responses(house):
+    alpha, beta = ({"Authorization": f"Bearer {key}"} for key in ("alpha", "beta"))
+    id = create(house, headers=alpha)["id"]
+    for path in (f"{PATH}/{id}", f"{PATH}/{id}/input_items"):
+        assert house.client.get(path, headers=beta).status_code == 404
+        assert house.client.get(path, headers=alpha).status_code == 200
+    assert house.client.delete(f"{PATH}/{id}", headers=beta).status_code == 404
+    assert house.client.post(f"{PATH}/{id}/cancel", headers=beta).status_code == 404
+    create(house, 404, headers=beta, previous_response_id=id)
+    create(house, 200, headers=alpha, previous_response_id=id)
+
+
+def wait_for(house, id, *statuses):
+    while (response := house.client.get(f"{PATH}/{id}").json())["status"] not in statuses:
+        pass
+    return response
+
+
+def test_a_response_in_the_background(house):
+    response = create(house, background=True)
+    assert (response["status"], response["output"]) == ("queued", [])
+    done = wait_for(house, response["id"], "completed")
+    assert done["output"][0]["content"][0]["text"].startswith("The naïve fox")
+    assert done["usage"]["output_tokens"] > 0
+    assert house.client.post(f"{PATH}/{response['id']}/cancel").json() == done
+
+
+@pytest.mark.parametrize("options", [{"step_seconds": 0.05}], indirect=True)
+def test_a_response_in_the_background_is_cancelled(house):
+    id = create(house, background=True)["id"]
+    create(house, 400, previous_response_id=id)
+    cancelled = house.client.post(f"{PATH}/{id}/cancel").json()
+    assert (cancelled["status"], cancelled["error"]) == ("cancelled", None)
+    assert house.client.get(f"{PATH}/{id}").json() == cancelled
+    other = create(house, background=True)["id"]
+    assert house.client.delete(f"{PATH}/{other}").json()["deleted"]
+    assert house.client.get(f"{PATH}/{other}").status_code == 404
+    answer = house.client.post(f"{PATH}/{create(house, max_output_tokens=1)['id']}/cancel")
+    assert answer.status_code == 400
+
+
+def test_log_probabilities_of_the_text(house):
+    response = create(house, top_logprobs=2, max_output_tokens=4)
+    entries = response["output"][0]["content"][0]["logprobs"]
+    assert len(entries) == 4
+    assert all(entry["token"] and "top_logprobs" in entry for entry in entries)
+    read = events(house, include=["message.output_text.logprobs"], max_output_tokens=4)
+    spelt = [e for event in read if event["type"] == "response.output_text.delta" for e in event["logprobs"]]
+    assert len(spelt) == 4
+
+
+@pytest.mark.parametrize(
+    ("body", "param", "code"),
+    [
+        ({"input": 5}, "input", "invalid_type"),
+        ({"input": []}, "input", "invalid_value"),
+        ({"input": [5]}, "input[0]", "invalid_type"),
+        ({"input": [{"role": "robot", "content": "x"}]}, "input[0].role", "invalid_value"),
+        ({"input": [{"role": "user"}]}, "input[0].content", "missing_required_parameter"),
+        ({"input": [{"type": "item_reference", "id": "x"}]}, "input[0].type", "unsupported_parameter"),
+        (
+            {"input": [{"type": "function_call", "name": "f"}]},
+            "input[0].call_id",
+            "missing_required_parameter",
+        ),
+        (
+            {"input": [{"role": "user", "content": [{"type": "input_image", "image_url": "x"}]}]},
+            "input[0].content[0].type",
+            "unsupported_parameter",
+        ),
+        (
+            {"input": [{"type": "function_call_output", "call_id": "c", "output": [{"type": "input_file"}]}]},
+            "input[0].output[0].type",
+            "unsupported_parameter",
+        ),
+        (
+            {"input": [{"type": "reasoning", "summary": [], "encrypted_content": "x"}]},
+            "input[0].encrypted_content",
+            "invalid_value",
+        ),
+        ({"tools": [{"type": "web_search"}]}, "tools[0].type", "unsupported_parameter"),
+        ({"tools": [{"type": "file_search"}]}, "tools[0].type", "unsupported_parameter"),
+        ({"tools": [{"type": "computer_use_preview"}]}, "tools[0].type", "unsupported_parameter"),
+        ({"tools": [TOOLS[0], {"type": "mcp"}]}, "tools[1].type", "unsupported_parameter"),
+        ({"tools": [{"type": "function", "name": "no name"}]}, "tools[0].name", "invalid_value"),
+        ({"tools": [WEATHER]}, "tools[0].name", "missing_required_parameter"),
+        ({"tools": TOOLS + TOOLS}, "tools", "invalid_value"),
+        ({"tool_choice": "required"}, "tool_choice", "invalid_value"),
+        ({"tools": TOOLS, "tool_choice": {"type": "mcp"}}, "tool_choice.type", "unsupported_parameter"),
+        ({"tools": TOOLS, "tool_choice": {"type": "function", "name": "x"}}, "tool_choice", "invalid_value"),
+        (
+            {"tools": TOOLS, "tool_choice": "required", "text": {"format": {"type": "json_object"}}},
+            "tool_choice",
+            "invalid_value",
+        ),
+        ({"text": {"format": {"type": "json_schema"}}}, "text.format.schema", "missing_required_parameter"),
+        ({"text": {"format": {"type": "json_object"}}}, "text.format", "unsupported_parameter"),
+        ({"text": {"verbosity": "low"}}, "text.verbosity", "invalid_value"),
+        ({"reasoning": {"effort": "huge"}}, "reasoning.effort", "invalid_value"),
+        ({"max_output_tokens": 0}, "max_output_tokens", "invalid_value"),
+        ({"max_output_tokens": 10**6}, "max_output_tokens", "context_length_exceeded"),
+        ({"temperature": 3}, "temperature", "invalid_value"),
+        ({"top_p": 2}, "top_p", "invalid_value"),
+        ({"truncation": "auto"}, "truncation", "invalid_value"),
+        ({"conversation": "c"}, "conversation", "unsupported_parameter"),
+        ({"prompt": {"id": "x"}}, "prompt", "unsupported_parameter"),
+        ({"max_tool_calls": 3}, "max_tool_calls", "unsupported_parameter"),
+        ({"include": ["file_search_call.results"]}, "include[0]", "invalid_value"),
+        ({"background": True, "store": False}, "background", "invalid_value"),
+        ({"background": True, "stream": True}, "background", "unsupported_parameter"),
+        ({"stream_options": {}}, "stream_options", "invalid_value"),
+        ({"messages": []}, "messages", "unknown_parameter"),
+        ({"max_tokens": 5}, "max_tokens", "unknown_parameter"),
+        ({"previous_response_id": ""}, "previous_response_id", "invalid_value"),
+    ],
+)
+def test_what_is_wrong_is_refused_by_its_name(house, body, param, code):
+    error = create(house, 400, **body)["error"]
+    assert (error["param"], error["code"]) == (param, code), error
+
+
+def test_an_unknown_response_is_404(house):
+    for method, more in (("GET", ""), ("DELETE", ""), ("POST", "/cancel"), ("GET", "/input_items")):
+        answer = house.client.request(method, f"{PATH}/resp_x{more}")
+        assert (answer.status_code, answer.json()["error"]["code"]) == (404, "response_not_found")
+
+
+def test_no_body_is_a_server_error(house):
+    """Valid bodies with random changes: each is answered, or refused with a message and a code."""
+    chance = random.Random(7)
+    valid = {
+        "input": [
+            {"role": "user", "content": "q"},
+            {"type": "reasoning", "summary": [], "content": [{"type": "reasoning_text", "text": "t"}]},
+            {"type": "function_call", "call_id": "c", "name": "get_time", "arguments": "{}"},
+            {"type": "function_call_output", "call_id": "c", "output": "noon"},
+        ],
+        "tools": TOOLS,
+        "tool_choice": "auto",
+        "reasoning": {"effort": "low"},
+        "text": {"format": {"type": "text"}},
+        "store": False,
+        "max_output_tokens": 5,
+    }
+    statuses = set()
+    for _ in range(800):
+        body = mutated(chance, valid)
+        answer = house.client.post(PATH, json=body)
+        statuses.add(answer.status_code)
+        assert answer.status_code in (200, 400), (body, answer.text)
+        if answer.status_code == 400:
+            assert answer.json()["error"]["code"]
+    assert statuses == {200, 400}

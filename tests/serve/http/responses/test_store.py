@@ -1,0 +1,159 @@
+"""The store of responses: bounds, tenants, chains, and what a restart finds."""
+
+import asyncio
+
+import pytest
+
+from headrace.serve.http.responses import store as module
+from headrace.serve.http.responses.store import BrokenChain, Record, ResponseStore
+
+BIG = 1 << 20
+
+
+def response(id, previous=None, status="completed", text="x"):
+    output = [{"type": "message", "role": "assistant", "content": [{"type": "output_text", "text": text}]}]
+    return {"id": id, "previous_response_id": previous, "status": status, "output": output}
+
+
+def record(id, tenant="ann", previous=None, status="completed", text="x"):
+    return Record(tenant, [{"id": f"msg_{id}"}], response(id, previous, status, text))
+
+
+class Clock:
+    now = 1000.0
+
+    def __call__(self):
+        self.now += 1
+        return self.now
+
+
+@pytest.fixture
+def clock():
+    return Clock()
+
+
+@pytest.fixture
+def store(clock):
+    store = ResponseStore(None, BIG, clock)
+    yield store
+    store.close()
+
+
+def get(store, id, tenant=None):
+    return asyncio.run(store.get(tenant, id))
+
+
+def test_a_response_is_stored_and_replaced(store):
+    store.put(record("a", status="queued"))
+    store.put(record("a", text="later"))
+    assert get(store, "a") == record("a", text="later")
+    assert get(store, "b") is None
+
+
+def test_a_tenant_sees_only_its_own(store):
+    store.put(record("a"))
+    store.put(record("b", previous="a"))
+    assert get(store, "a", "ann") is not None
+    assert get(store, "a", "bob") is None
+    assert not asyncio.run(store.delete("bob", "a"))
+    with pytest.raises(BrokenChain):
+        asyncio.run(store.chain("bob", "b"))
+    assert asyncio.run(store.delete("ann", "a"))
+    assert get(store, "a") is None
+
+
+def test_a_chain_is_the_oldest_first(store):
+    for id, previous in (("a", None), ("b", "a"), ("c", "b"), ("other", "a")):
+        store.put(record(id, previous=previous))
+    chain = asyncio.run(store.chain("ann", "c"))
+    assert [each.response["id"] for each in chain] == ["a", "b", "c"]
+
+
+def test_a_chain_without_its_beginning_is_broken(store):
+    for id, previous in (("a", None), ("b", "a"), ("c", "b")):
+        store.put(record(id, previous=previous))
+    asyncio.run(store.delete(None, "a"))
+    with pytest.raises(BrokenChain, match="a"):
+        asyncio.run(store.chain(None, "c"))
+
+
+def test_a_chain_has_a_longest_length(store, monkeypatch):
+    monkeypatch.setattr(module, "MAX_CHAIN", 2)
+    for id, previous in (("a", None), ("b", "a"), ("c", "b")):
+        store.put(record(id, previous=previous))
+    assert len(asyncio.run(store.chain(None, "b"))) == 2
+    with pytest.raises(BrokenChain, match="a"):
+        asyncio.run(store.chain(None, "c"))
+
+
+def test_the_tenant_that_uses_most_loses_its_least_recently_used(clock):
+    store = ResponseStore(None, 2300, clock)
+    store.put(record("small", tenant="bob"))
+    store.put(record("a", text="x" * 600))
+    store.put(record("b", text="x" * 600))
+    asyncio.run(store.chain(None, "a"))  # uses it
+    store.put(record("c", text="x" * 600))
+    assert [id for id in ("small", "a", "b", "c") if get(store, id)] == ["small", "a", "c"]
+    store.put(record("huge", text="x" * 3000))
+    assert get(store, "huge") is None
+    assert get(store, "small") is not None
+    store.close()
+
+
+def test_the_number_is_bounded(store, monkeypatch):
+    monkeypatch.setattr(module, "MAX_RESPONSES", 2)
+    for id in "abc":
+        store.put(record(id))
+    assert [id for id in "abc" if get(store, id)] == ["b", "c"]
+
+
+def test_old_responses_are_deleted(store, clock):
+    store.put(record("a"))
+    assert get(store, "a")
+    clock.now += module.MAX_AGE_SECONDS
+    assert get(store, "a") is None
+    store.put(record("b"))
+    assert get(store, "b")
+    clock.now -= module.MAX_AGE_SECONDS
+    assert get(store, "a") is None
+
+
+def test_a_file_outlives_the_server_and_what_was_unfinished_has_failed(tmp_path, clock):
+    path = tmp_path / "responses.db"
+    store = ResponseStore(path, BIG, clock)
+    store.put(record("a"))
+    store.put(record("b", status="in_progress"))
+    store.close()
+    store.put(record("late"))
+    store = ResponseStore(path, BIG, clock)
+    assert get(store, "a") == record("a")
+    assert get(store, "b").response["status"] == "failed"
+    assert get(store, "b").response["error"]["code"] == "server_error"
+    assert get(store, "late") is None
+    store.close()
+
+
+def test_bounds_hold_across_a_restart(tmp_path, clock):
+    path = tmp_path / "responses.db"
+    store = ResponseStore(path, 2500, clock)
+    store.put(record("a", text="x" * 900))
+    store.put(record("b", text="x" * 900))
+    store.close()
+    store = ResponseStore(path, 2500, clock)
+    store.put(record("c", text="x" * 900))
+    assert [id for id in "abc" if get(store, id)] == ["b", "c"]
+    store.close()
+
+
+def test_a_file_that_cannot_be_used_is_named(tmp_path, clock):
+    path = tmp_path / "responses.db"
+    store = ResponseStore(path, BIG, clock)
+    with pytest.raises(OSError, match="locked"):
+        ResponseStore(path, BIG, clock)
+    store.close()
+    path = tmp_path / "text.db"
+    path.write_text("no database, but a text that is long enough to be taken for one " * 20)
+    with pytest.raises(OSError, match="not a database"):
+        ResponseStore(path, BIG, clock)
+    with pytest.raises(OSError, match="unable to open"):
+        ResponseStore(tmp_path / "missing" / "x.db", BIG, clock)
