@@ -218,9 +218,8 @@ class _Built(NamedTuple):
 def _make_app(loaded: Loaded, all_options: Options, keys: KeyFile, traces: Traces | None) -> _Built:
     options, caching = all_options.server, all_options.response_cache
     model = _make_model(loaded, all_options)
-    folds = _make_folds(
-        loaded, all_options, model, lambda: recall.sizes() | prefix_sizes(loaded)
-    )  # made below
+    # The lambda reads what is made below.
+    folds = _make_folds(loaded, all_options, model, lambda: recall.sizes() | prefix_sizes(loaded))
     service = Service(
         loaded.engine,
         Limits(options.max_num_queued_reqs, options.max_num_queued_tokens),
@@ -252,16 +251,22 @@ def _make_app(loaded: Loaded, all_options: Options, keys: KeyFile, traces: Trace
     caches = CacheApi(recall, *stats, max_body_bytes=options.max_body_bytes)
     accounts = UsageReport(service, folds.usage.tenants, folds.usage.tell)
     abort = Abort(notes, max_body_bytes=options.max_body_bytes)
-    parts = (api, abort, status, Pause(service), caches, accounts, warming.endpoint, Docs(__version__))
     responses = open_responses(options, recall, model, notes)
-    works = (warming.warmer, systemd.watch, responses.background)
-    beside: list[Beside] = [keys, *([history] if history else []), *works]
-    routes = [*responses.routes, *(route for part in parts for route in part.routes())]
-    routes += _make_messages(options, recall, model, notes).routes()
     batch = open_batches(all_options.batch, options, recall, model, notes)
-    if batch is not None:
-        beside.append(batch.batches)
-        routes += batch.routes
+    messages = _make_messages(options, recall, model, notes)
+    parts = (
+        *(api, messages, abort, status, Pause(service), caches, accounts),
+        *(warming.endpoint, batch, Docs(__version__)),
+    )
+    beside: list[Beside] = [
+        keys,
+        *([history] if history else []),
+        warming.warmer,
+        systemd.watch,
+        responses.background,
+        *batch.beside,
+    ]
+    routes = [*responses.routes, *(route for part in parts for route in part.routes())]
     exchanges = hooks(all_options.observability, folds.page, notes, traces)
     app = create_app(recall, routes, keys.keys, beside, options.allowed_origins, exchanges)
     return _Built(app, routes, recall, model, systemd)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from pathlib import Path
-from typing import NamedTuple
 
 from starlette.routing import Route
 
@@ -19,23 +18,29 @@ from headrace.serve.http.generation.call_notes import CallNotes
 from headrace.serve.http.model import ServedModel
 
 
-class BatchApi(NamedTuple):
-    """The batches of a server, and the routes to them."""
+class BatchApi:
+    """The batches of a server, and the routes to them; neither where ``batches`` is None."""
 
-    batches: Batches
-    routes: list[Route]
+    def __init__(self, batches: Batches | None, model: str) -> None:
+        self.beside = [] if batches is None else [batches]
+        self._model = model
+
+    def routes(self) -> list[Route]:
+        """What to mount."""
+        parts = [part for each in self.beside for part in (Files(each), BatchRoutes(each, self._model))]
+        return [route for part in parts for route in part.routes()]
 
 
 def open_batches(
     options: BatchOptions, server: ServerOptions, recall: CacheLookup, model: ServedModel, notes: CallNotes
-) -> BatchApi | None:
-    """Files and batches, if a folder is configured.
+) -> BatchApi:
+    """Files and batches; without a configured folder, none.
 
     Raises:
         ConfigError: the folder cannot be used.
     """
     if options.batch_path is None:
-        return None
+        return BatchApi(None, model.name)
     runner = LineRunner(recall, model, notes, request_timeout=server.request_timeout)
     limits = Limits(options.batch_tenant_files, options.batch_tenant_bytes, options.batch_tenant_batches)
     bounds = Bounds(
@@ -45,4 +50,4 @@ def open_batches(
         batches = Batches(Path(options.batch_path), runner, limits, bounds, time.time)
     except OSError as error:
         raise ConfigError(f"--batch-path: {error}") from error
-    return BatchApi(batches, [*Files(batches).routes(), *BatchRoutes(batches, model.name).routes()])
+    return BatchApi(batches, model.name)
