@@ -252,21 +252,15 @@ def _make_app(loaded: Loaded, all_options: Options, keys: KeyFile, traces: Trace
     accounts = UsageReport(service, folds.usage.tenants, folds.usage.tell)
     abort = Abort(notes, max_body_bytes=options.max_body_bytes)
     responses = open_responses(options, recall, model, notes)
-    batch = open_batches(all_options.batch, options, recall, model, notes)
     messages = _make_messages(options, recall, model, notes)
+    batch = open_batches(all_options.batch, options, recall, model, notes)
     parts = (
-        *(api, messages, abort, status, Pause(service), caches, accounts),
+        *(api, responses, messages, abort, status, Pause(service), caches, accounts),
         *(warming.endpoint, batch, Docs(__version__)),
     )
-    beside: list[Beside] = [
-        keys,
-        *([history] if history else []),
-        warming.warmer,
-        systemd.watch,
-        responses.background,
-        *batch.beside,
-    ]
-    routes = [*responses.routes, *(route for part in parts for route in part.routes())]
+    routes = [route for part in parts for route in part.routes()]
+    beside: list[Beside] = [keys, *([history] if history else []), warming.warmer, systemd.watch]
+    beside += [responses.background, *batch.beside]
     exchanges = hooks(all_options.observability, folds.page, notes, traces)
     app = create_app(recall, routes, keys.keys, beside, options.allowed_origins, exchanges)
     return _Built(app, routes, recall, model, systemd)

@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import NamedTuple
-
-from starlette.routing import Route
 
 from headrace.config import ConfigError, ServerOptions
 from headrace.serve.cache.lookup import CacheLookup
@@ -17,17 +14,10 @@ from headrace.serve.http.responses.routes import ResponsesApi
 from headrace.serve.http.responses.store import ResponseStore
 
 
-class Responses(NamedTuple):
-    """The responses in the background, and the routes to all."""
-
-    background: BackgroundResponses
-    routes: list[Route]
-
-
 def open_responses(
     options: ServerOptions, recall: CacheLookup, model: ServedModel, notes: CallNotes
-) -> Responses:
-    """The parts of the Responses API.
+) -> ResponsesApi:
+    """The endpoints, with their store open.
 
     Raises:
         ConfigError: the file of the store cannot be used.
@@ -38,7 +28,7 @@ def open_responses(
     except OSError as error:
         raise ConfigError(f"--response-store: {error}") from error
     background, service = BackgroundResponses(store), recall.service
-    api = ResponsesApi(
+    return ResponsesApi(
         recall,
         model,
         notes,
@@ -48,4 +38,3 @@ def open_responses(
         request_timeout=options.request_timeout,
         headers=lambda tenant: rate_headers(service.meter.rooms(tenant, service.now())),
     )
-    return Responses(background, api.routes())

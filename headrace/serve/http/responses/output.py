@@ -25,6 +25,19 @@ def slices(text: str) -> Iterator[str]:
         yield text[at : at + SLICE]
 
 
+def joined(events: list[Event]) -> list[Event]:
+    """``events``, with pieces of the same text as one event."""
+    rest: list[Event] = []
+    for event in events:
+        last = rest[-1] if rest else {}
+        same = last.get("type") == event["type"] and last.get("item_id") == event.get("item_id")
+        if same and "delta" in event:
+            last["delta"] += event["delta"]
+        else:
+            rest.append(event)
+    return rest
+
+
 class Output:
     """The items of one response. One is open at a time; a piece of another kind closes it."""
 

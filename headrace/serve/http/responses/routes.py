@@ -37,7 +37,8 @@ PAGE = 20
 class ResponsesApi:
     """The endpoints under one model, one road to its answers and one store.
 
-    ``max_body_bytes``, ``request_timeout`` and ``headers`` are those of `serve.http.openai.routes.Api`.
+    ``background`` is the work beside the server. ``max_body_bytes``, ``request_timeout`` and ``headers`` are those of
+    `serve.http.openai.routes.Api`.
     """
 
     def __init__(
@@ -56,7 +57,7 @@ class ResponsesApi:
         self._model = model
         self._notes = notes
         self._store = store
-        self._background = background
+        self.background = background
         self._max_body_bytes = max_body_bytes
         self._request_timeout = request_timeout
         self._headers = headers
@@ -95,7 +96,7 @@ class ResponsesApi:
         if body.background:
             response = writer.response("queued")
             self._store.put(Record(call.tenant, items, response))
-            self._background.begin(call, writer)
+            self.background.begin(call, writer)
             await self._store.written()
             return JSONResponse(response, headers=dict(headers))
         made = StreamedAnswer if body.stream else WholeAnswer
@@ -112,7 +113,7 @@ class ResponsesApi:
         """``DELETE /v1/responses/{id}``; a response under way is cancelled first."""
         record = await self._record(request)
         id = record.response["id"]
-        await self._background.cancel(id)
+        await self.background.cancel(id)
         await self._store.delete(record.tenant, id)
         return JSONResponse({"id": id, "object": "response", "deleted": True})
 
@@ -123,7 +124,7 @@ class ResponsesApi:
             raise invalid("Only a response with background true can be cancelled.", "id")
         if record.response["status"] in resource.ENDED:
             return JSONResponse(record.response)
-        await self._background.cancel(record.response["id"])
+        await self.background.cancel(record.response["id"])
         return JSONResponse((await self._record(request)).response)
 
     async def input_items(self, request: Request) -> Response:

@@ -10,7 +10,7 @@ from headrace.serve.http.generation.call import Call
 from headrace.serve.http.generation.choices import NOTHING, Choice, Delta
 from headrace.serve.http.generation.logprobs import chat_logprobs
 from headrace.serve.http.generation.writing import DONE, encode, encode_lines
-from headrace.serve.http.responses.output import Event, Output, slices
+from headrace.serve.http.responses.output import Event, Output, joined, slices
 from headrace.serve.http.responses.resource import Response, Result, response_of, usage_of
 from headrace.serve.http.responses.wire import ResponsesBody
 from headrace.serve.parsing.message import MessagePiece
@@ -105,6 +105,7 @@ class ResponseWriter:
             for text in slices(delta.text):
                 events += self._output.add(reader.push(text, texts))
                 texts = ()
+            events = joined(events)
             choice.reasoning_tokens = reader.reasoning_tokens
         if self._body.logprobs and delta.logprobs:
             top = self._body.top_logprobs or 0
