@@ -153,7 +153,7 @@ def test_sigterm_drains_saves_the_disk_tier_and_says_how_many_finished(tmp_path)
         assert server.process.wait(60) == 0
         eventually(lambda: any("server stopped" in line for line in server.lines))
         assert any("drained_requests=3 cancelled_requests=0" in line for line in server.lines)
-        assert any("blocks are left on disk for the next run" in line for line in server.lines)
+        assert any("blocks are saved on disk for the next run" in line for line in server.lines)
 
 
 @pytest.mark.parametrize("saved", [False, True], ids=["first run", "after a saved run"])

@@ -189,7 +189,7 @@ def test_min_tokens_yields_to_the_end_of_the_grammar_and_other_conflicts_are_tol
     assert said(server.post("/v1/completions", body))[0] in ("yes", "no")
     response = server.post("/v1/completions", COMPLETION | {"guided_regex": "xy", "allowed_token_ids": [500]})
     assert response.status_code == 400, response.text
-    assert "no token is left to choose" in response.json()["error"]["message"]
+    assert "no token is left to sample" in response.json()["error"]["message"]
 
 
 def test_a_cached_answer_is_that_of_its_own_schema():

@@ -10,9 +10,9 @@ SCRIPTS = [path for path in sorted(FOLDER.glob("*.py")) if "__main__" in path.re
 README = (FOLDER / "README.md").read_text()
 
 
-def bullet(beginning: str) -> str:
-    """The list's item that begins so."""
-    return next(item for item in README.split("\n- ") if item.startswith(beginning)).split("\n\n")[0]
+def section(title: str) -> str:
+    """The text below a heading."""
+    return README.partition(f"## {title}\n")[2].partition("\n## ")[0]
 
 
 @pytest.mark.parametrize("path", SCRIPTS, ids=lambda path: path.stem)
@@ -20,6 +20,6 @@ def test_every_script_is_in_the_table_and_its_flags_and_files_are_as_told(path):
     source, named = path.read_text(), f"`{path.stem}`"
     assert f"| `python -m benchmarks.{path.stem}" in README
     takes = re.search(r"from benchmarks\.stage import .*\barguments\b", source)
-    assert (named in bullet("`--model`")) == bool(takes)
+    assert (named in section("Common options")) == bool(takes)
     writes = any(call in source for call in ("publish(", "report.write("))
-    assert (named in bullet("`bench-results/<name>.json`")) == writes
+    assert (named in section("Output files")) == writes

@@ -64,6 +64,7 @@ def test_the_dashboard_covers_what_a_server_exports() -> None:
     """A new metric gets a panel, or stands here with the reason why it has none."""
     without_panel = {
         "class_requests_running": "the sum of all classes is shown",
+        "request_max_num_generation_tokens": "for vLLM's dashboards; the lengths of outputs have a panel",
         "response_cache_miss_reasons_total": "only the semantic cache tells reasons, see /v1/cache/stats",
         "response_cache_audits_total": "only with --semantic-cache, see /v1/cache/stats",
         "response_cache_refuted_total": "an alert",

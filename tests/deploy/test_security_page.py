@@ -10,9 +10,9 @@ from tests.deploy.files import ROOT
 def promises() -> dict[str, list[str]]:
     """Each promise of the tables, with the paths of its tests."""
     page = (ROOT / "SECURITY.md").read_text(encoding="utf-8")
-    section = page.partition("## What is promised")[2].partition("\n## ")[0]
+    section = page.partition("## Guarantees, and how they are tested")[2].partition("\n## ")[0]
     rows = [line.strip("|").rpartition("|") for line in section.splitlines() if line.startswith("| ")]
-    rows = [row for row in rows if row[0].strip() != "promise"]
+    rows = [row for row in rows if row[0].strip() != "guarantee"]
     return {promise.strip(): re.findall(r"`([\w/]+/test_\w+\.py)`", tests) for promise, _, tests in rows}
 
 

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from headrace.cli import bench
+from headrace.cli.bench import commands as bench
 from headrace.cli.bench.commands import bench_app
 from headrace.config import ConfigError, Options
 from headrace.lab.bench.engine import EngineTarget

@@ -15,7 +15,7 @@ from tests.cli.fake_server import running
         ("transformers-static,colour=red", "has no option colour"),
         ("transformers-static", "no/such/folder does not exist"),
         ("headrace,max_num_seqs=none", "--max-num-seqs"),
-        ("somewhere", "neither a URL nor"),
+        ("somewhere", "expected a URL or one of"),
     ],
 )
 def test_a_target_that_cannot_be_had_is_one_line(target: str, told: str) -> None:

@@ -25,7 +25,7 @@ def told(*words):
 
 def test_a_sheet_of_every_device():
     text = run("llama-3.1-8b")
-    assert "llama-3.1-8b: 8.03 B parameters, 128.0 KiB of keys and values per token" in text
+    assert "llama-3.1-8b: 8.03 B parameters, 128.0 KiB of KV cache per token" in text
     for name in ("1 x A100-80G", "1 x H100-SXM", "1 x H200", "1 x MI300X", "1 x cpu"):
         assert name in text
     assert "simulated" not in text

@@ -63,7 +63,7 @@ def test_other_settings_are_compared(trace):
     ("words", "message"),
     [
         (["--set", "fcfs"], "--set fcfs: expected NAME=VALUE"),
-        (["--policy", "random"], "scheduling_policy=random"),
+        (["--policy", "random"], "scheduling_policy: expected one of"),
         (["--policy", "fcfs", "--from", "1"], "compare whole runs"),
     ],
 )

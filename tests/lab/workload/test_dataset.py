@@ -133,5 +133,5 @@ def test_a_trace_comes_at_its_own_times_unless_a_rate_is_given(tmp_path: Path) -
     with pytest.raises(BadDataset, match="needs a file"):
         Dataset("trace").draw()
     path.write_text("what\n")
-    with pytest.raises(BadDataset, match="no known trace"):
+    with pytest.raises(BadDataset, match="unknown format"):
         Dataset("trace", str(path)).draw()

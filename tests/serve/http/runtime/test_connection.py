@@ -8,7 +8,7 @@ from contextlib import contextmanager
 import pytest
 import uvicorn
 
-from headrace.serve.http import connection
+from headrace.serve.http.runtime import connection
 from headrace.serve.http.runtime.connection import (
     MAX_HEADER_BYTES,
     MAX_HEADERS,
