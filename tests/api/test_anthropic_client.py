@@ -3,8 +3,10 @@
 import asyncio
 
 import anthropic
+import jsonschema
 import pytest
 
+from tests.api.conftest import serving
 from tests.doubles.scripted_model import scripted_server
 from tests.serve.http.tool_scenes import TOOL_TEMPLATE
 
@@ -191,3 +193,49 @@ def test_errors_have_the_clients_types(builtin, strict_server):
             else:
                 with pytest.raises(error):
                     client.messages.create(model="builtin", max_tokens=3, messages=STORY)
+
+
+CHOICES = {
+    "any": {"type": "any", "disable_parallel_tool_use": True},
+    "tool": {"type": "tool", "name": "choose"},
+}
+FORCED = [
+    {
+        "name": name,
+        "input_schema": {
+            "type": "object",
+            "properties": {"yes": {"type": "boolean"}, "kind": {"enum": ["fox", "hen"]}},
+            "required": ["yes", "kind"],
+            "additionalProperties": False,
+        },
+    }
+    for name in ("choose", "other")
+]
+
+
+@pytest.fixture(scope="module")
+def forced(tmp_path_factory):
+    """A client of the built-in model with a template that offers tools; only a grammar makes this model call them."""
+    path = tmp_path_factory.mktemp("template") / "tools.jinja"
+    path.write_text(TOOL_TEMPLATE, encoding="utf-8")
+    with (
+        serving("--chat-template", str(path)) as running,
+        anthropic.Anthropic(base_url=running.url, api_key="none", max_retries=0) as client,
+    ):
+        yield client
+
+
+@pytest.mark.parametrize("choice", CHOICES)
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_demanded_call_follows_its_schema(forced, choice, stream):
+    asked = {"model": "builtin", "max_tokens": 200, "messages": STORY, "tools": FORCED}
+    asked["tool_choice"] = CHOICES[choice]
+    if stream:
+        with forced.messages.stream(**asked) as events:
+            message = events.get_final_message()
+    else:
+        message = forced.messages.create(**asked)
+    (call,) = message.content
+    assert (call.type, message.stop_reason) == ("tool_use", "tool_use")
+    assert call.name in (("choose",) if choice == "tool" else ("choose", "other"))
+    jsonschema.validate(call.input, FORCED[0]["input_schema"])
