@@ -20,6 +20,7 @@ from headrace.core.prediction.step_times import StepTimes
 from headrace.core.queueing.fair_queue import FairQueue, single_file
 from headrace.core.queueing.order import FirstComeFirstServed, OrderPolicy
 from headrace.core.scheduler.admission import AdmissionPolicy, Continuous
+from headrace.core.scheduler.holds import HoldPolicy
 from headrace.core.scheduler.scheduler import Scheduler
 from headrace.core.scheduler.victims import LastRanked, VictimPolicy
 from headrace.testing.hashing_runner import HashingRunner
@@ -47,6 +48,7 @@ def hashing_engine(
     disk_blocks: int = 0,
     restore: RestorePolicy | None = None,
     eviction: EvictionPolicy | None = None,
+    holds: HoldPolicy | None = None,
 ) -> tuple[Engine, HashingRunner]:
     """A small engine and its runner: first come, first served, unless other policies are given."""
     events: list[Event] = []
@@ -75,6 +77,7 @@ def hashing_engine(
         prefix_caching=prefix_caching,
         predictions=predictions,
         times=times,
+        holds=holds,
     )
     runner = HashingRunner(
         num_blocks, block_size, max_num_seqs, host_blocks=host_blocks, disk_blocks=disk_blocks

@@ -45,7 +45,7 @@ def test_the_command_warms_a_running_server(tmp_path):
             check=False,
         )
         assert done.returncode == 0, done.stderr
-        assert "2 computed, 0 kept already, 0 refused" in done.stdout
+        assert "2 computed, 0 cached already, 0 rejected" in done.stdout
         assert ask(server)[0].startswith("hit; layer=exact")
         messages = [{"role": "system", "content": "Be brief. " * 20}, {"role": "user", "content": "Hi"}]
         answer = server.post("/v1/chat/completions", {"messages": messages, "max_tokens": 2}).json()

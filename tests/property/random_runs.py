@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Sequence
 
-from headrace.core.events import Preempted
+from headrace.core.events import Preempted, SkipReason
 from headrace.core.knobs import Knobs
 from headrace.core.memory.restore import AlwaysRestore
 from headrace.core.plan import Tier
@@ -35,6 +35,19 @@ class Fickle:
 
     def observe(self, tier: Tier, seconds: float) -> None:
         pass
+
+
+class Compiling:
+    """Holds some requests back, as if a grammar were being compiled, for some of the times that it is asked."""
+
+    def __init__(self, seed: int) -> None:
+        self._rng = random.Random(seed)  # its own, so that lives without it stay what they were
+        self._left: dict[str, int] = {}
+
+    def hold(self, request: Request) -> SkipReason | None:
+        left = self._left.setdefault(request.id, self._rng.choice([0, 0, 0, 1, 5]))
+        self._left[request.id] = left - 1
+        return SkipReason.GRAMMAR_COMPILING if left > 0 else None
 
 
 QUEUES = [
@@ -79,6 +92,7 @@ def run(seed: int) -> Record:
         host_blocks=(host := rng.choice([0, 0, 1, 4, 20])),
         disk_blocks=rng.choice([0, 2, 8, 40]) if host else 0,
         restore=rng.choice([AlwaysRestore(), Fickle()]),
+        holds=Compiling(seed) if seed % 3 == 0 else None,
     )
     runner.disk_steps = rng.randint(0, 5)
     breaking = rng.choice([0.0, 0.0, 0.3])

@@ -18,7 +18,7 @@ from headrace.core.queueing.fair_queue import FairQueue, by_share
 from headrace.core.queueing.tenant_queue import PolicyFailed
 from headrace.core.request import FinishReason
 from headrace.core.scheduler.admission import AdmissionPolicy, Queue, ask_admission, ask_ready_at
-from headrace.core.scheduler.holds import WAITS_FOR_CONTENT, HoldPolicy, again_at, ask_hold
+from headrace.core.scheduler.holds import HOLD_SECONDS, HOLDS, WAITS_FOR_CONTENT, HoldPolicy, ask_hold
 from headrace.core.scheduler.running_set import RunningSet
 from headrace.core.scheduler.step_builder import StepBuilder
 from headrace.core.sequence import Sequence
@@ -55,6 +55,7 @@ class Admitter:
         self._events = events
         self._finish = finish
         self._now = -math.inf  # of the last plan
+        self._held_at = math.nan  # the last time at which a request was held
 
     def admit(self, step: StepBuilder, now: float, knobs: Knobs, before: Sequence | None = None) -> None:
         """Start requests while policies and step have room; ``before``: only those served less than it."""
@@ -89,7 +90,11 @@ class Admitter:
                 continue
             passed.append(head)
             self._skip(head, reason)
-            if step.closed or head.skips >= knobs.max_skips:
+            if reason in HOLDS:
+                self._held_at = now
+            elif head.skips >= knobs.max_skips:
+                break
+            if step.closed:
                 break
         for sequence in passed:
             self._waiting.push(sequence)
@@ -107,7 +112,15 @@ class Admitter:
             Exception
         ):  # the step that is due now asks again, and ends the request that the policy failed for
             return -math.inf
-        return again_at(self._waiting.peek(self._now), self._now, due)
+        return max(due, self._now + HOLD_SECONDS) if self.holding else due
+
+    @property
+    def holding(self) -> bool:
+        """Whether the last plan met a request that waits for something outside the engine.
+
+        It need not be the head any more: taking requests out and putting them back moves the shares of tenants on.
+        """
+        return self._held_at == self._now
 
     def why_stuck(self, head: Sequence, now: float) -> str:
         """Why a head would wait for ever though nothing runs; empty when it will not, or no reason is known."""

@@ -11,7 +11,7 @@ from headrace.core.request import Request
 from headrace.core.sequence import Sequence
 
 HOLD_SECONDS = 0.001
-"""How long the engine rests before it asks again, where nothing runs and the first that waits is held."""
+"""How long the engine rests before it asks again, where nothing runs and a waiting request is held."""
 
 HOLDS = frozenset({SkipReason.GRAMMAR_COMPILING})
 """The reasons that end outside the engine: it must ask again, since no step of its own changes them."""
@@ -55,13 +55,6 @@ class UntilCompiled:
         if constraint is None or self._grammars.ready(constraint):
             return None
         return SkipReason.GRAMMAR_COMPILING
-
-
-def again_at(head: Sequence | None, now: float, due: float) -> float:
-    """When to plan again, if nothing runs and ``due`` is when the admission policy would admit ``head``."""
-    if head is not None and head.skip_reason in HOLDS:
-        return max(due, now + HOLD_SECONDS)
-    return due
 
 
 class NeverStarts(PolicyFailed):

@@ -300,6 +300,8 @@ class Scheduler:
         """Called when nothing is planned or in flight: fail a head that can never be planned; anything else is a
         stall.
         """
+        if self._admitter.holding and not self._running:
+            return
         head = self._waiting.peek(now)
         problem = "" if self._running or head is None else self._admitter.why_stuck(head, now)
         if head is not None and problem:

@@ -1,8 +1,13 @@
 """A request whose grammar is being compiled waits, and holds nobody up."""
 
 from headrace.core.events import Finished, Skipped, SkipReason
+from headrace.core.knobs import Knobs
+from headrace.core.queueing.fair_queue import FairQueue
+from headrace.core.queueing.tenant_queue import TenantQueue
 from headrace.core.request import FinishReason, Request, SamplingParams
 from headrace.core.scheduler.holds import HOLD_SECONDS, UntilCompiled
+from headrace.core.tenancy.classes import CLASSES
+from headrace.core.tenancy.fair_share import ShareLedger
 from headrace.testing.engines import hashing_engine
 from tests.doubles.grammars import Compiling
 
@@ -15,8 +20,7 @@ class Broken:
 
 
 def engine_of(holds):
-    engine, _ = hashing_engine()
-    engine.scheduler._admitter._holds = holds
+    engine, _ = hashing_engine(holds=holds)
     return engine
 
 
@@ -88,3 +92,18 @@ def test_it_may_be_cancelled_while_it_waits():
     engine.cancel("a", FinishReason.CANCELLED, 0.1)
     assert finished(engine.step(0.1))["a"].reason is FinishReason.CANCELLED
     assert engine.wake_at(0.2) is None
+
+
+def test_many_held_requests_of_two_tenants_are_no_stall():
+    """The head that is looked at after a step need not be one that was held in it."""
+    grammars = Compiling()
+    queue = FairQueue(ShareLedger(CLASSES, {}), TenantQueue)
+    engine, _ = hashing_engine(holds=UntilCompiled(grammars), queue=queue, knobs=Knobs(max_skips=1))
+    for number in range(20):
+        tenant = "ab"[number % 2]
+        engine.submit(Request(f"r{number}", (1, 2, number), CONSTRAINED, tenant=tenant), 0.0)
+    run(engine, 10)
+    assert engine.wake_at(0.09) == 0.09 + HOLD_SECONDS
+    grammars.done = True
+    assert len(finished(run(engine, 40, 1.0))) == 20
+    engine.check_books()
