@@ -108,9 +108,8 @@ class Admitter:
         """When to admit again, in seconds; now, where the admission policy fails to say."""
         try:
             due = ask_ready_at(self._policy, self._queue())
-        except (
-            Exception
-        ):  # the step that is due now asks again, and ends the request that the policy failed for
+        except Exception:
+            # The step that is due now asks again, and ends the request that the policy failed for.
             return -math.inf
         return max(due, self._now + HOLD_SECONDS) if self.holding else due
 
