@@ -51,6 +51,18 @@ def test_levels_hold_for_our_records_and_libraries_log_warnings_only(restored: N
     writer.close()
 
 
+def test_a_server_that_ran_before_does_not_silence_the_log(restored: None) -> None:
+    parent, child = logging.getLogger("uvicorn"), logging.getLogger("uvicorn.error")
+    parent.propagate = False
+    child.setLevel(logging.CRITICAL)
+    out = io.StringIO()
+    writer = install(out, "info", "text")
+    child.warning("theirs")
+    writer.flush()
+    assert out.getvalue().split()[-1] == "theirs"
+    writer.close()
+
+
 def test_other_handlers_are_replaced(restored: None) -> None:
     old = logging.StreamHandler(io.StringIO())
     logging.getLogger().addHandler(old)
