@@ -115,7 +115,10 @@ def install(stream: TextIO, level: Level, style: Literal["text", "json"]) -> Log
         root.removeHandler(old)
     root.addHandler(writer)
     root.setLevel(logging.WARNING)
-    for name in ("uvicorn", "uvicorn.error"):  # a server that ran in this process before may have silenced them
+    for name in (
+        "uvicorn",
+        "uvicorn.error",
+    ):  # a server that ran in this process before may have silenced them
         library = logging.getLogger(name)
         library.handlers.clear()
         library.setLevel(logging.NOTSET)
