@@ -37,7 +37,7 @@ def records() -> Schema:
 
 
 def wide(seed: int, size: int = 5_000) -> Schema:
-    """A schema of about ``size`` bytes that nobody has seen before."""
+    """A schema of about ``size`` bytes that has not been compiled before."""
     draw = random.Random(seed)
     fields: Schema = {}
     while len(json.dumps(fields)) < size:

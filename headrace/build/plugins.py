@@ -41,21 +41,21 @@ def find_class(port: Port, name: str) -> type:
     Raises:
         ConfigError: there is no such class, or it does not fit.
     """
-    told = f"{port.flag} {name}"
+    option = f"{port.flag} {name}"
     target = name
     if ":" not in name:
         known = {each.name: each.value for each in entry_points(group=port.group)}
         if name not in known:
             choices = [*port.built_in, *sorted(known)]
             raise ConfigError(
-                f"{told}: expected one of {', '.join(choices)}, or MODULE:CLASS{suggestion(name, choices)}"
+                f"{option}: expected one of {', '.join(choices)}, or MODULE:CLASS{suggestion(name, choices)}"
             )
         target = known[name]
-    found = _import(told, *target.split(":", 1))
+    found = _import(option, *target.split(":", 1))
     if not isinstance(found, type):
-        raise ConfigError(f"{told}: expected a class, but it is a {type(found).__name__}")
+        raise ConfigError(f"{option}: expected a class, but it is a {type(found).__name__}")
     for fault in _faults(found, port.protocol):
-        raise ConfigError(f"{told}: {fault}")
+        raise ConfigError(f"{option}: {fault}")
     return found
 
 
@@ -65,7 +65,7 @@ def make_plugin(port: Port, name: str, **offered: Any) -> Any:
     Raises:
         ConfigError: as `find_class`, or the instance cannot be made.
     """
-    kind, told = find_class(port, name), f"{port.flag} {name}"
+    kind, option = find_class(port, name), f"{port.flag} {name}"
     parameters = inspect.signature(kind).parameters.values()
     given = {each.name: offered[each.name] for each in parameters if each.name in offered}
     for each in parameters:
@@ -73,15 +73,15 @@ def make_plugin(port: Port, name: str, **offered: Any) -> Any:
         if required and (each.name not in given or each.kind not in _BY_NAME):
             available = ", ".join(offered) or "nothing"
             raise ConfigError(
-                f"{told}: the constructor requires {each.name!r}, which is not offered (offered: {available})"
+                f"{option}: the constructor requires {each.name!r}, which is not offered (offered: {available})"
             )
     try:
         made = kind(**given)
     except Exception as error:
-        raise ConfigError(f"{told}: the constructor failed: {type(error).__name__}: {error}") from error
+        raise ConfigError(f"{option}: the constructor failed: {type(error).__name__}: {error}") from error
     for attribute in inspect.get_annotations(port.protocol):
         if not hasattr(made, attribute):
-            raise ConfigError(f"{told}: the attribute {attribute!r} is missing")
+            raise ConfigError(f"{option}: the attribute {attribute!r} is missing")
     return made
 
 
@@ -107,7 +107,7 @@ def name_of(kind: type) -> str:
     return f"{kind.__module__}:{kind.__qualname__}"
 
 
-def _import(told: str, module: str, path: str) -> Any:
+def _import(option: str, module: str, path: str) -> Any:
     """The object at ``path`` of a module, which may lie in the working directory."""
     here = str(Path.cwd())
     if here not in sys.path:
@@ -117,15 +117,15 @@ def _import(told: str, module: str, path: str) -> Any:
     except ModuleNotFoundError as error:
         if error.name and (module == error.name or module.startswith(f"{error.name}.")):
             raise ConfigError(
-                f"{told}: there is no module {error.name!r} among the installed packages or in {here}"
+                f"{option}: there is no module {error.name!r} among the installed packages or in {here}"
             ) from None
-        raise ConfigError(f"{told}: importing {module} failed: {error}") from error
+        raise ConfigError(f"{option}: importing {module} failed: {error}") from error
     except Exception as error:
-        raise ConfigError(f"{told}: importing {module} failed: {type(error).__name__}: {error}") from error
+        raise ConfigError(f"{option}: importing {module} failed: {type(error).__name__}: {error}") from error
     for part in path.split("."):
         if not hasattr(found, part):
             classes = [name for name, each in vars(found).items() if isinstance(each, type)]
-            raise ConfigError(f"{told}: {module} has no class {path!r}{suggestion(part, classes)}")
+            raise ConfigError(f"{option}: {module} has no class {path!r}{suggestion(part, classes)}")
         found = getattr(found, part)
     return found
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Mapping
+from typing import TypeVar
 
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
@@ -17,6 +18,8 @@ from headrace.serve.http.errors import ApiError, failed, respond
 from headrace.serve.http.exchange import DISCONNECTED, record_error
 from headrace.serve.http.generation.call import Call
 from headrace.serve.http.generation.writing import PING, AnswerWriter
+
+WriterT = TypeVar("WriterT", bound=AnswerWriter)
 
 logger = logging.getLogger(__name__)
 
@@ -37,6 +40,15 @@ async def _hung_up(receive: Receive) -> None:
     """Return when the client has disconnected."""
     while (await receive())["type"] != "http.disconnect":
         pass
+
+
+def writer_of(call: Call, make: Callable[[], WriterT]) -> WriterT:
+    """The writer that ``make`` makes for a call; the call is closed if there can be none."""
+    try:
+        return make()
+    except BaseException:
+        call.close()
+        raise
 
 
 class WholeAnswer(Response):

@@ -18,7 +18,7 @@ from headrace.serve.http.edge import CALLER
 from headrace.serve.http.generation.call_notes import CallNotes
 from headrace.serve.http.model import ServedModel
 from headrace.serve.http.openai.chat import open_chat, render
-from headrace.serve.http.replies import StreamedAnswer, WholeAnswer
+from headrace.serve.http.replies import StreamedAnswer, WholeAnswer, writer_of
 from headrace.serve.http.wire import json_object, valid
 
 
@@ -66,8 +66,8 @@ class Messages:
             id_prefix="msg_",
             shorten=True,
         )
+        writer = writer_of(call, lambda: MessageWriter(call, body))
         self._notes.put(call, None)
-        writer = MessageWriter(call, body)
         headers = self._headers(call.tenant)
         return (
             StreamedAnswer(call, writer, headers, writer.ping)

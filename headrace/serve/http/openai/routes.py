@@ -26,7 +26,7 @@ from headrace.serve.http.openai.chat_wire import ChatBody
 from headrace.serve.http.openai.completions import CompletionWriter, open_completion
 from headrace.serve.http.openai.completions_wire import CompletionBody
 from headrace.serve.http.openai.tokens_wire import DetokenizeBody, TokenizeBody, TokenizeChatBody
-from headrace.serve.http.replies import StreamedAnswer, WholeAnswer
+from headrace.serve.http.replies import StreamedAnswer, WholeAnswer, writer_of
 from headrace.serve.http.wire import WireT, parse
 
 GenerationT = TypeVar("GenerationT", bound=Generation)
@@ -130,11 +130,7 @@ class Api:
     def _answer(
         self, call: Call, make_writer: Callable[[], Writer], metadata: dict[str, str] | None, streamed: bool
     ) -> Response:
-        try:
-            writer = make_writer()
-        except BaseException:
-            call.close()
-            raise
+        writer = writer_of(call, make_writer)
         self._notes.put(call, metadata)
         headers = self._headers(call.tenant)
         return StreamedAnswer(call, writer, headers) if streamed else WholeAnswer(call, writer, headers)

@@ -18,7 +18,7 @@ from headrace.serve.http.generation.call import Call, Caller
 from headrace.serve.http.generation.call_notes import CallNotes
 from headrace.serve.http.model import ServedModel
 from headrace.serve.http.openai.chat import open_chat
-from headrace.serve.http.replies import StreamedAnswer, WholeAnswer
+from headrace.serve.http.replies import StreamedAnswer, WholeAnswer, writer_of
 from headrace.serve.http.responses import resource
 from headrace.serve.http.responses.background import BackgroundResponses
 from headrace.serve.http.responses.conversation import chat_body, own_names
@@ -86,11 +86,7 @@ class ResponsesApi:
             call = await open_chat(
                 self._recall, self._model, chat, caller, self._request_timeout, id_prefix="resp_"
             )
-        try:
-            writer = ResponseWriter(call, body, self._keeper(call, body, items))
-        except BaseException:
-            call.close()
-            raise
+        writer = writer_of(call, lambda: ResponseWriter(call, body, self._keeper(call, body, items)))
         self._notes.put(call, body.metadata)
         headers = self._headers(call.tenant)
         if body.background:

@@ -12,7 +12,7 @@ from headrace.serve.http.generation.scheduling_fields import SchedulingFields
 from headrace.serve.http.responses.input_wire import Id, Input
 from headrace.serve.http.responses.refusals import known_choice, known_tools
 from headrace.serve.http.structured import JsonObjectFormat, JsonSchema, TextFormat
-from headrace.serve.http.tools.wire import MAX_TOOLS, Function
+from headrace.serve.http.tools.wire import MAX_TOOLS, Function, mode_or
 from headrace.serve.http.wire import FORM_MARK, Wire, wrong_value
 
 
@@ -29,20 +29,10 @@ class FunctionChoice(Wire):
     name: str
 
 
-def _form_of_choice(value: Any) -> str | None:
-    if isinstance(value, str):
-        return FORM_MARK + "mode"
-    return FORM_MARK + "named" if isinstance(value, dict | FunctionChoice) else None
-
-
 Choice = Annotated[
     Annotated[Literal["none", "auto", "required"], Tag(FORM_MARK + "mode")]
     | Annotated[FunctionChoice, Tag(FORM_MARK + "named")],
-    Discriminator(
-        _form_of_choice,
-        custom_error_type="choice_type",
-        custom_error_message="must be a string or an object that names a function",
-    ),
+    mode_or(FunctionChoice),
     BeforeValidator(known_choice),
 ]
 

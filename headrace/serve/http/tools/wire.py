@@ -79,20 +79,22 @@ class NamedChoice(Wire):
     function: FunctionName
 
 
-def _form_of_choice(value: Any) -> str | None:
-    if isinstance(value, str):
-        return FORM_MARK + "mode"
-    return FORM_MARK + "named" if isinstance(value, dict | NamedChoice) else None
+def mode_or(named: type[Wire]) -> Discriminator:
+    """Tells a choice that is a mode, a string, from one that names a function."""
+
+    def form(value: Any) -> str | None:
+        if isinstance(value, str):
+            return FORM_MARK + "mode"
+        return FORM_MARK + "named" if isinstance(value, dict | named) else None
+
+    message = "must be a string or an object that names a function"
+    return Discriminator(form, custom_error_type="choice_type", custom_error_message=message)
 
 
 ToolChoice = Annotated[
     Annotated[Literal["none", "auto", "required"], Tag(FORM_MARK + "mode")]
     | Annotated[NamedChoice, Tag(FORM_MARK + "named")],
-    Discriminator(
-        _form_of_choice,
-        custom_error_type="choice_type",
-        custom_error_message="must be a string or an object that names a function",
-    ),
+    mode_or(NamedChoice),
 ]
 
 
