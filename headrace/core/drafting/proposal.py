@@ -1,0 +1,82 @@
+"""Proposals of tokens to verify, as values, and the ports of those who make and choose them.
+
+```
+ known tokens  ... the quick brown | fox jumps over         <- drafted positions of the row
+ target draws                  fox   jumps  under           <- one token per position, by (seed, position)
+ accepted                      fox   jumps  under           2 of 3 drafts, and the token after them
+```
+A draft is accepted while it equals the token that the target itself draws at its position. The text is therefore the
+same with and without drafts, greedy and sampled.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple, Protocol
+
+from headrace.core.prediction.step_times import StepTimes
+from headrace.core.request import Request
+
+
+class DraftAsk(NamedTuple):
+    """A sequence that decodes: all its known ``tokens``, prompt first (read only), and the ``most`` to propose."""
+
+    request: Request
+    tokens: list[int]
+    most: int
+
+
+class Proposal(NamedTuple):
+    """Tokens that may follow; ``confidences[i]`` is the probability that token ``i`` is accepted if all before are.
+
+    ``source`` is the name of the proposer.
+    """
+
+    tokens: tuple[int, ...]
+    confidences: tuple[float, ...]
+    source: str
+
+
+class StepLoad(NamedTuple):
+    """The step without drafts: its rows, tokens and contexts as `StepTimes` counts them, and the tokens left in its
+    budget. ``times`` is None until enough steps have been observed.
+    """
+
+    rows: int
+    tokens: int
+    contexts: int
+    budget: int
+    times: StepTimes | None
+
+
+class Proposer(Protocol):
+    """Proposes tokens for decoding sequences; it sees them by `propose` alone, in the order of their growth.
+
+    It may keep an index per request id, and drops it at `ended`.
+    """
+
+    name: str
+
+    def propose(self, asks: Sequence[DraftAsk]) -> Sequence[Proposal | None]:
+        """One proposal for each ask, or None where it has nothing; at most ``most`` tokens each."""
+        ...
+
+    def ended(self, request: Request, tokens: list[int]) -> None:
+        """A request left the engine with these tokens, prompt first."""
+        ...
+
+
+class Drafter(Protocol):
+    """Chooses what is verified: asks proposers, and cuts their proposals to what pays in this step."""
+
+    def draft(self, asks: Sequence[DraftAsk], load: StepLoad) -> Sequence[Proposal | None]:
+        """The tokens to verify for each ask, or None."""
+        ...
+
+    def verified(self, request_id: str, proposal: Proposal, accepted: int) -> None:
+        """The first ``accepted`` tokens of a verified proposal were accepted."""
+        ...
+
+    def ended(self, request: Request, tokens: list[int]) -> None:
+        """A request left the engine with these tokens, prompt first."""
+        ...
