@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from headrace.build.engine import TierSizes, make_engine, make_knobs, resolve_overlap, step_cost
+from headrace.build.policies import check_policies
 from headrace.build.tenants import read_tenants
 from headrace.config import CacheOptions, ConfigError, SchedulerOptions
 from headrace.core.prediction.step_cost import StepCost
@@ -171,6 +172,7 @@ def make_fleet(
 
     Without ``limits`` any number of requests may wait. ``with_rows`` keeps a row per request.
     """
+    check_policies(plans)
     tenants, classes = read_tenants(plans.tenants)
     tally = Tally(plans.max_num_seqs, with_rows=with_rows)
     answers: dict[str, tuple[int, ...]] = {}
