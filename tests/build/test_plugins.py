@@ -156,7 +156,9 @@ def test_policies_are_checked_before_a_model_is_loaded():
 def test_an_order_that_the_policy_would_ignore_is_refused():
     check_policies(SchedulerOptions(queue_order="shortest"))
     for order in ("prefix", "shortest"):
-        with pytest.raises(ConfigError, match=f"{order} needs --scheduling-policy fair; fcfs has its own order"):
+        with pytest.raises(
+            ConfigError, match=f"{order} needs --scheduling-policy fair; fcfs has its own order"
+        ):
             check_policies(SchedulerOptions(queue_order=order, scheduling_policy="fcfs"))
 
 
