@@ -14,7 +14,7 @@ from typing import Any
 from headrace.core.events import AdmitReason, Admitted, Emitted, Event, Finished, Preempted, Stepped
 from headrace.core.request import FinishReason, Request
 from headrace.lab.simulate.front import Front
-from headrace.lab.simulate.sketch import Sketch
+from headrace.observe.sketch import Sketch
 from headrace.lab.simulate.timeline import Timeline
 
 MOST_TENANTS = 1000
