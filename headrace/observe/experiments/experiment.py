@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 from headrace.observe.experiments.evidence import Evidence, half_width, pairs_needed
 from headrace.observe.experiments.measures import METRICS, WindowMeter
-from headrace.observe.experiments.spec import Spec, Value
+from headrace.observe.experiments.spec import Spec
 from headrace.observe.experiments.switchback import (
     LoadCorrection,
     Measured,
@@ -22,6 +22,7 @@ from headrace.observe.experiments.switchback import (
     log_load,
     treatment_first,
 )
+from headrace.observe.settings import Value
 
 GUARD_PAIRS = 2
 """From this pair on, a guard ends the experiment when the mean change exceeds it. It does not wait for evidence: the

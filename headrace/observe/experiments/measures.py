@@ -140,4 +140,3 @@ class WindowMeter:
             self.window.completed += 1
             if live is not None:
                 self.window.e2e.add(now - live.arrived)
-

@@ -1,7 +1,7 @@
 """What an experiment is: one setting, two values, a metric, guards and limits; read from JSON or YAML.
 
-    {"setting": "mixed_prefill_ratio", "treatment": 0.4, "metric": "itl_p99_seconds",
-     "guards": {"ttft_p99_seconds": 0.2}, "window_seconds": 30, "max_seconds": 7200}
+{"setting": "mixed_prefill_ratio", "treatment": 0.4, "metric": "itl_p99_seconds",
+ "guards": {"ttft_p99_seconds": 0.2}, "window_seconds": 30, "max_seconds": 7200}
 """
 
 from __future__ import annotations
@@ -12,18 +12,16 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any
 
+from headrace.core.request import InvalidParameter
 from headrace.observe.experiments.measures import METRICS
-
-Value = float | int | bool | str
-"""The value of a setting."""
+from headrace.observe.settings import Value
 
 
-class BadExperiment(ValueError):
+class BadExperiment(InvalidParameter):
     """A field of an experiment is missing, unknown or out of range; ``param`` names it."""
 
     def __init__(self, param: str, message: str) -> None:
-        super().__init__(f"{param}: {message}")
-        self.param = param
+        super().__init__(param, f"{param}: {message}")
 
 
 @dataclass(frozen=True, slots=True)

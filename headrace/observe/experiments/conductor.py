@@ -1,0 +1,157 @@
+"""The experiments of one server: at most one runs, those that ended are kept, everything that happens is told.
+
+It is a fold over the events, and knows neither clock nor engine: `tick` says what a setting must become, and the
+caller changes it. A value that an experiment has set returns to its control value when the experiment ends.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+from headrace.core.events import Event
+from headrace.observe.experiments.experiment import Experiment, Status
+from headrace.observe.experiments.measures import WindowMeter
+from headrace.observe.experiments.spec import BadExperiment, Spec, read_spec
+from headrace.observe.settings import BadValue, Setting, Value, checked
+
+MOST_KEPT = 100
+"""Experiments that have ended and are kept; older ones are forgotten."""
+
+
+class Busy(RuntimeError):
+    """An experiment runs already."""
+
+
+class Change(NamedTuple):
+    """A setting must become ``value``; ``why`` names the experiment and its arm."""
+
+    setting: str
+    value: Value
+    why: str
+
+
+class Conductor:
+    """``settings`` may change; ``present`` returns their values; ``make_id`` a new id for an experiment."""
+
+    def __init__(
+        self,
+        settings: Mapping[str, Setting],
+        present: Callable[[], Mapping[str, Value]],
+        make_id: Callable[[], str],
+    ) -> None:
+        self._settings = settings
+        self._present = present
+        self._make_id = make_id
+        self._meter = WindowMeter()
+        self._experiments: dict[str, Experiment] = {}
+        self._applied: tuple[str, Value] | None = None  # what differs from the control value
+
+    def fold(self, event: Event, now: float) -> None:
+        """Measure an event."""
+        self._meter.fold(event, now)
+
+    @property
+    def running(self) -> Experiment | None:
+        """The experiment that runs."""
+        for each in reversed(self._experiments.values()):
+            if each.status is Status.RUNNING:
+                return each
+        return None
+
+    def start(self, body: Any, now: float) -> Experiment:
+        """Begin an experiment from parsed JSON.
+
+        Raises:
+            BadExperiment: a field is wrong.
+            Busy: another one runs.
+        """
+        spec = self._read(body)
+        if (running := self.running) is not None:
+            raise Busy(f"experiment {running.id} is running; stop it first")
+        experiment = Experiment(self._make_id(), spec, now)
+        self._keep(experiment)
+        return experiment
+
+    def _read(self, body: Any) -> Spec:
+        present = self._present()
+        spec = read_spec(body, present)
+        try:
+            checked(self._settings, spec.setting, spec.treatment)
+        except BadValue as error:
+            raise BadExperiment("treatment", str(error)) from error
+        return spec
+
+    def stop(self, experiment_id: str, now: float) -> Experiment:
+        """End an experiment.
+
+        Raises:
+            KeyError: there is none of this id.
+        """
+        experiment = self._experiments[experiment_id]
+        experiment.stop(Status.STOPPED, "stopped on request", now)
+        return experiment
+
+    def get(self, experiment_id: str) -> Experiment:
+        """An experiment by its id.
+
+        Raises:
+            KeyError: there is none.
+        """
+        return self._experiments[experiment_id]
+
+    def all(self) -> list[Experiment]:
+        """All experiments, newest first."""
+        return list(reversed(self._experiments.values()))
+
+    def tick(self, now: float) -> Change | None:
+        """Advance the running experiment to ``now``; the change that is due, if any."""
+        experiment = self.running
+        if experiment is not None:
+            experiment.advance(now, self._meter)
+        if experiment is None or experiment.status is not Status.RUNNING:
+            self._meter.close(now)
+            if self._applied is None:
+                return None
+            last = self.all()[0]
+            self._applied = None
+            return Change(last.spec.setting, last.spec.control, f"experiment {last.id} ended: {last.status}")
+        wanted = (experiment.spec.setting, experiment.value)
+        if wanted == (self._applied or (experiment.spec.setting, experiment.spec.control)):
+            return None
+        self._applied = wanted if experiment.value != experiment.spec.control else None
+        return Change(*wanted, f"experiment {experiment.id}: {experiment.arm}")
+
+    def due(self) -> float:
+        """When `tick` has something to do next; infinite while nothing runs."""
+        running = self.running
+        return math.inf if running is None else running.due
+
+    def to_json(self, now: float) -> list[dict[str, Any]]:
+        """All experiments, as `restore` reads them."""
+        return [each.to_json(now) for each in self._experiments.values()]
+
+    def restore(self, stored: list[dict[str, Any]], now: float) -> list[str]:
+        """Take experiments of an earlier process over; returns why some do not go on.
+
+        One that ran goes on with its next pair, unless its setting is gone or has another control value now.
+        """
+        told, present = [], self._present()
+        for each in stored:
+            experiment = Experiment.from_json(each, now)
+            spec = experiment.spec
+            if experiment.status is Status.RUNNING and present.get(spec.setting) != spec.control:
+                why = f"{spec.setting} is {present.get(spec.setting)} since the restart, not {spec.control}"
+                experiment.stop(Status.STOPPED, why, now)
+                told.append(f"experiment {experiment.id} stopped: {why}")
+            self._keep(experiment)
+        return told
+
+    def _keep(self, experiment: Experiment) -> None:
+        self._experiments[experiment.id] = experiment
+        while len(self._experiments) > MOST_KEPT:
+            oldest = next(iter(self._experiments))
+            if self._experiments[oldest].status is Status.RUNNING:
+                break
+            del self._experiments[oldest]
