@@ -11,6 +11,7 @@ it needs.
 - `recording`: recordings of the engine's decisions.
 - `server`: the HTTP server in front of a loaded model. `reload`: new keys and tenants without a restart.
 - `observability`: logs and traces.
+- `tuning`: experiments and the tuner.
 - `simulation`: an engine on a simulated device.
 - `quantizing`: quantizing a checkpoint and measuring its quality.
 """

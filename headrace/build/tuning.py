@@ -1,55 +1,68 @@
-"""Builds experiments: which settings may change, and the task that runs experiments beside the server."""
+"""Builds experiments and the tuner: which settings may change, and the task that changes them beside the server."""
 
 from __future__ import annotations
 
 import secrets
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from headrace.config import Options
 from headrace.core.engine import Engine
-from headrace.observe.experiments.conductor import Conductor
-from headrace.observe.settings import Setting, changed, live_settings, values
+from headrace.observe.settings import changed, live_settings
+from headrace.observe.steering import Steering
+from headrace.observe.tuner.tuner import Mode
 from headrace.serve.experiments import Experiments
 from headrace.serve.http.operations.experiments import ExperimentRoutes
+from headrace.serve.http.operations.tuner import TunerRoutes
 from headrace.serve.service import Service
 
 
 class Tuning(NamedTuple):
     """The task beside the server, and its endpoints."""
 
-    experiments: Experiments
-    endpoint: ExperimentRoutes
+    task: Experiments
+    endpoints: tuple[ExperimentRoutes, TunerRoutes]
 
 
 def make_tuning(options: Options, engine: Engine, service: Service) -> Tuning:
-    """Experiments on the settings of one engine; the conductor watches its events."""
-    settings = live_settings(options.scheduler.max_num_seqs)
-    conductor = Conductor(
-        settings, lambda: values(settings, engine.knobs), lambda: f"exp_{secrets.token_hex(8)}"
+    """Experiments and the tuner on the settings of one engine; they watch its events."""
+    chosen, limit = options.tuning, options.server.max_body_bytes
+    steering = Steering(
+        live_settings(options.scheduler.max_num_seqs),
+        lambda: engine.knobs,
+        lambda: f"exp_{secrets.token_hex(8)}",
+        Mode(chosen.tuner),
+        chosen.tuner_window,
+        chosen.tuner_window / 5,
     )
-    service.watch(conductor)
+    service.watch(steering)
 
     def change(name: str, value: float | int) -> None:
-        engine.knobs = changed(settings, engine.knobs, name, value)
+        engine.knobs = changed(steering.settings, engine.knobs, name, value)
 
-    file = options.tuning.experiments_file
-    experiments = Experiments(conductor, service, change, Path(file) if file else None)
+    file = Path(chosen.experiments_file) if chosen.experiments_file else None
+    task = Experiments(steering, steering.conductor, service, change, file)
+
+    def set_mode(mode: str) -> None:
+        steering.tuner.set_mode(Mode(mode), service.now())
+        task.look_again()
+
+    def report() -> dict[str, Any]:
+        return steering.tuner.report(steering.present())
+
     return Tuning(
-        experiments,
-        ExperimentRoutes(
-            experiments,
-            lambda: describe_settings(settings, engine),
-            max_body_bytes=options.server.max_body_bytes,
+        task,
+        (
+            ExperimentRoutes(task, lambda: _described(steering), max_body_bytes=limit),
+            TunerRoutes(report, set_mode, max_body_bytes=limit),
         ),
     )
 
 
-def describe_settings(settings: Mapping[str, Setting], engine: Engine) -> dict[str, dict[str, Any]]:
+def _described(steering: Steering) -> dict[str, dict[str, Any]]:
     """The settings that may change, as clients see them."""
-    present = values(settings, engine.knobs)
+    present = steering.present()
     return {
         name: {"value": present[name], "low": each.low, "high": each.high, "help": each.help}
-        for name, each in settings.items()
+        for name, each in steering.settings.items()
     }

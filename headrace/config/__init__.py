@@ -11,7 +11,7 @@ and `cli` see more than one part. Files in reading order:
 | `observability_options` | logs and traces |
 | `cache_options` | response cache, semantic cache, cache warming |
 | `batch_options` | files and batches |
-| `tuning_options` | experiments |
+| `tuning_options` | experiments and the tuner |
 | `parts` | all parts by name, and `Options` |
 | `profiles` | settings that are chosen together |
 | `sources` | YAML file and environment; no other file reads the environment |

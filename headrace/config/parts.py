@@ -68,6 +68,6 @@ TITLES: dict[str, str] = {
     "warm": "Cache warming",
     "batch": "Files and batches",
     "observability": "Logs and traces",
-    "tuning": "Experiments",
+    "tuning": "Experiments and tuner",
 }
 """The heading of each part in ``--help`` and in the reference."""

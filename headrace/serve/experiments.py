@@ -1,4 +1,5 @@
-"""Runs experiments: wakes when a window begins or ends, changes the setting between two steps, writes the file.
+"""Runs experiments and the tuner: wakes when a window begins or ends, changes a setting between two steps, writes the
+file.
 
 What an experiment is and decides is `observe`'s; this file has the clock, the engine thread and the disk.
 """
@@ -9,12 +10,11 @@ import asyncio
 import json
 import logging
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, Protocol
 
-from headrace.core.events import Event
 from headrace.serve.service import Service
 
 logger = logging.getLogger("headrace.experiments")
@@ -52,23 +52,25 @@ class Report(Protocol):
 class Conductor(Protocol):
     """The experiments of a server: `observe.experiments.conductor`."""
 
-    def fold(self, event: Event, now: float) -> None: ...
-
     def start(self, body: Any, now: float) -> Report: ...
 
     def stop(self, experiment_id: str, now: float) -> Report: ...
 
     def get(self, experiment_id: str) -> Report: ...
 
-    def all(self) -> list[Any]: ...
-
-    def tick(self, now: float) -> Change | None: ...
-
-    def due(self) -> float: ...
+    def all(self) -> Sequence[Report]: ...
 
     def to_json(self, now: float) -> list[dict[str, Any]]: ...
 
     def restore(self, stored: list[dict[str, Any]], now: float) -> list[str]: ...
+
+
+class Steering(Protocol):
+    """What decides on changes: `observe.steering`."""
+
+    def tick(self, now: float) -> Change | None: ...
+
+    def due(self) -> float: ...
 
 
 class Experiments:
@@ -76,12 +78,14 @@ class Experiments:
 
     def __init__(
         self,
+        steering: Steering,
         conductor: Conductor,
         service: Service,
         change: Callable[[str, float | int], None],
         path: Path | None,
     ) -> None:
         self.conductor = conductor
+        self._steering = steering
         self._service = service
         self._change = change
         self._path = path
@@ -116,14 +120,18 @@ class Experiments:
         self._wake.set()
         return experiment
 
+    def look_again(self) -> None:
+        """Something has changed from outside: what is due now is done at once."""
+        self._wake.set()
+
     async def _run(self) -> None:
         while True:
-            change = self.conductor.tick(self._service.now())
+            change = self._steering.tick(self._service.now())
             if change is not None:
                 await self._apply(change)
                 continue
             await self._store()
-            sleep = min(LONGEST_SLEEP, max(0.0, self.conductor.due() - self._service.now()))
+            sleep = min(LONGEST_SLEEP, max(0.0, self._steering.due() - self._service.now()))
             with suppress(TimeoutError):
                 await asyncio.wait_for(self._wake.wait(), sleep)
             self._wake.clear()

@@ -46,7 +46,7 @@ class Conductor:
         self._make_id = make_id
         self._meter = WindowMeter()
         self._experiments: dict[str, Experiment] = {}
-        self._applied: tuple[str, Value] | None = None  # what differs from the control value
+        self._set: dict[str, Value] = {}  # the value that each experiment has set last
 
     def fold(self, event: Event, now: float) -> None:
         """Measure an event."""
@@ -60,22 +60,27 @@ class Conductor:
                 return each
         return None
 
-    def start(self, body: Any, now: float) -> Experiment:
-        """Begin an experiment from parsed JSON.
+    def start(self, body: Any, now: float, by: str = "") -> Experiment:
+        """Begin an experiment from parsed JSON; ``by`` names the controller that begins it, which gives way to others.
 
         Raises:
             BadExperiment: a field is wrong.
             Busy: another one runs.
         """
         spec = self._read(body)
-        if (running := self.running) is not None:
+        running = self.running
+        if running is not None and (by or not running.by):
             raise Busy(f"experiment {running.id} is running; stop it first")
-        experiment = Experiment(self._make_id(), spec, now)
+        if running is not None:
+            running.stop(Status.STOPPED, "gave way to an experiment on request", now)
+        experiment = Experiment(self._make_id(), spec, now, by)
         self._keep(experiment)
         return experiment
 
     def _read(self, body: Any) -> Spec:
-        present = self._present()
+        present = dict(self._present())
+        for last in self.all()[:1]:  # it may not have been undone yet
+            present[last.spec.setting] = last.spec.control if last.status is Status.RUNNING else last.value
         spec = read_spec(body, present)
         try:
             checked(self._settings, spec.setting, spec.treatment)
@@ -112,16 +117,22 @@ class Conductor:
             experiment.advance(now, self._meter)
         if experiment is None or experiment.status is not Status.RUNNING:
             self._meter.close(now)
-            if self._applied is None:
-                return None
-            last = self.all()[0]
-            self._applied = None
-            return Change(last.spec.setting, last.spec.control, f"experiment {last.id} ended: {last.status}")
-        wanted = (experiment.spec.setting, experiment.value)
-        if wanted == (self._applied or (experiment.spec.setting, experiment.spec.control)):
-            return None
-        self._applied = wanted if experiment.value != experiment.spec.control else None
-        return Change(*wanted, f"experiment {experiment.id}: {experiment.arm}")
+        return self._change()
+
+    def _change(self) -> Change | None:
+        """The difference between what is set and what the newest experiment, or the one before it, wants."""
+        for experiment in reversed(self.all()[:2]):
+            setting, wanted = experiment.spec.setting, experiment.value
+            if self._set.get(experiment.id, experiment.spec.control) != wanted:
+                self._set[experiment.id] = wanted
+                ended = "" if experiment.status is Status.RUNNING else f" ended: {experiment.status}"
+                return Change(setting, wanted, f"experiment {experiment.id}{ended or ': ' + experiment.arm}")
+        return None
+
+    @property
+    def pending(self) -> bool:
+        """Whether a setting does not have the value yet that an experiment wants."""
+        return any(self._set.get(each.id, each.spec.control) != each.value for each in self.all()[:2])
 
     def due(self) -> float:
         """When `tick` has something to do next; infinite while nothing runs."""
@@ -155,3 +166,4 @@ class Conductor:
             if self._experiments[oldest].status is Status.RUNNING:
                 break
             del self._experiments[oldest]
+            self._set.pop(oldest, None)

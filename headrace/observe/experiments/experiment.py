@@ -54,10 +54,14 @@ class Pair(NamedTuple):
 
 
 class Experiment:
-    """``began`` is the engine's time. The setting has its control value before the first `advance` and at the end."""
+    """``began`` is the engine's time, ``by`` the controller that asked for it (empty: a person).
 
-    def __init__(self, experiment_id: str, spec: Spec, began: float) -> None:
+    The setting has its control value before the first `advance`.
+    """
+
+    def __init__(self, experiment_id: str, spec: Spec, began: float, by: str = "") -> None:
         self.id = experiment_id
+        self.by = by
         self.spec = spec
         self.status = Status.RUNNING
         self.why = ""
@@ -76,7 +80,8 @@ class Experiment:
     @property
     def value(self) -> Value:
         """What the setting must have now."""
-        on = self.status is Status.RUNNING and self._treatment
+        adopted = self.status is Status.BETTER and self.spec.adopt
+        on = adopted or (self.status is Status.RUNNING and self._treatment)
         return self.spec.treatment if on else self.spec.control
 
     @property
@@ -159,6 +164,7 @@ class Experiment:
             "id": self.id,
             "object": "experiment",
             "design": "switchback",
+            "by": self.by,
             **asdict(self.spec),
             "status": self.status.value,
             "why": self.why,
@@ -191,6 +197,7 @@ class Experiment:
         spent = self._spent + (now - self._began if self.status is Status.RUNNING else 0.0)
         return {
             "id": self.id,
+            "by": self.by,
             "spec": asdict(self.spec),
             "status": self.status.value,
             "why": self.why,
@@ -201,7 +208,7 @@ class Experiment:
     @classmethod
     def from_json(cls, stored: dict[str, Any], now: float) -> Experiment:
         """Read what `to_json` wrote; a running experiment goes on with its next pair."""
-        made = cls(stored["id"], Spec(**stored["spec"]), now)
+        made = cls(stored["id"], Spec(**stored["spec"]), now, stored["by"])
         for control, treatment in stored["pairs"]:
             pair = Pair(Measured(*control), Measured(*treatment))
             made.pairs.append(pair)

@@ -31,6 +31,9 @@ METRICS: Mapping[str, Metric] = {
     "itl_mean_seconds": Metric(-1, "Mean inter-token latency."),
     "itl_p99_seconds": Metric(-1, "99th percentile of the inter-token latency."),
     "e2e_mean_seconds": Metric(-1, "Mean time from arrival to the end."),
+    "normalized_latency_seconds": Metric(
+        -1, "Time from arrival to the end per generated token, over the requests that ended."
+    ),
     "failed_share": Metric(-1, "Share of ended requests that failed, timed out or were rejected."),
     "preemptions_per_request": Metric(-1, "Preemptions per ended request."),
 }
@@ -47,7 +50,7 @@ class Window:
         self.began = began
         self.ttft, self.itl, self.e2e = Sketch(), Sketch(), Sketch()
         self.tokens = self.completed = self.bad = self.ended = self.preemptions = 0
-        self.arrived_tokens = self.arrivals = 0
+        self.arrived_tokens = self.arrivals = self.ended_tokens = 0
 
     def values(self, now: float) -> dict[str, float]:
         """The metrics that have a value in a window that ends at ``now``."""
@@ -61,6 +64,9 @@ class Window:
             "itl_mean_seconds": self.itl.mean,
             "itl_p99_seconds": self.itl.percentile(99.0),
             "e2e_mean_seconds": self.e2e.mean,
+            "normalized_latency_seconds": self.e2e.total / self.ended_tokens
+            if self.ended_tokens
+            else math.nan,
             "failed_share": self.bad / self.ended if self.ended else math.nan,
             "preemptions_per_request": self.preemptions / self.ended if self.ended else math.nan,
         }
@@ -140,3 +146,4 @@ class WindowMeter:
             self.window.completed += 1
             if live is not None:
                 self.window.e2e.add(now - live.arrived)
+                self.window.ended_tokens += event.output_tokens

@@ -31,7 +31,8 @@ class Spec:
     ``control`` is the value that the setting has now. ``guards`` bound how much worse a metric may become, as a share
     (0.2: a fifth). A window measures ``window_seconds`` after ``burn_in_seconds``, in which the requests of the other
     arm end and caches settle. ``alpha`` is the largest probability of calling a difference that is not there, at
-    whatever time it ends. ``seed`` draws the order of the windows.
+    whatever time it ends. ``seed`` draws the order of the windows. With ``adopt`` the setting keeps a better treatment
+    at the end; otherwise it always returns to ``control``.
     """
 
     setting: str
@@ -45,6 +46,7 @@ class Spec:
     alpha: float = 0.05
     seed: int = 0
     name: str = ""
+    adopt: bool = False
 
     @property
     def pair_seconds(self) -> float:
@@ -84,9 +86,11 @@ def read_spec(body: Any, control: Mapping[str, Value]) -> Spec:
     if body["treatment"] == control[setting]:
         raise BadExperiment("treatment", f"{setting} is {control[setting]} already")
     numbers = {name: _number(body, name, *_RANGES[name]) for name in _RANGES if name in body}
-    seed, label = body.get("seed", 0), body.get("name", "")
+    seed, label, adopt = body.get("seed", 0), body.get("name", ""), body.get("adopt", False)
     if type(seed) is not int:
         raise BadExperiment("seed", "expected an integer")
+    if type(adopt) is not bool:
+        raise BadExperiment("adopt", "expected true or false")
     if not isinstance(label, str) or len(label) > MOST_NAME:
         raise BadExperiment("name", f"expected text of at most {MOST_NAME} characters")
     spec = Spec(
@@ -97,6 +101,7 @@ def read_spec(body: Any, control: Mapping[str, Value]) -> Spec:
         _guards(body.get("guards", {})),
         seed=seed,
         name=label,
+        adopt=adopt,
         **numbers,
     )
     if spec.max_seconds < spec.pair_seconds:

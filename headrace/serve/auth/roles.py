@@ -89,6 +89,8 @@ ROUTES: Mapping[str, Access] = {
     "POST /pause": Access.ADMIN,
     "POST /resume": Access.ADMIN,
     "POST /v1/experiments": Access.ADMIN,
+    "GET /v1/tuner": Access.ADMIN,
+    "POST /v1/tuner": Access.ADMIN,
     "GET /v1/experiments": Access.ADMIN,
     "GET /v1/experiments/{id}": Access.ADMIN,
     "DELETE /v1/experiments/{id}": Access.ADMIN,

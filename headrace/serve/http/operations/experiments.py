@@ -32,6 +32,7 @@ class ExperimentBody(Wire):
     max_seconds: float = Field(7200.0, description="Time after which an undecided experiment ends.")
     alpha: float = Field(0.05, description="Largest probability of reporting a difference that is not there.")
     seed: int = Field(0, description="Seed of the order of the windows.")
+    adopt: bool = Field(False, description="Keep the treatment at the end if it was better.")
     name: str = Field("", description="Text that is shown with the experiment.")
 
 
