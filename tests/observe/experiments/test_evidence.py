@@ -34,7 +34,9 @@ def test_heavy_tails_do_not_cry_wolf():
     for _ in range(1000):
         evidence = Evidence()
         for _ in range(120):
-            evidence.add(rng.gauss(0, 1) / math.sqrt(rng.gammavariate(2, 0.5)))  # Student's t, 4 degrees of freedom
+            evidence.add(
+                rng.gauss(0, 1) / math.sqrt(rng.gammavariate(2, 0.5))
+            )  # Student's t, 4 degrees of freedom
             if evidence.e_value >= 20:
                 alarms += 1
                 break

@@ -28,7 +28,8 @@ class World:
         self.load = 0.8 * self.load + 0.6 * self.rng.gauss(0, 0.15)
         on = self.experiment.arm == "treatment"
         values = {
-            "output_tokens_per_second": 1000 * math.exp(self.load + on * self.effect + self.rng.gauss(0, 0.05)),
+            "output_tokens_per_second": 1000
+            * math.exp(self.load + on * self.effect + self.rng.gauss(0, 0.05)),
             "ttft_p99_seconds": 0.1 * math.exp(self.load + on * self.slower + self.rng.gauss(0, 0.1)),
         }
         return values, 1000 * math.exp(self.load + self.rng.gauss(0, 0.02))
@@ -90,7 +91,9 @@ def test_arms_alternate_within_each_pair_and_every_window_burns_in():
         opened = world.opened
         experiment.advance(experiment.due, world)
         if world.opened > opened:
-            assert experiment.due - now == pytest.approx(1.0 + 0.5) or experiment.due - now == pytest.approx(1.0)
+            assert experiment.due - now == pytest.approx(1.0 + 0.5) or experiment.due - now == pytest.approx(
+                1.0
+            )
             seen.append(experiment.arm)
         now = experiment.due
     pairs = list(zip(seen[::2], seen[1::2], strict=True))
