@@ -24,8 +24,8 @@ from headrace.lab.plan.shapes import SHAPES
 from headrace.lab.simulate.requests import from_calls
 from headrace.lab.workload import population
 from headrace.lab.workload.synthesis import Synthesis
-from headrace.observe.settings import live_settings
-from headrace.observe.steering import Steering
+from headrace.observe.steering.engine import Steering
+from headrace.observe.steering.settings import live_settings
 from headrace.observe.tuner.tuner import Mode
 
 LOADS = {

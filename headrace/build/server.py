@@ -19,7 +19,7 @@ from starlette.types import ASGIApp
 from headrace import __version__
 from headrace.build.cache import describe_caches, make_recall, prefix_sizes
 from headrace.build.model import Loaded, close, describe, load, timed, warm_up
-from headrace.build.observability import (
+from headrace.build.operations.observability import (
     SystemdLink,
     Traces,
     hooks,
@@ -28,11 +28,11 @@ from headrace.build.observability import (
     systemd_link,
     watchers,
 )
-from headrace.build.recording import open_tape
-from headrace.build.reload import Reload, read_settings
+from headrace.build.operations.recording import open_tape
+from headrace.build.operations.reload import Reload, read_settings
+from headrace.build.operations.tuning import make_tuning
+from headrace.build.operations.warming import Warming, make_recorder, open_history
 from headrace.build.tenants import describe_tenants
-from headrace.build.tuning import make_tuning
-from headrace.build.warming import Warming, make_recorder, open_history
 from headrace.config import ConfigError, Options, ServerOptions, profile_line
 from headrace.core.cache.response.entry import StoreFacts
 from headrace.core.events import Layer

@@ -6,7 +6,6 @@
 - `requests`, `reasons`: the explanation of one request. `usage`: usage of each tenant.
 - `tenant_savings`: what the caches saved each tenant.
 - `fairness`, `waste`: Jain's fairness index and unused KV memory, also used by `headrace.lab`.
-- `settings`, `steering`: settings that may change while serving, and what changes them.
-- `experiments`: experiments on settings. `tuner`: bounded tuning. `sketch`: a distribution in few numbers.
+- `steering`: settings that may change while serving. `experiments`: experiments on them. `tuner`: bounded tuning.
 - `log`: log format and writer. `tracing`: OpenTelemetry spans. `recording`: scheduler traces that can be replayed.
 """

@@ -9,7 +9,7 @@ from headrace.config import ConfigError
 
 if TYPE_CHECKING:
     from headrace.core.engine import Engine
-    from headrace.observe.steering import Steering
+    from headrace.observe.steering.engine import Steering
 
 
 class Trial:
@@ -26,8 +26,8 @@ class Trial:
             ConfigError: a field of it is wrong.
         """
         from headrace.core.request import InvalidParameter
-        from headrace.observe.settings import live_settings
-        from headrace.observe.steering import Steering
+        from headrace.observe.steering.engine import Steering
+        from headrace.observe.steering.settings import live_settings
 
         steering = Steering(
             live_settings(max_num_seqs), lambda: engine.knobs, lambda: f"replica {len(self._experiments)}"

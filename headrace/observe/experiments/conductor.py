@@ -14,7 +14,7 @@ from headrace.core.events import Event
 from headrace.observe.experiments.experiment import Experiment, Status
 from headrace.observe.experiments.measures import WindowMeter
 from headrace.observe.experiments.spec import BadExperiment, Spec, read_spec
-from headrace.observe.settings import BadValue, Setting, Value, checked
+from headrace.observe.steering.settings import BadValue, Setting, Value, checked
 
 MOST_KEPT = 100
 """Experiments that have ended and are kept; older ones are forgotten."""

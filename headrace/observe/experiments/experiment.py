@@ -22,7 +22,7 @@ from headrace.observe.experiments.switchback import (
     log_load,
     treatment_first,
 )
-from headrace.observe.settings import Value
+from headrace.observe.steering.settings import Value
 
 GUARD_PAIRS = 2
 """From this pair on, a guard ends the experiment when the mean change exceeds it. It does not wait for evidence: the

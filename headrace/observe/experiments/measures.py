@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 from headrace.core.events import Arrived, Emitted, Event, Finished, Preempted
 from headrace.core.request import FinishReason
-from headrace.observe.sketch import Sketch
+from headrace.observe.experiments.sketch import Sketch
 
 
 class Metric(NamedTuple):

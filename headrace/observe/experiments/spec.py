@@ -14,7 +14,7 @@ from typing import Any
 
 from headrace.core.request import InvalidParameter
 from headrace.observe.experiments.measures import METRICS
-from headrace.observe.settings import Value
+from headrace.observe.steering.settings import Value
 
 
 class BadExperiment(InvalidParameter):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import NamedTuple
 
-from headrace.observe.settings import Setting, Value
+from headrace.observe.steering.settings import Setting, Value
 
 
 class Range(NamedTuple):

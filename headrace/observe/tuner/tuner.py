@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 
 from headrace.observe.experiments.conductor import Conductor
 from headrace.observe.experiments.experiment import Experiment, Status
-from headrace.observe.settings import Value
+from headrace.observe.steering.settings import Value
 from headrace.observe.tuner.steps import Range
 
 NAME = "tuner"

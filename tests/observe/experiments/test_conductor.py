@@ -7,7 +7,7 @@ from headrace.core.knobs import Knobs
 from headrace.observe.experiments.conductor import Busy, Conductor
 from headrace.observe.experiments.experiment import Status
 from headrace.observe.experiments.spec import BadExperiment
-from headrace.observe.settings import changed, live_settings, values
+from headrace.observe.steering.settings import changed, live_settings, values
 
 BODY = {
     "setting": "mixed_prefill_ratio",

@@ -4,8 +4,8 @@ import random
 
 from headrace.core.knobs import Knobs
 from headrace.observe.experiments.experiment import Status
-from headrace.observe.settings import changed, live_settings
-from headrace.observe.steering import Steering
+from headrace.observe.steering.engine import Steering
+from headrace.observe.steering.settings import changed, live_settings
 from headrace.observe.tuner.steps import Range
 from headrace.observe.tuner.tuner import METRIC, Mode
 

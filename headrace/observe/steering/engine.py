@@ -12,7 +12,7 @@ from headrace.core.engine import Engine
 from headrace.core.events import Event
 from headrace.core.knobs import Knobs
 from headrace.observe.experiments.conductor import Change, Conductor
-from headrace.observe.settings import Setting, changed, values
+from headrace.observe.steering.settings import Setting, changed, values
 from headrace.observe.tuner.steps import ranges
 from headrace.observe.tuner.tuner import Mode, Tuner
 

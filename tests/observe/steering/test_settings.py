@@ -1,7 +1,7 @@
 import pytest
 
 from headrace.core.knobs import Knobs
-from headrace.observe.settings import BadValue, changed, live_settings, values
+from headrace.observe.steering.settings import BadValue, changed, live_settings, values
 
 SETTINGS = live_settings(64)
 

@@ -8,8 +8,8 @@ from typing import Any, NamedTuple
 
 from headrace.config import Options
 from headrace.core.engine import Engine
-from headrace.observe.settings import changed, live_settings
-from headrace.observe.steering import Steering
+from headrace.observe.steering.engine import Steering
+from headrace.observe.steering.settings import changed, live_settings
 from headrace.observe.tuner.tuner import Mode
 from headrace.serve.experiments import Experiments
 from headrace.serve.http.operations.experiments import ExperimentRoutes

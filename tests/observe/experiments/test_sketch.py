@@ -7,7 +7,7 @@ import pytest
 
 from headrace.lab.bench.stats import percentile
 from headrace.lab.simulate.outcome import spread_of
-from headrace.observe.sketch import ACCURACY, Sketch
+from headrace.observe.experiments.sketch import ACCURACY, Sketch
 
 
 def test_percentiles_are_right_to_within_the_promised_share():
