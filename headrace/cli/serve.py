@@ -18,6 +18,7 @@ from headrace.config import (
     SchedulerOptions,
     SemanticOptions,
     ServerOptions,
+    TuningOptions,
     WarmOptions,
 )
 
@@ -32,6 +33,7 @@ from headrace.config import (
     WarmOptions,
     BatchOptions,
     ObservabilityOptions,
+    TuningOptions,
 )
 def serve(given: Options) -> None:
     """Serve a model behind the OpenAI API."""

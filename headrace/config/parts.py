@@ -12,6 +12,7 @@ from headrace.config.cache_options import ResponseCacheOptions, SemanticOptions,
 from headrace.config.engine_options import CacheOptions, ModelOptions, SchedulerOptions
 from headrace.config.observability_options import ObservabilityOptions
 from headrace.config.server_options import ServerOptions
+from headrace.config.tuning_options import TuningOptions
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +40,7 @@ class Options:
     warm: WarmOptions = field(default_factory=WarmOptions)
     batch: BatchOptions = field(default_factory=BatchOptions)
     observability: ObservabilityOptions = field(default_factory=ObservabilityOptions)
+    tuning: TuningOptions = field(default_factory=TuningOptions)
     chosen: frozenset[str] = field(default=frozenset(), compare=False)
     source: Source = field(default_factory=Source, compare=False, repr=False)
 
@@ -53,6 +55,7 @@ PARTS: dict[str, type] = {
     "warm": WarmOptions,
     "batch": BatchOptions,
     "observability": ObservabilityOptions,
+    "tuning": TuningOptions,
 }
 
 TITLES: dict[str, str] = {
@@ -65,5 +68,6 @@ TITLES: dict[str, str] = {
     "warm": "Cache warming",
     "batch": "Files and batches",
     "observability": "Logs and traces",
+    "tuning": "Experiments and tuner",
 }
 """The heading of each part in ``--help`` and in the reference."""
