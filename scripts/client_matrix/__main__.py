@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from tests.api.conftest import serving
+from tests.doubles.grammars import Compiled
 from tests.doubles.scripted_model import scripted_server
 from tests.serve.http.tool_scenes import TOOL_TEMPLATE
 
@@ -157,7 +158,7 @@ def main() -> None:
     print("|---|---|" + "---|" * len(CASES))
     with (
         serving("--chat-template", str(template)) as builtin,
-        scripted_server(say, template=TOOL_TEMPLATE, response_store=None) as scripted,
+        scripted_server(say, template=TOOL_TEMPLATE, grammars=Compiled()) as scripted,
     ):
         arguments = [builtin.url, "builtin", scripted.url.removesuffix("/v1"), "fox"]
         for client in CLIENTS:

@@ -58,6 +58,7 @@ class ApiError(Exception):
         code: str | None = None,
         retry_after: int | None = None,
         headers: dict[str, str] | None = None,
+        details: Mapping[str, Any] | None = None,
     ) -> None:
         super().__init__(message)
         self.status = status
@@ -65,6 +66,7 @@ class ApiError(Exception):
         self.param = param
         self.code = code
         self.headers = dict(headers or {})
+        self.details = details  # only Anthropic's format has them
         if retry_after is not None:
             self.headers["Retry-After"] = str(retry_after)
 

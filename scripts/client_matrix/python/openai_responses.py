@@ -33,7 +33,7 @@ def chat() -> None:
 
 
 def stream() -> None:
-    with builtin.responses.stream(model=BUILTIN.model, input=STORY, max_output_tokens=20) as events:
+    with builtin.responses.stream(model=BUILTIN.model, input=STORY) as events:
         text = "".join(event.delta for event in events if event.type == "response.output_text.delta")
         assert text == events.get_final_response().output_text
 

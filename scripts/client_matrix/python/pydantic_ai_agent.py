@@ -27,7 +27,11 @@ class Animal(BaseModel):
 def model(place: Place) -> Any:
     """The model of a server."""
     if DIALECT == "anthropic":
-        return AnthropicModel(place.model, provider=AnthropicProvider(base_url=place.root, api_key="none"))
+        return AnthropicModel(
+            place.model,
+            provider=AnthropicProvider(base_url=place.root, api_key="none"),
+            profile={"supports_json_schema_output": True},
+        )
     form = OpenAIResponsesModel if DIALECT == "responses" else OpenAIChatModel
     return form(place.model, provider=OpenAIProvider(base_url=place.url, api_key="none"))
 

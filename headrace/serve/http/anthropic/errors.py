@@ -42,7 +42,10 @@ def error_body(error: ApiError, request_id: str | None = None) -> tuple[int, byt
     kind = _TYPES.get(status, "invalid_request_error" if status < 500 else "api_error")
     if error.status == 504:  # nothing is cached, and the client forbade computing
         kind = "not_found_error"
-    shown = {"type": "error", "error": {"type": kind, "message": str(error)}}
+    inner: dict[str, Any] = {"type": kind, "message": str(error)}
+    if error.details is not None:
+        inner["details"] = error.details
+    shown: dict[str, Any] = {"type": "error", "error": inner}
     return status, json.dumps(shown | ({"request_id": request_id} if request_id else {})).encode()
 
 
