@@ -114,7 +114,10 @@ def node_folder(folder: Path) -> Path:
 def outcomes(client: Client, folder: Path, arguments: list[str]) -> dict[str, dict[str, Any]]:
     """What became of each case, by its name."""
     if client.environment:
-        command, cwd = [python_of(client.environment, folder), HERE / "python" / f"{client.program}.py"], folder
+        command, cwd = (
+            [python_of(client.environment, folder), HERE / "python" / f"{client.program}.py"],
+            folder,
+        )
     else:
         cwd = node_folder(folder)
         command = ["node", f"{client.program}.mjs"]

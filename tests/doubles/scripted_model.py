@@ -58,9 +58,7 @@ class ScriptedServer:
 
 
 @contextmanager
-def scripted_server(
-    texts: Sequence[str] | Callable[[str], str], **options: Any
-) -> Iterator[ScriptedServer]:
+def scripted_server(texts: Sequence[str] | Callable[[str], str], **options: Any) -> Iterator[ScriptedServer]:
     """A server whose model says ``texts``; ``options`` as those of the tests' `house`."""
     from tests.serve.http.conftest import build_house
 

@@ -18,7 +18,7 @@ function agent(place, more = {}) {
   const client = new OpenAI({ baseURL: place.url, apiKey: "none", maxRetries: 0 });
   const Form = DIALECT === "responses" ? OpenAIResponsesModel : OpenAIChatCompletionsModel;
   const model = new Form(client, place.model);
-  return new Agent({ name: "a", instructions: "Be brief.", model, modelSettings: { maxTokens: 200 }, ...more });
+  return new Agent({ name: "a", instructions: "Be brief.", model, modelSettings: { maxTokens: 200, temperature: 0 }, ...more });
 }
 
 await run("@openai/agents", {

@@ -6,7 +6,18 @@ import json
 from typing import Literal
 
 import anthropic
-from cases import ANIMAL_SCHEMA, ANSWER, BUILTIN, DEGREES, QUESTION, SCRIPTED, STORY, WEATHER_SCHEMA, check_animal, run
+from cases import (
+    ANIMAL_SCHEMA,
+    ANSWER,
+    BUILTIN,
+    DEGREES,
+    QUESTION,
+    SCRIPTED,
+    STORY,
+    WEATHER_SCHEMA,
+    check_animal,
+    run,
+)
 from pydantic import BaseModel
 
 builtin = anthropic.Anthropic(base_url=BUILTIN.root, api_key="none", max_retries=0)

@@ -9,7 +9,11 @@ import openai
 from cases import BUILTIN, STORY, Place, check_animal, run
 from pydantic import BaseModel
 
-ASKED: dict[str, Any] = {"messages": [{"role": "user", "content": STORY}], "max_retries": 0, "max_tokens": 200}
+ASKED: dict[str, Any] = {
+    "messages": [{"role": "user", "content": STORY}],
+    "max_retries": 0,
+    "max_tokens": 200,
+}
 
 
 class Animal(BaseModel):
@@ -40,9 +44,7 @@ def anthropic_client(place: Place, mode: instructor.Mode) -> Any:
 
 
 def chat() -> None:
-    text = client(BUILTIN, instructor.Mode.TOOLS).create(
-        model=BUILTIN.model, response_model=None, **ASKED
-    )
+    text = client(BUILTIN, instructor.Mode.TOOLS).create(model=BUILTIN.model, response_model=None, **ASKED)
     assert text.choices[0].message.content
 
 

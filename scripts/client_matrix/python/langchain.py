@@ -31,7 +31,9 @@ def model(place: Place, **more: Any) -> Any:
     if DIALECT == "anthropic":
         from langchain_anthropic import ChatAnthropic
 
-        return ChatAnthropic(model=place.model, base_url=place.root, api_key="none", max_tokens=200, max_retries=0)
+        return ChatAnthropic(
+            model=place.model, base_url=place.root, api_key="none", max_tokens=200, max_retries=0
+        )
     from langchain_openai import ChatOpenAI
 
     more |= {"use_responses_api": DIALECT == "responses", "max_retries": 0}
@@ -57,7 +59,9 @@ def structured() -> None:
         bound = model(BUILTIN).with_structured_output(Animal, method=method)
         check_animal(bound.invoke(STORY).model_dump())
     if DIALECT == "chat":
-        bound = model(BUILTIN, max_tokens=100).with_structured_output(Animal, method="json_mode", include_raw=True)
+        bound = model(BUILTIN, max_tokens=100).with_structured_output(
+            Animal, method="json_mode", include_raw=True
+        )
         assert bound.invoke(f"Answer in JSON. {STORY}")["raw"].content
 
 
@@ -74,7 +78,9 @@ def tool() -> None:
     for chunk in bound.stream([HumanMessage(QUESTION)]):
         whole = chunk if whole is None else whole + chunk
     assert whole.tool_calls[0]["args"] == {"city": "Paris"}
-    assert bound.invoke([HumanMessage(QUESTION), whole, get_weather.invoke(whole.tool_calls[0])]).text == ANSWER
+    assert (
+        bound.invoke([HumanMessage(QUESTION), whole, get_weather.invoke(whole.tool_calls[0])]).text == ANSWER
+    )
     from langgraph.prebuilt import create_react_agent
 
     agent = create_react_agent(model(SCRIPTED), [get_weather])

@@ -6,8 +6,19 @@ import json
 from typing import Any, Literal
 
 import litellm
-from cases import ANSWER, BUILTIN, DEGREES, QUESTION, SCRIPTED, STORY, WEATHER_SCHEMA, Place, check_animal, run
-from pydantic import BaseModel
+from cases import (
+    ANSWER,
+    BUILTIN,
+    DEGREES,
+    QUESTION,
+    SCRIPTED,
+    STORY,
+    WEATHER_SCHEMA,
+    Place,
+    check_animal,
+    run,
+)
+from pydantic import BaseModel, ConfigDict
 
 TOOL = {"type": "function", "function": {"name": "get_weather", "parameters": WEATHER_SCHEMA}}
 ASKED = [{"role": "user", "content": STORY}]
@@ -15,8 +26,9 @@ PROVIDERS = ("openai", "hosted_vllm", "anthropic")
 
 
 class Animal(BaseModel):
-    """An animal."""
+    """An animal. Without the configuration its schema allows more fields."""
 
+    model_config = ConfigDict(extra="forbid")
     kind: Literal["fox", "hen"]
     age: int
 
@@ -43,7 +55,9 @@ def chat() -> None:
 
 def stream() -> None:
     for provider in PROVIDERS:
-        chunks = list(ask(BUILTIN, provider, messages=ASKED, stream=True, stream_options={"include_usage": True}))
+        chunks = list(
+            ask(BUILTIN, provider, messages=ASKED, stream=True, stream_options={"include_usage": True})
+        )
         assert "".join(chunk.choices[0].delta.content or "" for chunk in chunks if chunk.choices), provider
 
 

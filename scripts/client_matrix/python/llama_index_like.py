@@ -21,7 +21,12 @@ class Animal(BaseModel):
 
 def model(place: Place, **more: Any) -> OpenAILike:
     """The model of a server."""
-    more = {"is_function_calling_model": True, "is_chat_model": True, "context_window": 1024, "max_retries": 0} | more
+    more = {
+        "is_function_calling_model": True,
+        "is_chat_model": True,
+        "context_window": 1024,
+        "max_retries": 0,
+    } | more
     return OpenAILike(model=place.model, api_base=place.url, api_key="none", **more)
 
 
@@ -66,7 +71,9 @@ def tool() -> None:
     first = llm.chat_with_tools(tools, chat_history=history)
     (call,) = llm.get_tool_calls_from_response(first)
     assert (call.tool_name, call.tool_kwargs) == ("get_weather", {"city": "Paris"})
-    result = ChatMessage(role=MessageRole.TOOL, content=DEGREES, additional_kwargs={"tool_call_id": call.tool_id})
+    result = ChatMessage(
+        role=MessageRole.TOOL, content=DEGREES, additional_kwargs={"tool_call_id": call.tool_id}
+    )
     second = llm.chat_with_tools(tools, chat_history=[*history, first.message, result])
     assert second.message.content == ANSWER
     *_, last = llm.stream_chat_with_tools(tools, chat_history=history)

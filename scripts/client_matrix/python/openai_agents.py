@@ -34,7 +34,7 @@ def agent(place: Place, **more: Any) -> agents.Agent:
     client = openai.AsyncOpenAI(base_url=place.url, api_key="none", max_retries=0)
     form = agents.OpenAIResponsesModel if DIALECT == "responses" else agents.OpenAIChatCompletionsModel
     model = form(model=place.model, openai_client=client)
-    settings = agents.ModelSettings(max_tokens=200)
+    settings = agents.ModelSettings(max_tokens=200, temperature=0.0)
     return agents.Agent(name="a", instructions="Be brief.", model=model, model_settings=settings, **more)
 
 

@@ -46,9 +46,7 @@ def stream() -> None:
 def structured() -> None:
     asked = {"model": BUILTIN.model, "messages": [{"role": "user", "content": STORY}], "seed": 1}
     check_animal(
-        builtin.chat.completions.parse(response_format=Animal, **asked)
-        .choices[0]
-        .message.parsed.model_dump()
+        builtin.chat.completions.parse(response_format=Animal, **asked).choices[0].message.parsed.model_dump()
     )
     with builtin.chat.completions.stream(response_format=Animal, **asked) as events:
         check_animal(events.get_final_completion().choices[0].message.parsed.model_dump())

@@ -37,14 +37,16 @@ def model(place: Place) -> Any:
 
 
 def chat() -> None:
-    agent = Agent(model(BUILTIN), system_prompt="Be brief.", model_settings={"max_tokens": 20})
+    agent = Agent(
+        model(BUILTIN), system_prompt="Be brief.", model_settings={"max_tokens": 20, "temperature": 0.0}
+    )
     first = agent.run_sync(STORY)
     assert first.output
     assert agent.run_sync("Go on.", message_history=first.all_messages()).output
 
 
 def stream() -> None:
-    agent = Agent(model(BUILTIN), model_settings={"max_tokens": 20})
+    agent = Agent(model(BUILTIN), model_settings={"max_tokens": 20, "temperature": 0.0})
 
     async def read() -> str:
         async with agent.run_stream(STORY) as result:

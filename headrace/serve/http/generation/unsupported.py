@@ -88,7 +88,9 @@ def _message(message: object, path: str) -> object:
         if isinstance(kind, str) and kind != "text":
             raise not_supported(f"{path}.content[{i}].type", f"Content of type {kind!r}")
     if role == "assistant" and isinstance(content, list):
-        message = message | {"content": [_part(part, f"{path}.content[{i}].") for i, part in enumerate(content)]}
+        message = message | {
+            "content": [_part(part, f"{path}.content[{i}].") for i, part in enumerate(content)]
+        }
     return without(message, MESSAGE, f"{path}.")
 
 
