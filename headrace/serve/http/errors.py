@@ -7,13 +7,14 @@ logged and never sent.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, MutableMapping
+from collections.abc import Callable, Container, Mapping, MutableMapping
 from http import HTTPStatus
 from typing import Any
 
 from starlette.exceptions import HTTPException
 from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
+from starlette.routing import Route
 
 from headrace.core.constraint import FAILED_PREFIX
 from headrace.core.events import Finished
@@ -237,12 +238,15 @@ def aborted() -> ApiError:
     return ApiError(409, "The request was aborted.", type="aborted", code="request_aborted")
 
 
-def route_not_found(path: str) -> ApiError:
-    """404; 501 for routes that other servers have, so that the client's author does not look for a typing error."""
+def route_not_found(path: str, routes: Container[str] = ()) -> ApiError:
+    """404; 501 for routes that other servers have, so that the client's author does not look for a typing error.
+
+    ``routes`` are the paths that the application has.
+    """
     if any(path == route or path.startswith(f"{route}/") for route in NOT_YET_ROUTES):
         return ApiError(501, f"{path} is not supported yet.", type="not_supported", code="unsupported_route")
     for route, option in OPTIONAL_ROUTES.items():
-        if path == route or path.startswith(f"{route}/"):
+        if route not in routes and (path == route or path.startswith(f"{route}/")):
             message = f"{route} is switched off: start the server with {option}."
             return ApiError(501, message, type="not_supported", code="unsupported_route")
     return ApiError(404, f"There is no route {path!r}.", code="route_not_found")
@@ -277,7 +281,8 @@ async def http_exception(request: HttpRequest, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
     path = request.url.path
     if error.status_code == HTTPStatus.NOT_FOUND:
-        shown = route_not_found(path)
+        routes = {route.path for route in request.app.routes if isinstance(route, Route)}
+        shown = route_not_found(path, routes)
     elif error.status_code == HTTPStatus.METHOD_NOT_ALLOWED and path in NOT_YET_ROUTES:
         shown = route_not_found(
             path
