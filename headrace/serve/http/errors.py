@@ -27,6 +27,7 @@ ERROR_FORMAT = "headrace.error_format"
 """The key in an ASGI scope of a function that turns an `ApiError` into a response, for APIs other than OpenAI's."""
 
 INVALID = "invalid_request_error"
+DEADLINE = "deadline_ms"
 FAILED_MESSAGE = "The server had an error while processing your request."
 
 NOT_YET_ROUTES = (
@@ -170,16 +171,21 @@ def headers_too_large(count: int, limit: int) -> ApiError:
 def deadline_unreachable(why: str) -> ApiError:
     """408: rejected without computing, because the request cannot finish before its deadline."""
     return ApiError(
-        408, f"The request's deadline cannot be met: {why}.", type="timeout", code="deadline_unreachable"
+        408,
+        f"The request's deadline cannot be met: {why}.",
+        type="timeout",
+        param=DEADLINE,
+        code="deadline_unreachable",
     )
 
 
-def timed_out(seconds: float) -> ApiError:
-    """408: the deadline passed before the response was complete."""
+def timed_out(seconds: float, param: str | None = None) -> ApiError:
+    """408: the deadline passed before the response was complete; ``param`` is the field that set it, if one did."""
     return ApiError(
         408,
         f"The request did not finish within {seconds:g} seconds.",
         type="timeout",
+        param=param,
         code="deadline_exceeded",
     )
 
@@ -257,13 +263,16 @@ def failed() -> ApiError:
     return ApiError(500, FAILED_MESSAGE, type="server_error", code="server_error")
 
 
-def of_finish(finished: Finished, timeout: float) -> ApiError | None:
-    """The error that a `Finished` event means for the client; None for a normal end."""
+def of_finish(finished: Finished, timeout: float, *, own_deadline: bool = False) -> ApiError | None:
+    """The error that a `Finished` event means for the client; None for a normal end.
+
+    ``own_deadline`` says that the request set its ``timeout`` itself.
+    """
     match finished.reason:
         case FinishReason.STOP | FinishReason.LENGTH:
             return None
         case FinishReason.TIMEOUT:
-            return timed_out(timeout)
+            return timed_out(timeout, DEADLINE if own_deadline else None)
         case FinishReason.UNREACHABLE:
             return deadline_unreachable(finished.message)
         case FinishReason.REJECTED:

@@ -212,7 +212,7 @@ class Call:
     def _check(self, choice: Choice, finished: Finished) -> None:
         if finished.reason is FinishReason.FAILED:
             logger.error("request %s failed: %s", finished.request_id, finished.message)
-        error = of_finish(finished, self._seconds)
+        error = of_finish(finished, self._seconds, own_deadline=choice.request.deadline is not None)
         if self._aborted and finished.reason is FinishReason.CANCELLED:
             error = aborted()
         if error is not None and not choice.stopped_by_text:
