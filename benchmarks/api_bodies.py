@@ -120,8 +120,9 @@ class Sent(NamedTuple):
 
 
 def operations(document: Document) -> list[tuple[str, str]]:
-    """Method and path of every route."""
-    return [(method.upper(), path) for path, entry in document["paths"].items() for method in entry]
+    """Method and path of every route; those that end or delete something come last."""
+    routes = [(method.upper(), path) for path, entry in document["paths"].items() for method in entry]
+    return sorted(routes, key=lambda route: (route[0] == "DELETE", route[1].endswith("/cancel")))
 
 
 @st.composite
@@ -129,7 +130,7 @@ def requests(draw: st.DrawFn, document: Document, method: str, route: str, place
     """A request to a route."""
     entry = document["paths"][route][method.lower()]
     path = route
-    ids = st.sampled_from([*place.ids, "x", "..", "a/b", "%00", "\U0001f98a", "a" * 300]) | TEXTS
+    ids = st.sampled_from([*place.ids, "x", "..", "a/b", "%00", "\U0001f98a", "a" * 300])
     for parameter in entry.get("parameters", ()):
         id = draw(st.just(place.model) if parameter["name"] == "model" and draw(st.booleans()) else ids)
         path = path.replace(f"{{{parameter['name']}}}", quote(id, safe="") or "x")
@@ -199,9 +200,10 @@ class _Drawn:
 
         @st.composite
         def drawn(draw: st.DrawFn) -> dict[str, Any]:
-            some = draw(st.lists(st.sampled_from(optional), max_size=4, unique=True)) if optional else []
-            if depth > MAX_DEPTH:
-                some = []
+            some: list[str] = []
+            if optional and depth <= MAX_DEPTH:
+                most = draw(st.sampled_from([2, 4, LONGEST]))
+                some = draw(st.lists(st.sampled_from(optional), max_size=most, unique=True))
             return {name: draw(self._field(name, fields[name], depth)) for name in [*required, *some]}
 
         return drawn()
@@ -220,7 +222,7 @@ class _Drawn:
 
 
 def _hints(place: Place) -> dict[str, st.SearchStrategy[Any]]:
-    ids = st.sampled_from([*place.ids, "x"])
+    ids = st.sampled_from([*place.ids, *place.ids, "x"])
     schema = st.sampled_from(SCHEMAS)
     small = st.integers(1, 8)
     return {

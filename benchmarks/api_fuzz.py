@@ -225,7 +225,8 @@ def wrong_refusal(sent: Sent, answer: httpx.Response, known: set[str]) -> str:
             return "a refusal that is not in Anthropic's shape"
         message = told["error"]["message"]
         about_none = answer.status_code != 400 or NAMELESS.search(message)
-        return "" if about_none or any(name in message for name in given if name) else "no field is named"
+        named = any(re.search(rf"(?<!\w){re.escape(name)}(?!\w)", message) for name in given)
+        return "" if about_none or named else "no field is named"
     error = told.get("error")
     if not isinstance(error, dict) or set(error) != {"message", "type", "param", "code"}:
         return "a refusal that is not in OpenAI's shape"

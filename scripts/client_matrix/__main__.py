@@ -31,6 +31,10 @@ NODE_PACKAGES = (
     "@ai-sdk/openai-compatible",
     "@ai-sdk/anthropic",
     "@openai/agents",
+    "@langchain/core",
+    "@langchain/openai",
+    "@langchain/anthropic",
+    "@langchain/langgraph",
     "zod",
 )
 PROGRAM_SECONDS = 300
@@ -44,6 +48,10 @@ ENVIRONMENTS = {
     "pydantic": ("pydantic-ai-slim[openai,anthropic]",),
     "instructor": ("instructor", "anthropic"),
     "agents": ("openai-agents",),
+    "haystack": ("haystack-ai",),
+    "semkernel": ("semantic-kernel",),
+    "agno": ("agno", "openai", "anthropic"),
+    "strands": ("strands-agents[openai,anthropic]",),
 }
 """Python packages of each virtual environment; they want different versions of the same clients."""
 
@@ -72,6 +80,13 @@ CLIENTS = (
     Client("instructor, OpenAI's and Anthropic's client", "instructor_modes", "", "instructor"),
     Client("openai-agents (Python), chat completions", "openai_agents", "chat", "agents"),
     Client("openai-agents (Python), Responses", "openai_agents", "responses", "agents"),
+    Client("haystack", "haystack_chat", "", "haystack"),
+    Client("semantic-kernel", "semantic_kernel_chat", "", "semkernel"),
+    Client("agno, OpenAILike", "agno_agent", "chat", "agno"),
+    Client("agno, Responses", "agno_agent", "responses", "agno"),
+    Client("agno, Anthropic", "agno_agent", "anthropic", "agno"),
+    Client("strands-agents, OpenAI", "strands_agent", "chat", "strands"),
+    Client("strands-agents, Anthropic", "strands_agent", "anthropic", "strands"),
     Client("openai (node), chat completions", "openai_chat", "chat"),
     Client("openai (node), Responses", "openai_chat", "responses"),
     Client("@anthropic-ai/sdk (node)", "anthropic_messages"),
@@ -81,6 +96,9 @@ CLIENTS = (
     Client("Vercel AI SDK, @ai-sdk/anthropic", "ai_sdk", "anthropic"),
     Client("@openai/agents (node), chat completions", "openai_agents", "chat"),
     Client("@openai/agents (node), Responses", "openai_agents", "responses"),
+    Client("@langchain/openai (node), chat completions", "langchain", "chat"),
+    Client("@langchain/openai (node), Responses", "langchain", "responses"),
+    Client("@langchain/anthropic (node)", "langchain", "anthropic"),
 )
 
 
