@@ -47,7 +47,11 @@ CONVERSATIONS: tuple[list[dict[str, Any]], ...] = (
     [{"role": "user", "content": [{"type": "text", "text": "a"}, {"type": "text", "text": "\U0001f98a"}]}],
     [{"role": "system", "content": "Be brief."}, _USER],
     [_USER, {"role": "assistant", "content": "So"}],
-    [_USER, {"role": "assistant", "tool_calls": [_CALLED]}, {"role": "tool", "tool_call_id": "c", "content": "1"}],
+    [
+        _USER,
+        {"role": "assistant", "tool_calls": [_CALLED]},
+        {"role": "tool", "tool_call_id": "c", "content": "1"},
+    ],
     [
         _USER,
         {"role": "assistant", "content": [{"type": "text", "text": "So"}, _USED]},
@@ -276,14 +280,18 @@ def _text(schema: Schema) -> st.SearchStrategy[str]:
         return st.from_regex(schema["pattern"].removeprefix("^").removesuffix("$"), fullmatch=True)
     least = schema.get("minLength", 0)
     return st.text(
-        st.characters(exclude_categories=["Cs"]), min_size=least, max_size=min(schema.get("maxLength", 20), 20)
+        st.characters(exclude_categories=["Cs"]),
+        min_size=least,
+        max_size=min(schema.get("maxLength", 20), 20),
     )
 
 
 def _integer(schema: Schema) -> st.SearchStrategy[int]:
     least = schema.get("minimum", -(2**33))
     most = schema.get("maximum", schema.get("exclusiveMaximum", 2**33 + 1) - 1)
-    return st.sampled_from([least, most]) | st.integers(least, min(most, least + 20)) | st.integers(least, most)
+    return (
+        st.sampled_from([least, most]) | st.integers(least, min(most, least + 20)) | st.integers(least, most)
+    )
 
 
 def _number(schema: Schema) -> st.SearchStrategy[float]:
@@ -320,7 +328,13 @@ def _places(value: Any) -> list[tuple[Any, Any]]:
     todo = [value]
     while todo:
         parent = todo.pop()
-        keys = list(parent) if isinstance(parent, dict) else range(len(parent)) if isinstance(parent, list) else ()
+        keys = (
+            list(parent)
+            if isinstance(parent, dict)
+            else range(len(parent))
+            if isinstance(parent, list)
+            else ()
+        )
         for key in keys:
             found.append((parent, key))
             todo.append(parent[key])

@@ -1,8 +1,8 @@
 """Thousands of requests drawn from the server's own OpenAPI document, to a real server.
 
 Every answer must be below 500, every refusal must have the shape of its API and name the field, every stream must end
-as streams end. Afterwards no request may be open and no KV block held. The same seed draws the same requests. hypothesis
-draws them and reduces what fails; it is in ``.[test]``.
+as streams end. Afterwards no request may be open and no KV block held. The same seed draws the same requests.
+hypothesis draws them and reduces what fails; it is in ``.[test]``.
 """
 
 from __future__ import annotations
@@ -50,7 +50,9 @@ NAMED = frozenset(
 )
 """Codes of errors that are about a field."""
 
-NAMELESS = re.compile("valid JSON|must be a JSON object|prompt is too long|There is no route|is not allowed on")
+NAMELESS = re.compile(
+    "valid JSON|must be a JSON object|prompt is too long|There is no route|is not allowed on"
+)
 """Anthropic's refusals that are about no field, or not about one."""
 
 TIMEOUT_SECONDS = 120.0
@@ -175,7 +177,9 @@ class Fuzz:
         line["body"] = {"prompt": "Once", "max_tokens": 2}  # type: ignore[assignment]
         file = {"file": ("lines.jsonl", json.dumps(line).encode())}
         uploaded = self._client.post("/v1/files", files=file, data={"purpose": "batch"}).json()["id"]
-        response = self._client.post("/v1/responses", json={"input": "Hi", "max_output_tokens": 2}).json()["id"]
+        response = self._client.post("/v1/responses", json={"input": "Hi", "max_output_tokens": 2}).json()[
+            "id"
+        ]
         asked = {"input_file_id": uploaded, "endpoint": "/v1/completions", "completion_window": "24h"}
         return [response, uploaded, self._client.post("/v1/batches", json=asked).json()["id"]]
 
@@ -291,7 +295,9 @@ def main() -> None:
         fuzz.run(args.cases, args.seed)
         show(fuzz.findings)
         left = fuzz.wait_until_idle()
-        say(f"{fuzz.findings.cases} requests in {time.monotonic() - began:.0f} s; {left or 'nothing left behind'}")
+        say(
+            f"{fuzz.findings.cases} requests in {time.monotonic() - began:.0f} s; {left or 'nothing left behind'}"
+        )
     raise SystemExit(1 if left or fuzz.findings.wrong else 0)
 
 

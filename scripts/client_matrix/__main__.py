@@ -145,8 +145,7 @@ def outcomes(client: Client, folder: Path, arguments: list[str]) -> dict[str, di
         [*command, *arguments, client.dialect],
         cwd=cwd,
         env=environment,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
+        capture_output=True,
         text=True,
         timeout=PROGRAM_SECONDS,
     )

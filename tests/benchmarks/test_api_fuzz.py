@@ -8,7 +8,12 @@ from benchmarks.api_fuzz import names_of, wrong_refusal, wrong_stream
 from headrace.serve.http.openapi import describe
 
 CHAT, MESSAGES = "/v1/chat/completions", "/v1/messages"
-GOOD = {"message": "Invalid type for 'n'.", "type": "invalid_request_error", "param": "n", "code": "invalid_type"}
+GOOD = {
+    "message": "Invalid type for 'n'.",
+    "type": "invalid_request_error",
+    "param": "n",
+    "code": "invalid_type",
+}
 
 
 def refusal(error, route=CHAT, status=400, body=None):

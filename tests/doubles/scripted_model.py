@@ -42,13 +42,15 @@ class Script:
         """The tokens of the answer to ``prompt``; a prompt that comes again gets the same."""
         if prompt not in self._told:
             asked = self.tokenizer.decode(prompt, skip_special_tokens=False)
-            if callable(self.texts):
-                text = self.texts(asked)
-            else:
-                text = self.texts[min(len(self._told), len(self.texts) - 1)]
+            text = self._next(asked)
             self._told[prompt] = self.tokenizer.encode(text, add_special_tokens=False)
             self.prompts.append(asked)
         return self._told[prompt]
+
+    def _next(self, asked: str) -> str:
+        if callable(self.texts):
+            return self.texts(asked)
+        return self.texts[min(len(self._told), len(self.texts) - 1)]
 
 
 @dataclass

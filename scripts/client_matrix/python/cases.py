@@ -64,6 +64,6 @@ def run(package: str, cases: dict[str, Callable[[], None]]) -> None:
             case()
         except Exception as error:
             traceback.print_exc()
-            reason = f"{type(error).__name__}: {error}" or "failed"
+            reason = f"{type(error).__name__}: {error}"
         line = {"version": version(package), "case": name, "reason": " ".join(reason.split())[:300]}
         print(json.dumps(line), flush=True)

@@ -32,7 +32,7 @@ class Weather:
         return DEGREES
 
 
-async def ask(place: Place, text: str, **more: Any) -> Any:
+async def ask(place: Place, text: str, *, stream: bool = False, **more: Any) -> Any:
     """The message that a server answers."""
     kernel = Kernel()
     kernel.add_plugin(Weather(), "weather")
@@ -41,7 +41,7 @@ async def ask(place: Place, text: str, **more: Any) -> Any:
     history = ChatHistory()
     history.add_user_message(text)
     settings = OpenAIChatPromptExecutionSettings(**more)
-    if more.pop("stream", False):
+    if stream:
         pieces = service.get_streaming_chat_message_content(history, settings, kernel=kernel)
         return "".join([str(piece) async for piece in pieces if piece is not None])
     return await service.get_chat_message_content(history, settings, kernel=kernel)

@@ -56,7 +56,9 @@ def chat() -> None:
 
 def stream() -> None:
     async def read() -> str:
-        return "".join([event["data"] async for event in agent(BUILTIN).stream_async(STORY) if "data" in event])
+        return "".join(
+            [event["data"] async for event in agent(BUILTIN).stream_async(STORY) if "data" in event]
+        )
 
     assert asyncio.run(read())
 

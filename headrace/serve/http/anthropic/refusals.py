@@ -64,7 +64,10 @@ def refuse(body: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def thread_unsupported() -> ApiError:
-    """400: the client wants the server to hold the conversation. Its details make clients send the whole one instead."""
+    """400: the client wants the server to hold the conversation.
+
+    By the details of this error Anthropic's clients know that they must send the whole one.
+    """
     details = {"error_code": "thread_unsupported_request", "unsupported": ["thread"]}
     message = "thread is not supported yet: send the whole conversation"
     return ApiError(400, message, param="thread", code="unsupported_parameter", details=details)

@@ -81,7 +81,10 @@ def test_a_prefix_of_one_tenant_is_unknown_to_another(house):
         ({"requests": [{**LINE, "url": "/v1/embeddings"}]}, "requests[0].url"),
         ({"requests": [{**LINE, "method": "GET"}]}, "requests[0].method"),
         ({"prefixes": [{}]}, "prefixes[0]"),
-        ({"prefixes": [{"prompt": "a"}, {"messages": [{"role": "user"}]}]}, "prefixes[1].messages[0].content"),
+        (
+            {"prefixes": [{"prompt": "a"}, {"messages": [{"role": "user"}]}]},
+            "prefixes[1].messages[0].content",
+        ),
         ({"prefixes": [{"prompt": "a", "messages": [SYSTEM]}]}, "prefixes[0]"),
         ({"prefixes": [{"prompt": "a", "retention": 101}]}, "prefixes[0].retention"),
         ({"prefixes": [{"prompt": "long " * 1000}]}, "prefixes[0]"),
