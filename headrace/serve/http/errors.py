@@ -190,10 +190,13 @@ def timed_out(seconds: float, param: str | None = None) -> ApiError:
     )
 
 
-def turned_away(verdict: Reject, headers: Mapping[str, str]) -> ApiError:
-    """503: the server accepts no request now; 429: the tenant's limit is reached; 400: the request is too large."""
+def turned_away(verdict: Reject, headers: Mapping[str, str], param: str | None = None) -> ApiError:
+    """503: the server accepts no request now; 429: the tenant's limit is reached; 400: the request is too large.
+
+    ``param`` is the field that makes it large.
+    """
     if verdict.reason is RejectReason.TOO_LARGE:
-        return invalid(f"{verdict.message}.")
+        return invalid(f"{verdict.message}.", param)
     if verdict.reason is RejectReason.TENANT_LIMIT:
         return ApiError(
             429,

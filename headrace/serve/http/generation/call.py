@@ -287,7 +287,8 @@ async def open_call(
     try:
         answer = await recall.open(questions, interval=_interval(model, body))
     except Refused as refused:
-        raise turned_away(refused.verdict, rate_headers(refused.rooms)) from None
+        param = "prompt" if len(prompts) > 1 else "n" if choices_per_prompt > 1 else None
+        raise turned_away(refused.verdict, rate_headers(refused.rooms), param) from None
     except NotCached:
         raise not_cached() from None
     seconds = request_timeout if urgent.seconds is None else urgent.seconds
