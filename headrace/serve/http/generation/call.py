@@ -287,8 +287,7 @@ async def open_call(
     try:
         answer = await recall.open(questions, interval=_interval(model, body))
     except Refused as refused:
-        param = "prompt" if len(prompts) > 1 else "n" if choices_per_prompt > 1 else None
-        raise turned_away(refused.verdict, rate_headers(refused.rooms), param) from None
+        raise turned_away(refused.verdict, rate_headers(refused.rooms), _multiple(prompts, choices)) from None
     except NotCached:
         raise not_cached() from None
     seconds = request_timeout if urgent.seconds is None else urgent.seconds
@@ -296,6 +295,13 @@ async def open_call(
     if caller.exchange is not None:
         caller.exchange.call = call
     return call
+
+
+def _multiple(prompts: Sequence[Prompt], choices: Sequence[Choice]) -> str | None:
+    """The field by which a call has several sequences."""
+    if len(prompts) > 1:
+        return "prompt"
+    return "n" if len(choices) > 1 else None
 
 
 def _request(model: ServedModel, body: Generation, prompt: Prompt, urgent: Scheduling, now: float) -> Request:

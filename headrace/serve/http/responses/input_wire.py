@@ -96,13 +96,15 @@ SentItem = MessageItem | FunctionCallItem | FunctionCallOutputItem | ReasoningIt
 class ItemReference(Wire):
     """An output item of a stored response, by its id."""
 
-    type: Literal["item_reference"]
+    type: Literal["item_reference"] | None = None
     id: Id
 
 
 def _kind(value: Any) -> str | None:
     if isinstance(value, dict):
         kind = value.get("type", "message")
+        if value.get("type") is None and "id" in value and "role" not in value:
+            kind = "item_reference"
         return FORM_MARK + kind if isinstance(kind, str) else None
     return None
 

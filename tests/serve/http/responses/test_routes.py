@@ -125,6 +125,7 @@ def test_an_item_of_a_stored_response_is_sent_by_its_id(house):
     hi = {"role": "user", "content": "Hi"}
     by_id = create(house, input=[hi, {"type": "item_reference", "id": item["id"]}, again])
     whole = create(house, input=[hi, item, again])
+    assert create(house, input=[hi, {"id": item["id"]}, again])["usage"] == whole["usage"]
     assert by_id["usage"]["input_tokens"] == whole["usage"]["input_tokens"]
     listed = house.client.get(f"{PATH}/{by_id['id']}/input_items", params={"order": "asc"}).json()["data"]
     assert listed[1] == item
