@@ -61,7 +61,7 @@ def demands_call(body: ChatBody) -> bool:
 def with_tools(params: SamplingParams, dialect: Dialect, body: ChatBody, prompt: str) -> SamplingParams:
     """``params`` with the constraint that ``tools`` and ``tool_choice`` put on the answer to ``prompt``.
 
-    A demanded call has no text, so that ``response_format`` says nothing about it. Otherwise an answer has the form that
+    A demanded call has no text, so ``response_format`` says nothing about it. Otherwise an answer has the form that
     ``params`` already demand, or calls tools.
 
     Raises:
