@@ -263,11 +263,6 @@ def test_log_probabilities_of_the_text(house):
         ({"tool_choice": "required"}, "tool_choice", "invalid_value"),
         ({"tools": TOOLS, "tool_choice": {"type": "mcp"}}, "tool_choice.type", "unsupported_parameter"),
         ({"tools": TOOLS, "tool_choice": {"type": "function", "name": "x"}}, "tool_choice", "invalid_value"),
-        (
-            {"tools": TOOLS, "tool_choice": "required", "text": {"format": {"type": "json_object"}}},
-            "tool_choice",
-            "invalid_value",
-        ),
         ({"text": {"format": {"type": "json_schema"}}}, "text.format.schema", "missing_required_parameter"),
         ({"text": {"format": {"type": "json_object"}}}, "text.format", "unsupported_parameter"),
         ({"text": {"verbosity": "low"}}, "text.verbosity", "invalid_value"),
