@@ -105,6 +105,26 @@ def test_a_streamed_tool_loop(client):
         assert stream.get_final_message().usage.output_tokens > 5
 
 
+def test_the_tool_runner_goes_on_without_a_thread(client, scripted):
+    """The runner asks for a conversation that the server holds, and must learn that there is none."""
+
+    @anthropic.beta_tool
+    def get_weather(city: str) -> str:
+        """The weather now."""
+        return '{"degrees": 21}'
+
+    @anthropic.beta_tool
+    def get_time() -> str:
+        """The time now."""
+        return "12:00"
+
+    runner = client.beta.messages.tool_runner(
+        model="fox", max_tokens=1100, tools=[get_weather, get_time], messages=QUESTION, thinking=THINK
+    )
+    assert runner.until_done().content[-1].text == "It is 21 degrees at noon."
+    assert '[tool get_weather] {"degrees": 21}' in scripted.script.prompts[1]
+
+
 def test_the_async_client(scripted):
     async def loop():
         async with (

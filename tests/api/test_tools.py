@@ -109,13 +109,13 @@ def test_the_async_client_runs_the_same_loop(server):
 
 
 def test_refusals_name_the_field(client):
-    with pytest.raises(openai.BadRequestError, match="tool_choice and response_format") as error:
+    with pytest.raises(openai.BadRequestError, match="tool_choice and structured_outputs") as error:
         client.chat.completions.create(
             model="fox",
             messages=QUESTION,
             tools=TOOLS,
             tool_choice="required",
-            response_format={"type": "json_object"},
+            extra_body={"structured_outputs": {"json": {"type": "object"}}},
         )
     assert error.value.param == "tool_choice"
     with pytest.raises(openai.BadRequestError) as error:
@@ -241,6 +241,32 @@ def test_a_demanded_call_follows_its_schema(forced, choice, names, parallel, tem
     for call in calls[: None if told.finish_reason == "tool_calls" else -1]:
         assert call.function.name in names
         jsonschema.validate(json.loads(call.function.arguments), SCHEMAS[call.function.name])
+
+
+FORM = {"type": "json_schema", "json_schema": {"name": "booking", "schema": SCHEMAS["book_table"]}}
+
+
+def test_with_a_response_format_an_answer_is_its_json_or_a_call(forced):
+    """Agents send both: the model may call tools, and an answer without calls follows the schema."""
+    asked = {"model": "builtin", "messages": QUESTION, "tools": [CHOICE], "response_format": FORM}
+    kinds = set()
+    for seed in range(40):
+        answer = forced.chat.completions.create(seed=seed, temperature=2, parallel_tool_calls=False, **asked)
+        (told,) = answer.choices
+        kinds.add(told.finish_reason)
+        if told.finish_reason == "tool_calls":
+            (call,) = told.message.tool_calls
+            assert told.message.content is None
+            jsonschema.validate(json.loads(call.function.arguments), SCHEMAS["choose"])
+        else:
+            jsonschema.validate(json.loads(told.message.content), SCHEMAS["book_table"])
+        if len(kinds) == 2:
+            break
+    assert kinds == {"stop", "tool_calls"}
+    answer = forced.chat.completions.create(tool_choice="required", max_tokens=300, **asked)
+    assert answer.choices[0].message.tool_calls[0].function.name == "choose"
+    none = forced.chat.completions.create(tool_choice="none", seed=1, **asked)
+    jsonschema.validate(json.loads(none.choices[0].message.content), SCHEMAS["book_table"])
 
 
 def test_a_demanded_call_is_streamed(forced):

@@ -1,7 +1,8 @@
 """A model that says what a script says, behind a real server on a port of its own.
 
 For clients and agents: the first prompt that comes gets the first text of the script, the next new prompt the next
-one, and so on. Texts are raw: reasoning and calls stand in them as a model writes them.
+one, and so on. Or a function picks the text by the prompt. Texts are raw: reasoning and calls stand in them as a model
+writes them.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from __future__ import annotations
 import socket
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -30,20 +31,26 @@ def with_special_tokens(texts: Sequence[str]) -> Tokenizer:
 
 @dataclass
 class Script:
-    """What the model says, in order. ``prompts`` are the ones that it has answered, as text."""
+    """What the model says, in order or by its prompt. ``prompts`` are the ones that it has answered, as text."""
 
     tokenizer: Tokenizer
-    texts: list[str]
+    texts: Sequence[str] | Callable[[str], str]
     prompts: list[str] = field(default_factory=list)
     _told: dict[tuple[int, ...], list[int]] = field(default_factory=dict)
 
     def reply(self, prompt: tuple[int, ...], seed: int) -> list[int]:
         """The tokens of the answer to ``prompt``; a prompt that comes again gets the same."""
         if prompt not in self._told:
-            text = self.texts[min(len(self._told), len(self.texts) - 1)]
+            asked = self.tokenizer.decode(prompt, skip_special_tokens=False)
+            text = self._next(asked)
             self._told[prompt] = self.tokenizer.encode(text, add_special_tokens=False)
-            self.prompts.append(self.tokenizer.decode(prompt, skip_special_tokens=False))
+            self.prompts.append(asked)
         return self._told[prompt]
+
+    def _next(self, asked: str) -> str:
+        if callable(self.texts):
+            return self.texts(asked)
+        return self.texts[min(len(self._told), len(self.texts) - 1)]
 
 
 @dataclass
@@ -53,12 +60,12 @@ class ScriptedServer:
 
 
 @contextmanager
-def scripted_server(texts: Sequence[str], **options: Any) -> Iterator[ScriptedServer]:
+def scripted_server(texts: Sequence[str] | Callable[[str], str], **options: Any) -> Iterator[ScriptedServer]:
     """A server whose model says ``texts``; ``options`` as those of the tests' `house`."""
     from tests.serve.http.conftest import build_house
 
     tokenizer = options.setdefault("tokenizer", byte_level())
-    script = Script(tokenizer, list(texts))
+    script = Script(tokenizer, texts)
     wide = {"max_model_len": 4096, "num_blocks": 4096, "queued_tokens": 100_000}
     _, app = build_house(wide | options | {"reply": script.reply})
     with socket.socket() as free:

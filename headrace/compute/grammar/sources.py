@@ -142,7 +142,8 @@ def _structural_tag(source: str, special: Mapping[str, int]) -> str:
     """vLLM's structural tag: free text, and after each trigger one of the structures that begin with it.
 
     ``{"structures": [{"begin": …, "schema": {…}, "end": …}], "triggers": [begin of structures, …]}``
-    With ``"required": true`` there is no free text, but one structure, or with ``"many": true`` one or several.
+    With ``"required": true`` there is no free text, but one structure, or with ``"many": true`` one or several, or JSON
+    of the schema ``"otherwise"``.
     """
     tag = _read(source, "structural_tag")
     if isinstance(tag, dict) and "format" in tag:
@@ -174,10 +175,19 @@ def _structural_tag(source: str, special: Mapping[str, int]) -> str:
         rules.append(f"tag_{number}: {opened} {rest} {body} {_spelt(end, special)}")
     tags = " | ".join(f"tag_{number}" for number in range(len(structures)))
     start = f"start: ({tags}){'+' if many else ''}" if required else f"start: ({tags})* rest"
+    if required and "otherwise" in tag:
+        start += " | otherwise"
+        rules.append(f"otherwise: {_json(read_schema(json.dumps(tag['otherwise'])))}")
     lines = ["%llguidance {}", start, *rules]
     if not required:
         lines += ["rest: TEXT", r"TEXT: /(.|\n)*/"]
     return str(LLMatcher.grammar_from_lark("\n".join(lines)))
+
+
+def _json(schema: dict[str, Any]) -> str:
+    """JSON of a schema as Lark has it, with the options of `schema_grammar`."""
+    options = {"whitespace_pattern": WHITESPACE, "lenient": False, "coerce_one_of": False}
+    return "%json " + json.dumps({**schema, "x-guidance": options})
 
 
 def _spelt(text: str, special: Mapping[str, int]) -> str:

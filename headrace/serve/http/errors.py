@@ -7,13 +7,14 @@ logged and never sent.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, MutableMapping
+from collections.abc import Callable, Container, Mapping, MutableMapping
 from http import HTTPStatus
 from typing import Any
 
 from starlette.exceptions import HTTPException
 from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
+from starlette.routing import Route
 
 from headrace.core.constraint import FAILED_PREFIX
 from headrace.core.events import Finished
@@ -26,6 +27,7 @@ ERROR_FORMAT = "headrace.error_format"
 """The key in an ASGI scope of a function that turns an `ApiError` into a response, for APIs other than OpenAI's."""
 
 INVALID = "invalid_request_error"
+DEADLINE = "deadline_ms"
 FAILED_MESSAGE = "The server had an error while processing your request."
 
 NOT_YET_ROUTES = (
@@ -56,6 +58,7 @@ class ApiError(Exception):
         code: str | None = None,
         retry_after: int | None = None,
         headers: dict[str, str] | None = None,
+        details: Mapping[str, Any] | None = None,
     ) -> None:
         super().__init__(message)
         self.status = status
@@ -63,6 +66,7 @@ class ApiError(Exception):
         self.param = param
         self.code = code
         self.headers = dict(headers or {})
+        self.details = details  # only Anthropic's format has them
         if retry_after is not None:
             self.headers["Retry-After"] = str(retry_after)
 
@@ -165,24 +169,32 @@ def headers_too_large(count: int, limit: int) -> ApiError:
 def deadline_unreachable(why: str) -> ApiError:
     """408: rejected without computing, because the request cannot finish before its deadline."""
     return ApiError(
-        408, f"The request's deadline cannot be met: {why}.", type="timeout", code="deadline_unreachable"
+        408,
+        f"The request's deadline cannot be met: {why}.",
+        type="timeout",
+        param=DEADLINE,
+        code="deadline_unreachable",
     )
 
 
-def timed_out(seconds: float) -> ApiError:
-    """408: the deadline passed before the response was complete."""
+def timed_out(seconds: float, param: str | None = None) -> ApiError:
+    """408: the deadline passed before the response was complete; ``param`` is the field that set it, if one did."""
     return ApiError(
         408,
         f"The request did not finish within {seconds:g} seconds.",
         type="timeout",
+        param=param,
         code="deadline_exceeded",
     )
 
 
-def turned_away(verdict: Reject, headers: Mapping[str, str]) -> ApiError:
-    """503: the server accepts no request now; 429: the tenant's limit is reached; 400: the request is too large."""
+def turned_away(verdict: Reject, headers: Mapping[str, str], param: str | None = None) -> ApiError:
+    """503: the server accepts no request now; 429: the tenant's limit is reached; 400: the request is too large.
+
+    ``param`` is the field that makes it large.
+    """
     if verdict.reason is RejectReason.TOO_LARGE:
-        return invalid(f"{verdict.message}.")
+        return invalid(f"{verdict.message}.", param)
     if verdict.reason is RejectReason.TENANT_LIMIT:
         return ApiError(
             429,
@@ -233,12 +245,15 @@ def aborted() -> ApiError:
     return ApiError(409, "The request was aborted.", type="aborted", code="request_aborted")
 
 
-def route_not_found(path: str) -> ApiError:
-    """404; 501 for routes that other servers have, so that the client's author does not look for a typing error."""
+def route_not_found(path: str, routes: Container[str] = ()) -> ApiError:
+    """404; 501 for routes that other servers have, so that the client's author does not look for a typing error.
+
+    ``routes`` are the paths that the application has.
+    """
     if any(path == route or path.startswith(f"{route}/") for route in NOT_YET_ROUTES):
         return ApiError(501, f"{path} is not supported yet.", type="not_supported", code="unsupported_route")
     for route, option in OPTIONAL_ROUTES.items():
-        if path == route or path.startswith(f"{route}/"):
+        if route not in routes and (path == route or path.startswith(f"{route}/")):
             message = f"{route} is switched off: start the server with {option}."
             return ApiError(501, message, type="not_supported", code="unsupported_route")
     return ApiError(404, f"There is no route {path!r}.", code="route_not_found")
@@ -249,13 +264,16 @@ def failed() -> ApiError:
     return ApiError(500, FAILED_MESSAGE, type="server_error", code="server_error")
 
 
-def of_finish(finished: Finished, timeout: float) -> ApiError | None:
-    """The error that a `Finished` event means for the client; None for a normal end."""
+def of_finish(finished: Finished, timeout: float, *, own_deadline: bool = False) -> ApiError | None:
+    """The error that a `Finished` event means for the client; None for a normal end.
+
+    ``own_deadline`` says that the request set its ``timeout`` itself.
+    """
     match finished.reason:
         case FinishReason.STOP | FinishReason.LENGTH:
             return None
         case FinishReason.TIMEOUT:
-            return timed_out(timeout)
+            return timed_out(timeout, DEADLINE if own_deadline else None)
         case FinishReason.UNREACHABLE:
             return deadline_unreachable(finished.message)
         case FinishReason.REJECTED:
@@ -273,7 +291,8 @@ async def http_exception(request: HttpRequest, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
     path = request.url.path
     if error.status_code == HTTPStatus.NOT_FOUND:
-        shown = route_not_found(path)
+        routes = {route.path for route in request.app.routes if isinstance(route, Route)}
+        shown = route_not_found(path, routes)
     elif error.status_code == HTTPStatus.METHOD_NOT_ALLOWED and path in NOT_YET_ROUTES:
         shown = route_not_found(
             path

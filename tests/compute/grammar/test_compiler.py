@@ -66,6 +66,22 @@ def tag(**more):
     return settled({"structural_tag": {"structures": structures, "triggers": ["<f=", "<s>"]} | more})
 
 
+def test_a_structural_tag_may_be_json_otherwise(compiler):
+    number = {"$ref": "#/$defs/n", "$defs": {"n": {"type": "integer"}}}
+    constraint = tag(required=True, many=True, otherwise=number)
+    compiler.check(constraint)
+    for text, expected in [
+        ("<f=b>12</f><f=b>1</f>", True),
+        ("12", True),
+        ("12<f=b>12</f>", False),
+        ('"a"', False),
+        ("hello", False),
+    ]:
+        assert compiler.is_complete(constraint, text) == expected, text
+    with pytest.raises(UnusableConstraint, match="false"):
+        compiler.check(tag(required=True, otherwise=False))
+
+
 def test_a_structural_tag_leaves_text_free_and_holds_structures_to_their_schemas(compiler):
     free, one, several = tag(), tag(required=True), tag(required=True, many=True)
     for text, expected in [

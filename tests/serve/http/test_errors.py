@@ -1,11 +1,13 @@
 import json
 
 import pytest
+from starlette.testclient import TestClient
 
 from headrace.core.events import Finished
 from headrace.core.request import FinishReason, RejectReason
 from headrace.core.tenancy.gate import Reject
 from headrace.serve.http import errors
+from tests.serve.http.conftest import build_house
 
 
 def test_every_error_has_openais_shape():
@@ -86,3 +88,11 @@ def test_a_route_that_an_option_adds_names_the_option(house, path):
 
 def test_a_route_that_only_begins_like_one_is_not_found(house):
     assert house.client.post("/v1/embeddingss").json()["error"]["code"] == "route_not_found"
+
+
+@pytest.mark.parametrize("path", ["/v1/files/a%2Fb", "/v1/files/a%2Fb/content", "/v1/batches/a%2Fb"])
+def test_a_path_below_an_optional_route_that_the_server_has_is_not_found(tmp_path, path):
+    _, app = build_house({"batch_path": tmp_path})
+    with TestClient(app) as client:
+        answer = client.get(path)
+    assert (answer.status_code, answer.json()["error"]["code"]) == (404, "route_not_found")

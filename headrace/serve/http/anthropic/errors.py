@@ -13,7 +13,7 @@ from starlette.datastructures import Headers
 from starlette.responses import Response
 
 from headrace.serve.auth.access import route_path
-from headrace.serve.http.errors import ApiError
+from headrace.serve.http.errors import DEADLINE, ApiError
 
 SPEAKS = "anthropic-version"
 """The header by which Anthropic's clients are known on routes that both APIs have."""
@@ -25,6 +25,7 @@ _TYPES = {
     404: "not_found_error",
     413: "request_too_large",
     429: "rate_limit_error",
+    408: "timeout_error",
     504: "timeout_error",
     529: "overloaded_error",
 }
@@ -38,11 +39,15 @@ def speaks_anthropic(scope: MutableMapping[str, Any], headers: Headers) -> bool:
 
 def error_body(error: ApiError, request_id: str | None = None) -> tuple[int, bytes]:
     """The status and the JSON of an error."""
-    status = _STATUSES.get(error.status, error.status)
+    own_deadline = error.status == 408 and error.param == DEADLINE  # missed by what the client asked for
+    status = 408 if own_deadline else _STATUSES.get(error.status, error.status)
     kind = _TYPES.get(status, "invalid_request_error" if status < 500 else "api_error")
     if error.status == 504:  # nothing is cached, and the client forbade computing
         kind = "not_found_error"
-    shown = {"type": "error", "error": {"type": kind, "message": str(error)}}
+    inner: dict[str, Any] = {"type": kind, "message": str(error)}
+    if error.details is not None:
+        inner["details"] = error.details
+    shown: dict[str, Any] = {"type": "error", "error": inner}
     return status, json.dumps(shown | ({"request_id": request_id} if request_id else {})).encode()
 
 

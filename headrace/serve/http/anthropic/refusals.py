@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from headrace.serve.http.errors import not_supported
+from headrace.serve.http.errors import ApiError, not_supported
 from headrace.serve.http.generation.unsupported import NotYet, without
 
 MESSAGES: NotYet = {
@@ -21,6 +21,7 @@ MESSAGES: NotYet = {
     "inference_geo": (),
     "mcp_servers": ([],),
     "speed": ("standard",),
+    "thread": (),
     "user_profile_id": (),
     "workspace_id": (),
 }
@@ -48,6 +49,8 @@ def refuse(body: Mapping[str, Any]) -> dict[str, Any]:
     Raises:
         ApiError: it asks for what is not supported.
     """
+    if body.get("thread") is not None:
+        raise thread_unsupported()
     kept = without(body, MESSAGES, "")
     tools = kept.get("tools")
     if isinstance(tools, list):
@@ -58,6 +61,16 @@ def refuse(body: Mapping[str, Any]) -> dict[str, Any]:
             _blocks(message.get("content"), f"messages[{number}].content")
     _blocks(kept.get("system"), "system")
     return kept
+
+
+def thread_unsupported() -> ApiError:
+    """400: the client wants the server to hold the conversation.
+
+    By the details of this error Anthropic's clients know that they must send the whole one.
+    """
+    details = {"error_code": "thread_unsupported_request", "unsupported": ["thread"]}
+    message = "thread is not supported yet: send the whole conversation"
+    return ApiError(400, message, param="thread", code="unsupported_parameter", details=details)
 
 
 def _tool(tool: object, path: str) -> object:

@@ -85,7 +85,7 @@ class Computing:
             ApiError: it has no text or two, or its messages cannot be rendered, or it is too long.
         """
         if (prefix.prompt is None) == (prefix.messages is None):
-            raise invalid("a prefix needs either a prompt or messages", "prefixes")
+            raise invalid("a prefix needs either a prompt or messages")
         if prefix.prompt is not None:
             tokens = await self._model.encode(prefix.prompt, add_special_tokens=True)
         else:
@@ -93,8 +93,7 @@ class Computing:
             tokens = await self._model.encode(await render(self._model, opening), add_special_tokens=False)
         if len(tokens) >= self._model.max_model_len:
             raise invalid(
-                f"a prefix of {len(tokens)} tokens leaves no room within --max-model-len {self._model.max_model_len}",
-                "prefixes",
+                f"a prefix of {len(tokens)} tokens leaves no room within --max-model-len {self._model.max_model_len}"
             )
         return tokens
 
@@ -151,8 +150,12 @@ class Warm:
             raw = json.dumps(each.body).encode()
             self._check(each.url, raw, f"requests[{number}].body")
             questions.append(Recorded(each.url, caller.key_id, caller.tenant_header, raw))
+        for number, prefix in enumerate(body.prefixes):
+            try:
+                await self._computing.prefix_tokens(prefix)
+            except ApiError as error:
+                raise _within(error, f"prefixes[{number}]") from None
         for prefix in body.prefixes:
-            await self._computing.prefix_tokens(prefix)
             raw = prefix.model_dump_json(exclude_none=True).encode()
             await self._warmer.keep_warm(
                 tenant(caller.key_id, caller.tenant_header, prefix.user),
@@ -178,4 +181,9 @@ class Warm:
         try:
             self._model.check_name(parse(raw, *form).model)
         except ApiError as error:
-            raise invalid(f"{param}: {error}", f"{param}.{error.param}" if error.param else param) from None
+            raise _within(error, param) from None
+
+
+def _within(error: ApiError, place: str) -> ApiError:
+    """400: an error of a request or prefix that stands at ``place`` in the body."""
+    return invalid(f"{place}: {error}", f"{place}.{error.param}" if error.param else place)

@@ -212,7 +212,7 @@ class Call:
     def _check(self, choice: Choice, finished: Finished) -> None:
         if finished.reason is FinishReason.FAILED:
             logger.error("request %s failed: %s", finished.request_id, finished.message)
-        error = of_finish(finished, self._seconds)
+        error = of_finish(finished, self._seconds, own_deadline=choice.request.deadline is not None)
         if self._aborted and finished.reason is FinishReason.CANCELLED:
             error = aborted()
         if error is not None and not choice.stopped_by_text:
@@ -287,7 +287,7 @@ async def open_call(
     try:
         answer = await recall.open(questions, interval=_interval(model, body))
     except Refused as refused:
-        raise turned_away(refused.verdict, rate_headers(refused.rooms)) from None
+        raise turned_away(refused.verdict, rate_headers(refused.rooms), _multiple(prompts, choices)) from None
     except NotCached:
         raise not_cached() from None
     seconds = request_timeout if urgent.seconds is None else urgent.seconds
@@ -295,6 +295,13 @@ async def open_call(
     if caller.exchange is not None:
         caller.exchange.call = call
     return call
+
+
+def _multiple(prompts: Sequence[Prompt], choices: Sequence[Choice]) -> str | None:
+    """The field by which a call has several sequences."""
+    if len(prompts) > 1:
+        return "prompt"
+    return "n" if len(choices) > 1 else None
 
 
 def _request(model: ServedModel, body: Generation, prompt: Prompt, urgent: Scheduling, now: float) -> Request:

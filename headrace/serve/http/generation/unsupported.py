@@ -60,6 +60,7 @@ MESSAGE: NotYet = {
     "annotations": ([],),
 }
 _ROLES = ("function",)
+_ECHOED = frozenset({"role", "reasoning", "reasoning_content", "tool_calls"})
 
 
 def refuse_unsupported(body: Mapping[str, Any], not_yet: NotYet) -> dict[str, Any]:
@@ -86,7 +87,21 @@ def _message(message: object, path: str) -> object:
         kind = part.get("type") if isinstance(part, dict) else None
         if isinstance(kind, str) and kind != "text":
             raise not_supported(f"{path}.content[{i}].type", f"Content of type {kind!r}")
+    if role == "assistant" and isinstance(content, list):
+        message = message | {
+            "content": [_part(part, f"{path}.content[{i}].") for i, part in enumerate(content)]
+        }
     return without(message, MESSAGE, f"{path}.")
+
+
+def _part(part: object, path: str) -> object:
+    """A part of the assistant's message without what a client has copied into it from the message around it.
+
+    OpenAI's agents for node send a text of an earlier answer with all other fields of that answer.
+    """
+    if not isinstance(part, dict) or part.get("role") != "assistant":
+        return part
+    return {name: value for name, value in without(part, MESSAGE, path).items() if name not in _ECHOED}
 
 
 def without(body: Mapping[str, Any], not_yet: NotYet, path: str) -> dict[str, Any]:

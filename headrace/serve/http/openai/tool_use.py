@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
-from headrace.core.constraint import UnusableConstraint, settled
+from headrace.core.constraint import Constraint, ConstraintKind, UnusableConstraint, settled
 from headrace.core.request import SamplingParams
 from headrace.serve.http import structured
 from headrace.serve.http.errors import invalid
@@ -48,7 +48,8 @@ def check_choice(dialect: Dialect, body: ChatBody) -> None:
             "tools",
             "unsupported_parameter",
         )
-    if demands_call(body) and (field := structured.demand(body)) is not None:
+    field = structured.demand(body)
+    if demands_call(body) and field not in (None, "response_format"):
         raise invalid(f"tool_choice and {field} cannot both demand what the answer is", "tool_choice")
 
 
@@ -60,13 +61,15 @@ def demands_call(body: ChatBody) -> bool:
 def with_tools(params: SamplingParams, dialect: Dialect, body: ChatBody, prompt: str) -> SamplingParams:
     """``params`` with the constraint that ``tools`` and ``tool_choice`` put on the answer to ``prompt``.
 
-    A constraint that ``params`` already have stays: no call can occur in such an answer.
+    A demanded call has no text, so ``response_format`` says nothing about it. Otherwise an answer has the form that
+    ``params`` already demand, or calls tools.
 
     Raises:
         ApiError: it cannot be enforced.
     """
-    if params.structured_outputs is not None:
-        return params
+    stated = params.structured_outputs
+    if stated is not None and not demands_call(body):
+        return replace(params, structured_outputs=or_calls(stated, dialect, body))
     found = tool_constraint(dialect, body, prompt)
     if found is None:
         return params
@@ -75,6 +78,24 @@ def with_tools(params: SamplingParams, dialect: Dialect, body: ChatBody, prompt:
     except UnusableConstraint as error:
         raise structured.refused(error, "tools", None) from None
     return replace(params, structured_outputs=after(made, found.after) if found.after else made)
+
+
+def or_calls(stated: Constraint, dialect: Dialect, body: ChatBody) -> Constraint:
+    """``stated``, or calls of the tools: by ``response_format`` an answer that calls no tool is JSON.
+
+    It is ``stated`` alone where calls cannot be told from text, and for constraints of other fields.
+    """
+    json_text = body.response_format is not None and stated.kind is ConstraintKind.JSON
+    if not json_text or not body.tools or body.tool_choice == "none":
+        return stated
+    written = dialect.tools(body.chat_template)
+    parallel = body.parallel_tool_calls is not False
+    try:
+        tag = constraint_for_tools(body.tools, "required", written, parallel=parallel)
+        schema = json.loads(stated.source)
+    except (NotEnforceable, ValueError):
+        return stated
+    return stated if tag is None else settled({"structural_tag": tag | {"otherwise": schema}})
 
 
 class ToolConstraint(NamedTuple):

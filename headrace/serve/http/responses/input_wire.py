@@ -90,9 +90,21 @@ class ReasoningItem(Wire):
     status: Status | None = None
 
 
+SentItem = MessageItem | FunctionCallItem | FunctionCallOutputItem | ReasoningItem
+
+
+class ItemReference(Wire):
+    """An output item of a stored response, by its id."""
+
+    type: Literal["item_reference"] | None = None
+    id: Id
+
+
 def _kind(value: Any) -> str | None:
     if isinstance(value, dict):
         kind = value.get("type", "message")
+        if value.get("type") is None and "id" in value and "role" not in value:
+            kind = "item_reference"
         return FORM_MARK + kind if isinstance(kind, str) else None
     return None
 
@@ -101,7 +113,8 @@ Item = Annotated[
     Annotated[MessageItem, Tag(FORM_MARK + "message")]
     | Annotated[FunctionCallItem, Tag(FORM_MARK + "function_call")]
     | Annotated[FunctionCallOutputItem, Tag(FORM_MARK + "function_call_output")]
-    | Annotated[ReasoningItem, Tag(FORM_MARK + "reasoning")],
+    | Annotated[ReasoningItem, Tag(FORM_MARK + "reasoning")]
+    | Annotated[ItemReference, Tag(FORM_MARK + "item_reference")],
     Discriminator(_kind, custom_error_type="item_type", custom_error_message="must be an input item"),
 ]
 

@@ -9,29 +9,36 @@ from typing import Any
 from headrace.serve.http.responses.input_wire import (
     FunctionCallItem,
     FunctionCallOutputItem,
-    Item,
     MessageItem,
     ReasoningItem,
+    SentItem,
     TextContent,
 )
+
+RESPONSE_PREFIX = "resp_"
 
 Stored = dict[str, Any]
 """An item as it is stored and returned."""
 
 
 def new_id(prefix: str) -> str:
-    """A new id for an item."""
+    """A new id for an input item."""
     return f"{prefix}_{secrets.token_hex(12)}"
 
 
-def stored_items(given: str | Sequence[Item]) -> list[Stored]:
+def item_id(prefix: str, response_id: str, index: int) -> str:
+    """The id of an output item: ``prefix`` says what it is, ``index`` is its place in the response."""
+    return f"{prefix}_{response_id.removeprefix(RESPONSE_PREFIX)}_{index}"
+
+
+def stored_items(given: str | Sequence[SentItem]) -> list[Stored]:
     """The input of a request, each item with an id."""
     if isinstance(given, str):
         return [_message(MessageItem(role="user", content=given, phase=None))]
     return [_stored(item) for item in given]
 
 
-def _stored(item: Item) -> Stored:
+def _stored(item: SentItem) -> Stored:
     match item:
         case MessageItem():
             return _message(item)

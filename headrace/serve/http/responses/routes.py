@@ -22,8 +22,9 @@ from headrace.serve.http.replies import StreamedAnswer, WholeAnswer, writer_of
 from headrace.serve.http.responses import resource
 from headrace.serve.http.responses.background import BackgroundResponses
 from headrace.serve.http.responses.conversation import chat_body, own_names
-from headrace.serve.http.responses.items import Stored, stored_items
+from headrace.serve.http.responses.items import RESPONSE_PREFIX, Stored
 from headrace.serve.http.responses.kept_answer import KeptAnswer
+from headrace.serve.http.responses.references import input_items
 from headrace.serve.http.responses.refusals import RESPONSES
 from headrace.serve.http.responses.store import BrokenChain, Record, ResponseStore
 from headrace.serve.http.responses.wire import ResponsesBody
@@ -79,12 +80,12 @@ class ResponsesApi:
         self._model.check_name(body.model)
         _check(body)
         caller: Caller = request.scope[CALLER]
-        items = stored_items(body.input)
+        items = await input_items(self._store, _owner(caller), body.input)
         context = await self._context(caller, body.previous_response_id)
         with own_names():
             chat = chat_body(body, context, items)
             call = await open_chat(
-                self._recall, self._model, chat, caller, self._request_timeout, id_prefix="resp_"
+                self._recall, self._model, chat, caller, self._request_timeout, id_prefix=RESPONSE_PREFIX
             )
         writer = writer_of(call, lambda: ResponseWriter(call, body, self._keeper(call, body, items)))
         self._notes.put(call, body.metadata)

@@ -23,7 +23,7 @@ class ResponseWriter:
         self._call = call
         self._body = body
         self._keep = keep
-        self._output = Output()
+        self._output = Output(call.id)
         reading = call.prompts[0].reading
         self._reader = None if reading is None else reading.open()
         self._number = 0

@@ -199,3 +199,14 @@ def test_no_mutation_of_a_valid_body_is_an_error_of_the_server(house):
         assert house.client.post(COUNT, json=body).status_code < 500, body
     assert counts[200] > 50
     assert counts[400] > 200
+
+
+@pytest.mark.parametrize("thread", [{"type": "create"}, {"type": "continue", "previous_message_id": "msg_1"}])
+def test_a_thread_is_refused_so_that_clients_send_the_whole_conversation(house, thread):
+    answer = house.client.post(PATH, json={"messages": HI, "max_tokens": 5, "thread": thread})
+    assert answer.status_code == 400
+    error = answer.json()["error"]
+    assert error["details"] == {"error_code": "thread_unsupported_request", "unsupported": ["thread"]}
+    assert "thread" in error["message"]
+    none = house.client.post(PATH, json={"messages": HI, "max_tokens": 5, "thread": None})
+    assert none.status_code == 200

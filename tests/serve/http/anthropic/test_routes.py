@@ -86,3 +86,15 @@ def test_the_response_cache_serves_messages(house):
     chat = {"messages": HI, "temperature": 0, "max_tokens": 200}
     answer = house.client.post("/v1/chat/completions", json=chat)
     assert answer.headers["X-Headrace-Cache"].startswith("hit")
+
+
+@said("one two three four five six seven eight nine ten", step_seconds=0.02)
+def test_a_missed_deadline_of_its_own_is_no_error_of_the_server(house):
+    answer = house.client.post(PATH, json={"messages": HI, "max_tokens": 50, "deadline_ms": 50})
+    assert (answer.status_code, answer.json()["error"]["type"]) == (408, "timeout_error")
+
+
+@said("one two three four five six seven eight nine ten", step_seconds=0.05, request_timeout=0.2)
+def test_a_timeout_of_the_server_is_504(house):
+    answer = house.client.post(PATH, json={"messages": HI, "max_tokens": 50})
+    assert (answer.status_code, answer.json()["error"]["type"]) == (504, "timeout_error")

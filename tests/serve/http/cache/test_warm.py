@@ -80,10 +80,14 @@ def test_a_prefix_of_one_tenant_is_unknown_to_another(house):
         ({"requests": [LINE, {**LINE, "body": CHAT | {"tools": [{}]}}]}, "requests[1].body.tools[0].type"),
         ({"requests": [{**LINE, "url": "/v1/embeddings"}]}, "requests[0].url"),
         ({"requests": [{**LINE, "method": "GET"}]}, "requests[0].method"),
-        ({"prefixes": [{}]}, "prefixes"),
-        ({"prefixes": [{"prompt": "a", "messages": [SYSTEM]}]}, "prefixes"),
+        ({"prefixes": [{}]}, "prefixes[0]"),
+        (
+            {"prefixes": [{"prompt": "a"}, {"messages": [{"role": "user"}]}]},
+            "prefixes[1].messages[0].content",
+        ),
+        ({"prefixes": [{"prompt": "a", "messages": [SYSTEM]}]}, "prefixes[0]"),
         ({"prefixes": [{"prompt": "a", "retention": 101}]}, "prefixes[0].retention"),
-        ({"prefixes": [{"prompt": "long " * 1000}]}, "prefixes"),
+        ({"prefixes": [{"prompt": "long " * 1000}]}, "prefixes[0]"),
         ({"everything": True}, "everything"),
     ],
 )

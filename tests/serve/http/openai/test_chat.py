@@ -174,3 +174,20 @@ def test_a_template_variable_with_a_name_of_ours_is_refused(house, name):
 def test_a_template_that_spells_half_a_character_is_refused(house):
     answer = ask(house, chat_template="{{ '\\ud800' }}")
     assert (answer.status_code, answer.json()["error"]["param"]) == (400, "chat_template")
+
+
+@pytest.mark.parametrize("options", [{"max_model_len": 800}], indirect=True)
+def test_a_text_part_may_repeat_the_fields_of_its_message(house):
+    message = ask(house).json()["choices"][0]["message"]
+    rest = {name: value for name, value in message.items() if name != "content"}
+    rest |= {"reasoning_content": "Hm.", "reasoning": "Hm.", "tool_calls": [], "annotations": []}
+
+    def again(part):
+        echoed = {"role": "assistant", "content": [{"type": "text", "text": message["content"]} | part]}
+        return ask(house, messages=[*HI, echoed, *HI])
+
+    assert again(rest).json()["usage"]["prompt_tokens"] == again({}).json()["usage"]["prompt_tokens"]
+    for part in ({"refusal": "no", "role": "assistant"}, {"mood": 1, "role": "assistant"}, {"role": "user"}):
+        answer = again(part)
+        assert answer.status_code == 400
+        assert answer.json()["error"]["param"] == f"messages[1].content[0].{next(iter(part))}"

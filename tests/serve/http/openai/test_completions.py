@@ -190,3 +190,12 @@ def test_sampling_parameters_have_openais_ranges_and_errors_name_the_limit(house
         assert error["param"] == field
         assert f"{high:g}" in error["message"]
         assert f"{value:g}" in error["message"]
+
+
+@pytest.mark.parametrize(
+    ("body", "param"), [({"prompt": ["a"] * 100}, "prompt"), ({"prompt": "a", "n": 100}, "n")]
+)
+def test_a_call_that_could_never_wait_names_the_field_that_makes_it_large(house, body, param):
+    answer = house.client.post("/v1/completions", json=body)
+    assert answer.status_code == 400
+    assert answer.json()["error"]["param"] == param

@@ -304,7 +304,7 @@ def test_a_cached_answer_has_the_same_calls_with_ids_of_their_own(house):
         ({"tool_choice": {"type": "allowed_tools"}}, "tool_choice.type"),
         ({"tool_choice": {"type": "function", "function": {"name": "other"}}}, "tool_choice"),
         ({"tool_choice": "required", "tools": []}, "tool_choice"),
-        ({"tool_choice": "required", "response_format": {"type": "json_object"}}, "tool_choice"),
+        ({"tool_choice": "required", "guided_json": {"type": "object"}}, "tool_choice"),
         (
             {
                 "tool_choice": {"type": "function", "function": {"name": "get_time"}},
