@@ -48,7 +48,6 @@ class BudgetedDrafter:
         budget: chooses how much is verified.
         costs: by name of a costly proposer, the time of drafting one token for some rows, as a share of the target's
             time for a step of these rows.
-        confidence_kept: also verify what a proposer is less sure of than this (a probability).
     """
 
     def __init__(
@@ -77,7 +76,9 @@ class BudgetedDrafter:
             due = [row for row, life in enumerate(lives) if every or life.due(name)]
             self._propose(proposer, due, asks, lives, best)
         for source in self._costly:
-            chosen = source.worth(asks, [each.expected if each else 0.0 for each in best], load, self._budget.fixed)
+            chosen = source.worth(
+                asks, [each.expected if each else 0.0 for each in best], load, self._budget.fixed
+            )
             rows = [row for row, most in enumerate(chosen) if most]
             cut = [ask._replace(most=min(ask.most, most)) for ask, most in zip(asks, chosen, strict=True)]
             self._propose(source.proposer, rows, cut, lives, best)
@@ -125,15 +126,14 @@ class BudgetedDrafter:
             estimates = self._acceptance.estimate(name, request.tenant, request.id, proposal.confidences)
             survivals = tuple(accumulate(estimates, mul))
             lives[row].open[name] = (len(ask.tokens), proposal)
-            now = Estimated(
-                Proposal(proposal.tokens, estimates, name), survivals, sum(survivals[ask.ahead :])
-            )
+            expected = sum(survivals[ask.ahead :])
             held = best[row]
-            if held is None or now.expected > held.expected:
-                best[row] = now
-                now, held = held, now  # the one that is not used rests
-            if now is not None:
-                lives[row].rest(now.proposal.source, LONGEST_REST_BEHIND)
+            if held is not None and expected <= held.expected:
+                lives[row].rest(name, LONGEST_REST_BEHIND)
+                continue
+            if held is not None:
+                lives[row].rest(held.proposal.source, LONGEST_REST_BEHIND)
+            best[row] = Estimated(Proposal(proposal.tokens, estimates, name), survivals, expected)
 
     def _cut(
         self,
@@ -168,7 +168,9 @@ class _Life:
     __slots__ = ("open", "rests")
 
     def __init__(self) -> None:
-        self.open: dict[str, tuple[int, Proposal]] = {}  # by source: known tokens at its last proposal, and that
+        self.open: dict[
+            str, tuple[int, Proposal]
+        ] = {}  # by source: known tokens at its last proposal, and that
         self.rests: dict[str, tuple[int, int]] = {}  # by source: steps left, and the length of this rest
 
     def due(self, source: str) -> bool:

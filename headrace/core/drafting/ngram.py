@@ -102,7 +102,9 @@ class _Index:
         if last <= self.end:
             return
         while len(self._heads) < last:
-            self._heads.extend(self._heads)  # a bucket becomes two with the same places, which are compared anyway
+            self._heads.extend(
+                self._heads
+            )  # a bucket becomes two with the same places, which are compared anyway
         heads, earlier, mask = self._heads, self._earlier, len(self._heads) - 1
         first = self.end - self._size
         grams = zip(*(tokens[first + at : last - self._size + at] for at in range(self._size)), strict=True)

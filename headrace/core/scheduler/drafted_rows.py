@@ -52,7 +52,9 @@ class DraftedRows:
             proposals = self._drafter.draft(asks, load)
             for row, ask, proposal in zip(rows, asks, proposals, strict=True):
                 if proposal is not None:
-                    budget -= self._add(step, row, proposal, min(ask.most, budget + step.sequences[row].pending - 1))
+                    budget -= self._add(
+                        step, row, proposal, min(ask.most, budget + step.sequences[row].pending - 1)
+                    )
         except Exception as error:
             self._fail(error)
         if step.drafts:

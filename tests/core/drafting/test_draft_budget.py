@@ -174,7 +174,9 @@ def test_targets_hold_in_random_steps(seed: int) -> None:
     chosen = [choice.tokens for choice in DraftBudget().choose(offers, step)]
     base = known.predict(step.rows, step.tokens, step.contexts)
     seconds = base + sum(
-        0.0005 + 1e-7 * (offer.context + at) for offer, n in zip(offers, chosen, strict=True) for at in range(n)
+        0.0005 + 1e-7 * (offer.context + at)
+        for offer, n in zip(offers, chosen, strict=True)
+        for at in range(n)
     )
     for offer, count in zip(offers, chosen, strict=True):
         limit = TPOT_SHARE * offer.tpot_seconds
