@@ -16,8 +16,9 @@ class StepWork(NamedTuple):
 
     ``tokens`` are the positions computed, ``contexts`` the sum over them of the positions that each attends to,
     ``read_tokens`` the positions whose keys and values are read (once a row, however many tokens it has), and
-    ``samples`` the tokens drawn: a row with drafts draws one more for each. ``copies`` are blocks copied on the device, ``transfers`` blocks that
-    cross to or from the host; copies to and from the disk run in parallel and are not part of a step.
+    ``samples`` the tokens drawn: a row with drafts draws one more for each. ``copies`` are blocks copied on the device,
+    ``transfers`` blocks that cross to or from the host; copies to and from the disk run in parallel and are not part of
+    a step.
     """
 
     rows: int
@@ -53,4 +54,6 @@ def added_up(rows: Sequence[tuple[Any, ...]], moves: Iterable[Move]) -> StepWork
         ends = {move.source_tier, move.target_tier}
         copies += ends == _DEVICE
         transfers += ends == _ACROSS
-    return StepWork(len(lengths), tokens, contexts, read, sum(samples) + sum(map(len, drafts)), copies, transfers)
+    return StepWork(
+        len(lengths), tokens, contexts, read, sum(samples) + sum(map(len, drafts)), copies, transfers
+    )

@@ -1,0 +1,36 @@
+"""Two ways, one answer: with a drafter that lies, every request gets the tokens that it gets without drafts."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from headrace.core.events import Preempted, Verified
+from tests.parity.drafted_runs import check_same, liar, random_requests, serve
+
+WAYS: list[dict[str, Any]] = [
+    {},
+    {"batched_tokens": 11},
+    {"overlap": 1},
+    {"overlap": 3, "batched_tokens": 9},
+    {"blocks": 26},
+    {"blocks": 26, "overlap": 1, "prefix_caching": False},
+]
+BATCH = 60
+
+
+@pytest.mark.parametrize("way", WAYS, ids=str)
+def test_drafts_change_no_answer(way, pytestconfig):
+    count = max(BATCH, pytestconfig.getoption("--lives") // 5)
+    for seed in range(0, count // len(WAYS), BATCH):
+        todo = random_requests(seed, BATCH)
+        plain = serve(todo, **way)
+        drafter = liar(plain, seed)
+        drafted = serve(todo, drafter, **way)
+        check_same(plain, drafted)
+        told = [event for event in drafted.events if isinstance(event, Verified)]
+        assert sum(event.drafted for event in told) == drafter.drafted > 100
+        assert sum(event.accepted for event in told) == drafter.accepted > 50
+        if "blocks" in way:
+            assert any(isinstance(event, Preempted) for event in drafted.events)
