@@ -44,7 +44,7 @@ class DraftedRows:
             most = min(sequence.finish_length - len(sequence.tokens) - 1, budget + ahead)
             if most > ahead:
                 rows.append(row)
-                asks.append(DraftAsk(sequence.request, sequence.tokens, most))
+                asks.append(DraftAsk(sequence.request, sequence.tokens, most, ahead))
         if not asks:
             return
         load = StepLoad(len(step.rows), step.tokens, step.contexts, budget, times)
