@@ -72,7 +72,7 @@ class ResponseCacheOptions:
         int,
         Field(
             ge=0,
-            description="Memory for past outputs, from which likely continuations are proposed; 0 keeps none.",
+            description="Memory for past outputs, from which speculative decoding proposes drafts; 0 keeps none.",
             json_schema_extra=BYTES,
         ),
     ] = 64 << 20
