@@ -92,7 +92,7 @@ class SemanticOptions:
         Literal["off", "shadow", "draft", "serve"],
         Field(
             description="Use of a similar request's cached response. shadow: only record what would be served; "
-            "serve: return it; draft: not available yet."
+            "serve: return it; draft: propose it to speculative decoding, which changes no response."
         ),
     ] = "off"
     semantic_calibration: Annotated[

@@ -132,7 +132,7 @@ class CacheLookup:
             flight = self._flights.followed(ask) or leading.get(ask.key)
             layers.append(Layer.COALESCED)
             if flight is None:
-                flight = self._flights.make(ask, question, _grouped(ask.request, hit))
+                flight = self._flights.make(ask, question, _informed(ask.request, hit))
                 layers[-1] = Layer.PARTIAL if flight.tokens else None
                 begun.append(flight)
                 if ask.allowed.coalesce:
@@ -355,10 +355,10 @@ class CacheLookup:
         if served is not None and served.key == flight.ask.key:
             self._served[name] = served._replace(source=key)
 
-    def _renew_early(self, question: LookupRequest) -> None:
+    def _renew_early(self, question: LookupRequest, draft: tuple[int, ...]) -> None:
         if self._renewing >= RENEWALS:
             return
-        request = replace(question.request, id=f"{question.request.id}~renewed")
+        request = replace(question.request, id=f"{question.request.id}~renewed", cached_answer=draft)
         try:
             flight = self.renew(question._replace(request=request), anew=True)
         except (Refused, InvalidParameter):  # it is being renewed already
@@ -375,6 +375,9 @@ class CacheLookup:
         answer.tell(index, Finished(request.id, why, len(request.tokens), 0, 0))
 
 
-def _grouped(request: Request, miss: Miss) -> Request:
-    """``request``, grouped with similar ones unless it names a group itself."""
-    return replace(request, affinity=miss.near) if miss.near and not request.affinity else request
+def _informed(request: Request, miss: Miss) -> Request:
+    """``request`` with the draft that was found, and grouped with similar ones unless it names a group itself."""
+    affinity = request.affinity or miss.near
+    if affinity == request.affinity and not miss.draft:
+        return request
+    return replace(request, affinity=affinity, cached_answer=miss.draft)
