@@ -48,10 +48,11 @@ class ScriptedRunner:
                 tokens.append(())
                 continue
             answer = self.reply(prompt, entry.seed)
-            first = end - len(row.drafts) - len(prompt)
+            number = end - len(row.drafts) - len(prompt)
             drawn: list[int] = []
-            for number, draft in enumerate((*row.drafts, None), first):
+            for draft in (*row.drafts, None):
                 drawn.append(answer[number] if number < len(answer) else self.end_token)
+                number += 1
                 if drawn[-1] != draft:
                     break
             tokens.append(tuple(drawn))

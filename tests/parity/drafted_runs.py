@@ -65,7 +65,9 @@ CONSTRAINTS: list[dict[str, Any]] = [
 def decoder(kernels: str = "torch", sharp: float = 12.0) -> Decoder:
     spec = parse_config(CONFIG)
     weights = dummy_weights(spec, torch.float32, DEVICE, 4)
-    weights.head.mul_(sharp)  # far from uniform: rounding in a differently shaped batch must not decide a token
+    weights.head.mul_(
+        sharp
+    )  # far from uniform: rounding in a differently shaped batch must not decide a token
     return Decoder(spec, weights, select(kernels, DEVICE), MAX_LEN)
 
 
@@ -225,6 +227,4 @@ def check_same(plain: Run, drafted: Run) -> None:
             assert [(s.token, s.rank) for s in mine] == [(s.token, s.rank) for s in yours], name
             for one, two in zip(mine, yours, strict=True):
                 assert abs(one.logprob - two.logprob) < 1e-3
-                assert all(
-                    abs(x - y) < 1e-3 for (_, x), (_, y) in zip(one.top, two.top, strict=True)
-                ), name
+                assert all(abs(x - y) < 1e-3 for (_, x), (_, y) in zip(one.top, two.top, strict=True)), name

@@ -69,7 +69,7 @@ class DraftedRows:
         if count <= 0:
             return 0
         part = slice(first, first + count)
-        cut = Proposal(tuple(tokens[part]), tuple(proposal.confidences[part]), proposal.source)
+        cut = proposal._replace(tokens=tuple(tokens[part]), confidences=tuple(proposal.confidences[part]))
         slot, start, _, blocks, *_ = step.rows[row]
         missing = blocks_needed(start + 1 + count, self._running.pages.pool.block_size) - len(sequence.table)
         if missing > 0:
