@@ -6,8 +6,8 @@ it needs.
 - `model`: a loaded model: weights, memory, runner and engine.
 - `tiers`: host memory and disk below the device.
 - `tenants`: tenants and classes of service from their file.
-- `cache`: the response caches. `semantic`: the semantic cache.
-- `warming`: the request history and cache warming.
+- `drafting`: the drafter of speculative decoding.
+- `caching`: the response caches and cache warming.
 - `recording`: recordings of the engine's decisions.
 - `server`: the HTTP server in front of a loaded model. `reload`: new keys and tenants without a restart.
 - `observability`: logs and traces.
