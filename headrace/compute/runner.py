@@ -265,7 +265,9 @@ class LocalRunner:
         scored: list[int] = []
         for begin in range(0, len(lines.rows), self._most_logits):
             part = slice(begin, begin + self._most_logits)
-            some, own = lines.part(part), None if allowed is None else allowed.part(begin, part.stop)
+            whole = len(lines.rows) <= self._most_logits
+            some = lines if whole else lines.part(part)
+            own = allowed if whole or allowed is None else allowed.part(begin, part.stop)
             logits = self._logits(hidden[part])
             drawn = self._draw(logits, some, own, None if drafts is None else drafts[part], failures)
             tokens.append(drawn)

@@ -13,7 +13,7 @@ computed where the tokens are: the host need not wait for them.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -72,12 +72,18 @@ class Lines(NamedTuple):
 
         A fault after a draft does not count: the token at its place is drawn again in another step, and fails there.
         """
-        drafts, first, later = upload(
-            drawn.device, self.drafts, np.arange(len(self.rows)) - self.offsets, self.offsets
-        )
-        wrong = drawn != drafts
-        before = wrong.cumsum(0) - wrong.long()
-        return (before == before[first]) & ((drawn >= 0) | (later == 0))
+        known = (self.drafts, np.arange(len(self.rows)) - self.offsets, self.offsets)
+        if drawn.device.type == "cpu":  # small arrays take numpy a fraction of the time
+            return torch.from_numpy(_counting(drawn.numpy(), *known))
+        counting: torch.Tensor = _counting(drawn, *upload(drawn.device, *known))
+        return counting
+
+
+def _counting(drawn: Any, drafts: Any, first: Any, offsets: Any) -> Any:
+    """`Lines.counting` of arrays, or of tensors; ``first`` is the first line of each line's row."""
+    wrong = (drawn != drafts) * 1
+    before = wrong.cumsum(0) - wrong
+    return (before == before[first]) & ((drawn >= 0) | (offsets == 0))
 
 
 def drafted(rows: Sequence[Row], vocab_size: int) -> Ints:
