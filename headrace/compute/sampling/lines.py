@@ -32,7 +32,7 @@ class Lines(NamedTuple):
 
     ``rows`` are indices of the plan's rows. ``positions`` are the places of the tokens to draw in their sequences,
     ``offsets`` the drafts of the row before them. ``drafts`` are the drafts at these places: `NO_DRAFT` in the last
-    line of a row.
+    line of a row. ``verifies`` says whether any row has drafts.
     """
 
     rows: Ints
@@ -40,15 +40,12 @@ class Lines(NamedTuple):
     positions: Ints
     offsets: Ints
     drafts: Ints
-
-    @property
-    def verifies(self) -> bool:
-        """Whether any row has drafts."""
-        return bool(self.offsets.any())
+    verifies: bool
 
     def part(self, some: slice) -> Lines:
         """Some of the lines."""
-        return Lines(*(column[some] for column in self))
+        rows, slots, positions, offsets, drafts, verifies = self
+        return Lines(rows[some], slots[some], positions[some], offsets[some], drafts[some], verifies)
 
     def cut(self, lengths: Mapping[int, int]) -> Lines:
         """Without the drafts of some slots after the first so many."""
@@ -59,10 +56,9 @@ class Lines(NamedTuple):
 
     def before(self) -> Ints | None:
         """The drafts before each line [L, K], `NO_DRAFT` where it has fewer than others; None if no line has any."""
-        width = int(self.offsets.max(initial=0))
-        if not width:
+        if not self.verifies:
             return None
-        places = np.arange(width)
+        places = np.arange(self.offsets.max(initial=0))
         first = np.arange(len(self.rows)) - self.offsets
         drafts = self.drafts[np.minimum(first[:, None] + places, len(self.rows) - 1)]
         return np.where(places < self.offsets[:, None], drafts, NO_DRAFT)
