@@ -6,9 +6,10 @@ it needs.
 - `model`: a loaded model: weights, memory, runner and engine.
 - `tiers`: host memory and disk below the device.
 - `tenants`: tenants and classes of service from their file.
-- `cache`: the response caches. `semantic`: the semantic cache.
+- `drafting`: the drafter of speculative decoding.
+- `caching`: the response caches and cache warming.
 - `server`: the HTTP server in front of a loaded model.
-- `operations`: logs, reloads, recordings, warming, experiments.
+- `operations`: logs, reloads, recordings, experiments.
 - `simulation`: an engine on a simulated device.
 - `quantizing`: quantizing a checkpoint and measuring its quality.
 """

@@ -17,7 +17,8 @@ from starlette.routing import Route
 from starlette.types import ASGIApp
 
 from headrace import __version__
-from headrace.build.cache import describe_caches, make_recall, prefix_sizes
+from headrace.build.caching.cache import describe_caches, make_recall, prefix_sizes
+from headrace.build.caching.warming import Warming, make_recorder, open_history
 from headrace.build.model import Loaded, close, describe, load, timed, warm_up
 from headrace.build.operations.observability import (
     SystemdLink,
@@ -31,7 +32,6 @@ from headrace.build.operations.observability import (
 from headrace.build.operations.recording import open_tape
 from headrace.build.operations.reload import Reload, read_settings
 from headrace.build.operations.tuning import make_tuning
-from headrace.build.operations.warming import Warming, make_recorder, open_history
 from headrace.build.tenants import describe_tenants
 from headrace.config import ConfigError, Options, ServerOptions, profile_line
 from headrace.core.cache.response.entry import StoreFacts
