@@ -159,7 +159,8 @@ def test_a_long_prompt_is_caught_up_in_bounded_parts_and_proposes_nothing_before
     assert all(each[0] is not None for each in found)
     assert [each[1] is None for each in found[1:]] == [True, True, True, False]
     last = found[-1][1]
-    assert last is not None and list(last.tokens) == greedy(long[1], 2)
+    assert last is not None
+    assert list(last.tokens) == greedy(long[1], 2)
 
 
 def test_requests_that_are_behind_are_caught_up_first_come_first_served() -> None:
@@ -196,7 +197,8 @@ def test_logits_that_are_not_finite_end_the_draft_of_their_row_alone() -> None:
     good[-1] = 12
     decoder.spoil[11] = float("nan")
     found = propose(model, (Request("g", (1,)), good, 1), (Request("b", (1,)), bad, 1))
-    assert found[0] is not None and list(found[0].tokens) == greedy(good, 1)
+    assert found[0] is not None
+    assert list(found[0].tokens) == greedy(good, 1)
     assert found[1] is None
     assert not warnings
 
@@ -206,7 +208,8 @@ def test_requests_beyond_the_pages_get_no_draft_until_another_one_ends() -> None
     rng = random.Random(9)
     rows = [(Request(str(i), (1,)), prompt(rng, 20), 2) for i in range(2)]
     found = propose(model, *rows)
-    assert found[0] is not None and found[1] is None
+    assert found[0] is not None
+    assert found[1] is None
     model.ended(rows[0][0], rows[0][1])
     assert propose(model, rows[1])[0] is not None
     assert not warnings
@@ -218,10 +221,12 @@ def test_requests_that_are_no_longer_asked_about_lose_their_pages_first() -> Non
     preempted, running = (Request("p", (1,)), prompt(rng, 20), 2), (Request("r", (1,)), prompt(rng, 20), 2)
     assert propose(model, preempted)[0] is not None
     found = propose(model, running)[0]
-    assert found is not None and list(found.tokens) == greedy(running[1], 2)
+    assert found is not None
+    assert list(found.tokens) == greedy(running[1], 2)
     model.ended(running[0], running[1])
     back = propose(model, preempted)[0]
-    assert back is not None and list(back.tokens) == greedy(preempted[1], 2)
+    assert back is not None
+    assert list(back.tokens) == greedy(preempted[1], 2)
 
 
 def test_equal_prefixes_are_computed_once_per_salt() -> None:
