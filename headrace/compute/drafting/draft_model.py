@@ -19,7 +19,8 @@ import numpy as np
 import torch
 
 from headrace.compute.drafting.followed import DraftPages, Followed
-from headrace.compute.drafting.forward import Decoder, Forward, Guesses, Tables
+from headrace.compute.drafting.forward import Decoder, Forward, Rows
+from headrace.compute.kernels import Drafted
 from headrace.compute.kv import PagedKV
 from headrace.core.drafting.proposal import DraftAsk, Proposal
 from headrace.core.request import Request
@@ -38,27 +39,6 @@ class _Line(NamedTuple):
     state: Followed
     length: int
     most: int  # tokens to propose; 0: it is not caught up after this call
-
-
-class _Draft:
-    """The tokens drafted for a row so far; ``survival`` is the probability that all are accepted."""
-
-    __slots__ = ("confidences", "line", "survival", "tokens")
-
-    def __init__(self, line: _Line) -> None:
-        self.line = line
-        self.tokens: list[int] = []
-        self.confidences: list[float] = []
-        self.survival = 1.0
-
-    def take(self, token: int, probability: float, least: float) -> bool:
-        """Append the next token, unless the draft ends before it; whether a further one is wanted."""
-        self.survival *= probability
-        if not self.survival >= least:  # false for NaN too
-            return False
-        self.tokens.append(token)
-        self.confidences.append(probability)
-        return len(self.tokens) < self.line.most
 
 
 class DraftModel:
@@ -117,11 +97,20 @@ class DraftModel:
         lines = self._lines(asks)
         if not lines:
             return proposals
-        for draft in self._draft(asks, lines):
-            if draft.tokens:
-                draft.line.state.drafted = draft.tokens
-                tokens, confidences = tuple(draft.tokens), tuple(draft.confidences)
-                proposals[draft.line.place] = Proposal(tokens, confidences, self.name)
+        caught_up = [line for line in lines if line.most]
+        drafted = self._compute(asks, lines, caught_up)
+        for line in lines:
+            line.state.computed += line.length
+            self.pages.register(line.state, asks[line.place].tokens)
+        if drafted is None:
+            return proposals
+        for at, (line, count) in enumerate(zip(caught_up, drafted.counts.tolist(), strict=True)):
+            tokens = tuple(drafted.tokens[at, :count].tolist())
+            line.state.computed += int(drafted.computed[at])
+            line.state.drafted = tokens
+            if tokens:
+                confidences = tuple(drafted.probabilities[at, :count].tolist())
+                proposals[line.place] = Proposal(tokens, confidences, self.name)
         return proposals
 
     def _lines(self, asks: Sequence[DraftAsk]) -> list[_Line]:
@@ -149,45 +138,24 @@ class DraftModel:
         lines.sort(key=lambda line: line.length)
         return lines
 
-    def _draft(self, asks: Sequence[DraftAsk], lines: Sequence[_Line]) -> list[_Draft]:
-        """The drafts of ``lines``: their first pass, then one pass a token while any row is confident."""
-        width = max(len(line.state.table) for line in lines)
-        tables = np.stack([line.state.row[:width] for line in lines])
-        guesses = self._first_pass(asks, lines, tables)
-        drafts = [_Draft(line) for line in lines if line.most]
-        going = list(range(len(drafts)))
-        where = np.array([row for row, line in enumerate(lines) if line.most], dtype=np.int64)
-        while guesses is not None:
-            tokens, probabilities = guesses.tokens.tolist(), guesses.probabilities.tolist()
-            on = []
-            for at, draft in enumerate(going):
-                if drafts[draft].take(tokens[at], probabilities[at], self._least_confidence):
-                    on.append(at)
-            if not on:
-                break
-            going = [going[at] for at in on]
-            if len(on) < len(where):
-                where = where[on]
-            starts = np.array([drafts[draft].line.state.computed for draft in going], dtype=np.int64)
-            some = guesses.tokens[on].astype(np.int32)
-            rows = len(on)
-            every = tables if rows == len(tables) else tables[where]
-            guesses = self._forward.run(some, starts, np.ones(rows, dtype=np.int64), every, np.arange(rows))
-            for draft in going:
-                drafts[draft].line.state.computed += 1
-        return drafts
-
-    def _first_pass(self, asks: Sequence[DraftAsk], lines: Sequence[_Line], tables: Tables) -> Guesses | None:
-        """Compute the known tokens of ``lines``; the guesses of those that are caught up then."""
-        starts = np.array([line.state.computed for line in lines], dtype=np.int64)
+    def _compute(
+        self, asks: Sequence[DraftAsk], lines: Sequence[_Line], caught_up: Sequence[_Line]
+    ) -> Drafted | None:
+        """Compute the new tokens of ``lines``, and continue those that are ``caught_up``."""
         lengths = np.array([line.length for line in lines], dtype=np.int64)
         tokens: list[int] = []
-        for line in lines:
-            begin = line.state.computed
-            tokens += asks[line.place].tokens[begin : begin + line.length]
+        for place, state, length, _ in lines:
+            tokens += asks[place].tokens[state.computed : state.computed + length]
+        width = max(len(line.state.table) for line in lines)
+        rows = Rows(
+            np.array(tokens, dtype=np.int32),
+            np.array([line.state.computed for line in lines], dtype=np.int64),
+            lengths,
+            np.stack([line.state.row[:width] for line in lines]),
+        )
+        if not caught_up:
+            self._forward.compute(rows)
+            return None
         wanted = (np.cumsum(lengths) - 1)[[line.most > 0 for line in lines]]
-        guesses = self._forward.run(np.array(tokens, dtype=np.int32), starts, lengths, tables, wanted)
-        for line in lines:
-            line.state.computed += line.length
-            self.pages.register(line.state, asks[line.place].tokens)
-        return guesses
+        most = np.array([line.most for line in caught_up], dtype=np.int64)
+        return self._forward.draft(rows, wanted, most, self._least_confidence)

@@ -4,7 +4,8 @@
  first pass    row 0: tokens since the last call   row 1: 256 tokens of a prompt (not caught up: no logits)
  next passes   row 0: the token that it guessed
 ```
-It does not know requests: rows are arrays. Guesses come to the host after every pass, because a draft may end there.
+It does not know requests: rows are arrays. Kernels that can do all passes in one call do them so. Otherwise guesses
+come to the host after every pass, because a draft may end there.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import numpy as np
 import torch
 
 from headrace.compute.batch import Batch
+from headrace.compute.kernels import Drafted
 from headrace.compute.kv import PagedKV
 from headrace.compute.transfer import upload
 
@@ -36,6 +38,10 @@ class Decoder(Protocol):
         """Logits [S, vocab] of hidden states."""
         ...
 
+    def draft(self, batch: Batch, kv: PagedKV, most: Ints, least: float) -> Drafted | None:
+        """`Forward.draft` in one call: see `Kernels.draft`."""
+        ...
+
 
 class Guesses(NamedTuple):
     """The likeliest token of each row, int64 [S], and its probability, float32 [S].
@@ -45,6 +51,20 @@ class Guesses(NamedTuple):
 
     tokens: Ints
     probabilities: Reals
+
+
+class Rows(NamedTuple):
+    """R rows of a pass, those of one token first.
+
+    ``tokens`` int32 [T] are those of all rows, ``starts`` int64 [R] the position of each row's first token and
+    ``lengths`` int64 [R] its number of tokens. ``tables`` int32 [R, W] are its blocks, at least up to its last
+    position.
+    """
+
+    tokens: Tokens
+    starts: Ints
+    lengths: Ints
+    tables: Tables
 
 
 class Forward:
@@ -58,23 +78,57 @@ class Forward:
             guesses_on_cpu if kv.device.type == "cpu" else guesses
         )
 
-    def run(
-        self, tokens: Tokens, starts: Ints, lengths: Ints, tables: Tables, wanted: Ints
-    ) -> Guesses | None:
-        """Compute R rows; the guesses for the packed positions ``wanted`` int64 [S] (ascending), or None if S is 0.
+    def compute(self, rows: Rows) -> None:
+        """Write the keys and values of ``rows``, and nothing else."""
+        self._decoder.hidden(self._pack(rows, np.zeros(0, dtype=np.int64)), self._kv)
+
+    def draft(self, rows: Rows, wanted: Ints, most: Ints, least: float) -> Drafted:
+        """Compute ``rows``, and continue S of them with their likeliest tokens.
 
         Args:
-            tokens: int32 [T], those of all rows.
-            starts: int64 [R], the position of each row's first token.
-            lengths: int64 [R], tokens of each row; rows of one token come first.
-            tables: int32 [R, W], the blocks of each row, at least up to its last position.
-            wanted: int64 [S].
+            rows: their blocks reach to the end of their drafts.
+            wanted: int64 [S], the packed positions of the last tokens of the rows to continue, ascending.
+            most: int64 [S], tokens to draft, at least 1.
+            least: a draft ends before the token with which the probability that it is all accepted falls below this.
         """
-        hidden = self._decoder.hidden(self._pack(tokens, starts, lengths, tables, wanted), self._kv)
-        return self._guess(self._decoder.logits(hidden)) if wanted.size else None
+        batch = self._pack(rows, wanted)
+        drafted = self._decoder.draft(batch, self._kv, most, least)
+        return self._pass_by_pass(batch, rows, wanted, most, least) if drafted is None else drafted
 
-    def _pack(self, tokens: Tokens, starts: Ints, lengths: Ints, tables: Tables, wanted: Ints) -> Batch:
-        rows, size, device = len(starts), self._block_size, self._kv.device
+    def _pass_by_pass(self, batch: Batch, rows: Rows, wanted: Ints, most: Ints, least: float) -> Drafted:
+        count, longest = len(wanted), int(most.max())
+        drafted = Drafted(
+            np.zeros((count, longest), dtype=np.int64),
+            np.zeros((count, longest), dtype=np.float32),
+            np.zeros(count, dtype=np.int64),
+            np.zeros(count, dtype=np.int64),
+        )
+        sources = np.searchsorted(np.cumsum(rows.lengths), wanted, side="right")
+        begins = (rows.starts + rows.lengths)[sources]
+        survivals = np.ones(count)
+        going = np.arange(count)
+        while True:
+            found = self._guess(self._decoder.logits(self._decoder.hidden(batch, self._kv)))
+            survivals[going] *= found.probabilities
+            confident = survivals[going] >= least  # false for NaN too
+            going, tokens = going[confident], found.tokens[confident]
+            places = drafted.counts[going]
+            drafted.tokens[going, places] = tokens
+            drafted.probabilities[going, places] = found.probabilities[confident]
+            drafted.counts[going] += 1
+            on = drafted.counts[going] < most[going]
+            going, tokens = going[on], tokens[on]
+            if not going.size:
+                return drafted
+            one = np.ones(len(going), dtype=np.int64)
+            starts = begins[going] + drafted.computed[going]
+            following = Rows(tokens.astype(np.int32), starts, one, rows.tables[sources[going]])
+            batch = self._pack(following, np.arange(len(going)))
+            drafted.computed[going] += 1
+
+    def _pack(self, packed: Rows, wanted: Ints) -> Batch:
+        tokens, starts, lengths, tables = packed
+        rows, size = len(starts), self._block_size
         ends = starts + lengths
         firsts = np.zeros(rows + 1, dtype=np.int64)
         np.cumsum(lengths, out=firsts[1:])
@@ -84,9 +138,8 @@ class Forward:
             positions = np.arange(len(tokens)) + np.repeat(starts - firsts[:-1], lengths)
         pages = positions // size
         places = tables[owners, pages].astype(np.int64) * size + positions - pages * size
-        tables = np.ascontiguousarray(tables[:, : -(-int(ends.max()) // size)])
         each = upload(
-            device,
+            self._kv.device,
             tokens,
             positions,
             places,
