@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from functools import partial
 from types import MappingProxyType
 
+from headrace.build.drafting import make_drafter
 from headrace.build.policies import make_admission, make_eviction, make_order, make_victims
 from headrace.config import CacheOptions, ConfigError, SchedulerOptions
 from headrace.core.engine import Engine
@@ -116,6 +117,7 @@ def make_engine(
         predictions=predictions if fair else None,
         times=predictions.times,
         holds=UntilCompiled(grammars) if grammars is not None else None,
+        drafter=make_drafter(plans),
     )
     if tell is not None:
         return RecordedEngine(scheduler, runner, events, knobs, overlap, tell)

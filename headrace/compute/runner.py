@@ -7,7 +7,7 @@
 ```
 It does not know requests or why a row was planned. On CUDA `launch` only queues work, and `collect` is the one place
 that waits. On a CPU `background` runs the work on its own thread, so that planning the next step overlaps with it.
-Draft tokens to verify will be rows with several sampled positions.
+A row with drafts wants the logits of several positions: see `sampling.lines`.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from __future__ import annotations
 import time
 from collections import deque
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import NamedTuple, Protocol
+from typing import Protocol
 
 import numpy as np
 import torch
@@ -25,15 +25,17 @@ from headrace.compute.grammar.matchers import Matchers
 from headrace.compute.kv import PagedKV
 from headrace.compute.memory_clearing import MemoryClearing
 from headrace.compute.mover import Mover
+from headrace.compute.results import Launched, Sampled, output_of
 from headrace.compute.sampling.allowed import Allowed
 from headrace.compute.sampling.choice import Choice
+from headrace.compute.sampling.lines import NO_DRAFT, Lines, drafted
 from headrace.compute.sampling.logprobs import Scores, score
-from headrace.compute.sampling.sampler import FAULTS, Sampler
+from headrace.compute.sampling.sampler import Sampler
 from headrace.compute.slots import Ints, Rows, Slots, ramps
 from headrace.compute.step_interrupt import StepInterrupt, StepInterrupted
 from headrace.compute.transfer import Download, upload
 from headrace.core.constraint import FAILED_PREFIX
-from headrace.core.plan import Entry, Move, Row, StepOutput, StepPlan, Tier, TokenLogprob
+from headrace.core.plan import Entry, Move, Row, StepOutput, StepPlan, Tier
 
 
 class Decoder(Protocol):
@@ -58,31 +60,6 @@ class Decoder(Protocol):
     def choose(self, logits: torch.Tensor, choice: Choice) -> torch.Tensor:
         """A token int64 [S] sampled from each row's logits, or a fault: see `choice.choose`."""
         ...
-
-
-class _Sampled(NamedTuple):
-    """Rows that sample, the position of their tokens in the download, the rows that a grammar constrains, and the lines
-    that need scores."""
-
-    rows: list[int]
-    tokens: int
-    constrained: frozenset[int]
-    scored: list[int]
-    scores: Scores | None
-
-
-class _Launched(NamedTuple):
-    """A step whose work is queued; its results are in ``download`` or under way to it."""
-
-    step: int
-    row_count: int
-    failures: dict[int, str]
-    download: Download
-    sampled: _Sampled | None = None
-    prompt_spans: tuple[tuple[int, int], ...] = ()
-    prompt_scores: tuple[Scores, ...] = ()
-    waits: bool = False
-    broken_off: bool = False
 
 
 class LocalRunner:
@@ -115,6 +92,7 @@ class LocalRunner:
         self._breakable = breakable
         self._decoder = decoder
         self._kv = kv
+        self._vocab_size = vocab_size
         self._mover = mover
         self._ahead = ahead
         self._matchers = matchers
@@ -132,14 +110,14 @@ class LocalRunner:
         self._prompt_top = np.full(max_num_seqs, -1, dtype=np.int64)
         self._prompt_end = np.zeros(max_num_seqs, dtype=np.int64)
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="headrace-runner") if background else None
-        self._launched: deque[Future[_Launched]] = deque()
+        self._launched: deque[Future[Launched]] = deque()
 
     def launch(self, plan: StepPlan, now: float) -> None:
         """Start a plan. It never raises for the plan's work: `collect` raises its exception."""
         if self._thread is not None:
             self._launched.append(self._thread.submit(self._execute, plan))
             return
-        future: Future[_Launched] = Future()
+        future: Future[Launched] = Future()
         try:
             future.set_result(self._execute(plan))
         except Exception as error:
@@ -151,7 +129,7 @@ class LocalRunner:
         began = time.perf_counter()
         try:
             launched = self._launched.popleft().result()
-            output = _output(launched)
+            output = output_of(launched)
             if self._mover is not None:
                 output = output._replace(arrivals=self._mover.arrivals(wait=launched.waits))
             return output
@@ -170,21 +148,21 @@ class LocalRunner:
             self._mover.close()
 
     @torch.inference_mode()
-    def _execute(self, plan: StepPlan) -> _Launched:
+    def _execute(self, plan: StepPlan) -> Launched:
         began = time.perf_counter()
         for entry in plan.entries:
             self._admit(entry)
         self._move(plan.moves)
         download = Download(self._device)
         if not plan.rows:
-            return _Launched(plan.step, 0, {}, download, waits=plan.waits)
+            return Launched(plan.step, 0, {}, download, waits=plan.waits)
         rows = Rows.of(plan.rows)
         self._slots.extend(plan.rows)
         if self._ahead is not None:
             self._ahead.begin(self._slots.reached)
-        sampling = np.flatnonzero(rows.samples)
         last = np.cumsum(rows.length) - 1
-        wanted = sampled_at = last[sampling]
+        lines = self._draft(plan.rows, rows)
+        wanted = sampled_at = (last - rows.drafts)[lines.rows] + lines.offsets
         spans = self._spans(rows)
         scored_at = np.repeat(last + 1 - rows.length, spans) + ramps(spans) if spans.size else spans
         if scored_at.size:
@@ -195,25 +173,23 @@ class LocalRunner:
         try:
             hidden = self._decoder.hidden(batch, self._kv)
         except StepInterrupted:
-            return _Launched(plan.step, 0, {}, download, broken_off=True)
-        logits = self._decoder.logits(self._lines(hidden, wanted, sampled_at)) if sampling.size else None
+            return Launched(plan.step, 0, {}, download, broken_off=True)
         computed = time.perf_counter()
+        self.seconds["forward"] += computed - prepared
 
         failures = self._failures(plan.rows)
-        sampled = None
-        if logits is not None:
-            sampled = self._sample(logits, rows, sampling, failures, download)
-            del logits
+        forward, sampled = self.seconds["forward"], None
+        if sampled_at.size:
+            sampled = self._sample(self._lines(hidden, wanted, sampled_at), lines, failures, download)
         prompt_scores: tuple[Scores, ...] = ()
         if scored_at.size:
             prompt_scores = self._score_prompts(self._lines(hidden, wanted, scored_at), rows, spans, download)
         download.seal()
         done = time.perf_counter()
         self.seconds["prepare"] += prepared - began
-        self.seconds["forward"] += computed - prepared
-        self.seconds["sample"] += done - computed
+        self.seconds["sample"] += done - computed - (self.seconds["forward"] - forward)
         prompt_spans = tuple((row, span) for row, span in enumerate(spans.tolist()) if span)
-        return _Launched(plan.step, len(plan.rows), failures, download, sampled, prompt_spans, prompt_scores)
+        return Launched(plan.step, len(plan.rows), failures, download, sampled, prompt_spans, prompt_scores)
 
     def _spans(self, rows: Rows) -> Ints:
         """Number of positions of each row that need scores of the prompt's next token; empty if none does."""
@@ -260,52 +236,108 @@ class LocalRunner:
         (at,) = upload(self._device, np.searchsorted(wanted, some))
         return hidden.index_select(0, at)
 
+    def _draft(self, plan_rows: tuple[Row, ...], rows: Rows) -> Lines:
+        """Store the drafts of the rows; returns the lines of logits of all rows."""
+        sampling = np.flatnonzero(rows.samples)
+        if not rows.drafts.any():
+            none = np.zeros(len(sampling), dtype=np.int64)
+            return Lines(sampling, rows.slot[sampling], rows.end[sampling], none, none)
+        drafts = drafted(plan_rows, self._vocab_size)
+        self._slots.draft(rows, drafts)
+        if self._matchers is not None:
+            self._matchers.walk({row.slot: row.drafts for row in plan_rows if row.drafts})
+        counts = 1 + rows.drafts[sampling]
+        at, offsets = np.repeat(sampling, counts), ramps(counts)
+        expected = np.full(len(at), NO_DRAFT, dtype=np.int64)
+        expected[offsets < rows.drafts[at]] = drafts
+        return Lines(at, rows.slot[at], rows.known[at] + offsets, offsets, expected)
+
     def _sample(
-        self, logits: torch.Tensor, rows: Rows, sampling: Ints, failures: dict[int, str], download: Download
-    ) -> _Sampled:
-        slots, positions = rows.slot[sampling], rows.end[sampling]
-        allowed = self._allowed(slots, sampling, failures)
+        self, hidden: torch.Tensor, lines: Lines, failures: dict[int, str], download: Download
+    ) -> Sampled:
+        """Draw the tokens of all lines, in parts, because the logits of many drafts would not fit at once."""
+        allowed = self._allowed(lines, failures)
+        if allowed is not None and lines.verifies and self._matchers is not None:
+            lines = lines.cut(self._matchers.legal())
+        drafts = lines.before()
+        tokens: list[torch.Tensor] = []
+        scores: list[Scores] = []
+        scored: list[int] = []
+        for begin in range(0, len(lines.rows), self._most_logits):
+            part = slice(begin, begin + self._most_logits)
+            some, own = lines.part(part), None if allowed is None else allowed.part(begin, part.stop)
+            logits = self._logits(hidden[part])
+            drawn = self._draw(logits, some, own, None if drafts is None else drafts[part], failures)
+            tokens.append(drawn)
+            top = self._top[some.slots]
+            at = np.flatnonzero(top >= 0)
+            if at.size:
+                (at_,) = upload(self._device, at)
+                chosen = drawn.index_select(0, at_).clamp_(min=0)
+                scores.append(score(logits.index_select(0, at_).float(), chosen, top[at], download))
+                scored += (begin + at).tolist()
+            del logits
+        drawn = tokens[0] if len(tokens) == 1 else torch.cat(tokens)
+        counting = lines.counting(drawn) if lines.verifies else None
+        self._slots.append(lines.slots, lines.positions, drawn)
+        self._sampler.append(lines.slots, drawn, counting)
+        if self._matchers is not None:
+            self._matchers.note(lines.slots, drawn, counting)
+        constrained = set() if allowed is None else set(lines.rows[allowed.lines].tolist())
+        counted = None if counting is None else download.add(counting)
+        return Sampled(lines.rows.tolist(), download.add(drawn), counted, constrained, scored, tuple(scores))
+
+    def _logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        began = time.perf_counter()
+        logits = self._decoder.logits(hidden)
+        self.seconds["forward"] += time.perf_counter() - began
+        return logits
+
+    def _draw(
+        self,
+        logits: torch.Tensor,
+        lines: Lines,
+        allowed: Allowed | None,
+        drafts: Ints | None,
+        failures: dict[int, str],
+    ) -> torch.Tensor:
+        """A token for each of ``lines``: all together, or one by one if the batch raises."""
         try:
-            drawn = self._sampler.sample(logits, slots, positions, allowed)
+            return self._sampler.sample(logits, lines.slots, lines.positions, allowed, drafts)
         except Exception:
             each = logits if allowed is None else self._decoder.restrict(logits, allowed)
-            drawn = self._sample_alone(each, slots, positions, sampling, failures)
-        self._slots.append(slots, positions, drawn)
-        self._sampler.append(slots, drawn)
-        if self._matchers is not None:
-            self._matchers.note(slots, drawn)
-        top = self._top[slots]
-        scored = np.flatnonzero(top >= 0)
-        scores = None
-        if scored.size:
-            (at,) = upload(self._device, scored)
-            tokens = drawn.index_select(0, at).clamp_(min=0)
-            scores = score(logits.index_select(0, at).float(), tokens, top[scored], download)
-        lines = allowed.lines if allowed is not None else scored[:0]
-        constrained = frozenset(sampling[lines].tolist())
-        return _Sampled(sampling.tolist(), download.add(drawn), constrained, scored.tolist(), scores)
+            return self._sample_alone(each, lines, drafts, failures)
 
-    def _allowed(self, slots: Ints, sampling: Ints, failures: dict[int, str]) -> Allowed | None:
+    def _allowed(self, lines: Lines, failures: dict[int, str]) -> Allowed | None:
         """What grammars leave to draw from; rows whose grammar has failed are added to ``failures``."""
-        found = None if self._matchers is None else self._matchers.allowed(slots)
+        found = None if self._matchers is None else self._matchers.allowed(lines.slots, lines.offsets)
         if found is None:
             return None
         allowed, failed = found
         for line, reason in failed.items():
-            failures.setdefault(int(sampling[line]), reason)
+            failures.setdefault(int(lines.rows[line]), reason)
         return allowed
 
     def _sample_alone(
-        self, logits: torch.Tensor, slots: Ints, positions: Ints, sampling: Ints, failures: dict[int, str]
+        self, logits: torch.Tensor, lines: Lines, drafts: Ints | None, failures: dict[int, str]
     ) -> torch.Tensor:
-        """Sample row by row after the batch raised: rows that raise again fail, the others continue."""
-        drawn = torch.zeros(len(slots), dtype=torch.int64, device=self._device)
-        for line in range(len(slots)):
+        """Sample line by line after the batch raised: rows that raise again fail, the others continue.
+
+        A line behind a draft only does not count: what raises there raises again when it is the row's first.
+        """
+        drawn = torch.zeros(len(lines.rows), dtype=torch.int64, device=self._device)
+        for line in range(len(lines.rows)):
             one = slice(line, line + 1)
+            before = None if drafts is None else drafts[one]
             try:
-                drawn[one] = self._sampler.sample(logits[one], slots[one], positions[one])
+                drawn[one] = self._sampler.sample(
+                    logits[one], lines.slots[one], lines.positions[one], drafts=before
+                )
             except Exception as error:
-                failures[int(sampling[line])] = f"sampling failed: {error}"
+                if lines.offsets[line]:
+                    drawn[one] = NO_DRAFT
+                else:
+                    failures[int(lines.rows[line])] = f"sampling failed: {error}"
         return drawn
 
     def _score_prompts(
@@ -321,34 +353,3 @@ class LocalRunner:
             logits = self._decoder.logits(hidden[part]).float()
             scores.append(score(logits, tokens, self._prompt_top[slots[part]], download))
         return tuple(scores)
-
-
-def _output(launched: _Launched) -> StepOutput:
-    """Convert the downloaded results to values."""
-    if launched.broken_off:
-        return StepOutput(launched.step, (), broken_off=True)
-    host = launched.download.wait()
-    tokens: list[tuple[int, ...]] = [()] * launched.row_count
-    failures = dict(launched.failures)
-    logprobs: dict[int, tuple[TokenLogprob, ...]] = {}
-    prompt_logprobs: dict[int, tuple[TokenLogprob, ...]] = {}
-    if launched.sampled is not None:
-        for row, token in zip(launched.sampled.rows, host[launched.sampled.tokens].tolist(), strict=True):
-            if token < 0:
-                blamed = FAILED_PREFIX if row in launched.sampled.constrained else ""
-                failures.setdefault(row, blamed + FAULTS[token])
-            elif row not in failures:
-                tokens[row] = (token,)
-        if launched.sampled.scores is not None:
-            scores = launched.sampled.scores.read(host)
-            for line, value in zip(launched.sampled.scored, scores, strict=True):
-                if tokens[row := launched.sampled.rows[line]]:
-                    logprobs[row] = (value,)
-    if launched.prompt_scores:
-        scores = [value for part in launched.prompt_scores for value in part.read(host)]
-        done = 0
-        for row, span in launched.prompt_spans:
-            if row not in failures:
-                prompt_logprobs[row] = tuple(scores[done : done + span])
-            done += span
-    return StepOutput(launched.step, tuple(tokens), logprobs, prompt_logprobs, failures)

@@ -24,23 +24,30 @@ Blocks = np.ndarray[tuple[int, ...], np.dtype[np.int32]]
 
 
 class Rows(NamedTuple):
-    """The rows of a plan as columns, int64 [R] each; ``samples`` is 0 or 1."""
+    """The rows of a plan as columns, int64 [R] each; ``samples`` is 0 or 1, ``drafts`` counts drafted positions."""
 
     slot: Ints
     start: Ints
     length: Ints
     samples: Ints
+    drafts: Ints
 
     @classmethod
     def of(cls, rows: Sequence[Row]) -> Rows:
         """Turn ``rows`` (at least one) into columns."""
-        slot, start, length, _, samples = zip(*rows, strict=True)
-        return cls(*(np.array(column, dtype=np.int64) for column in (slot, start, length, samples)))
+        slot, start, length, _, samples, drafts = zip(*rows, strict=True)
+        counts = tuple(map(len, drafts))
+        return cls(*(np.array(column, dtype=np.int64) for column in (slot, start, length, samples, counts)))
 
     @property
     def end(self) -> Ints:
-        """The position after the last one of each row, where a sampled token goes."""
+        """The position after the last one of each row."""
         return self.start + self.length
+
+    @property
+    def known(self) -> Ints:
+        """The position after the last known token of each row, where a sampled token goes."""
+        return self.start + self.length - self.drafts
 
 
 class Slots:
@@ -104,10 +111,19 @@ class Slots:
         (at,) = upload(self.device, slots)
         return self.tables[:, :columns].index_select(0, at)
 
-    def append(self, slots: Ints, positions: Ints, tokens: torch.Tensor) -> None:
-        """Store one token per slot (int64 [S], on the device) at the given positions; 0 in place of a fault.
+    def draft(self, rows: Rows, drafts: Ints) -> None:
+        """Store the ``drafts`` of all rows, one after the other, behind the known tokens; 0 in place of no token."""
+        places = np.repeat(rows.slot * (self._max_model_len + 1) + rows.known, rows.drafts) + ramps(
+            rows.drafts
+        )
+        (tokens,) = upload(self.device, drafts)
+        self._tokens.put(places, tokens, least=0)
 
-        The next row of a failed row may be in flight already, and needs a valid token.
+    def append(self, slots: Ints, positions: Ints, tokens: torch.Tensor) -> None:
+        """Store tokens (int64 [S], on the device) at the given positions; 0 in place of a fault.
+
+        The next row of a failed row may be in flight already, and needs a valid token. Tokens behind the last known
+        one mean nothing: they are overwritten before they are read.
         """
         self._tokens.put(slots * (self._max_model_len + 1) + positions, tokens, least=0)
 

@@ -226,3 +226,10 @@ class SchedulerOptions:
             description="1 plans a step while the one before it runs, 0 does not (default: 1 on a GPU, else 0).",
         ),
     ] = None
+    speculative_config: Annotated[
+        str | None,
+        Field(
+            description="Speculative decoding as a JSON object: method (ngram, suffix, prediction, or a list of them), "
+            "num_speculative_tokens and more; see the guide (default: none)."
+        ),
+    ] = None

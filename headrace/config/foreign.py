@@ -12,10 +12,7 @@ _LORA = (
     "LoRA adapters are not supported. Merge the adapter into its base model (peft: merge_and_unload, save_pretrained) "
     "and serve the merged folder"
 )
-_DRAFTS = (
-    "speculative decoding with a draft model is not supported. Leave the option out; for lower latency try "
-    "--profile interactive or --quantization int4"
-)
+_DRAFTS = 'write it into the JSON object of --speculative-config, for example \'{"method": "ngram"}\''
 _GRAPHS = "Headrace captures no CUDA graphs and compiles no model. Leave the option out"
 _TEXT_ONLY = "Headrace serves text models only. Leave the option out"
 _MODEL = "give the model as an argument: headrace serve MODEL"
@@ -32,7 +29,6 @@ ADVICE = {
     "lora_modules": _LORA,
     "max_loras": _LORA,
     "max_lora_rank": _LORA,
-    "speculative_config": _DRAFTS,
     "speculative_model": _DRAFTS,
     "num_speculative_tokens": _DRAFTS,
     "enforce_eager": _GRAPHS,

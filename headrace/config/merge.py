@@ -13,6 +13,7 @@ from headrace.config.foreign import model_advice
 from headrace.config.parts import PARTS, Options, Source
 from headrace.config.profiles import PROFILES
 from headrace.config.sources import Setting, from_call, from_environment, from_yaml
+from headrace.config.speculation import speculation_text
 from headrace.config.validation import parse_value
 
 LISTS = ("allowed_origins", "api_key", "admin_key", "metrics_key", "response_cache")
@@ -79,6 +80,8 @@ def _parsed(name: str, setting: Setting) -> Any:
     value = setting.value
     if name in LISTS and isinstance(value, str):
         value = (value,)
+    if name == "speculative_config":
+        value = speculation_text(setting.label, value)
     return parse_option(name, setting.label, value)
 
 

@@ -180,6 +180,21 @@ class Emitted(NamedTuple):
     logprobs: tuple[TokenLogprob, ...] = ()
 
 
+class Verified(NamedTuple):
+    """Drafts of a row were verified: ``accepted`` of ``drafted`` tokens from ``source``. `Emitted` has the tokens."""
+
+    request_id: str
+    source: str
+    drafted: int
+    accepted: int
+
+
+class DraftingFailed(NamedTuple):
+    """The drafter raised an exception. Drafting is off from now on; requests continue without it."""
+
+    message: str
+
+
 class PromptScored(NamedTuple):
     """Log-probabilities of prompt tokens ``start + 1 ...``, for requests that asked for them."""
 
@@ -309,6 +324,8 @@ Event = (
     | Skipped
     | Chunked
     | Emitted
+    | Verified
+    | DraftingFailed
     | PromptScored
     | Preempted
     | Evicted

@@ -6,11 +6,16 @@
    moves    block 9 -> block 12                 slot 1: tokens p q         table 7
    rows     slot 0 [4,5) samples                slot 2: tokens x y z       table 9 12   <- entry
             slot 2 [2,3) samples
+            slot 1 [1,4) samples, drafts r s
 ```
 A runner keeps the tokens and the block table of each slot, so a row carries only what is new: its cost does not grow
 with the context. A runner appends each sampled token to the slot's tokens itself. This lets the next plan be launched
 before the output of this one has been collected (``overlap`` 1). Order within a step: entries, then moves one after
 the other, then all rows as one batch.
+
+A row may carry drafts: tokens that a proposer expects to follow the last known one. The row computes their positions
+too, and a token is drawn at each of them exactly as it would be without drafts. Drawn tokens count as long as the
+draft before them was right: the first wrong draft is replaced by the token drawn at its place, and the rest is void.
 """
 
 from __future__ import annotations
@@ -78,6 +83,10 @@ class Row(NamedTuple):
 
     ``new_blocks`` are appended to the slot's table first. If ``samples`` is set, the row reaches the last known
     token, and one further token is sampled from the logits of its last position.
+
+    ``drafts`` are the tokens of the row's last positions, if they are not known but proposed; ``length`` counts them.
+    A token is sampled at the last known position and at each of theirs. After a row with drafts, the slot has no other
+    row before this step's output is collected.
     """
 
     slot: int
@@ -85,10 +94,12 @@ class Row(NamedTuple):
     length: int
     new_blocks: tuple[int, ...]
     samples: bool
+    drafts: tuple[int, ...] = ()
 
 
 class StepPlan(NamedTuple):
-    """All work of one step. Decode rows come before prefill rows; a slot has at most one row.
+    """All work of one step. Decode rows come before prefill rows, and of these the ones with drafts last; a slot has at
+    most one row.
 
     ``waits``: nothing can be computed before a copy from the disk arrives. `Runner.collect` waits for one, but only
     briefly, because new requests may arrive. ``idle``: the step is background work, so a runner may interrupt it.
@@ -119,7 +130,8 @@ class TokenLogprob(NamedTuple):
 class StepOutput(NamedTuple):
     """The output of a step; fields are keyed by the index of a row in ``plan.rows``.
 
-    ``tokens[i]`` are the tokens sampled for row ``i`` (empty if the row does not sample). ``logprobs[i]`` has one
+    ``tokens[i]`` are the tokens sampled for row ``i`` (empty if the row does not sample): one, and one more for each of
+    the row's drafts until the first that is not the token sampled at its place. ``logprobs[i]`` has one
     entry per sampled token. ``prompt_logprobs[i]`` has one entry per computed position ``p``, scoring token ``p + 1``
     of the prompt. ``failures[i]`` says why row ``i`` alone could not be computed; its slot counts as having sampled a
     token, because its next row may be in flight. ``arrivals`` are the copies to and from the disk, of this step or

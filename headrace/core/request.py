@@ -231,6 +231,8 @@ class Request:
     request was parsed. ``affinity`` names a group of similar requests that gain from running together (empty: none).
     ``answered`` are the known first tokens of the answer, at most ``max_tokens``. They are not sampled or emitted
     again, and count as output everywhere (length, penalties, ``min_tokens``, the sampler's position).
+    ``prediction`` is what the client expects the answer to be, ``cached_answer`` a cached answer to a similar request.
+    Both are drafts only: they change no answer. ``indexed``: later requests may be drafted from the answer.
     """
 
     id: str
@@ -245,6 +247,9 @@ class Request:
     retention: tuple[Retention, ...] = ()
     affinity: str = ""
     answered: tuple[int, ...] = ()
+    prediction: tuple[int, ...] = ()
+    cached_answer: tuple[int, ...] = ()
+    indexed: bool = True
     salt: str = ""
     adapter: str = ""
     seed: int = 0

@@ -10,9 +10,11 @@ AssertionError that says what is wrong. Files in reading order:
 - `requests`: requests and crowds
 - `engines`: engines over the hashing runner, and the loop that drives them in virtual time
 - `hashing_runner`: a runner without a model that makes any wrong block visible in the output
+- `drafters`: a drafter that lies, for checks that drafts change no answer
 """
 
 from headrace.testing.crowd import check_outputs, serve_crowd
+from headrace.testing.drafters import LyingDrafter
 from headrace.testing.engines import Record, drain, hashing_engine
 from headrace.testing.hashing_runner import HashingRunner, expected_tokens
 from headrace.testing.policies import (
@@ -37,6 +39,7 @@ __all__ = [
     "VICTIM_CHECKS",
     "WORKLOAD_CHECKS",
     "HashingRunner",
+    "LyingDrafter",
     "Record",
     "StoreTraits",
     "check_admission",

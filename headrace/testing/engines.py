@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TypeVar
 
+from headrace.core.drafting.proposal import Drafter
 from headrace.core.engine import Engine
 from headrace.core.events import Emitted, Event, Finished
 from headrace.core.knobs import Knobs
@@ -49,6 +50,7 @@ def hashing_engine(
     restore: RestorePolicy | None = None,
     eviction: EvictionPolicy | None = None,
     holds: HoldPolicy | None = None,
+    drafter: Drafter | None = None,
 ) -> tuple[Engine, HashingRunner]:
     """A small engine and its runner: first come, first served, unless other policies are given."""
     events: list[Event] = []
@@ -78,6 +80,7 @@ def hashing_engine(
         predictions=predictions,
         times=times,
         holds=holds,
+        drafter=drafter,
     )
     runner = HashingRunner(
         num_blocks, block_size, max_num_seqs, host_blocks=host_blocks, disk_blocks=disk_blocks

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable
 
-from headrace.core.plan import Arrival, Move, StepOutput, StepPlan, Tier
+from headrace.core.plan import Arrival, Move, Row, StepOutput, StepPlan, Tier
 
 VOCAB = 97
 MASK = (1 << 64) - 1
@@ -108,8 +108,10 @@ class HashingRunner:
             table += row.new_blocks
             known = self.tokens[row.slot]
             end = row.start + row.length
-            assert end <= len(known), "a row reaches past what is known"
-            assert row.samples == (end == len(known)), "a row samples in the middle"
+            first = end - len(row.drafts)
+            assert first <= len(known), "a row reaches past what is known"
+            assert row.samples == (first == len(known)), "a row samples in the middle"
+            assert row.samples or not row.drafts, "a row drafts in the middle"
             assert end <= len(table) * size, "a row has no block"
             if self.owners[row.slot] in self.poison:
                 failures[i] = "poisoned"
@@ -117,19 +119,24 @@ class HashingRunner:
                 known += [0] * row.samples  # its next row may be in flight already
                 continue
             state = self.pages[table[(row.start - 1) // size]][(row.start - 1) % size] if row.start else 0
-            for position in range(row.start, end):
-                state = mix(state, known[position])
+            for position, token in enumerate([*known[row.start : first], *row.drafts], row.start):
+                state = mix(state, token)
                 self.pages[table[position // size]][position % size] = state
-            if row.samples:
-                hashes = [self.pages[table[p // size]][p % size] for p in range(end)]
-                token = draw(hashes, self.seeds[row.slot])
-                known.append(token)
-                drawn.append((token,))
-            else:
-                drawn.append(())
+            drawn.append(self._draw(row, first) if row.samples else ())
+            known += drawn[-1]
         arrivals = self._arrivals()
         assert arrivals or not plan.waits or self._transfers, "it waits for nothing"
         self._outputs.append(StepOutput(plan.step, tuple(drawn), failures=failures, arrivals=arrivals))
+
+    def _draw(self, row: Row, first: int) -> tuple[int, ...]:
+        """The tokens from position ``first`` on: one, and another one after each draft that it equals."""
+        table, size, tokens = self.tables[row.slot], self.block_size, []
+        hashes = [self.pages[table[p // size]][p % size] for p in range(row.start + row.length)]
+        for i, draft in enumerate((*row.drafts, None), first):
+            tokens.append(draw(hashes[:i], self.seeds[row.slot]))
+            if tokens[-1] != draft:
+                break
+        return tuple(tokens)
 
     def _break_off(self, plan: StepPlan) -> None:
         """Leave invalid hashes where the rows would have been written."""

@@ -286,10 +286,10 @@ def test_a_batch_that_raises_in_sampling_fails_only_the_guilty(monkeypatch: pyte
     runner, _, _ = make()
     sample = runner._sampler.sample
 
-    def fussy(logits: torch.Tensor, slots: object, positions: object) -> torch.Tensor:
+    def fussy(logits: torch.Tensor, slots: object, *rest: object, **named: object) -> torch.Tensor:
         if 1 in slots:  # type: ignore[operator]
             raise RuntimeError("grammar broke")
-        return sample(logits, slots, positions)  # type: ignore[arg-type]
+        return sample(logits, slots, *rest, **named)  # type: ignore[arg-type]
 
     monkeypatch.setattr(runner._sampler, "sample", fussy)
     entries = (entry(0, PROMPT), entry(1, (1, 2)))

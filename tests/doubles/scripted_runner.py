@@ -48,11 +48,16 @@ class ScriptedRunner:
                 tokens.append(())
                 continue
             answer = self.reply(prompt, entry.seed)
-            number = end - len(prompt)
-            token = answer[number] if number < len(answer) else self.end_token
-            tokens.append((token,))
+            number = end - len(row.drafts) - len(prompt)
+            drawn: list[int] = []
+            for draft in (*row.drafts, None):
+                drawn.append(answer[number] if number < len(answer) else self.end_token)
+                number += 1
+                if drawn[-1] != draft:
+                    break
+            tokens.append(tuple(drawn))
             if entry.params.logprobs is not None:
-                logprobs[i] = (self._score(token, entry.params.logprobs),)
+                logprobs[i] = tuple(self._score(token, entry.params.logprobs) for token in drawn)
         self._outputs.append(StepOutput(plan.step, tuple(tokens), logprobs, prompt_logprobs, failures))
 
     def collect(self) -> StepOutput:

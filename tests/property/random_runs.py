@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Sequence
 
-from headrace.core.events import Preempted, SkipReason
+from headrace.core.events import DraftingFailed, Preempted, SkipReason, Verified
 from headrace.core.knobs import Knobs
 from headrace.core.memory.restore import AlwaysRestore
 from headrace.core.plan import Tier
@@ -20,6 +20,7 @@ from headrace.core.scheduler.admission import Continuous, StaticBatch
 from headrace.core.scheduler.running_set import MAX_PREEMPTIONS
 from headrace.core.tenancy.classes import CLASSES
 from headrace.core.tenancy.fair_share import ShareLedger
+from headrace.testing.drafters import LyingDrafter, hashed_truth
 from headrace.testing.engines import Record, drain, hashing_engine
 from headrace.testing.hashing_runner import VOCAB, expected_tokens
 
@@ -65,6 +66,13 @@ def predictions(max_model_len: int) -> LatestStarts:
     return seen
 
 
+def _drafter(seed: int) -> LyingDrafter | None:
+    rng = random.Random(seed + 2)  # its own, like that of `Compiling`
+    if rng.random() < 0.4:
+        return None
+    return LyingDrafter(hashed_truth, seed, VOCAB, fails=rng.randint(1, 200) if rng.random() < 0.1 else None)
+
+
 def run(seed: int) -> Record:
     """Run one life and check every law of the core; the seed alone decides everything."""
     rng = random.Random(seed)
@@ -93,6 +101,7 @@ def run(seed: int) -> Record:
         disk_blocks=rng.choice([0, 2, 8, 40]) if host else 0,
         restore=rng.choice([AlwaysRestore(), Fickle()]),
         holds=Compiling(seed) if seed % 3 == 0 else None,
+        drafter=(drafter := _drafter(seed)),
     )
     runner.disk_steps = rng.randint(0, 5)
     breaking = rng.choice([0.0, 0.0, 0.3])
@@ -150,10 +159,21 @@ def run(seed: int) -> Record:
     drain(engine, record, now, max_steps=20_000)
     engine.check_books()
     _check_ends(requests, disturbed, record, max_model_len)
+    if drafter is not None and not record.of(DraftingFailed):
+        told = record.of(Verified)
+        assert sum(each.drafted for each in told) == drafter.drafted
+        assert sum(each.accepted for each in told) == drafter.accepted
+        assert sorted(drafter.ends) == sorted(requests.keys() - _rejected(record))
     for request_id in requests:
         losses = [e for e in record.of(Preempted) if e.request_id == request_id and e.reason != "yield"]
         assert len(losses) <= MAX_PREEMPTIONS, f"{request_id} was preempted {len(losses)} times"
     return record
+
+
+def _rejected(record: Record) -> set[str]:
+    """Requests that never became a sequence."""
+    never = (FinishReason.REJECTED, FinishReason.UNREACHABLE)
+    return {name for name, (end,) in record.ends.items() if end.reason in never}
 
 
 def _check_ends(

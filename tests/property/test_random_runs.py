@@ -5,6 +5,7 @@ import pytest
 from headrace.core.events import (
     Admitted,
     Chunked,
+    DraftingFailed,
     Evicted,
     MoveReason,
     Preempted,
@@ -12,6 +13,7 @@ from headrace.core.events import (
     Skipped,
     SkipReason,
     TransferFailed,
+    Verified,
 )
 from headrace.core.request import FinishReason
 from tests.property.random_runs import run
@@ -33,6 +35,9 @@ def test_random_lives_reach_every_corner():
     events = [event for seed in range(300) for event in run(seed).events]
     told = {type(event) for event in events}
     assert told >= {Admitted, Chunked, Evicted, Preempted, RestoreDeclined, Skipped, TransferFailed}
+    assert told >= {DraftingFailed, Verified}
+    verified = [event for event in events if isinstance(event, Verified)]
+    assert {event.drafted - event.accepted for event in verified} >= set(range(4)), "drafts of one kind only"
     reasons = {event.reason for event in events if hasattr(event, "reason")}
     assert reasons >= set(FinishReason)
     assert reasons >= set(SkipReason)

@@ -13,7 +13,7 @@ slot's last sequence left to do is done before its next one begins. A grammar th
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 
 import numpy as np
@@ -33,6 +33,18 @@ EVERYTHING = -1
 """A word of a mask that allows all its tokens."""
 
 
+class _Walk:
+    """The masks after each token of a draft, as far as its tokens are ``legal``; ``error`` ended it before."""
+
+    __slots__ = ("ending", "error", "legal", "words")
+
+    def __init__(self, length: int, width: int) -> None:
+        self.legal = 0
+        self.error: BaseException | None = None
+        self.words = np.zeros((length, width), dtype=np.int32)
+        self.ending = np.zeros(length, dtype=np.bool_)
+
+
 class Matchers:
     """The matchers of all slots over the grammars of ``compiler``.
 
@@ -45,6 +57,7 @@ class Matchers:
         self._failures: dict[int, str] = {}
         self._ending = np.zeros(max_num_seqs, dtype=np.bool_)
         self._words = np.zeros((max_num_seqs, -(-compiler.vocab_size // 32)), dtype=np.int32)
+        self._walks: dict[int, _Walk] = {}
         self._executor = LLExecutor(num_threads=1)
         self._worker = ThreadPoolExecutor(1, thread_name_prefix="headrace-masks")
         self._last: Future[None] | None = None
@@ -72,35 +85,55 @@ class Matchers:
         self._matchers[entry.slot] = matcher
         self._submit([(entry.slot, matcher, entry.tokens[entry.prompt_tokens :])])
 
-    def note(self, slots: Ints, drawn: torch.Tensor) -> None:
-        """The rows of ``slots`` [S] have drawn tokens (int64 [S], negative for a fault)."""
+    def walk(self, drafts: Mapping[int, Sequence[int]]) -> None:
+        """The rows of some slots draw tokens after these drafts, too: find the masks along them.
+
+        A copy of each matcher goes along the draft up to its first token that is not allowed. The matcher itself
+        advances by tokens that count alone.
+        """
+        self._walks = {}
+        work = [
+            (
+                self._matchers[slot],
+                tokens,
+                self._walks.setdefault(slot, _Walk(len(tokens), self._words.shape[1])),
+            )
+            for slot, tokens in drafts.items()
+            if slot in self._matchers
+        ]
+        if work:
+            self._last = self._worker.submit(self._walk, work)
+
+    def note(self, slots: Ints, drawn: torch.Tensor, counting: torch.Tensor | None = None) -> None:
+        """The rows of ``slots`` [S] have drawn tokens (int64 [S], negative for a fault).
+
+        If ``counting`` (bool [S]) is given, slots may occur more than once, one line after the other, and only the
+        tokens that it names count.
+        """
         if not self._matchers:
             return
         lines = [line for line, slot in enumerate(slots.tolist()) if slot in self._matchers]
         if not lines:
             return
-        if drawn.device.type == "cpu":
-            tokens = drawn[lines].tolist()
-            work = [
-                (slot, self._matchers[slot], (token,))
-                for slot, token in zip(slots[lines].tolist(), tokens, strict=True)
-                if self._goes_on(token)
-            ]
-            self._submit(work)
-            return
-        download = Download(drawn.device)
-        download.add(drawn)
-        download.seal()
         owners = [
             (line, slot, self._matchers[slot])
             for line, slot in zip(lines, slots[lines].tolist(), strict=True)
         ]
+        if drawn.device.type == "cpu":
+            self._submit(self._consumed(owners, drawn, counting))
+            return
+        download = Download(drawn.device)
+        download.add(drawn)
+        if counting is not None:
+            download.add(counting)
+        download.seal()
         self._last = self._worker.submit(self._note_later, download, owners)
 
-    def allowed(self, slots: Ints) -> tuple[Allowed, dict[int, str]] | None:
+    def allowed(self, slots: Ints, offsets: Ints | None = None) -> tuple[Allowed, dict[int, str]] | None:
         """What each constrained row of ``slots`` [S] may draw, and by row why it can draw nothing; None: no such row.
 
-        A row that fails may draw anything, so that the batch goes on.
+        ``offsets`` [S] counts the drafts of a slot before the row (None: none has any). A row that fails may draw anything, so that the
+        batch goes on; so may a row behind a draft that is not allowed.
         """
         if not self._matchers:
             return None
@@ -110,13 +143,23 @@ class Matchers:
         if self._last is not None:
             self._last.result()
         at = np.array(lines, dtype=np.int64)
-        words = self._words[slots[at]]
+        words, ending = self._words[slots[at]], self._ending[slots[at]]
         failures = {}
         for place, (line, slot) in enumerate(zip(lines, slots[at].tolist(), strict=True)):
+            behind = -1 if offsets is None else int(offsets[line]) - 1
             if slot in self._failures:
                 failures[line] = FAILED_PREFIX + self._failures[slot]
                 words[place] = EVERYTHING
-        return Allowed(at, words, self._ending[slots[at]]), failures
+            elif behind >= 0:
+                words[place], ending[place] = (
+                    self._walks[slot].words[behind],
+                    self._walks[slot].ending[behind],
+                )
+        return Allowed(at, words, ending), failures
+
+    def legal(self) -> dict[int, int]:
+        """By slot, how many of the drafts of the last `walk` are allowed; to be asked after `allowed`."""
+        return {slot: each.legal for slot, each in self._walks.items()}
 
     def _release(self, slot: int) -> None:
         """Whoever held the slot is gone; work for it that is under way goes on without effect."""
@@ -131,17 +174,50 @@ class Matchers:
 
     # -- the worker ---------------------------------------------------------------------------------
 
+    def _consumed(
+        self, owners: list[tuple[int, int, LLMatcher]], drawn: torch.Tensor, counting: torch.Tensor | None
+    ) -> list[tuple[int, LLMatcher, Sequence[int]]]:
+        """The tokens that matchers consume; ``owners`` are lines of ``drawn`` with their slots."""
+        tokens = drawn.tolist()
+        counts = [True] * len(tokens) if counting is None else counting.tolist()
+        consumed: dict[int, tuple[int, LLMatcher, list[int]]] = {}
+        for line, slot, matcher in owners:
+            if counts[line] and self._goes_on(tokens[line]):
+                consumed.setdefault(slot, (slot, matcher, []))[2].append(tokens[line])
+        return list(consumed.values())
+
     def _submit(self, work: Sequence[tuple[int, LLMatcher, Sequence[int]]]) -> None:
         if work:
             self._last = self._worker.submit(self._advance, work)
 
     def _note_later(self, download: Download, owners: list[tuple[int, int, LLMatcher]]) -> None:
-        tokens = download.wait()[0].tolist()
-        work = [
-            (slot, matcher, (tokens[line],)) for line, slot, matcher in owners if self._goes_on(tokens[line])
-        ]
+        drawn, *counting = download.wait()
+        work = self._consumed(owners, drawn, counting[0] if counting else None)
         if work:
             self._advance(work)
+
+    def _walk(self, work: Sequence[tuple[LLMatcher, Sequence[int], _Walk]]) -> None:
+        """Find the masks along drafts; an error ends the walk, and is none of the sequence."""
+        for matcher, tokens, walk in work:
+            try:
+                copy = matcher.deep_copy()
+                for i, token in enumerate(tokens):
+                    if not self._goes_on(token) or not copy.validate_tokens([token]):
+                        break
+                    copy.consume_tokens([token])
+                    self._executor.unsafe_compute_mask_ptr(
+                        [(copy, i)],
+                        walk.words.ctypes.data,
+                        walk.words.shape[1] * walk.words.itemsize,
+                        len(walk.words),
+                    )
+                    if copy.is_error():
+                        break
+                    walk.ending[i], walk.legal = copy.is_stopped(), i + 1
+            except BaseException as error:  # a panic of the library is no Exception
+                walk.error = error  # without a mask, no draft is accepted
+            finally:
+                walk.words[walk.legal :] = EVERYTHING
 
     def _advance(self, work: Sequence[tuple[int, LLMatcher, Sequence[int]]]) -> None:
         """Consume tokens and compute what may follow; errors are kept for their slots."""

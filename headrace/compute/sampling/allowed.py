@@ -29,6 +29,14 @@ class Allowed(NamedTuple):
     words: Words
     ending: Flags | None = None
 
+    def part(self, begin: int, end: int) -> Allowed | None:
+        """What is about lines ``[begin, end)``, counted from ``begin``; None if nothing is."""
+        first, last = np.searchsorted(self.lines, (begin, end))
+        if first == last:
+            return None
+        ending = None if self.ending is None else self.ending[first:last]
+        return Allowed(self.lines[first:last] - begin, self.words[first:last], ending)
+
 
 Restrict = Callable[[torch.Tensor, Allowed], torch.Tensor]
 

@@ -51,10 +51,16 @@ class Penalties:
         if slot in self._lane:
             self._free.append(self._lane.pop(slot))
 
-    def append(self, slots: Ints, tokens: torch.Tensor) -> None:
-        """Count one sampled token (int64 [S], on the device) per slot; no slot occurs twice."""
+    def append(self, slots: Ints, tokens: torch.Tensor, counting: torch.Tensor | None = None) -> None:
+        """Count sampled tokens (int64 [S], on the device), of these the ones that are ``counting``.
+
+        A slot occurs twice only if ``counting`` is given.
+        """
         (lanes,) = upload(tokens.device, self._lanes(slots))
-        self._counts[lanes, tokens] += 1
+        if counting is None:
+            self._counts[lanes, tokens] += 1
+        else:
+            self._counts.index_put_((lanes, tokens), counting.to(self._counts.dtype), accumulate=True)
 
     def apply(
         self,
@@ -65,19 +71,24 @@ class Penalties:
         repetition: Reals,
         presence: Reals,
         frequency: Reals,
+        drafts: Ints | None = None,
     ) -> None:
         """Penalize ``rows`` [P] of ``logits`` float32 [S, V] in place; all other arguments are [P].
 
-        ``lengths`` counts the known tokens of each slot, at least 1. Repetition (CTRL, arXiv:1909.05858) divides the
-        positive and multiplies the negative logits of tokens in prompt or output. Then frequency and presence
-        (OpenAI) subtract per occurrence and once, for output tokens only.
+        ``lengths`` counts the tokens of each slot that come before the row, at least 1. The last of them may be
+        drafts, which are not among the counts: ``drafts`` [P, K] holds them, and other numbers than tokens.
+        Repetition (CTRL, arXiv:1909.05858) divides the positive and multiplies the negative logits of tokens in prompt
+        or output. Then frequency and presence (OpenAI) subtract per occurrence and once, for output tokens only.
         """
         numbers = (rows, slots, self._lanes(slots), repetition, presence, frequency)
         parts = np.flatnonzero(np.diff(np.cumsum(lengths) // TOKENS_AT_ONCE)) + 1
         for part in np.split(np.arange(rows.size), parts):
-            self._penalize(logits, lengths[part], *(each[part] for each in numbers))
+            ahead = None if drafts is None else drafts[part]
+            self._penalize(logits, lengths[part], ahead, *(each[part] for each in numbers))
 
-    def _penalize(self, logits: torch.Tensor, lengths: Ints, *of_rows: Ints | Reals) -> None:
+    def _penalize(
+        self, logits: torch.Tensor, lengths: Ints, drafts: Ints | None, *of_rows: Ints | Reals
+    ) -> None:
         """`apply` to some rows, with all of their tokens concatenated, so that no row is padded to a longer one."""
         total = int(lengths.sum())
         uploaded = upload(logits.device, lengths, *of_rows)
@@ -88,6 +99,10 @@ class Penalties:
         tokens = self._history[slots, torch.arange(total, device=logits.device) - begins].long()
         # A token that occurs twice is written twice, with the same value.
         said, counts = logits[rows, tokens], self._counts[lanes, tokens]
+        if drafts is not None:
+            (ahead,) = upload(logits.device, drafts.reshape(-1))
+            ahead = ahead.view(drafts.shape).repeat_interleave(lengths_, dim=0, output_size=total)
+            counts = counts + (ahead == tokens.unsqueeze(1)).sum(1)
         factor, once, each = (value.to(logits.dtype) for value in (factor, once, each))
         said = torch.where(said > 0, said / factor, said * factor) - each * counts - once * (counts > 0)
         logits[rows, tokens] = said

@@ -148,11 +148,17 @@ class Sampler:
         return tokens
 
     def sample(
-        self, logits: torch.Tensor, slots: Ints, positions: Ints, allowed: Allowed | None = None
+        self,
+        logits: torch.Tensor,
+        slots: Ints,
+        positions: Ints,
+        allowed: Allowed | None = None,
+        drafts: Ints | None = None,
     ) -> torch.Tensor:
         """Draw the token at ``positions`` int64 [S] of ``slots`` int64 [S] from ``logits`` [S, V].
 
-        ``allowed`` says what the grammars of some rows leave to draw from.
+        ``allowed`` says what the grammars of some rows leave to draw from. ``drafts`` [S, K] are the last tokens before
+        these positions that have not been appended, and other numbers than tokens.
 
         Returns int64 [S] on the device of the logits; a negative value is a key of `FAULTS`.
         """
@@ -170,31 +176,38 @@ class Sampler:
             return self._tokens(logits, features, slots, positions)
         if shaped.size == slots.size:
             changed = logits.to(torch.float32, copy=True)
-            self._shape(changed, features, slots, positions)
+            self._shape(changed, features, slots, positions, drafts)
             return self._tokens(changed, features, slots, positions)
         tokens = self._tokens(logits, np.where(features == _RANDOM, _RANDOM, 0), slots, positions)
         (at,) = upload(logits.device, shaped)
         features, slots, positions = features[shaped], slots[shaped], positions[shaped]
         changed = logits.index_select(0, at).float()
-        self._shape(changed, features, slots, positions)
+        self._shape(changed, features, slots, positions, None if drafts is None else drafts[shaped])
         return tokens.index_copy_(0, at, self._tokens(changed, features, slots, positions))
 
-    def append(self, slots: Ints, tokens: torch.Tensor) -> None:
-        """Count the sampled tokens (int64 [S]; a fault as token 0) for slots whose penalties need it."""
+    def append(self, slots: Ints, tokens: torch.Tensor, counting: torch.Tensor | None = None) -> None:
+        """Count the sampled tokens (int64 [S]; a fault as token 0) for slots whose penalties need it.
+
+        If ``counting`` (bool [S], on the device) is given, only those of them.
+        """
         if not self._penalties:
             return
         using = np.flatnonzero(self._features[slots] & _PENALTIES)
         if using.size:
             (at,) = upload(tokens.device, using)
-            self._penalties.append(slots[using], tokens.index_select(0, at).clamp_(min=0))
+            some = None if counting is None else counting.index_select(0, at)
+            self._penalties.append(slots[using], tokens.index_select(0, at).clamp_(min=0), some)
 
-    def _shape(self, logits: torch.Tensor, features: Ints, slots: Ints, positions: Ints) -> None:
+    def _shape(
+        self, logits: torch.Tensor, features: Ints, slots: Ints, positions: Ints, drafts: Ints | None
+    ) -> None:
         """Constrain and penalize rows of ``logits`` float32 in place."""
         self._constrain(logits, features, slots, positions)
         if (rows := np.flatnonzero(features & _PENALTIES)).size:
             numbers = self._numbers[slots[rows]]
             kinds = (numbers[name] for name in ("repetition", "presence", "frequency"))
-            self._penalties.apply(logits, rows, slots[rows], positions[rows], *kinds)
+            ahead = None if drafts is None else drafts[rows]
+            self._penalties.apply(logits, rows, slots[rows], positions[rows], *kinds, ahead)
 
     def _tokens(self, logits: torch.Tensor, features: Ints, slots: Ints, positions: Ints) -> torch.Tensor:
         """A token for each row: sampled if the row is random, else the likeliest."""

@@ -19,22 +19,29 @@ from headrace.core.request import Request
 
 
 class DraftAsk(NamedTuple):
-    """A sequence that decodes: all its known ``tokens``, prompt first (read only), and the ``most`` to propose."""
+    """A sequence that decodes: all its known ``tokens``, prompt first (read only), and the ``most`` to propose.
+
+    The first ``ahead`` tokens after the known ones have been drawn, but are not known yet. A proposal begins with them,
+    and only the rest of it is verified.
+    """
 
     request: Request
     tokens: list[int]
     most: int
+    ahead: int = 0
 
 
 class Proposal(NamedTuple):
     """Tokens that may follow; ``confidences[i]`` is the probability that token ``i`` is accepted if all before are.
 
-    ``source`` is the name of the proposer.
+    ``source`` is the name of the proposer. ``cut`` says why the proposal is no longer, or why it is empty: a
+    `core.drafting.draft_budget.Cut`.
     """
 
     tokens: tuple[int, ...]
     confidences: tuple[float, ...]
     source: str
+    cut: str = ""
 
 
 class StepLoad(NamedTuple):

@@ -226,6 +226,13 @@ class RunningSet:
         self._places += self.pages.pool.block_size
         return True
 
+    def extend(self, sequence: Sequence, count: int) -> tuple[int, ...]:
+        """Add ``count`` free blocks to the table of a sequence; `BlockPool.num_free` must not be lower."""
+        for _ in range(count):
+            self.pages.grow(sequence)
+        self._places += count * self.pages.pool.block_size
+        return tuple(sequence.table[-count:])
+
     def _choose(self, candidates: list[Sequence], now: float, asking: Sequence) -> Sequence:
         try:
             victim = self._victims.choose(candidates, now)
@@ -249,13 +256,19 @@ class RunningSet:
 
     def planned(self, step: StepBuilder) -> None:
         """Count the rows of a step whose plan is complete."""
-        self._planned += step.tokens
+        self._planned += step.tokens - step.drafted
+
+    def advance(self, sequence: Sequence, accepted: int) -> None:
+        """Drafted positions that were accepted count as planned."""
+        sequence.planned += accepted
+        self._planned += accepted
 
     def unplan(self, step: StepBuilder) -> None:
         """Undo the plan of a step that was interrupted: its rows will be planned again."""
         rows = zip(step.sequences, step.epochs, step.lengths, step.samples, strict=True)
-        for sequence, epoch, length, samples in rows:
+        for row, (sequence, epoch, length, samples) in enumerate(rows):
             if sequence.epoch == epoch:
+                length -= len(step.drafts[row].tokens) if row in step.drafts else 0
                 sequence.planned -= length
                 sequence.pending -= samples
                 self._planned -= length
@@ -267,7 +280,7 @@ class RunningSet:
     def stepped(self, step: StepBuilder) -> Stepped:
         """The event for a committed step: its size, and what runs and waits after it."""
         pool = self.pages.pool
-        decodes = step.lengths.count(1)
+        decodes = step.lengths.count(1) + len(step.drafts)
         held = pool.num_blocks - pool.num_free
         allocated = held * pool.block_size
         return Stepped(

@@ -16,14 +16,8 @@ import math
 from collections import deque
 
 from headrace.core.capacity import why_never
-from headrace.core.events import (
-    ChunkReason,
-    Emitted,
-    Event,
-    Finished,
-    SkipReason,
-    arrival,
-)
+from headrace.core.drafting.proposal import Drafter
+from headrace.core.events import ChunkReason, Emitted, Event, Finished, SkipReason, arrival
 from headrace.core.knobs import Knobs
 from headrace.core.memory.block_pool import BlockPool
 from headrace.core.memory.block_table import BlockTables
@@ -38,6 +32,7 @@ from headrace.core.queueing.tenant_queue import PolicyFailed
 from headrace.core.request import FinishReason, Request
 from headrace.core.scheduler.admission import AdmissionPolicy
 from headrace.core.scheduler.admitter import TPOT_SHARE, Admitter
+from headrace.core.scheduler.drafted_rows import DraftedRows
 from headrace.core.scheduler.holds import HoldPolicy, NoHolds
 from headrace.core.scheduler.running_set import RunningSet
 from headrace.core.scheduler.start_estimate import StartEstimate, estimate_start
@@ -72,6 +67,7 @@ class Scheduler:
             rejected early.
         times: learns the duration of steps. It is ignored where ``predictions`` are given, which have their own.
         holds: what requests wait for outside the engine.
+        drafter: chooses the drafts that decode rows verify; None: there are none.
     """
 
     def __init__(
@@ -91,12 +87,14 @@ class Scheduler:
         predictions: LatestStarts | None = None,
         times: StepTimes | None = None,
         holds: HoldPolicy | None = None,
+        drafter: Drafter | None = None,
     ) -> None:
         self.pool = pool
         self.max_model_len = max_model_len
         self._order = order
         self.pages = BlockTables(pool, prefix_caching)
         self._running = RunningSet(self.pages, victims, room, queue, events, max_num_seqs)
+        self._drafted = DraftedRows(drafter, self._running, events)
         self._cost = cost
         self._predictions = predictions
         self._times = times if predictions is None else predictions.times
@@ -202,6 +200,8 @@ class Scheduler:
     def plan(self, now: float, knobs: Knobs) -> StepPlan:
         """The next step: rows within ``knobs.batched_tokens``, decode before prefill."""
         self._expire(now)
+        if self._drafted.in_flight:
+            return StepBuilder(self._step, 0, self._cost, now).freeze()
         self.pages.advance(now)
         self._observe_first_tokens(now)
         self._preempt_for_head(now)
@@ -227,6 +227,7 @@ class Scheduler:
         if plan.has_work:
             self._step += 1
             self._launched.append((plan, step))
+            self._drafted.in_flight += bool(step.drafts)
             self._last_rows = len(plan.rows) or self._last_rows
         elif not self._launched:
             self._ensure_liveness(now)
@@ -265,8 +266,10 @@ class Scheduler:
         head = self._waiting.peek(step.now)
         if head is not None and head.skip_reason is not SkipReason.NO_BLOCKS:  # else none can start
             step.prompts += min(len(self._waiting), self._running.free_slots)
-        if self._times is not None and self._times.ready:
-            step.predict(self._times)
+        times = self._times if self._times is not None and self._times.ready else None
+        self._drafted.add(step, times)
+        if times is not None:
+            step.predict(times)
             if self._predictions is not None:
                 step.bound(knobs.step_seconds, TPOT_SHARE * step.tpot_seconds)
         return prefills
@@ -313,36 +316,40 @@ class Scheduler:
 
     def commit(self, plan: StepPlan, output: StepOutput) -> None:
         """Commit the oldest launched plan with the output of its step."""
-        launched_plan, draft = self._launched.popleft()
+        launched_plan, step = self._launched.popleft()
         if launched_plan is not plan or output.step != plan.step:
             raise ValueError(
                 f"step {output.step} is committed, step {launched_plan.step} is the oldest in flight"
             )
         self._running.committed = plan.step
+        self._drafted.in_flight -= bool(step.drafts)
         computed = bool(plan.rows) and not output.broken_off
         if output.broken_off:
-            self._running.unplan(draft)
+            self._running.unplan(step)
         else:
-            self._commit_rows(draft, output)
+            self._commit_rows(step, output)
         self.pages.lift(plan.step)
         self.pages.arrived(output.arrivals)
-        self._collected = draft if computed else None
+        self._collected = step if computed else None
         if computed:
-            self._events.append(self._running.stepped(draft))
+            self._events.append(self._running.stepped(step))
 
-    def _commit_rows(self, draft: StepBuilder, output: StepOutput) -> None:
+    def _commit_rows(self, step: StepBuilder, output: StepOutput) -> None:
         """Apply what each row computed and sampled. Like `StepBuilder.decode`, this loop runs once per generated
         token.
         """
         events, firsts, size = self._events, self._first_tokens, self.pool.block_size
         failures, scores, logprobs = output.failures, output.prompt_logprobs, output.logprobs
-        lines = zip(draft.sequences, draft.epochs, draft.lengths, draft.samples, output.tokens, strict=True)
+        drafts, decodes = step.drafts, step.decodes
+        lines = zip(step.sequences, step.epochs, step.lengths, step.samples, output.tokens, strict=True)
         for i, (sequence, epoch, length, samples, drawn) in enumerate(lines):
             if sequence.epoch != epoch:
                 continue
             if failures and i in failures:
                 self._finish(sequence, FinishReason.FAILED, failures[i])
                 continue
+            if drafts and i in drafts:
+                length = self._drafted.settle(step, i, drawn)
             sequence.computed = computed = sequence.computed + length
             if scores and i in scores and (told := sequence.prompt_scores(computed - length, scores[i])):
                 events.append(told)
@@ -359,7 +366,7 @@ class Scheduler:
                 if count >= sequence.finish_length or tokens[-1] in sequence.ends:
                     reason = sequence.finish_reason()
             if length > 1 or not computed % size:
-                self.pages.register(sequence, tail=length > 1 and samples)
+                self.pages.register(sequence, tail=length > 1 and samples and i >= decodes)
             if reason is not None:
                 self._finish(sequence, reason, stop_token=sequence.stop_token(reason))
 
@@ -374,6 +381,7 @@ class Scheduler:
         if self._predictions is not None and reason in (FinishReason.STOP, FinishReason.LENGTH):
             self._predictions.saw_end(sequence.request, sequence.output_tokens)
         self._waiting.end(sequence, waited)
+        self._drafted.ended(sequence)
         del self._live[sequence.request.id]
         self._events.append(sequence.ended(reason, message, stop_token))
 

@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable, Iterable
 from operator import attrgetter
 
+from headrace.core.drafting.proposal import Proposal
 from headrace.core.events import ChunkReason
 from headrace.core.knobs import Knobs
 from headrace.core.plan import Entry, Move, Row, StepPlan, new_tuple
@@ -44,7 +45,8 @@ class StepBuilder:
     """The rows planned so far, and the ``budget`` of tokens that is left.
 
     ``sequences``, ``lengths`` and ``samples`` belong to the rows. ``epochs`` are those of the sequences when the plan
-    was made. `Scheduler.commit` uses them to recognise a row that has become stale in flight.
+    was made. `Scheduler.commit` uses them to recognise a row that has become stale in flight. ``drafts`` are what rows
+    verify, by row; lengths count their positions.
     """
 
     __slots__ = (
@@ -56,6 +58,7 @@ class StepBuilder:
         "decode_contexts",
         "decode_seconds",
         "decodes",
+        "drafts",
         "entries",
         "epochs",
         "fraction",
@@ -93,6 +96,7 @@ class StepBuilder:
         self.sequences: list[Sequence] = []
         self.lengths: list[int] = []
         self.samples: list[bool] = []
+        self.drafts: dict[int, Proposal] = {}
         self.epochs: tuple[int, ...] = ()
         self.prefill_cost = 0.0
         self.prompts = 0  # sequences that need prefill in this step, running or about to be admitted
@@ -165,7 +169,7 @@ class StepBuilder:
                 if sequence.status is not Status.RUNNING or not grow(sequence, self):
                     continue
                 blocks = (sequence.table[-1],)
-            rows.append(new_tuple(Row, (sequence.slot, planned, 1, blocks, True)))
+            rows.append(new_tuple(Row, (sequence.slot, planned, 1, blocks, True, ())))
             sequences.append(sequence)
             if sequence.account is not payer:
                 if payer is not None:
@@ -188,6 +192,34 @@ class StepBuilder:
         self.decode_contexts = self.contexts = contexts
         self.tpot_seconds = tightest
         return prefills
+
+    def takes_drafts(self, row: int, count: int) -> bool:
+        """Whether a background step stays short with ``count`` drafted positions more."""
+        if self.background_times is None:
+            return True
+        contexts = self.contexts + _contexts(self.rows[row].start + 1, count)
+        seconds = self.background_times.predict(len(self.rows), self.tokens + count, contexts)
+        return seconds <= self.background_seconds
+
+    def draft(self, row: int, proposal: Proposal) -> None:
+        """A row verifies ``proposal``: count and charge its positions."""
+        count = len(proposal.tokens)
+        contexts = _contexts(self.rows[row].start + 1, count)
+        self.drafts[row] = proposal
+        self.lengths[row] += count
+        self.tokens += count
+        self.contexts += contexts
+        self.budget -= count
+        self.sequences[row].account.charge(self.cost.rows(count, contexts))
+
+    def put_drafted_last(self) -> None:
+        """Order the decode rows: those of one token first, because kernels compute them together."""
+        order = sorted(range(len(self.rows)), key=self.drafts.__contains__)
+        self.rows = [self.rows[row] for row in order]
+        self.sequences = [self.sequences[row] for row in order]
+        self.lengths = [self.lengths[row] for row in order]
+        first = len(order) - len(self.drafts)
+        self.drafts = {first + i: self.drafts[row] for i, row in enumerate(order[first:])}
 
     def add_chunk(self, sequence: Sequence, length: int) -> None:
         """Add a row for the next ``length`` positions of a prompt; its blocks are in its table already."""
@@ -286,9 +318,19 @@ class StepBuilder:
         self.joined[terms.name] = joined + length
         return True
 
+    @property
+    def drafted(self) -> int:
+        """Drafted positions of all rows."""
+        return sum(len(each.tokens) for each in self.drafts.values())
+
     def freeze(self) -> StepPlan:
         """The plan as a value."""
         self.epochs = tuple(map(_epoch, self.sequences))
         return StepPlan(
             self.number, tuple(self.entries), tuple(self.moves), tuple(self.rows), self.waits, self.idle
         )
+
+
+def _contexts(start: int, count: int) -> int:
+    """The sum of the positions that ``count`` positions from ``start`` on attend to, as decode rows count them."""
+    return count * start + count * (count - 1) // 2

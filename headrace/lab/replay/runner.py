@@ -67,6 +67,7 @@ class RecordedRunner:
         )
 
     def _drawn(self, planned: PlannedRow, count: int) -> tuple[int, ...]:
-        position = planned.row.start + planned.row.length - planned.prompt_tokens
+        row = planned.row
+        position = row.start + row.length - len(row.drafts) - planned.prompt_tokens
         answer = self._answers.get(planned.request_id, Answer()).tokens[position : position + count]
         return (*answer, *(UNKNOWN + position + i for i in range(len(answer), count)))

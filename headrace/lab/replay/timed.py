@@ -57,7 +57,7 @@ class TimedRunner(RecordedRunner):
         for i, each in enumerate(rows):
             answer = self._answers.get(each.request_id)
             if answer is not None and answer.reason is FinishReason.FAILED and each.row.samples:
-                drawn = each.row.start + each.row.length - each.prompt_tokens
+                drawn = each.row.start + each.row.length - len(each.row.drafts) - each.prompt_tokens
                 if drawn >= len(answer.tokens):
                     failing[i] = answer.message
         return failing

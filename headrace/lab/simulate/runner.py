@@ -10,7 +10,7 @@ from collections import deque
 from collections.abc import Iterator, Mapping
 from itertools import chain, islice, repeat
 
-from headrace.core.plan import Arrival, Move, StepOutput, StepPlan, Tier
+from headrace.core.plan import Arrival, Move, Row, StepOutput, StepPlan, Tier
 from headrace.lab.simulate.device import Device
 from headrace.lab.simulate.work import added_up, columns
 
@@ -56,8 +56,11 @@ class SimulatedRunner:
             drawn = len(entry.tokens) - entry.prompt_tokens
             draws[entry.slot] = chain(islice(zip(answer), drawn, len(answer) - 1), _ENDED)
         rows = columns(plan)
-        drawing = zip(rows[0], rows[4], strict=True)
-        tokens = tuple([next(draws[slot]) if sample else _NOTHING for slot, sample in drawing])
+        if any(rows[5]):
+            tokens = tuple([_drawn(draws[row.slot], row) if row.samples else _NOTHING for row in plan.rows])
+        else:
+            drawing = zip(rows[0], rows[4], strict=True)
+            tokens = tuple([next(draws[slot]) if sample else _NOTHING for slot, sample in drawing])
         work = added_up(rows, plan.moves)
         seconds = self._device.seconds(work)
         self.busy_seconds += seconds
@@ -84,3 +87,13 @@ class SimulatedRunner:
         while self._disk and self._disk[0][0] <= self._free_at:
             ended.append(Arrival(self._disk.popleft()[1], True, self._disk_seconds))
         return tuple(ended)
+
+
+def _drawn(answer: Iterator[tuple[int, ...]], row: Row) -> tuple[int, ...]:
+    """The next tokens of an answer: one, and another one after each draft that is right."""
+    tokens: list[int] = []
+    for draft in (*row.drafts, None):
+        tokens += next(answer)
+        if tokens[-1] != draft:
+            break
+    return tuple(tokens)

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 from headrace.core.plan import Move, StepPlan, Tier
 
-_NO_ROWS: tuple[tuple[int, ...], ...] = ((),) * 5
+_NO_ROWS: tuple[tuple[int, ...], ...] = ((),) * 6
 _DEVICE, _ACROSS = {Tier.DEVICE}, {Tier.DEVICE, Tier.HOST}
 
 
@@ -16,8 +16,9 @@ class StepWork(NamedTuple):
 
     ``tokens`` are the positions computed, ``contexts`` the sum over them of the positions that each attends to,
     ``read_tokens`` the positions whose keys and values are read (once a row, however many tokens it has), and
-    ``samples`` the rows that draw a token. ``copies`` are blocks copied on the device, ``transfers`` blocks that
-    cross to or from the host; copies to and from the disk run in parallel and are not part of a step.
+    ``samples`` the tokens drawn: a row with drafts draws one more for each. ``copies`` are blocks copied on the device,
+    ``transfers`` blocks that cross to or from the host; copies to and from the disk run in parallel and are not part of
+    a step.
     """
 
     rows: int
@@ -41,7 +42,7 @@ def work_of(plan: StepPlan) -> StepWork:
 
 def added_up(rows: Sequence[tuple[Any, ...]], moves: Iterable[Move]) -> StepWork:
     """The sums of rows given as `columns`, and of moves; fast, because every simulated step needs them."""
-    _, starts, lengths, _, samples = rows
+    _, starts, lengths, _, samples, drafts = rows
     tokens: int = sum(lengths)
     contexts = read = tokens + sum(starts)
     if tokens > len(lengths):
@@ -53,4 +54,6 @@ def added_up(rows: Sequence[tuple[Any, ...]], moves: Iterable[Move]) -> StepWork
         ends = {move.source_tier, move.target_tier}
         copies += ends == _DEVICE
         transfers += ends == _ACROSS
-    return StepWork(len(lengths), tokens, contexts, read, sum(samples), copies, transfers)
+    return StepWork(
+        len(lengths), tokens, contexts, read, sum(samples) + sum(map(len, drafts)), copies, transfers
+    )

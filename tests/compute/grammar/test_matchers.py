@@ -154,3 +154,58 @@ def test_tokens_that_are_still_on_a_device_are_waited_for_beside_the_runner(matc
     arrived.set()
     assert allowed_at(matchers, 1) == {b}
     assert allowed_at(matchers, 2) == {a}
+
+
+def walk(matchers: Matchers, *drafts: int) -> tuple[list[set[int]], int]:
+    """What slot 1 may draw after each of these drafts, and how many of them are legal."""
+    matchers.walk({1: drafts})
+    (_, words, _), failures = matchers.allowed(np.array([1] * (len(drafts) + 1)), np.arange(len(drafts) + 1))
+    assert not failures
+    bits = np.unpackbits(words.view(np.uint8), axis=1, bitorder="little")[:, :SIZE]
+    return [set(np.flatnonzero(line).tolist()) for line in bits], matchers.legal()[1]
+
+
+def test_masks_along_a_draft_leave_the_matcher_where_it_was(matchers):
+    matchers.admit(constrained(1, "ab?c"))
+    a, b, c = (tokens_of(letter)[0] for letter in "abc")
+    assert walk(matchers, a, b, c) == ([{a}, {b, c}, {c}, {END}], 3)
+    assert walk(matchers, a, c) == ([{a}, {b, c}, {END}], 2)
+    assert allowed_at(matchers, 1) == {a}
+    draw(matchers, (1, a))
+    assert walk(matchers, b) == ([{b, c}, {c}], 1)
+
+
+def test_a_draft_ends_at_its_first_illegal_token_and_at_an_end(matchers):
+    matchers.admit(constrained(1, "ab?c"))
+    a, b, c, x = (tokens_of(letter)[0] for letter in "abcx")
+    everything = set(range(SIZE))
+    assert walk(matchers, a, x, c) == ([{a}, {b, c}, everything, everything], 1)
+    assert walk(matchers, x, a) == ([{a}, everything, everything], 0)
+    assert walk(matchers, a, c, END, END) == ([{a}, {b, c}, {END}, everything, everything], 2)
+    assert allowed_at(matchers, 1) == {a}
+
+
+def test_a_walk_that_fails_costs_the_draft_and_not_the_sequence(matchers, monkeypatch):
+    class Panic(BaseException):
+        pass
+
+    class Copied:
+        def deep_copy(self):
+            raise Panic
+
+    matchers.admit(constrained(1, "ab?c"))
+    a = tokens_of("a")[0]
+    assert allowed_at(matchers, 1) == {a}
+    real = matchers._matchers[1]
+    matchers._matchers[1] = Copied()
+    assert walk(matchers, a) == ([{a}, set(range(SIZE))], 0)
+    matchers._matchers[1] = real
+    assert walk(matchers, a)[1] == 1
+
+
+def test_several_tokens_of_a_slot_are_followed_as_far_as_they_count(matchers):
+    matchers.admit(constrained(1, "ab?c"))
+    a, b, c = (tokens_of(letter)[0] for letter in "abc")
+    drawn, counting = torch.tensor([77, a, b, c]), torch.tensor([True, True, True, False])
+    matchers.note(np.array([3, 1, 1, 1]), drawn, counting)
+    assert allowed_at(matchers, 1) == {c}

@@ -16,7 +16,7 @@ One index belongs to one scope (tenant, model, adapter): see `core.cache.partial
 from __future__ import annotations
 
 from array import array
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 GRAM = 3
@@ -133,43 +133,41 @@ class ContinuationIndex:
             past = array("I", tokens[max(0, at - LENGTHS[0]) : at])
             votes = self._votes(past)
             if votes.places:
-                leader = _leader([self._log[place] for place in votes.places])
-                if leader.token != END:
-                    self._trust.learn(votes.agreed, leader, leader.token == tokens[at])
+                leader, standing = next(_led([self._log[place : place + 1] for place in votes.places]))
+                if leader != END:
+                    self._trust.learn(votes.agreed, standing, leader == tokens[at])
 
     def propose(self, context: Sequence[int], max_tokens: int) -> Proposal:
         """Up to ``max_tokens`` tokens that may follow ``context``, of which the last `LENGTHS`[0] tokens count."""
-        past = array("I", context[-LENGTHS[0] :])
-        votes = self._votes(past)
+        votes = self._votes(array("I", context[-LENGTHS[0] :]))
         if not votes.places or max_tokens < 1:
             return NOTHING
-        ahead = [self._log[place : place + max_tokens] for place in votes.places]
+        log = self._log
+        ahead = [log[place : place + max_tokens] for place in votes.places]
         tokens: list[int] = []
         probabilities: list[float] = []
-        chance = 1.0
-        for at in range(max_tokens):
-            leader = _leader([run[at] for run in ahead if at < len(run)])
-            probability = self._trust.estimate(votes.agreed + at, leader)
+        chance, agreed, estimates = 1.0, votes.agreed, self._trust.estimates
+        for token, standing in _led(ahead):
+            probability = estimates[_ROWS[agreed]][standing]
             chance *= probability
-            if leader.token == END or chance < FLOOR:
+            if token == END or chance < FLOOR:
                 break
-            tokens.append(leader.token)
+            tokens.append(token)
             probabilities.append(probability)
-            if leader.votes < leader.voters:
-                ahead = [run for run in ahead if at < len(run) and run[at] == leader.token]
+            agreed = min(agreed + 1, LENGTHS[0])
         return Proposal(tuple(tokens), tuple(probabilities), votes.agreed)
 
     def _votes(self, past: array[int]) -> _Votes:
         """The slots after the places that agree longest with ``past``, newest first."""
         if len(past) < GRAM:
-            return _Votes((), 0)
+            return _NO_VOTES
         log, earlier, mask = self._log, self._earlier, self._size - 1
-        oldest = self._end - self._size
+        oldest = max(GRAM, self._end - self._size)
         gram = past[-GRAM:]
         place = self._heads[hash(tuple(gram)) & mask]
         found: list[int] = []
         for _ in range(STEPS):
-            if place < GRAM or place < oldest:
+            if place < oldest:
                 break
             slot = place & mask
             if log[slot - GRAM : slot] == gram:
@@ -177,13 +175,16 @@ class ContinuationIndex:
                 if len(found) == CANDIDATES:
                     break
             place = earlier[slot]
-        for length in LENGTHS:
-            if length <= len(past):
-                tail = past[-length:]
-                agreeing = [slot for slot in found if log[slot - length : slot] == tail]
-                if agreeing:
-                    return _Votes(tuple(agreeing), length)
-        return _Votes(tuple(found), GRAM)
+        agreed, count = GRAM, len(past)
+        for length in _SHORTEST_FIRST:
+            if length > count or not found:
+                break
+            tail = past[-length:]
+            agreeing = [slot for slot in found if log[slot - length : slot] == tail]
+            if not agreeing:
+                break
+            found, agreed = agreeing, length
+        return _Votes(tuple(found), agreed)
 
 
 class _Votes(NamedTuple):
@@ -191,27 +192,40 @@ class _Votes(NamedTuple):
     agreed: int
 
 
-class _Leader(NamedTuple):
-    token: int
-    votes: int
-    voters: int
+_NO_VOTES = _Votes((), 0)
+_SHORTEST_FIRST = LENGTHS[::-1]
 
 
-def _leader(ballots: Sequence[int]) -> _Leader:
-    """The token with most votes; of equals the first one, which is the newest."""
-    if not ballots:
-        return _Leader(END, 0, 0)
+def _led(ahead: list[array[int]]) -> Iterator[tuple[int, int]]:
+    """The leading token at each place of the runs, and its standing; runs with another token vote no more."""
+    at = 0
+    while True:
+        for ballots in zip(*ahead, strict=False):
+            leader, votes = _leader(ballots)
+            at += 1
+            if votes < len(ballots):
+                yield leader, 2 if 2 * votes >= len(ballots) else 3
+                break
+            yield leader, votes > 1
+        else:
+            return
+        ahead = [run[at:] for run in ahead if run[at - 1] == leader]
+        at = 0
+
+
+def _leader(ballots: Sequence[int]) -> tuple[int, int]:
+    """The token with most votes, and their number; of equals the first one, which is the newest."""
     first = ballots[0]
     votes = ballots.count(first)
     if 2 * votes >= len(ballots):
-        return _Leader(first, votes, len(ballots))
+        return first, votes
     leader = max(dict.fromkeys(ballots), key=ballots.count)
-    return _Leader(leader, ballots.count(leader), len(ballots))
+    return leader, ballots.count(leader)
 
 
 class _Trust:
-    """How often votes were right, by the length of their agreement with the context and by their agreement with each
-    other.
+    """How often votes were right, by the length of their agreement with the context and by the leader's standing:
+    one place alone; several that all agree; a majority; fewer than half.
 
     Each cell starts with the estimate of PPM's method C (Moffat, 1990), weighted as two observations.
     """
@@ -219,29 +233,16 @@ class _Trust:
     def __init__(self) -> None:
         self._right = [[2.0 * prior for prior in _PRIORS] for _ in range(len(LENGTHS) + 1)]
         self._seen = [[2.0] * len(_PRIORS) for _ in range(len(LENGTHS) + 1)]
+        self.estimates = [list(_PRIORS) for _ in range(len(LENGTHS) + 1)]
 
-    def learn(self, agreed: int, leader: _Leader, right: bool) -> None:
-        row, column = _row(agreed), _column(leader)
-        self._right[row][column] += right
-        self._seen[row][column] += 1
-
-    def estimate(self, agreed: int, leader: _Leader) -> float:
-        row, column = _row(agreed), _column(leader)
-        return self._right[row][column] / self._seen[row][column]
+    def learn(self, agreed: int, standing: int, right: bool) -> None:
+        row = _ROWS[agreed]
+        self._right[row][standing] += right
+        self._seen[row][standing] += 1
+        self.estimates[row][standing] = self._right[row][standing] / self._seen[row][standing]
 
 
 _PRIORS = (1 / 2, 4 / 5, 1 / 2, 1 / 4)
-"""One place alone; several that all agree; a majority; fewer than half."""
 
-
-def _row(agreed: int) -> int:
-    for row, length in enumerate(LENGTHS):
-        if agreed >= length:
-            return row
-    return len(LENGTHS)
-
-
-def _column(leader: _Leader) -> int:
-    if leader.votes == leader.voters:
-        return 0 if leader.voters == 1 else 1
-    return 2 if 2 * leader.votes >= leader.voters else 3
+_ROWS = tuple(sum(agreed < length for length in LENGTHS) for agreed in range(LENGTHS[0] + 1))
+"""The row of each agreement; a longer one counts as the longest."""

@@ -54,6 +54,9 @@ REQUEST: Mapping[str, Part] = {
     "retention": Part.INERT,
     "affinity": Part.INERT,
     "answered": Part.GENERATION,
+    "prediction": Part.INERT,
+    "cached_answer": Part.INERT,
+    "indexed": Part.INERT,
     "salt": Part.SCOPE,
     "adapter": Part.ENGINE,
     "seed": Part.GENERATION,  # only if tokens are sampled: greedy answers have no seed

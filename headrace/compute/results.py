@@ -1,0 +1,72 @@
+"""The results of a step on their way from the device, and the `StepOutput` that they become."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from headrace.compute.sampling.logprobs import Scores
+from headrace.compute.sampling.sampler import FAULTS
+from headrace.compute.transfer import Download
+from headrace.core.constraint import FAILED_PREFIX
+from headrace.core.plan import StepOutput, TokenLogprob
+
+
+class Sampled(NamedTuple):
+    """The row of each line, the positions of tokens and (with drafts) of what counts in the download, the rows that a
+    grammar constrains, and the lines that need scores."""
+
+    rows: list[int]
+    tokens: int
+    counting: int | None
+    constrained: set[int]
+    scored: list[int]
+    scores: tuple[Scores, ...]
+
+
+class Launched(NamedTuple):
+    """A step whose work is queued; its results are in ``download`` or under way to it."""
+
+    step: int
+    row_count: int
+    failures: dict[int, str]
+    download: Download
+    sampled: Sampled | None = None
+    prompt_spans: tuple[tuple[int, int], ...] = ()
+    prompt_scores: tuple[Scores, ...] = ()
+    waits: bool = False
+    broken_off: bool = False
+
+
+def output_of(launched: Launched) -> StepOutput:
+    """Convert the downloaded results to values."""
+    if launched.broken_off:
+        return StepOutput(launched.step, (), broken_off=True)
+    host = launched.download.wait()
+    tokens: list[tuple[int, ...]] = [()] * launched.row_count
+    failures = dict(launched.failures)
+    logprobs: dict[int, tuple[TokenLogprob, ...]] = {}
+    prompt_logprobs: dict[int, tuple[TokenLogprob, ...]] = {}
+    sampled = launched.sampled
+    if sampled is not None:
+        drawn = host[sampled.tokens].tolist()
+        counting = [True] * len(drawn) if sampled.counting is None else host[sampled.counting].tolist()
+        for row, token, counts in zip(sampled.rows, drawn, counting, strict=True):
+            if not counts:
+                continue
+            if token < 0:
+                blamed = FAILED_PREFIX if row in sampled.constrained else ""
+                failures.setdefault(row, blamed + FAULTS[token])
+            elif row not in failures:
+                tokens[row] += (token,)
+        scores = [value for part in sampled.scores for value in part.read(host)]
+        for line, value in zip(sampled.scored, scores, strict=True):
+            if counting[line] and tokens[row := sampled.rows[line]]:
+                logprobs[row] = (*logprobs.get(row, ()), value)
+    if launched.prompt_scores:
+        scores = [value for part in launched.prompt_scores for value in part.read(host)]
+        done = 0
+        for row, span in launched.prompt_spans:
+            if row not in failures:
+                prompt_logprobs[row] = tuple(scores[done : done + span])
+            done += span
+    return StepOutput(launched.step, tuple(tokens), logprobs, prompt_logprobs, failures)

@@ -1,0 +1,86 @@
+"""The lines of a step's logits: one for each token that is drawn, and which of these tokens count.
+
+```
+ row     known .. x | drafts r s t       a row with three drafts has four lines
+ lines   after x    after r   after s   after t
+ drawn   r          s         u         v         <- each as if all drafts before it were known tokens
+ counts  yes        yes       yes       no        u replaces t, and what comes after t is void
+```
+A drawn token counts while all drafts before it were equal to the tokens drawn at their places. Whether one does is
+computed where the tokens are: the host need not wait for them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+import numpy as np
+import torch
+
+from headrace.compute.transfer import upload
+from headrace.core.plan import Row
+
+Ints = np.ndarray[tuple[int, ...], np.dtype[np.int64]]
+
+NO_DRAFT = -3
+"""In place of a draft where there is none, or where it cannot be right; unequal to all tokens and faults."""
+
+
+class Lines(NamedTuple):
+    """The lines as columns, int64 [L]; the lines of a row follow each other.
+
+    ``rows`` are indices of the plan's rows. ``positions`` are the places of the tokens to draw in their sequences,
+    ``offsets`` the drafts of the row before them. ``drafts`` are the drafts at these places: `NO_DRAFT` in the last
+    line of a row.
+    """
+
+    rows: Ints
+    slots: Ints
+    positions: Ints
+    offsets: Ints
+    drafts: Ints
+
+    @property
+    def verifies(self) -> bool:
+        """Whether any row has drafts."""
+        return bool(self.offsets.any())
+
+    def part(self, some: slice) -> Lines:
+        """Some of the lines."""
+        return Lines(*(column[some] for column in self))
+
+    def cut(self, lengths: Mapping[int, int]) -> Lines:
+        """Without the drafts of some slots after the first so many."""
+        if not lengths:
+            return self
+        most = np.array([lengths.get(slot, len(self.rows)) for slot in self.slots.tolist()], dtype=np.int64)
+        return self._replace(drafts=np.where(self.offsets < most, self.drafts, NO_DRAFT))
+
+    def before(self) -> Ints | None:
+        """The drafts before each line [L, K], `NO_DRAFT` where it has fewer than others; None if no line has any."""
+        width = int(self.offsets.max(initial=0))
+        if not width:
+            return None
+        places = np.arange(width)
+        first = np.arange(len(self.rows)) - self.offsets
+        drafts = self.drafts[np.minimum(first[:, None] + places, len(self.rows) - 1)]
+        return np.where(places < self.offsets[:, None], drafts, NO_DRAFT)
+
+    def counting(self, drawn: torch.Tensor) -> torch.Tensor:
+        """Which of the tokens ``drawn`` int64 [L] count, as bool [L] on their device.
+
+        A fault after a draft does not count: the token at its place is drawn again in another step, and fails there.
+        """
+        drafts, first, later = upload(
+            drawn.device, self.drafts, np.arange(len(self.rows)) - self.offsets, self.offsets
+        )
+        wrong = drawn != drafts
+        before = wrong.cumsum(0) - wrong.long()
+        return (before == before[first]) & ((drawn >= 0) | (later == 0))
+
+
+def drafted(rows: Sequence[Row], vocab_size: int) -> Ints:
+    """The drafts of all ``rows``, one after the other; `NO_DRAFT` in place of a token that the model does not have."""
+    tokens = [token for row in rows for token in row.drafts]
+    return np.array([token if 0 <= token < vocab_size else NO_DRAFT for token in tokens], dtype=np.int64)

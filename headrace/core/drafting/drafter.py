@@ -1,0 +1,197 @@
+"""Drafts for a step: asks the proposers, keeps the most promising proposal of each row, and cuts it to what pays.
+
+```
+ asks ──► compare earlier proposals with what came ──► Acceptance
+      ──► free proposers ──► costly ones, where they promise more ──► best of each row ──► DraftBudget ──► drafts
+```
+A proposer is free if its proposals cost next to nothing (a look-up in the text), and costly if they take time on the
+device (a draft model). With many rows, a proposer that does not help a row is asked for it less often.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from itertools import accumulate
+from operator import mul
+from typing import NamedTuple
+
+from headrace.core.drafting.acceptance import Acceptance, compared
+from headrace.core.drafting.costly_sources import CostlySource
+from headrace.core.drafting.draft_budget import Cut, DraftBudget, Offer
+from headrace.core.drafting.proposal import DraftAsk, Proposal, Proposer, StepLoad
+from headrace.core.request import Request
+
+FEW_ASKS = 8
+"""Up to this many asks of all proposers together, every proposer is asked for every row at each step."""
+
+LONGEST_REST = {Cut.NOTHING_PROPOSED: 3, Cut.NOT_WORTH: 15}
+"""With more, the steps for which a proposer that did not help a row rests, at most."""
+
+LONGEST_REST_BEHIND = 7
+"""The same for one whose proposal was not the best one."""
+
+
+class Estimated(NamedTuple):
+    """A proposal with its ``survivals`` (the chance that a token and all before it are right) and their sum."""
+
+    proposal: Proposal
+    survivals: tuple[float, ...]
+    expected: float
+
+
+class BudgetedDrafter:
+    """A `core.drafting.proposal.Drafter` over several proposers.
+
+    Args:
+        proposers: in the order in which equals are preferred.
+        acceptance: the estimates, learned here.
+        budget: chooses how much is verified.
+        costs: by name of a costly proposer, the time of drafting one token for some rows, as a share of the target's
+            time for a step of these rows.
+    """
+
+    def __init__(
+        self,
+        proposers: Sequence[Proposer],
+        acceptance: Acceptance,
+        budget: DraftBudget,
+        costs: Mapping[str, float] | None = None,
+    ) -> None:
+        shares = costs or {}
+        self._free = [each for each in proposers if each.name not in shares]
+        self._costly = [
+            CostlySource(each, shares[each.name], acceptance) for each in proposers if each.name in shares
+        ]
+        self._acceptance = acceptance
+        self._budget = budget
+        self._lives: dict[str, _Life] = {}
+
+    def draft(self, asks: Sequence[DraftAsk], load: StepLoad) -> Sequence[Proposal | None]:
+        """As `Drafter.draft`. An empty proposal says why nothing is verified of what was proposed."""
+        lives = [self._life(ask) for ask in asks]
+        every = len(asks) * len(self._free) <= FEW_ASKS
+        best: list[Estimated | None] = [None] * len(asks)
+        for proposer in self._free:
+            name = proposer.name
+            due = [row for row, life in enumerate(lives) if every or life.due(name)]
+            self._propose(proposer, due, asks, lives, best)
+        for source in self._costly:
+            chosen = source.worth(
+                asks, [each.expected if each else 0.0 for each in best], load, self._budget.fixed
+            )
+            rows = [row for row, most in enumerate(chosen) if most]
+            cut = [ask._replace(most=min(ask.most, most)) for ask, most in zip(asks, chosen, strict=True)]
+            self._propose(source.proposer, rows, cut, lives, best)
+        return self._cut(asks, lives, best, load)
+
+    def verified(self, request_id: str, proposal: Proposal, accepted: int) -> None:
+        """Nothing: `draft` and `ended` compare every proposal, verified or not, with the tokens that came."""
+
+    def ended(self, request: Request, tokens: list[int]) -> None:
+        """Learn from the last proposals of a request, and drop its state."""
+        life = self._lives.pop(request.id, None)
+        if life is not None:
+            life.settle(request, tokens, self._acceptance)
+        self._acceptance.ended(request.id)
+        for proposer in self._free:
+            proposer.ended(request, tokens)
+        for source in self._costly:
+            source.proposer.ended(request, tokens)
+
+    def _life(self, ask: DraftAsk) -> _Life:
+        life = self._lives.get(ask.request.id)
+        if life is None:
+            life = self._lives[ask.request.id] = _Life()
+        elif life.open:
+            life.settle(ask.request, ask.tokens, self._acceptance)
+        return life
+
+    def _propose(
+        self,
+        proposer: Proposer,
+        rows: Sequence[int],
+        asks: Sequence[DraftAsk],
+        lives: Sequence[_Life],
+        best: list[Estimated | None],
+    ) -> None:
+        """Ask ``proposer`` for ``rows``; a proposal that promises more tokens than the best one replaces it."""
+        if not rows:
+            return
+        name = proposer.name
+        for row, proposal in zip(rows, proposer.propose([asks[row] for row in rows]), strict=True):
+            if proposal is None or not proposal.tokens:
+                lives[row].rest(name, LONGEST_REST[Cut.NOTHING_PROPOSED])
+                continue
+            ask, request = asks[row], asks[row].request
+            estimates = self._acceptance.estimate(name, request.tenant, request.id, proposal.confidences)
+            survivals = tuple(accumulate(estimates, mul))
+            lives[row].open[name] = (len(ask.tokens), proposal)
+            expected = sum(survivals[ask.ahead :])
+            held = best[row]
+            if held is not None and expected <= held.expected:
+                lives[row].rest(name, LONGEST_REST_BEHIND)
+                continue
+            if held is not None:
+                lives[row].rest(held.proposal.source, LONGEST_REST_BEHIND)
+            best[row] = Estimated(Proposal(proposal.tokens, estimates, name), survivals, expected)
+
+    def _cut(
+        self,
+        asks: Sequence[DraftAsk],
+        lives: Sequence[_Life],
+        best: Sequence[Estimated | None],
+        load: StepLoad,
+    ) -> list[Proposal | None]:
+        offers = []
+        for ask, each in zip(asks, best, strict=True):
+            target = ask.request.slo.tpot_seconds
+            survivals = () if each is None else each.survivals
+            offers.append(Offer(survivals, len(ask.tokens), ask.ahead, target or float("inf")))
+        drafts: list[Proposal | None] = []
+        for life, each, choice in zip(lives, best, self._budget.choose(offers, load), strict=True):
+            if each is None:
+                drafts.append(None)
+                continue
+            tokens, estimates, source, _ = each.proposal
+            count = choice.tokens
+            if count:
+                life.rests.pop(source, None)
+            elif choice.cut is Cut.NOT_WORTH:
+                life.rest(source, LONGEST_REST[Cut.NOT_WORTH])
+            drafts.append(Proposal(tokens[:count], estimates[:count], source, choice.cut))
+        return drafts
+
+
+class _Life:
+    """A request while it is drafted for."""
+
+    __slots__ = ("open", "rests")
+
+    def __init__(self) -> None:
+        self.open: dict[
+            str, tuple[int, Proposal]
+        ] = {}  # by source: known tokens at its last proposal, and that
+        self.rests: dict[str, tuple[int, int]] = {}  # by source: steps left, and the length of this rest
+
+    def due(self, source: str) -> bool:
+        """Whether a source is asked at this step; counts the step."""
+        left, length = self.rests.get(source, (0, 0))
+        if left:
+            self.rests[source] = (left - 1, length)
+        return not left
+
+    def rest(self, source: str, longest: int) -> None:
+        """A source did not help: it rests for twice as long as the last time."""
+        length = min(longest, 2 * self.rests.get(source, (0, 0))[1] + 1)
+        self.rests[source] = (length, length)
+
+    def settle(self, request: Request, tokens: list[int], acceptance: Acceptance) -> None:
+        """Compare the last proposal of each source with the tokens that came in its place."""
+        count = len(tokens)
+        for source, (start, proposal) in tuple(self.open.items()):
+            if count <= start:
+                continue
+            del self.open[source]
+            drafted = proposal.tokens
+            trials = compared(drafted, tokens[start : start + len(drafted)])
+            acceptance.learn(source, request.tenant, request.id, proposal.confidences, trials)

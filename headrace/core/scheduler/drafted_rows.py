@@ -1,0 +1,119 @@
+"""Drafts of a step: which rows get them while it is planned, and what was accepted of them when it is committed.
+
+Once the decode rows of a step are planned, a `Drafter` is asked for all of them together. Blocks of drafted positions
+come from what is free and never from a preemption: a draft is cut instead. A drafted position that is rejected is
+computed again later, in the same place.
+
+While a step with drafts is in flight, nobody knows how many tokens its rows have, so the scheduler plans no step until
+it has been committed. Steps without drafts overlap as configured. The last tokens of an overlapping sequence are not
+known when it is drafted for: its proposal has to begin with them, and only what follows them is verified.
+"""
+
+from __future__ import annotations
+
+from headrace.core.capacity import blocks_needed
+from headrace.core.drafting.proposal import DraftAsk, Drafter, Proposal, StepLoad
+from headrace.core.events import DraftingFailed, Event, Verified
+from headrace.core.plan import Row, new_tuple
+from headrace.core.prediction.step_times import StepTimes
+from headrace.core.scheduler.running_set import RunningSet
+from headrace.core.scheduler.step_builder import StepBuilder
+from headrace.core.sequence import Sequence
+
+DRAFT_SHARE = 0.5
+"""Share of a step's remaining budget that drafts may take while prompts wait for it."""
+
+
+class DraftedRows:
+    """The drafts of planned rows; without ``drafter`` there are none. A drafter that raises is not asked again."""
+
+    def __init__(self, drafter: Drafter | None, running: RunningSet, events: list[Event]) -> None:
+        self._drafter = drafter
+        self._running = running
+        self._events = events
+        self.in_flight = 0  # launched steps with drafts
+
+    def add(self, step: StepBuilder, times: StepTimes | None) -> None:
+        """Give drafts to rows of ``step``, in which all decode rows and no others are planned."""
+        if self._drafter is None or not step.rows:
+            return
+        budget = int(step.budget * DRAFT_SHARE) if step.prompts else step.budget
+        rows, asks = [], []
+        for row, sequence in enumerate(step.sequences):
+            ahead = sequence.pending - 1  # tokens that are drawn already, but not known
+            most = min(sequence.finish_length - len(sequence.tokens) - 1, budget + ahead)
+            if most > ahead:
+                rows.append(row)
+                asks.append(DraftAsk(sequence.request, sequence.tokens, most, ahead))
+        if not asks:
+            return
+        load = StepLoad(len(step.rows), step.tokens, step.contexts, budget, times)
+        try:
+            proposals = self._drafter.draft(asks, load)
+            for row, ask, proposal in zip(rows, asks, proposals, strict=True):
+                if proposal is not None:
+                    budget -= self._add(
+                        step, row, proposal, min(ask.most, budget + step.sequences[row].pending - 1)
+                    )
+        except Exception as error:
+            self._fail(error)
+        if step.drafts:
+            step.put_drafted_last()
+
+    def _add(self, step: StepBuilder, row: int, proposal: Proposal, most: int) -> int:
+        """Give a row what may be verified of a proposal; returns the number of drafted positions."""
+        sequence = step.sequences[row]
+        first = sequence.pending - 1
+        tokens = _before_end(sequence, proposal.tokens[:most])
+        count = self._room(step, row, len(tokens) - first)
+        if count <= 0:
+            return 0
+        part = slice(first, first + count)
+        cut = proposal._replace(tokens=tuple(tokens[part]), confidences=tuple(proposal.confidences[part]))
+        slot, start, _, blocks, *_ = step.rows[row]
+        missing = blocks_needed(start + 1 + count, self._running.pages.pool.block_size) - len(sequence.table)
+        if missing > 0:
+            blocks += self._running.extend(sequence, missing)
+        step.rows[row] = new_tuple(Row, (slot, start, 1 + count, blocks, True, cut.tokens))
+        step.draft(row, cut)
+        return count
+
+    def _room(self, step: StepBuilder, row: int, count: int) -> int:
+        """How many of ``count`` further positions of a row have blocks, or can get them without taking the last."""
+        sequence, pool = step.sequences[row], self._running.pages.pool
+        spare = max(0, pool.num_free - len(self._running))  # every other sequence may need one next
+        places = (len(sequence.table) + spare) * pool.block_size
+        count = min(count, places - step.rows[row].start - 1)
+        return count if count > 0 and step.takes_drafts(row, count) else 0
+
+    def settle(self, step: StepBuilder, row: int, drawn: tuple[int, ...]) -> int:
+        """A row with drafts has drawn these tokens; returns the number of positions that it has computed for good."""
+        sequence, proposal, accepted = step.sequences[row], step.drafts[row], len(drawn) - 1
+        self._running.advance(sequence, accepted)
+        if self._drafter is not None:
+            try:
+                self._drafter.verified(sequence.request.id, proposal, accepted)
+            except Exception as error:
+                self._fail(error)
+        event = (sequence.request.id, proposal.source, len(proposal.tokens), accepted)
+        self._events.append(new_tuple(Verified, event))
+        return 1 + accepted
+
+    def ended(self, sequence: Sequence) -> None:
+        """A sequence has ended."""
+        if self._drafter is not None:
+            try:
+                self._drafter.ended(sequence.request, sequence.tokens)
+            except Exception as error:
+                self._fail(error)
+
+    def _fail(self, error: Exception) -> None:
+        self._drafter = None
+        self._events.append(DraftingFailed(f"{type(error).__name__}: {error}"))
+
+
+def _before_end(sequence: Sequence, tokens: tuple[int, ...]) -> tuple[int, ...]:
+    """``tokens`` up to the first that would end the answer: drawn in its place, that one is the last of the answer."""
+    if sequence.ends.isdisjoint(tokens):
+        return tokens
+    return tokens[: next(i for i, token in enumerate(tokens) if token in sequence.ends)]

@@ -1,0 +1,75 @@
+"""A drafter that lies: some of its drafts are right, others wrong, too long, impossible, or go on behind the end.
+
+No draft may change an answer. So an engine with this drafter has to say what the same engine says without drafts.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Sequence
+
+from headrace.core.drafting.proposal import DraftAsk, Proposal, StepLoad
+from headrace.core.request import Request
+from headrace.testing.hashing_runner import expected_tokens
+
+Truth = Callable[[DraftAsk, int], Sequence[int]]
+"""What follows the tokens of an ask, as far as it is known; at most so many tokens are of use."""
+
+MOST = 8
+IMPOSSIBLE = (-1, -2, -3, 1 << 40)
+"""Tokens that no vocabulary has."""
+
+
+def hashed_truth(ask: DraftAsk, count: int) -> Sequence[int]:
+    """What a `HashingRunner` says next, with no regard to the end of the answer."""
+    said = len(ask.tokens) - len(ask.request.tokens)
+    return expected_tokens(ask.request.tokens, ask.request.seed, said + count, frozenset())[said:]
+
+
+class LyingDrafter:
+    """A `core.drafting.proposal.Drafter` that knows the ``truth`` and tells it now and then; ``seed`` decides when.
+
+    ``drafted`` and ``accepted`` count the tokens that it was told about. It raises for the ``fails``-th ask.
+    """
+
+    def __init__(self, truth: Truth, seed: int, vocab_size: int, fails: int | None = None) -> None:
+        self.drafted = 0
+        self.accepted = 0
+        self.ends: list[str] = []
+        self._truth = truth
+        self._rng = random.Random(seed)
+        self._vocab_size = vocab_size
+        self._left = fails
+
+    def draft(self, asks: Sequence[DraftAsk], load: StepLoad) -> Sequence[Proposal | None]:
+        """See `Drafter.draft`; a proposal may be longer than asked for."""
+        if self._left is not None:
+            self._left -= len(asks)
+            if self._left <= 0:
+                raise RuntimeError("the drafter is out of order")
+        assert all(ask.most > 0 for ask in asks), "nothing may be drafted, but it was asked"
+        return [self._propose(ask) for ask in asks]
+
+    def _propose(self, ask: DraftAsk) -> Proposal | None:
+        rng, way = self._rng, self._rng.random()
+        if way < 0.15:
+            return None
+        if way < 0.3:
+            tokens = [rng.randrange(self._vocab_size) for _ in range(rng.randint(0, MOST))]
+        else:
+            tokens = list(self._truth(ask, rng.randint(1, MOST if way < 0.85 else ask.most + MOST)))
+        if 0.4 < way < 0.65 and tokens:  # wrong from some place on, right again behind it
+            tokens[rng.randrange(len(tokens))] = rng.randrange(self._vocab_size)
+        elif 0.65 < way < 0.7 and tokens:
+            tokens[rng.randrange(len(tokens))] = rng.choice(IMPOSSIBLE)
+        return Proposal(tuple(tokens), (0.5,) * len(tokens), "lies")
+
+    def verified(self, request_id: str, proposal: Proposal, accepted: int) -> None:
+        """See `Drafter.verified`."""
+        assert 0 <= accepted <= len(proposal.tokens) == len(proposal.confidences)
+        self.drafted += len(proposal.tokens)
+        self.accepted += accepted
+
+    def ended(self, request: Request, tokens: list[int]) -> None:
+        """See `Drafter.ended`."""
+        self.ends.append(request.id)

@@ -1,0 +1,184 @@
+import itertools
+import math
+import random
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from headrace.core.drafting.draft_budget import MARGIN, TPOT_SHARE, Choice, Cut, DraftBudget, Offer
+from headrace.core.drafting.proposal import StepLoad
+from headrace.core.prediction.step_times import StepTimes
+
+
+def times(fixed: float, token: float, context: float = 0.0, row: float = 0.0) -> StepTimes:
+    known = StepTimes()
+    known._coefficients = [fixed, row, token, context]
+    return known
+
+
+def load(rows: int, known: StepTimes | None, budget: int = 1000, contexts: int = 0) -> StepLoad:
+    return StepLoad(rows, rows, contexts, budget, known)
+
+
+def survivals(chance: float, count: int) -> tuple[float, ...]:
+    return tuple(chance**at for at in range(1, count + 1))
+
+
+def ratio(offers: list[Offer], counts: list[int], step: StepLoad) -> float:
+    """Expected tokens per second of a choice."""
+    assert step.times is not None
+    _, _, token, context = step.times.coefficients
+    seconds = step.times.predict(step.rows, step.tokens, step.contexts)
+    gain = float(step.rows)
+    for offer, count in zip(offers, counts, strict=True):
+        for at in range(offer.ahead, count):
+            gain += offer.survivals[at]
+            seconds += token + context * (offer.context + at)
+    return gain / seconds
+
+
+ROWS = st.lists(
+    st.tuples(
+        st.lists(st.floats(0.05, 0.99), max_size=4),
+        st.integers(1, 3000),
+        st.integers(0, 1),
+    ),
+    min_size=1,
+    max_size=4,
+)
+
+
+@settings(max_examples=300, deadline=None)
+@given(rows=ROWS, token=st.floats(1e-5, 1e-2), context=st.floats(0, 1e-6))
+def test_no_other_choice_is_much_better(
+    rows: list[tuple[list[float], int, int]], token: float, context: float
+) -> None:
+    offers = []
+    for chances, length, ahead in rows:
+        kept = tuple(itertools.accumulate(chances, lambda a, b: a * b))
+        offers.append(Offer(kept, length, min(ahead, len(kept))))
+    step = load(len(offers), times(0.02, token, context), contexts=sum(offer.context for offer in offers))
+    chosen = [choice.tokens for choice in DraftBudget().choose(offers, step)]
+    reached = ratio(offers, chosen, step)
+    nothing = ratio(offers, [0] * len(offers), step)
+    assert reached >= nothing
+    every = itertools.product(*(range(len(offer.survivals) + 1) for offer in offers))
+    best = max(ratio(offers, list(counts), step) for counts in every)
+    assert reached >= best / MARGIN - 1e-9
+    for offer, count in zip(offers, chosen, strict=True):
+        assert count == 0 or count > offer.ahead
+
+
+@settings(max_examples=200, deadline=None)
+@given(rows=ROWS, budget=st.integers(0, 6))
+def test_the_budget_of_the_step_is_the_best_use_of_it(
+    rows: list[tuple[list[float], int, int]], budget: int
+) -> None:
+    """With tokens of equal cost."""
+    offers = [Offer(tuple(itertools.accumulate(chances, lambda a, b: a * b)), 1) for chances, _, _ in rows]
+    step = load(len(offers), times(0.02, 1e-5), budget)
+    choices = DraftBudget().choose(offers, step)
+    chosen = [choice.tokens for choice in choices]
+    assert sum(chosen) <= budget
+    fitting = [
+        list(counts)
+        for counts in itertools.product(*(range(len(offer.survivals) + 1) for offer in offers))
+        if sum(counts) <= budget
+    ]
+    assert ratio(offers, chosen, step) >= max(ratio(offers, each, step) for each in fitting) / MARGIN - 1e-9
+    for offer, choice in zip(offers, choices, strict=True):
+        if choice.cut is Cut.BUDGET:
+            assert sum(chosen) == budget and choice.tokens < len(offer.survivals)
+
+
+def test_under_load_nothing_is_drafted() -> None:
+    """A token costs 1 ms: alone it is 5 % of the step; with 64 rows a step of as many tokens is full of them."""
+    known = times(0.02, 0.001)
+    for rows, drafted in ((1, 4), (4, 4), (64, 0)):
+        offers = [Offer(survivals(0.6, 4), 100) for _ in range(rows)]
+        chosen = [choice.tokens for choice in DraftBudget().choose(offers, load(rows, known))]
+        assert (max(chosen) > 0) == (drafted > 0), rows
+    assert {choice.cut for choice in DraftBudget().choose(offers, load(64, known))} == {Cut.NOT_WORTH}
+
+
+def test_the_predictable_rows_are_drafted_for_first() -> None:
+    offers = [Offer(survivals(chance, 8), 100) for chance in (0.95, 0.3, 0.7)]
+    first, second, third = DraftBudget().choose(offers, load(3, times(0.02, 0.003)))
+    assert first.tokens > third.tokens > second.tokens
+
+
+def test_tokens_in_flight_cost_and_gain_nothing() -> None:
+    step = load(1, times(0.02, 0.001))
+    (choice,) = DraftBudget().choose([Offer((0.5, 0.45, 0.4), 100, ahead=1)], step)
+    assert choice == Choice(3, Cut.WHOLE)
+    (choice,) = DraftBudget().choose([Offer((0.5,), 100, ahead=1)], step)
+    assert choice.tokens == 0
+    (choice,) = DraftBudget(2).choose([Offer((0.5, 0.4, 0.3, 0.2), 100, ahead=1)], step)
+    assert choice == Choice(3, Cut.FIXED)
+
+
+def test_without_step_times_nothing_is_drafted() -> None:
+    assert DraftBudget().choose([Offer((0.9,), 1)], load(1, None)) == [Choice(0, Cut.TIMES_UNKNOWN)]
+    assert DraftBudget().choose([Offer((), 1)], load(1, None)) == [Choice(0, Cut.NOTHING_PROPOSED)]
+
+
+def test_fixed() -> None:
+    offers = [Offer(survivals(0.1, 5), 1), Offer((), 1), Offer(survivals(0.9, 2), 1)]
+    assert DraftBudget(3).choose(offers, load(3, None)) == [
+        Choice(3, Cut.FIXED),
+        Choice(0, Cut.NOTHING_PROPOSED),
+        Choice(2, Cut.WHOLE),
+    ]
+    assert [choice.tokens for choice in DraftBudget(3).choose(offers, load(3, None, budget=3))] == [1, 0, 1]
+    assert DraftBudget(3).choose(offers, load(3, None, budget=0))[0] == Choice(0, Cut.BUDGET)
+
+
+def test_drafts_of_one_row_keep_the_tpot_target_of_another() -> None:
+    known = times(0.010, 0.001)
+    seconds = known.predict(2, 2, 0)
+    drafted = Offer(survivals(0.95, 8), 1)
+    target = (seconds + 0.0035) / TPOT_SHARE
+    first, other = DraftBudget().choose([drafted, Offer((), 1, tpot_seconds=target)], load(2, known))
+    assert first == Choice(3, Cut.TPOT) and other.tokens == 0
+    missed = Offer((), 1, tpot_seconds=0.5 * seconds)
+    first, _ = DraftBudget().choose([drafted, missed], load(2, known))
+    assert first.tokens == 8, "a target that is missed anyway bounds nothing"
+
+
+def test_a_rows_own_drafts_lengthen_what_its_target_allows() -> None:
+    known = times(0.010, 0.001)
+    target = (known.predict(1, 1, 0) + 0.0005) / TPOT_SHARE
+    (choice,) = DraftBudget().choose([Offer(survivals(0.95, 8), 1, tpot_seconds=target)], load(1, known))
+    assert choice.tokens == 8
+
+
+def test_free_tokens_are_taken_down_to_the_floor() -> None:
+    (choice,) = DraftBudget().choose([Offer(survivals(0.5, 12), 1)], load(1, times(0.01, 0.0)))
+    assert choice.tokens == int(math.log(0.02) / math.log(0.5))
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_targets_hold_in_random_steps(seed: int) -> None:
+    rng = random.Random(seed)
+    known = times(0.01, 0.0005, 1e-7)
+    offers = [
+        Offer(
+            survivals(rng.random(), rng.randrange(9)),
+            rng.randrange(1, 5000),
+            tpot_seconds=rng.choice((math.inf, 0.02, 0.03)),
+        )
+        for _ in range(rng.randrange(1, 20))
+    ]
+    step = load(len(offers), known, rng.randrange(100), sum(offer.context for offer in offers))
+    chosen = [choice.tokens for choice in DraftBudget().choose(offers, step)]
+    base = known.predict(step.rows, step.tokens, step.contexts)
+    seconds = base + sum(
+        0.0005 + 1e-7 * (offer.context + at)
+        for offer, n in zip(offers, chosen, strict=True)
+        for at in range(n)
+    )
+    for offer, count in zip(offers, chosen, strict=True):
+        limit = TPOT_SHARE * offer.tpot_seconds
+        if base <= limit:
+            assert seconds <= limit * (1 + sum(offer.survivals[:count])) + 1e-12

@@ -1,0 +1,189 @@
+from collections.abc import Sequence
+
+import pytest
+
+from headrace.core.drafting.acceptance import Acceptance
+from headrace.core.drafting.draft_budget import Cut, DraftBudget
+from headrace.core.drafting.drafter import BudgetedDrafter
+from headrace.core.drafting.proposal import DraftAsk, Proposal, StepLoad
+from headrace.core.prediction.step_times import StepTimes
+from headrace.core.request import Request
+
+
+def times(fixed: float = 0.02, token: float = 0.001) -> StepTimes:
+    known = StepTimes()
+    known._coefficients = [fixed, 0.0, token, 0.0]
+    return known
+
+
+class Source:
+    """Proposes what it is told to; counts how often it is asked."""
+
+    def __init__(self, name: str, tokens: Sequence[int], confidence: float = 0.7) -> None:
+        self.name = name
+        self.tokens = tuple(tokens)
+        self.confidence = confidence
+        self.asked: list[tuple[str, int]] = []
+        self.ends: list[str] = []
+
+    def propose(self, asks: Sequence[DraftAsk]) -> Sequence[Proposal | None]:
+        self.asked += [(ask.request.id, ask.most) for ask in asks]
+        return [
+            Proposal(self.tokens[: ask.most], (self.confidence,) * len(self.tokens[: ask.most]), self.name)
+            if self.tokens
+            else None
+            for ask in asks
+        ]
+
+    def ended(self, request: Request, tokens: list[int]) -> None:
+        self.ends.append(request.id)
+
+
+def load(rows: int, known: StepTimes | None = None) -> StepLoad:
+    return StepLoad(rows, rows, 0, 1000, known or times())
+
+
+def ask(name: str = "r", tokens: Sequence[int] = (1,), most: int = 8, ahead: int = 0) -> DraftAsk:
+    return DraftAsk(Request(name, (1,)), list(tokens), most, ahead)
+
+
+def drafter(*sources: Source, fixed: int | None = None, **costs: float) -> BudgetedDrafter:
+    return BudgetedDrafter(sources, Acceptance(), DraftBudget(fixed), costs)
+
+
+def test_the_proposal_with_most_expected_tokens_wins() -> None:
+    short, long = Source("a", (5,), 0.9), Source("b", (6, 7, 8), 0.9)
+    (draft,) = drafter(short, long).draft([ask()], load(1))
+    assert draft is not None
+    assert (draft.source, draft.tokens, draft.cut) == ("b", (6, 7, 8), Cut.WHOLE)
+    assert all(0.8 < each < 0.95 for each in draft.confidences)
+    assert drafter().draft([ask()], load(1)) == [None]
+
+
+def test_learned_acceptance_decides_between_sources() -> None:
+    liar, honest = Source("liar", (9, 9, 9), 0.95), Source("honest", (1, 1, 1), 0.6)
+    chooses, tokens, sources = drafter(liar, honest), [1], []
+    for _ in range(8):
+        (draft,) = chooses.draft([ask(tokens=tokens)], load(1))
+        assert draft is not None
+        sources.append(draft.source)
+        tokens += [1]
+    assert sources[0] == "liar" and sources[-1] == "honest"
+
+
+def test_proposals_that_are_not_verified_are_learned_from() -> None:
+    """Under load nothing is drafted. The source became good meanwhile: with the load gone it is used at once."""
+    source = Source("a", (9, 9))
+    chooses, tokens = drafter(source), [1]
+    for _ in range(30):
+        chooses.draft([ask(tokens=tokens)], load(1))
+        tokens += [1]
+    (draft,) = chooses.draft([ask(tokens=tokens)], load(1, times(token=0.004)))
+    assert draft is not None and (draft.tokens, draft.cut) == ((), Cut.NOT_WORTH)
+    source.tokens = (1, 1)
+    for _ in range(30):
+        (draft,) = chooses.draft([ask(tokens=tokens)], load(1, times(token=1.0)))
+        assert draft is not None and not draft.tokens
+        tokens += [1]
+    (draft,) = chooses.draft([ask(tokens=tokens)], load(1, times(token=0.004)))
+    assert draft is not None and draft.tokens == (1, 1)
+
+
+def test_the_last_proposal_of_a_request_is_learned_from() -> None:
+    source = Source("a", (9,), 0.9)
+    chooses = drafter(source)
+    for each in range(60):
+        request = Request(str(each), (1,))
+        chooses.draft([DraftAsk(request, [1], 4)], load(1))
+        chooses.ended(request, [1, 2])
+    (draft,) = chooses.draft([ask("new")], load(1, times(token=0.01)))
+    assert draft is not None and not draft.tokens
+    assert source.ends == [str(each) for each in range(60)]
+    assert list(chooses._lives) == ["new"]
+
+
+def test_with_many_rows_a_useless_source_is_asked_less_often() -> None:
+    useless, useful = Source("a", ()), Source("b", (2, 2), 0.9)
+    chooses = drafter(useless, useful)
+    rows = [ask(str(each)) for each in range(20)]
+    for step in range(64):
+        for each in rows:
+            each.tokens.append(2)
+        chooses.draft(rows, load(20, times(token=0.0001)))
+    assert len(useful.asked) == 20 * 64
+    assert len(useless.asked) <= 20 * 64 / 3
+    few = Source("a", ())
+    chooses = drafter(few)
+    for step in range(64):
+        chooses.draft([ask(tokens=[1] * (step + 1))], load(1))
+    assert len(few.asked) == 64
+
+
+def test_tokens_in_flight_are_not_counted_as_gain() -> None:
+    source = Source("a", (5, 6, 7), 0.9)
+    (draft,) = drafter(source).draft([ask(ahead=1)], load(1))
+    assert draft is not None and draft.tokens == (5, 6, 7)
+    source = Source("a", (5,), 0.9)
+    (draft,) = drafter(source).draft([ask(ahead=1)], load(1))
+    assert draft is not None and draft.tokens == ()
+
+
+def test_fixed_length_drafts_without_step_times() -> None:
+    chooses = drafter(Source("a", (5, 6, 7), 0.1), fixed=2)
+    (draft,) = chooses.draft([ask()], StepLoad(1, 1, 0, 100, None))
+    assert draft is not None and (draft.tokens, draft.cut) == ((5, 6), Cut.FIXED)
+
+
+def test_a_costly_source_is_asked_only_where_it_promises_more() -> None:
+    free, model = Source("free", (5,) * 8, 0.97), Source("model", (6,) * 8, 0.8)
+    chooses = drafter(free, model, model=0.1)
+    free.tokens = ()
+    chooses.draft([ask()], load(1))
+    ((_, most),) = model.asked
+    assert 2 <= most <= 8
+    free.tokens = (5,) * 8
+    (draft,) = chooses.draft([ask(tokens=[1, 2])], load(1))
+    assert draft is not None and draft.source == "free"
+
+
+def test_a_costly_source_is_not_asked_if_it_costs_more_than_it_gives() -> None:
+    model = Source("model", (6,) * 8, 0.5)
+    chooses = drafter(model, model=0.9)
+    chooses.draft([ask()], load(1))
+    assert not model.asked
+    chooses.draft([ask()], StepLoad(1, 1, 0, 100, None))
+    assert not model.asked, "step times are unknown"
+
+
+def test_a_useless_model_is_probed_and_found_again() -> None:
+    model = Source("model", (9,) * 8, 0.8)
+    chooses, tokens = drafter(model, model=0.1), [1]
+    asked = []
+    for _ in range(600):
+        before = len(model.asked)
+        chooses.draft([ask(tokens=tokens)], load(1))
+        asked.append(sum(most for _, most in model.asked[before:]))
+        tokens += [1]
+    late = asked[300:]
+    assert 0 < sum(late) <= 0.01 * len(late) / 0.1 * 1.2, "probes take one percent of the time"
+    model.tokens = (1,) * 8
+    for step in range(300):
+        (draft,) = chooses.draft([ask(tokens=tokens)], load(1))
+        tokens += [1]
+    assert draft is not None and len(draft.tokens) >= 2
+
+
+def test_a_fixed_length_asks_a_costly_source_where_nothing_else_is_proposed() -> None:
+    free, model = Source("free", (5,), 0.1), Source("model", (6,) * 8, 0.1)
+    chooses = drafter(free, model, fixed=3, model=0.9)
+    chooses.draft([ask()], load(1))
+    assert not model.asked
+    free.tokens = ()
+    (draft,) = chooses.draft([ask()], load(1))
+    assert model.asked == [("r", 3)] and draft is not None and draft.tokens == (6, 6, 6)
+
+
+@pytest.mark.parametrize("count", [1, 3])
+def test_every_ask_gets_an_answer(count: int) -> None:
+    chooses = drafter(Source("a", (5,)), Source("b", ()))
+    assert len(chooses.draft([ask(str(each)) for each in range(count)], load(count))) == count

@@ -1,0 +1,110 @@
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from headrace.core.drafting.ngram import CANDIDATES, CHUNK, NgramProposer
+from headrace.core.drafting.proposal import DraftAsk, Proposal
+from headrace.core.request import Request
+
+LOOP = [1, 2, 3, 1, 2, 3, 1, 2]
+
+
+def propose(proposer: NgramProposer, tokens: list[int], most: int = 100, name: str = "r") -> Proposal | None:
+    (found,) = proposer.propose([DraftAsk(Request(name, (1,)), tokens, most)])
+    return found
+
+
+def brute_force(tokens: list[int], most: int, min_n: int, max_n: int) -> tuple[int, ...] | None:
+    """The newest of the places that agree longest with the end, and what followed; by comparing everything."""
+    count = len(tokens)
+    gram = tokens[count - min_n :]
+    places = [p for p in range(min_n, count) if tokens[p - min_n : p] == gram][::-1][:CANDIDATES]
+    best, longest = 0, 0
+    for place in places:
+        agreed = 0
+        while agreed < min(max_n, place) and tokens[place - 1 - agreed] == tokens[count - 1 - agreed]:
+            agreed += 1
+        if agreed > longest:
+            best, longest = place, agreed
+    if not longest:
+        return None
+    proposed: list[int] = []
+    for at in range(most):
+        proposed.append((tokens + proposed)[best + at])
+    return tuple(proposed)
+
+
+@settings(max_examples=300, deadline=None)
+@given(
+    tokens=st.lists(st.integers(0, 3), min_size=3, max_size=30),
+    most=st.integers(1, 6),
+    min_n=st.integers(1, 3),
+    more_n=st.integers(0, 4),
+    steps=st.integers(1, 5),
+)
+def test_equals_a_search_through_the_whole_text(
+    tokens: list[int], most: int, min_n: int, more_n: int, steps: int
+) -> None:
+    proposer = NgramProposer(most, min_n, min_n + more_n)
+    for end in range(3, len(tokens) + 1, steps):  # the index grows by steps
+        known = tokens[:end]
+        if end <= min_n:
+            continue
+        found = propose(proposer, known)
+        assert (found.tokens if found else None) == brute_force(known, most, min_n, min_n + more_n)
+        if found:
+            assert len(found.confidences) == len(found.tokens)
+            assert all(0 < each < 1 for each in found.confidences)
+
+
+def test_the_longest_agreement_wins_over_the_newest_place() -> None:
+    tokens = [7, 1, 2, 50, 8, 1, 2, 60, 7, 1, 2]
+    found = propose(NgramProposer(1, 2, 8), tokens)
+    assert found is not None and found.tokens == (50,)
+    found = propose(NgramProposer(1, 2, 2), tokens)
+    assert found is not None and found.tokens == (60,)
+
+
+def test_a_short_period_goes_on() -> None:
+    found = propose(NgramProposer(7), LOOP)
+    assert found is not None and found.tokens == (3, 1, 2, 3, 1, 2, 3)
+
+
+def test_nothing_without_an_earlier_occurrence() -> None:
+    assert propose(NgramProposer(4), [1, 2, 3, 4, 5]) is None
+    assert propose(NgramProposer(4), [1]) is None
+
+
+def test_at_most_what_is_asked_for() -> None:
+    found = propose(NgramProposer(7), LOOP, most=2)
+    assert found is not None and found.tokens == (3, 1)
+    assert propose(NgramProposer(7), LOOP, most=0) is None
+
+
+def test_a_longer_agreement_is_more_confident() -> None:
+    short = propose(NgramProposer(1), [1, 2, 3, 9, 1, 2], name="a")
+    long = propose(NgramProposer(1), [5, 6, 7, 1, 2, 3, 5, 6, 7, 1, 2], name="b")
+    assert short is not None and long is not None
+    assert long.confidences[0] > short.confidences[0]
+
+
+def test_memory_is_reported_and_given_back() -> None:
+    proposer = NgramProposer(4)
+    text = list(range(3000))
+    propose(proposer, text)
+    assert 12 * 3000 <= proposer.nbytes <= 24 * 3000
+    proposer.ended(Request("r", (1,)), text)
+    assert proposer.nbytes == 0
+
+
+def test_a_long_prompt_is_indexed_in_parts() -> None:
+    proposer = NgramProposer(4)
+    text = [*range(3 * CHUNK), CHUNK + 500, CHUNK + 501]
+    assert propose(proposer, text) is None  # the place is in the second part
+    found = propose(proposer, text)
+    assert found is not None and found.tokens[0] == CHUNK + 502
+
+
+def test_another_request_under_the_same_id_has_another_text() -> None:
+    proposer = NgramProposer(4)
+    propose(proposer, LOOP)
+    assert propose(proposer, [4, 5, 6, 7]) is None

@@ -1,0 +1,129 @@
+import random
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from headrace.core.drafting.cached import CachedAnswerProposer
+from headrace.core.drafting.prediction import PredictionProposer
+from headrace.core.drafting.proposal import DraftAsk, Proposal
+from headrace.core.request import Request
+
+PROMPT = (900, 901)
+
+
+def steps_of(predicted: list[int], answer: list[int], most: int = 8) -> int:
+    """The steps that ``answer`` takes if drafts are verified against it."""
+    proposer = PredictionProposer(most)
+    request = Request("r", PROMPT, prediction=tuple(predicted))
+    at = steps = 0
+    while at < len(answer):
+        (found,) = proposer.propose([DraftAsk(request, [*PROMPT, *answer[:at]], most)])
+        right = 0
+        for drafted, token in zip(found.tokens if found else (), answer[at:], strict=False):
+            if drafted != token:
+                break
+            right += 1
+        at += right + 1
+        steps += 1
+    return steps
+
+
+def test_an_unchanged_text_is_proposed_from_the_first_token_on() -> None:
+    text = list(range(90))
+    assert steps_of(text, text) == 10
+
+
+def test_an_edit_costs_a_few_tokens() -> None:
+    text = list(range(90))
+    for edited in (
+        [*text[:40], 500, *text[41:]],  # replaced
+        [*text[:40], *text[46:]],  # removed
+        [*text[:40], 500, 501, 502, 503, *text[40:]],  # inserted
+        [*text[:40], *text[80:], *text[40:80]],  # moved
+    ):
+        assert steps_of(text, edited) <= 10 + 8, edited
+
+
+def test_the_place_is_the_one_that_agrees_longest() -> None:
+    text = [1, 2, 3, 10, 4, 2, 3, 20, 5, 2, 3, 30, 6]
+    answer = [77, 4, 2, 3]
+    proposer = PredictionProposer(2)
+    request = Request("r", PROMPT, prediction=tuple(text))
+    (found,) = proposer.propose([DraftAsk(request, [*PROMPT, *answer], 2)])
+    assert found is not None and found.tokens == (20, 5)
+
+
+def test_after_the_text_nothing_is_proposed() -> None:
+    request = Request("r", PROMPT, prediction=(1, 2))
+    proposer = PredictionProposer(4)
+    assert proposer.propose([DraftAsk(request, [*PROMPT, 1, 2], 4)]) == [None]
+    assert PredictionProposer(4).propose([DraftAsk(request, [*PROMPT, 8, 8, 8, 8, 8, 8, 8], 4)]) == [None]
+    assert proposer.propose([DraftAsk(Request("s", PROMPT), [*PROMPT], 4)]) == [None]
+
+
+@settings(max_examples=150, deadline=None)
+@given(
+    text=st.lists(st.integers(0, 5), min_size=1, max_size=40),
+    answer=st.lists(st.integers(0, 5), max_size=40),
+    strides=st.lists(st.integers(1, 5), min_size=1, max_size=10),
+    most=st.integers(1, 6),
+)
+def test_proposals_are_slices_of_the_text(
+    text: list[int], answer: list[int], strides: list[int], most: int
+) -> None:
+    proposer = PredictionProposer(most)
+    request = Request("r", PROMPT, prediction=tuple(text))
+    shown = " ".join(map(str, text)) + " "
+    at = 0
+    for stride in strides:
+        (found,) = proposer.propose([DraftAsk(request, [*PROMPT, *answer[:at]], most)])
+        if found is not None:
+            assert 1 <= len(found.tokens) == len(found.confidences) <= most
+            assert " ".join(map(str, found.tokens)) + " " in shown
+            assert all(0 < each < 1 for each in found.confidences)
+        at += stride
+
+
+@settings(max_examples=100, deadline=None)
+@given(seed=st.integers(0, 10_000), length=st.integers(20, 200), edits=st.integers(0, 6))
+def test_the_steps_grow_with_the_edits_and_not_with_the_text(seed: int, length: int, edits: int) -> None:
+    rng = random.Random(seed)
+    text = rng.sample(range(1000), length)
+    answer = list(text)
+    for _ in range(edits):
+        at = rng.randrange(len(answer))
+        kind = rng.randrange(3)
+        answer[at : at + rng.choice((0, 1, 2)) * (kind != 1)] = [
+            rng.randrange(1000, 2000) for _ in range(rng.choice((1, 2)) * (kind != 0))
+        ]
+    assert steps_of(text, answer) <= len(answer) / 9 + 1 + 5 * edits
+
+
+def test_all_at_once_finds_the_same_place_as_step_by_step() -> None:
+    rng = random.Random(3)
+    text = [rng.randrange(30) for _ in range(120)]
+    answer = [*text[:30], 99, *text[35:60], 98, 97, *text[60:90]]
+    request = Request("r", PROMPT, prediction=tuple(text))
+    gradual = PredictionProposer(4)
+    found: Proposal | None = None
+    for end in range(len(answer) + 1):
+        (found,) = gradual.propose([DraftAsk(request, [*PROMPT, *answer[:end]], 4)])
+    (whole,) = PredictionProposer(4).propose([DraftAsk(request, [*PROMPT, *answer], 4)])
+    assert found == whole and found is not None and found.tokens == tuple(text[90:94])
+
+
+def test_memory_is_reported_and_given_back() -> None:
+    proposer = PredictionProposer(4)
+    request = Request("r", PROMPT, prediction=tuple(range(100)))
+    proposer.propose([DraftAsk(request, [*PROMPT], 4)])
+    assert proposer.nbytes >= 100 * 8
+    proposer.ended(request, [*PROMPT])
+    assert proposer.nbytes == 0
+
+
+def test_a_cached_answer_is_a_source_of_its_own() -> None:
+    request = Request("r", PROMPT, prediction=(1, 2), cached_answer=(3, 4))
+    ask = DraftAsk(request, [*PROMPT], 4)
+    (predicted,), (cached,) = PredictionProposer(4).propose([ask]), CachedAnswerProposer(4).propose([ask])
+    assert predicted is not None and (predicted.tokens, predicted.source) == ((1, 2), "prediction")
+    assert cached is not None and (cached.tokens, cached.source) == ((3, 4), "cached")
