@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from typing import NamedTuple
 
 from headrace.config import SchedulerOptions
 from headrace.config.speculation import SpeculativeConfig, read_speculation
@@ -23,15 +24,42 @@ PROPOSERS: Mapping[str, Callable[[SpeculativeConfig], Proposer]] = {
 }
 
 
-def make_drafter(plans: SchedulerOptions) -> Drafter | None:
+class ModelDrafts(NamedTuple):
+    """A proposer that runs a draft model.
+
+    ``share`` is the time of drafting a token for some rows, as a share of the target's time for a step of these rows.
+    """
+
+    proposer: Proposer
+    share: float
+
+
+def speculation(plans: SchedulerOptions) -> SpeculativeConfig | None:
+    """The configuration of the options; None if they ask for none.
+
+    Raises:
+        ConfigError: it is wrong.
+    """
+    if plans.speculative_config is None:
+        return None
+    return read_speculation("--speculative-config", plans.speculative_config)
+
+
+def make_drafter(plans: SchedulerOptions, model: ModelDrafts | None = None) -> Drafter | None:
     """The drafter that the options ask for; None if they ask for none.
+
+    Without ``model`` nothing is drafted by one: a simulation has no weights.
 
     Raises:
         ConfigError: the configuration is wrong.
     """
-    if plans.speculative_config is None:
+    config = speculation(plans)
+    if config is None:
         return None
-    config = read_speculation("--speculative-config", plans.speculative_config)
     fixed = None if config.adaptive else config.num_speculative_tokens
-    proposers = [PROPOSERS[method](config) for method in config.methods]
-    return BudgetedDrafter(proposers, Acceptance(), DraftBudget(fixed))
+    proposers = [PROPOSERS[method](config) for method in config.methods if method in PROPOSERS]
+    costs = {}
+    if model is not None:
+        proposers.append(model.proposer)
+        costs[model.proposer.name] = model.share
+    return BudgetedDrafter(proposers, Acceptance(), DraftBudget(fixed), costs)

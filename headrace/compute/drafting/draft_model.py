@@ -28,6 +28,9 @@ from headrace.core.request import Request
 LEAST_CONFIDENCE = 0.3
 """A draft ends where the probability that all its tokens are accepted falls below this: the pass costs more then."""
 
+MOST = 16
+"""Default of the longest draft."""
+
 CATCH_UP_TOKENS = {"cpu": 256, "cuda": 2048}
 """Tokens that rows which are behind may compute in one call, together, so that a long prompt does not delay a step."""
 
@@ -49,6 +52,7 @@ class DraftModel:
         kv: its pages.
         max_model_len: the longest sequence that it can continue; longer ones get no drafts.
         warn: receives the one message that says why drafting was disabled.
+        most: tokens to draft for a row at most, beyond those that are drawn but not known.
         least_confidence: see `LEAST_CONFIDENCE`.
         catch_up_tokens: see `CATCH_UP_TOKENS`.
     """
@@ -62,6 +66,7 @@ class DraftModel:
         *,
         max_model_len: int,
         warn: Callable[[str], None],
+        most: int = MOST,
         least_confidence: float = LEAST_CONFIDENCE,
         catch_up_tokens: int | None = None,
     ) -> None:
@@ -69,6 +74,7 @@ class DraftModel:
         self._forward = Forward(decoder, kv)
         self._max_model_len = max_model_len
         self._warn = warn
+        self._most = most
         self._least_confidence = least_confidence
         self._catch_up_tokens = catch_up_tokens or CATCH_UP_TOKENS[kv.device.type]
         self._enabled = True
@@ -117,9 +123,9 @@ class DraftModel:
         """The rows to compute, those of one token first."""
         asking = frozenset(ask.request.id for ask in asks)
         found: list[tuple[int, Followed, int]] = []
-        for place, (request, tokens, most) in enumerate(asks):
+        for place, (request, tokens, most, ahead) in enumerate(asks):
             # The last draft is never computed here, so its position may be the first one beyond the limit.
-            most = min(most, self._max_model_len + 1 - len(tokens))
+            most = min(most, self._most + ahead, self._max_model_len + 1 - len(tokens))
             if most < 1:
                 continue
             state = self.pages.find(request, tokens, len(tokens) + most - 1, asking)

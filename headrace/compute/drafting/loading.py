@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 import torch
 
-from headrace.compute.device import DeviceFacts
+from headrace.compute.device import device_facts
 from headrace.compute.drafting.draft_model import CATCH_UP_TOKENS, DraftModel
 from headrace.compute.kernels import Kernels
 from headrace.compute.kv import PagedKV, bytes_per_block
@@ -19,9 +19,8 @@ from headrace.compute.model.hub import read_config, resolve_folder
 from headrace.compute.model.spec import DecoderSpec, ModelError
 from headrace.compute.model.weights import dummy_weights, load_weights
 from headrace.config import ConfigError
+from headrace.config.speculation import SpeculativeConfig
 from headrace.core.capacity import activation_bytes, blocks_needed
-
-Scheme = Literal["int8", "int4", "w4a8"]
 
 ROW_TOKENS = 16
 """Tokens that one row has at most in a pass, unless it is behind; for the estimate of the activations."""
@@ -47,6 +46,7 @@ class LoadedDraft:
     max_model_len: int
     device: torch.device
     kv_dtype: torch.dtype
+    most: int
 
     def size(self, block_size: int, max_num_seqs: int) -> DraftSize:
         """Its sizes for the memory plan."""
@@ -66,35 +66,32 @@ class LoadedDraft:
         )
 
     def proposer(self, num_blocks: int, block_size: int, warn: Callable[[str], None]) -> DraftModel:
-        """The proposer, with pages for ``num_blocks`` blocks; ``warn`` tells why it was disabled."""
+        """The proposer, with pages of ``num_blocks`` blocks; ``warn`` receives why drafting was disabled."""
         kv = PagedKV(self.decoder.spec, num_blocks, block_size, self.kv_dtype, self.device)
-        return DraftModel(self.decoder, kv, max_model_len=self.max_model_len, warn=warn)
+        return DraftModel(self.decoder, kv, max_model_len=self.max_model_len, warn=warn, most=self.most)
 
 
 def load_draft(
-    name: str,
-    target: Beside,
-    facts: DeviceFacts,
-    *,
-    revision: str | None = None,
-    quantization: Scheme | None = None,
-    dummy_seed: int | None = None,
-) -> LoadedDraft:
-    """Load the draft model ``name`` (a folder, a hub name, or ``builtin-draft``) for ``target``.
+    config: SpeculativeConfig, target: Beside, dummy_seed: int | None = None
+) -> LoadedDraft | None:
+    """Load the draft model that ``config`` names, beside the loaded ``target``; None if it names none.
 
-    ``facts`` are those of the device with the target's weights loaded. ``dummy_seed`` draws random weights.
+    ``dummy_seed`` draws random weights.
 
     Raises:
         ConfigError: there is no such model, its vocabulary is of another size, or its weights do not fit.
     """
+    name, quantization = config.model, config.quantization
+    if name is None:
+        return None
     try:
-        folder = resolve_folder(name, revision, with_weights=dummy_seed is None)
+        folder = resolve_folder(name, config.revision, with_weights=dummy_seed is None)
         spec = parse_config(read_config(folder))
         _check_vocabulary(name, spec.vocab_size, target.spec.vocab_size)
         max_model_len = min(target.max_model_len, spec.reach)
         each = 0.5 if spec.stored or quantization else target.dtype.itemsize
         tables = sum(rope.position_bytes for rope in spec.ropes)
-        check_room(facts, int(spec.num_parameters * each), tables, max_model_len)
+        check_room(device_facts(target.device), int(spec.num_parameters * each), tables, max_model_len)
         if dummy_seed is None:
             weights = load_weights(folder, spec, target.dtype, target.device, quantization)
         else:
@@ -102,7 +99,9 @@ def load_draft(
         decoder = Decoder(spec, weights, target.kernels, max_model_len)
     except (ModelError, ConfigError) as error:
         raise ConfigError(f"--speculative-config: draft model: {error}") from error
-    return LoadedDraft(name, decoder, max_model_len, target.device, target.kv_dtype)
+    return LoadedDraft(
+        name, decoder, max_model_len, target.device, target.kv_dtype, config.num_speculative_tokens
+    )
 
 
 def _check_vocabulary(name: str, drafts: int, target: int) -> None:
