@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import hashlib
 import logging
 import math
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import NamedTuple
@@ -44,7 +43,7 @@ from headrace.compute.model.decoder import Decoder
 from headrace.compute.model.families import parse_config
 from headrace.compute.model.hub import BUILTIN, read_config, resolve_folder
 from headrace.compute.model.spec import DecoderSpec, ModelError
-from headrace.compute.model.weights import DecoderWeights, dummy_weights, load_weights
+from headrace.compute.model.weights import DecoderWeights, dummy_weights, kv_fingerprint, load_weights
 from headrace.compute.runner import LocalRunner
 from headrace.config import CacheOptions, ConfigError, ModelOptions, Options, SchedulerOptions
 from headrace.core.capacity import blocks_needed
@@ -104,16 +103,6 @@ def load(options: Options, tell: Tell | None = None) -> Loaded:
         return apart(lambda: _load(options, seconds, tell))
     except (ModelError, TokenizerError, TemplateError, KernelsUnavailable) as error:
         raise ConfigError(str(error)) from error
-
-
-def kv_fingerprint(weights: DecoderWeights, spec: DecoderSpec, max_model_len: int) -> str:
-    """A fingerprint of all that a token's keys and values depend on, except the tokens.
-
-    It covers the weights, the fields of the config, and the longest context where rotations are stretched for it.
-    """
-    stretched = any(rope.kind in ("dynamic", "longrope") for rope in spec.ropes)
-    described = (weights.fingerprint(), replace(spec, stored=None), max_model_len if stretched else 0)
-    return hashlib.sha256(repr(described).encode()).hexdigest()
 
 
 class _Text(NamedTuple):

@@ -171,19 +171,7 @@ def plan_memory(
     host_blocks, disk_blocks = lower_tiers(model.block_bytes, options)
     host_bytes = host_blocks * model.block_bytes
     _check_host_tier(host_bytes, facts.free_bytes if host_free_bytes is None else host_free_bytes)
-    activations = activation_bytes(
-        hidden_size=model.hidden_size,
-        intermediate_size=model.intermediate_size,
-        vocab_size=model.vocab_size,
-        itemsize=model.itemsize,
-        max_num_batched_tokens=max_num_batched_tokens,
-        max_num_seqs=max_num_seqs,
-    ) + (draft.activation_bytes if draft else 0)
-    if activations >= facts.free_bytes:
-        raise ConfigError(
-            f"--max-num-batched-tokens {max_num_batched_tokens}, --max-num-seqs {max_num_seqs}: activations may need"
-            f" {shown_bytes(activations)}, but {shown_bytes(facts.free_bytes)} are free; reduce them or add more memory"
-        )
+    activations = _activations(facts, model, draft, max_num_seqs, max_num_batched_tokens)
     most = facts.free_bytes - activations - (host_bytes if host_free_bytes is None else 0)
     longest = blocks_needed(max_model_len, options.block_size)
     needed = longest * (model.block_bytes + (draft.block_bytes if draft else 0))
@@ -214,6 +202,29 @@ def plan_memory(
         draft_block_bytes=draft.block_bytes if draft else 0,
         draft_blocks=draft_blocks,
     )
+
+
+def _activations(
+    facts: DeviceFacts,
+    model: ModelSize,
+    draft: DraftSize | None,
+    max_num_seqs: int,
+    max_num_batched_tokens: int,
+) -> int:
+    activations = activation_bytes(
+        hidden_size=model.hidden_size,
+        intermediate_size=model.intermediate_size,
+        vocab_size=model.vocab_size,
+        itemsize=model.itemsize,
+        max_num_batched_tokens=max_num_batched_tokens,
+        max_num_seqs=max_num_seqs,
+    ) + (draft.activation_bytes if draft else 0)
+    if activations >= facts.free_bytes:
+        raise ConfigError(
+            f"--max-num-batched-tokens {max_num_batched_tokens}, --max-num-seqs {max_num_seqs}: activations may need"
+            f" {shown_bytes(activations)}, but {shown_bytes(facts.free_bytes)} are free; reduce them or add more memory"
+        )
+    return activations
 
 
 def _divided(budget: int, block_bytes: int, draft: DraftSize | None) -> tuple[int, int]:
