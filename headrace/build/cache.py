@@ -22,6 +22,7 @@ from headrace.core.cache.response.codec import Seal
 from headrace.core.cache.response.entry import StoreFacts
 from headrace.core.cache.response.key import KEY_BYTES, Engine
 from headrace.core.cache.response.tags import TagVersions
+from headrace.core.drafting.suffix import SuffixProposer
 from headrace.core.events import Layer, StoreFaulted
 from headrace.core.ports import Keeper, Store
 from headrace.serve.cache.exact import ExactCache
@@ -50,10 +51,11 @@ def make_recall(
     loaded: Loaded,
     service: Service,
     history: History | None = None,
+    outputs: SuffixProposer | None = None,
 ) -> CacheLookup:
     """The cache lookup in front of ``service``; without a store it forwards every request.
 
-    ``history`` records what responses cost.
+    ``history`` records what responses cost. ``outputs`` is the index of past outputs that drafts come from.
 
     Raises:
         ConfigError: a store is not available, or other programs can write to it and there is no secret; or the
@@ -62,7 +64,7 @@ def make_recall(
     if not options.response_cache:
         if semantic.semantic_cache != "off":
             raise ConfigError("--semantic-cache needs a store for the responses: --response-cache memory")
-        return CacheLookup(service)
+        return CacheLookup(service, outputs=outputs)
     tiers = [_tier(spec, options, service.note) for spec in options.response_cache]
     names = [tier.name for tier in tiers]
     if len({*names}) < len(names):
@@ -83,7 +85,8 @@ def make_recall(
         pace=Pace(options.response_cache_pace),
         levels=[near] if near else [],
         keepers=keepers,
-        partial=Partial(options.resume_cache_bytes, options.output_index_bytes),
+        partial=Partial(options.resume_cache_bytes),
+        outputs=outputs,
     )
 
 

@@ -1,4 +1,4 @@
-"""Builds the semantic cache from its options: encoder, certified judge, index; or says why it is not available."""
+"""Builds the semantic cache from its options: encoder, judge, index; or says why it is not available."""
 
 from __future__ import annotations
 
@@ -12,9 +12,12 @@ from headrace.compute.model.spec import ModelError
 from headrace.config import ConfigError, SemanticOptions
 from headrace.core.cache.semantic.bounds import CONFIDENCE
 from headrace.core.cache.semantic.calibration import Calibration, Unsupported
-from headrace.core.cache.semantic.judge import Judge, Rule
+from headrace.core.cache.semantic.judge import Judge, Nearest
 from headrace.core.events import Event
 from headrace.serve.cache.exact import ExactCache
+
+DRAFT_COSINE = 0.7
+"""The similarity from which on a cached response is a draft."""
 
 if TYPE_CHECKING:
     from headrace.serve.cache.semantic.level import SemanticCache
@@ -34,7 +37,7 @@ def make_semantic(
     """
     if options.semantic_cache == "off":
         return None
-    encoder, rules = _certified(options)
+    encoder, judge = _judged(options)
     try:
         from headrace.serve.cache.semantic.level import Mode, SemanticCache
         from headrace.serve.cache.semantic.partitions import Partitions
@@ -50,7 +53,7 @@ def make_semantic(
     return SemanticCache(
         SearchThread(
             encoder,
-            Judge(rules),
+            judge,
             Partitions(encoder.dimensions, options.semantic_cache_bytes),
             shelf,
         ),
@@ -66,27 +69,31 @@ def make_semantic(
     )
 
 
-def _certified(options: SemanticOptions) -> tuple[Sentences, list[Rule]]:
-    """The encoder, and the rules that a calibration with this encoder certifies."""
+def _judged(options: SemanticOptions) -> tuple[Sentences, Judge]:
+    """The encoder, and a judge by the rules that a calibration with this encoder certifies.
+
+    Drafts need no calibration, because they change no answer.
+    """
     if options.semantic_cache == "draft":
-        raise ConfigError(
-            "--semantic-cache draft: speculative decoding does not use cached responses as drafts yet; use serve, or "
-            "shadow to measure it"
-        )
+        return _encoder(options.semantic_encoder), Nearest(DRAFT_COSINE)
     calibration = _read(options.semantic_calibration)
     try:
         rules = calibration.rules(options.semantic_max_error, CONFIDENCE)
     except Unsupported as error:
         raise ConfigError(f"--semantic-max-error {options.semantic_max_error:g}: {error}") from error
-    try:
-        encoder = Sentences.from_name(options.semantic_encoder)
-    except ModelError as error:
-        raise ConfigError(f"--semantic-encoder: {error}") from error
+    encoder = _encoder(options.semantic_encoder)
     if encoder.name != calibration.encoder:
         raise ConfigError(
             f"--semantic-calibration was made with the encoder {calibration.encoder}, not with {encoder.name}"
         )
-    return encoder, rules
+    return encoder, Judge(rules)
+
+
+def _encoder(name: str) -> Sentences:
+    try:
+        return Sentences.from_name(name)
+    except ModelError as error:
+        raise ConfigError(f"--semantic-encoder: {error}") from error
 
 
 def _read(file: str | None) -> Calibration:

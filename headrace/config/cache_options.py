@@ -72,7 +72,7 @@ class ResponseCacheOptions:
         int,
         Field(
             ge=0,
-            description="Memory for past outputs, from which likely continuations are proposed; 0 keeps none.",
+            description="Memory for past outputs, from which speculative decoding proposes drafts; 0 keeps none.",
             json_schema_extra=BYTES,
         ),
     ] = 64 << 20
@@ -92,7 +92,7 @@ class SemanticOptions:
         Literal["off", "shadow", "draft", "serve"],
         Field(
             description="Use of a similar request's cached response. shadow: only record what would be served; "
-            "serve: return it; draft: not available yet."
+            "serve: return it; draft: propose it to speculative decoding, which changes no response."
         ),
     ] = "off"
     semantic_calibration: Annotated[

@@ -9,13 +9,24 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Sequence
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
-from headrace.core.events import Emitted, Finished, PromptScored
+from headrace.core.events import Emitted, Finished, PromptScored, Verified
 from headrace.core.request import Request
 
 IndexedEvent = tuple[int, Emitted | PromptScored | Finished]
 """An event of one call, with the index of the sequence that it belongs to."""
+
+
+class Predicted(NamedTuple):
+    """Tokens of the client's prediction that were verified: accepted and rejected ones."""
+
+    accepted: int = 0
+    rejected: int = 0
+
+    def plus(self, event: Verified) -> Predicted:
+        """With what became of one more draft."""
+        return Predicted(self.accepted + event.accepted, self.rejected + event.drafted - event.accepted)
 
 
 class Listener(Protocol):
@@ -23,6 +34,7 @@ class Listener(Protocol):
 
     requests: tuple[Request, ...]
     cached_tokens: list[int]
+    predicted: list[Predicted]
 
     @property
     def each_step(self) -> bool:
@@ -38,13 +50,15 @@ class Answer:
     There is one reader. It is woken once, however many steps have passed, and reads everything: after the first token
     of a sequence, after ``interval`` more tokens, and at the end of a sequence. With an interval of 0 it is woken only
     when the last sequence has ended. ``cached_tokens`` are the prompt tokens of each sequence that were found in the
-    prefix cache. ``timer`` ends the call at its deadline. ``note`` is the value of the ``X-Headrace-Cache`` header;
+    prefix cache, ``predicted`` what became of the client's predictions.
+    ``timer`` ends the call at its deadline. ``note`` is the value of the ``X-Headrace-Cache`` header;
     empty without a response cache. ``first_token_at`` is the time of the first token, on the monotonic clock.
     """
 
     def __init__(self, requests: Sequence[Request], interval: int) -> None:
         self.requests = tuple(requests)
         self.cached_tokens = [0] * len(self.requests)
+        self.predicted = [Predicted()] * len(self.requests)
         self.timer: asyncio.TimerHandle | None = None
         self.note = ""
         self.each_step = interval > 0

@@ -16,12 +16,23 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple, TypeVar
 
-from headrace.core.events import AdmitReason, Admitted, Emitted, Event, Finished, PromptScored, TurnedAway
+from headrace.core.drafting.prediction import PredictionProposer
+from headrace.core.events import (
+    AdmitReason,
+    Admitted,
+    Emitted,
+    Event,
+    Finished,
+    PromptScored,
+    TurnedAway,
+    Verified,
+)
 from headrace.core.ports import Watcher
 from headrace.core.request import FinishReason, InvalidParameter, Request
 from headrace.core.tenancy.classes import is_awaited
 from headrace.core.tenancy.gate import Limits, Load, Reject, decide
 from headrace.core.tenancy.quota import Limit, Room
+from headrace.serve.admission_rate import AdmissionRate
 from headrace.serve.answer import Answer, Listener
 from headrace.serve.quota_meter import QuotaMeter
 from headrace.serve.thread import EngineThread, Progress, StepInterrupt, Steps
@@ -30,9 +41,6 @@ logger = logging.getLogger(__name__)
 
 STALL_SECONDS = 60.0
 """If requests wait this long without a finished step, the engine counts as stalled."""
-
-RATE_SECONDS = 10.0
-"""Time constant of the admission rate, which `Retry-After` is computed from."""
 
 HANDOVER_SECONDS = 0.002
 """How long the engine thread pauses after a first token, so that it is sent before the next step begins."""
@@ -65,21 +73,6 @@ class Health(NamedTuple):
     ready: bool
     why: str
     progress: Progress
-
-
-class _Rate:
-    """Events per second, exponentially averaged."""
-
-    def __init__(self) -> None:
-        self._value = 0.0
-        self._at = 0.0
-
-    def count(self, now: float) -> None:
-        self._value = self.value(now) + 1.0 / RATE_SECONDS
-        self._at = now
-
-    def value(self, now: float) -> float:
-        return self._value * math.exp((self._at - now) / RATE_SECONDS)
 
 
 class _Route:
@@ -129,7 +122,7 @@ class Service:
         self._queued_requests = 0
         self._queued_tokens = 0
         self._urgent = 0  # open foreground requests
-        self._admissions = _Rate()
+        self._admissions = AdmissionRate()
         self._notes: list[tuple[Sequence[Event], float]] = []  # with the time of the events
         self._idle = asyncio.Event()
         self._idle.set()
@@ -329,6 +322,11 @@ class Service:
                     if route is not None and route.listener is not None:
                         route.begun = True
                         route.listener.tell(route.index, event)
+                case Verified(source=PredictionProposer.name):
+                    route = self._routes.get(event.request_id)
+                    if route is not None and route.listener is not None:
+                        predicted = route.listener.predicted
+                        predicted[route.index] = predicted[route.index].plus(event)
                 case Admitted(reason=AdmitReason.NEW):
                     self._admissions.count(now)
                     route = self._routes.get(event.request_id)

@@ -21,12 +21,17 @@ from headrace.core.cache.response.control import CacheDirectives
 from headrace.core.cache.response.key import Engine
 from headrace.core.cache.response.query import Turn
 from headrace.core.cache.response.tags import TagVersions, tenant_tag, user_tag
+from headrace.core.drafting.acceptance import Acceptance
+from headrace.core.drafting.draft_budget import DraftBudget
+from headrace.core.drafting.drafter import BudgetedDrafter
+from headrace.core.drafting.proposal import DraftAsk
+from headrace.core.drafting.suffix import SuffixProposer
 from headrace.core.request import Request, SamplingParams
 from headrace.core.tenancy.gate import Limits
 from headrace.serve.cache.exact import ExactCache
 from headrace.serve.cache.lookup import CacheLookup
 from headrace.serve.cache.lookup_request import LookupRequest
-from headrace.serve.cache.partial import Partial, scope_of
+from headrace.serve.cache.partial import Partial
 from headrace.serve.cache.semantic.level import Mode, SemanticCache
 from headrace.serve.cache.semantic.row_store import RowStore
 from headrace.serve.cache.semantic.search_thread import SearchThread
@@ -105,7 +110,9 @@ async def at_rest(desk: SearchThread) -> None:
     assert await asyncio.to_thread(done.wait, SECONDS)
 
 
-async def ask(recall: CacheLookup, partial: Partial, runner: Any, id: str, tenant: str, call: Ask) -> Seen:
+async def ask(
+    recall: CacheLookup, outputs: SuffixProposer, runner: Any, id: str, tenant: str, call: Ask
+) -> Seen:
     params = SamplingParams(
         temperature=float(call.seed is not None), seed=call.seed, max_tokens=call.max_tokens
     )
@@ -128,18 +135,21 @@ async def ask(recall: CacheLookup, partial: Partial, runner: Any, id: str, tenan
     while recall.service.open_requests():
         await asyncio.sleep(0)
     await recall.settle()
-    proposed = partial.proposals.propose(scope_of(request), [*prompt, *tokens[:3]], 4).tokens
+    (draft,) = outputs.propose([DraftAsk(request, [*prompt, *tokens[:3]], 4)])
+    proposed = draft.tokens if draft else ()
     spent = runner.computed_tokens - before
     return Seen(answer.note, tokens, answer.cached_tokens[0], spent, proposed)
 
 
 async def seen_by_me(stores: Any, shelf: Any, script: list[tuple[str, Ask | Clear]]) -> list[Seen]:
-    engine, runner = hashing_engine(num_blocks=400, max_num_seqs=4)
+    outputs = SuffixProposer(4, 1 << 21)
+    drafter = BudgetedDrafter([outputs], Acceptance(), DraftBudget(2))
+    engine, runner = hashing_engine(num_blocks=400, max_num_seqs=4, drafter=drafter)
     service = Service(engine, Limits(64, 10_000))
     fingerprint = Engine(
         "hash", secrets.token_hex(8), "", "", "", ""
     ).fingerprint()  # servers outlive an example
-    partial = Partial(1 << 20, 1 << 21)
+    partial = Partial(1 << 20)
     tiers = [Tier(store, SECONDS, Seal(b"secret")) for store in stores()]
     versions = TagVersions()
     exact = ExactCache(tiers, versions, lambda: 1e9)
@@ -155,7 +165,9 @@ async def seen_by_me(stores: Any, shelf: Any, script: list[tuple[str, Ask | Clea
         max_error=0.1,
         confidence=0.95,
     )
-    recall = CacheLookup(service, exact, fingerprint, levels=[semantic], keepers=[semantic], partial=partial)
+    recall = CacheLookup(
+        service, exact, fingerprint, levels=[semantic], keepers=[semantic], partial=partial, outputs=outputs
+    )
     await recall.start()
     for tier in tiers:  # as after the first poll of what earlier examples have cleared
         await exact._hear(tier)
@@ -165,7 +177,7 @@ async def seen_by_me(stores: Any, shelf: Any, script: list[tuple[str, Ask | Clea
             if isinstance(step, Clear):
                 await recall.clear(user_tag(tenant, "a") if step.tag else tenant_tag(tenant))
             else:
-                what = await ask(recall, partial, runner, f"r{number}", tenant, step)
+                what = await ask(recall, outputs, runner, f"r{number}", tenant, step)
                 seen += [what] if tenant == "me" else []
             await at_rest(desk)
     finally:

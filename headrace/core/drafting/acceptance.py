@@ -12,6 +12,7 @@ learning.
 
 from __future__ import annotations
 
+import itertools
 import math
 from bisect import bisect_right
 from collections import OrderedDict
@@ -184,7 +185,7 @@ class _Cell:
 
 
 _EDGES = (0.05, *CONFIDENCES, 0.99)
-_MIDDLES = tuple((low + high) / 2 for low, high in zip(_EDGES, _EDGES[1:], strict=False))
+_MIDDLES = tuple((low + high) / 2 for low, high in itertools.pairwise(_EDGES))
 _CLASSES = tuple(bisect_right(POSITIONS, position) for position in range(POSITIONS[-1] + 1))
 
 

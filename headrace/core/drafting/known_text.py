@@ -12,6 +12,7 @@ many tokens. A proposal is always a slice of the text.
 
 from __future__ import annotations
 
+import itertools
 from bisect import bisect_left
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -102,7 +103,7 @@ class KnownText:
         """The place where the longest end of the output occurs, of at least two tokens."""
         text = self.text
         if not self._pairs:
-            for place, pair in enumerate(zip(text, text[1:], strict=False), 2):
+            for place, pair in enumerate(itertools.pairwise(text), 2):
                 self._pairs.setdefault(pair, []).append(place)
         places = self._pairs.get((tokens[end - 2], tokens[end - 1]))
         if places is None:

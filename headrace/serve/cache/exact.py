@@ -112,6 +112,17 @@ class ExactCache:
         found = await self._find(slot_key(ask.key, slot_served(ask.request.seed, samples)), ask)
         return None if found is None else found._replace(refresh=False)
 
+    async def draft(self, ask: CacheQuery) -> tuple[int, ...]:
+        """The tokens of an entry that is at hand but may not be served, for example because it has expired.
+
+        An invalidated or wrong entry is no draft.
+        """
+        for tier in self._tiers if not ask.allowed.pool else ():
+            entry = await tier.find(ask.key) if tier.at_hand else None
+            if entry is not None and not entry.barred and self.serves(ask, entry.versions):
+                return entry.tokens
+        return ()
+
     async def at(self, key: bytes) -> Entry | None:
         """The stored entry under ``key``, for callers that know the key of another request."""
         found = await self._find(key)

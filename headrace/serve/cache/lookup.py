@@ -14,10 +14,12 @@ from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
+from headrace.core.cache.partial.scoped_indexes import ProposalCounts
 from headrace.core.cache.response.cacheability import CacheClass, classify
 from headrace.core.cache.response.entry import Hit, Miss, Served, StoreFacts
 from headrace.core.cache.response.key import Unkeyable, answer_key, beginning_key
 from headrace.core.cache.response.query import CacheQuery
+from headrace.core.drafting.suffix import SuffixProposer
 from headrace.core.events import Finished, Layer, LookedUp, Lookup, Spared
 from headrace.core.ports import Keeper, Level
 from headrace.core.request import FinishReason, InvalidParameter, Request
@@ -27,7 +29,7 @@ from headrace.serve.cache.exact import ExactCache
 from headrace.serve.cache.flights import Flights
 from headrace.serve.cache.headers import cache_header
 from headrace.serve.cache.lookup_request import LookupRequest
-from headrace.serve.cache.partial import Partial, RecordedAnswer
+from headrace.serve.cache.partial import Partial
 from headrace.serve.cache.replay import Pace, tell_paced, tell_whole
 from headrace.serve.cache.search import Search
 from headrace.serve.cache.single_flight import SingleFlight
@@ -70,7 +72,8 @@ class CacheLookup:
         pace: speed at which cached responses are streamed.
         levels: searched in order after the exact cache, for requests whose class allows it.
         keepers: informed of every response that may be cached.
-        partial: knows how unfinished responses begin; informed of every output.
+        partial: knows how unfinished responses begin.
+        outputs: the engine's index of past outputs, from which drafts are proposed; cleared with the caches.
     """
 
     def __init__(
@@ -84,6 +87,7 @@ class CacheLookup:
         levels: Sequence[Level] = (),
         keepers: Sequence[Keeper] = (),
         partial: Partial | None = None,
+        outputs: SuffixProposer | None = None,
     ) -> None:
         self.now = service.now
         self.service = service
@@ -92,6 +96,7 @@ class CacheLookup:
         self._pace = pace
         self._levels = tuple(levels)
         self._partial = partial
+        self._outputs = outputs
         if exact is not None:
             every = (*keepers, *(() if partial is None else (partial,)))
             self._writer = CacheWriter(exact, ttl, every, self._landed, lambda: service.awaited)
@@ -127,7 +132,7 @@ class CacheLookup:
             flight = self._flights.followed(ask) or leading.get(ask.key)
             layers.append(Layer.COALESCED)
             if flight is None:
-                flight = self._flights.make(ask, question, _grouped(ask.request, hit))
+                flight = self._flights.make(ask, question, _informed(ask.request, hit))
                 layers[-1] = Layer.PARTIAL if flight.tokens else None
                 begun.append(flight)
                 if ask.allowed.coalesce:
@@ -235,6 +240,8 @@ class CacheLookup:
 
     async def clear(self, tag: str) -> Mapping[str, bool]:
         """Invalidate all responses with ``tag``; returns for each store whether it was reached."""
+        if self._outputs is not None:
+            self._outputs.forget(tag)
         if self._exact is None:
             return {}
         heard = await self._exact.clear(tag)
@@ -265,6 +272,10 @@ class CacheLookup:
             sizes[Layer.PARTIAL] = {"memory": self._partial.facts()}
         return sizes
 
+    def indexed(self) -> ProposalCounts | None:
+        """Sizes of the index of past outputs; None if there is none."""
+        return None if self._outputs is None else self._outputs.counts
+
     async def start(self) -> None:
         """Start the caches and the service on the running loop."""
         self.service.start()
@@ -291,22 +302,15 @@ class CacheLookup:
         """Send a call that may not be cached straight to the engine."""
         if any(ask.control.only_if_cached for ask in asks):
             raise NotCached
-        answer = self._listen(asks, interval)
+        requests = [
+            replace(ask.request, indexed=False) if ask.control.no_store else ask.request for ask in asks
+        ]
+        answer = self.service.open(requests, interval)
         if self._exact is not None:
             why = next(ask.allowed.why for ask in asks if not ask.allowed.exact)
             answer.note = f"bypass; reason={why.replace(' ', '-')}"
             for ask in asks:
                 self.service.note(LookedUp(ask.request.id, Layer.EXACT, Lookup.BYPASS, 0.0, why))
-        return answer
-
-    def _listen(self, asks: Sequence[CacheQuery], interval: int) -> Answer:
-        """Have a call computed; its outputs are indexed unless it set no_store."""
-        requests = [ask.request for ask in asks]
-        if self._partial is None or any(ask.control.no_store for ask in asks):
-            return self.service.open(requests, interval)
-        answer = RecordedAnswer(requests, interval, self._partial.heard)
-        self.service.submit([answer])
-        self.service.end_in_time(answer, self.service.close)
         return answer
 
     def _replay(self, answer: LookupAnswer, index: int, hit: Hit) -> None:
@@ -351,10 +355,10 @@ class CacheLookup:
         if served is not None and served.key == flight.ask.key:
             self._served[name] = served._replace(source=key)
 
-    def _renew_early(self, question: LookupRequest) -> None:
+    def _renew_early(self, question: LookupRequest, draft: tuple[int, ...]) -> None:
         if self._renewing >= RENEWALS:
             return
-        request = replace(question.request, id=f"{question.request.id}~renewed")
+        request = replace(question.request, id=f"{question.request.id}~renewed", cached_answer=draft)
         try:
             flight = self.renew(question._replace(request=request), anew=True)
         except (Refused, InvalidParameter):  # it is being renewed already
@@ -371,6 +375,9 @@ class CacheLookup:
         answer.tell(index, Finished(request.id, why, len(request.tokens), 0, 0))
 
 
-def _grouped(request: Request, miss: Miss) -> Request:
-    """``request``, grouped with similar ones unless it names a group itself."""
-    return replace(request, affinity=miss.near) if miss.near and not request.affinity else request
+def _informed(request: Request, miss: Miss) -> Request:
+    """``request`` with the draft that was found, and grouped with similar ones unless it names a group itself."""
+    affinity = request.affinity or miss.near
+    if affinity == request.affinity and not miss.draft:
+        return request
+    return replace(request, affinity=affinity, cached_answer=miss.draft)

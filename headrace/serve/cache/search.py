@@ -29,7 +29,7 @@ class Search:
         levels: searched in order after the exact cache, for requests whose class allows it.
         writer: writes responses that have just been computed, before they are searched for.
         flights: the computations under way.
-        renew: called for a hit that should be computed again soon.
+        renew: called for a hit that should be computed again soon, with its tokens.
     """
 
     def __init__(
@@ -39,7 +39,7 @@ class Search:
         levels: Sequence[Level],
         writer: CacheWriter,
         flights: Flights,
-        renew: Callable[[LookupRequest], None],
+        renew: Callable[[LookupRequest, tuple[int, ...]], None],
     ) -> None:
         self._service = service
         self._exact = exact
@@ -52,7 +52,7 @@ class Search:
     async def find(self, ask: CacheQuery, question: LookupRequest) -> Hit | Miss:
         """The cached response to ``ask``, or why there is none."""
         if ask.control.no_cache:
-            return Miss("no_cache")
+            return Miss("no_cache", draft=await self._exact.draft(ask))
         await self._writer.catch_up(ask)
         at_hand = self._exact.at_hand and not (self._levels and ask.allowed.semantic)
         if at_hand or not ask.allowed.coalesce:
@@ -76,9 +76,9 @@ class Search:
         self._note(ask, Layer.EXACT, began, found is not None)
         if found is not None:
             if found.refresh:
-                self._renew(question)
+                self._renew(question, found.entry.tokens)
             return Hit(found.entry, Layer.EXACT, found.key, self._exact.age(found.entry))
-        near = ""
+        near, draft = "", await self._exact.draft(ask)
         for level in self._levels if ask.allowed.semantic else ():
             began = self._service.now()
             try:
@@ -91,8 +91,8 @@ class Search:
             )
             if isinstance(hit, Hit):
                 return hit
-            near = near or hit.near
-        return Miss(near=near)
+            near, draft = near or hit.near, draft or hit.draft
+        return Miss(near=near, draft=draft)
 
     def _note(self, ask: CacheQuery, layer: Layer, began: float, hit: bool, why: str = "") -> None:
         outcome = Lookup.HIT if hit else Lookup.MISS

@@ -18,7 +18,7 @@ from headrace.core.events import Emitted, Finished, PromptScored
 from headrace.core.plan import TokenLogprob
 from headrace.core.request import FinishReason, Request
 from headrace.core.tenancy.classes import CLASSES, DEFAULT
-from headrace.serve.answer import Answer
+from headrace.serve.answer import Answer, Predicted
 from headrace.serve.text.stream import TextStream
 
 _LEVELS = {each.name: each.level for each in CLASSES}
@@ -56,6 +56,7 @@ class SingleFlight:
         self.ask = ask
         self.requests: tuple[Request, ...] = (request,)
         self.cached_tokens = [0]
+        self.predicted = [Predicted()]
         self.versions = versions
         self.began = clock()
         self.alone = False  # computed for the cache, with or without readers
@@ -221,10 +222,14 @@ class SingleFlight:
         return Finished(request.id, reason, len(request.tokens), len(self.tokens), self.cached_tokens[0])
 
     def _count_cached(self, answer: Answer, index: int) -> None:
-        """Set the cached prompt tokens: the engine's count for the first request, the whole prompt for others."""
+        """Set the cached prompt tokens: the engine's count for the first request, the whole prompt for others.
+
+        Drafts belong to the first request, too.
+        """
         request = answer.requests[index]
         leads = request is self.ask.request
         answer.cached_tokens[index] = self.cached_tokens[0] if leads else len(request.tokens)
+        answer.predicted[index] = self.predicted[0] if leads else Predicted()
 
     def _tell_end(self, answer: Answer, index: int, finished: Finished) -> None:
         if not answer.each_step and self._tokens:

@@ -43,7 +43,8 @@ def test_a_new_request_begins_where_its_tenant_is() -> None:
             learned.ended(f"{tenant}{each}")
     (good,) = learned.estimate("ngram", "good", "new", (0.7,))
     (bad,) = learned.estimate("ngram", "bad", "new", (0.7,))
-    assert good > 0.85 and bad < 0.2
+    assert good > 0.85
+    assert bad < 0.2
 
 
 def test_sources_are_apart() -> None:
@@ -86,7 +87,8 @@ def test_memory_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     for each in range(100):
         learned.learn("s", f"t{each}", f"r{each}", (0.5,), Trials(1, wrong=False))
         learned.ended(f"r{each}")
-    assert len(learned._tenants) == 10 and not learned._requests
+    assert len(learned._tenants) == 10
+    assert not learned._requests
 
 
 def test_extreme_histories_stay_finite() -> None:

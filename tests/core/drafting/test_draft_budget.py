@@ -89,7 +89,8 @@ def test_the_budget_of_the_step_is_the_best_use_of_it(
     assert ratio(offers, chosen, step) >= max(ratio(offers, each, step) for each in fitting) / MARGIN - 1e-9
     for offer, choice in zip(offers, choices, strict=True):
         if choice.cut is Cut.BUDGET:
-            assert sum(chosen) == budget and choice.tokens < len(offer.survivals)
+            assert sum(chosen) == budget
+            assert choice.tokens < len(offer.survivals)
 
 
 def test_under_load_nothing_is_drafted() -> None:
@@ -140,7 +141,8 @@ def test_drafts_of_one_row_keep_the_tpot_target_of_another() -> None:
     drafted = Offer(survivals(0.95, 8), 1)
     target = (seconds + 0.0035) / TPOT_SHARE
     first, other = DraftBudget().choose([drafted, Offer((), 1, tpot_seconds=target)], load(2, known))
-    assert first == Choice(3, Cut.TPOT) and other.tokens == 0
+    assert first == Choice(3, Cut.TPOT)
+    assert other.tokens == 0
     missed = Offer((), 1, tpot_seconds=0.5 * seconds)
     first, _ = DraftBudget().choose([drafted, missed], load(2, known))
     assert first.tokens == 8, "a target that is missed anyway bounds nothing"

@@ -68,7 +68,8 @@ def test_learned_acceptance_decides_between_sources() -> None:
         assert draft is not None
         sources.append(draft.source)
         tokens += [1]
-    assert sources[0] == "liar" and sources[-1] == "honest"
+    assert sources[0] == "liar"
+    assert sources[-1] == "honest"
 
 
 def test_proposals_that_are_not_verified_are_learned_from() -> None:
@@ -79,14 +80,17 @@ def test_proposals_that_are_not_verified_are_learned_from() -> None:
         chooses.draft([ask(tokens=tokens)], load(1))
         tokens += [1]
     (draft,) = chooses.draft([ask(tokens=tokens)], load(1, times(token=0.004)))
-    assert draft is not None and (draft.tokens, draft.cut) == ((), Cut.NOT_WORTH)
+    assert draft is not None
+    assert (draft.tokens, draft.cut) == ((), Cut.NOT_WORTH)
     source.tokens = (1, 1)
     for _ in range(30):
         (draft,) = chooses.draft([ask(tokens=tokens)], load(1, times(token=1.0)))
-        assert draft is not None and not draft.tokens
+        assert draft is not None
+        assert not draft.tokens
         tokens += [1]
     (draft,) = chooses.draft([ask(tokens=tokens)], load(1, times(token=0.004)))
-    assert draft is not None and draft.tokens == (1, 1)
+    assert draft is not None
+    assert draft.tokens == (1, 1)
 
 
 def test_the_last_proposal_of_a_request_is_learned_from() -> None:
@@ -97,7 +101,8 @@ def test_the_last_proposal_of_a_request_is_learned_from() -> None:
         chooses.draft([DraftAsk(request, [1], 4)], load(1))
         chooses.ended(request, [1, 2])
     (draft,) = chooses.draft([ask("new")], load(1, times(token=0.01)))
-    assert draft is not None and not draft.tokens
+    assert draft is not None
+    assert not draft.tokens
     assert source.ends == [str(each) for each in range(60)]
     assert list(chooses._lives) == ["new"]
 
@@ -106,7 +111,7 @@ def test_with_many_rows_a_useless_source_is_asked_less_often() -> None:
     useless, useful = Source("a", ()), Source("b", (2, 2), 0.9)
     chooses = drafter(useless, useful)
     rows = [ask(str(each)) for each in range(20)]
-    for step in range(64):
+    for _ in range(64):
         for each in rows:
             each.tokens.append(2)
         chooses.draft(rows, load(20, times(token=0.0001)))
@@ -122,16 +127,19 @@ def test_with_many_rows_a_useless_source_is_asked_less_often() -> None:
 def test_tokens_in_flight_are_not_counted_as_gain() -> None:
     source = Source("a", (5, 6, 7), 0.9)
     (draft,) = drafter(source).draft([ask(ahead=1)], load(1))
-    assert draft is not None and draft.tokens == (5, 6, 7)
+    assert draft is not None
+    assert draft.tokens == (5, 6, 7)
     source = Source("a", (5,), 0.9)
     (draft,) = drafter(source).draft([ask(ahead=1)], load(1))
-    assert draft is not None and draft.tokens == ()
+    assert draft is not None
+    assert draft.tokens == ()
 
 
 def test_fixed_length_drafts_without_step_times() -> None:
     chooses = drafter(Source("a", (5, 6, 7), 0.1), fixed=2)
     (draft,) = chooses.draft([ask()], StepLoad(1, 1, 0, 100, None))
-    assert draft is not None and (draft.tokens, draft.cut) == ((5, 6), Cut.FIXED)
+    assert draft is not None
+    assert (draft.tokens, draft.cut) == ((5, 6), Cut.FIXED)
 
 
 def test_a_costly_source_is_asked_only_where_it_promises_more() -> None:
@@ -143,7 +151,8 @@ def test_a_costly_source_is_asked_only_where_it_promises_more() -> None:
     assert 2 <= most <= 8
     free.tokens = (5,) * 8
     (draft,) = chooses.draft([ask(tokens=[1, 2])], load(1))
-    assert draft is not None and draft.source == "free"
+    assert draft is not None
+    assert draft.source == "free"
 
 
 def test_a_costly_source_is_not_asked_if_it_costs_more_than_it_gives() -> None:
@@ -167,10 +176,11 @@ def test_a_useless_model_is_probed_and_found_again() -> None:
     late = asked[300:]
     assert 0 < sum(late) <= 0.01 * len(late) / 0.1 * 1.2, "probes take one percent of the time"
     model.tokens = (1,) * 8
-    for step in range(300):
+    for _ in range(300):
         (draft,) = chooses.draft([ask(tokens=tokens)], load(1))
         tokens += [1]
-    assert draft is not None and len(draft.tokens) >= 2
+    assert draft is not None
+    assert len(draft.tokens) >= 2
 
 
 def test_a_fixed_length_asks_a_costly_source_where_nothing_else_is_proposed() -> None:
@@ -180,7 +190,9 @@ def test_a_fixed_length_asks_a_costly_source_where_nothing_else_is_proposed() ->
     assert not model.asked
     free.tokens = ()
     (draft,) = chooses.draft([ask()], load(1))
-    assert model.asked == [("r", 3)] and draft is not None and draft.tokens == (6, 6, 6)
+    assert model.asked == [("r", 3)]
+    assert draft is not None
+    assert draft.tokens == (6, 6, 6)
 
 
 @pytest.mark.parametrize("count", [1, 3])

@@ -59,14 +59,17 @@ def test_equals_a_search_through_the_whole_text(
 def test_the_longest_agreement_wins_over_the_newest_place() -> None:
     tokens = [7, 1, 2, 50, 8, 1, 2, 60, 7, 1, 2]
     found = propose(NgramProposer(1, 2, 8), tokens)
-    assert found is not None and found.tokens == (50,)
+    assert found is not None
+    assert found.tokens == (50,)
     found = propose(NgramProposer(1, 2, 2), tokens)
-    assert found is not None and found.tokens == (60,)
+    assert found is not None
+    assert found.tokens == (60,)
 
 
 def test_a_short_period_goes_on() -> None:
     found = propose(NgramProposer(7), LOOP)
-    assert found is not None and found.tokens == (3, 1, 2, 3, 1, 2, 3)
+    assert found is not None
+    assert found.tokens == (3, 1, 2, 3, 1, 2, 3)
 
 
 def test_nothing_without_an_earlier_occurrence() -> None:
@@ -76,14 +79,16 @@ def test_nothing_without_an_earlier_occurrence() -> None:
 
 def test_at_most_what_is_asked_for() -> None:
     found = propose(NgramProposer(7), LOOP, most=2)
-    assert found is not None and found.tokens == (3, 1)
+    assert found is not None
+    assert found.tokens == (3, 1)
     assert propose(NgramProposer(7), LOOP, most=0) is None
 
 
 def test_a_longer_agreement_is_more_confident() -> None:
     short = propose(NgramProposer(1), [1, 2, 3, 9, 1, 2], name="a")
     long = propose(NgramProposer(1), [5, 6, 7, 1, 2, 3, 5, 6, 7, 1, 2], name="b")
-    assert short is not None and long is not None
+    assert short is not None
+    assert long is not None
     assert long.confidences[0] > short.confidences[0]
 
 
@@ -101,7 +106,8 @@ def test_a_long_prompt_is_indexed_in_parts() -> None:
     text = [*range(3 * CHUNK), CHUNK + 500, CHUNK + 501]
     assert propose(proposer, text) is None  # the place is in the second part
     found = propose(proposer, text)
-    assert found is not None and found.tokens[0] == CHUNK + 502
+    assert found is not None
+    assert found.tokens[0] == CHUNK + 502
 
 
 def test_another_request_under_the_same_id_has_another_text() -> None:

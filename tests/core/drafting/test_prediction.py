@@ -50,7 +50,8 @@ def test_the_place_is_the_one_that_agrees_longest() -> None:
     proposer = PredictionProposer(2)
     request = Request("r", PROMPT, prediction=tuple(text))
     (found,) = proposer.propose([DraftAsk(request, [*PROMPT, *answer], 2)])
-    assert found is not None and found.tokens == (20, 5)
+    assert found is not None
+    assert found.tokens == (20, 5)
 
 
 def test_after_the_text_nothing_is_proposed() -> None:
@@ -109,7 +110,9 @@ def test_all_at_once_finds_the_same_place_as_step_by_step() -> None:
     for end in range(len(answer) + 1):
         (found,) = gradual.propose([DraftAsk(request, [*PROMPT, *answer[:end]], 4)])
     (whole,) = PredictionProposer(4).propose([DraftAsk(request, [*PROMPT, *answer], 4)])
-    assert found == whole and found is not None and found.tokens == tuple(text[90:94])
+    assert found == whole
+    assert found is not None
+    assert found.tokens == tuple(text[90:94])
 
 
 def test_memory_is_reported_and_given_back() -> None:
@@ -125,5 +128,7 @@ def test_a_cached_answer_is_a_source_of_its_own() -> None:
     request = Request("r", PROMPT, prediction=(1, 2), cached_answer=(3, 4))
     ask = DraftAsk(request, [*PROMPT], 4)
     (predicted,), (cached,) = PredictionProposer(4).propose([ask]), CachedAnswerProposer(4).propose([ask])
-    assert predicted is not None and (predicted.tokens, predicted.source) == ((1, 2), "prediction")
-    assert cached is not None and (cached.tokens, cached.source) == ((3, 4), "cached")
+    assert predicted is not None
+    assert (predicted.tokens, predicted.source) == ((1, 2), "prediction")
+    assert cached is not None
+    assert (cached.tokens, cached.source) == ((3, 4), "cached")

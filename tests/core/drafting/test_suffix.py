@@ -23,7 +23,9 @@ def test_a_past_output_is_proposed_again() -> None:
     for each in range(4):
         proposer.ended(request(str(each)), [1, 2, 3, *OUTPUT])
     found = propose(proposer, request(), OUTPUT[:10])
-    assert found is not None and found.tokens == tuple(OUTPUT[10:14]) and found.source == "suffix"
+    assert found is not None
+    assert found.tokens == tuple(OUTPUT[10:14])
+    assert found.source == "suffix"
     assert propose(proposer, request(), [7, 8, 9]) is None
 
 
@@ -31,7 +33,8 @@ def test_the_end_of_the_prompt_leads_to_the_output() -> None:
     proposer = SuffixProposer(8)
     proposer.ended(request(), [1, 2, 3, *OUTPUT])
     found = propose(proposer, request(), [], most=1)
-    assert found is not None and found.tokens == (100,)
+    assert found is not None
+    assert found.tokens == (100,)
 
 
 @pytest.mark.parametrize("other", [{"salt": "b"}, {"tenant": "b"}, {"adapter": "b"}])

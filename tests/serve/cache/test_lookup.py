@@ -93,13 +93,20 @@ class House:
 
 
 @asynccontextmanager
-async def house(levels=(), limits=None, max_bytes=1 << 20, partial=None, **engine):
+async def house(levels=(), limits=None, max_bytes=1 << 20, partial=None, outputs=None, **engine):
     made, runner = hashing_engine(**engine)
     book, clock, witness = Book(), Clock(), Witness()
     service = Service(made, limits or Limits(64, 10_000), [book])
     exact = ExactCache([Tier(MemoryStore(max_bytes, clock))], TagVersions(), clock)
     recall = CacheLookup(
-        service, exact, FINGERPRINT, ttl=100.0, levels=levels, keepers=[witness], partial=partial
+        service,
+        exact,
+        FINGERPRINT,
+        ttl=100.0,
+        levels=levels,
+        keepers=[witness],
+        partial=partial,
+        outputs=outputs,
     )
     await recall.start()
     try:

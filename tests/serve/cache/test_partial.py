@@ -8,18 +8,24 @@ import pytest
 
 from headrace.core.cache.response.control import CacheDirectives
 from headrace.core.cache.response.tags import EVERYTHING, tenant_tag
+from headrace.core.drafting.acceptance import Acceptance
+from headrace.core.drafting.draft_budget import DraftBudget
+from headrace.core.drafting.drafter import BudgetedDrafter
+from headrace.core.drafting.proposal import DraftAsk
+from headrace.core.drafting.suffix import SuffixProposer
 from headrace.core.events import Emitted, Finished, Layer, LookedUp, Spared
 from headrace.core.request import FinishReason, SamplingParams
+from headrace.serve.cache.lookup import CacheLookup
 from headrace.serve.cache.lookup_request import LookupRequest
-from headrace.serve.cache.partial import Partial, scope_of
+from headrace.serve.cache.partial import Partial
 from tests.serve.cache.test_lookup import House, house, truth
 from tests.serve.test_service import SOON, read_all, tokens_of
 
 WHOLE = {"max_model_len": 512, "num_blocks": 400}
 
 
-def partial(resume_bytes=1 << 20, index_bytes=1 << 20):
-    return Partial(resume_bytes, index_bytes)
+def partial(resume_bytes=1 << 20):
+    return Partial(resume_bytes)
 
 
 @contextmanager
@@ -320,34 +326,50 @@ def test_memory_for_beginnings_is_bounded():
     asyncio.run(run())
 
 
+def drafting(outputs):
+    return BudgetedDrafter([outputs], Acceptance(), DraftBudget())
+
+
+def proposed(outputs, question, tokens, most=1):
+    request = question.request
+    (found,) = outputs.propose([DraftAsk(request, [*request.tokens, *tokens], most)])
+    return found and found.tokens
+
+
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
-def test_outputs_of_all_kinds_are_indexed_for_their_tenant_alone(temperature):
+@pytest.mark.parametrize("cached", [True, False])
+def test_outputs_of_all_kinds_are_indexed_for_their_tenant_alone(temperature, cached):
     async def run():
-        level = partial()
-        async with house(partial=level, **WHOLE) as h:
+        outputs = SuffixProposer(4)
+        async with house(outputs=outputs, drafter=drafting(outputs), **WHOLE) as h:
+            if not cached:
+                h.recall = CacheLookup(h.service, outputs=outputs)
             mine, other = h.question(40, temperature=temperature), h.question(40, tenant="else")
             answer = await h.open(mine)
             tokens = tokens_of(await read_all(answer))
             h.recall.close(answer)
+            await idle(h)
             await h.settle()
-            context = [*mine.request.tokens, *tokens[:10]]
-            assert level.proposals.propose(scope_of(mine.request), context, 1).tokens == (tokens[10],)
-            assert level.proposals.propose(scope_of(other.request), context, 1).tokens == ()
-            assert level.facts().nbytes > 0
+            assert proposed(outputs, mine, tokens[:10]) == (tokens[10],)
+            assert proposed(outputs, other, tokens[:10]) is None
+            assert h.recall.indexed().nbytes > 0
             await h.recall.clear(tenant_tag("else"))
-            assert level.proposals.propose(scope_of(mine.request), context, 1).tokens == (tokens[10],)
+            assert proposed(outputs, mine, tokens[:10]) == (tokens[10],)
             await h.recall.clear(tenant_tag("default"))
-            assert level.proposals.propose(scope_of(mine.request), context, 1).tokens == ()
+            assert proposed(outputs, mine, tokens[:10]) is None
 
     asyncio.run(run())
 
 
-def test_who_wants_nothing_kept_is_not_indexed():
+def test_an_output_that_may_not_be_stored_is_not_indexed():
     async def run():
-        level = partial()
-        async with house(partial=level, **WHOLE) as h:
-            await h.answer(40, control=CacheDirectives(no_store=True))
-            assert level.facts().entries == 0
+        outputs = SuffixProposer(4)
+        async with house(outputs=outputs, drafter=drafting(outputs), **WHOLE) as h:
+            question = h.question(40, control=CacheDirectives(no_store=True))
+            tokens = tokens_of(await read_all(await h.open(question)))
+            await idle(h)
+            assert proposed(outputs, question, tokens[:10]) is None
+            assert outputs.counts.outputs == 0
 
     asyncio.run(run())
 

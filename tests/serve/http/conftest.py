@@ -131,6 +131,7 @@ def build_house(options: dict) -> tuple[House, ASGIApp]:
         events,
         max_num_seqs=max_num_seqs,
         max_model_len=max_model_len,
+        drafter=options.get("drafter"),
     )
     engine = Engine(scheduler, runner, events, Knobs(), overlap=options.get("overlap", 1))
     book, usage, savings, sheet = (

@@ -59,10 +59,14 @@ class Hit(NamedTuple):
 
 
 class Miss(NamedTuple):
-    """A cache miss, and why; ``near`` names the group of similar requests that a level has found (empty: none)."""
+    """A cache miss, and why; ``near`` names the group of similar requests that a level has found (empty: none).
+
+    ``draft`` is a cached answer that may not be served, but is probably right.
+    """
 
     why: str = "unknown"
     near: str = ""
+    draft: tuple[int, ...] = ()
 
 
 class Served(NamedTuple):

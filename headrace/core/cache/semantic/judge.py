@@ -152,3 +152,20 @@ class Judge:
     def _rule(self, entries: int) -> Rule | None:
         place = bisect_right(self._sizes, entries) - 1
         return None if place < 0 or math.isinf(self._rules[place].threshold) else self._rules[place]
+
+
+class Nearest(Judge):
+    """Chooses the nearest entry from ``cosine`` on, for drafts: a wrong one costs a little time and changes nothing."""
+
+    def __init__(self, cosine: float) -> None:
+        super().__init__(())
+        self._cosine = cosine
+
+    def decide(self, question: str, neighbours: Sequence[Neighbour], entries: int) -> Serve | Decline:
+        """As `Judge.decide`; no guard forbids anything."""
+        if not neighbours:
+            return Decline(Doubt.NO_NEIGHBOUR)
+        nearest = neighbours[0]
+        if nearest.cosine < self._cosine:
+            return Decline(Doubt.LOW_SCORE, nearest, nearest.cosine)
+        return Serve(nearest, nearest.cosine)

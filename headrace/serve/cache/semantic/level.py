@@ -38,9 +38,10 @@ _ALIKE = 0.7
 
 
 class Mode(StrEnum):
-    """What happens to a hit: it is only compared, or it is served."""
+    """What happens to a hit: it is only compared, it is a draft for speculative decoding, or it is served."""
 
     SHADOW = "shadow"
+    DRAFT = "draft"
     SERVE = "serve"
 
 
@@ -50,7 +51,7 @@ class SemanticCache:
     Args:
         librarian: the search thread, which decides what may be served.
         exact: the exact cache, which has the entries.
-        mode: shadow compares every hit and serves none.
+        mode: shadow compares every hit and serves none; draft neither compares nor serves.
         spell: returns the text of a response's tokens.
         tell: receives events.
         deadline: seconds that a lookup may take.
@@ -123,6 +124,8 @@ class SemanticCache:
             return Miss("gone")
         if not self._exact.serves(ask, entry.versions):
             return Miss("other_tags")
+        if self._mode is Mode.DRAFT:
+            return Miss("draft", draft=entry.tokens)
         limit, oldest = ask.request.params.max_tokens, ask.control.max_age
         if limit is not None and len(entry.tokens) > limit:
             return Miss("longer_than_asked")

@@ -87,6 +87,7 @@ WAYS: Mapping[str, Way] = {
     "retention": Way.INERT,
     "prompt_cache_key": Way.INERT,
     "prompt_cache_retention": Way.INERT,
+    "prediction": Way.INERT,
     "request_id": Way.INERT,
     "metadata": Way.INERT,
 }

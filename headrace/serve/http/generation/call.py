@@ -79,7 +79,8 @@ class Prompt(NamedTuple):
     ``continues`` says that the answer goes on with the prompt's text instead of beginning a new one, which
     decides what becomes of a first word's leading space. ``mute`` asks for the prompt's scores alone.
     ``echo`` is the prompt's text where it shall stand before the answer. ``retention`` says what of the computed prompt
-    shall be kept longer. ``reading`` is how reasoning and tool calls are found in the answers; None: they are text.
+    shall be kept longer. ``prediction`` is what the client expects the answer to be.
+    ``reading`` is how reasoning and tool calls are found in the answers; None: they are text.
     """
 
     tokens: tuple[int, ...]
@@ -89,6 +90,7 @@ class Prompt(NamedTuple):
     echo: str = ""
     retention: tuple[Retention, ...] = ()
     reading: Reading | None = None
+    prediction: tuple[int, ...] = ()
 
 
 class Call:
@@ -198,6 +200,8 @@ class Call:
             sum(choice.output_tokens for choice in self.choices),
             sum(self._answer.cached_tokens[:: self.choices_per_prompt]),
             sum(choice.reasoning_tokens for choice in self.choices),
+            sum(predicted.accepted for predicted in self._answer.predicted),
+            sum(predicted.rejected for predicted in self._answer.predicted),
         )
 
     def prompt_of(self, choice: Choice) -> int:
@@ -310,6 +314,7 @@ def _request(model: ServedModel, body: Generation, prompt: Prompt, urgent: Sched
         deadline=None if urgent.seconds is None else now + urgent.seconds,
         slo=urgent.slo,
         retention=(*retentions(body, len(prompt.tokens)), *prompt.retention, *kept),
+        prediction=prompt.prediction,
         eos_token_ids=model.tokenizer.eos_token_ids,
     )
 

@@ -31,7 +31,6 @@ _ANYWHERE: dict[str, tuple[object, ...]] = {
 CHAT: NotYet = _ANYWHERE | {
     "functions": ([],),
     "function_call": ("none", "auto"),
-    "prediction": (),
     "verbosity": ("medium",),
     "modalities": (["text"],),
     "audio": (),

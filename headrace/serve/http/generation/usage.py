@@ -6,7 +6,12 @@ from typing import Any
 
 
 def usage(
-    prompt_tokens: int, completion_tokens: int, cached_tokens: int, reasoning_tokens: int = 0
+    prompt_tokens: int,
+    completion_tokens: int,
+    cached_tokens: int,
+    reasoning_tokens: int = 0,
+    accepted_prediction_tokens: int = 0,
+    rejected_prediction_tokens: int = 0,
 ) -> dict[str, Any]:
     """The object ``usage``; a prompt counts once, however many answers it gets."""
     return {
@@ -16,7 +21,7 @@ def usage(
         "prompt_tokens_details": {"cached_tokens": cached_tokens},
         "completion_tokens_details": {
             "reasoning_tokens": reasoning_tokens,
-            "accepted_prediction_tokens": 0,
-            "rejected_prediction_tokens": 0,
+            "accepted_prediction_tokens": accepted_prediction_tokens,
+            "rejected_prediction_tokens": rejected_prediction_tokens,
         },
     }

@@ -67,6 +67,8 @@ async def open_chat(
     max_tokens, param = _max_tokens(body)
     top = _top_logprobs(body)
     check_stream(body)
+    if body.prediction is not None and body.tools:
+        raise invalid("prediction cannot be used together with tools", "prediction")
     check_choice(model.dialect, body)
     text = await render(model, body)
     if body.add_special_tokens:
@@ -84,7 +86,8 @@ async def open_chat(
     continues = bool(body.continue_final_message)
     reading = answer_reading(model.dialect, body, text)
     marked = await _marked(model, body, tokens)
-    prompt = Prompt(tuple(tokens), params, continues, retention=marked, reading=reading)
+    predicted = await _predicted(model, body)
+    prompt = Prompt(tuple(tokens), params, continues, retention=marked, reading=reading, prediction=predicted)
     return await open_call(
         recall,
         model,
@@ -281,6 +284,17 @@ def _turn(body: ChatBody) -> Turn | None:
     except Unkeyable:
         return None
     return Turn(last.text(), context)
+
+
+async def _predicted(model: ServedModel, body: ChatBody) -> tuple[int, ...]:
+    """The tokens of the answer that the client expects; none without ``prediction``."""
+    if body.prediction is None:
+        return ()
+    tokens = await model.encode(body.prediction.text(), False)
+    if len(tokens) > model.max_model_len:
+        message = f"prediction.content has {len(tokens)} tokens; the maximum context length is {model.max_model_len}"
+        raise invalid(message, "prediction.content")
+    return tuple(tokens)
 
 
 def _max_tokens(body: ChatBody) -> tuple[int | None, str]:

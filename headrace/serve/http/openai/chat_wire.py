@@ -102,6 +102,17 @@ def _not_empty(messages: list[Message]) -> list[Message]:
     return messages
 
 
+class Prediction(Wire):
+    """What the client expects most of the answer to be, for example a file that is to be edited."""
+
+    type: Literal["content"]
+    content: Content
+
+    def text(self) -> str:
+        """The expected text; parts follow each other without a separator."""
+        return self.content if isinstance(self.content, str) else "".join(part.text for part in self.content)
+
+
 class Conversation(Wire):
     """Messages and how they become a prompt."""
 
@@ -129,3 +140,6 @@ class ChatBody(Generation, Conversation):
     )
     parallel_tool_calls: bool | None = Field(None, description="false: at most one call. Default true.")
     include_reasoning: bool | None = Field(None, description="false: leave the reasoning out. Default true.")
+    prediction: Prediction | None = Field(
+        None, description="The expected answer: it is generated faster where it agrees. Not with tools."
+    )

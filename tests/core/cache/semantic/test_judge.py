@@ -13,6 +13,7 @@ from headrace.core.cache.semantic.judge import (
     Decline,
     Doubt,
     Judge,
+    Nearest,
     Neighbour,
     Rule,
     Serve,
@@ -106,3 +107,11 @@ def test_a_question_that_points_elsewhere_is_incomplete():
         weighed("how does this circuit work", near(0.9, 1, "how does this circuit work")).evidence.complete
         == 0.0
     )
+
+
+def test_the_nearest_is_a_draft_whatever_its_words():
+    nearest = Nearest(0.7)
+    asked = "how do I not reset my pin today"
+    assert nearest.decide(asked, [near(0.8, 1), near(0.75, 2)], 2) == Serve(near(0.8, 1), 0.8)
+    assert nearest.decide(asked, [near(0.6, 1)], 1) == Decline(Doubt.LOW_SCORE, near(0.6, 1), 0.6)
+    assert nearest.decide(asked, [], 0) == Decline(Doubt.NO_NEIGHBOUR)

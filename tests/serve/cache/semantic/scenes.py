@@ -47,10 +47,14 @@ class Words:
         return [None if len(text.split()) > 20 else embed_one(text) for text in texts]
 
 
-def librarian(embedder=None, shelf=None, max_bytes=1 << 20, threshold=0.8, **more) -> SearchThread:
+def librarian(
+    embedder=None, shelf=None, max_bytes=1 << 20, threshold=0.8, judge=None, **more
+) -> SearchThread:
     """One whose judge goes by the cosine alone."""
     rows = Partitions(DIMENSIONS, max_bytes)
-    return SearchThread(embedder or Words(), Judge([Rule(0, COSINE, threshold)]), rows, shelf, **more)
+    return SearchThread(
+        embedder or Words(), judge or Judge([Rule(0, COSINE, threshold)]), rows, shelf, **more
+    )
 
 
 def row(

@@ -11,6 +11,7 @@ from functools import partial
 from headrace.core.cache.response.control import NO_DIRECTIVES, CacheDirectives
 from headrace.core.cache.response.query import Turn
 from headrace.core.cache.response.tags import EVERYTHING, TagVersions
+from headrace.core.cache.semantic.judge import Nearest
 from headrace.core.events import Audited, Layer, LookedUp, Scope
 from headrace.core.tenancy.gate import Limits
 from headrace.serve.cache.exact import ExactCache
@@ -20,7 +21,7 @@ from headrace.serve.cache.stores.memory import MemoryStore
 from headrace.serve.cache.stores.tier import Tier
 from headrace.serve.service import Service
 from headrace.testing.engines import hashing_engine
-from headrace.testing.hashing_runner import VOCAB
+from headrace.testing.hashing_runner import VOCAB, expected_tokens
 from tests.serve.cache.semantic.scenes import Words, librarian
 from tests.serve.cache.test_lookup import FINGERPRINT, Clock, House, Witness
 from tests.serve.test_service import Book
@@ -73,8 +74,10 @@ class Scene(House):
 
 
 @asynccontextmanager
-async def scene(mode=Mode.SERVE, audit=0.0, deadline=10.0, max_error=0.1, **more):
-    made, runner = hashing_engine()
+async def scene(mode=Mode.SERVE, audit=0.0, deadline=10.0, max_error=0.1, drafter=None, **more):
+    if mode is Mode.DRAFT:
+        more["judge"] = Nearest(0.8)
+    made, runner = hashing_engine(drafter=drafter)
     book, clock, witness, embedder = Book(), Clock(), Witness(), Words()
     service = Service(made, Limits(64, 10_000), [book])
     exact = ExactCache([Tier(MemoryStore(1 << 20, clock))], TagVersions(), clock)
@@ -113,6 +116,44 @@ def test_a_near_question_gets_the_kept_answer():
             assert await h.ask("hats blue") == ("miss", "low_score")
             assert await h.ask("shoes not red") == ("miss", "negation")
             assert h.recall.sizes()[Layer.SEMANTIC]["memory"].entries == 3
+
+    asyncio.run(go())
+
+
+class Asked:
+    """A drafter that only notes the cached answers of the requests it is asked for."""
+
+    def __init__(self):
+        self.drafts = []
+
+    def draft(self, asks, load):
+        self.drafts += [ask.request.cached_answer for ask in asks]
+        return [None] * len(asks)
+
+    def verified(self, request_id, proposal, accepted):
+        pass
+
+    def ended(self, request, tokens):
+        pass
+
+
+def test_as_a_draft_a_near_answer_is_proposed_and_never_served():
+    """The wording differs in a word that forbids serving; a draft needs no permission."""
+
+    async def go():
+        asked, first = Asked(), (1, *b"shoes red")
+        said = expected_tokens(first, 0, 6, frozenset())
+        stops = {"eos": frozenset({said[-1]}), "max_tokens": 20}
+        async with scene(Mode.DRAFT, audit=0.5, drafter=asked) as h:
+            assert await h.ask("shoes red", **stops) == ("miss", "no_neighbour")
+            assert set(asked.drafts) == {()}
+            asked.drafts.clear()
+            assert await h.ask("shoes not red", **stops) == ("miss", "draft")
+            assert set(asked.drafts) == {tuple(expected_tokens(first, 0, 6, stops["eos"]))}
+            asked.drafts.clear()
+            assert await h.ask("hats blue", **stops) == ("miss", "low_score")
+            assert set(asked.drafts) == {()}
+            assert not h.events(Audited)
 
     asyncio.run(go())
 

@@ -75,6 +75,7 @@ OTHER = {
     "retention": [{"priority": 90}],
     "prompt_cache_key": "k",
     "prompt_cache_retention": "24h",
+    "prediction": {"type": "content", "content": "x"},
     "request_id": "mine",
     "metadata": {"a": "b"},
 }

@@ -18,7 +18,6 @@ def test_null_and_neutral_values_ask_for_nothing(name):
     ("name", "value"),
     [
         ("functions", [{"name": "f"}]),
-        ("prediction", {"type": "content", "content": "x"}),
         ("verbosity", "low"),
         ("store", True),
         ("use_beam_search", 0),  # 0 == False, but it is not the neutral value
