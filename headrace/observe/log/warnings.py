@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 from collections import deque
 
-from headrace.core.events import Audited, Event, Preempted, TransferFailed, TurnedAway
+from headrace.core.events import Audited, DraftingFailed, Event, Preempted, TransferFailed, TurnedAway
 from headrace.observe.reasons import reason_text
 
 REPORT_SECONDS = 10.0
@@ -61,6 +61,9 @@ class WarningLog:
         elif isinstance(event, TransferFailed):
             what = f"copy of KV blocks from {event.source} to {event.target} failed"
             self._add(f"transfer {event.source} {event.target}", _scheduler, what, now)
+        elif isinstance(event, DraftingFailed):
+            what = f"speculative decoding is off, because drafting failed: {event.message}"
+            self._add("drafting", _scheduler, what, now)
         if self._unlogged:
             self._log_due(now)
 
