@@ -85,7 +85,7 @@ def test_every_parameter_has_a_help_text_that_stands_alone(names: tuple[str, ...
         ),
         (("serve", "--tensor-parallel-size=2"), "--tensor-parallel-size: Headrace runs"),
         (("serve", "--enable-lora"), "--enable-lora: LoRA adapters are not supported. Merge"),
-        (("serve", "--speculative-config", "{}"), "--speculative-config: speculative decoding"),
+        (("serve", "--speculative-config", "{}"), "--speculative-config: the key 'method' is missing"),
         (("serve", "--model", "x"), "--model: give the model as an argument: headrace serve MODEL"),
         (("bench", "throughput", "--swap-space", "4"), "--kv-offload-bytes 4GiB"),
         (("serve", "model.gguf"), "MODEL model.gguf: GGUF files are not supported. Give the original model"),

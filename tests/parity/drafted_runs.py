@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import random
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -142,8 +142,9 @@ def serve(
     kernels: str = "torch",
     sharp: float = 12.0,
     kv_dtype: torch.dtype = torch.float32,
+    between: Callable[[Engine, float], None] = lambda engine, now: None,
 ) -> Run:
-    """Serve the requests to their ends, a few of them arriving at each step."""
+    """Serve the requests to their ends, a few of them arriving at each step; ``between`` is called after each."""
     matchers = Matchers(compiler(), SEQS)
     runner = LocalRunner(
         decoder(kernels, sharp),
@@ -177,6 +178,7 @@ def serve(
             engine.submit(waiting.pop(), now)
         now += 1.0
         seen += engine.step(now)
+        between(engine, now)
     engine.check_books()
     runner.close()
     return Run(_answers(seen), seen)
@@ -203,6 +205,11 @@ def _answers(events: list[Event]) -> dict[str, Answer]:
         name: Answer(tokens.get(name, ()), logprobs.get(name, ()), prompts.get(name, ()), end)
         for name, end in ends.items()
     }
+
+
+def without(run: Run, names: set[str]) -> Run:
+    """A run without some of its answers."""
+    return run._replace(answers={name: each for name, each in run.answers.items() if name not in names})
 
 
 def liar(known: Run, seed: int) -> LyingDrafter:

@@ -132,8 +132,8 @@ class Matchers:
     def allowed(self, slots: Ints, offsets: Ints | None = None) -> tuple[Allowed, dict[int, str]] | None:
         """What each constrained row of ``slots`` [S] may draw, and by row why it can draw nothing; None: no such row.
 
-        ``offsets`` [S] counts the drafts of a slot before the row (None: none has any). A row that fails may draw anything, so that the
-        batch goes on; so may a row behind a draft that is not allowed.
+        ``offsets`` [S] counts the drafts of a slot before the row (None: none has any). A row that fails may draw
+        anything, so that the batch goes on; so may a row behind a draft that is not allowed.
         """
         if not self._matchers:
             return None
