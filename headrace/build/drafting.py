@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 from headrace.config import SchedulerOptions
 from headrace.config.speculation import SpeculativeConfig, read_speculation
 from headrace.core.drafting.acceptance import Acceptance
 from headrace.core.drafting.draft_budget import DraftBudget
+from headrace.core.drafting.cached import CachedAnswerProposer
 from headrace.core.drafting.drafter import BudgetedDrafter
 from headrace.core.drafting.ngram import NgramProposer
 from headrace.core.drafting.prediction import PredictionProposer
 from headrace.core.drafting.proposal import Drafter, Proposer
 from headrace.core.drafting.suffix import SuffixProposer
+
+ProposerT = TypeVar("ProposerT", bound=Proposer)
 
 PROPOSERS: Mapping[str, Callable[[SpeculativeConfig], Proposer]] = {
     "ngram": lambda config: NgramProposer(
@@ -21,6 +24,7 @@ PROPOSERS: Mapping[str, Callable[[SpeculativeConfig], Proposer]] = {
     ),
     "suffix": lambda config: SuffixProposer(config.num_speculative_tokens, config.suffix_max_bytes),
     "prediction": lambda config: PredictionProposer(config.num_speculative_tokens),
+    "cached": lambda config: CachedAnswerProposer(config.num_speculative_tokens),
 }
 
 
@@ -63,3 +67,9 @@ def make_drafter(plans: SchedulerOptions, model: ModelDrafts | None = None) -> D
         proposers.append(model.proposer)
         costs[model.proposer.name] = model.share
     return BudgetedDrafter(proposers, Acceptance(), DraftBudget(fixed), costs)
+
+
+def proposer_of(drafter: Drafter | None, kind: type[ProposerT]) -> ProposerT | None:
+    """The drafter's proposer of this class, if it has one."""
+    proposers = drafter.proposers if isinstance(drafter, BudgetedDrafter) else ()
+    return next((each for each in proposers if isinstance(each, kind)), None)

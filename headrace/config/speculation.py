@@ -10,7 +10,7 @@ from typing import Any
 from headrace.config.errors import ConfigError, suggestion
 from headrace.config.quantities import parse_size
 
-METHODS = ("ngram", "suffix", "prediction", "draft_model")
+METHODS = ("ngram", "suffix", "prediction", "cached", "draft_model")
 
 QUANTIZATIONS = ("int8", "int4", "w4a8")
 

@@ -58,6 +58,7 @@ class BudgetedDrafter:
         costs: Mapping[str, float] | None = None,
     ) -> None:
         shares = costs or {}
+        self.proposers = tuple(proposers)
         self._free = [each for each in proposers if each.name not in shares]
         self._costly = [
             CostlySource(each, shares[each.name], acceptance) for each in proposers if each.name in shares
@@ -93,10 +94,8 @@ class BudgetedDrafter:
         if life is not None:
             life.settle(request, tokens, self._acceptance)
         self._acceptance.ended(request.id)
-        for proposer in self._free:
+        for proposer in self.proposers:
             proposer.ended(request, tokens)
-        for source in self._costly:
-            source.proposer.ended(request, tokens)
 
     def _life(self, ask: DraftAsk) -> _Life:
         life = self._lives.get(ask.request.id)
