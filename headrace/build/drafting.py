@@ -8,12 +8,12 @@ from typing import NamedTuple, TypeVar
 from headrace.config import SchedulerOptions
 from headrace.config.speculation import SpeculativeConfig, read_speculation
 from headrace.core.drafting.acceptance import Acceptance
-from headrace.core.drafting.draft_budget import DraftBudget
 from headrace.core.drafting.cached import CachedAnswerProposer
+from headrace.core.drafting.draft_budget import DraftBudget
 from headrace.core.drafting.drafter import BudgetedDrafter
 from headrace.core.drafting.ngram import NgramProposer
 from headrace.core.drafting.prediction import PredictionProposer
-from headrace.core.drafting.proposal import Drafter, Proposer
+from headrace.core.drafting.proposal import CostlyProposer, Drafter, Proposer
 from headrace.core.drafting.suffix import SuffixProposer
 
 ProposerT = TypeVar("ProposerT", bound=Proposer)
@@ -34,7 +34,7 @@ class ModelDrafts(NamedTuple):
     ``share`` is the time of drafting a token for some rows, as a share of the target's time for a step of these rows.
     """
 
-    proposer: Proposer
+    proposer: CostlyProposer
     share: float
 
 
@@ -62,11 +62,8 @@ def make_drafter(plans: SchedulerOptions, model: ModelDrafts | None = None) -> D
         return None
     fixed = None if config.adaptive else config.num_speculative_tokens
     proposers = [PROPOSERS[method](config) for method in config.methods if method in PROPOSERS]
-    costs = {}
-    if model is not None:
-        proposers.append(model.proposer)
-        costs[model.proposer.name] = model.share
-    return BudgetedDrafter(proposers, Acceptance(), DraftBudget(fixed), costs)
+    costly = () if model is None else (model,)
+    return BudgetedDrafter(proposers, Acceptance(), DraftBudget(fixed), costly)
 
 
 def proposer_of(drafter: Drafter | None, kind: type[ProposerT]) -> ProposerT | None:

@@ -145,7 +145,7 @@ def _load(options: Options, seconds: dict[str, float], tell: Tell | None) -> Loa
         text = _load_text(model)
     with timed(seconds, "weights"):
         computing = _load_decoder(model, text.folder, with_fingerprint=bool(cache.kv_offload_path))
-        draft = _load_draft(options, computing, recorded=tell is not None)
+        draft = _load_draft(options, computing)
     spec, device, max_model_len = computing.spec, computing.device, computing.max_model_len
     with timed(seconds, "memory"):
         knobs = make_knobs(plans, device.type, max_model_len)
@@ -250,14 +250,10 @@ def _load_decoder(model: ModelOptions, folder: Path, *, with_fingerprint: bool) 
     )
 
 
-def _load_draft(options: Options, computing: _Computing, *, recorded: bool) -> LoadedDraft | None:
+def _load_draft(options: Options, computing: _Computing) -> LoadedDraft | None:
     config = speculation(options.scheduler)
     if config is None or config.model is None:
         return None
-    if recorded:
-        raise ConfigError(
-            "--record-trace: a replay has no draft model, so method draft_model cannot be recorded"
-        )
     spec, max_model_len, device, _, choice, kv_dtype, kernels, *_ = computing
     target = Beside(spec, max_model_len, device, choice.dtype, kv_dtype, kernels)
     return load_draft(config, target, options.model.seed if options.model.load_format == "dummy" else None)

@@ -12,6 +12,7 @@ A failure disables drafting with one warning, and requests continue without draf
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
@@ -45,7 +46,7 @@ class _Line(NamedTuple):
 
 
 class DraftModel:
-    """`core.drafting.proposal.Proposer` on a decoder with its own pages.
+    """`core.drafting.proposal.CostlyProposer` on a decoder with its own pages.
 
     Args:
         decoder: the draft model, of the target's vocabulary.
@@ -78,11 +79,13 @@ class DraftModel:
         self._least_confidence = least_confidence
         self._catch_up_tokens = catch_up_tokens or CATCH_UP_TOKENS[kv.device.type]
         self._enabled = True
+        self.seconds = 0.0
 
     def propose(self, asks: Sequence[DraftAsk]) -> Sequence[Proposal | None]:
         """See `Proposer.propose`; None also for rows that are not caught up or have no pages."""
         if not self._enabled:
             return [None] * len(asks)
+        began = time.perf_counter()
         try:
             with torch.inference_mode():
                 return self._propose(asks)
@@ -93,6 +96,8 @@ class DraftModel:
             self.pages.clear()
             self._warn(f"the draft model failed ({error}); requests continue without its drafts")
             return [None] * len(asks)
+        finally:
+            self.seconds += time.perf_counter() - began
 
     def ended(self, request: Request, tokens: list[int]) -> None:
         """See `Proposer.ended`."""

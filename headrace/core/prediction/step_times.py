@@ -61,6 +61,7 @@ class StepTimes:
         self._products = [0.0] * 4  # weighted sums of each term times the seconds
         self._steps = 0.0  # weight of the steps seen
         self._seen = 0
+        self._excluded = 0.0
         self._recent: list[tuple[int, int, int, int, float]] = []
         self.spread = 1.0
         """Recent mean relative error."""
@@ -95,8 +96,14 @@ class StepTimes:
         divisor = slope + math.sqrt(slope * slope + 2 * context * left)
         return int(2 * left / divisor) if divisor > 0 else sys.maxsize
 
+    def exclude(self, seconds: float) -> None:
+        """These seconds of the step that is observed next were not spent on its rows."""
+        self._excluded += seconds
+
     def observe(self, rows: int, tokens: int, contexts: int, seconds: float) -> None:
         """Observe the duration of a step; a step without a duration or computed token is ignored."""
+        seconds -= self._excluded
+        self._excluded = 0.0
         if seconds <= 0 or tokens < 1:
             return
         self._seen += 1
