@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-
 from typing import TypeVar
 
 from headrace.config import SchedulerOptions
 from headrace.config.speculation import SpeculativeConfig, read_speculation
 from headrace.core.drafting.acceptance import Acceptance
-from headrace.core.drafting.draft_budget import DraftBudget
 from headrace.core.drafting.cached import CachedAnswerProposer
+from headrace.core.drafting.draft_budget import DraftBudget
 from headrace.core.drafting.drafter import BudgetedDrafter
 from headrace.core.drafting.ngram import NgramProposer
 from headrace.core.drafting.prediction import PredictionProposer
