@@ -79,9 +79,7 @@ def main() -> None:
                             ratios.setdefault(str(length or "automatic"), []).append(speed / plain)
                 row = {name: statistics.median(each) for name, each in ratios.items()}
                 context = PROMPT_TOKENS + args.output_len // 2
-                allowed = {
-                    each: arithmetic(llm, batch, each, rate, context) for each in (0, *args.lengths)
-                }
+                allowed = {each: arithmetic(llm, batch, each, rate, context) for each in (0, *args.lengths)}
                 found.append({"batch": batch, "acceptance": rate, "speedup": row, "arithmetic": allowed})
                 shown = ", ".join(f"{name} {value:.2f}x" for name, value in row.items())
                 said = ", ".join(f"{name} {value:.2f}x" for name, value in allowed.items())

@@ -54,7 +54,7 @@ class DraftedRows:
         if not asks:
             return
         load = StepLoad(len(step.rows), step.tokens, step.contexts, budget, times)
-        before = 0.0 if times is None else times.predict(load.rows, load.tokens, load.contexts)
+        before = 0.0 if times is None else times.decodes(load.rows, load.contexts)
         try:
             proposals = self._drafter.draft(asks, load)
             for row, ask, proposal in zip(rows, asks, proposals, strict=True):
@@ -67,7 +67,7 @@ class DraftedRows:
         if step.drafts:
             step.put_drafted_last()
             if times is not None:
-                after = times.predict(load.rows, step.tokens, step.contexts)
+                after = max(before, times.drafted(load.rows, step.tokens, step.contexts))
                 step.draft_times = DraftTimes(load.rows, before, after)
 
     def _add(self, step: StepBuilder, row: int, proposal: Proposal, most: int) -> int:

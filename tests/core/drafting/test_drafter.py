@@ -8,10 +8,12 @@ from headrace.core.drafting.drafter import BudgetedDrafter
 from headrace.core.drafting.proposal import DraftAsk, Proposal, StepLoad
 from headrace.core.prediction.step_times import StepTimes
 from headrace.core.request import Request
+from tests.core.drafting.test_draft_budget import OnTheLine
 
 
 def times(fixed: float = 0.02, token: float = 0.001) -> StepTimes:
     known = StepTimes()
+    known.residuals = OnTheLine()
     known._coefficients = [fixed, 0.0, token, 0.0]
     return known
 
