@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from typing import NamedTuple, TypeVar
 
 from headrace.config import SchedulerOptions
 from headrace.config.speculation import SpeculativeConfig, read_speculation
 from headrace.core.drafting.acceptance import Acceptance
+from headrace.core.drafting.cached import CachedAnswerProposer
 from headrace.core.drafting.draft_budget import DraftBudget
 from headrace.core.drafting.drafter import BudgetedDrafter
 from headrace.core.drafting.ngram import NgramProposer
 from headrace.core.drafting.prediction import PredictionProposer
-from headrace.core.drafting.proposal import Drafter, Proposer
+from headrace.core.drafting.proposal import CostlyProposer, Drafter, Proposer
 from headrace.core.drafting.suffix import SuffixProposer
+
+ProposerT = TypeVar("ProposerT", bound=Proposer)
 
 PROPOSERS: Mapping[str, Callable[[SpeculativeConfig], Proposer]] = {
     "ngram": lambda config: NgramProposer(
@@ -20,18 +24,49 @@ PROPOSERS: Mapping[str, Callable[[SpeculativeConfig], Proposer]] = {
     ),
     "suffix": lambda config: SuffixProposer(config.num_speculative_tokens, config.suffix_max_bytes),
     "prediction": lambda config: PredictionProposer(config.num_speculative_tokens),
+    "cached": lambda config: CachedAnswerProposer(config.num_speculative_tokens),
 }
 
 
-def make_drafter(plans: SchedulerOptions) -> Drafter | None:
+class ModelDrafts(NamedTuple):
+    """A proposer that runs a draft model.
+
+    ``share`` is the time of drafting a token for some rows, as a share of the target's time for a step of these rows.
+    """
+
+    proposer: CostlyProposer
+    share: float
+
+
+def speculation(plans: SchedulerOptions) -> SpeculativeConfig | None:
+    """The configuration of the options; None if they ask for none.
+
+    Raises:
+        ConfigError: it is wrong.
+    """
+    if plans.speculative_config is None:
+        return None
+    return read_speculation("--speculative-config", plans.speculative_config)
+
+
+def make_drafter(plans: SchedulerOptions, model: ModelDrafts | None = None) -> Drafter | None:
     """The drafter that the options ask for; None if they ask for none.
+
+    Without ``model`` nothing is drafted by one: a simulation has no weights.
 
     Raises:
         ConfigError: the configuration is wrong.
     """
-    if plans.speculative_config is None:
+    config = speculation(plans)
+    if config is None:
         return None
-    config = read_speculation("--speculative-config", plans.speculative_config)
     fixed = None if config.adaptive else config.num_speculative_tokens
-    proposers = [PROPOSERS[method](config) for method in config.methods]
-    return BudgetedDrafter(proposers, Acceptance(), DraftBudget(fixed))
+    proposers = [PROPOSERS[method](config) for method in config.methods if method in PROPOSERS]
+    costly = () if model is None else (model,)
+    return BudgetedDrafter(proposers, Acceptance(), DraftBudget(fixed), costly)
+
+
+def proposer_of(drafter: Drafter | None, kind: type[ProposerT]) -> ProposerT | None:
+    """The drafter's proposer of this class, if it has one."""
+    proposers = drafter.proposers if isinstance(drafter, BudgetedDrafter) else ()
+    return next((each for each in proposers if isinstance(each, kind)), None)

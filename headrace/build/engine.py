@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from functools import partial
 from types import MappingProxyType
 
-from headrace.build.drafting import make_drafter
+from headrace.build.drafting import ModelDrafts, make_drafter
 from headrace.build.policies import make_admission, make_eviction, make_order, make_victims
 from headrace.config import CacheOptions, ConfigError, SchedulerOptions
 from headrace.core.engine import Engine
@@ -82,12 +82,14 @@ def make_engine(
     tiers: TierSizes | None = None,
     tell: Tell | None = None,
     grammars: Grammars | None = None,
+    drafts: ModelDrafts | None = None,
 ) -> Engine:
     """An engine over ``num_blocks`` blocks of the device, with the policies that the options name.
 
     ``classes`` are the classes of service, and ``weights`` those of named tenants, for the policy ``fair``. ``tiers``
     store blocks evicted from the device, if given. ``tell`` records everything that enters and leaves the engine.
-    ``grammars`` compile the constraints of structured outputs; without them no request waits for one.
+    ``grammars`` compile the constraints of structured outputs; without them no request waits for one. ``drafts`` are
+    those of a draft model.
     """
     events: list[Event] = []
     fair = plans.scheduling_policy == "fair"
@@ -117,7 +119,7 @@ def make_engine(
         predictions=predictions if fair else None,
         times=predictions.times,
         holds=UntilCompiled(grammars) if grammars is not None else None,
-        drafter=make_drafter(plans),
+        drafter=make_drafter(plans, drafts),
     )
     if tell is not None:
         return RecordedEngine(scheduler, runner, events, knobs, overlap, tell)

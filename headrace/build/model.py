@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-import hashlib
+import logging
 import math
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
 import torch
 
+from headrace.build.drafting import ModelDrafts, speculation
 from headrace.build.engine import make_engine, make_knobs, resolve_overlap, step_cost
 from headrace.build.operations.recording import make_recorded_engine
 from headrace.build.policies import check_policies
@@ -31,6 +32,7 @@ from headrace.compute.device import (
     resolve_dtype,
     return_freed_memory,
 )
+from headrace.compute.drafting.loading import Beside, LoadedDraft, load_draft
 from headrace.compute.grammar.compiler import Compiler
 from headrace.compute.grammar.matchers import Matchers
 from headrace.compute.kernels import Kernels, KernelsUnavailable, select
@@ -41,7 +43,7 @@ from headrace.compute.model.decoder import Decoder
 from headrace.compute.model.families import parse_config
 from headrace.compute.model.hub import BUILTIN, read_config, resolve_folder
 from headrace.compute.model.spec import DecoderSpec, ModelError
-from headrace.compute.model.weights import DecoderWeights, dummy_weights, load_weights
+from headrace.compute.model.weights import DecoderWeights, dummy_weights, kv_fingerprint, load_weights
 from headrace.compute.runner import LocalRunner
 from headrace.config import CacheOptions, ConfigError, ModelOptions, Options, SchedulerOptions
 from headrace.core.capacity import blocks_needed
@@ -55,6 +57,8 @@ from headrace.core.tenancy.tenants import Tenants
 from headrace.observe.recording.engine import Tell
 from headrace.serve.text.template import ChatTemplate, TemplateError
 from headrace.serve.text.tokenizer import Tokenizer, TokenizerError
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,16 +105,6 @@ def load(options: Options, tell: Tell | None = None) -> Loaded:
         raise ConfigError(str(error)) from error
 
 
-def kv_fingerprint(weights: DecoderWeights, spec: DecoderSpec, max_model_len: int) -> str:
-    """A fingerprint of all that a token's keys and values depend on, except the tokens.
-
-    It covers the weights, the fields of the config, and the longest context where rotations are stretched for it.
-    """
-    stretched = any(rope.kind in ("dynamic", "longrope") for rope in spec.ropes)
-    described = (weights.fingerprint(), replace(spec, stored=None), max_model_len if stretched else 0)
-    return hashlib.sha256(repr(described).encode()).hexdigest()
-
-
 class _Text(NamedTuple):
     """The folder of a model, and what turns text into tokens."""
 
@@ -136,11 +130,12 @@ class _Computing(NamedTuple):
 
 
 class _Memory(NamedTuple):
-    """The memory plan, the tiers below the device, and the runner over both."""
+    """The memory plan, the tiers below the device, the runner over both, and the draft model."""
 
     ledger: MemoryPlan
     tiers: OpenTiers | None
     runner: LocalRunner
+    drafts: ModelDrafts | None
 
 
 def _load(options: Options, seconds: dict[str, float], tell: Tell | None) -> Loaded:
@@ -150,14 +145,15 @@ def _load(options: Options, seconds: dict[str, float], tell: Tell | None) -> Loa
         text = _load_text(model)
     with timed(seconds, "weights"):
         computing = _load_decoder(model, text.folder, with_fingerprint=bool(cache.kv_offload_path))
+        draft = _load_draft(options, computing)
     spec, device, max_model_len = computing.spec, computing.device, computing.max_model_len
     with timed(seconds, "memory"):
         knobs = make_knobs(plans, device.type, max_model_len)
         overlap = resolve_overlap(plans, device.type)
         grammars = _make_compiler(text.tokenizer, spec.vocab_size)
         matchers = Matchers(grammars, plans.max_num_seqs)
-        ledger, tiers, runner = _open_memory(computing, cache, plans, knobs, overlap, matchers)
-    compose = make_engine if tell is None else partial(make_recorded_engine, tell)
+        ledger, tiers, runner, drafts = _open_memory(computing, draft, cache, plans, knobs, overlap, matchers)
+    compose = partial(make_engine, drafts=drafts) if tell is None else partial(make_recorded_engine, tell)
     engine = compose(
         plans,
         cache,
@@ -254,8 +250,18 @@ def _load_decoder(model: ModelOptions, folder: Path, *, with_fingerprint: bool) 
     )
 
 
+def _load_draft(options: Options, computing: _Computing) -> LoadedDraft | None:
+    config = speculation(options.scheduler)
+    if config is None or config.model is None:
+        return None
+    spec, max_model_len, device, _, choice, kv_dtype, kernels, *_ = computing
+    target = Beside(spec, max_model_len, device, choice.dtype, kv_dtype, kernels)
+    return load_draft(config, target, options.model.seed if options.model.load_format == "dummy" else None)
+
+
 def _open_memory(
     computing: _Computing,
+    draft: LoadedDraft | None,
     cache: CacheOptions,
     plans: SchedulerOptions,
     knobs: Knobs,
@@ -280,6 +286,7 @@ def _open_memory(
         max_num_batched_tokens=knobs.batched_tokens,
         host_free_bytes=device_facts(torch.device("cpu")).free_bytes if device.type == "cuda" else None,
         process_bytes=computing.process_bytes,
+        draft=draft.size(cache.block_size, plans.max_num_seqs) if draft else None,
     )
     kv = PagedKV(spec, ledger.num_blocks, cache.block_size, computing.kv_dtype, device)
     live = plans.max_num_seqs * blocks_needed(max_model_len, cache.block_size)
@@ -299,7 +306,11 @@ def _open_memory(
         ahead=ahead,
         matchers=matchers,
     )
-    return _Memory(ledger, tiers, runner)
+    drafts = None
+    if draft:
+        proposer = draft.proposer(ledger.draft_blocks, cache.block_size, logger.warning)
+        drafts = ModelDrafts(proposer, draft.decoder.nbytes / computing.decoder.nbytes)
+    return _Memory(ledger, tiers, runner, drafts)
 
 
 def served_name(model: ModelOptions) -> str:

@@ -16,6 +16,7 @@
 - `kernels`: the operations of the decoder, by backend.
 - `grammar`: grammars of structured output and their token masks.
 - `sampling`: from logits to tokens.
+- `drafting`: a second model that proposes tokens.
 - `quantization`: weights in 4 and 8 bits.
 - `encoder`: sentence vectors for the semantic cache.
 """

@@ -38,6 +38,16 @@ class ModelSize:
 
 
 @dataclass(frozen=True, slots=True)
+class DraftSize:
+    """The sizes of a draft model in bytes; ``most_blocks`` hold all sequences that can run at once."""
+
+    weight_bytes: int
+    block_bytes: int
+    activation_bytes: int
+    most_blocks: int
+
+
+@dataclass(frozen=True, slots=True)
 class MemoryPlan:
     """How the memory of a device is used; in bytes, except counts of blocks and tokens.
 
@@ -55,12 +65,21 @@ class MemoryPlan:
     process_bytes: int = 0
     host_blocks: int = 0
     disk_blocks: int = 0
+    draft_weight_bytes: int = 0
+    draft_block_bytes: int = 0
+    draft_blocks: int = 0
 
     @property
     def total_bytes(self) -> int:
         """The memory of the process when all blocks are in use."""
         host = self.host_blocks * self.block_bytes
-        return self.process_bytes + self.weight_bytes + self.activation_bytes + self.kv_bytes + host
+        draft = self.draft_weight_bytes + self.draft_kv_bytes
+        return self.process_bytes + self.weight_bytes + self.activation_bytes + self.kv_bytes + host + draft
+
+    @property
+    def draft_kv_bytes(self) -> int:
+        """The KV cache of the draft model."""
+        return self.draft_blocks * self.draft_block_bytes
 
     @property
     def kv_bytes(self) -> int:
@@ -83,6 +102,11 @@ class MemoryPlan:
             for name, blocks in (("host tier", self.host_blocks), ("disk tier", self.disk_blocks))
             if blocks
         ]
+        draft = [
+            f"draft model  {shown_bytes(self.draft_weight_bytes)} of weights, KV cache"
+            f" {shown_bytes(self.draft_kv_bytes)}: {self.draft_blocks:,} blocks,"
+            f" {shown_bytes(self.draft_block_bytes)} each"
+        ]
         whole = [
             f"memory       {shown_bytes(self.total_bytes)} in all, {shown_bytes(self.process_bytes)} of it libraries"
         ]
@@ -94,6 +118,7 @@ class MemoryPlan:
             f" {shown_bytes(self.block_bytes)} each",
             f"KV tokens    {self.kv_tokens:,}",
             f"concurrency  {self.concurrency:.1f} sequences of --max-model-len {self.max_model_len:,}",
+            *(draft if self.draft_blocks else ()),
             *lower,
             *(whole if self.process_bytes else ()),
         ]
@@ -132,11 +157,13 @@ def plan_memory(
     max_num_batched_tokens: int,
     host_free_bytes: int | None = None,
     process_bytes: int = 0,
+    draft: DraftSize | None = None,
 ) -> MemoryPlan:
     """Divide the free memory of the device, with weights already loaded, and size the lower tiers of the cache.
 
     ``host_free_bytes`` is the memory available to the host tier; None if the device is the host. ``process_bytes`` is
-    what the process used of the device before the weights were loaded.
+    what the process used of the device before the weights were loaded. The KV cache of a ``draft`` model is a part of
+    the KV cache that the options set.
 
     Raises:
         ConfigError: the host tier, or a sequence of ``max_model_len``, does not fit; it names the longest that does.
@@ -144,28 +171,18 @@ def plan_memory(
     host_blocks, disk_blocks = lower_tiers(model.block_bytes, options)
     host_bytes = host_blocks * model.block_bytes
     _check_host_tier(host_bytes, facts.free_bytes if host_free_bytes is None else host_free_bytes)
-    activations = activation_bytes(
-        hidden_size=model.hidden_size,
-        intermediate_size=model.intermediate_size,
-        vocab_size=model.vocab_size,
-        itemsize=model.itemsize,
-        max_num_batched_tokens=max_num_batched_tokens,
-        max_num_seqs=max_num_seqs,
-    )
-    if activations >= facts.free_bytes:
-        raise ConfigError(
-            f"--max-num-batched-tokens {max_num_batched_tokens}, --max-num-seqs {max_num_seqs}: activations may need"
-            f" {shown_bytes(activations)}, but {shown_bytes(facts.free_bytes)} are free; reduce them or add more memory"
-        )
+    activations = _activations(facts, model, draft, max_num_seqs, max_num_batched_tokens)
     most = facts.free_bytes - activations - (host_bytes if host_free_bytes is None else 0)
-    needed = blocks_needed(max_model_len, options.block_size) * model.block_bytes
+    longest = blocks_needed(max_model_len, options.block_size)
+    needed = longest * (model.block_bytes + (draft.block_bytes if draft else 0))
     budget, flag = _kv_budget(facts, options, activations, needed, most)
-    num_blocks = max(0, budget) // model.block_bytes
+    num_blocks, draft_blocks = _divided(max(0, budget), model.block_bytes, draft)
     fitting = num_blocks * options.block_size
     if fitting < max_model_len:
         cure = f"--max-model-len {fitting}" if fitting > 1 else "a smaller model or device with more memory"
         raise ConfigError(
-            f"a sequence of --max-model-len {max_model_len} needs {shown_bytes(needed)} of KV cache, but"
+            f"a sequence of --max-model-len {max_model_len} needs {shown_bytes(needed)} of KV cache"
+            f"{' (with the draft model)' if draft else ''}, but"
             f" {shown_bytes(max(0, budget))} are available ({shown_bytes(facts.free_bytes)} free, activations"
             f" {shown_bytes(activations)}): use {cure}, or a larger {flag}"
         )
@@ -181,7 +198,43 @@ def plan_memory(
         process_bytes=process_bytes,
         host_blocks=host_blocks,
         disk_blocks=disk_blocks,
+        draft_weight_bytes=draft.weight_bytes if draft else 0,
+        draft_block_bytes=draft.block_bytes if draft else 0,
+        draft_blocks=draft_blocks,
     )
+
+
+def _activations(
+    facts: DeviceFacts,
+    model: ModelSize,
+    draft: DraftSize | None,
+    max_num_seqs: int,
+    max_num_batched_tokens: int,
+) -> int:
+    activations = activation_bytes(
+        hidden_size=model.hidden_size,
+        intermediate_size=model.intermediate_size,
+        vocab_size=model.vocab_size,
+        itemsize=model.itemsize,
+        max_num_batched_tokens=max_num_batched_tokens,
+        max_num_seqs=max_num_seqs,
+    ) + (draft.activation_bytes if draft else 0)
+    if activations >= facts.free_bytes:
+        raise ConfigError(
+            f"--max-num-batched-tokens {max_num_batched_tokens}, --max-num-seqs {max_num_seqs}: activations may need"
+            f" {shown_bytes(activations)}, but {shown_bytes(facts.free_bytes)} are free; reduce them or add more memory"
+        )
+    return activations
+
+
+def _divided(budget: int, block_bytes: int, draft: DraftSize | None) -> tuple[int, int]:
+    """Blocks of the target and of the draft model: one of each, until the draft model needs no more."""
+    if draft is None:
+        return budget // block_bytes, 0
+    both = budget // (block_bytes + draft.block_bytes)
+    if both <= draft.most_blocks:
+        return both, both
+    return (budget - draft.most_blocks * draft.block_bytes) // block_bytes, draft.most_blocks
 
 
 def _check_host_tier(host_bytes: int, free_bytes: int) -> None:

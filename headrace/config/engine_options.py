@@ -230,7 +230,7 @@ class SchedulerOptions:
     speculative_config: Annotated[
         str | None,
         Field(
-            description="Speculative decoding as a JSON object: method (ngram, suffix, prediction, or a list of them), "
-            "num_speculative_tokens and more; see the guide (default: none)."
+            description="Speculative decoding as a JSON object: method (ngram, suffix, prediction, cached, "
+            "draft_model, or a list of them), num_speculative_tokens and more; see the guide (default: none)."
         ),
     ] = None

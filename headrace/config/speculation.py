@@ -10,7 +10,9 @@ from typing import Any
 from headrace.config.errors import ConfigError, suggestion
 from headrace.config.quantities import parse_size
 
-METHODS = ("ngram", "suffix", "prediction")
+METHODS = ("ngram", "suffix", "prediction", "cached", "draft_model")
+
+QUANTIZATIONS = ("int8", "int4", "w4a8")
 
 MOST_TOKENS = 64
 """The largest ``num_speculative_tokens``: longer drafts hardly ever pay."""
@@ -23,7 +25,9 @@ class SpeculativeConfig:
     ``methods`` are all used; for each request the one that promises most is. ``num_speculative_tokens`` is the most
     tokens drafted for a request in a step: as many of them are verified as pay, or always all if not ``adaptive``.
     ``prompt_lookup_min`` and ``prompt_lookup_max`` bound the length of the text that ``ngram`` looks up, in tokens.
-    ``suffix_max_bytes`` is the memory of the past outputs that ``suffix`` searches.
+    ``suffix_max_bytes`` is the memory of the past outputs that ``suffix`` searches. ``model`` is the draft model of
+    ``draft_model`` (a folder, a Hugging Face name or builtin-draft), ``revision`` its branch, tag or commit, and
+    ``quantization`` quantizes its weights while loading.
     """
 
     methods: tuple[str, ...]
@@ -32,6 +36,9 @@ class SpeculativeConfig:
     prompt_lookup_min: int = 2
     prompt_lookup_max: int = 16
     suffix_max_bytes: int = 64 << 20
+    model: str | None = None
+    revision: str | None = None
+    quantization: str | None = None
 
 
 def read_speculation(label: str, value: str | Mapping[str, Any]) -> SpeculativeConfig:
@@ -56,7 +63,18 @@ def read_speculation(label: str, value: str | Mapping[str, Any]) -> SpeculativeC
             f"{label}: prompt_lookup_min {config.prompt_lookup_min} is above prompt_lookup_max"
             f" {config.prompt_lookup_max}"
         )
+    _check_model(label, config)
     return config
+
+
+def _check_model(label: str, config: SpeculativeConfig) -> None:
+    if "draft_model" in config.methods:
+        if config.model is None:
+            raise ConfigError(f"{label}: method draft_model needs the key 'model', the draft model to load")
+        return
+    for key in ("model", "revision", "quantization"):
+        if getattr(config, key) is not None:
+            raise ConfigError(f"{label}: {key} needs the method draft_model")
 
 
 def speculation_text(label: str, value: Any) -> Any:
@@ -110,6 +128,18 @@ def _switch(label: str, value: Any) -> bool:
     return value
 
 
+def _text(label: str, value: Any) -> str:
+    if not isinstance(value, str) or not value:
+        raise ConfigError(f"{label}: expected a text, got {value!r}")
+    return value
+
+
+def _scheme(label: str, value: Any) -> str:
+    if value not in QUANTIZATIONS:
+        raise ConfigError(f"{label}: expected one of {', '.join(QUANTIZATIONS)}, got {value!r}")
+    return str(value)
+
+
 def _bytes(label: str, value: Any) -> int:
     try:
         size = parse_size(value) if isinstance(value, str) else _count(1, 1 << 50)(label, value)
@@ -125,4 +155,7 @@ _READERS: Mapping[str, Callable[[str, Any], Any]] = {
     "prompt_lookup_min": _count(1, MOST_TOKENS),
     "prompt_lookup_max": _count(1, MOST_TOKENS),
     "suffix_max_bytes": _bytes,
+    "model": _text,
+    "revision": _text,
+    "quantization": _scheme,
 }

@@ -6,6 +6,7 @@
 - `requests`, `reasons`: the explanation of one request. `usage`: usage of each tenant.
 - `tenant_savings`: what the caches saved each tenant.
 - `fairness`, `waste`: Jain's fairness index and unused KV memory, also used by `headrace.lab`.
+- `drafts`: speculative decoding.
 - `steering`: settings that may change while serving. `experiments`: experiments on them. `tuner`: bounded tuning.
 - `log`: log format and writer. `tracing`: OpenTelemetry spans. `recording`: scheduler traces that can be replayed.
 """

@@ -15,6 +15,9 @@ from headrace.core.events import (
     Arrived,
     Audited,
     Chunked,
+    DraftDeclined,
+    DraftedStep,
+    DraftingFailed,
     Emitted,
     Event,
     Evicted,
@@ -31,6 +34,7 @@ from headrace.core.events import (
     Verified,
 )
 from headrace.observe.cache_ledger import FREE, CacheLedger, Prices, Sizes
+from headrace.observe.drafts.ledger import DraftLedger
 from headrace.observe.engine_series import EngineCounters, EngineGauges, RequestHistograms, StepHistograms
 from headrace.observe.metrics_page import MetricsPage
 from headrace.observe.series import Cell
@@ -98,6 +102,7 @@ class Metrics:
         page.before_render(self.caches.measure)
 
         tiers = TierLedger(page)
+        drafts = DraftLedger(page)
 
         self._folds: dict[type, Callable[[Any, float], None]] = {
             Emitted: self._emitted,
@@ -117,6 +122,10 @@ class Metrics:
             Moved: tiers.moved,
             RestoreDeclined: tiers.declined,
             TransferFailed: tiers.failed,
+            Verified: drafts.verified,
+            DraftDeclined: drafts.declined,
+            DraftedStep: drafts.stepped,
+            DraftingFailed: drafts.failed,
         }
 
     def fold(self, event: Event, now: float) -> None:

@@ -14,7 +14,7 @@ import torch
 from headrace.build import model
 from headrace.build.caching.cache import _fingerprint
 from headrace.compute.model.hub import resolve_folder
-from headrace.compute.model.weights import dummy_weights
+from headrace.compute.model.weights import dummy_weights, kv_fingerprint
 from headrace.config import ConfigError, options
 from tests.oracle.test_quantized import FORMATS, in_fp8, write
 
@@ -103,7 +103,7 @@ def test_keys_of_other_rotations_are_not_taken_over() -> None:
 
     def told(max_model_len: int = 256, **rope: Any) -> str:
         ropes = tuple(replace(each, **rope) for each in spec.ropes)
-        return model.kv_fingerprint(weights, replace(spec, ropes=ropes), max_model_len)
+        return kv_fingerprint(weights, replace(spec, ropes=ropes), max_model_len)
 
     same = {told(), told(max_model_len=512)}
     assert len(same) == 1

@@ -6,7 +6,14 @@ from dataclasses import replace
 import pytest
 
 from headrace.compute.device import DeviceFacts
-from headrace.compute.memory_plan import MemoryPlan, ModelSize, check_room, plan_memory, shown_bytes
+from headrace.compute.memory_plan import (
+    DraftSize,
+    MemoryPlan,
+    ModelSize,
+    check_room,
+    plan_memory,
+    shown_bytes,
+)
 from headrace.config import CacheOptions, ConfigError
 from headrace.core.capacity import activation_bytes
 
@@ -183,3 +190,44 @@ def test_what_the_process_takes_in_all_is_told_where_it_is_known() -> None:
     assert made.describe()[-1].startswith("memory       3.")
     assert "1.00 GiB of it libraries" in made.describe()[-1]
     assert not any("libraries" in line for line in ledger().describe())
+
+
+def with_draft(most_blocks: int, max_model_len: int = 4096) -> MemoryPlan:
+    draft = DraftSize(
+        weight_bytes=GIB // 8, block_bytes=1 << 18, activation_bytes=1 << 20, most_blocks=most_blocks
+    )
+    return plan_memory(
+        CPU,
+        MODEL,
+        CacheOptions(kv_cache_memory_bytes=GIB),
+        max_model_len=max_model_len,
+        max_num_seqs=8,
+        max_num_batched_tokens=512,
+        draft=draft,
+    )
+
+
+def test_the_draft_model_takes_its_kv_cache_from_that_of_the_options() -> None:
+    plain = ledger(kv_cache_memory_bytes=GIB)
+    made = with_draft(10_000)
+    assert made.num_blocks == made.draft_blocks == GIB // (5 << 18)
+    assert made.activation_bytes == plain.activation_bytes + (1 << 20)
+    assert made.kv_bytes + made.draft_kv_bytes <= GIB
+    expected = GIB + GIB // 8 + made.activation_bytes + made.kv_bytes + made.draft_kv_bytes
+    assert made.total_bytes == expected
+    assert any(line.startswith("draft model") for line in made.describe())
+    assert not any(line.startswith("draft model") for line in plain.describe())
+
+
+def test_the_draft_model_takes_no_more_blocks_than_all_running_sequences_fill() -> None:
+    made = with_draft(100)
+    assert made.draft_blocks == 100
+    assert made.num_blocks == (GIB - 100 * (1 << 18)) >> 20
+    assert made.num_blocks > with_draft(10_000).num_blocks
+
+
+def test_a_sequence_that_does_not_fit_beside_the_draft_model_is_refused() -> None:
+    most = with_draft(10_000).kv_tokens
+    assert with_draft(10_000, max_model_len=most).num_blocks * 16 == most
+    with pytest.raises(ConfigError, match=rf"\(with the draft model\).*use --max-model-len {most}"):
+        with_draft(10_000, max_model_len=most + 1)

@@ -7,6 +7,7 @@ sequences or schedules.
 - `reference`: the backend in plain torch. `paging`: its plan of attention. `linear`: its linear layers.
 - `stack`: all layers of a decoder as one value.
 - `cpp`: the backend in C++ for CPUs. `cpp_checks`: checks of its arguments.
+- `native_calls`: whole forward passes in one call of it.
 - `native_stack`: a stack in the tables of the C++ backend. `packed`: its weights.
 - `timed`: measures the time of each part of a forward pass.
 - `probe`: measures the memory bandwidth and arithmetic of a CPU.
@@ -17,6 +18,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -56,6 +58,22 @@ class Pages(NamedTuple):
     values: Tensor
     key_scales: Tensor | None = None
     value_scales: Tensor | None = None
+
+
+Counts = np.ndarray[tuple[int, ...], np.dtype[np.int64]]
+
+
+class Drafted(NamedTuple):
+    """Likeliest tokens that continue S rows, on the host.
+
+    The first ``counts[s]`` of ``tokens`` int64 [S, N] are the draft of row ``s``, each with its probability at
+    temperature 1 in ``probabilities`` float32 [S, N]. The first ``computed[s]`` of them have keys and values.
+    """
+
+    tokens: Counts
+    probabilities: np.ndarray[tuple[int, ...], np.dtype[np.float32]]
+    counts: Counts
+    computed: Counts
 
 
 class KernelsUnavailable(RuntimeError):
@@ -169,6 +187,23 @@ class Kernels(Protocol):
         """From tokens to the norm after the last layer: hidden states [S, hidden] of the batch's wanted positions.
 
         `stack.apply` defines it by calls of the other operations. ``pages`` are those of each layer.
+        """
+
+    def draft(
+        self,
+        stack: Any,
+        head: Any,
+        batch: Batch,
+        pages: Sequence[Pages],
+        most: Counts,
+        least: float,
+    ) -> Drafted | None:
+        """Run the stack, and continue each wanted position, the last one of its row, by up to ``most`` >= 1 likeliest
+        tokens.
+
+        A draft ends where the product of its probabilities falls below ``least``, or logits are not finite. The row's
+        blocks reach to the end of its draft. None if the backend cannot do it in one call: `drafting.forward` does it
+        pass by pass.
         """
 
 

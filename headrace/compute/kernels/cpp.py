@@ -15,17 +15,25 @@ from torch import Tensor
 
 from headrace.compute.batch import Batch
 from headrace.compute.device import limit_threads
-from headrace.compute.kernels import Activation, HeadShape, KernelsUnavailable, Pages, linear
+from headrace.compute.kernels import (
+    Activation,
+    Counts,
+    Drafted,
+    HeadShape,
+    KernelsUnavailable,
+    Pages,
+    linear,
+)
 from headrace.compute.kernels.cpp_checks import (
     DTYPES,
     NEVER,
     batch_lines,
-    check_blocks,
     check_rope,
     extension,
     page_words,
     shown,
 )
+from headrace.compute.kernels.native_calls import StackCall, run_drafts, stack_call
 from headrace.compute.kernels.native_stack import ALL_KEYS, NativeStack, native
 from headrace.compute.kernels.packed import PackedIntegers, PackedWeight, WeightMemory, pack, pack_integers
 from headrace.compute.kernels.stack import Stack, apply
@@ -314,49 +322,33 @@ class CppKernels:
         """
         if isinstance(stack, Stack):
             return apply(self, stack, batch, pages)
-        self._check_panel(stack.panel)
-        layers, dtype = stack.stack, stack.stack.dtype
-        tokens, kept = len(batch.tokens), len(batch.logits_indices)
-        ids, lines = batch_lines(batch)
-        plans = [self.plan_attention(batch, window, dtype) for window in stack.windows]
-        table, rows = stack.pages_table(pages, page_words), plans[0].rows
-        num_blocks, block_size = pages[0].keys.shape[:2]
-        check_blocks(max(plan.blocks for plan in plans), batch.block_size, num_blocks, block_size)
-        out = torch.empty((kept, stack.hidden), dtype=dtype)
-        whole = self._cpu.run_stack(
-            self._level,
-            stack.embedding,
-            stack.table.data_ptr(),
-            table.data_ptr(),
-            stack.ropes.data_ptr(),
-            stack.input_norm,
-            len(stack.table),
-            *stack.room(tokens),
-            out.data_ptr(),
-            ids.data_ptr(),
-            *rows[:3],
-            *(line.data_ptr() for line in lines),
-            *rows[3:5],
-            tokens,
-            kept,
-            len(layers.embedding),
-            stack.turns,
-            num_blocks * block_size,
-            stack.hidden,
-            dtype.itemsize,
-            *layers.heads,
-            DTYPES[dtype],
-            layers.activation != "silu",
-            layers.eps,
-            layers.scale,
-            layers.softcap or 0.0,
-            layers.embedding_scale,
-            0 if seconds is None else seconds.data_ptr(),
-            0 if batch.bell is None else batch.bell.address,
-        )
-        if not whole:
+        call = self._stack_call(stack, batch, pages, seconds)
+        if not self._cpu.run_stack(self._level, *call.arguments):
             raise StepInterrupted
-        return out
+        return call.out
+
+    def _stack_call(
+        self, stack: NativeStack, batch: Batch, pages: Sequence[Pages], seconds: Tensor | None = None
+    ) -> StackCall:
+        self._check_panel(stack.panel)
+        lines = batch_lines(batch)
+        plans = [self.plan_attention(batch, window, stack.stack.dtype) for window in stack.windows]
+        blocks = max(plan.blocks for plan in plans)
+        return stack_call(stack, batch, lines, pages, plans[0].rows, blocks, seconds)
+
+    def draft(
+        self,
+        stack: NativeStack | Stack,
+        head: object,
+        batch: Batch,
+        pages: Sequence[Pages],
+        most: Counts,
+        least: float,
+    ) -> Drafted | None:
+        if isinstance(stack, Stack) or not isinstance(head, PackedWeight | PackedIntegers):
+            return None
+        call = self._stack_call(stack, batch, pages)
+        return run_drafts(self._cpu, self._level, stack, head, call, most, least, batch.block_size)
 
     def likeliest(self, logits: Tensor) -> Tensor:
         if logits.dtype != torch.bfloat16:

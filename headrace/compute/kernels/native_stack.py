@@ -105,7 +105,7 @@ class NativeStack:
         words = [
             word
             for linear, shape in zip(layer.linears, shapes, strict=True)
-            for word in self._linear(linear, *shape)
+            for word in self.linear_words(linear, *shape)
         ]
         of_heads = (heads.heads + heads.kv_heads) * heads.head_dim
         words.append(self._address(layer.qk_norm, torch.float32, of_heads))
@@ -113,7 +113,8 @@ class NativeStack:
         words.extend(self._address(norm, torch.float32, self.hidden) for norm in norms)
         return [*words, ALL_KEYS if layer.window is None else layer.window, layer.rope]
 
-    def _linear(self, linear: Linear, inputs: int, outputs: int) -> tuple[int, ...]:
+    def linear_words(self, linear: Linear, inputs: int, outputs: int) -> tuple[int, ...]:
+        """``linear`` [outputs, inputs] as words of a table."""
         weight, bias = linear.weight, self._address(linear.bias, self.stack.dtype, outputs)
         if (weight.inputs, weight.outputs) != (inputs, outputs):
             raise ValueError(f"a linear layer [{weight.outputs}, {weight.inputs}] for [{outputs}, {inputs}]")

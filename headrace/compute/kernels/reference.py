@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from headrace.compute.batch import Batch
-from headrace.compute.kernels import SMALLEST, Activation, HeadShape, Pages, linear
+from headrace.compute.kernels import SMALLEST, Activation, Counts, Drafted, HeadShape, Pages, linear
 from headrace.compute.kernels.paging import AttentionPlan, DecodeGroup, PrefillTile, plan
 from headrace.compute.kernels.stack import Stack, apply
 from headrace.compute.quantization.weight import QuantizedWeight
@@ -45,6 +45,11 @@ class TorchKernels:
         pages: Sequence[Pages],
     ) -> Tensor:
         return apply(self, stack, batch, pages)
+
+    def draft(
+        self, stack: Stack, head: object, batch: Batch, pages: Sequence[Pages], most: Counts, least: float
+    ) -> Drafted | None:
+        return None
 
     def linear(self, x: Tensor, weight: linear.Prepared, bias: Tensor | None = None) -> Tensor:
         return linear.apply(x, weight, bias)

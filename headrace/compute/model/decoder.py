@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from headrace.compute.batch import Batch
-from headrace.compute.kernels import HeadShape, Kernels
+from headrace.compute.kernels import Counts, Drafted, HeadShape, Kernels
 from headrace.compute.kernels.stack import Layer, Linear, Stack
 from headrace.compute.kv import PagedKV
 from headrace.compute.model.rope import rope_table
@@ -105,3 +105,10 @@ class Decoder:
     def hidden(self, batch: Batch, kv: PagedKV) -> Tensor:
         """Like `forward`, but returns the last hidden states [S, hidden], after the final norm."""
         return self.kernels.run_stack(self._stack, batch, kv.layers)
+
+    @torch.inference_mode()
+    def draft(self, batch: Batch, kv: PagedKV, most: Counts, least: float) -> Drafted | None:
+        """See `Kernels.draft`."""
+        if self.spec.logits_softcap is not None:
+            return None
+        return self.kernels.draft(self._stack, self._head, batch, kv.layers, most, least)

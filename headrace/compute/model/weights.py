@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Protocol, TypeAlias
 
@@ -336,3 +336,13 @@ def _kinds(weights: DecoderWeights) -> str:
         for weight in every
     )
     return ", ".join(f"{count} {kind}" for kind, count in kinds.items())
+
+
+def kv_fingerprint(weights: DecoderWeights, spec: DecoderSpec, max_model_len: int) -> str:
+    """A fingerprint of all that a token's keys and values depend on, except the tokens.
+
+    It covers the weights, the fields of the config, and the longest context where rotations are stretched for it.
+    """
+    stretched = any(rope.kind in ("dynamic", "longrope") for rope in spec.ropes)
+    described = (weights.fingerprint(), replace(spec, stored=None), max_model_len if stretched else 0)
+    return hashlib.sha256(repr(described).encode()).hexdigest()

@@ -5,7 +5,8 @@
  with k tokens   rows + free drafts + more(k)    in that time + k * share * time of a step + verification
 ```
 It is asked for the ``k`` that makes the second ratio largest, if that is larger than the first. If it is not, it is
-asked for one token now and then, so that its acceptance stays known: these probes take at most `PROBES` of the time.
+asked for a few tokens now and then, so that acceptance and costs stay known: these probes take at most `PROBES` of the
+time.
 """
 
 from __future__ import annotations
@@ -16,11 +17,17 @@ from operator import mul
 
 from headrace.core.drafting.acceptance import Acceptance
 from headrace.core.drafting.draft_budget import MARGIN
-from headrace.core.drafting.proposal import DraftAsk, Proposer, StepLoad
+from headrace.core.drafting.proposal import CostlyProposer, DraftAsk, StepLoad
 from headrace.core.prediction.step_times import StepTimes
 
 PROBES = 0.01
 """Share of the device's time for proposals that are made only to learn how good they are."""
+
+FIRST_PROBES, FIRST_SHARE = 48, 0.2
+"""The first probes may take this share, as the costs of drafting and of verifying are not known before."""
+
+PROBE_TOKENS = 3
+"""Tokens of a probe."""
 
 USUAL = 0.75
 """The confidence that a proposal is assumed to have before it is made."""
@@ -28,14 +35,21 @@ USUAL = 0.75
 LONGEST = 16
 """The longest proposal that is considered."""
 
+SHARE_MEMORY = 16
+"""Proposals over which their cost is averaged."""
+
+MOST_OFF = 3.0
+"""The largest multiple of the usual cost that counts."""
+
 
 class CostlySource:
     """A proposer with the cost of its proposals.
 
     ``share`` is the time of drafting one token for some rows, as a share of the target's time for a step of these rows.
+    It is learned: the one given is a first estimate.
     """
 
-    def __init__(self, proposer: Proposer, share: float, acceptance: Acceptance) -> None:
+    def __init__(self, proposer: CostlyProposer, share: float, acceptance: Acceptance) -> None:
         self.proposer = proposer
         self._share = share
         self._acceptance = acceptance
@@ -51,7 +65,7 @@ class CostlySource:
         times = load.times
         if times is None:
             return [0] * len(asks)
-        step = times.predict(load.rows, load.tokens, load.contexts)
+        step = times.decodes(load.rows, load.contexts)
         gains = [self._gains(ask) for ask in asks]
         rows = [row for row, each in enumerate(gains) if sum(each) > held[row]]
         best, count = (load.rows + sum(held)) / step, 0
@@ -59,7 +73,7 @@ class CostlySource:
             gained = load.rows + sum(
                 max(held[row], sum(each[:k])) if row in rows else held[row] for row, each in enumerate(gains)
             )
-            ratio = gained / (step + self._seconds(times, [asks[row] for row in rows], k))
+            ratio = gained / (step + self._seconds(load, times, [asks[row] for row in rows], k))
             if ratio > best * (1 if count else MARGIN):
                 best, count = ratio, k
         chosen = [0] * len(asks)
@@ -67,19 +81,30 @@ class CostlySource:
             for row in rows:
                 chosen[row] = asks[row].ahead + count
             return chosen
-        return self._probed(asks, times, step, chosen)
+        return self._probed(asks, load, step, chosen)
 
-    def _probed(
-        self, asks: Sequence[DraftAsk], times: StepTimes, step: float, chosen: list[int]
-    ) -> list[int]:
-        """One token for one row, in turn, as soon as probes have credit for it."""
-        self._credit += PROBES * step
+    def spent(self, asks: Sequence[DraftAsk], seconds: float, times: StepTimes | None) -> None:
+        """Proposals for ``asks``, at least one, took ``seconds``: they are no part of the step that is observed."""
+        if times is None:
+            return
+        times.exclude(seconds)
+        rows, contexts = len(asks), sum(len(ask.tokens) for ask in asks)
+        unit = max(ask.most for ask in asks) * times.decodes(rows, contexts)
+        if unit > 0:
+            # A prompt that was caught up makes a proposal unusually long.
+            share = min(seconds / unit, MOST_OFF * self._share)
+            self._share += (share - self._share) / SHARE_MEMORY
+
+    def _probed(self, asks: Sequence[DraftAsk], load: StepLoad, step: float, chosen: list[int]) -> list[int]:
+        """A few tokens for one row, in turn, as soon as probes have credit for it."""
+        self._credit += (FIRST_SHARE if self._probes < FIRST_PROBES else PROBES) * step
         row = self._probes % len(asks)
-        seconds = self._seconds(times, asks[row : row + 1], 1)
+        assert load.times is not None
+        seconds = self._seconds(load, load.times, asks[row : row + 1], PROBE_TOKENS)
         if self._credit >= seconds:
             self._credit = 0.0
             self._probes += 1
-            chosen[row] = asks[row].ahead + 1
+            chosen[row] = asks[row].ahead + PROBE_TOKENS
         return chosen
 
     def _gains(self, ask: DraftAsk) -> list[float]:
@@ -89,10 +114,10 @@ class CostlySource:
         usual = self._acceptance.estimate(self.proposer.name, request.tenant, request.id, (USUAL,) * count)
         return list(accumulate(usual, mul))[ask.ahead :]
 
-    def _seconds(self, times: StepTimes, asks: Sequence[DraftAsk], k: int) -> float:
+    def _seconds(self, load: StepLoad, times: StepTimes, asks: Sequence[DraftAsk], k: int) -> float:
         """The time of drafting ``k`` tokens for ``asks``, and of verifying them."""
         rows, contexts = len(asks), sum(len(ask.tokens) for ask in asks)
-        _, _, token, context = times.coefficients
         ahead = max((ask.ahead for ask in asks), default=0)
-        drafting = (ahead + k) * self._share * times.predict(rows, rows, contexts)
-        return drafting + k * (rows * token + context * contexts)
+        drafting = (ahead + k) * self._share * times.decodes(rows, contexts)
+        longer = times.drafted(load.rows, load.tokens + k * rows, load.contexts + k * contexts)
+        return drafting + max(0.0, longer - times.decodes(load.rows, load.contexts))

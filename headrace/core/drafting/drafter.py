@@ -10,7 +10,7 @@ device (a draft model). With many rows, a proposer that does not help a row is a
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from itertools import accumulate
 from operator import mul
 from typing import NamedTuple
@@ -18,7 +18,7 @@ from typing import NamedTuple
 from headrace.core.drafting.acceptance import Acceptance, compared
 from headrace.core.drafting.costly_sources import CostlySource
 from headrace.core.drafting.draft_budget import Cut, DraftBudget, Offer
-from headrace.core.drafting.proposal import DraftAsk, Proposal, Proposer, StepLoad
+from headrace.core.drafting.proposal import CostlyProposer, DraftAsk, Proposal, Proposer, StepLoad
 from headrace.core.request import Request
 
 FEW_ASKS = 8
@@ -43,11 +43,11 @@ class BudgetedDrafter:
     """A `core.drafting.proposal.Drafter` over several proposers.
 
     Args:
-        proposers: in the order in which equals are preferred.
+        proposers: free ones, in the order in which equals are preferred.
         acceptance: the estimates, learned here.
         budget: chooses how much is verified.
-        costs: by name of a costly proposer, the time of drafting one token for some rows, as a share of the target's
-            time for a step of these rows.
+        costly: costly ones; each with the time of drafting one token for some rows, as a share of the target's time for
+            a step of these rows.
     """
 
     def __init__(
@@ -55,13 +55,11 @@ class BudgetedDrafter:
         proposers: Sequence[Proposer],
         acceptance: Acceptance,
         budget: DraftBudget,
-        costs: Mapping[str, float] | None = None,
+        costly: Sequence[tuple[CostlyProposer, float]] = (),
     ) -> None:
-        shares = costs or {}
-        self._free = [each for each in proposers if each.name not in shares]
-        self._costly = [
-            CostlySource(each, shares[each.name], acceptance) for each in proposers if each.name in shares
-        ]
+        self.proposers: tuple[Proposer, ...] = (*proposers, *(each for each, _ in costly))
+        self._free = tuple(proposers)
+        self._costly = [CostlySource(each, share, acceptance) for each, share in costly]
         self._acceptance = acceptance
         self._budget = budget
         self._lives: dict[str, _Life] = {}
@@ -81,7 +79,10 @@ class BudgetedDrafter:
             )
             rows = [row for row, most in enumerate(chosen) if most]
             cut = [ask._replace(most=min(ask.most, most)) for ask, most in zip(asks, chosen, strict=True)]
-            self._propose(source.proposer, rows, cut, lives, best)
+            if rows:
+                before = source.proposer.seconds
+                self._propose(source.proposer, rows, cut, lives, best)
+                source.spent([cut[row] for row in rows], source.proposer.seconds - before, load.times)
         return self._cut(asks, lives, best, load)
 
     def verified(self, request_id: str, proposal: Proposal, accepted: int) -> None:
@@ -93,10 +94,8 @@ class BudgetedDrafter:
         if life is not None:
             life.settle(request, tokens, self._acceptance)
         self._acceptance.ended(request.id)
-        for proposer in self._free:
+        for proposer in self.proposers:
             proposer.ended(request, tokens)
-        for source in self._costly:
-            source.proposer.ended(request, tokens)
 
     def _life(self, ask: DraftAsk) -> _Life:
         life = self._lives.get(ask.request.id)

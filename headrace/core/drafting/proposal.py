@@ -73,6 +73,12 @@ class Proposer(Protocol):
         ...
 
 
+class CostlyProposer(Proposer, Protocol):
+    """A proposer whose proposals take time on the device: ``seconds``, all that it has spent in `propose`."""
+
+    seconds: float
+
+
 class Drafter(Protocol):
     """Chooses what is verified: asks proposers, and cuts their proposals to what pays in this step."""
 

@@ -19,6 +19,7 @@ from operator import mul
 from statistics import median
 
 from headrace.core.prediction.step_cost import TOKENS_ONLY, StepCost
+from headrace.core.prediction.step_residuals import StepResiduals
 
 MEMORY = 500
 """Steps after which an older one has lost 63 % of its weight."""
@@ -61,9 +62,12 @@ class StepTimes:
         self._products = [0.0] * 4  # weighted sums of each term times the seconds
         self._steps = 0.0  # weight of the steps seen
         self._seen = 0
+        self._excluded = 0.0
         self._recent: list[tuple[int, int, int, int, float]] = []
         self.spread = 1.0
         """Recent mean relative error."""
+        self.residuals = StepResiduals()
+        """What the line leaves of steps, by their number of tokens."""
 
     @property
     def ready(self) -> bool:
@@ -81,6 +85,14 @@ class StepTimes:
         fixed, row, token, context = self._coefficients
         return fixed + row * rows + token * tokens + context * contexts
 
+    def decodes(self, rows: int, contexts: int) -> float:
+        """The seconds of a step of ``rows`` rows of one token, with what the line leaves of such steps."""
+        return self.predict(rows, rows, contexts) * self.residuals.plain(rows)
+
+    def drafted(self, rows: int, tokens: int, contexts: int) -> float:
+        """The seconds of a step some of whose rows have several tokens; not monotone where steps are new."""
+        return self.predict(rows, tokens, contexts) * self.residuals.longer(tokens)
+
     def longest(self, start: int, seconds: float, rows: int = 0, tokens: int = 0, contexts: int = 0) -> int:
         """The longest row from position ``start`` that keeps a step with the given rows within ``seconds``.
 
@@ -95,11 +107,20 @@ class StepTimes:
         divisor = slope + math.sqrt(slope * slope + 2 * context * left)
         return int(2 * left / divisor) if divisor > 0 else sys.maxsize
 
+    def exclude(self, seconds: float) -> None:
+        """These seconds of the step that is observed next were not spent on its rows."""
+        self._excluded += seconds
+
     def observe(self, rows: int, tokens: int, contexts: int, seconds: float) -> None:
         """Observe the duration of a step; a step without a duration or computed token is ignored."""
+        seconds -= self._excluded
+        self._excluded = 0.0
         if seconds <= 0 or tokens < 1:
             return
         self._seen += 1
+        predicted = self.predict(rows, tokens, contexts)
+        if self.ready and predicted > 0:
+            self.residuals.observe(rows, tokens, seconds / predicted)
         self._recent.append((1, rows, tokens, contexts, seconds))
         if len(self._recent) >= min(BATCH, 1 + self._steps / 4):
             self._learn()

@@ -8,11 +8,30 @@ from hypothesis import strategies as st
 
 from headrace.core.drafting.draft_budget import MARGIN, TPOT_SHARE, Choice, Cut, DraftBudget, Offer
 from headrace.core.drafting.proposal import StepLoad
+from headrace.core.prediction.step_residuals import StepResiduals
 from headrace.core.prediction.step_times import StepTimes
+
+
+class OnTheLine(StepResiduals):
+    """Steps that take exactly what the line says."""
+
+    def plain(self, tokens: int) -> float:
+        return 1.0
+
+    def longer(self, tokens: int) -> float:
+        return 1.0
+
+
+class Stairs(OnTheLine):
+    """Up to 8 tokens a step takes as long as one; above, the line holds."""
+
+    def longer(self, tokens: int) -> float:
+        return 0.0 if tokens <= 8 else 1.0
 
 
 def times(fixed: float, token: float, context: float = 0.0, row: float = 0.0) -> StepTimes:
     known = StepTimes()
+    known.residuals = OnTheLine()
     known._coefficients = [fixed, row, token, context]
     return known
 
@@ -101,6 +120,17 @@ def test_under_load_nothing_is_drafted() -> None:
         chosen = [choice.tokens for choice in DraftBudget().choose(offers, load(rows, known))]
         assert (max(chosen) > 0) == (drafted > 0), rows
     assert {choice.cut for choice in DraftBudget().choose(offers, load(64, known))} == {Cut.NOT_WORTH}
+
+
+def test_a_stair_is_filled_and_the_next_one_is_not_begun_for_a_doubtful_token() -> None:
+    known = times(0.02, 0.0005)
+    known.residuals = Stairs()
+    offers = [Offer(survivals(0.6, 5), 100) for _ in range(4)]
+    chosen = [choice.tokens for choice in DraftBudget().choose(offers, load(4, known))]
+    assert sum(chosen) == 4, "four rows and four drafts are eight tokens"
+    offers = [Offer(survivals(0.99, 5), 100) for _ in range(4)]
+    chosen = [choice.tokens for choice in DraftBudget().choose(offers, load(4, known))]
+    assert sum(chosen) == 20
 
 
 def test_the_predictable_rows_are_drafted_for_first() -> None:

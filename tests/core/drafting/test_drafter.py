@@ -8,10 +8,12 @@ from headrace.core.drafting.drafter import BudgetedDrafter
 from headrace.core.drafting.proposal import DraftAsk, Proposal, StepLoad
 from headrace.core.prediction.step_times import StepTimes
 from headrace.core.request import Request
+from tests.core.drafting.test_draft_budget import OnTheLine
 
 
 def times(fixed: float = 0.02, token: float = 0.001) -> StepTimes:
     known = StepTimes()
+    known.residuals = OnTheLine()
     known._coefficients = [fixed, 0.0, token, 0.0]
     return known
 
@@ -25,9 +27,12 @@ class Source:
         self.confidence = confidence
         self.asked: list[tuple[str, int]] = []
         self.ends: list[str] = []
+        self.seconds = 0.0
+        self.token_seconds = 0.0
 
     def propose(self, asks: Sequence[DraftAsk]) -> Sequence[Proposal | None]:
         self.asked += [(ask.request.id, ask.most) for ask in asks]
+        self.seconds += self.token_seconds * max(ask.most for ask in asks)
         return [
             Proposal(self.tokens[: ask.most], (self.confidence,) * len(self.tokens[: ask.most]), self.name)
             if self.tokens
@@ -48,7 +53,9 @@ def ask(name: str = "r", tokens: Sequence[int] = (1,), most: int = 8, ahead: int
 
 
 def drafter(*sources: Source, fixed: int | None = None, **costs: float) -> BudgetedDrafter:
-    return BudgetedDrafter(sources, Acceptance(), DraftBudget(fixed), costs)
+    free = [each for each in sources if each.name not in costs]
+    costly = [(each, costs[each.name]) for each in sources if each.name in costs]
+    return BudgetedDrafter(free, Acceptance(), DraftBudget(fixed), costly)
 
 
 def test_the_proposal_with_most_expected_tokens_wins() -> None:
@@ -166,6 +173,7 @@ def test_a_costly_source_is_not_asked_if_it_costs_more_than_it_gives() -> None:
 
 def test_a_useless_model_is_probed_and_found_again() -> None:
     model = Source("model", (9,) * 8, 0.8)
+    model.token_seconds = 0.1 * times().predict(1, 1, 0)
     chooses, tokens = drafter(model, model=0.1), [1]
     asked = []
     for _ in range(600):
@@ -199,3 +207,30 @@ def test_a_fixed_length_asks_a_costly_source_where_nothing_else_is_proposed() ->
 def test_every_ask_gets_an_answer(count: int) -> None:
     chooses = drafter(Source("a", (5,)), Source("b", ()))
     assert len(chooses.draft([ask(str(each)) for each in range(count)], load(count))) == count
+
+
+def test_the_cost_of_a_costly_source_is_learned() -> None:
+    model = Source("model", (1,) * 8, 0.9)
+    model.token_seconds = 2.0 * times().predict(1, 1, 0)  # slower than the target
+    chooses, tokens, asked = drafter(model, model=0.05), [1], []
+    for _ in range(200):
+        before = len(model.asked)
+        chooses.draft([ask(tokens=tokens)], load(1))
+        asked.append(len(model.asked) > before)
+        tokens += [1]
+    assert all(asked[:3])
+    assert sum(asked[100:]) < 20
+
+
+def test_the_time_of_drafting_is_no_part_of_the_observed_step() -> None:
+    model = Source("model", (1,) * 8, 0.9)
+    model.token_seconds = 1.0
+    known = times()
+    drafter(model, fixed=2, model=0.1).draft([ask()], load(1, known))
+    for _ in range(3):
+        known.observe(1, 1, 1, 0.021)
+    plain = times()
+    plain.observe(1, 1, 1, 0.0)  # it was all drafting
+    for _ in range(2):
+        plain.observe(1, 1, 1, 0.021)
+    assert known.coefficients == plain.coefficients

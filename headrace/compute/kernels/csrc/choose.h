@@ -247,3 +247,42 @@ static int choose(const Choice &a) {
   with_type(a.dtype, [&](auto t) { enough = choose_rows<decltype(t)>(a); });
   return enough;
 }
+
+// The first place of the peak, and what all weigh beside it.
+template <class T>
+static int64_t guess_one(Row<T> &row, float &probability) {
+  probability = __builtin_nanf("");
+  if (const int64_t fault = find_peak(row)) return fault;
+  int64_t piece = 0, token = -1;
+  while (row.tops[piece] < row.peak) piece++;
+  each_of_piece(row, piece, [&](Floats logits, int64_t begin) {
+    for (int i = 0; i < LANES; i++)
+      if (token < 0 && logits[i] == row.peak) token = begin + i;
+  });
+  Floats weight = {};
+  each_from(row, LEAST_LOGIT, [&](Floats x) { weight += weight_of(x); });
+  probability = 1.0f / sum(weight);
+  return token;
+}
+
+template <class T>
+static int guess_rows(const Guess &a) {
+  const int threads = a.count * a.size > PARALLEL_ELEMENTS ? team_threads() : 1;
+  const int64_t pieces = pieces_of(a.size);
+  float *tops = (float *)malloc((size_t)(threads * pieces + 1) * sizeof(float));
+  if (!tops) return 0;
+  share(a.count, 1, threads, [&](int64_t i, int64_t end, int64_t member) {
+    for (; i < end; i++) {
+      Row<T> row = {(const T *)a.logits + i * a.size, a.size, 0.0f, 1.0f, tops + member * pieces, nullptr};
+      a.tokens[i] = guess_one(row, a.probabilities[i]);
+    }
+  });
+  free(tops);
+  return 1;
+}
+
+static int guess(const Guess &a) {
+  int enough = 0;
+  with_type(a.dtype, [&](auto t) { enough = guess_rows<decltype(t)>(a); });
+  return enough;
+}

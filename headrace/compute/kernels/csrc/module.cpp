@@ -9,6 +9,7 @@
 #include <atomic>
 #include <vector>
 
+#include "drafts.h"
 #include "operations.h"
 #include "stack.h"
 #include "team.h"
@@ -339,15 +340,17 @@ PyObject *quantized_linear(PyObject *, PyObject *const *values, Py_ssize_t count
   Py_RETURN_NONE;
 }
 
-// run_stack: whether it was not broken off. See kernels/native_stack.py, which has checked all but what the arrays hold.
-// `pages` are PAGE_WORDS words to a layer, in the order of Arguments::pages.
-PyObject *run_stack(PyObject *, PyObject *const *values, Py_ssize_t count) {
-  Arguments in(values, count);
-  const Operations *operations = in.operations();
-  Stack a;
+// What the arrays of a stack must stay within, and where its pages are: PAGE_WORDS words to a layer, in the order of
+// Arguments::pages.
+struct StackBounds {
+  const int64_t *pages;
+  int64_t vocab, turns, num_slots;
+};
+
+void read_stack(Arguments &in, Stack &a, StackBounds &bounds) {
   a.embedding = in.pointer<const void>();
   a.layers = in.pointer<const StackLayer>();
-  const int64_t *pages = in.pointer<const int64_t>();
+  bounds.pages = in.pointer<const int64_t>();
   a.rotations = in.pointer<const StackRotation>();
   a.input_norm = in.pointer<const float>();
   a.layer_count = in.integer();
@@ -368,7 +371,9 @@ PyObject *run_stack(PyObject *, PyObject *const *values, Py_ssize_t count) {
   a.width = in.integer();
   a.tokens = in.integer();
   a.kept = in.integer();
-  const int64_t vocab = in.integer(), turns = in.integer(), num_slots = in.integer();
+  bounds.vocab = in.integer();
+  bounds.turns = in.integer();
+  bounds.num_slots = in.integer();
   a.hidden = in.integer();
   a.element_bytes = in.integer();
   a.heads.heads = in.integer();
@@ -382,19 +387,89 @@ PyObject *run_stack(PyObject *, PyObject *const *values, Py_ssize_t count) {
   a.embedding_scale = in.real();
   a.seconds = in.pointer<double>();
   a.bell = in.pointer<const uint8_t>();
-  if (!in.complete() || !all_below("slots", a.slots, a.tokens, num_slots) ||
-      !all_below("tokens", a.token_ids, a.tokens, vocab) || !all_below("positions", a.positions, a.tokens, turns))
-    return nullptr;
+}
+
+// Fails with a Python exception where what the arrays hold is out of bounds: kernels/native_stack.py has checked the rest.
+bool stack_fits(const Stack &a, const StackBounds &bounds) {
+  if (!all_below("slots", a.slots, a.tokens, bounds.num_slots) ||
+      !all_below("tokens", a.token_ids, a.tokens, bounds.vocab) ||
+      !all_below("positions", a.positions, a.tokens, bounds.turns))
+    return false;
   for (int64_t i = 0; i < a.kept; i++)
-    if (a.kept_at[i] < 0 || a.kept_at[i] >= a.tokens || (i && a.kept_at[i] <= a.kept_at[i - 1]))
-      return PyErr_Format(PyExc_IndexError, "logits_indices must ascend within %lld tokens", (long long)a.tokens);
+    if (a.kept_at[i] < 0 || a.kept_at[i] >= a.tokens || (i && a.kept_at[i] <= a.kept_at[i - 1])) {
+      PyErr_Format(PyExc_IndexError, "logits_indices must ascend within %lld tokens", (long long)a.tokens);
+      return false;
+    }
+  return true;
+}
+
+std::vector<Pages> stack_pages(const Stack &a, const StackBounds &bounds) {
   std::vector<Pages> layers;
-  for (int64_t i = 0; i < a.layer_count; i++) layers.push_back(pages_of(pages + i * PAGE_WORDS));
+  for (int64_t i = 0; i < a.layer_count; i++) layers.push_back(pages_of(bounds.pages + i * PAGE_WORDS));
+  return layers;
+}
+
+// run_stack: whether it was not broken off.
+PyObject *run_stack(PyObject *, PyObject *const *values, Py_ssize_t count) {
+  Arguments in(values, count);
+  const Operations *operations = in.operations();
+  Stack a;
+  StackBounds bounds;
+  read_stack(in, a, bounds);
+  if (!in.complete() || !stack_fits(a, bounds)) return nullptr;
+  const std::vector<Pages> layers = stack_pages(a, bounds);
   a.pages = layers.data();
   StackEnd end = StackEnd::NO_MEMORY;
   run_unlocked_if(true, [&] { end = run_stack(*operations, a); });
   if (end == StackEnd::NO_MEMORY) return PyErr_NoMemory();
   return PyBool_FromLong(end == StackEnd::WHOLE);
+}
+
+// Whether each kept token is the last of its row, and the row's blocks and rotations reach to the end of its draft.
+bool drafts_fit(const Drafts &d, const StackBounds &bounds) {
+  const Stack &s = d.first;
+  for (int64_t i = 0, row = 0; i < s.kept; i++, row++) {
+    while (row < s.rows && s.query_starts[row + 1] <= s.kept_at[i]) row++;
+    bool fits = row < s.rows && s.kept_at[i] == s.query_starts[row + 1] - 1 && d.most[i] >= 1 && d.most[i] <= d.longest;
+    const int64_t reached = fits ? s.contexts[row] + d.most[i] - 1 : 0;
+    fits = fits && reached <= bounds.turns && reached <= s.width * d.block_size;
+    for (int64_t page = 0; fits && page * d.block_size < reached; page++) {
+      const int64_t block = s.tables[row * s.width + page];
+      fits = block >= 0 && (block + 1) * d.block_size <= bounds.num_slots;
+    }
+    if (!fits) {
+      PyErr_Format(PyExc_IndexError, "the draft of row %lld does not fit its blocks, or is none", (long long)row);
+      return false;
+    }
+  }
+  return true;
+}
+
+// drafts: the arguments of run_stack, then those of Drafts. See kernels/native_drafts.py.
+PyObject *drafts(PyObject *, PyObject *const *values, Py_ssize_t count) {
+  Arguments in(values, count);
+  const Operations *operations = in.operations();
+  Drafts d;
+  StackBounds bounds;
+  read_stack(in, d.first, bounds);
+  const StackLinear *head = in.pointer<const StackLinear>();
+  d.most = in.pointer<const int64_t>();
+  d.logits = in.pointer<void>();
+  d.tokens = in.pointer<int64_t>();
+  d.probabilities = in.pointer<float>();
+  d.counts = in.pointer<int64_t>();
+  d.computed = in.pointer<int64_t>();
+  d.longest = in.integer();
+  d.block_size = in.integer();
+  d.least = in.real();
+  if (!in.complete() || !stack_fits(d.first, bounds) || !drafts_fit(d, bounds)) return nullptr;
+  d.head = *head;
+  const std::vector<Pages> layers = stack_pages(d.first, bounds);
+  d.first.pages = layers.data();
+  StackEnd end = StackEnd::NO_MEMORY;
+  run_unlocked_if(true, [&] { end = run_drafts(*operations, d); });
+  if (end == StackEnd::NO_MEMORY) return PyErr_NoMemory();
+  Py_RETURN_NONE;
 }
 
 // Bits of bfloat16 as an integer that compares as the number does; both zeros are 0.
@@ -557,6 +632,7 @@ PyMethodDef methods[] = {
     FAST(linear),
     FAST(quantized_linear),
     FAST(run_stack),
+    FAST(drafts),
     FAST(likeliest),
     FAST(choose),
     FAST(permit),

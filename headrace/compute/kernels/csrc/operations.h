@@ -6,7 +6,7 @@
 
 namespace headrace {
 
-const int INTERFACE = 12;  // raised with every change of what cpp.py passes, so that an old build is not called
+const int INTERFACE = 13;  // raised with every change of what cpp.py passes, so that an old build is not called
 
 const int64_t MAX_HEAD_DIM = 512;
 const float SMALLEST = 1e-30f;  // see Kernels.SMALLEST
@@ -108,6 +108,14 @@ struct Choice {          // see Kernels.choose
   int dtype;
 };
 
+struct Guess {           // the first token of each row's largest logit, and its probability; or a fault, and NaN
+  const void *logits;    // [count, size]
+  int64_t *tokens;
+  float *probabilities;
+  int64_t count, size;
+  int dtype;
+};
+
 struct Operations {
   void (*embed)(const Embed &);
   void (*norm)(const Norm &);
@@ -121,6 +129,7 @@ struct Operations {
   int (*linear_rope)(const Linear &, const Rope &);
   int (*quantized_linear)(const Quantized &);  // 0: out of memory
   int (*choose)(const Choice &);  // 0: out of memory
+  int (*guess)(const Guess &);  // 0: out of memory
   int64_t panel;  // columns of a panel of packed weights
 };
 

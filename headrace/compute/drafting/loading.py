@@ -1,0 +1,112 @@
+"""Loads a draft model beside its target: the same device, data type and kernels, and its share of the memory plan."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+
+from headrace.compute.device import device_facts
+from headrace.compute.drafting.draft_model import CATCH_UP_TOKENS, DraftModel
+from headrace.compute.kernels import Kernels
+from headrace.compute.kv import PagedKV, bytes_per_block
+from headrace.compute.memory_plan import DraftSize, check_room
+from headrace.compute.model.decoder import Decoder
+from headrace.compute.model.families import parse_config
+from headrace.compute.model.hub import read_config, resolve_folder
+from headrace.compute.model.spec import DecoderSpec, ModelError
+from headrace.compute.model.weights import dummy_weights, load_weights
+from headrace.config import ConfigError
+from headrace.config.speculation import SpeculativeConfig
+from headrace.core.capacity import activation_bytes, blocks_needed
+
+ROW_TOKENS = 16
+"""Tokens that one row has at most in a pass, unless it is behind; for the estimate of the activations."""
+
+
+class Beside(NamedTuple):
+    """The target, and how it is computed: the draft model uses the same."""
+
+    spec: DecoderSpec
+    max_model_len: int
+    device: torch.device
+    dtype: torch.dtype
+    kv_dtype: torch.dtype
+    kernels: Kernels
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedDraft:
+    """A draft model with its weights, without pages yet. It continues sequences of up to ``max_model_len`` tokens."""
+
+    name: str
+    decoder: Decoder
+    max_model_len: int
+    device: torch.device
+    kv_dtype: torch.dtype
+    most: int
+
+    def size(self, block_size: int, max_num_seqs: int) -> DraftSize:
+        """Its sizes for the memory plan."""
+        spec = self.decoder.spec
+        return DraftSize(
+            weight_bytes=self.decoder.nbytes,
+            block_bytes=bytes_per_block(spec, block_size, self.kv_dtype),
+            activation_bytes=activation_bytes(
+                hidden_size=spec.hidden_size,
+                intermediate_size=spec.intermediate_size,
+                vocab_size=spec.vocab_size,
+                itemsize=self.decoder.dtype.itemsize,
+                max_num_batched_tokens=CATCH_UP_TOKENS[self.device.type] + ROW_TOKENS * max_num_seqs,
+                max_num_seqs=max_num_seqs,
+            ),
+            most_blocks=max_num_seqs * blocks_needed(self.max_model_len, block_size),
+        )
+
+    def proposer(self, num_blocks: int, block_size: int, warn: Callable[[str], None]) -> DraftModel:
+        """The proposer, with pages of ``num_blocks`` blocks; ``warn`` receives why drafting was disabled."""
+        kv = PagedKV(self.decoder.spec, num_blocks, block_size, self.kv_dtype, self.device)
+        return DraftModel(self.decoder, kv, max_model_len=self.max_model_len, warn=warn, most=self.most)
+
+
+def load_draft(
+    config: SpeculativeConfig, target: Beside, dummy_seed: int | None = None
+) -> LoadedDraft | None:
+    """Load the draft model that ``config`` names, beside the loaded ``target``; None if it names none.
+
+    ``dummy_seed`` draws random weights.
+
+    Raises:
+        ConfigError: there is no such model, its vocabulary is of another size, or its weights do not fit.
+    """
+    name, quantization = config.model, config.quantization
+    if name is None:
+        return None
+    try:
+        folder = resolve_folder(name, config.revision, with_weights=dummy_seed is None)
+        spec = parse_config(read_config(folder))
+        _check_vocabulary(name, spec.vocab_size, target.spec.vocab_size)
+        max_model_len = min(target.max_model_len, spec.reach)
+        each = 0.5 if spec.stored or quantization else target.dtype.itemsize
+        tables = sum(rope.position_bytes for rope in spec.ropes)
+        check_room(device_facts(target.device), int(spec.num_parameters * each), tables, max_model_len)
+        if dummy_seed is None:
+            weights = load_weights(folder, spec, target.dtype, target.device, quantization)
+        else:
+            weights = dummy_weights(spec, target.dtype, target.device, dummy_seed, quantization)
+        decoder = Decoder(spec, weights, target.kernels, max_model_len)
+    except (ModelError, ConfigError) as error:
+        raise ConfigError(f"--speculative-config: draft model: {error}") from error
+    return LoadedDraft(
+        name, decoder, max_model_len, target.device, target.kv_dtype, config.num_speculative_tokens
+    )
+
+
+def _check_vocabulary(name: str, drafts: int, target: int) -> None:
+    if drafts != target:
+        raise ConfigError(
+            f"{name} has a vocabulary of {drafts:,} tokens and the model one of {target:,}; a draft model needs the"
+            " same vocabulary"
+        )

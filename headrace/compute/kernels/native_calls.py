@@ -1,0 +1,119 @@
+"""Whole forward passes as single calls of the extension `_cpu`: a stack, or a stack and drafts that continue its rows.
+
+The arguments are those of `csrc/module.cpp`. `cpp` has checked the rows and blocks of the batch before.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from headrace.compute.batch import Batch
+from headrace.compute.kernels import Drafted, Pages
+from headrace.compute.kernels.cpp_checks import DTYPES, check_blocks, page_words
+from headrace.compute.kernels.native_stack import NativeStack
+from headrace.compute.kernels.packed import PackedIntegers, PackedWeight
+from headrace.compute.kernels.stack import Linear
+
+
+class StackCall(NamedTuple):
+    """The arguments of a stack on a batch. ``out`` [S, hidden] gets its result; ``alive`` owns their memory."""
+
+    arguments: tuple[int | float, ...]
+    out: Tensor
+    alive: tuple[Tensor, ...]
+
+
+def stack_call(
+    stack: NativeStack,
+    batch: Batch,
+    checked: tuple[Tensor, list[Tensor]],
+    pages: Sequence[Pages],
+    rows: tuple[int, ...],
+    blocks: int,
+    seconds: Tensor | None = None,
+) -> StackCall:
+    """The call of ``stack`` on ``batch``, whose lines are ``checked`` and whose planned ``rows`` read blocks below
+    ``blocks``.
+    """
+    layers, dtype = stack.stack, stack.stack.dtype
+    tokens, kept = len(batch.tokens), len(batch.logits_indices)
+    ids, lines = checked
+    table = stack.pages_table(pages, page_words)
+    num_blocks, block_size = pages[0].keys.shape[:2]
+    check_blocks(blocks, batch.block_size, num_blocks, block_size)
+    out = torch.empty((kept, stack.hidden), dtype=dtype)
+    arguments = (
+        stack.embedding,
+        stack.table.data_ptr(),
+        table.data_ptr(),
+        stack.ropes.data_ptr(),
+        stack.input_norm,
+        len(stack.table),
+        *stack.room(tokens),
+        out.data_ptr(),
+        ids.data_ptr(),
+        *rows[:3],
+        *(line.data_ptr() for line in lines),
+        *rows[3:5],
+        tokens,
+        kept,
+        len(layers.embedding),
+        stack.turns,
+        num_blocks * block_size,
+        stack.hidden,
+        dtype.itemsize,
+        *layers.heads,
+        DTYPES[dtype],
+        layers.activation != "silu",
+        layers.eps,
+        layers.scale,
+        layers.softcap or 0.0,
+        layers.embedding_scale,
+        0 if seconds is None else seconds.data_ptr(),
+        0 if batch.bell is None else batch.bell.address,
+    )
+    return StackCall(arguments, out, (table, ids, *lines))
+
+
+def run_drafts(
+    extension: Any,
+    level: int,
+    stack: NativeStack,
+    head: PackedWeight | PackedIntegers,
+    call: StackCall,
+    most: np.ndarray[tuple[int, ...], np.dtype[np.int64]],
+    least: float,
+    block_size: int,
+) -> Drafted:
+    """See `Kernels.draft`."""
+    kept, longest = len(most), int(most.max())
+    if len(call.out) != kept:
+        raise ValueError(f"{kept} drafts for {len(call.out)} wanted positions")
+    dtype = stack.stack.dtype
+    if isinstance(head, PackedWeight) and head.dtype != dtype:
+        raise ValueError(f"a head of {head.dtype} after a stack of {dtype}")
+    words = np.array(stack.linear_words(Linear(head, None), stack.hidden, head.outputs), dtype=np.int64)
+    most = np.ascontiguousarray(most, dtype=np.int64)
+    logits = torch.empty((kept, head.outputs), dtype=dtype)
+    tokens, probabilities = (
+        np.zeros((kept, longest), dtype=np.int64),
+        np.zeros((kept, longest), dtype=np.float32),
+    )
+    counts, computed = np.zeros(kept, dtype=np.int64), np.zeros(kept, dtype=np.int64)
+    extension.drafts(
+        level,
+        *call.arguments,
+        words.ctypes.data,
+        most.ctypes.data,
+        logits.data_ptr(),
+        *(each.ctypes.data for each in (tokens, probabilities, counts, computed)),
+        longest,
+        block_size,
+        least,
+    )
+    return Drafted(tokens, probabilities, counts, computed)
