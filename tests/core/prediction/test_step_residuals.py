@@ -39,17 +39,26 @@ def test_an_interrupted_step_says_little() -> None:
     assert known.ratio < 1.1
 
 
-def test_what_once_seemed_slow_is_tried_again() -> None:
-    times = StepTimes()
-    for _ in range(60):
-        times.observe(1, 1, 10, 0.01)
-        times.observe(4, 400, 4000, 0.1)
-    times.observe(1, 4, 40, 0.027)
-    slow = times.drafted(1, 4, 40)
-    assert slow > 0.02
+def test_what_once_seemed_slow_is_forgotten() -> None:
+    residuals = StepResiduals()
+    residuals.observe(1, 4, 2.7)
+    known = residuals.longer(1, 4)
+    assert known is not None
+    assert known.trust == pytest.approx(0.8)
     for _ in range(20_000):
-        times.observe(1, 1, 10, 0.01)
-    assert times.drafted(1, 4, 40) < 0.7 * slow
+        residuals.observe(1, 1, 1.0)
+    known = residuals.longer(1, 4)
+    assert known is not None
+    assert known.trust < 0.05
+
+
+def test_a_larger_step_that_was_quicker_bounds_a_smaller_one() -> None:
+    residuals = StepResiduals()
+    residuals.observe(1, 4, 2.0)
+    residuals.observe(1, 16, 1.5)
+    known = residuals.longer(1, 4)
+    assert known is not None
+    assert known.ratio == pytest.approx(1.5)
 
 
 def test_new_steps_are_hoped_to_be_cheaper_than_the_line() -> None:
