@@ -7,7 +7,8 @@ it needs.
 - `tiers`: host memory and disk below the device.
 - `tenants`: tenants and classes of service from their file.
 - `drafting`: the drafter of speculative decoding.
-- `caching`: the response caches and cache warming.
+- `cache`: the response caches. `semantic`: the semantic cache.
+- `warming`: the request history and cache warming.
 - `recording`: recordings of the engine's decisions.
 - `server`: the HTTP server in front of a loaded model. `reload`: new keys and tenants without a restart.
 - `observability`: logs and traces.

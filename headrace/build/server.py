@@ -17,8 +17,7 @@ from starlette.routing import Route
 from starlette.types import ASGIApp
 
 from headrace import __version__
-from headrace.build.caching.cache import describe_caches, make_recall, prefix_sizes
-from headrace.build.caching.warming import Warming, make_recorder, open_history
+from headrace.build.cache import describe_caches, make_recall, prefix_sizes
 from headrace.build.model import Loaded, close, describe, load, timed, warm_up
 from headrace.build.observability import (
     SystemdLink,
@@ -32,6 +31,7 @@ from headrace.build.observability import (
 from headrace.build.recording import open_tape
 from headrace.build.reload import Reload, read_settings
 from headrace.build.tenants import describe_tenants
+from headrace.build.warming import Warming, make_recorder, open_history
 from headrace.config import ConfigError, Options, ServerOptions, profile_line
 from headrace.core.cache.response.entry import StoreFacts
 from headrace.core.events import Layer

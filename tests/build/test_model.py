@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from headrace.build import model
-from headrace.build.caching.cache import _fingerprint
+from headrace.build.cache import _fingerprint
 from headrace.compute.model.hub import resolve_folder
 from headrace.compute.model.weights import dummy_weights
 from headrace.config import ConfigError, options

@@ -10,7 +10,7 @@ from types import SimpleNamespace
 import pytest
 
 from headrace.build import plugins
-from headrace.build.caching.cache import STORE
+from headrace.build.cache import STORE
 from headrace.build.plugins import find_class, make_plugin, name_of
 from headrace.build.policies import (
     ADMISSION,

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from headrace.build.caching.cache import STORE
+from headrace.build.cache import STORE
 from headrace.build.policies import ADMISSION, EVICTION, ORDER, VICTIM
 from tests.api.conftest import serving
 

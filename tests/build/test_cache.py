@@ -2,7 +2,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from headrace.build.caching.cache import _fingerprint, _tier, describe_caches, make_recall
+from headrace.build.cache import _fingerprint, _tier, describe_caches, make_recall
 from headrace.config import ConfigError, ResponseCacheOptions, SemanticOptions
 from headrace.serve.cache.stores.memory import MemoryStore
 from headrace.serve.text.template import ChatTemplate

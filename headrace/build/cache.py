@@ -14,9 +14,9 @@ from typing import cast
 from urllib.parse import urlsplit
 
 from headrace import __version__
-from headrace.build.caching.semantic import make_semantic
 from headrace.build.model import Loaded
 from headrace.build.plugins import Port, make_plugin
+from headrace.build.semantic import make_semantic
 from headrace.config import ConfigError, ResponseCacheOptions, SemanticOptions
 from headrace.core.cache.response.codec import Seal
 from headrace.core.cache.response.entry import StoreFacts
