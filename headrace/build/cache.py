@@ -14,6 +14,7 @@ from typing import cast
 from urllib.parse import urlsplit
 
 from headrace import __version__
+from headrace.build.drafting import proposer_of
 from headrace.build.model import Loaded
 from headrace.build.plugins import Port, make_plugin
 from headrace.build.semantic import make_semantic
@@ -51,16 +52,16 @@ def make_recall(
     loaded: Loaded,
     service: Service,
     history: History | None = None,
-    outputs: SuffixProposer | None = None,
 ) -> CacheLookup:
     """The cache lookup in front of ``service``; without a store it forwards every request.
 
-    ``history`` records what responses cost. ``outputs`` is the index of past outputs that drafts come from.
+    ``history`` records what responses cost.
 
     Raises:
         ConfigError: a store is not available, or other programs can write to it and there is no secret; or the
             semantic cache cannot meet its error bound.
     """
+    outputs = proposer_of(loaded.engine.scheduler.drafter, SuffixProposer)
     if not options.response_cache:
         if semantic.semantic_cache != "off":
             raise ConfigError("--semantic-cache needs a store for the responses: --response-cache memory")

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from typing import TypeVar
 
 from headrace.config import SchedulerOptions
 from headrace.config.speculation import SpeculativeConfig, read_speculation
 from headrace.core.drafting.acceptance import Acceptance
+from headrace.core.drafting.cached import CachedAnswerProposer
 from headrace.core.drafting.draft_budget import DraftBudget
 from headrace.core.drafting.drafter import BudgetedDrafter
 from headrace.core.drafting.ngram import NgramProposer
@@ -14,12 +16,15 @@ from headrace.core.drafting.prediction import PredictionProposer
 from headrace.core.drafting.proposal import Drafter, Proposer
 from headrace.core.drafting.suffix import SuffixProposer
 
+ProposerT = TypeVar("ProposerT", bound=Proposer)
+
 PROPOSERS: Mapping[str, Callable[[SpeculativeConfig], Proposer]] = {
     "ngram": lambda config: NgramProposer(
         config.num_speculative_tokens, config.prompt_lookup_min, config.prompt_lookup_max
     ),
     "suffix": lambda config: SuffixProposer(config.num_speculative_tokens, config.suffix_max_bytes),
     "prediction": lambda config: PredictionProposer(config.num_speculative_tokens),
+    "cached": lambda config: CachedAnswerProposer(config.num_speculative_tokens),
 }
 
 
@@ -35,3 +40,9 @@ def make_drafter(plans: SchedulerOptions) -> Drafter | None:
     fixed = None if config.adaptive else config.num_speculative_tokens
     proposers = [PROPOSERS[method](config) for method in config.methods]
     return BudgetedDrafter(proposers, Acceptance(), DraftBudget(fixed))
+
+
+def proposer_of(drafter: Drafter | None, kind: type[ProposerT]) -> ProposerT | None:
+    """The drafter's proposer of this class, if it has one."""
+    proposers = drafter.proposers if isinstance(drafter, BudgetedDrafter) else ()
+    return next((each for each in proposers if isinstance(each, kind)), None)

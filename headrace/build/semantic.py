@@ -6,6 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from headrace.build.drafting import proposer_of
 from headrace.build.model import Loaded
 from headrace.compute.encoder.sentences import Sentences
 from headrace.compute.model.spec import ModelError
@@ -13,6 +14,7 @@ from headrace.config import ConfigError, SemanticOptions
 from headrace.core.cache.semantic.bounds import CONFIDENCE
 from headrace.core.cache.semantic.calibration import Calibration, Unsupported
 from headrace.core.cache.semantic.judge import Judge, Nearest
+from headrace.core.drafting.cached import CachedAnswerProposer
 from headrace.core.events import Event
 from headrace.serve.cache.exact import ExactCache
 
@@ -37,6 +39,12 @@ def make_semantic(
     """
     if options.semantic_cache == "off":
         return None
+    drafter = loaded.engine.scheduler.drafter
+    if options.semantic_cache == "draft" and proposer_of(drafter, CachedAnswerProposer) is None:
+        raise ConfigError(
+            "--semantic-cache draft needs speculative decoding from cached responses: "
+            """--speculative-config '{"method": "cached"}'"""
+        )
     encoder, judge = _judged(options)
     try:
         from headrace.serve.cache.semantic.level import Mode, SemanticCache

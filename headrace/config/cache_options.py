@@ -68,14 +68,6 @@ class ResponseCacheOptions:
             json_schema_extra=BYTES,
         ),
     ] = 16 << 20
-    output_index_bytes: Annotated[
-        int,
-        Field(
-            ge=0,
-            description="Memory for past outputs, from which speculative decoding proposes drafts; 0 keeps none.",
-            json_schema_extra=BYTES,
-        ),
-    ] = 64 << 20
     input_price: Annotated[
         float, Field(ge=0, description="Price of a million prompt tokens, in any currency, for saved cost.")
     ] = 0.0

@@ -229,7 +229,7 @@ class SchedulerOptions:
     speculative_config: Annotated[
         str | None,
         Field(
-            description="Speculative decoding as a JSON object: method (ngram, suffix, prediction, or a list of them), "
-            "num_speculative_tokens and more; see the guide (default: none)."
+            description="Speculative decoding as a JSON object: method (ngram, suffix, prediction, cached, or a list "
+            "of them), num_speculative_tokens and more; see the guide (default: none)."
         ),
     ] = None

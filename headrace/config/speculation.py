@@ -10,7 +10,7 @@ from typing import Any
 from headrace.config.errors import ConfigError, suggestion
 from headrace.config.quantities import parse_size
 
-METHODS = ("ngram", "suffix", "prediction")
+METHODS = ("ngram", "suffix", "prediction", "cached")
 
 MOST_TOKENS = 64
 """The largest ``num_speculative_tokens``: longer drafts hardly ever pay."""

@@ -48,6 +48,9 @@ class Engine:
         self._since: float | None = (
             None  # the time of the last `step`, if it committed a plan and requests still run
         )
+        self._launched: float | None = (
+            None  # when the only plan in flight was made, if the next one waits for it
+        )
 
     def submit(self, request: Request, now: float) -> None:
         """Take a request in. It ends in exactly one `Finished`, whatever happens."""
@@ -78,7 +81,10 @@ class Engine:
                 raise
             self.scheduler.commit(self._in_flight.popleft(), output)
             if self.scheduler.num_running:  # called again at once: the time between is that step's
-                self._since = now
+                self._since = now if plan.rows or self._launched is None else self._launched
+            self._launched = None
+        elif self._in_flight:  # the next plan needs its output, so its time begins with its own planning
+            self._launched = now
         return self.take_events()
 
     def _lose(self, why: str) -> None:

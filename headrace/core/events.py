@@ -181,12 +181,38 @@ class Emitted(NamedTuple):
 
 
 class Verified(NamedTuple):
-    """Drafts of a row were verified: ``accepted`` of ``drafted`` tokens from ``source``. `Emitted` has the tokens."""
+    """Drafts of a row were verified: ``accepted`` of ``drafted`` tokens from ``source``. `Emitted` has the tokens.
+
+    ``expected`` of them were estimated to be accepted. ``cut`` says why no more were verified (empty: the drafter does
+    not say).
+    """
 
     request_id: str
     source: str
     drafted: int
     accepted: int
+    expected: float = 0.0
+    cut: str = ""
+
+
+class DraftDeclined(NamedTuple):
+    """Tokens were proposed for a request, but none are verified, and why. Emitted when the reason changes."""
+
+    request_id: str
+    source: str
+    cut: str
+
+
+class DraftedStep(NamedTuple):
+    """A step with drafts: what it gained, in predicted seconds.
+
+    ``seconds`` are predicted for the step, ``without`` for the same tokens in steps without drafts, and ``expected``
+    for the tokens that it was estimated to yield.
+    """
+
+    seconds: float
+    without: float
+    expected: float
 
 
 class DraftingFailed(NamedTuple):
@@ -325,6 +351,8 @@ Event = (
     | Chunked
     | Emitted
     | Verified
+    | DraftDeclined
+    | DraftedStep
     | DraftingFailed
     | PromptScored
     | Preempted

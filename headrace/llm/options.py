@@ -89,5 +89,5 @@ class LLMOptions(TypedDict, total=False):
     overlap: int | None
     """1 plans a step while the one before it runs, 0 does not (default: 1 on a GPU, else 0)."""
     speculative_config: str | None
-    """Speculative decoding as a JSON object: method (ngram, suffix, prediction, or a list of them),
+    """Speculative decoding as a JSON object: method (ngram, suffix, prediction, cached, or a list of them),
     num_speculative_tokens and more; see the guide (default: none)."""

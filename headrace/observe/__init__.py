@@ -6,5 +6,6 @@
 - `requests`, `reasons`: the explanation of one request. `usage`: usage of each tenant.
 - `tenant_savings`: what the caches saved each tenant.
 - `fairness`, `waste`: Jain's fairness index and unused KV memory, also used by `headrace.lab`.
+- `drafts`: speculative decoding.
 - `log`: log format and writer. `tracing`: OpenTelemetry spans. `recording`: scheduler traces that can be replayed.
 """

@@ -15,6 +15,9 @@ from headrace.core.events import (
     Arrived,
     Audited,
     Chunked,
+    DraftDeclined,
+    DraftedStep,
+    DraftingFailed,
     Emitted,
     Event,
     Evicted,
@@ -31,6 +34,7 @@ from headrace.core.events import (
     Verified,
 )
 from headrace.observe.cache_ledger import FREE, CacheLedger, Prices, Sizes
+from headrace.observe.drafts.ledger import DraftLedger
 from headrace.observe.engine_series import EngineCounters, EngineGauges, RequestHistograms, StepHistograms
 from headrace.observe.metrics_page import MetricsPage
 from headrace.observe.series import Cell
@@ -98,10 +102,10 @@ class Metrics:
         page.before_render(self.caches.measure)
 
         tiers = TierLedger(page)
+        drafts = DraftLedger(page)
 
         self._folds: dict[type, Callable[[Any, float], None]] = {
             Emitted: self._emitted,
-            Verified: self._verified,
             Stepped: self._stepped,
             Chunked: self._chunked,
             Arrived: self._arrived,
@@ -117,6 +121,10 @@ class Metrics:
             Moved: tiers.moved,
             RestoreDeclined: tiers.declined,
             TransferFailed: tiers.failed,
+            Verified: drafts.verified,
+            DraftDeclined: drafts.declined,
+            DraftedStep: drafts.stepped,
+            DraftingFailed: drafts.failed,
         }
 
     def fold(self, event: Event, now: float) -> None:
@@ -165,13 +173,6 @@ class Metrics:
         else:
             self._requests.itl.observe(now - live.last)
         live.last = now
-
-    def _verified(self, event: Verified, now: float) -> None:
-        self._counters.drafts.value += 1
-        self._counters.drafted.value += event.drafted
-        self._counters.accepted.value += event.accepted
-        for position in range(event.accepted):
-            self._counters.accepted_at.of(str(position)).value += 1
 
     def _preempted(self, event: Preempted, now: float) -> None:
         live = self._live[event.request_id]

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from enum import StrEnum
 from typing import Any
 
+from headrace.core.drafting.draft_budget import Cut
 from headrace.core.events import (
     AdmitReason,
     ChunkReason,
@@ -52,6 +53,15 @@ TEXTS: Mapping[type[StrEnum], Mapping[Any, str]] = {
     },
     DeclineReason: {
         DeclineReason.QUICKER_TO_COMPUTE: "it is in a lower tier, but computing it is faster than restoring it",
+    },
+    Cut: {
+        Cut.WHOLE: "all that was proposed was verified",
+        Cut.FIXED: "the configuration fixes the length of drafts (--speculative-config)",
+        Cut.NOT_WORTH: "more tokens would have taken more time than their chance of acceptance is worth",
+        Cut.BUDGET: "the token budget of the step was used up",
+        Cut.TPOT: "a longer step would have missed the TPOT target of a request in it",
+        Cut.TIMES_UNKNOWN: "too few steps have been observed to know what drafts cost",
+        Cut.NOTHING_PROPOSED: "nothing was proposed",
     },
     RejectReason: {
         RejectReason.QUEUE_FULL: "the queue was full (--max-num-queued-reqs)",

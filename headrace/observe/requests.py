@@ -15,6 +15,7 @@ from headrace.core.events import (
     Admitted,
     Arrived,
     Chunked,
+    DraftDeclined,
     Emitted,
     Event,
     Finished,
@@ -24,7 +25,9 @@ from headrace.core.events import (
     Skipped,
     Spared,
     TurnedAway,
+    Verified,
 )
+from headrace.observe.drafts.record import DraftingRecord
 from headrace.observe.reasons import reason_text
 
 HISTORY = 256
@@ -39,6 +42,7 @@ class _Record:
         "arrived",
         "cached_tokens",
         "computed_tokens",
+        "drafting",
         "dropped",
         "end",
         "first",
@@ -76,6 +80,7 @@ class _Record:
         self.first: float | None = None
         self.last: float | None = None
         self.end: dict[str, Any] | None = None
+        self.drafting = DraftingRecord()
         self.history: list[dict[str, Any]] = []
         self.dropped = 0
 
@@ -109,6 +114,10 @@ class RequestBook:
             record.reason = None
             if record.first is None:
                 record.first = now
+        elif type(event) is Verified:
+            self._live[event.request_id].drafting.verified(event)
+        elif isinstance(event, DraftDeclined):
+            self._live[event.request_id].drafting.declined(event)
         elif isinstance(event, Arrived):
             arrived = now if event.at is None else event.at
             self._live[event.request_id] = _Record(event, self._arrivals, arrived)
@@ -137,7 +146,7 @@ class RequestBook:
         Times are seconds since its arrival. With ``now``, an open request also has its age. ``position`` is the number
         of waiting requests ahead of it (null once it runs). ``waits_because`` is why the last step did not admit it,
         or why it is paused. ``cached_tokens`` are prompt tokens found in the cache; ``cost`` also counts what was
-        found again after preemptions.
+        found again after preemptions. ``drafting`` (null: no drafts) has the drafts by source and what bounded them.
         """
         record = self._live.get(request_id) or self._finished.get(request_id)
         if record is None:
@@ -156,6 +165,7 @@ class RequestBook:
             "computed_tokens": record.computed_tokens,
             "output_tokens": record.output_tokens,
             "preemptions": record.preemptions,
+            "drafting": record.drafting.shown(),
             "first_token_seconds": None if record.first is None else record.first - record.arrived,
             "last_token_seconds": None if record.last is None else record.last - record.arrived,
             "finish": record.end,

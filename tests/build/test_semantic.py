@@ -95,13 +95,18 @@ def test_the_packaged_encoder_and_a_short_deadline_do_not_hinder_a_start(calibra
 
 
 def test_drafts_need_no_calibration(calibration: Path) -> None:
-    build(semantic_cache="draft")
+    build(semantic_cache="draft", speculative_config='{"method": ["ngram", "cached"]}')
 
 
 @pytest.mark.parametrize(
     ("given", "message"),
     [
         ({"response_cache": ()}, "needs a store for the responses"),
+        ({"semantic_cache": "draft"}, "needs speculative decoding"),
+        (
+            {"semantic_cache": "draft", "speculative_config": '{"method": "ngram"}'},
+            "needs speculative decoding",
+        ),
         ({"semantic_calibration": None}, "needs a calibration"),
         ({"semantic_calibration": "gone.json"}, "gone.json"),
         ({"semantic_max_error": 0.001}, "cannot prove that at most 0.001"),

@@ -51,7 +51,7 @@ class CostlySource:
         times = load.times
         if times is None:
             return [0] * len(asks)
-        step = times.predict(load.rows, load.tokens, load.contexts)
+        step = times.decodes(load.rows, load.contexts)
         gains = [self._gains(ask) for ask in asks]
         rows = [row for row, each in enumerate(gains) if sum(each) > held[row]]
         best, count = (load.rows + sum(held)) / step, 0
@@ -59,7 +59,7 @@ class CostlySource:
             gained = load.rows + sum(
                 max(held[row], sum(each[:k])) if row in rows else held[row] for row, each in enumerate(gains)
             )
-            ratio = gained / (step + self._seconds(times, [asks[row] for row in rows], k))
+            ratio = gained / (step + self._seconds(load, times, [asks[row] for row in rows], k))
             if ratio > best * (1 if count else MARGIN):
                 best, count = ratio, k
         chosen = [0] * len(asks)
@@ -67,15 +67,14 @@ class CostlySource:
             for row in rows:
                 chosen[row] = asks[row].ahead + count
             return chosen
-        return self._probed(asks, times, step, chosen)
+        return self._probed(asks, load, step, chosen)
 
-    def _probed(
-        self, asks: Sequence[DraftAsk], times: StepTimes, step: float, chosen: list[int]
-    ) -> list[int]:
+    def _probed(self, asks: Sequence[DraftAsk], load: StepLoad, step: float, chosen: list[int]) -> list[int]:
         """One token for one row, in turn, as soon as probes have credit for it."""
         self._credit += PROBES * step
         row = self._probes % len(asks)
-        seconds = self._seconds(times, asks[row : row + 1], 1)
+        assert load.times is not None
+        seconds = self._seconds(load, load.times, asks[row : row + 1], 1)
         if self._credit >= seconds:
             self._credit = 0.0
             self._probes += 1
@@ -89,10 +88,10 @@ class CostlySource:
         usual = self._acceptance.estimate(self.proposer.name, request.tenant, request.id, (USUAL,) * count)
         return list(accumulate(usual, mul))[ask.ahead :]
 
-    def _seconds(self, times: StepTimes, asks: Sequence[DraftAsk], k: int) -> float:
+    def _seconds(self, load: StepLoad, times: StepTimes, asks: Sequence[DraftAsk], k: int) -> float:
         """The time of drafting ``k`` tokens for ``asks``, and of verifying them."""
         rows, contexts = len(asks), sum(len(ask.tokens) for ask in asks)
-        _, _, token, context = times.coefficients
         ahead = max((ask.ahead for ask in asks), default=0)
-        drafting = (ahead + k) * self._share * times.predict(rows, rows, contexts)
-        return drafting + k * (rows * token + context * contexts)
+        drafting = (ahead + k) * self._share * times.decodes(rows, contexts)
+        longer = times.drafted(load.rows, load.tokens + k * rows, load.contexts + k * contexts)
+        return drafting + max(0.0, longer - times.decodes(load.rows, load.contexts))

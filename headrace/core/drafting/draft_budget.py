@@ -4,13 +4,13 @@
  survival   row A  0.90  0.81  0.73  0.66      chance that a drafted token and all before it are right
             row B  0.55  0.30  0.17
             row C  -
- in order   A1 A2 A3 A4 B1 B2 B3               by survival per second of marginal step time
- taken      A1 A2 A3 A4 B1 |                   as long as it is more than the step's tokens per second
+ in order   A1 A2 A3 A4 B1 B2 B3               by survival for the marginal cost
+ seconds    10 10 10 14 14 14 14               of the step with all tokens up to here
+ taken      A1 A2 A3 |                         as many as make (rows + survivals) / seconds largest
 ```
-A token adds its survival to the expected output of the step, and its marginal seconds to the step's duration. Taking
-tokens in order of their ratio while it exceeds the ratio of the whole maximizes the latter, since the marginal cost
-is linear (`StepTimes`) and survival falls within a row. Under load the ratio of the whole is high, and nothing is
-drafted.
+A token adds its survival to the expected output of the step. The seconds are a staircase (`StepTimes.drafted`): a step
+with room is filled, and a new stair is not begun for a doubtful token. Under load every token costs time, and nothing
+is drafted.
 """
 
 from __future__ import annotations
@@ -112,10 +112,12 @@ class _Choosing:
 
     def __init__(self, offers: Sequence[Offer], load: StepLoad, times: StepTimes) -> None:
         self._offers = offers
-        self._budget = load.budget
-        _, _, self._token, self._context = times.coefficients
-        self._seconds = times.predict(load.rows, load.tokens, load.contexts)
+        self._load = load
+        self._times = times
+        self._seconds = times.decodes(load.rows, load.contexts)
+        self._contexts = load.contexts
         self._gain = float(load.rows)
+        self._order: list[int] = []  # the rows of the tokens taken
         self._taken = [0] * len(offers)
         self._cuts = [Cut.NOT_WORTH if offer.survivals else Cut.NOTHING_PROPOSED for offer in offers]
         # A target that the step misses even without drafts bounds nothing.
@@ -124,12 +126,23 @@ class _Choosing:
         self._limit = min(self._limits)
 
     def take_best(self) -> None:
-        """Take tokens in the order of their worth while each raises the tokens per second."""
-        for worth, row, position in self._ordered():
-            if worth * self._seconds <= MARGIN * self._gain:
-                break
+        """Take tokens in the order of their worth, and keep as many as make the tokens per second largest."""
+        if self._is_hopeless():
+            return
+        slots = self._ordered()
+        left = sum(survival for _, _, _, survival in slots) / MARGIN
+        best, count = self._gain / self._seconds if self._seconds > 0 else math.inf, 0
+        for _, row, position, survival in slots:
+            if self._seconds > 0 and (self._gain + left) / self._seconds <= best:
+                break  # even if the rest took no time
+            left -= survival / MARGIN
             if position == self._offers[row].ahead + self._taken[row]:  # else an earlier one did not fit
-                self._take(row, position)
+                self._take(row, position, survival)
+                ratio = self._gain / self._seconds if self._seconds > 0 else math.inf
+                if ratio > best or ratio == math.inf:
+                    best, count = ratio, len(self._order)
+        for row in self._order[count:]:
+            self._taken[row] -= 1
 
     def choices(self) -> list[Choice]:
         """What has been taken."""
@@ -139,34 +152,42 @@ class _Choosing:
             chosen.append(Choice(used, Cut.WHOLE if used and used == len(offer.survivals) else cut))
         return chosen
 
-    def _ordered(self) -> list[tuple[float, int, int]]:
-        """Tokens that may be worth their time, the best first; those of one row in their order."""
-        least = MARGIN * self._gain / self._seconds if self._seconds > 0 else 0.0
+    def _is_hopeless(self) -> bool:
+        """Whether one token costs more than all are worth."""
+        load = self._load
+        one = self._times.drafted(load.rows, load.tokens + 1, load.contexts)
+        every = sum([sum(offer.survivals[offer.ahead :]) for offer in self._offers])
+        return (load.rows + every / MARGIN) * self._seconds <= load.rows * one
+
+    def _ordered(self) -> list[tuple[float, int, int, float]]:
+        """Tokens by survival for their linear cost, the best first; those of one row in their order."""
+        _, _, token, context = self._times.coefficients
         slots = []
         for row, offer in enumerate(self._offers):
             for position in range(offer.ahead, len(offer.survivals)):
                 survival = offer.survivals[position]
-                cost = self._token + self._context * (offer.context + position)
-                worth = survival / cost if cost > 0 else math.inf
-                if survival < FLOOR or worth <= least:
+                if survival < FLOOR:
                     break
-                slots.append((worth, row, position))
+                cost = token + context * (offer.context + position)
+                slots.append((survival / cost if cost > 0 else survival, row, position, survival))
         slots.sort(key=itemgetter(0), reverse=True)  # stable: equal ones of a row keep their order
         return slots
 
-    def _take(self, row: int, position: int) -> None:
-        offer = self._offers[row]
-        if self._budget < 1:
+    def _take(self, row: int, position: int, survival: float) -> None:
+        offer, load = self._offers[row], self._load
+        if len(self._order) >= load.budget:
             self._cuts[row] = Cut.BUDGET
             return
-        seconds = self._seconds + self._token + self._context * (offer.context + position)
-        survival = offer.survivals[position]
+        contexts = self._contexts + offer.context + position
+        tokens = load.tokens + len(self._order) + 1
+        seconds = max(self._seconds, self._times.drafted(load.rows, tokens, contexts))
         if seconds > self._limit and not self._allows(row, survival, seconds):
             self._cuts[row] = Cut.TPOT
             return
+        self._contexts = contexts
         self._seconds = seconds
-        self._gain += survival
-        self._budget -= 1
+        self._gain += survival / MARGIN
+        self._order.append(row)
         self._taken[row] += 1
         if self._limits[row] < math.inf:  # with more tokens at a step, its steps may take longer
             self._limits[row] += TPOT_SHARE * offer.tpot_seconds * survival

@@ -11,13 +11,16 @@ known when it is drafted for: its proposal has to begin with them, and only what
 
 from __future__ import annotations
 
+from itertools import accumulate
+from operator import mul
+
 from headrace.core.capacity import blocks_needed
 from headrace.core.drafting.proposal import DraftAsk, Drafter, Proposal, StepLoad
-from headrace.core.events import DraftingFailed, Event, Verified
+from headrace.core.events import DraftDeclined, DraftedStep, DraftingFailed, Event, Verified
 from headrace.core.plan import Row, new_tuple
 from headrace.core.prediction.step_times import StepTimes
 from headrace.core.scheduler.running_set import RunningSet
-from headrace.core.scheduler.step_builder import StepBuilder
+from headrace.core.scheduler.step_builder import DraftTimes, StepBuilder
 from headrace.core.sequence import Sequence
 
 DRAFT_SHARE = 0.5
@@ -32,6 +35,9 @@ class DraftedRows:
         self._running = running
         self._events = events
         self.in_flight = 0  # launched steps with drafts
+        self._declined: dict[str, str] = {}  # by request: why nothing of its last proposal was verified
+        self._accepted = 0  # of the step that is being committed, and what was expected
+        self._expected = 0.0
 
     def add(self, step: StepBuilder, times: StepTimes | None) -> None:
         """Give drafts to rows of ``step``, in which all decode rows and no others are planned."""
@@ -48,6 +54,7 @@ class DraftedRows:
         if not asks:
             return
         load = StepLoad(len(step.rows), step.tokens, step.contexts, budget, times)
+        before = 0.0 if times is None else times.decodes(load.rows, load.contexts)
         try:
             proposals = self._drafter.draft(asks, load)
             for row, ask, proposal in zip(rows, asks, proposals, strict=True):
@@ -59,6 +66,9 @@ class DraftedRows:
             self._fail(error)
         if step.drafts:
             step.put_drafted_last()
+            if times is not None:
+                after = max(before, times.drafted(load.rows, step.tokens, step.contexts))
+                step.draft_times = DraftTimes(load.rows, before, after)
 
     def _add(self, step: StepBuilder, row: int, proposal: Proposal, most: int) -> int:
         """Give a row what may be verified of a proposal; returns the number of drafted positions."""
@@ -67,7 +77,9 @@ class DraftedRows:
         tokens = _before_end(sequence, proposal.tokens[:most])
         count = self._room(step, row, len(tokens) - first)
         if count <= 0:
+            self._decline(sequence.request.id, proposal)
             return 0
+        self._declined.pop(sequence.request.id, None)
         part = slice(first, first + count)
         cut = proposal._replace(tokens=tuple(tokens[part]), confidences=tuple(proposal.confidences[part]))
         slot, start, _, blocks, *_ = step.rows[row]
@@ -95,12 +107,30 @@ class DraftedRows:
                 self._drafter.verified(sequence.request.id, proposal, accepted)
             except Exception as error:
                 self._fail(error)
-        event = (sequence.request.id, proposal.source, len(proposal.tokens), accepted)
+        drafted, expected = len(proposal.tokens), sum(accumulate(proposal.confidences, mul))
+        event = (sequence.request.id, proposal.source, drafted, accepted, expected, proposal.cut)
         self._events.append(new_tuple(Verified, event))
+        self._accepted += accepted
+        self._expected += expected
         return 1 + accepted
+
+    def stepped(self, step: StepBuilder) -> None:
+        """All rows of a step have been settled."""
+        if step.draft_times is not None and self._expected:
+            rows, without, seconds = step.draft_times
+            share = without / rows
+            expected, accepted = (rows + self._expected) * share, (rows + self._accepted) * share
+            self._events.append(DraftedStep(seconds, accepted, expected))
+        self._accepted, self._expected = 0, 0.0
+
+    def _decline(self, request_id: str, proposal: Proposal) -> None:
+        if proposal.cut and self._declined.get(request_id) != proposal.cut:
+            self._declined[request_id] = proposal.cut
+            self._events.append(DraftDeclined(request_id, proposal.source, proposal.cut))
 
     def ended(self, sequence: Sequence) -> None:
         """A sequence has ended."""
+        self._declined.pop(sequence.request.id, None)
         if self._drafter is not None:
             try:
                 self._drafter.ended(sequence.request, sequence.tokens)

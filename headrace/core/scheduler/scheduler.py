@@ -94,6 +94,7 @@ class Scheduler:
         self._order = order
         self.pages = BlockTables(pool, prefix_caching)
         self._running = RunningSet(self.pages, victims, room, queue, events, max_num_seqs)
+        self.drafter = drafter
         self._drafted = DraftedRows(drafter, self._running, events)
         self._cost = cost
         self._predictions = predictions
@@ -328,6 +329,7 @@ class Scheduler:
             self._running.unplan(step)
         else:
             self._commit_rows(step, output)
+            self._drafted.stepped(step)
         self.pages.lift(plan.step)
         self.pages.arrived(output.arrivals)
         self._collected = step if computed else None

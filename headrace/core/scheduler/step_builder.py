@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable
 from operator import attrgetter
+from typing import NamedTuple
 
 from headrace.core.drafting.proposal import Proposal
 from headrace.core.events import ChunkReason
@@ -41,6 +42,14 @@ BACKGROUND_STRETCH = 2.0
 _epoch = attrgetter("epoch")
 
 
+class DraftTimes(NamedTuple):
+    """The seconds predicted for a step's decode ``rows``, without and with their drafts."""
+
+    rows: int
+    without: float
+    with_drafts: float
+
+
 class StepBuilder:
     """The rows planned so far, and the ``budget`` of tokens that is left.
 
@@ -58,6 +67,7 @@ class StepBuilder:
         "decode_contexts",
         "decode_seconds",
         "decodes",
+        "draft_times",
         "drafts",
         "entries",
         "epochs",
@@ -97,6 +107,7 @@ class StepBuilder:
         self.lengths: list[int] = []
         self.samples: list[bool] = []
         self.drafts: dict[int, Proposal] = {}
+        self.draft_times: DraftTimes | None = None
         self.epochs: tuple[int, ...] = ()
         self.prefill_cost = 0.0
         self.prompts = 0  # sequences that need prefill in this step, running or about to be admitted

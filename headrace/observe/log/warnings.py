@@ -1,4 +1,4 @@
-"""Warnings made from events: overload, preemption storms, failed audits and failed copies to disk.
+"""Warnings made from events: overload, preemption storms, failed audits, drafts and copies to disk.
 
 A fold over events that logs. Each kind of warning is logged at once when it first happens, and then at most every
 `REPORT_SECONDS` with the number of events since: an overloaded server must not fill its log.
@@ -54,6 +54,9 @@ class WarningLog:
             self._add(f"rejected {event.reason}", _admission, what, now)
         elif isinstance(event, Preempted):
             self._count_preemption(event.lost_tokens, now)
+        elif isinstance(event, DraftingFailed):
+            what = f"speculative decoding failed and is switched off: {event.message}"
+            self._add("drafting", _scheduler, what, now)
         elif isinstance(event, Audited):
             if not event.right:
                 what = f"audit failed: the {event.layer} cache served an answer that differs from the computed one"
@@ -61,9 +64,6 @@ class WarningLog:
         elif isinstance(event, TransferFailed):
             what = f"copy of KV blocks from {event.source} to {event.target} failed"
             self._add(f"transfer {event.source} {event.target}", _scheduler, what, now)
-        elif isinstance(event, DraftingFailed):
-            what = f"speculative decoding is off, because drafting failed: {event.message}"
-            self._add("drafting", _scheduler, what, now)
         if self._unlogged:
             self._log_due(now)
 

@@ -11,8 +11,22 @@ from headrace.core.drafting.proposal import StepLoad
 from headrace.core.prediction.step_times import StepTimes
 
 
+class OnTheLine(StepTimes):
+    """Steps that take exactly what the line says."""
+
+    def drafted(self, rows: int, tokens: int, contexts: int) -> float:
+        return self.predict(rows, tokens, contexts)
+
+
+class Stairs(OnTheLine):
+    """Up to 8 tokens a step takes as long as one; above, the line holds."""
+
+    def drafted(self, rows: int, tokens: int, contexts: int) -> float:
+        return self.predict(rows, rows if tokens <= 8 else tokens, contexts)
+
+
 def times(fixed: float, token: float, context: float = 0.0, row: float = 0.0) -> StepTimes:
-    known = StepTimes()
+    known = OnTheLine()
     known._coefficients = [fixed, row, token, context]
     return known
 
@@ -101,6 +115,17 @@ def test_under_load_nothing_is_drafted() -> None:
         chosen = [choice.tokens for choice in DraftBudget().choose(offers, load(rows, known))]
         assert (max(chosen) > 0) == (drafted > 0), rows
     assert {choice.cut for choice in DraftBudget().choose(offers, load(64, known))} == {Cut.NOT_WORTH}
+
+
+def test_a_stair_is_filled_and_the_next_one_is_not_begun_for_a_doubtful_token() -> None:
+    known = Stairs()
+    known._coefficients = [0.02, 0.0, 0.0005, 0.0]
+    offers = [Offer(survivals(0.4, 5), 100) for _ in range(4)]
+    chosen = [choice.tokens for choice in DraftBudget().choose(offers, load(4, known))]
+    assert sum(chosen) == 4, chosen
+    offers = [Offer(survivals(0.99, 5), 100) for _ in range(4)]
+    chosen = [choice.tokens for choice in DraftBudget().choose(offers, load(4, known))]
+    assert sum(chosen) == 20
 
 
 def test_the_predictable_rows_are_drafted_for_first() -> None:

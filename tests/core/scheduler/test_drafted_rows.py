@@ -7,7 +7,15 @@ from collections.abc import Callable, Sequence
 import pytest
 
 from headrace.core.drafting.proposal import DraftAsk, Proposal, StepLoad
-from headrace.core.events import DraftingFailed, Emitted, Preempted, Stepped, Verified
+from headrace.core.events import (
+    DraftDeclined,
+    DraftedStep,
+    DraftingFailed,
+    Emitted,
+    Preempted,
+    Stepped,
+    Verified,
+)
 from headrace.core.knobs import Knobs
 from headrace.core.plan import StepPlan
 from headrace.core.prediction.step_times import StepTimes
@@ -72,7 +80,7 @@ def test_right_drafts_come_out_at_once():
     drain(engine, record)
     assert [len(event.tokens) for event in record.of(Emitted)] == [1, 4, 4]
     assert rows(seen) == [[(5, 0)], [(4, 3)], [(4, 3)]]
-    assert record.of(Verified) == [Verified("r", "test", 3, 3)] * 2
+    assert [event[:4] for event in record.of(Verified)] == [("r", "test", 3, 3)] * 2
     assert [(name, accepted) for name, _, accepted in drafter.told] == [("r", 3)] * 2
     assert drafter.ends == [("r", 14)]
     assert [event.computed_tokens for event in record.of(Stepped)] == [5, 4, 4]
@@ -332,3 +340,56 @@ def test_a_broken_off_step_with_drafts_is_planned_again():
     engine.check_books()
     assert any(drafted(plan) and plan.step % 2 == 0 for plan in seen)
     assert record.tokens["r"] == expected_tokens(request("r", 5).tokens, 0, 20, frozenset())
+
+
+class Reasoned(Drafting):
+    """As `Drafting`, with estimates and a reason; ``cut`` alone proposes nothing to verify."""
+
+    cut = "not_worth"
+
+    def draft(self, asks: Sequence[DraftAsk], load: StepLoad) -> Sequence[Proposal | None]:
+        told = [self.propose(ask) for ask in asks]
+        return [None if t is None else Proposal(tuple(t), (0.5,) * len(t), "test", self.cut) for t in told]
+
+
+def test_events_say_what_was_expected_and_what_bounded_the_draft():
+    engine, _ = hashing_engine(drafter=Reasoned(right(3)))
+    record = Record()
+    engine.submit(request("r", 5, max_tokens=5), 0.0)
+    drain(engine, record)
+    assert record.of(Verified) == [Verified("r", "test", 3, 3, 0.5 + 0.25 + 0.125, "not_worth")]
+    assert not record.of(DraftedStep), "no times are known"
+
+
+def test_a_reason_to_verify_nothing_is_told_when_it_changes():
+    drafter = Reasoned(lambda ask: ())
+    engine, _ = hashing_engine(drafter=drafter)
+    record = Record()
+    engine.submit(request("r", 5, max_tokens=20), 0.0)
+    step(engine, record, 5)
+    drafter.cut = "tpot"
+    step(engine, record, 4)
+    drafter.propose = right(1)
+    step(engine, record, 2)
+    drafter.propose = lambda ask: ()
+    drain(engine, record)
+    assert record.of(DraftDeclined) == [
+        DraftDeclined("r", "test", "not_worth"),
+        DraftDeclined("r", "test", "tpot"),
+        DraftDeclined("r", "test", "tpot"),
+    ]
+
+
+def test_a_step_with_drafts_says_what_it_gained():
+    times = StepTimes()
+    for _ in range(40):
+        times.observe(1, 1, 10, 0.011)
+        times.observe(1, 5, 50, 0.015)
+    engine, _ = hashing_engine(drafter=Reasoned(right(4)), times=times)
+    record = Record()
+    engine.submit(request("r", 5, max_tokens=6), 0.0)
+    drain(engine, record)
+    (gained,) = record.of(DraftedStep)
+    assert gained.seconds == pytest.approx(0.015, rel=0.1)
+    assert gained.without == pytest.approx(5 * 0.011, rel=0.1)
+    assert gained.expected == pytest.approx((1 + 0.9375) * 0.011, rel=0.1)

@@ -1,0 +1,82 @@
+import random
+
+import pytest
+
+from headrace.core.prediction.step_residuals import StepResiduals
+from headrace.core.prediction.step_times import StepTimes
+
+
+def test_nothing_is_known_at_first() -> None:
+    assert StepResiduals().plain(4) == 1.0
+    assert StepResiduals().longer(4, 8) is None
+
+
+def test_a_stair_is_learned_from_a_few_steps() -> None:
+    residuals = StepResiduals()
+    for _ in range(12):
+        residuals.observe(1, 1, 0.5)
+        residuals.observe(2, 4, 1.1)
+        residuals.observe(2, 40, 3.0)
+    assert residuals.plain(1) == pytest.approx(0.5, rel=0.05)
+    assert residuals.plain(4) == 1.0
+    known = residuals.longer(2, 4)
+    assert known is not None
+    assert (known.ratio, known.tokens) == pytest.approx((1.1, 4.0), rel=0.05)
+    assert residuals.longer(2, 8) == known, "the nearest smaller class"
+    large = residuals.longer(2, 40)
+    assert large is not None
+    assert large.ratio == pytest.approx(3.0, rel=0.1)
+    assert residuals.longer(1, 4) is None
+
+
+def test_an_interrupted_step_says_little() -> None:
+    residuals = StepResiduals()
+    for _ in range(30):
+        residuals.observe(1, 4, 1.0)
+    residuals.observe(1, 4, 100.0)
+    known = residuals.longer(1, 4)
+    assert known is not None
+    assert known.ratio < 1.1
+
+
+def test_what_once_seemed_slow_is_forgotten() -> None:
+    residuals = StepResiduals()
+    residuals.observe(1, 4, 2.7)
+    known = residuals.longer(1, 4)
+    assert known is not None
+    assert known.trust == pytest.approx(0.8)
+    for _ in range(20_000):
+        residuals.observe(1, 1, 1.0)
+    known = residuals.longer(1, 4)
+    assert known is not None
+    assert known.trust < 0.05
+
+
+def test_a_larger_step_that_was_quicker_bounds_a_smaller_one() -> None:
+    residuals = StepResiduals()
+    residuals.observe(1, 4, 2.0)
+    residuals.observe(1, 16, 1.5)
+    known = residuals.longer(1, 4)
+    assert known is not None
+    assert known.ratio == pytest.approx(1.5)
+
+
+def test_new_steps_are_hoped_to_be_cheaper_than_the_line() -> None:
+    times = StepTimes()
+    for _ in range(200):
+        times.observe(1, 1, 10, 0.010)
+        times.observe(4, 400, 4000, 0.100)
+    assert times.decodes(1, 10) < times.drafted(1, 9, 90) < times.predict(1, 9, 90) * 1.2
+
+
+def test_a_staircase_is_predicted_better_than_by_a_line() -> None:
+    def truth(tokens: int) -> float:
+        return 0.010 + 0.004 * (tokens // 9) + (0.003 if tokens > 1 else 0.0)
+
+    rng, times = random.Random(3), StepTimes()
+    for _ in range(3000):
+        tokens = rng.choice((1, 1, 1, 2, 4, 6, 12, 30, 200))
+        times.observe(1, tokens, tokens * 100, truth(tokens) * rng.gauss(1, 0.03))
+    assert times.decodes(1, 100) == pytest.approx(truth(1), rel=0.05)
+    for tokens in (2, 4, 6, 12, 30):
+        assert times.drafted(1, tokens, tokens * 100) == pytest.approx(truth(tokens), rel=0.08)
