@@ -40,6 +40,9 @@ REQUEST_VARIANCE, REQUEST_DRIFT = 1.5, 0.02
 TENANT_VARIANCE, TENANT_DRIFT = 0.5, 0.0005
 """The same for a tenant."""
 
+REMEMBERED = 1024
+"""Lists of confidences whose classes are remembered, for each source."""
+
 FARTHEST = 6.0
 """Bound of an offset."""
 
@@ -73,35 +76,28 @@ class Acceptance:
         self._requests: dict[str, dict[str, _Offset]] = {}
 
     def estimate(
-        self, source: str, tenant: str, request_id: str, confidences: Sequence[float]
+        self, source: str, tenant: str, request_id: str, confidences: tuple[float, ...]
     ) -> tuple[float, ...]:
         """The probability of each token to be right if all tokens before it are; ``confidences`` are the source's."""
-        calibration = self._calibration(source)
-        offset = self._offset(source, tenant, request_id)
-        return tuple(
-            [
-                1 / (1 + math.exp(-offset - calibration.logit(position, confidence)))
-                for position, confidence in enumerate(confidences)
-            ]
-        )
+        cells = self._calibration(source).of(confidences)
+        offset, exp = -self._offset(source, tenant, request_id), math.exp
+        return tuple([1 / (1 + exp(offset - cell.logit)) for cell in cells])
 
     def learn(
-        self, source: str, tenant: str, request_id: str, confidences: Sequence[float], trials: Trials
+        self, source: str, tenant: str, request_id: str, confidences: tuple[float, ...], trials: Trials
     ) -> None:
         """Learn from a proposal with these ``confidences``."""
         count = trials.right + trials.wrong
         if not count:
             return
-        calibration = self._calibration(source)
         offset = self._offset(source, tenant, request_id)
         surprise = information = 0.0
-        for position in range(count):
-            confidence = confidences[position]
-            p = 1 / (1 + math.exp(-offset - calibration.logit(position, confidence)))
+        for position, cell in enumerate(self._calibration(source).of(confidences)[:count]):
+            p = 1 / (1 + math.exp(-offset - cell.logit))
             right = position < trials.right
             surprise += right - p
             information += p * (1 - p)
-            calibration.learn(position, confidence, right)
+            cell.learn(right)
         self._of_tenant(source, tenant).move(surprise, information, TENANT_DRIFT * count)
         own = self._requests.setdefault(request_id, {})
         if source not in own:
@@ -158,12 +154,19 @@ class _Calibration:
     def __init__(self) -> None:
         self._cells = [[_Cell(p) for p in _MIDDLES] for _ in range(len(POSITIONS) + 1)]
 
-    def logit(self, position: int, confidence: float) -> float:
-        cell = self._cells[_position_class(position)][bisect_right(CONFIDENCES, confidence)]
-        return cell.logit
+        self._known: dict[tuple[float, ...], list[_Cell]] = {}
 
-    def learn(self, position: int, confidence: float, right: bool) -> None:
-        self._cells[_position_class(position)][bisect_right(CONFIDENCES, confidence)].learn(right)
+    def of(self, confidences: tuple[float, ...]) -> list[_Cell]:
+        """The cell of each position; most sources say the same few confidences again and again."""
+        cells = self._known.get(confidences)
+        if cells is None:
+            if len(self._known) >= REMEMBERED:
+                self._known.clear()
+            cells = self._known[confidences] = [
+                self._cells[_position_class(position)][bisect_right(CONFIDENCES, confidence)]
+                for position, confidence in enumerate(confidences)
+            ]
+        return cells
 
 
 class _Cell:

@@ -127,6 +127,8 @@ class _Choosing:
 
     def take_best(self) -> None:
         """Take tokens in the order of their worth, and keep as many as make the tokens per second largest."""
+        if self._is_hopeless():
+            return
         slots = self._ordered()
         left = sum(survival for _, _, _, survival in slots) / MARGIN
         best, count = self._gain / self._seconds if self._seconds > 0 else math.inf, 0
@@ -149,6 +151,13 @@ class _Choosing:
             used = offer.ahead + taken if taken else 0
             chosen.append(Choice(used, Cut.WHOLE if used and used == len(offer.survivals) else cut))
         return chosen
+
+    def _is_hopeless(self) -> bool:
+        """Whether one token costs more than all are worth."""
+        load = self._load
+        one = self._times.drafted(load.rows, load.tokens + 1, load.contexts)
+        every = sum([sum(offer.survivals[offer.ahead :]) for offer in self._offers])
+        return (load.rows + every / MARGIN) * self._seconds <= load.rows * one
 
     def _ordered(self) -> list[tuple[float, int, int, float]]:
         """Tokens by survival for their linear cost, the best first; those of one row in their order."""

@@ -5,7 +5,7 @@
       ──► free proposers ──► costly ones, where they promise more ──► best of each row ──► DraftBudget ──► drafts
 ```
 A proposer is free if its proposals cost next to nothing (a look-up in the text), and costly if they take time on the
-device (a draft model). With many rows, a proposer that does not help a row is asked for it less often.
+device (a draft model). A proposer that does not help a row is asked for it less often, above all with many rows.
 """
 
 from __future__ import annotations
@@ -21,14 +21,25 @@ from headrace.core.drafting.draft_budget import Cut, DraftBudget, Offer
 from headrace.core.drafting.proposal import CostlyProposer, DraftAsk, Proposal, Proposer, StepLoad
 from headrace.core.request import Request
 
-FEW_ASKS = 8
-"""Up to this many asks of all proposers together, every proposer is asked for every row at each step."""
+FEW_ROWS = 4
+"""With more rows, proposers that do not help rest longer: asking them for every row would take the host's time."""
 
-LONGEST_REST = {Cut.NOTHING_PROPOSED: 3, Cut.NOT_WORTH: 15}
-"""With more, the steps for which a proposer that did not help a row rests, at most."""
 
-LONGEST_REST_BEHIND = 7
-"""The same for one whose proposal was not the best one."""
+class Rest(NamedTuple):
+    """The most steps for which a proposer rests that did not help a row, with few rows and with many."""
+
+    few: int
+    many: int
+
+
+NOTHING = Rest(0, 3)
+"""It proposed nothing: the next token may change that."""
+
+BEHIND = Rest(1, 7)
+"""Another proposal was better."""
+
+NOT_WORTH = Rest(3, 15)
+"""Its proposal was not worth the time."""
 
 
 class Estimated(NamedTuple):
@@ -63,15 +74,16 @@ class BudgetedDrafter:
         self._acceptance = acceptance
         self._budget = budget
         self._lives: dict[str, _Life] = {}
+        self._few = True
 
     def draft(self, asks: Sequence[DraftAsk], load: StepLoad) -> Sequence[Proposal | None]:
         """As `Drafter.draft`. An empty proposal says why nothing is verified of what was proposed."""
         lives = [self._life(ask) for ask in asks]
-        every = len(asks) * len(self._free) <= FEW_ASKS
+        self._few = len(asks) <= FEW_ROWS
         best: list[Estimated | None] = [None] * len(asks)
         for proposer in self._free:
             name = proposer.name
-            due = [row for row, life in enumerate(lives) if every or life.due(name)]
+            due = [row for row, life in enumerate(lives) if life.due(name)]
             self._propose(proposer, due, asks, lives, best)
         for source in self._costly:
             chosen = source.worth(
@@ -119,7 +131,7 @@ class BudgetedDrafter:
         name = proposer.name
         for row, proposal in zip(rows, proposer.propose([asks[row] for row in rows]), strict=True):
             if proposal is None or not proposal.tokens:
-                lives[row].rest(name, LONGEST_REST[Cut.NOTHING_PROPOSED])
+                self._rest(lives[row], name, NOTHING)
                 continue
             ask, request = asks[row], asks[row].request
             estimates = self._acceptance.estimate(name, request.tenant, request.id, proposal.confidences)
@@ -128,10 +140,10 @@ class BudgetedDrafter:
             expected = sum(survivals[ask.ahead :])
             held = best[row]
             if held is not None and expected <= held.expected:
-                lives[row].rest(name, LONGEST_REST_BEHIND)
+                self._rest(lives[row], name, BEHIND)
                 continue
             if held is not None:
-                lives[row].rest(held.proposal.source, LONGEST_REST_BEHIND)
+                self._rest(lives[row], held.proposal.source, BEHIND)
             best[row] = Estimated(Proposal(proposal.tokens, estimates, name), survivals, expected)
 
     def _cut(
@@ -141,6 +153,8 @@ class BudgetedDrafter:
         best: Sequence[Estimated | None],
         load: StepLoad,
     ) -> list[Proposal | None]:
+        if not any(best):
+            return [None] * len(asks)
         offers = []
         for ask, each in zip(asks, best, strict=True):
             target = ask.request.slo.tpot_seconds
@@ -156,9 +170,12 @@ class BudgetedDrafter:
             if count:
                 life.rests.pop(source, None)
             elif choice.cut is Cut.NOT_WORTH:
-                life.rest(source, LONGEST_REST[Cut.NOT_WORTH])
+                self._rest(life, source, NOT_WORTH)
             drafts.append(Proposal(tokens[:count], estimates[:count], source, choice.cut))
         return drafts
+
+    def _rest(self, life: _Life, source: str, rest: Rest) -> None:
+        life.rest(source, rest.few if self._few else rest.many)
 
 
 class _Life:

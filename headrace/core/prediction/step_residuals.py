@@ -1,4 +1,4 @@
-"""What the linear fit of step times leaves: a table of factors by the number of tokens in the step.
+"""What the linear fit of step times leaves: tables by the numbers of rows and tokens of a step.
 
 ```
  seconds     .---------    kernels compute tokens in tiles, and rows of one token in a way of their own:
@@ -6,21 +6,19 @@
  -------'
  tokens 1   8   16   32
 ```
-Steps whose rows all have one token and steps with longer rows (drafts, prompts) have one table each. A class of sizes
-that has not been seen takes its factor from the nearest smaller one, and the first is assumed to be cheap: it is tried,
-and then known. Old observations lose their weight, so what once seemed slow is tried again.
+Of steps whose rows all have one token, the table has the ratio to the line. Of steps with longer rows (drafts,
+prompts) it has the ratio to a step of the same rows with one token each. Old observations lose their weight, so that
+what once seemed slow is tried again.
 """
 
 from __future__ import annotations
 
 import math
 from bisect import bisect_left
+from typing import NamedTuple
 
 EDGES = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512)
-"""The largest number of tokens of each class; larger steps belong to a last one."""
-
-HOPE = math.log(0.7)
-"""The factor assumed for longer rows before any step with them was seen, as a logarithm."""
+"""The largest number of each class of rows or tokens; larger ones belong to a last class."""
 
 LIMIT = 1.0
 """An observation moves an estimate by at most this much (a factor of e): a step that was interrupted says little."""
@@ -29,50 +27,67 @@ NEWEST = 1 / 16
 """The least weight of a new observation."""
 
 KEPT = 1 - 1 / 4000
-"""What an observation of longer rows keeps of its weight at each step."""
+"""What an observation keeps of its weight at each step."""
+
+
+class Longer(NamedTuple):
+    """Known steps with longer rows: ``ratio`` to one-token rows, at so many ``tokens``, and the ``trust`` (0 to 1)."""
+
+    ratio: float
+    tokens: float
+    trust: float
 
 
 class StepResiduals:
-    """Factors by which steps took longer than their linear prediction."""
+    """Ratios learned from observed steps."""
 
     def __init__(self) -> None:
-        self._plain = [_Factor() for _ in range(len(EDGES) + 1)]
-        self._longer = [_Factor() for _ in range(len(EDGES) + 1)]
+        self._plain = [_Cell() for _ in range(len(EDGES) + 1)]
+        self._longer: dict[int, list[_Cell]] = {}  # by class of rows, then of tokens
         self._steps = 0
 
     def observe(self, rows: int, tokens: int, ratio: float) -> None:
-        """A step took ``ratio`` times its prediction."""
+        """A step took ``ratio`` times the line (rows of one token), or a step of the same rows (longer rows)."""
         self._steps += 1
-        table = self._plain if tokens == rows else self._longer
-        table[bisect_left(EDGES, tokens)].learn(math.log(ratio), self._steps)
+        if tokens == rows:
+            cells = self._plain
+        else:
+            cells = self._longer.setdefault(bisect_left(EDGES, rows), [])
+            if not cells:
+                cells += [_Cell() for _ in range(len(EDGES) + 1)]
+        cells[bisect_left(EDGES, tokens)].learn(math.log(ratio), tokens, self._steps)
 
-    def plain(self, tokens: int) -> float:
-        """The factor of a step of ``tokens`` rows of one token."""
-        return math.exp(self._plain[bisect_left(EDGES, tokens)].value)
+    def plain(self, rows: int) -> float:
+        """The ratio of a step of ``rows`` rows of one token to the line."""
+        return math.exp(self._plain[bisect_left(EDGES, rows)].value)
 
-    def longer(self, tokens: int) -> float:
-        """The factor of a step of ``tokens`` tokens, of which some rows have several."""
-        at = bisect_left(EDGES, tokens)
-        value = HOPE
-        for place in range(at, -1, -1):
-            factor = self._longer[place]
-            if factor.weight:
-                trust = factor.weight * KEPT ** (self._steps - factor.seen)
-                value = HOPE + (factor.value - HOPE) * trust / (trust + 0.25)
-                break
-        return math.exp(value)
+    def longer(self, rows: int, tokens: int) -> Longer | None:
+        """What is known of the nearest steps with as many rows and at most as many tokens, by class."""
+        cells = self._longer.get(bisect_left(EDGES, rows))
+        if cells is None:
+            return None
+        for at in range(bisect_left(EDGES, tokens), -1, -1):
+            cell = cells[at]
+            if cell.weight:
+                weight = cell.weight * KEPT ** (self._steps - cell.seen)
+                value = min(other.value for other in cells[at:] if other.weight)  # more tokens take no less time
+                return Longer(math.exp(value), cell.tokens, weight / (weight + 0.25))
+        return None
 
 
-class _Factor:
-    __slots__ = ("seen", "value", "weight")
+class _Cell:
+    __slots__ = ("seen", "tokens", "value", "weight")
 
     def __init__(self) -> None:
         self.value = 0.0
+        self.tokens = 0.0
         self.weight = 0.0
         self.seen = 0
 
-    def learn(self, value: float, step: int) -> None:
+    def learn(self, value: float, tokens: int, step: int) -> None:
         self.weight = self.weight * KEPT ** (step - self.seen) + 1
         self.seen = step
-        change = max(-LIMIT, min(LIMIT, value - self.value))
-        self.value += change * max(NEWEST, 1 / self.weight)
+        rate = max(NEWEST, 1 / self.weight)
+        change = value - self.value
+        self.value += max(-LIMIT, min(LIMIT, change)) * rate
+        self.tokens += (tokens - self.tokens) * rate

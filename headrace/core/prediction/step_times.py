@@ -42,6 +42,9 @@ FARTHEST = 1000.0
 ENOUGH_STEPS = 8
 """Steps after which decisions use the predicted times."""
 
+HOPE = 0.5
+"""Cost of further tokens in a row, as a share of the line's slope, before such steps have been observed."""
+
 LEAST_SPREAD = 0.01
 """The smallest relative error assumed, however exact the predictions have been."""
 
@@ -90,8 +93,20 @@ class StepTimes:
         return self.predict(rows, rows, contexts) * self.residuals.plain(rows)
 
     def drafted(self, rows: int, tokens: int, contexts: int) -> float:
-        """The seconds of a step some of whose rows have several tokens; not monotone where steps are new."""
-        return self.predict(rows, tokens, contexts) * self.residuals.longer(tokens)
+        """The seconds of a step some of whose rows have several tokens; not monotone where steps are new.
+
+        Where no such step is known, further tokens are hoped to cost `HOPE` of the line's slope: they are tried, and
+        then known.
+        """
+        base = self.decodes(rows, contexts * rows // tokens)
+        _, _, token, context = self._coefficients
+        slope = HOPE * (token + context * contexts / tokens)
+        hoped = base + slope * (tokens - rows)
+        known = self.residuals.longer(rows, tokens)
+        if known is None:
+            return hoped
+        seconds = base * known.ratio + slope * max(0.0, tokens - known.tokens)
+        return hoped + (seconds - hoped) * known.trust
 
     def longest(self, start: int, seconds: float, rows: int = 0, tokens: int = 0, contexts: int = 0) -> int:
         """The longest row from position ``start`` that keeps a step with the given rows within ``seconds``.
@@ -118,9 +133,13 @@ class StepTimes:
         if seconds <= 0 or tokens < 1:
             return
         self._seen += 1
-        predicted = self.predict(rows, tokens, contexts)
-        if self.ready and predicted > 0:
-            self.residuals.observe(rows, tokens, seconds / predicted)
+        if self.ready:
+            plain = tokens == rows
+            usual = (
+                self.predict(rows, rows, contexts) if plain else self.decodes(rows, contexts * rows // tokens)
+            )
+            if usual > 0:
+                self.residuals.observe(rows, tokens, seconds / usual)
         self._recent.append((1, rows, tokens, contexts, seconds))
         if len(self._recent) >= min(BATCH, 1 + self._steps / 4):
             self._learn()

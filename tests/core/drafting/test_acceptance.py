@@ -62,7 +62,7 @@ def test_estimates_become_calibrated() -> None:
     for each in range(300):
         lean = rng.gauss(0, 1)
         for step in range(30):
-            said = [rng.choice((0.3, 0.6, 0.9, 0.95)) for _ in range(4)]
+            said = tuple(rng.choice((0.3, 0.6, 0.9, 0.95)) for _ in range(4))
             true = [1 / (1 + math.exp(-(2 * (c - 0.6) / 0.3 + lean - 0.5))) for c in said]
             estimates = learned.estimate("s", "t", str(each), said)
             right = 0

@@ -8,30 +8,25 @@ from hypothesis import strategies as st
 
 from headrace.core.drafting.draft_budget import MARGIN, TPOT_SHARE, Choice, Cut, DraftBudget, Offer
 from headrace.core.drafting.proposal import StepLoad
-from headrace.core.prediction.step_residuals import StepResiduals
 from headrace.core.prediction.step_times import StepTimes
 
 
-class OnTheLine(StepResiduals):
+class OnTheLine(StepTimes):
     """Steps that take exactly what the line says."""
 
-    def plain(self, tokens: int) -> float:
-        return 1.0
-
-    def longer(self, tokens: int) -> float:
-        return 1.0
+    def drafted(self, rows: int, tokens: int, contexts: int) -> float:
+        return self.predict(rows, tokens, contexts)
 
 
 class Stairs(OnTheLine):
     """Up to 8 tokens a step takes as long as one; above, the line holds."""
 
-    def longer(self, tokens: int) -> float:
-        return 0.0 if tokens <= 8 else 1.0
+    def drafted(self, rows: int, tokens: int, contexts: int) -> float:
+        return self.predict(rows, rows if tokens <= 8 else tokens, contexts)
 
 
 def times(fixed: float, token: float, context: float = 0.0, row: float = 0.0) -> StepTimes:
-    known = StepTimes()
-    known.residuals = OnTheLine()
+    known = OnTheLine()
     known._coefficients = [fixed, row, token, context]
     return known
 
@@ -123,11 +118,11 @@ def test_under_load_nothing_is_drafted() -> None:
 
 
 def test_a_stair_is_filled_and_the_next_one_is_not_begun_for_a_doubtful_token() -> None:
-    known = times(0.02, 0.0005)
-    known.residuals = Stairs()
-    offers = [Offer(survivals(0.6, 5), 100) for _ in range(4)]
+    known = Stairs()
+    known._coefficients = [0.02, 0.0, 0.0005, 0.0]
+    offers = [Offer(survivals(0.4, 5), 100) for _ in range(4)]
     chosen = [choice.tokens for choice in DraftBudget().choose(offers, load(4, known))]
-    assert sum(chosen) == 4, "four rows and four drafts are eight tokens"
+    assert sum(chosen) == 4, chosen
     offers = [Offer(survivals(0.99, 5), 100) for _ in range(4)]
     chosen = [choice.tokens for choice in DraftBudget().choose(offers, load(4, known))]
     assert sum(chosen) == 20

@@ -9,7 +9,6 @@ from headrace.core.drafting.acceptance import Acceptance
 from headrace.core.drafting.draft_budget import DraftBudget
 from headrace.core.drafting.drafter import BudgetedDrafter
 from headrace.core.drafting.proposal import DraftAsk, Proposal, StepLoad
-from headrace.core.prediction.step_times import StepTimes
 from headrace.core.request import Request
 from tests.core.drafting.test_draft_budget import OnTheLine
 
@@ -43,8 +42,7 @@ class Chances:
 
 def throughput(rows: int, mix: Sequence[float], token: float, claimed: float, fixed: int | None) -> float:
     """Tokens per second while always ``rows`` requests run, whose chances follow ``mix``; ``fixed`` 0: no drafts."""
-    times = StepTimes()
-    times.residuals = OnTheLine()
+    times = OnTheLine()
     times._coefficients = [0.020, 0.0002, token, 1e-7]
     chances: dict[str, float] = {}
     drafter = BudgetedDrafter([Chances(chances, claimed)], Acceptance(), DraftBudget(fixed))

@@ -6,22 +6,27 @@ from headrace.core.prediction.step_residuals import StepResiduals
 from headrace.core.prediction.step_times import StepTimes
 
 
-def test_what_was_never_seen_is_hoped_to_be_cheap() -> None:
+def test_nothing_is_known_at_first() -> None:
     assert StepResiduals().plain(4) == 1.0
-    assert StepResiduals().longer(4) < 1.0
+    assert StepResiduals().longer(4, 8) is None
 
 
 def test_a_stair_is_learned_from_a_few_steps() -> None:
     residuals = StepResiduals()
-    for _ in range(8):
+    for _ in range(12):
         residuals.observe(1, 1, 0.5)
-        residuals.observe(1, 4, 0.4)
-        residuals.observe(1, 40, 3.0)
+        residuals.observe(2, 4, 1.1)
+        residuals.observe(2, 40, 3.0)
     assert residuals.plain(1) == pytest.approx(0.5, rel=0.05)
-    assert residuals.longer(4) == pytest.approx(0.4, rel=0.05)
-    assert residuals.longer(40) == pytest.approx(3.0, rel=0.1)
-    assert residuals.longer(8) == residuals.longer(4), "the nearest smaller class"
     assert residuals.plain(4) == 1.0
+    known = residuals.longer(2, 4)
+    assert known is not None
+    assert (known.ratio, known.tokens) == pytest.approx((1.1, 4.0), rel=0.05)
+    assert residuals.longer(2, 8) == known, "the nearest smaller class"
+    large = residuals.longer(2, 40)
+    assert large is not None
+    assert large.ratio == pytest.approx(3.0, rel=0.1)
+    assert residuals.longer(1, 4) is None
 
 
 def test_an_interrupted_step_says_little() -> None:
@@ -29,16 +34,39 @@ def test_an_interrupted_step_says_little() -> None:
     for _ in range(30):
         residuals.observe(1, 4, 1.0)
     residuals.observe(1, 4, 100.0)
-    assert residuals.longer(4) < 1.1
+    known = residuals.longer(1, 4)
+    assert known is not None
+    assert known.ratio < 1.1
 
 
-def test_what_once_seemed_slow_is_tried_again() -> None:
+def test_what_once_seemed_slow_is_forgotten() -> None:
     residuals = StepResiduals()
     residuals.observe(1, 4, 2.7)
-    assert residuals.longer(4) > 2
-    for _ in range(10_000):
+    known = residuals.longer(1, 4)
+    assert known is not None
+    assert known.trust == pytest.approx(0.8)
+    for _ in range(20_000):
         residuals.observe(1, 1, 1.0)
-    assert residuals.longer(4) < 1
+    known = residuals.longer(1, 4)
+    assert known is not None
+    assert known.trust < 0.05
+
+
+def test_a_larger_step_that_was_quicker_bounds_a_smaller_one() -> None:
+    residuals = StepResiduals()
+    residuals.observe(1, 4, 2.0)
+    residuals.observe(1, 16, 1.5)
+    known = residuals.longer(1, 4)
+    assert known is not None
+    assert known.ratio == pytest.approx(1.5)
+
+
+def test_new_steps_are_hoped_to_be_cheaper_than_the_line() -> None:
+    times = StepTimes()
+    for _ in range(200):
+        times.observe(1, 1, 10, 0.010)
+        times.observe(4, 400, 4000, 0.100)
+    assert times.decodes(1, 10) < times.drafted(1, 9, 90) < times.predict(1, 9, 90) * 1.2
 
 
 def test_a_staircase_is_predicted_better_than_by_a_line() -> None:
