@@ -11,4 +11,5 @@ Read in this order:
 - `block_keys`, `capacity`: content keys of blocks; how many blocks a request needs.
 - `scheduler`: what a step computes. `queueing`, `tenancy`: who is next. `memory`: paged KV memory.
 - `prediction`: step times and output lengths. `cache`: decisions of the response caches.
+- `drafting`: which tokens speculative decoding proposes, and how many of them it verifies.
 """
