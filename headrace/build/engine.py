@@ -117,10 +117,13 @@ def make_engine(
         times=predictions.times,
         holds=UntilCompiled(grammars) if grammars is not None else None,
     )
+    engine: Engine
     if tell is not None:
-        return RecordedEngine(scheduler, runner, events, knobs, overlap, tell)
-    engine = Engine(scheduler, runner, events, knobs, overlap)
-    engine.shares = shares
+        engine = RecordedEngine(scheduler, runner, events, knobs, overlap, tell)
+    else:
+        engine = Engine(scheduler, runner, events, knobs, overlap)
+        engine.shares = shares
+    engine.times = predictions.times
     return engine
 
 
