@@ -58,6 +58,15 @@ class Balance(NamedTuple):
         return abs(self.attributed + self.idle + self.overhead - self.wall) / self.wall if self.wall else 0.0
 
 
+class Unused:
+    """Seconds of a day that no request has used."""
+
+    __slots__ = ("idle", "overhead")
+
+    def __init__(self) -> None:
+        self.idle = self.overhead = 0.0
+
+
 class CostLedger:
     """A `core.ports.Watcher`.
 
@@ -75,7 +84,8 @@ class CostLedger:
     ) -> None:
         self.pricing = pricing
         self.accounts: dict[Key, Account] = {}
-        self.idle = self.overhead = 0.0
+        self.unused: dict[int, Unused] = {}
+        """Idle seconds and overhead of each day (days since 1970, UTC)."""
         self.kinds = {"prefill": 0.0, "decode": 0.0, "mixed": 0.0}
         """Seconds of steps that contained only prefill rows, only decode rows, or both."""
         self._coefficients = coefficients
@@ -86,6 +96,7 @@ class CostLedger:
         self._ended: OrderedDict[str, Tab] = OrderedDict()
         self._tenants: set[str] = set()
         self._older = Account()
+        self._older_unused = Unused()
         self._prefill_seconds = self._decode_seconds = 0.0
         self._prefill_tokens = self._output_tokens = 0
 
@@ -135,21 +146,20 @@ class CostLedger:
     def _stepped(self, event: Stepped, now: float) -> None:
         """The `Finished` events of a step come before it: its requests may have ended already."""
         began, request_ids, rows = event.work
-        if began > self._mark:
-            self.overhead += began - self._mark
-            self._mark = began
+        self._pass("overhead", began)
         seconds = now - self._mark
         if seconds <= 0.0 or not rows:
             return
         self._mark = now
         decodes = event.decode_rows
         self.kinds["decode" if not event.prefill_rows else "mixed" if decodes else "prefill"] += seconds
+        day = self._day(now)
         parts = shares(rows, event.computed_tokens, seconds, self._coefficients())
-        day, live, ended = self._day(now), self._live, self._ended
+        live, ended = self._live, self._ended
         for request_id, part in zip(request_ids, parts, strict=True):
             tab = live.get(request_id) or ended.get(request_id)
             if tab is None:
-                self.overhead += part
+                self._unused(day).overhead += part
                 continue
             tab.seconds += part
             if tab.day != day:
@@ -165,17 +175,34 @@ class CostLedger:
 
     def _rest_until(self, now: float) -> None:
         """No request was open since the last one ended: what came before that is overhead, the rest is idle."""
-        if self._idle_from > self._mark:
-            self.overhead += self._idle_from - self._mark
-            self._mark = self._idle_from
-        if now > self._mark:
-            self.idle += now - self._mark
-            self._mark = now
+        self._pass("overhead", self._idle_from)
+        self._pass("idle", now)
+
+    def _pass(self, kind: str, until: float) -> None:
+        """Move the mark; time that passes midnight belongs to both days."""
+        while self._mark < until:
+            day = self._day(self._mark)
+            end = min(until, (day + 1) * DAY_SECONDS - self._clock_offset)
+            if end <= self._mark:  # midnight itself, which floats may miss
+                end = until
+            unused = self._unused(day)
+            setattr(unused, kind, getattr(unused, kind) + end - self._mark)
+            self._mark = end
 
     # -- accounts ----------------------------------------------------------------------------------
 
     def _day(self, now: float) -> int:
         return int((now + self._clock_offset) // DAY_SECONDS)
+
+    def _unused(self, day: int) -> Unused:
+        unused = self.unused.get(day)
+        if unused is None:
+            unused = self.unused[day] = Unused()
+            for old in [each for each in self.unused if each <= day - MOST_DAYS]:
+                gone = self.unused.pop(old)
+                self._older_unused.idle += gone.idle
+                self._older_unused.overhead += gone.overhead
+        return unused
 
     def _account(self, tab: Tab, day: int) -> Account:
         """The account that a request's use is added to on this day."""
@@ -207,7 +234,8 @@ class CostLedger:
     def balance(self, now: float | None = None) -> Balance:
         """Both sides of the conservation law; with ``now``, idle time since the last event is included."""
         attributed = sum(account.seconds for account in self.accounts.values()) + self._older.seconds
-        idle, overhead, mark = self.idle, self.overhead, self._mark
+        days, mark = [*self.unused.values(), self._older_unused], self._mark
+        idle, overhead = sum(day.idle for day in days), sum(day.overhead for day in days)
         if now is not None and not self._live and now > max(mark, self._idle_from):
             rested = max(mark, self._idle_from)
             idle, overhead, mark = idle + now - rested, overhead + rested - mark, now
