@@ -1,4 +1,4 @@
-"""Options of logs and traces."""
+"""Options of logs, traces and cost."""
 
 from __future__ import annotations
 
@@ -33,3 +33,35 @@ class ObservabilityOptions:
             "(default: none)."
         ),
     ] = None
+
+
+@dataclass(frozen=True, slots=True)
+class CostOptions:
+    """What device time and tokens cost. Without a price, responses have no cost; device time is measured anyway."""
+
+    device_price: Annotated[
+        str | None,
+        Field(
+            pattern=r"^\s*\d+(\.\d+)?\s*/\s*(h|hour|s|second)\s*$",
+            description="Price of the device per hour or second, for example 2.5/h. Requests then cost the device time "
+            "that they used (default: none).",
+        ),
+    ] = None
+    price_per_million_prompt_tokens: Annotated[
+        float,
+        Field(
+            ge=0,
+            description="Price of a million computed prompt tokens. With a price of tokens, requests cost their tokens "
+            "and not their device time.",
+        ),
+    ] = 0.0
+    price_per_million_cached_tokens: Annotated[
+        float, Field(ge=0, description="Price of a million prompt tokens found in the prefix cache.")
+    ] = 0.0
+    price_per_million_output_tokens: Annotated[
+        float, Field(ge=0, description="Price of a million generated tokens.")
+    ] = 0.0
+    currency: Annotated[
+        str,
+        Field(pattern=r"^[A-Z]{3}$", description="Currency code of all prices, a label that is not converted."),
+    ] = "USD"

@@ -10,7 +10,7 @@ from typing import Any
 from headrace.config.batch_options import BatchOptions
 from headrace.config.cache_options import ResponseCacheOptions, SemanticOptions, WarmOptions
 from headrace.config.engine_options import CacheOptions, ModelOptions, SchedulerOptions
-from headrace.config.observability_options import ObservabilityOptions
+from headrace.config.observability_options import CostOptions, ObservabilityOptions
 from headrace.config.server_options import ServerOptions
 
 
@@ -39,6 +39,7 @@ class Options:
     warm: WarmOptions = field(default_factory=WarmOptions)
     batch: BatchOptions = field(default_factory=BatchOptions)
     observability: ObservabilityOptions = field(default_factory=ObservabilityOptions)
+    cost: CostOptions = field(default_factory=CostOptions)
     chosen: frozenset[str] = field(default=frozenset(), compare=False)
     source: Source = field(default_factory=Source, compare=False, repr=False)
 
@@ -53,6 +54,7 @@ PARTS: dict[str, type] = {
     "warm": WarmOptions,
     "batch": BatchOptions,
     "observability": ObservabilityOptions,
+    "cost": CostOptions,
 }
 
 TITLES: dict[str, str] = {
@@ -65,5 +67,6 @@ TITLES: dict[str, str] = {
     "warm": "Cache warming",
     "batch": "Files and batches",
     "observability": "Logs and traces",
+    "cost": "Cost",
 }
 """The heading of each part in ``--help`` and in the reference."""

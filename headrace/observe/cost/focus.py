@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import csv
 import io
+import json
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from typing import NamedTuple
@@ -27,7 +28,7 @@ COLUMNS = (
     *("ListCost", "ListUnitPrice", "PricingCategory", "PricingQuantity", "PricingUnit"),
     *("ProviderName", "PublisherName", "ResourceId", "ResourceName", "ResourceType"),
     *("ServiceCategory", "ServiceName", "ServiceSubcategory", "SkuId", "SkuPriceId"),
-    *("SubAccountId", "SubAccountName"),
+    *("SubAccountId", "SubAccountName", "Tags"),
     *("x_ServiceClass", "x_Requests", "x_PromptTokens", "x_CachedTokens", "x_OutputTokens", "x_DeviceSeconds"),
     "x_DeviceCost",
 )
@@ -127,6 +128,7 @@ def _row(report: CostReport, day: int, charge: _Charge) -> dict[str, object]:
         "ServiceSubcategory": "Generative AI",
         "SkuId": charge.sku,
         "SkuPriceId": charge.sku,
+        "Tags": "{}",
     }
 
 
@@ -135,6 +137,7 @@ def _use(key: Key, account: Account, per_hour: float) -> dict[str, object]:
     return {
         "SubAccountId": key.tenant,
         "SubAccountName": key.tenant,
+        "Tags": json.dumps({"service_class": key.service_class}),
         "x_ServiceClass": key.service_class,
         "x_Requests": account.requests,
         "x_PromptTokens": account.prompt_tokens,
