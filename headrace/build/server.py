@@ -22,7 +22,10 @@ from headrace.build.model import Loaded, close, describe, load, timed, warm_up
 from headrace.build.observability import (
     SystemdLink,
     Traces,
+    costs,
     hooks,
+    make_ledger,
+    make_pricing,
     open_traces,
     start_log,
     systemd_link,
@@ -37,7 +40,9 @@ from headrace.core.cache.response.entry import StoreFacts
 from headrace.core.events import Layer
 from headrace.core.scheduler.start_estimate import estimate_fields
 from headrace.core.tenancy.gate import Limits
-from headrace.observe.cache_ledger import Prices
+from headrace.observe.cost.focus import focus_csv
+from headrace.observe.cost.meter import CostMeter
+from headrace.observe.cost.report import CostReport
 from headrace.observe.goodput import Goodput
 from headrace.observe.log.writer import set_level
 from headrace.observe.metrics import Metrics
@@ -218,16 +223,18 @@ class _Built(NamedTuple):
 def _make_app(loaded: Loaded, all_options: Options, keys: KeyFile, traces: Traces | None) -> _Built:
     options, caching = all_options.server, all_options.response_cache
     model = _make_model(loaded, all_options)
-    # The lambda reads what is made below.
+    # The lambdas read what is made below.
     folds = _make_folds(loaded, all_options, model, lambda: recall.sizes() | prefix_sizes(loaded))
     service = Service(
         loaded.engine,
         Limits(options.max_num_queued_reqs, options.max_num_queued_tokens),
-        watchers=(folds.metrics, folds.goodput, folds.book, folds.usage, folds.savings),
+        watchers=(folds.cost.ledger, folds.metrics, folds.goodput, folds.book, folds.usage, folds.savings),
         meter=QuotaMeter(loaded.tenants, loaded.name),
         request_timeout=options.request_timeout,
         interrupt=loaded.runner.bell,
     )
+    if folds.cost.ledger.pricing.given:
+        model.cost = costs(service, folds.cost)
     history = open_history(all_options.warm)
     recall = make_recall(caching, all_options.semantic, loaded, service, history)
 
@@ -249,7 +256,9 @@ def _make_app(loaded: Loaded, all_options: Options, keys: KeyFile, traces: Trace
     status = _make_status(loaded, service, model, notes, folds, warming.not_yet)
     stats = (folds.metrics.caches.stats, folds.savings.stats)
     caches = CacheApi(recall, *stats, max_body_bytes=options.max_body_bytes)
-    accounts = UsageReport(service, folds.usage.tenants, folds.usage.tell)
+    accounts = UsageReport(
+        service, folds.usage.tenants, folds.usage_of, folds.cost.device, partial(focus_csv, folds.cost)
+    )
     abort = Abort(notes, max_body_bytes=options.max_body_bytes)
     responses = open_responses(options, recall, model, notes)
     batch = open_batches(all_options.batch, options, recall, model, notes)
@@ -289,7 +298,7 @@ def _make_status(
         service,
         model,
         notes,
-        explain=folds.book.explain,
+        explain=folds.explain,
         metrics=folds.page.render,
         info=partial(_server_info, loaded),
         reset=loaded.engine.reset_prefix_cache,
@@ -308,11 +317,24 @@ class _Folds(NamedTuple):
     book: RequestBook
     usage: UsageBook
     savings: TenantSavings
+    cost: CostReport
+
+    def usage_of(self, tenant: str) -> dict[str, Any]:
+        """What a tenant has used, and what that cost."""
+        return {**self.usage.tell(tenant), **self.cost.tenant(tenant)}
+
+    def explain(self, request_id: str, now: float) -> dict[str, Any] | None:
+        """What is known of a request, with its cost."""
+        shown = self.book.explain(request_id, now)
+        if shown is not None:
+            shown["cost"] |= self.cost.request(request_id)
+        return shown
 
 
 def _make_folds(loaded: Loaded, options: Options, model: ServedModel, cache_sizes: CacheSizes) -> _Folds:
     ledger, prefix = loaded.ledger, options.server.metrics_prefix
-    prices = Prices(options.response_cache.input_price, options.response_cache.output_price)
+    cost = CostReport(make_ledger(make_pricing(options.cost), loaded.engine), loaded.name)
+    prices = cost.ledger.token_prices
     page = MetricsPage(prefix, labels(prefix, loaded.name), aliases(prefix))
     page.add_process()
     _add_build_info(page, loaded)
@@ -324,9 +346,10 @@ def _make_folds(loaded: Loaded, options: Options, model: ServedModel, cache_size
         prices=prices,
         cache_sizes=cache_sizes,
     )
+    CostMeter(page, cost.ledger, time.monotonic)
     goodput = Goodput(page, lambda tenant: model.rules.tenants.terms(tenant).weight)
     book = RequestBook(by_priority=loaded.policy in ("fair", "priority"))
-    return _Folds(page, metrics, goodput, book, UsageBook(), TenantSavings(prices))
+    return _Folds(page, metrics, goodput, book, UsageBook(), TenantSavings(prices), cost)
 
 
 def _make_model(loaded: Loaded, options: Options) -> ServedModel:

@@ -11,6 +11,7 @@ from headrace.cli.progress import progress
 from headrace.config import (
     BatchOptions,
     CacheOptions,
+    CostOptions,
     ModelOptions,
     ObservabilityOptions,
     Options,
@@ -32,6 +33,7 @@ from headrace.config import (
     WarmOptions,
     BatchOptions,
     ObservabilityOptions,
+    CostOptions,
 )
 def serve(given: Options) -> None:
     """Serve a model behind the OpenAI API."""

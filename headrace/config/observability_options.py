@@ -42,7 +42,6 @@ class CostOptions:
     device_price: Annotated[
         str | None,
         Field(
-            pattern=r"^\s*\d+(\.\d+)?\s*/\s*(h|hour|s|second)\s*$",
             description="Price of the device per hour or second, for example 2.5/h. Requests then cost the device time "
             "that they used (default: none).",
         ),
@@ -63,5 +62,7 @@ class CostOptions:
     ] = 0.0
     currency: Annotated[
         str,
-        Field(pattern=r"^[A-Z]{3}$", description="Currency code of all prices, a label that is not converted."),
+        Field(
+            pattern=r"^[A-Z]{3}$", description="Currency code of all prices, a label that is not converted."
+        ),
     ] = "USD"

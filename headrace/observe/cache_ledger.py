@@ -60,7 +60,9 @@ class CacheLedger:
             "saved_tokens", "Tokens that were served from a cache instead of computed.", ["layer", "kind"]
         )
         self._cost = page.counter(
-            "saved_cost", "Cost of the saved tokens, at the prices of tokens or the measured cost of the device.", layer
+            "saved_cost",
+            "Cost of the saved tokens, at the prices of tokens or the measured cost of the device.",
+            layer,
         )
         self._faults = page.counter(
             "response_cache_faults",

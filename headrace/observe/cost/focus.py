@@ -29,7 +29,14 @@ COLUMNS = (
     *("ProviderName", "PublisherName", "ResourceId", "ResourceName", "ResourceType"),
     *("ServiceCategory", "ServiceName", "ServiceSubcategory", "SkuId", "SkuPriceId"),
     *("SubAccountId", "SubAccountName", "Tags"),
-    *("x_ServiceClass", "x_Requests", "x_PromptTokens", "x_CachedTokens", "x_OutputTokens", "x_DeviceSeconds"),
+    *(
+        "x_ServiceClass",
+        "x_Requests",
+        "x_PromptTokens",
+        "x_CachedTokens",
+        "x_OutputTokens",
+        "x_DeviceSeconds",
+    ),
     "x_DeviceCost",
 )
 

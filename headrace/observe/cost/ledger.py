@@ -84,6 +84,8 @@ class CostLedger:
     ) -> None:
         self.pricing = pricing
         self.accounts: dict[Key, Account] = {}
+        self.older: dict[str, Account] = {}
+        """What tenants have used on days before those."""
         self.unused: dict[int, Unused] = {}
         """Idle seconds and overhead of each day (days since 1970, UTC)."""
         self.kinds = {"prefill": 0.0, "decode": 0.0, "mixed": 0.0}
@@ -95,7 +97,6 @@ class CostLedger:
         self._live: dict[str, Tab] = {}
         self._ended: OrderedDict[str, Tab] = OrderedDict()
         self._tenants: set[str] = set()
-        self._older = Account()
         self._older_unused = Unused()
         self._prefill_seconds = self._decode_seconds = 0.0
         self._prefill_tokens = self._output_tokens = 0
@@ -217,7 +218,7 @@ class CostLedger:
         if account is None:
             account = self.accounts[key] = Account()
             for old in [each for each in self.accounts if each.day <= day - MOST_DAYS]:
-                self._older.add(self.accounts.pop(old))
+                self.older.setdefault(old.tenant, Account()).add(self.accounts.pop(old))
         tab.day, tab.of = day, account
         return account
 
@@ -233,7 +234,7 @@ class CostLedger:
 
     def balance(self, now: float | None = None) -> Balance:
         """Both sides of the conservation law; with ``now``, idle time since the last event is included."""
-        attributed = sum(account.seconds for account in self.accounts.values()) + self._older.seconds
+        attributed = sum(each.seconds for each in (*self.accounts.values(), *self.older.values()))
         days, mark = [*self.unused.values(), self._older_unused], self._mark
         idle, overhead = sum(day.idle for day in days), sum(day.overhead for day in days)
         if now is not None and not self._live and now > max(mark, self._idle_from):

@@ -28,19 +28,23 @@ class CostReport:
         self.model = model
 
     def usage_cost(self, request_ids: Iterable[str]) -> dict[str, Any]:
-        """``cost`` and ``cost_details`` of a call, for its ``usage``; empty if there are no prices."""
-        pricing = self.ledger.pricing
-        if not pricing.given:
-            return {}
+        """``cost`` and ``cost_details`` of a call, for its ``usage``."""
         cost = Cost(*map(sum, zip(*(self.ledger.cost(each) for each in request_ids), strict=True)))
-        return {"cost": cost.total, "cost_details": cost_fields(cost, pricing.currency)}
+        return {"cost": cost.total, "cost_details": cost_fields(cost, self.ledger.pricing.currency)}
+
+    def request(self, request_id: str) -> dict[str, Any]:
+        """The cost of a request, for its explanation; only its device time if there are no prices."""
+        cost, pricing = self.ledger.cost(request_id), self.ledger.pricing
+        if not pricing.given:
+            return {"device_seconds": cost.device_seconds}
+        return {"total": cost.total, **cost_fields(cost, pricing.currency)}
 
     def tenants(self) -> set[str]:
         """All tenants with an account."""
         return {key.tenant for key in self.ledger.accounts}
 
     def tenant(self, tenant: str) -> dict[str, Any]:
-        """One tenant's cost: the sum, and an entry for each day and class."""
+        """One tenant's cost: the sum, and ``costs`` for each day and class."""
         total = Account()
         entries = []
         for key, account in self.rows(tenant):
@@ -53,7 +57,9 @@ class CostReport:
                     **self._fields(account),
                 }
             )
-        return self._fields(total) | {"entries": entries}
+        cost = total.cost(self.ledger.pricing)
+        details = cost_fields(cost, self.ledger.pricing.currency)
+        return {"cost": cost.total, "cost_details": details, "costs": entries}
 
     def rows(self, tenant: str | None = None) -> Iterator[tuple[Key, Account]]:
         """The accounts of a tenant (None: of all tenants) in order of day, tenant and class."""

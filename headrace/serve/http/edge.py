@@ -29,7 +29,7 @@ from headrace.serve.http.errors import (
     shutting_down,
 )
 from headrace.serve.http.exchange import EXCHANGE, HEADER_TEXT, Exchange, Hooks
-from headrace.serve.http.generation.call import Caller
+from headrace.serve.http.generation.call import COST_HEADER, Caller
 
 logger = logging.getLogger(__name__)
 
@@ -128,7 +128,15 @@ class Edge:
         if claimed is not None and not HEADER_TEXT.fullmatch(claimed):
             raise invalid("X-Tenant-Id must be 1 to 128 printable ASCII characters", "X-Tenant-Id")
         key_id, tenant = tenant_of(identity, claimed)
-        return Caller(key_id, tenant, headers.get("cache-control"), exchange=exchange)
+        asks_cost = COST_HEADER in headers and _switch(headers[COST_HEADER])
+        return Caller(key_id, tenant, headers.get("cache-control"), exchange=exchange, asks_cost=asks_cost)
+
+
+def _switch(value: str) -> bool:
+    """The value of ``X-Headrace-Cost`` in a request."""
+    if value.lower() not in ("true", "false"):
+        raise invalid(f"{COST_HEADER} must be true or false", COST_HEADER)
+    return value.lower() == "true"
 
 
 def _authorization(headers: Headers) -> str | None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 import secrets
-from collections.abc import Callable, MutableMapping, Sequence
+from collections.abc import Callable, Mapping, MutableMapping, Sequence
 from typing import Any, NamedTuple, Protocol
 
 from starlette.datastructures import Headers
@@ -48,6 +48,8 @@ class AnsweredCall(Protocol):
 
     @property
     def service_class(self) -> str: ...
+
+    def cost(self) -> Mapping[str, Any]: ...
 
     def usage(self) -> dict[str, Any]: ...
 

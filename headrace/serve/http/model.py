@@ -5,8 +5,9 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import lru_cache
+from typing import Any
 
 from headrace.core.ports import Grammars
 from headrace.serve.http.errors import invalid, model_not_found
@@ -34,6 +35,7 @@ class ServedModel:
         rules: what requests may ask of the scheduler; replaced when tenants are reloaded.
         stream_interval: tokens per chunk of a stream, after the first.
         grammars: compile constraints of structured outputs; without them such a request is rejected.
+        cost: returns the cost of engine requests by their ids, as fields of ``usage``; None: there are no prices.
         dialect: how the template offers tools and how outputs are parsed (default: by the template's text).
     """
 
@@ -50,6 +52,7 @@ class ServedModel:
         dialect: Dialect | None = None,
         aliases: Sequence[str] = (),
         grammars: Grammars | None = None,
+        cost: Callable[[Iterable[str]], Mapping[str, Any]] | None = None,
     ) -> None:
         self.name = name
         self._names = frozenset({name, *aliases})
@@ -60,6 +63,7 @@ class ServedModel:
         self.rules = rules or Rules()
         self.stream_interval = stream_interval
         self.grammars = grammars
+        self.cost = cost
         self.dialect = dialect or Dialect(template)
         self.streams = TextStreams(tokenizer)
         self._special = {
