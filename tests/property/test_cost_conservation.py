@@ -74,7 +74,7 @@ class Life:
         rng = self.rng
         for number in range(requests):
             prefix = tuple(range(8 * rng.randint(0, 3)))
-            tokens = tuple(token % VOCAB for token in prefix) + (rng.randrange(VOCAB),)
+            tokens = (*(token % VOCAB for token in prefix), rng.randrange(VOCAB))
             request = Request(
                 f"r{number}",
                 tokens,
@@ -120,7 +120,9 @@ def test_whatever_happens_to_requests() -> None:
         assert costs == pytest.approx(0.01 * balance.attributed, rel=EXACT)
         assert balance.idle > 0.0
     assert seen[Preempted] > 50
-    assert {FinishReason.LENGTH, FinishReason.CANCELLED, FinishReason.FAILED, FinishReason.TIMEOUT} <= set(ends)
+    assert {FinishReason.LENGTH, FinishReason.CANCELLED, FinishReason.FAILED, FinishReason.TIMEOUT} <= set(
+        ends
+    )
 
 
 def calls(count: int, seed: int) -> list[Call]:
