@@ -9,13 +9,9 @@ from typing import Any, NamedTuple
 from urllib.parse import urlsplit
 
 from headrace import __version__
-from headrace.config import ConfigError, CostOptions, ObservabilityOptions, read_systemd
-from headrace.core.engine import Engine
+from headrace.config import ConfigError, ObservabilityOptions, read_systemd
 from headrace.core.ports import Watcher
-from headrace.observe.cost.ledger import CostLedger
-from headrace.observe.cost.prices import BadPrice, Pricing, TokenPrices, parse_device_price
 from headrace.observe.cost.report import CostReport
-from headrace.observe.cost.split import BY_TOKENS
 from headrace.observe.http_requests import HttpRequests
 from headrace.observe.log.warnings import WarningLog
 from headrace.observe.log.writer import LogWriter, install
@@ -105,35 +101,6 @@ def hooks(options: ObservabilityOptions, page: MetricsPage, notes: CallNotes, tr
     if traces is None:
         return Hooks(opened=(notes.name,), ended=tuple(ended))
     return Hooks((traces.begin,), (notes.name, traces.follow), (*ended, traces.end))
-
-
-def make_pricing(options: CostOptions) -> Pricing:
-    """The prices of a server.
-
-    Raises:
-        ConfigError: the price of the device cannot be read.
-    """
-    try:
-        per_second = 0.0 if options.device_price is None else parse_device_price(options.device_price)
-    except BadPrice as error:
-        raise ConfigError(f"--device-price: {error}") from None
-    tokens = TokenPrices(
-        options.price_per_million_prompt_tokens,
-        options.price_per_million_cached_tokens,
-        options.price_per_million_output_tokens,
-    )
-    return Pricing(per_second, tokens, options.currency)
-
-
-def make_ledger(pricing: Pricing, engine: Engine) -> CostLedger:
-    """The cost ledger of an engine, which begins now."""
-    times, began = engine.times, time.monotonic()
-    return CostLedger(
-        pricing,
-        lambda: BY_TOKENS if times is None else times.coefficients,
-        began=began,
-        clock_offset=time.time() - began,
-    )
 
 
 def costs(service: Service, report: CostReport) -> Callable[[Iterable[str]], Mapping[str, Any]]:

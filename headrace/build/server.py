@@ -18,14 +18,13 @@ from starlette.types import ASGIApp
 
 from headrace import __version__
 from headrace.build.cache import describe_caches, make_recall, prefix_sizes
+from headrace.build.engine import make_ledger, make_pricing
 from headrace.build.model import Loaded, close, describe, load, timed, warm_up
 from headrace.build.observability import (
     SystemdLink,
     Traces,
     costs,
     hooks,
-    make_ledger,
-    make_pricing,
     open_traces,
     start_log,
     systemd_link,

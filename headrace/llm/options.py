@@ -88,3 +88,15 @@ class LLMOptions(TypedDict, total=False):
     """Time after which an incomplete batch starts under --scheduling-policy static."""
     overlap: int | None
     """1 plans a step while the one before it runs, 0 does not (default: 1 on a GPU, else 0)."""
+    device_price: str | None
+    """Price of the device per hour or second, for example 2.5/h. Requests then cost the device time that they
+    used (default: none)."""
+    price_per_million_prompt_tokens: float
+    """Price of a million computed prompt tokens. With a price of tokens, requests cost their tokens and not
+    their device time."""
+    price_per_million_cached_tokens: float
+    """Price of a million prompt tokens found in the prefix cache."""
+    price_per_million_output_tokens: float
+    """Price of a million generated tokens."""
+    currency: str
+    """Currency code of all prices, a label that is not converted."""

@@ -10,7 +10,10 @@ from headrace.observe.metrics_page import MetricsPage
 
 
 class CostMeter:
-    """Writes to ``page`` before it is rendered. ``clock`` is the engine's. Tenants beyond the first ``tenants`` are counted as ``other``."""
+    """Writes to ``page`` before it is rendered.
+
+    ``clock`` is the engine's. Tenants beyond the first ``tenants`` are counted as ``other``.
+    """
 
     def __init__(
         self, page: MetricsPage, ledger: CostLedger, clock: Callable[[], float], tenants: int = 100
