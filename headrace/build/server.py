@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import platform
 import signal
 import time
 from collections.abc import AsyncIterator, Callable, Mapping
@@ -12,7 +11,6 @@ from dataclasses import asdict
 from functools import partial
 from typing import Any, NamedTuple
 
-import torch
 from starlette.routing import Route
 from starlette.types import ASGIApp
 
@@ -23,11 +21,13 @@ from headrace.build.model import Loaded, close, describe, load, timed, warm_up
 from headrace.build.observability import (
     SystemdLink,
     Traces,
+    add_build_info,
     costs,
     hooks,
     open_traces,
     start_log,
     systemd_link,
+    watch_resources,
     watchers,
 )
 from headrace.build.recording import open_tape
@@ -37,16 +37,17 @@ from headrace.build.warming import Warming, make_recorder, open_history
 from headrace.config import ConfigError, Options, ServerOptions, profile_line
 from headrace.core.cache.response.entry import StoreFacts
 from headrace.core.events import Layer
+from headrace.core.ports import Watcher
 from headrace.core.scheduler.start_estimate import estimate_fields
 from headrace.core.tenancy.gate import Limits
 from headrace.observe.cost.focus import focus_csv
-from headrace.observe.cost.meter import CostMeter
 from headrace.observe.cost.report import CostReport
 from headrace.observe.goodput import Goodput
 from headrace.observe.log.writer import set_level
 from headrace.observe.metrics import Metrics
 from headrace.observe.metrics_page import MetricsPage
 from headrace.observe.requests import RequestBook
+from headrace.observe.resources.work import WorkMeter
 from headrace.observe.tenant_savings import TenantSavings
 from headrace.observe.usage import UsageBook
 from headrace.observe.vllm_names import aliases, labels
@@ -78,9 +79,6 @@ from headrace.serve.service import Service
 
 startup = logging.getLogger("headrace.startup")
 shutdown = logging.getLogger("headrace.shutdown")
-
-BUILD_INFO_HELP = "Versions and settings of this server; always 1."
-BUILD_INFO_LABELS = ("version", "torch", "python", "kernels", "dtype", "quantization")
 
 
 def build_app(options: Options) -> tuple[ASGIApp, AbstractAsyncContextManager[None]]:
@@ -227,7 +225,7 @@ def _make_app(loaded: Loaded, all_options: Options, keys: KeyFile, traces: Trace
     service = Service(
         loaded.engine,
         Limits(options.max_num_queued_reqs, options.max_num_queued_tokens),
-        watchers=(folds.cost.ledger, folds.metrics, folds.goodput, folds.book, folds.usage, folds.savings),
+        watchers=folds.watchers,
         meter=QuotaMeter(loaded.tenants, loaded.name),
         request_timeout=options.request_timeout,
         interrupt=loaded.runner.bell,
@@ -317,6 +315,15 @@ class _Folds(NamedTuple):
     usage: UsageBook
     savings: TenantSavings
     cost: CostReport
+    work: WorkMeter
+
+    @property
+    def watchers(self) -> tuple[Watcher, ...]:
+        """The folds in their order: others read what the cost ledger knows."""
+        return (
+            *(self.cost.ledger, self.work, self.metrics, self.goodput),
+            *(self.book, self.usage, self.savings),
+        )
 
     def usage_of(self, tenant: str) -> dict[str, Any]:
         """What a tenant has used, and what that cost."""
@@ -336,7 +343,7 @@ def _make_folds(loaded: Loaded, options: Options, model: ServedModel, cache_size
     prices = cost.ledger.token_prices
     page = MetricsPage(prefix, labels(prefix, loaded.name), aliases(prefix))
     page.add_process()
-    _add_build_info(page, loaded)
+    add_build_info(page, loaded)
     metrics = Metrics(
         page,
         clock_offset=time.time() - time.monotonic(),
@@ -345,10 +352,10 @@ def _make_folds(loaded: Loaded, options: Options, model: ServedModel, cache_size
         prices=prices,
         cache_sizes=cache_sizes,
     )
-    CostMeter(page, cost.ledger, time.monotonic)
+    work = watch_resources(page, loaded, options, cost)
     goodput = Goodput(page, lambda tenant: model.rules.tenants.terms(tenant).weight)
     book = RequestBook(by_priority=loaded.policy in ("fair", "priority"))
-    return _Folds(page, metrics, goodput, book, UsageBook(), TenantSavings(prices), cost)
+    return _Folds(page, metrics, goodput, book, UsageBook(), TenantSavings(prices), cost, work)
 
 
 def _make_model(loaded: Loaded, options: Options) -> ServedModel:
@@ -379,16 +386,3 @@ def _server_info(loaded: Loaded) -> dict[str, Any]:
         "knobs": asdict(loaded.engine.knobs),
         "startup_seconds": loaded.seconds,
     }
-
-
-def _add_build_info(page: MetricsPage, loaded: Loaded) -> None:
-    """The constant metric ``build_info``, whose labels say what runs."""
-    values = (
-        __version__,
-        torch.__version__,
-        platform.python_version(),
-        loaded.kernels,
-        loaded.dtype,
-        loaded.quantization or "none",
-    )
-    page.gauge("build_info", BUILD_INFO_HELP, BUILD_INFO_LABELS).of(*values).value = 1.0

@@ -15,6 +15,7 @@ from headrace.config import (
     ModelOptions,
     ObservabilityOptions,
     Options,
+    ResourceOptions,
     ResponseCacheOptions,
     SchedulerOptions,
     SemanticOptions,
@@ -34,6 +35,7 @@ from headrace.config import (
     BatchOptions,
     ObservabilityOptions,
     CostOptions,
+    ResourceOptions,
 )
 def serve(given: Options) -> None:
     """Serve a model behind the OpenAI API."""

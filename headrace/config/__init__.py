@@ -8,7 +8,7 @@ and `cli` see more than one part. Files in reading order:
 |---|---|
 | `engine_options` | model, KV cache and scheduler |
 | `server_options` | address, keys, limits |
-| `observability_options` | logs, traces and cost |
+| `observability_options` | logs, traces, cost and resources |
 | `cache_options` | response cache, semantic cache, cache warming |
 | `batch_options` | files and batches |
 | `parts` | all parts by name, and `Options` |
@@ -26,7 +26,7 @@ from headrace.config.cache_options import ResponseCacheOptions, SemanticOptions,
 from headrace.config.engine_options import BUILTIN_MODEL, CacheOptions, ModelOptions, SchedulerOptions
 from headrace.config.errors import ConfigError
 from headrace.config.merge import changed_options, options, parse_option, reread
-from headrace.config.observability_options import CostOptions, ObservabilityOptions
+from headrace.config.observability_options import CostOptions, ObservabilityOptions, ResourceOptions
 from headrace.config.parts import PARTS, TITLES, Options
 from headrace.config.profiles import PROFILES, profile_line
 from headrace.config.server_options import ServerOptions
@@ -45,6 +45,7 @@ __all__ = [
     "ModelOptions",
     "ObservabilityOptions",
     "Options",
+    "ResourceOptions",
     "ResponseCacheOptions",
     "SchedulerOptions",
     "SemanticOptions",

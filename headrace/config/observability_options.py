@@ -1,4 +1,4 @@
-"""Options of logs, traces and cost."""
+"""Options of logs, traces, cost and resources."""
 
 from __future__ import annotations
 
@@ -66,3 +66,25 @@ class CostOptions:
             pattern=r"^[A-Z]{3}$", description="Currency code of all prices, a label that is not converted."
         ),
     ] = "USD"
+
+
+@dataclass(frozen=True, slots=True)
+class ResourceOptions:
+    """What the device could do at most; `headrace bench roofline` measures it."""
+
+    peak_flops: Annotated[
+        float,
+        Field(
+            ge=0,
+            description="Peak operations per second of the device, for example 989e12. With it, /metrics has model "
+            "FLOPs utilization (MFU); 0 leaves that out.",
+        ),
+    ] = 0.0
+    peak_bandwidth: Annotated[
+        float,
+        Field(
+            ge=0,
+            description="Peak memory bandwidth of the device in bytes per second, for example 3.35e12. With it, "
+            "/metrics has memory bandwidth utilization (MBU); 0 leaves that out.",
+        ),
+    ] = 0.0

@@ -10,7 +10,7 @@ from typing import Any
 from headrace.config.batch_options import BatchOptions
 from headrace.config.cache_options import ResponseCacheOptions, SemanticOptions, WarmOptions
 from headrace.config.engine_options import CacheOptions, ModelOptions, SchedulerOptions
-from headrace.config.observability_options import CostOptions, ObservabilityOptions
+from headrace.config.observability_options import CostOptions, ObservabilityOptions, ResourceOptions
 from headrace.config.server_options import ServerOptions
 
 
@@ -40,6 +40,7 @@ class Options:
     batch: BatchOptions = field(default_factory=BatchOptions)
     observability: ObservabilityOptions = field(default_factory=ObservabilityOptions)
     cost: CostOptions = field(default_factory=CostOptions)
+    resources: ResourceOptions = field(default_factory=ResourceOptions)
     chosen: frozenset[str] = field(default=frozenset(), compare=False)
     source: Source = field(default_factory=Source, compare=False, repr=False)
 
@@ -55,6 +56,7 @@ PARTS: dict[str, type] = {
     "batch": BatchOptions,
     "observability": ObservabilityOptions,
     "cost": CostOptions,
+    "resources": ResourceOptions,
 }
 
 TITLES: dict[str, str] = {
@@ -68,5 +70,6 @@ TITLES: dict[str, str] = {
     "batch": "Files and batches",
     "observability": "Logs and traces",
     "cost": "Cost",
+    "resources": "Resources",
 }
 """The heading of each part in ``--help`` and in the reference."""

@@ -92,7 +92,9 @@ class CostLedger:
         """Seconds of steps that contained only prefill rows, only decode rows, or both."""
         self._coefficients = coefficients
         self._clock_offset = clock_offset
-        self._began = self._mark = began  # all time before the mark has been divided
+        self.step_seconds = 0.0
+        """Duration of the last step."""
+        self.began = self._mark = began  # all time before the mark has been divided
         self._idle_from = began  # when the last request ended
         self._live: dict[str, Tab] = {}
         self._ended: OrderedDict[str, Tab] = OrderedDict()
@@ -148,7 +150,7 @@ class CostLedger:
         """The `Finished` events of a step come before it: its requests may have ended already."""
         began, request_ids, rows = event.work
         self._pass("overhead", began)
-        seconds = now - self._mark
+        seconds = self.step_seconds = max(0.0, now - self._mark)
         if seconds <= 0.0 or not rows:
             return
         self._mark = now
@@ -232,6 +234,11 @@ class CostLedger:
         tab = self._live.get(request_id) or self._ended.get(request_id)
         return NOTHING if tab is None else tab.cost(self.pricing)
 
+    @property
+    def open_requests(self) -> int:
+        """Requests that have arrived and not ended."""
+        return len(self._live)
+
     def balance(self, now: float | None = None) -> Balance:
         """Both sides of the conservation law; with ``now``, idle time since the last event is included."""
         attributed = sum(each.seconds for each in (*self.accounts.values(), *self.older.values()))
@@ -240,7 +247,7 @@ class CostLedger:
         if now is not None and not self._live and now > max(mark, self._idle_from):
             rested = max(mark, self._idle_from)
             idle, overhead, mark = idle + now - rested, overhead + rested - mark, now
-        return Balance(mark - self._began, attributed, idle, overhead)
+        return Balance(mark - self.began, attributed, idle, overhead)
 
     def token_prices(self) -> TokenPrices:
         """The configured prices of tokens, or else what tokens have cost here at the price of the device."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from datetime import UTC, datetime
 from typing import Any
 
@@ -21,11 +21,17 @@ def cost_fields(cost: Cost, currency: str) -> dict[str, Any]:
 
 
 class CostReport:
-    """What the server shows of a ledger; ``model`` is the name of the only model."""
+    """What the server shows of a ledger.
 
-    def __init__(self, ledger: CostLedger, model: str) -> None:
+    ``model`` is the name of the only model. ``energy`` returns what `observe.resources` has measured.
+    """
+
+    def __init__(
+        self, ledger: CostLedger, model: str, energy: Callable[[], Mapping[str, Any] | str] = str
+    ) -> None:
         self.ledger = ledger
         self.model = model
+        self.energy = energy
 
     def usage_cost(self, request_ids: Iterable[str]) -> dict[str, Any]:
         """``cost`` and ``cost_details`` of a call, for its ``usage``."""
@@ -80,6 +86,7 @@ class CostReport:
             **{f"{name}_seconds": seconds for name, seconds in parts.items()},
             **{f"{name}_cost": seconds * price for name, seconds in parts.items()},
             "conservation_error": balance.error,
+            "energy": self.energy(),
         }
 
     def _fields(self, account: Account) -> dict[str, Any]:
