@@ -25,12 +25,14 @@ from headrace.observe.resources.energy import RaplEnergy
 from headrace.observe.resources.meter import ResourceMeter
 from headrace.observe.resources.nvml import open_nvml
 from headrace.observe.resources.threads import ThreadTimes
+from headrace.observe.resources.traffic import Traffic
 from headrace.observe.resources.work import ModelWork, Peaks, WorkMeter
 from headrace.observe.tracing.attributes import span_attributes, span_name
 from headrace.observe.tracing.spans import RequestSpans
 from headrace.serve.health_watch import HealthWatch
 from headrace.serve.http.exchange import Exchange, Hook, Hooks
 from headrace.serve.http.generation.call_notes import CallNotes
+from headrace.serve.http.model import ServedModel
 from headrace.serve.http.operations.access_log import PROBES, access_fields, log_access
 from headrace.serve.service import Service
 from headrace.serve.systemd import SystemdNotifier
@@ -105,10 +107,19 @@ def watchers(traces: Traces | None) -> list[tuple[Watcher, bool]]:
     return [(WarningLog(), False), *([(traces.spans, True)] if traces else [])]
 
 
-def hooks(options: ObservabilityOptions, page: MetricsPage, notes: CallNotes, traces: Traces | None) -> Hooks:
+def hooks(
+    options: ObservabilityOptions,
+    page: MetricsPage,
+    model: ServedModel,
+    notes: CallNotes,
+    traces: Traces | None,
+) -> Hooks:
     """What happens with each HTTP request: request id, metrics, access log, trace."""
-    requests = HttpRequests(page)
-    ended: list[Hook] = [lambda exchange: requests.count(exchange.route, exchange.method, exchange.status)]
+    requests, traffic = HttpRequests(page), Traffic(page, model.text_seconds)
+    ended: list[Hook] = [
+        lambda exchange: requests.count(exchange.route, exchange.method, exchange.status),
+        lambda exchange: traffic.count(exchange.received_bytes, exchange.sent_bytes),
+    ]
     if options.access_log:
         ended.append(log_access)
     if traces is None:

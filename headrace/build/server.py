@@ -264,7 +264,7 @@ def _make_app(loaded: Loaded, all_options: Options, keys: KeyFile, traces: Trace
     routes = [route for part in (api, responses, messages, abort, *more) for route in part.routes()]
     beside: list[Beside] = [keys, *([history] if history else []), warming.warmer, systemd.watch]
     beside += [responses.background, *batch.beside]
-    exchanges = hooks(all_options.observability, folds.page, notes, traces)
+    exchanges = hooks(all_options.observability, folds.page, model, notes, traces)
     app = create_app(recall, routes, keys.keys, beside, options.allowed_origins, exchanges)
     return _Built(app, routes, recall, model, systemd)
 

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
+from importlib import import_module
 from typing import Any
-
-_NOTHING: Any = None
 
 
 class NvmlDevice:
@@ -43,11 +42,11 @@ class NvmlDevice:
             return None
 
 
-def open_nvml(uuid: str, library: Any = _NOTHING) -> NvmlDevice | None:
+def open_nvml(uuid: str, library: Any = None) -> NvmlDevice | None:
     """The GPU with this UUID; None without NVML, its Python package, or such a device."""
     if library is None:
         try:
-            import pynvml as library
+            library = import_module("pynvml")
         except ImportError:
             return None
     try:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable
 from functools import partial
 
 from starlette.datastructures import Headers, MutableHeaders
@@ -72,7 +72,7 @@ class Edge:
         for hook in self._hooks.begun:
             hook(exchange)
         try:
-            await self._serve(exchange, headers, scope, receive, send)
+            await self._serve(exchange, headers, scope, *_counted(exchange, receive, send))
         finally:
             exchange.ended = self._clock()
             if "endpoint" in scope:
@@ -130,6 +130,21 @@ class Edge:
         key_id, tenant = tenant_of(identity, claimed)
         asks_cost = COST_HEADER in headers and _switch(headers[COST_HEADER])
         return Caller(key_id, tenant, headers.get("cache-control"), exchange=exchange, asks_cost=asks_cost)
+
+
+def _counted(exchange: Exchange, receive: Receive, send: Send) -> tuple[Receive, Send]:
+    """The same, with the bytes of bodies counted."""
+
+    async def received() -> Message:
+        message = await receive()
+        exchange.received_bytes += len(message.get("body", b""))
+        return message
+
+    def sent(message: Message) -> Awaitable[None]:
+        exchange.sent_bytes += len(message.get("body", b""))
+        return send(message)
+
+    return received, sent
 
 
 def _switch(value: str) -> bool:

@@ -71,6 +71,7 @@ class ServedModel:
         }
         self.tokens_of = lru_cache(maxsize=64)(self._tokens_of)
         self._segments = Segments(tokenizer)
+        self._encode_seconds = 0.0
         self.created = int(time.time())
         described = f"{name} {source} {max_model_len} {vocab_size}"
         self.fingerprint = "fp_" + hashlib.sha256(described.encode()).hexdigest()[:10]
@@ -115,8 +116,19 @@ class ServedModel:
     async def encode_batch(self, texts: Sequence[str], add_special_tokens: bool) -> list[list[int]]:
         """The tokens of each text; long or many texts do not block the event loop."""
         if sum(map(len, texts)) <= INLINE_CHARACTERS:
+            return self._encode(texts, add_special_tokens)
+        return await asyncio.to_thread(self._encode, texts, add_special_tokens)
+
+    def _encode(self, texts: Sequence[str], add_special_tokens: bool) -> list[list[int]]:
+        began = time.perf_counter()
+        try:
             return self.tokenizer.encode_batch(texts, add_special_tokens)
-        return await asyncio.to_thread(self.tokenizer.encode_batch, texts, add_special_tokens)
+        finally:
+            self._encode_seconds += time.perf_counter() - began
+
+    def text_seconds(self) -> Mapping[str, float]:
+        """Seconds spent so far on turning text into tokens and tokens into text."""
+        return {"tokenize": self._encode_seconds, "detokenize": self.streams.seconds}
 
     def token_text(self, token: int) -> str:
         """The text of one token; an incomplete character becomes a replacement character."""
