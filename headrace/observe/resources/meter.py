@@ -66,10 +66,13 @@ class ResourceMeter:
         self._page.before_render(measure)
 
     def _measure_device(self, device: NvmlDevice) -> None:
-        used = self._page.gauge("device_memory_used_bytes", "Device memory in use, by all processes.").of()
-        total = self._page.gauge("device_memory_total_bytes", "Device memory.").of()
+        used = self._page.gauge(
+            "device_memory_used_bytes", "GPU memory in use, by all processes (extra nvidia)."
+        ).of()
+        total = self._page.gauge("device_memory_total_bytes", "GPU memory (extra nvidia).").of()
         busy = self._page.gauge(
-            "device_utilization_ratio", "Share of the last sample period in which a kernel ran, 0 to 1."
+            "device_utilization_ratio",
+            "Share of the last sample period in which the GPU ran a kernel (extra nvidia).",
         ).of()
 
         def measure() -> None:

@@ -268,12 +268,11 @@ async def open_call(
         ApiError: the server rejects the call, or ``only-if-cached`` finds nothing.
         InvalidParameter: the request id is in use.
     """
-    shows_cost = _shows_cost(model, body, caller)
     call_id = f"{id_prefix}{body.request_id or secrets.token_hex(12)}"
     who, scope = _tenant(caller, body), cache_scope(caller, body)
     seed = secrets.randbits(SEED_BITS) if body.seed is None else body.seed
     urgent = scheduling_of(body, model.rules, who, request_timeout, caller.service_class)
-    now = recall.now()
+    now, shows = recall.now(), _shows_cost(model, body, caller)
     wishes, bars = control(body.response_cache, caller.cache_control), unknown_field(body)
     alone = len(prompts) * choices_per_prompt == 1
     choices, questions = list[Choice](), list[LookupRequest]()
@@ -304,7 +303,7 @@ async def open_call(
     except NotCached:
         raise not_cached() from None
     seconds = request_timeout if urgent.seconds is None else urgent.seconds
-    call = Call(call_id, model, prompts, choices, recall, answer, seconds, bool(body.stream), shows_cost)
+    call = Call(call_id, model, prompts, choices, recall, answer, seconds, bool(body.stream), shows)
     if caller.exchange is not None:
         caller.exchange.call = call
     return call
