@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 from benchmarks.stage import say
 from headrace.build.engine import make_engine, make_knobs
-from headrace.build.recording import make_recorded_engine
+from headrace.build.operations.recording import make_recorded_engine
 from headrace.config import CacheOptions, SchedulerOptions
 from headrace.core.engine import Engine
 from headrace.core.plan import StepOutput, StepPlan

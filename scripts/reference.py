@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 import headrace
-from headrace.build.observability import BUILD_INFO_HELP, BUILD_INFO_LABELS
+from headrace.build.operations.observability import BUILD_INFO_HELP, BUILD_INFO_LABELS
 from headrace.compute.model.families import FAMILIES
 from headrace.config import ENVIRONMENT_PREFIX, PARTS, ConfigError
 from headrace.core.plan import TokenLogprob

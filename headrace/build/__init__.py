@@ -7,10 +7,8 @@ it needs.
 - `tiers`: host memory and disk below the device.
 - `tenants`: tenants and classes of service from their file.
 - `cache`: the response caches. `semantic`: the semantic cache.
-- `warming`: the request history and cache warming.
-- `recording`: recordings of the engine's decisions.
-- `server`: the HTTP server in front of a loaded model. `reload`: new keys and tenants without a restart.
-- `observability`: logs and traces.
+- `server`: the HTTP server in front of a loaded model.
+- `operations`: logs, reloads, recordings, warming, experiments.
 - `simulation`: an engine on a simulated device.
 - `quantizing`: quantizing a checkpoint and measuring its quality.
 """

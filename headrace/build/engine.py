@@ -204,7 +204,7 @@ def step_cost(linear_parameters: int, query_width: int, device: str) -> StepCost
 
 
 def _line(plans: SchedulerOptions, cache: CacheOptions, pool: BlockPool) -> Callable[[], TenantQueue]:
-    if plans.queue_order == "prefix" and cache.enable_prefix_caching:
+    if plans.queue_order in ("auto", "prefix") and cache.enable_prefix_caching:
         return lambda: TenantQueue(LongestPrefix(pool), MAX_PASSES)
     return TenantQueue
 

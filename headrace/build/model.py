@@ -15,8 +15,8 @@ from typing import NamedTuple
 import torch
 
 from headrace.build.engine import make_engine, make_knobs, resolve_overlap, step_cost
+from headrace.build.operations.recording import make_recorded_engine
 from headrace.build.policies import check_policies
-from headrace.build.recording import make_recorded_engine
 from headrace.build.tenants import read_tenants
 from headrace.build.tiers import OpenTiers, open_tiers
 from headrace.compute.device import (

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import cast
 
 from headrace.build.plugins import Port, find_class, make_plugin
-from headrace.config import SchedulerOptions
+from headrace.config import ConfigError, SchedulerOptions
 from headrace.core.memory.eviction import CostAwareEviction, EvictionPolicy, LeastRecentlyUsed
 from headrace.core.prediction.latest_start import LatestStarts
 from headrace.core.prediction.step_cost import StepCost
@@ -18,7 +18,7 @@ from headrace.core.tenancy.classes import ServiceClass
 AUTO = "auto"
 """The policy that ``--scheduling-policy`` implies."""
 
-ORDER = Port("--queue-order", "headrace.policies.order", OrderPolicy, ("arrival", "prefix", "shortest"))
+ORDER = Port("--queue-order", "headrace.policies.order", OrderPolicy, (AUTO, "arrival", "prefix", "shortest"))
 ADMISSION = Port(
     "--admission-policy", "headrace.policies.admission", AdmissionPolicy, (AUTO, "continuous", "static")
 )
@@ -45,6 +45,11 @@ def check_policies(plans: SchedulerOptions) -> None:
     ):
         if name not in port.built_in:
             find_class(port, name)
+    if plans.queue_order in ("prefix", "shortest") and plans.scheduling_policy != "fair":
+        raise ConfigError(
+            f"--queue-order {plans.queue_order} needs --scheduling-policy fair; {plans.scheduling_policy} has its own "
+            "order"
+        )
 
 
 def make_order(plans: SchedulerOptions, starts: LatestStarts) -> OrderPolicy:

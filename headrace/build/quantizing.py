@@ -61,7 +61,8 @@ def _refusals() -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        raise ConfigError(f"{error.filename}: {(error.strerror or str(error)).lower()}") from error
+        named = f"{error.filename}: " if error.filename else ""
+        raise ConfigError(f"{named}{(error.strerror or str(error)).lower()}") from error
     except (ModelError, TokenizerError) as error:
         raise ConfigError(str(error)) from error
 

@@ -18,7 +18,7 @@ from headrace import __version__
 from headrace.build.cache import describe_caches, make_recall, prefix_sizes
 from headrace.build.engine import make_ledger, make_pricing
 from headrace.build.model import Loaded, close, describe, load, timed, warm_up
-from headrace.build.observability import (
+from headrace.build.operations.observability import (
     SystemdLink,
     Traces,
     add_build_info,
@@ -30,10 +30,11 @@ from headrace.build.observability import (
     watch_resources,
     watchers,
 )
-from headrace.build.recording import open_tape
-from headrace.build.reload import Reload, read_settings
+from headrace.build.operations.recording import open_tape
+from headrace.build.operations.reload import Reload, read_settings
+from headrace.build.operations.tuning import make_tuning
+from headrace.build.operations.warming import Warming, make_recorder, open_history
 from headrace.build.tenants import describe_tenants
-from headrace.build.warming import Warming, make_recorder, open_history
 from headrace.config import ConfigError, Options, ServerOptions, profile_line
 from headrace.core.cache.response.entry import StoreFacts
 from headrace.core.events import Layer
@@ -260,10 +261,20 @@ def _make_app(loaded: Loaded, all_options: Options, keys: KeyFile, traces: Trace
     responses = open_responses(options, recall, model, notes)
     batch = open_batches(all_options.batch, options, recall, model, notes)
     messages = _make_messages(options, recall, model, notes)
-    more = (status, Pause(service), caches, accounts, warming.endpoint, batch, Docs(__version__))
+    tuning = make_tuning(all_options, loaded.engine, service)
+    more = (
+        status,
+        Pause(service),
+        caches,
+        accounts,
+        warming.endpoint,
+        batch,
+        *tuning.endpoints,
+        Docs(__version__),
+    )
     routes = [route for part in (api, responses, messages, abort, *more) for route in part.routes()]
     beside: list[Beside] = [keys, *([history] if history else []), warming.warmer, systemd.watch]
-    beside += [responses.background, *batch.beside]
+    beside += [responses.background, *batch.beside, tuning.task]
     exchanges = hooks(all_options.observability, folds.page, model, notes, traces)
     app = create_app(recall, routes, keys.keys, beside, options.allowed_origins, exchanges)
     return _Built(app, routes, recall, model, systemd)

@@ -10,8 +10,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from headrace.build.engine import TierSizes, make_engine, make_knobs, resolve_overlap, step_cost
+from headrace.build.policies import check_policies
 from headrace.build.tenants import read_tenants
 from headrace.config import CacheOptions, ConfigError, SchedulerOptions
+from headrace.core.engine import Engine
 from headrace.core.prediction.step_cost import StepCost
 from headrace.core.scheduler.routing import LeastLoaded, PrefixAffinity, RoundRobin, RoutingPolicy
 from headrace.core.tenancy.gate import Limits
@@ -21,7 +23,7 @@ from headrace.lab.plan.shapes import SHAPES, ModelShape
 from headrace.lab.simulate.device import Device, Roofline
 from headrace.lab.simulate.fleet import Fleet
 from headrace.lab.simulate.front import Front
-from headrace.lab.simulate.replica import SimulatedReplica
+from headrace.lab.simulate.replica import SimulatedReplica, Steering
 from headrace.lab.simulate.runner import SimulatedRunner
 from headrace.lab.simulate.tally import Tally
 
@@ -166,11 +168,14 @@ def make_fleet(
     routing: str = "least-loaded",
     limits: Limits | None = None,
     with_rows: bool = False,
+    steer: Callable[[Engine], Steering] | None = None,
 ) -> Fleet:
     """Replicas of one machine behind a router, each with the engine that a server would have there.
 
     Without ``limits`` any number of requests may wait. ``with_rows`` keeps a row per request.
+    ``steer`` makes what changes an engine's settings in virtual time.
     """
+    check_policies(plans)
     tenants, classes = read_tenants(plans.tenants)
     tally = Tally(plans.max_num_seqs, with_rows=with_rows)
     answers: dict[str, tuple[int, ...]] = {}
@@ -191,7 +196,8 @@ def make_fleet(
             tiers=lower_tiers(cache, machine),
         )
         front = Front(machine.front.request_seconds, machine.front.event_seconds)
-        made.append(SimulatedReplica(engine, runner, tally, answers, front))
+        steering = steer(engine) if steer is not None else None
+        made.append(SimulatedReplica(engine, runner, tally, answers, front, steering))
     door = limits or Limits(1 << 62, 1 << 62)
     return Fleet(made, ROUTINGS[routing](), door, tally, answers)
 

@@ -4,7 +4,7 @@
 - `options`: flags from the configuration's parts.
 - `progress`: progress of long commands on a terminal.
 - `output`: tables, files and errors of writing them. `connection`: requests to a running server.
-- `serve`, `chat`, `complete`, `batch`, `warm`, `cache`, `quantize`, `doctor`: one file per command.
+- `serve`, `chat`, `complete`, `batch`, `warm`, `cache`, `experiment`, `quantize`, `doctor`: one file per command.
 - `bench`: measures engines and servers. `simulation`: runs engines in virtual time.
 """
 
@@ -22,6 +22,7 @@ from headrace.cli.cache import cache_app
 from headrace.cli.chat import chat
 from headrace.cli.complete import complete
 from headrace.cli.doctor import doctor
+from headrace.cli.experiment import experiment_app
 from headrace.cli.help import CONTEXT, Command, Group
 from headrace.cli.quantize import quantize
 from headrace.cli.serve import serve
@@ -43,6 +44,7 @@ for command in (serve, chat, complete, run_batch, replay, simulate, plan, quanti
     app.command(cls=Command, context_settings=CONTEXT)(command)
 app.add_typer(bench_app, name="bench")
 app.add_typer(cache_app, name="cache")
+app.add_typer(experiment_app, name="experiment")
 
 
 def _version(asked: bool) -> None:

@@ -28,7 +28,7 @@ COMMON = frozenset(
         *("profile", "scheduling_policy", "max_num_seqs", "tenants"),
         *("host", "port", "api_key", "api_key_file"),
         *("response_cache", "response_cache_bytes", "semantic_cache", "history_file", "batch_path"),
-        *("config", "log_level", "log_format"),
+        *("config", "log_level", "log_format", "tuner"),
     )
 )
 """Options of the configuration that ``--help`` shows; ``--help-all`` shows the others too."""

@@ -20,6 +20,7 @@ from headrace.config import (
     SchedulerOptions,
     SemanticOptions,
     ServerOptions,
+    TuningOptions,
     WarmOptions,
 )
 
@@ -36,6 +37,7 @@ from headrace.config import (
     ObservabilityOptions,
     CostOptions,
     ResourceOptions,
+    TuningOptions,
 )
 def serve(given: Options) -> None:
     """Serve a model behind the OpenAI API."""

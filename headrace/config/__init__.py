@@ -11,6 +11,7 @@ and `cli` see more than one part. Files in reading order:
 | `observability_options` | logs, traces, cost and resources |
 | `cache_options` | response cache, semantic cache, cache warming |
 | `batch_options` | files and batches |
+| `tuning_options` | experiments and the tuner |
 | `parts` | all parts by name, and `Options` |
 | `profiles` | settings that are chosen together |
 | `sources` | YAML file and environment; no other file reads the environment |
@@ -31,6 +32,7 @@ from headrace.config.parts import PARTS, TITLES, Options
 from headrace.config.profiles import PROFILES, profile_line
 from headrace.config.server_options import ServerOptions
 from headrace.config.sources import ENVIRONMENT_PREFIX, Systemd, read_systemd
+from headrace.config.tuning_options import TuningOptions
 
 __all__ = [
     "BUILTIN_MODEL",
@@ -51,6 +53,7 @@ __all__ = [
     "SemanticOptions",
     "ServerOptions",
     "Systemd",
+    "TuningOptions",
     "WarmOptions",
     "changed_options",
     "options",

@@ -147,9 +147,10 @@ class SchedulerOptions:
         str,
         Field(
             description="Order within a queue, after latency targets and age. prefix: requests whose prompt is cached "
-            "first; shortest: least predicted work first; arrival; or your own class, MODULE:CLASS."
+            "first; shortest: least predicted work first (both need --scheduling-policy fair); arrival; auto: prefix "
+            "with fair, arrival otherwise; or your own class, MODULE:CLASS."
         ),
-    ] = "prefix"
+    ] = "auto"
     admission_policy: Annotated[
         str,
         Field(

@@ -12,6 +12,7 @@ from headrace.config.cache_options import ResponseCacheOptions, SemanticOptions,
 from headrace.config.engine_options import CacheOptions, ModelOptions, SchedulerOptions
 from headrace.config.observability_options import CostOptions, ObservabilityOptions, ResourceOptions
 from headrace.config.server_options import ServerOptions
+from headrace.config.tuning_options import TuningOptions
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +42,7 @@ class Options:
     observability: ObservabilityOptions = field(default_factory=ObservabilityOptions)
     cost: CostOptions = field(default_factory=CostOptions)
     resources: ResourceOptions = field(default_factory=ResourceOptions)
+    tuning: TuningOptions = field(default_factory=TuningOptions)
     chosen: frozenset[str] = field(default=frozenset(), compare=False)
     source: Source = field(default_factory=Source, compare=False, repr=False)
 
@@ -57,6 +59,7 @@ PARTS: dict[str, type] = {
     "observability": ObservabilityOptions,
     "cost": CostOptions,
     "resources": ResourceOptions,
+    "tuning": TuningOptions,
 }
 
 TITLES: dict[str, str] = {
@@ -71,5 +74,6 @@ TITLES: dict[str, str] = {
     "observability": "Logs and traces",
     "cost": "Cost",
     "resources": "Resources",
+    "tuning": "Experiments and tuner",
 }
 """The heading of each part in ``--help`` and in the reference."""

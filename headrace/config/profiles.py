@@ -9,7 +9,7 @@ from headrace.config.parts import PARTS, Options
 
 _INTERACTIVE = {
     "scheduling_policy": "fair",
-    "queue_order": "prefix",
+    "queue_order": "auto",
     "max_num_seqs": 32,
     "mixed_prefill_ratio": 0.4,
     "max_step_seconds": 0.05,
@@ -18,7 +18,7 @@ _INTERACTIVE = {
 }
 _THROUGHPUT = {
     "scheduling_policy": "fair",
-    "queue_order": "prefix",
+    "queue_order": "auto",
     "max_num_seqs": 256,
     "mixed_prefill_ratio": 0.0,
     "max_step_seconds": 0.0,

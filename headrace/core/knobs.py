@@ -15,7 +15,8 @@ class Knobs:
     no bound). At 0.7 one long prompt keeps the inter-token latency of the others under 1.7 times, however long it is,
     or under 10 ms. Several prompts may add the fourth root of their number as much. ``step_seconds`` bounds the
     predicted time of a step that decodes (0: only the TPOT targets of decoding requests). ``max_skips`` bounds how
-    often a waiting request that does not fit may be passed over.
+    often a waiting request that does not fit may be passed over. ``max_running`` bounds the running requests below the
+    number of slots (0: no bound); those that run already go on.
     """
 
     batched_tokens: int = 2048
@@ -24,3 +25,4 @@ class Knobs:
     mixed_prefill_ratio: float = 0.0
     step_seconds: float = 0.0
     max_skips: int = 16
+    max_running: int = 0

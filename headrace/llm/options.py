@@ -58,7 +58,8 @@ class LLMOptions(TypedDict, total=False):
     arrival; priority: lowest number first; static: static batches, as a baseline."""
     queue_order: str | type[Any]
     """Order within a queue, after latency targets and age. prefix: requests whose prompt is cached first;
-    shortest: least predicted work first; arrival; or your own class, MODULE:CLASS."""
+    shortest: least predicted work first (both need --scheduling-policy fair); arrival; auto: prefix with
+    fair, arrival otherwise; or your own class, MODULE:CLASS."""
     admission_policy: str | type[Any]
     """When waiting requests join the batch. continuous: at any step; static: when the whole batch has ended;
     auto: as --scheduling-policy implies; or your own class, MODULE:CLASS."""

@@ -7,5 +7,6 @@
 - `tenant_savings`: what the caches saved each tenant.
 - `cost`: the cost of requests. `resources`: threads, device, energy, work and traffic as metrics.
 - `fairness`, `waste`: Jain's fairness index and unused KV memory, also used by `headrace.lab`.
+- `steering`: settings that may change while serving. `experiments`: experiments on them. `tuner`: bounded tuning.
 - `log`: log format and writer. `tracing`: OpenTelemetry spans. `recording`: scheduler traces that can be replayed.
 """

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
 
-from headrace.build.recording import make_engine_again
+from headrace.build.operations.recording import make_engine_again
 from headrace.core.events import Finished
 from headrace.core.request import FinishReason
 from headrace.lab.replay.exact import Replay

@@ -34,22 +34,25 @@ def status(server, key, method="get", path="/v1/models"):
 class Clients:
     """Clients that send requests one after the other, with the key that is valid at that time."""
 
-    def __init__(self, server, key, number=4):
+    def __init__(self, server, key, number=24):
         self.key = key
         self.statuses = []
+        self._answered = [""] * number  # the key of each client's last answered request
         self._server = server
         self._end = threading.Event()
-        self._threads = [threading.Thread(target=self._run) for _ in range(number)]
+        self._threads = [threading.Thread(target=self._run, args=(each,)) for each in range(number)]
 
-    def _run(self):
+    def _run(self, client):
         while not self._end.is_set():
-            answer = self._server.post(PATH, SHORT, headers=bearer(self.key))
+            key = self.key
+            answer = self._server.post(PATH, SHORT, headers=bearer(key))
             self.statuses.append(answer.status_code)
+            self._answered[client] = key
 
     def wait(self, more):
-        """Wait until so many more requests have been answered."""
+        """Wait until so many more requests have been answered, and each client has used the present key."""
         enough = len(self.statuses) + more
-        eventually(lambda: len(self.statuses) >= enough, 60.0)
+        eventually(lambda: len(self.statuses) >= enough and set(self._answered) == {self.key}, 60.0)
 
     def __enter__(self):
         for thread in self._threads:
@@ -69,17 +72,17 @@ def test_a_key_is_rotated_under_load_without_a_failed_request(tmp_path):
         stream = begin_stream(server.url, LONG, **bearer("old-key"))
         stream.recv(100)
         with Clients(server, "old-key") as clients:
-            clients.wait(10)
+            clients.wait(100)
             keys.write_text("old-key acme\nnew-key acme\n")
             server.process.send_signal(signal.SIGHUP)
             eventually(lambda: status(server, "new-key") == 200)
             clients.key = "new-key"
-            clients.wait(10)
+            clients.wait(100)
             keys.write_text("new-key acme\n")
             server.process.send_signal(signal.SIGHUP)
             eventually(lambda: status(server, "old-key") == 401)
             clients.wait(10)
-        assert len(clients.statuses) >= 30
+        assert len(clients.statuses) >= 200
         assert set(clients.statuses) == {200}
         assert '"finish_reason":"length"' in read_to_end(stream), "a stream of the old key goes on to its end"
         assert not any("old-key" in line or "new-key" in line for line in server.lines)

@@ -94,7 +94,7 @@ def test_a_class_gets_what_its_constructor_asks_for():
     [
         (
             "shortst",
-            r"--queue-order shortst: expected one of arrival, prefix, shortest, or MODULE:CLASS; did you mean",
+            r"--queue-order shortst: expected one of auto, arrival, prefix, shortest, or MODULE:CLASS; did you mean",
         ),
         ("no_such_module:Order", r"--queue-order no_such_module:Order: there is no module 'no_such_module'"),
         ("my_policies.deep:Order", "importing my_policies.deep failed|there is no module 'my_policies.deep'"),
@@ -151,6 +151,15 @@ def test_policies_are_checked_before_a_model_is_loaded():
         flag = "--" + name.replace("_", "-")
         with pytest.raises(ConfigError, match=f"{flag} nothing: expected one of"):
             check_policies(SchedulerOptions(**{name: "nothing"}))
+
+
+def test_an_order_that_the_policy_would_ignore_is_refused():
+    check_policies(SchedulerOptions(queue_order="shortest"))
+    for order in ("prefix", "shortest"):
+        with pytest.raises(
+            ConfigError, match=f"{order} needs --scheduling-policy fair; fcfs has its own order"
+        ):
+            check_policies(SchedulerOptions(queue_order=order, scheduling_policy="fcfs"))
 
 
 @pytest.mark.parametrize("policy", ["fair", "fcfs", "priority"])

@@ -25,9 +25,13 @@ import yaml
 from headrace.build.tenants import read_tenants
 from headrace.cli import app
 from headrace.cli.bench.targets import read_spec
+from headrace.cli.experiment import read_experiment
 from headrace.config import ENVIRONMENT_PREFIX, PARTS, options
+from headrace.core.knobs import Knobs
 from headrace.core.tenancy.classes import CLASSES
 from headrace.core.tenancy.tenants import EQUALS
+from headrace.observe.experiments.spec import read_spec as read_spec_of_experiment
+from headrace.observe.steering.settings import live_settings, values
 from headrace.serve.http.openapi import OPERATIONS
 from tests.api.conftest import Server, serving
 
@@ -202,6 +206,9 @@ def test_a_file_that_is_shown_can_be_read(block: Block, tmp_path: Path) -> None:
     file.write_text(block.text)
     if block.text.startswith("# tenants.yaml"):
         assert read_tenants(str(file)) != (EQUALS, CLASSES)
+    elif block.text.startswith("# experiment.yaml"):
+        present = values(live_settings(64), Knobs())
+        assert read_spec_of_experiment(read_experiment(file), present).guards
     else:
         options({}, file)
 

@@ -115,6 +115,14 @@ Resample = Annotated[
 Speedup = Annotated[
     float, typer.Option(help="Factor by which requests arrive faster.", rich_help_panel=WORKLOAD)
 ]
+Experiment = Annotated[
+    Path | None,
+    typer.Option(
+        metavar="FILE",
+        help="Run an experiment, as headrace experiment start does on a server, in virtual time (default: none).",
+        rich_help_panel=WORKLOAD,
+    ),
+]
 MaxTokens = Annotated[
     int | None,
     typer.Option(

@@ -119,7 +119,7 @@ def _show(
     follow: bool,
     quiet: bool,
 ) -> bool:
-    from headrace.build.recording import make_engine_again
+    from headrace.build.operations.recording import make_engine_again
     from headrace.lab.replay.exact import Replay
     from headrace.lab.replay.show import Timeline, scene_panel
 
@@ -164,7 +164,7 @@ def _verdict(console: Console, life: Replay, scene: Scene | None) -> bool:
 
 
 def _compare(console: Console, recording: Trace, changes: Mapping[str, str]) -> bool:
-    from headrace.build.recording import make_engine_again
+    from headrace.build.operations.recording import make_engine_again
     from headrace.lab.replay.rerun import recorded, rerun
     from headrace.lab.replay.show import comparison, divergence_text
 

@@ -7,15 +7,18 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Collection, Iterable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from headrace.cli.experiment import read_experiment
 from headrace.cli.options import one_of, with_options
 from headrace.cli.output import check_export
 from headrace.cli.output import export as write_rows
 from headrace.cli.progress import progress
 from headrace.cli.simulation import flags
 from headrace.cli.simulation.report import plot_runs, show_runs, write_runs
+from headrace.cli.simulation.trial import Trial
 from headrace.config import CacheOptions, ConfigError, Options, SchedulerOptions
 
 if TYPE_CHECKING:
@@ -98,6 +101,7 @@ def simulate(
     slo_ttft: flags.SloTtft = None,
     slo_tpot: flags.SloTpot = None,
     slo_e2e: flags.SloE2e = None,
+    experiment: flags.Experiment = None,
     plot: flags.Plot = None,
     output: flags.Output = None,
     export: flags.Export = None,
@@ -113,13 +117,18 @@ def simulate(
     load = LoadFlags(trace, workload or (), requests, resample, speedup, max_tokens, seed)
     targets = {"ttft": slo_ttft, "tpot": slo_tpot, "e2e": slo_e2e}
     slo = {name: seconds for name, seconds in targets.items() if seconds is not None}
-    runs, rows = [], []
+    body = None if experiment is None else read_experiment(experiment)
+    runs, rows, reports = [], [], []
     for name, options in zip(_names(given), given, strict=True):
-        run, its_rows = _simulate(name, options, on, fleet, load, slo, with_rows=export is not None)
+        trial = None if body is None else Trial(body)
+        run, its_rows = _simulate(name, options, on, fleet, load, slo, trial, with_rows=export is not None)
         runs.append(run)
         rows += its_rows
+        reports += [] if trial is None else trial.lines(name)
     title = f"{_count(replicas)}{runs[0].machine.name}, {load.describe()}"
     show_runs(runs, title)
+    if reports:
+        print("\n".join(reports))
     if output is not None:
         write_runs(runs, _settings(runs[0], fleet, load), output)
     if plot is not None:
@@ -153,6 +162,7 @@ def _simulate(
     flags: FleetFlags,
     load: LoadFlags,
     slo: dict[str, float],
+    trial: Trial | None,
     *,
     with_rows: bool,
 ) -> tuple[SimulatedRun, list[dict[str, Any]]]:
@@ -173,6 +183,7 @@ def _simulate(
         routing=one_of("--routing", flags.routing, tuple(ROUTINGS)),
         limits=Limits(flags.max_num_queued_reqs or 1 << 62, flags.max_num_queued_tokens or 1 << 62),
         with_rows=with_rows,
+        steer=None if trial is None else partial(trial.steer, options.scheduler.max_num_seqs),
     )
     wanted = Slo(slo.get("ttft"), slo.get("tpot"))
     with progress(f"simulating {name}", load.requests) as meter:

@@ -8,6 +8,7 @@ passed over `Knobs.max_skips` times blocks all behind it. Knows the queue and th
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Callable
 
 from headrace.core.events import Chunked, ChunkReason, Event, Skipped, SkipReason
@@ -55,11 +56,13 @@ class Admitter:
         self._events = events
         self._finish = finish
         self._now = -math.inf  # of the last plan
+        self._most = sys.maxsize  # running requests that this plan may reach
         self._held_at = math.nan  # the last time at which a request was held
 
     def admit(self, step: StepBuilder, now: float, knobs: Knobs, before: Sequence | None = None) -> None:
         """Start requests while policies and step have room; ``before``: only those served less than it."""
         self._now = now
+        self._most = knobs.max_running or sys.maxsize
         if not self._waiting or (before is not None and not self._waiting.is_behind(before, now)):
             return
         allowed = self._allowed(now)
@@ -145,7 +148,7 @@ class Admitter:
 
     def _is_closed(self, allowed: int, now: float) -> bool:
         """Whether no request may start; then none is taken out, because asking must not change whose turn it is."""
-        if allowed > 0 and self._running.free_slots:
+        if allowed > 0 and self._running.free_slots and len(self._running) < self._most:
             return False
         head = self._waiting.peek(now)
         if head is not None:

@@ -3,5 +3,5 @@
 - `work`, `device`: the work of a step, and the time that a device takes for it.
 - `runner`, `front`, `replica`, `fleet`: simulated execution, HTTP server, engine, and engines behind a router.
 - `requests`: the requests of a simulation with their outputs.
-- `tally`, `timeline`, `sketch`, `outcome`, `plot`: figures of a run.
+- `tally`, `timeline`, `outcome`, `plot`: figures of a run.
 """

@@ -11,8 +11,16 @@ from typing import Any
 from headrace.core.tenancy.fairness_index import jain
 from headrace.lab.bench.stats import Spread, Summary, spread
 from headrace.lab.simulate.tally import Group, Tally
+from headrace.observe.experiments.sketch import Sketch
 
 SLO_NAMES = ("ttft", "tpot", "e2e")
+
+
+def spread_of(sketch: Sketch) -> Spread:
+    """The figures that reports show of a sketched distribution."""
+    p50, p95, p99 = (sketch.percentile(percent) for percent in (50.0, 95.0, 99.0))
+    most = sketch.most if sketch.count else math.nan
+    return Spread(sketch.count, sketch.mean, p50, p95, p99, most)
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +86,7 @@ def outcome(tally: Tally, slo: Mapping[str, float], busy_seconds: Sequence[float
         total_tokens_per_second=(prompt + output) * per_second,
         ttft=spread(ttft),
         tpot=spread(tpot),
-        itl=tally.gaps.spread(),
+        itl=spread_of(tally.gaps),
         e2e=spread(_joined(groups, "e2e")),
         slo=dict(slo),
         goodput=met * per_second if slo else None,

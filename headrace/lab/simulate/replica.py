@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
+from typing import Protocol
 
 from headrace.core.engine import Engine
 from headrace.core.events import Event
@@ -14,6 +15,14 @@ from headrace.core.tenancy.gate import Load
 from headrace.lab.simulate.front import Front
 from headrace.lab.simulate.runner import SimulatedRunner
 from headrace.lab.simulate.tally import Backlog, Tally
+
+
+class Steering(Protocol):
+    """Sees the events of each step, and may change the engine's knobs before the next one."""
+
+    def saw(self, events: list[Event], now: float) -> None: ...
+
+    def steer(self, engine: Engine, now: float) -> None: ...
 
 
 class SimulatedReplica:
@@ -30,6 +39,7 @@ class SimulatedReplica:
         tally: Tally,
         answers: dict[str, tuple[int, ...]],
         front: Front,
+        steering: Steering | None = None,
     ) -> None:
         self.due = math.inf
         self.backlog = Backlog()
@@ -38,6 +48,7 @@ class SimulatedReplica:
         self._tally = tally
         self._answers = answers
         self._front = front
+        self._steering = steering
         self._mail: deque[tuple[float, Request]] = deque()
         self._told: list[Event] = []
         self._began = 0.0
@@ -86,12 +97,16 @@ class SimulatedReplica:
             for watcher in self._watchers:
                 for event in self._told:
                     watcher.fold(event, now)
+            if self._steering is not None:
+                self._steering.saw(self._told, now)
         while mail and mail[0][0] <= now:
             engine.submit(mail.popleft()[1], now)
         wake = engine.wake_at(now)
         if wake is None or wake > now:
             self.due = min(mail[0][0] if mail else math.inf, math.inf if wake is None else wake)
             return
+        if self._steering is not None:
+            self._steering.steer(engine, now)
         self._told = engine.step(now)
         self._began, self._stepping = now, True
         self.due = max(now, self.runner.time)

@@ -14,8 +14,8 @@ from typing import Any
 from headrace.core.events import AdmitReason, Admitted, Emitted, Event, Finished, Preempted, Stepped
 from headrace.core.request import FinishReason, Request
 from headrace.lab.simulate.front import Front
-from headrace.lab.simulate.sketch import Sketch
 from headrace.lab.simulate.timeline import Timeline
+from headrace.observe.experiments.sketch import Sketch
 
 MOST_TENANTS = 1000
 """Maximum number of tenants with figures of their own; further ones are counted together as ``other``."""

@@ -12,6 +12,7 @@ import re
 import time
 import traceback
 from collections.abc import Mapping
+from functools import lru_cache
 from typing import Any
 
 FIELDS = "fields"
@@ -21,7 +22,10 @@ WITHHOLDING = ("headrace.serve.http", "headrace.serve.text", "headrace.serve.cac
 """Loggers of code that sees prompts: the message of an exception is not written there, only its type and place."""
 
 ACCESS = "headrace.access"
-"""The logger of the access log, whose text lines begin with status, method and path."""
+"""The logger of the access log, whose text lines begin with `LEADING`."""
+
+LEADING = ("status", "method", "path")
+"""Fields of the access log that are shown without their names."""
 
 WITHHELD = "(message withheld: it may quote a request)"
 
@@ -31,6 +35,7 @@ _COMPONENT_WIDTH = 10
 _PATH_WIDTH = len("/v1/chat/completions")
 
 
+@lru_cache(maxsize=256)
 def component(name: str) -> str:
     """The short name of a logger: its last part, or the package where that is not ours."""
     if not name.startswith("headrace"):
@@ -40,8 +45,12 @@ def component(name: str) -> str:
 
 def timestamp(record: logging.LogRecord) -> str:
     """The time of a record in UTC, in ISO 8601 with milliseconds."""
-    seconds = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(record.created))
-    return f"{seconds}.{int(record.msecs):03d}Z"
+    return f"{_second(int(record.created))}.{int(record.msecs):03d}Z"
+
+
+@lru_cache(maxsize=2)
+def _second(second: int) -> str:
+    return time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(second))
 
 
 def json_line(record: logging.LogRecord) -> str:
@@ -61,14 +70,16 @@ def json_line(record: logging.LogRecord) -> str:
 
 def text_line(record: logging.LogRecord) -> str:
     """A record as one line of text, with the lines of an exception indented below it."""
-    fields = {name: value for name, value in _fields(record).items() if value is not None}
-    message = _BREAKS.sub(lambda mark: repr(mark[0])[1:-1], _message(record))
+    fields = _fields(record)
     if record.name == ACCESS:
-        status, method, path = (_shown(fields.pop(name)) for name in ("status", "method", "path"))
+        status, method, path = (_shown(fields[name]) for name in LEADING)
         message = f"{status} {method:<4} {path:<{_PATH_WIDTH}}"
-    level, where = f"{record.levelname:<7}", f"{component(record.name):<{_COMPONENT_WIDTH}}"
-    pairs = (f"{name}={_shown(value)}" for name, value in fields.items())
-    line = " ".join((timestamp(record), level, where, message, *pairs))
+        pairs = [f" {k}={_shown(v)}" for k, v in fields.items() if v is not None and k not in LEADING]
+    else:
+        message = _BREAKS.sub(lambda mark: repr(mark[0])[1:-1], _message(record))
+        pairs = [f" {name}={_shown(value)}" for name, value in fields.items() if value is not None]
+    where = component(record.name)
+    line = f"{timestamp(record)} {record.levelname:<7} {where:<{_COMPONENT_WIDTH}} {message}{''.join(pairs)}"
     error = exception_text(record)
     return line + "".join(f"\n    {each}" for each in error.splitlines()) if error else line
 
@@ -102,7 +113,10 @@ def _fields(record: logging.LogRecord) -> Mapping[str, Any]:
 
 
 def _shown(value: object) -> str:
-    if isinstance(value, float):
+    kind = type(value)
+    if kind is int or kind is bool:
+        return str(value)
+    if kind is float:
         return f"{value:.4g}"
     text = str(value)
     return text if _PLAIN.fullmatch(text) else json.dumps(text, ensure_ascii=True)

@@ -88,6 +88,12 @@ ROUTES: Mapping[str, Access] = {
     "POST /reset_prefix_cache": Access.ADMIN,
     "POST /pause": Access.ADMIN,
     "POST /resume": Access.ADMIN,
+    "POST /v1/experiments": Access.ADMIN,
+    "GET /v1/tuner": Access.ADMIN,
+    "POST /v1/tuner": Access.ADMIN,
+    "GET /v1/experiments": Access.ADMIN,
+    "GET /v1/experiments/{id}": Access.ADMIN,
+    "DELETE /v1/experiments/{id}": Access.ADMIN,
 }
 """The access that each method and path needs. Paths are spelled as in the application's route table."""
 

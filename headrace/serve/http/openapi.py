@@ -24,6 +24,8 @@ from headrace.serve.http.openai.chat_wire import ChatBody
 from headrace.serve.http.openai.completions_wire import CompletionBody
 from headrace.serve.http.openai.tokens_wire import DetokenizeBody, TokenizeBody
 from headrace.serve.http.operations.abort import AbortBody
+from headrace.serve.http.operations.experiments import ExperimentBody
+from headrace.serve.http.operations.tuner import TunerBody
 from headrace.serve.http.responses.wire import ResponsesBody
 from headrace.serve.http.wire import Wire
 
@@ -157,6 +159,18 @@ OPERATIONS = (
     Operation("post", "/reset_prefix_cache", "Empty the prefix cache."),
     Operation("post", "/pause", "Reject new requests; queued and running ones go on."),
     Operation("post", "/resume", "Accept new requests again."),
+    Operation(
+        "post",
+        "/v1/experiments",
+        "Start an experiment: compare a setting's present value with another one on live traffic.",
+        ExperimentBody,
+        {"setting": "mixed_prefill_ratio", "treatment": 0.4, "metric": "itl_p99_seconds"},
+    ),
+    Operation("get", "/v1/tuner", "Report the tuner: mode, settings with their bounds, trials."),
+    Operation("post", "/v1/tuner", "Change the tuner's mode.", TunerBody, {"mode": "advise"}),
+    Operation("get", "/v1/experiments", "List the experiments, and the settings that may change."),
+    Operation("get", "/v1/experiments/{id}", "Report one experiment: effect, interval, guards, windows."),
+    Operation("delete", "/v1/experiments/{id}", "Stop an experiment and restore its setting."),
     Operation(
         "post",
         "/v1/files",

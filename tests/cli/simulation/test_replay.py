@@ -8,7 +8,7 @@ from typer.testing import CliRunner
 
 from headrace.cli import app
 from headrace.config import ConfigError
-from tests.build.test_recording import recorded
+from tests.build.operations.test_recording import recorded
 
 
 @pytest.fixture

@@ -10,7 +10,9 @@ from starlette.routing import Route
 from starlette.testclient import TestClient
 from starlette.types import ASGIApp
 
-from headrace.build.observability import costs
+from headrace.build.operations.observability import costs
+from headrace.build.operations.tuning import make_tuning
+from headrace.config import Options
 from headrace.core.cache.warming.idle_detector import IdleDetector
 from headrace.core.engine import Engine
 from headrace.core.events import Event
@@ -206,6 +208,7 @@ def build_house(options: dict) -> tuple[House, ASGIApp]:
         foresee=options.get("foresee", lambda request_id, now: None),
     )
     grants = dict.fromkeys(options.get("keys", ()), Grant()) | options.get("grants", {})
+    tuning = make_tuning(Options(), engine, service)
     caches = CacheApi(recall, metrics.caches.stats, savings.stats, max_body_bytes=100_000)
     accounts = UsageReport(
         service,
@@ -239,10 +242,11 @@ def build_house(options: dict) -> tuple[House, ASGIApp]:
         caches,
         accounts,
         warm,
+        *tuning.endpoints,
         Docs("0"),
     )
     routes = [route for part in parts for route in part.routes()]
-    beside: list[Beside] = [warmer, background]
+    beside: list[Beside] = [warmer, background, tuning.task]
     if "batch_path" in options:
         runner = LineRunner(recall, model, notes, request_timeout=30.0)
         bounds, of_tenant = Bounds(100_000, 100_000, 100, 4), TenantLimits(100, 1_000_000, 10)

@@ -5,7 +5,7 @@ from types import MappingProxyType
 import pytest
 
 from headrace.build.engine import make_engine, make_knobs
-from headrace.build.recording import make_engine_again, make_recorded_engine, open_tape
+from headrace.build.operations.recording import make_engine_again, make_recorded_engine, open_tape
 from headrace.config import CacheOptions, ConfigError, SchedulerOptions, ServerOptions
 from headrace.core.engine import Engine
 from headrace.core.prediction.step_cost import StepCost

@@ -8,8 +8,6 @@ from __future__ import annotations
 
 import math
 
-from headrace.lab.bench.stats import Spread
-
 ACCURACY = 0.005
 _GAMMA = (1.0 + ACCURACY) / (1.0 - ACCURACY)
 _LOG = math.log(_GAMMA)
@@ -51,9 +49,7 @@ class Sketch:
                 return min(self.most, 2.0 * _GAMMA**place / (1.0 + _GAMMA))
         return self.most
 
-    def spread(self) -> Spread:
-        """The figures that reports show."""
-        mean = self.total / self.count if self.count else math.nan
-        most = self.most if self.count else math.nan
-        p50, p95, p99 = (self.percentile(percent) for percent in (50.0, 95.0, 99.0))
-        return Spread(self.count, mean, p50, p95, p99, most)
+    @property
+    def mean(self) -> float:
+        """The mean of all values; NaN of nothing."""
+        return self.total / self.count if self.count else math.nan

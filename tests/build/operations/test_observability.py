@@ -4,7 +4,7 @@ import sys
 
 import pytest
 
-from headrace.build.observability import open_traces
+from headrace.build.operations.observability import open_traces
 from headrace.config import ConfigError, ObservabilityOptions, options, read_systemd
 
 

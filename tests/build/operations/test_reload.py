@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from headrace.build.reload import read_settings
+from headrace.build.operations.reload import read_settings
 from headrace.config import options
 
 

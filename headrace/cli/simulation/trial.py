@@ -1,0 +1,46 @@
+"""An experiment in virtual time: ``headrace simulate --experiment``."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from headrace.cli.experiment import describe
+from headrace.config import ConfigError
+
+if TYPE_CHECKING:
+    from headrace.core.engine import Engine
+    from headrace.observe.steering.engine import Steering
+
+
+class Trial:
+    """An experiment that is run in virtual time, on each replica."""
+
+    def __init__(self, body: dict[str, Any]) -> None:
+        self._body = body
+        self._experiments: list[Any] = []
+
+    def steer(self, max_num_seqs: int, engine: Engine) -> Steering:
+        """Begin it on an engine.
+
+        Raises:
+            ConfigError: a field of it is wrong.
+        """
+        from headrace.core.request import InvalidParameter
+        from headrace.observe.steering.engine import Steering
+        from headrace.observe.steering.settings import live_settings
+
+        steering = Steering(
+            live_settings(max_num_seqs), lambda: engine.knobs, lambda: f"replica {len(self._experiments)}"
+        )
+        try:
+            self._experiments.append(steering.conductor.start(self._body, 0.0))
+        except InvalidParameter as error:
+            raise ConfigError(f"--experiment: {error}") from None
+        return steering
+
+    def lines(self, name: str) -> list[str]:
+        """What came of it."""
+        return [
+            f"experiment, {name}",
+            *(line for each in self._experiments for line in describe(each.report())),
+        ]

@@ -1,0 +1,169 @@
+"""The experiments of one server: at most one runs, those that ended are kept, everything that happens is told.
+
+It is a fold over the events, and knows neither clock nor engine: `tick` says what a setting must become, and the
+caller changes it. A value that an experiment has set returns to its control value when the experiment ends.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+from headrace.core.events import Event
+from headrace.observe.experiments.experiment import Experiment, Status
+from headrace.observe.experiments.measures import WindowMeter
+from headrace.observe.experiments.spec import BadExperiment, Spec, read_spec
+from headrace.observe.steering.settings import BadValue, Setting, Value, checked
+
+MOST_KEPT = 100
+"""Experiments that have ended and are kept; older ones are forgotten."""
+
+
+class Busy(RuntimeError):
+    """An experiment runs already."""
+
+
+class Change(NamedTuple):
+    """A setting must become ``value``; ``why`` names the experiment and its arm."""
+
+    setting: str
+    value: Value
+    why: str
+
+
+class Conductor:
+    """``settings`` may change; ``present`` returns their values; ``make_id`` a new id for an experiment."""
+
+    def __init__(
+        self,
+        settings: Mapping[str, Setting],
+        present: Callable[[], Mapping[str, Value]],
+        make_id: Callable[[], str],
+    ) -> None:
+        self._settings = settings
+        self._present = present
+        self._make_id = make_id
+        self._meter = WindowMeter()
+        self._experiments: dict[str, Experiment] = {}
+        self._set: dict[str, Value] = {}  # the value that each experiment has set last
+
+    def fold(self, event: Event, now: float) -> None:
+        """Measure an event."""
+        self._meter.fold(event, now)
+
+    @property
+    def running(self) -> Experiment | None:
+        """The experiment that runs."""
+        for each in reversed(self._experiments.values()):
+            if each.status is Status.RUNNING:
+                return each
+        return None
+
+    def start(self, body: Any, now: float, by: str = "") -> Experiment:
+        """Begin an experiment from parsed JSON; ``by`` names the controller that begins it, which gives way to others.
+
+        Raises:
+            BadExperiment: a field is wrong.
+            Busy: another one runs.
+        """
+        spec = self._read(body)
+        running = self.running
+        if running is not None and (by or not running.by):
+            raise Busy(f"experiment {running.id} is running; stop it first")
+        if running is not None:
+            running.stop(Status.STOPPED, "gave way to an experiment on request", now)
+        experiment = Experiment(self._make_id(), spec, now, by)
+        self._keep(experiment)
+        return experiment
+
+    def _read(self, body: Any) -> Spec:
+        present = dict(self._present())
+        for last in self.all()[:1]:  # it may not have been undone yet
+            present[last.spec.setting] = last.spec.control if last.status is Status.RUNNING else last.value
+        spec = read_spec(body, present)
+        try:
+            checked(self._settings, spec.setting, spec.treatment)
+        except BadValue as error:
+            raise BadExperiment("treatment", str(error)) from error
+        return spec
+
+    def stop(self, experiment_id: str, now: float) -> Experiment:
+        """End an experiment.
+
+        Raises:
+            KeyError: there is none of this id.
+        """
+        experiment = self._experiments[experiment_id]
+        experiment.stop(Status.STOPPED, "stopped on request", now)
+        return experiment
+
+    def get(self, experiment_id: str) -> Experiment:
+        """An experiment by its id.
+
+        Raises:
+            KeyError: there is none.
+        """
+        return self._experiments[experiment_id]
+
+    def all(self) -> list[Experiment]:
+        """All experiments, newest first."""
+        return list(reversed(self._experiments.values()))
+
+    def tick(self, now: float) -> Change | None:
+        """Advance the running experiment to ``now``; the change that is due, if any."""
+        experiment = self.running
+        if experiment is not None:
+            experiment.advance(now, self._meter)
+        if experiment is None or experiment.status is not Status.RUNNING:
+            self._meter.close(now)
+        return self._change()
+
+    def _change(self) -> Change | None:
+        """The difference between what is set and what the newest experiment, or the one before it, wants."""
+        for experiment in reversed(self.all()[:2]):
+            setting, wanted = experiment.spec.setting, experiment.value
+            if self._set.get(experiment.id, experiment.spec.control) != wanted:
+                self._set[experiment.id] = wanted
+                ended = "" if experiment.status is Status.RUNNING else f" ended: {experiment.status}"
+                return Change(setting, wanted, f"experiment {experiment.id}{ended or ': ' + experiment.arm}")
+        return None
+
+    @property
+    def pending(self) -> bool:
+        """Whether a setting does not have the value yet that an experiment wants."""
+        return any(self._set.get(each.id, each.spec.control) != each.value for each in self.all()[:2])
+
+    def due(self) -> float:
+        """When `tick` has something to do next; infinite while nothing runs."""
+        running = self.running
+        return math.inf if running is None else running.due
+
+    def to_json(self, now: float) -> list[dict[str, Any]]:
+        """All experiments, as `restore` reads them."""
+        return [each.to_json(now) for each in self._experiments.values()]
+
+    def restore(self, stored: list[dict[str, Any]], now: float) -> list[str]:
+        """Take experiments of an earlier process over; returns why some do not go on.
+
+        One that ran goes on with its next pair, unless its setting is gone or has another control value now.
+        """
+        told, present = [], self._present()
+        for each in stored:
+            experiment = Experiment.from_json(each, now)
+            spec = experiment.spec
+            if experiment.status is Status.RUNNING and present.get(spec.setting) != spec.control:
+                why = f"{spec.setting} is {present.get(spec.setting)} since the restart, not {spec.control}"
+                experiment.stop(Status.STOPPED, why, now)
+                told.append(f"experiment {experiment.id} stopped: {why}")
+            self._keep(experiment)
+        return told
+
+    def _keep(self, experiment: Experiment) -> None:
+        self._experiments[experiment.id] = experiment
+        while len(self._experiments) > MOST_KEPT:
+            oldest = next(iter(self._experiments))
+            if self._experiments[oldest].status is Status.RUNNING:
+                break
+            del self._experiments[oldest]
+            self._set.pop(oldest, None)

@@ -1,0 +1,234 @@
+"""One switchback experiment as a state machine: times and measured windows in, a setting's value and a decision out.
+
+It knows no clock and no engine. `advance` is called with the time; afterwards `value` is what the setting must have,
+and `due` is when to call again. It can be written as JSON at any time and read back: the pair that was interrupted is
+measured again.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import asdict
+from enum import StrEnum
+from typing import Any, NamedTuple
+
+from headrace.observe.experiments.evidence import Evidence, half_width, pairs_needed
+from headrace.observe.experiments.measures import METRICS, WindowMeter
+from headrace.observe.experiments.spec import Spec
+from headrace.observe.experiments.switchback import (
+    LoadCorrection,
+    Measured,
+    log_change,
+    log_load,
+    treatment_first,
+)
+from headrace.observe.steering.settings import Value
+
+GUARD_PAIRS = 2
+"""From this pair on, a guard ends the experiment when the mean change exceeds it. It does not wait for evidence: the
+operator has said what must not happen, and evidence would take many more pairs."""
+
+GROSS = 3.0
+"""A first pair that exceeds a guard this many times ends the experiment at once."""
+
+MOST_PAIRS = 10_000
+"""Pairs that are stored; an experiment with more ends."""
+
+
+class Status(StrEnum):
+    """``better`` and ``worse`` say what the treatment was; ``undecided``: time was up before there was evidence."""
+
+    RUNNING = "running"
+    BETTER = "better"
+    WORSE = "worse"
+    UNDECIDED = "undecided"
+    ROLLED_BACK = "rolled_back"
+    STOPPED = "stopped"
+
+
+class Pair(NamedTuple):
+    """Two measured windows."""
+
+    control: Measured
+    treatment: Measured
+
+
+class Experiment:
+    """``began`` is the engine's time, ``by`` the controller that asked for it (empty: a person).
+
+    The setting has its control value before the first `advance`.
+    """
+
+    def __init__(self, experiment_id: str, spec: Spec, began: float, by: str = "") -> None:
+        self.id = experiment_id
+        self.by = by
+        self.spec = spec
+        self.status = Status.RUNNING
+        self.why = ""
+        self.pairs: list[Pair] = []
+        self.evidence = Evidence()
+        self.guards = {name: Evidence() for name in spec.guards}
+        self.due = began
+        self._load = LoadCorrection()
+        self._spent = 0.0  # before the last restart
+        self._began = began
+        self._half: Measured | None = None  # the first window of the present pair
+        self._measuring = False
+        self._treatment = False
+        self._started = False
+
+    @property
+    def value(self) -> Value:
+        """What the setting must have now."""
+        adopted = self.status is Status.BETTER and self.spec.adopt
+        on = adopted or (self.status is Status.RUNNING and self._treatment)
+        return self.spec.treatment if on else self.spec.control
+
+    @property
+    def arm(self) -> str:
+        """The arm that runs now."""
+        return "treatment" if self._treatment and self.status is Status.RUNNING else "control"
+
+    def advance(self, now: float, meter: WindowMeter) -> None:
+        """Begin, measure or end the windows that are due by ``now``."""
+        if self.status is not Status.RUNNING or now < self.due:
+            return
+        if not self._started:
+            self._started = True
+            self._begin(treatment_first(self.spec.seed, 0), now)
+        elif not self._measuring:
+            self._measuring = True
+            meter.open(now)
+            self.due = now + self.spec.window_seconds
+        else:
+            values, load = meter.close(now)
+            self._end_window(Measured(self._treatment, values, load), now)
+
+    def stop(self, status: Status, why: str, now: float) -> None:
+        """End it; the setting returns to its control value."""
+        if self.status is Status.RUNNING:
+            self.status, self.why = status, why
+            self._spent += now - self._began
+            self.due = math.inf
+
+    def _begin(self, treatment: bool, now: float) -> None:
+        self._treatment, self._measuring = treatment, False
+        self.due = now + self.spec.burn_in_seconds
+
+    def _end_window(self, measured: Measured, now: float) -> None:
+        if self._half is None:
+            self._half = measured
+            self._begin(not self._treatment, now)
+            return
+        first, self._half = self._half, None
+        pair = Pair(measured, first) if first.treatment else Pair(first, measured)
+        self.pairs.append(pair)
+        self._weigh(pair)
+        self._judge(now)
+        if self.status is Status.RUNNING:
+            self._begin(treatment_first(self.spec.seed, len(self.pairs)), now)
+
+    def _weigh(self, pair: Pair) -> None:
+        change = log_change(self.spec.metric, *pair)
+        if change is not None:
+            self.evidence.add(self._load.correct(change, log_load(*pair)))
+        for name, evidence in self.guards.items():
+            if (change := log_change(name, *pair)) is not None:
+                evidence.add(change)
+
+    def _judge(self, now: float) -> None:
+        spec = self.spec
+        for name, evidence in self.guards.items():
+            worse = -METRICS[name].better * evidence.mean
+            bound = math.log1p(spec.guards[name]) * (1.0 if evidence.count >= GUARD_PAIRS else GROSS)
+            if worse > bound:
+                told = f"{name} changed by {math.expm1(evidence.mean):+.1%} in {evidence.count} pairs"
+                self.stop(Status.ROLLED_BACK, told, now)
+                return
+        if self.evidence.e_value >= 1 / spec.alpha:
+            better = METRICS[spec.metric].better * self.evidence.mean > 0
+            self.stop(Status.BETTER if better else Status.WORSE, f"{spec.metric} {self._told()}", now)
+        elif self._spent + now - self._began + spec.pair_seconds > spec.max_seconds:
+            self.stop(Status.UNDECIDED, "no evidence of a difference within max_seconds", now)
+        elif len(self.pairs) >= MOST_PAIRS:
+            self.stop(Status.UNDECIDED, f"no evidence of a difference after {MOST_PAIRS} pairs", now)
+
+    def _told(self) -> str:
+        return f"changed by {math.expm1(self.evidence.mean):+.1%} after {len(self.pairs)} pairs"
+
+    # -- reports -----------------------------------------------------------------------------------
+
+    def report(self) -> dict[str, Any]:
+        """Everything that is known, as JSON: effect with its interval, guards, decision, windows."""
+        return {
+            "id": self.id,
+            "object": "experiment",
+            "design": "switchback",
+            "by": self.by,
+            **asdict(self.spec),
+            "status": self.status.value,
+            "why": self.why,
+            "arm": self.arm,
+            "pairs": len(self.pairs),
+            "effect": _effect(self.evidence, self.spec.alpha),
+            "guard_effects": {name: _effect(each, self.spec.alpha) for name, each in self.guards.items()},
+            "detectable": self._detectable(),
+        }
+
+    def _detectable(self) -> dict[str, Any]:
+        """What can be found with the noise seen so far: the smallest change by max_seconds, and pairs for 5 %."""
+        most = int(self.spec.max_seconds / self.spec.pair_seconds)
+        deviation = self.evidence.deviation
+        if math.isinf(deviation) or math.isinf(half := deviation * half_width(max(most, 1), self.spec.alpha)):
+            return {"most_pairs": most, "smallest_change": None, "pairs_for_5_percent": None}
+        five = pairs_needed(math.log(1.05), deviation, self.spec.alpha)
+        return {"most_pairs": most, "smallest_change": math.expm1(half), "pairs_for_5_percent": five}
+
+    def windows(self) -> list[dict[str, Any]]:
+        """The measured windows, in pairs, for a plot."""
+        return [
+            {"pair": number, "arm": arm, "load": each.load, **each.values}
+            for number, pair in enumerate(self.pairs)
+            for arm, each in (("control", pair.control), ("treatment", pair.treatment))
+        ]
+
+    def to_json(self, now: float) -> dict[str, Any]:
+        """The experiment with all its pairs, as `from_json` reads it."""
+        spent = self._spent + (now - self._began if self.status is Status.RUNNING else 0.0)
+        return {
+            "id": self.id,
+            "by": self.by,
+            "spec": asdict(self.spec),
+            "status": self.status.value,
+            "why": self.why,
+            "spent_seconds": spent,
+            "pairs": [[tuple(pair.control), tuple(pair.treatment)] for pair in self.pairs],
+        }
+
+    @classmethod
+    def from_json(cls, stored: dict[str, Any], now: float) -> Experiment:
+        """Read what `to_json` wrote; a running experiment goes on with its next pair."""
+        made = cls(stored["id"], Spec(**stored["spec"]), now, stored["by"])
+        for control, treatment in stored["pairs"]:
+            pair = Pair(Measured(*control), Measured(*treatment))
+            made.pairs.append(pair)
+            made._weigh(pair)
+        made.status, made.why = Status(stored["status"]), stored["why"]
+        made._spent = stored["spent_seconds"]
+        if made.status is not Status.RUNNING:
+            made.due = math.inf
+        elif made.pairs:
+            made._started = True
+            made._begin(treatment_first(made.spec.seed, len(made.pairs)), now)
+        return made
+
+
+def _effect(evidence: Evidence, alpha: float) -> dict[str, Any]:
+    """A relative change with its always-valid interval; None where there is no evidence yet."""
+    interval = evidence.interval(alpha)
+    bounds = None if math.isinf(interval.high) else [math.expm1(interval.low), math.expm1(interval.high)]
+    return {
+        "change": math.expm1(evidence.mean) if evidence.count else None,
+        "interval": bounds,
+        "e_value": min(evidence.e_value, 1e12),
+    }

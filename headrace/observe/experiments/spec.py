@@ -1,0 +1,144 @@
+"""What an experiment is: one setting, two values, a metric, guards and limits; read from JSON or YAML.
+
+{"setting": "mixed_prefill_ratio", "treatment": 0.4, "metric": "itl_p99_seconds",
+ "guards": {"ttft_p99_seconds": 0.2}, "window_seconds": 30, "max_seconds": 7200}
+"""
+
+from __future__ import annotations
+
+import difflib
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+from typing import Any
+
+from headrace.core.request import InvalidParameter
+from headrace.observe.experiments.measures import METRICS
+from headrace.observe.steering.settings import Value
+
+
+class BadExperiment(InvalidParameter):
+    """A field of an experiment is missing, unknown or out of range; ``param`` names it."""
+
+    def __init__(self, param: str, message: str) -> None:
+        super().__init__(param, f"{param}: {message}")
+
+
+@dataclass(frozen=True, slots=True)
+class Spec:
+    """An experiment as asked for.
+
+    ``control`` is the value that the setting has now. ``guards`` bound how much worse a metric may become, as a share
+    (0.2: a fifth). A window measures ``window_seconds`` after ``burn_in_seconds``, in which the requests of the other
+    arm end and caches settle. ``alpha`` is the largest probability of calling a difference that is not there, at
+    whatever time it ends. ``seed`` draws the order of the windows. With ``adopt`` the setting keeps a better treatment
+    at the end; otherwise it always returns to ``control``.
+    """
+
+    setting: str
+    control: Value
+    treatment: Value
+    metric: str
+    guards: Mapping[str, float] = field(default_factory=dict)
+    window_seconds: float = 30.0
+    burn_in_seconds: float = 5.0
+    max_seconds: float = 7200.0
+    alpha: float = 0.05
+    seed: int = 0
+    name: str = ""
+    adopt: bool = False
+
+    @property
+    def pair_seconds(self) -> float:
+        """Time of one pair of windows."""
+        return 2 * (self.window_seconds + self.burn_in_seconds)
+
+
+_RANGES: Mapping[str, tuple[float, float]] = {
+    "window_seconds": (0.1, 86_400.0),
+    "burn_in_seconds": (0.0, 86_400.0),
+    "max_seconds": (1.0, 30 * 86_400.0),
+    "alpha": (1e-6, 0.5),
+}
+MOST_GUARD = 10.0
+"""The largest share that a guard may name."""
+
+MOST_NAME = 200
+"""The longest name, in characters."""
+
+
+def read_spec(body: Any, control: Mapping[str, Value]) -> Spec:
+    """An experiment from parsed JSON; ``control`` has the settings that may change, with their present values.
+
+    Raises:
+        BadExperiment: a field is missing, unknown, of another type or out of range.
+    """
+    if not isinstance(body, dict):
+        raise BadExperiment("body", "expected an object")
+    known = {each.name for each in fields(Spec)} - {"control"}
+    for name in body:
+        if name not in known:
+            raise BadExperiment(str(name), f"unknown field{_meant(str(name), known)}")
+    setting = _one_of(body, "setting", control)
+    metric = _one_of(body, "metric", METRICS)
+    if "treatment" not in body:
+        raise BadExperiment("treatment", "this field is required")
+    if body["treatment"] == control[setting]:
+        raise BadExperiment("treatment", f"{setting} is {control[setting]} already")
+    numbers = {name: _number(body, name, *_RANGES[name]) for name in _RANGES if name in body}
+    seed, label, adopt = body.get("seed", 0), body.get("name", ""), body.get("adopt", False)
+    if type(seed) is not int:
+        raise BadExperiment("seed", "expected an integer")
+    if type(adopt) is not bool:
+        raise BadExperiment("adopt", "expected true or false")
+    if not isinstance(label, str) or len(label) > MOST_NAME:
+        raise BadExperiment("name", f"expected text of at most {MOST_NAME} characters")
+    spec = Spec(
+        setting,
+        control[setting],
+        body["treatment"],
+        metric,
+        _guards(body.get("guards", {})),
+        seed=seed,
+        name=label,
+        adopt=adopt,
+        **numbers,
+    )
+    if spec.max_seconds < spec.pair_seconds:
+        raise BadExperiment("max_seconds", f"one pair of windows takes {spec.pair_seconds:g} s")
+    return spec
+
+
+def _guards(given: Any) -> dict[str, float]:
+    if not isinstance(given, dict):
+        raise BadExperiment("guards", "expected an object of metrics and shares")
+    for name in given:
+        if name not in METRICS:
+            raise BadExperiment(f"guards.{name}", f"no such metric{_meant(str(name), METRICS)}")
+    return {
+        name: _number({f"guards.{name}": share}, f"guards.{name}", 0.001, MOST_GUARD)
+        for name, share in given.items()
+    }
+
+
+def _one_of(body: Mapping[str, Any], name: str, known: Mapping[str, Any]) -> str:
+    if name not in body:
+        raise BadExperiment(name, f"this field is required: one of {', '.join(known)}")
+    value = body[name]
+    if not isinstance(value, str) or value not in known:
+        raise BadExperiment(name, f"expected one of {', '.join(known)}{_meant(str(value), known)}")
+    return value
+
+
+def _number(body: Mapping[str, Any], name: str, low: float, high: float) -> float:
+    value = body[name]
+    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+        raise BadExperiment(name, "expected a number")
+    if not low <= value <= high:
+        raise BadExperiment(name, f"{value} is not between {low:g} and {high:g}")
+    return float(value)
+
+
+def _meant(word: str, known: Any) -> str:
+    close = difflib.get_close_matches(word, list(known), n=1)
+    return f"; did you mean {close[0]}?" if close else ""

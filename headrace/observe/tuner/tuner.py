@@ -1,0 +1,177 @@
+"""The tuner: tries one small change at a time as an experiment, and adopts it if the evidence says that it is better.
+
+A trial is a switchback experiment on the live traffic with guards, so a change for the worse is rolled back within two
+pairs of windows, and noise is not taken for a gain. The tuner only chooses what to try next:
+
+    mixed_prefill_ratio up -> down -> max_num_batched_tokens up -> down -> ...      better: again in this direction
+                                                                                   else: this direction rests
+
+A direction that brought nothing rests for a time that doubles with each failure, so that a tuned server is hardly
+disturbed. An experiment of a person stops the trial, and the tuner waits until it has ended.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from enum import StrEnum
+from typing import Any, NamedTuple
+
+from headrace.observe.experiments.conductor import Conductor
+from headrace.observe.experiments.experiment import Experiment, Status
+from headrace.observe.steering.settings import Value
+from headrace.observe.tuner.steps import Range
+
+NAME = "tuner"
+"""What experiments of the tuner are marked with."""
+
+METRIC = "normalized_latency_seconds"
+"""Time per token as its client sees it, waiting included: less is better at low load (latency) and at overload, where
+it falls with the queue as throughput rises."""
+
+GUARDS: Mapping[str, float] = {"output_tokens_per_second": 0.1, "itl_p99_seconds": 0.5, "failed_share": 0.5}
+"""How much worse each metric may become in a trial."""
+
+REST_SECONDS = 600.0
+"""How long a direction that brought nothing rests the first time."""
+
+LONGEST_REST_SECONDS = 24 * 3600.0
+
+COOL_DOWN_WINDOWS = 2.0
+"""Windows between two trials: what the last change left behind settles."""
+
+
+class Mode(StrEnum):
+    """``advise`` tries changes and tells the better ones, but adopts none."""
+
+    OFF = "off"
+    ADVISE = "advise"
+    ON = "on"
+
+
+class Note(NamedTuple):
+    """One line of the audit log."""
+
+    at: float
+    what: str
+
+
+class Tuner:
+    """Chooses trials for ``conductor``. ``ranges`` bound each setting; a window is ``window_seconds`` long."""
+
+    def __init__(
+        self,
+        conductor: Conductor,
+        ranges: Mapping[str, Range],
+        mode: Mode,
+        window_seconds: float = 30.0,
+        burn_in_seconds: float = 5.0,
+        most_pairs: int = 20,
+    ) -> None:
+        self.mode = mode
+        self.notes: list[Note] = []
+        self._conductor = conductor
+        self._ranges = dict(ranges)
+        self._window_seconds = window_seconds
+        self._burn_in_seconds = burn_in_seconds
+        self._most_pairs = most_pairs
+        self._trial: tuple[Experiment, str, bool] | None = None
+        self._rest: dict[tuple[str, bool], float] = {}  # seconds of the next rest
+        self._resting: dict[tuple[str, bool], float] = {}  # until when
+        self._favourite: tuple[str, bool] | None = None  # the direction that was better last
+        self._next = 0
+        self._cool = -math.inf
+        self._tried = 0
+
+    def tick(self, now: float, present: Mapping[str, Value]) -> None:
+        """Learn from the trial that has ended, and begin the next one that is due."""
+        if self._trial is not None:
+            if self._trial[0].status is Status.RUNNING:
+                return
+            self._learn(*self._trial, now)
+            self._trial = None
+        if self.mode is Mode.OFF or self._conductor.running is not None or now < self._cool:
+            return
+        wanted = self._choose(now, present)
+        if wanted is not None:
+            self._begin(*wanted, now)
+
+    def set_mode(self, mode: Mode, now: float) -> None:
+        """Change the mode; the present trial ends, and its setting returns to the value before."""
+        self.mode = mode
+        if self._trial is not None and self._trial[0].status is Status.RUNNING:
+            self._conductor.stop(self._trial[0].id, now)
+
+    def due(self) -> float:
+        """When `tick` may begin a trial; infinite while one runs or the tuner is off."""
+        if self.mode is Mode.OFF or self._conductor.running is not None:
+            return math.inf
+        free = [self._resting.get(each, -math.inf) for each in self._directions()]
+        return max(self._cool, min(free, default=math.inf))
+
+    def report(self, present: Mapping[str, Value]) -> dict[str, Any]:
+        """Mode, present values with their bounds, the trial, and what has been tried."""
+        return {
+            "object": "tuner",
+            "mode": self.mode.value,
+            "metric": METRIC,
+            "guards": dict(GUARDS),
+            "settings": {
+                name: {"value": present[name], "low": each.low, "high": each.high, "factor": each.factor}
+                for name, each in self._ranges.items()
+            },
+            "trial": self._trial[0].id if self._trial else None,
+            "log": [{"at": note.at, "what": note.what} for note in self.notes],
+        }
+
+    def _directions(self) -> list[tuple[str, bool]]:
+        return [(name, up) for name in self._ranges for up in (True, False)]
+
+    def _choose(self, now: float, present: Mapping[str, Value]) -> tuple[str, bool, Value] | None:
+        """The direction that was better last, or the next one that does not rest."""
+        order = self._directions()
+        order = order[self._next :] + order[: self._next]
+        for each in [*([self._favourite] if self._favourite else []), *order]:
+            value = self._ranges[each[0]].step(present[each[0]], each[1])
+            if value is not None and self._resting.get(each, -math.inf) <= now:
+                return (*each, value)
+        return None
+
+    def _begin(self, setting: str, up: bool, value: Value, now: float) -> None:
+        pair = 2 * (self._window_seconds + self._burn_in_seconds)
+        body = {
+            "setting": setting,
+            "treatment": value,
+            "metric": METRIC,
+            "guards": dict(GUARDS),
+            "window_seconds": self._window_seconds,
+            "burn_in_seconds": self._burn_in_seconds,
+            "max_seconds": self._most_pairs * pair,
+            "seed": self._tried,
+            "adopt": self.mode is Mode.ON,
+        }
+        self._tried += 1
+        self._trial = (self._conductor.start(body, now, NAME), setting, up)
+
+    def _learn(self, trial: Experiment, setting: str, up: bool, now: float) -> None:
+        direction = (setting, up)
+        told = f"{setting} {trial.spec.control:g} -> {trial.spec.treatment:g}: {trial.status}, {trial.why}"
+        self.notes = [*self.notes[-199:], Note(now, told)]
+        self._cool = now + COOL_DOWN_WINDOWS * self._window_seconds
+        if trial.status is Status.STOPPED:
+            return
+        self._next = (self._directions().index(direction) + 1) % len(self._directions())
+        if trial.status is Status.BETTER and trial.spec.adopt:
+            self._favourite = direction
+            self._rest.pop(direction, None)
+            back = (setting, not up)  # evidence against this one
+            self._resting[back] = now + self._longer(back)
+            return
+        self._favourite = None
+        self._resting[direction] = now + self._longer(direction)
+
+    def _longer(self, direction: tuple[str, bool]) -> float:
+        """The rest of a direction that brought nothing; the next one is twice as long."""
+        rest = self._rest.get(direction, REST_SECONDS)
+        self._rest[direction] = min(LONGEST_REST_SECONDS, 2 * rest)
+        return rest

@@ -1,0 +1,174 @@
+"""Runs experiments and the tuner: wakes when a window begins or ends, changes a setting between two steps, writes the
+file.
+
+What an experiment is and decides is `observe`'s; this file has the clock, the engine thread and the disk.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import os
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, Protocol
+
+from headrace.serve.service import Service
+
+logger = logging.getLogger("headrace.experiments")
+
+LONGEST_SLEEP = 3600.0
+"""Seconds after which the task looks again even if nothing is due."""
+
+FILE_VERSION = 1
+
+
+class Change(Protocol):
+    """A setting, its new value, and why."""
+
+    @property
+    def setting(self) -> str: ...
+
+    @property
+    def value(self) -> float | int: ...
+
+    @property
+    def why(self) -> str: ...
+
+
+class Report(Protocol):
+    """An experiment as clients see it."""
+
+    @property
+    def id(self) -> str: ...
+
+    def report(self) -> dict[str, Any]: ...
+
+    def windows(self) -> list[dict[str, Any]]: ...
+
+
+class Conductor(Protocol):
+    """The experiments of a server: `observe.experiments.conductor`."""
+
+    def start(self, body: Any, now: float) -> Report: ...
+
+    def stop(self, experiment_id: str, now: float) -> Report: ...
+
+    def get(self, experiment_id: str) -> Report: ...
+
+    def all(self) -> Sequence[Report]: ...
+
+    def to_json(self, now: float) -> list[dict[str, Any]]: ...
+
+    def restore(self, stored: list[dict[str, Any]], now: float) -> list[str]: ...
+
+
+class Steering(Protocol):
+    """What decides on changes: `observe.steering`."""
+
+    def tick(self, now: float) -> Change | None: ...
+
+    def due(self) -> float: ...
+
+
+class Experiments:
+    """The task beside the server. ``change`` sets a setting, on the engine thread; ``path`` survives restarts."""
+
+    def __init__(
+        self,
+        steering: Steering,
+        conductor: Conductor,
+        service: Service,
+        change: Callable[[str, float | int], None],
+        path: Path | None,
+    ) -> None:
+        self.conductor = conductor
+        self._steering = steering
+        self._service = service
+        self._change = change
+        self._path = path
+        self._stored = ""
+        self._wake = asyncio.Event()
+        self._task: asyncio.Task[None] | None = None
+
+    def start(self) -> None:
+        """Read the file, and begin; called on the server's loop."""
+        if self._path is not None and self._path.exists():
+            self._restore(self._path)
+        self._task = asyncio.create_task(self._run())
+
+    async def stop(self) -> None:
+        """Write the file and end; settings stay as they are, because the server ends too."""
+        if self._task is not None:
+            self._task.cancel()
+            with suppress(asyncio.CancelledError):
+                await self._task
+        await self._store()
+
+    def begin(self, body: Any) -> Report:
+        """Start an experiment; raises what the conductor raises."""
+        experiment = self.conductor.start(body, self._service.now())
+        logger.info("experiment %s started: %s", experiment.id, json.dumps(body, sort_keys=True))
+        self._wake.set()
+        return experiment
+
+    def end(self, experiment_id: str) -> Report:
+        """Stop an experiment; its setting returns to the control value."""
+        experiment = self.conductor.stop(experiment_id, self._service.now())
+        self._wake.set()
+        return experiment
+
+    def look_again(self) -> None:
+        """Something has changed from outside: what is due now is done at once."""
+        self._wake.set()
+
+    async def _run(self) -> None:
+        while True:
+            change = self._steering.tick(self._service.now())
+            if change is not None:
+                await self._apply(change)
+                continue
+            await self._store()
+            sleep = min(LONGEST_SLEEP, max(0.0, self._steering.due() - self._service.now()))
+            with suppress(TimeoutError):
+                await asyncio.wait_for(self._wake.wait(), sleep)
+            self._wake.clear()
+
+    async def _apply(self, change: Change) -> None:
+        setting, value = change.setting, change.value
+        await self._service.between_steps(lambda: self._change(setting, value))
+        logger.info("%s is %s: %s", setting, value, change.why)
+
+    def _restore(self, path: Path) -> None:
+        try:
+            stored = json.loads(path.read_text())
+            if stored["version"] != FILE_VERSION:
+                raise ValueError(f"version {stored['version']}")
+            told = self.conductor.restore(stored["experiments"], self._service.now())
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            logger.warning("experiments of %s are not continued: %s: %s", path, type(error).__name__, error)
+            return
+        for line in told:
+            logger.warning("%s", line)
+
+    async def _store(self) -> None:
+        if self._path is None:
+            return
+        text = json.dumps(
+            {"version": FILE_VERSION, "experiments": self.conductor.to_json(self._service.now())}
+        )
+        if text != self._stored:
+            self._stored = text
+            try:
+                await asyncio.to_thread(_write, self._path, text)
+            except OSError as error:
+                logger.warning("experiments cannot be written to %s: %s", self._path, error)
+
+
+def _write(path: Path, text: str) -> None:
+    """Replace the file as a whole, so that a crash leaves the old one or the new one."""
+    new = path.with_name(path.name + ".new")
+    new.write_text(text)
+    os.replace(new, path)

@@ -1,0 +1,87 @@
+"""``/v1/experiments``: start, list, read and stop experiments that change one setting of the running server."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pydantic import Field
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Route
+
+from headrace.serve.experiments import Experiments
+from headrace.serve.http.body import read_body
+from headrace.serve.http.errors import ApiError
+from headrace.serve.http.wire import Wire, parse
+
+
+class ExperimentBody(Wire):
+    """An experiment: one setting, the other value, and the metric that decides."""
+
+    setting: str = Field(
+        description="Setting to change: one of the settings that `GET /v1/experiments` lists."
+    )
+    treatment: float | int = Field(description="Value to compare with the present one.")
+    metric: str = Field(description="Metric that decides, such as `itl_p99_seconds`.")
+    guards: dict[str, float] = Field(
+        {},
+        description="Metrics and the share by which each may become worse; beyond it the change is rolled back.",
+    )
+    window_seconds: float = Field(30.0, description="Length of one measured window.")
+    burn_in_seconds: float = Field(5.0, description="Time after each change that is not measured.")
+    max_seconds: float = Field(7200.0, description="Time after which an undecided experiment ends.")
+    alpha: float = Field(0.05, description="Largest probability of reporting a difference that is not there.")
+    seed: int = Field(0, description="Seed of the order of the windows.")
+    adopt: bool = Field(False, description="Keep the treatment at the end if it was better.")
+    name: str = Field("", description="Text that is shown with the experiment.")
+
+
+class ExperimentRoutes:
+    """The endpoints. ``settings`` describes what may change: name, value, bounds."""
+
+    def __init__(self, experiments: Experiments, settings: Any, *, max_body_bytes: int) -> None:
+        self._experiments = experiments
+        self._settings = settings
+        self._max_body_bytes = max_body_bytes
+
+    def routes(self) -> list[Route]:
+        """The routes to mount."""
+        return [
+            Route("/v1/experiments", self.create, methods=["POST"]),
+            Route("/v1/experiments", self.list, methods=["GET"]),
+            Route("/v1/experiments/{id}", self.get, methods=["GET"]),
+            Route("/v1/experiments/{id}", self.stop, methods=["DELETE"]),
+        ]
+
+    async def create(self, request: Request) -> Response:
+        """``POST /v1/experiments``: start one; 409 while another runs."""
+        body = parse(await read_body(request, self._max_body_bytes), ExperimentBody, {})
+        try:
+            experiment = self._experiments.begin(body.model_dump(exclude_unset=True))
+        except RuntimeError as error:
+            raise ApiError(409, str(error), code="experiment_running") from None
+        return JSONResponse(experiment.report(), status_code=201)
+
+    async def list(self, request: Request) -> Response:
+        """``GET /v1/experiments``: all experiments, newest first, and the settings that may change."""
+        shown = [each.report() for each in self._experiments.conductor.all()]
+        return JSONResponse({"object": "list", "data": shown, "settings": self._settings()})
+
+    async def get(self, request: Request) -> Response:
+        """``GET /v1/experiments/{id}``: effect, interval, guards, decision, and each window."""
+        experiment = self._find(request)
+        return JSONResponse(experiment.report() | {"windows": experiment.windows()})
+
+    async def stop(self, request: Request) -> Response:
+        """``DELETE /v1/experiments/{id}``: stop it; its setting returns to the control value."""
+        self._find(request)
+        return JSONResponse(self._experiments.end(request.path_params["id"]).report())
+
+    def _find(self, request: Request) -> Any:
+        experiment_id = request.path_params["id"]
+        try:
+            return self._experiments.conductor.get(experiment_id)
+        except KeyError:
+            raise ApiError(
+                404, f"There is no experiment {experiment_id!r}.", code="experiment_not_found"
+            ) from None

@@ -1,0 +1,50 @@
+"""``/v1/tuner``: what the tuner does, and turning it off and on while serving."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Literal
+
+from pydantic import Field
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Route
+
+from headrace.serve.http.body import read_body
+from headrace.serve.http.wire import Wire, parse
+
+
+class TunerBody(Wire):
+    """The tuner's new mode."""
+
+    mode: Literal["off", "advise", "on"] = Field(
+        description="off: stop the present trial; advise: try changes and report the better ones; on: adopt them."
+    )
+
+
+class TunerRoutes:
+    """The endpoints; ``report`` and ``set_mode`` are the tuner's."""
+
+    def __init__(
+        self, report: Callable[[], dict[str, Any]], set_mode: Callable[[str], None], *, max_body_bytes: int
+    ) -> None:
+        self._report = report
+        self._set_mode = set_mode
+        self._max_body_bytes = max_body_bytes
+
+    def routes(self) -> list[Route]:
+        """The routes to mount."""
+        return [
+            Route("/v1/tuner", self.get, methods=["GET"]),
+            Route("/v1/tuner", self.set, methods=["POST"]),
+        ]
+
+    async def get(self, request: Request) -> Response:
+        """``GET /v1/tuner``: mode, settings with their bounds, the present trial, and the log."""
+        return JSONResponse(self._report())
+
+    async def set(self, request: Request) -> Response:
+        """``POST /v1/tuner``: change the mode."""
+        body = parse(await read_body(request, self._max_body_bytes), TunerBody, {})
+        self._set_mode(body.mode)
+        return JSONResponse(self._report())

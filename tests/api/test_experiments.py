@@ -1,0 +1,100 @@
+"""Experiments on a real server under load: a planted regression is found and undone; the tuner tries changes."""
+
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+
+import httpx
+
+from tests.api.conftest import serving
+
+PATH = "/v1/experiments"
+BODY = {
+    "setting": "max_running",
+    "treatment": 1,
+    "metric": "itl_p99_seconds",
+    "guards": {"output_tokens_per_second": 0.1},
+    "window_seconds": 0.5,
+    "burn_in_seconds": 0.2,
+    "max_seconds": 60.0,
+}
+
+
+class Load:
+    """Clients that send requests one after the other."""
+
+    def __init__(self, server, number=8):
+        self._server, self._end = server, threading.Event()
+        self._pool = ThreadPoolExecutor(number)
+        self.statuses = []
+        for _ in range(number):
+            self._pool.submit(self._run)
+
+    def _run(self):
+        while not self._end.is_set():
+            body = {"prompt": "Once upon a time", "max_tokens": 24, "ignore_eos": True}
+            self.statuses.append(self._server.post("/v1/completions", body).status_code)
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *error):
+        self._end.set()
+        self._pool.shutdown()
+
+
+def eventually(condition, seconds=60.0):
+    until = time.monotonic() + seconds
+    while not (found := condition()):
+        assert time.monotonic() < until
+        time.sleep(0.05)
+    return found
+
+
+def test_a_planted_regression_is_rolled_back(tmp_path):
+    file = tmp_path / "experiments.json"
+    with serving("--experiments-file", str(file)) as server, Load(server) as load:
+        eventually(lambda: len(load.statuses) > 8)
+        started = server.post(PATH, BODY)
+        assert started.status_code == 201
+        experiment_id = started.json()["id"]
+        again = server.post(PATH, BODY)
+        assert (again.status_code, again.json()["error"]["code"]) == (409, "experiment_running")
+        report = eventually(lambda: _ended(server, experiment_id))
+        assert report["status"] == "rolled_back"
+        assert "output_tokens_per_second changed by -" in report["why"]
+        assert report["pairs"] * 2 == len(report["windows"])
+        listed = server.get(PATH).json()
+        assert [each["id"] for each in listed["data"]] == [experiment_id]
+        eventually(lambda: server.get(PATH).json()["settings"]["max_running"]["value"] == 0)
+    assert set(load.statuses) == {200}
+    assert experiment_id in file.read_text()
+
+
+def _ended(server, experiment_id):
+    report = server.get(f"{PATH}/{experiment_id}").json()
+    return report if report["status"] != "running" else None
+
+
+def test_an_experiment_is_stopped_and_wrong_ones_are_named():
+    with serving() as server:
+        wrong = server.post(PATH, BODY | {"setting": "max_runing"})
+        assert (wrong.status_code, wrong.json()["error"]["param"]) == (400, "setting")
+        assert server.post(PATH, BODY | {"treatment": "one"}).status_code == 400
+        assert server.get(f"{PATH}/none").status_code == 404
+        started = server.post(PATH, BODY | {"window_seconds": 1000.0, "max_seconds": 10_000.0}).json()
+        stopped = httpx.delete(f"{server.url}{PATH}/{started['id']}").json()
+        assert stopped["status"] == "stopped"
+        assert httpx.delete(f"{server.url}{PATH}/none").status_code == 404
+
+
+def test_the_tuner_is_turned_on_and_off():
+    with serving("--tuner-window", "1") as server:
+        assert server.get("/v1/tuner").json()["mode"] == "off"
+        assert server.post("/v1/tuner", {"mode": "fast"}).status_code == 400
+        assert server.post("/v1/tuner", {"mode": "advise"}).json()["mode"] == "advise"
+        trial = eventually(lambda: server.get("/v1/tuner").json()["trial"])
+        assert server.get(f"{PATH}/{trial}").json()["by"] == "tuner"
+        off = server.post("/v1/tuner", {"mode": "off"}).json()
+        assert off["mode"] == "off"
+        eventually(lambda: server.get(f"{PATH}/{trial}").json()["status"] == "stopped")

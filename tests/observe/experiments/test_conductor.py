@@ -1,0 +1,116 @@
+import itertools
+import json
+
+import pytest
+
+from headrace.core.knobs import Knobs
+from headrace.observe.experiments.conductor import Busy, Conductor
+from headrace.observe.experiments.experiment import Status
+from headrace.observe.experiments.spec import BadExperiment
+from headrace.observe.steering.settings import changed, live_settings, values
+
+BODY = {
+    "setting": "mixed_prefill_ratio",
+    "treatment": 0.4,
+    "metric": "output_tokens_per_second",
+    "window_seconds": 1.0,
+    "burn_in_seconds": 0.5,
+    "max_seconds": 60.0,
+}
+OTHER = BODY | {"setting": "max_num_batched_tokens", "treatment": 512}
+
+
+class House:
+    """A conductor with knobs that are changed as the server changes them."""
+
+    def __init__(self, knobs=None):
+        self.settings = live_settings(64)
+        self.knobs = knobs or Knobs(mixed_prefill_ratio=0.7)
+        numbers = itertools.count()
+        self.conductor = Conductor(
+            self.settings, lambda: values(self.settings, self.knobs), lambda: f"e{next(numbers)}"
+        )
+        self.whys = []
+
+    def tick(self, now):
+        while (change := self.conductor.tick(now)) is not None:
+            self.knobs = changed(self.settings, self.knobs, change.setting, change.value)
+            self.whys.append(change.why)
+
+    def live(self, until):
+        """Tick whenever something is due."""
+        while self.conductor.due() <= until:
+            self.tick(self.conductor.due())
+        self.tick(until)
+
+
+def test_a_setting_changes_with_the_arm_and_returns_at_the_end():
+    house = House()
+    experiment = house.conductor.start(BODY, 0.0)
+    seen = set()
+    while experiment.status is Status.RUNNING:
+        house.tick(experiment.due)
+        seen.add((experiment.arm, house.knobs.mixed_prefill_ratio))
+    assert seen == {("control", 0.7), ("treatment", 0.4)}
+    assert experiment.status is Status.UNDECIDED
+    assert house.knobs == Knobs(mixed_prefill_ratio=0.7)
+    assert house.whys[-1] in ("experiment e0 ended: undecided", "experiment e0: control")
+    assert house.conductor.running is None
+
+
+def test_one_runs_at_a_time_and_a_persons_experiment_ends_a_controllers():
+    house = House()
+    trial = house.conductor.start(BODY, 0.0, by="tuner")
+    while house.knobs.mixed_prefill_ratio != 0.4:
+        house.tick(trial.due)
+    with pytest.raises(Busy, match="e0 is running"):
+        house.conductor.start(OTHER, 9.0, by="tuner")
+    asked = house.conductor.start(BODY | {"treatment": 0.9}, 9.0)
+    assert trial.status is Status.STOPPED
+    assert asked.spec.control == 0.7, "not the value of the trial that gave way"
+    house.tick(9.0)
+    while house.knobs.mixed_prefill_ratio != 0.9:
+        house.tick(asked.due)
+    with pytest.raises(Busy, match="stop it first"):
+        house.conductor.start(OTHER, 10.0)
+    house.conductor.stop(asked.id, 11.0)
+    house.tick(11.0)
+    assert house.knobs.mixed_prefill_ratio == 0.7
+    assert [each.id for each in house.conductor.all()] == [asked.id, trial.id]
+
+
+def test_a_value_out_of_bounds_is_refused():
+    house = House()
+    with pytest.raises(BadExperiment, match="max_num_batched_tokens 8 is not between 64"):
+        house.conductor.start(OTHER | {"treatment": 8}, 0.0)
+    with pytest.raises(BadExperiment, match="whole number"):
+        house.conductor.start(OTHER | {"treatment": 512.5}, 0.0)
+    assert house.conductor.all() == []
+
+
+def test_experiments_survive_a_restart():
+    house = House()
+    experiment = house.conductor.start(BODY, 0.0)
+    house.live(20.0)
+    pairs = len(experiment.pairs)
+    stored = json.loads(json.dumps(house.conductor.to_json(20.0)))
+    again = House()
+    assert again.conductor.restore(stored, 7.0) == []
+    again.live(40.0)
+    assert len(again.conductor.get("e0").pairs) > pairs
+    changed_since = House(Knobs(mixed_prefill_ratio=0.5))
+    (told,) = changed_since.conductor.restore(stored, 7.0)
+    assert "mixed_prefill_ratio is 0.5 since the restart" in told
+    assert changed_since.conductor.running is None
+
+
+def test_an_adopted_value_stays():
+    house = House()
+    experiment = house.conductor.start(BODY | {"adopt": True}, 0.0)
+    while house.knobs.mixed_prefill_ratio != 0.4:
+        house.tick(experiment.due)
+    experiment.stop(Status.BETTER, "test", 5.0)
+    house.tick(5.0)
+    assert house.knobs.mixed_prefill_ratio == 0.4
+    later = house.conductor.start(BODY | {"treatment": 0.2}, 6.0)
+    assert later.spec.control == 0.4

@@ -1,0 +1,159 @@
+"""Simulated experiments: load that drifts, noise, and an effect that is known."""
+
+import json
+import math
+import random
+import statistics
+
+import pytest
+
+from headrace.observe.experiments.experiment import Experiment, Status
+from headrace.observe.experiments.spec import Spec
+from headrace.observe.experiments.switchback import LoadCorrection, Measured, log_change, treatment_first
+
+
+class World:
+    """A meter over a simulated server: autocorrelated load, noise, and effects of the treatment as logarithms."""
+
+    def __init__(self, seed, effect=0.0, slower=0.0):
+        self.rng = random.Random(seed)
+        self.effect, self.slower = effect, slower
+        self.load = 0.0
+        self.opened = 0
+
+    def open(self, now):
+        self.opened += 1
+
+    def close(self, now):
+        self.load = 0.8 * self.load + 0.6 * self.rng.gauss(0, 0.15)
+        on = self.experiment.arm == "treatment"
+        values = {
+            "output_tokens_per_second": 1000
+            * math.exp(self.load + on * self.effect + self.rng.gauss(0, 0.05)),
+            "ttft_p99_seconds": 0.1 * math.exp(self.load + on * self.slower + self.rng.gauss(0, 0.1)),
+        }
+        return values, 1000 * math.exp(self.load + self.rng.gauss(0, 0.02))
+
+
+def spec(seed=0, pairs=120, **more):
+    given = {"window_seconds": 1.0, "burn_in_seconds": 0.5, "max_seconds": pairs * 3.0 + 0.5, "seed": seed}
+    return Spec("x", 1, 2, "output_tokens_per_second", **(given | more))
+
+
+def run(seed, effect=0.0, slower=0.0, **more):
+    world = World(seed, effect, slower)
+    world.experiment = experiment = Experiment("e", spec(seed, **more), 0.0)
+    now = 0.0
+    while experiment.status is Status.RUNNING:
+        now = max(now, experiment.due)
+        experiment.advance(now, world)
+    return experiment
+
+
+def test_without_a_difference_none_is_found():
+    """200 A/A experiments, each looked at after every pair."""
+    found = [run(seed).status for seed in range(200)]
+    assert sum(each is not Status.UNDECIDED for each in found) / 200 <= 0.05
+
+
+@pytest.mark.parametrize(("effect", "status"), [(0.05, Status.BETTER), (-0.05, Status.WORSE)])
+def test_a_difference_of_5_percent_is_found(effect, status):
+    runs = [run(seed, effect) for seed in range(100)]
+    assert sum(each.status is status for each in runs) >= 95
+    assert statistics.median(len(each.pairs) for each in runs) < 60
+    assert all(each.value == each.spec.control for each in runs)
+
+
+def test_a_planted_regression_is_rolled_back_within_two_pairs():
+    runs = [run(seed, slower=math.log(1.5), guards={"ttft_p99_seconds": 0.2}) for seed in range(100)]
+    assert all(each.status is Status.ROLLED_BACK for each in runs)
+    assert statistics.median(len(each.pairs) for each in runs) <= 2
+    assert "ttft_p99_seconds changed by +" in runs[0].why
+
+
+def test_a_guard_beyond_the_noise_seldom_ends_an_experiment_without_a_difference():
+    runs = [run(seed, guards={"ttft_p99_seconds": 0.4}, pairs=40) for seed in range(200)]
+    assert sum(each.status is Status.ROLLED_BACK for each in runs) / 200 <= 0.05
+
+
+def test_a_better_treatment_stays_only_if_that_was_asked_for():
+    assert run(1, effect=0.3).value == 1
+    assert run(1, effect=0.3, adopt=True).value == 2
+    assert run(1, effect=-0.3, adopt=True).value == 1
+
+
+def test_arms_alternate_within_each_pair_and_every_window_burns_in():
+    world = World(3)
+    world.experiment = experiment = Experiment("e", spec(3, pairs=10), 100.0)
+    seen, now = [], 100.0
+    assert experiment.value == 1
+    while experiment.status is Status.RUNNING:
+        opened = world.opened
+        experiment.advance(experiment.due, world)
+        if world.opened > opened:
+            assert experiment.due - now == pytest.approx(1.0 + 0.5) or experiment.due - now == pytest.approx(
+                1.0
+            )
+            seen.append(experiment.arm)
+        now = experiment.due
+    pairs = list(zip(seen[::2], seen[1::2], strict=True))
+    assert all(set(pair) == {"control", "treatment"} for pair in pairs)
+    assert len(set(pairs)) == 2, "the coin gives both orders"
+    assert [first == "treatment" for first, _ in pairs] == [treatment_first(3, i) for i in range(len(pairs))]
+
+
+def test_nothing_happens_before_it_is_due():
+    world = World(1)
+    world.experiment = experiment = Experiment("e", spec(), 0.0)
+    experiment.advance(0.0, world)
+    due = experiment.due
+    experiment.advance(due - 0.01, world)
+    assert (experiment.due, world.opened) == (due, 0)
+
+
+def test_it_continues_after_a_restart_with_the_next_pair():
+    whole = run(5, effect=0.0, pairs=30)
+    world = World(5)
+    world.experiment = experiment = Experiment("e", spec(5, pairs=30), 0.0)
+    while len(experiment.pairs) < 10:
+        experiment.advance(experiment.due, world)
+    stored = json.loads(json.dumps(experiment.to_json(experiment.due)))
+    again = Experiment.from_json(stored, 5000.0)
+    assert again.report() == experiment.report() | {"arm": again.arm}
+    assert again.value == (2 if treatment_first(5, 10) else 1)
+    world.experiment = again
+    while again.status is Status.RUNNING:
+        again.advance(again.due, world)
+    assert (again.status, len(again.pairs)) == (whole.status, len(whole.pairs))
+    ended = Experiment.from_json(json.loads(json.dumps(again.to_json(9999.0))), 0.0)
+    assert (ended.status, ended.due) == (again.status, math.inf)
+
+
+def test_stopping_restores_the_control_value():
+    world = World(1)
+    world.experiment = experiment = Experiment("e", spec(), 0.0)
+    while experiment.value == 1:
+        experiment.advance(experiment.due, world)
+    experiment.stop(Status.STOPPED, "enough", 3.0)
+    assert (experiment.value, experiment.due) == (1, math.inf)
+    experiment.stop(Status.BETTER, "too late", 4.0)
+    assert experiment.status is Status.STOPPED
+
+
+def test_load_is_corrected_for():
+    rng = random.Random(6)
+    plain, corrected, correction = [], [], LoadCorrection()
+    for _ in range(200):
+        load = rng.gauss(0, 0.3)
+        difference = 0.02 + 0.9 * load + rng.gauss(0, 0.02)
+        plain.append(difference)
+        corrected.append(correction.correct(difference, load))
+    assert statistics.stdev(corrected[20:]) < 0.2 * statistics.stdev(plain)
+    assert statistics.fmean(corrected[20:]) == pytest.approx(0.02, abs=0.01)
+
+
+def test_a_share_of_zero_has_a_change_and_a_missing_metric_has_none():
+    nothing, some = Measured(False, {"failed_share": 0.0}, 1.0), Measured(True, {"failed_share": 0.5}, 1.0)
+    assert log_change("failed_share", nothing, some) == pytest.approx(math.log(501))
+    assert log_change("itl_p99_seconds", nothing, some) is None
+    assert log_change("itl_mean_seconds", Measured(False, {"itl_mean_seconds": 0.0}, 1.0), some) is None

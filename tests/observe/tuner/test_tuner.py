@@ -1,0 +1,112 @@
+import itertools
+import math
+import random
+
+from headrace.core.knobs import Knobs
+from headrace.observe.experiments.experiment import Status
+from headrace.observe.steering.engine import Steering
+from headrace.observe.steering.settings import changed, live_settings
+from headrace.observe.tuner.steps import Range
+from headrace.observe.tuner.tuner import METRIC, Mode
+
+SETTINGS = live_settings(64)
+
+
+class World:
+    """A server whose latency depends on one setting; windows have noise and a load that drifts."""
+
+    def __init__(self, best, mode=Mode.ON, seed=0, sensitivity=0.15):
+        self.best, self.sensitivity = best, sensitivity
+        self.rng = random.Random(seed)
+        self.knobs = Knobs(mixed_prefill_ratio=0.7)
+        self.load = 0.0
+        numbers = itertools.count()
+        self.steering = Steering(SETTINGS, lambda: self.knobs, lambda: f"e{next(numbers)}", mode, 10.0, 2.0)
+        meter = self.steering.conductor._meter
+        meter.open, meter.close = lambda now: None, self.measure
+        self.values = []
+
+    def latency(self, ratio):
+        return 0.02 * math.exp(self.sensitivity * abs(math.log(ratio / self.best)))
+
+    def measure(self, now):
+        self.load = 0.8 * self.load + 0.6 * self.rng.gauss(0, 0.1)
+        seconds = self.latency(self.knobs.mixed_prefill_ratio) * math.exp(self.load + self.rng.gauss(0, 0.03))
+        return {METRIC: seconds, "output_tokens_per_second": 1000.0, "itl_p99_seconds": seconds}, 1000.0
+
+    def live(self, seconds):
+        now = 0.0
+        while now < seconds:
+            while (change := self.steering.tick(now)) is not None:
+                self.knobs = changed(SETTINGS, self.knobs, change.setting, change.value)
+            self.values.append(self.knobs.mixed_prefill_ratio)
+            now = max(now + 0.5, min(self.steering.due(), seconds))
+        return self
+
+    @property
+    def settled(self):
+        """The value outside trials."""
+        running = self.steering.conductor.running
+        return running.spec.control if running else self.knobs.mixed_prefill_ratio
+
+
+def test_it_finds_a_setting_that_is_far_off_and_stays_in_bounds():
+    worlds = [World(best=4.0, seed=seed).live(8 * 3600) for seed in range(5)]
+    for world in worlds:
+        assert world.latency(world.settled) < 0.5 * (world.latency(0.7) - 0.02) + 0.02
+        assert max(world.values) <= 0.7 * 16 * 1.0001
+
+
+def test_it_leaves_a_good_setting_alone_and_rests_longer_and_longer():
+    world = World(best=0.7, seed=3).live(12 * 3600)
+    assert world.settled == 0.7
+    trials = [note.at for note in world.steering.tuner.notes if note.what.startswith("mixed")]
+    assert 4 <= len(trials) <= 24
+    early, late = sum(at < 4 * 3600 for at in trials), sum(at > 8 * 3600 for at in trials)
+    assert late < early
+
+
+def test_advice_changes_nothing():
+    world = World(best=8.0, mode=Mode.ADVISE, seed=1).live(4 * 3600)
+    assert world.settled == 0.7
+    assert any("better" in note.what for note in world.steering.tuner.notes)
+
+
+def test_off_does_nothing_and_turning_off_restores():
+    world = World(best=8.0, mode=Mode.OFF)
+    assert world.steering.due() == math.inf
+    world.live(3600)
+    assert set(world.values) == {0.7}
+    world.steering.tuner.set_mode(Mode.ON, 3600.0)
+    world.live(30)
+    assert world.steering.conductor.running is not None
+    world.steering.tuner.set_mode(Mode.OFF, 4000.0)
+    world.live(10)
+    assert world.knobs.mixed_prefill_ratio == 0.7
+
+
+def test_a_persons_experiment_stops_the_trial_and_is_not_disturbed():
+    world = World(best=8.0, seed=2).live(60)
+    trial = world.steering.conductor.running
+    body = {"setting": "max_step_seconds", "treatment": 0.2, "metric": METRIC, "max_seconds": 1e6}
+    asked = world.steering.conductor.start(body, 61.0)
+    assert trial.status is Status.STOPPED
+    world.steering.tick(61.0)
+    world.steering.tuner.tick(62.0, world.steering.present())
+    assert world.steering.conductor.running is asked
+
+
+def test_a_step_stays_between_its_bounds():
+    whole = Range(64, 4096, 2.0, True)
+    assert [
+        whole.step(2048, True),
+        whole.step(4096, True),
+        whole.step(100, False),
+        whole.step(64, False),
+    ] == [
+        4096,
+        None,
+        64,
+        None,
+    ]
+    assert Range(1, 64, 1.5, True).step(1, True) == 2
