@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 import headrace
-from headrace.build.server import BUILD_INFO_HELP, BUILD_INFO_LABELS
+from headrace.build.operations.observability import BUILD_INFO_HELP, BUILD_INFO_LABELS
 from headrace.compute.model.families import FAMILIES
 from headrace.config import ENVIRONMENT_PREFIX, PARTS, ConfigError
 from headrace.core.plan import TokenLogprob
@@ -22,10 +22,16 @@ from headrace.lab.plan.roofline import KV_BYTES, WEIGHTS, Replica
 from headrace.lab.plan.shapes import SHAPES
 from headrace.llm import RequestMetrics
 from headrace.notebook import Simulation, Trace, load_trace, make_trace, simulate
+from headrace.observe.cost.ledger import CostLedger
+from headrace.observe.cost.meter import CostMeter
+from headrace.observe.cost.prices import Pricing
 from headrace.observe.goodput import Goodput
 from headrace.observe.http_requests import HttpRequests
 from headrace.observe.metrics import Metrics
 from headrace.observe.metrics_page import MetricsPage
+from headrace.observe.resources.meter import ResourceMeter
+from headrace.observe.resources.traffic import Traffic
+from headrace.observe.resources.work import ModelWork, Peaks, WorkMeter
 from headrace.observe.vllm_names import ALIASES
 from headrace.serve.http.anthropic.refusals import MESSAGES
 from headrace.serve.http.anthropic.wire import MessagesBody
@@ -120,6 +126,15 @@ def http_page() -> str:
     return "\n".join([*lines, ""])
 
 
+class _Measured:
+    """Stands for sources of resources that this machine may not have."""
+
+    measurable = measures_energy = True
+
+    def __getattr__(self, name: str) -> Any:
+        return lambda: None
+
+
 def metrics_page() -> str:
     """Every metric of ``/metrics``."""
     lines = [
@@ -140,6 +155,11 @@ def metrics_page() -> str:
     )
     Goodput(sheet)
     HttpRequests(sheet)
+    ledger, nothing = CostLedger(Pricing()), _Measured()
+    CostMeter(sheet, ledger, float)
+    WorkMeter(sheet, ledger, ModelWork(1, 1, 1, 1, 1), float, slots=1, peaks=Peaks(1.0, 1.0))
+    Traffic(sheet)
+    ResourceMeter(sheet, int, nothing, nothing, nothing)
     sheet.gauge("build_info", BUILD_INFO_HELP, BUILD_INFO_LABELS)
     for kind, families in (
         ("counter", sheet.counters),
@@ -155,7 +175,7 @@ def metrics_page() -> str:
         "Metrics of the process and of Python's garbage collector have the names of prometheus-client and no prefix:",
         "`process_cpu_seconds_total`, `process_resident_memory_bytes`, `process_open_fds` and others.",
         "",
-        "With `--metrics-prefix vllm`, every series also has the label `engine`, and these former names of vLLM exist:",
+        "With `--metrics-prefix vllm`, every series also has the label `engine`, and these names of vLLM exist too:",
         "",
         "| alias | metric |",
         "|---|---|",

@@ -1,7 +1,11 @@
-"""Builds the engine from its options: pool, policies, knobs. It needs no torch: the simulator runs the same engine."""
+"""Builds the engine from its options: pool, policies, knobs, cost ledger.
+
+It needs no torch: the simulator runs the same engine.
+"""
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -9,7 +13,7 @@ from types import MappingProxyType
 
 from headrace.build.drafting import ModelDrafts, make_drafter
 from headrace.build.policies import make_admission, make_eviction, make_order, make_victims
-from headrace.config import CacheOptions, ConfigError, SchedulerOptions
+from headrace.config import CacheOptions, ConfigError, CostOptions, SchedulerOptions
 from headrace.core.engine import Engine
 from headrace.core.events import Event
 from headrace.core.knobs import Knobs
@@ -32,6 +36,9 @@ from headrace.core.scheduler.prefix_choice import LongestPrefix
 from headrace.core.scheduler.scheduler import Scheduler
 from headrace.core.tenancy.classes import CLASSES, ServiceClass
 from headrace.core.tenancy.fair_share import ShareLedger
+from headrace.observe.cost.ledger import CostLedger
+from headrace.observe.cost.prices import BadPrice, Pricing, TokenPrices, parse_device_price
+from headrace.observe.cost.split import BY_TOKENS
 from headrace.observe.recording.engine import RecordedEngine, Tell
 
 BATCHED_TOKENS = {"cpu": 1024, "cuda": 8192}
@@ -121,10 +128,13 @@ def make_engine(
         holds=UntilCompiled(grammars) if grammars is not None else None,
         drafter=make_drafter(plans, drafts),
     )
+    engine: Engine
     if tell is not None:
-        return RecordedEngine(scheduler, runner, events, knobs, overlap, tell)
-    engine = Engine(scheduler, runner, events, knobs, overlap)
-    engine.shares = shares
+        engine = RecordedEngine(scheduler, runner, events, knobs, overlap, tell)
+    else:
+        engine = Engine(scheduler, runner, events, knobs, overlap)
+        engine.shares = shares
+    engine.times = predictions.times
     return engine
 
 
@@ -209,3 +219,32 @@ def _room(
     if plans.scheduling_policy != "fair":
         return AlwaysFits()
     return Headroom(predictions.lengths, cache.block_size, watermark=num_blocks // WATERMARK)
+
+
+def make_pricing(options: CostOptions) -> Pricing:
+    """The prices of a server.
+
+    Raises:
+        ConfigError: the price of the device cannot be read.
+    """
+    try:
+        per_second = 0.0 if options.device_price is None else parse_device_price(options.device_price)
+    except BadPrice as error:
+        raise ConfigError(f"--device-price: {error}") from None
+    tokens = TokenPrices(
+        options.price_per_million_prompt_tokens,
+        options.price_per_million_cached_tokens,
+        options.price_per_million_output_tokens,
+    )
+    return Pricing(per_second, tokens, options.currency)
+
+
+def make_ledger(pricing: Pricing, engine: Engine) -> CostLedger:
+    """The cost ledger of an engine, which begins now."""
+    times, began = engine.times, time.monotonic()
+    return CostLedger(
+        pricing,
+        lambda: BY_TOKENS if times is None else times.coefficients,
+        began=began,
+        clock_offset=time.time() - began,
+    )

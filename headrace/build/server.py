@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import platform
 import signal
 import time
 from collections.abc import AsyncIterator, Callable, Mapping
@@ -12,21 +11,24 @@ from dataclasses import asdict
 from functools import partial
 from typing import Any, NamedTuple
 
-import torch
 from starlette.routing import Route
 from starlette.types import ASGIApp
 
 from headrace import __version__
 from headrace.build.caching.cache import describe_caches, make_recall, prefix_sizes
 from headrace.build.caching.warming import Warming, make_recorder, open_history
+from headrace.build.engine import make_ledger, make_pricing
 from headrace.build.model import Loaded, close, describe, load, timed, warm_up
 from headrace.build.operations.observability import (
     SystemdLink,
     Traces,
+    add_build_info,
+    costs,
     hooks,
     open_traces,
     start_log,
     systemd_link,
+    watch_resources,
     watchers,
 )
 from headrace.build.operations.recording import open_tape
@@ -36,14 +38,17 @@ from headrace.build.tenants import describe_tenants
 from headrace.config import ConfigError, Options, ServerOptions, profile_line
 from headrace.core.cache.response.entry import StoreFacts
 from headrace.core.events import Layer
+from headrace.core.ports import Watcher
 from headrace.core.scheduler.start_estimate import estimate_fields
 from headrace.core.tenancy.gate import Limits
-from headrace.observe.cache_ledger import Prices
+from headrace.observe.cost.focus import focus_csv
+from headrace.observe.cost.report import CostReport
 from headrace.observe.goodput import Goodput
 from headrace.observe.log.writer import set_level
 from headrace.observe.metrics import Metrics
 from headrace.observe.metrics_page import MetricsPage
 from headrace.observe.requests import RequestBook
+from headrace.observe.resources.work import WorkMeter
 from headrace.observe.tenant_savings import TenantSavings
 from headrace.observe.usage import UsageBook
 from headrace.observe.vllm_names import aliases, labels
@@ -75,9 +80,6 @@ from headrace.serve.service import Service
 
 startup = logging.getLogger("headrace.startup")
 shutdown = logging.getLogger("headrace.shutdown")
-
-BUILD_INFO_HELP = "Versions and settings of this server; always 1."
-BUILD_INFO_LABELS = ("version", "torch", "python", "kernels", "dtype", "quantization")
 
 
 def build_app(options: Options) -> tuple[ASGIApp, AbstractAsyncContextManager[None]]:
@@ -219,16 +221,18 @@ class _Built(NamedTuple):
 def _make_app(loaded: Loaded, all_options: Options, keys: KeyFile, traces: Traces | None) -> _Built:
     options, caching = all_options.server, all_options.response_cache
     model = _make_model(loaded, all_options)
-    # The lambda reads what is made below.
+    # The lambdas read what is made below.
     folds = _make_folds(loaded, all_options, model, lambda: recall.sizes() | prefix_sizes(loaded))
     service = Service(
         loaded.engine,
         Limits(options.max_num_queued_reqs, options.max_num_queued_tokens),
-        watchers=(folds.metrics, folds.goodput, folds.book, folds.usage, folds.savings),
+        watchers=folds.watchers,
         meter=QuotaMeter(loaded.tenants, loaded.name),
         request_timeout=options.request_timeout,
         interrupt=loaded.runner.bell,
     )
+    if folds.cost.ledger.pricing.given:
+        model.cost = costs(service, folds.cost)
     history = open_history(all_options.warm)
     recall = make_recall(caching, all_options.semantic, loaded, service, history)
 
@@ -250,7 +254,9 @@ def _make_app(loaded: Loaded, all_options: Options, keys: KeyFile, traces: Trace
     status = _make_status(loaded, service, model, notes, folds, warming.not_yet)
     stats = (folds.metrics.caches.stats, folds.savings.stats)
     caches = CacheApi(recall, *stats, max_body_bytes=options.max_body_bytes)
-    accounts = UsageReport(service, folds.usage.tenants, folds.usage.tell)
+    accounts = UsageReport(
+        service, folds.usage.tenants, folds.usage_of, folds.cost.device, partial(focus_csv, folds.cost)
+    )
     abort = Abort(notes, max_body_bytes=options.max_body_bytes)
     responses = open_responses(options, recall, model, notes)
     batch = open_batches(all_options.batch, options, recall, model, notes)
@@ -269,7 +275,7 @@ def _make_app(loaded: Loaded, all_options: Options, keys: KeyFile, traces: Trace
     routes = [route for part in (api, responses, messages, abort, *more) for route in part.routes()]
     beside: list[Beside] = [keys, *([history] if history else []), warming.warmer, systemd.watch]
     beside += [responses.background, *batch.beside, tuning.task]
-    exchanges = hooks(all_options.observability, folds.page, notes, traces)
+    exchanges = hooks(all_options.observability, folds.page, model, notes, traces)
     app = create_app(recall, routes, keys.keys, beside, options.allowed_origins, exchanges)
     return _Built(app, routes, recall, model, systemd)
 
@@ -300,7 +306,7 @@ def _make_status(
         service,
         model,
         notes,
-        explain=folds.book.explain,
+        explain=folds.explain,
         metrics=folds.page.render,
         info=partial(_server_info, loaded),
         reset=loaded.engine.reset_prefix_cache,
@@ -319,14 +325,36 @@ class _Folds(NamedTuple):
     book: RequestBook
     usage: UsageBook
     savings: TenantSavings
+    cost: CostReport
+    work: WorkMeter
+
+    @property
+    def watchers(self) -> tuple[Watcher, ...]:
+        """The folds in their order: others read what the cost ledger knows."""
+        return (
+            *(self.cost.ledger, self.work, self.metrics, self.goodput),
+            *(self.book, self.usage, self.savings),
+        )
+
+    def usage_of(self, tenant: str) -> dict[str, Any]:
+        """What a tenant has used, and what that cost."""
+        return {**self.usage.tell(tenant), **self.cost.tenant(tenant)}
+
+    def explain(self, request_id: str, now: float) -> dict[str, Any] | None:
+        """What is known of a request, with its cost."""
+        shown = self.book.explain(request_id, now)
+        if shown is not None:
+            shown["cost"] |= self.cost.request(request_id)
+        return shown
 
 
 def _make_folds(loaded: Loaded, options: Options, model: ServedModel, cache_sizes: CacheSizes) -> _Folds:
     ledger, prefix = loaded.ledger, options.server.metrics_prefix
-    prices = Prices(options.response_cache.input_price, options.response_cache.output_price)
+    cost = CostReport(make_ledger(make_pricing(options.cost), loaded.engine), loaded.name)
+    prices = cost.ledger.token_prices
     page = MetricsPage(prefix, labels(prefix, loaded.name), aliases(prefix))
     page.add_process()
-    _add_build_info(page, loaded)
+    add_build_info(page, loaded)
     metrics = Metrics(
         page,
         clock_offset=time.time() - time.monotonic(),
@@ -335,9 +363,10 @@ def _make_folds(loaded: Loaded, options: Options, model: ServedModel, cache_size
         prices=prices,
         cache_sizes=cache_sizes,
     )
+    work = watch_resources(page, loaded, options, cost)
     goodput = Goodput(page, lambda tenant: model.rules.tenants.terms(tenant).weight)
     book = RequestBook(by_priority=loaded.policy in ("fair", "priority"))
-    return _Folds(page, metrics, goodput, book, UsageBook(), TenantSavings(prices))
+    return _Folds(page, metrics, goodput, book, UsageBook(), TenantSavings(prices), cost, work)
 
 
 def _make_model(loaded: Loaded, options: Options) -> ServedModel:
@@ -368,16 +397,3 @@ def _server_info(loaded: Loaded) -> dict[str, Any]:
         "knobs": asdict(loaded.engine.knobs),
         "startup_seconds": loaded.seconds,
     }
-
-
-def _add_build_info(page: MetricsPage, loaded: Loaded) -> None:
-    """The constant metric ``build_info``, whose labels say what runs."""
-    values = (
-        __version__,
-        torch.__version__,
-        platform.python_version(),
-        loaded.kernels,
-        loaded.dtype,
-        loaded.quantization or "none",
-    )
-    page.gauge("build_info", BUILD_INFO_HELP, BUILD_INFO_LABELS).of(*values).value = 1.0

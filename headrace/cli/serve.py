@@ -11,9 +11,11 @@ from headrace.cli.progress import progress
 from headrace.config import (
     BatchOptions,
     CacheOptions,
+    CostOptions,
     ModelOptions,
     ObservabilityOptions,
     Options,
+    ResourceOptions,
     ResponseCacheOptions,
     SchedulerOptions,
     SemanticOptions,
@@ -33,6 +35,8 @@ from headrace.config import (
     WarmOptions,
     BatchOptions,
     ObservabilityOptions,
+    CostOptions,
+    ResourceOptions,
     TuningOptions,
 )
 def serve(given: Options) -> None:

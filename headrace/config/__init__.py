@@ -8,7 +8,7 @@ and `cli` see more than one part. Files in reading order:
 |---|---|
 | `engine_options` | model, KV cache and scheduler |
 | `server_options` | address, keys, limits |
-| `observability_options` | logs and traces |
+| `observability_options` | logs, traces, cost and resources |
 | `cache_options` | response cache, semantic cache, cache warming |
 | `batch_options` | files and batches |
 | `tuning_options` | experiments and the tuner |
@@ -28,7 +28,7 @@ from headrace.config.cache_options import ResponseCacheOptions, SemanticOptions,
 from headrace.config.engine_options import BUILTIN_MODEL, CacheOptions, ModelOptions, SchedulerOptions
 from headrace.config.errors import ConfigError
 from headrace.config.merge import changed_options, options, parse_option, reread
-from headrace.config.observability_options import ObservabilityOptions
+from headrace.config.observability_options import CostOptions, ObservabilityOptions, ResourceOptions
 from headrace.config.parts import PARTS, TITLES, Options
 from headrace.config.profiles import PROFILES, profile_line
 from headrace.config.server_options import ServerOptions
@@ -44,9 +44,11 @@ __all__ = [
     "BatchOptions",
     "CacheOptions",
     "ConfigError",
+    "CostOptions",
     "ModelOptions",
     "ObservabilityOptions",
     "Options",
+    "ResourceOptions",
     "ResponseCacheOptions",
     "SchedulerOptions",
     "SemanticOptions",

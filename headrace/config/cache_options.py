@@ -12,7 +12,7 @@ from headrace.config.quantities import BYTES, SECONDS
 
 @dataclass(frozen=True, slots=True)
 class ResponseCacheOptions:
-    """Which responses are stored and served again for equal requests, where, and the prices of saved tokens."""
+    """Which responses are stored and served again for equal requests, and where."""
 
     response_cache: Annotated[
         tuple[str, ...],
@@ -68,12 +68,6 @@ class ResponseCacheOptions:
             json_schema_extra=BYTES,
         ),
     ] = 16 << 20
-    input_price: Annotated[
-        float, Field(ge=0, description="Price of a million prompt tokens, in any currency, for saved cost.")
-    ] = 0.0
-    output_price: Annotated[
-        float, Field(ge=0, description="Price of a million generated tokens, in the same currency.")
-    ] = 0.0
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""Options of logs and traces."""
+"""Options of logs, traces, cost and resources."""
 
 from __future__ import annotations
 
@@ -33,3 +33,58 @@ class ObservabilityOptions:
             "(default: none)."
         ),
     ] = None
+
+
+@dataclass(frozen=True, slots=True)
+class CostOptions:
+    """What device time and tokens cost. Without a price, responses have no cost; device time is measured anyway."""
+
+    device_price: Annotated[
+        str | None,
+        Field(
+            description="Price of the device per hour or second, for example 2.5/h. Requests then cost the device time "
+            "that they used (default: none).",
+        ),
+    ] = None
+    price_per_million_prompt_tokens: Annotated[
+        float,
+        Field(
+            ge=0,
+            description="Price of a million computed prompt tokens. With a price of tokens, requests cost their tokens "
+            "and not their device time.",
+        ),
+    ] = 0.0
+    price_per_million_cached_tokens: Annotated[
+        float, Field(ge=0, description="Price of a million prompt tokens found in the prefix cache.")
+    ] = 0.0
+    price_per_million_output_tokens: Annotated[
+        float, Field(ge=0, description="Price of a million generated tokens.")
+    ] = 0.0
+    currency: Annotated[
+        str,
+        Field(
+            pattern=r"^[A-Z]{3}$", description="Currency code of all prices, a label that is not converted."
+        ),
+    ] = "USD"
+
+
+@dataclass(frozen=True, slots=True)
+class ResourceOptions:
+    """What the device could do at most; `headrace bench roofline` measures it."""
+
+    peak_flops: Annotated[
+        float,
+        Field(
+            ge=0,
+            description="Peak operations per second of the device, for example 989e12. With it, /metrics has model "
+            "FLOPs utilization (MFU); 0 leaves that out.",
+        ),
+    ] = 0.0
+    peak_bandwidth: Annotated[
+        float,
+        Field(
+            ge=0,
+            description="Peak memory bandwidth of the device in bytes per second, for example 3.35e12. With it, "
+            "/metrics has memory bandwidth utilization (MBU); 0 leaves that out.",
+        ),
+    ] = 0.0

@@ -10,7 +10,7 @@ from typing import Any
 from headrace.config.batch_options import BatchOptions
 from headrace.config.cache_options import ResponseCacheOptions, SemanticOptions, WarmOptions
 from headrace.config.engine_options import CacheOptions, ModelOptions, SchedulerOptions
-from headrace.config.observability_options import ObservabilityOptions
+from headrace.config.observability_options import CostOptions, ObservabilityOptions, ResourceOptions
 from headrace.config.server_options import ServerOptions
 from headrace.config.tuning_options import TuningOptions
 
@@ -40,6 +40,8 @@ class Options:
     warm: WarmOptions = field(default_factory=WarmOptions)
     batch: BatchOptions = field(default_factory=BatchOptions)
     observability: ObservabilityOptions = field(default_factory=ObservabilityOptions)
+    cost: CostOptions = field(default_factory=CostOptions)
+    resources: ResourceOptions = field(default_factory=ResourceOptions)
     tuning: TuningOptions = field(default_factory=TuningOptions)
     chosen: frozenset[str] = field(default=frozenset(), compare=False)
     source: Source = field(default_factory=Source, compare=False, repr=False)
@@ -55,6 +57,8 @@ PARTS: dict[str, type] = {
     "warm": WarmOptions,
     "batch": BatchOptions,
     "observability": ObservabilityOptions,
+    "cost": CostOptions,
+    "resources": ResourceOptions,
     "tuning": TuningOptions,
 }
 
@@ -68,6 +72,8 @@ TITLES: dict[str, str] = {
     "warm": "Cache warming",
     "batch": "Files and batches",
     "observability": "Logs and traces",
+    "cost": "Cost",
+    "resources": "Resources",
     "tuning": "Experiments and tuner",
 }
 """The heading of each part in ``--help`` and in the reference."""

@@ -14,6 +14,7 @@ from headrace.core.knobs import Knobs
 from headrace.core.memory.lower_tier import Saved
 from headrace.core.plan import StepOutput, StepPlan
 from headrace.core.ports import Runner
+from headrace.core.prediction.step_times import StepTimes
 from headrace.core.request import FinishReason, Request
 from headrace.core.scheduler.scheduler import Scheduler
 from headrace.core.scheduler.start_estimate import StartEstimate
@@ -31,10 +32,12 @@ class Engine:
 
     ``overlap`` is the number of launched steps that may be uncollected while the next one is planned: 0 is
     the simple engine, 1 hides planning behind the device. ``events`` is the list that the scheduler and its
-    pool write to. ``shares`` is the ledger of the scheduler's queue, where tenants have weights.
+    pool write to. ``shares`` is the ledger of the scheduler's queue, where tenants have weights. ``times`` is what
+    the scheduler has learnt about the duration of steps.
     """
 
     shares: ShareLedger | None = None
+    times: StepTimes | None = None
 
     def __init__(
         self, scheduler: Scheduler, runner: Runner, events: list[Event], knobs: Knobs, overlap: int = 0

@@ -10,7 +10,7 @@ from __future__ import annotations
 from enum import StrEnum
 from typing import NamedTuple
 
-from headrace.core.plan import Tier, TokenLogprob
+from headrace.core.plan import Row, Tier, TokenLogprob
 from headrace.core.request import NO_SLO, FinishReason, RejectReason, Request, Slo
 
 
@@ -287,8 +287,22 @@ class Finished(NamedTuple):
     stop_token: int | None = None
 
 
+class StepRows(NamedTuple):
+    """The rows of a step in the order of its plan, the requests they belong to, and the time of planning.
+
+    Every row of the plan is here, also one that failed or whose request has ended meanwhile: it has been computed.
+    """
+
+    began: float
+    request_ids: tuple[str, ...]
+    rows: tuple[Row, ...]
+
+
+NO_ROWS = StepRows(0.0, (), ())
+
+
 class Stepped(NamedTuple):
-    """The size of a committed step, and of the engine after it."""
+    """The size of a committed step, and of the engine after it; ``work`` is what it computed."""
 
     step: int
     decode_rows: int
@@ -300,6 +314,7 @@ class Stepped(NamedTuple):
     blocks_total: int
     slots_allocated: int
     slots_filled: int
+    work: StepRows = NO_ROWS
 
 
 class LookedUp(NamedTuple):

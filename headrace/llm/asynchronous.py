@@ -7,6 +7,7 @@ from collections.abc import AsyncGenerator, Sequence
 from types import TracebackType
 from typing import Self, Unpack
 
+from headrace.build.engine import make_ledger, make_pricing
 from headrace.build.model import Loaded, close, load
 from headrace.core.events import Admitted, Event, Finished
 from headrace.core.request import SamplingParams
@@ -37,13 +38,17 @@ class AsyncLLM:
     """
 
     def __init__(self, model: str = "builtin", **given: Unpack[LLMOptions]) -> None:
-        self.loaded: Loaded = load(engine_options(model, given))
+        options = engine_options(model, given)
+        pricing = make_pricing(options.cost)
+        self.loaded: Loaded = load(options)
+        self._ledger = make_ledger(pricing, self.loaded.engine)
         self.tokenizer = self.loaded.tokenizer
         streams = TextStreams(self.tokenizer)
         self._make = JobMaker(self.loaded, lambda: streams)
         self._admitted = _AdmissionTimes()
         self._service = Service(self.loaded.engine, ALL_MAY_WAIT)
         self._service.watch(self._admitted, tokens=False)
+        self._service.watch(self._ledger)
         self._loop: asyncio.AbstractEventLoop | None = None
         self._closed = False
 
@@ -138,6 +143,8 @@ class AsyncLLM:
                     if job.take(event, now):
                         self._service.stop_sequence(answer, index)
                     elif isinstance(event, Finished):
+                        self._service.count()
+                        job.charge(event.request_id, self._ledger.cost(event.request_id))
                         self._make.learn(job, event)
                 for delta in job.deltas():
                     yield delta

@@ -17,6 +17,7 @@ from headrace.core.queueing.job_order import TOKEN_BYTES, order_job, token_bytes
 from headrace.core.request import FinishReason, InvalidParameter, Request, SamplingParams
 from headrace.llm.answer import PendingAnswer
 from headrace.llm.outputs import CompletionDelta, CompletionOutput, RequestMetrics, RequestOutput
+from headrace.observe.cost.account import Cost
 from headrace.serve.text.stream import TextStreams
 
 Prompt = str | Sequence[int]
@@ -65,6 +66,12 @@ class Job:
     def admit(self, request_id: str, cached_tokens: int, now: float) -> None:
         """A request has started to run."""
         self._answers[request_id].admit(cached_tokens, now)
+
+    def charge(self, request_id: str, cost: Cost) -> None:
+        """Add what a request that has ended has cost."""
+        metrics = self._answers[request_id].output.metrics
+        metrics.device_seconds += cost.device_seconds
+        metrics.cost += cost.total
 
     def request(self, request_id: str) -> Request:
         """The request of an id."""

@@ -7,6 +7,7 @@ from collections.abc import Callable, Generator, Sequence
 from types import TracebackType
 from typing import Self, Unpack
 
+from headrace.build.engine import make_ledger, make_pricing
 from headrace.build.model import Loaded, close, load
 from headrace.core.events import Admitted, Emitted, Event, Finished, PromptScored
 from headrace.core.request import FinishReason, SamplingParams
@@ -25,7 +26,7 @@ class LLM:
 
     Args:
         model: a local folder, a hub name, or ``"builtin"``.
-        given: options of the model, the KV cache and the scheduler, as on the command line but with underscores
+        given: options of the model, the KV cache, the scheduler and prices, as on the command line but with underscores
             (``max_num_seqs=8``).
 
     Raises:
@@ -33,7 +34,10 @@ class LLM:
     """
 
     def __init__(self, model: str = "builtin", **given: Unpack[LLMOptions]) -> None:
-        self.loaded: Loaded = load(engine_options(model, given))
+        options = engine_options(model, given)
+        pricing = make_pricing(options.cost)
+        self.loaded: Loaded = load(options)
+        self._ledger = make_ledger(pricing, self.loaded.engine)
         self.tokenizer = self.loaded.tokenizer
         self._streams = TextStreams(self.tokenizer)
         self._make = JobMaker(self.loaded, lambda: self._streams)
@@ -160,7 +164,11 @@ class LLM:
         due = engine.wake_at(now)
         if due is not None and due > now:
             time.sleep(due - now)
-        for event in engine.step(time.monotonic()):
+        events = engine.step(time.monotonic())
+        now = time.monotonic()
+        for event in events:
+            self._ledger.fold(event, now)
+        for event in events:
             self._take(event, ended)
 
     def _require_open(self) -> None:
@@ -178,5 +186,6 @@ class LLM:
             self.loaded.engine.cancel(event.request_id, FinishReason.STOP, now)
         elif isinstance(event, Finished):
             del self._jobs[event.request_id]
+            job.charge(event.request_id, self._ledger.cost(event.request_id))
             self._make.learn(job, event)
             ended(job, job.num_tokens(event.request_id))

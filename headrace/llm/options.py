@@ -92,3 +92,15 @@ class LLMOptions(TypedDict, total=False):
     speculative_config: str | None
     """Speculative decoding as a JSON object: method (ngram, suffix, prediction, cached, draft_model, or a
     list of them), num_speculative_tokens and more; see the guide (default: none)."""
+    device_price: str | None
+    """Price of the device per hour or second, for example 2.5/h. Requests then cost the device time that they
+    used (default: none)."""
+    price_per_million_prompt_tokens: float
+    """Price of a million computed prompt tokens. With a price of tokens, requests cost their tokens and not
+    their device time."""
+    price_per_million_cached_tokens: float
+    """Price of a million prompt tokens found in the prefix cache."""
+    price_per_million_output_tokens: float
+    """Price of a million generated tokens."""
+    currency: str
+    """Currency code of all prices, a label that is not converted."""

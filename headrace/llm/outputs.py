@@ -26,13 +26,19 @@ class CompletionOutput:
 
 @dataclass(slots=True)
 class RequestMetrics:
-    """Times in seconds of the monotonic clock. ``token_times`` are those of the first completion."""
+    """Times in seconds of the monotonic clock. ``token_times`` are those of the first completion.
+
+    ``device_seconds`` and ``cost`` are those of all completions together. The cost is 0 without ``device_price`` and
+    prices of tokens; its currency is that of the prices.
+    """
 
     arrived: float
     admitted: float = 0.0
     finished: float = 0.0
     cached_tokens: int = 0
     token_times: list[float] = field(default_factory=list)
+    device_seconds: float = 0.0
+    cost: float = 0.0
 
     @property
     def first_token(self) -> float:

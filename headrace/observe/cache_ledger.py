@@ -15,40 +15,33 @@ prefix cache are part of a step, so they have no time of their own.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from typing import Any
 
 from headrace.core.cache.response.entry import StoreFacts
 from headrace.core.events import Audited, Evicted, EvictReason, Layer, LookedUp, Lookup, Spared, StoreFaulted
+from headrace.observe.cost.prices import NO_PRICES, TokenPrices
 from headrace.observe.metrics_page import MetricsPage
 
 LOOKUP_SECONDS = (0.00001, 0.00005, 0.0001, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.5)
-_MILLION = 1e6
-
-
-@dataclass(frozen=True, slots=True)
-class Prices:
-    """Price of a million input and output tokens, in any currency."""
-
-    input: float = 0.0
-    output: float = 0.0
-
-    def of(self, prompt_tokens: int, output_tokens: int) -> float:
-        """Cost of a number of prompt and output tokens."""
-        return (prompt_tokens * self.input + output_tokens * self.output) / _MILLION
-
-
-FREE = Prices()
-
 
 Sizes = Mapping[Layer, Mapping[str, StoreFacts]]
 """Entries and bytes of the stores of each layer, by name."""
 
 
-class CacheLedger:
-    """Counts by layer; ``sizes`` is called when the counts are read."""
+def free() -> TokenPrices:
+    """Tokens cost nothing."""
+    return NO_PRICES
 
-    def __init__(self, page: MetricsPage, prices: Prices = FREE, sizes: Callable[[], Sizes] = dict) -> None:
+
+class CacheLedger:
+    """Counts by layer; ``sizes`` is called when the counts are read, ``prices`` when tokens are saved."""
+
+    def __init__(
+        self,
+        page: MetricsPage,
+        prices: Callable[[], TokenPrices] = free,
+        sizes: Callable[[], Sizes] = dict,
+    ) -> None:
         self._prices = prices
         self._sizes = sizes
         self._evicted_blocks = 0
@@ -67,7 +60,9 @@ class CacheLedger:
             "saved_tokens", "Tokens that were served from a cache instead of computed.", ["layer", "kind"]
         )
         self._cost = page.counter(
-            "saved_cost", "Cost of the saved tokens, at --input-price and --output-price.", layer
+            "saved_cost",
+            "Cost of the saved tokens, at the prices of tokens or the measured cost of the device.",
+            layer,
         )
         self._faults = page.counter(
             "response_cache_faults",
@@ -108,7 +103,7 @@ class CacheLedger:
         self._hits.of(layer).value += 1
         self._tokens.of(layer, "prompt").value += event.prompt_tokens
         self._tokens.of(layer, "output").value += event.output_tokens
-        self._cost.of(layer).value += self._prices.of(event.prompt_tokens, event.output_tokens)
+        self._cost.of(layer).value += self._prices().saved(event.prompt_tokens, event.output_tokens)
 
     def audited(self, event: Audited, now: float) -> None:
         """A cached response was compared with a computed one."""
@@ -124,7 +119,7 @@ class CacheLedger:
             return
         self._hits.of(layer).value += 1
         self._tokens.of(layer, "prompt").value += cached_tokens
-        self._cost.of(layer).value += self._prices.of(cached_tokens, 0)
+        self._cost.of(layer).value += self._prices().saved_by_prefix(cached_tokens)
 
     def faulted(self, event: StoreFaulted, now: float) -> None:
         """A store failed."""

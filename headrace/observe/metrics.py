@@ -33,7 +33,8 @@ from headrace.core.events import (
     TransferFailed,
     Verified,
 )
-from headrace.observe.cache_ledger import FREE, CacheLedger, Prices, Sizes
+from headrace.observe.cache_ledger import CacheLedger, Sizes, free
+from headrace.observe.cost.prices import TokenPrices
 from headrace.observe.drafts.ledger import DraftLedger
 from headrace.observe.engine_series import EngineCounters, EngineGauges, RequestHistograms, StepHistograms
 from headrace.observe.metrics_page import MetricsPage
@@ -85,7 +86,7 @@ class Metrics:
         cache_config: Mapping[str, str] | None = None,
         tenants: int = 100,
         phase_seconds: Callable[[], Mapping[str, float]] = dict,
-        prices: Prices = FREE,
+        prices: Callable[[], TokenPrices] = free,
         cache_sizes: Callable[[], Sizes] = dict,
     ) -> None:
         self._clock_offset = clock_offset

@@ -7,10 +7,12 @@ lookup does not name its tenant.
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Callable
 from typing import Any
 
 from headrace.core.events import AdmitReason, Admitted, Arrived, Event, Finished, Layer, Spared
-from headrace.observe.cache_ledger import FREE, Prices
+from headrace.observe.cache_ledger import free
+from headrace.observe.cost.prices import TokenPrices
 from headrace.observe.series import OTHER
 
 MAX_TENANTS = 10_000
@@ -34,7 +36,7 @@ class _Saved:
 class TenantSavings:
     """A `core.ports.Watcher` that counts hits and saved tokens per tenant and layer."""
 
-    def __init__(self, prices: Prices = FREE) -> None:
+    def __init__(self, prices: Callable[[], TokenPrices] = free) -> None:
         self._prices = prices
         self._saved: dict[str, dict[Layer, _Saved]] = {}
         self._tenants: dict[str, str] = {}  # of the open requests
@@ -53,7 +55,7 @@ class TenantSavings:
 
     def stats(self, tenant: str) -> dict[str, Any]:
         """One tenant's savings by layer, as plain values for JSON."""
-        saved = self._saved.get(tenant, {})
+        saved, prices = self._saved.get(tenant, {}), self._prices()
         return {
             "tenant": tenant,
             "layers": {
@@ -61,7 +63,9 @@ class TenantSavings:
                     "hits": counts.hits,
                     "saved_prompt_tokens": counts.prompt_tokens,
                     "saved_output_tokens": counts.output_tokens,
-                    "saved_cost": self._prices.of(counts.prompt_tokens, counts.output_tokens),
+                    "saved_cost": prices.saved_by_prefix(counts.prompt_tokens)
+                    if layer is Layer.PREFIX
+                    else prices.saved(counts.prompt_tokens, counts.output_tokens),
                 }
                 for layer, counts in sorted(saved.items())
             },

@@ -15,8 +15,9 @@ ALIASES = {
     "gpu_cache_usage_perc": "kv_cache_usage_perc",
     "gpu_prefix_cache_queries": "prefix_cache_queries",
     "gpu_prefix_cache_hits": "prefix_cache_hits",
+    "estimated_flops_per_gpu": "estimated_flops",
 }
-"""Former names of metrics, and their present ones."""
+"""Names of vLLM, former ones among them, and ours."""
 
 
 def labels(prefix: str, model: str) -> dict[str, str]:

@@ -123,7 +123,9 @@ class Service:
         self._queued_tokens = 0
         self._urgent = 0  # open foreground requests
         self._admissions = AdmissionRate()
-        self._notes: list[tuple[Sequence[Event], float]] = []  # with the time of the events
+        self._unfolded: list[
+            tuple[Sequence[Event], float]
+        ] = []  # what watchers have not seen yet, with its time
         self._idle = asyncio.Event()
         self._idle.set()
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -346,29 +348,30 @@ class Service:
                             route.listener.tell(route.index, event)
         if not self._routes:
             self._idle.set()
+        self._unfolded.append((events, now))
         # After the readers that were woken, which write in the next iteration of the loop.
-        self._running_loop().call_soon(self._written, events, now, written)
+        self._running_loop().call_soon(self._written, written)
 
-    def _written(self, events: list[Event], now: float, written: threading.Event | None) -> None:
+    def _written(self, written: threading.Event | None) -> None:
         """The tokens of the step have been written. Watchers run one loop iteration later: the loop sends at the end of
         an iteration, so a slow watcher delays no answer, and a watcher that raises breaks none."""
         if written is not None:
             written.set()
-        self._running_loop().call_soon(self._fold, events, now)
+        self._running_loop().call_soon(self.count)
 
     def note(self, *events: Event) -> None:
         """Send events that happened outside the engine to the watchers, within `NOTE_SECONDS`.
 
         They are delayed because the calling code is about to write an answer or to start a step.
         """
-        if not self._notes:
+        if not self._unfolded:  # otherwise they are counted soon anyway
             self._running_loop().call_later(NOTE_SECONDS, self.count)
-        self._notes.append((events, self.now()))
+        self._unfolded.append((events, self.now()))
 
     def count(self) -> None:
-        """Send all noted events to the watchers now; called before metrics are read."""
-        notes, self._notes = self._notes, []
-        for events, now in notes:
+        """Send all events to the watchers now; also called before metrics or the cost of a request are read."""
+        unfolded, self._unfolded = self._unfolded, []
+        for events, now in unfolded:
             try:
                 self._fold(events, now)
             except Exception:

@@ -27,7 +27,7 @@ def stream(server: Server) -> str:
 
 def test_an_answer_is_kept_over_a_restart_and_told_again(tmp_path):
     flags = ["--response-cache", "memory", "--response-cache", f"sqlite:{tmp_path / 'answers.db'}"]
-    flags += ["--input-price", "2", "--output-price", "10"]
+    flags += ["--price-per-million-prompt-tokens", "2", "--price-per-million-output-tokens", "10"]
     with serving(*flags) as server:
         first, note = ask(server)
         assert note == "miss"

@@ -2,9 +2,26 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+from headrace.observe.cost.ledger import CostLedger
+from headrace.observe.cost.meter import CostMeter
+from headrace.observe.cost.prices import Pricing
 from headrace.observe.goodput import Goodput
 from headrace.observe.metrics import Metrics
 from headrace.observe.metrics_page import MetricsPage
+from headrace.observe.resources.meter import ResourceMeter
+from headrace.observe.resources.traffic import Traffic
+from headrace.observe.resources.work import ModelWork, Peaks, WorkMeter
+
+
+class Measured:
+    """Stands for sources of resources that this machine may not have."""
+
+    measurable = measures_energy = True
+
+    def __getattr__(self, name: str) -> Any:
+        return lambda: None
 
 
 def metrics_page() -> MetricsPage:
@@ -12,6 +29,11 @@ def metrics_page() -> MetricsPage:
     page = MetricsPage("headrace", {"model_name": "tiny"})
     Metrics(page, cache_config={"block_size": "16", "num_gpu_blocks": "1"})
     Goodput(page)
+    ledger, source = CostLedger(Pricing()), Measured()
+    CostMeter(page, ledger, float)
+    WorkMeter(page, ledger, ModelWork(1, 1, 1, 1, 1), float, slots=1, peaks=Peaks(1.0, 1.0))
+    Traffic(page)
+    ResourceMeter(page, int, source, source, source)
     return page
 
 

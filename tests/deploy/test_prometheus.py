@@ -37,7 +37,7 @@ def prometheus(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Prometheus]
         flags += ["--kv-cache-memory-bytes", str(2**20), "--max-model-len", "640"]
         flags += ["--kv-offload-bytes", str(2**22)]
         flags += ["--max-num-seqs", "4", "--max-num-queued-reqs", "16", "--tenants", str(tenants)]
-        flags += ["--input-price", "1", "--output-price", "2"]
+        flags += ["--price-per-million-prompt-tokens", "1", "--price-per-million-output-tokens", "2"]
         with serving(*flags) as server, scraping(server.url.removeprefix("http://")) as running:
             for wave in (1, 2, 2):  # the repeated wave finds its answers in the cache
                 statuses = send(server.url, wave)

@@ -312,3 +312,18 @@ def test_prompts_with_a_common_prefix_run_together_and_answers_keep_the_callers_
         assert alone.outputs[0].token_ids == output.outputs[0].token_ids
     first_tokens = [tokens[:12] for tokens in submitted[:8]]
     assert sum(a != b for a, b in itertools.pairwise(first_tokens)) == 1
+
+
+def test_outputs_have_their_cost(llm: LLM) -> None:
+    outputs = llm.generate(["Once upon a time", "The fox"], GREEDY, n=2, progress=False)
+    assert all(output.metrics.device_seconds > 0 for output in outputs)
+    assert [output.metrics.cost for output in outputs] == [0.0, 0.0]
+
+
+def test_the_cost_is_that_of_the_prices() -> None:
+    with LLM("builtin", kv_cache_memory_bytes=64 << 20, max_model_len=256, device_price="3600/h") as priced:
+        (output,) = priced.generate("Once upon a time", GREEDY, progress=False)
+    assert output.metrics.cost == pytest.approx(output.metrics.device_seconds)
+    assert output.metrics.cost <= output.metrics.finished - output.metrics.arrived
+    with pytest.raises(ConfigError, match="--device-price"):
+        LLM("builtin", device_price="much")

@@ -16,7 +16,7 @@ from headrace.core.events import (
     Spared,
     StoreFaulted,
 )
-from headrace.observe.cache_ledger import Prices
+from headrace.observe.cost.prices import TokenPrices
 from headrace.observe.metrics import Metrics
 from headrace.observe.metrics_page import MetricsPage
 
@@ -28,7 +28,7 @@ SIZES = {
 
 @pytest.fixture
 def metrics():
-    return Metrics(MetricsPage(), prices=Prices(2.0, 10.0), cache_sizes=lambda: SIZES)
+    return Metrics(MetricsPage(), prices=lambda: TokenPrices(2.0, 0.0, 10.0), cache_sizes=lambda: SIZES)
 
 
 def told(metrics, *events):

@@ -3,12 +3,12 @@ from __future__ import annotations
 from headrace.core.events import AdmitReason, Admitted, Arrived, Finished, Layer, Spared
 from headrace.core.request import FinishReason
 from headrace.observe import tenant_savings
-from headrace.observe.cache_ledger import Prices
+from headrace.observe.cost.prices import TokenPrices
 from headrace.observe.tenant_savings import TenantSavings
 
 
 def test_each_tenant_has_its_own_hits_and_savings() -> None:
-    savings = TenantSavings(Prices(input=1.0, output=2.0))
+    savings = TenantSavings(lambda: TokenPrices(prompt=1.0, output=2.0))
     savings.fold(Spared("r1", "acme", Layer.EXACT, 1_000_000, 500_000, 0.0), 0.0)
     savings.fold(Spared("r2", "acme", Layer.EXACT, 0, 0, 0.0), 0.0)
     savings.fold(Spared("r3", "globex", Layer.COALESCED, 10, 20, 0.0), 0.0)

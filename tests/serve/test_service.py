@@ -5,7 +5,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from headrace.core.events import Emitted, Finished, Layer, LookedUp, Lookup
+from headrace.core.events import Emitted, Finished, Layer, LookedUp, Lookup, Stepped
 from headrace.core.request import FinishReason, InvalidParameter, RejectReason, Request, SamplingParams
 from headrace.core.tenancy.classes import BACKGROUND
 from headrace.core.tenancy.gate import Limits
@@ -385,16 +385,32 @@ def test_who_wants_no_tokens_hears_of_all_else():
     asyncio.run(run())
 
 
-def test_watchers_are_folded_off_the_engines_thread_and_cannot_cost_an_answer():
+def test_watchers_are_folded_off_the_engines_thread_and_cannot_cost_an_answer(caplog):
     async def run():
         book, broken = Book(), Book(broken=True)
-        errors = []
-        asyncio.get_running_loop().set_exception_handler(lambda loop, context: errors.append(context))
         async with serving(watchers=[book, broken]) as service:
             assert end_of(await read_all(service.open([request("a")]))) is FinishReason.LENGTH
             assert book.threads == {threading.get_ident()}
+            service.count()
             assert sum(isinstance(event, Finished) for event in book.events) == 1
-            assert errors
+            assert "a watcher failed" in caplog.text
+
+    asyncio.run(run())
+
+
+def test_what_an_answer_has_used_is_counted_as_soon_as_it_is_read():
+    """The cost of a call stands in its answer, so whoever writes that can have the last step counted first."""
+
+    async def run():
+        book = Book()
+        async with serving(watchers=[book]) as service:
+            await read_all(service.open([request("a")]))
+            service.count()
+            assert isinstance(book.events[-1], Stepped)
+            seen = list(book.events)
+            for _ in range(5):
+                await asyncio.sleep(0)
+            assert book.events == seen
 
     asyncio.run(run())
 

@@ -2,24 +2,37 @@
 
 from __future__ import annotations
 
+import platform
 import sys
 import time
-from collections.abc import Callable
-from typing import NamedTuple
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, NamedTuple
 from urllib.parse import urlsplit
 
+import torch
+
 from headrace import __version__
-from headrace.config import ConfigError, ObservabilityOptions, read_systemd
+from headrace.build.model import Loaded
+from headrace.config import ConfigError, ObservabilityOptions, Options, read_systemd
 from headrace.core.ports import Watcher
+from headrace.observe.cost.meter import CostMeter
+from headrace.observe.cost.report import CostReport
 from headrace.observe.http_requests import HttpRequests
 from headrace.observe.log.warnings import WarningLog
 from headrace.observe.log.writer import LogWriter, install
 from headrace.observe.metrics_page import MetricsPage
+from headrace.observe.resources.energy import RaplEnergy
+from headrace.observe.resources.meter import ResourceMeter
+from headrace.observe.resources.nvml import open_nvml
+from headrace.observe.resources.threads import ThreadTimes
+from headrace.observe.resources.traffic import Traffic
+from headrace.observe.resources.work import ModelWork, Peaks, WorkMeter
 from headrace.observe.tracing.attributes import span_attributes, span_name
 from headrace.observe.tracing.spans import RequestSpans
 from headrace.serve.health_watch import HealthWatch
 from headrace.serve.http.exchange import Exchange, Hook, Hooks
 from headrace.serve.http.generation.call_notes import CallNotes
+from headrace.serve.http.model import ServedModel
 from headrace.serve.http.operations.access_log import PROBES, access_fields, log_access
 from headrace.serve.service import Service
 from headrace.serve.systemd import SystemdNotifier
@@ -28,6 +41,9 @@ TRACES_PATH = "/v1/traces"
 """The path of OTLP over HTTP, for an endpoint that names only a host and a port."""
 
 SERVER_ERROR = 500
+
+BUILD_INFO_HELP = "Versions and settings of this server; always 1."
+BUILD_INFO_LABELS = ("version", "torch", "python", "kernels", "dtype", "quantization")
 
 
 def start_log(options: ObservabilityOptions) -> LogWriter:
@@ -91,15 +107,65 @@ def watchers(traces: Traces | None) -> list[tuple[Watcher, bool]]:
     return [(WarningLog(), False), *([(traces.spans, True)] if traces else [])]
 
 
-def hooks(options: ObservabilityOptions, page: MetricsPage, notes: CallNotes, traces: Traces | None) -> Hooks:
+def hooks(
+    options: ObservabilityOptions,
+    page: MetricsPage,
+    model: ServedModel,
+    notes: CallNotes,
+    traces: Traces | None,
+) -> Hooks:
     """What happens with each HTTP request: request id, metrics, access log, trace."""
-    requests = HttpRequests(page)
-    ended: list[Hook] = [lambda exchange: requests.count(exchange.route, exchange.method, exchange.status)]
+    requests, traffic = HttpRequests(page), Traffic(page, model.text_seconds)
+    ended: list[Hook] = [
+        lambda exchange: requests.count(exchange.route, exchange.method, exchange.status),
+        lambda exchange: traffic.count(exchange.received_bytes, exchange.sent_bytes),
+    ]
     if options.access_log:
         ended.append(log_access)
     if traces is None:
         return Hooks(opened=(notes.name,), ended=tuple(ended))
     return Hooks((traces.begin,), (notes.name, traces.follow), (*ended, traces.end))
+
+
+def costs(service: Service, report: CostReport) -> Callable[[Iterable[str]], Mapping[str, Any]]:
+    """Returns the cost of engine requests; all steps that have ended are counted first."""
+
+    def cost(request_ids: Iterable[str]) -> Mapping[str, Any]:
+        service.count()
+        return report.usage_cost(request_ids)
+
+    return cost
+
+
+def model_work(loaded: Loaded) -> ModelWork:
+    """What determines the work of a step of this model."""
+    spec, memory = loaded.spec, loaded.ledger
+    table = spec.vocab_size * spec.hidden_size
+    linear = spec.num_parameters - table * (1 if spec.tied_embeddings else 2)
+    width = spec.num_layers * spec.num_heads * spec.head_dim
+    return ModelWork(linear, table, width, memory.weight_bytes, memory.block_bytes // memory.block_size)
+
+
+def watch_resources(page: MetricsPage, loaded: Loaded, options: Options, cost: CostReport) -> WorkMeter:
+    """Add the metrics of resources; the watcher that is returned is folded after the cost ledger."""
+    peaks = Peaks(options.resources.peak_flops, options.resources.peak_bandwidth)
+    work = WorkMeter(
+        page,
+        cost.ledger,
+        model_work(loaded),
+        time.monotonic,
+        slots=options.scheduler.max_num_seqs,
+        peaks=peaks,
+    )
+    device = open_nvml(_gpu_uuid()) if loaded.facts.kind == "cuda" else None
+    cost.energy = ResourceMeter(page, lambda: work.tokens, ThreadTimes(), RaplEnergy(), device).energy
+    CostMeter(page, cost.ledger, time.monotonic)
+    return work
+
+
+def _gpu_uuid() -> str:
+    """The UUID of the GPU in use, as NVML spells it."""
+    return f"GPU-{torch.cuda.get_device_properties(torch.cuda.current_device()).uuid}"
 
 
 class SystemdLink(NamedTuple):
@@ -114,3 +180,16 @@ def systemd_link(service: Service) -> SystemdLink:
     asked = read_systemd()
     notifier = SystemdNotifier(asked.notify_socket)
     return SystemdLink(notifier, HealthWatch(service, notifier, asked.watchdog_seconds))
+
+
+def add_build_info(page: MetricsPage, loaded: Loaded) -> None:
+    """The constant metric ``build_info``, whose labels say what runs."""
+    values = (
+        __version__,
+        torch.__version__,
+        platform.python_version(),
+        loaded.kernels,
+        loaded.dtype,
+        loaded.quantization or "none",
+    )
+    page.gauge("build_info", BUILD_INFO_HELP, BUILD_INFO_LABELS).of(*values).value = 1.0

@@ -22,6 +22,7 @@ from headrace.core.events import (
     Skipped,
     SkipReason,
     Stepped,
+    StepRows,
 )
 from headrace.core.memory.block_table import BlockTables
 from headrace.core.memory.prefix_hit import PrefixHit
@@ -294,6 +295,7 @@ class RunningSet:
             blocks_total=pool.num_blocks,
             slots_allocated=allocated,
             slots_filled=allocated - self._places + self._planned,
+            work=StepRows(step.now, tuple([s.request.id for s in step.sequences]), tuple(step.rows)),
         )
 
     def check(self) -> None:

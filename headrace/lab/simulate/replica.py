@@ -8,6 +8,7 @@ from typing import Protocol
 
 from headrace.core.engine import Engine
 from headrace.core.events import Event
+from headrace.core.ports import Watcher
 from headrace.core.request import Request
 from headrace.core.scheduler.routing import ReplicaLoad
 from headrace.core.tenancy.gate import Load
@@ -52,6 +53,11 @@ class SimulatedReplica:
         self._told: list[Event] = []
         self._began = 0.0
         self._stepping = False
+        self._watchers: list[Watcher] = []
+
+    def watch(self, watcher: Watcher) -> None:
+        """Send all events from now on to ``watcher``, as a server does."""
+        self._watchers.append(watcher)
 
     def load(self) -> Load:
         """The load, for admission control."""
@@ -88,6 +94,9 @@ class SimulatedReplica:
             self._stepping = False
             for request_id in self._tally.fold(self._told, self._began, now, self.backlog, self._front):
                 del self._answers[request_id]
+            for watcher in self._watchers:
+                for event in self._told:
+                    watcher.fold(event, now)
             if self._steering is not None:
                 self._steering.saw(self._told, now)
         while mail and mail[0][0] <= now:

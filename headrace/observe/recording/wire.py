@@ -136,6 +136,8 @@ def event_line(event: Event, shown: Callable[[str, tuple[int, ...]], tuple[int, 
                 fields[name] = STOP
         elif name == "logprobs":
             fields[name] = len(value)
+        elif name == "work":
+            continue  # a replay plans the same rows
         elif name not in event._field_defaults or value != event._field_defaults[name]:
             fields[name] = plain(value)
     return [type(event).__name__, fields]

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable
 from functools import partial
 
 from starlette.datastructures import Headers, MutableHeaders
@@ -29,7 +29,7 @@ from headrace.serve.http.errors import (
     shutting_down,
 )
 from headrace.serve.http.exchange import EXCHANGE, HEADER_TEXT, Exchange, Hooks
-from headrace.serve.http.generation.call import Caller
+from headrace.serve.http.generation.call import COST_HEADER, Caller
 
 logger = logging.getLogger(__name__)
 
@@ -72,7 +72,7 @@ class Edge:
         for hook in self._hooks.begun:
             hook(exchange)
         try:
-            await self._serve(exchange, headers, scope, receive, send)
+            await self._serve(exchange, headers, scope, *_counted(exchange, receive, send))
         finally:
             exchange.ended = self._clock()
             if "endpoint" in scope:
@@ -128,7 +128,30 @@ class Edge:
         if claimed is not None and not HEADER_TEXT.fullmatch(claimed):
             raise invalid("X-Tenant-Id must be 1 to 128 printable ASCII characters", "X-Tenant-Id")
         key_id, tenant = tenant_of(identity, claimed)
-        return Caller(key_id, tenant, headers.get("cache-control"), exchange=exchange)
+        asks_cost = COST_HEADER in headers and _switch(headers[COST_HEADER])
+        return Caller(key_id, tenant, headers.get("cache-control"), exchange=exchange, asks_cost=asks_cost)
+
+
+def _counted(exchange: Exchange, receive: Receive, send: Send) -> tuple[Receive, Send]:
+    """The same, with the bytes of bodies counted."""
+
+    async def received() -> Message:
+        message = await receive()
+        exchange.received_bytes += len(message.get("body", b""))
+        return message
+
+    def sent(message: Message) -> Awaitable[None]:
+        exchange.sent_bytes += len(message.get("body", b""))
+        return send(message)
+
+    return received, sent
+
+
+def _switch(value: str) -> bool:
+    """The value of ``X-Headrace-Cost`` in a request."""
+    if value.lower() not in ("true", "false"):
+        raise invalid(f"{COST_HEADER} must be true or false", COST_HEADER)
+    return value.lower() == "true"
 
 
 def _authorization(headers: Headers) -> str | None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 import secrets
-from collections.abc import Callable, MutableMapping, Sequence
+from collections.abc import Callable, Mapping, MutableMapping, Sequence
 from typing import Any, NamedTuple, Protocol
 
 from starlette.datastructures import Headers
@@ -49,6 +49,8 @@ class AnsweredCall(Protocol):
     @property
     def service_class(self) -> str: ...
 
+    def cost(self) -> Mapping[str, Any]: ...
+
     def usage(self) -> dict[str, Any]: ...
 
 
@@ -58,12 +60,13 @@ class Exchange:
     ``request_id`` is the client's ``X-Request-Id``, or a new one. ``traceparent`` is the W3C trace context that the
     response carries; empty if the client sent none and no trace is made. ``began`` and ``ended`` are monotonic times.
     ``tenant``, ``call_id`` and ``request_ids`` (the engine's, one for each sequence) are known once a call is opened,
-    ``call`` once it is admitted. ``status`` is 0 until the response begins. ``error`` is the code of an API error.
+    ``call`` once it is admitted. ``received_bytes`` and ``sent_bytes`` count bodies. ``status`` is 0 until the
+    response begins. ``error`` is the code of an API error.
     """
 
     __slots__ = (
         *("began", "call", "call_id", "ended", "error", "hooks", "method", "model", "path", "request_id"),
-        *("request_ids", "route", "status", "tenant", "traceparent"),
+        *("received_bytes", "request_ids", "route", "sent_bytes", "status", "tenant", "traceparent"),
     )
 
     def __init__(self, scope: MutableMapping[str, Any], headers: Headers, began: float, hooks: Hooks) -> None:
@@ -76,6 +79,7 @@ class Exchange:
         self.route = UNMATCHED
         self.began = self.ended = began
         self.status = 0
+        self.received_bytes = self.sent_bytes = 0
         self.error = ""
         self.tenant = ""
         self.model = ""

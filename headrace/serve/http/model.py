@@ -5,8 +5,9 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import lru_cache
+from typing import Any
 
 from headrace.core.ports import Grammars
 from headrace.serve.http.errors import invalid, model_not_found
@@ -34,6 +35,7 @@ class ServedModel:
         rules: what requests may ask of the scheduler; replaced when tenants are reloaded.
         stream_interval: tokens per chunk of a stream, after the first.
         grammars: compile constraints of structured outputs; without them such a request is rejected.
+        cost: returns the cost of engine requests by their ids, as fields of ``usage``; None: there are no prices.
         dialect: how the template offers tools and how outputs are parsed (default: by the template's text).
     """
 
@@ -50,6 +52,7 @@ class ServedModel:
         dialect: Dialect | None = None,
         aliases: Sequence[str] = (),
         grammars: Grammars | None = None,
+        cost: Callable[[Iterable[str]], Mapping[str, Any]] | None = None,
     ) -> None:
         self.name = name
         self._names = frozenset({name, *aliases})
@@ -60,6 +63,7 @@ class ServedModel:
         self.rules = rules or Rules()
         self.stream_interval = stream_interval
         self.grammars = grammars
+        self.cost = cost
         self.dialect = dialect or Dialect(template)
         self.streams = TextStreams(tokenizer)
         self._special = {
@@ -67,6 +71,7 @@ class ServedModel:
         }
         self.tokens_of = lru_cache(maxsize=64)(self._tokens_of)
         self._segments = Segments(tokenizer)
+        self._encode_seconds = 0.0
         self.created = int(time.time())
         described = f"{name} {source} {max_model_len} {vocab_size}"
         self.fingerprint = "fp_" + hashlib.sha256(described.encode()).hexdigest()[:10]
@@ -111,8 +116,19 @@ class ServedModel:
     async def encode_batch(self, texts: Sequence[str], add_special_tokens: bool) -> list[list[int]]:
         """The tokens of each text; long or many texts do not block the event loop."""
         if sum(map(len, texts)) <= INLINE_CHARACTERS:
+            return self._encode(texts, add_special_tokens)
+        return await asyncio.to_thread(self._encode, texts, add_special_tokens)
+
+    def _encode(self, texts: Sequence[str], add_special_tokens: bool) -> list[list[int]]:
+        began = time.perf_counter()
+        try:
             return self.tokenizer.encode_batch(texts, add_special_tokens)
-        return await asyncio.to_thread(self.tokenizer.encode_batch, texts, add_special_tokens)
+        finally:
+            self._encode_seconds += time.perf_counter() - began
+
+    def text_seconds(self) -> Mapping[str, float]:
+        """Seconds spent so far on turning text into tokens and tokens into text."""
+        return {"tokenize": self._encode_seconds, "detokenize": self.streams.seconds}
 
     def token_text(self, token: int) -> str:
         """The text of one token; an incomplete character becomes a replacement character."""

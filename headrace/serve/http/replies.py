@@ -16,7 +16,7 @@ from starlette.types import Receive, Scope, Send
 from headrace.serve.http.edge import SEND
 from headrace.serve.http.errors import ApiError, failed, respond
 from headrace.serve.http.exchange import DISCONNECTED, record_error
-from headrace.serve.http.generation.call import Call
+from headrace.serve.http.generation.call import COST_HEADER, Call
 from headrace.serve.http.generation.writing import PING, AnswerWriter
 
 WriterT = TypeVar("WriterT", bound=AnswerWriter)
@@ -34,6 +34,11 @@ CACHE_HEADER = "X-Headrace-Cache"
 
 def _cache_header(call: Call) -> dict[str, str]:
     return {CACHE_HEADER: call.cache_note} if call.cache_note else {}
+
+
+def _cost_header(call: Call) -> dict[str, str]:
+    cost = call.cost() if call.shows_cost else {}
+    return {COST_HEADER: f"{cost['cost']:.12f} {cost['cost_details']['currency']}"} if cost else {}
 
 
 async def _hung_up(receive: Receive) -> None:
@@ -81,7 +86,7 @@ class WholeAnswer(Response):
         try:
             while not self._call.done:
                 await self._call.advance()
-            headers = {**self._more_headers, **_cache_header(self._call)}
+            headers = {**self._more_headers, **_cache_header(self._call), **_cost_header(self._call)}
             return Response(self._writer.whole(), headers=headers, media_type="application/json")
         except ApiError as error:
             self._error = error.code or ""

@@ -7,6 +7,7 @@ It joins `text.detokenize` (tokens to text) and `text.stops` (text that may be s
 from __future__ import annotations
 
 from collections.abc import Sequence
+from time import perf_counter
 from typing import NamedTuple
 
 from headrace.serve.text.detokenize import (
@@ -42,6 +43,8 @@ class TextStreams:
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
+        self.seconds = 0.0
+        """Time that all streams have spent on turning tokens into text."""
         steps = decoder_steps(tokenizer)
         self._pieces = Pieces(tokenizer, steps) if has_pieces(steps) else None
 
@@ -82,13 +85,16 @@ class TextStreams:
             detokenizer = PieceDetokenizer(self._pieces, skip)
         for token in prompt[-CHARACTER_BYTES:]:
             detokenizer.push(token)
-        return TextStream(detokenizer, StopMatcher(stop, include_stop_str_in_output), min_tokens)
+        return TextStream(self, detokenizer, StopMatcher(stop, include_stop_str_in_output), min_tokens)
 
 
 class TextStream:
     """Turns the tokens of an answer into text that may be shown; for one thread at a time."""
 
-    def __init__(self, detokenizer: Detokenizer, stops: StopMatcher, min_tokens: int = 0) -> None:
+    def __init__(
+        self, streams: TextStreams, detokenizer: Detokenizer, stops: StopMatcher, min_tokens: int = 0
+    ) -> None:
+        self._streams = streams
         self._detokenizer = detokenizer
         self._stops = stops
         self._unwatched = min_tokens
@@ -97,6 +103,7 @@ class TextStream:
 
     def push(self, tokens: Sequence[int]) -> TextDelta:
         """Push the next tokens of the answer; tokens after a stop string are ignored."""
+        began = perf_counter()
         shown: list[str] = []
         texts: list[str] = []
         offset = self._length
@@ -111,6 +118,7 @@ class TextStream:
                 shown.append(text)
             elif text:
                 shown.append(self._watch(text))
+        self._streams.seconds += perf_counter() - began
         return TextDelta("".join(shown), self._stopped, tuple(texts), offset)
 
     def finish(self) -> TextDelta:

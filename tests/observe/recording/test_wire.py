@@ -13,9 +13,10 @@ from headrace.core.events import (
     Finished,
     PromptScored,
     Stepped,
+    StepRows,
 )
 from headrace.core.knobs import Knobs
-from headrace.core.plan import TokenLogprob
+from headrace.core.plan import Row, TokenLogprob
 from headrace.core.request import FinishReason, Request, SamplingParams, Slo
 from headrace.observe.recording.fingerprints import read
 from headrace.observe.recording.moments import (
@@ -131,6 +132,13 @@ def test_events_are_short_and_tokens_shown_as_asked():
     _, told = event_line(Emitted("r", (5, 6)), lambda request_id, tokens: tuple(reversed(tokens)))
     assert read(told["tokens"]) == (6, 5)
     assert event_line(Stepped(1, 2, 3, 4, 5, 6, 7, 8, 9, 10), as_is)[1]["blocks_total"] == 8
+
+
+def test_the_rows_of_a_step_are_not_written():
+    """A replay plans the same rows; a trace would be twice as long."""
+    work = StepRows(1.0, ("r",), (Row(0, 1, 1, (), True),))
+    step = Stepped(1, 2, 3, 4, 5, 6, 7, 8, 9, 10)
+    assert event_line(step._replace(work=work), as_is) == event_line(step, as_is)
 
 
 def test_infinite_times_and_wishes_are_plain_json():

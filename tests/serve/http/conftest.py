@@ -3,12 +3,14 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
 
 import pytest
 from starlette.routing import Route
 from starlette.testclient import TestClient
 from starlette.types import ASGIApp
 
+from headrace.build.operations.observability import costs
 from headrace.build.operations.tuning import make_tuning
 from headrace.config import Options
 from headrace.core.cache.warming.idle_detector import IdleDetector
@@ -24,6 +26,10 @@ from headrace.core.scheduler.admission import Continuous
 from headrace.core.scheduler.scheduler import Scheduler
 from headrace.core.scheduler.victims import LastRanked
 from headrace.core.tenancy.gate import Limits
+from headrace.observe.cost.focus import focus_csv
+from headrace.observe.cost.ledger import CostLedger
+from headrace.observe.cost.prices import Pricing
+from headrace.observe.cost.report import CostReport
 from headrace.observe.http_requests import HttpRequests
 from headrace.observe.metrics import Metrics
 from headrace.observe.metrics_page import MetricsPage
@@ -143,6 +149,8 @@ def build_house(options: dict) -> tuple[House, ASGIApp]:
         MetricsPage(constant={"model_name": ""}),
     )
     metrics = Metrics(sheet)
+    pricing = options.get("pricing", Pricing())
+    cost = CostReport(CostLedger(pricing, began=time.monotonic()), "fox")
     seen: list[Event] = []
     rules = options.get("rules", Rules())
     limits = Limits(options.get("queued_requests", 64), options.get("queued_tokens", 10_000))
@@ -160,11 +168,12 @@ def build_house(options: dict) -> tuple[House, ASGIApp]:
     service = Service(
         engine,
         limits,
-        [book, usage, savings, metrics, house],
+        [cost.ledger, book, usage, savings, metrics, house],
         QuotaMeter(rules.tenants, "fox"),
         options.get("request_timeout", 30.0),
         stall_seconds=options.get("stall_seconds", 60.0),
     )
+    model.cost = costs(service, cost) if pricing.given else None
     recall = house.recall = options.get("recall", CacheLookup)(service)
     notes = CallNotes()
     api = Api(
@@ -202,7 +211,13 @@ def build_house(options: dict) -> tuple[House, ASGIApp]:
     grants = dict.fromkeys(options.get("keys", ()), Grant()) | options.get("grants", {})
     tuning = make_tuning(Options(), engine, service)
     caches = CacheApi(recall, metrics.caches.stats, savings.stats, max_body_bytes=100_000)
-    accounts = UsageReport(service, usage.tenants, usage.tell)
+    accounts = UsageReport(
+        service,
+        usage.tenants,
+        lambda tenant: {**usage.tell(tenant), **cost.tenant(tenant)},
+        cost.device,
+        partial(focus_csv, cost),
+    )
     computing = Computing(BackgroundRequests(recall), service, model, 30.0)
     warmer = Warmer(
         computing.compute,

@@ -10,6 +10,7 @@ from headrace.serve.http.anthropic.wire import MessagesBody
 from headrace.serve.http.errors import ApiError
 from headrace.serve.http.generation.call import Call
 from headrace.serve.http.generation.choices import NOTHING, Choice, Delta
+from headrace.serve.http.generation.usage import cost_of
 from headrace.serve.http.generation.writing import PING, encode, encode_lines
 from headrace.serve.parsing.message import MessagePiece, MessageReader
 
@@ -122,7 +123,7 @@ class MessageWriter:
             "output_tokens_details": {
                 "thinking_tokens": used["completion_tokens_details"]["reasoning_tokens"]
             },
-        }
+        } | cost_of(used)
 
 
 def _tier(service_class: str) -> str:

@@ -79,6 +79,7 @@ WAYS: Mapping[str, Way] = {
     "stream_options": Way.SHOWN,
     "return_token_ids": Way.SHOWN,
     "include_reasoning": Way.SHOWN,
+    "include_cost": Way.SHOWN,
     "response_cache": Way.CONTROL,
     "priority": Way.INERT,
     "service_tier": Way.INERT,

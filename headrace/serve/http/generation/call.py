@@ -8,7 +8,7 @@ from __future__ import annotations
 import logging
 import secrets
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any, NamedTuple, Protocol
@@ -23,7 +23,7 @@ from headrace.serve.cache.lookup import NotCached
 from headrace.serve.cache.lookup_request import LookupRequest, no_turn
 from headrace.serve.http.cache.cacheable import unknown_field
 from headrace.serve.http.cache.wire import control
-from headrace.serve.http.errors import aborted, not_cached, of_finish, turned_away
+from headrace.serve.http.errors import aborted, invalid, not_cached, of_finish, turned_away
 from headrace.serve.http.exchange import Exchange
 from headrace.serve.http.generation.choices import Choice
 from headrace.serve.http.generation.fields import Generation
@@ -39,6 +39,9 @@ logger = logging.getLogger(__name__)
 
 SEED_BITS = 63
 
+COST_HEADER = "X-Headrace-Cost"
+"""In a request, ``true`` asks for the cost of the call; in its whole response, the cost."""
+
 MARKED_RETENTION = 60
 """The priority of prompts whose callers ask that they be kept; what nobody spoke for has 35."""
 
@@ -50,7 +53,7 @@ class Caller(NamedTuple):
 
     ``origin`` names the call in the history of prompts, if there is one. ``exchange`` is the HTTP request of the call,
     None where the server makes the call itself. ``service_class`` is set where the server chooses the class, as for
-    lines of a batch.
+    lines of a batch. ``asks_cost``: the header ``X-Headrace-Cost`` asks for the cost of the call.
     """
 
     key_id: str | None
@@ -59,6 +62,7 @@ class Caller(NamedTuple):
     origin: bytes = b""
     exchange: Exchange | None = None
     service_class: str = ""
+    asks_cost: bool = False
 
 
 class Answers(Protocol):
@@ -109,9 +113,11 @@ class Call:
         answer: Answer,
         seconds: float,
         stream: bool = False,
+        shows_cost: bool = False,
     ) -> None:
         self.id = id
         self.stream = stream
+        self.shows_cost = shows_cost
         self.created = int(time.time())
         self.model = model
         self.prompts = tuple(prompts)
@@ -194,8 +200,8 @@ class Call:
         self.close()
 
     def usage(self) -> dict[str, Any]:
-        """What the call has used so far."""
-        return usage(
+        """What the call has used so far, with its cost if the client asked for it."""
+        used = usage(
             sum(len(prompt.tokens) for prompt in self.prompts),
             sum(choice.output_tokens for choice in self.choices),
             sum(self._answer.cached_tokens[:: self.choices_per_prompt]),
@@ -203,6 +209,12 @@ class Call:
             sum(predicted.accepted for predicted in self._answer.predicted),
             sum(predicted.rejected for predicted in self._answer.predicted),
         )
+        return {**used, **self.cost()} if self.shows_cost else used
+
+    def cost(self) -> Mapping[str, Any]:
+        """``cost`` and ``cost_details`` of the call so far; empty if the server has no prices."""
+        price = self.model.cost
+        return {} if price is None else price(choice.request.id for choice in self.choices)
 
     def prompt_of(self, choice: Choice) -> int:
         """The number of the prompt that a choice answers."""
@@ -264,7 +276,7 @@ async def open_call(
     who, scope = _tenant(caller, body), cache_scope(caller, body)
     seed = secrets.randbits(SEED_BITS) if body.seed is None else body.seed
     urgent = scheduling_of(body, model.rules, who, request_timeout, caller.service_class)
-    now = recall.now()
+    now, shows = recall.now(), _shows_cost(model, body, caller)
     wishes, bars = control(body.response_cache, caller.cache_control), unknown_field(body)
     alone = len(prompts) * choices_per_prompt == 1
     choices, questions = list[Choice](), list[LookupRequest]()
@@ -295,7 +307,7 @@ async def open_call(
     except NotCached:
         raise not_cached() from None
     seconds = request_timeout if urgent.seconds is None else urgent.seconds
-    call = Call(call_id, model, prompts, choices, recall, answer, seconds, bool(body.stream))
+    call = Call(call_id, model, prompts, choices, recall, answer, seconds, bool(body.stream), shows)
     if caller.exchange is not None:
         caller.exchange.call = call
     return call
@@ -306,6 +318,16 @@ def _multiple(prompts: Sequence[Prompt], choices: Sequence[Choice]) -> str | Non
     if len(prompts) > 1:
         return "prompt"
     return "n" if len(choices) > 1 else None
+
+
+def _shows_cost(model: ServedModel, body: Generation, caller: Caller) -> bool:
+    asked = bool(body.include_cost) or caller.asks_cost
+    if asked and model.cost is None:
+        field = "include_cost" if body.include_cost else "X-Headrace-Cost"
+        raise invalid(
+            f"{field}: this server has no prices; it needs --device-price or prices of tokens", field
+        )
+    return asked
 
 
 def _request(model: ServedModel, body: Generation, prompt: Prompt, urgent: Scheduling, now: float) -> Request:

@@ -143,5 +143,6 @@ class Generation(StructuredBody, SchedulingFields):
         None, description="24h: the computed prompt is evicted later than others', for a day."
     )
     return_token_ids: bool | None = None
+    include_cost: bool | None = Field(None, description="Add `cost` and `cost_details` to `usage`.")
     request_id: str | None = Field(None, pattern=r"^[A-Za-z0-9._:-]{1,128}$")
     metadata: MetadataField = Field(None, description="Kept with the request's explanation.")

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
+
+COST_FIELDS = ("cost", "cost_details")
 
 
 def usage(
@@ -25,3 +28,8 @@ def usage(
             "rejected_prediction_tokens": rejected_prediction_tokens,
         },
     }
+
+
+def cost_of(used: Mapping[str, Any]) -> dict[str, Any]:
+    """The cost in a call's usage, for dialects that count tokens in their own way; empty if it was not asked for."""
+    return {name: used[name] for name in COST_FIELDS if name in used}

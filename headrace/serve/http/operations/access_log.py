@@ -36,6 +36,7 @@ FIELDS = {
     "prompt_tokens": "tokens of the prompt",
     "completion_tokens": "tokens generated",
     "cached_tokens": "prompt tokens found in the prefix cache",
+    "cost": "cost of the request, if the server has prices",
     "cache": "part that a response cache took: `miss`, `coalesced`, `partial`, or the layer of the hit",
     "finish_reason": "`stop` or `length`; several choices separated by commas",
     "error": "error code, as in the body of the error; `client_disconnected` if the client hung up",
@@ -101,6 +102,7 @@ def _call_fields(exchange: Exchange) -> dict[str, Any]:
         "prompt_tokens": usage["prompt_tokens"],
         "completion_tokens": usage["completion_tokens"],
         "cached_tokens": usage["prompt_tokens_details"]["cached_tokens"],
+        "cost": call.cost().get("cost"),
         "cache": cache_layer(call.cache_note) or None,
         "finish_reason": ",".join(call.finish_reasons) or None,
     }

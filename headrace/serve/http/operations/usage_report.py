@@ -10,6 +10,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from headrace.serve.http.edge import CALLER
+from headrace.serve.http.errors import invalid
 from headrace.serve.service import Service
 
 MOST_SHOWN = 1000
@@ -17,29 +18,48 @@ MOST_SHOWN = 1000
 
 
 class UsageReport:
-    """The endpoint. ``tenants`` lists the known tenants and ``tell`` returns the usage of one; both are `observe`'s."""
+    """The endpoint. All arguments but the service are `observe`'s: ``tenants`` lists the known tenants and ``tell``
+    returns the usage of one. ``device`` returns the balance of the device's time, and ``focus`` the cost of a tenant
+    (None: of all, with idle time) as CSV.
+    """
 
     def __init__(
         self,
         service: Service,
         tenants: Callable[[], Iterable[str]],
         tell: Callable[[str], Mapping[str, Any]],
+        device: Callable[[float], Mapping[str, Any]] = lambda now: {},
+        focus: Callable[[str | None], str] = lambda tenant: "",
     ) -> None:
         self._service = service
         self._tenants = tenants
         self._tell = tell
+        self._device = device
+        self._focus = focus
 
     def routes(self) -> list[Route]:
         """The route of this endpoint."""
         return [Route("/v1/usage", self.usage)]
 
     async def usage(self, request: Request) -> Response:
-        """``GET /v1/usage``: all tenants, or the one named by ``?tenant=``. An API key sees its own tenant only."""
+        """``GET /v1/usage``: all tenants, or the one named by ``?tenant=``. An API key sees its own tenant only.
+
+        ``?format=focus`` returns the cost as CSV in the columns of FOCUS. The balance of the device's time is shown to
+        keys of administrators, or to all clients if the server has no keys.
+        """
         self._service.count()
         asked = request.scope[CALLER].key_id or request.query_params.get("tenant")
         names = [asked] if asked else sorted(self._tenants())
+        form = request.query_params.get("format", "json")
+        if form == "focus":
+            return Response(self._focus(asked), media_type="text/csv; charset=utf-8")
+        if form != "json":
+            raise invalid(f"format must be json or focus, got {form[:40]!r}", "format")
         shown = [self._of(name) for name in names[:MOST_SHOWN]]
-        return JSONResponse({"object": "list", "data": shown, "has_more": len(names) > len(shown)})
+        page: dict[str, Any] = {"object": "list", "data": shown, "has_more": len(names) > len(shown)}
+        if request.scope[CALLER].key_id is None:
+            page["device"] = self._device(self._service.now())
+        return JSONResponse(page)
 
     def _of(self, tenant: str) -> dict[str, Any]:
         rooms = self._service.meter.rooms(tenant, self._service.now())

@@ -6,6 +6,7 @@ import time
 import pytest
 
 from headrace.core.events import Arrived
+from headrace.observe.cost.prices import Pricing, TokenPrices
 from headrace.serve.auth.api_keys import Grant
 from headrace.serve.auth.roles import Role
 from headrace.serve.batch.lines import ENDPOINTS
@@ -13,8 +14,13 @@ from headrace.serve.http.batch.line_runner import OPENED
 
 
 @pytest.fixture
-def options(tmp_path):
-    return {"batch_path": tmp_path, "max_num_seqs": 2}
+def pricing():
+    return Pricing()
+
+
+@pytest.fixture
+def options(tmp_path, pricing):
+    return {"batch_path": tmp_path, "max_num_seqs": 2, "pricing": pricing}
 
 
 def test_every_endpoint_of_batches_can_be_run():
@@ -57,6 +63,15 @@ def test_a_line_is_answered_as_a_request_is(house):
     changing = {"id": 0, "created": 0}
     assert line["body"] | changing == request | changing | {"usage": line["body"]["usage"]}
     assert line["status_code"] == 200
+
+
+@pytest.mark.parametrize("pricing", [Pricing(tokens=TokenPrices(1e6, 1e6, 1e7))])
+def test_a_line_may_ask_for_its_cost(house, pricing):
+    asked, silent = ({"prompt": "abc", "max_tokens": 5} | more for more in ({"include_cost": True}, {}))
+    found = results(house, ended(house, begin(house, [asked, silent])))
+    used = found["0"]["body"]["usage"]
+    assert used["cost"] == 3 + 10 * used["completion_tokens"]
+    assert "cost" not in found["1"]["body"]["usage"]
 
 
 @pytest.mark.parametrize(

@@ -4,6 +4,7 @@ import pytest
 
 from headrace.core.cache.response.control import CacheDirectives
 from headrace.core.cache.response.tags import TagVersions
+from headrace.observe.cost.prices import Pricing
 from headrace.serve.cache.exact import ExactCache
 from headrace.serve.cache.lookup import CacheLookup, NotCached
 from headrace.serve.http.cache.cacheable import WAYS, Way, unknown_field
@@ -67,6 +68,7 @@ OTHER = {
     "tool_choice": "required",
     "parallel_tool_calls": False,
     "include_reasoning": False,
+    "include_cost": True,
     "response_cache": {"ttl": 5, "tags": ["t"]},
     "priority": 1,
     "service_tier": "flex",
@@ -107,7 +109,13 @@ class Spy(CacheLookup):
 
 @pytest.fixture
 def options():
-    return {"recall": Spy, "grammars": Compiled(), "template": TOOL_TEMPLATE, "max_model_len": 800}
+    return {
+        "recall": Spy,
+        "grammars": Compiled(),
+        "template": TOOL_TEMPLATE,
+        "max_model_len": 800,
+        "pricing": Pricing(1.0),
+    }
 
 
 @pytest.fixture

@@ -1,0 +1,260 @@
+"""The cost ledger: a fold over events that divides the wall clock among requests, idle time and overhead.
+
+```
+ |<- idle ->|<- overhead ->|<------ step ------>|<- overhead ->|<-- step -->|<- idle ...
+ no request  arrived, not   divided among the    between steps
+ is open     planned yet    requests of its rows
+```
+A step lasts from its planning, or from the end of the step before it, to its commit. So device time that overlaps is
+counted once. Time in which requests are open and no step computes is overhead: waiting for a copy from the disk or for
+a static batch to fill, delivering events, and steps that were interrupted.
+
+**Conservation**: requests + idle + overhead = wall clock. `balance` computes both sides from separate sums.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable
+from typing import NamedTuple
+
+from headrace.core.events import (
+    AdmitReason,
+    Admitted,
+    Arrived,
+    Emitted,
+    Event,
+    Finished,
+    Stepped,
+)
+from headrace.observe.cost.account import NOTHING, Account, Cost, Key, Tab
+from headrace.observe.cost.prices import Pricing, TokenPrices
+from headrace.observe.cost.split import BY_TOKENS, Coefficients, shares
+from headrace.observe.series import OTHER
+
+MOST_TENANTS = 10_000
+"""Tenants with accounts of their own; further tenants are counted together as ``other``."""
+
+MOST_DAYS = 93
+"""Days that have accounts of their own; older ones are added up."""
+
+MOST_ENDED = 10_000
+"""Ended requests whose cost is remembered."""
+
+DAY_SECONDS = 86_400.0
+
+
+class Balance(NamedTuple):
+    """The wall clock since the ledger began, up to the last event, and what it was divided into, in seconds."""
+
+    wall: float
+    attributed: float
+    idle: float
+    overhead: float
+
+    @property
+    def error(self) -> float:
+        """Relative difference between the wall clock and the sum of its parts; 0 before the first event."""
+        return abs(self.attributed + self.idle + self.overhead - self.wall) / self.wall if self.wall else 0.0
+
+
+class Unused:
+    """Seconds of a day that no request has used."""
+
+    __slots__ = ("idle", "overhead")
+
+    def __init__(self) -> None:
+        self.idle = self.overhead = 0.0
+
+
+class CostLedger:
+    """A `core.ports.Watcher`.
+
+    ``coefficients`` returns what a step costs by its parts, as `core.prediction.step_times` has learnt it. ``began`` is
+    the engine's time at which the ledger begins; ``clock_offset`` is Unix time minus the engine's clock.
+    """
+
+    def __init__(
+        self,
+        pricing: Pricing,
+        coefficients: Callable[[], Coefficients] = lambda: BY_TOKENS,
+        *,
+        began: float = 0.0,
+        clock_offset: float = 0.0,
+    ) -> None:
+        self.pricing = pricing
+        self.accounts: dict[Key, Account] = {}
+        self.older: dict[str, Account] = {}
+        """What tenants have used on days before those."""
+        self.unused: dict[int, Unused] = {}
+        """Idle seconds and overhead of each day (days since 1970, UTC)."""
+        self.kinds = {"prefill": 0.0, "decode": 0.0, "mixed": 0.0}
+        """Seconds of steps that contained only prefill rows, only decode rows, or both."""
+        self._coefficients = coefficients
+        self._clock_offset = clock_offset
+        self.step_seconds = 0.0
+        """Duration of the last step."""
+        self.began = self._mark = began  # all time before the mark has been divided
+        self._idle_from = began  # when the last request ended
+        self._live: dict[str, Tab] = {}
+        self._ended: OrderedDict[str, Tab] = OrderedDict()
+        self._tenants: set[str] = set()
+        self._older_unused = Unused()
+        self._prefill_seconds = self._decode_seconds = 0.0
+        self._prefill_tokens = self._output_tokens = 0
+
+    # -- events ------------------------------------------------------------------------------------
+
+    def fold(self, event: Event, now: float) -> None:
+        kind = type(event)
+        if kind is Emitted:
+            self._emitted(event)  # type: ignore[arg-type]
+        elif kind is Stepped:
+            self._stepped(event, now)  # type: ignore[arg-type]
+        elif isinstance(event, Arrived):
+            at = now if event.at is None else min(event.at, now)
+            if not self._live:
+                self._rest_until(at)
+            self._live[event.request_id] = Tab(event.tenant, event.service_class, event.prompt_tokens)
+        elif isinstance(event, Admitted):
+            if event.reason is AdmitReason.NEW:
+                self._admitted(event, now)
+        elif isinstance(event, Finished):
+            self._finished(event, now)
+
+    def _emitted(self, event: Emitted) -> None:
+        tab, count = self._live[event.request_id], len(event.tokens)
+        tab.output_tokens += count
+        tab.of.output_tokens += count
+        self._output_tokens += count
+
+    def _admitted(self, event: Admitted, now: float) -> None:
+        tab = self._live[event.request_id]
+        account = self._account(tab, self._day(now))
+        account.requests += 1
+        tab.cached_tokens, tab.prompt_tokens = event.cached_tokens, event.known_tokens - event.cached_tokens
+        account.cached_tokens += tab.cached_tokens
+        account.prompt_tokens += tab.prompt_tokens
+
+    def _finished(self, event: Finished, now: float) -> None:
+        tab = self._live.pop(event.request_id, None)
+        if tab is None:  # rejected before it reached the engine
+            return
+        self._ended[event.request_id] = tab
+        if len(self._ended) > MOST_ENDED:
+            self._ended.popitem(last=False)
+        if not self._live:
+            self._idle_from = now
+
+    def _stepped(self, event: Stepped, now: float) -> None:
+        """The `Finished` events of a step come before it: its requests may have ended already."""
+        began, request_ids, rows = event.work
+        self._pass("overhead", began)
+        seconds = self.step_seconds = max(0.0, now - self._mark)
+        if seconds <= 0.0 or not rows:
+            return
+        self._mark = now
+        decodes = event.decode_rows
+        self.kinds["decode" if not event.prefill_rows else "mixed" if decodes else "prefill"] += seconds
+        day = self._day(now)
+        parts = shares(rows, event.computed_tokens, seconds, self._coefficients())
+        live, ended = self._live, self._ended
+        for request_id, part in zip(request_ids, parts, strict=True):
+            tab = live.get(request_id) or ended.get(request_id)
+            if tab is None:
+                self._unused(day).overhead += part
+                continue
+            tab.seconds += part
+            if tab.day != day:
+                self._account(tab, day)
+            tab.of.seconds += part
+        if event.prefill_rows:
+            prefill = sum(parts[decodes:])
+            self._prefill_seconds += prefill
+            self._decode_seconds += seconds - prefill
+            self._prefill_tokens += sum([row[2] for row in rows[decodes:]])
+        else:
+            self._decode_seconds += seconds
+
+    def _rest_until(self, now: float) -> None:
+        """No request was open since the last one ended: what came before that is overhead, the rest is idle."""
+        self._pass("overhead", self._idle_from)
+        self._pass("idle", now)
+
+    def _pass(self, kind: str, until: float) -> None:
+        """Move the mark; time that passes midnight belongs to both days."""
+        while self._mark < until:
+            day = self._day(self._mark)
+            end = min(until, (day + 1) * DAY_SECONDS - self._clock_offset)
+            if end <= self._mark:  # midnight itself, which floats may miss
+                end = until
+            unused = self._unused(day)
+            setattr(unused, kind, getattr(unused, kind) + end - self._mark)
+            self._mark = end
+
+    # -- accounts ----------------------------------------------------------------------------------
+
+    def _day(self, now: float) -> int:
+        return int((now + self._clock_offset) // DAY_SECONDS)
+
+    def _unused(self, day: int) -> Unused:
+        unused = self.unused.get(day)
+        if unused is None:
+            unused = self.unused[day] = Unused()
+            for old in [each for each in self.unused if each <= day - MOST_DAYS]:
+                gone = self.unused.pop(old)
+                self._older_unused.idle += gone.idle
+                self._older_unused.overhead += gone.overhead
+        return unused
+
+    def _account(self, tab: Tab, day: int) -> Account:
+        """The account that a request's use is added to on this day."""
+        tenant = tab.tenant
+        if tenant not in self._tenants:
+            if len(self._tenants) < MOST_TENANTS:
+                self._tenants.add(tenant)
+            else:
+                tenant = OTHER
+        key = Key(day, tenant, tab.service_class)
+        account = self.accounts.get(key)
+        if account is None:
+            account = self.accounts[key] = Account()
+            for old in [each for each in self.accounts if each.day <= day - MOST_DAYS]:
+                self.older.setdefault(old.tenant, Account()).add(self.accounts.pop(old))
+        tab.day, tab.of = day, account
+        return account
+
+    # -- answers -----------------------------------------------------------------------------------
+
+    def cost(self, request_id: str) -> Cost:
+        """What a request has cost so far; nothing for one that did not reach the engine.
+
+        A row that was in flight when its request ended is added when its step ends.
+        """
+        tab = self._live.get(request_id) or self._ended.get(request_id)
+        return NOTHING if tab is None else tab.cost(self.pricing)
+
+    @property
+    def open_requests(self) -> int:
+        """Requests that have arrived and not ended."""
+        return len(self._live)
+
+    def balance(self, now: float | None = None) -> Balance:
+        """Both sides of the conservation law; with ``now``, idle time since the last event is included."""
+        attributed = sum(each.seconds for each in (*self.accounts.values(), *self.older.values()))
+        days, mark = [*self.unused.values(), self._older_unused], self._mark
+        idle, overhead = sum(day.idle for day in days), sum(day.overhead for day in days)
+        if now is not None and not self._live and now > max(mark, self._idle_from):
+            rested = max(mark, self._idle_from)
+            idle, overhead, mark = idle + now - rested, overhead + rested - mark, now
+        return Balance(mark - self.began, attributed, idle, overhead)
+
+    def token_prices(self) -> TokenPrices:
+        """The configured prices of tokens, or else what tokens have cost here at the price of the device."""
+        if self.pricing.by_token:
+            return self.pricing.tokens
+        million = 1e6 * self.pricing.device_second
+        return TokenPrices(
+            prompt=million * self._prefill_seconds / max(1, self._prefill_tokens),
+            output=million * self._decode_seconds / max(1, self._output_tokens),
+        )

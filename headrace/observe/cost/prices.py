@@ -1,0 +1,75 @@
+"""Prices: of a device's time, and of a million tokens.
+
+With prices of tokens, a request costs its tokens. Without them it costs the device time that it used. Both amounts are
+always reported beside each other, so that a provider sees its margin.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import NamedTuple
+
+_MILLION = 1e6
+
+_UNITS = {"s": 1.0, "second": 1.0, "h": 3600.0, "hour": 3600.0}
+
+_DEVICE_PRICE = re.compile(r"(\d+(?:\.\d+)?)\s*(?:/|per)\s*(second|hour|s|h)")
+
+
+class BadPrice(ValueError):
+    """A price that cannot be read."""
+
+
+def parse_device_price(text: str) -> float:
+    """The price of a second from a price such as ``2.5/h`` or ``0.0007/s``.
+
+    Raises:
+        BadPrice: the text is no such price.
+    """
+    match = _DEVICE_PRICE.fullmatch(text.strip().lower())
+    if match is None:
+        raise BadPrice(f"expected a price such as 2.5/h or 0.0007/s, got {text!r}")
+    return float(match[1]) / _UNITS[match[2]]
+
+
+class TokenPrices(NamedTuple):
+    """Prices of a million tokens: computed prompt tokens, prompt tokens from the prefix cache, generated tokens."""
+
+    prompt: float = 0.0
+    cached: float = 0.0
+    output: float = 0.0
+
+    def of(self, prompt_tokens: int, cached_tokens: int, output_tokens: int) -> float:
+        """Cost of tokens; ``prompt_tokens`` do not include the cached ones."""
+        return (
+            prompt_tokens * self.prompt + cached_tokens * self.cached + output_tokens * self.output
+        ) / _MILLION
+
+    def saved(self, prompt_tokens: int, output_tokens: int) -> float:
+        """Cost of tokens that a cached response spared."""
+        return self.of(prompt_tokens, 0, output_tokens)
+
+    def saved_by_prefix(self, tokens: int) -> float:
+        """What prompt tokens cost less because the prefix cache had them."""
+        return self.of(tokens, 0, 0) - self.of(0, tokens, 0)
+
+
+NO_PRICES = TokenPrices()
+
+
+class Pricing(NamedTuple):
+    """Price of a second of the device, prices of tokens, and the currency's label, which may be empty."""
+
+    device_second: float = 0.0
+    tokens: TokenPrices = NO_PRICES
+    currency: str = ""
+
+    @property
+    def by_token(self) -> bool:
+        """Whether requests cost their tokens, and not their device time."""
+        return self.tokens != NO_PRICES
+
+    @property
+    def given(self) -> bool:
+        """Whether there is any price."""
+        return self.by_token or self.device_second > 0.0
