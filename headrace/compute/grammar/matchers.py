@@ -18,9 +18,10 @@ from concurrent.futures import Future, ThreadPoolExecutor
 
 import numpy as np
 import torch
-from llguidance import LLExecutor, LLMatcher
+from llguidance import LLExecutor
 
 from headrace.compute.grammar.compiler import Compiler
+from headrace.compute.grammar.reasoning import SequenceMatcher
 from headrace.compute.grammar.refusals import first_reason
 from headrace.compute.sampling.allowed import Allowed
 from headrace.compute.transfer import Download
@@ -41,7 +42,7 @@ class Matchers:
 
     def __init__(self, compiler: Compiler, max_num_seqs: int) -> None:
         self._compiler = compiler
-        self._matchers: dict[int, LLMatcher] = {}
+        self._matchers: dict[int, SequenceMatcher] = {}
         self._failures: dict[int, str] = {}
         self._ending = np.zeros(max_num_seqs, dtype=np.bool_)
         self._words = np.zeros((max_num_seqs, -(-compiler.vocab_size // 32)), dtype=np.int32)
@@ -66,7 +67,7 @@ class Matchers:
             return
         self._release(entry.slot)
         try:
-            matcher = self._compiler.matcher(constraint)
+            matcher = self._compiler.follow(constraint)
         except UnusableConstraint as error:
             raise UnusableConstraint(f"{FAILED_PREFIX}{error}") from error
         self._matchers[entry.slot] = matcher
@@ -131,11 +132,11 @@ class Matchers:
 
     # -- the worker ---------------------------------------------------------------------------------
 
-    def _submit(self, work: Sequence[tuple[int, LLMatcher, Sequence[int]]]) -> None:
+    def _submit(self, work: Sequence[tuple[int, SequenceMatcher, Sequence[int]]]) -> None:
         if work:
             self._last = self._worker.submit(self._advance, work)
 
-    def _note_later(self, download: Download, owners: list[tuple[int, int, LLMatcher]]) -> None:
+    def _note_later(self, download: Download, owners: list[tuple[int, int, SequenceMatcher]]) -> None:
         tokens = download.wait()[0].tolist()
         work = [
             (slot, matcher, (tokens[line],)) for line, slot, matcher in owners if self._goes_on(tokens[line])
@@ -143,31 +144,41 @@ class Matchers:
         if work:
             self._advance(work)
 
-    def _advance(self, work: Sequence[tuple[int, LLMatcher, Sequence[int]]]) -> None:
+    def _advance(self, work: Sequence[tuple[int, SequenceMatcher, Sequence[int]]]) -> None:
         """Consume tokens and compute what may follow; errors are kept for their slots."""
         try:
             going = [
                 (slot, matcher)
                 for slot, matcher, tokens in work
-                if not tokens or matcher.consume_tokens(list(tokens)) or self._fail(slot, matcher)
+                if matcher.consume(tokens) or self._fail(slot, matcher)
             ]
-            if not going:
-                return
-            self._executor.unsafe_compute_mask_ptr(
-                [(matcher, slot) for slot, matcher in going],
-                self._words.ctypes.data,
-                self._words.shape[1] * self._words.itemsize,
-                len(self._words),
-            )
+            self._compute([(slot, matcher) for slot, matcher in going if matcher.forced is None])
             for slot, matcher in going:
-                self._ending[slot] = matcher.is_stopped()
-                if matcher.is_error():
+                if (token := matcher.forced) is not None:
+                    self._words[slot] = 0
+                    self._words[slot].view(np.uint32)[token // 32] = 1 << token % 32
+                self._ending[slot] = matcher.stopped
+                if matcher.error:
                     self._fail(slot, matcher)
         except BaseException as error:  # a panic of the library is no Exception
             for slot, _, _ in work:
                 self._failures[slot] = f"the grammar engine failed: {type(error).__name__}: {error}"
 
-    def _fail(self, slot: int, matcher: LLMatcher) -> bool:
-        reason = first_reason(matcher.get_error())
+    def _compute(self, going: Sequence[tuple[int, SequenceMatcher]]) -> None:
+        """The masks of what the grammars allow; without a grammar, everything."""
+        grammars = [(matcher.grammar, slot) for slot, matcher in going if matcher.grammar is not None]
+        for slot, matcher in going:
+            if matcher.grammar is None:
+                self._words[slot] = EVERYTHING
+        if grammars:
+            self._executor.unsafe_compute_mask_ptr(
+                grammars,
+                self._words.ctypes.data,
+                self._words.shape[1] * self._words.itemsize,
+                len(self._words),
+            )
+
+    def _fail(self, slot: int, matcher: SequenceMatcher) -> bool:
+        reason = first_reason(matcher.error)
         self._failures[slot] = f"the grammar became too complex or refused a token: {reason}"
         return False

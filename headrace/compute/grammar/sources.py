@@ -55,6 +55,8 @@ def _grammar(constraint: Constraint, special: Mapping[str, int]) -> str:
             return _lark(source)
         case ConstraintKind.STRUCTURAL_TAG:
             return _structural_tag(source, special)
+        case ConstraintKind.TEXT:
+            raise ValueError("any text needs no grammar")
 
 
 def _after(marker: str, made: str, special: Mapping[str, int]) -> str:

@@ -6,5 +6,5 @@
 - `segments`: tokens of long prompt parts, cached between requests.
 - `detokenize`: tokens to text, one at a time.
 - `stops`: finds stop strings in a growing text.
-- `stream`: the text of one answer while its tokens arrive.
+- `stream`: the text of one answer while its tokens arrive. `first_call`: the same, ended by the first tool call.
 """

@@ -7,7 +7,7 @@ It joins `text.detokenize` (tokens to text) and `text.stops` (text that may be s
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 from headrace.serve.text.detokenize import (
     CHARACTER_BYTES,
@@ -20,6 +20,10 @@ from headrace.serve.text.detokenize import (
 )
 from headrace.serve.text.stops import Match, StopMatcher
 from headrace.serve.text.tokenizer import Tokenizer
+
+
+AFTER_CALL = ""
+"""In place of a stop string: the answer ended with its first tool call."""
 
 
 class TextDelta(NamedTuple):
@@ -35,6 +39,14 @@ class TextDelta(NamedTuple):
     stopped: str | None = None
     texts: tuple[str, ...] = ()
     offset: int = 0
+
+
+class Texts(Protocol):
+    """The text of one answer while its tokens arrive."""
+
+    def push(self, tokens: Sequence[int]) -> TextDelta: ...
+
+    def finish(self) -> TextDelta: ...
 
 
 class TextStreams:

@@ -66,7 +66,8 @@ WAYS: Mapping[str, Way] = {
     "guided_choice": Way.SAMPLING,
     "guided_grammar": Way.SAMPLING,
     "tool_choice": Way.SAMPLING,  # a demanded call is a grammar
-    "parallel_tool_calls": Way.SAMPLING,  # whether that grammar allows several calls
+    "parallel_tool_calls": Way.SAMPLING,  # whether that grammar, or the answer, allows several calls
+    "thinking_token_budget": Way.SAMPLING,  # a part of the constraint
     "best_of": Way.SAMPLING,  # requests logprobs; the choice among candidates is made again
     # scope
     "model": Way.SCOPE,

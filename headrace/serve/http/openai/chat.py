@@ -37,8 +37,8 @@ from headrace.serve.http.openai.tool_use import (
     answer_reading,
     check_choice,
     check_tools,
+    constrained,
     plain_messages,
-    with_tools,
 )
 from headrace.serve.http.tools.message_writing import delta_of, message_of
 from headrace.serve.parsing.message import MessagePiece
@@ -79,7 +79,7 @@ async def open_chat(
     length = answer_length(len(tokens), max_tokens, None, param, model.max_model_len)
     stated = None if max_tokens is None else length
     params = sampling_params(body, model, max_tokens=stated, logprobs=top)
-    params = with_tools(params, model.dialect, body, text)
+    params = constrained(params, model.dialect, body, text)
     await structured.check(model, params, body)
     continues = bool(body.continue_final_message)
     reading = answer_reading(model.dialect, body, text)

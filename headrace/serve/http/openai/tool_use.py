@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
-from headrace.core.constraint import UnusableConstraint, settled
+from headrace.core.constraint import ANY_TEXT, Constraint, ReasoningLimit, UnusableConstraint, settled
 from headrace.core.request import SamplingParams
 from headrace.serve.http import structured
 from headrace.serve.http.errors import invalid
@@ -57,24 +57,48 @@ def demands_call(body: ChatBody) -> bool:
     return body.tool_choice not in (None, "none", "auto")
 
 
-def with_tools(params: SamplingParams, dialect: Dialect, body: ChatBody, prompt: str) -> SamplingParams:
-    """``params`` with the constraint that ``tools`` and ``tool_choice`` put on the answer to ``prompt``.
+def constrained(params: SamplingParams, dialect: Dialect, body: ChatBody, prompt: str) -> SamplingParams:
+    """``params`` with all that constrains the answer to ``prompt``: its form, its calls and its reasoning.
 
-    A constraint that ``params`` already have stays: no call can occur in such an answer.
+    A form that ``params`` already have holds after the reasoning, and no call can occur in such an answer.
 
     Raises:
         ApiError: it cannot be enforced.
     """
-    if params.structured_outputs is not None:
-        return params
+    made = params.structured_outputs
+    reasoning = dialect.reasoning(body.chat_template)
+    opened = reasoning is not None and _opened(reasoning, body, prompt)
+    if made is None:
+        made = _tools_constraint(dialect, body, prompt)
+    elif reasoning is not None and opened:
+        made = after(made, reasoning.end[0])
+    if body.thinking_token_budget is not None:
+        made = replace(
+            made or ANY_TEXT, reasoning=_limit(reasoning, body.thinking_token_budget, opened)
+        )
+    return params if made is params.structured_outputs else replace(params, structured_outputs=made)
+
+
+def _tools_constraint(dialect: Dialect, body: ChatBody, prompt: str) -> Constraint | None:
     found = tool_constraint(dialect, body, prompt)
     if found is None:
-        return params
+        return None
     try:
         made = settled({"structural_tag": found.tag})
     except UnusableConstraint as error:
         raise structured.refused(error, "tools", None) from None
-    return replace(params, structured_outputs=after(made, found.after) if found.after else made)
+    return after(made, found.after) if found.after else made
+
+
+def _limit(reasoning: ReasoningFormat | None, tokens: int, opened: bool) -> ReasoningLimit:
+    if reasoning is None:
+        raise invalid(
+            "thinking_token_budget: the chat template of this model shows no known format of reasoning; "
+            "name one with --reasoning-parser",
+            "thinking_token_budget",
+            "unsupported_parameter",
+        )
+    return ReasoningLimit(tokens, reasoning.begin, reasoning.end, opened, reasoning.first)
 
 
 class ToolConstraint(NamedTuple):
