@@ -126,6 +126,21 @@ def test_without_parallel_calls_there_is_one(house, stream):
     assert reason == "tool_calls"
 
 
+@said("Look:" + TWO + " And so on." * 9, recall=with_memory)
+def test_without_parallel_calls_the_answer_ends_with_its_first_call(house):
+    asked = {"temperature": 0}
+    one = ask(house, parallel_tool_calls=False, **asked)
+    used = one.json()["usage"]["completion_tokens"]
+    assert used == len(house.model.tokenizer.encode("Look:" + CALL[: CALL.index("}}") + 1], False))
+    choice = one.json()["choices"][0]
+    assert (choice["finish_reason"], choice["stop_reason"]) == ("tool_calls", None)
+    again = ask(house, parallel_tool_calls=False, **asked)
+    assert again.json()["usage"]["completion_tokens"] == used
+    assert again.headers["X-Headrace-Cache"] != one.headers["X-Headrace-Cache"]
+    many, _ = message_of(ask(house, **asked))
+    assert len(many["tool_calls"]) == 2
+
+
 @said(CALL)
 def test_no_tools_and_no_choice_leave_the_text_as_it_is(house):
     for more in (
