@@ -46,7 +46,9 @@ def test_the_reasoning_ends_in_time_and_the_answer_goes_on():
             assert said
 
 
-@pytest.mark.parametrize("options", [{}, {"overlap": 1}, {"overlap": 1, "max_num_batched_tokens": 16}], ids=str)
+@pytest.mark.parametrize(
+    "options", [{}, {"overlap": 1}, {"overlap": 1, "max_num_batched_tokens": 16}], ids=str
+)
 def test_batching_overlap_and_chunks_change_nothing(options):
     assert answers(make(**options), PROMPTS, PARAMS) == alone()
 

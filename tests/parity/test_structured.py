@@ -52,9 +52,7 @@ def make(**options) -> LLM:
     return LLM("builtin", **(given | options))
 
 
-def answers(
-    llm: LLM, prompts: list[str] = PROMPTS, params: list[SamplingParams] = PARAMS
-) -> list[tuple]:
+def answers(llm: LLM, prompts: list[str] = PROMPTS, params: list[SamplingParams] = PARAMS) -> list[tuple]:
     try:
         outputs = llm.generate(prompts, params, progress=False)
     finally:

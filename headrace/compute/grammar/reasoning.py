@@ -1,4 +1,4 @@
-"""The reasoning of one sequence under a limit: its tokens are counted, and its end marker is forced when they are used up.
+"""The reasoning of one sequence under a limit: counts its tokens, and forces its end marker when they are used up.
 
 ```
  before --begin marker--> inside, counted --limit--> the end marker's tokens, one by one --> before, or over

@@ -73,9 +73,7 @@ def constrained(params: SamplingParams, dialect: Dialect, body: ChatBody, prompt
     elif reasoning is not None and opened:
         made = after(made, reasoning.end[0])
     if body.thinking_token_budget is not None:
-        made = replace(
-            made or ANY_TEXT, reasoning=_limit(reasoning, body.thinking_token_budget, opened)
-        )
+        made = replace(made or ANY_TEXT, reasoning=_limit(reasoning, body.thinking_token_budget, opened))
     return params if made is params.structured_outputs else replace(params, structured_outputs=made)
 
 

@@ -5,9 +5,9 @@ import random
 
 import pytest
 
-from headrace.serve.http.errors import ApiError
+from headrace.core.request import SamplingParams
 from headrace.serve.http.openai.chat_wire import ChatBody
-from headrace.serve.http.openai.tool_use import tool_constraint
+from headrace.serve.http.openai.tool_use import constrained, tool_constraint
 from headrace.serve.http.tools.dialect import Dialect
 from headrace.serve.text.template import ChatTemplate
 from tests.doubles.scripted_model import with_special_tokens
@@ -501,9 +501,20 @@ def test_a_constraint_holds_after_reasoning_that_the_prompt_has_opened(more, pro
         assert found.tag["structures"][0]["begin"] == '<tool_call>\n{"name": "get_weather", "arguments": '
 
 
-def test_a_constraint_that_cannot_be_enforced_is_refused():
+def test_formats_without_json_are_enforced_too():
     template = "<function_calls>{{ tools[0].function.name }}"
     body = ChatBody.model_validate({"messages": HI, "tools": [WEATHER], "tool_choice": "required"})
-    with pytest.raises(ApiError, match="olmo3 cannot be enforced") as error:
-        tool_constraint(Dialect(ChatTemplate({"default": template})), body, "")
-    assert error.value.param == "tool_choice"
+    found = tool_constraint(Dialect(ChatTemplate({"default": template})), body, "")
+    (structure,) = found.tag["structures"]
+    assert (structure["begin"], structure["python"]) == ("<function_calls>\nget_weather(", True)
+
+
+def test_the_form_of_the_answer_holds_after_reasoning_that_the_prompt_has_opened():
+    dialect = Dialect(ChatTemplate({"default": TOOL_TEMPLATE}))
+    body = ChatBody.model_validate({"messages": HI, "thinking_token_budget": 7})
+    form = SamplingParams(structured_outputs={"regex": "a"})
+    assert constrained(form, dialect, body, "<think>").structured_outputs.after == "</think>"
+    made = constrained(form, dialect, body, "<think></think>").structured_outputs
+    assert (made.after, made.source, made.reasoning.tokens, made.reasoning.opened) == ("", "a", 7, False)
+    free = constrained(SamplingParams(), dialect, body, "<think>").structured_outputs
+    assert (free.kind, free.reasoning.opened) == ("text", True)
