@@ -126,7 +126,11 @@ REFUSED = [
     (chat('"stream": true, "stream_options": {"x": 1}'), "stream_options.x", "unknown_parameter"),
     (chat('"functions": [{"name": "f"}]'), "functions", "unsupported_parameter"),
     (chat('"tools": [{"type": "function"}]'), "tools[0].function", "missing_required_parameter"),
-    (chat('"tools": [{"type": "function", "function": {"name": "f"}}]'), "tools", "unsupported_parameter"),
+    (
+        chat('"tools": [{"type": "function", "function": {"name": "f"}}], "chat_template": "x"'),
+        "tools",
+        "unsupported_parameter",
+    ),
     (
         chat('"tools": [{"type": "function", "function": {"name": "f."}}]'),
         "tools[0].function.name",
