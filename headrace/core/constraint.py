@@ -24,7 +24,7 @@ FAILED_PREFIX = "structured output failed: "
 
 
 class ConstraintKind(StrEnum):
-    """What the source of a constraint is; the names are those of vLLM's ``structured_outputs``, and `TEXT` is any text."""
+    """What the source of a constraint is, with the names of vLLM's ``structured_outputs``; `TEXT` is any text."""
 
     TEXT = "text"
     JSON = "json"
@@ -49,9 +49,9 @@ class UnusableConstraint(ValueError):
 class ReasoningLimit:
     """The reasoning of an answer ends after ``tokens`` tokens: its end marker is then forced.
 
-    ``begin`` and ``end`` are the markers around reasoning, of which the first of ``end`` is forced. ``opened`` says that
-    the prompt has begun the reasoning, ``first`` that reasoning can only be the beginning of an answer. Tokens of
-    several reasoning sections count together, from behind their begin markers.
+    ``begin`` and ``end`` are the markers around reasoning, of which the first of ``end`` is forced. ``opened`` says
+    that the prompt has begun the reasoning, ``first`` that reasoning can only be the beginning of an answer. Tokens
+    of several reasoning sections count together, from behind their begin markers.
     """
 
     tokens: int

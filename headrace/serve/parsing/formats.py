@@ -53,8 +53,8 @@ class Written:
     """How a call is written: the texts around its name and its arguments.
 
     ``trigger`` is the beginning of ``before_name`` that no other text has; empty where a call is plain JSON. ``single``
-    says that a turn has one call. The arguments are a JSON object; with ``python`` keyword arguments, and with ``quote``
-    members whose strings stand between that mark, both without the brackets around them.
+    says that a turn has one call. The arguments are a JSON object; with ``python`` keyword arguments, and with
+    ``quote`` members whose strings stand between that mark, both without the brackets around them.
     """
 
     before_name: str

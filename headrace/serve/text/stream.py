@@ -21,7 +21,6 @@ from headrace.serve.text.detokenize import (
 from headrace.serve.text.stops import Match, StopMatcher
 from headrace.serve.text.tokenizer import Tokenizer
 
-
 AFTER_CALL = ""
 """In place of a stop string: the answer ended with its first tool call."""
 

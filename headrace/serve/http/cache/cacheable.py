@@ -28,6 +28,7 @@ WAYS: Mapping[str, Way] = {
     # the prompt
     "messages": Way.TOKENS,
     "prompt": Way.TOKENS,
+    "suffix": Way.TOKENS,
     "add_generation_prompt": Way.TOKENS,
     "continue_final_message": Way.TOKENS,  # also part of the key itself, for the space before the first word
     "chat_template": Way.TOKENS,

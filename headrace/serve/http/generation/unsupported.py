@@ -44,7 +44,6 @@ CHAT: NotYet = _ANYWHERE | {
 }
 
 COMPLETIONS: NotYet = _ANYWHERE | {
-    "suffix": ("",),
     "thinking_token_budget": (),
     "prompt_embeds": (),
 }

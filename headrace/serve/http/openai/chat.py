@@ -23,6 +23,7 @@ from headrace.serve.http.generation.call import (
 from headrace.serve.http.generation.choices import NOTHING, Choice, Delta
 from headrace.serve.http.generation.logprobs import chat_logprobs, prompt_entries, prompt_logprobs
 from headrace.serve.http.generation.sampling import (
+    UNLIMITED,
     answer_length,
     check_stream,
     room_for_answer,
@@ -284,12 +285,13 @@ def _turn(body: ChatBody) -> Turn | None:
 
 
 def _max_tokens(body: ChatBody) -> tuple[int | None, str]:
-    """The length asked for, and the field that asks for it."""
+    """The length asked for, None for all that the context leaves, and the field that asks for it."""
     new, old = body.max_completion_tokens, body.max_tokens
     if new is not None and old is not None and new != old:
         message = "max_tokens and max_completion_tokens must not differ; give one of them"
         raise invalid(message, "max_completion_tokens")
-    return (old, "max_tokens") if new is None else (new, "max_completion_tokens")
+    asked, param = (old, "max_tokens") if new is None else (new, "max_completion_tokens")
+    return None if asked == UNLIMITED else asked, param
 
 
 def _top_logprobs(body: ChatBody) -> int | None:
