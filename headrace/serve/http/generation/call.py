@@ -97,6 +97,11 @@ class Prompt(NamedTuple):
         reading = self.reading
         return "" if reading is None or reading.tools is None or reading.parallel else reading.tools.name
 
+    @property
+    def ends_by_text(self) -> bool:
+        """Whether something in the answer's text ends it."""
+        return bool(self.params.stop or self.call_format)
+
 
 class Call:
     """Made by `open_call`; `advance` it until `done`, then `close` it, whatever happens.
@@ -228,7 +233,7 @@ class Call:
 
 def _interval(model: ServedModel, body: Generation, prompts: Sequence[Prompt]) -> int:
     """After how many tokens a call hears of them; 0: at its end. Where text may end it, it looks at each."""
-    if body.stop or any(prompt.call_format for prompt in prompts):
+    if any(prompt.ends_by_text for prompt in prompts):
         return 1
     return model.stream_interval if body.stream else 0
 
@@ -272,8 +277,7 @@ async def open_call(
     alone = len(prompts) * choices_per_prompt == 1
     choices, questions = list[Choice](), list[LookupRequest]()
     for prompt in prompts:
-        ends = prompt.params.stop or prompt.call_format
-        stops = partial(_text_stream, model, prompt) if ends else None
+        stops = partial(_text_stream, model, prompt) if prompt.ends_by_text else None
         first = _request(model, body, prompt, urgent, now)
         for n in range(choices_per_prompt):
             index = len(choices)
