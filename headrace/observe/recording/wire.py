@@ -58,7 +58,7 @@ RECORDED = (
 RECORDED_PARAMS = ("max_tokens", "min_tokens", "ignore_eos", "prompt_logprobs")
 """Sampling parameters that scheduling uses."""
 
-WITHHELD = ("tokens", "answered", "params", "salt", "seed", "affinity", "eos_token_ids")
+WITHHELD = ("tokens", "answered", "params", "salt", "seed", "affinity", "eos_token_ids", "call_format")
 """Fields of a request that are written as fingerprints, in part, or not at all."""
 
 
