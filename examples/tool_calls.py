@@ -3,8 +3,8 @@
 pip install openai
 python examples/tool_calls.py [BASE_URL]
 
-The built-in model calls a function only where `tool_choice` demands it: a grammar then writes the call. Models that know
-tools decide by themselves with `tool_choice="auto"`.
+The built-in model calls a function only where `tool_choice` demands it: a grammar then writes the call. Models that
+know tools decide by themselves with `tool_choice="auto"`.
 """
 
 import json
