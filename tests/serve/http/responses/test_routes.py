@@ -238,7 +238,7 @@ def test_a_stream_in_the_background_is_followed_while_it_runs_and_cancelled(hous
     with ThreadPoolExecutor(2) as threads:
         first = threads.submit(events, house, background=True, request_id="mine")
         while house.client.get(f"{PATH}/resp_mine").status_code != 200:
-            pass
+            assert not first.done()
         second = threads.submit(follow, house, "resp_mine", starting_after=0)
         cancelled = house.client.post(f"{PATH}/resp_mine/cancel").json()
         house.runner.gate.set()
