@@ -61,6 +61,7 @@ from headrace.serve.http.batch.opening import open_batches
 from headrace.serve.http.cache.routes import CacheApi
 from headrace.serve.http.generation.call_notes import CallNotes
 from headrace.serve.http.generation.scheduling_fields import Rules
+from headrace.serve.http.generation.serving import Serving
 from headrace.serve.http.model import ServedModel
 from headrace.serve.http.openai.routes import Api
 from headrace.serve.http.openapi import Docs
@@ -237,15 +238,15 @@ def _make_app(loaded: Loaded, all_options: Options, keys: KeyFile, traces: Trace
     recall = make_recall(caching, all_options.semantic, loaded, service, history)
 
     notes = CallNotes()
-    api = Api(
+    serving = Serving(
         recall,
         model,
         notes,
-        max_body_bytes=options.max_body_bytes,
-        request_timeout=options.request_timeout,
-        headers=lambda tenant: rate_headers(service.meter.rooms(tenant, service.now())),
-        recorder=make_recorder(all_options.warm, history),
+        options.max_body_bytes,
+        options.request_timeout,
+        lambda tenant: rate_headers(service.meter.rooms(tenant, service.now())),
     )
+    api = Api(serving, make_recorder(all_options.warm, history))
     warming = Warming(all_options.warm, caching, options, recall, model, history)
     service.watch(warming.warmer, tokens=False)
     for watcher, tokens in watchers(traces):
@@ -258,9 +259,9 @@ def _make_app(loaded: Loaded, all_options: Options, keys: KeyFile, traces: Trace
         service, folds.usage.tenants, folds.usage_of, folds.cost.device, partial(focus_csv, folds.cost)
     )
     abort = Abort(notes, max_body_bytes=options.max_body_bytes)
-    responses = open_responses(options, recall, model, notes)
+    responses = open_responses(options, serving)
     batch = open_batches(all_options.batch, options, recall, model, notes)
-    messages = _make_messages(options, recall, model, notes)
+    messages = Messages(serving)
     tuning = make_tuning(all_options, loaded.engine, service)
     more = (
         status,
@@ -278,20 +279,6 @@ def _make_app(loaded: Loaded, all_options: Options, keys: KeyFile, traces: Trace
     exchanges = hooks(all_options.observability, folds.page, model, notes, traces)
     app = create_app(recall, routes, keys.keys, beside, options.allowed_origins, exchanges)
     return _Built(app, routes, recall, model, systemd)
-
-
-def _make_messages(
-    options: ServerOptions, recall: CacheLookup, model: ServedModel, notes: CallNotes
-) -> Messages:
-    service = recall.service
-    return Messages(
-        recall,
-        model,
-        notes,
-        max_body_bytes=options.max_body_bytes,
-        request_timeout=options.request_timeout,
-        headers=lambda tenant: rate_headers(service.meter.rooms(tenant, service.now())),
-    )
 
 
 def _make_status(

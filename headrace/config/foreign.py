@@ -48,7 +48,8 @@ ADVICE = {
     "tokenizer_mode": "there is one tokenizer implementation. Leave the option out",
     "download_dir": "set the folder for downloads with the environment variable HF_HOME",
     "hf_token": "set the token with the environment variable HF_TOKEN",
-    "disable_log_requests": "requests are not logged with their content. Leave the option out",
+    "disable_log_requests": "requests are not logged with their content. --no-access-log also leaves out the line "
+    "per request",
     "disable_log_stats": "statistics are served at /metrics only. Leave the option out",
     "max_num_partial_prefills": _SCHEDULER,
     "async_scheduling": "set whether a step is planned while the one before it runs with --overlap 1",

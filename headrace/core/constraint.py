@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass, replace
 from enum import StrEnum
 from typing import Any
 
@@ -24,8 +24,9 @@ FAILED_PREFIX = "structured output failed: "
 
 
 class ConstraintKind(StrEnum):
-    """What the source of a constraint is; the names are those of vLLM's ``structured_outputs``."""
+    """What the source of a constraint is, with the names of vLLM's ``structured_outputs``; `TEXT` is any text."""
 
+    TEXT = "text"
     JSON = "json"
     REGEX = "regex"
     CHOICE = "choice"
@@ -45,6 +46,22 @@ class UnusableConstraint(ValueError):
 
 
 @dataclass(frozen=True, slots=True)
+class ReasoningLimit:
+    """The reasoning of an answer ends after ``tokens`` tokens: its end marker is then forced.
+
+    ``begin`` and ``end`` are the markers around reasoning, of which the first of ``end`` is forced. ``opened`` says
+    that the prompt has begun the reasoning, ``first`` that reasoning can only be the beginning of an answer. Tokens
+    of several reasoning sections count together, from behind their begin markers.
+    """
+
+    tokens: int
+    begin: tuple[str, ...]
+    end: tuple[str, ...]
+    opened: bool = False
+    first: bool = True
+
+
+@dataclass(frozen=True, slots=True)
 class Constraint:
     """A constraint on the text of an answer.
 
@@ -52,7 +69,8 @@ class Constraint:
     or GBNF, or a structural tag as JSON text. The order of a schema's properties is the order in which they are
     generated, so it is part of the value. ``whitespace`` is the regular expression of what may stand between the tokens
     of JSON; None: a blank, or a line break and an indentation. ``after`` is a text up to which the answer is free, for
-    example the end of a reasoning; empty: the constraint holds from the first token on.
+    example the end of a reasoning; empty: the constraint holds from the first token on. ``reasoning`` limits the
+    reasoning of the answer.
 
     Raises:
         UnusableConstraint: the source is longer than `MAX_SOURCE_CHARACTERS`, or the whitespace than its limit.
@@ -62,6 +80,7 @@ class Constraint:
     source: str
     whitespace: str | None = None
     after: str = ""
+    reasoning: ReasoningLimit | None = None
 
     def __post_init__(self) -> None:
         if len(self.source) > MAX_SOURCE_CHARACTERS:
@@ -76,9 +95,19 @@ class Constraint:
     @property
     def digest(self) -> bytes:
         """32 bytes that name the constraint."""
-        parts = (self.kind, self.source, self.whitespace, self.after)
+        parts: list[object] = [self.kind, self.source, self.whitespace, self.after]
+        if self.reasoning is not None:
+            parts.append(astuple(self.reasoning))
         return hashlib.sha256(json.dumps(parts).encode()).digest()
 
+    @property
+    def grammar(self) -> Constraint:
+        """The same constraint without a limit of the reasoning: constraints of one grammar are compiled once."""
+        return self if self.reasoning is None else replace(self, reasoning=None)
+
+
+ANY_TEXT = Constraint(ConstraintKind.TEXT, "")
+"""No constraint; the base of one that only limits the reasoning."""
 
 ANY_OBJECT = '{"type":"object"}'
 """The schema of ``json_object``: any JSON object."""

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import NamedTuple
 
-from headrace.core.constraint import Constraint, UnusableConstraint, settled
+from headrace.core.constraint import Constraint, ConstraintKind, UnusableConstraint, settled
 
 
 class RejectReason(StrEnum):
@@ -159,7 +159,8 @@ class SamplingParams:
             raise InvalidParameter("bad_words", "bad_words must not contain an empty word")
         if any(not text for text in self.stop):
             raise InvalidParameter("stop", "stop must not contain an empty string")
-        if self.structured_outputs is not None and self.ignore_eos:
+        constraint = self.structured_outputs
+        if constraint is not None and constraint.kind is not ConstraintKind.TEXT and self.ignore_eos:
             message = (
                 "ignore_eos cannot be used with structured outputs: the answer ends where its grammar does"
             )
@@ -233,6 +234,8 @@ class Request:
     again, and count as output everywhere (length, penalties, ``min_tokens``, the sampler's position).
     ``prediction`` is what the client expects the answer to be, ``cached_answer`` a cached answer to a similar request.
     Both are drafts only: they change no answer. ``indexed``: later requests may be drafted from the answer.
+    ``call_format`` names the format of the tool call that ends the answer (empty: none); as for stop strings, the
+    reader of the text ends it.
     """
 
     id: str
@@ -254,3 +257,4 @@ class Request:
     adapter: str = ""
     seed: int = 0
     eos_token_ids: frozenset[int] = frozenset()
+    call_format: str = ""

@@ -204,8 +204,8 @@ def test_errors_have_the_clients_types(builtin, strict_server):
         builtin.messages.create(model="other", max_tokens=5, messages=STORY)
     assert missing.value.body["error"]["type"] == "not_found_error"
     assert missing.value.request_id == missing.value.body["request_id"]
-    with pytest.raises(anthropic.BadRequestError, match="tools"):
-        builtin.messages.create(model="builtin", max_tokens=5, messages=STORY, tools=TOOLS)
+    with pytest.raises(anthropic.BadRequestError, match="tool_choice needs tools"):
+        builtin.messages.create(model="builtin", max_tokens=5, messages=STORY, tool_choice={"type": "any"})
     for key, error in (("wrong", anthropic.AuthenticationError), ("alpha", None)):
         with anthropic.Anthropic(base_url=strict_server.url, api_key=key, max_retries=0) as client:
             if error is None:
@@ -235,7 +235,7 @@ FORCED = [
 
 @pytest.fixture(scope="module")
 def forced(tmp_path_factory):
-    """A client of the built-in model with a template that offers tools; only a grammar makes this model call them."""
+    """A client of the built-in model with another template; only a grammar makes this model call tools."""
     path = tmp_path_factory.mktemp("template") / "tools.jinja"
     path.write_text(TOOL_TEMPLATE, encoding="utf-8")
     with (

@@ -61,8 +61,8 @@ REFUSED = [
     (chat('"n": 0'), "n", "invalid_value"),
     (chat('"n": 1000'), "n", "invalid_value"),
     (chat('"max_tokens": 0'), "max_tokens", "invalid_value"),
-    (chat('"max_tokens": -1'), "max_tokens", "invalid_value"),
-    (chat('"max_completion_tokens": -1'), "max_completion_tokens", "invalid_value"),
+    (chat('"max_tokens": -2'), "max_tokens", "invalid_value"),
+    (chat('"max_completion_tokens": -2'), "max_completion_tokens", "invalid_value"),
     (chat('"max_tokens": 4, "max_completion_tokens": 5'), "max_completion_tokens", "invalid_value"),
     (chat('"max_tokens": 2, "min_tokens": 3'), "min_tokens", "invalid_value"),
     (chat('"presence_penalty": 3'), "presence_penalty", "invalid_value"),
@@ -126,7 +126,11 @@ REFUSED = [
     (chat('"stream": true, "stream_options": {"x": 1}'), "stream_options.x", "unknown_parameter"),
     (chat('"functions": [{"name": "f"}]'), "functions", "unsupported_parameter"),
     (chat('"tools": [{"type": "function"}]'), "tools[0].function", "missing_required_parameter"),
-    (chat('"tools": [{"type": "function", "function": {"name": "f"}}]'), "tools", "unsupported_parameter"),
+    (
+        chat('"tools": [{"type": "function", "function": {"name": "f"}}], "chat_template": "x"'),
+        "tools",
+        "unsupported_parameter",
+    ),
     (
         chat('"tools": [{"type": "function", "function": {"name": "f."}}]'),
         "tools[0].function.name",

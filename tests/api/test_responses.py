@@ -193,3 +193,28 @@ def test_a_conversation_continues_after_a_restart(store):
         assert client.responses.retrieve(first.id).output_text == first.output_text
         second = client.responses.create(input="And then?", previous_response_id=first.id, **settings)
         assert second.usage.input_tokens > first.usage.input_tokens + first.usage.output_tokens
+
+
+def test_a_stream_in_the_background_is_followed_and_read_again(real):
+    stream = real.responses.create(
+        model="builtin", input="Once upon a time", background=True, stream=True, max_output_tokens=40
+    )
+    read = list(stream)
+    done = read[-1].response
+    assert [event.sequence_number for event in read] == list(range(len(read)))
+    assert (read[0].response.status, done.status) in (("queued", "completed"), ("queued", "incomplete"))
+    later = list(real.responses.retrieve(done.id, stream=True, starting_after=3))
+    assert later == read[4:]
+    assert real.responses.retrieve(done.id).output == done.output
+
+
+def test_a_conversation_is_compacted(real):
+    compacted = real.post(
+        "/responses/compact",
+        cast_to=dict,
+        body={"model": "builtin", "input": [{"role": "user", "content": "We launch on Tuesday."}]},
+    )
+    assert compacted["object"] == "response.compaction"
+    asked = [*compacted["output"], {"role": "user", "content": "When?"}]
+    response = real.responses.create(model="builtin", input=asked, max_output_tokens=10)
+    assert response.output_text

@@ -56,6 +56,11 @@ def test_structured_output(running):
     assert re.search(r"choice: (yes|no)\n", text)
 
 
+def test_tool_calls(running):
+    text = run("examples/tool_calls.py", running.url + "/v1")
+    assert re.match(r"call: get_weather \{'city': '(Paris|Oslo|Rome)', 'days': [1-7]\}\nanswer: .", text)
+
+
 def test_langchain_chat(running):
     pytest.importorskip("langchain_openai")
     text = run("examples/langchain_chat.py", running.url + "/v1")

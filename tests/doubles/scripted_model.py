@@ -19,6 +19,7 @@ import tokenizers
 import uvicorn
 
 from headrace.serve.text.tokenizer import Tokenizer
+from tests.doubles.grammars import Compiled
 from tests.serve.text.vocabularies import SPECIAL_TOKENS, byte_level
 
 
@@ -65,6 +66,7 @@ def scripted_server(texts: Sequence[str] | Callable[[str], str], **options: Any)
     from tests.serve.http.conftest import build_house
 
     tokenizer = options.setdefault("tokenizer", byte_level())
+    options.setdefault("grammars", Compiled())
     script = Script(tokenizer, texts)
     wide = {"max_model_len": 4096, "num_blocks": 4096, "queued_tokens": 100_000}
     _, app = build_house(wide | options | {"reply": script.reply})

@@ -52,9 +52,9 @@ def make(**options) -> LLM:
     return LLM("builtin", **(given | options))
 
 
-def answers(llm: LLM) -> list[tuple]:
+def answers(llm: LLM, prompts: list[str] = PROMPTS, params: list[SamplingParams] = PARAMS) -> list[tuple]:
     try:
-        outputs = llm.generate(PROMPTS, PARAMS, progress=False)
+        outputs = llm.generate(prompts, params, progress=False)
     finally:
         llm.close()
     each = [output.outputs[0] for output in outputs]

@@ -22,17 +22,34 @@ ROLE_TOKENS = {"system": SYSTEM, "user": USER, "assistant": ASSISTANT, "tool": T
 # A space belongs to the word before it: so a text that is asked for has the same tokens as the text that is given,
 # whether it stands after a space, a quote, a line break, or first in an answer; copying is then a mere look-up.
 SPLIT = r"\p{L}+ ?|\p{N} ?|[^\s\p{L}\p{N}]+ ?|\s+"
+_CONTENT = (
+    "{% macro text(content) %}{% if content is string %}{{ content | trim }}"
+    "{% elif content %}{% for part in content %}{{ part.text | default('') | trim }}{% endfor %}"
+    "{% endif %}{% endmacro %}"
+)
+_TOOLS = (
+    "{% if tools %}{{ '<|system|>' }}{% if opens %}{{ text(messages[0].content) }}{{ '\n\n' }}{% endif %}"
+    "{{ 'Tools:\n<tools>' }}{% for tool in tools %}{{ '\n' }}{{ tool | tojson }}{% endfor %}{{ '\n</tools>\n' }}"
+    '{{ \'To call one, answer with <tool_call>\n{"name": NAME, "arguments": OBJECT}\n</tool_call>\' }}'
+    "{{ '<|end|>' }}{% endif %}"
+)
+_CALLS = (
+    "{% for call in message.tool_calls or [] %}{% if message.content or not loop.first %}{{ '\n' }}{% endif %}"
+    '{{ \'<tool_call>\n{"name": "\' }}{{ call.function.name }}{{ \'", "arguments": \' }}'
+    "{{ call.function.arguments | tojson }}{{ '}\n</tool_call>' }}{% endfor %}"
+)
 CHAT_TEMPLATE = (
-    "{{ bos_token }}{% for message in messages %}"
+    f"{_CONTENT}{{{{ bos_token }}}}{{% set opens = messages[0].role in ['system', 'developer'] %}}{_TOOLS}"
+    "{% for message in messages %}{% if not (tools and opens and loop.first) %}"
     "{% if message.role in ['system', 'developer'] %}{{ '<|system|>' }}"
     "{% elif message.role == 'assistant' %}{{ '<|assistant|>' }}"
     "{% elif message.role == 'tool' %}{{ '<|tool|>' }}"
     "{% else %}{{ '<|user|>' }}{% endif %}"
-    "{% if message.content is string %}{{ message.content | trim }}"
-    "{% elif message.content %}{% for part in message.content %}{{ part.text | default('') | trim }}{% endfor %}"
-    "{% endif %}{{ '<|end|>' }}{% endfor %}"
+    f"{{{{ text(message.content) }}}}{_CALLS}"
+    "{{ '<|end|>' }}{% endif %}{% endfor %}"
     "{% if add_generation_prompt %}{{ '<|assistant|>' }}{% endif %}"
 )
+"""Calls are those of Hermes' format. The model was trained without tools: a prompt without them is what it has seen."""
 
 
 def _texts(seed: int, count: int) -> Iterator[str]:

@@ -22,6 +22,7 @@ from dataclasses import dataclass, field
 
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 
+from headrace.compute.grammar.reasoning import ReasoningCount, SequenceMatcher, spelt
 from headrace.compute.grammar.refusals import described, first_reason
 from headrace.compute.grammar.sources import grammar, read_schema, schema_grammar
 from headrace.core.constraint import Constraint, ConstraintKind, UnusableConstraint
@@ -51,7 +52,7 @@ LIMITS = LLParserLimits(
 
 @dataclass(slots=True)
 class _Entry:
-    matcher: Future[LLMatcher]
+    matcher: Future[LLMatcher | None]
     size: int
     began: float = field(default_factory=time.monotonic)
 
@@ -79,6 +80,7 @@ class Compiler:
         self.vocab_size = vocab_size
         self._describe = tokenizer
         self._special: dict[str, int] = {}
+        self._added: dict[str, int] = {}
         self.ends = frozenset(token for token in eos_token_ids if token < vocab_size)
         self._entries = entries
         self._source_bytes = source_bytes
@@ -120,21 +122,41 @@ class Compiler:
 
     def is_complete(self, constraint: Constraint, text: str) -> bool:
         """See `core.ports.Grammars`."""
-        matcher = self._compiled(constraint).deep_copy()
+        compiled = self._compiled(constraint)
+        if compiled is None:
+            return True
+        matcher = compiled.deep_copy()
         tokens = self._read_tokenizer().result().tokenize_str(text)
         return bool(matcher.consume_tokens(tokens)) and bool(matcher.is_accepting())
 
     # -- for the engine's thread -------------------------------------------------------------------
 
     def matcher(self, constraint: Constraint) -> LLMatcher:
-        """A matcher of its own for one sequence, at the grammar's beginning; compiled now if it was forgotten.
+        """A matcher of its own at the grammar's beginning; compiled now if it was forgotten.
 
         Raises:
             UnusableConstraint: it cannot be compiled.
         """
-        return self._compiled(constraint).deep_copy()
+        compiled = self._compiled(constraint)
+        if compiled is None:
+            raise UnusableConstraint("any text has no grammar")
+        return compiled.deep_copy()
 
-    def _compiled(self, constraint: Constraint) -> LLMatcher:
+    def follow(self, constraint: Constraint) -> SequenceMatcher:
+        """What follows one sequence: a matcher of its own, and the count of its reasoning.
+
+        Raises:
+            UnusableConstraint: it cannot be compiled.
+        """
+        compiled, limit = self._compiled(constraint), constraint.reasoning
+        grammar = None if compiled is None else compiled.deep_copy()
+        if limit is None:
+            return SequenceMatcher(grammar)
+        tokenizer = self._read_tokenizer().result()
+        marker = spelt(limit.end[0], self._added, tokenizer)
+        return SequenceMatcher(grammar, ReasoningCount(limit, marker, tokenizer))
+
+    def _compiled(self, constraint: Constraint) -> LLMatcher | None:
         try:
             return _outcome(self._entry(constraint).matcher, self._seconds)
         except FutureTimeout:
@@ -144,6 +166,7 @@ class Compiler:
         return UnusableConstraint(f"compiling the grammar takes longer than {self._seconds:g} seconds")
 
     def _entry(self, constraint: Constraint) -> _Entry:
+        constraint = constraint.grammar
         key = constraint.digest
         with self._lock:
             entry = self._known.get(key)
@@ -176,6 +199,7 @@ class Compiler:
             size = max(self.vocab_size, len(described["model"]["vocab"]))
             added = described.get("added_tokens") or ()
             self._special = {each["content"]: each["id"] for each in added if each["special"]}
+            self._added = {each["content"]: each["id"] for each in added if each["id"] < self.vocab_size}
             try:
                 made = LLTokenizer(source, n_vocab=size, eos_token=sorted(self.ends))
             except ValueError:  # added tokens lie beyond the model's rows
@@ -185,7 +209,7 @@ class Compiler:
             problem = f"the model's tokenizer cannot be used for structured outputs: {error}"
             into.set_exception(UnusableConstraint(problem, server=True))
 
-    def _compile(self, constraint: Constraint) -> LLMatcher:
+    def _compile(self, constraint: Constraint) -> LLMatcher | None:
         try:
             return self._made(constraint)
         except UnusableConstraint:
@@ -195,8 +219,10 @@ class Compiler:
         ) as error:  # a panic of the library is no Exception, and must cost one request alone
             raise UnusableConstraint(f"the {constraint.kind} cannot be compiled: {error}") from error
 
-    def _made(self, constraint: Constraint) -> LLMatcher:
+    def _made(self, constraint: Constraint) -> LLMatcher | None:
         tokenizer = self._read_tokenizer().result()
+        if constraint.kind is ConstraintKind.TEXT:
+            return None
         made = grammar(constraint, self._special)
         matcher = LLMatcher(tokenizer, made, log_level=0, limits=LIMITS)
         if matcher.is_error():
@@ -219,7 +245,7 @@ class Compiler:
         return described(schema, refused(schema) or error, refused)
 
 
-def _outcome(matcher: Future[LLMatcher], seconds: float) -> LLMatcher:
+def _outcome(matcher: Future[LLMatcher | None], seconds: float) -> LLMatcher | None:
     """What was compiled; an error of its own for each caller, since a raised one collects the places it passed."""
     try:
         return matcher.result(seconds)

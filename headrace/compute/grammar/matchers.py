@@ -18,9 +18,10 @@ from concurrent.futures import Future, ThreadPoolExecutor
 
 import numpy as np
 import torch
-from llguidance import LLExecutor, LLMatcher
+from llguidance import LLExecutor
 
 from headrace.compute.grammar.compiler import Compiler
+from headrace.compute.grammar.reasoning import SequenceMatcher
 from headrace.compute.grammar.refusals import first_reason
 from headrace.compute.sampling.allowed import Allowed
 from headrace.compute.transfer import Download
@@ -28,6 +29,7 @@ from headrace.core.constraint import FAILED_PREFIX, UnusableConstraint
 from headrace.core.plan import Entry
 
 Ints = np.ndarray[tuple[int, ...], np.dtype[np.int64]]
+Masks = np.ndarray[tuple[int, ...], np.dtype[np.int32]]
 
 EVERYTHING = -1
 """A word of a mask that allows all its tokens."""
@@ -53,7 +55,7 @@ class Matchers:
 
     def __init__(self, compiler: Compiler, max_num_seqs: int) -> None:
         self._compiler = compiler
-        self._matchers: dict[int, LLMatcher] = {}
+        self._matchers: dict[int, SequenceMatcher] = {}
         self._failures: dict[int, str] = {}
         self._ending = np.zeros(max_num_seqs, dtype=np.bool_)
         self._words = np.zeros((max_num_seqs, -(-compiler.vocab_size // 32)), dtype=np.int32)
@@ -79,7 +81,7 @@ class Matchers:
             return
         self._release(entry.slot)
         try:
-            matcher = self._compiler.matcher(constraint)
+            matcher = self._compiler.follow(constraint)
         except UnusableConstraint as error:
             raise UnusableConstraint(f"{FAILED_PREFIX}{error}") from error
         self._matchers[entry.slot] = matcher
@@ -175,75 +177,82 @@ class Matchers:
     # -- the worker ---------------------------------------------------------------------------------
 
     def _consumed(
-        self, owners: list[tuple[int, int, LLMatcher]], drawn: torch.Tensor, counting: torch.Tensor | None
-    ) -> list[tuple[int, LLMatcher, Sequence[int]]]:
+        self,
+        owners: list[tuple[int, int, SequenceMatcher]],
+        drawn: torch.Tensor,
+        counting: torch.Tensor | None,
+    ) -> list[tuple[int, SequenceMatcher, Sequence[int]]]:
         """The tokens that matchers consume; ``owners`` are lines of ``drawn`` with their slots."""
         tokens = drawn.tolist()
         counts = [True] * len(tokens) if counting is None else counting.tolist()
-        consumed: dict[int, tuple[int, LLMatcher, list[int]]] = {}
+        consumed: dict[int, tuple[int, SequenceMatcher, list[int]]] = {}
         for line, slot, matcher in owners:
             if counts[line] and self._goes_on(tokens[line]):
                 consumed.setdefault(slot, (slot, matcher, []))[2].append(tokens[line])
         return list(consumed.values())
 
-    def _submit(self, work: Sequence[tuple[int, LLMatcher, Sequence[int]]]) -> None:
+    def _submit(self, work: Sequence[tuple[int, SequenceMatcher, Sequence[int]]]) -> None:
         if work:
             self._last = self._worker.submit(self._advance, work)
 
-    def _note_later(self, download: Download, owners: list[tuple[int, int, LLMatcher]]) -> None:
+    def _note_later(self, download: Download, owners: list[tuple[int, int, SequenceMatcher]]) -> None:
         drawn, *counting = download.wait()
         work = self._consumed(owners, drawn, counting[0] if counting else None)
         if work:
             self._advance(work)
 
-    def _walk(self, work: Sequence[tuple[LLMatcher, Sequence[int], _Walk]]) -> None:
+    def _walk(self, work: Sequence[tuple[SequenceMatcher, Sequence[int], _Walk]]) -> None:
         """Find the masks along drafts; an error ends the walk, and is none of the sequence."""
         for matcher, tokens, walk in work:
             try:
-                copy = matcher.deep_copy()
+                copy = matcher.copy()
                 for i, token in enumerate(tokens):
-                    if not self._goes_on(token) or not copy.validate_tokens([token]):
+                    if not self._goes_on(token) or not copy.allows(token) or not copy.consume([token]):
                         break
-                    copy.consume_tokens([token])
-                    self._executor.unsafe_compute_mask_ptr(
-                        [(copy, i)],
-                        walk.words.ctypes.data,
-                        walk.words.shape[1] * walk.words.itemsize,
-                        len(walk.words),
-                    )
-                    if copy.is_error():
+                    self._compute([(i, copy)], walk.words)
+                    if copy.error:
                         break
-                    walk.ending[i], walk.legal = copy.is_stopped(), i + 1
+                    walk.ending[i], walk.legal = copy.stopped, i + 1
             except BaseException as error:  # a panic of the library is no Exception
                 walk.error = error  # without a mask, no draft is accepted
             finally:
                 walk.words[walk.legal :] = EVERYTHING
 
-    def _advance(self, work: Sequence[tuple[int, LLMatcher, Sequence[int]]]) -> None:
+    def _advance(self, work: Sequence[tuple[int, SequenceMatcher, Sequence[int]]]) -> None:
         """Consume tokens and compute what may follow; errors are kept for their slots."""
         try:
             going = [
                 (slot, matcher)
                 for slot, matcher, tokens in work
-                if not tokens or matcher.consume_tokens(list(tokens)) or self._fail(slot, matcher)
+                if matcher.consume(tokens) or self._fail(slot, matcher)
             ]
-            if not going:
-                return
-            self._executor.unsafe_compute_mask_ptr(
-                [(matcher, slot) for slot, matcher in going],
-                self._words.ctypes.data,
-                self._words.shape[1] * self._words.itemsize,
-                len(self._words),
-            )
+            self._compute(going, self._words)
             for slot, matcher in going:
-                self._ending[slot] = matcher.is_stopped()
-                if matcher.is_error():
+                self._ending[slot] = matcher.stopped
+                if matcher.error:
                     self._fail(slot, matcher)
         except BaseException as error:  # a panic of the library is no Exception
             for slot, _, _ in work:
                 self._failures[slot] = f"the grammar engine failed: {type(error).__name__}: {error}"
 
-    def _fail(self, slot: int, matcher: LLMatcher) -> bool:
-        reason = first_reason(matcher.get_error())
+    def _compute(self, going: Sequence[tuple[int, SequenceMatcher]], words: Masks) -> None:
+        """The masks of what may come next, in the rows of ``words``; without a grammar, everything."""
+        grammars = []
+        for row, matcher in going:
+            token = matcher.forced
+            if token is not None:
+                words[row] = 0
+                words[row].view(np.uint32)[token // 32] = 1 << token % 32
+            elif matcher.grammar is None:
+                words[row] = EVERYTHING
+            else:
+                grammars.append((matcher.grammar, row))
+        if grammars:
+            self._executor.unsafe_compute_mask_ptr(
+                grammars, words.ctypes.data, words.shape[1] * words.itemsize, len(words)
+            )
+
+    def _fail(self, slot: int, matcher: SequenceMatcher) -> bool:
+        reason = first_reason(matcher.error)
         self._failures[slot] = f"the grammar became too complex or refused a token: {reason}"
         return False

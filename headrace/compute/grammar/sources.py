@@ -9,11 +9,13 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 from llguidance import LLMatcher, regex_to_lark
 from llguidance.gbnf_to_lark import any_to_lark
 
+from headrace.compute.grammar.call_arguments import marked_arguments, python_arguments
 from headrace.core.constraint import Constraint, ConstraintKind, UnusableConstraint
 
 WHITESPACE = r"( |\r?\n( {0,32}|\t{0,8}))?"
@@ -55,6 +57,8 @@ def _grammar(constraint: Constraint, special: Mapping[str, int]) -> str:
             return _lark(source)
         case ConstraintKind.STRUCTURAL_TAG:
             return _structural_tag(source, special)
+        case ConstraintKind.TEXT:
+            raise ValueError("any text needs no grammar")
 
 
 def _after(marker: str, made: str, special: Mapping[str, int]) -> str:
@@ -143,7 +147,8 @@ def _structural_tag(source: str, special: Mapping[str, int]) -> str:
 
     ``{"structures": [{"begin": …, "schema": {…}, "end": …}], "triggers": [begin of structures, …]}``
     With ``"required": true`` there is no free text, but one structure, or with ``"many": true`` one or several, or JSON
-    of the schema ``"otherwise"``.
+    of the schema ``"otherwise"``. A structure is JSON, but for arguments of calls: with ``"python": true`` they are
+    Python's keyword arguments, with ``"quote"`` members whose strings stand between that mark.
     """
     tag = _read(source, "structural_tag")
     if isinstance(tag, dict) and "format" in tag:
@@ -159,6 +164,7 @@ def _structural_tag(source: str, special: Mapping[str, int]) -> str:
     rules = []
     for number, structure in enumerate(structures):
         begin, schema, end = _structure(structure, number)
+        spell = partial(_spelt, special=special)
         trigger = next((text for text in triggers if begin.startswith(text)), None)
         if trigger is None:
             path = f"structural_tag.structures[{number}]"
@@ -171,17 +177,24 @@ def _structural_tag(source: str, special: Mapping[str, int]) -> str:
         else:
             rules.append(f"open_{number}[lazy]: TEXT {opening}")
             opened = f"open_{number}"
-        body = "%json " + json.dumps({**schema, "x-guidance": {"whitespace_pattern": WHITESPACE}})
+        if structure.get("python") is True:
+            body, lines = python_arguments(schema, f"value_{number}", spell, WHITESPACE)
+        elif isinstance(quote := structure.get("quote"), str) and quote:
+            body, lines = marked_arguments(schema, f"value_{number}", spell, quote)
+        else:
+            body = "%json " + json.dumps({**schema, "x-guidance": {"whitespace_pattern": WHITESPACE}})
+            lines = []
+        rules += lines
         rules.append(f"tag_{number}: {opened} {rest} {body} {_spelt(end, special)}")
     tags = " | ".join(f"tag_{number}" for number in range(len(structures)))
     start = f"start: ({tags}){'+' if many else ''}" if required else f"start: ({tags})* rest"
     if required and "otherwise" in tag:
         start += " | otherwise"
         rules.append(f"otherwise: {_json(read_schema(json.dumps(tag['otherwise'])))}")
-    lines = ["%llguidance {}", start, *rules]
-    if not required:
-        lines += ["rest: TEXT", r"TEXT: /(.|\n)*/"]
-    return str(LLMatcher.grammar_from_lark("\n".join(lines)))
+    whole = ["%llguidance {}", start, *rules, *(() if required else ["rest: TEXT"])]
+    if any("TEXT" in line for line in whole):
+        whole.append(r"TEXT: /(.|\n)*/")
+    return str(LLMatcher.grammar_from_lark("\n".join(whole)))
 
 
 def _json(schema: dict[str, Any]) -> str:

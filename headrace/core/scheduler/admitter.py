@@ -1,8 +1,9 @@
 """Admits waiting requests into the step that is being planned.
 
 It takes requests from the queue in the queue's order and starts those that the admission policy, the step's budget and
-the free blocks allow. A request that does not fit is passed over, at most `LOOKAHEAD` of them in a step, and the one
-passed over `Knobs.max_skips` times blocks all behind it. Knows the queue and the running set; never the runner.
+the free blocks allow. A request that does not fit is passed over, at most `LOOKAHEAD` of them in a step and `MOST_HELD`
+that are held. The one passed over `Knobs.max_skips` times blocks all behind it. Knows the queue and the running set;
+never the runner.
 """
 
 from __future__ import annotations
@@ -26,6 +27,9 @@ from headrace.core.sequence import Sequence
 
 LOOKAHEAD = 8
 """Requests that do not fit and are passed over in one step at most, so that planning does not grow with the queue."""
+
+MOST_HELD = 64
+"""Requests that wait for something outside the engine and are passed over in one step at most, beside `LOOKAHEAD`."""
 
 TPOT_SHARE = 0.8
 """Share of a TPOT target that a step may take; the rest covers prediction errors."""
@@ -67,7 +71,8 @@ class Admitter:
             return
         allowed = self._allowed(now)
         passed: list[Sequence] = []
-        while len(passed) < LOOKAHEAD and not self._is_closed(allowed, now):
+        held = 0
+        while len(passed) - held < LOOKAHEAD and held < MOST_HELD and not self._is_closed(allowed, now):
             try:
                 head = self._waiting.pop(now)
             except PolicyFailed as failed:
@@ -95,6 +100,7 @@ class Admitter:
             self._skip(head, reason)
             if reason in HOLDS:
                 self._held_at = now
+                held += 1
             elif head.skips >= knobs.max_skips:
                 break
             if step.closed:

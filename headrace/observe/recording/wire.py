@@ -69,6 +69,7 @@ WITHHELD = (
     "seed",
     "affinity",
     "eos_token_ids",
+    "call_format",
 )
 """Fields of a request that are written as fingerprints, in part, or not at all."""
 

@@ -57,6 +57,7 @@ ROUTES: Mapping[str, Access] = {
     "POST /v1/chat/completions": Access.INFERENCE,
     "POST /v1/completions": Access.INFERENCE,
     "POST /v1/responses": Access.INFERENCE,
+    "POST /v1/responses/compact": Access.INFERENCE,
     "GET /v1/responses/{id}": Access.INFERENCE,
     "DELETE /v1/responses/{id}": Access.INFERENCE,
     "POST /v1/responses/{id}/cancel": Access.INFERENCE,

@@ -8,7 +8,7 @@ from typing import NamedTuple
 from headrace.core.cache.response.control import NO_DIRECTIVES, CacheDirectives
 from headrace.core.cache.response.query import Turn
 from headrace.core.request import Request
-from headrace.serve.text.stream import TextStream
+from headrace.serve.text.stream import Texts
 
 
 def no_turn() -> None:
@@ -26,7 +26,7 @@ class LookupRequest(NamedTuple):
     request: Request
     control: CacheDirectives = NO_DIRECTIVES
     continues: bool = False
-    stops: Callable[[], TextStream] | None = None
+    stops: Callable[[], Texts] | None = None
     turn: Callable[[], Turn | None] = no_turn
     bars: str = ""
     origin: bytes = b""

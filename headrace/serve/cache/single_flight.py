@@ -19,7 +19,7 @@ from headrace.core.plan import TokenLogprob
 from headrace.core.request import FinishReason, Request
 from headrace.core.tenancy.classes import CLASSES, DEFAULT
 from headrace.serve.answer import Answer, Predicted
-from headrace.serve.text.stream import TextStream
+from headrace.serve.text.stream import Texts
 
 _LEVELS = {each.name: each.level for each in CLASSES}
 
@@ -48,7 +48,7 @@ class SingleFlight:
         ask: CacheQuery,
         request: Request,
         versions: tuple[tuple[str, int], ...],
-        stops: TextStream | None,
+        stops: Texts | None,
         clock: Callable[[], float],
         ended: Callable[[SingleFlight, Finished], None],
         again: Callable[[SingleFlight], bool],
@@ -206,7 +206,7 @@ class SingleFlight:
         if stopped:
             self._end(self._finished(FinishReason.STOP))
 
-    def _watch(self, stops: TextStream, tokens: tuple[int, ...]) -> tuple[int, bool]:
+    def _watch(self, stops: Texts, tokens: tuple[int, ...]) -> tuple[int, bool]:
         """How many of ``tokens`` belong to the response, and whether a stop string ends it there.
 
         A token that ends the response by itself is not part of its text, unless that was requested.

@@ -7,6 +7,7 @@
 - `structured`: fields that ask for structured output.
 - `model`: the served model. `replies`: JSON documents and server-sent events.
 - `openapi`: ``/openapi.json`` and ``/docs``. `rate_limit_headers`: OpenAI's rate limit headers.
+- `paging`: pages of listings.
 - `generation`: what all generating endpoints share. `openai`: OpenAI's endpoints.
 - `responses`: OpenAI's Responses API.
 - `anthropic`: Anthropic's Messages API.

@@ -13,6 +13,7 @@ from headrace.core.ports import Grammars
 from headrace.serve.http.errors import invalid, model_not_found
 from headrace.serve.http.generation.scheduling_fields import Rules
 from headrace.serve.http.tools.dialect import Dialect
+from headrace.serve.text.infill import find_infill
 from headrace.serve.text.segments import Segments
 from headrace.serve.text.stream import TextStreams
 from headrace.serve.text.template import ChatTemplate
@@ -70,6 +71,7 @@ class ServedModel:
             token: text for token in tokenizer.special_token_ids if (text := tokenizer.token(token))
         }
         self.tokens_of = lru_cache(maxsize=64)(self._tokens_of)
+        self.infill = find_infill(tokenizer)
         self._segments = Segments(tokenizer)
         self._encode_seconds = 0.0
         self.created = int(time.time())

@@ -26,6 +26,7 @@ from headrace.serve.http.openai.tokens_wire import DetokenizeBody, TokenizeBody
 from headrace.serve.http.operations.abort import AbortBody
 from headrace.serve.http.operations.experiments import ExperimentBody
 from headrace.serve.http.operations.tuner import TunerBody
+from headrace.serve.http.responses.compaction import CompactBody
 from headrace.serve.http.responses.wire import ResponsesBody
 from headrace.serve.http.wire import Wire
 
@@ -74,7 +75,18 @@ OPERATIONS = (
         ResponsesBody,
         {"input": "Tell me a short story.", "max_output_tokens": 200, "stream": True},
     ),
-    Operation("get", "/v1/responses/{id}", "Return a stored response."),
+    Operation(
+        "post",
+        "/v1/responses/compact",
+        "Sum up a conversation in one item that stands for it.",
+        CompactBody,
+        {"model": "builtin", "input": "Tell me a short story."},
+    ),
+    Operation(
+        "get",
+        "/v1/responses/{id}",
+        "Return a stored response; ?stream=true the events of its stream, from ?starting_after= on.",
+    ),
     Operation("delete", "/v1/responses/{id}", "Delete a stored response."),
     Operation("post", "/v1/responses/{id}/cancel", "Cancel a response that runs in the background."),
     Operation(

@@ -17,16 +17,17 @@ from headrace.serve.http.edge import SEND
 from headrace.serve.http.errors import ApiError, failed, respond
 from headrace.serve.http.exchange import DISCONNECTED, record_error
 from headrace.serve.http.generation.call import COST_HEADER, Call
-from headrace.serve.http.generation.writing import PING, AnswerWriter
+from headrace.serve.http.generation.writing import PING, AnswerWriter, WholeWriter
 
-WriterT = TypeVar("WriterT", bound=AnswerWriter)
+WriterT = TypeVar("WriterT", bound=WholeWriter)
 
 logger = logging.getLogger(__name__)
 
 PING_SECONDS = 5.0
 """Longest silence of a stream; shorter than the idle timeouts of common proxies."""
 
-_SSE_HEADERS = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
+SSE_HEADERS = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
+"""Headers of every stream: proxies must pass each event on at once."""
 
 
 CACHE_HEADER = "X-Headrace-Cache"
@@ -41,7 +42,7 @@ def _cost_header(call: Call) -> dict[str, str]:
     return {COST_HEADER: f"{cost['cost']:.12f} {cost['cost_details']['currency']}"} if cost else {}
 
 
-async def _hung_up(receive: Receive) -> None:
+async def hung_up(receive: Receive) -> None:
     """Return when the client has disconnected."""
     while (await receive())["type"] != "http.disconnect":
         pass
@@ -59,7 +60,7 @@ def writer_of(call: Call, make: Callable[[], WriterT]) -> WriterT:
 class WholeAnswer(Response):
     """The response as one JSON document, sent when the call is complete."""
 
-    def __init__(self, call: Call, writer: AnswerWriter, headers: Mapping[str, str]) -> None:
+    def __init__(self, call: Call, writer: WholeWriter, headers: Mapping[str, str]) -> None:
         self._more_headers = headers
         self._call = call
         self._writer = writer
@@ -97,7 +98,7 @@ class WholeAnswer(Response):
             return respond(failed(), scope)
 
     async def _watch(self, receive: Receive) -> None:
-        await _hung_up(receive)
+        await hung_up(receive)
         self._gone = True
         self._call.close()
 
@@ -181,14 +182,14 @@ class StreamedAnswer(Response):
         self._ended = not more
         if not self._started:
             self._started = True
-            headers = {**_SSE_HEADERS, **self._more_headers, **_cache_header(self._call)}
+            headers = {**SSE_HEADERS, **self._more_headers, **_cache_header(self._call)}
             head = Response(media_type="text/event-stream", headers=headers)
             del head.headers["content-length"]
             await self._send({"type": "http.response.start", "status": 200, "headers": head.raw_headers})
         await self._send_part({"type": "http.response.body", "body": data, "more_body": more})
 
     async def _watch(self, receive: Receive) -> None:
-        gone = asyncio.ensure_future(_hung_up(receive))
+        gone = asyncio.ensure_future(hung_up(receive))
         try:
             while not (await asyncio.wait([gone], timeout=PING_SECONDS))[0]:
                 if self._quiet and not self._ended:

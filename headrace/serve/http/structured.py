@@ -110,7 +110,7 @@ def constraint(body: StructuredBody) -> Constraint | None:
 
 
 async def check(model: ServedModel, params: SamplingParams, body: StructuredBody) -> None:
-    """Compile the constraint of a call, if it has one: what a field demands, or the tools.
+    """Compile the constraint of a call, if it has one: what a field demands, the tools, or a limit of the reasoning.
 
     Raises:
         ApiError: it cannot be enforced.
@@ -118,7 +118,8 @@ async def check(model: ServedModel, params: SamplingParams, body: StructuredBody
     made = params.structured_outputs
     if made is None:
         return
-    param = demand(body) or "tools"
+    other = "thinking_token_budget" if made.kind is ConstraintKind.TEXT else "tools"
+    param = demand(body) or other
     grammars = model.grammars
     if grammars is None:
         raise invalid(

@@ -54,6 +54,22 @@ _HARMONY_CALL = Written(
     single=True,
 )
 
+_PYTHONIC_CALL = Written("[", "(", ")]", single=True, python=True)
+_LLAMA4_CALL = Written(
+    "<|python_start|>[", "(", ")]<|python_end|>", trigger="<|python_start|>", single=True, python=True
+)
+_OLMO3_CALL = Written(
+    "<function_calls>\n", "(", ")\n</function_calls>", trigger="<function_calls>", single=True, python=True
+)
+_GEMMA4_CALL = Written("<|tool_call>call:", "{", "}<tool_call|>", trigger="<|tool_call>", quote='<|"|>')
+_FUNCTIONGEMMA_CALL = Written(
+    "<start_function_call>call:",
+    "{",
+    "}<end_function_call>",
+    trigger="<start_function_call>",
+    quote="<escape>",
+)
+
 TOOL_FORMATS: tuple[ToolFormat, ...] = (
     ToolFormat(
         "harmony",
@@ -125,6 +141,7 @@ TOOL_FORMATS: tuple[ToolFormat, ...] = (
                 quotes=('<|"|>',),
             ),
         ),
+        written=_GEMMA4_CALL,
         signs=(("<|tool_call>", "call:"),),
     ),
     ToolFormat(
@@ -138,6 +155,7 @@ TOOL_FORMATS: tuple[ToolFormat, ...] = (
                 quotes=("<escape>",),
             ),
         ),
+        written=_FUNCTIONGEMMA_CALL,
         signs=(("<start_function_call>",),),
     ),
     ToolFormat(
@@ -187,11 +205,13 @@ TOOL_FORMATS: tuple[ToolFormat, ...] = (
             Opening("<|python_start|>", ("<|python_end|>",), Arguments.PYTHON),
             Opening("", ("<|python_end|>",), Arguments.PYTHON, first="[", known=True),
         ),
+        written=_LLAMA4_CALL,
         signs=(("<|python_start|>",),),
     ),
     ToolFormat(
         "olmo3",
         (Opening("<function_calls>", ("</function_calls>",), Arguments.PYTHON),),
+        written=_OLMO3_CALL,
         signs=(("<function_calls>",),),
     ),
     ToolFormat(
@@ -215,6 +235,7 @@ TOOL_FORMATS: tuple[ToolFormat, ...] = (
     ToolFormat(
         "pythonic",
         (Opening("", arguments=Arguments.PYTHON, first="[", known=True),),
+        written=_PYTHONIC_CALL,
         signs=(("func_name1(",), ("[func(",)),
     ),
 )

@@ -50,10 +50,11 @@ class Opening:
 
 @dataclass(frozen=True, slots=True)
 class Written:
-    """How a call is written whose arguments are JSON: the texts around its name and its arguments.
+    """How a call is written: the texts around its name and its arguments.
 
     ``trigger`` is the beginning of ``before_name`` that no other text has; empty where a call is plain JSON. ``single``
-    says that a turn has one call.
+    says that a turn has one call. The arguments are a JSON object; with ``python`` keyword arguments, and with
+    ``quote`` members whose strings stand between that mark, both without the brackets around them.
     """
 
     before_name: str
@@ -61,6 +62,8 @@ class Written:
     end: str
     trigger: str = ""
     single: bool = False
+    python: bool = False
+    quote: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +75,7 @@ class ToolFormat:
         openings: what begins calls.
         signs: a chat template belongs to the format if it contains all texts of one of these groups.
         silent: markers without meaning of their own, which are left out of the content.
-        written: how to write a call, for constraints; None where its arguments are not JSON.
+        written: how to write a call, for constraints.
         short_ids: make ids of nine letters and digits, which some templates demand.
     """
 

@@ -60,6 +60,7 @@ class JsonCalls(Reader):
             self._at = len(self._text)
             return False
         self._at = end
+        self.closed += 1
         self._balance, self._read = Balance(1), 0
         self._step_now = self._tail
         return True
@@ -99,6 +100,7 @@ class JsonCalls(Reader):
             return self._end()
         self._begin_call(call[0])
         self._arguments(call[1])
+        self.closed += 1
         self._at = end
         self._step_now = self._between
         return True

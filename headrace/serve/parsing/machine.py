@@ -44,6 +44,7 @@ class Machine:
     Attributes:
         spans: where in the text the reasoning is, markers included, as pairs of begin and end in characters; the last
             end is None while the reasoning goes on.
+        called: whether the arguments of a call are whole.
     """
 
     def __init__(
@@ -55,6 +56,7 @@ class Machine:
         schemas: Schemas | None = None,
     ) -> None:
         self.spans: list[tuple[int, int | None]] = []
+        self.called = False
         self._openings = tools.openings if tools else ()
         self._thinking = reasoning
         self._schemas = schemas or {}
@@ -238,6 +240,7 @@ class Machine:
     def _read_calls(self, reader: Reader, final: bool) -> bool:
         parts = reader.push(self._held, final)
         self._held = ""
+        self.called = self.called or reader.closed > 0
         if parts:
             self._gap, self._before = "", _Before.CALL
             for part in parts:

@@ -57,9 +57,11 @@ class NamedCall(Reader):
             self._at = len(self._text)
             return False
         self._at = end
+        self.closed = 1
         return self._end()
 
     def _rewrite(self, literal: Literal, final: bool) -> bool:
         text, self._at = literal.read(self._text, self._at, final)
         self._arguments(text)
+        self.closed = int(literal.progress is Progress.DONE)
         return False if literal.progress is Progress.OPEN else self._end()

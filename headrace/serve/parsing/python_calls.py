@@ -82,4 +82,5 @@ class PythonCalls(Reader):
         if literal.progress is Progress.FAILED:
             return self._end()
         self._name = ""
+        self.closed += 1
         return True

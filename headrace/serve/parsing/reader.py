@@ -20,7 +20,7 @@ class Reader(ABC):
 
     def __init__(self, known: Collection[str] | None = None) -> None:
         self.progress = Progress.OPEN
-        self.calls = 0
+        self.calls = self.closed = 0  # calls that have begun, and those whose arguments are whole
         self._known = known
         self._text = ""
         self._at = 0
@@ -85,5 +85,6 @@ class Either(Reader):
                 return False
             self._chosen = self._objects if self._text[at] in "[{" else self._named
         self._parts += self._chosen.push(self._text[self._at :], final)
+        self.closed = self._chosen.closed
         self._at, self.progress = len(self._text), self._chosen.progress
         return False

@@ -96,6 +96,7 @@ class XmlCall(Reader):
 
     def _finish(self) -> bool:
         self._arguments("}")
+        self.closed = 1
         return self._end()
 
     def _value(self, final: bool) -> bool:

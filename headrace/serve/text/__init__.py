@@ -4,7 +4,8 @@
 - `budget`: limits on the time and memory of a template.
 - `tokenizer`: text to tokens and back.
 - `segments`: tokens of long prompt parts, cached between requests.
+- `infill`: prompts for the text between a prefix and a suffix.
 - `detokenize`: tokens to text, one at a time.
 - `stops`: finds stop strings in a growing text.
-- `stream`: the text of one answer while its tokens arrive.
+- `stream`: the text of one answer while its tokens arrive. `first_call`: the same, ended by the first tool call.
 """

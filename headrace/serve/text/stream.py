@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from time import perf_counter
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 from headrace.serve.text.detokenize import (
     CHARACTER_BYTES,
@@ -21,6 +21,9 @@ from headrace.serve.text.detokenize import (
 )
 from headrace.serve.text.stops import Match, StopMatcher
 from headrace.serve.text.tokenizer import Tokenizer
+
+AFTER_CALL = ""
+"""In place of a stop string: the answer ended with its first tool call."""
 
 
 class TextDelta(NamedTuple):
@@ -36,6 +39,14 @@ class TextDelta(NamedTuple):
     stopped: str | None = None
     texts: tuple[str, ...] = ()
     offset: int = 0
+
+
+class Texts(Protocol):
+    """The text of one answer while its tokens arrive."""
+
+    def push(self, tokens: Sequence[int]) -> TextDelta: ...
+
+    def finish(self) -> TextDelta: ...
 
 
 class TextStreams:

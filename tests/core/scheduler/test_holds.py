@@ -5,6 +5,7 @@ from headrace.core.knobs import Knobs
 from headrace.core.queueing.fair_queue import FairQueue
 from headrace.core.queueing.tenant_queue import TenantQueue
 from headrace.core.request import FinishReason, Request, SamplingParams
+from headrace.core.scheduler.admitter import LOOKAHEAD
 from headrace.core.scheduler.holds import HOLD_SECONDS, UntilCompiled
 from headrace.core.tenancy.classes import CLASSES
 from headrace.core.tenancy.fair_share import ShareLedger
@@ -64,6 +65,18 @@ def test_others_pass_it_and_are_not_counted_as_overtaking():
     assert len(finished(events)) == 40
     grammars.done = True
     assert "held" in finished(run(engine, 8, 1.0))
+
+
+def test_many_that_wait_for_grammars_do_not_block_those_behind_them():
+    grammars = Compiling()
+    engine = engine_of(UntilCompiled(grammars))
+    for number in range(3 * LOOKAHEAD):
+        engine.submit(request(f"held-{number}", CONSTRAINED), 0.0)
+    engine.submit(request("free", SamplingParams(max_tokens=2)), 0.0)
+    assert finished(run(engine, 6)).keys() == {"free"}
+    grammars.done = True
+    assert len(finished(run(engine, 40, 1.0))) == 3 * LOOKAHEAD
+    engine.check_books()
 
 
 def test_a_grammar_that_cannot_be_compiled_fails_its_request_alone():

@@ -52,6 +52,7 @@ from headrace.serve.http.cache.warm import Computing, Warm
 from headrace.serve.http.exchange import Hooks
 from headrace.serve.http.generation.call_notes import CallNotes
 from headrace.serve.http.generation.scheduling_fields import Rules
+from headrace.serve.http.generation.serving import Serving
 from headrace.serve.http.model import ServedModel
 from headrace.serve.http.openai.routes import Api
 from headrace.serve.http.openapi import Docs
@@ -176,27 +177,19 @@ def build_house(options: dict) -> tuple[House, ASGIApp]:
     model.cost = costs(service, cost) if pricing.given else None
     recall = house.recall = options.get("recall", CacheLookup)(service)
     notes = CallNotes()
-    api = Api(
+    serving = Serving(
         recall,
         model,
         notes,
-        max_body_bytes=options.get("max_body_bytes", 100_000),
-        request_timeout=options.get("request_timeout", 30.0),
-        headers=lambda tenant: rate_headers(service.meter.rooms(tenant, service.now())),
+        options.get("max_body_bytes", 100_000),
+        options.get("request_timeout", 30.0),
+        lambda tenant: rate_headers(service.meter.rooms(tenant, service.now())),
     )
+    api = Api(serving)
     store = ResponseStore(options.get("response_store"), options.get("response_store_bytes", 1 << 20))
     background = BackgroundResponses(store)
-    responses = ResponsesApi(
-        recall, model, notes, store, background, max_body_bytes=100_000, request_timeout=30.0
-    )
-    messages = Messages(
-        recall,
-        model,
-        notes,
-        max_body_bytes=options.get("max_body_bytes", 100_000),
-        request_timeout=options.get("request_timeout", 30.0),
-        headers=lambda tenant: rate_headers(service.meter.rooms(tenant, service.now())),
-    )
+    responses = ResponsesApi(serving, store, background)
+    messages = Messages(serving)
     status = Status(
         service,
         model,

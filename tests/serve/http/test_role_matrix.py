@@ -18,6 +18,7 @@ BODIES = {
     "POST /v1/chat/completions": {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 1},
     "POST /v1/completions": {"prompt": "x", "max_tokens": 1},
     "POST /v1/responses": {"input": "x", "max_output_tokens": 1},
+    "POST /v1/responses/compact": {"model": "fox", "input": "x"},
     "POST /v1/messages": {
         "model": "fox",
         "messages": [{"role": "user", "content": "Hi"}],

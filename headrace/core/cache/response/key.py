@@ -61,6 +61,7 @@ REQUEST: Mapping[str, Part] = {
     "adapter": Part.ENGINE,
     "seed": Part.GENERATION,  # only if tokens are sampled: greedy answers have no seed
     "eos_token_ids": Part.GENERATION,
+    "call_format": Part.GENERATION,
 }
 """Every field of `core.request.Request`."""
 
@@ -147,6 +148,8 @@ def beginning_key(
         parts.append(_tagged(b"R", _write(request.seed)))
     if request.answered:
         parts.append(_tagged(b"A", _tokens(request.answered)))
+    if request.call_format:
+        parts.append(_tagged(b"K", _write(request.call_format)))
     return hashlib.sha256(b"".join(parts)).digest()
 
 

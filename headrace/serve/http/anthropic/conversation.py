@@ -62,7 +62,7 @@ def chat_body(dialect: Dialect, body: MessagesBody) -> ChatBody:
         asked["user"] = body.metadata.user_id
     if body.service_tier is not None:
         asked["service_tier"] = "default" if body.service_tier == "standard_only" else body.service_tier
-    _check_budget(body)
+    budget = _budget(body)
     asked["include_reasoning"] = (
         _thinks(body) and body.thinking is not None and body.thinking.display != "omitted"
     )
@@ -70,7 +70,14 @@ def chat_body(dialect: Dialect, body: MessagesBody) -> ChatBody:
     if body.output_config is not None and body.output_config.format is not None:
         schema = {"name": "output", "schema": body.output_config.format.schema_}
         asked["response_format"] = {"type": "json_schema", "json_schema": schema}
-    return valid(ChatBody, asked | _conversation(dialect, body))
+    asked |= _conversation(dialect, body)
+    if budget is not None:
+        asked["thinking_token_budget"] = budget
+        if dialect.reasoning(None) is None:
+            path = "thinking.budget_tokens"
+            why = "this model shows no known format of reasoning, so no budget can be enforced"
+            raise invalid(f"{path}: {why}", path, "unsupported_parameter")
+    return valid(ChatBody, asked)
 
 
 def counted(dialect: Dialect, body: CountBody) -> Conversation:
@@ -263,10 +270,11 @@ def _check_prefill(body: CountBody) -> None:
         )
 
 
-def _check_budget(body: MessagesBody) -> None:
+def _budget(body: MessagesBody) -> int | None:
+    """The tokens of reasoning after which its end is forced."""
     thinking = body.thinking
     if thinking is None:
-        return
+        return None
     budget, path = thinking.budget_tokens, "thinking.budget_tokens"
     if thinking.type != "enabled":
         if budget is not None:
@@ -276,6 +284,7 @@ def _check_budget(body: MessagesBody) -> None:
     elif not MIN_BUDGET <= budget < body.max_tokens:
         why = f"must be at least {MIN_BUDGET} and less than max_tokens ({body.max_tokens}), got {budget}"
         raise invalid(f"Invalid value for '{path}': {why}.", path)
+    return budget
 
 
 def _thinks(body: CountBody) -> bool:

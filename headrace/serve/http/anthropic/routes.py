@@ -2,45 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
-from headrace.serve.cache.lookup import CacheLookup
 from headrace.serve.http.anthropic.conversation import chat_body, counted
 from headrace.serve.http.anthropic.refusals import refuse
 from headrace.serve.http.anthropic.wire import CountBody, MessagesBody
 from headrace.serve.http.anthropic.writer import MessageWriter
 from headrace.serve.http.body import read_body
 from headrace.serve.http.edge import CALLER
-from headrace.serve.http.generation.call_notes import CallNotes
-from headrace.serve.http.model import ServedModel
+from headrace.serve.http.generation.serving import Serving
 from headrace.serve.http.openai.chat import open_chat, render
 from headrace.serve.http.replies import StreamedAnswer, WholeAnswer, writer_of
 from headrace.serve.http.wire import json_object, valid
 
 
 class Messages:
-    """The endpoints. The arguments are those of `openai.routes.Api`."""
+    """The endpoints."""
 
-    def __init__(
-        self,
-        recall: CacheLookup,
-        model: ServedModel,
-        notes: CallNotes,
-        *,
-        max_body_bytes: int,
-        request_timeout: float,
-        headers: Callable[[str], Mapping[str, str]] = lambda tenant: {},
-    ) -> None:
-        self._recall = recall
-        self._model = model
-        self._notes = notes
-        self._max_body_bytes = max_body_bytes
-        self._request_timeout = request_timeout
-        self._headers = headers
+    def __init__(self, serving: Serving) -> None:
+        self._serving = serving
+        self._recall, self._model = serving.recall, serving.model
 
     def routes(self) -> list[Route]:
         """The routes to mount."""
@@ -52,7 +35,7 @@ class Messages:
     async def create(self, request: Request) -> Response:
         """``POST /v1/messages``."""
         self._recall.service.expect()
-        raw = json_object(await read_body(request, self._max_body_bytes))
+        raw = json_object(await read_body(request, self._serving.max_body_bytes))
         body = valid(MessagesBody, refuse(raw))
         self._model.check_name(body.model)
         chat = chat_body(self._model.dialect, body)
@@ -62,13 +45,13 @@ class Messages:
             self._model,
             chat,
             caller,
-            self._request_timeout,
+            self._serving.request_timeout,
             id_prefix="msg_",
             shorten=True,
         )
         writer = writer_of(call, lambda: MessageWriter(call, body))
-        self._notes.put(call, None)
-        headers = self._headers(call.tenant)
+        self._serving.notes.put(call, None)
+        headers = self._serving.headers(call.tenant)
         return (
             StreamedAnswer(call, writer, headers, writer.ping)
             if body.stream
@@ -77,7 +60,7 @@ class Messages:
 
     async def count_tokens(self, request: Request) -> Response:
         """``POST /v1/messages/count_tokens``: the tokens of a request's prompt."""
-        raw = json_object(await read_body(request, self._max_body_bytes))
+        raw = json_object(await read_body(request, self._serving.max_body_bytes))
         body = valid(CountBody, refuse(raw))
         self._model.check_name(body.model)
         text = await render(self._model, counted(self._model.dialect, body))

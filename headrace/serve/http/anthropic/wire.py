@@ -183,7 +183,7 @@ class Thinking(Wire):
     type: Literal["enabled", "disabled", "adaptive"]
     budget_tokens: int | None = Field(
         None,
-        description=f"At least {MIN_BUDGET} and below max_tokens. A hint: only max_tokens ends an answer.",
+        description=f"At least {MIN_BUDGET} and below max_tokens. The end of the reasoning is forced after as many.",
     )
     display: Literal["summarized", "omitted"] | None = Field(
         None, description="omitted: the response has no thinking blocks."

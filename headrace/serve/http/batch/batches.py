@@ -11,20 +11,20 @@ from starlette.routing import Route
 from headrace.serve.batch.batches import Batches
 from headrace.serve.batch.lines import ENDPOINTS
 from headrace.serve.batch.records import BatchRecord, window_seconds
-from headrace.serve.batch.store import NotFound, QuotaExceeded
+from headrace.serve.batch.store import QuotaExceeded
 from headrace.serve.http.batch.files import tenant_of
 from headrace.serve.http.batch.wire import (
     BatchBody,
     CancelBody,
     batch_object,
     batch_quota_exceeded,
+    found,
     list_object,
-    not_found,
-    page_limit,
 )
 from headrace.serve.http.body import read_body
 from headrace.serve.http.errors import ApiError, invalid
 from headrace.serve.http.generation.unsupported import NotYet
+from headrace.serve.http.paging import read_page
 from headrace.serve.http.wire import parse
 
 MAX_LISTED = 100
@@ -74,29 +74,23 @@ class BatchRoutes:
             output_seconds=None if expires is None else expires.seconds,
         )
         try:
-            return self._shown(await self._batches.create(batch))
-        except NotFound:
-            raise not_found("file", body.input_file_id, "input_file_id") from None
+            with found("file", body.input_file_id, "input_file_id"):
+                return self._shown(await self._batches.create(batch))
         except QuotaExceeded as error:
             raise batch_quota_exceeded(str(error)) from None
 
     async def list(self, request: Request) -> Response:
         """``GET /v1/batches``."""
-        limit = page_limit(request.query_params.get("limit"), LISTED, MAX_LISTED)
-        after = request.query_params.get("after")
-        try:
+        limit, _, after = read_page(request.query_params, LISTED, MAX_LISTED)
+        with found("batch", after or "", "after"):
             page = await self._batches.batches(tenant_of(request), limit=limit + 1, after=after)
-        except NotFound:
-            raise not_found("batch", after or "", "after") from None
         return JSONResponse(list_object([batch_object(batch, self._model) for batch in page], limit))
 
     async def get(self, request: Request) -> Response:
         """``GET /v1/batches/{id}``."""
         id = request.path_params["id"]
-        try:
+        with found("batch", id, "id"):
             return self._shown(await self._batches.batch(tenant_of(request), id))
-        except NotFound:
-            raise not_found("batch", id, "id") from None
 
     async def cancel(self, request: Request) -> Response:
         """``POST /v1/batches/{id}/cancel``."""
@@ -104,9 +98,8 @@ class BatchRoutes:
         if raw := await read_body(request, MAX_BODY_BYTES):
             parse(raw, CancelBody, NOT_YET)
         try:
-            return self._shown(await self._batches.cancel(tenant_of(request), id))
-        except NotFound:
-            raise not_found("batch", id, "id") from None
+            with found("batch", id, "id"):
+                return self._shown(await self._batches.cancel(tenant_of(request), id))
         except ValueError as error:
             raise ApiError(
                 409, f"The batch cannot be cancelled: {error}.", param="id", code="batch_ended"

@@ -10,12 +10,13 @@ from starlette.routing import Route
 
 from headrace.serve.auth.api_keys import tenant
 from headrace.serve.batch.batches import Batches
-from headrace.serve.batch.store import FileInUse, NotFound
+from headrace.serve.batch.store import FileInUse
 from headrace.serve.http.batch.upload import receive
-from headrace.serve.http.batch.wire import file_object, list_object, not_found, page_limit
+from headrace.serve.http.batch.wire import file_object, found, list_object, not_found
 from headrace.serve.http.edge import CALLER
-from headrace.serve.http.errors import ApiError, invalid
+from headrace.serve.http.errors import ApiError
 from headrace.serve.http.generation.call import Caller
+from headrace.serve.http.paging import read_page
 
 MAX_LISTED = 10_000
 """Files of one page, which is also the default, as with OpenAI."""
@@ -49,38 +50,28 @@ class Files:
 
     async def list(self, request: Request) -> Response:
         """``GET /v1/files``."""
-        given = request.query_params
-        limit = page_limit(given.get("limit"), MAX_LISTED, MAX_LISTED)
-        order, after = given.get("order", "desc"), given.get("after")
-        if order not in ("asc", "desc"):
-            raise invalid("order must be 'asc' or 'desc'", "order")
-        try:
+        limit, newest_first, after = read_page(request.query_params, MAX_LISTED, MAX_LISTED)
+        with found("file", after or "", "after"):
             files = await self._batches.files(
                 tenant_of(request),
                 limit=limit + 1,
                 after=after,
-                purpose=given.get("purpose"),
-                newest_first=order == "desc",
+                purpose=request.query_params.get("purpose"),
+                newest_first=newest_first,
             )
-        except NotFound:
-            raise not_found("file", after or "", "after") from None
         return JSONResponse(list_object([file_object(file) for file in files], limit))
 
     async def get(self, request: Request) -> Response:
         """``GET /v1/files/{id}``."""
         id = request.path_params["id"]
-        try:
+        with found("file", id, "id"):
             return JSONResponse(file_object(await self._batches.file(tenant_of(request), id)))
-        except NotFound:
-            raise not_found("file", id, "id") from None
 
     async def content(self, request: Request) -> Response:
         """``GET /v1/files/{id}/content``."""
         id = request.path_params["id"]
-        try:
+        with found("file", id, "id"):
             file = await self._batches.file(tenant_of(request), id)
-        except NotFound:
-            raise not_found("file", id, "id") from None
         path = self._batches.contents.path(file.id)
         if not path.exists():  # it has just been deleted
             raise not_found("file", id, "id")
@@ -94,9 +85,8 @@ class Files:
         """``DELETE /v1/files/{id}``."""
         id = request.path_params["id"]
         try:
-            await self._batches.remove_file(tenant_of(request), id)
-        except NotFound:
-            raise not_found("file", id, "id") from None
+            with found("file", id, "id"):
+                await self._batches.remove_file(tenant_of(request), id)
         except FileInUse:
             message = f"The file {id!r} is the input of a batch that has not ended; cancel the batch first."
             raise ApiError(409, message, param="id", code="file_in_use") from None

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any, Literal
 
 from pydantic import Field
 
 from headrace.serve.batch.records import BatchRecord, BatchStatus, FileRecord
-from headrace.serve.http.errors import ApiError, invalid
+from headrace.serve.batch.store import NotFound
+from headrace.serve.http.errors import ApiError
 from headrace.serve.http.generation.fields import MetadataField
 from headrace.serve.http.wire import Wire
 
@@ -118,22 +121,18 @@ def list_object(data: list[dict[str, Any]], limit: int) -> dict[str, Any]:
     }
 
 
-def page_limit(given: str | None, default: int, most: int) -> int:
-    """The query parameter ``limit``.
-
-    Raises:
-        ApiError: it is no number, or outside its range.
-    """
-    if given is None:
-        return default
-    if not (given.isascii() and given.isdigit() and len(given) < 10 and 1 <= int(given) <= most):
-        raise invalid(f"limit must be a whole number from 1 to {most}", "limit")
-    return int(given)
-
-
 def not_found(kind: str, id: str, param: str) -> ApiError:
     """404: the tenant has no file or batch of this id, whatever another tenant has."""
     return ApiError(404, f"No such {kind}: {id!r}.", param=param, code=f"{kind}_not_found")
+
+
+@contextmanager
+def found(kind: str, id: str, param: str) -> Iterator[None]:
+    """Where the store finds no file or batch, the client gets a 404 that names ``param``."""
+    try:
+        yield
+    except NotFound:
+        raise not_found(kind, id, param) from None
 
 
 def file_too_large(limit: int) -> ApiError:

@@ -28,6 +28,7 @@ WAYS: Mapping[str, Way] = {
     # the prompt
     "messages": Way.TOKENS,
     "prompt": Way.TOKENS,
+    "suffix": Way.TOKENS,
     "add_generation_prompt": Way.TOKENS,
     "continue_final_message": Way.TOKENS,  # also part of the key itself, for the space before the first word
     "chat_template": Way.TOKENS,
@@ -66,7 +67,8 @@ WAYS: Mapping[str, Way] = {
     "guided_choice": Way.SAMPLING,
     "guided_grammar": Way.SAMPLING,
     "tool_choice": Way.SAMPLING,  # a demanded call is a grammar
-    "parallel_tool_calls": Way.SAMPLING,  # whether that grammar allows several calls
+    "parallel_tool_calls": Way.SAMPLING,  # whether that grammar, or the answer, allows several calls
+    "thinking_token_budget": Way.SAMPLING,  # a part of the constraint
     "best_of": Way.SAMPLING,  # requests logprobs; the choice among candidates is made again
     # scope
     "model": Way.SCOPE,

@@ -33,7 +33,8 @@ from headrace.serve.http.model import ServedModel
 from headrace.serve.http.rate_limit_headers import rate_headers
 from headrace.serve.parsing.message import Reading
 from headrace.serve.service import Refused
-from headrace.serve.text.stream import TextStream
+from headrace.serve.text.first_call import FirstCallStream
+from headrace.serve.text.stream import Texts
 
 logger = logging.getLogger(__name__)
 
@@ -95,6 +96,17 @@ class Prompt(NamedTuple):
     retention: tuple[Retention, ...] = ()
     reading: Reading | None = None
     prediction: tuple[int, ...] = ()
+
+    @property
+    def call_format(self) -> str:
+        """The format of the tool call that ends the answer, where one call is the most; else empty."""
+        reading = self.reading
+        return "" if reading is None or reading.tools is None or reading.parallel else reading.tools.name
+
+    @property
+    def ends_by_text(self) -> bool:
+        """Whether something in the answer's text ends it."""
+        return bool(self.params.stop or self.call_format)
 
 
 class Call:
@@ -235,9 +247,9 @@ class Call:
             raise error
 
 
-def _interval(model: ServedModel, body: Generation) -> int:
+def _interval(model: ServedModel, body: Generation, prompts: Sequence[Prompt]) -> int:
     """After how many tokens a call hears of them; 0: at its end. Where text may end it, it looks at each."""
-    if body.stop:
+    if any(prompt.ends_by_text for prompt in prompts):
         return 1
     return model.stream_interval if body.stream else 0
 
@@ -281,7 +293,7 @@ async def open_call(
     alone = len(prompts) * choices_per_prompt == 1
     choices, questions = list[Choice](), list[LookupRequest]()
     for prompt in prompts:
-        stops = partial(_text_stream, model, prompt) if prompt.params.stop else None
+        stops = partial(_text_stream, model, prompt) if prompt.ends_by_text else None
         first = _request(model, body, prompt, urgent, now)
         for n in range(choices_per_prompt):
             index = len(choices)
@@ -301,7 +313,7 @@ async def open_call(
     if caller.exchange is not None:
         caller.exchange.opened(call_id, model.name, who, [question.request.id for question in questions])
     try:
-        answer = await recall.open(questions, interval=_interval(model, body))
+        answer = await recall.open(questions, interval=_interval(model, body, prompts))
     except Refused as refused:
         raise turned_away(refused.verdict, rate_headers(refused.rooms), _multiple(prompts, choices)) from None
     except NotCached:
@@ -345,6 +357,7 @@ def _request(model: ServedModel, body: Generation, prompt: Prompt, urgent: Sched
         retention=(*retentions(body, len(prompt.tokens)), *prompt.retention, *kept),
         prediction=prompt.prediction,
         eos_token_ids=model.tokenizer.eos_token_ids,
+        call_format=prompt.call_format,
     )
 
 
@@ -353,13 +366,16 @@ def _complete(model: ServedModel, params: SamplingParams) -> Callable[[str], boo
     return None if constraint is None or grammars is None else partial(grammars.is_complete, constraint)
 
 
-def _text_stream(model: ServedModel, prompt: Prompt) -> TextStream:
-    params = prompt.params
-    return model.streams.open(
+def _text_stream(model: ServedModel, prompt: Prompt) -> Texts:
+    params, reading = prompt.params, prompt.reading
+    stream = model.streams.open(
         prompt=prompt.tokens if prompt.continues else (),
         stop=params.stop,
         include_stop_str_in_output=params.include_stop_str_in_output,
         skip_special_tokens=params.skip_special_tokens,
         min_tokens=params.min_tokens,
-        keep=frozenset() if prompt.reading is None else model.tokens_of(prompt.reading.markers()),
+        keep=frozenset() if reading is None else model.tokens_of(reading.markers()),
     )
+    if reading is None or reading.tools is None or reading.parallel:
+        return stream
+    return FirstCallStream(stream, reading.tools, reading.reasoning, reading.opened, reading.schemas)

@@ -11,7 +11,7 @@ from typing import NamedTuple
 from headrace.core.events import Emitted, Finished, PromptScored
 from headrace.core.plan import TokenLogprob
 from headrace.core.request import FinishReason, Request
-from headrace.serve.text.stream import TextStream
+from headrace.serve.text.stream import AFTER_CALL, Texts
 
 
 class Delta(NamedTuple):
@@ -43,7 +43,7 @@ class Choice:
         self,
         index: int,
         request: Request,
-        stream: TextStream,
+        stream: Texts,
         mute: bool = False,
         complete: Callable[[str], bool] | None = None,
     ) -> None:
@@ -59,6 +59,7 @@ class Choice:
         self._complete = complete
         self._said: list[str] = []  # the text so far, where somebody may ask whether it is complete
         self._gained: list[Delta] = []
+        self._stopped = False
 
     @property
     def mean_logprob(self) -> float:
@@ -67,8 +68,8 @@ class Choice:
 
     @property
     def stopped_by_text(self) -> bool:
-        """Whether a stop string ended it; what becomes of its request after that is no matter."""
-        return isinstance(self.stop_reason, str)
+        """Whether its text ended it; what becomes of its request after that is no matter."""
+        return self._stopped
 
     def take(self, events: Sequence[Emitted | PromptScored | Finished]) -> bool:
         """Apply the next events of one or several whole steps; whether a stop string ended the answer now.
@@ -121,7 +122,7 @@ class Choice:
         self._gained.append(Delta(text, tokens[:used], texts, offset, logprobs[:used]))
         self._say(text)
         if stopped is not None:
-            self.finish_reason, self.stop_reason = self._stopped_by_client(), stopped
+            self._stop(stopped)
 
     def _end(self, ended: Finished, stop_token: int | None) -> None:
         text, stopped, _, offset = self._stream.finish()
@@ -129,11 +130,18 @@ class Choice:
             self._gained.append(Delta(text, (), (), offset, ()))
             self._say(text)
         if stopped is not None:
-            self.finish_reason, self.stop_reason = self._stopped_by_client(), stopped
+            self._stop(stopped)
             return
         self.finish_reason = "length" if ended.reason is FinishReason.LENGTH or self._mute else "stop"
         if stop_token in self.request.params.stop_token_ids:
             self.finish_reason, self.stop_reason = self._stopped_by_client(), stop_token
+
+    def _stop(self, stopped: str) -> None:
+        """The text ended the answer: with a stop string, or with the only call that is allowed."""
+        self._stopped = True
+        called = stopped == AFTER_CALL
+        self.finish_reason = "stop" if called else self._stopped_by_client()
+        self.stop_reason = None if called else stopped
 
     def _say(self, text: str) -> None:
         if self._complete is not None:

@@ -102,7 +102,7 @@ class Generation(StructuredBody, SchedulingFields):
     top_k: int | None = Field(None, description="0 or -1: no bound.")
     min_p: float | None = None
     n: int | None = Field(None, ge=1, le=MAX_CHOICES, description="Answers per prompt.")
-    max_tokens: int | None = None
+    max_tokens: int | None = Field(None, description="-1: all that the context leaves beside the prompt.")
     min_tokens: int | None = None
     stop: Stop = Field(
         None, description=f"At most {MAX_STOPS} strings of at most {MAX_STOP_CHARACTERS} characters each."

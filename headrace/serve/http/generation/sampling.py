@@ -13,6 +13,9 @@ from headrace.serve.http.generation.fields import Generation
 from headrace.serve.http.model import ServedModel
 from headrace.serve.http.structured import constraint
 
+UNLIMITED = -1
+"""As a length of the answer: all that the context leaves beside the prompt."""
+
 
 def sampling_params(
     body: Generation, model: ServedModel, *, max_tokens: int | None, logprobs: int | None
@@ -82,18 +85,20 @@ def answer_length(prompt: int, asked: int | None, default: int | None, param: st
     """The most tokens an answer to a prompt of ``prompt`` tokens may have.
 
     ``asked`` was given in the field ``param``; if it was not, ``default`` counts (None: as far as the context
-    reaches).
+    reaches). `UNLIMITED` asks for as far as the context reaches.
 
     Raises:
         ApiError: they do not fit into ``limit`` together.
     """
     room = limit - prompt
-    if asked is None:
+    if asked is None or asked == UNLIMITED:
         if room < 1:
             raise context_length_exceeded(prompt, 1, limit, None)
-        return room if default is None else min(default, room)
+        return room if default is None or asked == UNLIMITED else min(default, room)
     if asked < 1:
-        raise invalid(f"{param} must be at least 1, got {asked}", param)
+        raise invalid(
+            f"{param} must be at least 1, or -1 for all that the context leaves, got {asked}", param
+        )
     if asked > room:
         raise context_length_exceeded(prompt, asked, limit, param)
     return asked

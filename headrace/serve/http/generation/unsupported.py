@@ -22,7 +22,6 @@ _ANYWHERE: dict[str, tuple[object, ...]] = {
     "spaces_between_special_tokens": (True,),
     "return_tokens_as_token_ids": (False,),
     "repetition_detection": (),
-    "thinking_token_budget": (),
     "kv_transfer_params": (),
     "store": (False,),
     "safety_identifier": (),
@@ -44,7 +43,7 @@ CHAT: NotYet = _ANYWHERE | {
 }
 
 COMPLETIONS: NotYet = _ANYWHERE | {
-    "suffix": ("",),
+    "thinking_token_budget": (),
     "prompt_embeds": (),
 }
 

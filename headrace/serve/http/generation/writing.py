@@ -32,7 +32,14 @@ def encode_lines(value: Any) -> str:
     return encode(value).translate(_LINE_BREAKS)
 
 
-class AnswerWriter(Protocol):
+class WholeWriter(Protocol):
+    """What `replies` needs for an answer that is one document."""
+
+    def whole(self) -> bytes:
+        """The whole answer."""
+
+
+class AnswerWriter(WholeWriter, Protocol):
     """What `replies` needs of any dialect: the bytes of one call's answer."""
 
     @property
@@ -53,9 +60,6 @@ class AnswerWriter(Protocol):
 
     def failure(self, error: ApiError) -> bytes:
         """An error after the first byte, and the end of the stream."""
-
-    def whole(self) -> bytes:
-        """The whole answer."""
 
 
 class Writer(ABC):

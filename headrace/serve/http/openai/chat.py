@@ -23,6 +23,7 @@ from headrace.serve.http.generation.call import (
 from headrace.serve.http.generation.choices import NOTHING, Choice, Delta
 from headrace.serve.http.generation.logprobs import chat_logprobs, prompt_entries, prompt_logprobs
 from headrace.serve.http.generation.sampling import (
+    UNLIMITED,
     answer_length,
     check_stream,
     room_for_answer,
@@ -37,8 +38,8 @@ from headrace.serve.http.openai.tool_use import (
     answer_reading,
     check_choice,
     check_tools,
+    constrained,
     plain_messages,
-    with_tools,
 )
 from headrace.serve.http.tools.message_writing import delta_of, message_of
 from headrace.serve.parsing.message import MessagePiece
@@ -81,7 +82,7 @@ async def open_chat(
     length = answer_length(len(tokens), max_tokens, None, param, model.max_model_len)
     stated = None if max_tokens is None else length
     params = sampling_params(body, model, max_tokens=stated, logprobs=top)
-    params = with_tools(params, model.dialect, body, text)
+    params = constrained(params, model.dialect, body, text)
     await structured.check(model, params, body)
     continues = bool(body.continue_final_message)
     reading = answer_reading(model.dialect, body, text)
@@ -298,12 +299,13 @@ async def _predicted(model: ServedModel, body: ChatBody) -> tuple[int, ...]:
 
 
 def _max_tokens(body: ChatBody) -> tuple[int | None, str]:
-    """The length asked for, and the field that asks for it."""
+    """The length asked for, None for all that the context leaves, and the field that asks for it."""
     new, old = body.max_completion_tokens, body.max_tokens
     if new is not None and old is not None and new != old:
         message = "max_tokens and max_completion_tokens must not differ; give one of them"
         raise invalid(message, "max_completion_tokens")
-    return (old, "max_tokens") if new is None else (new, "max_completion_tokens")
+    asked, param = (old, "max_tokens") if new is None else (new, "max_completion_tokens")
+    return None if asked == UNLIMITED else asked, param
 
 
 def _top_logprobs(body: ChatBody) -> int | None:

@@ -139,6 +139,12 @@ class ChatBody(Generation, Conversation):
         None, description="`none`, `auto`, `required`, or the function to call. Default auto."
     )
     parallel_tool_calls: bool | None = Field(None, description="false: at most one call. Default true.")
+    thinking_token_budget: int | None = Field(
+        None,
+        ge=0,
+        lt=2**31,
+        description="Tokens of reasoning after which its end is forced. Default: no limit.",
+    )
     include_reasoning: bool | None = Field(None, description="false: leave the reasoning out. Default true.")
     prediction: Prediction | None = Field(
         None, description="The expected answer: it is generated faster where it agrees. Not with tools."

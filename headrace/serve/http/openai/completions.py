@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from dataclasses import replace
 from itertools import accumulate
 from typing import Any
@@ -15,7 +16,7 @@ from headrace.serve.http.generation.choices import NOTHING, Choice, Delta
 from headrace.serve.http.generation.logprobs import completion_logprobs, prompt_entries, prompt_logprobs
 from headrace.serve.http.generation.sampling import answer_length, check_stream, sampling_params, truncated
 from headrace.serve.http.generation.writing import Writer, encode, encode_text
-from headrace.serve.http.model import ServedModel
+from headrace.serve.http.model import INLINE_CHARACTERS, ServedModel
 from headrace.serve.http.openai.completions_wire import MAX_PROMPTS, CompletionBody
 
 DEFAULT_MAX_TOKENS = 16
@@ -149,6 +150,8 @@ class CompletionWriter(Writer):
 
 async def _tokens(model: ServedModel, body: CompletionBody) -> list[list[int]]:
     """The tokens of each prompt, which come all as text or all as tokens."""
+    if body.suffix:
+        return await _infilled(model, body, body.suffix)
     prompts = body.prompts()
     texts = [prompt for prompt in prompts if isinstance(prompt, str)]
     if texts:
@@ -157,6 +160,29 @@ async def _tokens(model: ServedModel, body: CompletionBody) -> list[list[int]]:
     for tokens in given:
         model.check_tokens(tokens, "prompt")
     return given
+
+
+async def _infilled(model: ServedModel, body: CompletionBody, suffix: str) -> list[list[int]]:
+    """The tokens that ask for the text between each prompt and ``suffix``.
+
+    Raises:
+        ApiError: the model knows no such prompts, or another field contradicts it.
+    """
+    if model.infill is None:
+        message = "suffix: the tokenizer of this model has no tokens for fill-in-the-middle"
+        raise invalid(message, "suffix", "unsupported_parameter")
+    if body.echo:
+        raise invalid("echo and suffix cannot be used together", "suffix")
+    if body.truncate_prompt_tokens is not None:
+        raise invalid("truncate_prompt_tokens and suffix cannot be used together", "suffix")
+    prompts, special = body.prompts(), body.add_special_tokens is not False
+    for prompt in prompts:
+        if not isinstance(prompt, str):
+            model.check_tokens(prompt, "prompt")
+    make = model.infill.prompt
+    if len(suffix) + sum(map(len, prompts)) <= INLINE_CHARACTERS:
+        return [make(prompt, suffix, special) for prompt in prompts]
+    return await asyncio.to_thread(lambda: [make(prompt, suffix, special) for prompt in prompts])
 
 
 def _params(model: ServedModel, body: CompletionBody) -> SamplingParams:
@@ -171,6 +197,9 @@ def _params(model: ServedModel, body: CompletionBody) -> SamplingParams:
     if body.echo and body.logprobs is not None:
         most = max(body.logprobs, body.prompt_logprobs or 0)
         body = body.model_copy(update={"prompt_logprobs": most})
+    if body.suffix and model.infill is not None:
+        ends = dict.fromkeys((*(body.stop_token_ids or ()), *model.infill.ends))
+        body = body.model_copy(update={"stop_token_ids": list(ends)})
     return sampling_params(body, model, max_tokens=None, logprobs=logprobs)
 
 

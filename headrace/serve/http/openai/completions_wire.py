@@ -41,6 +41,9 @@ class CompletionBody(Generation):
         None, ge=1, le=MAX_CHOICES, description="Generate so many, answer the best n."
     )
     echo: bool | None = Field(None, description="Put the prompt before the answer.")
+    suffix: str | None = Field(
+        None, description="The text after the answer, for models with tokens for fill-in-the-middle."
+    )
     logprobs: int | None = Field(None, ge=0, le=MAX_LOGPROBS)
 
     def prompts(self) -> list[str | list[int]]:

@@ -3,24 +3,22 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import TypeVar
 
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
-from headrace.serve.cache.lookup import CacheLookup
 from headrace.serve.http.body import read_body
 from headrace.serve.http.cache.question_recorder import QuestionRecorder
 from headrace.serve.http.edge import CALLER
 from headrace.serve.http.generation import unsupported
 from headrace.serve.http.generation.call import Call, Caller
-from headrace.serve.http.generation.call_notes import CallNotes
 from headrace.serve.http.generation.fields import Generation
+from headrace.serve.http.generation.serving import Serving
 from headrace.serve.http.generation.unsupported import NotYet
 from headrace.serve.http.generation.writing import Writer
-from headrace.serve.http.model import ServedModel
 from headrace.serve.http.openai.chat import ChatWriter, open_chat, render
 from headrace.serve.http.openai.chat_wire import ChatBody
 from headrace.serve.http.openai.completions import CompletionWriter, open_completion
@@ -35,30 +33,11 @@ _MESSAGES_KEY = re.compile(rb'"messages"\s*:')
 
 
 class Api:
-    """The endpoints under one model and one road to its answers.
+    """The endpoints. ``recorder`` takes note of which prompts come again."""
 
-    ``max_body_bytes`` bounds what is read of a request, ``request_timeout`` (seconds) how long it may take.
-    ``headers`` are those that every answer to a tenant carries.
-    ``recorder`` takes note of which questions come again.
-    """
-
-    def __init__(
-        self,
-        recall: CacheLookup,
-        model: ServedModel,
-        notes: CallNotes,
-        *,
-        max_body_bytes: int,
-        request_timeout: float,
-        headers: Callable[[str], Mapping[str, str]] = lambda tenant: {},
-        recorder: QuestionRecorder | None = None,
-    ) -> None:
-        self._recall = recall
-        self._model = model
-        self._notes = notes
-        self._max_body_bytes = max_body_bytes
-        self._request_timeout = request_timeout
-        self._headers = headers
+    def __init__(self, serving: Serving, recorder: QuestionRecorder | None = None) -> None:
+        self._serving = serving
+        self._recall, self._model = serving.recall, serving.model
         self._recorder = recorder
 
     def routes(self) -> list[Route]:
@@ -73,18 +52,18 @@ class Api:
     async def chat_completions(self, request: Request) -> Response:
         """``POST /v1/chat/completions``."""
         body, caller = await self._question(request, ChatBody, unsupported.CHAT)
-        call = await open_chat(self._recall, self._model, body, caller, self._request_timeout)
+        call = await open_chat(self._recall, self._model, body, caller, self._serving.request_timeout)
         return self._answer(call, lambda: ChatWriter(call, body), body.metadata, bool(body.stream))
 
     async def completions(self, request: Request) -> Response:
         """``POST /v1/completions``."""
         body, caller = await self._question(request, CompletionBody, unsupported.COMPLETIONS)
-        call = await open_completion(self._recall, self._model, body, caller, self._request_timeout)
+        call = await open_completion(self._recall, self._model, body, caller, self._serving.request_timeout)
         return self._answer(call, lambda: CompletionWriter(call, body), body.metadata, bool(body.stream))
 
     async def tokenize(self, request: Request) -> Response:
         """``POST /tokenize``: the tokens of a text or of a rendered conversation."""
-        raw = await read_body(request, self._max_body_bytes)
+        raw = await read_body(request, self._serving.max_body_bytes)
         body: TokenizeBody | TokenizeChatBody
         if _MESSAGES_KEY.search(raw):
             body = parse(raw, TokenizeChatBody, unsupported.TOKENIZE)
@@ -116,7 +95,7 @@ class Api:
     ) -> tuple[GenerationT, Caller]:
         """What is asked, and by whom."""
         self._recall.service.expect()
-        raw = await read_body(request, self._max_body_bytes)
+        raw = await read_body(request, self._serving.max_body_bytes)
         body = parse(raw, form, not_yet)
         self._model.check_name(body.model)
         caller: Caller = request.scope[CALLER]
@@ -125,12 +104,12 @@ class Api:
         return body, caller
 
     async def _body(self, request: Request, form: type[WireT], not_yet: NotYet) -> WireT:
-        return parse(await read_body(request, self._max_body_bytes), form, not_yet)
+        return parse(await read_body(request, self._serving.max_body_bytes), form, not_yet)
 
     def _answer(
         self, call: Call, make_writer: Callable[[], Writer], metadata: dict[str, str] | None, streamed: bool
     ) -> Response:
         writer = writer_of(call, make_writer)
-        self._notes.put(call, metadata)
-        headers = self._headers(call.tenant)
+        self._serving.notes.put(call, metadata)
+        headers = self._serving.headers(call.tenant)
         return StreamedAnswer(call, writer, headers) if streamed else WholeAnswer(call, writer, headers)

@@ -8,7 +8,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
-from headrace.core.constraint import Constraint, ConstraintKind, UnusableConstraint, settled
+from headrace.core.constraint import (
+    ANY_TEXT,
+    Constraint,
+    ConstraintKind,
+    ReasoningLimit,
+    UnusableConstraint,
+    settled,
+)
 from headrace.core.request import SamplingParams
 from headrace.serve.http import structured
 from headrace.serve.http.errors import invalid
@@ -58,26 +65,49 @@ def demands_call(body: ChatBody) -> bool:
     return body.tool_choice not in (None, "none", "auto")
 
 
-def with_tools(params: SamplingParams, dialect: Dialect, body: ChatBody, prompt: str) -> SamplingParams:
-    """``params`` with the constraint that ``tools`` and ``tool_choice`` put on the answer to ``prompt``.
+def constrained(params: SamplingParams, dialect: Dialect, body: ChatBody, prompt: str) -> SamplingParams:
+    """``params`` with all that constrains the answer to ``prompt``: its form, its calls and its reasoning.
 
     A demanded call has no text, so ``response_format`` says nothing about it. Otherwise an answer has the form that
-    ``params`` already demand, or calls tools.
+    ``params`` already demand, or calls tools. All of it holds after the reasoning.
 
     Raises:
         ApiError: it cannot be enforced.
     """
-    stated = params.structured_outputs
-    if stated is not None and not demands_call(body):
-        return replace(params, structured_outputs=or_calls(stated, dialect, body))
+    made = params.structured_outputs
+    reasoning = dialect.reasoning(body.chat_template)
+    opened = reasoning is not None and _opened(reasoning, body, prompt)
+    if made is None or demands_call(body):
+        made = _tools_constraint(dialect, body, prompt)
+    else:
+        made = or_calls(made, dialect, body)
+        if reasoning is not None and opened:
+            made = after(made, reasoning.end[0])
+    if body.thinking_token_budget is not None:
+        made = replace(made or ANY_TEXT, reasoning=_limit(reasoning, body.thinking_token_budget, opened))
+    return params if made is params.structured_outputs else replace(params, structured_outputs=made)
+
+
+def _tools_constraint(dialect: Dialect, body: ChatBody, prompt: str) -> Constraint | None:
     found = tool_constraint(dialect, body, prompt)
     if found is None:
-        return params
+        return None
     try:
         made = settled({"structural_tag": found.tag})
     except UnusableConstraint as error:
         raise structured.refused(error, "tools", None) from None
-    return replace(params, structured_outputs=after(made, found.after) if found.after else made)
+    return after(made, found.after) if found.after else made
+
+
+def _limit(reasoning: ReasoningFormat | None, tokens: int, opened: bool) -> ReasoningLimit:
+    if reasoning is None:
+        raise invalid(
+            "thinking_token_budget: the chat template of this model shows no known format of reasoning; "
+            "name one with --reasoning-parser",
+            "thinking_token_budget",
+            "unsupported_parameter",
+        )
+    return ReasoningLimit(tokens, reasoning.begin, reasoning.end, opened, reasoning.first)
 
 
 def or_calls(stated: Constraint, dialect: Dialect, body: ChatBody) -> Constraint:

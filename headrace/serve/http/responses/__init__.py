@@ -1,11 +1,11 @@
 """``/v1/responses``: OpenAI's Responses API, on the same road as chat.
 
 - `wire`: the body of a request. `input_wire`: its input items. `refusals`: what is known and not supported.
-- `items`: input items in their stored form, and as chat messages. `references`: items sent by their ids.
-- `conversation`: a body as a chat body.
+- `items`: input items in their stored form, and as chat messages. `conversation`: a body as a chat body.
 - `output`: output items and their events, from an answer's text. `resource`: the response object.
 - `writer`: writes a call as a response, whole or as events.
 - `store`: stored responses in SQLite. `kept_answer`: an answer that ends once it is stored.
 - `background`: responses that no client waits for.
+- `compaction`: a conversation as one item. `streams`: streams that can be read again.
 - `routes`: the endpoints. `opening`: all of it from a server's options.
 """

@@ -9,16 +9,18 @@ from headrace.core.request import FinishReason
 from headrace.serve.http.errors import ApiError, failed, shutting_down
 from headrace.serve.http.generation.call import Call
 from headrace.serve.http.responses.store import ResponseStore
+from headrace.serve.http.responses.streams.log import EventLog
 from headrace.serve.http.responses.writer import ResponseWriter
 
 logger = logging.getLogger(__name__)
 
 
 class Running:
-    """A response under way: its call, and what writes it."""
+    """A response under way: its call, what writes it, and the log of its events, if it is streamed."""
 
-    def __init__(self, call: Call, writer: ResponseWriter) -> None:
+    def __init__(self, call: Call, writer: ResponseWriter, log: EventLog | None) -> None:
         self.cancelled = False
+        self.log = log
         self._call = call
         self._writer = writer
         self.task = asyncio.create_task(self._run())
@@ -34,22 +36,48 @@ class Running:
 
     async def _run(self) -> None:
         try:
-            await self._call.advance()
-            if not self._call.done:
-                self._writer.began()
-            while not self._call.done:
-                await self._call.advance()
-            self._writer.complete()
+            await (self._compute() if self.log is None else self._stream())
         except ApiError as error:
-            self._writer.failed(error, "cancelled" if self.cancelled else "failed")
+            self._fail(error, "cancelled" if self.cancelled else "failed")
         except asyncio.CancelledError:
-            self._writer.failed(shutting_down(), "failed")
+            self._fail(shutting_down(), "failed")
             raise
         except Exception:
             logger.exception("call failed", extra={"fields": {"id": self._call.id}})
-            self._writer.failed(failed(), "failed")
+            self._fail(failed(), "failed")
         finally:
             self._call.close()
+
+    async def _compute(self) -> None:
+        await self._call.advance()
+        if not self._call.done:
+            self._writer.began()
+        while not self._call.done:
+            await self._call.advance()
+        self._writer.complete()
+
+    async def _stream(self) -> None:
+        """Write the events into the log, which clients follow."""
+        call, writer = self._call, self._writer
+        writer.queued()
+        begun = ended = False
+        while not call.done:
+            for choice in await call.advance():
+                if not begun:
+                    writer.began()
+                    begun = True
+                if (delta := choice.gained()) is not None:
+                    writer.chunk(choice, delta)
+                if choice.finish_reason is not None and not ended:
+                    writer.ending(choice)
+                    ended = True
+        writer.closing()
+
+    def _fail(self, error: ApiError, status: str) -> None:
+        if self.log is None:
+            self._writer.failed(error, status)
+        else:
+            self._writer.failure(error, status)
 
 
 class BackgroundResponses:
@@ -60,10 +88,15 @@ class BackgroundResponses:
         self._store = store
         self._running: dict[str, Running] = {}
 
-    def begin(self, call: Call, writer: ResponseWriter) -> None:
-        """Compute a call that is open."""
-        running = self._running[call.id] = Running(call, writer)
+    def begin(self, call: Call, writer: ResponseWriter, log: EventLog | None = None) -> None:
+        """Compute a call that is open; ``log`` is that of its writer, if it is streamed."""
+        running = self._running[call.id] = Running(call, writer, log)
         running.task.add_done_callback(lambda _: self._running.pop(call.id, None))
+
+    def log(self, id: str) -> EventLog | None:
+        """The events of a response that is under way and streamed."""
+        running = self._running.get(id)
+        return None if running is None else running.log
 
     async def cancel(self, id: str) -> None:
         """End a response, if it is under way, and wait until its last state is stored."""

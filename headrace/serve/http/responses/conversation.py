@@ -64,6 +64,8 @@ def _formats(body: ResponsesBody) -> dict[str, Any]:
     asked: dict[str, Any] = {}
     if body.reasoning is not None and body.reasoning.effort is not None:
         asked["reasoning_effort"] = body.reasoning.effort
+    if body.reasoning is not None and body.reasoning.max_tokens is not None:
+        asked["thinking_token_budget"] = body.reasoning.max_tokens
     form = body.text.format if body.text is not None else None
     if isinstance(form, SchemaFormat):
         schema = form.model_dump(by_alias=True, exclude={"type"}, exclude_none=True)
@@ -78,6 +80,7 @@ _NAMES: Mapping[str, str] = {
     "max_tokens": "max_output_tokens",
     "response_format": "text.format",
     "reasoning_effort": "reasoning.effort",
+    "thinking_token_budget": "reasoning.max_tokens",
     "messages": "input",
 }
 _NAME = re.compile("|".join(rf"\b{name}\b" for name in _NAMES))

@@ -13,6 +13,7 @@ from headrace.serve.http.wire import FORM_MARK, Wire
 Status = Literal["in_progress", "completed", "incomplete"]
 Id = Annotated[str, Field(min_length=1, max_length=256)]
 MAX_ITEMS = 10_000
+MAX_COMPACTION_CHARACTERS = 1_000_000
 
 
 class TextContent(Wire):
@@ -90,21 +91,24 @@ class ReasoningItem(Wire):
     status: Status | None = None
 
 
-SentItem = MessageItem | FunctionCallItem | FunctionCallOutputItem | ReasoningItem
-
-
 class ItemReference(Wire):
-    """An output item of a stored response, by its id."""
+    """An item of a stored response, by its id."""
 
     type: Literal["item_reference"] | None = None
     id: Id
 
 
+class CompactionItem(Wire):
+    """What ``POST /v1/responses/compact`` made of earlier items."""
+
+    type: Literal["compaction"]
+    encrypted_content: Annotated[str, Field(min_length=1, max_length=MAX_COMPACTION_CHARACTERS)]
+    id: Id | None = None
+
+
 def _kind(value: Any) -> str | None:
     if isinstance(value, dict):
-        kind = value.get("type", "message")
-        if value.get("type") is None and "id" in value and "role" not in value:
-            kind = "item_reference"
+        kind = value.get("type") or ("item_reference" if value.keys() <= {"id", "type"} else "message")
         return FORM_MARK + kind if isinstance(kind, str) else None
     return None
 
@@ -114,6 +118,7 @@ Item = Annotated[
     | Annotated[FunctionCallItem, Tag(FORM_MARK + "function_call")]
     | Annotated[FunctionCallOutputItem, Tag(FORM_MARK + "function_call_output")]
     | Annotated[ReasoningItem, Tag(FORM_MARK + "reasoning")]
+    | Annotated[CompactionItem, Tag(FORM_MARK + "compaction")]
     | Annotated[ItemReference, Tag(FORM_MARK + "item_reference")],
     Discriminator(_kind, custom_error_type="item_type", custom_error_message="must be an input item"),
 ]

@@ -6,40 +6,50 @@ import secrets
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from headrace.serve.http.responses.compaction import summary_message
 from headrace.serve.http.responses.input_wire import (
+    CompactionItem,
     FunctionCallItem,
     FunctionCallOutputItem,
+    Item,
+    ItemReference,
     MessageItem,
     ReasoningItem,
-    SentItem,
     TextContent,
 )
-
-RESPONSE_PREFIX = "resp_"
 
 Stored = dict[str, Any]
 """An item as it is stored and returned."""
 
 
 def new_id(prefix: str) -> str:
-    """A new id for an input item."""
+    """A new id for an item."""
     return f"{prefix}_{secrets.token_hex(12)}"
 
 
-def item_id(prefix: str, response_id: str, index: int) -> str:
-    """The id of an output item: ``prefix`` says what it is, ``index`` is its place in the response."""
-    return f"{prefix}_{response_id.removeprefix(RESPONSE_PREFIX)}_{index}"
+NO_ITEMS: Mapping[str, Stored] = {}
 
 
-def stored_items(given: str | Sequence[SentItem]) -> list[Stored]:
-    """The input of a request, each item with an id."""
+def stored_items(given: str | Sequence[Item], referred: Mapping[str, Stored] = NO_ITEMS) -> list[Stored]:
+    """The input of a request, each item with an id; ``referred`` are the stored items that it names."""
     if isinstance(given, str):
         return [_message(MessageItem(role="user", content=given, phase=None))]
-    return [_stored(item) for item in given]
+    return [referred[item.id] if isinstance(item, ItemReference) else _stored(item) for item in given]
 
 
-def _stored(item: SentItem) -> Stored:
+def references(given: str | Sequence[Item]) -> dict[str, int]:
+    """The ids of the stored items that an input names, with the place of each."""
+    items = () if isinstance(given, str) else given
+    return {item.id: at for at, item in enumerate(items) if isinstance(item, ItemReference)}
+
+
+def _stored(item: Item) -> Stored:
     match item:
+        case ItemReference():
+            raise TypeError("a reference stands for another item")
+        case CompactionItem():
+            content = item.encrypted_content
+            return {"type": "compaction", "id": item.id or new_id("cmp"), "encrypted_content": content}
         case MessageItem():
             return _message(item)
         case FunctionCallItem():
@@ -95,6 +105,7 @@ def chat_messages(items: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
     Reasoning, a text and calls that follow one another are one message of the assistant.
     """
     messages: list[dict[str, Any]] = []
+    summary = ""  # what a compaction holds; it begins the user's next message
     answer: dict[str, Any] | None = None  # the assistant's message that may still grow
     for item in items:
         kind = item["type"]
@@ -106,11 +117,19 @@ def chat_messages(items: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
             _add(answer, item)
             continue
         answer = None
-        if kind == "message":
+        if kind == "compaction":
+            summary = summary_message(item["encrypted_content"])
+        elif kind == "message" and summary and item["role"] == "user":
+            text = "\n".join(part["text"] for part in item["content"])
+            messages.append({"role": "user", "content": f"{summary}\n\n{text}"})
+            summary = ""
+        elif kind == "message":
             messages.append({"role": item["role"], "content": _content(item["content"])})
         else:
             content = _content(item["output"])
             messages.append({"role": "tool", "tool_call_id": item["call_id"], "content": content})
+    if summary:
+        messages.append({"role": "user", "content": summary})
     return [message for message in messages if len(message) > 1]
 
 

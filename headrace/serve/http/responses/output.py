@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from headrace.serve.http.responses.items import Stored, item_id
+from headrace.serve.http.responses.items import Stored, new_id
 from headrace.serve.parsing.message import CallPiece, MessagePiece
 
 Event = dict[str, Any]
@@ -41,8 +41,7 @@ def joined(events: list[Event]) -> list[Event]:
 class Output:
     """The items of one response. One is open at a time; a piece of another kind closes it."""
 
-    def __init__(self, response_id: str) -> None:
-        self._response_id = response_id
+    def __init__(self) -> None:
         self.items: list[Stored] = []
         self._open: Stored | None = None
 
@@ -78,17 +77,14 @@ class Output:
         events = self._close("completed")
         if kind == "reasoning":
             part: Stored = {"type": "reasoning_text", "text": ""}
-            item: Stored = {"type": kind, "id": self._new_id("rs"), "summary": [], "content": []}
+            item: Stored = {"type": kind, "id": new_id("rs"), "summary": [], "content": []}
         else:
             part = {"type": "output_text", "text": "", "annotations": [], "logprobs": []}
-            item = {"type": kind, "id": self._new_id("msg"), "role": "assistant", "content": []}
+            item = {"type": kind, "id": new_id("msg"), "role": "assistant", "content": []}
         events += self._begin(item | {"status": "in_progress"})
         events.append(self._event("response.content_part.added", content_index=0, part=dict(part)))
         self.items[-1]["content"].append(part)
         return events
-
-    def _new_id(self, prefix: str) -> str:
-        return item_id(prefix, self._response_id, len(self.items))
 
     def _begin(self, item: Stored) -> list[Event]:
         self._open = item
@@ -108,7 +104,7 @@ class Output:
             events = self._close("completed")
             item: Stored = {
                 "type": "function_call",
-                "id": self._new_id("fc"),
+                "id": new_id("fc"),
                 "call_id": call.id,
                 "name": call.name,
             }

@@ -22,7 +22,9 @@ RESPONSES: NotYet = {
 }
 """Each field with the values that ask for nothing, which pass; ``null`` asks for nothing everywhere."""
 
-ITEM_TYPES = frozenset({"message", "function_call", "function_call_output", "reasoning", "item_reference"})
+ITEM_TYPES = frozenset(
+    ("message", "function_call", "function_call_output", "reasoning", "compaction", "item_reference")
+)
 INPUT_PARTS = frozenset({"input_text", "output_text", "text"})
 OUTPUT_PARTS = frozenset({"input_text"})
 

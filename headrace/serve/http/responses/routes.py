@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping
 from functools import partial
 from typing import Any
 
@@ -10,25 +10,26 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
-from headrace.serve.cache.lookup import CacheLookup
 from headrace.serve.http.body import read_body
 from headrace.serve.http.edge import CALLER
 from headrace.serve.http.errors import ApiError, invalid
-from headrace.serve.http.generation.call import Call, Caller
-from headrace.serve.http.generation.call_notes import CallNotes
-from headrace.serve.http.model import ServedModel
+from headrace.serve.http.generation.call import Caller
+from headrace.serve.http.generation.serving import Serving
 from headrace.serve.http.openai.chat import open_chat
+from headrace.serve.http.paging import read_page
 from headrace.serve.http.replies import StreamedAnswer, WholeAnswer, writer_of
 from headrace.serve.http.responses import resource
 from headrace.serve.http.responses.background import BackgroundResponses
+from headrace.serve.http.responses.compaction import CompactBody, summary_request
 from headrace.serve.http.responses.conversation import chat_body, own_names
-from headrace.serve.http.responses.items import RESPONSE_PREFIX, Stored
+from headrace.serve.http.responses.items import Stored, chat_messages, references, stored_items
 from headrace.serve.http.responses.kept_answer import KeptAnswer
-from headrace.serve.http.responses.references import input_items
 from headrace.serve.http.responses.refusals import RESPONSES
 from headrace.serve.http.responses.store import BrokenChain, Record, ResponseStore
+from headrace.serve.http.responses.streams.following import FollowedStream
+from headrace.serve.http.responses.streams.log import EventLog
 from headrace.serve.http.responses.wire import ResponsesBody
-from headrace.serve.http.responses.writer import ResponseWriter
+from headrace.serve.http.responses.writer import CompactionWriter, ResponseWriter
 from headrace.serve.http.wire import parse
 
 MAX_PAGE = 100
@@ -36,37 +37,19 @@ PAGE = 20
 
 
 class ResponsesApi:
-    """The endpoints under one model, one road to its answers and one store.
+    """The endpoints and their store; ``background`` is work beside the server."""
 
-    ``background`` is the work beside the server. ``max_body_bytes``, ``request_timeout`` and ``headers`` are those of
-    `serve.http.openai.routes.Api`.
-    """
-
-    def __init__(
-        self,
-        recall: CacheLookup,
-        model: ServedModel,
-        notes: CallNotes,
-        store: ResponseStore,
-        background: BackgroundResponses,
-        *,
-        max_body_bytes: int,
-        request_timeout: float,
-        headers: Callable[[str], Mapping[str, str]] = lambda tenant: {},
-    ) -> None:
-        self._recall = recall
-        self._model = model
-        self._notes = notes
+    def __init__(self, serving: Serving, store: ResponseStore, background: BackgroundResponses) -> None:
+        self._serving = serving
+        self._recall, self._model = serving.recall, serving.model
         self._store = store
         self.background = background
-        self._max_body_bytes = max_body_bytes
-        self._request_timeout = request_timeout
-        self._headers = headers
 
     def routes(self) -> list[Route]:
         """What to mount."""
         return [
             Route("/v1/responses", self.create, methods=["POST"]),
+            Route("/v1/responses/compact", self.compact, methods=["POST"]),
             Route("/v1/responses/{id}", self.get, methods=["GET"]),
             Route("/v1/responses/{id}", self.delete, methods=["DELETE"]),
             Route("/v1/responses/{id}/cancel", self.cancel, methods=["POST"]),
@@ -76,35 +59,82 @@ class ResponsesApi:
     async def create(self, request: Request) -> Response:
         """``POST /v1/responses``."""
         self._recall.service.expect()
-        body = parse(await read_body(request, self._max_body_bytes), ResponsesBody, RESPONSES)
+        body = parse(await read_body(request, self._serving.max_body_bytes), ResponsesBody, RESPONSES)
         self._model.check_name(body.model)
         _check(body)
         caller: Caller = request.scope[CALLER]
-        items = await input_items(self._store, _owner(caller), body.input)
+        items = stored_items(body.input, await self._referred(caller, references(body.input)))
         context = await self._context(caller, body.previous_response_id)
         with own_names():
             chat = chat_body(body, context, items)
             call = await open_chat(
-                self._recall, self._model, chat, caller, self._request_timeout, id_prefix=RESPONSE_PREFIX
+                self._recall, self._model, chat, caller, self._serving.request_timeout, id_prefix="resp_"
             )
-        writer = writer_of(call, lambda: ResponseWriter(call, body, self._keeper(call, body, items)))
-        self._notes.put(call, body.metadata)
-        headers = self._headers(call.tenant)
+        log = EventLog() if body.stream and body.stored else None
+        keep = partial(self._keep, call.tenant, items, log) if body.stored else _drop
+        writer = writer_of(call, lambda: ResponseWriter(call, body, keep, log))
+        self._serving.notes.put(call, body.metadata)
+        headers = self._serving.headers(call.tenant)
         if body.background:
             response = writer.response("queued")
             self._store.put(Record(call.tenant, items, response))
-            self.background.begin(call, writer)
+            self.background.begin(call, writer, log)
             await self._store.written()
-            return JSONResponse(response, headers=dict(headers))
+            return (
+                JSONResponse(response, headers=dict(headers))
+                if log is None
+                else FollowedStream(log, 0, headers)
+            )
         made = StreamedAnswer if body.stream else WholeAnswer
         answer = made(call, writer, headers)
         return KeptAnswer(answer, self._store) if body.stored else answer
 
+    async def compact(self, request: Request) -> Response:
+        """``POST /v1/responses/compact``: a conversation as one item, which the model sums it up in."""
+        self._recall.service.expect()
+        body = parse(await read_body(request, self._serving.max_body_bytes), CompactBody, {})
+        self._model.check_name(body.model)
+        caller: Caller = request.scope[CALLER]
+        given = body.input or []
+        items = stored_items(given, await self._referred(caller, references(given)))
+        context = await self._context(caller, body.previous_response_id)
+        with own_names():
+            chat = summary_request(body, chat_messages([*context, *items]))
+            call = await open_chat(
+                self._recall,
+                self._model,
+                chat,
+                caller,
+                self._serving.request_timeout,
+                id_prefix="resp_",
+                shorten=True,
+            )
+        writer = writer_of(call, lambda: CompactionWriter(call))
+        self._serving.notes.put(call, None)
+        return WholeAnswer(call, writer, self._serving.headers(call.tenant))
+
     async def get(self, request: Request) -> Response:
-        """``GET /v1/responses/{id}``."""
-        if request.query_params.get("stream", "false") != "false":
-            raise invalid("A stored response cannot be streamed.", "stream", "unsupported_parameter")
-        return JSONResponse((await self._record(request)).response)
+        """``GET /v1/responses/{id}``: the response, or with ``stream=true`` the events of its stream."""
+        query = request.query_params
+        stream, after = query.get("stream", "false"), query.get("starting_after")
+        if stream not in ("true", "false"):
+            raise invalid("stream must be true or false", "stream")
+        if after is not None and not (after.isascii() and after.isdigit() and len(after) < 10):
+            raise invalid("starting_after must be a whole number, at least 0", "starting_after")
+        if stream == "false":
+            if after is not None:
+                raise invalid("starting_after needs stream to be true", "starting_after")
+            return JSONResponse((await self._record(request)).response)
+        record = await self._record(request)
+        id = record.response["id"]
+        log = self.background.log(id)
+        if log is None and (packed := await self._store.events(id)) is not None:
+            log = EventLog.of(packed)
+        if log is None:
+            why = f"The response {id!r} has no stored stream: it was created without stream true, or did not end."
+            raise invalid(why, "stream", "no_stored_stream")
+        seen = 0 if after is None else int(after) + 1
+        return FollowedStream(log, seen, self._serving.headers(record.tenant))
 
     async def delete(self, request: Request) -> Response:
         """``DELETE /v1/responses/{id}``; a response under way is cancelled first."""
@@ -126,7 +156,10 @@ class ResponsesApi:
 
     async def input_items(self, request: Request) -> Response:
         """``GET /v1/responses/{id}/input_items``: what the request sent, without earlier responses."""
-        limit, newest_first, after = _page(request.query_params)
+        query = request.query_params
+        if unknown := sorted(query.keys() - {"limit", "order", "after"}):
+            raise invalid(f"Unknown parameter: {unknown[0][:64]!r}.", unknown[0][:64], "unknown_parameter")
+        limit, newest_first, after = read_page(query, PAGE, MAX_PAGE)
         items = (await self._record(request)).input
         if newest_first:
             items = items[::-1]
@@ -161,13 +194,24 @@ class ResponsesApi:
             raise ApiError(404, f"There is no response {id[:256]!r}.", param="id", code="response_not_found")
         return record
 
-    def _keeper(
-        self, call: Call, body: ResponsesBody, items: list[Stored]
-    ) -> Callable[[dict[str, Any]], None]:
-        return partial(self._keep, call.tenant, items) if body.stored else lambda response: None
+    async def _referred(self, caller: Caller, ids: Mapping[str, int]) -> dict[str, Stored]:
+        """The stored items with these ids, which stand at these places of the input."""
+        found = {}
+        for id, at in ids.items():
+            item = await self._store.item(_owner(caller), id)
+            if item is None:
+                message = f"There is no stored item {id!r}."
+                raise ApiError(404, message, param=f"input[{at}].id", code="item_not_found")
+            found[id] = item
+        return found
 
-    def _keep(self, tenant: str, items: Sequence[Stored], response: dict[str, Any]) -> None:
-        self._store.put(Record(tenant, list(items), response))
+    def _keep(self, tenant: str, items: list[Stored], log: EventLog | None, response: dict[str, Any]) -> None:
+        events = log.packed() if log is not None and log.ended else None
+        self._store.put(Record(tenant, items, response, events))
+
+
+def _drop(response: dict[str, Any]) -> None:
+    """Keep nothing."""
 
 
 def _owner(caller: Caller) -> str | None:
@@ -179,8 +223,6 @@ def _check(body: ResponsesBody) -> None:
     """Raise `ApiError` 400 where fields contradict each other."""
     if body.background and not body.stored:
         raise invalid("background needs store to be true", "background")
-    if body.background and body.stream:
-        raise invalid("background and stream cannot be used together", "background", "unsupported_parameter")
     if body.stream_options is not None and not body.stream:
         raise invalid("stream_options needs stream to be true", "stream_options")
 
@@ -193,16 +235,3 @@ def _previous_not_found(asked: str, missing: str) -> ApiError:
         else (f"There is no response {asked!r}.")
     )
     return ApiError(404, message, param="previous_response_id", code="previous_response_not_found")
-
-
-def _page(query: Mapping[str, str]) -> tuple[int, bool, str | None]:
-    """The length of a page, whether the newest items come first, and the item before the page."""
-    if unknown := sorted(query.keys() - {"limit", "order", "after"}):
-        raise invalid(f"Unknown parameter: {unknown[0][:64]!r}.", unknown[0][:64], "unknown_parameter")
-    limit = query.get("limit", str(PAGE))
-    if not (limit.isascii() and limit.isdigit() and len(limit) < 4 and 1 <= int(limit) <= MAX_PAGE):
-        raise invalid(f"limit must be an integer from 1 to {MAX_PAGE}", "limit")
-    order = query.get("order", "desc")
-    if order not in ("asc", "desc"):
-        raise invalid("order must be 'asc' or 'desc'", "order")
-    return int(limit), order == "desc", query.get("after")

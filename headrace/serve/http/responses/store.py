@@ -21,7 +21,7 @@ from headrace.serve.http.responses.resource import Response
 
 logger = logging.getLogger(__name__)
 
-LAYOUT = 1
+LAYOUT = 2
 """Version of the table; a file with another one is refused."""
 
 MAX_RESPONSES = 100_000
@@ -31,15 +31,25 @@ MAX_AGE_SECONDS = 30 * 86_400.0
 MAX_CHAIN = 1_000
 """Responses that ``previous_response_id`` may join."""
 
-_TABLE = f"""
+_TABLE = """
 CREATE TABLE responses (
     id TEXT PRIMARY KEY, tenant TEXT NOT NULL, previous TEXT, created REAL NOT NULL, used REAL NOT NULL,
     bytes INTEGER NOT NULL, status TEXT NOT NULL, input BLOB NOT NULL, response BLOB NOT NULL
 ) WITHOUT ROWID;
 CREATE INDEX by_use ON responses (tenant, used);
 CREATE INDEX by_age ON responses (created);
-PRAGMA user_version = {LAYOUT};
 """
+_BESIDE = """
+CREATE TABLE streams (id TEXT PRIMARY KEY, events BLOB NOT NULL) WITHOUT ROWID;
+CREATE TABLE items (id TEXT NOT NULL, response TEXT NOT NULL, PRIMARY KEY (id, response)) WITHOUT ROWID;
+CREATE INDEX by_response ON items (response);
+CREATE TRIGGER beside AFTER DELETE ON responses BEGIN
+    DELETE FROM streams WHERE id = old.id;
+    DELETE FROM items WHERE response = old.id;
+END;
+"""
+"""What layout 1 did not have: the events of streams, and which response has an item."""
+_VERSION = f"PRAGMA user_version = {LAYOUT};"
 _PUT = """
 INSERT INTO responses VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?) ON CONFLICT (id) DO UPDATE
 SET used = excluded.used, bytes = excluded.bytes, status = excluded.status, response = excluded.response
@@ -60,17 +70,29 @@ RETURNING tenant, bytes
 _EXPIRE = "DELETE FROM responses WHERE created < ? RETURNING tenant, bytes"
 _DELETE = "DELETE FROM responses WHERE id = ?1 AND (?2 IS NULL OR tenant = ?2) RETURNING tenant, bytes"
 _SIZES = "SELECT tenant, count(*), sum(bytes) FROM responses GROUP BY tenant"
+_OF_ITEM = """
+SELECT r.id FROM items JOIN responses AS r ON r.id = items.response
+WHERE items.id = ?1 AND (?2 IS NULL OR r.tenant = ?2) AND r.created >= ?3 ORDER BY r.created DESC LIMIT 1
+"""
 _UNFINISHED = "SELECT id, response FROM responses WHERE status IN ('queued', 'in_progress')"
 
 ResultT = TypeVar("ResultT")
 
 
 class Record(NamedTuple):
-    """A stored response: the ``tenant`` that owns it, its own input items, and the response object."""
+    """A stored response: the ``tenant`` that owns it, its own input items, and the response object.
+
+    ``events`` are those of its stream, as `streams.log.EventLog` packs them; None: it was no stream, or has not ended.
+    """
 
     tenant: str
     input: list[Stored]
     response: Response
+    events: bytes | None = None
+
+    def items(self) -> list[Stored]:
+        """Its items, of the input and of the output."""
+        return [*self.input, *self.response["output"]]
 
 
 class BrokenChain(LookupError):
@@ -118,6 +140,14 @@ class ResponseStore:
         """The response, if it is stored."""
         return await self._run(lambda: self._get(tenant, id))
 
+    async def events(self, id: str) -> bytes | None:
+        """The packed events of a response; None if it has none."""
+        return await self._run(lambda: self._events(id))
+
+    async def item(self, tenant: str | None, id: str) -> Stored | None:
+        """The item with this id of a stored response."""
+        return await self._run(lambda: self._item(tenant, id))
+
     async def delete(self, tenant: str | None, id: str) -> bool:
         """Delete a response; whether there was one."""
         return await self._run(lambda: self._delete(tenant, id))
@@ -142,7 +172,7 @@ class ResponseStore:
     def _put(self, record: Record) -> None:
         now, response = self._clock(), record.response
         given, shown = _dump(record.input), _dump(response)
-        size = len(given) + len(shown)
+        size = len(given) + len(shown) + len(record.events or b"")
         if size > self._max_bytes:
             logger.warning("response too large to store", extra={"fields": {"id": response["id"]}})
             return
@@ -152,6 +182,10 @@ class ResponseStore:
                 "SELECT bytes FROM responses WHERE id = ?", (response["id"],)
             ).fetchone()
             connection.execute(_PUT, (*row, response["status"], given, shown))
+            names = {(item["id"], response["id"]) for item in record.items() if item.get("id")}
+            connection.executemany("INSERT OR IGNORE INTO items VALUES (?, ?)", sorted(names))
+            if record.events is not None:
+                connection.execute("INSERT OR REPLACE INTO streams VALUES (?, ?)", (row[0], record.events))
             self._count += known is None
             self._sizes[record.tenant] = self._sizes.get(record.tenant, 0) + size - (known[0] if known else 0)
             self._forget(connection.execute(_EXPIRE, (now - MAX_AGE_SECONDS,)).fetchall())
@@ -174,6 +208,16 @@ class ResponseStore:
             (id, self._clock() - MAX_AGE_SECONDS, tenant),
         ).fetchone()
         return None if row is None else Record(row[0], json.loads(row[1]), json.loads(row[2]))
+
+    def _events(self, id: str) -> bytes | None:
+        row = self._connection.execute("SELECT events FROM streams WHERE id = ?", (id,)).fetchone()
+        return None if row is None else row[0]
+
+    def _item(self, tenant: str | None, id: str) -> Stored | None:
+        row = self._connection.execute(_OF_ITEM, (id, tenant, self._clock() - MAX_AGE_SECONDS)).fetchone()
+        record = None if row is None else self._get(tenant, row[0])
+        items = [] if record is None else record.items()
+        return next((item for item in items if item.get("id") == id), None)
 
     def _delete(self, tenant: str | None, id: str) -> bool:
         with self._connection as connection:
@@ -219,7 +263,16 @@ def _open(path: Path | None) -> sqlite3.Connection:
     connection.execute("PRAGMA synchronous = NORMAL")
     layout = connection.execute("PRAGMA user_version").fetchone()[0]
     if layout == 0:
-        connection.executescript(_TABLE)
+        connection.executescript(_TABLE + _BESIDE + _VERSION)
+    elif layout == 1:
+        connection.executescript(_BESIDE + _VERSION)
+        rows = connection.execute("SELECT id, tenant, input, response FROM responses").fetchall()
+        stored = [
+            (id, Record(tenant, json.loads(given), json.loads(shown))) for id, tenant, given, shown in rows
+        ]
+        names = {(item["id"], id) for id, record in stored for item in record.items() if item.get("id")}
+        with connection:
+            connection.executemany("INSERT INTO items VALUES (?, ?)", sorted(names))
     elif layout != LAYOUT:
         raise sqlite3.DatabaseError(f"layout {layout} of the table is not known")
     return connection

@@ -57,6 +57,12 @@ class Reasoning(Wire):
     """How much the model reasons."""
 
     effort: Literal["none", "minimal", "low", "medium", "high", "xhigh"] | None = None
+    max_tokens: int | None = Field(
+        None,
+        ge=0,
+        lt=2**31,
+        description="Tokens of reasoning after which its end is forced. Default: no limit.",
+    )
     summary: Literal["auto", "concise", "detailed"] | None = Field(
         None, description="Accepted: the whole reasoning is returned in `content`, and `summary` is empty."
     )

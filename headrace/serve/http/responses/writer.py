@@ -10,20 +10,33 @@ from headrace.serve.http.generation.call import Call
 from headrace.serve.http.generation.choices import NOTHING, Choice, Delta
 from headrace.serve.http.generation.logprobs import chat_logprobs
 from headrace.serve.http.generation.writing import DONE, encode, encode_lines
+from headrace.serve.http.responses.compaction import compaction_item
+from headrace.serve.http.responses.items import new_id
 from headrace.serve.http.responses.output import Event, Output, joined, slices
 from headrace.serve.http.responses.resource import Response, Result, response_of, usage_of
+from headrace.serve.http.responses.streams.log import EventLog
 from headrace.serve.http.responses.wire import ResponsesBody
 from headrace.serve.parsing.message import MessagePiece
 
 
 class ResponseWriter:
-    """Writes one call. ``keep`` is called with the response object when its status has changed."""
+    """Writes one call. ``keep`` is called with the response object when its status has changed.
 
-    def __init__(self, call: Call, body: ResponsesBody, keep: Callable[[Response], None]) -> None:
+    ``log`` takes the events of a stream, the last of them before ``keep`` is called.
+    """
+
+    def __init__(
+        self,
+        call: Call,
+        body: ResponsesBody,
+        keep: Callable[[Response], None],
+        log: EventLog | None = None,
+    ) -> None:
         self._call = call
         self._body = body
         self._keep = keep
-        self._output = Output(call.id)
+        self._log = log
+        self._output = Output()
         reading = call.prompts[0].reading
         self._reader = None if reading is None else reading.open()
         self._number = 0
@@ -37,9 +50,19 @@ class ResponseWriter:
         """The response object of a call that has not ended."""
         return response_of(self._call, self._body, Result(status))
 
+    def queued(self) -> None:
+        """Log that a response in the background waits."""
+        response = self.response("queued")
+        self._write(
+            [{"type": name, "response": response} for name in ("response.created", "response.queued")]
+        )
+
     def began(self) -> None:
         """Note that a response in the background has begun."""
-        self._keep(self.response("in_progress"))
+        response = self.response("in_progress")
+        if self._log is not None:
+            self._write([{"type": "response.in_progress", "response": response}])
+        self._keep(response)
 
     def opening(self) -> bytes:
         """The first events."""
@@ -58,14 +81,19 @@ class ResponseWriter:
 
     def closing(self) -> bytes:
         """The last event, with the whole response."""
-        response = self._end()
-        return self._write([{"type": f"response.{response['status']}", "response": response}]) + DONE
+        return self._last(self._end()) + DONE
 
-    def failure(self, error: ApiError) -> bytes:
+    def failure(self, error: ApiError, status: str = "failed") -> bytes:
         """The events of an error after the first byte."""
-        self._output.finish("failed")
-        response = self.failed(error, "failed")
-        return self._write([{"type": "response.failed", "response": response}]) + DONE
+        self._output.finish(status)
+        return self._last(self._failed(error, status)) + DONE
+
+    def _last(self, response: Response) -> bytes:
+        written = self._write([{"type": f"response.{response['status']}", "response": response}])
+        if self._log is not None:
+            self._log.end()
+        self._keep(response)
+        return written
 
     def whole(self) -> bytes:
         """The whole response as JSON."""
@@ -76,21 +104,23 @@ class ResponseWriter:
         (choice,) = self._call.choices
         self._read(choice, choice.gained() or NOTHING)
         self._finish(choice)
-        return self._end()
+        response = self._end()
+        self._keep(response)
+        return response
 
     def failed(self, error: ApiError, status: str) -> Response:
         """The response of a call that an error has ended."""
-        shown = None if status == "cancelled" else error
-        result = Result(status, self._output.items, None, None, shown)
-        response = response_of(self._call, self._body, result)
+        response = self._failed(error, status)
         self._keep(response)
         return response
 
+    def _failed(self, error: ApiError, status: str) -> Response:
+        shown = None if status == "cancelled" else error
+        return response_of(self._call, self._body, Result(status, self._output.items, None, None, shown))
+
     def _end(self) -> Response:
         result = Result(self._status(), self._output.items, usage_of(self._call), int(time.time()))
-        response = response_of(self._call, self._body, result)
-        self._keep(response)
-        return response
+        return response_of(self._call, self._body, result)
 
     def _status(self) -> str:
         return "incomplete" if self._call.choices[0].finish_reason == "length" else "completed"
@@ -125,5 +155,33 @@ class ResponseWriter:
             name = event["type"]
             numbered = {"type": name, "sequence_number": self._number} | event
             self._number += 1
-            written.append(f"event: {name}\ndata: {encode_lines(numbered)}\n\n")
-        return "".join(written).encode()
+            written.append(f"event: {name}\ndata: {encode_lines(numbered)}\n\n".encode())
+            if self._log is not None:
+                self._log.append(written[-1])
+        return b"".join(written)
+
+
+class CompactionWriter:
+    """Writes a call that sums up a conversation: the summary in an item."""
+
+    def __init__(self, call: Call) -> None:
+        self._call = call
+
+    def whole(self) -> bytes:
+        """The compacted conversation."""
+        (choice,) = self._call.choices
+        delta, reading = choice.gained() or NOTHING, self._call.prompts[0].reading
+        summary = delta.text
+        if reading is not None:
+            reader = reading.open()
+            pieces = [reader.push(delta.text, delta.texts), reader.finish()]
+            summary = "".join([piece.content for piece in pieces])
+            choice.reasoning_tokens = reader.reasoning_tokens
+        shown = {
+            "id": self._call.id,
+            "object": "response.compaction",
+            "created_at": self._call.created,
+            "output": [compaction_item(summary, new_id("cmp"))],
+            "usage": usage_of(self._call),
+        }
+        return encode(shown).encode()

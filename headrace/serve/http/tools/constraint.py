@@ -1,6 +1,6 @@
 """What an answer must look like so that it calls the tools that ``tool_choice`` demands.
 
-The result is a structural tag in vLLM's form: text of the model's own format around JSON that follows the tools'
+The result is a structural tag in vLLM's form: text of the model's own format around arguments that follow the tools'
 schemas. So the same parser reads forced calls and free ones.
 """
 
@@ -37,7 +37,7 @@ def constraint_for_tools(
         parallel: whether the answer may have several calls.
 
     Raises:
-        NotEnforceable: the model's format has no JSON that a schema could constrain.
+        NotEnforceable: it is not known how the model writes calls.
     """
     if isinstance(choice, NamedChoice):
         tools = [tool for tool in tools if tool.function.name == choice.function.name]
@@ -51,7 +51,10 @@ def constraint_for_tools(
     if form is None or not (forced or form.trigger):
         return None
     if not forced:
-        free = [_structure(form, tool, _schema(tool) if tool.function.strict else _ANY) for tool in tools]
+        exact = form.python or form.quote  # no schema stands for any arguments there
+        free = [
+            _structure(form, tool, _schema(tool) if exact or tool.function.strict else _ANY) for tool in tools
+        ]
         return {"structures": free, "triggers": [form.trigger]}
     many = parallel and choice == "required" and not form.single
     structures = [_structure(form, tool, _schema(tool)) for tool in tools]
@@ -72,4 +75,9 @@ def _schema(tool: Tool) -> dict[str, Any]:
 
 def _structure(form: Written, tool: Tool, schema: dict[str, Any]) -> dict[str, Any]:
     begin = form.before_name + tool.function.name + form.before_arguments
-    return {"begin": begin, "schema": schema, "end": form.end}
+    made: dict[str, Any] = {"begin": begin, "schema": schema, "end": form.end}
+    if form.python:
+        made["python"] = True
+    if form.quote:
+        made["quote"] = form.quote
+    return made

@@ -66,6 +66,7 @@ OTHER_REQUESTS = {
     "adapter": "lora",
     "seed": 4,
     "eos_token_ids": frozenset({9}),
+    "call_format": "hermes",
 }
 
 

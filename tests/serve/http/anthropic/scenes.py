@@ -4,6 +4,7 @@ import json
 
 import pytest
 
+from tests.doubles.grammars import Compiled
 from tests.serve.http.tool_scenes import TOOL_TEMPLATE
 
 PATH = "/v1/messages"
@@ -17,7 +18,7 @@ WEATHER = {
 TIME = {"name": "get_time", "input_schema": {"type": "object"}}
 CALL = '<tool_call>\n{"name": "get_weather", "arguments": {"city": "日本 {x}"}}\n</tool_call>'
 TWO = CALL + '\n<tool_call>\n{"name": "get_time", "arguments": {}}\n</tool_call>'
-TOOLED = {"template": TOOL_TEMPLATE, "max_model_len": 1200, "num_blocks": 1024}
+TOOLED = {"template": TOOL_TEMPLATE, "max_model_len": 1200, "num_blocks": 1024, "grammars": Compiled()}
 THINK = {"type": "enabled", "budget_tokens": 1024}
 
 

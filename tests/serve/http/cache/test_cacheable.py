@@ -11,6 +11,7 @@ from headrace.serve.http.cache.cacheable import WAYS, Way, unknown_field
 from headrace.serve.http.openai.chat_wire import ChatBody
 from headrace.serve.http.openai.completions_wire import CompletionBody
 from tests.doubles.grammars import Compiled
+from tests.doubles.scripted_model import with_special_tokens
 from tests.serve.http.caching import FINGERPRINT, with_memory
 from tests.serve.http.tool_scenes import TOOL_TEMPLATE, WEATHER
 
@@ -20,6 +21,7 @@ COMPLETION = {"prompt": "hi you", "temperature": 0.5, "seed": 1, "max_tokens": 9
 OTHER = {
     "messages": [{"role": "user", "content": "ho"}],
     "prompt": "ho you",
+    "suffix": " and me",
     "model": "fox",
     "add_generation_prompt": False,
     "continue_final_message": True,
@@ -67,6 +69,7 @@ OTHER = {
     "return_token_ids": True,
     "tool_choice": "required",
     "parallel_tool_calls": False,
+    "thinking_token_budget": 5,
     "include_reasoning": False,
     "include_cost": True,
     "response_cache": {"ttl": 5, "tags": ["t"]},
@@ -115,6 +118,7 @@ def options():
         "template": TOOL_TEMPLATE,
         "max_model_len": 800,
         "pricing": Pricing(1.0),
+        "tokenizer": with_special_tokens(["<fim_prefix>", "<fim_suffix>", "<fim_middle>"]),
     }
 
 

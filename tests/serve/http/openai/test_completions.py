@@ -2,6 +2,7 @@ import pytest
 
 from headrace.core.request import Request
 from headrace.serve.cache.lookup import CacheLookup
+from tests.doubles.scripted_model import with_special_tokens
 from tests.serve.http.conftest import ANSWER
 from tests.serve.http.openai.test_chat import events
 
@@ -199,3 +200,46 @@ def test_a_call_that_could_never_wait_names_the_field_that_makes_it_large(house,
     answer = house.client.post("/v1/completions", json=body)
     assert answer.status_code == 400
     assert answer.json()["error"]["param"] == param
+
+
+FIM = with_special_tokens(["<fim_prefix>", "<fim_suffix>", "<fim_middle>", "<fim_pad>"])
+
+
+@pytest.mark.parametrize("options", [{"tokenizer": FIM}])
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_suffix_makes_a_prompt_with_the_models_markers(house, stream):
+    answer = ask(house, suffix=" dog", return_token_ids=True, stream=stream)
+    assert answer.status_code == 200, answer.text
+    if not stream:
+        (choice,) = answer.json()["choices"]
+        prompt = FIM.decode(choice["prompt_token_ids"], skip_special_tokens=False)
+        assert prompt == "<fim_prefix>hi fox<fim_suffix> dog<fim_middle>"
+    plain = ask(house, suffix="", return_token_ids=True).json()["choices"][0]
+    assert FIM.decode(plain["prompt_token_ids"]) == "hi fox"
+    tokens = ask(house, prompt=[[5, 6], [7]], suffix=" dog", return_token_ids=True).json()["choices"]
+    assert [choice["prompt_token_ids"][1] for choice in tokens] == [5, 7]
+
+
+@pytest.mark.parametrize("options", [{"tokenizer": FIM}])
+@pytest.mark.parametrize("more", [{"echo": True}, {"truncate_prompt_tokens": 3}, {"suffix": 5}])
+def test_what_a_suffix_excludes(house, more):
+    answer = ask(house, **({"suffix": "x"} | more))
+    assert answer.status_code == 400
+    assert answer.json()["error"]["param"] == "suffix"
+
+
+def test_a_model_without_markers_refuses_a_suffix(house):
+    error = ask(house, suffix="x").json()["error"]
+    assert (error["param"], error["code"]) == ("suffix", "unsupported_parameter")
+
+
+def test_minus_one_is_all_that_the_context_leaves(house):
+    answer = ask(house, max_tokens=-1, ignore_eos=True).json()
+    used = answer["usage"]
+    assert used["prompt_tokens"] + used["completion_tokens"] == house.model.max_model_len
+    assert answer["choices"][0]["finish_reason"] == "length"
+    assert ask(house, max_tokens=-2).json()["error"]["param"] == "max_tokens"
+    chat = {"messages": [{"role": "user", "content": "hi"}], "ignore_eos": True}
+    for field in ("max_tokens", "max_completion_tokens"):
+        used = house.client.post("/v1/chat/completions", json=chat | {field: -1}).json()["usage"]
+        assert used["total_tokens"] == house.model.max_model_len

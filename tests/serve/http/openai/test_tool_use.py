@@ -5,9 +5,6 @@ import random
 
 import pytest
 
-from headrace.serve.http.errors import ApiError
-from headrace.serve.http.openai.chat_wire import ChatBody
-from headrace.serve.http.openai.tool_use import tool_constraint
 from headrace.serve.http.tools.dialect import Dialect
 from headrace.serve.text.template import ChatTemplate
 from tests.doubles.scripted_model import with_special_tokens
@@ -124,6 +121,21 @@ def test_without_parallel_calls_there_is_one(house, stream):
     message, reason = joined(answer) if stream else message_of(answer)
     assert [call["function"]["name"] for call in message["tool_calls"]] == ["get_weather"]
     assert reason == "tool_calls"
+
+
+@said("Look:" + TWO + " And so on." * 9, recall=with_memory)
+def test_without_parallel_calls_the_answer_ends_with_its_first_call(house):
+    asked = {"temperature": 0}
+    one = ask(house, parallel_tool_calls=False, **asked)
+    used = one.json()["usage"]["completion_tokens"]
+    assert used == len(house.model.tokenizer.encode("Look:" + CALL[: CALL.index("}}") + 1], False))
+    choice = one.json()["choices"][0]
+    assert (choice["finish_reason"], choice["stop_reason"]) == ("tool_calls", None)
+    again = ask(house, parallel_tool_calls=False, **asked)
+    assert again.json()["usage"]["completion_tokens"] == used
+    assert again.headers["X-Headrace-Cache"] != one.headers["X-Headrace-Cache"]
+    many, _ = message_of(ask(house, **asked))
+    assert len(many["tool_calls"]) == 2
 
 
 @said(CALL)
@@ -465,30 +477,3 @@ def test_no_body_makes_the_server_fail(house):
             assert error["message"]
             assert error["code"]
     assert statuses == {200, 400}
-
-
-@pytest.mark.parametrize(
-    ("more", "prompt", "after"),
-    [
-        ({"tool_choice": "required"}, "[assistant] ", ""),
-        ({"tool_choice": "required"}, "[assistant] <think>\n", "</think>"),
-        ({"tool_choice": "auto"}, "[assistant] ", None),
-        ({"tool_choice": "required", "tools": None}, "[assistant] ", None),
-    ],
-)
-def test_a_constraint_holds_after_reasoning_that_the_prompt_has_opened(more, prompt, after):
-    body = ChatBody.model_validate({"messages": HI, "tools": [WEATHER]} | more)
-    found = tool_constraint(Dialect(ChatTemplate({"default": TOOL_TEMPLATE})), body, prompt)
-    if after is None:
-        assert found is None
-    else:
-        assert found.after == after
-        assert found.tag["structures"][0]["begin"] == '<tool_call>\n{"name": "get_weather", "arguments": '
-
-
-def test_a_constraint_that_cannot_be_enforced_is_refused():
-    template = "<function_calls>{{ tools[0].function.name }}"
-    body = ChatBody.model_validate({"messages": HI, "tools": [WEATHER], "tool_choice": "required"})
-    with pytest.raises(ApiError, match="olmo3 cannot be enforced") as error:
-        tool_constraint(Dialect(ChatTemplate({"default": template})), body, "")
-    assert error.value.param == "tool_choice"

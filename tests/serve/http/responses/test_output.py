@@ -27,7 +27,7 @@ TEXTS = [
 
 def spelt(cuts):
     """The items and the events of an answer that comes in pieces."""
-    reader, output, events = READING.open(), Output("resp_1"), []
+    reader, output, events = READING.open(), Output(), []
     for cut in cuts:
         for text in slices(cut):
             events += output.add(reader.push(text))
@@ -71,7 +71,7 @@ def test_pieces_of_one_text_are_joined():
 
 
 def test_the_last_item_of_a_cut_off_answer_is_incomplete():
-    output = Output("resp_1")
+    output = Output()
     reader = READING.open()
     output.add(reader.push("<think>a</think>b"))
     output.add(reader.finish())

@@ -2,6 +2,7 @@
 
 import json
 import random
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
@@ -118,37 +119,6 @@ def test_a_response_continues_another(house):
     assert first["id"] in error["message"]
 
 
-def test_an_item_of_a_stored_response_is_sent_by_its_id(house):
-    first = create(house, input="Hi")
-    (item,) = first["output"]
-    again = {"role": "user", "content": "And?"}
-    hi = {"role": "user", "content": "Hi"}
-    by_id = create(house, input=[hi, {"type": "item_reference", "id": item["id"]}, again])
-    whole = create(house, input=[hi, item, again])
-    assert create(house, input=[hi, {"id": item["id"]}, again])["usage"] == whole["usage"]
-    assert by_id["usage"]["input_tokens"] == whole["usage"]["input_tokens"]
-    listed = house.client.get(f"{PATH}/{by_id['id']}/input_items", params={"order": "asc"}).json()["data"]
-    assert listed[1] == item
-
-
-@pytest.mark.parametrize("id", ["msg_nowhere", "msg_nowhere_0", "resp_x", "_", "x" * 256])
-def test_an_item_that_is_not_stored_is_named(house, id):
-    item = create(house)["output"][0]["id"]
-    reference = {"type": "item_reference", "id": id}
-    error = create(house, 404, input=[reference])["error"]
-    assert (error["param"], error["code"]) == ("input[0].id", "item_not_found")
-    wrong = {"type": "item_reference", "id": item.replace("msg", "rs", 1)}
-    assert create(house, 404, input=[wrong])["error"]["param"] == "input[0].id"
-
-
-@pytest.mark.parametrize("options", [{"keys": ["a", "b"]}], indirect=True)
-def test_a_reference_reaches_only_the_keys_own_items(house):
-    mine, others = ({"Authorization": f"Bearer {key}"} for key in "ab")
-    reference = {"type": "item_reference", "id": create(house, headers=mine)["output"][0]["id"]}
-    assert create(house, input=[reference, {"role": "user", "content": "And?"}], headers=mine)["output"]
-    create(house, 404, input=[reference], headers=others)
-
-
 def test_store_false_stores_nothing(house):
     response = create(house, store=False)
     assert response["store"] is False
@@ -214,6 +184,139 @@ def test_a_response_in_the_background_is_cancelled(house):
     assert answer.status_code == 400
 
 
+def follow(house, id, **query):
+    """The events of a stored response's stream, as they were numbered."""
+    answer = house.client.get(f"{PATH}/{id}", params={"stream": "true"} | query)
+    assert answer.status_code == 200, answer.text
+    *blocks, done = answer.text.strip().split("\n\n")
+    assert done == "data: [DONE]"
+    return [json.loads(block.split("\n")[1].removeprefix("data: ")) for block in blocks]
+
+
+@pytest.mark.parametrize("options", [{"answer": CALL}], indirect=True)
+@pytest.mark.parametrize("more", [{}, {"tools": TOOLS}])
+def test_a_stored_stream_can_be_read_again_from_any_event_on(house, more):
+    read = events(house, **more)
+    id = read[-1]["response"]["id"]
+    assert follow(house, id) == read
+    for after in (0, 3, len(read) - 1, len(read) + 5):
+        assert follow(house, id, starting_after=after) == read[after + 1 :]
+
+
+def test_what_has_no_stored_stream_is_refused(house):
+    whole = create(house)["id"]
+    streamed = events(house)[-1]["response"]["id"]
+    for id, query, param in (
+        (whole, "stream=true", "stream"),
+        (streamed, "stream=yes", "stream"),
+        (streamed, "stream=true&starting_after=-1", "starting_after"),
+        (streamed, "starting_after=1", "starting_after"),
+    ):
+        answer = house.client.get(f"{PATH}/{id}?{query}")
+        assert (answer.status_code, answer.json()["error"]["param"]) == (400, param)
+    assert house.client.get(f"{PATH}/resp_x?stream=true").status_code == 404
+    assert house.client.delete(f"{PATH}/{streamed}").status_code == 200
+    assert house.client.get(f"{PATH}/{streamed}?stream=true").status_code == 404
+
+
+def test_a_stream_in_the_background_has_the_items_of_a_stream(house):
+    read = events(house, background=True)
+    names = [event["type"] for event in read]
+    assert names[:3] == ["response.created", "response.queued", "response.in_progress"]
+    assert (names[-1], read[0]["response"]["status"]) == ("response.completed", "queued")
+    done = read[-1]["response"]
+    assert done["background"]
+    assert house.client.get(f"{PATH}/{done['id']}").json() == done
+    assert follow(house, done["id"], starting_after=2) == read[3:]
+    text = "".join(event["delta"] for event in read if event["type"] == "response.output_text.delta")
+    assert text == done["output"][0]["content"][0]["text"]
+
+
+@pytest.mark.parametrize("options", [{"step_seconds": 0.02}], indirect=True)
+def test_a_stream_in_the_background_is_followed_while_it_runs_and_cancelled(house):
+    house.runner.gate.clear()
+    with ThreadPoolExecutor(2) as threads:
+        first = threads.submit(events, house, background=True, request_id="mine")
+        while house.client.get(f"{PATH}/resp_mine").status_code != 200:
+            assert not first.done()
+        second = threads.submit(follow, house, "resp_mine", starting_after=0)
+        cancelled = house.client.post(f"{PATH}/resp_mine/cancel").json()
+        house.runner.gate.set()
+        read = first.result(20)
+        assert second.result(20) == read[1:]
+    assert cancelled["status"] == "cancelled"
+    assert read[-1]["type"] == "response.cancelled"
+    assert follow(house, "resp_mine") == read
+
+
+def test_an_item_is_named_by_its_id(house):
+    first = create(house, input=[{"role": "user", "content": "One"}])
+    (given,) = house.client.get(f"{PATH}/{first['id']}/input_items").json()["data"]
+    (said,) = first["output"]
+    asked = [
+        {"id": given["id"]},
+        {"type": "item_reference", "id": said["id"]},
+        {"role": "user", "content": "Two"},
+    ]
+    second = create(house, input=asked)
+    stored = house.client.get(f"{PATH}/{second['id']}/input_items", params={"order": "asc"}).json()["data"]
+    assert stored[:2] == [given, said]
+    whole = create(house, input=[{"role": "user", "content": "Two"}], previous_response_id=first["id"])
+    assert whole["usage"]["input_tokens"] == second["usage"]["input_tokens"]
+    error = create(
+        house, 404, input=[{"role": "user", "content": "x"}, {"type": "item_reference", "id": "no"}]
+    )
+    assert (error["error"]["param"], error["error"]["code"]) == ("input[1].id", "item_not_found")
+
+
+@pytest.mark.parametrize("options", [{"keys": ("alpha", "beta")}], indirect=True)
+def test_a_key_names_only_its_own_items(house):
+    alpha, beta = ({"Authorization": f"Bearer {key}"} for key in ("alpha", "beta"))
+    (said,) = create(house, headers=alpha)["output"]
+    create(house, 404, headers=beta, input=[{"type": "item_reference", "id": said["id"]}])
+    create(house, 200, headers=alpha, input=[{"type": "item_reference", "id": said["id"]}])
+
+
+def compact(house, status=200, **body):
+    answer = house.client.post(f"{PATH}/compact", json={"model": "fox"} | body)
+    assert answer.status_code == status, answer.text
+    return answer.json()
+
+
+@pytest.mark.parametrize("options", [{"answer": "<think>Hm.</think>They launch on Tuesday."}], indirect=True)
+def test_a_compaction_stands_for_the_conversation(house):
+    given = [{"role": "user", "content": "Launch on Tuesday?"}, {"role": "assistant", "content": "Yes."}]
+    compacted = compact(house, input=given, prompt_cache_key="k")
+    assert (compacted["object"], compacted["id"][:5]) == ("response.compaction", "resp_")
+    assert compacted["usage"]["output_tokens_details"]["reasoning_tokens"] > 0
+    (item,) = compacted["output"]
+    assert (item["type"], item["id"][:4]) == ("compaction", "cmp_")
+    response = create(house, input=[item, {"role": "user", "content": "And now?"}])
+    plain = "Summary of the conversation so far:\nThey launch on Tuesday.\n\nAnd now?"
+    assert response["usage"]["input_tokens"] == create(house, input=plain)["usage"]["input_tokens"]
+    again = compact(house, previous_response_id=response["id"], instructions="Be short.")
+    assert again["output"][0]["encrypted_content"]
+
+
+@pytest.mark.parametrize(
+    ("body", "param"),
+    [
+        ({"model": ...}, "model"),
+        ({"model": "other"}, "model"),
+        ({}, "input"),
+        ({"input": []}, "input"),
+        ({"input": 5}, "input"),
+        ({"input": "x", "tools": []}, "tools"),
+        ({"previous_response_id": "resp_x"}, "previous_response_id"),
+    ],
+)
+def test_what_cannot_be_compacted_is_refused_by_name(house, body, param):
+    asked = {name: value for name, value in ({"model": "fox"} | body).items() if value is not ...}
+    answer = house.client.post(f"{PATH}/compact", json=asked)
+    assert answer.status_code in (400, 404), answer.text
+    assert answer.json()["error"]["param"] == param
+
+
 def test_log_probabilities_of_the_text(house):
     response = create(house, top_logprobs=2, max_output_tokens=4)
     entries = response["output"][0]["content"][0]["logprobs"]
@@ -232,7 +335,10 @@ def test_log_probabilities_of_the_text(house):
         ({"input": [5]}, "input[0]", "invalid_type"),
         ({"input": [{"role": "robot", "content": "x"}]}, "input[0].role", "invalid_value"),
         ({"input": [{"role": "user"}]}, "input[0].content", "missing_required_parameter"),
-        ({"input": [{"type": "computer_call"}]}, "input[0].type", "unsupported_parameter"),
+        ({"input": [{"type": "item_reference"}]}, "input[0].id", "missing_required_parameter"),
+        ({"input": [{"type": "compaction", "encrypted_content": "x"}]}, "input", "invalid_compaction"),
+        ({"input": [{"type": "compaction", "encrypted_content": "hr1_AAAA"}]}, "input", "invalid_compaction"),
+        ({"input": [{"type": "compaction"}]}, "input[0].encrypted_content", "missing_required_parameter"),
         (
             {"input": [{"type": "function_call", "name": "f"}]},
             "input[0].call_id",
@@ -263,6 +369,11 @@ def test_log_probabilities_of_the_text(house):
         ({"tool_choice": "required"}, "tool_choice", "invalid_value"),
         ({"tools": TOOLS, "tool_choice": {"type": "mcp"}}, "tool_choice.type", "unsupported_parameter"),
         ({"tools": TOOLS, "tool_choice": {"type": "function", "name": "x"}}, "tool_choice", "invalid_value"),
+        (
+            {"tools": TOOLS, "tool_choice": "required", "text": {"format": {"type": "json_object"}}},
+            "tool_choice",
+            "invalid_value",
+        ),
         ({"text": {"format": {"type": "json_schema"}}}, "text.format.schema", "missing_required_parameter"),
         ({"text": {"format": {"type": "json_object"}}}, "text.format", "unsupported_parameter"),
         ({"text": {"verbosity": "low"}}, "text.verbosity", "invalid_value"),
@@ -277,7 +388,7 @@ def test_log_probabilities_of_the_text(house):
         ({"max_tool_calls": 3}, "max_tool_calls", "unsupported_parameter"),
         ({"include": ["file_search_call.results"]}, "include[0]", "invalid_value"),
         ({"background": True, "store": False}, "background", "invalid_value"),
-        ({"background": True, "stream": True}, "background", "unsupported_parameter"),
+        ({"background": True, "stream": True, "store": False}, "background", "invalid_value"),
         ({"stream_options": {}}, "stream_options", "invalid_value"),
         ({"messages": []}, "messages", "unknown_parameter"),
         ({"max_tokens": 5}, "max_tokens", "unknown_parameter"),

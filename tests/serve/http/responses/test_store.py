@@ -1,6 +1,8 @@
 """The store of responses: bounds, tenants, chains, and what a restart finds."""
 
 import asyncio
+import json
+import sqlite3
 
 import pytest
 
@@ -157,3 +159,33 @@ def test_a_file_that_cannot_be_used_is_named(tmp_path, clock):
         ResponseStore(path, BIG, clock)
     with pytest.raises(OSError, match="unable to open"):
         ResponseStore(tmp_path / "missing" / "x.db", BIG, clock)
+
+
+def test_items_and_streams_go_with_their_response(store):
+    store.put(record("a")._replace(events=b"123"))
+    store.put(record("b", tenant="bob"))
+    assert asyncio.run(store.events("a")) == b"123"
+    assert asyncio.run(store.item("ann", "msg_a")) == {"id": "msg_a"}
+    assert asyncio.run(store.item(None, "msg_b")) == {"id": "msg_b"}
+    assert asyncio.run(store.item("ann", "msg_b")) is None
+    assert asyncio.run(store.delete("ann", "a"))
+    assert asyncio.run(store.events("a")) is None
+    assert asyncio.run(store.item(None, "msg_a")) is None
+
+
+def test_a_file_of_the_layout_before_is_taken_over(tmp_path, clock):
+    path = tmp_path / "responses.db"
+    old = sqlite3.connect(path)
+    old.executescript(module._TABLE + "PRAGMA user_version = 1;")
+    row = record("a")
+    old.execute(
+        "INSERT INTO responses VALUES ('a', 'ann', NULL, 999, 999, 5, 'completed', ?, ?)",
+        (json.dumps(row.input), json.dumps(row.response)),
+    )
+    old.commit()
+    old.close()
+    for _ in range(2):
+        store = ResponseStore(path, BIG, clock)
+        assert get(store, "a") == row
+        assert asyncio.run(store.item("ann", "msg_a")) == {"id": "msg_a"}
+        store.close()

@@ -1,0 +1,4 @@
+"""Streams of responses that can be read again, and while they grow.
+
+- `log`: the events of one response. `following`: an HTTP response that sends them.
+"""

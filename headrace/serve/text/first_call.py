@@ -1,0 +1,54 @@
+"""The text of an answer that ends with its first tool call, for requests that allow no second one.
+
+It stands in place of a `text.stream.TextStream`, so that live answers, shared computations and cached responses end
+at the same token.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from headrace.serve.parsing.formats import ReasoningFormat, ToolFormat
+from headrace.serve.parsing.machine import Machine
+from headrace.serve.parsing.typed import Schemas
+from headrace.serve.text.stream import AFTER_CALL, TextDelta, TextStream
+
+
+class FirstCallStream:
+    """Ends the text of ``stream`` at the token that completes a call; `TextDelta.stopped` is then `AFTER_CALL`."""
+
+    def __init__(
+        self,
+        stream: TextStream,
+        tools: ToolFormat,
+        reasoning: ReasoningFormat | None,
+        opened: bool,
+        schemas: Schemas,
+    ) -> None:
+        self._stream = stream
+        self._machine = Machine(tools, reasoning, opened=opened, schemas=schemas)
+
+    def push(self, tokens: Sequence[int]) -> TextDelta:
+        """As `TextStream.push`."""
+        shown: list[str] = []
+        texts: list[str] = []
+        offset, stopped = 0, None
+        for at, token in enumerate(tokens):
+            if self._machine.called:
+                stopped = AFTER_CALL
+                break
+            delta = self._stream.push((token,))
+            offset = offset if at else delta.offset
+            shown.append(delta.text)
+            texts += delta.texts
+            stopped = delta.stopped
+            if stopped is not None:
+                break
+            self._machine.push(delta.text)
+        if stopped is None and self._machine.called:
+            stopped = AFTER_CALL
+        return TextDelta("".join(shown), stopped, tuple(texts), offset)
+
+    def finish(self) -> TextDelta:
+        """As `TextStream.finish`."""
+        return self._stream.finish()

@@ -1,0 +1,174 @@
+"""Calls whose arguments are not JSON: what the grammar allows is read by the parser, and follows the schema."""
+
+from __future__ import annotations
+
+import json
+import random
+from typing import Any
+
+import jsonschema
+import numpy as np
+import pytest
+
+from headrace.compute.grammar.compiler import Compiler
+from headrace.core.constraint import Constraint, ConstraintKind, UnusableConstraint
+from headrace.serve.http.tools.constraint import constraint_for_tools
+from headrace.serve.http.tools.wire import Tool
+from headrace.serve.parsing.machine import Machine
+from tests.doubles.scripted_model import with_special_tokens
+from tests.serve.parsing.corpus_files import TOOLS, read
+
+NAMES = sorted(
+    name for name, each in TOOLS.items() if each.written and (each.written.python or each.written.quote)
+)
+MARKS = ["<|tool_call>", "<tool_call|>", '<|"|>', "<|python_start|>", "<|python_end|>"]
+TOKENIZER = with_special_tokens(MARKS)
+SCHEMA: dict[str, Any] = {
+    "type": "object",
+    "title": "Anything",
+    "properties": {
+        "city": {"type": "string", "minLength": 1, "maxLength": 9, "description": "A town."},
+        "days": {"type": "integer", "minimum": 1, "maximum": 14},
+        "deep": {"type": "boolean"},
+        "unit": {"enum": ["celsius", "kelvin", 3, None]},
+        "tags": {"type": "array", "items": {"type": "string", "maxLength": 4}, "minItems": 1, "maxItems": 2},
+        "place": {"$ref": "#/$defs/place"},
+        "note": {"anyOf": [{"type": "null"}, {"type": "number", "minimum": 0, "maximum": 5}]},
+    },
+    "required": ["city", "deep"],
+    "$defs": {
+        "place": {
+            "type": "object",
+            "properties": {"x": {"type": "integer", "minimum": 0, "maximum": 9}, "y z": {"type": "boolean"}},
+            "required": ["x"],
+            "additionalProperties": False,
+        }
+    },
+    "additionalProperties": False,
+}
+
+
+@pytest.fixture(scope="module")
+def compiler():
+    made = Compiler(TOKENIZER.backend.to_str, TOKENIZER.vocab_size, [TOKENIZER.eos_token_id])
+    yield made
+    made.close()
+
+
+def tool(schema: dict[str, Any] | None, **more: Any) -> Tool:
+    function = {"name": "f", "parameters": schema} | more
+    return Tool.model_validate({"type": "function", "function": function})
+
+
+def constraint(name: str, schema: dict[str, Any] | None, choice: str = "required", **more: Any) -> Constraint:
+    tag = constraint_for_tools([tool(schema, **more)], choice, TOOLS[name], parallel=False)
+    return Constraint(ConstraintKind.STRUCTURAL_TAG, json.dumps(tag))
+
+
+def walk(matcher: Any, chance: random.Random, steps: int = 400) -> str | None:
+    """A text that the grammar allows, drawn at random; None if it has no end in time."""
+    drawn: list[int] = []
+    for _ in range(steps):
+        bits = np.unpackbits(np.frombuffer(matcher.compute_bitmask(), np.uint8), bitorder="little")
+        allowed = np.flatnonzero(bits[: TOKENIZER.vocab_size]).tolist()
+        token = chance.choice(allowed)
+        if token == TOKENIZER.eos_token_id:
+            return TOKENIZER.decode(drawn, skip_special_tokens=False)
+        assert matcher.consume_token(token)
+        drawn.append(token)
+    return None
+
+
+def calls_of(name: str, text: str) -> list[dict[str, Any]]:
+    content, _, calls = read(Machine(TOOLS[name], None, schemas={"f": SCHEMA["properties"]}), [text])
+    assert not content.strip(), text
+    assert [called for called, _ in calls] == ["f"] * len(calls)
+    return [json.loads(arguments) for _, arguments in calls]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_whatever_the_grammar_allows_is_read_as_a_call_of_the_schema(compiler, name):
+    chance, found = random.Random(name), 0
+    made = constraint(name, SCHEMA)
+    for _ in range(40):
+        text = walk(compiler.matcher(made), chance)
+        if text is not None:
+            found += 1
+            (arguments,) = calls_of(name, text)
+            jsonschema.validate(arguments, SCHEMA)
+    assert found >= 10
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_function_without_arguments_is_called_without(compiler, name):
+    text = walk(compiler.matcher(constraint(name, None)), random.Random(1))
+    assert calls_of(name, text or "") == [{}]
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("pythonic", '[f(city="Paris", deep=True)]'),
+        ("pythonic", '[f(city="Paris \\" x", days=3, deep=False, tags=["a", "b"], place={"x": 1})]'),
+        ("llama4_pythonic", '<|python_start|>[f(city="P", deep=True, unit=null)]<|python_end|>'),
+        ("olmo3", '<function_calls>\nf(city="P", deep=True, note=null)\n</function_calls>'),
+        ("gemma4", '<|tool_call>call:f{city:<|"|>Paris<|"|>,deep:true}<tool_call|>'),
+        (
+            "gemma4",
+            '<|tool_call>call:f{city:<|"|>P<|"|>,days:3,deep:false,unit:<|"|>kelvin<|"|>,'
+            'tags:[<|"|>a<|"|>,<|"|>b<|"|>],place:{x:1,<|"|>y z<|"|>:true},note:null}<tool_call|>',
+        ),
+        (
+            "functiongemma",
+            "<start_function_call>call:f{city:<escape>P<escape>,deep:true,unit:3}<end_function_call>",
+        ),
+    ],
+)
+def test_these_calls_are_allowed(compiler, name, text):
+    assert compiler.is_complete(constraint(name, SCHEMA), text)
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("pythonic", "[f(deep=True)]"),
+        ("pythonic", '[f(city="Paris", deep=1)]'),
+        ("pythonic", '[g(city="Paris", deep=True)]'),
+        ("gemma4", '<|tool_call>call:f{city:<|"|><|"|>,deep:true}<tool_call|>'),
+        ("gemma4", '<|tool_call>call:f{city:<|"|>Paris<|"|>,deep:true,days:15}<tool_call|>'),
+        ("functiongemma", "<start_function_call>call:f{deep:true}<end_function_call>"),
+    ],
+)
+def test_these_calls_are_not(compiler, name, text):
+    assert not compiler.is_complete(constraint(name, SCHEMA), text)
+
+
+@pytest.mark.parametrize("name", ["gemma4", "functiongemma"])
+@pytest.mark.parametrize(
+    ("schema", "why"),
+    [
+        ({"a": {"type": "string", "pattern": "a+"}}, "keyword 'pattern' at '#/properties/a'"),
+        ({"a": {"type": "array", "items": {"oneOf": []}}}, "'#/properties/a/items'"),
+        ({"a": {}}, "any type"),
+        ({"a": {"$ref": "#/$defs/b"}}, "there is no '#/$defs/b'"),
+        ({"a": {"$ref": "#/properties/a"}}, "contains itself"),
+    ],
+)
+def test_what_cannot_be_enforced_is_refused_with_its_place(compiler, name, schema, why):
+    with pytest.raises(UnusableConstraint, match=r"'#/") as caught:
+        compiler.check(constraint(name, {"type": "object", "properties": schema}))
+    assert why in str(caught.value)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_keywords_beside_the_properties_are_refused(compiler, name):
+    with pytest.raises(UnusableConstraint, match="keyword 'minProperties' at '#'"):
+        compiler.check(constraint(name, SCHEMA | {"minProperties": 3}))
+
+
+def test_a_strict_call_may_come_in_free_text(compiler):
+    made = constraint("gemma4", SCHEMA, "auto", strict=True)
+    call = '<|tool_call>call:f{city:<|"|>P<|"|>,deep:true}<tool_call|>'
+    assert compiler.is_complete(made, "Let me see." + call)
+    assert compiler.is_complete(made, "Just text.")
+    assert not compiler.is_complete(made, "Let me see." + call.replace("true", "1"))
