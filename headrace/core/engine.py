@@ -132,6 +132,10 @@ class Engine:
         """Clear the prefix cache, including lower tiers unless ``lower`` is false; running requests continue."""
         self.scheduler.pool.reset(lower=lower)
 
+    def retain(self, keys: Sequence[bytes], retention: int) -> None:
+        """Set the retention priority of the cached blocks of these keys; between two steps."""
+        self.scheduler.pool.retain(keys, retention)
+
     def set_tenant_weights(self, weights: Mapping[str, float]) -> None:
         """Replace the tenants' weights (1 for a tenant that is not named); between two steps."""
         if self.shares is not None:

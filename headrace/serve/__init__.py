@@ -2,6 +2,7 @@
 
 - `service`: admits requests and routes their events. `answer`: the events of one call. `thread`: the engine thread.
 - `health_watch`: logs stalls. `systemd`: notifies systemd.
+- `sessions`: retains the computed prompts of sessions.
 - `quota_meter`: counts usage against limits. `auth`: API keys.
 - `text`: tokenizer, chat template, detokenizer. `parsing`: tool calls and reasoning in a model's text.
 - `structured`: constraints for structured output.

@@ -127,8 +127,11 @@ class Edge:
         claimed = headers.get("x-tenant-id")
         if claimed is not None and not HEADER_TEXT.fullmatch(claimed):
             raise invalid("X-Tenant-Id must be 1 to 128 printable ASCII characters", "X-Tenant-Id")
+        session = headers.get("x-session-id")
+        if session is not None and not HEADER_TEXT.fullmatch(session):
+            raise invalid("X-Session-Id must be 1 to 128 printable ASCII characters", "X-Session-Id")
         key_id, tenant = tenant_of(identity, claimed)
-        return Caller(key_id, tenant, headers.get("cache-control"), exchange=exchange)
+        return Caller(key_id, tenant, headers.get("cache-control"), exchange=exchange, session=session)
 
 
 def _authorization(headers: Headers) -> str | None:

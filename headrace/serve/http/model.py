@@ -11,6 +11,7 @@ from functools import lru_cache
 from headrace.core.ports import Grammars
 from headrace.serve.http.errors import invalid, model_not_found
 from headrace.serve.http.generation.scheduling_fields import Rules
+from headrace.serve.http.prompts.policy import PromptPolicy
 from headrace.serve.http.tools.dialect import Dialect
 from headrace.serve.text.segments import Segments
 from headrace.serve.text.stream import TextStreams
@@ -34,6 +35,7 @@ class ServedModel:
         rules: what requests may ask of the scheduler; replaced when tenants are reloaded.
         stream_interval: tokens per chunk of a stream, after the first.
         grammars: compile constraints of structured outputs; without them such a request is rejected.
+        prompts: what happens with prompts before they are submitted.
         dialect: how the template offers tools and how outputs are parsed (default: by the template's text).
     """
 
@@ -50,6 +52,7 @@ class ServedModel:
         dialect: Dialect | None = None,
         aliases: Sequence[str] = (),
         grammars: Grammars | None = None,
+        prompts: PromptPolicy | None = None,
     ) -> None:
         self.name = name
         self._names = frozenset({name, *aliases})
@@ -60,6 +63,7 @@ class ServedModel:
         self.rules = rules or Rules()
         self.stream_interval = stream_interval
         self.grammars = grammars
+        self.prompts = prompts or PromptPolicy()
         self.dialect = dialect or Dialect(template)
         self.streams = TextStreams(tokenizer)
         self._special = {

@@ -87,6 +87,8 @@ WAYS: Mapping[str, Way] = {
     "retention": Way.INERT,
     "prompt_cache_key": Way.INERT,
     "prompt_cache_retention": Way.INERT,
+    "session_id": Way.INERT,
+    "agent_hint": Way.INERT,
     "request_id": Way.INERT,
     "metadata": Way.INERT,
 }

@@ -23,13 +23,14 @@ from headrace.serve.cache.lookup import NotCached
 from headrace.serve.cache.lookup_request import LookupRequest, no_turn
 from headrace.serve.http.cache.cacheable import unknown_field
 from headrace.serve.http.cache.wire import control
-from headrace.serve.http.errors import aborted, not_cached, of_finish, turned_away
+from headrace.serve.http.errors import aborted, invalid, not_cached, of_finish, turned_away
 from headrace.serve.http.exchange import Exchange
 from headrace.serve.http.generation.choices import Choice
 from headrace.serve.http.generation.fields import Generation
 from headrace.serve.http.generation.scheduling_fields import Scheduling, retentions, scheduling_of
 from headrace.serve.http.generation.usage import usage
 from headrace.serve.http.model import ServedModel
+from headrace.serve.http.prompts.policy import UNKNOWN, About, SessionOf, session_of, session_of_stored
 from headrace.serve.http.rate_limit_headers import rate_headers
 from headrace.serve.parsing.message import Reading
 from headrace.serve.service import Refused
@@ -45,12 +46,19 @@ MARKED_RETENTION = 60
 KEPT_FOR_A_DAY = Retention(0, None, MARKED_RETENTION, 86_400.0)
 
 
+class StoredFor(NamedTuple):
+    """The response of a call is stored for so many ``seconds``; it continues the stored response ``previous``."""
+
+    seconds: float
+    previous: str | None
+
+
 class Caller(NamedTuple):
     """The client of a call: the API key's tenant or public id, ``X-Tenant-Id``, and ``Cache-Control``.
 
     ``origin`` names the call in the history of prompts, if there is one. ``exchange`` is the HTTP request of the call,
     None where the server makes the call itself. ``service_class`` is set where the server chooses the class, as for
-    lines of a batch.
+    lines of a batch. ``session`` is ``X-Session-Id``. ``stored`` says how the response of the call is stored, if it is.
     """
 
     key_id: str | None
@@ -59,6 +67,8 @@ class Caller(NamedTuple):
     origin: bytes = b""
     exchange: Exchange | None = None
     service_class: str = ""
+    session: str | None = None
+    stored: StoredFor | None = None
 
 
 class Answers(Protocol):
@@ -80,6 +90,7 @@ class Prompt(NamedTuple):
     decides what becomes of a first word's leading space. ``mute`` asks for the prompt's scores alone.
     ``echo`` is the prompt's text where it shall stand before the answer. ``retention`` says what of the computed prompt
     shall be kept longer. ``reading`` is how reasoning and tool calls are found in the answers; None: they are text.
+    ``about`` is for its explanation.
     """
 
     tokens: tuple[int, ...]
@@ -89,6 +100,7 @@ class Prompt(NamedTuple):
     echo: str = ""
     retention: tuple[Retention, ...] = ()
     reading: Reading | None = None
+    about: About = UNKNOWN
 
 
 class Call:
@@ -125,6 +137,11 @@ class Call:
     def cache_note(self) -> str:
         """How the response caches took part; empty where there are none."""
         return self._answer.note
+
+    @property
+    def prompt_headers(self) -> tuple[tuple[str, str], ...]:
+        """Response headers that say what was done to the prompt."""
+        return self.prompts[0].about.headers
 
     @property
     def first_token_at(self) -> float | None:
@@ -226,13 +243,14 @@ def _interval(model: ServedModel, body: Generation) -> int:
     return model.stream_interval if body.stream else 0
 
 
-def _tenant(caller: Caller, body: Generation) -> str:
+def tenant_of_call(caller: Caller, body: Generation) -> str:
+    """Whose call it is."""
     return tenant(caller.key_id, caller.tenant_header, body.user)
 
 
 def cache_scope(caller: Caller, body: Generation) -> str:
     """Whose calls may gain from what was computed for this one: its tenant's, of equal ``cache_salt``."""
-    return f"{_tenant(caller, body)}\0{body.cache_salt or ''}"
+    return f"{tenant_of_call(caller, body)}\0{body.cache_salt or ''}"
 
 
 async def open_call(
@@ -257,8 +275,9 @@ async def open_call(
         InvalidParameter: the request id is in use.
     """
     call_id = f"{id_prefix}{body.request_id or secrets.token_hex(12)}"
-    who, scope = _tenant(caller, body), cache_scope(caller, body)
+    who, scope = tenant_of_call(caller, body), cache_scope(caller, body)
     seed = secrets.randbits(SEED_BITS) if body.seed is None else body.seed
+    session = _session(body, caller, call_id)
     urgent = scheduling_of(body, model.rules, who, request_timeout, caller.service_class)
     now = recall.now()
     wishes, bars = control(body.response_cache, caller.cache_control), unknown_field(body)
@@ -266,7 +285,7 @@ async def open_call(
     choices, questions = list[Choice](), list[LookupRequest]()
     for prompt in prompts:
         stops = partial(_text_stream, model, prompt) if prompt.params.stop else None
-        first = _request(model, body, prompt, urgent, now)
+        first = _request(model, body, prompt, urgent, now, session)
         for n in range(choices_per_prompt):
             index = len(choices)
             request = replace(
@@ -280,6 +299,8 @@ async def open_call(
             )
             complete = _complete(model, prompt.params)
             choices.append(Choice(index, request, _text_stream(model, prompt), prompt.mute, complete))
+            if not n:
+                model.prompts.submit(request, prompt.about, session)
             asked = LookupRequest(request, wishes, prompt.continues, stops, turn, bars, caller.origin)
             questions.append(asked)
     if caller.exchange is not None:
@@ -297,9 +318,31 @@ async def open_call(
     return call
 
 
-def _request(model: ServedModel, body: Generation, prompt: Prompt, urgent: Scheduling, now: float) -> Request:
+def _session(body: Generation, caller: Caller, call_id: str) -> SessionOf | None:
+    hint = body.agent_hint
+    named = session_of(
+        body.session_id or caller.session,
+        None if hint is None else hint.ttl_seconds,
+        hint is not None and bool(hint.release),
+    )
+    if hint is not None and named is None:
+        raise invalid("agent_hint needs session_id or the header X-Session-Id", "agent_hint")
+    stored = caller.stored
+    return session_of_stored(call_id, stored.previous, stored.seconds) if stored and not named else named
+
+
+def _request(
+    model: ServedModel,
+    body: Generation,
+    prompt: Prompt,
+    urgent: Scheduling,
+    now: float,
+    session: SessionOf | None,
+) -> Request:
     """What all requests of one prompt have in common."""
     kept = (KEPT_FOR_A_DAY,) if body.prompt_cache_retention == "24h" else ()
+    if session is not None and model.prompts.sessions is not None:
+        kept = (*kept, session.retention)
     return Request(
         id="",
         tokens=prompt.tokens,

@@ -19,6 +19,7 @@ from headrace.serve.http.generation.call import (
     Prompt,
     cache_scope,
     open_call,
+    tenant_of_call,
 )
 from headrace.serve.http.generation.choices import NOTHING, Choice, Delta
 from headrace.serve.http.generation.logprobs import chat_logprobs, prompt_entries, prompt_logprobs
@@ -40,6 +41,8 @@ from headrace.serve.http.openai.tool_use import (
     plain_messages,
     with_tools,
 )
+from headrace.serve.http.prompts.entry import about_chat
+from headrace.serve.http.prompts.normalize import normalized
 from headrace.serve.http.tools.message_writing import delta_of, message_of
 from headrace.serve.parsing.message import MessagePiece
 from headrace.serve.text.template import TemplateError
@@ -68,6 +71,7 @@ async def open_chat(
     top = _top_logprobs(body)
     check_stream(body)
     check_choice(model.dialect, body)
+    body, done = normalized(body, model.prompts.markers(model.rules.tenants, tenant_of_call(caller, body)))
     text = await render(model, body)
     if body.add_special_tokens:
         whole = await model.encode(text, add_special_tokens=True)
@@ -84,7 +88,8 @@ async def open_chat(
     continues = bool(body.continue_final_message)
     reading = answer_reading(model.dialect, body, text)
     marked = await _marked(model, body, tokens)
-    prompt = Prompt(tuple(tokens), params, continues, retention=marked, reading=reading)
+    about = about_chat(model, body, text, tokens, done)
+    prompt = Prompt(tuple(tokens), params, continues, retention=marked, reading=reading, about=about)
     return await open_call(
         recall,
         model,
