@@ -7,6 +7,7 @@ it needs.
 - `tiers`: host memory and disk below the device.
 - `tenants`: tenants and classes of service from their file.
 - `cache`: the response caches. `semantic`: the semantic cache.
+- `prompts`: normalization and explanation of prompts, and sessions.
 - `warming`: the request history and cache warming.
 - `recording`: recordings of the engine's decisions.
 - `server`: the HTTP server in front of a loaded model. `reload`: new keys and tenants without a restart.

@@ -28,6 +28,7 @@ from headrace.build.observability import (
     systemd_link,
     watchers,
 )
+from headrace.build.prompts import Prompts, make_prompts, markers_of
 from headrace.build.recording import open_tape
 from headrace.build.reload import Reload, read_settings
 from headrace.build.tenants import describe_tenants
@@ -62,6 +63,7 @@ from headrace.serve.http.operations.abort import Abort
 from headrace.serve.http.operations.pause import Pause
 from headrace.serve.http.operations.status import Status
 from headrace.serve.http.operations.usage_report import UsageReport
+from headrace.serve.http.prompts.routes import SessionsApi
 from headrace.serve.http.rate_limit_headers import rate_headers
 from headrace.serve.http.responses.opening import open_responses
 from headrace.serve.http.runtime.lifespan import lifespan_of
@@ -228,6 +230,8 @@ def _make_app(loaded: Loaded, all_options: Options, keys: KeyFile, traces: Trace
         request_timeout=options.request_timeout,
         interrupt=loaded.runner.bell,
     )
+    prompts = make_prompts(loaded, all_options, markers_of(all_options), folds.page, service)
+    model.prompts = prompts.policy
     history = open_history(all_options.warm)
     recall = make_recall(caching, all_options.semantic, loaded, service, history)
 
@@ -242,11 +246,12 @@ def _make_app(loaded: Loaded, all_options: Options, keys: KeyFile, traces: Trace
         recorder=make_recorder(all_options.warm, history),
     )
     warming = Warming(all_options.warm, caching, options, recall, model, history)
-    service.watch(warming.warmer, tokens=False)
+    for each in (warming.warmer, *prompts.watchers):
+        service.watch(each, tokens=False)
     for watcher, tokens in watchers(traces):
         service.watch(watcher, tokens=tokens)
     systemd = systemd_link(service)
-    status = _make_status(loaded, service, model, notes, folds, warming.not_yet)
+    status = _make_status(loaded, service, model, notes, folds, prompts, warming.not_yet)
     stats = (folds.metrics.caches.stats, folds.savings.stats)
     caches = CacheApi(recall, *stats, max_body_bytes=options.max_body_bytes)
     accounts = UsageReport(service, folds.usage.tenants, folds.usage.tell)
@@ -254,7 +259,16 @@ def _make_app(loaded: Loaded, all_options: Options, keys: KeyFile, traces: Trace
     responses = open_responses(options, recall, model, notes)
     batch = open_batches(all_options.batch, options, recall, model, notes)
     messages = _make_messages(options, recall, model, notes)
-    more = (status, Pause(service), caches, accounts, warming.endpoint, batch, Docs(__version__))
+    more = (
+        status,
+        SessionsApi(model),
+        Pause(service),
+        caches,
+        accounts,
+        warming.endpoint,
+        batch,
+        Docs(__version__),
+    )
     routes = [route for part in (api, responses, messages, abort, *more) for route in part.routes()]
     beside: list[Beside] = [keys, *([history] if history else []), warming.warmer, systemd.watch]
     beside += [responses.background, *batch.beside]
@@ -283,6 +297,7 @@ def _make_status(
     model: ServedModel,
     notes: CallNotes,
     folds: _Folds,
+    prompts: Prompts,
     not_yet: Callable[[], str],
 ) -> Status:
     return Status(
@@ -295,6 +310,7 @@ def _make_status(
         reset=loaded.engine.reset_prefix_cache,
         version=__version__,
         foresee=lambda request_id, now: estimate_fields(loaded.engine.estimate_start(request_id)),
+        prefix=prompts.explain,
         not_yet=not_yet,
     )
 

@@ -33,8 +33,8 @@ class TenantTerms:
 
     ``weight`` is its share of device time relative to other tenants of a class. A request that names no class is of
     ``default_class``; ``classes`` are those it may name (empty: all). ``limits`` bound all its calls together, except
-    calls of ``models`` with limits of their own, which are counted separately. ``normalize`` are the per-request markers
-    that are removed from its prompts or moved (None: the server's).
+    calls of ``models`` with limits of their own, which are counted separately. ``normalize`` are the per-request
+    markers that are removed from its prompts or moved (None: the server's).
     """
 
     weight: float = 1.0

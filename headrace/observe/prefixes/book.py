@@ -131,7 +131,7 @@ class PrefixBook:
         self._memory.add(request.id, scope, print, entered.tools)
         return found
 
-    def explain(self, request_id: str, *, all_tenants: bool = False) -> dict[str, Any] | None:
+    def explain(self, request_id: str, all_tenants: bool = False) -> dict[str, Any] | None:
         """Where the prompt of a request left the prefix cache, as plain values for JSON; None if that is not known.
 
         That another tenant has sent the same beginning is shown only with ``all_tenants``.

@@ -1,6 +1,6 @@
 """Where a prompt left the cached prefix, why, and how many tokens were computed though they had been computed before.
 
-It sees counts and fingerprints. What stands at that place of the prompt is a `Place`, found by code that knows its text.
+It sees counts and fingerprints. What stands at that token is a `Place`, found by code that knows the prompt's text.
 """
 
 from __future__ import annotations

@@ -14,7 +14,7 @@ from __future__ import annotations
 import re
 from array import array
 from collections import OrderedDict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 from headrace.core.block_keys import chained_keys
@@ -142,7 +142,7 @@ class PromptMemory:
         own = self._best(print, self._newest(self._scopes.get(scope, {}).values()))
         others = [each for each in self._by_tenant.get(scope.tenant, ()) if each != scope]
         elsewhere = [known for each in others[-MAX_PROMPTS:] for known in self._scopes[each].values()]
-        start = self._by_start.get(print.keys[:KEY_BYTES], {})
+        start: Mapping[str, Known] = self._by_start.get(print.keys[:KEY_BYTES], {})
         foreign = [known for known in start.values() if known.scope.tenant != scope.tenant]
         return Matches(
             own,
@@ -153,10 +153,9 @@ class PromptMemory:
     def add(self, request_id: str, scope: Scope, print: Fingerprint, tools: tuple[int, ...] = ()) -> None:
         """Remember a prompt in place of those of its scope that it continues. ``tools`` are digests of its tools."""
         self.forget(request_id)
-        prompts = self._scopes.get(scope, {})
         continued = [
             known
-            for known in prompts.values()
+            for known in self._scopes.get(scope, OrderedDict()).values()
             if print.marks.startswith(known.print.marks) and print.keys.startswith(known.print.keys)
         ]
         for known in continued:

@@ -37,7 +37,16 @@ _SHARED = (
         "cache_salt",
         "response_cache",
     ),
-    *("prompt_cache_key", "priority", "slo", "deadline_ms", "retention", "request_id", "session_id", "agent_hint"),
+    *(
+        "prompt_cache_key",
+        "priority",
+        "slo",
+        "deadline_ms",
+        "retention",
+        "request_id",
+        "session_id",
+        "agent_hint",
+    ),
 )
 """Fields that mean the same in both requests."""
 

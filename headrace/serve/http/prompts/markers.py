@@ -1,7 +1,7 @@
 """The table of known per-request markers: text that clients put into system messages and that changes by request.
 
 One changed token near the beginning of a prompt makes everything after it uncacheable. Each row says how such text is
-found, and what normalization does with it where it is switched on. Patterns look at whole lines and never backtrack far.
+found, and what normalization does with it where it is switched on. No pattern backtracks far.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ MARKERS: dict[str, Marker] = {
             "current_date",
             _lines(
                 r"^[ \t]*(?:[-*] )?(?:<current_?(?:date|time)>[^\n]{0,80}"
-                r"|(?:the )?(?:today['’]s date|current date|current time|current date and time|today)"
+                r"|(?:the )?(?:today['\u2019]s date|current date|current time|current date and time|today)"
                 r"(?: is|:)[^\n]{0,80})(?:\n|\Z)"
             ),
             Action.MOVED_TO_FIRST_USER,

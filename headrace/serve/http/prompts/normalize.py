@@ -19,16 +19,14 @@ ConversationT = TypeVar("ConversationT", bound=Conversation)
 
 
 class Applied(NamedTuple):
-    """A marker that was found ``count`` times, and what was done with it."""
+    """A marker that was found so many ``times``, and what was done with it."""
 
     marker: str
     action: Action
-    count: int
+    times: int
 
 
-def normalized(
-    body: ConversationT, markers: Sequence[Marker]
-) -> tuple[ConversationT, tuple[Applied, ...]]:
+def normalized(body: ConversationT, markers: Sequence[Marker]) -> tuple[ConversationT, tuple[Applied, ...]]:
     """``body`` with its markers removed or moved, and what was done; ``body`` itself if it has none.
 
     Where there is no message that could take moved text, that text stays.
@@ -55,12 +53,14 @@ def normalized(
 
 def header(done: Sequence[Applied]) -> dict[str, str]:
     """The response header that lists what was done; none if nothing was."""
-    return {NORMALIZED_HEADER: ", ".join(f"{each.marker}={each.action.value}" for each in done)} if done else {}
+    return (
+        {NORMALIZED_HEADER: ", ".join(f"{each.marker}={each.action.value}" for each in done)} if done else {}
+    )
 
 
 def described(done: Sequence[Applied]) -> list[dict[str, Any]]:
     """What was done, for the request's explanation."""
-    return [{"marker": each.marker, "action": each.action.value, "count": each.count} for each in done]
+    return [{"marker": each.marker, "action": each.action.value, "times": each.times} for each in done]
 
 
 def _may_change(message: Message) -> bool:
