@@ -57,7 +57,11 @@ _RULES = (
     "When a search finds nothing, say so and try another word before you give up.",
 )
 _TOOLS = (
-    ("Read", "Reads a file from the disk. Lines longer than 2000 characters are cut.", ("path", "offset", "limit")),
+    (
+        "Read",
+        "Reads a file from the disk. Lines longer than 2000 characters are cut.",
+        ("path", "offset", "limit"),
+    ),
     ("Edit", "Replaces one exact text in a file by another one.", ("path", "old_text", "new_text")),
     ("Write", "Writes a file, in place of the one that is there.", ("path", "content")),
     ("Bash", "Runs a command in a shell and returns its output.", ("command", "timeout", "description")),
@@ -107,7 +111,9 @@ class AgentSession(ABC):
         self._random = random.Random(f"{self.name} {seed}")
         self._nonces = random.Random(f"nonces {self.name} {seed}")
         self._rules = _rules(self.name, rules)
-        self._task = f"Task {seed}: rename the option --verbose to --log-level everywhere, and keep the tests green."
+        self._task = (
+            f"Task {seed}: rename the option --verbose to --log-level everywhere, and keep the tests green."
+        )
 
     @abstractmethod
     def body(self) -> dict[str, Any]:
@@ -121,7 +127,9 @@ class AgentSession(ABC):
         """The tool of this turn: its name, its arguments, and what it returns."""
         number = self.turn
         path = f"src/module_{self._random.randrange(40)}.py"
-        name, arguments = ("Read", {"path": path}) if number % 2 else ("Grep", {"pattern": "verbose", "path": path})
+        name, arguments = (
+            ("Read", {"path": path}) if number % 2 else ("Grep", {"pattern": "verbose", "path": path})
+        )
         lines = [f"{line}: option_{self._random.randrange(99)} = verbose" for line in range(4 + number % 3)]
         return name, arguments, "\n".join(lines)
 
@@ -160,7 +168,9 @@ class ClaudeCode(AgentSession):
 
     def __init__(self, *args: Any, **more: Any) -> None:
         super().__init__(*args, **more)
-        self._messages: list[dict[str, Any]] = [{"role": "user", "content": [{"type": "text", "text": self._task}]}]
+        self._messages: list[dict[str, Any]] = [
+            {"role": "user", "content": [{"type": "text", "text": self._task}]}
+        ]
 
     def body(self) -> dict[str, Any]:
         system: list[dict[str, Any]] = [{"type": "text", "text": text} for text in self._system()]
@@ -266,7 +276,9 @@ class OpenCode(AgentSession):
             "tool_calls": [{"id": id, "type": "function", "function": function}],
         }
         if "reasoning" in self.planted:
-            answer["reasoning_content"] = f"Step {self.turn}: the option may be read in {arguments['path']}; look there."
+            answer["reasoning_content"] = (
+                f"Step {self.turn}: the option may be read in {arguments['path']}; look there."
+            )
         self._messages = [
             *self._messages,
             answer,

@@ -32,6 +32,10 @@ MOST_EXPLAINED = 1_000
 """Explanations that are kept, as many as of finished requests."""
 
 
+MOVED_TO_END = "moved_to_last_message"
+"""The action of normalization after which the end of a prompt does not come again."""
+
+
 class Entered(NamedTuple):
     """A prompt that is about to be looked up.
 
@@ -126,7 +130,8 @@ class PrefixBook:
         request = entered.request
         scope = Scope(request.tenant, request.salt, request.adapter)
         print = fingerprint(request.tokens)
-        looked = Looked(scope, len(request.tokens), cached, self._block_size, entered.tools)
+        moves = any(each["action"] == MOVED_TO_END for each in entered.normalized)
+        looked = Looked(scope, len(request.tokens), cached, self._block_size, entered.tools, moves)
         found = departure(looked, self._memory.compare(scope, print), entered.place)
         self._memory.add(request.id, scope, print, entered.tools)
         return found

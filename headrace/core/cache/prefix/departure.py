@@ -30,6 +30,7 @@ class PrefixCause(StrEnum):
     TOOLS_CHANGED = "tools_changed"
     REASONING_DROPPED = "reasoning_dropped"
     ANSWER_CHANGED = "answer_changed"
+    MARKER_MOVED = "marker_moved"
     TEXT_CHANGED = "text_changed"
 
 
@@ -38,14 +39,15 @@ class Place(NamedTuple):
 
     ``section`` is ``tools``, ``messages[3]`` or the like, ``role`` that of the message. ``marker`` names a known
     per-request marker there. ``lacks_reasoning`` says that a message of the assistant stands there without reasoning,
-    although the model reasons. ``rest`` tokens follow up to the end of the section. ``before`` and ``after`` are a few
-    words of the prompt around the token.
+    although the model reasons. ``begins`` says that the section begins there. ``rest`` tokens follow up to the end of
+    the section. ``before`` and ``after`` are a few words of the prompt around the token.
     """
 
     section: str = ""
     role: str = ""
     marker: str = ""
     lacks_reasoning: bool = False
+    begins: bool = False
     rest: int = 0
     before: str = ""
     after: str = ""
@@ -69,13 +71,17 @@ class Departure(NamedTuple):
 
 
 class Looked(NamedTuple):
-    """A prompt that was looked up: its length, the ``cached`` tokens of it, digests of its tools."""
+    """A prompt that was looked up: its length, the ``cached`` tokens of it, digests of its tools.
+
+    ``moves`` says that a marker has been moved to its last message.
+    """
 
     scope: Scope
     tokens: int
     cached: int
     block_size: int
     tools: tuple[int, ...] = ()
+    moves: bool = False
 
 
 def departure(looked: Looked, matches: Matches, place: Callable[[int], Place]) -> Departure:
@@ -95,7 +101,7 @@ def departure(looked: Looked, matches: Matches, place: Callable[[int], Place]) -
         return elsewhere
     if own is None or max(known, own.moved) < size:
         return Departure(cached, PrefixCause.NEW)
-    if known in (own.known.length, looked.tokens) or cached > known:
+    if known in (own.known.length, looked.tokens) or (cached > known and own.moved < size):
         return _continued(looked, own, place)
     return _changed(looked, own, place)
 
@@ -136,13 +142,15 @@ def _continued(looked: Looked, own: Match, place: Callable[[int], Place]) -> Dep
 
 def _changed(looked: Looked, own: Match, place: Callable[[int], Place]) -> Departure:
     """The prompt differs from an earlier one at a token before the end of both."""
-    at, earlier = own.tokens, own.known
+    at, earlier = max(own.tokens, looked.cached), own.known  # the cache may also hold the beginning of an old answer
     found = place(at)
-    lost = min(own.moved + at - looked.cached, looked.tokens - 1 - looked.cached)
+    lost = max(0, min(own.moved + own.tokens, looked.tokens - 1) - looked.cached)
     return Departure(at, _cause(looked, earlier, found), lost, earlier.request_id, found)
 
 
 def _cause(looked: Looked, earlier: Known, found: Place) -> PrefixCause:
+    if looked.moves and found.begins:
+        return PrefixCause.MARKER_MOVED
     if found.marker:
         return PrefixCause.MARKER_CHANGED
     if found.section == "tools" and looked.tools != earlier.tools:
@@ -169,6 +177,7 @@ SAYS = {
     PrefixCause.TOOLS_CHANGED: "The tools differ from those of the earlier request.",
     PrefixCause.REASONING_DROPPED: "A message of the assistant has come back without its reasoning.",
     PrefixCause.ANSWER_CHANGED: "The earlier answer has come back in another form than it was generated.",
+    PrefixCause.MARKER_MOVED: "Normalization had moved a marker to the end of the earlier request, which was here.",
     PrefixCause.TEXT_CHANGED: "The text differs from the earlier request.",
 }
 """Each cause in words."""

@@ -15,6 +15,7 @@ import re
 from array import array
 from collections import OrderedDict
 from collections.abc import Iterable, Mapping, Sequence
+from itertools import pairwise
 from typing import NamedTuple
 
 from headrace.core.block_keys import chained_keys
@@ -26,13 +27,15 @@ KEY_BYTES = 8
 MAX_PROMPTS = 64
 """Prompts that are compared with a new one, and that one scope remembers."""
 
+NEAR = 8
+"""A match that is shorter than the longest by less counts as equally long."""
+
 PROMPT_BYTES = 400
 """What a prompt takes beside its fingerprint."""
 
-_CHUNK = re.compile(
-    b"(?s:.{7,63}?[" + b"".join(re.escape(bytes([i])) for i in range(0, 256, 16)) + b"]|.{1,64})"
-)
-"""Cuts marks at places that depend on the content alone, so that equal text is cut equally wherever it stands."""
+_ENDS = b"".join(re.escape(bytes([i])) for i in range(0, 256, 16))
+_CHUNK = re.compile(b"[^" + _ENDS + b"]*[" + _ENDS + b"]|[^" + _ENDS + b"]+")
+"""Cuts marks after certain ones, so that equal text is cut equally wherever it stands."""
 
 
 class Scope(NamedTuple):
@@ -116,9 +119,13 @@ def common_tokens(one: Fingerprint, other: Fingerprint) -> int:
 
 
 def moved_tokens(one: Fingerprint, other: Fingerprint, start: int) -> int:
-    """Tokens of ``one`` after ``start`` that stand somewhere after ``start`` in ``other`` too, about."""
-    known = set(_CHUNK.findall(other.marks[start:]))
-    return sum(len(chunk) for chunk in _CHUNK.findall(one.marks[start:]) if chunk in known)
+    """Tokens of ``one`` after ``start`` that stand somewhere after ``start`` in ``other`` too, about.
+
+    A chunk counts if it and the next one follow each other there too: a single one may be too short to say much.
+    """
+    its, mine = _CHUNK.findall(other.marks[start:]), _CHUNK.findall(one.marks[start:])
+    known = set(pairwise(its))
+    return sum(len(pair[0]) for pair in pairwise(mine) if pair in known)
 
 
 class PromptMemory:
@@ -211,14 +218,17 @@ class PromptMemory:
         return list(prompts)[-MAX_PROMPTS:][::-1]
 
     def _best(self, print: Fingerprint, prompts: Sequence[Known]) -> Match | None:
-        """The longest match; where several are equally long, the one with most of the rest, then the newest."""
+        """The longest match. Of those that are hardly shorter, the one that has most of the rest, then the newest: by
+        chance, the first token of a changed text may be that of an unrelated prompt.
+        """
         if not prompts:
             return None
         lengths = [common_tokens(print, known.print) for known in prompts]
         longest = max(lengths)
-        first = [known for known, length in zip(prompts, lengths, strict=True) if length == longest]
-        if longest == len(print.marks) or any(known.length == longest for known in first):
-            known = next((known for known in first if known.length == longest), first[0])
-            return Match(known, longest, 0)
-        found = [Match(known, longest, moved_tokens(print, known.print, longest)) for known in first[:8]]
-        return max(found, key=lambda match: match.moved)
+        for known, length in zip(prompts, lengths, strict=True):
+            if length == longest and longest in (known.length, len(print.marks)):
+                return Match(known, longest, 0)
+        near = [known for known, length in zip(prompts, lengths, strict=True) if length + NEAR > longest]
+        moved = [moved_tokens(print, known.print, longest) for known in near[:8]]
+        most = max(range(len(moved)), key=moved.__getitem__)
+        return Match(near[most], longest, moved[most])

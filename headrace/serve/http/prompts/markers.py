@@ -45,13 +45,6 @@ MARKERS: dict[str, Marker] = {
             "None: it addresses the provider's accounting, not the model.",
         ),
         Marker(
-            "total_tokens",
-            _lines(r"[ \t]*<total_tokens>[^<\n]{0,60}</total_tokens>(?:\n|\Z)?"),
-            Action.MOVED_TO_END,
-            "The remaining token budget, `<total_tokens>N left</total_tokens>`; only the last one is kept.",
-            "The budget stands in the last user or tool message instead of the system message.",
-        ),
-        Marker(
             "current_date",
             _lines(
                 r"^[ \t]*(?:[-*] )?(?:<current_?(?:date|time)>[^\n]{0,80}"
@@ -72,9 +65,16 @@ MARKERS: dict[str, Marker] = {
             "The block `gitStatus: …` of coding agents: branch, changed files, recent commits.",
             "The block stands in the first user message.",
         ),
+        Marker(
+            "total_tokens",
+            _lines(r"[ \t]*<total_tokens>[^<\n]{0,60}</total_tokens>(?:\n|\Z)?"),
+            Action.MOVED_TO_END,
+            "The remaining token budget, `<total_tokens>N left</total_tokens>`; only the last one is kept.",
+            "The budget stands in the last user or tool message instead of the system message.",
+        ),
     )
 }
-"""All markers by name, in the order in which they are applied."""
+"""All markers by name, in the order in which they are applied: what changes most goes to the end last."""
 
 ALL = "all"
 """Stands for every marker in options."""

@@ -21,12 +21,15 @@ EXCERPT = 48
 
 
 class Section(NamedTuple):
-    """A part of the text, ``[start, end)``, and the number of its message (None: no message)."""
+    """A part of the text, ``[start, end)``, the number of its message (None: no message), and where in it the message's
+    own words stand.
+    """
 
     name: str
     start: int
     end: int
     number: int | None = None
+    words: tuple[tuple[int, int], ...] = ()
 
 
 class Outline:
@@ -55,8 +58,9 @@ class Outline:
         return Place(
             section.name,
             "" if message is None else message.role,
-            marker_at(text, where),
+            self._marker(section, where),
             message is not None and message.role == "assistant" and self._lacks_reasoning(section),
+            where == section.start,
             len(self._tokenizer.encode(text[where : section.end], add_special_tokens=False)),
             before,
             after,
@@ -67,14 +71,21 @@ class Outline:
         found, at = list[Section](), 0
         for number, message in enumerate(self._body.messages):
             name = "system" if message.role in ("system", "developer") else f"messages[{number}]"
-            begin = at
+            begin, words = at, []
             for needle in _needles(message):
                 place = self._text.find(needle, at)
                 if place >= 0:
                     at = place + len(needle)
-            if at > begin:
-                found.append(Section(name, begin, at, number))
+                    words.append((place, at))
+            if words:
+                found.append(Section(name, begin, at, number, tuple(words)))
         return sorted([*found, *self._tools()], key=lambda section: section.end)
+
+    def _marker(self, section: Section, where: int) -> str:
+        for start, end in section.words:
+            if start <= where <= end:
+                return marker_at(self._text[start:end], where - start)
+        return ""
 
     def _tools(self) -> list[Section]:
         at, begin = 0, None
