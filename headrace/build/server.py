@@ -53,6 +53,7 @@ from headrace.serve.cache.lookup import CacheLookup
 from headrace.serve.http.anthropic.routes import Messages
 from headrace.serve.http.app import Beside, create_app, create_metrics_app
 from headrace.serve.http.batch.opening import open_batches
+from headrace.serve.http.cache.question_recorder import QuestionRecorder
 from headrace.serve.http.cache.routes import CacheApi
 from headrace.serve.http.generation.call_notes import CallNotes
 from headrace.serve.http.generation.scheduling_fields import Rules
@@ -235,7 +236,7 @@ def _make_app(loaded: Loaded, all_options: Options, keys: KeyFile, traces: Trace
     history = open_history(all_options.warm)
     recall = make_recall(caching, all_options.semantic, loaded, service, history)
 
-    notes = CallNotes()
+    recorder, notes = make_recorder(all_options.warm, history), CallNotes()
     api = Api(
         recall,
         model,
@@ -243,7 +244,7 @@ def _make_app(loaded: Loaded, all_options: Options, keys: KeyFile, traces: Trace
         max_body_bytes=options.max_body_bytes,
         request_timeout=options.request_timeout,
         headers=lambda tenant: rate_headers(service.meter.rooms(tenant, service.now())),
-        recorder=make_recorder(all_options.warm, history),
+        recorder=recorder,
     )
     warming = Warming(all_options.warm, caching, options, recall, model, history)
     for each in (warming.warmer, *prompts.watchers):
@@ -256,9 +257,9 @@ def _make_app(loaded: Loaded, all_options: Options, keys: KeyFile, traces: Trace
     caches = CacheApi(recall, *stats, max_body_bytes=options.max_body_bytes)
     accounts = UsageReport(service, folds.usage.tenants, folds.usage.tell)
     abort = Abort(notes, max_body_bytes=options.max_body_bytes)
-    responses = open_responses(options, recall, model, notes)
+    responses = open_responses(options, recall, model, notes, recorder)
     batch = open_batches(all_options.batch, options, recall, model, notes)
-    messages = _make_messages(options, recall, model, notes)
+    messages = _make_messages(options, recall, model, notes, recorder)
     more = (
         status,
         SessionsApi(model),
@@ -278,7 +279,11 @@ def _make_app(loaded: Loaded, all_options: Options, keys: KeyFile, traces: Trace
 
 
 def _make_messages(
-    options: ServerOptions, recall: CacheLookup, model: ServedModel, notes: CallNotes
+    options: ServerOptions,
+    recall: CacheLookup,
+    model: ServedModel,
+    notes: CallNotes,
+    recorder: QuestionRecorder | None,
 ) -> Messages:
     service = recall.service
     return Messages(
@@ -288,6 +293,7 @@ def _make_messages(
         max_body_bytes=options.max_body_bytes,
         request_timeout=options.request_timeout,
         headers=lambda tenant: rate_headers(service.meter.rooms(tenant, service.now())),
+        recorder=recorder,
     )
 
 

@@ -142,7 +142,10 @@ def _continued(looked: Looked, own: Match, place: Callable[[int], Place]) -> Dep
 
 def _changed(looked: Looked, own: Match, place: Callable[[int], Place]) -> Departure:
     """The prompt differs from an earlier one at a token before the end of both."""
-    at, earlier = max(own.tokens, looked.cached), own.known  # the cache may also hold the beginning of an old answer
+    at, earlier = (
+        max(own.tokens, looked.cached),
+        own.known,
+    )  # the cache may also hold the beginning of an old answer
     found = place(at)
     lost = max(0, min(own.moved + own.tokens, looked.tokens - 1) - looked.cached)
     return Departure(at, _cause(looked, earlier, found), lost, earlier.request_id, found)

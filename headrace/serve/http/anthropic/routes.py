@@ -15,6 +15,7 @@ from headrace.serve.http.anthropic.refusals import refuse
 from headrace.serve.http.anthropic.wire import CountBody, MessagesBody
 from headrace.serve.http.anthropic.writer import MessageWriter
 from headrace.serve.http.body import read_body
+from headrace.serve.http.cache.question_recorder import QuestionRecorder
 from headrace.serve.http.edge import CALLER
 from headrace.serve.http.generation.call import Caller
 from headrace.serve.http.generation.call_notes import CallNotes
@@ -37,6 +38,7 @@ class Messages:
         max_body_bytes: int,
         request_timeout: float,
         headers: Callable[[str], Mapping[str, str]] = lambda tenant: {},
+        recorder: QuestionRecorder | None = None,
     ) -> None:
         self._recall = recall
         self._model = model
@@ -44,6 +46,7 @@ class Messages:
         self._max_body_bytes = max_body_bytes
         self._request_timeout = request_timeout
         self._headers = headers
+        self._recorder = recorder
 
     def routes(self) -> list[Route]:
         """The routes to mount."""
@@ -59,7 +62,9 @@ class Messages:
         body = valid(MessagesBody, refuse(raw))
         self._model.check_name(body.model)
         chat = chat_body(self._model.dialect, body)
-        caller = request.scope[CALLER]
+        caller: Caller = request.scope[CALLER]
+        if self._recorder is not None:
+            caller = self._recorder.note_chat(chat, caller)
         call = await open_chat(
             self._recall,
             self._model,

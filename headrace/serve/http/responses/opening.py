@@ -6,6 +6,7 @@ from pathlib import Path
 
 from headrace.config import ConfigError, ServerOptions
 from headrace.serve.cache.lookup import CacheLookup
+from headrace.serve.http.cache.question_recorder import QuestionRecorder
 from headrace.serve.http.generation.call_notes import CallNotes
 from headrace.serve.http.model import ServedModel
 from headrace.serve.http.rate_limit_headers import rate_headers
@@ -15,7 +16,11 @@ from headrace.serve.http.responses.store import ResponseStore
 
 
 def open_responses(
-    options: ServerOptions, recall: CacheLookup, model: ServedModel, notes: CallNotes
+    options: ServerOptions,
+    recall: CacheLookup,
+    model: ServedModel,
+    notes: CallNotes,
+    recorder: QuestionRecorder | None = None,
 ) -> ResponsesApi:
     """The endpoints, with their store open.
 
@@ -37,4 +42,5 @@ def open_responses(
         max_body_bytes=options.max_body_bytes,
         request_timeout=options.request_timeout,
         headers=lambda tenant: rate_headers(service.meter.rooms(tenant, service.now())),
+        recorder=recorder,
     )

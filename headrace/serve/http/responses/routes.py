@@ -12,6 +12,7 @@ from starlette.routing import Route
 
 from headrace.serve.cache.lookup import CacheLookup
 from headrace.serve.http.body import read_body
+from headrace.serve.http.cache.question_recorder import QuestionRecorder
 from headrace.serve.http.edge import CALLER
 from headrace.serve.http.errors import ApiError, invalid
 from headrace.serve.http.generation.call import Call, Caller, StoredFor
@@ -38,8 +39,8 @@ PAGE = 20
 class ResponsesApi:
     """The endpoints under one model, one road to its answers and one store.
 
-    ``background`` is the work beside the server. ``max_body_bytes``, ``request_timeout`` and ``headers`` are those of
-    `serve.http.openai.routes.Api`.
+    ``background`` is the work beside the server. ``max_body_bytes``, ``request_timeout``, ``headers`` and
+    ``recorder`` are those of `serve.http.openai.routes.Api`.
     """
 
     def __init__(
@@ -53,6 +54,7 @@ class ResponsesApi:
         max_body_bytes: int,
         request_timeout: float,
         headers: Callable[[str], Mapping[str, str]] = lambda tenant: {},
+        recorder: QuestionRecorder | None = None,
     ) -> None:
         self._recall = recall
         self._model = model
@@ -62,6 +64,7 @@ class ResponsesApi:
         self._max_body_bytes = max_body_bytes
         self._request_timeout = request_timeout
         self._headers = headers
+        self._recorder = recorder
 
     def routes(self) -> list[Route]:
         """What to mount."""
@@ -84,6 +87,8 @@ class ResponsesApi:
         context = await self._context(caller, body.previous_response_id)
         with own_names():
             chat = chat_body(body, context, items)
+            if self._recorder is not None:
+                caller = self._recorder.note_chat(chat, caller)
             if body.stored:
                 caller = caller._replace(stored=StoredFor(MAX_AGE_SECONDS, body.previous_response_id))
             call = await open_chat(
