@@ -67,7 +67,7 @@ MARKERS: dict[str, Marker] = {
         ),
         Marker(
             "total_tokens",
-            _lines(r"[ \t]*<total_tokens>[^<\n]{0,60}</total_tokens>(?:\n|\Z)?"),
+            _lines(r"<total_tokens>[^<\n]{0,60}</total_tokens>(?:\n|\Z)?"),
             Action.MOVED_TO_END,
             "The remaining token budget, `<total_tokens>N left</total_tokens>`; only the last one is kept.",
             "The budget stands in the last user or tool message instead of the system message.",

@@ -104,7 +104,7 @@ class Outline:
     def _character(self, tokens: Sequence[int], at: int) -> int | None:
         """Where the token begins in the text; a character that several tokens make begins with the first of them."""
         decode = self._tokenizer.decode
-        for start in range(at, max(at - 4, -1), -1):
+        for start in range(at, max(at - 4, min(at, 1) - 1), -1):
             head = decode(list(tokens[:start]), skip_special_tokens=False)
             if self._text.startswith(head):
                 return len(head)

@@ -58,7 +58,8 @@ def test_sessions_and_tenants_are_bounded():
 
 @given(
     st.lists(
-        st.tuples(st.sampled_from("pqr"), st.text("abcdef", min_size=1, max_size=6), st.booleans()), max_size=40
+        st.tuples(st.sampled_from("pqr"), st.text("abcdef", min_size=1, max_size=6), st.booleans()),
+        max_size=40,
     )
 )
 @settings(max_examples=200, deadline=None)

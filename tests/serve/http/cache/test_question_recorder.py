@@ -1,7 +1,10 @@
+import json
+
 import pytest
 
 from headrace.serve.http.cache.question_recorder import QuestionRecorder
 from headrace.serve.http.generation.call import Caller
+from headrace.serve.http.openai.chat_wire import ChatBody
 from headrace.serve.http.openai.completions_wire import CompletionBody
 
 NOBODY = Caller(None, None)
@@ -39,3 +42,15 @@ def test_who_wants_nothing_kept_is_not_noted(header, wishes):
     caller = NOBODY._replace(cache_control=header)
     assert note(history, caller, response_cache=wishes) == caller
     assert history.questions == []
+
+
+def test_a_request_of_another_dialect_is_noted_as_the_chat_request_that_it_means():
+    history = Noted()
+    fields = {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 5}
+    recorder = QuestionRecorder(history, words=True)
+    for more in ({}, {"stream": True, "request_id": "r", "session_id": "s"}):
+        caller = recorder.note_chat(ChatBody.model_validate(fields | more), NOBODY)
+    (first, recorded), (second, _) = history.questions
+    assert caller.origin == first == second
+    assert recorded.url == "/v1/chat/completions"
+    assert json.loads(recorded.body) == fields
