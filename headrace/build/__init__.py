@@ -6,8 +6,7 @@ it needs.
 - `model`: a loaded model: weights, memory, runner and engine.
 - `tiers`: host memory and disk below the device.
 - `tenants`: tenants and classes of service from their file.
-- `cache`: the response caches. `semantic`: the semantic cache.
-- `prompts`: normalization and explanation of prompts, and sessions.
+- `cache`: the response caches; normalization and explanation of prompts, and sessions. `semantic`: the semantic cache.
 - `warming`: the request history and cache warming.
 - `recording`: recordings of the engine's decisions.
 - `server`: the HTTP server in front of a loaded model. `reload`: new keys and tenants without a restart.

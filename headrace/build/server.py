@@ -17,7 +17,7 @@ from starlette.routing import Route
 from starlette.types import ASGIApp
 
 from headrace import __version__
-from headrace.build.cache import describe_caches, make_recall, prefix_sizes
+from headrace.build.cache import Prompts, describe_caches, make_prompts, make_recall, prefix_sizes
 from headrace.build.model import Loaded, close, describe, load, timed, warm_up
 from headrace.build.observability import (
     SystemdLink,
@@ -28,7 +28,6 @@ from headrace.build.observability import (
     systemd_link,
     watchers,
 )
-from headrace.build.prompts import Prompts, make_prompts, markers_of
 from headrace.build.recording import open_tape
 from headrace.build.reload import Reload, read_settings
 from headrace.build.tenants import describe_tenants
@@ -231,7 +230,7 @@ def _make_app(loaded: Loaded, all_options: Options, keys: KeyFile, traces: Trace
         request_timeout=options.request_timeout,
         interrupt=loaded.runner.bell,
     )
-    prompts = make_prompts(loaded, all_options, markers_of(all_options), folds.page, service)
+    prompts = make_prompts(loaded, all_options, folds.page, service)
     model.prompts = prompts.policy
     history = open_history(all_options.warm)
     recall = make_recall(caching, all_options.semantic, loaded, service, history)

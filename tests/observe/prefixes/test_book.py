@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from headrace.core.cache.prefix.departure import Place
+from headrace.core.cache.prefix.departure import NOWHERE, Place
 from headrace.core.cache.prefix.prompt_memory import PromptMemory
 from headrace.core.events import AdmitReason, Admitted, Finished, Layer, Spared
 from headrace.core.request import FinishReason, Request, SamplingParams
@@ -22,7 +22,7 @@ def make(**more):
     return PrefixBook(PromptMemory(1 << 20), 16, page, **more), page
 
 
-def serve(book, id, tokens, cached, *, place=Place(), output=3, tenant="a", **more):
+def serve(book, id, tokens, cached, *, place=NOWHERE, output=3, tenant="a", **more):
     request = Request(id, tuple(tokens), tenant=tenant, params=more.pop("params", SamplingParams()))
     book.enter(request, lambda at: place, **more)
     book.fold(Admitted(id, AdmitReason.NEW, cached, len(tokens)), 1.0)

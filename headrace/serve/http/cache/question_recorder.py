@@ -39,7 +39,7 @@ class QuestionRecorder:
         return self._note(url, body, caller, lambda: raw)
 
     def note_chat(self, body: ChatBody, caller: Caller) -> Caller:
-        """Record a request of another dialect as the chat request that it means, so that it is computed ahead as one."""
+        """Record a request of another dialect as the chat request that it means: it is computed ahead as one."""
         return self._note(
             CHAT_PATH,
             body,

@@ -275,7 +275,7 @@ async def open_call(
         InvalidParameter: the request id is in use.
     """
     call_id = f"{id_prefix}{body.request_id or secrets.token_hex(12)}"
-    who, scope = tenant_of_call(caller, body), cache_scope(caller, body)
+    who = tenant_of_call(caller, body)
     seed = secrets.randbits(SEED_BITS) if body.seed is None else body.seed
     session = _session(body, caller, call_id)
     urgent = scheduling_of(body, model.rules, who, request_timeout, caller.service_class)
@@ -285,16 +285,13 @@ async def open_call(
     choices, questions = list[Choice](), list[LookupRequest]()
     for prompt in prompts:
         stops = partial(_text_stream, model, prompt) if prompt.params.stop else None
-        first = _request(model, body, prompt, urgent, now, session)
+        first = _request(model, body, caller, prompt, urgent, now, session)
         for n in range(choices_per_prompt):
             index = len(choices)
             request = replace(
                 first,
                 id=call_id if alone else f"{call_id}-{index}",
                 params=replace(prompt.params, prompt_logprobs=None) if n else prompt.params,
-                tenant=who,
-                affinity=f"{who}\0{body.prompt_cache_key}" if body.prompt_cache_key else "",
-                salt=scope,
                 seed=(seed + (n if body.seed is not None else index)) % 2**SEED_BITS,
             )
             complete = _complete(model, prompt.params)
@@ -334,6 +331,7 @@ def _session(body: Generation, caller: Caller, call_id: str) -> SessionOf | None
 def _request(
     model: ServedModel,
     body: Generation,
+    caller: Caller,
     prompt: Prompt,
     urgent: Scheduling,
     now: float,
@@ -343,8 +341,12 @@ def _request(
     kept = (KEPT_FOR_A_DAY,) if body.prompt_cache_retention == "24h" else ()
     if session is not None and model.prompts.sessions is not None:
         kept = (*kept, session.retention)
+    who = tenant_of_call(caller, body)
     return Request(
         id="",
+        tenant=who,
+        affinity=f"{who}\0{body.prompt_cache_key}" if body.prompt_cache_key else "",
+        salt=cache_scope(caller, body),
         tokens=prompt.tokens,
         params=prompt.params,
         arrived=now,

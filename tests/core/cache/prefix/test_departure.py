@@ -2,7 +2,15 @@ import random
 
 import pytest
 
-from headrace.core.cache.prefix.departure import SAYS, Departure, Looked, Place, PrefixCause, departure
+from headrace.core.cache.prefix.departure import (
+    NOWHERE,
+    SAYS,
+    Departure,
+    Looked,
+    Place,
+    PrefixCause,
+    departure,
+)
 from headrace.core.cache.prefix.prompt_memory import PromptMemory, Scope, fingerprint
 
 MINE = Scope("a", "", "")
@@ -16,7 +24,7 @@ def tokens(count, seed=0):
 HEAD = tokens(600)
 
 
-def left(prompt, cached, known=(), place=Place(), scope=MINE, moves=False, tools=(), output=0):
+def left(prompt, cached, known=(), place=NOWHERE, scope=MINE, moves=False, tools=(), output=0):
     """The departure of ``prompt`` after ``known`` prompts, each with its scope."""
     memory = PromptMemory(1 << 20)
     for number, (earlier, where) in enumerate(known):

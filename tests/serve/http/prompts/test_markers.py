@@ -2,12 +2,12 @@ import pytest
 
 from headrace.serve.http.prompts.markers import ALL, MARKERS, chosen, known_marker, marker_at
 
-GIT = "gitStatus: This is the git status.\nCurrent branch: main\n\nStatus:\nM a.py\nM b.py\n\nRecent commits:\n1a Start\n"
+GIT = "gitStatus: The status.\nCurrent branch: main\n\nStatus:\nM a.py\nM b.py\n\nRecent commits:\n1a Start\n"
 FOUND = [
     ("billing_header", "x-anthropic-billing-header: cc_version=2.1; cch=9f3e;\n", "You are an agent."),
     ("total_tokens", "<total_tokens>179300 left</total_tokens>", "and more"),
     ("current_date", "Today's date: 2026-11-25\n", "Platform: linux"),
-    ("current_date", "  Today’s date is Wed Nov 25 2026.\n", "Platform: linux"),
+    ("current_date", "  Today\u2019s date is Wed Nov 25 2026.\n", "Platform: linux"),
     ("current_date", "Current time: 10:31:07\n", ""),
     ("current_date", "<current_date>2026-11-25</current_date>\n", "</env>"),
     ("git_status", GIT, "\n# Next section\nRecent changes are below."),
