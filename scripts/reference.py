@@ -15,6 +15,7 @@ import headrace
 from headrace.build.server import BUILD_INFO_HELP, BUILD_INFO_LABELS
 from headrace.compute.model.families import FAMILIES
 from headrace.config import ENVIRONMENT_PREFIX, PARTS, ConfigError
+from headrace.core.cache.prefix.prompt_memory import PromptMemory
 from headrace.core.plan import TokenLogprob
 from headrace.core.request import InvalidParameter
 from headrace.lab.plan.devices import H100
@@ -26,6 +27,7 @@ from headrace.observe.goodput import Goodput
 from headrace.observe.http_requests import HttpRequests
 from headrace.observe.metrics import Metrics
 from headrace.observe.metrics_page import MetricsPage
+from headrace.observe.prefixes.book import PrefixBook
 from headrace.observe.vllm_names import ALIASES
 from headrace.serve.http.anthropic.refusals import MESSAGES
 from headrace.serve.http.anthropic.wire import MessagesBody
@@ -140,6 +142,7 @@ def metrics_page() -> str:
     )
     Goodput(sheet)
     HttpRequests(sheet)
+    PrefixBook(PromptMemory(0), 16, sheet)
     sheet.gauge("build_info", BUILD_INFO_HELP, BUILD_INFO_LABELS)
     for kind, families in (
         ("counter", sheet.counters),

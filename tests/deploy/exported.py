@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from headrace.core.cache.prefix.prompt_memory import PromptMemory
 from headrace.observe.goodput import Goodput
 from headrace.observe.metrics import Metrics
 from headrace.observe.metrics_page import MetricsPage
+from headrace.observe.prefixes.book import PrefixBook
 
 
 def metrics_page() -> MetricsPage:
@@ -12,6 +14,7 @@ def metrics_page() -> MetricsPage:
     page = MetricsPage("headrace", {"model_name": "tiny"})
     Metrics(page, cache_config={"block_size": "16", "num_gpu_blocks": "1"})
     Goodput(page)
+    PrefixBook(PromptMemory(0), 16, page)
     return page
 
 

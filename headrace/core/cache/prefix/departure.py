@@ -118,7 +118,7 @@ def _elsewhere(looked: Looked, matches: Matches, known: int) -> Departure | None
         adapter = other.known.scope.adapter != looked.scope.adapter
         cause = PrefixCause.ADAPTER_DIFFERS if adapter else PrefixCause.SALT_DIFFERS
         return Departure(looked.cached, cause, min(other.tokens, most) - known, other.known.request_id)
-    if foreign is not None and min(foreign.tokens, most) >= known + looked.block_size:
+    if foreign is not None and min(foreign.tokens, most) >= max(known + looked.block_size, most // 2):
         tokens = min(foreign.tokens, most)
         return Departure(looked.cached, PrefixCause.OTHER_TENANT, tokens - known, other_tenant=tokens)
     return None

@@ -140,3 +140,8 @@ def test_another_tenant_is_named_without_its_request():
 def test_an_unrelated_prompt_is_no_comparison():
     found = left([*HEAD[:4], *tokens(300, 5)], 4, [(HEAD, MINE)])
     assert (found.cause, found.compared_with) == (PrefixCause.NEW, "")
+
+
+def test_a_short_beginning_in_common_with_another_tenant_says_nothing():
+    found = left([*HEAD[:40], *tokens(300, 5)], 0, [(HEAD, Scope("b", "", ""))])
+    assert (found.cause, found.other_tenant) == (PrefixCause.NEW, 0)
