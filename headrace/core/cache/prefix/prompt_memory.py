@@ -30,6 +30,12 @@ MAX_PROMPTS = 64
 NEAR = 8
 """A match that is shorter than the longest by less counts as equally long."""
 
+MAX_CANDIDATES = 4
+"""Equally long matches whose rest is compared too."""
+
+ENOUGH = 0.8
+"""Share of the rest that makes further comparisons unnecessary."""
+
 PROMPT_BYTES = 400
 """What a prompt takes beside its fingerprint."""
 
@@ -118,14 +124,20 @@ def common_tokens(one: Fingerprint, other: Fingerprint) -> int:
     return start + min(len(mine), len(its))
 
 
-def moved_tokens(one: Fingerprint, other: Fingerprint, start: int) -> int:
-    """Tokens of ``one`` after ``start`` that stand somewhere after ``start`` in ``other`` too, about.
+def moved_tokens(one: Fingerprint, others: Sequence[Fingerprint], start: int) -> list[int]:
+    """Tokens of ``one`` after ``start`` that stand somewhere after ``start`` in each of ``others`` too, about.
 
-    A chunk counts if it and the next one follow each other there too: a single one may be too short to say much.
+    A chunk counts if it and the next one follow each other there too: a single one may be too short to say much. Once
+    one of ``others`` has nearly all of it, no further one is looked at.
     """
-    its, mine = _CHUNK.findall(other.marks[start:]), _CHUNK.findall(one.marks[start:])
-    known = set(pairwise(its))
-    return sum(len(pair[0]) for pair in pairwise(mine) if pair in known)
+    mine = list(pairwise(_CHUNK.findall(one.marks[start:])))
+    found = []
+    for other in others:
+        known = set(pairwise(_CHUNK.findall(other.marks[start:])))
+        found.append(sum(len(pair[0]) for pair in mine if pair in known))
+        if found[-1] > ENOUGH * (len(one.marks) - start):
+            break
+    return found
 
 
 class PromptMemory:
@@ -229,6 +241,6 @@ class PromptMemory:
             if length == longest and longest in (known.length, len(print.marks)):
                 return Match(known, longest, 0)
         near = [known for known, length in zip(prompts, lengths, strict=True) if length + NEAR > longest]
-        moved = [moved_tokens(print, known.print, longest) for known in near[:8]]
+        moved = moved_tokens(print, [known.print for known in near[:MAX_CANDIDATES]], longest)
         most = max(range(len(moved)), key=moved.__getitem__)
         return Match(near[most], longest, moved[most])
