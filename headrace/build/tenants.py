@@ -184,6 +184,8 @@ def _why(error: ValidationError, first: ErrorDetails) -> str:
     """The first fault in plain words, with a suggestion for a field that does not exist."""
     if first["type"] == "string_pattern_mismatch":
         return f"expected one of {', '.join(NAMES)}, got {first['input']!r}"
+    if first["type"] == "value_error":
+        return str(first["ctx"]["error"])
     if first["type"] == "extra_forbidden":
         return plain_reason(error) + suggestion(str(first["loc"][-1]), FIELDS)
     return plain_reason(error)
