@@ -7,8 +7,10 @@ fingerprints. Words of a prompt are kept only if ``show_text`` is set.
 
 from __future__ import annotations
 
+import logging
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 from headrace.core.cache.prefix.departure import (
@@ -24,6 +26,8 @@ from headrace.core.cache.prefix.prompt_memory import PromptMemory, Scope, finger
 from headrace.core.events import AdmitReason, Admitted, Event, Finished, Spared
 from headrace.core.request import Request
 from headrace.observe.metrics_page import MetricsPage
+
+logger = logging.getLogger(__name__)
 
 MOST_WAITING = 10_000
 """Prompts that wait for their admission; of more, the oldest is not explained."""
@@ -47,6 +51,14 @@ class Entered(NamedTuple):
     place: Callable[[int], Place]
     tools: tuple[int, ...] = ()
     normalized: tuple[dict[str, Any], ...] = ()
+
+
+def _place(entered: Entered, at: int) -> Place:
+    try:
+        return entered.place(at)
+    except Exception:  # a text that cannot be searched must not keep events from other watchers
+        logger.exception("the place in a prompt was not found")
+        return NOWHERE
 
 
 class _Explained(NamedTuple):
@@ -132,7 +144,7 @@ class PrefixBook:
         print = fingerprint(request.tokens)
         moves = any(each["action"] == MOVED_TO_END for each in entered.normalized)
         looked = Looked(scope, len(request.tokens), cached, self._block_size, entered.tools, moves)
-        found = departure(looked, self._memory.compare(scope, print), entered.place)
+        found = departure(looked, self._memory.compare(scope, print), partial(_place, entered))
         self._memory.add(request.id, scope, print, entered.tools)
         return found
 

@@ -114,3 +114,16 @@ def test_what_normalization_did_is_shown():
     book, _ = make()
     done = [{"marker": "billing_header", "action": "removed", "times": 1}]
     assert serve(book, "one", HEAD, 0, normalized=done)["normalized"] == done
+
+
+def test_a_text_that_cannot_be_searched_costs_only_the_place():
+    def broken(at):
+        raise ValueError("no such character")
+
+    book, _ = make()
+    serve(book, "one", HEAD, 0)
+    prompt = (*HEAD[:20], 7, *HEAD[21:])
+    book.enter(Request("two", prompt, tenant="a"), broken)
+    book.fold(Admitted("two", AdmitReason.NEW, 16, len(prompt)), 1.0)
+    told = book.explain("two")
+    assert (told["cause"], told["section"]) == ("text_changed", None)
