@@ -15,6 +15,7 @@ import headrace
 from headrace.build.operations.observability import BUILD_INFO_HELP, BUILD_INFO_LABELS
 from headrace.compute.model.families import FAMILIES
 from headrace.config import ENVIRONMENT_PREFIX, PARTS, ConfigError
+from headrace.core.cache.prefix.prompt_memory import PromptMemory
 from headrace.core.plan import TokenLogprob
 from headrace.core.request import InvalidParameter
 from headrace.lab.plan.devices import H100
@@ -29,6 +30,7 @@ from headrace.observe.goodput import Goodput
 from headrace.observe.http_requests import HttpRequests
 from headrace.observe.metrics import Metrics
 from headrace.observe.metrics_page import MetricsPage
+from headrace.observe.prefixes.book import PrefixBook
 from headrace.observe.resources.meter import ResourceMeter
 from headrace.observe.resources.traffic import Traffic
 from headrace.observe.resources.work import ModelWork, Peaks, WorkMeter
@@ -160,6 +162,7 @@ def metrics_page() -> str:
     WorkMeter(sheet, ledger, ModelWork(1, 1, 1, 1, 1), float, slots=1, peaks=Peaks(1.0, 1.0))
     Traffic(sheet)
     ResourceMeter(sheet, int, nothing, nothing, nothing)
+    PrefixBook(PromptMemory(0), 16, sheet)
     sheet.gauge("build_info", BUILD_INFO_HELP, BUILD_INFO_LABELS)
     for kind, families in (
         ("counter", sheet.counters),

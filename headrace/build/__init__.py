@@ -7,7 +7,7 @@ it needs.
 - `tiers`: host memory and disk below the device.
 - `tenants`: tenants and classes of service from their file.
 - `drafting`: the drafter of speculative decoding.
-- `caching`: the response caches and cache warming.
+- `caching`: the response caches and cache warming; normalization and explanation of prompts, and sessions.
 - `server`: the HTTP server in front of a loaded model.
 - `operations`: logs, reloads, recordings, experiments.
 - `simulation`: an engine on a simulated device.

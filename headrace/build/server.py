@@ -15,7 +15,7 @@ from starlette.routing import Route
 from starlette.types import ASGIApp
 
 from headrace import __version__
-from headrace.build.caching.cache import describe_caches, make_recall, prefix_sizes
+from headrace.build.caching.cache import Prompts, describe_caches, make_prompts, make_recall, prefix_sizes
 from headrace.build.caching.warming import Warming, make_recorder, open_history
 from headrace.build.engine import make_ledger, make_pricing
 from headrace.build.model import Loaded, close, describe, load, timed, warm_up
@@ -69,6 +69,7 @@ from headrace.serve.http.operations.abort import Abort
 from headrace.serve.http.operations.pause import Pause
 from headrace.serve.http.operations.status import Status
 from headrace.serve.http.operations.usage_report import UsageReport
+from headrace.serve.http.prompts.routes import SessionsApi
 from headrace.serve.http.rate_limit_headers import rate_headers
 from headrace.serve.http.responses.opening import open_responses
 from headrace.serve.http.runtime.lifespan import lifespan_of
@@ -234,6 +235,8 @@ def _make_app(loaded: Loaded, all_options: Options, keys: KeyFile, traces: Trace
     )
     if folds.cost.ledger.pricing.given:
         model.cost = costs(service, folds.cost)
+    prompts = make_prompts(loaded, all_options, folds.page, service)
+    model.prompts = prompts.policy
     history = open_history(all_options.warm)
     recall = make_recall(caching, all_options.semantic, loaded, service, history)
 
@@ -245,14 +248,16 @@ def _make_app(loaded: Loaded, all_options: Options, keys: KeyFile, traces: Trace
         options.max_body_bytes,
         options.request_timeout,
         lambda tenant: rate_headers(service.meter.rooms(tenant, service.now())),
+        make_recorder(all_options.warm, history),
     )
-    api = Api(serving, make_recorder(all_options.warm, history))
+    api = Api(serving)
     warming = Warming(all_options.warm, caching, options, recall, model, history)
-    service.watch(warming.warmer, tokens=False)
+    for each in (warming.warmer, *prompts.watchers):
+        service.watch(each, tokens=False)
     for watcher, tokens in watchers(traces):
         service.watch(watcher, tokens=tokens)
     systemd = systemd_link(service)
-    status = _make_status(loaded, service, model, notes, folds, warming.not_yet)
+    status = _make_status(loaded, service, model, notes, folds, prompts, warming.not_yet)
     stats = (folds.metrics.caches.stats, folds.savings.stats)
     caches = CacheApi(recall, *stats, max_body_bytes=options.max_body_bytes)
     accounts = UsageReport(
@@ -265,6 +270,7 @@ def _make_app(loaded: Loaded, all_options: Options, keys: KeyFile, traces: Trace
     tuning = make_tuning(all_options, loaded.engine, service)
     more = (
         status,
+        SessionsApi(model),
         Pause(service),
         caches,
         accounts,
@@ -287,6 +293,7 @@ def _make_status(
     model: ServedModel,
     notes: CallNotes,
     folds: _Folds,
+    prompts: Prompts,
     not_yet: Callable[[], str],
 ) -> Status:
     return Status(
@@ -299,6 +306,7 @@ def _make_status(
         reset=loaded.engine.reset_prefix_cache,
         version=__version__,
         foresee=lambda request_id, now: estimate_fields(loaded.engine.estimate_start(request_id)),
+        prefix=prompts.explain,
         not_yet=not_yet,
     )
 

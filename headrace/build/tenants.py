@@ -12,6 +12,7 @@ tenants:
     tokens_per_day: 20000000
     max_concurrent_requests: 32
     models: {large: {tokens_per_minute: 20000}}
+    normalize: [billing_header, current_date]
 classes:
   priority: {weight: 8, floor: 0.1, ttft_seconds: 1.0, tpot_seconds: 0.1, prompt_tokens: 512}
 ```
@@ -25,7 +26,7 @@ from pathlib import Path
 from typing import Annotated
 
 import yaml
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
 from pydantic_core import ErrorDetails
 
 from headrace.config import ConfigError
@@ -34,6 +35,7 @@ from headrace.config.validation import plain_reason
 from headrace.core.request import Slo
 from headrace.core.tenancy.classes import CLASSES, ServiceClass
 from headrace.core.tenancy.tenants import EQUALS, TenantLimits, Tenants, TenantTerms
+from headrace.serve.http.prompts.markers import known_marker
 
 NAMES = tuple(each.name for each in CLASSES if each.weight)
 """Classes that a tenant may use."""
@@ -42,6 +44,7 @@ Positive = Annotated[float, Field(gt=0, le=1e6)]
 Weight = Annotated[float, Field(ge=1e-6, le=1e6)]
 Count = Annotated[int, Field(ge=1)]
 Name = Annotated[str, Field(pattern=f"^({'|'.join(NAMES)})$")]
+MarkerName = Annotated[str, AfterValidator(known_marker)]
 
 
 class _Form(BaseModel):
@@ -68,6 +71,7 @@ class _Tenant(_Limits):
     default_class: Name = "default"
     classes: Annotated[list[Name], Field(min_length=1)] | None = None
     models: dict[str, _Limits] = {}
+    normalize: list[MarkerName] | None = None
 
     def terms(self) -> TenantTerms:
         return TenantTerms(
@@ -76,6 +80,7 @@ class _Tenant(_Limits):
             classes=frozenset(self.classes or ()),
             limits=self.limits(),
             models={model: limits.limits() for model, limits in self.models.items()},
+            normalize=None if self.normalize is None else frozenset(self.normalize),
         )
 
 
@@ -162,6 +167,8 @@ def _terms_line(terms: TenantTerms) -> str:
     facts = [f"weight {terms.weight:g}", f"class {terms.default_class}"]
     if terms.classes:
         facts.append(f"may use {' '.join(sorted(terms.classes))}")
+    if terms.normalize is not None:
+        facts.append(f"normalizes {' '.join(sorted(terms.normalize)) or 'nothing'}")
     facts += _limit_facts("", terms.limits)
     for model, limits in terms.models.items():
         facts += _limit_facts(f"{model}: ", limits)
@@ -177,6 +184,8 @@ def _why(error: ValidationError, first: ErrorDetails) -> str:
     """The first fault in plain words, with a suggestion for a field that does not exist."""
     if first["type"] == "string_pattern_mismatch":
         return f"expected one of {', '.join(NAMES)}, got {first['input']!r}"
+    if first["type"] == "value_error":
+        return str(first["ctx"]["error"])
     if first["type"] == "extra_forbidden":
         return plain_reason(error) + suggestion(str(first["loc"][-1]), FIELDS)
     return plain_reason(error)

@@ -116,6 +116,30 @@ class ServerOptions:
             description="Tokens per chunk of a streamed response; the first token is sent at once.",
         ),
     ] = 1
+    normalize_prompts: Annotated[
+        tuple[str, ...],
+        Field(
+            description="Per-request marker that is removed from system messages or moved, so that prompts share "
+            "their prefix: all, billing_header, total_tokens, current_date or git_status. Repeatable; --tenants "
+            "overrides it for a tenant (default: none)."
+        ),
+    ] = ()
+    prefix_memory_bytes: Annotated[
+        int,
+        Field(
+            ge=0,
+            description="Memory for fingerprints of recent prompts, which explain where a prompt left the cached "
+            "prefix; 0 disables the explanation.",
+            json_schema_extra=BYTES,
+        ),
+    ] = 16 << 20
+    explain_prompt_text: Annotated[
+        bool,
+        Field(
+            description="Show a few words of a request's own prompt in /v1/requests/{id}, where it left the cached "
+            "prefix."
+        ),
+    ] = False
     drain_timeout: Annotated[
         float,
         Field(

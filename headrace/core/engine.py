@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 
 from headrace.core.events import Event
@@ -140,6 +140,10 @@ class Engine:
     def reset_prefix_cache(self, *, lower: bool = True) -> None:
         """Clear the prefix cache, including lower tiers unless ``lower`` is false; running requests continue."""
         self.scheduler.pool.reset(lower=lower)
+
+    def retain(self, keys: Sequence[bytes], retention: int) -> None:
+        """Set the retention priority of the cached blocks of these keys; between two steps."""
+        self.scheduler.pool.retain(keys, retention)
 
     def set_tenant_weights(self, weights: Mapping[str, float]) -> None:
         """Replace the tenants' weights (1 for a tenant that is not named); between two steps."""

@@ -109,3 +109,18 @@ def test_the_table_names_everybody_and_every_bound(tmp_path: Path) -> None:
     ):
         assert words in shown
     assert "background" not in shown
+
+
+def test_a_tenant_may_have_its_own_markers(tmp_path):
+    file = tmp_path / "tenants.yaml"
+    file.write_text("tenants:\n  a: {normalize: [billing_header]}\n  b: {normalize: []}\n  c: {}\n")
+    tenants, classes = read_tenants(str(file))
+    assert [tenants.terms(name).normalize for name in "abc"] == [{"billing_header"}, set(), None]
+    assert "tenant       a: weight 1, class default, normalizes billing_header" in describe_tenants(
+        tenants, classes
+    )
+    file.write_text("tenants:\n  a: {normalize: [dates]}\n")
+    with pytest.raises(
+        ConfigError, match=r"tenants\.a\.normalize.*'dates' is not a marker; expected one of all"
+    ):
+        read_tenants(str(file))

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from typing import Any
 
+from headrace.core.cache.prefix.prompt_memory import PromptMemory
 from headrace.observe.cost.ledger import CostLedger
 from headrace.observe.cost.meter import CostMeter
 from headrace.observe.cost.prices import Pricing
 from headrace.observe.goodput import Goodput
 from headrace.observe.metrics import Metrics
 from headrace.observe.metrics_page import MetricsPage
+from headrace.observe.prefixes.book import PrefixBook
 from headrace.observe.resources.meter import ResourceMeter
 from headrace.observe.resources.traffic import Traffic
 from headrace.observe.resources.work import ModelWork, Peaks, WorkMeter
@@ -34,6 +36,7 @@ def metrics_page() -> MetricsPage:
     WorkMeter(page, ledger, ModelWork(1, 1, 1, 1, 1), float, slots=1, peaks=Peaks(1.0, 1.0))
     Traffic(page)
     ResourceMeter(page, int, source, source, source)
+    PrefixBook(PromptMemory(0), 16, page)
     return page
 
 

@@ -1,5 +1,5 @@
 """Builds the response caches from their options: stores, the fingerprint of the engine, the lookup before the
-service.
+service. Also what happens with prompts before the prefix cache: normalization, explanation, sessions.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import secrets
 from collections.abc import Callable
 from importlib.metadata import entry_points
 from pathlib import Path
-from typing import cast
+from typing import NamedTuple, cast
 from urllib.parse import urlsplit
 
 from headrace import __version__
@@ -18,14 +18,18 @@ from headrace.build.caching.semantic import make_semantic
 from headrace.build.drafting import proposer_of
 from headrace.build.model import Loaded
 from headrace.build.plugins import Port, make_plugin
-from headrace.config import ConfigError, ResponseCacheOptions, SemanticOptions
+from headrace.config import ConfigError, Options, ResponseCacheOptions, SemanticOptions
+from headrace.core.cache.prefix.prompt_memory import PromptMemory
+from headrace.core.cache.prefix.sessions import SessionBook
 from headrace.core.cache.response.codec import Seal
 from headrace.core.cache.response.entry import StoreFacts
 from headrace.core.cache.response.key import KEY_BYTES, Engine
 from headrace.core.cache.response.tags import TagVersions
 from headrace.core.drafting.suffix import SuffixProposer
 from headrace.core.events import Layer, StoreFaulted
-from headrace.core.ports import Keeper, Store
+from headrace.core.ports import Keeper, Store, Watcher
+from headrace.observe.metrics_page import MetricsPage
+from headrace.observe.prefixes.book import PrefixBook
 from headrace.serve.cache.exact import ExactCache
 from headrace.serve.cache.history import History, HistoryKeeper
 from headrace.serve.cache.lookup import CacheLookup
@@ -34,7 +38,10 @@ from headrace.serve.cache.replay import Pace
 from headrace.serve.cache.stores.memory import MemoryStore
 from headrace.serve.cache.stores.sqlite import SQLiteStore
 from headrace.serve.cache.stores.tier import Tier
+from headrace.serve.http.prompts.markers import chosen
+from headrace.serve.http.prompts.policy import PromptPolicy
 from headrace.serve.service import Service
+from headrace.serve.sessions import Sessions
 
 FORMS = ("memory", "sqlite:PATH", "redis://HOST:PORT/DB", "memcached://HOST:PORT")
 STORE = Port("--response-cache", "headrace.stores", Store, FORMS)
@@ -207,3 +214,49 @@ def _weights(loaded: Loaded) -> str:
 def _digest_of(path: Path) -> bytes:
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").digest()
+
+
+SESSION_SHARE = 0.5
+"""Share of the KV cache's blocks that the sessions of one tenant may retain."""
+
+
+class Prompts(NamedTuple):
+    """The policy, and the explanation of prefixes (None: disabled)."""
+
+    policy: PromptPolicy
+    book: PrefixBook | None
+
+    @property
+    def watchers(self) -> list[Watcher]:
+        """What follows the engine's events, without tokens."""
+        return [each for each in (self.book, self.policy.sessions) if each is not None]
+
+    def explain(self, request_id: str, all_tenants: bool) -> dict[str, object] | None:
+        """Where the prompt of a request left the prefix cache; None if that is not known."""
+        return None if self.book is None else self.book.explain(request_id, all_tenants)
+
+
+def make_prompts(loaded: Loaded, options: Options, page: MetricsPage, service: Service) -> Prompts:
+    """The parts, connected to the engine behind ``service``.
+
+    Raises:
+        ConfigError: ``--normalize-prompts`` names no marker.
+    """
+    try:
+        markers = chosen(options.server.normalize_prompts)
+    except ValueError as error:
+        raise ConfigError(f"--normalize-prompts: {error}") from None
+    ledger, caching = loaded.ledger, options.cache.enable_prefix_caching
+    memory = options.server.prefix_memory_bytes
+    book = None
+    if memory:
+        show = options.server.explain_prompt_text
+        book = PrefixBook(PromptMemory(memory), ledger.block_size, page, caching=caching, show_text=show)
+    sessions = None
+    if caching and options.server.record_trace is None:  # a replay could not repeat what sessions change
+        sessions = Sessions(
+            SessionBook(max(1, int(SESSION_SHARE * ledger.num_blocks))),
+            ledger.block_size,
+            lambda keys, priority: service.thread.call(lambda: loaded.engine.retain(keys, priority)),
+        )
+    return Prompts(PromptPolicy(markers, None if book is None else book.enter, sessions), book)

@@ -200,6 +200,13 @@ class BlockPool:
         """Set a held block's retention priority, until ``seconds`` after its last use."""
         self._blocks[block_id].keep(retention, seconds)
 
+    def retain(self, keys: Sequence[bytes], retention: int) -> None:
+        """Set the retention priority of the cached full blocks of a chain, in place of what requests asked for."""
+        blocks = [block for key in reversed(keys) if (block := self._by_key.get(key))]
+        for block in blocks:
+            block.retention, block.seconds, block.due = retention, None, None
+        self._cached.update(blocks)
+
     def _forget(self, block: Block) -> None:
         older, newer = block.older, block.newer
         if older is not None:

@@ -33,7 +33,8 @@ class TenantTerms:
 
     ``weight`` is its share of device time relative to other tenants of a class. A request that names no class is of
     ``default_class``; ``classes`` are those it may name (empty: all). ``limits`` bound all its calls together, except
-    calls of ``models`` with limits of their own, which are counted separately.
+    calls of ``models`` with limits of their own, which are counted separately. ``normalize`` are the per-request
+    markers that are removed from its prompts or moved (None: the server's).
     """
 
     weight: float = 1.0
@@ -41,6 +42,7 @@ class TenantTerms:
     classes: frozenset[str] = frozenset()
     limits: TenantLimits = UNLIMITED
     models: Mapping[str, TenantLimits] = field(default_factory=dict)
+    normalize: frozenset[str] | None = None
 
     def may_use(self, service_class: str) -> bool:
         """Whether the tenant may name this class; its default class is always allowed."""

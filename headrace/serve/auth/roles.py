@@ -70,6 +70,7 @@ ROUTES: Mapping[str, Access] = {
     "GET /v1/models/{model:path}": Access.INFERENCE,
     "GET /v1/requests/{id}": Access.INFERENCE,
     "GET /v1/usage": Access.INFERENCE,
+    "DELETE /v1/sessions/{id}": Access.INFERENCE,
     "POST /abort_request": Access.INFERENCE,
     "GET /v1/cache/stats": Access.INFERENCE,
     "POST /v1/cache/clear": Access.INFERENCE,

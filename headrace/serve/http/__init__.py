@@ -13,5 +13,6 @@
 - `anthropic`: Anthropic's Messages API.
 - `tools`: tools and tool calls, in any dialect.
 - `batch`: files and batches.
+- `prompts`: per-request markers, where prompts leave the prefix cache, sessions.
 - `cache`: endpoints of the response caches. `operations`: health, metrics, usage, abort, pause, access log.
 """

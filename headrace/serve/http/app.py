@@ -21,10 +21,19 @@ from headrace.serve.http.edge import Edge
 from headrace.serve.http.errors import ApiError, api_error, http_exception, invalid_parameter, unexpected
 from headrace.serve.http.exchange import Hooks
 from headrace.serve.http.generation.call import COST_HEADER
+from headrace.serve.http.prompts.normalize import NORMALIZED_HEADER
 from headrace.serve.http.rate_limit_headers import RATE_HEADERS
 from headrace.serve.http.replies import CACHE_HEADER
 
-EXPOSED_HEADERS = ("Retry-After", "X-Request-Id", "traceparent", CACHE_HEADER, COST_HEADER, *RATE_HEADERS)
+EXPOSED_HEADERS = (
+    "Retry-After",
+    "X-Request-Id",
+    "traceparent",
+    CACHE_HEADER,
+    COST_HEADER,
+    NORMALIZED_HEADER,
+    *RATE_HEADERS,
+)
 """Response headers that browsers let pages of other origins read."""
 
 

@@ -127,9 +127,19 @@ class Edge:
         claimed = headers.get("x-tenant-id")
         if claimed is not None and not HEADER_TEXT.fullmatch(claimed):
             raise invalid("X-Tenant-Id must be 1 to 128 printable ASCII characters", "X-Tenant-Id")
+        session = headers.get("x-session-id")
+        if session is not None and not HEADER_TEXT.fullmatch(session):
+            raise invalid("X-Session-Id must be 1 to 128 printable ASCII characters", "X-Session-Id")
         key_id, tenant = tenant_of(identity, claimed)
         asks_cost = COST_HEADER in headers and _switch(headers[COST_HEADER])
-        return Caller(key_id, tenant, headers.get("cache-control"), exchange=exchange, asks_cost=asks_cost)
+        return Caller(
+            key_id,
+            tenant,
+            headers.get("cache-control"),
+            exchange=exchange,
+            asks_cost=asks_cost,
+            session=session,
+        )
 
 
 def _counted(exchange: Exchange, receive: Receive, send: Send) -> tuple[Receive, Send]:

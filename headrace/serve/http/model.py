@@ -12,6 +12,7 @@ from typing import Any
 from headrace.core.ports import Grammars
 from headrace.serve.http.errors import invalid, model_not_found
 from headrace.serve.http.generation.scheduling_fields import Rules
+from headrace.serve.http.prompts.policy import PromptPolicy
 from headrace.serve.http.tools.dialect import Dialect
 from headrace.serve.text.infill import find_infill
 from headrace.serve.text.segments import Segments
@@ -37,6 +38,7 @@ class ServedModel:
         stream_interval: tokens per chunk of a stream, after the first.
         grammars: compile constraints of structured outputs; without them such a request is rejected.
         cost: returns the cost of engine requests by their ids, as fields of ``usage``; None: there are no prices.
+        prompts: what happens with prompts before they are submitted.
         dialect: how the template offers tools and how outputs are parsed (default: by the template's text).
     """
 
@@ -54,6 +56,7 @@ class ServedModel:
         aliases: Sequence[str] = (),
         grammars: Grammars | None = None,
         cost: Callable[[Iterable[str]], Mapping[str, Any]] | None = None,
+        prompts: PromptPolicy | None = None,
     ) -> None:
         self.name = name
         self._names = frozenset({name, *aliases})
@@ -65,6 +68,7 @@ class ServedModel:
         self.stream_interval = stream_interval
         self.grammars = grammars
         self.cost = cost
+        self.prompts = prompts or PromptPolicy()
         self.dialect = dialect or Dialect(template)
         self.streams = TextStreams(tokenizer)
         self._special = {

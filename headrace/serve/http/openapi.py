@@ -121,6 +121,7 @@ OPERATIONS = (
         "/v1/requests/{id}",
         "Explain a request by id or X-Request-Id: state, position, reasons, tokens.",
     ),
+    Operation("delete", "/v1/sessions/{id}", "End a session: its prompt is retained no longer."),
     Operation(
         "post", "/abort_request", "Cancel a running request, by its id or its X-Request-Id.", AbortBody
     ),

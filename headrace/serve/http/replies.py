@@ -33,8 +33,9 @@ SSE_HEADERS = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
 CACHE_HEADER = "X-Headrace-Cache"
 
 
-def _cache_header(call: Call) -> dict[str, str]:
-    return {CACHE_HEADER: call.cache_note} if call.cache_note else {}
+def _call_headers(call: Call) -> dict[str, str]:
+    noted = {CACHE_HEADER: call.cache_note} if call.cache_note else {}
+    return noted | dict(call.prompt_headers)
 
 
 def _cost_header(call: Call) -> dict[str, str]:
@@ -87,7 +88,7 @@ class WholeAnswer(Response):
         try:
             while not self._call.done:
                 await self._call.advance()
-            headers = {**self._more_headers, **_cache_header(self._call), **_cost_header(self._call)}
+            headers = {**self._more_headers, **_call_headers(self._call), **_cost_header(self._call)}
             return Response(self._writer.whole(), headers=headers, media_type="application/json")
         except ApiError as error:
             self._error = error.code or ""
@@ -182,7 +183,7 @@ class StreamedAnswer(Response):
         self._ended = not more
         if not self._started:
             self._started = True
-            headers = {**SSE_HEADERS, **self._more_headers, **_cache_header(self._call)}
+            headers = {**SSE_HEADERS, **self._more_headers, **_call_headers(self._call)}
             head = Response(media_type="text/event-stream", headers=headers)
             del head.headers["content-length"]
             await self._send({"type": "http.response.start", "status": 200, "headers": head.raw_headers})

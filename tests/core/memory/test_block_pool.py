@@ -266,3 +266,19 @@ def test_a_chain_begins_with_its_first_block_or_not_at_all():
     assert pool.leading(keys) == pool.leading([]) == 0
     pool.promise(keys[:1])
     assert pool.leading(keys) == 3
+
+
+def test_retention_set_by_key_replaces_what_requests_asked_for():
+    pool, _ = pool_of(8)
+    first, second = tuple(range(8)), tuple(range(20, 28))
+    tables = [fill(pool, first), fill(pool, second)]
+    for block in tables[0]:
+        pool.keep(block, 90, None)
+    pool.release(tables[0])
+    pool.retain([*keys_of(first), b"unknown"], 3)
+    pool.retain(keys_of(second), 7)  # held: it counts when the block becomes idle
+    pool.release(tables[1])
+    assert {block.retention for block in pool.full_blocks() if block.id in tables[0]} == {3}
+    assert {block.retention for block in pool.full_blocks() if block.id in tables[1]} == {7}
+    assert all(block.seconds is None for block in pool.full_blocks())
+    pool.check()

@@ -13,6 +13,8 @@ from starlette.types import ASGIApp
 from headrace.build.operations.observability import costs
 from headrace.build.operations.tuning import make_tuning
 from headrace.config import Options
+from headrace.core.cache.prefix.prompt_memory import PromptMemory
+from headrace.core.cache.prefix.sessions import SessionBook
 from headrace.core.cache.warming.idle_detector import IdleDetector
 from headrace.core.engine import Engine
 from headrace.core.events import Event
@@ -33,6 +35,7 @@ from headrace.observe.cost.report import CostReport
 from headrace.observe.http_requests import HttpRequests
 from headrace.observe.metrics import Metrics
 from headrace.observe.metrics_page import MetricsPage
+from headrace.observe.prefixes.book import PrefixBook
 from headrace.observe.requests import RequestBook
 from headrace.observe.tenant_savings import TenantSavings
 from headrace.observe.usage import UsageBook
@@ -61,12 +64,16 @@ from headrace.serve.http.operations.access_log import log_access
 from headrace.serve.http.operations.pause import Pause
 from headrace.serve.http.operations.status import Status
 from headrace.serve.http.operations.usage_report import UsageReport
+from headrace.serve.http.prompts.markers import chosen
+from headrace.serve.http.prompts.policy import PromptPolicy
+from headrace.serve.http.prompts.routes import SessionsApi
 from headrace.serve.http.rate_limit_headers import rate_headers
 from headrace.serve.http.responses.background import BackgroundResponses
 from headrace.serve.http.responses.routes import ResponsesApi
 from headrace.serve.http.responses.store import ResponseStore
 from headrace.serve.quota_meter import QuotaMeter
 from headrace.serve.service import Service
+from headrace.serve.sessions import Sessions
 from headrace.serve.text.template import ChatTemplate
 from tests.doubles.scripted_runner import ScriptedRunner
 from tests.serve.text.vocabularies import byte_level
@@ -190,6 +197,15 @@ def build_house(options: dict) -> tuple[House, ASGIApp]:
     background = BackgroundResponses(store)
     responses = ResponsesApi(serving, store, background)
     messages = Messages(serving)
+    prefixes = PrefixBook(PromptMemory(1 << 20), block_size, sheet, show_text=options.get("show_text", False))
+    sessions = Sessions(
+        SessionBook(num_blocks // 2),
+        block_size,
+        lambda keys, priority: service.thread.call(lambda: engine.retain(keys, priority)),
+    )
+    model.prompts = PromptPolicy(chosen(options.get("normalize", ())), prefixes.enter, sessions)
+    for watcher in (prefixes, sessions):
+        service.watch(watcher, tokens=False)
     status = Status(
         service,
         model,
@@ -199,6 +215,7 @@ def build_house(options: dict) -> tuple[House, ASGIApp]:
         info=lambda: {"device": "none"},
         reset=engine.reset_prefix_cache,
         version="0",
+        prefix=prefixes.explain,
         foresee=options.get("foresee", lambda request_id, now: None),
     )
     grants = dict.fromkeys(options.get("keys", ()), Grant()) | options.get("grants", {})
@@ -237,6 +254,7 @@ def build_house(options: dict) -> tuple[House, ASGIApp]:
         accounts,
         warm,
         *tuning.endpoints,
+        SessionsApi(model),
         Docs("0"),
     )
     routes = [route for part in parts for route in part.routes()]

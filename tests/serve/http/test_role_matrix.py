@@ -44,8 +44,8 @@ RESULTS |= {route: {"tenant": 404, "other": 404, "admin": 404} for route in OWNE
 MISSING = ("GET /v1/files/{id}", "GET /v1/files/{id}/content", "DELETE /v1/files/{id}", "POST /v1/batches")
 MISSING += ("GET /v1/batches/{id}", "POST /v1/batches/{id}/cancel")
 MISSING += ("GET /v1/responses/{id}", "DELETE /v1/responses/{id}", "POST /v1/responses/{id}/cancel")
-MISSING += ("GET /v1/responses/{id}/input_items",)
-"""Routes about a response, a file or a batch that no tenant has; ``POST /v1/files`` gets no form."""
+MISSING += ("GET /v1/responses/{id}/input_items", "DELETE /v1/sessions/{id}")
+"""Routes about a response, a session, a file or a batch that no tenant has; ``POST /v1/files`` gets no form."""
 
 RESULTS |= {route: {"tenant": 404, "other": 404, "admin": 404} for route in MISSING}
 RESULTS |= {f"{method} /v1/experiments/{{id}}": {"admin": 404} for method in ("GET", "DELETE")}

@@ -37,7 +37,16 @@ _SHARED = (
         "cache_salt",
         "response_cache",
     ),
-    *("prompt_cache_key", "priority", "slo", "deadline_ms", "retention", "request_id"),
+    *(
+        "prompt_cache_key",
+        "priority",
+        "slo",
+        "deadline_ms",
+        "retention",
+        "request_id",
+        "session_id",
+        "agent_hint",
+    ),
 )
 """Fields that mean the same in both requests."""
 
@@ -51,7 +60,7 @@ def chat_body(dialect: Dialect, body: MessagesBody) -> ChatBody:
         ApiError: fields contradict each other, or the model's chat template cannot do what they ask for.
     """
     asked = {name: getattr(body, name) for name in _SHARED if getattr(body, name) is not None}
-    for name in ("response_cache", "slo"):
+    for name in ("response_cache", "slo", "agent_hint"):
         if name in asked:
             asked[name] = asked[name].model_dump(exclude_unset=True)
     if body.retention is not None:

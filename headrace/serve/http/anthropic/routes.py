@@ -6,14 +6,17 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
+from headrace.serve.auth.api_keys import tenant
 from headrace.serve.http.anthropic.conversation import chat_body, counted
 from headrace.serve.http.anthropic.refusals import refuse
 from headrace.serve.http.anthropic.wire import CountBody, MessagesBody
 from headrace.serve.http.anthropic.writer import MessageWriter
 from headrace.serve.http.body import read_body
 from headrace.serve.http.edge import CALLER
+from headrace.serve.http.generation.call import Caller
 from headrace.serve.http.generation.serving import Serving
 from headrace.serve.http.openai.chat import open_chat, render
+from headrace.serve.http.prompts.normalize import normalized
 from headrace.serve.http.replies import StreamedAnswer, WholeAnswer, writer_of
 from headrace.serve.http.wire import json_object, valid
 
@@ -39,7 +42,9 @@ class Messages:
         body = valid(MessagesBody, refuse(raw))
         self._model.check_name(body.model)
         chat = chat_body(self._model.dialect, body)
-        caller = request.scope[CALLER]
+        caller: Caller = request.scope[CALLER]
+        if self._serving.recorder is not None:
+            caller = self._serving.recorder.note_chat(chat, caller)
         call = await open_chat(
             self._recall,
             self._model,
@@ -63,6 +68,11 @@ class Messages:
         raw = json_object(await read_body(request, self._serving.max_body_bytes))
         body = valid(CountBody, refuse(raw))
         self._model.check_name(body.model)
-        text = await render(self._model, counted(self._model.dialect, body))
+        caller: Caller = request.scope[CALLER]
+        markers = self._model.prompts.markers(
+            self._model.rules.tenants, tenant(caller.key_id, caller.tenant_header, None)
+        )
+        conversation, _ = normalized(counted(self._model.dialect, body), markers)
+        text = await render(self._model, conversation)
         tokens = await self._model.encode(text, add_special_tokens=False)
         return JSONResponse({"input_tokens": len(tokens)})

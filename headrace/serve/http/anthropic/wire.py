@@ -9,7 +9,13 @@ from pydantic import AfterValidator, BeforeValidator, Discriminator, Field, Skip
 
 from headrace.serve.http.cache.wire import CacheDirectiveFields
 from headrace.serve.http.generation.fields import MAX_STOP_CHARACTERS, MAX_STOPS
-from headrace.serve.http.generation.scheduling_fields import MAX_MS, MAX_RETENTIONS, RetentionBody, SloBody
+from headrace.serve.http.generation.scheduling_fields import (
+    MAX_MS,
+    MAX_RETENTIONS,
+    RetentionBody,
+    SessionFields,
+    SloBody,
+)
 from headrace.serve.http.openai.chat_wire import CacheMark
 from headrace.serve.http.tools.wire import MAX_TOOLS, check_parameters
 from headrace.serve.http.wire import FORM_MARK, Wire, wrong_type, wrong_value
@@ -264,7 +270,7 @@ def _stop(value: str) -> str:
 StopSequence = Annotated[str, Field(max_length=MAX_STOP_CHARACTERS), AfterValidator(_stop)]
 
 
-class MessagesBody(CountBody):
+class MessagesBody(CountBody, SessionFields):
     """A request for the next turn of a conversation."""
 
     max_tokens: int = Field(ge=1, description="Shortened to what the context leaves beside the prompt.")

@@ -91,6 +91,8 @@ WAYS: Mapping[str, Way] = {
     "prompt_cache_key": Way.INERT,
     "prompt_cache_retention": Way.INERT,
     "prediction": Way.INERT,
+    "session_id": Way.INERT,
+    "agent_hint": Way.INERT,
     "request_id": Way.INERT,
     "metadata": Way.INERT,
 }

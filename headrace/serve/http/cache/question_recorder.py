@@ -12,9 +12,15 @@ from headrace.serve.http.cache.cacheable import WAYS, Way
 from headrace.serve.http.cache.wire import control
 from headrace.serve.http.generation.call import Caller
 from headrace.serve.http.generation.fields import Generation
+from headrace.serve.http.openai.chat_wire import ChatBody
 
 _IMMATERIAL = {name for name, way in WAYS.items() if way in (Way.INERT, Way.CONTROL)}
 _IMMATERIAL |= {"stream", "stream_options", "return_token_ids"}
+
+CHAT_PATH = "/v1/chat/completions"
+
+_UNSENT = {name for name, way in WAYS.items() if way is Way.INERT} | {"stream", "stream_options"}
+"""Fields of a chat request that are not recorded: they belong to the one request."""
 
 
 class QuestionRecorder:
@@ -30,6 +36,20 @@ class QuestionRecorder:
 
         Requests that would have the same response have the same key. A request that sets no_store is not recorded.
         """
+        return self._note(url, body, caller, lambda: raw)
+
+    def note_chat(self, body: ChatBody, caller: Caller) -> Caller:
+        """Record a request of another dialect as the chat request that it means: it is computed ahead as one."""
+        return self._note(
+            CHAT_PATH,
+            body,
+            caller,
+            lambda: body.model_dump_json(
+                exclude_unset=True, exclude_none=True, by_alias=True, exclude=_UNSENT
+            ).encode(),
+        )
+
+    def _note(self, url: str, body: Generation, caller: Caller, raw: Callable[[], bytes]) -> Caller:
         if control(body.response_cache, caller.cache_control).no_store:
             return caller
         who = tenant(caller.key_id, caller.tenant_header, body.user)
@@ -38,6 +58,6 @@ class QuestionRecorder:
             key = digest(url, who, said)
         except Unkeyable:
             return caller
-        recorded = Recorded(url, caller.key_id, caller.tenant_header, raw) if self._words else None
+        recorded = Recorded(url, caller.key_id, caller.tenant_header, raw()) if self._words else None
         self._history.asked(key, who, self._wall(), recorded)
         return caller._replace(origin=key)

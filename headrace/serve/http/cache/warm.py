@@ -27,6 +27,7 @@ from headrace.serve.http.openai.chat import open_chat, render
 from headrace.serve.http.openai.chat_wire import ChatBody, Conversation
 from headrace.serve.http.openai.completions import open_completion
 from headrace.serve.http.openai.completions_wire import CompletionBody
+from headrace.serve.http.prompts.normalize import normalized
 from headrace.serve.http.wire import parse
 from headrace.serve.service import Refused, Service
 
@@ -76,10 +77,10 @@ class Computing:
             body = parse(question.body, CompletionBody, unsupported.COMPLETIONS)
             return await open_completion(self._ahead, self._model, body, caller, self._request_timeout)
         chat = parse(question.body, ChatBody, unsupported.CHAT)
-        return await open_chat(self._ahead, self._model, chat, caller, self._request_timeout)
+        return await open_chat(self._ahead, self._model, chat, caller, self._request_timeout, shorten=True)
 
-    async def prefix_tokens(self, prefix: WarmPrefix) -> list[int]:
-        """The tokens of a prefix.
+    async def prefix_tokens(self, prefix: WarmPrefix, who: str) -> list[int]:
+        """The tokens of a prefix of the tenant ``who``.
 
         Raises:
             ApiError: it has no text or two, or its messages cannot be rendered, or it is too long.
@@ -90,6 +91,7 @@ class Computing:
             tokens = await self._model.encode(prefix.prompt, add_special_tokens=True)
         else:
             opening = Conversation.model_construct(messages=prefix.messages, add_generation_prompt=False)
+            opening, _ = normalized(opening, self._model.prompts.markers(self._model.rules.tenants, who))
             tokens = await self._model.encode(await render(self._model, opening), add_special_tokens=False)
         if len(tokens) >= self._model.max_model_len:
             raise invalid(
@@ -99,7 +101,7 @@ class Computing:
 
     async def _prefill(self, prefix: WarmPrefix, caller: Caller, begun: Begun) -> Outcome:
         who = tenant(caller.key_id, caller.tenant_header, prefix.user)
-        tokens = await self.prefix_tokens(prefix)
+        tokens = await self.prefix_tokens(prefix, who)
         self._prefixes += 1
         request = Request(
             id=f"{ID_PREFIX}prefix-{self._prefixes}",
@@ -151,14 +153,16 @@ class Warm:
             self._check(each.url, raw, f"requests[{number}].body")
             questions.append(Recorded(each.url, caller.key_id, caller.tenant_header, raw))
         for number, prefix in enumerate(body.prefixes):
+            who = tenant(caller.key_id, caller.tenant_header, prefix.user)
             try:
-                await self._computing.prefix_tokens(prefix)
+                await self._computing.prefix_tokens(prefix, who)
             except ApiError as error:
                 raise _within(error, f"prefixes[{number}]") from None
         for prefix in body.prefixes:
+            who = tenant(caller.key_id, caller.tenant_header, prefix.user)
             raw = prefix.model_dump_json(exclude_none=True).encode()
             await self._warmer.keep_warm(
-                tenant(caller.key_id, caller.tenant_header, prefix.user),
+                who,
                 Recorded(PATH, caller.key_id, caller.tenant_header, raw),
             )
         taken = self._warmer.add(questions)

@@ -30,6 +30,7 @@ from headrace.serve.http.generation.fields import Generation
 from headrace.serve.http.generation.scheduling_fields import Scheduling, retentions, scheduling_of
 from headrace.serve.http.generation.usage import usage
 from headrace.serve.http.model import ServedModel
+from headrace.serve.http.prompts.policy import UNKNOWN, About, SessionOf, session_of, session_of_stored
 from headrace.serve.http.rate_limit_headers import rate_headers
 from headrace.serve.parsing.message import Reading
 from headrace.serve.service import Refused
@@ -49,12 +50,20 @@ MARKED_RETENTION = 60
 KEPT_FOR_A_DAY = Retention(0, None, MARKED_RETENTION, 86_400.0)
 
 
+class StoredFor(NamedTuple):
+    """The response of a call is stored for so many ``seconds``; it continues the stored response ``previous``."""
+
+    seconds: float
+    previous: str | None
+
+
 class Caller(NamedTuple):
     """The client of a call: the API key's tenant or public id, ``X-Tenant-Id``, and ``Cache-Control``.
 
     ``origin`` names the call in the history of prompts, if there is one. ``exchange`` is the HTTP request of the call,
     None where the server makes the call itself. ``service_class`` is set where the server chooses the class, as for
-    lines of a batch. ``asks_cost``: the header ``X-Headrace-Cost`` asks for the cost of the call.
+    lines of a batch. ``asks_cost``: the header ``X-Headrace-Cost`` asks for the cost of the call. ``session`` is
+    ``X-Session-Id``. ``stored`` says how the response of the call is stored, if it is.
     """
 
     key_id: str | None
@@ -64,6 +73,8 @@ class Caller(NamedTuple):
     exchange: Exchange | None = None
     service_class: str = ""
     asks_cost: bool = False
+    session: str | None = None
+    stored: StoredFor | None = None
 
 
 class Answers(Protocol):
@@ -85,7 +96,8 @@ class Prompt(NamedTuple):
     decides what becomes of a first word's leading space. ``mute`` asks for the prompt's scores alone.
     ``echo`` is the prompt's text where it shall stand before the answer. ``retention`` says what of the computed prompt
     shall be kept longer. ``prediction`` is what the client expects the answer to be.
-    ``reading`` is how reasoning and tool calls are found in the answers; None: they are text.
+    ``reading`` is how reasoning and tool calls are found in the answers; None: they are text. ``about`` is for its
+    explanation.
     """
 
     tokens: tuple[int, ...]
@@ -96,6 +108,7 @@ class Prompt(NamedTuple):
     retention: tuple[Retention, ...] = ()
     reading: Reading | None = None
     prediction: tuple[int, ...] = ()
+    about: About = UNKNOWN
 
     @property
     def call_format(self) -> str:
@@ -145,6 +158,11 @@ class Call:
     def cache_note(self) -> str:
         """How the response caches took part; empty where there are none."""
         return self._answer.note
+
+    @property
+    def prompt_headers(self) -> tuple[tuple[str, str], ...]:
+        """Response headers that say what was done to the prompt."""
+        return self.prompts[0].about.headers
 
     @property
     def first_token_at(self) -> float | None:
@@ -254,13 +272,14 @@ def _interval(model: ServedModel, body: Generation, prompts: Sequence[Prompt]) -
     return model.stream_interval if body.stream else 0
 
 
-def _tenant(caller: Caller, body: Generation) -> str:
+def tenant_of_call(caller: Caller, body: Generation) -> str:
+    """Whose call it is."""
     return tenant(caller.key_id, caller.tenant_header, body.user)
 
 
 def cache_scope(caller: Caller, body: Generation) -> str:
     """Whose calls may gain from what was computed for this one: its tenant's, of equal ``cache_salt``."""
-    return f"{_tenant(caller, body)}\0{body.cache_salt or ''}"
+    return f"{tenant_of_call(caller, body)}\0{body.cache_salt or ''}"
 
 
 async def open_call(
@@ -285,8 +304,9 @@ async def open_call(
         InvalidParameter: the request id is in use.
     """
     call_id = f"{id_prefix}{body.request_id or secrets.token_hex(12)}"
-    who, scope = _tenant(caller, body), cache_scope(caller, body)
+    who = tenant_of_call(caller, body)
     seed = secrets.randbits(SEED_BITS) if body.seed is None else body.seed
+    session = _session(body, caller, call_id)
     urgent = scheduling_of(body, model.rules, who, request_timeout, caller.service_class)
     now, shows = recall.now(), _shows_cost(model, body, caller)
     wishes, bars = control(body.response_cache, caller.cache_control), unknown_field(body)
@@ -294,20 +314,19 @@ async def open_call(
     choices, questions = list[Choice](), list[LookupRequest]()
     for prompt in prompts:
         stops = partial(_text_stream, model, prompt) if prompt.ends_by_text else None
-        first = _request(model, body, prompt, urgent, now)
+        first = _request(model, body, caller, prompt, urgent, now, session)
         for n in range(choices_per_prompt):
             index = len(choices)
             request = replace(
                 first,
                 id=call_id if alone else f"{call_id}-{index}",
                 params=replace(prompt.params, prompt_logprobs=None) if n else prompt.params,
-                tenant=who,
-                affinity=f"{who}\0{body.prompt_cache_key}" if body.prompt_cache_key else "",
-                salt=scope,
                 seed=(seed + (n if body.seed is not None else index)) % 2**SEED_BITS,
             )
             complete = _complete(model, prompt.params)
             choices.append(Choice(index, request, _text_stream(model, prompt), prompt.mute, complete))
+            if not n:
+                model.prompts.submit(request, prompt.about, session)
             asked = LookupRequest(request, wishes, prompt.continues, stops, turn, bars, caller.origin)
             questions.append(asked)
     if caller.exchange is not None:
@@ -342,11 +361,38 @@ def _shows_cost(model: ServedModel, body: Generation, caller: Caller) -> bool:
     return asked
 
 
-def _request(model: ServedModel, body: Generation, prompt: Prompt, urgent: Scheduling, now: float) -> Request:
+def _session(body: Generation, caller: Caller, call_id: str) -> SessionOf | None:
+    hint = body.agent_hint
+    named = session_of(
+        body.session_id or caller.session,
+        None if hint is None else hint.ttl_seconds,
+        hint is not None and bool(hint.release),
+    )
+    if hint is not None and named is None:
+        raise invalid("agent_hint needs session_id or the header X-Session-Id", "agent_hint")
+    stored = caller.stored
+    return session_of_stored(call_id, stored.previous, stored.seconds) if stored and not named else named
+
+
+def _request(
+    model: ServedModel,
+    body: Generation,
+    caller: Caller,
+    prompt: Prompt,
+    urgent: Scheduling,
+    now: float,
+    session: SessionOf | None,
+) -> Request:
     """What all requests of one prompt have in common."""
     kept = (KEPT_FOR_A_DAY,) if body.prompt_cache_retention == "24h" else ()
+    if session is not None and model.prompts.sessions is not None:
+        kept = (*kept, session.retention)
+    who = tenant_of_call(caller, body)
     return Request(
         id="",
+        tenant=who,
+        affinity=f"{who}\0{body.prompt_cache_key}" if body.prompt_cache_key else "",
+        salt=cache_scope(caller, body),
         tokens=prompt.tokens,
         params=prompt.params,
         arrived=now,

@@ -49,7 +49,37 @@ class RetentionBody(Wire):
     ttl_seconds: float | None = Field(None, gt=0, le=MAX_MS / 1000, description="Then as all else.")
 
 
-class SchedulingFields(Wire):
+class AgentHint(Wire):
+    """What a client knows about its session."""
+
+    ttl_seconds: float | None = Field(
+        None,
+        gt=0,
+        le=MAX_MS / 1000,
+        description="How long the session's prompt stays cached after its last use. Default 300.",
+    )
+    release: bool | None = Field(
+        None, description="true: the session ends with this request, and its prompt is retained no longer."
+    )
+
+
+class SessionFields(Wire):
+    """The session of a call; its prompt is retained between its turns."""
+
+    session_id: str | None = Field(
+        None,
+        min_length=1,
+        max_length=256,
+        pattern=r"^[^\x00]*$",
+        description="Names a session: its newest prompt stays cached and replaces the one before it. The header "
+        "X-Session-Id means the same.",
+    )
+    agent_hint: AgentHint | None = Field(
+        None, description="How long the session's prompt is retained. It needs a session."
+    )
+
+
+class SchedulingFields(SessionFields):
     """The fields of every call that generates."""
 
     priority: int | None = Field(

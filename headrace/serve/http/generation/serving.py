@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from headrace.serve.cache.lookup import CacheLookup
+from headrace.serve.http.cache.question_recorder import QuestionRecorder
 from headrace.serve.http.generation.call_notes import CallNotes
 from headrace.serve.http.model import ServedModel
 
@@ -20,7 +21,7 @@ class Serving:
     """One model, one way to its answers, and the limits of a request.
 
     ``max_body_bytes`` bounds what is read of a request, ``request_timeout`` (seconds) how long it may take. ``headers``
-    are those that every answer to a tenant carries.
+    are those that every answer to a tenant carries. ``recorder`` takes note of which prompts come again.
     """
 
     recall: CacheLookup
@@ -29,3 +30,4 @@ class Serving:
     max_body_bytes: int
     request_timeout: float
     headers: Callable[[str], Mapping[str, str]] = no_headers
+    recorder: QuestionRecorder | None = None

@@ -19,6 +19,7 @@ from headrace.serve.http.generation.call import (
     Prompt,
     cache_scope,
     open_call,
+    tenant_of_call,
 )
 from headrace.serve.http.generation.choices import NOTHING, Choice, Delta
 from headrace.serve.http.generation.logprobs import chat_logprobs, prompt_entries, prompt_logprobs
@@ -41,6 +42,8 @@ from headrace.serve.http.openai.tool_use import (
     constrained,
     plain_messages,
 )
+from headrace.serve.http.prompts.entry import about_chat
+from headrace.serve.http.prompts.normalize import normalized
 from headrace.serve.http.tools.message_writing import delta_of, message_of
 from headrace.serve.parsing.message import MessagePiece
 from headrace.serve.text.template import TemplateError
@@ -71,6 +74,7 @@ async def open_chat(
     if body.prediction is not None and body.tools:
         raise invalid("prediction cannot be used together with tools", "prediction")
     check_choice(model.dialect, body)
+    body, done = normalized(body, model.prompts.markers(model.rules.tenants, tenant_of_call(caller, body)))
     text = await render(model, body)
     if body.add_special_tokens:
         whole = await model.encode(text, add_special_tokens=True)
@@ -88,7 +92,15 @@ async def open_chat(
     reading = answer_reading(model.dialect, body, text)
     marked = await _marked(model, body, tokens)
     predicted = await _predicted(model, body)
-    prompt = Prompt(tuple(tokens), params, continues, retention=marked, reading=reading, prediction=predicted)
+    prompt = Prompt(
+        tuple(tokens),
+        params,
+        continues,
+        retention=marked,
+        reading=reading,
+        prediction=predicted,
+        about=about_chat(model, body, text, tokens, done),
+    )
     return await open_call(
         recall,
         model,

@@ -11,7 +11,6 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from headrace.serve.http.body import read_body
-from headrace.serve.http.cache.question_recorder import QuestionRecorder
 from headrace.serve.http.edge import CALLER
 from headrace.serve.http.generation import unsupported
 from headrace.serve.http.generation.call import Call, Caller
@@ -33,12 +32,11 @@ _MESSAGES_KEY = re.compile(rb'"messages"\s*:')
 
 
 class Api:
-    """The endpoints. ``recorder`` takes note of which prompts come again."""
+    """The endpoints."""
 
-    def __init__(self, serving: Serving, recorder: QuestionRecorder | None = None) -> None:
+    def __init__(self, serving: Serving) -> None:
         self._serving = serving
         self._recall, self._model = serving.recall, serving.model
-        self._recorder = recorder
 
     def routes(self) -> list[Route]:
         """What to mount."""
@@ -99,8 +97,8 @@ class Api:
         body = parse(raw, form, not_yet)
         self._model.check_name(body.model)
         caller: Caller = request.scope[CALLER]
-        if self._recorder is not None:
-            caller = self._recorder.note(request.url.path, raw, body, caller)
+        if self._serving.recorder is not None:
+            caller = self._serving.recorder.note(request.url.path, raw, body, caller)
         return body, caller
 
     async def _body(self, request: Request, form: type[WireT], not_yet: NotYet) -> WireT:

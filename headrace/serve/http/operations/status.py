@@ -23,6 +23,9 @@ METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 FORESEE_SECONDS = 2.0
 """How long an explanation waits for the end of the current step."""
 
+ExplainPrefix = Callable[[str, bool], Mapping[str, Any] | None]
+"""Says where the prompt of a request left the prefix cache, to a client that may see all tenants or only its own."""
+
 Explain = Callable[[str, float], Mapping[str, Any] | None]
 """Describes a request by its id at a time; None if it is unknown."""
 
@@ -32,7 +35,8 @@ class Status:
 
     ``explain`` and ``metrics`` come from `observe`. ``info`` is shown by ``/server_info``. ``reset`` empties the prefix
     cache. ``foresee`` adds what only the engine knows of a waiting request (its ``position`` in the queue and the
-    predicted start); it is called between two steps. ``not_yet`` names what must be done before the server is ready.
+    predicted start); it is called between two steps. ``prefix`` adds where the prompt left the
+    prefix cache. ``not_yet`` names what must be done before the server is ready.
     """
 
     def __init__(
@@ -47,6 +51,7 @@ class Status:
         reset: Callable[[], object],
         version: str,
         foresee: Explain = lambda request_id, now: None,
+        prefix: ExplainPrefix = lambda request_id, all_tenants: None,
         not_yet: Callable[[], str] = str,
     ) -> None:
         self._service = service
@@ -58,6 +63,7 @@ class Status:
         self._reset = reset
         self._version = version
         self._foresee = foresee
+        self._prefix = prefix
         self._not_yet = not_yet
 
     def routes(self) -> list[Route]:
@@ -105,6 +111,8 @@ class Status:
         if not found or (key_id is not None and any(each["tenant"] != key_id for each in found)):
             raise request_not_found(request.path_params["id"])
         for each in found:
+            if (prefix := self._prefix(each["id"], key_id is None)) is not None:
+                each["prefix"] = prefix
             if each["state"] == "waiting":
                 each |= await self._foreseen(each["id"])
         shown = found[0] if len(note.request_ids) == 1 else {"id": call_id, "sequences": found}

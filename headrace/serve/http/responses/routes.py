@@ -13,10 +13,11 @@ from starlette.routing import Route
 from headrace.serve.http.body import read_body
 from headrace.serve.http.edge import CALLER
 from headrace.serve.http.errors import ApiError, invalid
-from headrace.serve.http.generation.call import Caller
+from headrace.serve.http.generation.call import Caller, StoredFor
 from headrace.serve.http.generation.serving import Serving
 from headrace.serve.http.openai.chat import open_chat
 from headrace.serve.http.paging import read_page
+from headrace.serve.http.prompts.policy import stored_name
 from headrace.serve.http.replies import StreamedAnswer, WholeAnswer, writer_of
 from headrace.serve.http.responses import resource
 from headrace.serve.http.responses.background import BackgroundResponses
@@ -25,7 +26,7 @@ from headrace.serve.http.responses.conversation import chat_body, own_names
 from headrace.serve.http.responses.items import Stored, chat_messages, references, stored_items
 from headrace.serve.http.responses.kept_answer import KeptAnswer
 from headrace.serve.http.responses.refusals import RESPONSES
-from headrace.serve.http.responses.store import BrokenChain, Record, ResponseStore
+from headrace.serve.http.responses.store import MAX_AGE_SECONDS, BrokenChain, Record, ResponseStore
 from headrace.serve.http.responses.streams.following import FollowedStream
 from headrace.serve.http.responses.streams.log import EventLog
 from headrace.serve.http.responses.wire import ResponsesBody
@@ -67,6 +68,10 @@ class ResponsesApi:
         context = await self._context(caller, body.previous_response_id)
         with own_names():
             chat = chat_body(body, context, items)
+            if self._serving.recorder is not None:
+                caller = self._serving.recorder.note_chat(chat, caller)
+            if body.stored:
+                caller = caller._replace(stored=StoredFor(MAX_AGE_SECONDS, body.previous_response_id))
             call = await open_chat(
                 self._recall, self._model, chat, caller, self._serving.request_timeout, id_prefix="resp_"
             )
@@ -142,6 +147,8 @@ class ResponsesApi:
         id = record.response["id"]
         await self.background.cancel(id)
         await self._store.delete(record.tenant, id)
+        if self._model.prompts.sessions is not None:
+            self._model.prompts.sessions.release(record.tenant, stored_name(id))
         return JSONResponse({"id": id, "object": "response", "deleted": True})
 
     async def cancel(self, request: Request) -> Response:

@@ -1,8 +1,12 @@
+import json
+
 import pytest
 
 from headrace.serve.http.cache.question_recorder import QuestionRecorder
 from headrace.serve.http.generation.call import Caller
+from headrace.serve.http.openai.chat_wire import ChatBody
 from headrace.serve.http.openai.completions_wire import CompletionBody
+from tests.serve.http.tool_scenes import TOOL_TEMPLATE, WEATHER
 
 NOBODY = Caller(None, None)
 
@@ -39,3 +43,42 @@ def test_who_wants_nothing_kept_is_not_noted(header, wishes):
     caller = NOBODY._replace(cache_control=header)
     assert note(history, caller, response_cache=wishes) == caller
     assert history.questions == []
+
+
+def test_a_request_of_another_dialect_is_noted_as_the_chat_request_that_it_means():
+    history = Noted()
+    fields = {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 5}
+    recorder = QuestionRecorder(history, words=True)
+    for more in ({}, {"stream": True, "request_id": "r", "session_id": "s"}):
+        caller = recorder.note_chat(ChatBody.model_validate(fields | more), NOBODY)
+    (first, recorded), (second, _) = history.questions
+    assert caller.origin == first == second
+    assert recorded.url == "/v1/chat/completions"
+    assert json.loads(recorded.body) == fields
+
+
+@pytest.mark.parametrize("options", [{"template": TOOL_TEMPLATE, "max_model_len": 1024, "num_blocks": 1024}])
+def test_messages_and_responses_are_recorded_and_can_be_computed_again(house):
+    history = Noted()
+    for route in house.routes:
+        if route.path in ("/v1/messages", "/v1/responses"):
+            route.endpoint.__self__._recorder = QuestionRecorder(history, words=True)
+    tool = WEATHER["function"]
+    message = {
+        "system": [{"type": "text", "text": "Be brief.", "cache_control": {"type": "ephemeral"}}],
+        "messages": [{"role": "user", "content": "Hi"}],
+        "tools": [{"name": tool["name"], "input_schema": tool["parameters"]}],
+        "max_tokens": 5,
+    }
+    response = {"instructions": "Be brief.", "input": "Hi", "max_output_tokens": 5, "store": False}
+    sent = [("/v1/messages", message), ("/v1/responses", response)]
+    prompts = []
+    for path, body in sent:
+        answer = house.client.post(path, json=body)
+        assert answer.status_code == 200, answer.text
+        prompts.append(house.client.get(f"/v1/requests/{answer.json()['id']}").json()["prompt_tokens"])
+    assert [recorded.url for _, recorded in history.questions] == 2 * ["/v1/chat/completions"]
+    for (_, recorded), tokens in zip(history.questions, prompts, strict=True):
+        again = house.client.post(recorded.url, content=recorded.body)
+        assert again.status_code == 200, again.text
+        assert again.json()["usage"]["prompt_tokens"] == tokens

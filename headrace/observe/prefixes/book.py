@@ -1,0 +1,177 @@
+"""Explains where each prompt left the prefix cache, and counts tokens that were computed again, by cause.
+
+The HTTP layer enters a prompt before it submits the request. The event `Admitted` says how many tokens were cached;
+only then is the prompt compared with earlier ones, so that no request waits for it. Prompts are remembered as
+fingerprints. Words of a prompt are kept only if ``show_text`` is set.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any, NamedTuple
+
+from headrace.core.cache.prefix.departure import (
+    NOWHERE,
+    SAYS,
+    Departure,
+    Looked,
+    Place,
+    PrefixCause,
+    departure,
+)
+from headrace.core.cache.prefix.prompt_memory import PromptMemory, Scope, fingerprint
+from headrace.core.events import AdmitReason, Admitted, Event, Finished, Spared
+from headrace.core.request import Request
+from headrace.observe.metrics_page import MetricsPage
+
+logger = logging.getLogger(__name__)
+
+MOST_WAITING = 10_000
+"""Prompts that wait for their admission; of more, the oldest is not explained."""
+
+MOST_EXPLAINED = 1_000
+"""Explanations that are kept, as many as of finished requests."""
+
+
+MOVED_TO_END = "moved_to_last_message"
+"""The action of normalization after which the end of a prompt does not come again."""
+
+
+class Entered(NamedTuple):
+    """A prompt that is about to be looked up.
+
+    ``place`` says what stands at one of its tokens, ``tools`` are digests of its tools, ``normalized`` what was done to
+    its text.
+    """
+
+    request: Request
+    place: Callable[[int], Place]
+    tools: tuple[int, ...] = ()
+    normalized: tuple[dict[str, Any], ...] = ()
+
+
+def _place(entered: Entered, at: int) -> Place:
+    try:
+        return entered.place(at)
+    except Exception:  # a text that cannot be searched must not keep events from other watchers
+        logger.exception("the place in a prompt was not found")
+        return NOWHERE
+
+
+class _Explained(NamedTuple):
+    found: Departure
+    prompt_tokens: int
+    cached_tokens: int
+    normalized: tuple[dict[str, Any], ...]
+
+
+class PrefixBook:
+    """A `core.ports.Watcher` that explains prompts; ``enter`` them before they are submitted.
+
+    Args:
+        memory: the prompts of earlier requests.
+        block_size: tokens of a block of the KV cache.
+        page: where the counter is written.
+        caching: whether prefixes are shared at all.
+        show_text: whether explanations show words of the request's own prompt.
+    """
+
+    def __init__(
+        self,
+        memory: PromptMemory,
+        block_size: int,
+        page: MetricsPage,
+        *,
+        caching: bool = True,
+        show_text: bool = False,
+    ) -> None:
+        self._memory = memory
+        self._block_size = block_size
+        self._caching = caching
+        self._show_text = show_text
+        self._waiting: OrderedDict[str, Entered] = OrderedDict()
+        self._explained: OrderedDict[str, _Explained] = OrderedDict()
+        self._recomputed = page.counter(
+            "prefix_recomputed_tokens",
+            "Prompt tokens computed again although an earlier request had computed them, by cause.",
+            ["cause"],
+        )
+
+    def enter(
+        self,
+        request: Request,
+        place: Callable[[int], Place] = lambda at: NOWHERE,
+        tools: Sequence[int] = (),
+        normalized: Sequence[dict[str, Any]] = (),
+    ) -> None:
+        """A request is about to be submitted."""
+        self._waiting[request.id] = Entered(request, place, tuple(tools), tuple(normalized))
+        if len(self._waiting) > MOST_WAITING:
+            self._waiting.popitem(last=False)
+
+    def fold(self, event: Event, now: float) -> None:
+        if isinstance(event, Admitted):
+            if event.reason is AdmitReason.NEW:
+                self._admitted(event)
+        elif isinstance(event, Finished):
+            self._waiting.pop(event.request_id, None)
+            self._memory.ended(event.request_id, event.output_tokens)
+        elif isinstance(event, Spared):
+            self._waiting.pop(event.request_id, None)
+
+    def _admitted(self, event: Admitted) -> None:
+        entered = self._waiting.pop(event.request_id, None)
+        if entered is None:
+            return
+        request = entered.request
+        cached = min(event.cached_tokens, len(request.tokens))
+        found = Departure(0, PrefixCause.NOT_LOOKED_UP)
+        if self._caching and request.params.prompt_logprobs is None:
+            found = self._compare(entered, cached)
+        if found.recomputed:
+            self._recomputed.of(found.cause.value).value += found.recomputed
+        shown = found if self._show_text else found._replace(place=found.place._replace(before="", after=""))
+        self._explained[request.id] = _Explained(shown, len(request.tokens), cached, entered.normalized)
+        if len(self._explained) > MOST_EXPLAINED:
+            self._explained.popitem(last=False)
+
+    def _compare(self, entered: Entered, cached: int) -> Departure:
+        request = entered.request
+        scope = Scope(request.tenant, request.salt, request.adapter)
+        print = fingerprint(request.tokens)
+        moves = any(each["action"] == MOVED_TO_END for each in entered.normalized)
+        looked = Looked(scope, len(request.tokens), cached, self._block_size, entered.tools, moves)
+        found = departure(looked, self._memory.compare(scope, print), partial(_place, entered))
+        self._memory.add(request.id, scope, print, entered.tools)
+        return found
+
+    def explain(self, request_id: str, all_tenants: bool = False) -> dict[str, Any] | None:
+        """Where the prompt of a request left the prefix cache, as plain values for JSON; None if that is not known.
+
+        That another tenant has sent the same beginning is shown only with ``all_tenants``.
+        """
+        explained = self._explained.get(request_id)
+        if explained is None:
+            return None
+        found = explained.found
+        if found.cause is PrefixCause.OTHER_TENANT and not all_tenants:
+            found = Departure(found.at, PrefixCause.NEW)
+        place = found.place
+        shown: dict[str, Any] = {
+            "cause": found.cause.value,
+            "why": SAYS[found.cause],
+            "left_at_token": found.at,
+            "prompt_tokens": explained.prompt_tokens,
+            "cached_tokens": explained.cached_tokens,
+            "recomputed_tokens": found.recomputed,
+            "compared_with": found.compared_with or None,
+            "section": place.section or None,
+            "marker": place.marker or None,
+            "normalized": list(explained.normalized),
+        }
+        if place.before or place.after:
+            shown["text"] = {"before": place.before, "after": place.after}
+        return shown

@@ -1,0 +1,39 @@
+"""Ends a session, so that its prompt is retained no longer than others: ``DELETE /v1/sessions/{id}``."""
+
+from __future__ import annotations
+
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Route
+
+from headrace.serve.auth.api_keys import tenant
+from headrace.serve.http.edge import CALLER
+from headrace.serve.http.errors import ApiError
+from headrace.serve.http.generation.call import Caller
+from headrace.serve.http.model import ServedModel
+
+MOST_SHOWN = 128
+"""Characters of an unknown id in an error."""
+
+
+class SessionsApi:
+    """The endpoint. A tenant releases only its own sessions."""
+
+    def __init__(self, model: ServedModel) -> None:
+        self._model = model
+
+    def routes(self) -> list[Route]:
+        """The route of this endpoint."""
+        return [Route("/v1/sessions/{id}", self.release, methods=["DELETE"])]
+
+    async def release(self, request: Request) -> Response:
+        """``DELETE /v1/sessions/{id}``."""
+        id = request.path_params["id"]
+        caller: Caller = request.scope[CALLER]
+        sessions = self._model.prompts.sessions
+        who = tenant(caller.key_id, caller.tenant_header, None)
+        if sessions is None or not sessions.release(who, id):
+            raise ApiError(
+                404, f"There is no session {id[:MOST_SHOWN]!r}.", param="id", code="session_not_found"
+            )
+        return JSONResponse({"id": id, "object": "session", "released": True})
