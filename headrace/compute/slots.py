@@ -39,8 +39,7 @@ class Rows(NamedTuple):
         counts = (
             np.array([len(tokens) for tokens in drafts]) if any(drafts) else np.zeros(len(rows), np.int64)
         )
-        columns = [np.array(column, dtype=np.int64) for column in (slot, start, length, samples)]
-        return cls(columns[0], columns[1], columns[2], columns[3], counts)
+        return cls(*(np.array(each, dtype=np.int64) for each in (slot, start, length, samples, counts)))
 
     @property
     def end(self) -> Ints:

@@ -54,14 +54,17 @@ class PendingAnswer:
         answer = self._answer
         if answer.stop_reason is not None:
             return False  # drawn before the engine knew of the stop string
-        answer.token_ids += event.tokens
-        answer.logprobs += event.logprobs
-        if self._first:
-            self.output.metrics.token_times += [now] * len(event.tokens)
+        used = len(event.tokens)
         if self._watch:
             delta = self._stream.push(self._visible(list(event.tokens)))
             answer.text += delta.text
             answer.stop_reason = delta.stopped
+            if delta.stopped is not None:  # tokens behind it, of the same step, are no part of the completion
+                used = len(delta.texts)
+        answer.token_ids += event.tokens[:used]
+        answer.logprobs += event.logprobs[:used]
+        if self._first:
+            self.output.metrics.token_times += [now] * used
         return answer.stop_reason is not None
 
     def score(self, event: PromptScored) -> None:
