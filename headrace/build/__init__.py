@@ -6,6 +6,7 @@ it needs.
 - `model`: a loaded model: weights, memory, runner and engine.
 - `tiers`: host memory and disk below the device.
 - `tenants`: tenants and classes of service from their file.
+- `drafting`: the drafter of speculative decoding.
 - `cache`: the response caches. `semantic`: the semantic cache.
 - `warming`: the request history and cache warming.
 - `recording`: recordings of the engine's decisions.

@@ -65,7 +65,12 @@ def make_recorded_engine(
 
     ``grammars`` are not used: a trace does not hold compile times, so no request waits for a grammar here. The runner
     compiles missing grammars itself.
+
+    Raises:
+        ConfigError: drafts depend on the tokens themselves, of which a trace holds fingerprints.
     """
+    if plans.speculative_config is not None:
+        raise ConfigError("--record-trace: drafts cannot be recorded; leave out --speculative-config")
     given = {"plans": plans, "cache": cache} | rest
     hints = get_type_hints(make_engine, include_extras=True)
     settings = {

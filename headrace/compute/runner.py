@@ -162,7 +162,10 @@ class LocalRunner:
             self._ahead.begin(self._slots.reached)
         last = np.cumsum(rows.length) - 1
         lines = self._draft(plan.rows, rows)
-        wanted = sampled_at = (last - rows.drafts)[lines.rows] + lines.offsets
+        sampled_at = last[lines.rows]
+        if lines.verifies:
+            sampled_at += lines.offsets - rows.drafts[lines.rows]
+        wanted = sampled_at
         spans = self._spans(rows)
         scored_at = np.repeat(last + 1 - rows.length, spans) + ramps(spans) if spans.size else spans
         if scored_at.size:
@@ -239,9 +242,9 @@ class LocalRunner:
     def _draft(self, plan_rows: tuple[Row, ...], rows: Rows) -> Lines:
         """Store the drafts of the rows; returns the lines of logits of all rows."""
         sampling = np.flatnonzero(rows.samples)
-        if not rows.drafts.any():
+        if not any(row.drafts for row in plan_rows):
             none = np.zeros(len(sampling), dtype=np.int64)
-            return Lines(sampling, rows.slot[sampling], rows.end[sampling], none, none)
+            return Lines(sampling, rows.slot[sampling], rows.end[sampling], none, none, False)
         drafts = drafted(plan_rows, self._vocab_size)
         self._slots.draft(rows, drafts)
         if self._matchers is not None:
@@ -250,7 +253,7 @@ class LocalRunner:
         at, offsets = np.repeat(sampling, counts), ramps(counts)
         expected = np.full(len(at), NO_DRAFT, dtype=np.int64)
         expected[offsets < rows.drafts[at]] = drafts
-        return Lines(at, rows.slot[at], rows.known[at] + offsets, offsets, expected)
+        return Lines(at, rows.slot[at], rows.known[at] + offsets, offsets, expected, True)
 
     def _sample(
         self, hidden: torch.Tensor, lines: Lines, failures: dict[int, str], download: Download
@@ -265,7 +268,9 @@ class LocalRunner:
         scored: list[int] = []
         for begin in range(0, len(lines.rows), self._most_logits):
             part = slice(begin, begin + self._most_logits)
-            some, own = lines.part(part), None if allowed is None else allowed.part(begin, part.stop)
+            whole = len(lines.rows) <= self._most_logits
+            some = lines if whole else lines.part(part)
+            own = allowed if whole or allowed is None else allowed.part(begin, part.stop)
             logits = self._logits(hidden[part])
             drawn = self._draw(logits, some, own, None if drafts is None else drafts[part], failures)
             tokens.append(drawn)

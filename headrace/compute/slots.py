@@ -36,8 +36,11 @@ class Rows(NamedTuple):
     def of(cls, rows: Sequence[Row]) -> Rows:
         """Turn ``rows`` (at least one) into columns."""
         slot, start, length, _, samples, drafts = zip(*rows, strict=True)
-        counts = tuple(map(len, drafts))
-        return cls(*(np.array(column, dtype=np.int64) for column in (slot, start, length, samples, counts)))
+        counts = (
+            np.array([len(tokens) for tokens in drafts]) if any(drafts) else np.zeros(len(rows), np.int64)
+        )
+        columns = (np.array(column, dtype=np.int64) for column in (slot, start, length, samples))
+        return cls(*columns, counts)
 
     @property
     def end(self) -> Ints:

@@ -10,5 +10,6 @@ Read in this order:
 - `constraint`: what the text of an answer must look like.
 - `block_keys`, `capacity`: content keys of blocks; how many blocks a request needs.
 - `scheduler`: what a step computes. `queueing`, `tenancy`: who is next. `memory`: paged KV memory.
-- `prediction`: step times and output lengths. `drafting`: tokens proposed for verification. `cache`: decisions of the response caches.
+- `prediction`: step times and output lengths. `cache`: decisions of the response caches.
+- `drafting`: which tokens speculative decoding proposes, and how many of them it verifies.
 """

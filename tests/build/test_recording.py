@@ -165,3 +165,9 @@ def test_a_recording_that_is_being_written_is_refused_at_the_start(tmp_path):
 def test_a_file_that_cannot_be_written_is_refused_at_the_start(tmp_path):
     with pytest.raises(ConfigError, match=r"--record-trace .*no such file"):
         open_tape(ServerOptions(record_trace=str(tmp_path / "no" / "trace.jsonl")))
+
+
+def test_drafts_cannot_be_recorded(tmp_path):
+    plans = SchedulerOptions(speculative_config='{"method": "ngram"}')
+    with pytest.raises(ConfigError, match="--record-trace: drafts cannot be recorded"):
+        recorded(tmp_path / "trace.jsonl", plans)

@@ -20,6 +20,7 @@ CORE_FLOORS = (
     {"tenancy"},
     {"sequence"},
     {"prediction", "cache"},
+    {"drafting"},
     {"queueing"},
     {"memory"},
     {"scheduler"},

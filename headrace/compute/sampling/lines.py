@@ -13,7 +13,7 @@ computed where the tokens are: the host need not wait for them.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -32,7 +32,7 @@ class Lines(NamedTuple):
 
     ``rows`` are indices of the plan's rows. ``positions`` are the places of the tokens to draw in their sequences,
     ``offsets`` the drafts of the row before them. ``drafts`` are the drafts at these places: `NO_DRAFT` in the last
-    line of a row.
+    line of a row. ``verifies`` says whether any row has drafts.
     """
 
     rows: Ints
@@ -40,15 +40,12 @@ class Lines(NamedTuple):
     positions: Ints
     offsets: Ints
     drafts: Ints
-
-    @property
-    def verifies(self) -> bool:
-        """Whether any row has drafts."""
-        return bool(self.offsets.any())
+    verifies: bool
 
     def part(self, some: slice) -> Lines:
         """Some of the lines."""
-        return Lines(*(column[some] for column in self))
+        rows, slots, positions, offsets, drafts, verifies = self
+        return Lines(rows[some], slots[some], positions[some], offsets[some], drafts[some], verifies)
 
     def cut(self, lengths: Mapping[int, int]) -> Lines:
         """Without the drafts of some slots after the first so many."""
@@ -59,10 +56,9 @@ class Lines(NamedTuple):
 
     def before(self) -> Ints | None:
         """The drafts before each line [L, K], `NO_DRAFT` where it has fewer than others; None if no line has any."""
-        width = int(self.offsets.max(initial=0))
-        if not width:
+        if not self.verifies:
             return None
-        places = np.arange(width)
+        places = np.arange(self.offsets.max(initial=0))
         first = np.arange(len(self.rows)) - self.offsets
         drafts = self.drafts[np.minimum(first[:, None] + places, len(self.rows) - 1)]
         return np.where(places < self.offsets[:, None], drafts, NO_DRAFT)
@@ -72,12 +68,18 @@ class Lines(NamedTuple):
 
         A fault after a draft does not count: the token at its place is drawn again in another step, and fails there.
         """
-        drafts, first, later = upload(
-            drawn.device, self.drafts, np.arange(len(self.rows)) - self.offsets, self.offsets
-        )
-        wrong = drawn != drafts
-        before = wrong.cumsum(0) - wrong.long()
-        return (before == before[first]) & ((drawn >= 0) | (later == 0))
+        known = (self.drafts, np.arange(len(self.rows)) - self.offsets, self.offsets)
+        if drawn.device.type == "cpu":  # small arrays take numpy a fraction of the time
+            return torch.from_numpy(_counting(drawn.numpy(), *known))
+        counting: torch.Tensor = _counting(drawn, *upload(drawn.device, *known))
+        return counting
+
+
+def _counting(drawn: Any, drafts: Any, first: Any, offsets: Any) -> Any:
+    """`Lines.counting` of arrays, or of tensors; ``first`` is the first line of each line's row."""
+    wrong = (drawn != drafts) * 1
+    before = wrong.cumsum(0) - wrong
+    return (before == before[first]) & ((drawn >= 0) | (offsets == 0))
 
 
 def drafted(rows: Sequence[Row], vocab_size: int) -> Ints:

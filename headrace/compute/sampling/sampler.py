@@ -205,9 +205,12 @@ class Sampler:
         self._constrain(logits, features, slots, positions)
         if (rows := np.flatnonzero(features & _PENALTIES)).size:
             numbers = self._numbers[slots[rows]]
-            kinds = (numbers[name] for name in ("repetition", "presence", "frequency"))
+            repetition, presence, frequency = (
+                numbers[name] for name in ("repetition", "presence", "frequency")
+            )
             ahead = None if drafts is None else drafts[rows]
-            self._penalties.apply(logits, rows, slots[rows], positions[rows], *kinds, ahead)
+            lengths = positions[rows]
+            self._penalties.apply(logits, rows, slots[rows], lengths, repetition, presence, frequency, ahead)
 
     def _tokens(self, logits: torch.Tensor, features: Ints, slots: Ints, positions: Ints) -> torch.Tensor:
         """A token for each row: sampled if the row is random, else the likeliest."""

@@ -46,11 +46,11 @@ class DraftedRows:
         budget = int(step.budget * DRAFT_SHARE) if step.prompts else step.budget
         rows, asks = [], []
         for row, sequence in enumerate(step.sequences):
-            ahead = sequence.pending - 1  # tokens that are drawn already, but not known
-            most = min(sequence.finish_length - len(sequence.tokens) - 1, budget + ahead)
+            tokens, ahead = sequence.tokens, sequence.pending - 1  # drawn already, but not known
+            most = min(sequence.finish_length - len(tokens) - 1, budget + ahead)
             if most > ahead:
                 rows.append(row)
-                asks.append(DraftAsk(sequence.request, sequence.tokens, most, ahead))
+                asks.append(new_tuple(DraftAsk, (sequence.request, tokens, most, ahead)))
         if not asks:
             return
         load = StepLoad(len(step.rows), step.tokens, step.contexts, budget, times)

@@ -6,7 +6,16 @@ import logging
 
 import pytest
 
-from headrace.core.events import Audited, Layer, Preempted, PreemptReason, Stepped, TransferFailed, TurnedAway
+from headrace.core.events import (
+    Audited,
+    DraftingFailed,
+    Layer,
+    Preempted,
+    PreemptReason,
+    Stepped,
+    TransferFailed,
+    TurnedAway,
+)
 from headrace.core.plan import Tier
 from headrace.core.request import RejectReason
 from headrace.observe.log.warnings import STORM_PREEMPTIONS, STORM_REPORT_SECONDS, WarningLog
@@ -73,3 +82,8 @@ def test_failed_audits_and_transfers_are_logged(caplog) -> None:
     log.fold(Audited("r", Layer.SEMANTIC, False), 1.0)
     log.fold(TransferFailed(Tier.HOST, Tier.DISK), 1.0)
     assert counts(caplog) == [("audit failed", 1), ("copy of KV blocks from host to disk failed", 1)]
+
+
+def test_drafting_that_failed_is_logged(caplog) -> None:
+    WarningLog().fold(DraftingFailed("RuntimeError: no"), 1.0)
+    assert "speculative decoding failed and is switched off: RuntimeError: no" in caplog.text
