@@ -19,7 +19,7 @@ from headrace.core.drafting.acceptance import Acceptance
 from headrace.core.drafting.draft_budget import DraftBudget
 from headrace.core.drafting.drafter import BudgetedDrafter
 from headrace.core.drafting.proposal import Drafter
-from headrace.lab.bench.forced_acceptance import ForcedAcceptance
+from headrace.lab.forced_acceptance import ForcedAcceptance
 
 PROMPT_TOKENS = 32
 

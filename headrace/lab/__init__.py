@@ -9,5 +9,6 @@
 | `plan` | rooflines of devices, and the cheapest fleet for latency targets |
 | `replay` | a recorded scheduler trace, replayed exactly or with other settings |
 | `semantic` | calibration of the semantic cache |
+| `forced_acceptance` | drafts that are accepted with a given probability |
 | `export` | requests as rows of a CSV or Parquet file |
 """

@@ -14,7 +14,6 @@ from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from headrace.core.cache.partial.scoped_indexes import ProposalCounts
 from headrace.core.cache.response.cacheability import CacheClass, classify
 from headrace.core.cache.response.entry import Hit, Miss, Served, StoreFacts
 from headrace.core.cache.response.key import Unkeyable, answer_key, beginning_key
@@ -268,13 +267,11 @@ class CacheLookup:
         if self._exact is None:
             return {}
         sizes = {Layer.EXACT: self._exact.facts()} | {level.layer: level.facts() for level in self._levels}
-        if self._partial is not None:
-            sizes[Layer.PARTIAL] = {"memory": self._partial.facts()}
-        return sizes
-
-    def indexed(self) -> ProposalCounts | None:
-        """Sizes of the index of past outputs; None if there is none."""
-        return None if self._outputs is None else self._outputs.counts
+        partial = {} if self._partial is None else {"memory": self._partial.facts()}
+        if self._outputs is not None:
+            counts = self._outputs.counts
+            partial["outputs"] = StoreFacts(counts.outputs, counts.nbytes, counts.evicted_scopes)
+        return sizes | {Layer.PARTIAL: partial} if partial else sizes
 
     async def start(self) -> None:
         """Start the caches and the service on the running loop."""

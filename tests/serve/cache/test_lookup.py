@@ -98,16 +98,8 @@ async def house(levels=(), limits=None, max_bytes=1 << 20, partial=None, outputs
     book, clock, witness = Book(), Clock(), Witness()
     service = Service(made, limits or Limits(64, 10_000), [book])
     exact = ExactCache([Tier(MemoryStore(max_bytes, clock))], TagVersions(), clock)
-    recall = CacheLookup(
-        service,
-        exact,
-        FINGERPRINT,
-        ttl=100.0,
-        levels=levels,
-        keepers=[witness],
-        partial=partial,
-        outputs=outputs,
-    )
+    wired = {"levels": levels, "keepers": [witness], "partial": partial, "outputs": outputs}
+    recall = CacheLookup(service, exact, FINGERPRINT, ttl=100.0, **wired)
     await recall.start()
     try:
         yield House(recall, service, runner, book, clock, witness)

@@ -4,7 +4,7 @@ from headrace.core.drafting.drafter import BudgetedDrafter
 from headrace.core.drafting.proposal import DraftAsk
 from headrace.core.events import Verified
 from headrace.core.request import Request
-from headrace.lab.bench.forced_acceptance import ForcedAcceptance
+from headrace.lab.forced_acceptance import ForcedAcceptance
 from headrace.testing.engines import Record, drain, hashing_engine
 from headrace.testing.hashing_runner import expected_tokens
 from tests.doubles.scenes import request
