@@ -81,18 +81,6 @@ class EngineCounters:
             ["tenant", "kind"],
             limit=tenants,
         )
-        self.drafts = page.counter(
-            "spec_decode_num_drafts", "Drafts of requests that were verified, one per request and step."
-        ).of()
-        self.drafted = page.counter("spec_decode_num_draft_tokens", "Drafted tokens that were verified.").of()
-        self.accepted = page.counter(
-            "spec_decode_num_accepted_tokens", "Drafted tokens that were accepted."
-        ).of()
-        self.accepted_at = page.counter(
-            "spec_decode_num_accepted_tokens_per_pos",
-            "Drafted tokens that were accepted, by their position in the draft.",
-            ["position"],
-        )
 
 
 class StepHistograms:

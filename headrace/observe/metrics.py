@@ -106,7 +106,6 @@ class Metrics:
 
         self._folds: dict[type, Callable[[Any, float], None]] = {
             Emitted: self._emitted,
-            Verified: self._verified,
             Stepped: self._stepped,
             Chunked: self._chunked,
             Arrived: self._arrived,
@@ -174,13 +173,6 @@ class Metrics:
         else:
             self._requests.itl.observe(now - live.last)
         live.last = now
-
-    def _verified(self, event: Verified, now: float) -> None:
-        self._counters.drafts.value += 1
-        self._counters.drafted.value += event.drafted
-        self._counters.accepted.value += event.accepted
-        for position in range(event.accepted):
-            self._counters.accepted_at.of(str(position)).value += 1
 
     def _preempted(self, event: Preempted, now: float) -> None:
         live = self._live[event.request_id]
