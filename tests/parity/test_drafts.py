@@ -30,7 +30,7 @@ WAYS: list[dict[str, Any]] = [
     {"blocks": 26},
     {"blocks": 26, "overlap": 1, "prefix_caching": False},
 ]
-BATCH = 40
+BATCH = 60
 
 
 @pytest.mark.parametrize("way", WAYS, ids=str)
@@ -53,7 +53,7 @@ def test_drafts_change_no_answer(way, pytestconfig):
 @pytest.mark.parametrize("kv_dtype", [torch.float32, torch.int8], ids=str)
 def test_the_numbers_of_native_kernels_do_not_depend_on_drafts(kv_dtype):
     """Bit for bit: a query's result depends neither on its tile nor on the rest of the batch."""
-    todo = random_requests(7, BATCH)
+    todo = random_requests(7, 30)
     plain = serve(todo, kernels="cpp", kv_dtype=kv_dtype)
     drafted = serve(todo, liar(plain, 7), kernels="cpp", kv_dtype=kv_dtype)
     assert drafted.answers == plain.answers
@@ -74,7 +74,7 @@ FEATURES: dict[str, dict[str, Any]] = {
 """Each with drafts, alone and over several seeds of one prompt."""
 
 
-@pytest.mark.parametrize("way", [{}, {"batched_tokens": 7}, {"blocks": 26, "overlap": 1}], ids=str)
+@pytest.mark.parametrize("way", [{}, {"blocks": 26, "overlap": 1, "batched_tokens": 7}], ids=str)
 @pytest.mark.parametrize("feature", FEATURES)
 def test_every_feature_with_drafts(feature, way):
     params = {"max_tokens": 14, **FEATURES[feature]}
@@ -117,7 +117,7 @@ def test_requests_that_are_cancelled_while_their_drafts_are_verified_disturb_nob
 
 
 def test_seeds_say_the_same_whatever_overlaps():
-    todo = random_requests(21, BATCH)
+    todo = random_requests(21, 30)
     plain = serve(todo)
     for overlap in (1, 3):
         check_same(plain, serve(todo, liar(plain, overlap), overlap=overlap))

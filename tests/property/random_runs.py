@@ -70,7 +70,7 @@ def _drafter(seed: int) -> LyingDrafter | None:
     rng = random.Random(seed + 2)  # its own, like that of `Compiling`
     if rng.random() < 0.4:
         return None
-    return LyingDrafter(hashed_truth, seed, VOCAB, fails=rng.randint(1, 200) if rng.random() < 0.1 else None)
+    return LyingDrafter(hashed_truth, seed, VOCAB, fails=rng.randint(1, 30) if rng.random() < 0.1 else None)
 
 
 def run(seed: int) -> Record:

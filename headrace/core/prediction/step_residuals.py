@@ -70,7 +70,9 @@ class StepResiduals:
             cell = cells[at]
             if cell.weight:
                 weight = cell.weight * KEPT ** (self._steps - cell.seen)
-                value = min(other.value for other in cells[at:] if other.weight)  # more tokens take no less time
+                value = min(
+                    other.value for other in cells[at:] if other.weight
+                )  # more tokens take no less time
                 return Longer(math.exp(value), cell.tokens, weight / (weight + 0.25))
         return None
 
