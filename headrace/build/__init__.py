@@ -5,7 +5,8 @@ it needs.
 - `policies`: the policies that the options name. `plugins`: classes of other packages.
 - `model`: a loaded model: weights, memory, runner and engine.
 - `tiers`: host memory and disk below the device.
-- `tenants`: tenants and classes of service from their file.
+- `tenants`: tenants and classes of service from their file; API keys.
+- `pooling`: embedding and reranking models, and a server that has only these.
 - `cache`: the response caches. `semantic`: the semantic cache.
 - `warming`: the request history and cache warming.
 - `recording`: recordings of the engine's decisions.

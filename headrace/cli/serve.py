@@ -11,6 +11,7 @@ from headrace.cli.progress import progress
 from headrace.config import (
     BatchOptions,
     CacheOptions,
+    EmbeddingOptions,
     ModelOptions,
     ObservabilityOptions,
     Options,
@@ -26,6 +27,7 @@ from headrace.config import (
     ModelOptions,
     CacheOptions,
     SchedulerOptions,
+    EmbeddingOptions,
     ServerOptions,
     ResponseCacheOptions,
     SemanticOptions,

@@ -2,8 +2,9 @@
 
 - `service`: admits requests and routes their events. `answer`: the events of one call. `thread`: the engine thread.
 - `health_watch`: logs stalls. `systemd`: notifies systemd.
-- `quota_meter`: counts usage against limits. `auth`: API keys.
+- `quota_meter`: counts usage against limits. `admission_rate`: requests per second. `auth`: API keys.
 - `text`: tokenizer, chat template, detokenizer. `parsing`: tool calls and reasoning in a model's text.
 - `structured`: constraints for structured output.
+- `embedding`: embeddings and scores, computed between steps.
 - `cache`: response caches. `http`: the API. `batch`: batches from files.
 """

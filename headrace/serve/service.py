@@ -22,6 +22,7 @@ from headrace.core.request import FinishReason, InvalidParameter, Request
 from headrace.core.tenancy.classes import is_awaited
 from headrace.core.tenancy.gate import Limits, Load, Reject, decide
 from headrace.core.tenancy.quota import Limit, Room
+from headrace.serve.admission_rate import AdmissionRate
 from headrace.serve.answer import Answer, Listener
 from headrace.serve.quota_meter import QuotaMeter
 from headrace.serve.thread import EngineThread, Progress, StepInterrupt, Steps
@@ -30,9 +31,6 @@ logger = logging.getLogger(__name__)
 
 STALL_SECONDS = 60.0
 """If requests wait this long without a finished step, the engine counts as stalled."""
-
-RATE_SECONDS = 10.0
-"""Time constant of the admission rate, which `Retry-After` is computed from."""
 
 HANDOVER_SECONDS = 0.002
 """How long the engine thread pauses after a first token, so that it is sent before the next step begins."""
@@ -65,21 +63,6 @@ class Health(NamedTuple):
     ready: bool
     why: str
     progress: Progress
-
-
-class _Rate:
-    """Events per second, exponentially averaged."""
-
-    def __init__(self) -> None:
-        self._value = 0.0
-        self._at = 0.0
-
-    def count(self, now: float) -> None:
-        self._value = self.value(now) + 1.0 / RATE_SECONDS
-        self._at = now
-
-    def value(self, now: float) -> float:
-        return self._value * math.exp((self._at - now) / RATE_SECONDS)
 
 
 class _Route:
@@ -129,7 +112,8 @@ class Service:
         self._queued_requests = 0
         self._queued_tokens = 0
         self._urgent = 0  # open foreground requests
-        self._admissions = _Rate()
+        self._entered = 0  # open calls that are computed between steps
+        self._admissions = AdmissionRate()
         self._notes: list[tuple[Sequence[Event], float]] = []  # with the time of the events
         self._idle = asyncio.Event()
         self._idle.set()
@@ -254,6 +238,20 @@ class Service:
             return False
         return True
 
+    def enter(self) -> None:
+        """A call begins that the engine thread computes between steps; `drain` waits for its `leave`."""
+        self._entered += 1
+        self._idle.clear()
+
+    def leave(self) -> None:
+        """Such a call has ended."""
+        self._entered -= 1
+        self._rest()
+
+    def _rest(self) -> None:
+        if not self._routes and not self._entered:
+            self._idle.set()
+
     async def between_steps(self, function: Callable[[], ResultT]) -> ResultT:
         """Run ``function`` on the engine thread between two steps, and return its result."""
         result: ResultT = await asyncio.wrap_future(self.thread.call(function))
@@ -346,8 +344,7 @@ class Service:
                         self._unqueue(route)
                         if route.listener is not None:
                             route.listener.tell(route.index, event)
-        if not self._routes:
-            self._idle.set()
+        self._rest()
         # After the readers that were woken, which write in the next iteration of the loop.
         self._running_loop().call_soon(self._written, events, now, written)
 

@@ -25,15 +25,15 @@ _QUERIES = 512
 
 
 class Group(NamedTuple):
-    """``count`` rows of equal ``length``, whose first token is at ``start``."""
+    """``rows`` rows of equal ``length``, whose first token is at ``start``."""
 
     start: int
-    count: int
+    rows: int
     length: int
 
     @property
     def end(self) -> int:
-        return self.start + self.count * self.length
+        return self.start + self.rows * self.length
 
 
 class Packed(NamedTuple):
@@ -63,7 +63,7 @@ def pack(rows: Sequence[TokenRow], device: torch.device) -> Packed:
     second = [index >= row.second > 0 for row in rows for index in range(len(row.tokens))]
     return Packed(
         torch.tensor([token for row in rows for token in row.tokens], device=device),
-        torch.cat([longest[: group.length].repeat(group.count) for group in groups]).to(device),
+        torch.cat([longest[: group.length].repeat(group.rows) for group in groups]).to(device),
         torch.tensor(second, dtype=torch.int64, device=device),
         lengths,
         tuple(groups),
@@ -80,14 +80,14 @@ def attend(
     """
     out = qkv.new_empty((len(qkv), *qkv.shape[2:]))
     for group in groups:
-        rows = qkv[group.start : group.end].view(group.count, group.length, *qkv.shape[1:])
+        rows = qkv[group.start : group.end].view(group.rows, group.length, *qkv.shape[1:])
         query, key, value = rows.permute(2, 0, 3, 1, 4)
         if reach is not None and group.length > reach + 1:
             attended = _local(query, key, value, reach)
         else:
             mask = None if bias is None else bias[None, :, : group.length, : group.length]
             attended = F.scaled_dot_product_attention(query, key, value, attn_mask=mask)
-        out[group.start : group.end].view(group.count, group.length, *qkv.shape[2:]).copy_(
+        out[group.start : group.end].view(group.rows, group.length, *qkv.shape[2:]).copy_(
             attended.transpose(1, 2)
         )
     return out.view(len(qkv), -1)

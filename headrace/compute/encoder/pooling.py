@@ -22,7 +22,7 @@ def pool(mode: str, hidden: Tensor, rows: Packed) -> Tensor:
     """Vectors [rows, hidden] of the first token (``cls``), the last one (``last``), or the mean of all tokens."""
     if mode == "mean":
         means = [
-            hidden[group.start : group.end].view(group.count, group.length, -1).mean(1)
+            hidden[group.start : group.end].view(group.rows, group.length, -1).mean(1)
             for group in rows.groups
         ]
         return means[0] if len(means) == 1 else torch.cat(means)

@@ -10,6 +10,7 @@
 - `generation`: what all generating endpoints share. `openai`: OpenAI's endpoints.
 - `responses`: OpenAI's Responses API.
 - `anthropic`: Anthropic's Messages API.
+- `embedding`: embeddings, reranking and scores.
 - `tools`: tools and tool calls, in any dialect.
 - `batch`: files and batches.
 - `cache`: endpoints of the response caches. `operations`: health, metrics, usage, abort, pause, access log.

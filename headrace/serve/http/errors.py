@@ -29,7 +29,6 @@ INVALID = "invalid_request_error"
 FAILED_MESSAGE = "The server had an error while processing your request."
 
 NOT_YET_ROUTES = (
-    "/v1/embeddings",
     "/v1/responses/compact",
     "/v1/responses/input_tokens",
     "/v1/messages/batches",

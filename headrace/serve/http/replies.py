@@ -36,7 +36,7 @@ def _cache_header(call: Call) -> dict[str, str]:
     return {CACHE_HEADER: call.cache_note} if call.cache_note else {}
 
 
-async def _hung_up(receive: Receive) -> None:
+async def hung_up(receive: Receive) -> None:
     """Return when the client has disconnected."""
     while (await receive())["type"] != "http.disconnect":
         pass
@@ -92,7 +92,7 @@ class WholeAnswer(Response):
             return respond(failed(), scope)
 
     async def _watch(self, receive: Receive) -> None:
-        await _hung_up(receive)
+        await hung_up(receive)
         self._gone = True
         self._call.close()
 
@@ -183,7 +183,7 @@ class StreamedAnswer(Response):
         await self._send_part({"type": "http.response.body", "body": data, "more_body": more})
 
     async def _watch(self, receive: Receive) -> None:
-        gone = asyncio.ensure_future(_hung_up(receive))
+        gone = asyncio.ensure_future(hung_up(receive))
         try:
             while not (await asyncio.wait([gone], timeout=PING_SECONDS))[0]:
                 if self._quiet and not self._ended:
