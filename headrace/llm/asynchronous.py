@@ -8,6 +8,7 @@ from types import TracebackType
 from typing import Self, Unpack
 
 from headrace.build.model import Loaded, close, load
+from headrace.config import ConfigError
 from headrace.core.events import Admitted, Event, Finished
 from headrace.core.request import SamplingParams
 from headrace.core.tenancy.gate import Limits
@@ -37,6 +38,9 @@ class AsyncLLM:
     """
 
     def __init__(self, model: str = "builtin", **given: Unpack[LLMOptions]) -> None:
+        for name in ("embedding_model", "rerank_model"):
+            if name in given:
+                raise ConfigError(f"{name}: AsyncLLM computes no embeddings; use LLM, or headrace serve")
         self.loaded: Loaded = load(engine_options(model, given))
         self.tokenizer = self.loaded.tokenizer
         streams = TextStreams(self.tokenizer)

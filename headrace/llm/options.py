@@ -8,6 +8,9 @@ from typing import Any, Literal, TypedDict
 class LLMOptions(TypedDict, total=False):
     """Options of the model, the KV cache and the scheduler; each has the meaning of the flag of the same name."""
 
+    runner: Literal["auto", "generate", "pooling"]
+    """Use of MODEL. generate: text; pooling: embeddings or scores only; auto: pooling for encoders and for
+    folders of sentence-transformers, else generate."""
     revision: str | None
     """Branch, tag or commit of a Hugging Face model (default: main)."""
     tokenizer: str | None
@@ -88,3 +91,10 @@ class LLMOptions(TypedDict, total=False):
     """Time after which an incomplete batch starts under --scheduling-policy static."""
     overlap: int | None
     """1 plans a step while the one before it runs, 0 does not (default: 1 on a GPU, else 0)."""
+    embedding_model: str | None
+    """Model of /v1/embeddings: a folder or Hugging Face name of an encoder, or of a decoder, which may be
+    MODEL itself (default: none)."""
+    rerank_model: str | None
+    """Cross-encoder of /v1/rerank and /v1/score (default: none; they compare embeddings)."""
+    mixed_embedding_ratio: float
+    """Time that embeddings may add to decoding, as a share of it; 0 sets no limit."""

@@ -106,6 +106,32 @@ def pair_rows(
     return _fitting(model, _encode(partial(model.tokenizer.pairs, pairs, limit, second_limit), param), param)
 
 
+def side_rows(
+    model: VectorModel,
+    pairs: Sequence[tuple[str, str]],
+    param: str,
+    limit: int | None,
+    second_limit: int | None,
+) -> tuple[list[TokenRow], list[tuple[int, int]]]:
+    """The distinct texts of pairs for an embedding model, and the two rows of each pair.
+
+    Queries and documents get the prompts that the model has for them.
+
+    Raises:
+        InvalidParameter: a text is not valid Unicode.
+        InputTooLong: a text has more tokens than the model reads.
+    """
+    queries = list(dict.fromkeys(one for one, _ in pairs))
+    texts = list(dict.fromkeys(other for _, other in pairs))
+    limits = [each for each in (limit, second_limit) if each is not None]
+    shorter = min(*limits, model.max_tokens) if limits else None
+    rows = text_rows(model, queries, param="query", prompt=first_prompt(model, QUERY_PROMPTS), limit=limit)
+    rows += text_rows(model, texts, param=param, prompt=first_prompt(model, DOCUMENT_PROMPTS), limit=shorter)
+    firsts = {text: index for index, text in enumerate(queries)}
+    seconds = {text: len(queries) + index for index, text in enumerate(texts)}
+    return rows, [(firsts[one], seconds[other]) for one, other in pairs]
+
+
 def _encode(encode: partial[list[TokenRow]], param: str) -> list[TokenRow]:
     try:
         return encode()

@@ -13,13 +13,11 @@ from starlette.routing import Route
 from headrace.core.embedding import TokenRow
 from headrace.serve.auth.api_keys import tenant
 from headrace.serve.embedding.inputs import (
-    DOCUMENT_PROMPTS,
-    QUERY_PROMPTS,
     InputTooLong,
     check_truncation,
-    first_prompt,
     pair_rows,
     prompt_of,
+    side_rows,
     text_rows,
 )
 from headrace.serve.embedding.job import EmbeddingJob
@@ -39,7 +37,7 @@ from headrace.serve.http.embedding.wire import (
     RerankBody,
     ScoreBody,
 )
-from headrace.serve.http.errors import ApiError, invalid, model_not_found
+from headrace.serve.http.errors import ApiError, invalid
 from headrace.serve.http.exchange import DISCONNECTED, record_error
 from headrace.serve.http.wire import parse
 
@@ -151,7 +149,7 @@ class EmbeddingApi:
             raise _absent("a cross-encoder", "--rerank-model, or an embedding model with --embedding-model")
         _check_name(vectors, body.model)
         limits = check_truncation(vectors, body.truncate_prompt_tokens), second_limit
-        rows, at = await asyncio.to_thread(_sides, vectors, pairs, param, *limits)
+        rows, at = await asyncio.to_thread(side_rows, vectors, pairs, param, *limits)
         job, values = await self._compute(request, body, vectors, task, rows)
         return job, cosine(values[[one for one, _ in at]], values[[other for _, other in at]])
 
@@ -184,23 +182,10 @@ async def _answered(request: Request, answer: Callable[[Request], Awaitable[Resp
         return Unsent()
 
 
-def _sides(
-    model: VectorModel, pairs: Pairs, param: str, limit: int | None, second_limit: int | None
-) -> tuple[list[TokenRow], list[tuple[int, int]]]:
-    """The distinct texts of pairs as rows, and the rows of each pair; queries and documents have their prompts."""
-    queries = list(dict.fromkeys(one for one, _ in pairs))
-    texts = list(dict.fromkeys(other for _, other in pairs))
-    shorter = limit if second_limit is None else min(limit or second_limit, second_limit, model.max_tokens)
-    rows = text_rows(model, queries, param="query", prompt=first_prompt(model, QUERY_PROMPTS), limit=limit)
-    rows += text_rows(model, texts, param=param, prompt=first_prompt(model, DOCUMENT_PROMPTS), limit=shorter)
-    firsts = {text: index for index, text in enumerate(queries)}
-    seconds = {text: len(queries) + index for index, text in enumerate(texts)}
-    return rows, [(firsts[one], seconds[other]) for one, other in pairs]
-
-
 def _check_name(model: PoolingModel, asked: str | None) -> None:
     if asked is not None and asked != model.name:
-        raise model_not_found(asked)
+        message = f"The model {asked!r} is not available on this route; it has {model.name!r}."
+        raise ApiError(404, message, param="model", code="model_not_found")
 
 
 def _absent(what: str, option: str) -> ApiError:
