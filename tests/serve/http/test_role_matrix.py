@@ -4,7 +4,9 @@ import pytest
 
 from headrace.serve.auth.api_keys import Grant
 from headrace.serve.auth.roles import ALLOWED, METRICS_PORT, ROUTES, Access, Role
+from headrace.serve.embedding.models import PoolingModels
 from headrace.serve.http.app import create_app, endpoints
+from tests.doubles.pooling_models import LetterModel, LetterPairs
 
 GRANTS = {
     "tenant": Grant("acme"),
@@ -24,6 +26,11 @@ BODIES = {
         "max_tokens": 1,
     },
     "POST /v1/messages/count_tokens": {"model": "fox", "messages": [{"role": "user", "content": "Hi"}]},
+    "POST /v1/embeddings": {"input": "x"},
+    **dict.fromkeys(
+        ("POST /v1/rerank", "POST /rerank", "POST /v2/rerank"), {"query": "x", "documents": ["y"]}
+    ),
+    **dict.fromkeys(("POST /v1/score", "POST /score"), {"text_1": "x", "text_2": "y"}),
     "POST /tokenize": {"prompt": "x"},
     "POST /detokenize": {"tokens": [1]},
     "POST /abort_request": {"request_id": "OWN"},
@@ -45,6 +52,9 @@ MISSING += ("GET /v1/responses/{id}/input_items",)
 """Routes about a response, a file or a batch that no tenant has; ``POST /v1/files`` gets no form."""
 
 RESULTS |= {route: {"tenant": 404, "other": 404, "admin": 404} for route in MISSING}
+PAUSES = ("POST /pause", "POST /resume")
+"""Sent last: between the two, requests are rejected."""
+
 RESULTS |= {"POST /v1/files": {"tenant": 400, "other": 400, "admin": 400}}
 
 
@@ -65,7 +75,8 @@ def expected(route, key):
 
 @pytest.fixture
 def options(tmp_path):
-    return {"grants": GRANTS, "batch_path": tmp_path}
+    models = PoolingModels(LetterModel(), LetterPairs("pairs"))
+    return {"grants": GRANTS, "batch_path": tmp_path, "embedding_models": models}
 
 
 @pytest.fixture
@@ -94,7 +105,8 @@ def test_a_route_that_is_not_in_the_table_stops_the_start(house, monkeypatch):
 
 @pytest.mark.parametrize("key", ROLES)
 def test_each_route_gives_each_key_what_the_table_says(house, own, key):
-    statuses = {route: send(house, route, key, own).status_code for route in sorted(ROUTES)}
+    in_order = sorted(ROUTES, key=lambda route: (route in PAUSES, route))
+    statuses = {route: send(house, route, key, own).status_code for route in in_order}
     assert {route: got for route, got in statuses.items() if route not in ("POST /v1/cache/warm",)} == {
         route: expected(route, key) for route in sorted(ROUTES) if route not in ("POST /v1/cache/warm",)
     }
