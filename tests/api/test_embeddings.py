@@ -90,7 +90,9 @@ def test_rerank_and_score(both: Server, folders: tuple[Path, Path]) -> None:
     answer = both.post("/v1/score", {"text_1": "a b", "text_2": TEXTS}).json()
     np.testing.assert_allclose([item["score"] for item in answer["data"]], expected, atol=1e-5)
     ranked = both.post("/v2/rerank", {"query": "a b", "documents": TEXTS}).json()["results"]
-    assert [item["relevance_score"] for item in ranked] == pytest.approx(sorted(expected, reverse=True), abs=1e-5)
+    assert [item["relevance_score"] for item in ranked] == pytest.approx(
+        sorted(expected, reverse=True), abs=1e-5
+    )
 
 
 def test_a_stream_goes_on_while_a_large_request_is_computed_and_hanging_up_frees_it(both: Server) -> None:
@@ -108,12 +110,12 @@ def test_a_stream_goes_on_while_a_large_request_is_computed_and_hanging_up_frees
         body = {"prompt": "Once", "max_tokens": 40, "ignore_eos": True, "stream": True}
         with httpx.stream("POST", both.url + "/v1/completions", json=body, timeout=60) as answer:
             lines = [line for line in answer.iter_lines() if line.startswith("data: {")]
-        assert len(lines) >= 40
+        assert '"finish_reason":"length"' in lines[-1]
     finally:
         ended.set()
         background.join()
     with pytest.raises(httpx.ReadTimeout):
-        httpx.post(both.url + "/v1/embeddings", json={"input": texts}, timeout=0.01)
+        httpx.post(both.url + "/v1/embeddings", json={"input": texts}, timeout=httpx.Timeout(30, read=0.01))
     both.wait_until(lambda info: both.metric("embedding_requests_open") == 0)
 
 
@@ -136,7 +138,7 @@ def test_the_model_that_generates_also_embeds() -> None:
         answer = running.post("/v1/embeddings", {"input": ["Once upon a time", "Hello"]}).json()
         one, other = (np.array(item["embedding"]) for item in answer["data"])
         assert np.linalg.norm(one) == pytest.approx(1, abs=1e-3)
-        assert 0.999 > one @ other
+        assert one @ other < 0.999
         assert running.post("/v1/completions", {"prompt": "Once", "max_tokens": 2}).status_code == 200
 
 

@@ -56,9 +56,7 @@ def write_embedding_model(folder: Path, pooling: str = "mean_tokens", **more: An
     (folder / "1_Pooling").mkdir()
     (folder / "1_Pooling" / "config.json").write_text(json.dumps({f"pooling_mode_{pooling}": True}))
     kinds = {"": "Transformer", "1_Pooling": "Pooling", "2_Normalize": "Normalize"}
-    modules = [
-        {"path": path, "type": f"sentence_transformers.models.{kind}"} for path, kind in kinds.items()
-    ]
+    modules = [{"path": path, "type": f"sentence_transformers.models.{kind}"} for path, kind in kinds.items()]
     (folder / "modules.json").write_text(json.dumps(modules))
     (folder / "config_sentence_transformers.json").write_text(json.dumps(more))
     return folder

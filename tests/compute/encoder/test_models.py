@@ -97,10 +97,18 @@ def test_cross_encoders_that_are_refused(config: dict[str, object], message: str
     ("file", "content", "message"),
     [
         ("1_Pooling/config.json", '{"pooling_mode_max_tokens": true}', "pooling max_tokens"),
-        ("1_Pooling/config.json", '{"pooling_mode_cls_token": true, "include_prompt": false}', "include_prompt"),
+        (
+            "1_Pooling/config.json",
+            '{"pooling_mode_cls_token": true, "include_prompt": false}',
+            "include_prompt",
+        ),
         ("config_sentence_transformers.json", '{"prompts": {"query": 1}}', "prompts must be"),
         ("config_sentence_transformers.json", '{"default_prompt_name": "q"}', "'q' is not among"),
-        ("modules.json", '[{"path": "9", "type": "sentence_transformers.models.Dense"}]', "lacks in_features"),
+        (
+            "modules.json",
+            '[{"path": "9", "type": "sentence_transformers.models.Dense"}]',
+            "lacks in_features",
+        ),
     ],
 )
 def test_files_that_are_refused(file: str, content: str, message: str, tmp_path: Path) -> None:

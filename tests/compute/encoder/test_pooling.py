@@ -33,7 +33,9 @@ HIDDEN = torch.arange(16.0).view(8, 2) ** 2
     ],
 )
 def test_pooling(mode: str, expected: list[list[float]]) -> None:
-    torch.testing.assert_close(pool(mode, HIDDEN, pack(ROWS, CPU)), torch.tensor(expected, dtype=torch.float32))
+    torch.testing.assert_close(
+        pool(mode, HIDDEN, pack(ROWS, CPU)), torch.tensor(expected, dtype=torch.float32)
+    )
 
 
 def test_packed_rows() -> None:

@@ -71,4 +71,6 @@ def test_a_lone_surrogate(texts: TextTokenizer) -> None:
 
 
 def test_lower_case() -> None:
-    assert TextTokenizer(tokenizer(), lower_case=True).texts(["A b"]) == TextTokenizer(tokenizer()).texts(["a b"])
+    assert TextTokenizer(tokenizer(), lower_case=True).texts(["A b"]) == TextTokenizer(tokenizer()).texts(
+        ["a b"]
+    )

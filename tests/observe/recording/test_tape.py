@@ -66,7 +66,9 @@ def test_a_full_file_ends_the_recording_and_says_so(tmp_path, caplog):
     assert json.loads(text.splitlines()[-1]) == {"stopped": "the trace has reached 400 bytes"}
     assert "serving continues" in caplog.text
     waiting = tape._queue.qsize()
-    assert waiting <= 2  # released, but for what was being put as it ended: one moment, and the end of `close`
+    assert (
+        waiting <= 2
+    )  # released, but for what was being put as it ended: one moment, and the end of `close`
     tape.tell(Reset(lower=True))
     assert tape._queue.qsize() == waiting  # nothing piles up behind a recording that has ended
 

@@ -27,9 +27,7 @@ LIMITS = Limits(8, 1000)
 def job(
     service: Service, model: LetterModel, *rows: tuple[int, ...], tenant: str = "a", name: str = "j"
 ) -> EmbeddingJob:
-    return EmbeddingJob(
-        name, tenant, "embed", model, [TokenRow(tokens) for tokens in rows], service.now()
-    )
+    return EmbeddingJob(name, tenant, "embed", model, [TokenRow(tokens) for tokens in rows], service.now())
 
 
 async def result_of(worker: EmbeddingWorker, one: EmbeddingJob) -> np.ndarray:

@@ -27,10 +27,11 @@ BODIES = {
     },
     "POST /v1/messages/count_tokens": {"model": "fox", "messages": [{"role": "user", "content": "Hi"}]},
     "POST /v1/embeddings": {"input": "x"},
-    **dict.fromkeys(
-        ("POST /v1/rerank", "POST /rerank", "POST /v2/rerank"), {"query": "x", "documents": ["y"]}
-    ),
-    **dict.fromkeys(("POST /v1/score", "POST /score"), {"text_1": "x", "text_2": "y"}),
+    **{
+        key: {"query": "x", "documents": ["y"]}
+        for key in ("POST /v1/rerank", "POST /rerank", "POST /v2/rerank")
+    },
+    **{key: {"text_1": "x", "text_2": "y"} for key in ("POST /v1/score", "POST /score")},
     "POST /tokenize": {"prompt": "x"},
     "POST /detokenize": {"tokens": [1]},
     "POST /abort_request": {"request_id": "OWN"},

@@ -120,9 +120,7 @@ def test_prompt_and_truncation(house: House) -> None:
         ({"input": "a", "model": "other"}, "model", "model_not_found", "it has 'letters'"),
     ],
 )
-def test_wrong_embedding_requests(
-    house: House, body: dict, param: str, code: str, words: str
-) -> None:
+def test_wrong_embedding_requests(house: House, body: dict, param: str, code: str, words: str) -> None:
     answer = post(house, "/v1/embeddings", body)
     assert answer.status_code == (404 if code == "model_not_found" else 400)
     assert error(answer)["param"] == param
@@ -199,9 +197,7 @@ def test_score(house: House, path: str, body: dict, scores: list[float]) -> None
         ("/score", {"text_1": "a", "text_2": "b", "activation": False}, "activation", "not supported"),
     ],
 )
-def test_wrong_rerank_and_score_requests(
-    house: House, path: str, body: dict, param: str, words: str
-) -> None:
+def test_wrong_rerank_and_score_requests(house: House, path: str, body: dict, param: str, words: str) -> None:
     answer = post(house, path, body)
     assert answer.status_code == (404 if param == "model" else 400)
     assert error(answer)["param"] == param
@@ -244,7 +240,9 @@ def test_a_failure_inside_says_nothing_of_the_inside(house: House, model: Letter
     assert post(house, "/v1/embeddings", {"input": "a"}).status_code == 200
 
 
-@pytest.mark.parametrize("options", [{"request_timeout": 0.2, "embedding_models": PoolingModels(LetterModel())}])
+@pytest.mark.parametrize(
+    "options", [{"request_timeout": 0.2, "embedding_models": PoolingModels(LetterModel())}]
+)
 def test_a_call_that_takes_too_long(house: House, options: dict) -> None:
     model = options["embedding_models"].embedding
     model.endless.set()
