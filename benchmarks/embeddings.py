@@ -7,31 +7,35 @@ drawn from a lognormal distribution between 4 and 256. Both sides get tokens, so
   sentence-transformers makes them.
 - headrace: packed batches of up to 1024 tokens, as the server makes them while nothing generates.
 
-``python benchmarks/embeddings.py throughput`` needs transformers. ``python benchmarks/embeddings.py latency`` starts a
-server on the built-in model, decodes eight streams, and measures the time between their tokens with and without a
-client that embeds all the time.
+``python -m benchmarks.embeddings throughput`` needs transformers. ``python -m benchmarks.embeddings latency`` decodes
+eight streams with the built-in model, and measures the time between their steps in alternating rounds, with and
+without a client that embeds texts with all-MiniLM-L6-v2 all the time.
 """
 
 from __future__ import annotations
 
 import argparse
 import asyncio
-import json
 import random
 import statistics
-import subprocess
-import sys
 import tempfile
 import time
 from pathlib import Path
 from typing import Any
 
-import httpx
 import numpy as np
+
+from headrace.core.embedding import InputQueue, TokenRow
+from headrace.core.events import Emitted, Event
+from headrace.core.request import FinishReason, Request, SamplingParams
+from headrace.core.tenancy.gate import Limits
+from headrace.serve.embedding.job import EmbeddingJob
+from headrace.serve.embedding.worker import EmbeddingWorker
+from headrace.serve.service import Service
 
 VOCABULARY, HIDDEN, INNER, LAYERS, HEADS = 30522, 384, 1536, 6, 12
 PADDED_ROWS, PACKED_TOKENS = 32, 1024
-STREAMS, STREAM_TOKENS = 8, 400
+STREAMS, STREAM_TOKENS = 8, 1000
 
 
 def rows(count: int, seed: int) -> list[tuple[int, ...]]:
@@ -69,7 +73,10 @@ def padded(model: Any, texts: list[tuple[int, ...]]) -> np.ndarray:
         for begin in range(0, len(order), PADDED_ROWS):
             batch = order[begin : begin + PADDED_ROWS]
             longest = len(texts[batch[0]])
-            tokens, mask = torch.zeros(len(batch), longest, dtype=torch.long), torch.zeros(len(batch), longest)
+            tokens, mask = (
+                torch.zeros(len(batch), longest, dtype=torch.long),
+                torch.zeros(len(batch), longest),
+            )
             for row, index in enumerate(batch):
                 tokens[row, : len(texts[index])] = torch.tensor(texts[index])
                 mask[row, : len(texts[index])] = 1
@@ -81,7 +88,6 @@ def padded(model: Any, texts: list[tuple[int, ...]]) -> np.ndarray:
 def packed(model: Any, texts: list[tuple[int, ...]]) -> np.ndarray:
     """Vectors by Headrace, in the batches that its server makes."""
     from headrace.compute.encoder.models import run
-    from headrace.core.embedding import InputQueue, TokenRow
 
     queue: InputQueue[str] = InputQueue()
     queue.add("", "", [len(text) for text in texts])
@@ -133,74 +139,104 @@ def throughput(count: int, rounds: int) -> None:
         print(f"median ratio of {what} {statistics.median(values):.2f}")
 
 
-async def stream(client: httpx.AsyncClient, gaps: list[float]) -> None:
-    """Decode one stream and note the times between its tokens."""
-    body = {"prompt": "Once upon a time", "max_tokens": STREAM_TOKENS, "ignore_eos": True, "stream": True}
-    last = None
-    async with client.stream("POST", "/v1/completions", json=body) as answer:
-        async for line in answer.aiter_lines():
-            if line.startswith("data: {"):
-                now = time.perf_counter()
-                if last is not None:
-                    gaps.append(now - last)
-                last = now
+class Gaps:
+    """A watcher that notes the times between the steps that emit tokens of a request."""
+
+    def __init__(self) -> None:
+        self.seconds: list[float] = []
+        self._last: dict[str, float] = {}
+
+    def fold(self, event: Event, now: float) -> None:
+        if isinstance(event, Emitted):
+            if event.request_id in self._last:
+                self.seconds.append(now - self._last[event.request_id])
+            self._last[event.request_id] = now
 
 
-async def embed(client: httpx.AsyncClient, ended: asyncio.Event, size: int) -> int:
+async def decode(service: Service, turn: int) -> None:
+    """Decode all streams to their end."""
+    params = SamplingParams(max_tokens=STREAM_TOKENS, ignore_eos=True)
+    requests = [Request(f"{turn}-{index}", (1, 2, 3, index), params) for index in range(STREAMS)]
+    answer = service.open(requests, interval=0)
+    while not answer.exhausted:
+        await answer.read()
+    service.close(answer)
+
+
+async def embed(
+    service: Service, worker: EmbeddingWorker, model: Any, ended: asyncio.Event, size: int
+) -> int:
     """Embed batches of texts until the streams have ended; returns the number of texts."""
     done = 0
     while not ended.is_set():
-        texts = [list(row) for row in rows(size, seed=done)]
-        (await client.post("/v1/embeddings", json={"input": texts, "encoding_format": "base64"})).raise_for_status()
-        done += size
+        given = [TokenRow(row) for row in rows(size, seed=done)]
+        job = EmbeddingJob(f"embed-{done}", "a", "embed", model, given, service.now())
+        worker.submit(job)
+        waits = asyncio.create_task(ended.wait())
+        finished, _ = await asyncio.wait([job.result, waits], return_when=asyncio.FIRST_COMPLETED)
+        waits.cancel()
+        worker.end(job, FinishReason.STOP)
+        done += size if job.result in finished else 0
     return done
 
 
-async def measure(url: str, rounds: int, size: int) -> None:
+async def measure(service: Service, worker: EmbeddingWorker, model: Any, rounds: int, size: int) -> None:
     """Alternate rounds with and without embeddings."""
-    async with httpx.AsyncClient(base_url=url, timeout=600) as client:
-        for turn in range(2 * rounds + 1):
-            gaps: list[float] = []
-            loaded, ended = turn % 2 == 1, asyncio.Event()
-            load = asyncio.create_task(embed(client, ended, size)) if loaded else None
-            began = time.perf_counter()
-            await asyncio.gather(*(stream(client, gaps) for _ in range(STREAMS)))
-            seconds = time.perf_counter() - began
-            ended.set()
-            texts = 0 if load is None else await load
-            gaps.sort()
-            if turn:  # the first round warms up
-                print(
-                    f"{'embedding' if loaded else 'alone    '}  mean {1e3 * statistics.fmean(gaps):.2f} ms  "
-                    f"p50 {1e3 * gaps[len(gaps) // 2]:.2f} ms  p99 {1e3 * gaps[len(gaps) * 99 // 100]:.2f} ms  "
-                    f"largest {1e3 * gaps[-1]:.2f} ms  {texts} texts in {seconds:.1f} s"
-                )
+    means: dict[bool, list[float]] = {False: [], True: []}
+    service.start()
+    for turn in range(2 * rounds + 1):
+        gaps = Gaps()
+        service.watch(gaps)
+        loaded, ended = turn % 2 == 1, asyncio.Event()
+        load = asyncio.create_task(embed(service, worker, model, ended, size)) if loaded else None
+        busy, began = worker.busy_seconds, time.perf_counter()
+        await decode(service, turn)
+        seconds, busy = time.perf_counter() - began, worker.busy_seconds - busy
+        ended.set()
+        texts = 0 if load is None else await load
+        ordered = [1e3 * gap for gap in sorted(gaps.seconds)]
+        if turn:  # the first round warms up
+            means[loaded].append(statistics.fmean(ordered))
+            print(
+                f"{'embedding' if loaded else 'alone    '}  mean {means[loaded][-1]:.2f} ms  "
+                f"p50 {ordered[len(ordered) // 2]:.2f} ms  p99 {ordered[len(ordered) * 99 // 100]:.2f} ms  "
+                f"{texts} texts, {busy:.2f} of {seconds:.1f} s",
+                flush=True,
+            )
+    print(f"median of means {statistics.median(means[True]):.2f} / {statistics.median(means[False]):.2f} ms")
 
 
-def latency(rounds: int, size: int, flags: list[str]) -> None:
-    """Start a server and measure it."""
-    command = [sys.executable, "-m", "headrace", "serve", "--port", "0", "--kv-cache-memory-bytes", "256MiB"]
-    command += ["--embedding-model", "all-MiniLM-L6-v2", "--log-format", "json", *flags]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as server:
-        assert server.stdout is not None
-        try:
-            url = next(found for line in server.stdout if (found := json.loads(line).get("url")))
-            asyncio.run(measure(url, rounds, size))
-        finally:
-            server.kill()
+def latency(rounds: int, size: int, ratio: float) -> None:
+    """Measure the engine of a server, and its embedding worker, in this process."""
+    from headrace.build.model import load, warm_up
+    from headrace.build.pooling.models import load_pooling
+    from headrace.config import options
+
+    given = options(
+        {"model": "builtin", "embedding_model": "all-MiniLM-L6-v2", "kv_cache_memory_bytes": 256 << 20}
+    )
+    models, loaded = load_pooling(given), load(given)
+    warm_up(loaded)
+    limits = Limits(1024, 4_000_000)
+    service = Service(loaded.engine, limits, interrupt=loaded.runner.bell)
+    asyncio.run(measure(service, EmbeddingWorker(service, limits, ratio), models.embedding, rounds, size))
+    service.stop()
 
 
 def main() -> None:
     """Run one of the two measurements."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("what", choices=("throughput", "latency"))
     parser.add_argument("--texts", type=int, default=1000, help="texts of a round, or of a request")
     parser.add_argument("--rounds", type=int, default=5)
-    given, flags = parser.parse_known_args()
+    parser.add_argument("--ratio", type=float, default=0.2, help="--mixed-embedding-ratio")
+    given = parser.parse_args()
     if given.what == "throughput":
         throughput(given.texts, given.rounds)
     else:
-        latency(given.rounds, min(given.texts, 256), flags)
+        latency(given.rounds, min(given.texts, 8), given.ratio)
 
 
 if __name__ == "__main__":
