@@ -77,7 +77,7 @@ class Status:
         self._version = version
         self._foresee = foresee
         self._not_yet = not_yet
-        self._beside = {each.name: each for each in beside}
+        self._beside = {each.name: each for each in beside if each.name != model.name}
 
     def routes(self) -> list[Route]:
         """The routes of these endpoints."""
