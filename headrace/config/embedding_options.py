@@ -1,4 +1,4 @@
-"""Options of embeddings, reranking and scores: the models for them, and their share of the engine's time."""
+"""Options of embeddings, reranking and scores: the models for them."""
 
 from __future__ import annotations
 
@@ -25,10 +25,3 @@ class EmbeddingOptions:
             description="Cross-encoder of /v1/rerank and /v1/score (default: none; they compare embeddings)."
         ),
     ] = None
-    mixed_embedding_ratio: Annotated[
-        float,
-        Field(
-            ge=0,
-            description="Time that embeddings may add to decoding, as a share of it; 0 sets no limit.",
-        ),
-    ] = 0.2

@@ -96,5 +96,3 @@ class LLMOptions(TypedDict, total=False):
     MODEL itself (default: none)."""
     rerank_model: str | None
     """Cross-encoder of /v1/rerank and /v1/score (default: none; they compare embeddings)."""
-    mixed_embedding_ratio: float
-    """Time that embeddings may add to decoding, as a share of it; 0 sets no limit."""

@@ -38,7 +38,7 @@ def open_endpoints(
     worker = EmbeddingWorker(
         service,
         Limits(server.max_num_queued_reqs, server.max_num_queued_tokens),
-        options.embedding.mixed_embedding_ratio,
+        server.mixed_embedding_ratio,
     )
     page.before_render(
         lambda: metrics.embeddings.measure(worker.open_calls, worker.waiting_tokens, worker.busy_seconds)
