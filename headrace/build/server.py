@@ -28,7 +28,7 @@ from headrace.build.observability import (
     systemd_link,
     watchers,
 )
-from headrace.build.pooling.endpoints import open_endpoints
+from headrace.build.pooling.endpoints import describe_models, open_endpoints
 from headrace.build.pooling.models import load_pooling, runs_pooling, with_served
 from headrace.build.pooling.server import build_pooling_app, serve_pooling
 from headrace.build.recording import open_tape
@@ -169,6 +169,7 @@ def _serve(options: Options, began: float, libraries: float, when_loaded: Callab
     profile = f"profile      {profile_line(options)}"
     for line in (
         *describe(loaded),
+        *describe_models(models),
         profile,
         *describe_tenants(loaded.tenants, loaded.classes),
         *describe_caches(options.response_cache),

@@ -30,6 +30,18 @@ class Endpoints(NamedTuple):
         return self.api.routes()
 
 
+def describe_models(models: PoolingModels) -> list[str]:
+    """The models, as lines for the terminal."""
+    lines = []
+    if (one := models.embedding) is not None:
+        lines.append(
+            f"embeddings   {one.name}: {one.dimensions} dimensions, inputs of up to {one.max_tokens:,} tokens"
+        )
+    if (other := models.rerank) is not None:
+        lines.append(f"rerank       {other.name}: pairs of up to {other.max_tokens:,} tokens")
+    return lines
+
+
 def open_endpoints(
     options: Options, models: PoolingModels, service: Service, page: MetricsPage, metrics: Metrics
 ) -> Endpoints:

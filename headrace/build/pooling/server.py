@@ -5,6 +5,7 @@ The engine thread is the same, and has no steps: its engine is `NoSteps`.
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import time
 from collections.abc import AsyncIterator, Callable, Mapping
@@ -17,13 +18,15 @@ from starlette.types import ASGIApp
 
 from headrace import __version__
 from headrace.build.observability import SystemdLink, Traces, hooks, systemd_link, watchers
-from headrace.build.pooling.endpoints import open_endpoints
+from headrace.build.pooling.endpoints import describe_models, open_endpoints
 from headrace.build.pooling.models import load_pooling
+from headrace.build.reload import read_settings
 from headrace.build.tenants import describe_tenants, open_keys, read_tenants
 from headrace.config import PARTS, ConfigError, Options
 from headrace.core.events import Event
 from headrace.core.request import FinishReason, Request
 from headrace.core.tenancy.gate import Limits
+from headrace.observe.log.writer import set_level
 from headrace.observe.metrics import Metrics
 from headrace.observe.metrics_page import MetricsPage
 from headrace.observe.usage import UsageBook
@@ -126,7 +129,15 @@ def serve_pooling(
         built.systemd.notifier.send("READY=1")
 
     async def reload() -> None:
-        keys.reload()
+        settings = await asyncio.to_thread(read_settings, options)
+        set_level(settings.log_level)
+        await asyncio.to_thread(keys.reload)
+        try:
+            tenants, _ = await asyncio.to_thread(read_tenants, settings.tenants)
+        except ConfigError as error:
+            startup.warning("tenants not reloaded, the previous limits stay: %s", error)
+            return
+        built.service.meter.replace(tenants)
 
     try:
         run_server(Apps(built.app, metrics), built.service, server, ready, reload)
@@ -138,7 +149,7 @@ def serve_pooling(
 
 
 def _describe(options: Options, models: PoolingModels) -> list[str]:
-    lines = [f"model        {each.name}: inputs of up to {each.max_tokens} tokens" for each in models.all()]
+    lines = describe_models(models)
     unused = {each.name for part in UNUSED_PARTS for each in fields(PARTS[part])} - {"tenants"}
     chosen = [f"--{name.replace('_', '-')}" for name in sorted(options.chosen & unused)]
     if chosen:
