@@ -26,7 +26,7 @@ class InputQueue(Generic[JobT]):
     """The waiting inputs of calls, by tenant and call."""
 
     def __init__(self) -> None:
-        self._tenants: deque[str] = deque()  # whose turn it is, first
+        self._tenants: deque[str] = deque()  # in the order of their turns
         self._calls: dict[str, deque[JobT]] = {}
         self._inputs: dict[JobT, deque[tuple[int, int]]] = {}  # (tokens, index), short ones first
         self.tokens = 0

@@ -77,7 +77,7 @@ class EngineCounters:
         )
         self.service = page.counter(
             "tenant_service_tokens",
-            "Tokens of a tenant: computed and cached prompt tokens, and generated tokens.",
+            "Tokens of a tenant: computed and cached prompt tokens, generated tokens, and tokens of embeddings.",
             ["tenant", "kind"],
             limit=tenants,
         )

@@ -1,7 +1,7 @@
 """Embedding models and cross-encoders, ready to run: rows of tokens in, vectors or scores out.
 
-Both compute a batch as a generator that yields after each layer or part. Whoever drives it decides how long it may
-run before something else does. They know no requests; `serve.embedding` batches and paces them.
+Both compute a batch as a generator that yields after each layer or part, so that its caller decides how long it runs
+before something else does. They know no requests; `serve.embedding` batches and paces them.
 """
 
 from __future__ import annotations
