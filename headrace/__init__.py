@@ -8,7 +8,15 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from headrace.build.server import build_app
     from headrace.core.request import SamplingParams
-    from headrace.llm import LLM, AsyncLLM, CompletionDelta, CompletionOutput, RequestOutput
+    from headrace.llm import (
+        LLM,
+        AsyncLLM,
+        CompletionDelta,
+        CompletionOutput,
+        EmbeddingOutput,
+        RequestOutput,
+        ScoreOutput,
+    )
 
 __version__ = "0.1.0"
 __all__ = [
@@ -16,8 +24,10 @@ __all__ = [
     "AsyncLLM",
     "CompletionDelta",
     "CompletionOutput",
+    "EmbeddingOutput",
     "RequestOutput",
     "SamplingParams",
+    "ScoreOutput",
     "__version__",
     "build_app",
 ]

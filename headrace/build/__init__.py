@@ -5,8 +5,9 @@ it needs.
 - `policies`: the policies that the options name. `plugins`: classes of other packages.
 - `model`: a loaded model: weights, memory, runner and engine.
 - `tiers`: host memory and disk below the device.
-- `tenants`: tenants and classes of service from their file.
+- `tenants`: tenants and classes of service from their file; API keys.
 - `drafting`: the drafter of speculative decoding.
+- `pooling`: embedding and reranking models, and a server that has only these.
 - `caching`: the response caches and cache warming; normalization and explanation of prompts, and sessions.
 - `server`: the HTTP server in front of a loaded model.
 - `operations`: logs, reloads, recordings, experiments.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import signal
 import time
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import asdict
 from functools import partial
@@ -34,7 +34,10 @@ from headrace.build.operations.observability import (
 from headrace.build.operations.recording import open_tape
 from headrace.build.operations.reload import Reload, read_settings
 from headrace.build.operations.tuning import make_tuning
-from headrace.build.tenants import describe_tenants
+from headrace.build.pooling.endpoints import describe_models, open_endpoints
+from headrace.build.pooling.models import load_pooling, runs_pooling, with_served
+from headrace.build.pooling.server import build_pooling_app, serve_pooling
+from headrace.build.tenants import describe_tenants, open_keys
 from headrace.config import ConfigError, Options, ServerOptions, profile_line
 from headrace.core.cache.response.entry import StoreFacts
 from headrace.core.events import Layer
@@ -52,9 +55,9 @@ from headrace.observe.resources.work import WorkMeter
 from headrace.observe.tenant_savings import TenantSavings
 from headrace.observe.usage import UsageBook
 from headrace.observe.vllm_names import aliases, labels
-from headrace.serve.auth.api_keys import read_keys
 from headrace.serve.auth.key_file import KeyFile
 from headrace.serve.cache.lookup import CacheLookup
+from headrace.serve.embedding.models import PoolingModels
 from headrace.serve.http.anthropic.routes import Messages
 from headrace.serve.http.app import Beside, create_app, create_metrics_app
 from headrace.serve.http.batch.opening import open_batches
@@ -67,7 +70,7 @@ from headrace.serve.http.openai.routes import Api
 from headrace.serve.http.openapi import Docs
 from headrace.serve.http.operations.abort import Abort
 from headrace.serve.http.operations.pause import Pause
-from headrace.serve.http.operations.status import Status
+from headrace.serve.http.operations.status import ListedModel, Status
 from headrace.serve.http.operations.usage_report import UsageReport
 from headrace.serve.http.prompts.routes import SessionsApi
 from headrace.serve.http.rate_limit_headers import rate_headers
@@ -93,11 +96,14 @@ def build_app(options: Options) -> tuple[ASGIApp, AbstractAsyncContextManager[No
     Raises:
         ConfigError: as `load`, or API keys, a recording or a trace exporter cannot be used.
     """
-    keys = _open_keys(options.server)
+    if runs_pooling(options.model):
+        return build_pooling_app(options, open_traces(options.observability))
+    keys = open_keys(options.server)
     traces = open_traces(options.observability)
     tape = open_tape(options.server)
+    models = load_pooling(options)
     loaded = load(options, tape.tell if tape else None)
-    built = _make_app(loaded, options, keys, traces)
+    built = _make_app(loaded, options, keys, traces, with_served(models, options, loaded))
     recall = built.recall
 
     @asynccontextmanager
@@ -137,17 +143,22 @@ def _serve(options: Options, began: float, libraries: float, when_loaded: Callab
     check_tls(options.server)
     check_address(options.server)
     signal.signal(signal.SIGHUP, signal.SIG_IGN)  # a file that changes while the model loads is found later
-    keys = _open_keys(options.server)
+    keys = open_keys(options.server)
     if warning := exposure_warning(options.server, keys.keys.required):
         startup.warning("%s", warning)
     traces = open_traces(options.observability)
+    if runs_pooling(options.model):
+        serve_pooling(options, keys, traces, began, when_loaded)
+        return
     tape = open_tape(options.server)
+    models = load_pooling(options)
     loaded = load(options, tape.tell if tape else None)
+    models = with_served(models, options, loaded)
     warm_up(loaded)
     when_loaded()
     loaded.seconds["libraries"] = libraries
     with timed(loaded.seconds, "routes"):
-        built = _make_app(loaded, options, keys, traces)
+        built = _make_app(loaded, options, keys, traces, models)
         recall = built.recall
         metrics = None if options.server.metrics_port is None else create_metrics_app(built.routes)
         reload = Reload(
@@ -163,6 +174,7 @@ def _serve(options: Options, began: float, libraries: float, when_loaded: Callab
     profile = f"profile      {profile_line(options)}"
     for line in (
         *describe(loaded),
+        *describe_models(models),
         profile,
         *describe_tenants(loaded.tenants, loaded.classes),
         *describe_caches(options.response_cache),
@@ -186,20 +198,6 @@ def _serve(options: Options, began: float, libraries: float, when_loaded: Callab
         shutdown.info("server stopped", extra={"fields": fields})
 
 
-def _open_keys(options: ServerOptions) -> KeyFile:
-    read = partial(
-        read_keys,
-        options.api_key,
-        options.api_key_file,
-        admin_keys=options.admin_key,
-        metrics_keys=options.metrics_key,
-    )
-    try:
-        return KeyFile(read, options.api_key_file)
-    except ValueError as error:
-        raise ConfigError(str(error)) from error
-
-
 def _dialect(loaded: Loaded, options: ServerOptions) -> Dialect:
     try:
         return Dialect(loaded.template, options.tool_call_parser, options.reasoning_parser)
@@ -220,7 +218,9 @@ class _Built(NamedTuple):
     systemd: SystemdLink
 
 
-def _make_app(loaded: Loaded, all_options: Options, keys: KeyFile, traces: Traces | None) -> _Built:
+def _make_app(
+    loaded: Loaded, all_options: Options, keys: KeyFile, traces: Traces | None, models: PoolingModels
+) -> _Built:
     options, caching = all_options.server, all_options.response_cache
     model = _make_model(loaded, all_options)
     # The lambdas read what is made below.
@@ -257,7 +257,8 @@ def _make_app(loaded: Loaded, all_options: Options, keys: KeyFile, traces: Trace
     for watcher, tokens in watchers(traces):
         service.watch(watcher, tokens=tokens)
     systemd = systemd_link(service)
-    status = _make_status(loaded, service, model, notes, folds, prompts, warming.not_yet)
+    embedding = open_endpoints(all_options, models, service, folds.page, folds.metrics)
+    status = _make_status(loaded, service, model, notes, folds, prompts, warming.not_yet, embedding.cards)
     stats = (folds.metrics.caches.stats, folds.savings.stats)
     caches = CacheApi(recall, *stats, max_body_bytes=options.max_body_bytes)
     accounts = UsageReport(
@@ -276,12 +277,13 @@ def _make_app(loaded: Loaded, all_options: Options, keys: KeyFile, traces: Trace
         accounts,
         warming.endpoint,
         batch,
+        embedding,
         *tuning.endpoints,
         Docs(__version__),
     )
     routes = [route for part in (api, responses, messages, abort, *more) for route in part.routes()]
     beside: list[Beside] = [keys, *([history] if history else []), warming.warmer, systemd.watch]
-    beside += [responses.background, *batch.beside, tuning.task]
+    beside += [responses.background, *batch.beside, embedding.worker, tuning.task]
     exchanges = hooks(all_options.observability, folds.page, model, notes, traces)
     app = create_app(recall, routes, keys.keys, beside, options.allowed_origins, exchanges)
     return _Built(app, routes, recall, model, systemd)
@@ -295,6 +297,7 @@ def _make_status(
     folds: _Folds,
     prompts: Prompts,
     not_yet: Callable[[], str],
+    cards: Sequence[ListedModel],
 ) -> Status:
     return Status(
         service,
@@ -308,6 +311,7 @@ def _make_status(
         foresee=lambda request_id, now: estimate_fields(loaded.engine.estimate_start(request_id)),
         prefix=prompts.explain,
         not_yet=not_yet,
+        beside=cards,
     )
 
 

@@ -22,6 +22,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
@@ -29,12 +30,14 @@ import yaml
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
 from pydantic_core import ErrorDetails
 
-from headrace.config import ConfigError
+from headrace.config import ConfigError, ServerOptions
 from headrace.config.errors import suggestion
 from headrace.config.validation import plain_reason
 from headrace.core.request import Slo
 from headrace.core.tenancy.classes import CLASSES, ServiceClass
 from headrace.core.tenancy.tenants import EQUALS, TenantLimits, Tenants, TenantTerms
+from headrace.serve.auth.api_keys import read_keys
+from headrace.serve.auth.key_file import KeyFile
 from headrace.serve.http.prompts.markers import known_marker
 
 NAMES = tuple(each.name for each in CLASSES if each.weight)
@@ -189,3 +192,22 @@ def _why(error: ValidationError, first: ErrorDetails) -> str:
     if first["type"] == "extra_forbidden":
         return plain_reason(error) + suggestion(str(first["loc"][-1]), FIELDS)
     return plain_reason(error)
+
+
+def open_keys(options: ServerOptions) -> KeyFile:
+    """The API keys of a server, from its options and its key file.
+
+    Raises:
+        ConfigError: they cannot be used.
+    """
+    read = partial(
+        read_keys,
+        options.api_key,
+        options.api_key_file,
+        admin_keys=options.admin_key,
+        metrics_keys=options.metrics_key,
+    )
+    try:
+        return KeyFile(read, options.api_key_file)
+    except ValueError as error:
+        raise ConfigError(str(error)) from error

@@ -25,6 +25,7 @@ COMMON = frozenset(
     (
         *("model", "dtype", "quantization", "max_model_len", "served_model_name", "device"),
         *("gpu_memory_utilization", "kv_cache_memory_bytes", "kv_cache_dtype"),
+        *("embedding_model", "rerank_model"),
         *("profile", "scheduling_policy", "max_num_seqs", "tenants"),
         *("host", "port", "api_key", "api_key_file"),
         *("response_cache", "response_cache_bytes", "semantic_cache", "history_file", "batch_path"),

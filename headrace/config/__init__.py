@@ -7,6 +7,7 @@ and `cli` see more than one part. Files in reading order:
 | file | content |
 |---|---|
 | `engine_options` | model, KV cache and scheduler |
+| `embedding_options` | embedding and reranking models |
 | `server_options` | address, keys, limits |
 | `observability_options` | logs, traces, cost and resources |
 | `cache_options` | response cache, semantic cache, cache warming |
@@ -25,6 +26,7 @@ and `cli` see more than one part. Files in reading order:
 
 from headrace.config.batch_options import BatchOptions
 from headrace.config.cache_options import ResponseCacheOptions, SemanticOptions, WarmOptions
+from headrace.config.embedding_options import EmbeddingOptions
 from headrace.config.engine_options import BUILTIN_MODEL, CacheOptions, ModelOptions, SchedulerOptions
 from headrace.config.errors import ConfigError
 from headrace.config.merge import changed_options, options, parse_option, reread
@@ -45,6 +47,7 @@ __all__ = [
     "CacheOptions",
     "ConfigError",
     "CostOptions",
+    "EmbeddingOptions",
     "ModelOptions",
     "ObservabilityOptions",
     "Options",

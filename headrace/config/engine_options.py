@@ -22,6 +22,13 @@ class ModelOptions:
             description="Model to load: a local folder, a Hugging Face name such as Qwen/Qwen3-0.6B, or builtin."
         ),
     ] = BUILTIN_MODEL
+    runner: Annotated[
+        Literal["auto", "generate", "pooling"],
+        Field(
+            description="Use of MODEL. generate: text; pooling: embeddings or scores only; auto: pooling for encoders "
+            "and for folders of sentence-transformers, else generate."
+        ),
+    ] = "auto"
     revision: Annotated[
         str | None, Field(description="Branch, tag or commit of a Hugging Face model (default: main).")
     ] = None

@@ -56,6 +56,10 @@ ADVICE = {
     "scheduler_delay_factor": _SCHEDULER,
     "preemption_mode": "preempted requests are recomputed, or restored from host memory with --kv-offload-bytes. "
     "Leave the option out",
+    "task": "use --runner pooling for a model of embeddings or scores, --runner generate for one that writes text",
+    "convert": "use --runner pooling; a cross-encoder is recognized by its architecture",
+    "pooler_config": "pooling is read from the model's modules.json. Leave the option out",
+    "is_embedding": "use --runner pooling",
     "root_path": "configure the path prefix in the reverse proxy. Leave the option out",
     "uvicorn_log_level": "leave the option out",
     "model": _MODEL,

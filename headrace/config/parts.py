@@ -9,6 +9,7 @@ from typing import Any
 
 from headrace.config.batch_options import BatchOptions
 from headrace.config.cache_options import ResponseCacheOptions, SemanticOptions, WarmOptions
+from headrace.config.embedding_options import EmbeddingOptions
 from headrace.config.engine_options import CacheOptions, ModelOptions, SchedulerOptions
 from headrace.config.observability_options import CostOptions, ObservabilityOptions, ResourceOptions
 from headrace.config.server_options import ServerOptions
@@ -34,6 +35,7 @@ class Options:
     model: ModelOptions = field(default_factory=ModelOptions)
     cache: CacheOptions = field(default_factory=CacheOptions)
     scheduler: SchedulerOptions = field(default_factory=SchedulerOptions)
+    embedding: EmbeddingOptions = field(default_factory=EmbeddingOptions)
     server: ServerOptions = field(default_factory=ServerOptions)
     response_cache: ResponseCacheOptions = field(default_factory=ResponseCacheOptions)
     semantic: SemanticOptions = field(default_factory=SemanticOptions)
@@ -51,6 +53,7 @@ PARTS: dict[str, type] = {
     "model": ModelOptions,
     "cache": CacheOptions,
     "scheduler": SchedulerOptions,
+    "embedding": EmbeddingOptions,
     "server": ServerOptions,
     "response_cache": ResponseCacheOptions,
     "semantic": SemanticOptions,
@@ -66,6 +69,7 @@ TITLES: dict[str, str] = {
     "model": "Model",
     "cache": "KV cache",
     "scheduler": "Scheduler",
+    "embedding": "Embeddings",
     "server": "Server",
     "response_cache": "Response cache",
     "semantic": "Semantic cache",

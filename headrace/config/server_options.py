@@ -96,6 +96,13 @@ class ServerOptions:
         int,
         Field(ge=1, description="Maximum size of the stored responses.", json_schema_extra=BYTES),
     ] = 256 << 20
+    mixed_embedding_ratio: Annotated[
+        float,
+        Field(
+            ge=0,
+            description="Time that embeddings may add to decoding, as a share of it; 0 sets no limit.",
+        ),
+    ] = 0.2
     tool_call_parser: Annotated[
         str,
         Field(

@@ -350,6 +350,24 @@ class Audited(NamedTuple):
     refuted: Scope | None = None
 
 
+class Embedded(NamedTuple):
+    """A call to an embedding or reranking model has ended; the scheduler has not seen it.
+
+    ``task`` is ``embed``, ``rerank`` or ``score``. ``computed_tokens`` of its ``tokens`` were computed. ``rejected`` is
+    set if it was rejected at admission.
+    """
+
+    request_id: str
+    tenant: str
+    task: str
+    inputs: int
+    tokens: int
+    computed_tokens: int
+    seconds: float
+    reason: FinishReason
+    rejected: RejectReason | None = None
+
+
 class StoreFaulted(NamedTuple):
     """A response store could not be used; the request counts as a miss."""
 
@@ -380,5 +398,6 @@ Event = (
     | LookedUp
     | Spared
     | Audited
+    | Embedded
     | StoreFaulted
 )

@@ -11,6 +11,7 @@ Files in reading order:
 
 - `outputs`: what a call returns, whole or as deltas
 - `offline`: `LLM`
+- `embedding`: embeddings and scores
 - `asynchronous`: `AsyncLLM`
 - `job`: one call as requests of the engine
 - `answer`: one completion while it grows
@@ -22,14 +23,23 @@ Files in reading order:
 from headrace.llm.asynchronous import AsyncLLM
 from headrace.llm.offline import LLM
 from headrace.llm.options import LLMOptions
-from headrace.llm.outputs import CompletionDelta, CompletionOutput, RequestMetrics, RequestOutput
+from headrace.llm.outputs import (
+    CompletionDelta,
+    CompletionOutput,
+    EmbeddingOutput,
+    RequestMetrics,
+    RequestOutput,
+    ScoreOutput,
+)
 
 __all__ = [
     "LLM",
     "AsyncLLM",
     "CompletionDelta",
     "CompletionOutput",
+    "EmbeddingOutput",
     "LLMOptions",
     "RequestMetrics",
     "RequestOutput",
+    "ScoreOutput",
 ]

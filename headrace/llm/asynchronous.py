@@ -9,6 +9,7 @@ from typing import Self, Unpack
 
 from headrace.build.engine import make_ledger, make_pricing
 from headrace.build.model import Loaded, close, load
+from headrace.config import ConfigError
 from headrace.core.events import Admitted, Event, Finished
 from headrace.core.request import SamplingParams
 from headrace.core.tenancy.gate import Limits
@@ -38,6 +39,9 @@ class AsyncLLM:
     """
 
     def __init__(self, model: str = "builtin", **given: Unpack[LLMOptions]) -> None:
+        for name in ("embedding_model", "rerank_model"):
+            if name in given:
+                raise ConfigError(f"{name}: AsyncLLM computes no embeddings; use LLM, or headrace serve")
         options = engine_options(model, given)
         pricing = make_pricing(options.cost)
         self.loaded: Loaded = load(options)

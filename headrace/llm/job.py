@@ -104,7 +104,7 @@ class JobMaker:
         Raises:
             InvalidParameter: a prompt or parameter that cannot be served.
         """
-        given = _each(prompts)
+        given = each_prompt(prompts)
         encode = self._loaded.tokenizer.encode
         tokens = [encode(prompt) if isinstance(prompt, str) else list(prompt) for prompt in given]
         texts = [prompt if isinstance(prompt, str) else None for prompt in given]
@@ -217,7 +217,7 @@ class JobMaker:
         return [requests[index].id for index in order_job(prompts, outputs, grain)]
 
 
-def _each(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
+def each_prompt(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
     """One prompt, or several, as a list; a list of numbers is one prompt of token ids."""
     if isinstance(prompts, str):
         return [prompts]

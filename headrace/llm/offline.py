@@ -9,14 +9,17 @@ from typing import Self, Unpack
 
 from headrace.build.engine import make_ledger, make_pricing
 from headrace.build.model import Loaded, close, load
+from headrace.build.pooling.models import load_pooling, runs_pooling, with_served
 from headrace.core.events import Admitted, Emitted, Event, Finished, PromptScored
 from headrace.core.request import FinishReason, SamplingParams
-from headrace.llm.job import Job, JobMaker, Message, Prompt
+from headrace.llm.embedding import embed, pairs_of, score
+from headrace.llm.job import Job, JobMaker, Message, Prompt, each_prompt
 from headrace.llm.options import LLMOptions
-from headrace.llm.outputs import CompletionDelta, RequestOutput
+from headrace.llm.outputs import CompletionDelta, EmbeddingOutput, RequestOutput, ScoreOutput
 from headrace.llm.settings import engine_options
 from headrace.llm.terminal import interrupts_between_steps, progress_bar
 from headrace.serve.text.stream import TextStreams
+from headrace.serve.text.tokenizer import Tokenizer
 
 
 class LLM:
@@ -26,8 +29,8 @@ class LLM:
 
     Args:
         model: a local folder, a hub name, or ``"builtin"``.
-        given: options of the model, the KV cache, the scheduler and prices, as on the command line but with underscores
-            (``max_num_seqs=8``).
+        given: options of the model, the KV cache, the scheduler, prices and embeddings, as on the command line but with
+            underscores (``max_num_seqs=8``).
 
     Raises:
         ConfigError: an option that cannot work, or a model that cannot be loaded.
@@ -36,13 +39,31 @@ class LLM:
     def __init__(self, model: str = "builtin", **given: Unpack[LLMOptions]) -> None:
         options = engine_options(model, given)
         pricing = make_pricing(options.cost)
-        self.loaded: Loaded = load(options)
-        self._ledger = make_ledger(pricing, self.loaded.engine)
-        self.tokenizer = self.loaded.tokenizer
-        self._streams = TextStreams(self.tokenizer)
-        self._make = JobMaker(self.loaded, lambda: self._streams)
+        self._pooling = load_pooling(options)
+        self._loaded = None if runs_pooling(options.model) else load(options)
         self._jobs: dict[str, Job] = {}  # of each open request
         self._closed = False
+        if self._loaded is not None:
+            self._pooling = with_served(self._pooling, options, self._loaded)
+            self._ledger = make_ledger(pricing, self._loaded.engine)
+            self._streams = TextStreams(self._loaded.tokenizer)
+            self._make = JobMaker(self._loaded, lambda: self._streams)
+
+    @property
+    def loaded(self) -> Loaded:
+        """The model that generates, and its engine.
+
+        Raises:
+            RuntimeError: this is a model for embeddings or scores only.
+        """
+        if self._loaded is None:
+            raise RuntimeError("this model generates no text; it computes embeddings or scores")
+        return self._loaded
+
+    @property
+    def tokenizer(self) -> Tokenizer:
+        """The tokenizer of the model that generates."""
+        return self.loaded.tokenizer
 
     def __enter__(self) -> Self:
         return self
@@ -59,7 +80,8 @@ class LLM:
         """
         if not self._closed:
             self._closed = True
-            close(self.loaded)
+            if self._loaded is not None:
+                close(self._loaded)
 
     def generate(
         self,
@@ -81,7 +103,7 @@ class LLM:
             KeyboardInterrupt: Ctrl-C, after the step in progress. All requests of the call have ended then, as after
                 any other error of a step, and the next call works.
         """
-        return self._run(self._make.completions(prompts, sampling_params, n, streamed=False), progress)
+        return self._run(self._jobs_of().completions(prompts, sampling_params, n, streamed=False), progress)
 
     def chat(
         self,
@@ -92,7 +114,7 @@ class LLM:
         progress: bool = True,
     ) -> list[RequestOutput]:
         """Answer one conversation, or each of several, through the model's chat template."""
-        return self._run(self._make.chats(messages, sampling_params, n, streamed=False), progress)
+        return self._run(self._jobs_of().chats(messages, sampling_params, n, streamed=False), progress)
 
     def stream(
         self,
@@ -108,7 +130,7 @@ class LLM:
         Raises:
             InvalidParameter: a prompt or parameter that cannot be served; raised by the call, before the first delta.
         """
-        return self._stream(self._make.completions(prompts, sampling_params, n, streamed=True))
+        return self._stream(self._jobs_of().completions(prompts, sampling_params, n, streamed=True))
 
     def stream_chat(
         self,
@@ -118,7 +140,74 @@ class LLM:
         n: int = 1,
     ) -> Generator[CompletionDelta]:
         """As `chat`, but yields what each completion gains at every step."""
-        return self._stream(self._make.chats(messages, sampling_params, n, streamed=True))
+        return self._stream(self._jobs_of().chats(messages, sampling_params, n, streamed=True))
+
+    def embed(
+        self,
+        inputs: Prompt | Sequence[Prompt],
+        *,
+        dimensions: int | None = None,
+        normalize: bool | None = None,
+        prompt_name: str | None = None,
+        truncate_prompt_tokens: int | None = None,
+        progress: bool = True,
+    ) -> list[EmbeddingOutput]:
+        """Convert each input (text, or token ids) to a vector, by ``embedding_model`` or a MODEL for embeddings.
+
+        Args:
+            inputs: one input or several.
+            dimensions: return only so many numbers of each vector, for models that are trained for it.
+            normalize: whether vectors have length one (default: as the model's files say).
+            prompt_name: the model's prompt to put before each text.
+            truncate_prompt_tokens: cut longer inputs to so many tokens; -1: to the model's limit.
+            progress: show a progress bar on a terminal.
+
+        Raises:
+            ConfigError: there is no embedding model.
+            InvalidParameter: an input or parameter that cannot be used; nothing has been computed then.
+        """
+        self._require_open()
+        given = each_prompt(inputs)
+        with progress_bar(len(given), progress, "embedding") as advance:
+            return embed(
+                self._pooling,
+                given,
+                dimensions=dimensions,
+                normalize=normalize,
+                prompt_name=prompt_name,
+                truncate=truncate_prompt_tokens,
+                advance=advance,
+            )
+
+    def score(
+        self,
+        queries: str | Sequence[str],
+        documents: str | Sequence[str],
+        *,
+        truncate_prompt_tokens: int | None = None,
+        progress: bool = True,
+    ) -> list[ScoreOutput]:
+        """Score one query with each document, or each query with its document, by ``rerank_model``.
+
+        Without a cross-encoder, the score is the cosine of the embeddings.
+
+        Raises:
+            ConfigError: there is no model for it.
+            InvalidParameter: a text or parameter that cannot be used; nothing has been computed then.
+        """
+        self._require_open()
+        pairs = pairs_of(queries, documents)
+        with progress_bar(len(pairs), progress, "scoring") as advance:
+            return score(self._pooling, pairs, truncate=truncate_prompt_tokens, advance=advance)
+
+    def _jobs_of(self) -> JobMaker:
+        """What makes jobs of prompts.
+
+        Raises:
+            RuntimeError: this is a model for embeddings or scores only.
+        """
+        assert self.loaded
+        return self._make
 
     def _run(self, job: Job, progress: bool) -> list[RequestOutput]:
         with interrupts_between_steps() as raise_deferred:

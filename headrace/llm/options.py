@@ -8,6 +8,9 @@ from typing import Any, Literal, TypedDict
 class LLMOptions(TypedDict, total=False):
     """Options of the model, the KV cache and the scheduler; each has the meaning of the flag of the same name."""
 
+    runner: Literal["auto", "generate", "pooling"]
+    """Use of MODEL. generate: text; pooling: embeddings or scores only; auto: pooling for encoders and for
+    folders of sentence-transformers, else generate."""
     revision: str | None
     """Branch, tag or commit of a Hugging Face model (default: main)."""
     tokenizer: str | None
@@ -104,3 +107,8 @@ class LLMOptions(TypedDict, total=False):
     """Price of a million generated tokens."""
     currency: str
     """Currency code of all prices, a label that is not converted."""
+    embedding_model: str | None
+    """Model of /v1/embeddings: a folder or Hugging Face name of an encoder, or of a decoder, which may be
+    MODEL itself (default: none)."""
+    rerank_model: str | None
+    """Cross-encoder of /v1/rerank and /v1/score (default: none; they compare embeddings)."""

@@ -1,4 +1,4 @@
-"""What `LLM` and `AsyncLLM` return: outputs of prompts, their completions, and deltas of streamed ones."""
+"""What `LLM` and `AsyncLLM` return: outputs of prompts, their completions and deltas; embeddings and scores."""
 
 from __future__ import annotations
 
@@ -74,3 +74,18 @@ class CompletionDelta:
     logprobs: tuple[TokenLogprob, ...]
     finish_reason: str | None
     output: RequestOutput
+
+
+@dataclass(frozen=True, slots=True)
+class EmbeddingOutput:
+    """The vector of one input, and the tokens that it was computed from."""
+
+    embedding: list[float]
+    prompt_token_ids: list[int]
+
+
+@dataclass(frozen=True, slots=True)
+class ScoreOutput:
+    """The score of one pair of texts; higher means more relevant."""
+
+    score: float

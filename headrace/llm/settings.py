@@ -9,7 +9,7 @@ from typing import Any
 from headrace.build.plugins import by_name
 from headrace.config import PARTS, ConfigError, Options, options
 
-ENGINE_PARTS = ("model", "cache", "scheduler", "cost")
+ENGINE_PARTS = ("model", "cache", "scheduler", "cost", "embedding")
 """The parts of the configuration that matter without a server."""
 
 

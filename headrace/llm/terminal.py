@@ -41,7 +41,7 @@ def interrupts_between_steps() -> Iterator[Callable[[], None]]:
 
 
 @contextmanager
-def progress_bar(total: int, shown: bool) -> Iterator[Callable[[int], None]]:
+def progress_bar(total: int, shown: bool, what: str = "generating") -> Iterator[Callable[[int], None]]:
     """Yields a function to call with the number of tokens of each finished request."""
     if not shown:
         yield lambda tokens: None
@@ -50,7 +50,7 @@ def progress_bar(total: int, shown: bool) -> Iterator[Callable[[int], None]]:
 
     columns = ("{task.description}", BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     with Progress(*columns, TextColumn("{task.fields[speed]}"), transient=True) as bar:
-        task = bar.add_task("generating", total=total, speed="")
+        task = bar.add_task(what, total=total, speed="")
         began = time.monotonic()
         done = 0
 

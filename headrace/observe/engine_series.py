@@ -77,10 +77,42 @@ class EngineCounters:
         )
         self.service = page.counter(
             "tenant_service_tokens",
-            "Tokens of a tenant: computed and cached prompt tokens, and generated tokens.",
+            "Tokens of a tenant: computed and cached prompt tokens, generated tokens, and tokens of embeddings.",
             ["tenant", "kind"],
             limit=tenants,
         )
+
+
+class EmbeddingSeries:
+    """Calls of embedding and reranking models; ``task`` is ``embed``, ``rerank`` or ``score``."""
+
+    def __init__(self, page: MetricsPage) -> None:
+        self.ended = page.counter(
+            "embedding_requests",
+            "Embedding, rerank and score requests that ended, by reason; stop is complete.",
+            ["task", "finished_reason"],
+        )
+        self.inputs = page.counter(
+            "embedding_inputs", "Texts, or pairs of texts, of these requests.", ["task"]
+        )
+        self.tokens = page.counter("embedding_tokens", "Tokens computed for embeddings and scores.", ["task"])
+        self.seconds = page.histogram(
+            "embedding_request_seconds",
+            "Time from arrival to end of such a request.",
+            REQUEST_SECONDS,
+            ["task"],
+        )
+        self._open = page.gauge("embedding_requests_open", "Embedding requests that have not ended.").of()
+        self._waiting = page.gauge("embedding_waiting_tokens", "Tokens of inputs that wait.").of()
+        self._busy = page.counter(
+            "embedding_busy_seconds", "Time that the engine thread has computed embeddings."
+        ).of()
+
+    def measure(self, open_requests: int, waiting_tokens: int, busy_seconds: float) -> None:
+        """Write the state of the queue."""
+        self._open.value = open_requests
+        self._waiting.value = waiting_tokens
+        self._busy.value = busy_seconds
 
 
 class StepHistograms:

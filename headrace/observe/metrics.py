@@ -18,6 +18,7 @@ from headrace.core.events import (
     DraftDeclined,
     DraftedStep,
     DraftingFailed,
+    Embedded,
     Emitted,
     Event,
     Evicted,
@@ -36,7 +37,13 @@ from headrace.core.events import (
 from headrace.observe.cache_ledger import CacheLedger, Sizes, free
 from headrace.observe.cost.prices import TokenPrices
 from headrace.observe.drafts.ledger import DraftLedger
-from headrace.observe.engine_series import EngineCounters, EngineGauges, RequestHistograms, StepHistograms
+from headrace.observe.engine_series import (
+    EmbeddingSeries,
+    EngineCounters,
+    EngineGauges,
+    RequestHistograms,
+    StepHistograms,
+)
 from headrace.observe.metrics_page import MetricsPage
 from headrace.observe.series import Cell
 from headrace.observe.tier_ledger import TierLedger
@@ -98,6 +105,7 @@ class Metrics:
         self._counters = EngineCounters(page, tenants)
         self._steps = StepHistograms(page)
         self._requests = RequestHistograms(page)
+        self.embeddings = EmbeddingSeries(page)
 
         self.caches = CacheLedger(page, prices, cache_sizes)
         page.before_render(self.caches.measure)
@@ -118,6 +126,7 @@ class Metrics:
             Evicted: self.caches.evicted,
             Spared: self.caches.spared,
             Audited: self.caches.audited,
+            Embedded: self._embedded,
             StoreFaulted: self.caches.faulted,
             Moved: tiers.moved,
             RestoreDeclined: tiers.declined,
@@ -200,6 +209,15 @@ class Metrics:
             self._requests.decode.observe(live.last - live.first)
             if event.output_tokens > 1:
                 self._requests.tpot.observe((live.last - live.first) / (event.output_tokens - 1))
+
+    def _embedded(self, event: Embedded, now: float) -> None:
+        self.embeddings.ended.of(event.task, event.reason.value).value += 1
+        if event.rejected is not None:
+            return
+        self.embeddings.inputs.of(event.task).value += event.inputs
+        self.embeddings.tokens.of(event.task).value += event.computed_tokens
+        self.embeddings.seconds.of(event.task).observe(event.seconds)
+        self._counters.service.of(event.tenant, "embedded").value += event.computed_tokens
 
     def _stepped(self, event: Stepped, now: float) -> None:
         self._steps.tokens.observe(event.computed_tokens)

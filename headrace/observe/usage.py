@@ -15,6 +15,7 @@ from headrace.core.events import (
     Admitted,
     Arrived,
     Chunked,
+    Embedded,
     Emitted,
     Event,
     Finished,
@@ -32,13 +33,14 @@ class _Account:
 
     __slots__ = (
         *("cached", "computed", "generated", "open", "prompt", "reasons", "refused", "requests"),
-        *("spared", "spared_tokens"),
+        *("embedding_inputs", "embedding_requests", "embedding_tokens", "spared", "spared_tokens"),
     )
 
     def __init__(self) -> None:
         self.requests = self.open = 0
         self.prompt = self.computed = self.cached = self.generated = 0
         self.spared = self.spared_tokens = 0
+        self.embedding_requests = self.embedding_inputs = self.embedding_tokens = 0
         self.reasons: Counter[str] = Counter()
         self.refused: Counter[str] = Counter()
 
@@ -70,10 +72,20 @@ class UsageBook:
                 ended.reasons[event.reason] += 1
         elif isinstance(event, TurnedAway):
             self._account(event.tenant).refused[event.reason] += 1
+        elif isinstance(event, Embedded):
+            self._embedded(self._account(event.tenant), event)
         elif isinstance(event, Spared):
             spared = self._account(event.tenant)
             spared.spared += 1
             spared.spared_tokens += event.prompt_tokens + event.output_tokens
+
+    def _embedded(self, account: _Account, event: Embedded) -> None:
+        if event.rejected is not None:
+            account.refused[event.rejected] += 1
+            return
+        account.embedding_requests += 1
+        account.embedding_inputs += event.inputs
+        account.embedding_tokens += event.computed_tokens
 
     def tenants(self) -> list[str]:
         """All tenants that have an account."""
@@ -92,6 +104,9 @@ class UsageBook:
             "computed_tokens": account.computed,
             "cached_tokens": account.cached,
             "generated_tokens": account.generated,
+            "embedding_requests": account.embedding_requests,
+            "embedding_inputs": account.embedding_inputs,
+            "embedding_tokens": account.embedding_tokens,
             "spared_requests": account.spared,
             "spared_tokens": account.spared_tokens,
         }

@@ -6,5 +6,6 @@
 - `quota_meter`: counts usage against limits. `admission_rate`: admissions per second. `auth`: API keys.
 - `text`: tokenizer, chat template, detokenizer. `parsing`: tool calls and reasoning in a model's text.
 - `structured`: constraints for structured output.
+- `embedding`: embeddings and scores, computed between steps.
 - `cache`: response caches. `http`: the API. `batch`: batches from files.
 """

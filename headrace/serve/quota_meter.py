@@ -52,6 +52,18 @@ class QuotaMeter:
             for request in requests:
                 self._bills[request.id] = bill, len(request.answered)
 
+    def shortage_of(self, tenant: str, model: str, tokens: int, now: float) -> Shortage | None:
+        """As `shortage`, for a call of ``tokens`` to another model than the served one."""
+        return self._quotas.shortage(tenant, model, tokens, now)
+
+    def hold(self, tenant: str, model: str, tokens: int, now: float) -> Hold | None:
+        """Reserve the tokens of such a call until `settle`; None if the tenant has no limits."""
+        return self._quotas.take(tenant, model, tokens, now)
+
+    def settle(self, hold: Hold, used: int, now: float) -> None:
+        """Such a call has ended and used so many tokens."""
+        self._quotas.settle(hold, used, now)
+
     def rooms(self, tenant: str, now: float) -> dict[Limit, Room]:
         """Limit, remaining amount and reset time of each quota of a tenant."""
         return self._quotas.rooms(tenant, self._model, now)

@@ -122,6 +122,7 @@ class Service:
         self._queued_requests = 0
         self._queued_tokens = 0
         self._urgent = 0  # open foreground requests
+        self._entered = 0  # open calls that are computed between steps
         self._admissions = AdmissionRate()
         self._unfolded: list[
             tuple[Sequence[Event], float]
@@ -249,6 +250,20 @@ class Service:
             return False
         return True
 
+    def enter(self) -> None:
+        """A call begins that the engine thread computes between steps; `drain` waits for its `leave`."""
+        self._entered += 1
+        self._idle.clear()
+
+    def leave(self) -> None:
+        """Such a call has ended."""
+        self._entered -= 1
+        self._rest()
+
+    def _rest(self) -> None:
+        if not self._routes and not self._entered:
+            self._idle.set()
+
     async def between_steps(self, function: Callable[[], ResultT]) -> ResultT:
         """Run ``function`` on the engine thread between two steps, and return its result."""
         result: ResultT = await asyncio.wrap_future(self.thread.call(function))
@@ -346,8 +361,7 @@ class Service:
                         self._unqueue(route)
                         if route.listener is not None:
                             route.listener.tell(route.index, event)
-        if not self._routes:
-            self._idle.set()
+        self._rest()
         self._unfolded.append((events, now))
         # After the readers that were woken, which write in the next iteration of the loop.
         self._running_loop().call_soon(self._written, written)

@@ -214,6 +214,7 @@ class EngineThread:
                     self._engine.cancel(request_id, why, now)
                 case _Call():
                     _answer(command)
+                    now = self._clock()  # it may have computed for some milliseconds
         events = self._engine.step(now)
         self._steps += 1
         return events

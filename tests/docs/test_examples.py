@@ -61,6 +61,13 @@ def test_tool_calls(running):
     assert re.match(r"call: get_weather \{'city': '(Paris|Oslo|Rome)', 'days': [1-7]\}\nanswer: .", text)
 
 
+def test_embeddings():
+    with serving("--embedding-model", "builtin") as server:
+        text = run("examples/embeddings.py", server.url + "/v1")
+    assert re.search(r"dimensions: \d+, tokens: \d+\nnearest: .+\n", text)
+    assert len(re.findall(r"^-?\d\.\d{3}  .+$", text, re.MULTILINE)) == 2
+
+
 def test_langchain_chat(running):
     pytest.importorskip("langchain_openai")
     text = run("examples/langchain_chat.py", running.url + "/v1")

@@ -218,7 +218,7 @@ def test_a_file_that_is_shown_can_be_read(block: Block, tmp_path: Path) -> None:
 
 @pytest.fixture(scope="module")
 def running() -> Iterator[Server]:
-    with serving() as server:
+    with serving("--embedding-model", "builtin") as server:
         yield server
 
 

@@ -10,6 +10,7 @@ from headrace.core.events import (
     Arrived,
     Chunked,
     ChunkReason,
+    Embedded,
     Emitted,
     Finished,
     Layer,
@@ -19,6 +20,18 @@ from headrace.core.events import (
 from headrace.core.request import FinishReason, RejectReason
 from headrace.observe import usage
 from headrace.observe.usage import UsageBook
+
+
+def test_embeddings_have_their_own_counts() -> None:
+    book = UsageBook()
+    book.fold(Embedded("a", "acme", "embed", 3, 20, 20, 0.1, FinishReason.STOP), 0.0)
+    book.fold(Embedded("b", "acme", "rerank", 2, 20, 5, 0.1, FinishReason.CANCELLED), 0.0)
+    rejected = RejectReason.TENANT_LIMIT
+    book.fold(Embedded("c", "acme", "score", 9, 90, 0, 0.0, FinishReason.REJECTED, rejected), 0.0)
+    told = book.tell("acme")
+    assert (told["embedding_requests"], told["embedding_inputs"], told["embedding_tokens"]) == (2, 5, 25)
+    assert told["refused"] == {"tenant_limit": 1}
+    assert told["requests"] == told["computed_tokens"] == 0
 
 
 def test_an_account_adds_up_what_was_worked_on() -> None:
@@ -45,6 +58,9 @@ def test_an_account_adds_up_what_was_worked_on() -> None:
         "computed_tokens": 66,
         "cached_tokens": 32,
         "generated_tokens": 2,
+        "embedding_requests": 0,
+        "embedding_inputs": 0,
+        "embedding_tokens": 0,
         "spared_requests": 1,
         "spared_tokens": 45,
     }

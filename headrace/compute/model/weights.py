@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Protocol, TypeAlias
@@ -115,14 +115,17 @@ def load_weights(
     dtype: torch.dtype,
     device: torch.device | str,
     quantize: str | None = None,
+    plain_name: Callable[[str], str] | None = None,
 ) -> DecoderWeights:
     """Read a checkpoint's safetensors, convert them to ``dtype``, and quantize them if ``quantize`` names a scheme.
+
+    ``plain_name`` maps the names in the files to those of the architecture, if they differ.
 
     Raises:
         ModelError: there are no safetensors, a file is broken, or tensors are missing, unexpected or of another shape
             (the message names them). Or its linear layers are quantized already.
     """
-    with Checkpoint(folder, _plain_name if spec.nested_checkpoint else str) as checkpoint:
+    with Checkpoint(folder, plain_name or (_plain_name if spec.nested_checkpoint else str)) as checkpoint:
         check_names(checkpoint, spec)
         return _Assembly(spec, _Stored(checkpoint, spec), dtype, device, quantize).weights()
 

@@ -11,6 +11,7 @@
 - `generation`: what all generating endpoints share. `openai`: OpenAI's endpoints.
 - `responses`: OpenAI's Responses API.
 - `anthropic`: Anthropic's Messages API.
+- `embedding`: embeddings, reranking and scores.
 - `tools`: tools and tool calls, in any dialect.
 - `batch`: files and batches.
 - `prompts`: per-request markers, where prompts leave the prefix cache, sessions.

@@ -31,7 +31,6 @@ DEADLINE = "deadline_ms"
 FAILED_MESSAGE = "The server had an error while processing your request."
 
 NOT_YET_ROUTES = (
-    "/v1/embeddings",
     "/v1/responses/input_tokens",
     "/v1/messages/batches",
     "/v1/load_lora_adapter",

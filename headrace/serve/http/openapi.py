@@ -20,6 +20,7 @@ from headrace.serve.http.anthropic.wire import CountBody, MessagesBody
 from headrace.serve.http.batch.wire import BatchBody, UploadForm
 from headrace.serve.http.cache.routes import ClearBody, FeedbackBody
 from headrace.serve.http.cache.warm_wire import WarmBody
+from headrace.serve.http.embedding.wire import EmbeddingBody, RerankBody, ScoreBody
 from headrace.serve.http.openai.chat_wire import ChatBody
 from headrace.serve.http.openai.completions_wire import CompletionBody
 from headrace.serve.http.openai.tokens_wire import DetokenizeBody, TokenizeBody
@@ -112,9 +113,33 @@ OPERATIONS = (
         CountBody,
         {"messages": [{"role": "user", "content": "Hello"}]},
     ),
+    Operation(
+        "post",
+        "/v1/embeddings",
+        "Convert texts to vectors. Needs the server's option --embedding-model.",
+        EmbeddingBody,
+        {"input": ["A first text.", "A second text."]},
+    ),
+    Operation(
+        "post",
+        "/v1/rerank",
+        "Order documents by their relevance for a query. Needs --rerank-model or --embedding-model.",
+        RerankBody,
+        {"query": "What is a fox?", "documents": ["A fox is an animal.", "A box is a thing."], "top_n": 1},
+    ),
+    Operation("post", "/rerank", "Alias of /v1/rerank.", RerankBody),
+    Operation("post", "/v2/rerank", "Alias of /v1/rerank.", RerankBody),
+    Operation(
+        "post",
+        "/v1/score",
+        "Score pairs of texts. Needs --rerank-model or --embedding-model.",
+        ScoreBody,
+        {"text_1": "What is a fox?", "text_2": ["A fox is an animal.", "A box is a thing."]},
+    ),
+    Operation("post", "/score", "Alias of /v1/score.", ScoreBody),
     Operation("post", "/tokenize", "Convert text or messages to tokens.", TokenizeBody, {"prompt": "Hello"}),
     Operation("post", "/detokenize", "Convert tokens to text.", DetokenizeBody, {"tokens": [1, 2, 3]}),
-    Operation("get", "/v1/models", "List the served model."),
+    Operation("get", "/v1/models", "List the served models."),
     Operation("get", "/v1/models/{model}", "Describe one model."),
     Operation(
         "get",

@@ -45,6 +45,8 @@ from headrace.serve.batch.store import Limits as TenantLimits
 from headrace.serve.cache.background_request import BackgroundRequests
 from headrace.serve.cache.lookup import CacheLookup
 from headrace.serve.cache.warmer import Warmer
+from headrace.serve.embedding.models import PoolingModels
+from headrace.serve.embedding.worker import EmbeddingWorker
 from headrace.serve.http.anthropic.routes import Messages
 from headrace.serve.http.app import Beside, create_app
 from headrace.serve.http.batch.batches import BatchRoutes
@@ -52,6 +54,7 @@ from headrace.serve.http.batch.files import Files
 from headrace.serve.http.batch.line_runner import LineRunner
 from headrace.serve.http.cache.routes import CacheApi
 from headrace.serve.http.cache.warm import Computing, Warm
+from headrace.serve.http.embedding.routes import EmbeddingApi
 from headrace.serve.http.exchange import Hooks
 from headrace.serve.http.generation.call_notes import CallNotes
 from headrace.serve.http.generation.scheduling_fields import Rules
@@ -257,8 +260,12 @@ def build_house(options: dict) -> tuple[House, ASGIApp]:
         SessionsApi(model),
         Docs("0"),
     )
-    routes = [route for part in parts for route in part.routes()]
-    beside: list[Beside] = [warmer, background, tuning.task]
+    worker = EmbeddingWorker(service, limits, 0.2)
+    models = options.get("embedding_models", PoolingModels())
+    bounds_of = {"max_body_bytes": 100_000, "request_timeout": options.get("request_timeout", 30.0)}
+    embedding = EmbeddingApi(worker, models, service.now, **bounds_of)
+    routes = [route for part in (*parts, embedding) for route in part.routes()]
+    beside: list[Beside] = [warmer, background, worker, tuning.task]
     if "batch_path" in options:
         runner = LineRunner(recall, model, notes, request_timeout=30.0)
         bounds, of_tenant = Bounds(100_000, 100_000, 100, 4), TenantLimits(100, 1_000_000, 10)

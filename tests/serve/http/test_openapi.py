@@ -4,12 +4,15 @@ from pathlib import Path
 import pytest
 from starlette.routing import Route
 
+from headrace.serve.embedding.models import PoolingModels
 from headrace.serve.http.openapi import OPERATIONS, describe
+from tests.doubles.pooling_models import LetterModel
 
 
 @pytest.fixture
 def options(tmp_path: Path) -> dict[str, object]:
-    return {"batch_path": tmp_path}
+    models = PoolingModels(LetterModel(max_tokens=99))
+    return {"batch_path": tmp_path, "embedding_models": models}
 
 
 def test_every_route_is_described_and_every_description_is_a_route(house):

@@ -3,12 +3,23 @@
 from __future__ import annotations
 
 from datetime import UTC, datetime
-from typing import Any
-
-from headrace.serve.http.model import ServedModel
+from typing import Any, Protocol
 
 
-def card(model: ServedModel) -> dict[str, Any]:
+class NamedModel(Protocol):
+    """What is shown of a model."""
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def created(self) -> int: ...
+
+    @property
+    def max_model_len(self) -> int: ...
+
+
+def card(model: NamedModel) -> dict[str, Any]:
     """``GET /v1/models/{model}``."""
     return {
         "type": "model",
@@ -21,6 +32,6 @@ def card(model: ServedModel) -> dict[str, Any]:
     }
 
 
-def listing(model: ServedModel) -> dict[str, Any]:
+def listing(model: NamedModel) -> dict[str, Any]:
     """``GET /v1/models``: the only page."""
     return {"data": [card(model)], "has_more": False, "first_id": model.name, "last_id": model.name}

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Protocol
 
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
@@ -15,7 +15,6 @@ from headrace.serve.http.anthropic.models import card, listing
 from headrace.serve.http.edge import CALLER
 from headrace.serve.http.errors import request_not_found
 from headrace.serve.http.generation.call_notes import CallNotes
-from headrace.serve.http.model import ServedModel
 from headrace.serve.service import Health, Service
 
 METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"
@@ -30,8 +29,26 @@ Explain = Callable[[str, float], Mapping[str, Any] | None]
 """Describes a request by its id at a time; None if it is unknown."""
 
 
+class ListedModel(Protocol):
+    """What is shown of a model: `serve.http.model.ServedModel`, or `embedding.cards.PoolingCard`."""
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def max_model_len(self) -> int: ...
+
+    @property
+    def created(self) -> int: ...
+
+    @property
+    def card(self) -> Mapping[str, Any]: ...
+
+    def check_name(self, asked: str | None) -> None: ...
+
+
 class Status:
-    """The endpoints.
+    """The endpoints. ``beside`` are models for embeddings and reranking.
 
     ``explain`` and ``metrics`` come from `observe`. ``info`` is shown by ``/server_info``. ``reset`` empties the prefix
     cache. ``foresee`` adds what only the engine knows of a waiting request (its ``position`` in the queue and the
@@ -42,7 +59,7 @@ class Status:
     def __init__(
         self,
         service: Service,
-        model: ServedModel,
+        model: ListedModel,
         notes: CallNotes,
         *,
         explain: Explain,
@@ -53,6 +70,7 @@ class Status:
         foresee: Explain = lambda request_id, now: None,
         prefix: ExplainPrefix = lambda request_id, all_tenants: None,
         not_yet: Callable[[], str] = str,
+        beside: Sequence[ListedModel] = (),
     ) -> None:
         self._service = service
         self._model = model
@@ -65,6 +83,7 @@ class Status:
         self._foresee = foresee
         self._prefix = prefix
         self._not_yet = not_yet
+        self._beside = {each.name: each for each in beside if each.name != model.name}
 
     def routes(self) -> list[Route]:
         """The routes of these endpoints."""
@@ -88,12 +107,15 @@ class Status:
         """``GET /v1/models``."""
         if SPEAKS in request.headers:
             return JSONResponse(listing(self._model))
-        return JSONResponse({"object": "list", "data": [self._model.card]})
+        cards = [each.card for each in (self._model, *self._beside.values())]
+        return JSONResponse({"object": "list", "data": cards})
 
     async def retrieve_model(self, request: Request) -> Response:
         """``GET /v1/models/{model}``."""
-        self._model.check_name(request.path_params["model"])
-        return JSONResponse(card(self._model) if SPEAKS in request.headers else self._model.card)
+        asked = request.path_params["model"]
+        model = self._beside.get(asked, self._model)
+        model.check_name(asked)
+        return JSONResponse(card(model) if SPEAKS in request.headers else model.card)
 
     async def explain(self, request: Request) -> Response:
         """``GET /v1/requests/{id}``: explains a request, by its id or its ``X-Request-Id``.

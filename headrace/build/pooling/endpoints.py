@@ -1,0 +1,66 @@
+"""The worker and the routes of embeddings, reranking and scores, with their place in metrics and ``/v1/models``."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from starlette.routing import Route
+
+from headrace.config import Options
+from headrace.core.tenancy.gate import Limits
+from headrace.observe.metrics import Metrics
+from headrace.observe.metrics_page import MetricsPage
+from headrace.serve.embedding.models import PoolingModels
+from headrace.serve.embedding.worker import EmbeddingWorker
+from headrace.serve.http.embedding.cards import PoolingCard
+from headrace.serve.http.embedding.routes import EmbeddingApi
+from headrace.serve.http.rate_limit_headers import rate_headers
+from headrace.serve.service import Service
+
+
+class Endpoints(NamedTuple):
+    """The worker, the endpoints that use it, and the cards of the models."""
+
+    worker: EmbeddingWorker
+    api: EmbeddingApi
+    cards: list[PoolingCard]
+
+    def routes(self) -> list[Route]:
+        """The routes to mount."""
+        return self.api.routes()
+
+
+def describe_models(models: PoolingModels) -> list[str]:
+    """The models, as lines for the terminal."""
+    lines = []
+    if (one := models.embedding) is not None:
+        lines.append(
+            f"embeddings   {one.name}: {one.dimensions} dimensions, inputs of up to {one.max_tokens:,} tokens"
+        )
+    if (other := models.rerank) is not None:
+        lines.append(f"rerank       {other.name}: pairs of up to {other.max_tokens:,} tokens")
+    return lines
+
+
+def open_endpoints(
+    options: Options, models: PoolingModels, service: Service, page: MetricsPage, metrics: Metrics
+) -> Endpoints:
+    """The endpoints over ``models``; without models, they say which option brings one."""
+    server = options.server
+    worker = EmbeddingWorker(
+        service,
+        Limits(server.max_num_queued_reqs, server.max_num_queued_tokens),
+        server.mixed_embedding_ratio,
+    )
+    page.before_render(
+        lambda: metrics.embeddings.measure(worker.open_calls, worker.waiting_tokens, worker.busy_seconds)
+    )
+    api = EmbeddingApi(
+        worker,
+        models,
+        service.now,
+        max_body_bytes=server.max_body_bytes,
+        request_timeout=server.request_timeout,
+        headers=lambda tenant: rate_headers(service.meter.rooms(tenant, service.now())),
+    )
+    return Endpoints(worker, api, [PoolingCard(model) for model in models.all()])

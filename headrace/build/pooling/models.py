@@ -1,0 +1,157 @@
+"""Loads the models of embeddings, reranking and scores that the options name."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import NamedTuple
+
+from headrace.build.model import Loaded, served_name
+from headrace.build.pooling.causal import read_causal_model, share_decoder
+from headrace.compute.device import apart, limit_threads, resolve_device
+from headrace.compute.encoder.families import is_encoder
+from headrace.compute.encoder.models import (
+    CrossEncoder,
+    EmbeddingModel,
+    is_cross_encoder,
+    read_cross_encoder,
+    read_embedding_model,
+)
+from headrace.compute.encoder.models import run as run_whole
+from headrace.compute.encoder.sentences import PACKAGED, encoder_folder
+from headrace.compute.model.hub import read_config, resolve_folder
+from headrace.compute.model.spec import ModelError
+from headrace.config import ConfigError, ModelOptions, Options
+from headrace.core.embedding import TokenRow
+from headrace.serve.embedding.models import PoolingModels
+
+
+class _Names(NamedTuple):
+    """The models that the options name, and the option of each."""
+
+    embedding: str | None
+    embedding_option: str
+    rerank: str | None
+    rerank_option: str
+
+
+def runs_pooling(options: ModelOptions) -> bool:
+    """Whether MODEL is for embeddings or scores, and not for generating.
+
+    Raises:
+        ConfigError: the model does not exist.
+    """
+    if options.runner != "auto":
+        return options.runner == "pooling"
+    if options.model == PACKAGED:
+        return True
+    try:
+        folder = resolve_folder(options.model, options.revision, with_weights=False)
+        config = read_config(folder)
+    except ModelError as error:
+        raise ConfigError(str(error)) from error
+    return is_encoder(config) or (folder / "modules.json").is_file()
+
+
+def load_pooling(options: Options) -> PoolingModels:
+    """The models that have weights of their own; `with_served` adds one that is the served decoder.
+
+    Raises:
+        ConfigError: a model cannot be loaded; the message names its option.
+    """
+    names = _names(options)
+    embedding: EmbeddingModel | None = None
+    rerank: CrossEncoder | None = None
+    if names.embedding is not None and not _is_served(names.embedding, options):
+        embedding = apart(lambda: _embedding(names, options))
+    if names.rerank is not None:
+        rerank = apart(lambda: _rerank(names, options))
+    return PoolingModels(embedding, rerank)
+
+
+def with_served(models: PoolingModels, options: Options, loaded: Loaded) -> PoolingModels:
+    """``models``, with the served decoder as the embedding model if the options name it for that.
+
+    Raises:
+        ConfigError: it cannot be used.
+    """
+    name = options.embedding.embedding_model
+    if name is None or not _is_served(name, options):
+        return models
+    try:
+        shared = share_decoder(loaded.name, loaded.folder, loaded.decoder, loaded.ledger.max_model_len)
+    except ModelError as error:
+        raise ConfigError(f"--embedding-model: {error}") from error
+    return PoolingModels(apart(lambda: _warm(shared)), models.rerank)
+
+
+def _names(options: Options) -> _Names:
+    embedding, rerank = options.embedding.embedding_model, options.embedding.rerank_model
+    names = _Names(embedding, "--embedding-model", rerank, "--rerank-model")
+    if not runs_pooling(options.model):
+        return names
+    model = options.model.model
+    cross = model != PACKAGED and is_cross_encoder(read_config(_folder(model, "MODEL")))
+    if cross and rerank is None:
+        return names._replace(rerank=model, rerank_option="MODEL")
+    if not cross and embedding is None:
+        return names._replace(embedding=model, embedding_option="MODEL")
+    option = "--rerank-model" if cross else "--embedding-model"
+    raise ConfigError(f"{option}: {model} is already the model for this; leave the option out")
+
+
+def _is_served(name: str, options: Options) -> bool:
+    """Whether the embedding model is the decoder that generates."""
+    if runs_pooling(options.model):
+        return False
+    return _folder(name, "--embedding-model") == _folder(options.model.model, "MODEL", options.model.revision)
+
+
+def _folder(name: str, option: str, revision: str | None = None) -> Path:
+    try:
+        if name == PACKAGED:
+            return encoder_folder(name)
+        return resolve_folder(name, revision).resolve()
+    except ModelError as error:
+        raise ConfigError(f"{option}: {error}") from error
+
+
+def _embedding(names: _Names, options: Options) -> EmbeddingModel:
+    assert names.embedding is not None
+    folder = _folder(names.embedding, names.embedding_option)
+    name = _api_name(names.embedding, names.embedding_option, options)
+    try:
+        limit_threads()
+        if is_encoder(read_config(folder)):
+            model = read_embedding_model(name, folder, resolve_device(options.model.device))
+        else:
+            model = read_causal_model(name, folder, options.model)
+        return _warm(model)
+    except ModelError as error:
+        raise ConfigError(f"{names.embedding_option}: {error}") from error
+
+
+def _rerank(names: _Names, options: Options) -> CrossEncoder:
+    assert names.rerank is not None
+    folder = _folder(names.rerank, names.rerank_option)
+    name = _api_name(names.rerank, names.rerank_option, options)
+    try:
+        limit_threads()
+        model = read_cross_encoder(name, folder, resolve_device(options.model.device))
+    except ModelError as error:
+        raise ConfigError(f"{names.rerank_option}: {error}") from error
+    run_whole(model.run([TokenRow((0,))]))
+    return model
+
+
+def _api_name(name: str, option: str, options: Options) -> str:
+    """A model's name in the API: the hub name, or the name of its folder."""
+    if option == "MODEL":
+        return served_name(options.model)
+    folder = Path(name).expanduser()
+    return folder.resolve().name if folder.is_dir() else name
+
+
+def _warm(model: EmbeddingModel) -> EmbeddingModel:
+    """Compute one input, so that the first request does not pay for first uses."""
+    run_whole(model.run([TokenRow((0,))]))
+    return model

@@ -1,0 +1,209 @@
+"""The HTTP server of a model for embeddings or scores alone: no decoder, no KV cache, no response caches.
+
+The engine thread is the same, and has no steps: its engine is `NoSteps`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from dataclasses import fields
+from typing import Any, NamedTuple
+
+from starlette.routing import Route
+from starlette.types import ASGIApp
+
+from headrace import __version__
+from headrace.build.operations.observability import SystemdLink, Traces, hooks, systemd_link, watchers
+from headrace.build.operations.reload import read_settings
+from headrace.build.pooling.endpoints import describe_models, open_endpoints
+from headrace.build.pooling.models import load_pooling
+from headrace.build.tenants import describe_tenants, open_keys, read_tenants
+from headrace.config import PARTS, ConfigError, Options
+from headrace.core.events import Event
+from headrace.core.request import FinishReason, Request
+from headrace.core.tenancy.gate import Limits
+from headrace.observe.log.writer import set_level
+from headrace.observe.metrics import Metrics
+from headrace.observe.metrics_page import MetricsPage
+from headrace.observe.usage import UsageBook
+from headrace.observe.vllm_names import aliases, labels
+from headrace.serve.auth.key_file import KeyFile
+from headrace.serve.cache.lookup import CacheLookup
+from headrace.serve.embedding.models import PoolingModels
+from headrace.serve.http.app import Beside, create_app, create_metrics_app
+from headrace.serve.http.embedding.instead import NoGeneration
+from headrace.serve.http.generation.call_notes import CallNotes
+from headrace.serve.http.openapi import Docs
+from headrace.serve.http.operations.pause import Pause
+from headrace.serve.http.operations.status import Status
+from headrace.serve.http.operations.usage_report import UsageReport
+from headrace.serve.http.runtime.lifespan import lifespan_of
+from headrace.serve.http.runtime.run import Apps, run_server
+from headrace.serve.quota_meter import QuotaMeter
+from headrace.serve.service import Service
+
+startup = logging.getLogger("headrace.startup")
+shutdown = logging.getLogger("headrace.shutdown")
+
+UNUSED_PARTS = ("cache", "scheduler", "response_cache", "semantic", "warm", "batch")
+"""Parts of the options that matter only to a model that generates; of the scheduler, ``tenants`` is used."""
+
+
+class NoSteps:
+    """An engine without a model: it has no steps, and fails every request."""
+
+    def __init__(self) -> None:
+        self._events: list[Event] = []
+
+    def submit(self, request: Request, now: float) -> None:
+        """No route submits a request."""
+        raise RuntimeError("this server has no model that generates")
+
+    def cancel(self, request_id: str, why: FinishReason, now: float) -> None:
+        """No request is open."""
+
+    def step(self, now: float) -> list[Event]:
+        """Nothing happens."""
+        return self._events
+
+    def wake_at(self, now: float) -> float | None:
+        """Never."""
+        return None
+
+
+class _Built(NamedTuple):
+    """The application with the parts that its start and its end need."""
+
+    app: ASGIApp
+    routes: list[Route]
+    service: Service
+    systemd: SystemdLink
+
+
+def build_pooling_app(
+    options: Options, traces: Traces | None
+) -> tuple[ASGIApp, AbstractAsyncContextManager[None]]:
+    """The application for use without a socket, and the context in which its engine thread runs.
+
+    Raises:
+        ConfigError: the model cannot be loaded, or an option cannot be used.
+    """
+    built = _make_app(options, load_pooling(options), open_keys(options.server), traces)
+
+    @asynccontextmanager
+    async def running() -> AsyncIterator[None]:
+        try:
+            async with lifespan_of(built.app):
+                yield
+        finally:
+            built.service.stop()
+            if traces:
+                traces.close()
+
+    return built.app, running()
+
+
+def serve_pooling(
+    options: Options, keys: KeyFile, traces: Traces | None, began: float, when_loaded: Callable[[], None]
+) -> None:
+    """Load the models and serve until a signal ends it.
+
+    Raises:
+        ConfigError: a model cannot be loaded, or an option cannot be used.
+    """
+    models = load_pooling(options)
+    when_loaded()
+    built = _make_app(options, models, keys, traces)
+    server = options.server
+    metrics = None if server.metrics_port is None else create_metrics_app(built.routes)
+    for line in _describe(options, models):
+        startup.info("%s", line)
+
+    def ready(url: str) -> None:
+        seconds = time.perf_counter() - began
+        startup.info("ready        %s after %.2f s", url, seconds, extra={"fields": {"url": url}})
+        built.systemd.notifier.send("READY=1")
+
+    async def reload() -> None:
+        settings = await asyncio.to_thread(read_settings, options)
+        set_level(settings.log_level)
+        await asyncio.to_thread(keys.reload)
+        try:
+            tenants, _ = await asyncio.to_thread(read_tenants, settings.tenants)
+        except ConfigError as error:
+            startup.warning("tenants not reloaded, the previous limits stay: %s", error)
+            return
+        built.service.meter.replace(tenants)
+
+    try:
+        run_server(Apps(built.app, metrics), built.service, server, ready, reload)
+    finally:
+        built.service.stop()
+        if traces:
+            traces.close()
+        shutdown.info("server stopped")
+
+
+def _describe(options: Options, models: PoolingModels) -> list[str]:
+    lines = describe_models(models)
+    unused = {each.name for part in UNUSED_PARTS for each in fields(PARTS[part])} - {"tenants"}
+    chosen = [f"--{name.replace('_', '-')}" for name in sorted(options.chosen & unused)]
+    if chosen:
+        lines.append(f"note         without effect for a model that does not generate: {', '.join(chosen)}")
+    tenants, classes = read_tenants(options.scheduler.tenants)
+    return [*lines, *describe_tenants(tenants, classes)]
+
+
+def _make_app(options: Options, models: PoolingModels, keys: KeyFile, traces: Traces | None) -> _Built:
+    server = options.server
+    if not models.all():
+        raise ConfigError("--runner pooling: there is neither an embedding model nor a cross-encoder")
+    tenants, _ = read_tenants(options.scheduler.tenants)
+    name = models.all()[0].name
+    page = MetricsPage(
+        server.metrics_prefix, labels(server.metrics_prefix, name), aliases(server.metrics_prefix)
+    )
+    page.add_process()
+    metrics, usage = Metrics(page, clock_offset=time.time() - time.monotonic()), UsageBook()
+    service = Service(
+        NoSteps(),
+        Limits(server.max_num_queued_reqs, server.max_num_queued_tokens),
+        watchers=(metrics, usage),
+        meter=QuotaMeter(tenants, name),
+        request_timeout=server.request_timeout,
+    )
+    for watcher, tokens in watchers(traces):
+        service.watch(watcher, tokens=tokens)
+    notes = CallNotes()
+    endpoints = open_endpoints(options, models, service, page, metrics)
+    status = Status(
+        service,
+        endpoints.cards[0],
+        notes,
+        explain=lambda request_id, now: None,
+        metrics=page.render,
+        info=lambda: _info(models),
+        reset=lambda: None,
+        version=__version__,
+        beside=endpoints.cards[1:],
+    )
+    accounts = UsageReport(service, usage.tenants, usage.tell)
+    parts = (endpoints, NoGeneration(name), status, Pause(service), accounts, Docs(__version__))
+    routes = [route for part in parts for route in part.routes()]
+    systemd = systemd_link(service)
+    beside: list[Beside] = [keys, systemd.watch, endpoints.worker]
+    exchanges = hooks(options.observability, page, notes, traces)
+    app = create_app(CacheLookup(service), routes, keys.keys, beside, server.allowed_origins, exchanges)
+    return _Built(app, routes, service, systemd)
+
+
+def _info(models: PoolingModels) -> Mapping[str, Any]:
+    """What ``GET /server_info`` adds."""
+    return {
+        "embedding_model": models.embedding.name if models.embedding else None,
+        "rerank_model": models.rerank.name if models.rerank else None,
+    }

@@ -1,0 +1,81 @@
+"""Heads of cross-encoders: the score of a pair of texts from the last hidden states of an encoder."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from headrace.compute.encoder.families import FAMILIES, MODERN
+from headrace.compute.encoder.packed import Packed
+from headrace.compute.encoder.pooling import pool
+from headrace.compute.encoder.spec import EncoderSpec
+from headrace.compute.encoder.tensors import Tensors
+from headrace.compute.model.spec import ModelError
+
+Head = Callable[[Tensor, Packed], Tensor]
+"""Logits [rows, labels] of hidden states [T, hidden]."""
+
+_ACTIVATIONS: Mapping[str, Callable[[Tensor], Tensor]] = {
+    "Sigmoid": torch.sigmoid,
+    "Identity": lambda logits: logits,
+}
+
+
+def read_head(spec: EncoderSpec, of: Tensors) -> Head:
+    """The classification head of a checkpoint; ``of`` are the encoder's own tensors.
+
+    Raises:
+        ModelError: the checkpoint has none.
+    """
+    kind = MODERN if spec.family == MODERN else FAMILIES[spec.family].head
+    return _HEADS[kind](spec, of.below(""), of)
+
+
+def _bert(spec: EncoderSpec, whole: Tensors, encoder: Tensors) -> Head:
+    pooler = encoder.linear(spec.hidden_size, spec.hidden_size, "pooler.dense")
+    classifier = whole.linear(spec.num_labels, spec.hidden_size, "classifier")
+    return lambda hidden, rows: classifier(torch.tanh(pooler(pool("cls", hidden, rows))))
+
+
+def _roberta(spec: EncoderSpec, whole: Tensors, encoder: Tensors) -> Head:
+    dense = whole.linear(spec.hidden_size, spec.hidden_size, "classifier.dense")
+    output = whole.linear(spec.num_labels, spec.hidden_size, "classifier.out_proj")
+    return lambda hidden, rows: output(torch.tanh(dense(pool("cls", hidden, rows))))
+
+
+def _distilbert(spec: EncoderSpec, whole: Tensors, encoder: Tensors) -> Head:
+    dense = whole.linear(spec.hidden_size, spec.hidden_size, "pre_classifier")
+    classifier = whole.linear(spec.num_labels, spec.hidden_size, "classifier")
+    return lambda hidden, rows: classifier(F.relu(dense(pool("cls", hidden, rows))))
+
+
+def _modern(spec: EncoderSpec, whole: Tensors, encoder: Tensors) -> Head:
+    dense = whole.linear(spec.hidden_size, spec.hidden_size, "head.dense", bias=False)
+    norm = whole.norm("head.norm", spec.hidden_size, spec.norm_eps, bias=False)
+    classifier = whole.linear(spec.num_labels, spec.hidden_size, "classifier")
+    mode = spec.classifier_pooling
+    return lambda hidden, rows: classifier(norm(F.gelu(dense(pool(mode, hidden, rows)))))
+
+
+_HEADS = {"bert": _bert, "roberta": _roberta, "distilbert": _distilbert, MODERN: _modern}
+
+
+def activation_of(config: Mapping[str, Any]) -> Callable[[Tensor], Tensor]:
+    """What turns the logit of a pair into its score: as the config names it for sentence-transformers, else sigmoid.
+
+    Raises:
+        ModelError: it names another function.
+    """
+    nested = config.get("sentence_transformers")
+    named = nested.get("activation_fn") if isinstance(nested, Mapping) else None
+    named = named or config.get("sbert_ce_default_activation_function") or "Sigmoid"
+    name = str(named).rpartition(".")[2]
+    if name not in _ACTIVATIONS:
+        raise ModelError(
+            f"the activation {named!r} of scores is not supported, only {', '.join(_ACTIVATIONS)}"
+        )
+    return _ACTIVATIONS[name]

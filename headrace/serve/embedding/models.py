@@ -1,0 +1,85 @@
+"""What the server needs of embedding models and cross-encoders; `compute.encoder` has them."""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Protocol, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from headrace.core.embedding import TokenRow
+
+Values: TypeAlias = NDArray[np.float32]
+"""Vectors [inputs, dimensions], or scores [inputs, 1]."""
+
+
+class Tokenizes(Protocol):
+    """Texts to rows of tokens with their special tokens, cut at ``limit`` tokens.
+
+    Raises:
+        ValueError: a text is not valid Unicode, or a limit leaves no room for the special tokens.
+    """
+
+    def texts(self, texts: Sequence[str], limit: int | None = None) -> list[TokenRow]: ...
+
+    def pairs(
+        self, pairs: Sequence[tuple[str, str]], limit: int | None = None, second_limit: int | None = None
+    ) -> list[TokenRow]: ...
+
+
+class PoolingModel(Protocol):
+    """A model that gives each input a few numbers.
+
+    ``run`` computes a batch and yields after each part of it. A batch has at most ``batch_tokens`` tokens, where each
+    input counts as a multiple of ``unit_tokens``; one input has at most ``max_tokens``.
+    """
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def tokenizer(self) -> Tokenizes: ...
+
+    @property
+    def vocab_size(self) -> int: ...
+
+    @property
+    def max_tokens(self) -> int: ...
+
+    @property
+    def batch_tokens(self) -> int: ...
+
+    @property
+    def unit_tokens(self) -> int: ...
+
+    def run(self, rows: Sequence[TokenRow]) -> Generator[None, None, Values]: ...
+
+
+class VectorModel(PoolingModel, Protocol):
+    """An embedding model: vectors of ``dimensions``, of length one if ``normalize``; see `inputs` for the prompts."""
+
+    @property
+    def dimensions(self) -> int: ...
+
+    @property
+    def normalize(self) -> bool: ...
+
+    @property
+    def prompts(self) -> Mapping[str, str]: ...
+
+    @property
+    def default_prompt(self) -> str | None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class PoolingModels:
+    """The models beside the one that generates; each may be missing."""
+
+    embedding: VectorModel | None = None
+    rerank: PoolingModel | None = None
+
+    def all(self) -> list[PoolingModel]:
+        """Those that there are."""
+        return [model for model in (self.embedding, self.rerank) if model is not None]

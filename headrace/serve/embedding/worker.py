@@ -1,0 +1,241 @@
+"""Computes embeddings on the engine thread, between its steps, in slices of bounded time.
+
+A second thread would be simpler, but it would compete with the steps for all of the time: torch and the kernels keep
+one team of threads for each thread that computes, and two teams on the same cores slow each other down. So the
+engine thread computes both, and this worker decides how much goes between two steps:
+
+```
+ engine thread   step | slice | step | step | step | slice | step …      (a request generates)
+                 slice | slice | slice | slice …                         (none does)
+```
+A slice runs whole layers of a batch until its time is over. While foreground requests generate, slices are short, and
+together take at most ``ratio`` of the steps' time. The measured time of a step then includes them, so predictions of
+step times do as well.
+
+A slice is a call in the engine thread's mailbox, and the next one is posted when it has ended. So commands of other
+requests wait for one slice at most, and a cancelled call's inputs leave at the next one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Generator, Sequence
+from contextlib import suppress
+from functools import partial
+from typing import NamedTuple
+
+from headrace.core.embedding import InputQueue
+from headrace.core.events import Embedded
+from headrace.core.request import FinishReason, RejectReason
+from headrace.core.tenancy.gate import Limits, Load, Reject, decide
+from headrace.serve.admission_rate import AdmissionRate
+from headrace.serve.embedding.job import EmbeddingFailed, EmbeddingJob
+from headrace.serve.embedding.models import PoolingModel, Values
+from headrace.serve.service import Refused, Service
+
+logger = logging.getLogger(__name__)
+
+SHORT_SECONDS = 0.004
+"""Target time of a slice while a foreground request is open."""
+
+LONG_SECONDS = 0.02
+"""Target time of a slice while none is; a request that arrives waits for it."""
+
+LEAST_TOKENS = 64
+"""Fewest tokens of a batch: below, the calls of a layer cost as much as its arithmetic."""
+
+_MEMORY = 0.3
+"""Weight of the newest measurement of a layer's time."""
+
+
+class Slice(NamedTuple):
+    """What a slice has done: the batch's ``values`` if it is complete, its time, and that of its longest part."""
+
+    values: Values | None
+    seconds: float
+    longest_seconds: float
+
+
+class EmbeddingWorker:
+    """Admits calls, and computes their inputs in the turns of tenants.
+
+    ``limits`` bound what waits. ``ratio`` is the time that slices may add to steps of foreground requests, as a share
+    of these; 0 sets no limit.
+    """
+
+    def __init__(self, service: Service, limits: Limits, ratio: float) -> None:
+        self._service = service
+        self._limits = limits
+        self._ratio = ratio
+        self._queues: dict[PoolingModel, InputQueue[EmbeddingJob]] = {}
+        self._open: set[EmbeddingJob] = set()
+        self._part_seconds: dict[PoolingModel, float] = {}  # per token, of one layer or part
+        self._admissions = AdmissionRate()
+        self._task: asyncio.Task[None] | None = None
+        self._spent = self._spent_at = 0.0  # the last slice's time, and its end
+        self.busy_seconds = 0.0
+        """Time of all slices since the start."""
+
+    @property
+    def open_calls(self) -> int:
+        """Calls that have not ended."""
+        return len(self._open)
+
+    @property
+    def waiting_tokens(self) -> int:
+        """Tokens of inputs that wait."""
+        return sum(queue.tokens for queue in self._queues.values())
+
+    def submit(self, job: EmbeddingJob) -> None:
+        """Queue the inputs of a call, whose `result` follows. Call `end` in any case.
+
+        Raises:
+            Refused: the queue is full, the tenant's quota is used up, or the server is draining.
+        """
+        service, now = self._service, self._service.now()
+        load = Load(
+            len(self._open),
+            self.waiting_tokens,
+            self._admissions.value(now),
+            service.draining,
+            service.paused,
+        )
+        shortage = service.meter.shortage_of(job.tenant, job.model.name, job.tokens, now)
+        verdict = decide(load, 1, job.tokens, self._limits, shortage)
+        if isinstance(verdict, Reject):
+            self._tell(job, FinishReason.REJECTED, verdict.reason)
+            raise Refused(verdict, service.meter.rooms(job.tenant, now))
+        job.hold = service.meter.hold(job.tenant, job.model.name, job.tokens, now)
+        service.enter()
+        self._admissions.count(now)
+        self._open.add(job)
+        unit = job.model.unit_tokens
+        lengths = [-(-len(row.tokens) // unit) * unit for row in job.rows]
+        self._queues.setdefault(job.model, InputQueue()).add(job, job.tenant, lengths)
+        if self._task is None:
+            self._task = asyncio.get_running_loop().create_task(self._work())
+
+    def end(self, job: EmbeddingJob, why: FinishReason) -> None:
+        """A call has ended: what it still has in the queue is not computed. A second call does nothing."""
+        if job not in self._open:
+            return
+        self._open.remove(job)
+        self._queues[job.model].remove(job)
+        if job.open:
+            job.result.cancel()
+        if job.hold is not None:
+            self._service.meter.settle(job.hold, job.computed_tokens, self._service.now())
+        self._tell(job, why)
+        self._service.leave()
+
+    def start(self) -> None:
+        """Nothing to do: the worker starts with its first call."""
+
+    async def stop(self) -> None:
+        """End all calls."""
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.wait([self._task])
+        for job in tuple(self._open):
+            self.end(job, FinishReason.CANCELLED)
+
+    def _tell(self, job: EmbeddingJob, why: FinishReason, rejected: RejectReason | None = None) -> None:
+        seconds = self._service.now() - job.arrived
+        self._service.note(
+            Embedded(
+                *(job.id, job.tenant, job.task, len(job.rows), job.tokens, job.computed_tokens, seconds),
+                why,
+                rejected,
+            )
+        )
+
+    async def _work(self) -> None:
+        """Compute all that waits, a batch of each model in turn."""
+        try:
+            while any(self._queues.values()):
+                for model, queue in tuple(self._queues.items()):
+                    if queue:
+                        await self._compute(model, queue.take(self._batch_tokens(model)))
+        finally:
+            self._task = None
+
+    async def _compute(self, model: PoolingModel, inputs: Sequence[tuple[EmbeddingJob, int]]) -> None:
+        """Compute a batch; if it fails, the inputs of each of its calls alone."""
+        try:
+            values = await self._run(model, inputs)
+        except Exception as error:
+            jobs = {job for job, _ in inputs}
+            if len(jobs) > 1:
+                for job in jobs:
+                    await self._compute(model, [each for each in inputs if each[0] is job])
+            else:
+                logger.error("embedding failed", exc_info=error, extra={"fields": {"id": inputs[0][0].id}})
+                self._fail(inputs[0][0], error)
+            return
+        if values is None:
+            return
+        for (job, index), each in zip(inputs, values, strict=True):
+            if job.open:
+                job.put(index, each)
+                if job.complete:
+                    job.finish()
+
+    def _fail(self, job: EmbeddingJob, error: Exception) -> None:
+        if job.open:
+            self._queues[job.model].remove(job)
+            job.result.set_exception(EmbeddingFailed(str(error)))
+
+    async def _run(self, model: PoolingModel, inputs: Sequence[tuple[EmbeddingJob, int]]) -> Values | None:
+        """The values of a batch; None if none of its calls is awaited any more."""
+        rows = [job.rows[index] for job, index in inputs]
+        computing = model.run(rows)
+        tokens, longest = sum(len(row.tokens) for row in rows), 0.0
+        try:
+            while any(job.open for job, _ in inputs):
+                await self._rest()
+                target = SHORT_SECONDS if self._service.awaited else LONG_SECONDS
+                done = await self._service.between_steps(partial(_advance, computing, target))
+                self.busy_seconds += done.seconds
+                self._spent, self._spent_at = done.seconds, self._service.now()
+                longest = max(longest, done.longest_seconds)
+                if done.values is not None:
+                    self._learn(model, longest / tokens)
+                    return done.values
+            return None
+        finally:
+            with suppress(ValueError):  # stopped in the middle of a slice: the engine thread still runs it
+                computing.close()
+
+    async def _rest(self) -> None:
+        """Leave the engine thread to the steps for as long as the last slice entitles them to."""
+        if self._ratio > 0 and self._service.awaited:
+            await asyncio.sleep(self._spent_at + self._spent / self._ratio - self._service.now())
+
+    def _batch_tokens(self, model: PoolingModel) -> int:
+        """Tokens of a batch whose layers each fit into a slice."""
+        each = self._part_seconds.get(model)
+        target = SHORT_SECONDS if self._service.awaited else LONG_SECONDS
+        wanted = LEAST_TOKENS if each is None else int(target / each)
+        return min(model.batch_tokens, max(LEAST_TOKENS, wanted))
+
+    def _learn(self, model: PoolingModel, seconds: float) -> None:
+        known = self._part_seconds.get(model, seconds)
+        self._part_seconds[model] = known + _MEMORY * (seconds - known)
+
+
+def _advance(computing: Generator[None, None, Values], seconds: float) -> Slice:
+    """On the engine thread: go on with a batch until its end, or until ``seconds`` are over."""
+    began = last = time.perf_counter()
+    longest = 0.0
+    while True:
+        values: Values | None = None
+        try:
+            next(computing)
+        except StopIteration as end:
+            values = end.value
+        now = time.perf_counter()
+        longest, last = max(longest, now - last), now
+        if values is not None or now - began >= seconds:
+            return Slice(values, now - began, longest)

@@ -1,0 +1,77 @@
+"""`LLM.embed` and `LLM.score`: a model for embeddings alone, and beside one that generates."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from headrace import LLM
+from headrace.config import ConfigError
+from headrace.core.request import InvalidParameter, SamplingParams
+from headrace.llm import AsyncLLM
+from tests.doubles.tiny_encoder import write_cross_encoder, write_embedding_model
+
+TEXTS = ["a b c", "d", "e f g h i j"]
+
+
+def test_an_encoder_alone(tmp_path: Path) -> None:
+    with LLM(str(write_embedding_model(tmp_path))) as llm:
+        outputs = llm.embed(TEXTS, progress=False)
+        found = np.array([each.embedding for each in outputs])
+        np.testing.assert_allclose(np.linalg.norm(found, axis=1), 1, atol=1e-5)
+        assert [len(each.prompt_token_ids) for each in outputs] == [5, 3, 8]
+        [alone] = llm.embed(TEXTS[2], progress=False)
+        np.testing.assert_allclose(alone.embedding, found[2], atol=1e-5)
+        [tokens] = llm.embed(outputs[0].prompt_token_ids, progress=False)
+        np.testing.assert_allclose(tokens.embedding, found[0], atol=1e-5)
+        scores = [each.score for each in llm.score(TEXTS[0], TEXTS, progress=False)]
+        np.testing.assert_allclose(scores, found @ found[0], atol=1e-5)
+        [short] = llm.embed("a", dimensions=2, normalize=False, progress=False)
+        assert len(short.embedding) == 2
+        with pytest.raises(RuntimeError, match="generates no text"):
+            llm.generate("a")
+    with pytest.raises(RuntimeError, match="closed"):
+        llm.embed("a")
+
+
+def test_a_cross_encoder_alone(tmp_path: Path) -> None:
+    with LLM(str(write_cross_encoder(tmp_path))) as llm:
+        one = llm.score("a b", ["c", "d e"], progress=False)
+        each = llm.score(["a b", "a b"], ["c", "d e"], progress=False)
+        assert [output.score for output in one] == pytest.approx([output.score for output in each])
+        assert all(0 < output.score < 1 for output in one)
+        with pytest.raises(ConfigError, match="no embedding model"):
+            llm.embed("a")
+        with pytest.raises(InvalidParameter, match="2 queries for 3 documents"):
+            llm.score(["a", "b"], ["c", "d", "e"])
+
+
+def test_beside_a_model_that_generates(tmp_path: Path) -> None:
+    tiny = write_embedding_model(tmp_path)
+    with LLM("builtin", embedding_model=str(tiny), kv_cache_memory_bytes="16MiB") as llm:
+        assert len(llm.embed("a", progress=False)[0].embedding) == 8
+        [output] = llm.generate("Once", SamplingParams(max_tokens=3), progress=False)
+        assert output.outputs[0].token_ids
+        for wrong in ({"dimensions": 9}, {"prompt_name": "x"}, {"truncate_prompt_tokens": 99}):
+            with pytest.raises(InvalidParameter):
+                llm.embed("a", **wrong, progress=False)
+
+
+def test_the_model_that_generates_embeds_too() -> None:
+    with LLM("builtin", embedding_model="builtin", kv_cache_memory_bytes="16MiB") as llm:
+        texts = ["Once upon a time", "Hello there", "Once upon a time"]
+        one, other, same = (each.embedding for each in llm.embed(texts, progress=False))
+        np.testing.assert_allclose(one, same, atol=1e-2)
+        assert np.dot(one, other) < 0.999
+
+
+def test_models_and_options_that_do_not_fit(tmp_path: Path) -> None:
+    tiny = str(write_embedding_model(tmp_path / "tiny"))
+    with pytest.raises(ConfigError, match="already the model for this"):
+        LLM(tiny, embedding_model=tiny)
+    with pytest.raises(ConfigError, match="AsyncLLM computes no embeddings"):
+        AsyncLLM("builtin", embedding_model=tiny)
+    with pytest.raises(ConfigError, match=r"MODEL: .*pooling max_tokens"):
+        LLM(str(write_embedding_model(tmp_path / "max", "max_tokens")))
