@@ -104,13 +104,9 @@ def make_engine(
     predictions = LatestStarts(StepTimes(cost), LengthPredictor(max_model_len), by_name)
     shares = ShareLedger(classes, weights)
     eviction = partial(make_eviction, plans, context_blocks=cost.context_tokens / cache.block_size)
-    pool = BlockPool(
-        num_blocks,
-        cache.block_size,
-        eviction(num_blocks),
-        events.append,
-        _lower_tiers(tiers, cache.block_size, eviction, predictions.times, events.append) if tiers else None,
-    )
+    size = cache.block_size
+    lower = _lower_tiers(tiers, size, eviction, predictions.times, events.append) if tiers else None
+    pool = BlockPool(num_blocks, size, eviction(num_blocks), events.append, lower)
     scheduler = Scheduler(
         pool,
         FairQueue(shares, _line(plans, cache, pool)) if fair else single_file(),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import signal
 import time
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import asdict
 from functools import partial
@@ -17,18 +17,16 @@ from starlette.types import ASGIApp
 from headrace import __version__
 from headrace.build.caching.cache import Prompts, describe_caches, make_prompts, make_recall, prefix_sizes
 from headrace.build.caching.warming import Warming, make_recorder, open_history
-from headrace.build.engine import make_ledger, make_pricing
 from headrace.build.model import Loaded, close, describe, load, timed, warm_up
+from headrace.build.operations.folds import Folds, make_folds
 from headrace.build.operations.observability import (
     SystemdLink,
     Traces,
-    add_build_info,
     costs,
     hooks,
     open_traces,
     start_log,
     systemd_link,
-    watch_resources,
     watchers,
 )
 from headrace.build.operations.recording import open_tape
@@ -39,28 +37,17 @@ from headrace.build.pooling.models import load_pooling, runs_pooling, with_serve
 from headrace.build.pooling.server import build_pooling_app, serve_pooling
 from headrace.build.tenants import describe_tenants, open_keys
 from headrace.config import ConfigError, Options, ServerOptions, profile_line
-from headrace.core.cache.response.entry import StoreFacts
-from headrace.core.events import Layer
-from headrace.core.ports import Watcher
 from headrace.core.scheduler.start_estimate import estimate_fields
 from headrace.core.tenancy.gate import Limits
 from headrace.observe.cost.focus import focus_csv
-from headrace.observe.cost.report import CostReport
-from headrace.observe.goodput import Goodput
 from headrace.observe.log.writer import set_level
-from headrace.observe.metrics import Metrics
-from headrace.observe.metrics_page import MetricsPage
-from headrace.observe.requests import RequestBook
-from headrace.observe.resources.work import WorkMeter
-from headrace.observe.tenant_savings import TenantSavings
-from headrace.observe.usage import UsageBook
-from headrace.observe.vllm_names import aliases, labels
 from headrace.serve.auth.key_file import KeyFile
 from headrace.serve.cache.lookup import CacheLookup
 from headrace.serve.embedding.models import PoolingModels
 from headrace.serve.http.anthropic.routes import Messages
 from headrace.serve.http.app import Beside, create_app, create_metrics_app
 from headrace.serve.http.batch.opening import open_batches
+from headrace.serve.http.cache.question_recorder import QuestionRecorder
 from headrace.serve.http.cache.routes import CacheApi
 from headrace.serve.http.generation.call_notes import CallNotes
 from headrace.serve.http.generation.scheduling_fields import Rules
@@ -205,9 +192,6 @@ def _dialect(loaded: Loaded, options: ServerOptions) -> Dialect:
         raise ConfigError(str(error)) from error
 
 
-CacheSizes = Callable[[], Mapping[Layer, Mapping[str, StoreFacts]]]
-
-
 class _Built(NamedTuple):
     """The application with the parts that its start, its reloads and its end need."""
 
@@ -224,7 +208,7 @@ def _make_app(
     options, caching = all_options.server, all_options.response_cache
     model = _make_model(loaded, all_options)
     # The lambdas read what is made below.
-    folds = _make_folds(loaded, all_options, model, lambda: recall.sizes() | prefix_sizes(loaded))
+    folds = make_folds(loaded, all_options, model, lambda: recall.sizes() | prefix_sizes(loaded))
     service = Service(
         loaded.engine,
         Limits(options.max_num_queued_reqs, options.max_num_queued_tokens),
@@ -240,17 +224,8 @@ def _make_app(
     history = open_history(all_options.warm)
     recall = make_recall(caching, all_options.semantic, loaded, service, history)
 
-    notes = CallNotes()
-    serving = Serving(
-        recall,
-        model,
-        notes,
-        options.max_body_bytes,
-        options.request_timeout,
-        lambda tenant: rate_headers(service.meter.rooms(tenant, service.now())),
-        make_recorder(all_options.warm, history),
-    )
-    api = Api(serving)
+    serving = _make_serving(options, recall, model, make_recorder(all_options.warm, history))
+    notes, api = serving.notes, Api(serving)
     warming = Warming(all_options.warm, caching, options, recall, model, history)
     for each in (warming.warmer, *prompts.watchers):
         service.watch(each, tokens=False)
@@ -284,9 +259,24 @@ def _make_app(
     routes = [route for part in (api, responses, messages, abort, *more) for route in part.routes()]
     beside: list[Beside] = [keys, *([history] if history else []), warming.warmer, systemd.watch]
     beside += [responses.background, *batch.beside, embedding.worker, tuning.task]
-    exchanges = hooks(all_options.observability, folds.page, model, notes, traces)
+    exchanges = hooks(all_options.observability, folds.page, notes, traces, model.text_seconds)
     app = create_app(recall, routes, keys.keys, beside, options.allowed_origins, exchanges)
     return _Built(app, routes, recall, model, systemd)
+
+
+def _make_serving(
+    options: ServerOptions, recall: CacheLookup, model: ServedModel, recorder: QuestionRecorder | None
+) -> Serving:
+    service = recall.service
+    return Serving(
+        recall,
+        model,
+        CallNotes(),
+        options.max_body_bytes,
+        options.request_timeout,
+        lambda tenant: rate_headers(service.meter.rooms(tenant, service.now())),
+        recorder,
+    )
 
 
 def _make_status(
@@ -294,7 +284,7 @@ def _make_status(
     service: Service,
     model: ServedModel,
     notes: CallNotes,
-    folds: _Folds,
+    folds: Folds,
     prompts: Prompts,
     not_yet: Callable[[], str],
     cards: Sequence[ListedModel],
@@ -313,59 +303,6 @@ def _make_status(
         not_yet=not_yet,
         beside=cards,
     )
-
-
-class _Folds(NamedTuple):
-    """The metrics page, and the folds over the engine's events."""
-
-    page: MetricsPage
-    metrics: Metrics
-    goodput: Goodput
-    book: RequestBook
-    usage: UsageBook
-    savings: TenantSavings
-    cost: CostReport
-    work: WorkMeter
-
-    @property
-    def watchers(self) -> tuple[Watcher, ...]:
-        """The folds in their order: others read what the cost ledger knows."""
-        return (
-            *(self.cost.ledger, self.work, self.metrics, self.goodput),
-            *(self.book, self.usage, self.savings),
-        )
-
-    def usage_of(self, tenant: str) -> dict[str, Any]:
-        """What a tenant has used, and what that cost."""
-        return {**self.usage.tell(tenant), **self.cost.tenant(tenant)}
-
-    def explain(self, request_id: str, now: float) -> dict[str, Any] | None:
-        """What is known of a request, with its cost."""
-        shown = self.book.explain(request_id, now)
-        if shown is not None:
-            shown["cost"] |= self.cost.request(request_id)
-        return shown
-
-
-def _make_folds(loaded: Loaded, options: Options, model: ServedModel, cache_sizes: CacheSizes) -> _Folds:
-    ledger, prefix = loaded.ledger, options.server.metrics_prefix
-    cost = CostReport(make_ledger(make_pricing(options.cost), loaded.engine), loaded.name)
-    prices = cost.ledger.token_prices
-    page = MetricsPage(prefix, labels(prefix, loaded.name), aliases(prefix))
-    page.add_process()
-    add_build_info(page, loaded)
-    metrics = Metrics(
-        page,
-        clock_offset=time.time() - time.monotonic(),
-        cache_config={"block_size": str(ledger.block_size), "num_gpu_blocks": str(ledger.num_blocks)},
-        phase_seconds=lambda: loaded.runner.seconds,
-        prices=prices,
-        cache_sizes=cache_sizes,
-    )
-    work = watch_resources(page, loaded, options, cost)
-    goodput = Goodput(page, lambda tenant: model.rules.tenants.terms(tenant).weight)
-    book = RequestBook(by_priority=loaded.policy in ("fair", "priority"))
-    return _Folds(page, metrics, goodput, book, UsageBook(), TenantSavings(prices), cost, work)
 
 
 def _make_model(loaded: Loaded, options: Options) -> ServedModel:

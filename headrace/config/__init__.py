@@ -8,11 +8,10 @@ and `cli` see more than one part. Files in reading order:
 |---|---|
 | `engine_options` | model, KV cache and scheduler |
 | `embedding_options` | embedding and reranking models |
-| `server_options` | address, keys, limits |
+| `server_options` | address, keys, limits; experiments and the tuner |
 | `observability_options` | logs, traces, cost and resources |
 | `cache_options` | response cache, semantic cache, cache warming |
 | `batch_options` | files and batches |
-| `tuning_options` | experiments and the tuner |
 | `parts` | all parts by name, and `Options` |
 | `speculation` | the value of `--speculative-config` |
 | `profiles` | settings that are chosen together |
@@ -33,9 +32,8 @@ from headrace.config.merge import changed_options, options, parse_option, reread
 from headrace.config.observability_options import CostOptions, ObservabilityOptions, ResourceOptions
 from headrace.config.parts import PARTS, TITLES, Options
 from headrace.config.profiles import PROFILES, profile_line
-from headrace.config.server_options import ServerOptions
+from headrace.config.server_options import ServerOptions, TuningOptions
 from headrace.config.sources import ENVIRONMENT_PREFIX, Systemd, read_systemd
-from headrace.config.tuning_options import TuningOptions
 
 __all__ = [
     "BUILTIN_MODEL",

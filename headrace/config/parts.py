@@ -12,8 +12,7 @@ from headrace.config.cache_options import ResponseCacheOptions, SemanticOptions,
 from headrace.config.embedding_options import EmbeddingOptions
 from headrace.config.engine_options import CacheOptions, ModelOptions, SchedulerOptions
 from headrace.config.observability_options import CostOptions, ObservabilityOptions, ResourceOptions
-from headrace.config.server_options import ServerOptions
-from headrace.config.tuning_options import TuningOptions
+from headrace.config.server_options import ServerOptions, TuningOptions
 
 
 @dataclass(frozen=True, slots=True)

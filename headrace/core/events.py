@@ -183,8 +183,7 @@ class Emitted(NamedTuple):
 class Verified(NamedTuple):
     """Drafts of a row were verified: ``accepted`` of ``drafted`` tokens from ``source``. `Emitted` has the tokens.
 
-    ``expected`` of them were estimated to be accepted. ``cut`` says why no more were verified (empty: the drafter does
-    not say).
+    ``expected`` of them were estimated to be accepted. ``cut`` says why no more were verified, if the drafter says it.
     """
 
     request_id: str
@@ -245,9 +244,7 @@ class Evicted(NamedTuple):
 
 
 class Moved(NamedTuple):
-    """Blocks were copied between tiers; for the disk, the copy has started. ``request_id`` names the request, if it
-    is for one.
-    """
+    """Blocks were copied between tiers, for a request if it is named; to or from the disk, the copy has started."""
 
     source: Tier
     target: Tier

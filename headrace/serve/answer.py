@@ -13,6 +13,7 @@ from typing import NamedTuple, Protocol
 
 from headrace.core.events import Emitted, Finished, PromptScored, Verified
 from headrace.core.request import Request
+from headrace.core.tenancy.classes import is_awaited
 
 IndexedEvent = tuple[int, Emitted | PromptScored | Finished]
 """An event of one call, with the index of the sequence that it belongs to."""
@@ -42,6 +43,20 @@ class Listener(Protocol):
         ...
 
     def tell(self, index: int, event: Emitted | PromptScored | Finished) -> None: ...
+
+
+class Route:
+    """The listener of one request (None after it was withdrawn); ``begun``: its first token has arrived."""
+
+    __slots__ = ("begun", "index", "listener", "prompt_tokens", "queued", "urgent")
+
+    def __init__(self, listener: Listener, index: int, request: Request) -> None:
+        self.listener: Listener | None = listener
+        self.index = index
+        self.prompt_tokens = len(request.tokens)
+        self.urgent = is_awaited(request.service_class)
+        self.queued = True
+        self.begun = False
 
 
 class Answer:

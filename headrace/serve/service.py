@@ -33,7 +33,7 @@ from headrace.core.tenancy.classes import is_awaited
 from headrace.core.tenancy.gate import Limits, Load, Reject, decide
 from headrace.core.tenancy.quota import Limit, Room
 from headrace.serve.admission_rate import AdmissionRate
-from headrace.serve.answer import Answer, Listener
+from headrace.serve.answer import Answer, Listener, Route
 from headrace.serve.quota_meter import QuotaMeter
 from headrace.serve.thread import EngineThread, Progress, StepInterrupt, Steps
 
@@ -75,20 +75,6 @@ class Health(NamedTuple):
     progress: Progress
 
 
-class _Route:
-    """The listener of one request (None after it was withdrawn); ``begun``: its first token has arrived."""
-
-    __slots__ = ("begun", "index", "listener", "prompt_tokens", "queued", "urgent")
-
-    def __init__(self, listener: Listener, index: int, request: Request) -> None:
-        self.listener: Listener | None = listener
-        self.index = index
-        self.prompt_tokens = len(request.tokens)
-        self.urgent = is_awaited(request.service_class)
-        self.queued = True
-        self.begun = False
-
-
 class Service:
     """Accepts calls on the running loop and answers them from the events of the engine.
 
@@ -117,16 +103,14 @@ class Service:
         self._watchers = tuple(watchers)
         self._without_tokens: tuple[Watcher, ...] = (self.meter,)
         self._stall_seconds = stall_seconds
-        self._routes: dict[str, _Route] = {}
+        self._routes: dict[str, Route] = {}
         self.finished_requests = 0
         self._queued_requests = 0
         self._queued_tokens = 0
         self._urgent = 0  # open foreground requests
         self._entered = 0  # open calls that are computed between steps
         self._admissions = AdmissionRate()
-        self._unfolded: list[
-            tuple[Sequence[Event], float]
-        ] = []  # what watchers have not seen yet, with its time
+        self._unfolded: list[tuple[Sequence[Event], float]] = []  # not seen by watchers yet, with their time
         self._idle = asyncio.Event()
         self._idle.set()
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -187,7 +171,7 @@ class Service:
             self.meter.enter(requests, self.now())
         for listener in listeners:
             for index, request in enumerate(listener.requests):
-                route = self._routes[request.id] = _Route(listener, index, request)
+                route = self._routes[request.id] = Route(listener, index, request)
                 self._urgent += route.urgent
                 self._queued_requests += 1
                 self._queued_tokens += len(request.tokens)
@@ -400,7 +384,7 @@ class Service:
             for event in events:
                 watcher.fold(event, now)
 
-    def _unqueue(self, route: _Route) -> None:
+    def _unqueue(self, route: Route) -> None:
         if route.queued:
             route.queued = False
             self._queued_requests -= 1

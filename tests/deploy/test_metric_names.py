@@ -69,10 +69,6 @@ def test_the_dashboard_covers_what_a_server_exports() -> None:
         "response_cache_audits_total": "only with --semantic-cache, see /v1/cache/stats",
         "response_cache_refuted_total": "an alert",
         "kv_offload_failures_total": "an alert",
-        "spec_decode_num_drafts_total": "only with --speculative-config",
-        "spec_decode_num_draft_tokens_total": "only with --speculative-config",
-        "spec_decode_num_accepted_tokens_total": "only with --speculative-config",
-        "spec_decode_num_accepted_tokens_per_pos_total": "only with --speculative-config",
     }
     shown = {name for _, query in dashboard_queries() for name, _ in METRIC.findall(query)}
     families = {re.sub(r"_(sum|count|bucket)$", "", name) for name in registry()}

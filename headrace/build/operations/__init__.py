@@ -1,6 +1,7 @@
 """Builds what operates a server: logs and traces, reloads, recordings, experiments.
 
 - `observability`: logs and traces. `reload`: new keys and tenants without a restart.
+- `folds`: the folds over the engine's events.
 - `recording`: recordings of the engine's decisions.
 - `tuning`: experiments and the tuner.
 """

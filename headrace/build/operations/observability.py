@@ -32,7 +32,6 @@ from headrace.observe.tracing.spans import RequestSpans
 from headrace.serve.health_watch import HealthWatch
 from headrace.serve.http.exchange import Exchange, Hook, Hooks
 from headrace.serve.http.generation.call_notes import CallNotes
-from headrace.serve.http.model import ServedModel
 from headrace.serve.http.operations.access_log import PROBES, access_fields, log_access
 from headrace.serve.service import Service
 from headrace.serve.systemd import SystemdNotifier
@@ -110,12 +109,12 @@ def watchers(traces: Traces | None) -> list[tuple[Watcher, bool]]:
 def hooks(
     options: ObservabilityOptions,
     page: MetricsPage,
-    model: ServedModel,
     notes: CallNotes,
     traces: Traces | None,
+    text_seconds: Callable[[], Mapping[str, float]] = dict,
 ) -> Hooks:
     """What happens with each HTTP request: request id, metrics, access log, trace."""
-    requests, traffic = HttpRequests(page), Traffic(page, model.text_seconds)
+    requests, traffic = HttpRequests(page), Traffic(page, text_seconds)
     ended: list[Hook] = [
         lambda exchange: requests.count(exchange.route, exchange.method, exchange.status),
         lambda exchange: traffic.count(exchange.received_bytes, exchange.sent_bytes),

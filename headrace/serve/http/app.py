@@ -20,7 +20,7 @@ from headrace.serve.cache.lookup import CacheLookup
 from headrace.serve.http.edge import Edge
 from headrace.serve.http.errors import ApiError, api_error, http_exception, invalid_parameter, unexpected
 from headrace.serve.http.exchange import Hooks
-from headrace.serve.http.generation.call import COST_HEADER
+from headrace.serve.http.generation.caller import COST_HEADER
 from headrace.serve.http.prompts.normalize import NORMALIZED_HEADER
 from headrace.serve.http.rate_limit_headers import RATE_HEADERS
 from headrace.serve.http.replies import CACHE_HEADER

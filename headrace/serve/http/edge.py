@@ -29,7 +29,7 @@ from headrace.serve.http.errors import (
     shutting_down,
 )
 from headrace.serve.http.exchange import EXCHANGE, HEADER_TEXT, Exchange, Hooks
-from headrace.serve.http.generation.call import COST_HEADER, Caller
+from headrace.serve.http.generation.caller import COST_HEADER, Caller
 
 logger = logging.getLogger(__name__)
 

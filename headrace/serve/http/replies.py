@@ -16,7 +16,8 @@ from starlette.types import Receive, Scope, Send
 from headrace.serve.http.edge import SEND
 from headrace.serve.http.errors import ApiError, failed, respond
 from headrace.serve.http.exchange import DISCONNECTED, record_error
-from headrace.serve.http.generation.call import COST_HEADER, Call
+from headrace.serve.http.generation.call import Call
+from headrace.serve.http.generation.caller import COST_HEADER
 from headrace.serve.http.generation.writing import PING, AnswerWriter, WholeWriter
 
 WriterT = TypeVar("WriterT", bound=WholeWriter)

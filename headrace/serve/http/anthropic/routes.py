@@ -13,7 +13,7 @@ from headrace.serve.http.anthropic.wire import CountBody, MessagesBody
 from headrace.serve.http.anthropic.writer import MessageWriter
 from headrace.serve.http.body import read_body
 from headrace.serve.http.edge import CALLER
-from headrace.serve.http.generation.call import Caller
+from headrace.serve.http.generation.caller import Caller
 from headrace.serve.http.generation.serving import Serving
 from headrace.serve.http.openai.chat import open_chat, render
 from headrace.serve.http.prompts.normalize import normalized

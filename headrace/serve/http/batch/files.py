@@ -15,7 +15,7 @@ from headrace.serve.http.batch.upload import receive
 from headrace.serve.http.batch.wire import file_object, found, list_object, not_found
 from headrace.serve.http.edge import CALLER
 from headrace.serve.http.errors import ApiError
-from headrace.serve.http.generation.call import Caller
+from headrace.serve.http.generation.caller import Caller
 from headrace.serve.http.paging import read_page
 
 MAX_LISTED = 10_000

@@ -21,8 +21,9 @@ from headrace.serve.batch.runs import Busy, Reply
 from headrace.serve.cache.lookup import CacheLookup
 from headrace.serve.http.errors import ApiError, failed, invalid
 from headrace.serve.http.generation import unsupported
-from headrace.serve.http.generation.call import Answers, Call, Caller
+from headrace.serve.http.generation.call import Answers, Call
 from headrace.serve.http.generation.call_notes import CallNotes
+from headrace.serve.http.generation.caller import Caller
 from headrace.serve.http.generation.fields import Generation
 from headrace.serve.http.generation.unsupported import NotYet
 from headrace.serve.http.generation.writing import Writer

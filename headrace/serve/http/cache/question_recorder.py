@@ -10,7 +10,7 @@ from headrace.serve.auth.api_keys import tenant
 from headrace.serve.cache.history import History, Recorded
 from headrace.serve.http.cache.cacheable import WAYS, Way
 from headrace.serve.http.cache.wire import control
-from headrace.serve.http.generation.call import Caller
+from headrace.serve.http.generation.caller import Caller
 from headrace.serve.http.generation.fields import Generation
 from headrace.serve.http.openai.chat_wire import ChatBody
 

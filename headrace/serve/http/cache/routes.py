@@ -18,7 +18,7 @@ from headrace.serve.http.body import read_body
 from headrace.serve.http.cache.wire import MAX_TAGS
 from headrace.serve.http.edge import CALLER
 from headrace.serve.http.errors import ApiError, invalid, permission_denied
-from headrace.serve.http.generation.call import Caller
+from headrace.serve.http.generation.caller import Caller
 from headrace.serve.http.generation.fields import MAX_CHOICES
 from headrace.serve.http.wire import Wire, parse
 

@@ -20,7 +20,8 @@ from headrace.serve.http.cache.warm_wire import WarmBody, WarmPrefix
 from headrace.serve.http.edge import CALLER
 from headrace.serve.http.errors import ApiError, invalid, permission_denied
 from headrace.serve.http.generation import unsupported
-from headrace.serve.http.generation.call import Call, Caller
+from headrace.serve.http.generation.call import Call
+from headrace.serve.http.generation.caller import Caller
 from headrace.serve.http.generation.unsupported import NotYet
 from headrace.serve.http.model import ServedModel
 from headrace.serve.http.openai.chat import open_chat, render

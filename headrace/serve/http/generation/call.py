@@ -24,7 +24,7 @@ from headrace.serve.cache.lookup_request import LookupRequest, no_turn
 from headrace.serve.http.cache.cacheable import unknown_field
 from headrace.serve.http.cache.wire import control
 from headrace.serve.http.errors import aborted, invalid, not_cached, of_finish, turned_away
-from headrace.serve.http.exchange import Exchange
+from headrace.serve.http.generation.caller import COST_HEADER, Caller
 from headrace.serve.http.generation.choices import Choice
 from headrace.serve.http.generation.fields import Generation
 from headrace.serve.http.generation.scheduling_fields import Scheduling, retentions, scheduling_of
@@ -41,40 +41,10 @@ logger = logging.getLogger(__name__)
 
 SEED_BITS = 63
 
-COST_HEADER = "X-Headrace-Cost"
-"""In a request, ``true`` asks for the cost of the call; in its whole response, the cost."""
-
 MARKED_RETENTION = 60
 """The priority of prompts whose callers ask that they be kept; what nobody spoke for has 35."""
 
 KEPT_FOR_A_DAY = Retention(0, None, MARKED_RETENTION, 86_400.0)
-
-
-class StoredFor(NamedTuple):
-    """The response of a call is stored for so many ``seconds``; it continues the stored response ``previous``."""
-
-    seconds: float
-    previous: str | None
-
-
-class Caller(NamedTuple):
-    """The client of a call: the API key's tenant or public id, ``X-Tenant-Id``, and ``Cache-Control``.
-
-    ``origin`` names the call in the history of prompts, if there is one. ``exchange`` is the HTTP request of the call,
-    None where the server makes the call itself. ``service_class`` is set where the server chooses the class, as for
-    lines of a batch. ``asks_cost``: the header ``X-Headrace-Cost`` asks for the cost of the call. ``session`` is
-    ``X-Session-Id``. ``stored`` says how the response of the call is stored, if it is.
-    """
-
-    key_id: str | None
-    tenant_header: str | None
-    cache_control: str | None = None
-    origin: bytes = b""
-    exchange: Exchange | None = None
-    service_class: str = ""
-    asks_cost: bool = False
-    session: str | None = None
-    stored: StoredFor | None = None
 
 
 class Answers(Protocol):
@@ -354,7 +324,7 @@ def _multiple(prompts: Sequence[Prompt], choices: Sequence[Choice]) -> str | Non
 def _shows_cost(model: ServedModel, body: Generation, caller: Caller) -> bool:
     asked = bool(body.include_cost) or caller.asks_cost
     if asked and model.cost is None:
-        field = "include_cost" if body.include_cost else "X-Headrace-Cost"
+        field = "include_cost" if body.include_cost else COST_HEADER
         raise invalid(
             f"{field}: this server has no prices; it needs --device-price or prices of tokens", field
         )

@@ -15,12 +15,12 @@ from headrace.serve.http.generation.call import (
     MARKED_RETENTION,
     Answers,
     Call,
-    Caller,
     Prompt,
     cache_scope,
     open_call,
     tenant_of_call,
 )
+from headrace.serve.http.generation.caller import Caller
 from headrace.serve.http.generation.choices import NOTHING, Choice, Delta
 from headrace.serve.http.generation.logprobs import chat_logprobs, prompt_entries, prompt_logprobs
 from headrace.serve.http.generation.sampling import (

@@ -11,7 +11,8 @@ from headrace.core.plan import TokenLogprob
 from headrace.core.request import SamplingParams
 from headrace.serve.http import structured
 from headrace.serve.http.errors import invalid
-from headrace.serve.http.generation.call import Answers, Call, Caller, Prompt, open_call
+from headrace.serve.http.generation.call import Answers, Call, Prompt, open_call
+from headrace.serve.http.generation.caller import Caller
 from headrace.serve.http.generation.choices import NOTHING, Choice, Delta
 from headrace.serve.http.generation.logprobs import completion_logprobs, prompt_entries, prompt_logprobs
 from headrace.serve.http.generation.sampling import answer_length, check_stream, sampling_params, truncated

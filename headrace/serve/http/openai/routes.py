@@ -13,7 +13,8 @@ from starlette.routing import Route
 from headrace.serve.http.body import read_body
 from headrace.serve.http.edge import CALLER
 from headrace.serve.http.generation import unsupported
-from headrace.serve.http.generation.call import Call, Caller
+from headrace.serve.http.generation.call import Call
+from headrace.serve.http.generation.caller import Caller
 from headrace.serve.http.generation.fields import Generation
 from headrace.serve.http.generation.serving import Serving
 from headrace.serve.http.generation.unsupported import NotYet

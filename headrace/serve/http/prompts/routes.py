@@ -9,7 +9,7 @@ from starlette.routing import Route
 from headrace.serve.auth.api_keys import tenant
 from headrace.serve.http.edge import CALLER
 from headrace.serve.http.errors import ApiError
-from headrace.serve.http.generation.call import Caller
+from headrace.serve.http.generation.caller import Caller
 from headrace.serve.http.model import ServedModel
 
 MOST_SHOWN = 128

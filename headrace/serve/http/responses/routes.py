@@ -13,7 +13,7 @@ from starlette.routing import Route
 from headrace.serve.http.body import read_body
 from headrace.serve.http.edge import CALLER
 from headrace.serve.http.errors import ApiError, invalid
-from headrace.serve.http.generation.call import Caller, StoredFor
+from headrace.serve.http.generation.caller import Caller, StoredFor
 from headrace.serve.http.generation.serving import Serving
 from headrace.serve.http.openai.chat import open_chat
 from headrace.serve.http.paging import read_page

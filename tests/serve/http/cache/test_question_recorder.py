@@ -3,7 +3,7 @@ import json
 import pytest
 
 from headrace.serve.http.cache.question_recorder import QuestionRecorder
-from headrace.serve.http.generation.call import Caller
+from headrace.serve.http.generation.caller import Caller
 from headrace.serve.http.openai.chat_wire import ChatBody
 from headrace.serve.http.openai.completions_wire import CompletionBody
 from tests.serve.http.tool_scenes import TOOL_TEMPLATE, WEATHER
