@@ -42,6 +42,9 @@ def send(url: str, wave: int) -> dict[int, int]:
         def ask(tenant: str, body: dict) -> int:
             return client.post("/v1/completions", json=body, headers={"X-Tenant-Id": tenant}).status_code
 
+        for text in ("a fox", "a river"):
+            body = {"model": "builtin", "input": [f"Wave {wave}: {text}"]}
+            assert client.post("/v1/embeddings", json=body).status_code == 200
         for status in pool.map(lambda each: ask(*each), bodies(wave)):
             statuses[status] = statuses.get(status, 0) + 1
     return statuses

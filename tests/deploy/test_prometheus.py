@@ -25,6 +25,16 @@ NO_DATA = {
 """Selectors of the alerts that match nothing on a healthy server, with the reason."""
 
 
+NOT_HERE = {
+    "Device memory": "needs a GPU",
+    "Device utilization": "needs a GPU",
+    "Power": "needs counters of energy",
+    "Energy per token": "needs counters of energy",
+    "Drafting stopped": "needs drafts of which none pays, and a length that is not fixed",
+}
+"""Panels whose queries return nothing on this server, with the reason."""
+
+
 @pytest.fixture(scope="module")
 def prometheus(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Prometheus]:
     """Prometheus after three waves of load, each seen by at least one scrape."""
@@ -37,6 +47,8 @@ def prometheus(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Prometheus]
         flags += ["--kv-cache-memory-bytes", str(2**20), "--max-model-len", "640"]
         flags += ["--kv-offload-bytes", str(2**22)]
         flags += ["--max-num-seqs", "4", "--max-num-queued-reqs", "16", "--tenants", str(tenants)]
+        flags += ["--embedding-model", "builtin", "--peak-flops", "1e12", "--peak-bandwidth", "1e10"]
+        flags += ["--speculative-config", '{"method": "suffix", "num_speculative_tokens": 3}']
         flags += ["--price-per-million-prompt-tokens", "1", "--price-per-million-output-tokens", "2"]
         with serving(*flags) as server, scraping(server.url.removeprefix("http://")) as running:
             for wave in (1, 2, 2):  # the repeated wave finds its answers in the cache
@@ -77,8 +89,9 @@ def first_numbers(prometheus: Prometheus, query: str) -> list[float]:
 
 
 def test_every_query_of_the_dashboard_returns_data(prometheus: Prometheus) -> None:
-    queries = [resolved(query) for _, query in dashboard_queries()]
-    assert len(queries) > 50
+    assert NOT_HERE.keys() <= {title for title, _ in dashboard_queries()}
+    queries = [resolved(query) for title, query in dashboard_queries() if title not in NOT_HERE]
+    assert len(queries) > 90
     for query in queries:
         assert first_numbers(prometheus, query)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from starlette.requests import Request
@@ -16,6 +16,7 @@ from headrace.serve.embedding.models import Values
 from headrace.serve.embedding.worker import EmbeddingWorker
 from headrace.serve.http.edge import CALLER
 from headrace.serve.http.errors import failed, shutting_down, timed_out, turned_away
+from headrace.serve.http.exchange import Exchange
 from headrace.serve.http.generation.usage import usage
 from headrace.serve.http.rate_limit_headers import rate_headers
 from headrace.serve.http.replies import hung_up
@@ -42,6 +43,10 @@ class LoggedCall:
         """None: an embedding has no end of a text."""
         return []
 
+    def cost(self) -> Mapping[str, Any]:
+        """Nothing: the cost ledger divides the time of steps, and an embedding has none."""
+        return {}
+
     def usage(self) -> dict[str, Any]:
         """The tokens of the call."""
         return usage(self._job.tokens, 0, 0)
@@ -61,7 +66,7 @@ async def compute(request: Request, worker: EmbeddingWorker, job: EmbeddingJob, 
         ApiError: it was rejected, it failed, or the time is over.
         Disconnected: the client is gone.
     """
-    exchange = request.scope[CALLER].exchange
+    exchange: Exchange | None = request.scope[CALLER].exchange
     if exchange is not None:
         exchange.opened(job.id, job.model.name, job.tenant, ())
     try:
