@@ -30,6 +30,7 @@ COMMON = frozenset(
         *("host", "port", "api_key", "api_key_file"),
         *("response_cache", "response_cache_bytes", "semantic_cache", "history_file", "batch_path"),
         *("config", "log_level", "log_format", "tuner"),
+        *("speculative_config", "device_price", "peak_flops"),
     )
 )
 """Options of the configuration that ``--help`` shows; ``--help-all`` shows the others too."""

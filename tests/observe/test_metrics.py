@@ -194,18 +194,3 @@ def test_a_tenants_nul_does_not_end_the_page() -> None:
     family.of("a\0b").value += 1
     assert b"\0" not in sheet.render()
     assert 'headrace:service_total{tenant="a\ufffdb"} 2.0'.encode() in sheet.render()
-
-
-def test_drafts_are_counted_under_the_names_of_vllm() -> None:
-    sheet = MetricsPage("headrace", {"model_name": "toy"})
-    metrics = Metrics(sheet)
-    for drafted, accepted in ((4, 4), (3, 0), (4, 1)):
-        metrics.fold(Verified("a", "ngram", drafted, accepted), 1.0)
-    seen = page(sheet)
-    assert seen["headrace:spec_decode_num_drafts_total"] == 3
-    assert seen["headrace:spec_decode_num_draft_tokens_total"] == 11
-    assert seen["headrace:spec_decode_num_accepted_tokens_total"] == 5
-    by_position = [
-        seen[f"headrace:spec_decode_num_accepted_tokens_per_pos_total{{position={i}}}"] for i in range(4)
-    ]
-    assert by_position == [2, 1, 1, 1]

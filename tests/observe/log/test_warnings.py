@@ -86,4 +86,4 @@ def test_failed_audits_and_transfers_are_logged(caplog) -> None:
 
 def test_drafting_that_failed_is_logged(caplog) -> None:
     WarningLog().fold(DraftingFailed("RuntimeError: no"), 1.0)
-    assert "speculative decoding is off, because drafting failed: RuntimeError: no" in caplog.text
+    assert "speculative decoding failed and is switched off: RuntimeError: no" in caplog.text

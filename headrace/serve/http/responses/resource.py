@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 
 from headrace.serve.http.errors import ApiError
 from headrace.serve.http.generation.call import Call
+from headrace.serve.http.generation.usage import cost_of
 from headrace.serve.http.responses.items import Stored
 from headrace.serve.http.responses.wire import FunctionChoice, ResponsesBody
 
@@ -95,4 +96,4 @@ def usage_of(call: Call) -> dict[str, Any]:
         "output_tokens": used["completion_tokens"],
         "output_tokens_details": {"reasoning_tokens": used["completion_tokens_details"]["reasoning_tokens"]},
         "total_tokens": used["total_tokens"],
-    }
+    } | cost_of(used)

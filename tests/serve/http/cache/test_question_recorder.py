@@ -1,4 +1,5 @@
 import json
+from dataclasses import replace
 
 import pytest
 
@@ -62,7 +63,8 @@ def test_messages_and_responses_are_recorded_and_can_be_computed_again(house):
     history = Noted()
     for route in house.routes:
         if route.path in ("/v1/messages", "/v1/responses"):
-            route.endpoint.__self__._recorder = QuestionRecorder(history, words=True)
+            api = route.endpoint.__self__
+            api._serving = replace(api._serving, recorder=QuestionRecorder(history, words=True))
     tool = WEATHER["function"]
     message = {
         "system": [{"type": "text", "text": "Be brief.", "cache_control": {"type": "ephemeral"}}],

@@ -119,6 +119,37 @@ def test_a_response_continues_another(house):
     assert first["id"] in error["message"]
 
 
+def test_an_item_of_a_stored_response_is_sent_by_its_id(house):
+    first = create(house, input="Hi")
+    (item,) = first["output"]
+    again = {"role": "user", "content": "And?"}
+    hi = {"role": "user", "content": "Hi"}
+    by_id = create(house, input=[hi, {"type": "item_reference", "id": item["id"]}, again])
+    whole = create(house, input=[hi, item, again])
+    assert create(house, input=[hi, {"id": item["id"]}, again])["usage"] == whole["usage"]
+    assert by_id["usage"]["input_tokens"] == whole["usage"]["input_tokens"]
+    listed = house.client.get(f"{PATH}/{by_id['id']}/input_items", params={"order": "asc"}).json()["data"]
+    assert listed[1] == item
+
+
+@pytest.mark.parametrize("id", ["msg_nowhere", "msg_nowhere_0", "resp_x", "_", "x" * 256])
+def test_an_item_that_is_not_stored_is_named(house, id):
+    item = create(house)["output"][0]["id"]
+    reference = {"type": "item_reference", "id": id}
+    error = create(house, 404, input=[reference])["error"]
+    assert (error["param"], error["code"]) == ("input[0].id", "item_not_found")
+    wrong = {"type": "item_reference", "id": item.replace("msg", "rs", 1)}
+    assert create(house, 404, input=[wrong])["error"]["param"] == "input[0].id"
+
+
+@pytest.mark.parametrize("options", [{"keys": ["a", "b"]}], indirect=True)
+def test_a_reference_reaches_only_the_keys_own_items(house):
+    mine, others = ({"Authorization": f"Bearer {key}"} for key in "ab")
+    reference = {"type": "item_reference", "id": create(house, headers=mine)["output"][0]["id"]}
+    assert create(house, input=[reference, {"role": "user", "content": "And?"}], headers=mine)["output"]
+    create(house, 404, input=[reference], headers=others)
+
+
 def test_store_false_stores_nothing(house):
     response = create(house, store=False)
     assert response["store"] is False
@@ -339,6 +370,7 @@ def test_log_probabilities_of_the_text(house):
         ({"input": [{"type": "compaction", "encrypted_content": "x"}]}, "input", "invalid_compaction"),
         ({"input": [{"type": "compaction", "encrypted_content": "hr1_AAAA"}]}, "input", "invalid_compaction"),
         ({"input": [{"type": "compaction"}]}, "input[0].encrypted_content", "missing_required_parameter"),
+        ({"input": [{"type": "computer_call"}]}, "input[0].type", "unsupported_parameter"),
         (
             {"input": [{"type": "function_call", "name": "f"}]},
             "input[0].call_id",
@@ -369,11 +401,6 @@ def test_log_probabilities_of_the_text(house):
         ({"tool_choice": "required"}, "tool_choice", "invalid_value"),
         ({"tools": TOOLS, "tool_choice": {"type": "mcp"}}, "tool_choice.type", "unsupported_parameter"),
         ({"tools": TOOLS, "tool_choice": {"type": "function", "name": "x"}}, "tool_choice", "invalid_value"),
-        (
-            {"tools": TOOLS, "tool_choice": "required", "text": {"format": {"type": "json_object"}}},
-            "tool_choice",
-            "invalid_value",
-        ),
         ({"text": {"format": {"type": "json_schema"}}}, "text.format.schema", "missing_required_parameter"),
         ({"text": {"format": {"type": "json_object"}}}, "text.format", "unsupported_parameter"),
         ({"text": {"verbosity": "low"}}, "text.verbosity", "invalid_value"),
