@@ -18,7 +18,6 @@ from headrace.core.events import (
     Skipped,
     SkipReason,
     Stepped,
-    Verified,
 )
 from headrace.core.request import FinishReason
 from headrace.observe.metrics import Metrics

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator, Field, SkipValidation, model_validator
+from pydantic import BeforeValidator, Field, SkipValidation
 
 from headrace.serve.embedding.inputs import MAX_INPUTS
+from headrace.serve.http.errors import invalid
 from headrace.serve.http.generation.unsupported import NotYet
 from headrace.serve.http.wire import Wire, wrong_type, wrong_value
 
@@ -132,19 +133,6 @@ class ScoreBody(PoolingBody):
     queries: Texts = Field(None, description="Another name of text_1.")
     documents: Texts = Field(None, description="Another name of text_2.")
 
-    @model_validator(mode="after")
-    def _complete(self) -> ScoreBody:
-        named = self.queries is not None or self.documents is not None
-        numbered = self.text_1 is not None or self.text_2 is not None
-        one, other = self.sides()
-        if named == numbered or one is None or other is None:
-            raise wrong_value("give text_1 and text_2, or queries and documents")
-        if len(one) not in (1, len(other)):
-            raise wrong_value(
-                f"there are {len(one)} and {len(other)} texts: give one, or as many as on the other side"
-            )
-        return self
-
     def sides(self) -> tuple[list[str] | None, list[str] | None]:
         """The first and the second texts."""
         if self.queries is not None or self.documents is not None:
@@ -152,9 +140,22 @@ class ScoreBody(PoolingBody):
         return self.text_1, self.text_2
 
     def pairs(self) -> list[tuple[str, str]]:
-        """The pairs to score."""
+        """The pairs to score.
+
+        Raises:
+            ApiError: a side is missing, is named twice, or has another number of texts.
+        """
         one, other = self.sides()
-        assert one is not None
-        assert other is not None
+        named = self.queries is not None or self.documents is not None
+        numbered = self.text_1 is not None or self.text_2 is not None
+        if named == numbered or one is None or other is None:
+            raise invalid(
+                "give text_1 and text_2, or queries and documents", "queries" if named else "text_1"
+            )
+        if len(one) not in (1, len(other)):
+            raise invalid(
+                f"there are {len(one)} and {len(other)} texts: give one, or as many as on the other side",
+                "queries" if named else "text_1",
+            )
         firsts = one * len(other) if len(one) == 1 else one
         return list(zip(firsts, other, strict=True))
