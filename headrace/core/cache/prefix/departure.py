@@ -19,6 +19,7 @@ class PrefixCause(StrEnum):
     WHOLE_PROMPT = "whole_prompt"
     CONTINUES = "continues"
     NEW = "new"
+    SHORT = "short"
     SHORTER_THAN_BLOCK = "shorter_than_block"
     BLOCK_TAIL = "block_tail"
     EVICTED = "evicted"
@@ -166,6 +167,7 @@ def _cause(looked: Looked, earlier: Known, found: Place) -> PrefixCause:
 
 SAYS = {
     PrefixCause.NOT_LOOKED_UP: "The prefix cache was not looked up.",
+    PrefixCause.SHORT: "The prompt is so short that it is not compared with earlier ones.",
     PrefixCause.WHOLE_PROMPT: "The whole prompt was cached, up to its last token, which is always computed.",
     PrefixCause.CONTINUES: "The prompt continues an earlier one; only the new tokens were computed.",
     PrefixCause.NEW: "No remembered request of this tenant begins like this one.",
