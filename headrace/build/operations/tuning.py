@@ -35,7 +35,7 @@ def make_tuning(options: Options, engine: Engine, service: Service) -> Tuning:
         chosen.tuner_window,
         chosen.tuner_window / 5,
     )
-    service.watch(steering)
+    service.watch(steering.conductor.meter)
 
     def change(name: str, value: float | int) -> None:
         engine.knobs = changed(steering.settings, engine.knobs, name, value)

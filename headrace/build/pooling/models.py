@@ -125,7 +125,8 @@ def _embedding(names: _Names, options: Options) -> EmbeddingModel:
             model = read_embedding_model(name, folder, resolve_device(options.model.device))
         else:
             model = read_causal_model(name, folder, options.model)
-        return _warm(model)
+        _warm(model)
+        return model
     except ModelError as error:
         raise ConfigError(f"{names.embedding_option}: {error}") from error
 
@@ -139,7 +140,7 @@ def _rerank(names: _Names, options: Options) -> CrossEncoder:
         model = read_cross_encoder(name, folder, resolve_device(options.model.device))
     except ModelError as error:
         raise ConfigError(f"{names.rerank_option}: {error}") from error
-    run_whole(model.run([TokenRow((0,))]))
+    _warm(model)
     return model
 
 
@@ -151,7 +152,6 @@ def _api_name(name: str, option: str, options: Options) -> str:
     return folder.resolve().name if folder.is_dir() else name
 
 
-def _warm(model: EmbeddingModel) -> EmbeddingModel:
+def _warm(model: EmbeddingModel | CrossEncoder) -> None:
     """Compute one input, so that the first request does not pay for first uses."""
     run_whole(model.run([TokenRow((0,))]))
-    return model

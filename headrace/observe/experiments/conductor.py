@@ -1,7 +1,7 @@
-"""The experiments of one server: at most one runs, those that ended are kept, everything that happens is told.
+"""The experiments of one server: at most one runs, and those that ended are kept.
 
-It is a fold over the events, and knows neither clock nor engine: `tick` says what a setting must become, and the
-caller changes it. A value that an experiment has set returns to its control value when the experiment ends.
+Its `meter` is a fold over the events. It knows neither clock nor engine: `tick` says what a setting must become, and
+the caller changes it. A value that an experiment has set returns to its control value when the experiment ends.
 """
 
 from __future__ import annotations
@@ -10,7 +10,6 @@ import math
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
-from headrace.core.events import Event
 from headrace.observe.experiments.experiment import Experiment, Status
 from headrace.observe.experiments.measures import WindowMeter
 from headrace.observe.experiments.spec import BadExperiment, Spec, read_spec
@@ -44,13 +43,9 @@ class Conductor:
         self._settings = settings
         self._present = present
         self._make_id = make_id
-        self._meter = WindowMeter()
+        self.meter = WindowMeter()
         self._experiments: dict[str, Experiment] = {}
         self._set: dict[str, Value] = {}  # the value that each experiment has set last
-
-    def fold(self, event: Event, now: float) -> None:
-        """Measure an event."""
-        self._meter.fold(event, now)
 
     @property
     def running(self) -> Experiment | None:
@@ -114,25 +109,29 @@ class Conductor:
         """Advance the running experiment to ``now``; the change that is due, if any."""
         experiment = self.running
         if experiment is not None:
-            experiment.advance(now, self._meter)
+            experiment.advance(now, self.meter)
         if experiment is None or experiment.status is not Status.RUNNING:
-            self._meter.close(now)
+            self.meter.close(now)
         return self._change()
 
     def _change(self) -> Change | None:
-        """The difference between what is set and what the newest experiment, or the one before it, wants."""
-        for experiment in reversed(self.all()[:2]):
-            setting, wanted = experiment.spec.setting, experiment.value
-            if self._set.get(experiment.id, experiment.spec.control) != wanted:
-                self._set[experiment.id] = wanted
-                ended = "" if experiment.status is Status.RUNNING else f" ended: {experiment.status}"
-                return Change(setting, wanted, f"experiment {experiment.id}{ended or ': ' + experiment.arm}")
-        return None
+        experiment = self._unset()
+        if experiment is None:
+            return None
+        self._set[experiment.id] = wanted = experiment.value
+        ended = "" if experiment.status is Status.RUNNING else f" ended: {experiment.status}"
+        why = f"experiment {experiment.id}{ended or ': ' + experiment.arm}"
+        return Change(experiment.spec.setting, wanted, why)
+
+    def _unset(self) -> Experiment | None:
+        """The newest experiment, or first the one before it, whose setting does not have the value that it wants."""
+        newest = reversed(self.all()[:2])
+        return next((e for e in newest if self._set.get(e.id, e.spec.control) != e.value), None)
 
     @property
     def pending(self) -> bool:
         """Whether a setting does not have the value yet that an experiment wants."""
-        return any(self._set.get(each.id, each.spec.control) != each.value for each in self.all()[:2])
+        return self._unset() is not None
 
     def due(self) -> float:
         """When `tick` has something to do next; infinite while nothing runs."""

@@ -40,14 +40,10 @@ class Steering:
         """The present value of each setting."""
         return values(self.settings, self._knobs())
 
-    def fold(self, event: Event, now: float) -> None:
-        """Measure an event."""
-        self.conductor.fold(event, now)
-
     def saw(self, events: Iterable[Event], now: float) -> None:
         """Measure the events of a step."""
         for event in events:
-            self.conductor.fold(event, now)
+            self.conductor.meter.fold(event, now)
 
     def tick(self, now: float) -> Change | None:
         """The change of a setting that is due now, if any; asked again until there is none."""

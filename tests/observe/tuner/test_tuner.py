@@ -22,7 +22,7 @@ class World:
         self.load = 0.0
         numbers = itertools.count()
         self.steering = Steering(SETTINGS, lambda: self.knobs, lambda: f"e{next(numbers)}", mode, 10.0, 2.0)
-        meter = self.steering.conductor._meter
+        meter = self.steering.conductor.meter
         meter.open, meter.close = lambda now: None, self.measure
         self.values = []
 
