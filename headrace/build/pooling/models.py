@@ -81,7 +81,8 @@ def with_served(models: PoolingModels, options: Options, loaded: Loaded) -> Pool
         shared = share_decoder(loaded.name, loaded.folder, loaded.decoder, loaded.ledger.max_model_len)
     except ModelError as error:
         raise ConfigError(f"--embedding-model: {error}") from error
-    return PoolingModels(apart(lambda: _warm(shared)), models.rerank)
+    apart(lambda: _warm(shared))
+    return PoolingModels(shared, models.rerank)
 
 
 def _names(options: Options) -> _Names:
