@@ -1,9 +1,9 @@
-"""Throughput of the server with and without its access log, in alternating rounds under closed-loop load.
+"""Throughput of a server with and without its access log, under closed-loop load.
 
-Three servers run: one with ``--access-log``, and two without it, of which the second is the control. Rounds
-rotate between them, so that all see the same machine; the idle ones sleep. The ratio of the control to its equal is
-the noise of the measurement. The log is written to a file. The result is the ratio of the medians. The CPU
-time per request of the server process is printed too: on a busy machine it varies less than the throughput.
+One server runs. Its log level changes between ``info``, which has the access log, and ``warning``, which has not, from
+one short round to the next. Two equal servers would not do: at equal settings they differed by 3 % in CPU time per
+request, and by 20 % in throughput from one minute to the next on a shared machine. The ratios of
+neighbouring rounds without the log are the control. The log is written to a file.
 
     python -m benchmarks.access_log --clients 24 --minutes 10
 """
@@ -15,19 +15,22 @@ import asyncio
 import json
 import os
 import re
+import signal
 import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
+from itertools import pairwise
 from pathlib import Path
-from statistics import median
+from statistics import mean, median, stdev
 from typing import NamedTuple
 from urllib.parse import urlsplit
 from urllib.request import urlopen
 
 START_SECONDS = 60.0
+RELOAD_SECONDS = 0.2
 
 
 class Round(NamedTuple):
@@ -38,15 +41,33 @@ class Round(NamedTuple):
     cpu_milliseconds: float  # of the server process, per request
 
 
+class Server(NamedTuple):
+    """A server process, its URL, and its files."""
+
+    process: subprocess.Popen[bytes]
+    url: str
+    log: Path
+    settings: Path
+
+    def set_access_log(self, on: bool) -> None:
+        """Change the log level, as an operator does: the settings file and SIGHUP."""
+        self.settings.write_text(f"log_level: {'info' if on else 'warning'}\n")
+        self.process.send_signal(signal.SIGHUP)
+        time.sleep(RELOAD_SECONDS)
+
+
 @contextmanager
-def serving(folder: Path, name: str, *flags: str) -> Iterator[tuple[str, Path]]:
-    """A server process, its URL, and the file of its log."""
-    log = folder / f"{name}.log"
-    command = [sys.executable, "-m", "headrace", "serve", "--port", "0", *flags]
+def serving(folder: Path, log_format: str) -> Iterator[Server]:
+    """A server with an access log."""
+    log, settings = folder / "server.log", folder / "settings.yml"
+    settings.write_text("log_level: info\n")
+    command = [sys.executable, "-m", "headrace", "serve", "--port", "0", "--config", str(settings)]
     with log.open("wb") as out:
-        server = subprocess.Popen(command, stdout=out, stderr=subprocess.STDOUT)
+        server = subprocess.Popen(
+            [*command, "--log-format", log_format], stdout=out, stderr=subprocess.STDOUT
+        )
         try:
-            yield _url(log, server), log
+            yield Server(server, _url(log, server), log, settings)
         finally:
             server.terminate()
             server.wait()
@@ -97,23 +118,28 @@ def _cpu_seconds(url: str) -> float:
 async def _load(url: str, clients: int, seconds: float, max_tokens: int) -> Round:
     cpu = _cpu_seconds(url)
     began = time.monotonic()
-    until = began + seconds
-    done = await asyncio.gather(*(_client(url, number, until, max_tokens) for number in range(clients)))
+    done = await asyncio.gather(*(_client(url, each, began + seconds, max_tokens) for each in range(clients)))
     spent = time.monotonic() - began
     requests, tokens = (sum(counts) for counts in zip(*done, strict=True))
     return Round(requests / spent, tokens / spent, (_cpu_seconds(url) - cpu) / requests * 1e3)
 
 
-def _report(unit: str, values: dict[str, list[float]]) -> None:
-    """Medians, and the ratios to the server without access log: of medians, and the median of the rounds' ratios."""
-    off = median(values["off"])
-    print(f"{unit}: median off {off:.3f}")
-    for name in ("on", "control"):
-        pairs = median(mine / other for mine, other in zip(values[name], values["off"], strict=True))
-        mine = median(values[name])
+def _report(unit: str, on: list[float], off: list[float]) -> None:
+    """Ratios of the rounds with the log to the mean of the two rounds without it around them, and the control's."""
+    around = [(one + other) / 2 for one, other in pairwise(off)]
+    ratios = [mine / other for mine, other in zip(on, around, strict=True)]
+    control = [one / other for one, other in pairwise(off)]
+    for name, values in (("with the log", ratios), ("control", control)):
+        low, high = _interval(values)
         print(
-            f"{unit}: median {name} {mine:.3f}, {mine / off:.4f} of off; median ratio of rounds {pairs:.4f}"
+            f"{unit}: {name} {median(values):.4f} in the median, mean {mean(values):.4f} ({low:.4f} to {high:.4f})"
         )
+
+
+def _interval(values: list[float]) -> tuple[float, float]:
+    """The 95 % interval of the mean."""
+    error = 1.96 * stdev(values) / len(values) ** 0.5
+    return mean(values) - error, mean(values) + error
 
 
 def main() -> None:
@@ -122,34 +148,34 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--clients", type=int, default=24)
-    parser.add_argument("--minutes", type=float, default=10.0, help="of load, for all servers together")
-    parser.add_argument("--round-seconds", type=float, default=10.0)
+    parser.add_argument("--minutes", type=float, default=10.0, help="of load")
+    parser.add_argument("--round-seconds", type=float, default=2.0)
     parser.add_argument("--max-tokens", type=int, default=32)
     parser.add_argument("--log-format", choices=["text", "json"], default="text")
     args = parser.parse_args()
-    rounds = max(1, round(args.minutes * 60 / args.round_seconds / 3))
-    without = ["--no-access-log"]
-    flags = {"on": ["--access-log", "--log-format", args.log_format], "off": without, "control": without}
-    measured: dict[str, list[Round]] = {name: [] for name in flags}
-    with ExitStack() as stack:
-        folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
-        servers = {name: stack.enter_context(serving(folder, name, *flags[name])) for name in flags}
-        for name in servers:
-            asyncio.run(_load(servers[name][0], args.clients, min(5.0, args.round_seconds), args.max_tokens))
-        for number in range(rounds):
-            names = list(flags)
-            for name in names[number % 3 :] + names[: number % 3]:
-                url = servers[name][0]
-                result = asyncio.run(_load(url, args.clients, args.round_seconds, args.max_tokens))
-                measured[name].append(result)
-                print(
-                    f"round {number + 1:3} access log {name:7} {result.requests_per_second:8.1f} requests/s "
-                    f"{result.tokens_per_second:9.0f} tokens/s {result.cpu_milliseconds:7.3f} CPU ms/request",
-                    flush=True,
-                )
-        lines = sum(" access " in line for line in servers["on"][1].read_text().splitlines())
-    _report("tokens/s", {name: [each.tokens_per_second for each in measured[name]] for name in measured})
-    _report("CPU ms/request", {name: [each.cpu_milliseconds for each in measured[name]] for name in measured})
+    pairs = max(2, round(args.minutes * 60 / args.round_seconds / 2))
+    on: list[Round] = []
+    off: list[Round] = []
+    with tempfile.TemporaryDirectory() as folder, serving(Path(folder), args.log_format) as server:
+
+        def measure(logged: bool) -> Round:
+            server.set_access_log(logged)
+            result = asyncio.run(_load(server.url, args.clients, args.round_seconds, args.max_tokens))
+            print(
+                f"access log {'on ' if logged else 'off'} {result.requests_per_second:8.1f} requests/s "
+                f"{result.tokens_per_second:9.0f} tokens/s {result.cpu_milliseconds:7.3f} CPU ms/request",
+                flush=True,
+            )
+            return result
+
+        measure(False)  # the first round warms up
+        off.append(measure(False))
+        for _ in range(pairs):
+            on.append(measure(True))
+            off.append(measure(False))
+        lines = sum(" access " in line for line in server.log.read_text().splitlines())
+    _report("tokens/s", [each.tokens_per_second for each in on], [each.tokens_per_second for each in off])
+    _report("CPU ms/request", [r.cpu_milliseconds for r in on], [r.cpu_milliseconds for r in off])
     print(f"access lines written: {lines}")
 
 

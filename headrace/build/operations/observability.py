@@ -32,7 +32,7 @@ from headrace.observe.tracing.spans import RequestSpans
 from headrace.serve.health_watch import HealthWatch
 from headrace.serve.http.exchange import Exchange, Hook, Hooks
 from headrace.serve.http.generation.call_notes import CallNotes
-from headrace.serve.http.operations.access_log import PROBES, access_fields, log_access
+from headrace.serve.http.operations.access_log import PROBES, access_fields, cost_of, log_access
 from headrace.serve.service import Service
 from headrace.serve.systemd import SystemdNotifier
 
@@ -67,7 +67,7 @@ class Traces(NamedTuple):
 
     def end(self, exchange: Exchange) -> None:
         """End the span of an HTTP request; a client's mistake is no error of the span."""
-        fields = access_fields(exchange)
+        fields = access_fields(exchange, cost_of(exchange))
         error = exchange.error if fields["status"] >= SERVER_ERROR or exchange.call is not None else ""
         name = span_name(exchange.method, exchange.route, exchange.model)
         attributes = span_attributes(exchange.route, fields)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import time
+from functools import cached_property
 from typing import Any
 
 from headrace.serve.http.exchange import DISCONNECTED, Exchange
@@ -50,22 +51,28 @@ def log_access(exchange: Exchange) -> None:
     """Log one exchange that has ended."""
     level = logging.DEBUG if exchange.route in PROBES else logging.INFO
     if logger.isEnabledFor(level):
-        logger.handle(AccessRecord(level, access_fields(exchange)))
+        logger.handle(AccessRecord(level, exchange))
 
 
 class AccessRecord(logging.LogRecord):
     """A log record made in a third of the time of `Logger.log`, which walks the stack and asks for the task's name.
 
-    All records of one level differ only in their time and their fields.
+    All records of one level differ only in their time and their fields. The thread that writes the log makes these.
     """
 
-    fields: dict[str, Any]
-
-    def __init__(self, level: int, fields: dict[str, Any]) -> None:
+    def __init__(self, level: int, exchange: Exchange) -> None:
         vars(self).update(_COMMON[level])
         self.created = now = time.time()
         self.msecs = int(now % 1 * 1000) + 0.0
-        self.fields = fields
+        self._exchange: Exchange | None = exchange
+        self._cost = cost_of(exchange)  # now, since only this thread may count steps
+
+    @cached_property
+    def fields(self) -> dict[str, Any]:
+        """The columns of the log; from the first use on, the exchange is no longer held."""
+        exchange, self._exchange = self._exchange, None
+        assert exchange
+        return access_fields(exchange, self._cost)
 
 
 _COMMON = {
@@ -74,8 +81,13 @@ _COMMON = {
 }
 
 
-def access_fields(exchange: Exchange) -> dict[str, Any]:
-    """The fields of an exchange; None where a field does not apply."""
+def cost_of(exchange: Exchange) -> float | None:
+    """The cost of an exchange's call; None without a call or without prices."""
+    return exchange.call.cost().get("cost") if exchange.call else None
+
+
+def access_fields(exchange: Exchange, cost: float | None) -> dict[str, Any]:
+    """The fields of an exchange and its `cost_of`; None where a field does not apply."""
     return {
         "method": exchange.method,
         "path": exchange.path,
@@ -85,13 +97,13 @@ def access_fields(exchange: Exchange) -> dict[str, Any]:
         "trace_id": exchange.trace_id or None,
         "tenant": exchange.tenant or None,
         "model": exchange.model or None,
-        **_call_fields(exchange),
+        **_call_fields(exchange, cost),
         "error": exchange.error or (None if exchange.status else DISCONNECTED),
         **_times(exchange),
     }
 
 
-def _call_fields(exchange: Exchange) -> dict[str, Any]:
+def _call_fields(exchange: Exchange, cost: float | None) -> dict[str, Any]:
     call = exchange.call
     if call is None:
         return {}
@@ -102,7 +114,7 @@ def _call_fields(exchange: Exchange) -> dict[str, Any]:
         "prompt_tokens": usage["prompt_tokens"],
         "completion_tokens": usage["completion_tokens"],
         "cached_tokens": usage["prompt_tokens_details"]["cached_tokens"],
-        "cost": call.cost().get("cost"),
+        "cost": cost,
         "cache": cache_layer(call.cache_note) or None,
         "finish_reason": ",".join(call.finish_reasons) or None,
     }
