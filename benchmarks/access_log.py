@@ -2,8 +2,8 @@
 
 One server runs. Its log level changes between ``info``, which has the access log, and ``warning``, which has not, from
 one short round to the next. Two equal servers would not do: at equal settings they differed by 3 % in CPU time per
-request, and by 20 % in throughput from one minute to the next on a shared machine. The ratios of
-neighbouring rounds without the log are the control. The log is written to a file.
+request, and by 20 % in throughput from one minute to the next on a shared machine. The ratios of neighbouring rounds
+without the log are the control. The log is written to a file.
 
     python -m benchmarks.access_log --clients 24 --minutes 10
 """

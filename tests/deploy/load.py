@@ -45,10 +45,7 @@ def send(url: str, wave: int) -> dict[int, int]:
         for text in ("a fox", "a river"):
             body = {"model": "builtin", "input": [f"Wave {wave}: {text}"]}
             assert client.post("/v1/embeddings", json=body).status_code == 200
-        for beginning in (
-            "One",
-            "Two",
-        ):  # all of the second prompt is computed again because of its first word
+        for beginning in ("One", "Two"):  # the other first word has the whole prompt computed again
             body = {"prompt": f"{beginning}. " + "Once upon a time there was a fox. " * 40, "max_tokens": 1}
             assert client.post("/v1/completions", json=body).status_code == 200
         for status in pool.map(lambda each: ask(*each), bodies(wave)):

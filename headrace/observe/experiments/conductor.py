@@ -125,8 +125,8 @@ class Conductor:
 
     def _unset(self) -> Experiment | None:
         """The newest experiment, or first the one before it, whose setting does not have the value that it wants."""
-        newest = reversed(self.all()[:2])
-        return next((e for e in newest if self._set.get(e.id, e.spec.control) != e.value), None)
+        last_two = reversed(self.all()[:2])
+        return next((e for e in last_two if self._set.get(e.id, e.spec.control) != e.value), None)
 
     @property
     def pending(self) -> bool:

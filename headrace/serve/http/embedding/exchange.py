@@ -47,7 +47,7 @@ class LoggedCall:
         """Nothing: the cost ledger divides the time of steps, and an embedding has none."""
         return {}
 
-    def usage(self) -> dict[str, Any]:
+    def tokens(self) -> dict[str, Any]:
         """The tokens of the call."""
         return usage(self._job.tokens, 0, 0)
 

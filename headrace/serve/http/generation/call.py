@@ -201,7 +201,11 @@ class Call:
 
     def usage(self) -> dict[str, Any]:
         """What the call has used so far, with its cost if the client asked for it."""
-        used = usage(
+        return {**self.tokens(), **self.cost()} if self.shows_cost else self.tokens()
+
+    def tokens(self) -> dict[str, Any]:
+        """The tokens of the call so far, as ``usage`` has them. It only reads, so any thread may call it."""
+        return usage(
             sum(len(prompt.tokens) for prompt in self.prompts),
             sum(choice.output_tokens for choice in self.choices),
             sum(self._answer.cached_tokens[:: self.choices_per_prompt]),
@@ -209,7 +213,6 @@ class Call:
             sum(predicted.accepted for predicted in self._answer.predicted),
             sum(predicted.rejected for predicted in self._answer.predicted),
         )
-        return {**used, **self.cost()} if self.shows_cost else used
 
     def cost(self) -> Mapping[str, Any]:
         """``cost`` and ``cost_details`` of the call so far; empty if the server has no prices."""

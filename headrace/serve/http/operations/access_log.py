@@ -57,7 +57,8 @@ def log_access(exchange: Exchange) -> None:
 class AccessRecord(logging.LogRecord):
     """A log record made in a third of the time of `Logger.log`, which walks the stack and asks for the task's name.
 
-    All records of one level differ only in their time and their fields. The thread that writes the log makes these.
+    All records of one level differ only in their time and their fields. The thread that writes the log makes the
+    fields, so these only read an exchange that has ended.
     """
 
     def __init__(self, level: int, exchange: Exchange) -> None:
@@ -107,13 +108,13 @@ def _call_fields(exchange: Exchange, cost: float | None) -> dict[str, Any]:
     call = exchange.call
     if call is None:
         return {}
-    usage = call.usage()
+    tokens = call.tokens()
     return {
         "service_class": call.service_class,
         "stream": call.stream,
-        "prompt_tokens": usage["prompt_tokens"],
-        "completion_tokens": usage["completion_tokens"],
-        "cached_tokens": usage["prompt_tokens_details"]["cached_tokens"],
+        "prompt_tokens": tokens["prompt_tokens"],
+        "completion_tokens": tokens["completion_tokens"],
+        "cached_tokens": tokens["prompt_tokens_details"]["cached_tokens"],
         "cost": cost,
         "cache": cache_layer(call.cache_note) or None,
         "finish_reason": ",".join(call.finish_reasons) or None,

@@ -65,6 +65,17 @@ def test_a_call_that_does_not_ask_is_as_it_was(house, path, body):
 
 
 @pytest.mark.parametrize("options", [{"pricing": BY_TOKENS}])
+def test_the_thread_that_writes_the_log_counts_no_steps(house, caplog, monkeypatch):
+    path, body = COMPLETION
+    with caplog.at_level(logging.INFO, "headrace.access"):
+        cost = house.client.post(path, json=body, headers=ASK).json()["usage"]["cost"]
+    (record,) = [each for each in caplog.records if each.name == "headrace.access"]
+    monkeypatch.setattr(house.recall.service, "count", lambda: pytest.fail("steps are counted for a line"))
+    assert record.fields["cost"] == cost
+    assert record.fields["completion_tokens"] == 5
+
+
+@pytest.mark.parametrize("options", [{"pricing": BY_TOKENS}])
 def test_the_field_asks_too_and_streams_end_with_the_cost(house):
     path, body = COMPLETION
     assert house.client.post(path, json=body | {"include_cost": True}).json()["usage"]["cost"] == 53.0
