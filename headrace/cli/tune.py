@@ -32,7 +32,7 @@ SEARCH_REQUESTS = 400
 """Requests of one simulated trial."""
 
 MOST_PAIRS = 40
-FEWEST_PAIRS = 4
+FEWEST_PAIRS = 8
 """Pairs of windows that judge; with fewer there is no interval."""
 
 BEST = 3
@@ -242,9 +242,7 @@ def _judged(plan: Plan, bench: Workbench, settings: Sequence[Settings], *, on_en
         return pairs < most and (pairs < FEWEST_PAIRS or plan.spent() < 1.0)
 
     with progress(f"judging on {bench.name}") as meter:
-        verdict = judge(
-            _counted(run, meter), plan.goal, plan.present, best, parts.judge, proceed, stop_early=on_engine
-        )
+        verdict = judge(_counted(run, meter), plan.goal, plan.present, best, parts.judge, proceed)
     return Result(best if verdict.better else plan.present, verdict, not on_engine)
 
 

@@ -8,7 +8,7 @@ from headrace.cli import app
 from headrace.config import ConfigError, options
 
 SIMULATED = ("llama-3.1-8b", "--simulated-device", "H100-SXM", "--max-model-len", "8192")
-LOAD = "tenant=a,rate=8,arrivals=poisson,prompt=uniform:1000:3000,answer=uniform:20:60"
+LOAD = "tenant=a,rate=20,arrivals=poisson,prompt=uniform:100:300,answer=uniform:10:20"
 
 
 def run(*words):
@@ -21,8 +21,8 @@ def run(*words):
 def tuned(tmp_path_factory):
     pytest.importorskip("optuna")
     files = [tmp_path_factory.mktemp("tune") / name for name in ("a.yaml", "b.yaml")]
-    words = (*SIMULATED, "--workload", LOAD, "--requests", 400, "--window", "5s", "--trials", 12)
-    wrong = ("--mixed-prefill-ratio", "0.05", "--slo", "ttft:300ms", "--slo", "tpot:40ms")
+    words = (*SIMULATED, "--workload", LOAD, "--requests", 500, "--window", "5s", "--trials", 6)
+    wrong = ("--max-num-seqs", 2, "--slo", "ttft:100ms", "--slo", "tpot:40ms")
     shown = [run(*words, *wrong, "--output", file) for file in files]
     return shown[0], files
 
@@ -32,7 +32,7 @@ def test_wrong_settings_are_improved_and_the_held_out_part_says_by_how_much(tune
     assert "requests within SLO" in shown
     assert "95 % interval" in file.read_text()
     assert "nothing is recommended" not in shown
-    assert yaml.safe_load(file.read_text())["mixed-prefill-ratio"] != 0.05
+    assert yaml.safe_load(file.read_text())["max-num-seqs"] > 2
 
 
 def test_the_file_is_one_that_serve_reads(tuned):

@@ -60,10 +60,10 @@ def sweep(
     ] = [1, 2, 4, 8, 16, 32, 64],  # noqa: B006
     concurrency: Annotated[
         list[int], typer.Option(min=1, help="Open requests of a closed loop. Repeatable.")
-    ] = [1, 2, 4, 8, 16, 32, 64, 128],  # noqa: B006
+    ] = [1, 4, 16, 64, 128],  # noqa: B006
     chunk_size: Annotated[
         list[int], typer.Option(min=1, help="Tokens of a step (max-num-batched-tokens). Repeatable.")
-    ] = [64, 128, 256, 512, 1024, 2048],  # noqa: B006
+    ] = [64, 128, 256, 512, 1024],  # noqa: B006
     simulated_device: where.SimulatedDevice = "",
     calibration: where.Calibration = None,
     degree: where.Degree = 1,
@@ -74,8 +74,8 @@ def sweep(
     budget: Budget = _FIVE_MINUTES,
     dataset_name: DatasetName = "log-normal",
     dataset_path: DatasetPath = None,
-    input_len: InputLen = 128,
-    output_len: OutputLen = 64,
+    input_len: InputLen = 64,
+    output_len: OutputLen = 32,
     prefix_len: PrefixLen = 1000,
     workload_seed: WorkloadSeed = 0,
     output: Annotated[

@@ -79,16 +79,13 @@ def sweep(
 ) -> dict[Trial, list[Run]]:
     """The runs of each trial, in rounds that go through the trials forwards and backwards in turn.
 
-    It ends early when the next trial would exceed the budget, judged by the longest one so far; the first trial always
-    runs. Trials without a run are left out.
+    No trial begins when the budget is spent; the first one always runs. Trials without a run are left out.
     """
-    began, longest = clock(), 0.0
+    began = clock()
     done: dict[Trial, list[Run]] = {}
     for number in range(rounds):
         for trial in trials if number % 2 == 0 else reversed(trials):
-            started = clock()
-            if done and started - began + longest > budget_seconds:
+            if done and clock() - began >= budget_seconds:
                 return done
             done.setdefault(trial, []).append(run(trial))
-            longest = max(longest, clock() - started)
     return done

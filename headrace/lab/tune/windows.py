@@ -11,11 +11,15 @@ from headrace.lab.workload.call import Call
 LEAST_REQUESTS = 8
 """Requests of a window at least; a window with fewer says nothing."""
 
-LEAST_WINDOWS = 4
-"""Windows of a part at least: with fewer there is no interval."""
+LEAST_WINDOWS = (4, 2, 8)
+"""Windows of each part at least; an interval of the gain needs eight."""
 
-SHARES = (0.5, 0.7)
-"""Where the parts end: the first half is searched, a fifth selects among the best, the rest judges."""
+SHARES = (0.4, 0.55)
+"""Where the parts end: the first one is searched, the second selects among the best, the rest judges."""
+
+
+LEAST = 200
+"""Requests that suffice, arriving evenly."""
 
 
 class TooFew(ValueError):
@@ -34,20 +38,19 @@ def parts(calls: Sequence[Call], window_seconds: float) -> Parts:
     """The windows of the three parts. A window is ``window_seconds`` long, or less where a part is short.
 
     Raises:
-        TooFew: a part has fewer than `LEAST_WINDOWS` windows with `LEAST_REQUESTS` requests each.
+        TooFew: a part has fewer windows than `LEAST_WINDOWS` with `LEAST_REQUESTS` requests each.
     """
     until = calls[-1].arrival if calls else 0.0
     bounds = (0.0, *(share * until for share in SHARES), until)
     found = []
-    for low, high in pairwise(bounds):
+    for (low, high), wanted in zip(pairwise(bounds), LEAST_WINDOWS, strict=True):
         mine = [each for each in calls if low <= each.arrival < high]
-        seconds = min(window_seconds, (high - low) / LEAST_WINDOWS)
+        seconds = min(window_seconds, (high - low) / wanted)
         windows = _windows(mine, low, high, seconds) if seconds else []
-        if len(windows) < LEAST_WINDOWS:
-            least = round(LEAST_WINDOWS * LEAST_REQUESTS / (SHARES[1] - SHARES[0]))
+        if len(windows) < wanted:
             raise TooFew(
                 f"the workload has {len(calls)} requests in {until:.0f} s: its parts need {LEAST_WINDOWS} windows of "
-                f"{LEAST_REQUESTS} requests each, so give at least {least} requests, or longer windows"
+                f"{LEAST_REQUESTS} requests, so give at least {LEAST} requests, or longer windows"
             )
         found.append(windows)
     return Parts(*found)

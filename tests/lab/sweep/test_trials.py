@@ -44,8 +44,8 @@ def test_rounds_alternate_in_order():
     assert [len(runs) for runs in done.values()] == [2, 2, 2]
 
 
-def test_the_budget_ends_it_before_a_trial_that_would_exceed_it():
+def test_no_trial_begins_when_the_budget_is_spent():
     time = Time(1.0)
-    assert list(sweep(TRIALS, time.run, 9, 2.5, lambda: time.now)) == TRIALS[:2]
+    assert list(sweep(TRIALS, time.run, 9, 1.5, lambda: time.now)) == TRIALS[:2]
     time = Time(5.0)
     assert list(sweep(TRIALS, time.run, 9, 0.1, lambda: time.now)) == TRIALS[:1], "one trial always runs"

@@ -1,8 +1,12 @@
+import math
 import random
+import statistics
+
+import pytest
 
 from headrace.lab.bench.record import Record
 from headrace.lab.tune.goal import Goal
-from headrace.lab.tune.judge import judge, select
+from headrace.lab.tune.judge import interval, judge, select
 from headrace.lab.tune.settings_file import reasons, settings_text
 
 PRESENT, CANDIDATE = {"max_num_seqs": 64}, {"max_num_seqs": 16}
@@ -25,29 +29,38 @@ class Engine:
 WINDOWS = [[1.0], [3.0], [0.5], [2.0], [1.5]]
 
 
-def verdict(gain, most=40, seed=0):
+def verdict(gain, most=10, seed=0):
     engine = Engine(gain, seed)
-    found = judge(engine.run, GOAL, PRESENT, CANDIDATE, WINDOWS, lambda pairs: pairs < most, stop_early=True)
+    found = judge(engine.run, GOAL, PRESENT, CANDIDATE, WINDOWS, lambda pairs: pairs < most)
     return found, engine
 
 
-def test_a_real_gain_is_found_early_whatever_the_windows_are():
+def test_a_real_gain_is_found_whatever_the_windows_are():
     found, engine = verdict(0.2)
     assert found.better
-    assert found.pairs < 12
-    assert engine.order[:4] == [64, 16, 16, 64], "the order alternates"
+    assert found.pairs == 10
+    assert found.interval.low < found.gain < found.interval.high
+    assert engine.order[:6] == [64, 16, 16, 64, 64, 16], "the order alternates"
 
 
-def test_noise_is_not_recommended():
-    wrong = sum(verdict(0.0, seed=seed)[0].better for seed in range(40))
-    assert wrong <= 2
-    assert verdict(0.0)[0].pairs == 40
+def test_noise_is_not_recommended_and_a_loss_is_not_either():
+    wrong = sum(verdict(0.0, seed=seed)[0].better for seed in range(200))
+    assert wrong <= 10, "2.5 % are expected"
+    assert not verdict(-0.2)[0].better
 
 
-def test_a_loss_ends_early_too():
-    found, _ = verdict(-0.2)
-    assert found.decided
+def test_few_pairs_have_no_interval():
+    found, _ = verdict(0.5, most=5)
     assert not found.better
+    assert found.interval.low == -math.inf
+    assert interval([1.0] * 6) == (1.0, 1.0)
+
+
+@pytest.mark.parametrize(("pairs", "percentile"), [(6, 2.571), (11, 2.228), (31, 2.042)])
+def test_the_interval_is_students(pairs, percentile):
+    values = [float(i % 2) for i in range(pairs)]
+    half = (interval(values).high - interval(values).low) / 2
+    assert half * math.sqrt(pairs) / statistics.stdev(values) == pytest.approx(percentile, rel=0.003)
 
 
 def test_select_takes_the_best_of_the_windows():
