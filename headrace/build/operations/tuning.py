@@ -6,6 +6,7 @@ import secrets
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from headrace.build.policies import is_static
 from headrace.config import Options
 from headrace.core.engine import Engine
 from headrace.observe.steering.engine import Steering
@@ -26,16 +27,17 @@ class Tuning(NamedTuple):
 
 def make_tuning(options: Options, engine: Engine, service: Service) -> Tuning:
     """Experiments and the tuner on the settings of one engine; they watch its events."""
-    chosen, limit = options.tuning, options.server.max_body_bytes
+    plans, chosen, limit = options.scheduler, options.tuning, options.server.max_body_bytes
     steering = Steering(
-        live_settings(options.scheduler.max_num_seqs),
+        live_settings(plans.max_num_seqs, static=is_static(plans)),
         lambda: engine.knobs,
         lambda: f"exp_{secrets.token_hex(8)}",
         Mode(chosen.tuner),
         chosen.tuner_window,
         chosen.tuner_window / 5,
     )
-    service.watch(steering.conductor.meter)
+    for fold in steering.folds:
+        service.watch(fold)
 
     def change(name: str, value: float | int) -> None:
         engine.knobs = changed(steering.settings, engine.knobs, name, value)

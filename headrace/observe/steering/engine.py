@@ -12,7 +12,9 @@ from headrace.core.engine import Engine
 from headrace.core.events import Event
 from headrace.core.knobs import Knobs
 from headrace.observe.experiments.conductor import Change, Conductor
+from headrace.observe.experiments.measures import WindowMeter
 from headrace.observe.steering.settings import Setting, changed, values
+from headrace.observe.tuner.signals import Signals
 from headrace.observe.tuner.steps import ranges
 from headrace.observe.tuner.tuner import Mode, Tuner
 
@@ -32,18 +34,25 @@ class Steering:
         self.settings = settings
         self._knobs = knobs
         self.conductor = Conductor(settings, self.present, make_id)
+        start = self.present()
         self.tuner = Tuner(
-            self.conductor, ranges(settings, self.present()), mode, window_seconds, burn_in_seconds
+            self.conductor, ranges(settings, start), start, mode, window_seconds, burn_in_seconds
         )
 
     def present(self) -> dict[str, float | int]:
         """The present value of each setting."""
         return values(self.settings, self._knobs())
 
+    @property
+    def folds(self) -> tuple[WindowMeter, Signals]:
+        """What must see every event."""
+        return self.conductor.meter, self.tuner.signals
+
     def saw(self, events: Iterable[Event], now: float) -> None:
         """Measure the events of a step."""
         for event in events:
-            self.conductor.meter.fold(event, now)
+            for fold in self.folds:
+                fold.fold(event, now)
 
     def tick(self, now: float) -> Change | None:
         """The change of a setting that is due now, if any; asked again until there is none."""
