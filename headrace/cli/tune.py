@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
@@ -48,7 +48,7 @@ _TWENTY_SECONDS: Any = "20s"
 class Plan(NamedTuple):
     """What tuning works with."""
 
-    given: Options
+    plans: SchedulerOptions
     present: Settings
     goal: Goal
     parts: Parts
@@ -120,18 +120,15 @@ def tune(
     """
     from headrace.lab.tune.goal import Goal
 
-    if not budget > 0 or not window > 0:
-        raise ConfigError("--budget and --window: expected a duration above 0")
     began, seed = time.perf_counter(), given.model.seed
     goal = Goal(read_slo(slo, "--slo"))
-    calls = _calls(workload, requests, speedup, seed)
-    parts = _parts(calls, window)
+    parts = _parts(_calls(workload, requests, speedup, seed), window, budget)
     place = where.Place(simulated_device, calibration, degree)
     simulated = _simulated(given, place)
-    present = _present(given, simulated)
-    plan = Plan(given, present, goal, parts, trials, seed, budget, began)
-    found = _tune(plan, simulated, on_engine=not place.simulated)
-    _write(plan, found, simulated.name, workload, output)
+    plans, present = given.scheduler, _present(given, simulated)
+    plan = Plan(plans, present, goal, parts, trials, seed, budget, began)
+    found = _tune(plan, simulated, None if place.simulated else given)
+    _write(plan, found, simulated.name, workload, output, _model(given))
 
 
 def _calls(workload: Sequence[str], requests: int | None, speedup: float, seed: int) -> list[Call]:
@@ -147,9 +144,11 @@ def _calls(workload: Sequence[str], requests: int | None, speedup: float, seed: 
     return list(read_calls(trace, synthetic, requests, speedup, seed, trace_flag="--workload"))
 
 
-def _parts(calls: Sequence[Call], window: float) -> Parts:
+def _parts(calls: Sequence[Call], window: float, budget: float) -> Parts:
     from headrace.lab.tune.windows import TooFew, parts
 
+    if not budget > 0 or not window > 0:
+        raise ConfigError("--budget and --window: expected a duration above 0")
     try:
         return parts(calls, window)
     except TooFew as error:
@@ -180,16 +179,21 @@ def _present(given: Options, bench: Workbench) -> Settings:
     }
 
 
-def _tune(plan: Plan, simulated: Workbench, *, on_engine: bool) -> Result:
+def _model(given: Options) -> dict[str, str]:
+    return {"model": given.model.model} if "model" in given.chosen else {}
+
+
+def _tune(plan: Plan, simulated: Workbench, real: Options | None) -> Result:
+    """Search in the simulator; judge on the engine of the options ``real``, or there too if there are none."""
     candidates = _search(plan, simulated)
     if not candidates:
-        return Result(plan.present, None, not on_engine)
+        return Result(plan.present, None, real is None)
     settings = [plan.present, *(each.settings for each in candidates)]
-    if not on_engine:
+    if real is None:
         return _judged(plan, simulated, settings, on_engine=False)
     slots = max(int(each["max_num_seqs"]) for each in settings)
     tokens = max(int(each["max_num_batched_tokens"]) for each in settings)
-    bench = where.open_workbench(plan.given, where.Place(), slots, tokens)
+    bench = where.open_workbench(real, where.Place(), slots, tokens)
     try:
         return _judged(plan, bench, settings, on_engine=True)
     finally:
@@ -273,14 +277,21 @@ def _runner(plan: Plan, bench: Workbench) -> Callable[[Settings, Sequence[Call]]
         key = tuple(settings.values())
         if key not in targets:
             values: dict[str, Any] = dict(settings)
-            targets[key] = bench.target(replace(plan.given.scheduler, **values), None)
+            targets[key] = bench.target(replace(plan.plans, **values), None)
         work = list(replayed(window, Synthesis(VOCABULARY, plan.seed)))
         return measure(targets[key], work, plan.goal.slo).records
 
     return run
 
 
-def _write(plan: Plan, found: Result, machine: str, workload: Sequence[str], output: Path) -> None:
+def _write(
+    plan: Plan,
+    found: Result,
+    machine: str,
+    workload: Sequence[str],
+    output: Path,
+    model: Mapping[str, str],
+) -> None:
     from headrace.lab.tune import settings_file
 
     why = settings_file.reasons(plan.goal, found.verdict)
@@ -293,7 +304,6 @@ def _write(plan: Plan, found: Result, machine: str, workload: Sequence[str], out
         f"Machine: {machine}. Judged {'in the simulator' if found.simulated else 'on the engine'}.",
         *why,
     ]
-    model = {"model": plan.given.model.model} if "model" in plan.given.chosen else {}
     show(*why)
     with writing("--output", output):
         settings_file.write(

@@ -30,8 +30,9 @@ if TYPE_CHECKING:
     from headrace.build.workbench import Workbench
     from headrace.lab.bench.report import Run
     from headrace.lab.sweep.points import Point
-    from headrace.lab.sweep.trials import Trial
+    from headrace.lab.sweep.trials import Axis, Trial
     from headrace.lab.workload import Work
+    from headrace.lab.workload.dataset import Dataset
 
 AXES = ("batch-size", "concurrency", "chunk-size")
 POLICIES = ("continuous", "static")
@@ -90,37 +91,58 @@ def sweep(
 
     The chunk size is varied without --mixed-prefill-ratio and --max-step-seconds, which would bound chunks below it.
     """
-    from headrace.lab.sweep.trials import Axis, plan, requests_of
+    from headrace.lab.sweep.trials import Axis
     from headrace.lab.workload.dataset import Dataset
 
-    wanted = {"batch-size": batch_size, "concurrency": concurrency, "chunk-size": chunk_size}
+    wanted = dict(zip(AXES, (batch_size, concurrency, chunk_size), strict=True))
     values = {Axis(one_of("--axis", each, AXES)): wanted[each] for each in axis}
     policies = [one_of("--policy", each, POLICIES) for each in dict.fromkeys(policy)]
-    trials = plan(values, policies)
+    dataset = Dataset(dataset_name, dataset_path, 1, input_len, output_len, prefix_len, workload_seed)
     place = where.Place(simulated_device, calibration, degree)
-    slots = given.scheduler.max_num_seqs
-    count = max(requests_of(each, slots) for each in trials)
-    dataset = Dataset(dataset_name, dataset_path, count, input_len, output_len, prefix_len, workload_seed)
+    times = rounds or (1 if place.simulated else 3)
+    _sweep(given, place, values, policies, dataset, times, budget, report_path(output, "sweep"))
+
+
+def _sweep(
+    given: Options,
+    place: where.Place,
+    values: Mapping[Axis, Sequence[int]],
+    policies: Sequence[str],
+    dataset: Dataset,
+    rounds: int,
+    budget: float,
+    path: Path,
+) -> None:
+    from headrace.lab.sweep.trials import Axis, plan, requests_of
+
+    trials, slots = plan(values, policies), given.scheduler.max_num_seqs
+    dataset = replace(dataset, count=max(requests_of(each, slots) for each in trials))
     work = [replace(each, arrival=0.0) for each in draw(dataset)]
     check_prompts(work)
-    bench = where.open_workbench(
-        given, place, max([slots, *values.get(Axis.BATCH, ())]), most_tokens(given, values.get(Axis.CHUNK))
-    )
-    times = rounds or (1 if place.simulated else 3)
+    most = max([slots, *values.get(Axis.BATCH, ())])
+    bench = where.open_workbench(given, place, most, most_tokens(given, values.get(Axis.CHUNK)))
     try:
         check_trials(bench, given, trials)
-        points = _measure(bench, given, trials, work, times, budget)
+        points = _measure(bench, given, trials, work, rounds, budget)
     finally:
         bench.close()
-    settings = {"dataset": dataset, "rounds": times, "budget": budget, "options": measured_options(given)}
-    _tell(bench.name, dataset, points, settings, report_path(output, "sweep"))
-    left = len(trials) - len(points)
-    if left:
-        show(f"{left} of {len(trials)} trials were not run: --budget {budget:g} s was spent.")
-    if any(each.failed for each in points):
+    settings = {"dataset": dataset, "rounds": rounds, "budget": budget, "options": measured_options(given)}
+    _tell(bench.name, dataset, points, settings, path)
+    _warn(points, len(trials), budget)
+
+
+def _warn(points: Sequence[Point], trials: int, budget: float) -> None:
+    """Say what was not measured.
+
+    Raises:
+        ConfigError: requests failed.
+    """
+    if left := trials - len(points):
+        show(f"{left} of {trials} trials were not run: --budget {budget:g} s was spent.")
+    if failed := sum(each.failed for each in points):
         raise ConfigError(
-            f"{sum(each.failed for each in points)} requests failed, so their points say little: "
-            "use shorter prompts and outputs (--input-len, --output-len), or a larger KV cache"
+            f"{failed} requests failed, so their points say little: use shorter prompts and outputs "
+            "(--input-len, --output-len), or a larger KV cache"
         )
 
 

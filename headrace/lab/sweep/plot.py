@@ -73,5 +73,5 @@ def _label(column: Sequence[Any], axis: Axis) -> None:
     below.set_xlabel("tokens per step" if axis is Axis.CHUNK else "requests")
     for each in column:
         each.set_xscale("log", base=2)
-        each.xaxis.set_major_formatter(ticker.ScalarFormatter())
+        each.xaxis.set_major_formatter(ticker.FuncFormatter(lambda value, _: f"{value:g}"))
         each.grid(alpha=0.3)
