@@ -72,7 +72,7 @@ GRID: Mapping[str, tuple[float, ...]] = {
     "mixed_prefill_ratio": (0.1, 0.7, 4.0),
     "max_num_batched_tokens": (512, 2048, 8192),
 }
-WINDOW, BURN_IN = 10.0, 2.0
+WINDOW, BURN_IN = 20.0, 5.0
 TENTHS = 10
 PART = 0.15
 """Share of the last third that the grid is simulated on."""

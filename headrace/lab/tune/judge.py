@@ -89,7 +89,7 @@ def _student(freedom: int) -> float:
         (5 * z**5 + 16 * z**3 + 3 * z) / 96,
         (3 * z**7 + 19 * z**5 + 17 * z**3 - 15 * z) / 384,
     )
-    return sum(term / v**power for power, term in enumerate(terms))
+    return sum(term / float(v) ** power for power, term in enumerate(terms))
 
 
 def select(
