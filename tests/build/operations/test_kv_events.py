@@ -18,7 +18,7 @@ from headrace.config import ConfigError, options
 from headrace.observe.kv_events.wire import END_OF_REPLAY
 
 GIVEN = {"model": "builtin-draft", "max_num_seqs": 2, "kv_cache_memory_bytes": 16 << 20, "max_model_len": 256}
-WORDS = "one two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen sixteen"
+WORDS = "one two three four five six seven eight nine ten eleven twelve " * 4
 
 
 def free_address() -> str:
@@ -70,7 +70,7 @@ def test_a_prompt_is_published_block_by_block() -> None:
     ("given", "reason"),
     [
         ({"enable_prefix_caching": False}, "--no-enable-prefix-caching is given"),
-        ({"kv_events_config": '{"endpoint": "tcp://127.0.0.1:1x"}'}, r"tcp://127.0.0.1:1x cannot be used"),
+        ({"kv_events_config": '{"endpoint": "tcp://*:none"}'}, r"tcp://\*:none cannot be bound"),
     ],
 )
 def test_what_cannot_be_published_is_refused(given: dict[str, object], reason: str) -> None:
