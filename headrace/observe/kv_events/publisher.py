@@ -121,7 +121,7 @@ class Publisher:
         if self._changes.lost > self._lost:
             logger.warning(
                 "%d events of the prefix cache were lost: more than max_queue_size at once; "
-                "subscribers are told that all blocks are cleared",
+                "subscribers receive AllBlocksCleared",
                 self._changes.lost - self._lost,
             )
             self._lost = self._changes.lost
