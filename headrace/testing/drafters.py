@@ -32,6 +32,8 @@ class LyingDrafter:
     ``drafted`` and ``accepted`` count the tokens that it was told about. It raises for the ``fails``-th ask.
     """
 
+    idle = False
+
     def __init__(self, truth: Truth, seed: int, vocab_size: int, fails: int | None = None) -> None:
         self.drafted = 0
         self.accepted = 0

@@ -82,6 +82,11 @@ class CostlyProposer(Proposer, Protocol):
 class Drafter(Protocol):
     """Chooses what is verified: asks proposers, and cuts their proposals to what pays in this step."""
 
+    @property
+    def idle(self) -> bool:
+        """Whether it can propose nothing for any request now, so that it need not be asked."""
+        ...
+
     def draft(self, asks: Sequence[DraftAsk], load: StepLoad) -> Sequence[Proposal | None]:
         """The tokens to verify for each ask, or None."""
         ...
