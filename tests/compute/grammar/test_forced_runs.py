@@ -16,7 +16,8 @@ from headrace.core.constraint import ANY_TEXT, ReasoningLimit
 from headrace.core.drafting.proposal import DraftAsk
 from headrace.core.request import Request
 from tests.compute.fakes import entry
-from tests.compute.grammar.test_matchers import END, compiler, draw, matchers, tokens_of  # noqa: F401
+from tests.compute.grammar.conftest import END
+from tests.compute.grammar.test_matchers import draw, tokens_of
 
 PROMPT = (5, 6)
 
