@@ -23,6 +23,9 @@ LONGEST = 32
 RECENT = 8
 """Drawn tokens before a run: at least those that are in flight, at any ``overlap`` that is of use."""
 
+COOLS = 8
+"""Free tokens after which no step waits for a request, as in a long text: what is forced then comes a step later."""
+
 PATIENCE_SECONDS = 0.002
 """How long a step waits for the worker; a run that comes later is used in the next step."""
 
@@ -30,15 +33,17 @@ PATIENCE_SECONDS = 0.002
 class _Run:
     """``recent`` and ``forced`` tokens of one request, before and after its first ``drawn`` tokens of output.
 
-    ``late``: a step has waited for it in vain, so no other one does before the worker goes on.
+    ``free`` counts the tokens since something was forced. ``late``: a step has waited for it in vain, so no other one
+    does before the worker goes on.
     """
 
-    __slots__ = ("drawn", "forced", "late", "recent")
+    __slots__ = ("drawn", "forced", "free", "late", "recent")
 
     def __init__(self) -> None:
         self.drawn = 0
         self.recent: tuple[int, ...] = ()
         self.forced: tuple[int, ...] = ()
+        self.free = 0
         self.late = False
 
     def after(self, tokens: Sequence[int], known: int) -> tuple[int, ...]:
@@ -57,11 +62,12 @@ class ForcedRuns:
         self._changed = threading.Condition()
         self._runs: dict[str, _Run] = {}
         self._followed: dict[SequenceMatcher, tuple[str, _Run]] = {}
+        self._warm: set[_Run] = set()
 
     @property
-    def empty(self) -> bool:
-        """Whether no request follows a grammar."""
-        return not self._runs
+    def quiet(self) -> bool:
+        """See `core.drafting.forced.ForcedTokens`."""
+        return not self._warm
 
     # -- for the runner and its worker ---------------------------------------------------------------
 
@@ -71,11 +77,13 @@ class ForcedRuns:
         with self._changed:
             self._runs[request_id] = run
             self._followed[matcher] = request_id, run
+            self._warm.add(run)
 
     def release(self, matcher: SequenceMatcher) -> None:
         """``matcher`` follows nothing any more; another one may follow its request."""
         with self._changed:
             request_id, run = self._followed.pop(matcher)
+            self._warm.discard(run)
             if self._runs.get(request_id) is run:
                 del self._runs[request_id]
 
@@ -84,11 +92,16 @@ class ForcedRuns:
         news = [(matcher, tokens, matcher.forced_run()) for matcher, tokens in consumed]
         with self._changed:
             for matcher, tokens, forced in news:
-                _, run = self._followed[matcher]
+                request_id, run = self._followed[matcher]
                 run.drawn += len(tokens)
                 run.recent = (*run.recent, *tokens)[-RECENT:]
                 run.forced = tuple(forced[:LONGEST])
+                run.free = 0 if forced else run.free + len(tokens)
                 run.late = False
+                if run.free >= COOLS:
+                    self._warm.discard(run)
+                elif self._runs.get(request_id) is run:
+                    self._warm.add(run)
             self._changed.notify_all()
 
     # -- for the scheduler ---------------------------------------------------------------------------
@@ -100,7 +113,7 @@ class ForcedRuns:
             awaited = [
                 (run, len(ask.tokens) - len(ask.request.tokens))
                 for ask, run in found
-                if run is not None and not run.late
+                if run in self._warm and not run.late
             ]
             if not self._changed.wait_for(
                 lambda: all(run.drawn >= known for run, known in awaited), PATIENCE_SECONDS
@@ -115,4 +128,6 @@ class ForcedRuns:
     def ended(self, request_id: str) -> None:
         """A request left the engine."""
         with self._changed:
-            self._runs.pop(request_id, None)
+            run = self._runs.pop(request_id, None)
+            if run is not None:
+                self._warm.discard(run)

@@ -31,8 +31,8 @@ class ForcedTokens(Protocol):
     """Knows which tokens the grammars of requests force."""
 
     @property
-    def empty(self) -> bool:
-        """Whether no request follows a grammar."""
+    def quiet(self) -> bool:
+        """Whether nothing is forced now for any request, and is not likely to be after its next token."""
         ...
 
     def following(self, asks: Sequence[DraftAsk]) -> Sequence[tuple[int, ...]]:
@@ -61,12 +61,12 @@ class ForcedFirst:
     @property
     def idle(self) -> bool:
         """As `Drafter.idle`."""
-        return self._forced.empty and (self.others is None or self.others.idle)
+        return self._forced.quiet and (self.others is None or self.others.idle)
 
     def draft(self, asks: Sequence[DraftAsk], load: StepLoad) -> Sequence[Proposal | None]:
         """As `Drafter.draft`."""
         drafts: list[Proposal | None] = [None] * len(asks)
-        if not self._forced.empty:
+        if not self._forced.quiet:
             runs = [
                 run[: ask.most] if len(run) > ask.ahead else ()
                 for ask, run in zip(asks, self._forced.following(asks), strict=True)

@@ -91,17 +91,17 @@ def test_a_sequence_that_comes_back_is_followed_anew(matchers):
 
 
 def test_nothing_is_followed_after_the_end(matchers):
-    assert matchers.forced.empty
+    assert matchers.forced.quiet
     name = admitted(matchers, 1, "abc")
-    assert not matchers.forced.empty
+    assert not matchers.forced.quiet
     matchers.forced.ended(name)
-    assert matchers.forced.empty
+    assert matchers.forced.quiet
     draw(matchers, (1, tokens_of("a")[0]))  # a row was in flight
     matchers.allowed(np.array([1]))
-    assert matchers.forced.empty
+    assert matchers.forced.quiet
     other = admitted(matchers, 2, "abc", name="other")
     matchers.admit(entry(2, (5,)))
-    assert matchers.forced.empty
+    assert matchers.forced.quiet
     assert after(matchers, other, "") == ()
 
 
@@ -138,3 +138,16 @@ def test_the_end_is_not_waited_for(matchers, monkeypatch):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(forced_runs, "PATIENCE_SECONDS", 3600)
         assert matchers.forced.following([ask]) == [()]
+
+
+def test_no_step_waits_in_a_long_text_and_what_follows_it_is_still_found(matchers):
+    name = admitted(matchers, 1, '"[a-z]{20}", size')
+    text = '"' + "a" * 20
+    for token in tokens_of(text[:-1]):
+        draw(matchers, (1, token))
+    matchers.allowed(np.array([1]))
+    assert matchers.forced.quiet
+    draw(matchers, (1, tokens_of("a")[0]))
+    matchers.allowed(np.array([1]))
+    assert not matchers.forced.quiet
+    assert after(matchers, name, text)[:2] == tokens_of('",')

@@ -21,7 +21,7 @@ class Forced:
         self.asked = 0
 
     @property
-    def empty(self) -> bool:
+    def quiet(self) -> bool:
         return not self.known
 
     def following(self, asks: Sequence[DraftAsk]) -> list[tuple[int, ...]]:
@@ -101,5 +101,5 @@ def test_the_end_of_a_request_is_told_to_both() -> None:
     forced, free = Forced(a=(1,)), Source("free", (8,))
     first = ForcedFirst(forced, drafter(free))
     first.ended(Request("a", (1,)), [1, 2])
-    assert forced.empty
+    assert forced.quiet
     assert free.ends == ["a"]
