@@ -38,7 +38,7 @@ NOT_YET_ROUTES: Mapping[str, str] = {
     "/v1/conversations": "A stored conversation (use previous_response_id of /v1/responses)",
     "/v1/evals": "Evaluation",
     "/v1/fine_tuning": "Fine-tuning",
-    "/v1/images": "Images",
+    "/v1/images": "Image generation",
     "/v1/load_lora_adapter": "A LoRA adapter",
     "/v1/messages/batches": "A batch of messages (use /v1/batches)",
     "/v1/moderations": "Moderation",

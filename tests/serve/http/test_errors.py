@@ -75,7 +75,7 @@ def test_each_end_is_an_answer_or_an_error(reason):
     [
         ("/v1/audio/speech", "Audio"),
         ("/v1/audio/transcriptions", "Audio"),
-        ("/v1/images/generations", "Images"),
+        ("/v1/images/generations", "Image generation"),
         ("/v1/realtime", "The Realtime API"),
         ("/v1/moderations", "Moderation"),
         ("/v1/load_lora_adapter", "A LoRA adapter"),
