@@ -243,7 +243,7 @@ def _make_app(
     responses = open_responses(options, serving)
     batch = open_batches(all_options.batch, options, recall, model, notes)
     messages = Messages(serving)
-    tuning = make_tuning(all_options, loaded.engine, service)
+    tuning = make_tuning(all_options, loaded, recall)
     more = (
         status,
         SessionsApi(model),
