@@ -74,6 +74,8 @@ class BudgetedDrafter:
         self._costly = [CostlySource(each, share, acceptance) for each, share in costly]
         self._acceptance = acceptance
         self._budget = budget
+        self.seconds: dict[str, float] = {}
+        """Time that the last `draft` has spent in costly proposers, by request."""
         self._lives: dict[str, _Life] = {}
         self._few = True
 
@@ -81,6 +83,7 @@ class BudgetedDrafter:
         """As `Drafter.draft`. An empty proposal says why nothing is verified of what was proposed."""
         lives = [self._life(ask) for ask in asks]
         self._few = len(asks) <= FEW_ROWS
+        self.seconds = {}
         best: list[Estimated | None] = [None] * len(asks)
         for proposer in self._free:
             name = proposer.name
@@ -112,7 +115,16 @@ class BudgetedDrafter:
         if rows:
             before = source.proposer.seconds
             self._propose(source.proposer, rows, cut, lives, best)
-            source.spent([cut[row] for row in rows], source.proposer.seconds - before, load.times)
+            spent = source.proposer.seconds - before
+            source.spent([cut[row] for row in rows], spent, load.times)
+            self._charge([cut[row] for row in rows], spent)
+
+    def _charge(self, asks: Sequence[DraftAsk], seconds: float) -> None:
+        """Divide the time of a proposer among the requests that it drafted for, by the tokens that were asked for."""
+        each = seconds / sum(ask.most for ask in asks)
+        for ask in asks:
+            name = ask.request.id
+            self.seconds[name] = self.seconds.get(name, 0.0) + each * ask.most
 
     def verified(self, request_id: str, proposal: Proposal, accepted: int) -> None:
         """Nothing: `draft` and `ended` compare every proposal, verified or not, with the tokens that came."""

@@ -60,6 +60,7 @@ class DraftedRows:
         before = 0.0 if times is None else times.decodes(load.rows, load.contexts)
         try:
             proposals = self._drafter.draft(asks, load)
+            step.draft_seconds = self._drafter.seconds
             for row, ask, proposal in zip(rows, asks, proposals, strict=True):
                 if proposal is not None:
                     budget -= self._add(

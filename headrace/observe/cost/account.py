@@ -52,9 +52,12 @@ class Account:
 
 
 class Tab(Account):
-    """The account of one request. ``day`` is the day whose account ``of`` its use is added to now."""
+    """The account of one request. ``day`` is the day whose account ``of`` its use is added to now.
 
-    __slots__ = ("day", "of", "service_class", "tenant")
+    ``draft_seconds`` of its ``seconds`` were spent by draft models.
+    """
+
+    __slots__ = ("day", "draft_seconds", "of", "service_class", "tenant")
 
     def __init__(self, tenant: str, service_class: str, prompt_tokens: int) -> None:
         super().__init__()
@@ -62,4 +65,5 @@ class Tab(Account):
         self.service_class = service_class
         self.requests = 1
         self.day = -1
+        self.draft_seconds = 0.0
         self.of: Account = self

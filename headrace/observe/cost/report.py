@@ -41,9 +41,11 @@ class CostReport:
     def request(self, request_id: str) -> dict[str, Any]:
         """The cost of a request, for its explanation; only its device time if there are no prices."""
         cost, pricing = self.ledger.cost(request_id), self.ledger.pricing
+        drafted = self.ledger.draft_seconds_of(request_id)
+        drafts = {"draft_seconds": drafted} if drafted else {}
         if not pricing.given:
-            return {"device_seconds": cost.device_seconds}
-        return {"total": cost.total, **cost_fields(cost, pricing.currency)}
+            return {"device_seconds": cost.device_seconds, **drafts}
+        return {"total": cost.total, **cost_fields(cost, pricing.currency), **drafts}
 
     def tenants(self) -> set[str]:
         """All tenants with an account."""
@@ -85,6 +87,7 @@ class CostReport:
             "wall_cost": balance.wall * price,
             **{f"{name}_seconds": seconds for name, seconds in parts.items()},
             **{f"{name}_cost": seconds * price for name, seconds in parts.items()},
+            "draft_seconds": self.ledger.draft_seconds,
             "conservation_error": balance.error,
             "energy": self.energy(),
         }
