@@ -66,6 +66,13 @@ class CostOptions:
             pattern=r"^[A-Z]{3}$", description="Currency code of all prices, a label that is not converted."
         ),
     ] = "USD"
+    usage_file: Annotated[
+        str | None,
+        Field(
+            description="SQLite file to which usage and cost of each tenant, class, model and day are added. "
+            "/v1/usage then covers the last 400 days, over restarts (default: none, since the server started)."
+        ),
+    ] = None
 
 
 @dataclass(frozen=True, slots=True)

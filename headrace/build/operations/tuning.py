@@ -6,9 +6,9 @@ import secrets
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from headrace.build.model import Loaded
 from headrace.build.operations.request_settings import make_requests
 from headrace.config import Options
+from headrace.core.engine import Engine
 from headrace.observe.steering.engine import Steering
 from headrace.observe.steering.settings import changed, live_settings
 from headrace.observe.tuner.tuner import Mode
@@ -25,10 +25,10 @@ class Tuning(NamedTuple):
     endpoints: tuple[ExperimentRoutes, TunerRoutes]
 
 
-def make_tuning(options: Options, loaded: Loaded, recall: CacheLookup) -> Tuning:
+def make_tuning(options: Options, engine: Engine, recall: CacheLookup) -> Tuning:
     """Experiments and the tuner on the settings of one engine and of its requests."""
     chosen, limit = options.tuning, options.server.max_body_bytes
-    engine, service = loaded.engine, recall.service
+    service = recall.service
     steering = Steering(
         live_settings(options.scheduler.max_num_seqs),
         lambda: engine.knobs,

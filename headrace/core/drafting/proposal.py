@@ -80,13 +80,15 @@ class CostlyProposer(Proposer, Protocol):
 
 
 class Drafter(Protocol):
-    """Chooses what is verified: asks proposers, and cuts their proposals to what pays in this step.
+    """Chooses what is verified: asks proposers, and cuts their proposals to what pays in this step."""
 
-    ``seconds``: the time that the last `draft` has spent in costly proposers, by request; empty if there was none. The
-    cost ledger charges it to these requests alone.
-    """
+    @property
+    def seconds(self) -> Mapping[str, float]:
+        """The time that the last `draft` has spent in costly proposers, by request; empty if there was none.
 
-    seconds: Mapping[str, float]
+        The cost ledger charges it to these requests alone.
+        """
+        ...
 
     def draft(self, asks: Sequence[DraftAsk], load: StepLoad) -> Sequence[Proposal | None]:
         """The tokens to verify for each ask, or None."""

@@ -51,6 +51,36 @@ class Account:
         self.output_tokens += other.output_tokens
 
 
+class Billed(NamedTuple):
+    """An account with what it was for and the prices then."""
+
+    key: Key
+    model: str
+    pricing: Pricing
+    account: Account
+
+
+class UnusedDay(NamedTuple):
+    """Seconds of a day that no request has used, and the prices then."""
+
+    day: int
+    model: str
+    pricing: Pricing
+    idle: float
+    overhead: float
+
+
+class Saving(NamedTuple):
+    """What a cache layer saved a tenant, and the saved cost."""
+
+    tenant: str
+    layer: str
+    hits: int
+    prompt_tokens: int
+    output_tokens: int
+    cost: float
+
+
 class Tab(Account):
     """The account of one request. ``day`` is the day whose account ``of`` its use is added to now.
 

@@ -127,7 +127,7 @@ class Prediction:
 
     def _fit(self) -> None:
         ridge = np.eye(len(self._sums)) * 1e-3
-        self._weights = np.linalg.solve(self._products + ridge, self._sums)
+        self._weights[:] = np.linalg.solve(self._products + ridge, self._sums)
 
     def to_json(self) -> dict[str, Any]:
         """The state, as `from_json` reads it."""
