@@ -179,7 +179,7 @@ def planted(seconds: float) -> Iterator[tuple[str, dict[str, Any]]]:
 async def live(seconds: float) -> None:
     """Serve the built-in model in this process, with clients, and run the experiments."""
     plant()
-    app, running = build_app(options({"model": "builtin", "max_num_seqs": 64, "access_log": "off"}))
+    app, running = build_app(options({"model": "builtin", "max_num_seqs": 64, "access_log": False}))
     transport = httpx.ASGITransport(app=app)
     async with running, httpx.AsyncClient(transport=transport, base_url="http://live", timeout=60.0) as api:
         clients = [asyncio.create_task(client(api, number)) for number in range(CLIENTS)]

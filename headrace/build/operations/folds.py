@@ -96,7 +96,7 @@ def open_usage_file(options: Options, folds: Folds) -> UsageFile | None:
     Raises:
         ConfigError: it cannot be opened.
     """
-    path = options.cost.usage_file
+    path = options.observability.usage_file
     if path is None:
         return None
     try:
