@@ -19,6 +19,7 @@ CORE_FLOORS = (
     {
         "constraint",
         "request",
+        "request_settings",
         "plan",
         "knobs",
         "events",

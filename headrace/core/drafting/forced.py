@@ -13,7 +13,7 @@ drafter, if there is one.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Protocol
 
 from headrace.core.drafting.draft_budget import DraftBudget, Offer
@@ -54,6 +54,8 @@ class ForcedFirst:
 
     def __init__(self, forced: ForcedTokens, others: Drafter | None = None) -> None:
         self.others = others
+        self.seconds: Mapping[str, float] = {}
+        """As `Drafter.seconds`."""
         self._forced = forced
         self._budget = DraftBudget()
         self._untimed = DraftBudget(UNTIMED)
@@ -65,6 +67,7 @@ class ForcedFirst:
 
     def draft(self, asks: Sequence[DraftAsk], load: StepLoad) -> Sequence[Proposal | None]:
         """As `Drafter.draft`."""
+        self.seconds = {}
         drafts: list[Proposal | None] = [None] * len(asks)
         if not self._forced.quiet:
             runs = [
@@ -77,6 +80,7 @@ class ForcedFirst:
             left = [row for row, draft in enumerate(drafts) if draft is None]
             for row, draft in zip(left, self.others.draft([asks[row] for row in left], load), strict=True):
                 drafts[row] = draft
+            self.seconds = self.others.seconds
         return drafts
 
     def verified(self, request_id: str, proposal: Proposal, accepted: int) -> None:
