@@ -8,6 +8,7 @@ from benchmarks.tuner import DELAY, Late, Load, Row, run
 from headrace.config import SchedulerOptions
 from headrace.core.events import Arrived
 from headrace.core.knobs import Knobs
+from headrace.observe.steering.engine import Steering
 from headrace.observe.steering.settings import live_settings
 from headrace.observe.tuner.tuner import Mode
 
@@ -41,12 +42,14 @@ def test_noise_changes_the_steps_and_not_the_requests():
 def test_late_steering_sees_events_half_a_minute_later():
     knobs = Knobs(mixed_prefill_ratio=0.7)
     late = Late(live_settings(64), lambda: knobs, lambda: "e", Mode.ON)
-    late.conductor.meter.open(0.0)
-    late.saw([Arrived("a", 10, "t", 0, 1.0)], 1.0)
-    late.saw([], DELAY)
-    assert late.conductor.meter.window.arrivals == 0
-    late.saw([], DELAY + 1.0)
-    assert late.conductor.meter.window.arrivals == 1
+    for second in range(400):
+        late.saw([Arrived(f"a{second}", 9, "t", 0, float(second))], float(second))
+    prompt = Steering(live_settings(64), lambda: knobs, lambda: "e", Mode.ON)
+    for second in range(400 - int(DELAY)):
+        prompt.saw([Arrived(f"a{second}", 9, "t", 0, float(second))], float(second))
+    assert late.tuner.signals.load(400.0 - DELAY) == pytest.approx(
+        prompt.tuner.signals.load(400.0 - DELAY), rel=0.01
+    )
 
 
 def test_the_share_of_the_oracle_counts_time_that_is_saved():

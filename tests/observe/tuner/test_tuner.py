@@ -4,7 +4,7 @@ import random
 
 from headrace.core.events import Arrived
 from headrace.core.knobs import Knobs
-from headrace.observe.experiments.experiment import Status
+from headrace.observe.experiments.run import Status
 from headrace.observe.steering.engine import Steering
 from headrace.observe.steering.settings import changed, live_settings, values
 from headrace.observe.tuner.steps import Range, ranges
@@ -23,8 +23,6 @@ class World:
         self.load = 0.0
         numbers = itertools.count()
         self.steering = Steering(SETTINGS, lambda: self.knobs, lambda: f"e{next(numbers)}", mode, 10.0, 2.0)
-        meter = self.steering.conductor.meter
-        meter.open, meter.close = lambda now: None, self.measure
         self.values = []
 
     def latency(self, ratio):
@@ -40,6 +38,8 @@ class World:
         while now < seconds:
             while (change := self.steering.tick(now)) is not None:
                 self.knobs = changed(SETTINGS, self.knobs, change.setting, change.value)
+            if (meter := self.steering.meter) is not None:
+                meter.close = self.measure
             self.values.append(self.knobs.mixed_prefill_ratio)
             now = max(now + 0.5, min(self.steering.due(), seconds))
         return self
