@@ -48,7 +48,7 @@ def test_late_steering_sees_events_half_a_minute_later():
     for second in range(400 - int(DELAY)):
         prompt.saw([Arrived(f"a{second}", 9, "t", 0, float(second))], float(second))
     assert late.tuner.signals.load(400.0 - DELAY) == pytest.approx(
-        prompt.tuner.signals.load(400.0 - DELAY), rel=0.01
+        prompt.tuner.signals.load(400.0 - DELAY), rel=0.03
     )
 
 
