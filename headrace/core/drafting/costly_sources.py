@@ -55,33 +55,37 @@ class CostlySource:
         self._acceptance = acceptance
         self._credit = 0.0  # seconds for probes
         self._probes = 0
+        self._rest = 0
+        self._considered: int | None = None  # the last step at which it was considered
+        self.resting_until = 0
+        """The first step at which it is considered again."""
 
     def worth(
-        self, asks: Sequence[DraftAsk], held: Sequence[float], load: StepLoad, fixed: int | None
+        self, asks: Sequence[DraftAsk], held: Sequence[float], load: StepLoad, fixed: int | None, longest: int
     ) -> list[int]:
-        """The most tokens to ask for, by row; ``held`` are the tokens expected from other proposals."""
+        """The most tokens to ask for, by row; ``held`` are the tokens expected from other proposals.
+
+        If it is not worth asking, that is not considered again for a while, at most ``longest`` steps.
+        """
         if fixed is not None:
             return [0 if held[row] else ask.ahead + fixed for row, ask in enumerate(asks)]
         times = load.times
-        if times is None:
+        if times is None or load.step < self.resting_until:
             return [0] * len(asks)
-        step = times.decodes(load.rows, load.contexts)
+        passed = 1 if self._considered is None else load.step - self._considered
+        self._considered = load.step
         gains = [self._gains(ask) for ask in asks]
-        rows = [row for row, each in enumerate(gains) if sum(each) > held[row]]
-        best, count = (load.rows + sum(held)) / step, 0
-        for k in range(1, 1 + max((len(gains[row]) for row in rows), default=0)):
-            gained = load.rows + sum(
-                max(held[row], sum(each[:k])) if row in rows else held[row] for row, each in enumerate(gains)
-            )
-            ratio = gained / (step + self._seconds(load, times, [asks[row] for row in rows], k))
-            if ratio > best * (1 if count else MARGIN):
-                best, count = ratio, k
+        rows = [row for row, each in enumerate(gains) if each[-1:] > [held[row]]]
+        count = self._best(asks, held, load, times, gains, rows)
         chosen = [0] * len(asks)
         if count:
+            self._rest = 0
             for row in rows:
                 chosen[row] = asks[row].ahead + count
             return chosen
-        return self._probed(asks, load, step, chosen)
+        self._rest = min(longest, 2 * self._rest + 1)
+        self.resting_until = load.step + 1 + self._rest
+        return self._probed(asks, load, times, chosen, passed)
 
     def spent(self, asks: Sequence[DraftAsk], seconds: float, times: StepTimes | None) -> None:
         """Proposals for ``asks``, at least one, took ``seconds``: they are no part of the step that is observed."""
@@ -95,29 +99,57 @@ class CostlySource:
             share = min(seconds / unit, MOST_OFF * self._share)
             self._share += (share - self._share) / SHARE_MEMORY
 
-    def _probed(self, asks: Sequence[DraftAsk], load: StepLoad, step: float, chosen: list[int]) -> list[int]:
+    def _best(
+        self,
+        asks: Sequence[DraftAsk],
+        held: Sequence[float],
+        load: StepLoad,
+        times: StepTimes,
+        gains: Sequence[Sequence[float]],
+        rows: Sequence[int],
+    ) -> int:
+        """The number of tokens with which the most are expected per second; 0 is best without it."""
+        most = max((len(gains[row]) for row in rows), default=0)
+        if not most:
+            return 0
+        stairs = times.stairs(load.rows, load.contexts, most * len(rows))
+        step = stairs[0]
+        drafting = self._share * self._plain([asks[row] for row in rows], times)
+        ahead = max(asks[row].ahead for row in rows)
+        others = load.rows + sum(held)
+        best, count = others / step, 0
+        for k in range(1, most + 1):
+            gained = others + sum(
+                [max(0.0, gains[row][min(k, len(gains[row])) - 1] - held[row]) for row in rows]
+            )
+            ratio = gained / ((ahead + k) * drafting + stairs[k * len(rows)])
+            if ratio > best * (1 if count else MARGIN):
+                best, count = ratio, k
+        return count
+
+    def _probed(
+        self, asks: Sequence[DraftAsk], load: StepLoad, times: StepTimes, chosen: list[int], passed: int
+    ) -> list[int]:
         """A few tokens for one row, in turn, as soon as probes have credit for it."""
-        self._credit += (FIRST_SHARE if self._probes < FIRST_PROBES else PROBES) * step
+        stairs = times.stairs(load.rows, load.contexts, PROBE_TOKENS)
+        self._credit += (FIRST_SHARE if self._probes < FIRST_PROBES else PROBES) * stairs[0] * passed
         row = self._probes % len(asks)
-        assert load.times is not None
-        seconds = self._seconds(load, load.times, asks[row : row + 1], PROBE_TOKENS)
-        if self._credit >= seconds:
+        ask = asks[row]
+        drafting = (ask.ahead + PROBE_TOKENS) * self._share * self._plain([ask], times)
+        if self._credit >= drafting + stairs[PROBE_TOKENS] - stairs[0]:
             self._credit = 0.0
             self._probes += 1
-            chosen[row] = asks[row].ahead + PROBE_TOKENS
+            chosen[row] = ask.ahead + PROBE_TOKENS
         return chosen
 
     def _gains(self, ask: DraftAsk) -> list[float]:
-        """The chance of each token after those in flight to be right with all before it."""
+        """The tokens expected of 1, 2, … tokens after those in flight."""
         count = min(LONGEST, ask.most)
         request = ask.request
         usual = self._acceptance.estimate(self.proposer.name, request.tenant, request.id, (USUAL,) * count)
-        return list(accumulate(usual, mul))[ask.ahead :]
+        return list(accumulate(list(accumulate(usual, mul))[ask.ahead :]))
 
-    def _seconds(self, load: StepLoad, times: StepTimes, asks: Sequence[DraftAsk], k: int) -> float:
-        """The time of drafting ``k`` tokens for ``asks``, and of verifying them."""
-        rows, contexts = len(asks), sum(len(ask.tokens) for ask in asks)
-        ahead = max((ask.ahead for ask in asks), default=0)
-        drafting = (ahead + k) * self._share * times.decodes(rows, contexts)
-        longer = times.drafted(load.rows, load.tokens + k * rows, load.contexts + k * contexts)
-        return drafting + max(0.0, longer - times.decodes(load.rows, load.contexts))
+    @staticmethod
+    def _plain(asks: Sequence[DraftAsk], times: StepTimes) -> float:
+        """The target's time for a step of these rows."""
+        return times.decodes(len(asks), sum([len(ask.tokens) for ask in asks]))

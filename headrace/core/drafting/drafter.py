@@ -5,7 +5,9 @@
       ──► free proposers ──► costly ones, where they promise more ──► best of each row ──► DraftBudget ──► drafts
 ```
 A proposer is free if its proposals cost next to nothing (a look-up in the text), and costly if they take time on the
-device (a draft model). A proposer that does not help a row is asked for it less often, above all with many rows.
+device (a draft model). A proposer that does not help a row rests: twice as long each time, up to a length at which all
+such questions together take less than a hundredth of the steps' time. So large models are asked for at every step, and a small
+model with many rows hardly ever.
 """
 
 from __future__ import annotations
@@ -21,25 +23,20 @@ from headrace.core.drafting.draft_budget import Cut, DraftBudget, Offer
 from headrace.core.drafting.proposal import CostlyProposer, DraftAsk, Proposal, Proposer, StepLoad
 from headrace.core.request import Request
 
-FEW_ROWS = 4
-"""With more rows, proposers that do not help rest longer: asking them for every row would take the host's time."""
+ASK_SECONDS = 20e-6
+"""Time of the host to ask one free proposer for one row and to judge its proposal."""
 
+ASK_SHARE = 0.0075
+"""Share of the steps' time that may be spent on proposers that do not help."""
 
-class Rest(NamedTuple):
-    """The most steps for which a proposer rests that did not help a row, with few rows and with many."""
+LONGEST_REST = 63
+"""The most steps for which a proposer rests."""
 
-    few: int
-    many: int
+UNKNOWN_REST = 3
+"""The same while step times are not known."""
 
-
-NOTHING = Rest(0, 3)
-"""It proposed nothing: the next token may change that."""
-
-BEHIND = Rest(1, 7)
-"""Another proposal was better."""
-
-NOT_WORTH = Rest(3, 15)
-"""Its proposal was not worth the time."""
+USUAL_MEMORY = 16
+"""Answers of a proposer over which the rest that a new request begins with is averaged."""
 
 
 class Estimated(NamedTuple):
@@ -74,28 +71,36 @@ class BudgetedDrafter:
         self._acceptance = acceptance
         self._budget = budget
         self._lives: dict[str, _Life] = {}
-        self._few = True
+        self._usual = {each.name: 0.0 for each in proposers}  # the mean length of rests
+        self._longest = 0  # the longest rest at this step
 
     def draft(self, asks: Sequence[DraftAsk], load: StepLoad) -> Sequence[Proposal | None]:
         """As `Drafter.draft`. An empty proposal says why nothing is verified of what was proposed."""
+        step = load.step
         lives = [self._life(ask) for ask in asks]
-        self._few = len(asks) <= FEW_ROWS
+        self._longest = self._longest_rest(load)
         best: list[Estimated | None] = [None] * len(asks)
         for proposer in self._free:
             name = proposer.name
-            due = [row for row, life in enumerate(lives) if life.due(name)]
-            self._propose(proposer, due, asks, lives, best)
+            due = [row for row, life in enumerate(lives) if life.due(name, step)]
+            self._propose(proposer, due, asks, lives, best, step)
         for source in self._costly:
             chosen = source.worth(
-                asks, [each.expected if each else 0.0 for each in best], load, self._budget.fixed
+                asks, [each.expected if each else 0.0 for each in best], load, self._budget.fixed, self._longest
             )
             rows = [row for row, most in enumerate(chosen) if most]
-            cut = [ask._replace(most=min(ask.most, most)) for ask, most in zip(asks, chosen, strict=True)]
             if rows:
+                cut = [ask._replace(most=min(ask.most, most)) for ask, most in zip(asks, chosen, strict=True)]
                 before = source.proposer.seconds
-                self._propose(source.proposer, rows, cut, lives, best)
+                self._propose(source.proposer, rows, cut, lives, best, step)
                 source.spent([cut[row] for row in rows], source.proposer.seconds - before, load.times)
         return self._cut(asks, lives, best, load)
+
+    def asked_from(self, request_id: str) -> int:
+        """As `Drafter.asked_from`."""
+        rests = self._lives[request_id].rests
+        steps = [rests[each.name].until if each.name in rests else 0 for each in self._free]
+        return min(steps + [source.resting_until for source in self._costly], default=0)
 
     def verified(self, request_id: str, proposal: Proposal, accepted: int) -> None:
         """Nothing: `draft` and `ended` compare every proposal, verified or not, with the tokens that came."""
@@ -117,6 +122,16 @@ class BudgetedDrafter:
             life.settle(ask.request, ask.tokens, self._acceptance)
         return life
 
+    def _longest_rest(self, load: StepLoad) -> int:
+        """The rest of all rows at which asking takes `ASK_SHARE` of the time."""
+        if self._budget.fixed is not None:
+            return 0
+        if load.times is None:
+            return UNKNOWN_REST
+        allowed = ASK_SHARE * load.times.stairs(load.rows, load.contexts, 1)[0]
+        asking = ASK_SECONDS * load.rows * max(1, len(self._free))
+        return LONGEST_REST if asking > LONGEST_REST * allowed else int(asking / allowed)
+
     def _propose(
         self,
         proposer: Proposer,
@@ -124,6 +139,7 @@ class BudgetedDrafter:
         asks: Sequence[DraftAsk],
         lives: Sequence[_Life],
         best: list[Estimated | None],
+        step: int,
     ) -> None:
         """Ask ``proposer`` for ``rows``; a proposal that promises more tokens than the best one replaces it."""
         if not rows:
@@ -131,7 +147,7 @@ class BudgetedDrafter:
         name = proposer.name
         for row, proposal in zip(rows, proposer.propose([asks[row] for row in rows]), strict=True):
             if proposal is None or not proposal.tokens:
-                self._rest(lives[row], name, NOTHING)
+                self._rest(lives[row], name, step)
                 continue
             ask, request = asks[row], asks[row].request
             estimates = self._acceptance.estimate(name, request.tenant, request.id, proposal.confidences)
@@ -140,10 +156,10 @@ class BudgetedDrafter:
             expected = sum(survivals[ask.ahead :])
             held = best[row]
             if held is not None and expected <= held.expected:
-                self._rest(lives[row], name, BEHIND)
+                self._rest(lives[row], name, step)
                 continue
             if held is not None:
-                self._rest(lives[row], held.proposal.source, BEHIND)
+                self._rest(lives[row], held.proposal.source, step)
             best[row] = Estimated(Proposal(proposal.tokens, estimates, name), survivals, expected)
 
     def _cut(
@@ -168,14 +184,37 @@ class BudgetedDrafter:
             tokens, estimates, source, _ = each.proposal
             count = choice.tokens
             if count:
-                life.rests.pop(source, None)
+                self._helped(life, source)
             elif choice.cut is Cut.NOT_WORTH:
-                self._rest(life, source, NOT_WORTH)
+                self._rest(life, source, load.step)
             drafts.append(Proposal(tokens[:count], estimates[:count], source, choice.cut))
         return drafts
 
-    def _rest(self, life: _Life, source: str, rest: Rest) -> None:
-        life.rest(source, rest.few if self._few else rest.many)
+    def _rest(self, life: _Life, source: str, step: int) -> None:
+        """A source did not help: it rests for twice as long as the last time, or as is usual at the first time."""
+        usual = self._usual.get(source)
+        if usual is None:  # a costly one rests for all rows together
+            return
+        last = life.rests.get(source)
+        length = min(self._longest, int(usual) if last is None else max(0, 2 * last.length + 1))
+        life.rests[source] = Rest(step + 1 + length, length)
+        self._usual[source] = usual + (length - usual) / USUAL_MEMORY
+
+    def _helped(self, life: _Life, source: str) -> None:
+        if source in self._usual:
+            life.rests[source] = HELPED
+            self._usual[source] -= self._usual[source] / USUAL_MEMORY
+
+
+class Rest(NamedTuple):
+    """A source is not asked before the step ``until``, after a rest of ``length`` steps."""
+
+    until: int
+    length: int
+
+
+HELPED = Rest(0, -1)
+"""After a useful proposal: the next one that does not help is followed by no rest, and only then rests grow."""
 
 
 class _Life:
@@ -184,22 +223,14 @@ class _Life:
     __slots__ = ("open", "rests")
 
     def __init__(self) -> None:
-        self.open: dict[
-            str, tuple[int, Proposal]
-        ] = {}  # by source: known tokens at its last proposal, and that
-        self.rests: dict[str, tuple[int, int]] = {}  # by source: steps left, and the length of this rest
+        # By source: known tokens at its last proposal, and that.
+        self.open: dict[str, tuple[int, Proposal]] = {}
+        self.rests: dict[str, Rest] = {}
 
-    def due(self, source: str) -> bool:
-        """Whether a source is asked at this step; counts the step."""
-        left, length = self.rests.get(source, (0, 0))
-        if left:
-            self.rests[source] = (left - 1, length)
-        return not left
-
-    def rest(self, source: str, longest: int) -> None:
-        """A source did not help: it rests for twice as long as the last time."""
-        length = min(longest, 2 * self.rests.get(source, (0, 0))[1] + 1)
-        self.rests[source] = (length, length)
+    def due(self, source: str, step: int) -> bool:
+        """Whether a source is asked at this step."""
+        rest = self.rests.get(source)
+        return rest is None or rest.until <= step
 
     def settle(self, request: Request, tokens: list[int], acceptance: Acceptance) -> None:
         """Compare the last proposal of each source with the tokens that came in its place."""

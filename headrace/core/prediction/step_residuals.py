@@ -30,6 +30,10 @@ KEPT = 1 - 1 / 4000
 """What an observation keeps of its weight at each step."""
 
 
+LITTLE = 4.0
+"""The weight of a few observations."""
+
+
 class Longer(NamedTuple):
     """Known steps with longer rows: ``ratio`` to one-token rows, at so many ``tokens``, and the ``trust`` (0 to 1)."""
 
@@ -45,6 +49,8 @@ class StepResiduals:
         self._plain = [_Cell() for _ in range(len(EDGES) + 1)]
         self._longer: dict[int, list[_Cell]] = {}  # by class of rows, then of tokens
         self._steps = 0
+        self.news = 0
+        """Observations of longer rows of which little was known."""
 
     def observe(self, rows: int, tokens: int, ratio: float) -> None:
         """A step took ``ratio`` times the line (rows of one token), or a step of the same rows (longer rows)."""
@@ -55,6 +61,7 @@ class StepResiduals:
             cells = self._longer.setdefault(bisect_left(EDGES, rows), [])
             if not cells:
                 cells += [_Cell() for _ in range(len(EDGES) + 1)]
+            self.news += cells[bisect_left(EDGES, tokens)].weight < LITTLE
         cells[bisect_left(EDGES, tokens)].learn(math.log(ratio), tokens, self._steps)
 
     def plain(self, rows: int) -> float:

@@ -14,10 +14,11 @@ from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from operator import mul
 from statistics import median
 
+from headrace.core.prediction.draft_stairs import DraftStairs
 from headrace.core.prediction.step_cost import TOKENS_ONLY, StepCost
 from headrace.core.prediction.step_residuals import StepResiduals
 
@@ -45,6 +46,9 @@ ENOUGH_STEPS = 8
 HOPE = 0.5
 """Cost of further tokens in a row, as a share of the line's slope, before such steps have been observed."""
 
+STAIRS = 16
+"""Tables of steps with drafts that are kept, by the number of rows."""
+
 LEAST_SPREAD = 0.01
 """The smallest relative error assumed, however exact the predictions have been."""
 
@@ -71,6 +75,7 @@ class StepTimes:
         """Recent mean relative error."""
         self.residuals = StepResiduals()
         """What the line leaves of steps, by their number of tokens."""
+        self._stairs: dict[int, DraftStairs] = {}  # by rows
 
     @property
     def ready(self) -> bool:
@@ -107,6 +112,24 @@ class StepTimes:
             return hoped
         seconds = base * known.ratio + slope * max(0.0, tokens - known.tokens)
         return hoped + (seconds - hoped) * known.trust
+
+    def stairs(self, rows: int, contexts: int, most: int) -> Sequence[float]:
+        """The seconds of a step of ``rows`` rows by the number of drafted positions, 0 to ``most`` or more; never less for
+        more of them.
+        """
+        found = self._stairs.get(rows)
+        if found is None or not found.holds(contexts, self._seen, self.residuals.news):
+            if len(self._stairs) >= STAIRS:
+                self._stairs.clear()
+            found = self._stairs[rows] = DraftStairs(
+                rows,
+                contexts,
+                self.decodes(rows, contexts),
+                self.drafted,
+                seen=self._seen,
+                news=self.residuals.news,
+            )
+        return found.upto(most)
 
     def longest(self, start: int, seconds: float, rows: int = 0, tokens: int = 0, contexts: int = 0) -> int:
         """The longest row from position ``start`` that keeps a step with the given rows within ``seconds``.
