@@ -153,8 +153,10 @@ class _Choosing:
 
         1 for all rows where their contexts make little difference.
         """
-        contexts = [offer.context for offer in self._offers if offer.survivals]
-        mean = self._token + self._context * sum(contexts) / len(contexts)
+        load = self._load
+        usual = load.contexts / load.rows
+        contexts = [usual, *(offer.context for offer in self._offers if offer.survivals)]
+        mean = self._token + self._context * usual
         if self._context * (max(contexts) - min(contexts)) <= EVEN * mean:
             return [1.0] * len(self._offers)
         return [mean / (self._token + self._context * offer.context) for offer in self._offers]

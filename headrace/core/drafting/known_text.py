@@ -26,7 +26,7 @@ AHEAD, BEHIND = 6, 2
 NEAR, CLOSE = 48, 2
 """How far ahead of the pointer a single agreeing token may be the place, and how far it is a likely one."""
 
-SURE = 4
+SURE = 3
 """The agreement from which the place is likelier than one near the old pointer."""
 
 GUESSES = 4
@@ -91,6 +91,11 @@ class KnownText:
             agreeing = [
                 place + 1 for place in (self._place, *self._others) if text[place : place + 1] == (token,)
             ]
+            if len(agreeing) > 1:
+                longest = max(agreeing, key=lambda place, end=end: self._agreement(tokens, start, end, place))
+                if self._agreement(tokens, start, end, longest) >= SURE:
+                    agreeing.remove(longest)
+                    agreeing.insert(0, longest)
             if agreeing:
                 self._place, *self._others = agreeing
                 self._agreed = min(LONGEST, self._agreed + 1)
@@ -129,10 +134,14 @@ class KnownText:
         middle = bisect_left(places, self._place)
         best = Continuation(0, 0)
         for place in (*places[middle : middle + AHEAD], *places[max(0, middle - BEHIND) : middle][::-1]):
-            most = min(LONGEST, place, end - start)
-            agreed = 2
-            while agreed < most and text[place - agreed - 1] == tokens[end - agreed - 1]:
-                agreed += 1
+            agreed = self._agreement(tokens, start, end, place)
             if agreed > best.agreed:
                 best = Continuation(place, agreed)
         return best
+
+    def _agreement(self, tokens: list[int], start: int, end: int, place: int) -> int:
+        """How many tokens before ``place`` agree with the end of ``tokens[:end]``."""
+        text, agreed, most = self.text, 0, min(LONGEST, place, end - start)
+        while agreed < most and text[place - agreed - 1] == tokens[end - agreed - 1]:
+            agreed += 1
+        return agreed

@@ -35,11 +35,15 @@ LITTLE = 4.0
 
 
 class Longer(NamedTuple):
-    """Known steps with longer rows: ``ratio`` to one-token rows, at so many ``tokens``, and the ``trust`` (0 to 1)."""
+    """Known steps with longer rows: ``ratio`` to one-token rows, at so many ``tokens``, and the ``trust`` (0 to 1).
+
+    ``larger``: they have more tokens than the step asked for, which takes no longer.
+    """
 
     ratio: float
     tokens: float
     trust: float
+    larger: bool = False
 
 
 class StepResiduals:
@@ -69,18 +73,21 @@ class StepResiduals:
         return math.exp(self._plain[bisect_left(EDGES, rows)].value)
 
     def longer(self, rows: int, tokens: int) -> Longer | None:
-        """What is known of the nearest steps with as many rows and at most as many tokens, by class."""
+        """What is known of the nearest steps with as many rows and at most as many tokens, by class; of those with more
+        tokens if there are no others.
+        """
         cells = self._longer.get(bisect_left(EDGES, rows))
         if cells is None:
             return None
-        for at in range(bisect_left(EDGES, tokens), -1, -1):
+        middle = bisect_left(EDGES, tokens)
+        for at in (*range(middle, -1, -1), *range(middle + 1, len(cells))):
             cell = cells[at]
             if cell.weight:
                 weight = cell.weight * KEPT ** (self._steps - cell.seen)
                 value = min(
                     other.value for other in cells[at:] if other.weight
                 )  # more tokens take no less time
-                return Longer(math.exp(value), cell.tokens, weight / (weight + 0.25))
+                return Longer(math.exp(value), cell.tokens, weight / (weight + 0.25), at > middle)
         return None
 
 

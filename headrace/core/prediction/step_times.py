@@ -111,7 +111,8 @@ class StepTimes:
         if known is None:
             return hoped
         seconds = base * known.ratio + slope * max(0.0, tokens - known.tokens)
-        return hoped + (seconds - hoped) * known.trust
+        blended = hoped + (seconds - hoped) * known.trust
+        return min(hoped, blended) if known.larger else blended
 
     def stairs(self, rows: int, contexts: int, most: int) -> Sequence[float]:
         """The seconds of a step of ``rows`` rows by the number of drafted positions, 0 to ``most`` or more; never less for

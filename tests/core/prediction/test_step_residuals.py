@@ -61,6 +61,20 @@ def test_a_larger_step_that_was_quicker_bounds_a_smaller_one() -> None:
     assert known.ratio == pytest.approx(1.5)
 
 
+def test_a_larger_step_bounds_what_smaller_ones_are_hoped_to_take() -> None:
+    times = StepTimes()
+    for _ in range(40):
+        times.observe(1, 1, 10, 0.010)
+    hoped = times.drafted(1, 9, 90)
+    for _ in range(8):
+        times.observe(1, 30, 300, 0.012)
+    assert times.drafted(1, 9, 90) == pytest.approx(0.012, rel=0.1)
+    assert hoped > 0.04
+    for _ in range(8):
+        times.observe(1, 30, 300, 10.0)
+    assert times.drafted(1, 9, 90) <= hoped * 1.01, "a slow larger step says nothing"
+
+
 def test_new_steps_are_hoped_to_be_cheaper_than_the_line() -> None:
     times = StepTimes()
     for _ in range(200):
