@@ -6,7 +6,7 @@
 ```
 It is asked for the ``k`` that makes the second ratio largest, if that is larger than the first. If it is not, it is
 asked for a few tokens now and then, so that acceptance and costs stay known: these probes take at most `PROBES` of the
-time.
+time. They come in bursts at successive steps, because what a model has not done for a while takes longer.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ PROBES = 0.01
 FIRST_PROBES, FIRST_SHARE = 48, 0.2
 """The first probes may take this share, as the costs of drafting and of verifying are not known before."""
 
-PROBE_TOKENS = 3
-"""Tokens of a probe."""
+PROBE_TOKENS, BURST = 3, 4
+"""Tokens of a probe, and probes at successive steps."""
 
 USUAL = 0.75
 """The confidence that a proposal is assumed to have before it is made."""
@@ -35,7 +35,7 @@ USUAL = 0.75
 LONGEST = 16
 """The longest proposal that is considered."""
 
-SHARE_MEMORY = 16
+SHARE_MEMORY = 8
 """Proposals over which their cost is averaged."""
 
 MOST_OFF = 3.0
@@ -55,10 +55,15 @@ class CostlySource:
         self._acceptance = acceptance
         self._credit = 0.0  # seconds for probes
         self._probes = 0
+        self._burst = 0  # probes that follow at the next steps
+        self._probed_request = ""
+        self._warm = False  # whether it was asked at the step before
         self._rest = 0
         self._considered: int | None = None  # the last step at which it was considered
         self.resting_until = 0
         """The first step at which it is considered again."""
+        self.probing = False
+        """Whether the tokens that were asked for last are a probe: they are verified whatever they seem to cost."""
 
     def worth(
         self, asks: Sequence[DraftAsk], held: Sequence[float], load: StepLoad, fixed: int | None, longest: int
@@ -69,11 +74,12 @@ class CostlySource:
         """
         if fixed is not None:
             return [0 if held[row] else ask.ahead + fixed for row, ask in enumerate(asks)]
-        times = load.times
+        times, self.probing = load.times, False
         if times is None or load.step < self.resting_until:
             return [0] * len(asks)
         passed = 1 if self._considered is None else load.step - self._considered
         self._considered = load.step
+        self._warm = self._warm and passed == 1
         gains = [self._gains(ask) for ask in asks]
         rows = [row for row, each in enumerate(gains) if each[-1:] > [held[row]]]
         count = self._best(asks, held, load, times, gains, rows)
@@ -83,18 +89,24 @@ class CostlySource:
             for row in rows:
                 chosen[row] = asks[row].ahead + count
             return chosen
-        self._rest = min(longest, 2 * self._rest + 1)
-        self.resting_until = load.step + 1 + self._rest
-        return self._probed(asks, load, times, chosen, passed)
+        row = self._probe(asks, load, times, passed)
+        if row is not None:
+            chosen[row] = asks[row].ahead + PROBE_TOKENS
+            self.probing = True
+        if not self._burst:
+            self._rest = min(longest, 2 * self._rest + 1)
+            self.resting_until = load.step + 1 + self._rest
+        return chosen
 
     def spent(self, asks: Sequence[DraftAsk], seconds: float, times: StepTimes | None) -> None:
         """Proposals for ``asks``, at least one, took ``seconds``: they are no part of the step that is observed."""
+        warm, self._warm = self._warm, True
         if times is None:
             return
         times.exclude(seconds)
         rows, contexts = len(asks), sum(len(ask.tokens) for ask in asks)
         unit = max(ask.most for ask in asks) * times.decodes(rows, contexts)
-        if unit > 0:
+        if unit > 0 and warm:
             # A prompt that was caught up makes a proposal unusually long.
             share = min(seconds / unit, MOST_OFF * self._share)
             self._share += (share - self._share) / SHARE_MEMORY
@@ -127,20 +139,27 @@ class CostlySource:
                 best, count = ratio, k
         return count
 
-    def _probed(
-        self, asks: Sequence[DraftAsk], load: StepLoad, times: StepTimes, chosen: list[int], passed: int
-    ) -> list[int]:
-        """A few tokens for one row, in turn, as soon as probes have credit for it."""
+    def _probe(self, asks: Sequence[DraftAsk], load: StepLoad, times: StepTimes, passed: int) -> int | None:
+        """The row for which a few tokens are asked: rows in turn, as soon as probes have credit for a burst."""
         stairs = times.stairs(load.rows, load.contexts, PROBE_TOKENS)
         self._credit += (FIRST_SHARE if self._probes < FIRST_PROBES else PROBES) * stairs[0] * passed
-        row = self._probes % len(asks)
+        if self._burst:
+            names = [ask.request.id for ask in asks]
+            self._burst -= 1
+            if self._probed_request in names:
+                self._probes += 1
+                return names.index(self._probed_request)
+            self._burst = 0
+            return None
+        row = self._probes // BURST % len(asks)
         ask = asks[row]
         drafting = (ask.ahead + PROBE_TOKENS) * self._share * self._plain([ask], times)
-        if self._credit >= drafting + stairs[PROBE_TOKENS] - stairs[0]:
-            self._credit = 0.0
-            self._probes += 1
-            chosen[row] = ask.ahead + PROBE_TOKENS
-        return chosen
+        if self._credit < BURST * (drafting + stairs[PROBE_TOKENS] - stairs[0]):
+            return None
+        self._credit = 0.0
+        self._probes += 1
+        self._burst, self._probed_request = BURST - 1, ask.request.id
+        return row
 
     def _gains(self, ask: DraftAsk) -> list[float]:
         """The tokens expected of 1, 2, … tokens after those in flight."""

@@ -23,13 +23,13 @@ from headrace.core.drafting.draft_budget import Cut, DraftBudget, Offer
 from headrace.core.drafting.proposal import CostlyProposer, DraftAsk, Proposal, Proposer, StepLoad
 from headrace.core.request import Request
 
-ASK_SECONDS = 20e-6
-"""Time of the host to ask one free proposer for one row and to judge its proposal."""
+CALL_SECONDS, ASK_SECONDS = 50e-6, 20e-6
+"""Time of the host to ask at all, and to ask one free proposer for one row and to judge its proposal."""
 
-ASK_SHARE = 0.0075
+ASK_SHARE = 0.01
 """Share of the steps' time that may be spent on proposers that do not help."""
 
-LONGEST_REST = 63
+LONGEST_REST = 127
 """The most steps for which a proposer rests."""
 
 UNKNOWN_REST = 3
@@ -129,7 +129,7 @@ class BudgetedDrafter:
         if load.times is None:
             return UNKNOWN_REST
         allowed = ASK_SHARE * load.times.stairs(load.rows, load.contexts, 1)[0]
-        asking = ASK_SECONDS * load.rows * max(1, len(self._free))
+        asking = CALL_SECONDS + ASK_SECONDS * load.rows * len(self._free)
         return LONGEST_REST if asking > LONGEST_REST * allowed else int(asking / allowed)
 
     def _propose(
@@ -177,12 +177,15 @@ class BudgetedDrafter:
             survivals = () if each is None else each.survivals
             offers.append(Offer(survivals, len(ask.tokens), ask.ahead, target or float("inf")))
         drafts: list[Proposal | None] = []
+        probing = [source.proposer.name for source in self._costly if source.probing]
         for life, each, choice in zip(lives, best, self._budget.choose(offers, load), strict=True):
             if each is None:
                 drafts.append(None)
                 continue
             tokens, estimates, source, _ = each.proposal
             count = choice.tokens
+            if source in probing and choice.cut is Cut.NOT_WORTH:
+                count = len(tokens)
             if count:
                 self._helped(life, source)
             elif choice.cut is Cut.NOT_WORTH:
