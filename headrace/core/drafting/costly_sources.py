@@ -29,8 +29,8 @@ FIRST_PROBES, FIRST_SHARE = 48, 0.2
 PROBE_TOKENS, BURST = 3, 4
 """Tokens of a probe, and probes at successive steps."""
 
-USUAL = 0.75
-"""The confidence that a proposal is assumed to have before it is made."""
+USUAL, USUAL_MEMORY = 0.75, 32
+"""The confidence that proposals are assumed to have before the first one, and the tokens over which it is averaged."""
 
 LONGEST = 16
 """The longest proposal that is considered."""
@@ -53,6 +53,7 @@ class CostlySource:
         self.proposer = proposer
         self._share = share
         self._acceptance = acceptance
+        self._usual = USUAL
         self._credit = 0.0  # seconds for probes
         self._probes = 0
         self._burst = 0  # probes that follow at the next steps
@@ -97,6 +98,11 @@ class CostlySource:
             self._rest = min(longest, 2 * self._rest + 1)
             self.resting_until = load.step + 1 + self._rest
         return chosen
+
+    def proposed(self, confidences: Sequence[float]) -> None:
+        """It proposed tokens with these confidences."""
+        rate = min(1.0, len(confidences) / USUAL_MEMORY)
+        self._usual += (sum(confidences) / len(confidences) - self._usual) * rate
 
     def spent(self, asks: Sequence[DraftAsk], seconds: float, times: StepTimes | None) -> None:
         """Proposals for ``asks``, at least one, took ``seconds``: they are no part of the step that is observed."""
@@ -165,7 +171,8 @@ class CostlySource:
         """The tokens expected of 1, 2, … tokens after those in flight."""
         count = min(LONGEST, ask.most)
         request = ask.request
-        usual = self._acceptance.estimate(self.proposer.name, request.tenant, request.id, (USUAL,) * count)
+        confidences = (round(self._usual, 2),) * count
+        usual = self._acceptance.estimate(self.proposer.name, request.tenant, request.id, confidences)
         return list(accumulate(list(accumulate(usual, mul))[ask.ahead :]))
 
     @staticmethod

@@ -94,6 +94,9 @@ class BudgetedDrafter:
                 before = source.proposer.seconds
                 self._propose(source.proposer, rows, cut, lives, best, step)
                 source.spent([cut[row] for row in rows], source.proposer.seconds - before, load.times)
+                for row in rows:
+                    if (told := lives[row].open.get(source.proposer.name)) is not None:
+                        source.proposed(told[1].confidences)
         return self._cut(asks, lives, best, load)
 
     def asked_from(self, request_id: str) -> int:

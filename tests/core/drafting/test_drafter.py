@@ -4,6 +4,7 @@ from collections.abc import Sequence
 import pytest
 
 from headrace.core.drafting.acceptance import Acceptance
+from headrace.core.drafting.costly_sources import BURST
 from headrace.core.drafting.draft_budget import Cut, DraftBudget
 from headrace.core.drafting.drafter import BudgetedDrafter
 from headrace.core.drafting.proposal import DraftAsk, Proposal, StepLoad
@@ -225,6 +226,40 @@ def test_a_useless_model_is_probed_and_found_again() -> None:
         tokens += [1]
     assert draft is not None
     assert len(draft.tokens) >= 2
+
+
+def test_probes_come_in_bursts_and_are_verified() -> None:
+    model = Source("model", (9,) * 8, 0.8)
+    model.token_seconds = 0.1 * times().predict(1, 1, 0)
+    chooses, tokens = drafter(model, model=0.1), [1]
+    asked, verified = [], []
+    for step in range(600):
+        before = len(model.asked)
+        (draft,) = chooses.draft([ask(tokens=tokens)], StepLoad(1, 1, 0, 1000, times(), step))
+        if len(model.asked) > before:
+            asked.append(step)
+            verified.append(bool(draft and draft.tokens))
+        tokens += [1]
+    late = [step for step in asked if step > 300]
+    assert len(late) >= BURST
+    assert all((step + 1 in late) or (step - 1 in late) for step in late[1:-1])
+    assert all(verified), "what a verified draft costs is measured, too"
+
+
+def test_what_a_model_costs_is_learned_from_successive_proposals_only() -> None:
+    model = Source("model", (1,) * 8, 0.9)
+    chooses, tokens = drafter(model, model=0.05), [1]
+    source = chooses._costly[0]
+    for step in range(0, 60, 2):  # never at successive steps
+        model.token_seconds = 1.0
+        chooses.draft([ask(tokens=tokens)], StepLoad(1, 1, 0, 1000, times(), step))
+        tokens += [1]
+    assert model.asked
+    assert source._share == 0.05
+    for step in range(60, 64):
+        chooses.draft([ask(tokens=tokens)], StepLoad(1, 1, 0, 1000, times(), step))
+        tokens += [1]
+    assert source._share > 0.05
 
 
 def test_a_fixed_length_asks_a_costly_source_where_nothing_else_is_proposed() -> None:
