@@ -1,7 +1,7 @@
 """Speed with speculative decoding divided by speed without, for texts of one kind and several batch sizes.
 
-- ``unpredictable``: random text (a high temperature) and predictions of other random text; all proposers that need no model
-  are on. Automatic lengths must not be slower than drafting off.
+- ``unpredictable``: random text (a high temperature) and predictions of other random text; all proposers that need no
+  model are on. Automatic lengths must not be slower than drafting off.
 - ``forced``: drafts that are right with probability ``--acceptance``.
 - ``edits``: the prediction is the answer with 5 % of its tokens replaced, left out or put in.
 - ``chats``: stories by the built-in model, drafted by its draft model.
@@ -54,7 +54,16 @@ TARGETS = {
     "mixed": dict.fromkeys((1, 4, 16, 32, 64), 1.0),
 }
 CLOCKS = {"wall": time.monotonic, "cpu": time.process_time}
-HEROES = ("a fox", "a mouse", "a robot", "a girl called Ada", "an old sailor", "a dragon", "a baker", "two owls")
+HEROES = (
+    "a fox",
+    "a mouse",
+    "a robot",
+    "a girl called Ada",
+    "an old sailor",
+    "a dragon",
+    "a baker",
+    "two owls",
+)
 
 Answers = dict[tuple[int, ...], tuple[int, ...]]
 
@@ -118,7 +127,9 @@ class Maker:
             found.append(tuple(tokenizer.encode(f"<|bos|><|user|>{message}<|end|><|assistant|>", False)))
         return found
 
-    def requests(self, prompts: Sequence[tuple[int, ...]], known: Answers | None, number: int) -> list[Request]:
+    def requests(
+        self, prompts: Sequence[tuple[int, ...]], known: Answers | None, number: int
+    ) -> list[Request]:
         """Requests for the prompts; ``known`` are their answers."""
         made = []
         for at, prompt in enumerate(prompts):
@@ -162,14 +173,19 @@ def main() -> None:
     parser.add_argument("--clock", default="wall", choices=tuple(CLOCKS))
     parser.add_argument("--output-len", type=int, default=300)
     parser.add_argument("--acceptance", type=float, default=0.0, help="of kind forced")
-    parser.add_argument("--config", type=json.loads, default=None, help="in place of the --speculative-config of the kind")
+    parser.add_argument(
+        "--config", type=json.loads, default=None, help="in place of the --speculative-config of the kind"
+    )
     args = parser.parse_args()
     if args.clock == "cpu":
         os.environ["OMP_NUM_THREADS"] = "1"
     config = json.dumps(args.config or CONFIGS[args.kind])
     options: dict[str, Any] = {"load_format": args.load_format, "device": args.device}
     found = []
-    with LLM(args.model, **options) as plain, LLM(args.model, speculative_config=config, **options) as drafting:
+    with (
+        LLM(args.model, **options) as plain,
+        LLM(args.model, speculative_config=config, **options) as drafting,
+    ):
         for batch in args.batches:
             row = measure(plain, drafting, args, batch)
             found.append(row)
@@ -182,7 +198,9 @@ def main() -> None:
             )
     path = args.output or Path("bench-results") / f"drafting-{args.kind}.json"
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps({"command": vars(args), "rows": found}, indent=2, default=str) + "\n", encoding="utf-8")
+    path.write_text(
+        json.dumps({"command": vars(args), "rows": found}, indent=2, default=str) + "\n", encoding="utf-8"
+    )
 
 
 def measure(plain: LLM, drafting: LLM, args: Any, batch: int) -> dict[str, float]:

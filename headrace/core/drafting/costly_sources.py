@@ -90,9 +90,9 @@ class CostlySource:
             for row in rows:
                 chosen[row] = asks[row].ahead + count
             return chosen
-        row = self._probe(asks, load, times, passed)
-        if row is not None:
-            chosen[row] = asks[row].ahead + PROBE_TOKENS
+        probed = self._probe(asks, load, times, passed)
+        if probed is not None:
+            chosen[probed] = asks[probed].ahead + PROBE_TOKENS
             self.probing = True
         if not self._burst:
             self._rest = min(longest, 2 * self._rest + 1)

@@ -16,7 +16,6 @@ is drafted.
 from __future__ import annotations
 
 import math
-from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from enum import StrEnum
 from itertools import accumulate
@@ -84,7 +83,7 @@ class DraftBudget:
         """One choice for each offer."""
         if self.fixed is not None:
             return _fixed(offers, load.budget, self.fixed)
-        if not any([offer.survivals for offer in offers]):
+        if not any(offer.survivals for offer in offers):
             return [NONE] * len(offers)
         if load.times is None:
             return [Choice(0, Cut.TIMES_UNKNOWN) if offer.survivals else NONE for offer in offers]
@@ -202,10 +201,13 @@ class _Choosing:
         least = self._keys[count - 1]
         taken, ties = [], count
         for offer, scale in zip(self._offers, self._scales, strict=True):
-            first = offer.ahead
-            end = bisect_left(offer.survivals, -least, first, key=lambda s, scale=scale: -s * scale)
-            taken.append(end - first)
-            ties -= end - first
+            tokens = 0
+            for survival in offer.survivals[offer.ahead :]:
+                if survival * scale <= least:
+                    break
+                tokens += 1
+            taken.append(tokens)
+            ties -= tokens
         for row, (offer, scale) in enumerate(zip(self._offers, self._scales, strict=True)):
             if not ties:
                 break

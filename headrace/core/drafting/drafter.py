@@ -6,8 +6,8 @@
 ```
 A proposer is free if its proposals cost next to nothing (a look-up in the text), and costly if they take time on the
 device (a draft model). A proposer that does not help a row rests: twice as long each time, up to a length at which all
-such questions together take less than a hundredth of the steps' time. So large models are asked for at every step, and a small
-model with many rows hardly ever.
+such questions together take a hundredth of the steps' time. So it is asked at every step of a large model, and hardly
+ever at the steps of a small one with many rows.
 """
 
 from __future__ import annotations
@@ -86,7 +86,11 @@ class BudgetedDrafter:
             self._propose(proposer, due, asks, lives, best, step)
         for source in self._costly:
             chosen = source.worth(
-                asks, [each.expected if each else 0.0 for each in best], load, self._budget.fixed, self._longest
+                asks,
+                [each.expected if each else 0.0 for each in best],
+                load,
+                self._budget.fixed,
+                self._longest,
             )
             rows = [row for row, most in enumerate(chosen) if most]
             if rows:

@@ -92,10 +92,9 @@ class KnownText:
                 place + 1 for place in (self._place, *self._others) if text[place : place + 1] == (token,)
             ]
             if len(agreeing) > 1:
-                longest = max(agreeing, key=lambda place, end=end: self._agreement(tokens, start, end, place))
-                if self._agreement(tokens, start, end, longest) >= SURE:
-                    agreeing.remove(longest)
-                    agreeing.insert(0, longest)
+                lengths = [self._agreement(tokens, start, end, place) for place in agreeing]
+                if max(lengths) >= SURE:
+                    agreeing.insert(0, agreeing.pop(lengths.index(max(lengths))))
             if agreeing:
                 self._place, *self._others = agreeing
                 self._agreed = min(LONGEST, self._agreed + 1)

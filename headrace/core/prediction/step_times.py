@@ -115,8 +115,9 @@ class StepTimes:
         return min(hoped, blended) if known.larger else blended
 
     def stairs(self, rows: int, contexts: int, most: int) -> Sequence[float]:
-        """The seconds of a step of ``rows`` rows by the number of drafted positions, 0 to ``most`` or more; never less for
-        more of them.
+        """The seconds of a step of ``rows`` rows by the number of drafted positions, 0 to ``most`` or more.
+
+        More positions never take less.
         """
         found = self._stairs.get(rows)
         if found is None or not found.holds(contexts, self._seen, self.residuals.news):
