@@ -151,8 +151,12 @@ class StepTimes:
         """These seconds of the step that is observed next were not spent on its rows."""
         self._excluded += seconds
 
-    def observe(self, rows: int, tokens: int, contexts: int, seconds: float) -> None:
-        """Observe the duration of a step; a step without a duration or computed token is ignored."""
+    def observe(self, rows: int, tokens: int, contexts: int, seconds: float, drafted: bool = False) -> None:
+        """Observe the duration of a step; a step without a duration or computed token is ignored.
+
+        A ``drafted`` step is compared with the line and does not move it: the line says what the step would take
+        without drafts, and must stay right where all steps have some.
+        """
         seconds -= self._excluded
         self._excluded = 0.0
         if seconds <= 0 or tokens < 1:
@@ -165,6 +169,8 @@ class StepTimes:
             )
             if usual > 0:
                 self.residuals.observe(rows, tokens, seconds / usual)
+        if drafted and self.ready:
+            return
         self._recent.append((1, rows, tokens, contexts, seconds))
         if len(self._recent) >= min(BATCH, 1 + self._steps / 4):
             self._learn()

@@ -75,6 +75,18 @@ def test_a_larger_step_bounds_what_smaller_ones_are_hoped_to_take() -> None:
     assert times.drafted(1, 9, 90) <= hoped * 1.01, "a slow larger step says nothing"
 
 
+def test_steps_with_drafts_do_not_change_what_steps_without_are_predicted_to_take() -> None:
+    times = StepTimes()
+    for _ in range(40):
+        times.observe(4, 4, 400, 0.010)
+        times.observe(4, 104, 10_400, 0.050)
+    before = times.decodes(4, 400)
+    for _ in range(1000):
+        times.observe(4, 20, 2000, 0.030, drafted=True)
+    assert times.decodes(4, 400) == before == pytest.approx(0.010, rel=0.1)
+    assert times.drafted(4, 20, 2000) == pytest.approx(0.030, rel=0.05)
+
+
 def test_new_steps_are_hoped_to_be_cheaper_than_the_line() -> None:
     times = StepTimes()
     for _ in range(200):
