@@ -30,6 +30,9 @@ KEPT = 1 - 1 / 4000
 """What an observation keeps of its weight at each step."""
 
 
+ENOUGH = 12.0
+"""The weight of observations that suffice to compare a step with drafts with one without."""
+
 LITTLE = 4.0
 """The weight of a few observations."""
 
@@ -71,6 +74,11 @@ class StepResiduals:
     def plain(self, rows: int) -> float:
         """The ratio of a step of ``rows`` rows of one token to the line."""
         return math.exp(self._plain[bisect_left(EDGES, rows)].value)
+
+    def knows(self, rows: int) -> bool:
+        """Whether steps of as many rows of one token, by class, have been observed often enough, and lately enough."""
+        cell = self._plain[bisect_left(EDGES, rows)]
+        return cell.weight * KEPT ** (self._steps - cell.seen) >= ENOUGH
 
     def longer(self, rows: int, tokens: int) -> Longer | None:
         """What is known of the nearest steps with as many rows and at most as many tokens, by class; of those with more

@@ -58,6 +58,8 @@ class DraftedRows:
                 asks.append(new_tuple(DraftAsk, (sequence.request, tokens, most, ahead)))
         if not asks:
             return
+        if times is not None and not times.residuals.knows(len(step.rows)):
+            times = None  # a step without drafts is the measure of those with drafts
         load = StepLoad(len(step.rows), step.tokens, step.contexts, budget, times, number)
         try:
             proposals = self._drafter.draft(asks, load)

@@ -29,6 +29,19 @@ def test_a_stair_is_learned_from_a_few_steps() -> None:
     assert residuals.longer(1, 4) is None
 
 
+def test_a_few_recent_steps_of_as_many_rows_are_enough() -> None:
+    residuals = StepResiduals()
+    for _ in range(12):
+        residuals.observe(4, 4, 1.0)
+    assert not residuals.knows(4)
+    residuals.observe(4, 4, 1.0)
+    assert residuals.knows(4)
+    assert not residuals.knows(16)
+    for _ in range(4000):
+        residuals.observe(4, 20, 1.0)
+    assert not residuals.knows(4)
+
+
 def test_an_interrupted_step_says_little() -> None:
     residuals = StepResiduals()
     for _ in range(30):
