@@ -12,6 +12,7 @@ ever at the steps of a small one with many rows.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 from itertools import accumulate
 from operator import mul
@@ -22,6 +23,7 @@ from headrace.core.drafting.costly_sources import CostlySource
 from headrace.core.drafting.draft_budget import Cut, DraftBudget, Offer
 from headrace.core.drafting.proposal import CostlyProposer, DraftAsk, Proposal, Proposer, StepLoad
 from headrace.core.request import Request
+from headrace.core.request_settings import NO_SETTINGS
 
 CALL_SECONDS, ASK_SECONDS = 50e-6, 20e-6
 """Time of the host to ask at all, and to ask one free proposer for one row and to judge its proposal."""
@@ -70,6 +72,8 @@ class BudgetedDrafter:
         self._costly = [CostlySource(each, share, acceptance) for each, share in costly]
         self._acceptance = acceptance
         self._budget = budget
+        self.seconds: dict[str, float] = {}
+        """Time that the last `draft` has spent in costly proposers, by request."""
         self._lives: dict[str, _Life] = {}
         self._usual = {each.name: 0.0 for each in proposers}  # the mean length of rests
         self._longest = 0  # the longest rest at this step
@@ -79,35 +83,72 @@ class BudgetedDrafter:
         step = load.step
         lives = [self._life(ask) for ask in asks]
         self._longest = self._longest_rest(load)
+        self.seconds = {}
         best: list[Estimated | None] = [None] * len(asks)
         for proposer in self._free:
             name = proposer.name
-            due = [row for row, life in enumerate(lives) if life.due(name, step)]
+            due = [row for row in self._allowed(asks, lives, name) if lives[row].due(name, step)]
             self._propose(proposer, due, asks, lives, best, step)
         for source in self._costly:
-            chosen = source.worth(
-                asks,
-                [each.expected if each else 0.0 for each in best],
-                load,
-                self._budget.fixed,
-                self._longest,
-            )
-            rows = [row for row, most in enumerate(chosen) if most]
-            if rows:
-                cut = [ask._replace(most=min(ask.most, most)) for ask, most in zip(asks, chosen, strict=True)]
-                before = source.proposer.seconds
-                self._propose(source.proposer, rows, cut, lives, best, step)
-                source.spent([cut[row] for row in rows], source.proposer.seconds - before, load.times)
-                for row in rows:
-                    if (told := lives[row].open.get(source.proposer.name)) is not None:
-                        source.proposed(told[1].confidences)
+            self._draft_costly(source, asks, lives, best, load)
         return self._cut(asks, lives, best, load)
 
     def asked_from(self, request_id: str) -> int:
         """As `Drafter.asked_from`."""
         rests = self._lives[request_id].rests
-        steps = [rests[each.name].until if each.name in rests else 0 for each in self._free]
-        return min(steps + [source.resting_until for source in self._costly], default=0)
+        steps = [rests[each.name].until if each.name in rests else 0 for each in self.proposers]
+        for at, source in enumerate(self._costly, len(self._free)):
+            steps[at] = max(steps[at], source.resting_until)
+        return min(steps, default=0)
+
+    def _draft_costly(
+        self,
+        source: CostlySource,
+        asks: Sequence[DraftAsk],
+        lives: Sequence[_Life],
+        best: list[Estimated | None],
+        load: StepLoad,
+    ) -> None:
+        """Ask a costly proposer for the rows, and as many tokens, as are worth its time."""
+        name = source.proposer.name
+        allowed = self._allowed(asks, lives, name)
+        if not allowed:
+            return
+        held = [each.expected if each else 0.0 for each in (best[row] for row in allowed)]
+        chosen = source.worth([asks[row] for row in allowed], held, load, self._budget.fixed, self._longest)
+        cut, rows = list(asks), []
+        for row, most in zip(allowed, chosen, strict=True):
+            if most:
+                rows.append(row)
+                cut[row] = asks[row]._replace(most=min(asks[row].most, most))
+        if not rows:
+            return
+        before = source.proposer.seconds
+        self._propose(source.proposer, rows, cut, lives, best, load.step)
+        spent = source.proposer.seconds - before
+        source.spent([cut[row] for row in rows], spent, load.times)
+        self._charge([cut[row] for row in rows], spent)
+        for row in rows:
+            if (told := lives[row].open.get(name)) is not None:
+                source.proposed(told[1].confidences)
+
+    def _charge(self, asks: Sequence[DraftAsk], seconds: float) -> None:
+        """Divide the time of a proposer among the requests that it drafted for, by the tokens that were asked for."""
+        each = seconds / sum(ask.most for ask in asks)
+        for ask in asks:
+            name = ask.request.id
+            self.seconds[name] = self.seconds.get(name, 0.0) + each * ask.most
+
+    @staticmethod
+    def _allowed(asks: Sequence[DraftAsk], lives: Sequence[_Life], method: str) -> list[int]:
+        """The rows whose requests may be drafted for by this method; it rests for ever for the others."""
+        allowed = []
+        for row, ask in enumerate(asks):
+            if ask.request.settings is NO_SETTINGS or ask.request.settings.may_draft(method):
+                allowed.append(row)
+            else:
+                lives[row].rests[method] = FORBIDDEN
+        return allowed
 
     def verified(self, request_id: str, proposal: Proposal, accepted: int) -> None:
         """Nothing: `draft` and `ended` compare every proposal, verified or not, with the tokens that came."""
@@ -225,6 +266,10 @@ class Rest(NamedTuple):
 
 HELPED = Rest(0, -1)
 """After a useful proposal: the next one that does not help is followed by no rest, and only then rests grow."""
+
+
+FORBIDDEN = Rest(sys.maxsize, 0)
+"""The request may not be drafted for by the source."""
 
 
 class _Life:
