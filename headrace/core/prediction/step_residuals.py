@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_left
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 EDGES = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512)
@@ -79,6 +80,16 @@ class StepResiduals:
         """Whether steps of as many rows of one token, by class, have been observed often enough, and lately enough."""
         cell = self._plain[bisect_left(EDGES, rows)]
         return cell.weight * KEPT ** (self._steps - cell.seen) >= ENOUGH
+
+    def line_moved(self, line: Callable[[float], float], before: Sequence[float]) -> None:
+        """The line was refitted and was ``before``, as `of_line` gives it: what was observed stays as it was."""
+        for cell, was, now in zip(self._plain, before, self.of_line(line), strict=True):
+            if was > 0 and now > 0:
+                cell.value += math.log(was / now)
+
+    def of_line(self, line: Callable[[float], float]) -> list[float]:
+        """The seconds of the line for the observed steps of one-token rows, by class of rows; 0 without any."""
+        return [line(cell.tokens) if cell.weight else 0.0 for cell in self._plain]
 
     def longer(self, rows: int, tokens: int) -> Longer | None:
         """What is known of the nearest steps with as many rows and at most as many tokens, by class; of those with more

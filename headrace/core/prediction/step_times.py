@@ -46,6 +46,9 @@ ENOUGH_STEPS = 8
 HOPE = 0.5
 """Cost of further tokens in a row, as a share of the line's slope, before such steps have been observed."""
 
+CONTEXT_MEMORY = 32
+"""Steps over which the mean context of rows is averaged."""
+
 STAIRS = 16
 """Tables of steps with drafts that are kept, by the number of rows."""
 
@@ -76,6 +79,7 @@ class StepTimes:
         self.residuals = StepResiduals()
         """What the line leaves of steps, by their number of tokens."""
         self._stairs: dict[int, DraftStairs] = {}  # by rows
+        self._context = 0.0  # the mean context of rows of one token
 
     @property
     def ready(self) -> bool:
@@ -167,6 +171,8 @@ class StepTimes:
             usual = (
                 self.predict(rows, rows, contexts) if plain else self.decodes(rows, contexts * rows // tokens)
             )
+            if plain:
+                self._context += (contexts / rows - self._context) / CONTEXT_MEMORY
             if usual > 0:
                 self.residuals.observe(rows, tokens, seconds / usual)
         if drafted and self.ready:
@@ -196,7 +202,14 @@ class StepTimes:
             for j in range(i + 1):
                 total = self._squares[i][j] * kept + sum(map(mul, weighted, terms[j]))
                 self._squares[i][j] = self._squares[j][i] = total
+        before = self.residuals.of_line(self._line)
         self._fit()
+        self.residuals.line_moved(self._line, before)
+
+    def _line(self, rows: float) -> float:
+        """The seconds of a step of ``rows`` rows of one token, of the usual context."""
+        fixed, row, token, context = self._coefficients
+        return fixed + rows * (row + token + context * self._context)
 
     def _weights(self, seconds: Iterable[float], predicted: Iterable[float]) -> list[float]:
         """The weight of each step: errors are relative, and an unusually large one counts little."""

@@ -100,6 +100,20 @@ def test_steps_with_drafts_do_not_change_what_steps_without_are_predicted_to_tak
     assert times.drafted(4, 20, 2000) == pytest.approx(0.030, rel=0.05)
 
 
+def test_other_steps_do_not_change_what_was_observed_of_rows_of_one_token() -> None:
+    """Prompts are quicker than the line said: it moves, and the known steps stay."""
+    times = StepTimes()
+    for _ in range(100):
+        times.observe(16, 16, 1600, 0.002)
+        times.observe(1, 100, 5000, 0.050)
+    before = times.decodes(16, 1600)
+    assert before == pytest.approx(0.002, rel=0.05)
+    for _ in range(400):
+        times.observe(1, 100, 5000, 0.040)
+        times.observe(4, 300, 20_000, 0.120)
+    assert times.decodes(16, 1600) == pytest.approx(before, rel=0.1)
+
+
 def test_new_steps_are_hoped_to_be_cheaper_than_the_line() -> None:
     times = StepTimes()
     for _ in range(200):
