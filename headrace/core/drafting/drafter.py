@@ -34,8 +34,8 @@ ASK_SHARE = 0.01
 LONGEST_REST = 127
 """The most steps for which a proposer rests."""
 
-UNKNOWN_REST = 3
-"""The same while step times are not known."""
+UNKNOWN = Proposal((), (), "", Cut.TIMES_UNKNOWN)
+"""Says that step times are not known."""
 
 USUAL_MEMORY = 16
 """Answers of a proposer over which the rest that a new request begins with is averaged."""
@@ -81,6 +81,11 @@ class BudgetedDrafter:
     def draft(self, asks: Sequence[DraftAsk], load: StepLoad) -> Sequence[Proposal | None]:
         """As `Drafter.draft`. An empty proposal says why nothing is verified of what was proposed."""
         step = load.step
+        if (
+            load.times is None and self._budget.fixed is None
+        ):  # not even asked: that would lengthen what is measured
+            self.seconds = {}
+            return [UNKNOWN] * len(asks)
         lives = [self._life(ask) for ask in asks]
         self._longest = self._longest_rest(load)
         self.seconds = {}
@@ -95,7 +100,10 @@ class BudgetedDrafter:
 
     def asked_from(self, request_id: str) -> int:
         """As `Drafter.asked_from`."""
-        rests = self._lives[request_id].rests
+        life = self._lives.get(request_id)
+        if life is None:
+            return 0
+        rests = life.rests
         steps = [rests[each.name].until if each.name in rests else 0 for each in self.proposers]
         for at, source in enumerate(self._costly, len(self._free)):
             steps[at] = max(steps[at], source.resting_until)
@@ -174,8 +182,7 @@ class BudgetedDrafter:
         """The rest of all rows at which asking takes `ASK_SHARE` of the time."""
         if self._budget.fixed is not None:
             return 0
-        if load.times is None:
-            return UNKNOWN_REST
+        assert load.times is not None
         allowed = ASK_SHARE * load.times.stairs(load.rows, load.contexts, 1)[0]
         asking = CALL_SECONDS + ASK_SECONDS * load.rows * len(self._free)
         return LONGEST_REST if asking > LONGEST_REST * allowed else int(asking / allowed)
