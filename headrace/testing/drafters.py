@@ -33,6 +33,8 @@ class LyingDrafter:
     claims ``draft_seconds`` for each ask of a step.
     """
 
+    idle = False
+
     def __init__(
         self, truth: Truth, seed: int, vocab_size: int, fails: int | None = None, draft_seconds: float = 0.0
     ) -> None:
@@ -70,7 +72,7 @@ class LyingDrafter:
             tokens[rng.randrange(len(tokens))] = rng.choice(IMPOSSIBLE)
         return Proposal(tuple(tokens), (0.5,) * len(tokens), "lies")
 
-    def asked_from(self, request_id: str) -> int:
+    def asked_from(self, request: Request) -> int:
         """See `Drafter.asked_from`: it may be asked at every step."""
         return 0
 

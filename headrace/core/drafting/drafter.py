@@ -60,6 +60,9 @@ class BudgetedDrafter:
             a step of these rows.
     """
 
+    idle = False
+    """As `Drafter.idle`: a proposer may have something for any request."""
+
     def __init__(
         self,
         proposers: Sequence[Proposer],
@@ -98,9 +101,9 @@ class BudgetedDrafter:
             self._draft_costly(source, asks, lives, best, load)
         return self._cut(asks, lives, best, load)
 
-    def asked_from(self, request_id: str) -> int:
+    def asked_from(self, request: Request) -> int:
         """As `Drafter.asked_from`."""
-        life = self._lives.get(request_id)
+        life = self._lives.get(request.id)
         if life is None:
             return 0
         rests = life.rests

@@ -84,6 +84,11 @@ class Drafter(Protocol):
     """Chooses what is verified: asks proposers, and cuts their proposals to what pays in this step."""
 
     @property
+    def idle(self) -> bool:
+        """Whether it can propose nothing for any request now, so that it need not be asked."""
+        ...
+
+    @property
     def seconds(self) -> Mapping[str, float]:
         """The time that the last `draft` has spent in costly proposers, by request; empty if there was none.
 
@@ -95,7 +100,7 @@ class Drafter(Protocol):
         """The tokens to verify for each ask, or None."""
         ...
 
-    def asked_from(self, request_id: str) -> int:
+    def asked_from(self, request: Request) -> int:
         """The number of the first step at which asking again for this request is of use; it has just been asked for."""
         ...
 

@@ -42,7 +42,7 @@ class DraftedRows:
 
     def add(self, step: StepBuilder, times: StepTimes | None) -> None:
         """Give drafts to rows of ``step``, in which all decode rows and no others are planned."""
-        if self._drafter is None or not step.rows:
+        if self._drafter is None or self._drafter.idle or not step.rows:
             return
         number = step.number
         due = [row for row, sequence in enumerate(step.sequences) if sequence.drafts_from <= number]
@@ -71,7 +71,7 @@ class DraftedRows:
                 if proposal is not None and proposal.tokens:
                     budget -= self._add(step, row, proposal, min(ask.most, budget + ask.ahead))
                     continue
-                step.sequences[row].drafts_from = self._drafter.asked_from(ask.request.id)
+                step.sequences[row].drafts_from = self._drafter.asked_from(ask.request)
                 if proposal is not None:
                     self._decline(ask.request.id, proposal)
         except Exception as error:

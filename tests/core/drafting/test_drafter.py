@@ -148,7 +148,7 @@ def test_a_row_need_not_be_asked_for_until_a_source_is_due_again() -> None:
         if step >= due:
             asked.append(step)
             chooses.draft([row], StepLoad(16, 16, 0, 1000, QUICK, step))
-            due = chooses.asked_from("r")
+            due = chooses.asked_from(row.request)
             assert due > step
     assert asked[:8] == [0, 1, 3, 7, 15, 31, 63, 127]
     assert len(useless.asked) == len(asked) == 9

@@ -35,6 +35,8 @@ Propose = Callable[[DraftAsk], Sequence[int] | None]
 class Drafting:
     """Drafts what ``propose`` says, as it is."""
 
+    idle = False
+
     def __init__(self, propose: Propose) -> None:
         self.propose = propose
         self.asks: list[DraftAsk] = []
@@ -49,7 +51,7 @@ class Drafting:
         told = [self.propose(ask) for ask in asks]
         return [None if t is None else Proposal(tuple(t), (0.9,) * len(t), "test") for t in told]
 
-    def asked_from(self, request_id: str) -> int:
+    def asked_from(self, request: Request) -> int:
         return 0
 
     def verified(self, request_id: str, proposal: Proposal, accepted: int) -> None:

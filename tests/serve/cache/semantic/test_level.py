@@ -131,7 +131,7 @@ class Asked:
         self.drafts += [ask.request.cached_answer for ask in asks]
         return [None] * len(asks)
 
-    def asked_from(self, request_id):
+    def asked_from(self, request):
         return 0
 
     def verified(self, request_id, proposal, accepted):
