@@ -123,6 +123,8 @@ def test_a_near_question_gets_the_kept_answer():
 class Asked:
     """A drafter that only notes the cached answers of the requests it is asked for."""
 
+    idle = False
+
     def __init__(self):
         self.drafts = []
         self.seconds = {}
