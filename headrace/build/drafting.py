@@ -15,6 +15,8 @@ from headrace.core.drafting.ngram import NgramProposer
 from headrace.core.drafting.prediction import PredictionProposer
 from headrace.core.drafting.proposal import CostlyProposer, Drafter, Proposer
 from headrace.core.drafting.suffix import SuffixProposer
+from headrace.lab.forced_acceptance import ForcedAcceptance
+from headrace.observe.recording.drafter import RecordedDrafter
 
 ProposerT = TypeVar("ProposerT", bound=Proposer)
 
@@ -52,7 +54,7 @@ def speculation(plans: SchedulerOptions) -> SpeculativeConfig | None:
 def make_drafter(plans: SchedulerOptions, model: ModelDrafts | None = None) -> Drafter | None:
     """The drafter that the options ask for; None if they ask for none.
 
-    Without ``model`` nothing is drafted by one: a simulation has no weights.
+    Without ``model`` nothing is drafted by one.
 
     Raises:
         ConfigError: the configuration is wrong.
@@ -66,7 +68,27 @@ def make_drafter(plans: SchedulerOptions, model: ModelDrafts | None = None) -> D
     return BudgetedDrafter(proposers, Acceptance(), DraftBudget(fixed), costly)
 
 
+def make_forced_drafter(plans: SchedulerOptions, forced: ForcedAcceptance) -> Drafter | None:
+    """A drafter whose proposals are accepted as ``forced`` says, in place of the methods that the options name.
+
+    For simulations, which have no text. None if the options ask for no drafts.
+
+    Raises:
+        ConfigError: the configuration is wrong.
+    """
+    config = speculation(plans)
+    if config is None:
+        return None
+    forced.most = config.num_speculative_tokens
+    budget = DraftBudget(None if config.adaptive else config.num_speculative_tokens)
+    if forced.share:
+        return BudgetedDrafter((), Acceptance(), budget, [ModelDrafts(forced, forced.share)])
+    return BudgetedDrafter([forced], Acceptance(), budget)
+
+
 def proposer_of(drafter: Drafter | None, kind: type[ProposerT]) -> ProposerT | None:
     """The drafter's proposer of this class, if it has one."""
+    if isinstance(drafter, RecordedDrafter):
+        drafter = drafter.inner
     proposers = drafter.proposers if isinstance(drafter, BudgetedDrafter) else ()
     return next((each for each in proposers if isinstance(each, kind)), None)

@@ -14,6 +14,7 @@ from types import MappingProxyType
 from headrace.build.drafting import ModelDrafts, make_drafter
 from headrace.build.policies import make_admission, make_eviction, make_order, make_victims
 from headrace.config import CacheOptions, ConfigError, CostOptions, SchedulerOptions
+from headrace.core.drafting.proposal import Drafter
 from headrace.core.engine import Engine
 from headrace.core.events import Event
 from headrace.core.knobs import Knobs
@@ -39,6 +40,7 @@ from headrace.core.tenancy.fair_share import ShareLedger
 from headrace.observe.cost.ledger import CostLedger
 from headrace.observe.cost.prices import BadPrice, Pricing, TokenPrices, parse_device_price
 from headrace.observe.cost.split import BY_TOKENS
+from headrace.observe.recording.drafter import RecordedDrafter
 from headrace.observe.recording.engine import RecordedEngine, Tell
 
 BATCHED_TOKENS = {"cpu": 1024, "cuda": 8192}
@@ -90,13 +92,14 @@ def make_engine(
     tell: Tell | None = None,
     grammars: Grammars | None = None,
     drafts: ModelDrafts | None = None,
+    drafter: Drafter | None = None,
 ) -> Engine:
     """An engine over ``num_blocks`` blocks of the device, with the policies that the options name.
 
     ``classes`` are the classes of service, and ``weights`` those of named tenants, for the policy ``fair``. ``tiers``
     store blocks evicted from the device, if given. ``tell`` records everything that enters and leaves the engine.
     ``grammars`` compile the constraints of structured outputs; without them no request waits for one. ``drafts`` are
-    those of a draft model.
+    those of a draft model. ``drafter`` replaces the one that the options ask for.
     """
     events: list[Event] = []
     fair = plans.scheduling_policy == "fair"
@@ -107,6 +110,9 @@ def make_engine(
     size = cache.block_size
     lower = _lower_tiers(tiers, size, eviction, predictions.times, events.append) if tiers else None
     pool = BlockPool(num_blocks, size, eviction(num_blocks), events.append, lower)
+    drafter = drafter or make_drafter(plans, drafts)
+    if tell is not None and drafter is not None:
+        drafter = RecordedDrafter(drafter)
     scheduler = Scheduler(
         pool,
         FairQueue(shares, _line(plans, cache, pool)) if fair else single_file(),
@@ -122,7 +128,7 @@ def make_engine(
         predictions=predictions if fair else None,
         times=predictions.times,
         holds=UntilCompiled(grammars) if grammars is not None else None,
-        drafter=make_drafter(plans, drafts),
+        drafter=drafter,
     )
     engine: Engine
     if tell is not None:

@@ -153,7 +153,7 @@ def _load(options: Options, seconds: dict[str, float], tell: Tell | None) -> Loa
         grammars = _make_compiler(text.tokenizer, spec.vocab_size)
         matchers = Matchers(grammars, plans.max_num_seqs)
         ledger, tiers, runner, drafts = _open_memory(computing, draft, cache, plans, knobs, overlap, matchers)
-    compose = partial(make_engine, drafts=drafts) if tell is None else partial(make_recorded_engine, tell)
+    compose = make_engine if tell is None else partial(make_recorded_engine, tell)
     engine = compose(
         plans,
         cache,
@@ -167,6 +167,7 @@ def _load(options: Options, seconds: dict[str, float], tell: Tell | None) -> Loa
         weights=tenants.weights(),
         tiers=tiers.sizes if tiers else None,
         grammars=grammars,
+        drafts=drafts,
     )
     # A recording starts with an empty cache: blocks that an earlier process left are not in it.
     recalled = tiers.recall(engine) if tiers and tell is None else ""

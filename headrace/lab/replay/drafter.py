@@ -1,0 +1,50 @@
+"""A drafter that returns recorded proposals. Their tokens are not in a trace; only their number matters in a replay."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from headrace.core.drafting.proposal import DraftAsk, Proposal, StepLoad
+from headrace.core.request import Request
+from headrace.observe.recording.moments import Drafts
+
+NOTHING = Drafts(0, ())
+
+
+class RecordedDrafts:
+    """A `core.drafting.proposal.Drafter`; `begin` says what it returns up to the end of the next step."""
+
+    def __init__(self) -> None:
+        self._drafts = NOTHING
+        self._calls = 0
+
+    def begin(self, drafts: Drafts | None) -> None:
+        """The next step of the recording is replayed."""
+        self._drafts = drafts or NOTHING
+        self._calls = 0
+
+    def draft(self, asks: Sequence[DraftAsk], load: StepLoad) -> Sequence[Proposal | None]:
+        """See `Drafter.draft`; a step that asks for other requests than the recorded one gets no drafts."""
+        self._count()
+        drafts = self._drafts
+        if drafts.seconds and load.times is not None:
+            load.times.exclude(drafts.seconds)
+        proposals: list[Proposal | None] = [None] * len(asks)
+        if drafts.asks == len(asks):
+            for place, _, proposal in drafts.proposals:
+                proposals[place] = proposal
+        return proposals
+
+    def verified(self, request_id: str, proposal: Proposal, accepted: int) -> None:
+        """See `Drafter.verified`."""
+        self._count()
+
+    def ended(self, request: Request, tokens: list[int]) -> None:
+        """See `Drafter.ended`."""
+        self._count()
+
+    def _count(self) -> None:
+        self._calls += 1
+        if self._drafts.failed is not None and self._drafts.failed[0] == self._calls:
+            _, kind, message = self._drafts.failed
+            raise type(kind, (Exception,), {})(message)
