@@ -180,7 +180,7 @@ def test_drafts_that_are_accepted_shorten_answers_and_others_do_not(tmp_path):
         good["summary"]["tpot"]["mean"] < costly["summary"]["tpot"]["mean"] < plain["summary"]["tpot"]["mean"]
     )
     useless = figures(tmp_path, "--acceptance", "0.05", "--draft-cost", "0.5")
-    assert useless["summary"]["tpot"]["mean"] < 1.05 * plain["summary"]["tpot"]["mean"]
+    assert useless["summary"]["tpot"]["mean"] < 1.1 * plain["summary"]["tpot"]["mean"]
     fixed = '{"method": "ngram", "num_speculative_tokens": 2, "adaptive": false}'
     told = figures(tmp_path, "--acceptance", "1,0", "--speculative-config", fixed)
     assert told["facts"]["accepted_tokens"] / told["facts"]["drafted_tokens"] == pytest.approx(0.5, abs=0.02)
