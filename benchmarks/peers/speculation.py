@@ -7,7 +7,8 @@ text (prompt lookup, n-grams), and with the draft model; those that race are sto
 - ``chats``: stories that the model writes.
 - ``again``: the same question is asked again in a chat, so that the prompt has the answer.
 
-The answers are greedy and exactly ``--output-len`` tokens long. A figure is the median over rounds.
+The answers are greedy and exactly ``--output-len`` tokens long. Some peers can only return an answer as a whole, so
+Headrace sends its tokens in large parts. A figure is the median over rounds.
 """
 
 from __future__ import annotations
@@ -84,7 +85,7 @@ def command(
                 "--port",
                 str(port),
             ),
-            *("--device", "cpu", "--dtype", "bfloat16", "--stream-interval", "1", "--max-num-seqs", "1"),
+            *("--device", "cpu", "--dtype", "bfloat16", "--stream-interval", "64", "--max-num-seqs", "1"),
             *("--max-model-len", str(LONGEST), "--no-enable-prefix-caching"),
             *(["--speculative-config", json.dumps(config)] if config else []),
         ]

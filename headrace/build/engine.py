@@ -111,8 +111,6 @@ def make_engine(
     lower = _lower_tiers(tiers, size, eviction, predictions.times, events.append) if tiers else None
     pool = BlockPool(num_blocks, size, eviction(num_blocks), events.append, lower)
     drafter = drafter or make_drafter(plans, drafts)
-    if tell is not None and drafter is not None:
-        drafter = RecordedDrafter(drafter)
     scheduler = Scheduler(
         pool,
         FairQueue(shares, _line(plans, cache, pool)) if fair else single_file(),
@@ -128,7 +126,7 @@ def make_engine(
         predictions=predictions if fair else None,
         times=predictions.times,
         holds=UntilCompiled(grammars) if grammars is not None else None,
-        drafter=drafter,
+        drafter=RecordedDrafter(drafter) if drafter and tell else drafter,
     )
     engine: Engine
     if tell is not None:

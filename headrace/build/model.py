@@ -153,8 +153,7 @@ def _load(options: Options, seconds: dict[str, float], tell: Tell | None) -> Loa
         grammars = _make_compiler(text.tokenizer, spec.vocab_size)
         matchers = Matchers(grammars, plans.max_num_seqs)
         ledger, tiers, runner, drafts = _open_memory(computing, draft, cache, plans, knobs, overlap, matchers)
-    compose = make_engine if tell is None else partial(make_recorded_engine, tell)
-    engine = compose(
+    engine = (make_engine if tell is None else partial(make_recorded_engine, tell))(
         plans,
         cache,
         runner,
