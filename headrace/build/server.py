@@ -18,7 +18,8 @@ from headrace import __version__
 from headrace.build.caching.cache import Prompts, describe_caches, make_prompts, make_recall, prefix_sizes
 from headrace.build.caching.warming import Warming, make_recorder, open_history
 from headrace.build.model import Loaded, close, describe, load, timed, warm_up
-from headrace.build.operations.folds import Folds, make_folds
+from headrace.build.operations.folds import Folds, make_folds, open_usage_file
+from headrace.build.operations.kv_events import open_kv_events
 from headrace.build.operations.observability import (
     SystemdLink,
     Traces,
@@ -90,6 +91,7 @@ def build_app(options: Options) -> tuple[ASGIApp, AbstractAsyncContextManager[No
     tape = open_tape(options.server)
     models = load_pooling(options)
     loaded = load(options, tape.tell if tape else None)
+    kv_events = open_kv_events(loaded, options)
     built = _make_app(loaded, options, keys, traces, with_served(models, options, loaded))
     recall = built.recall
 
@@ -101,10 +103,9 @@ def build_app(options: Options) -> tuple[ASGIApp, AbstractAsyncContextManager[No
         finally:
             if recall.service.stop():
                 close(loaded)
-            if tape:
-                tape.close()
-            if traces:
-                traces.close()
+            for each in (tape, traces, kv_events):
+                if each:
+                    each.close()
 
     return built.app, running()
 
@@ -140,6 +141,7 @@ def _serve(options: Options, began: float, libraries: float, when_loaded: Callab
     tape = open_tape(options.server)
     models = load_pooling(options)
     loaded = load(options, tape.tell if tape else None)
+    kv_events = open_kv_events(loaded, options)
     models = with_served(models, options, loaded)
     warm_up(loaded)
     when_loaded()
@@ -177,10 +179,9 @@ def _serve(options: Options, began: float, libraries: float, when_loaded: Callab
         run_server(Apps(built.app, metrics), recall.service, options.server, ready, reload)
     finally:
         saved = close(loaded) if recall.service.stop() else ""
-        if tape:
-            tape.close()
-        if traces:
-            traces.close()
+        for each in (tape, traces, kv_events):
+            if each:
+                each.close()
         fields = {"finished_requests": recall.service.finished_requests, "saved": saved or None}
         shutdown.info("server stopped", extra={"fields": fields})
 
@@ -236,14 +237,13 @@ def _make_app(
     status = _make_status(loaded, service, model, notes, folds, prompts, warming.not_yet, embedding.cards)
     stats = (folds.metrics.caches.stats, folds.savings.stats)
     caches = CacheApi(recall, *stats, max_body_bytes=options.max_body_bytes)
-    accounts = UsageReport(
-        service, folds.usage.tenants, folds.usage_of, folds.cost.device, partial(focus_csv, folds.cost)
-    )
+    usage_file, focus = open_usage_file(all_options, folds), partial(focus_csv, folds.cost)
+    accounts = UsageReport(service, folds.usage.tenants, folds.usage_of, folds.cost.device, focus, usage_file)
     abort = Abort(notes, max_body_bytes=options.max_body_bytes)
     responses = open_responses(options, serving)
     batch = open_batches(all_options.batch, options, recall, model, notes)
     messages = Messages(serving)
-    tuning = make_tuning(all_options, loaded.engine, service)
+    tuning = make_tuning(all_options, loaded.engine, recall)
     more = (
         status,
         SessionsApi(model),
@@ -259,6 +259,7 @@ def _make_app(
     routes = [route for part in (api, responses, messages, abort, *more) for route in part.routes()]
     beside: list[Beside] = [keys, *([history] if history else []), warming.warmer, systemd.watch]
     beside += [responses.background, *batch.beside, embedding.worker, tuning.task]
+    beside += [usage_file] if usage_file else []
     exchanges = hooks(all_options.observability, folds.page, notes, traces, model.text_seconds)
     app = create_app(recall, routes, keys.keys, beside, options.allowed_origins, exchanges)
     return _Built(app, routes, recall, model, systemd)

@@ -191,7 +191,7 @@ def _simulate(
         limits=Limits(flags.max_num_queued_reqs or 1 << 62, flags.max_num_queued_tokens or 1 << 62),
         with_rows=with_rows,
         speculation=flags.speculation,
-        steer=None if trial is None else partial(trial.steer, options.scheduler.max_num_seqs),
+        steer=None if trial is None else partial(trial.steer, options.scheduler),
     )
     wanted = Slo(slo.get("ttft"), slo.get("tpot"))
     with progress(f"simulating {name}", load.requests) as meter:

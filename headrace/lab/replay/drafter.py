@@ -8,7 +8,7 @@ from headrace.core.drafting.proposal import DraftAsk, Proposal, StepLoad
 from headrace.core.request import Request
 from headrace.observe.recording.moments import Drafts
 
-NOTHING = Drafts(0, ())
+NOTHING = Drafts({})
 
 
 class RecordedDrafts:
@@ -17,6 +17,8 @@ class RecordedDrafts:
     def __init__(self) -> None:
         self._drafts = NOTHING
         self._calls = 0
+        self.seconds: dict[str, float] = {}
+        """Nothing is computed, and nothing charged."""
 
     def begin(self, drafts: Drafts | None) -> None:
         """The next step of the recording is replayed."""
@@ -24,16 +26,12 @@ class RecordedDrafts:
         self._calls = 0
 
     def draft(self, asks: Sequence[DraftAsk], load: StepLoad) -> Sequence[Proposal | None]:
-        """See `Drafter.draft`; a step that asks for other requests than the recorded one gets no drafts."""
+        """See `Drafter.draft`."""
         self._count()
         drafts = self._drafts
         if drafts.seconds and load.times is not None:
             load.times.exclude(drafts.seconds)
-        proposals: list[Proposal | None] = [None] * len(asks)
-        if drafts.asks == len(asks):
-            for place, _, proposal in drafts.proposals:
-                proposals[place] = proposal
-        return proposals
+        return [drafts.proposals.get(ask.request.id) for ask in asks]
 
     def verified(self, request_id: str, proposal: Proposal, accepted: int) -> None:
         """See `Drafter.verified`."""

@@ -81,7 +81,7 @@ def recorded_rates(trace: Trace) -> tuple[float, ...]:
 
 def _drafting(trace: Trace) -> Drafting:
     drafts = [each.drafts for each in trace.of(Step) if each.drafts is not None]
-    passes = sum(max((len(each.proposal.tokens) for each in step.proposals), default=0) for step in drafts)
+    passes = sum(max((len(each.tokens) for each in step.proposals.values()), default=0) for step in drafts)
     seconds = sum(step.seconds for step in drafts)
     return Drafting(recorded_rates(trace), seconds / passes if passes else 0.0)
 

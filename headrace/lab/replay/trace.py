@@ -21,7 +21,6 @@ from headrace.observe.recording.fingerprints import STOP, read
 from headrace.observe.recording.moments import (
     Adopted,
     Cancelled,
-    DraftedFor,
     Drafts,
     Outcome,
     Raised,
@@ -224,15 +223,13 @@ def _outcome(told: Mapping[str, Any] | None) -> Outcome | None:
 def _drafts(told: Mapping[str, Any] | None) -> Drafts | None:
     if told is None:
         return None
-    proposals = []
-    for place, count, end, confidences, source, cut in told["proposals"]:
-        tokens = [STOP if at == end else DRAFTED for at in range(int(count))]
-        proposal = Proposal(tuple(tokens), tuple(map(float, confidences)), str(source), str(cut))
-        proposals.append(DraftedFor(int(place), "", proposal))
+    proposals = {}
+    for request_id, (count, end, confidences, source, cut) in told["proposals"].items():
+        tokens = tuple(STOP if at == end else DRAFTED for at in range(int(count)))
+        proposals[request_id] = Proposal(tokens, tuple(map(float, confidences)), str(source), str(cut))
     failed = told.get("failed")
     return Drafts(
-        int(told["asks"]),
-        tuple(proposals),
+        proposals,
         float(told.get("seconds", 0.0)),
         None if failed is None else (int(failed[0]), str(failed[1]), str(failed[2])),
     )

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
 from headrace.core.drafting.proposal import DraftAsk, Drafter, Proposal, StepLoad
 from headrace.core.request import Request
-from headrace.observe.recording.moments import DraftedFor, Drafts
+from headrace.observe.recording.moments import Drafts
 
 DIGITS = 4
 """Digits of a recorded confidence. The recorded engine uses the rounded number, so that its replay does too."""
@@ -19,18 +19,23 @@ class RecordedDrafter:
     def __init__(self, inner: Drafter) -> None:
         self.inner = inner
         self._calls = 0
-        self._drafts = Drafts(0, ())
+        self._drafts = Drafts({})
+
+    @property
+    def seconds(self) -> Mapping[str, float]:
+        """See `Drafter.seconds`."""
+        return self.inner.seconds
 
     def draft(self, asks: Sequence[DraftAsk], load: StepLoad) -> Sequence[Proposal | None]:
         """See `Drafter.draft`."""
-        before = self._seconds()
         with self._counted():
-            proposals = [each and _rounded(each) for each in self.inner.draft(asks, load)]
-        told = zip(asks, proposals, strict=False)
+            drafts = self.inner.draft(asks, load)
+        if len(drafts) != len(asks):
+            return drafts  # it is refused
+        proposals = [each and _rounded(each, ask.most) for ask, each in zip(asks, drafts, strict=True)]
         self._drafts = Drafts(
-            len(asks),
-            tuple(DraftedFor(place, ask.request.id, each) for place, (ask, each) in enumerate(told) if each),
-            self._seconds() - before if load.times is not None else 0.0,
+            {ask.request.id: each for ask, each in zip(asks, proposals, strict=True) if each},
+            sum(self.seconds.values()) if load.times is not None else 0.0,
         )
         return proposals
 
@@ -46,8 +51,8 @@ class RecordedDrafter:
 
     def take(self) -> Drafts | None:
         """What happened since the last call; None: nothing."""
-        drafts, self._drafts, self._calls = self._drafts, Drafts(0, ()), 0
-        return drafts if drafts.asks or drafts.failed else None
+        drafts, self._drafts, self._calls = self._drafts, Drafts({}), 0
+        return drafts if any(drafts) else None
 
     @contextmanager
     def _counted(self) -> Iterator[None]:
@@ -59,10 +64,8 @@ class RecordedDrafter:
             self._drafts = self._drafts._replace(failed=failed)
             raise
 
-    def _seconds(self) -> float:
-        proposers = getattr(self.inner, "proposers", ())
-        return float(sum(getattr(each, "seconds", 0.0) for each in proposers))
 
-
-def _rounded(proposal: Proposal) -> Proposal:
-    return proposal._replace(confidences=tuple(round(each, DIGITS) for each in proposal.confidences))
+def _rounded(proposal: Proposal, most: int) -> Proposal:
+    """At most the tokens that were asked for, of which no others are used."""
+    confidences = tuple(round(each, DIGITS) for each in proposal.confidences[:most])
+    return proposal._replace(tokens=proposal.tokens[:most], confidences=confidences)

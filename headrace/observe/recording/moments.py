@@ -71,23 +71,14 @@ class Outcome(NamedTuple):
     broken_off: bool = False
 
 
-class DraftedFor(NamedTuple):
-    """The proposal for one request; ``place`` is that of its ask among all asks of the step."""
-
-    place: int
-    request_id: str
-    proposal: Proposal
-
-
 class Drafts(NamedTuple):
     """What the drafter did since the step before: an input of the engine, because it may depend on tokens and clocks.
 
-    ``asks`` is the number of requests that it was asked for. ``seconds`` it has spent on the device, which are no part
-    of the step. ``failed``: the number of the call, from 1, that raised an error, the error's type and its message.
+    ``proposals`` are by request. ``seconds`` it has spent on the device, which are no part of the step. ``failed``: the
+    number of the call, from 1, that raised an error, the error's type and its message.
     """
 
-    asks: int
-    proposals: tuple[DraftedFor, ...]
+    proposals: Mapping[str, Proposal]
     seconds: float = 0.0
     failed: tuple[int, str, str] | None = None
 
@@ -95,7 +86,7 @@ class Drafts(NamedTuple):
 class Took(NamedTuple):
     """One call of `Engine.step`: its time, duration, collected output (None: nothing was collected) and events.
 
-    ``drafts`` is None if the drafter was not called.
+    ``drafts`` is None if nothing was drafted.
     """
 
     now: float

@@ -73,6 +73,7 @@ WITHHELD = (
     "affinity",
     "eos_token_ids",
     "call_format",
+    "settings",
 )
 """Fields of a request that are written as fingerprints, in part, or not at all."""
 
@@ -120,11 +121,11 @@ class Scribe:
         return fields | params | {"tokens": written(tokens), "answered": written(answered), "affinity": group}
 
     def _drafts(self, drafts: Drafts) -> dict[str, Any]:
-        proposals = []
-        for place, request_id, (tokens, confidences, source, cut) in drafts.proposals:
+        proposals = {}
+        for request_id, (tokens, confidences, source, cut) in drafts.proposals.items():
             end = self._fingerprints.first_end(request_id, tokens)
-            proposals.append([place, len(tokens), end, confidences, source, cut])
-        line: dict[str, Any] = {"asks": drafts.asks, "proposals": plain(proposals)}
+            proposals[request_id] = [len(tokens), end, confidences, source, cut]
+        line: dict[str, Any] = {"proposals": plain(proposals)}
         if drafts.seconds:
             line["seconds"] = drafts.seconds
         return line | ({"failed": drafts.failed} if drafts.failed else {})
