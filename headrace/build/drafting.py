@@ -1,4 +1,4 @@
-"""The drafter of speculative decoding, from ``--speculative-config``."""
+"""The drafter: what grammars force, and speculative decoding from ``--speculative-config``."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from headrace.core.drafting.acceptance import Acceptance
 from headrace.core.drafting.cached import CachedAnswerProposer
 from headrace.core.drafting.draft_budget import DraftBudget
 from headrace.core.drafting.drafter import BudgetedDrafter
+from headrace.core.drafting.forced import ForcedFirst, ForcedTokens
 from headrace.core.drafting.ngram import NgramProposer
 from headrace.core.drafting.prediction import PredictionProposer
 from headrace.core.drafting.proposal import CostlyProposer, Drafter, Proposer
@@ -51,14 +52,21 @@ def speculation(plans: SchedulerOptions) -> SpeculativeConfig | None:
     return read_speculation("--speculative-config", plans.speculative_config)
 
 
-def make_drafter(plans: SchedulerOptions, model: ModelDrafts | None = None) -> Drafter | None:
-    """The drafter that the options ask for; None if they ask for none.
+def make_drafter(
+    plans: SchedulerOptions, model: ModelDrafts | None = None, forced: ForcedTokens | None = None
+) -> Drafter | None:
+    """The drafter that the options ask for, after what grammars force; None if there is neither.
 
     Without ``model`` nothing is drafted by one.
 
     Raises:
         ConfigError: the configuration is wrong.
     """
+    asked = _budgeted(plans, model)
+    return asked if forced is None else ForcedFirst(forced, asked)
+
+
+def _budgeted(plans: SchedulerOptions, model: ModelDrafts | None) -> Drafter | None:
     config = speculation(plans)
     if config is None:
         return None
@@ -68,7 +76,7 @@ def make_drafter(plans: SchedulerOptions, model: ModelDrafts | None = None) -> D
     return BudgetedDrafter(proposers, Acceptance(), DraftBudget(fixed), costly)
 
 
-def make_forced_drafter(plans: SchedulerOptions, forced: ForcedAcceptance) -> Drafter | None:
+def make_simulated_drafter(plans: SchedulerOptions, forced: ForcedAcceptance) -> Drafter | None:
     """A drafter whose proposals are accepted as ``forced`` says, in place of the methods that the options name.
 
     For simulations, which have no text. None if the options ask for no drafts.
@@ -88,7 +96,7 @@ def make_forced_drafter(plans: SchedulerOptions, forced: ForcedAcceptance) -> Dr
 
 def proposer_of(drafter: Drafter | None, kind: type[ProposerT]) -> ProposerT | None:
     """The drafter's proposer of this class, if it has one."""
-    if isinstance(drafter, RecordedDrafter):
-        drafter = drafter.inner
-    proposers = drafter.proposers if isinstance(drafter, BudgetedDrafter) else ()
+    asked = drafter.inner if isinstance(drafter, RecordedDrafter) else drafter
+    asked = asked.others if isinstance(asked, ForcedFirst) else asked
+    proposers = asked.proposers if isinstance(asked, BudgetedDrafter) else ()
     return next((each for each in proposers if isinstance(each, kind)), None)

@@ -14,6 +14,7 @@ from types import MappingProxyType
 from headrace.build.drafting import ModelDrafts, make_drafter
 from headrace.build.policies import make_admission, make_eviction, make_order, make_victims
 from headrace.config import CacheOptions, ConfigError, CostOptions, SchedulerOptions
+from headrace.core.drafting.forced import ForcedTokens
 from headrace.core.drafting.proposal import Drafter
 from headrace.core.engine import Engine
 from headrace.core.events import Event
@@ -92,6 +93,7 @@ def make_engine(
     tell: Tell | None = None,
     grammars: Grammars | None = None,
     drafts: ModelDrafts | None = None,
+    forced: ForcedTokens | None = None,
     drafter: Drafter | None = None,
 ) -> Engine:
     """An engine over ``num_blocks`` blocks of the device, with the policies that the options name.
@@ -99,7 +101,7 @@ def make_engine(
     ``classes`` are the classes of service, and ``weights`` those of named tenants, for the policy ``fair``. ``tiers``
     store blocks evicted from the device, if given. ``tell`` records everything that enters and leaves the engine.
     ``grammars`` compile the constraints of structured outputs; without them no request waits for one. ``drafts`` are
-    those of a draft model. ``drafter`` replaces the one that the options ask for.
+    those of a draft model, ``forced`` the tokens that grammars force. ``drafter`` replaces the one of the options.
     """
     events: list[Event] = []
     fair = plans.scheduling_policy == "fair"
@@ -110,7 +112,6 @@ def make_engine(
     size = cache.block_size
     lower = _lower_tiers(tiers, size, eviction, predictions.times, events.append) if tiers else None
     pool = BlockPool(num_blocks, size, eviction(num_blocks), events.append, lower)
-    drafter = drafter or make_drafter(plans, drafts)
     scheduler = Scheduler(
         pool,
         FairQueue(shares, _line(plans, cache, pool)) if fair else single_file(),
@@ -126,7 +127,7 @@ def make_engine(
         predictions=predictions if fair else None,
         times=predictions.times,
         holds=UntilCompiled(grammars) if grammars is not None else None,
-        drafter=RecordedDrafter(drafter) if drafter and tell else drafter,
+        drafter=_drafter(drafter or make_drafter(plans, drafts, forced), tell),
     )
     engine: Engine
     if tell is not None:
@@ -136,6 +137,10 @@ def make_engine(
         engine.shares = shares
     engine.times = predictions.times
     return engine
+
+
+def _drafter(drafter: Drafter | None, tell: Tell | None) -> Drafter | None:
+    return RecordedDrafter(drafter) if drafter is not None and tell is not None else drafter
 
 
 def _lower_tiers(

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from operator import attrgetter
 from pathlib import Path
 
-from headrace.build.drafting import make_forced_drafter
+from headrace.build.drafting import make_simulated_drafter
 from headrace.build.engine import TierSizes, make_engine, make_knobs, resolve_overlap, step_cost
 from headrace.build.policies import check_policies
 from headrace.build.tenants import read_tenants
@@ -205,7 +205,7 @@ def make_fleet(
             classes=classes,
             weights=tenants.weights(),
             tiers=lower_tiers(cache, machine),
-            drafter=make_forced_drafter(plans, forced),
+            drafter=make_simulated_drafter(plans, forced),
         )
         front = Front(machine.front.request_seconds, machine.front.event_seconds)
         steering = steer(engine) if steer is not None else None

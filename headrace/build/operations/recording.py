@@ -13,10 +13,11 @@ from typing import Annotated, Any, get_type_hints
 from pydantic import Field, TypeAdapter, ValidationError
 
 from headrace import __version__
-from headrace.build.drafting import ModelDrafts, make_forced_drafter
+from headrace.build.drafting import ModelDrafts, make_simulated_drafter
 from headrace.build.engine import make_engine, make_knobs
 from headrace.config import CacheOptions, ConfigError, SchedulerOptions, ServerOptions
 from headrace.config.validation import parse_value, plain_reason
+from headrace.core.drafting.forced import ForcedTokens
 from headrace.core.drafting.proposal import Drafter
 from headrace.core.engine import Engine
 from headrace.core.ports import Grammars, Runner
@@ -63,12 +64,13 @@ def make_recorded_engine(
     *,
     grammars: Grammars | None = None,
     drafts: ModelDrafts | None = None,
+    forced: ForcedTokens | None = None,
     **rest: Any,
 ) -> Engine:
     """`make_engine`, with its arguments and all later events recorded.
 
     ``grammars`` are not used: a trace does not hold compile times, so no request waits for a grammar here. The runner
-    compiles missing grammars itself. ``drafts`` are no setting of the trace: what they propose is recorded.
+    compiles missing grammars itself. ``drafts`` and ``forced`` are no settings: what is drafted is recorded.
     """
     given = {"plans": plans, "cache": cache} | rest
     hints = get_type_hints(make_engine, include_extras=True)
@@ -79,7 +81,7 @@ def make_recorded_engine(
         for name, value in given.items()
     }
     tell(Begun(__version__, settings))
-    return make_engine(plans, cache, runner, **rest, tell=tell, drafts=drafts)
+    return make_engine(plans, cache, runner, **rest, tell=tell, drafts=drafts, forced=forced)
 
 
 def make_engine_again(
@@ -99,7 +101,7 @@ def make_engine_again(
     if changes:
         _change(given, changes)
     if isinstance(drafter, ForcedAcceptance):
-        return make_engine(runner=runner, **given, drafter=make_forced_drafter(given["plans"], drafter))
+        return make_engine(runner=runner, **given, drafter=make_simulated_drafter(given["plans"], drafter))
     return make_engine(runner=runner, **given, drafter=drafter)
 
 

@@ -20,6 +20,11 @@ class RecordedDrafts:
         self.seconds: dict[str, float] = {}
         """Nothing is computed, and nothing charged."""
 
+    @property
+    def idle(self) -> bool:
+        """Whether nothing was drafted in the recorded step."""
+        return not any(self._drafts)
+
     def begin(self, drafts: Drafts | None) -> None:
         """The next step of the recording is replayed."""
         self._drafts = drafts or NOTHING
@@ -27,7 +32,7 @@ class RecordedDrafts:
 
     def draft(self, asks: Sequence[DraftAsk], load: StepLoad) -> Sequence[Proposal | None]:
         """See `Drafter.draft`."""
-        self._count()
+        self._fail(0)
         drafts = self._drafts
         if drafts.seconds and load.times is not None:
             load.times.exclude(drafts.seconds)
@@ -43,6 +48,9 @@ class RecordedDrafts:
 
     def _count(self) -> None:
         self._calls += 1
-        if self._drafts.failed is not None and self._drafts.failed[0] == self._calls:
-            _, kind, message = self._drafts.failed
-            raise type(kind, (Exception,), {})(message)
+        self._fail(self._calls)
+
+    def _fail(self, call: int) -> None:
+        failed = self._drafts.failed
+        if failed is not None and failed[0] == call:
+            raise type(failed[1], (Exception,), {})(failed[2])

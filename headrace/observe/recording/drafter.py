@@ -26,9 +26,14 @@ class RecordedDrafter:
         """See `Drafter.seconds`."""
         return self.inner.seconds
 
+    @property
+    def idle(self) -> bool:
+        """See `Drafter.idle`."""
+        return self.inner.idle
+
     def draft(self, asks: Sequence[DraftAsk], load: StepLoad) -> Sequence[Proposal | None]:
         """See `Drafter.draft`."""
-        with self._counted():
+        with self._noted(0):
             drafts = self.inner.draft(asks, load)
         if len(drafts) != len(asks):
             return drafts  # it is refused
@@ -41,12 +46,14 @@ class RecordedDrafter:
 
     def verified(self, request_id: str, proposal: Proposal, accepted: int) -> None:
         """See `Drafter.verified`."""
-        with self._counted():
+        self._calls += 1
+        with self._noted(self._calls):
             self.inner.verified(request_id, proposal, accepted)
 
     def ended(self, request: Request, tokens: list[int]) -> None:
         """See `Drafter.ended`."""
-        with self._counted():
+        self._calls += 1
+        with self._noted(self._calls):
             self.inner.ended(request, tokens)
 
     def take(self) -> Drafts | None:
@@ -55,12 +62,11 @@ class RecordedDrafter:
         return drafts if any(drafts) else None
 
     @contextmanager
-    def _counted(self) -> Iterator[None]:
-        self._calls += 1
+    def _noted(self, call: int) -> Iterator[None]:
         try:
             yield
         except Exception as error:
-            failed = (self._calls, type(error).__name__, str(error))
+            failed = (call, type(error).__name__, str(error))
             self._drafts = self._drafts._replace(failed=failed)
             raise
 

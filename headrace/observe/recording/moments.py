@@ -75,7 +75,7 @@ class Drafts(NamedTuple):
     """What the drafter did since the step before: an input of the engine, because it may depend on tokens and clocks.
 
     ``proposals`` are by request. ``seconds`` it has spent on the device, which are no part of the step. ``failed``: the
-    number of the call, from 1, that raised an error, the error's type and its message.
+    call that raised an error (0: of proposals, else the number of the other calls), the error's type and its message.
     """
 
     proposals: Mapping[str, Proposal]
