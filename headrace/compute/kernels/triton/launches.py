@@ -54,9 +54,10 @@ def shape_of(kind: str, group: int, head_dim: int, itemsize: int, target: Target
     """The tile of a kind of rows that fits the target's shared memory; ``group`` heads of queries share one of keys."""
     width = power(head_dim) * itemsize
     rows, warps = _KINDS[kind]
+    keys = 64
     if kind == "prefill" and width > 256:
-        rows, warps = 64, 4
-    rows, keys = max(rows, power(group)), 64
+        rows, warps, keys = 64, 4, 32  # larger tiles do not fit a program's registers
+    rows = max(rows, power(group))
     while keys > 16 and (rows + 2 * keys) * width > target.shared_bytes:
         keys //= 2
     room = (target.shared_bytes - rows * width) // (2 * keys * width)

@@ -28,12 +28,10 @@ def round_rows(x, out, scales, width, BLOCK: tl.constexpr):
 
 
 @triton.jit
-def _halves(values, zero, BYTES: tl.constexpr, DOT: tl.constexpr):
+def _halves(values, zero, DOT: tl.constexpr):
     """Values of even and of odd inputs, less their zeros."""
     even = (values & 15).to(tl.int32) - 8 - zero
     odd = (values >> 4).to(tl.int32) - 8 - zero
-    if BYTES:
-        return even.to(tl.int8), odd.to(tl.int8)
     return even.to(DOT), odd.to(DOT)
 
 
@@ -59,7 +57,7 @@ def multiply(x, values, scales, zeros, parts, rows, outputs, inputs, groups, eac
             zero = column * 0
             if ZEROS:
                 zero = tl.load(zeros + group, mask=real, other=0).to(tl.int32)
-            even, odd = _halves(byte, zero[None, :], BYTES, DOT)
+            even, odd = _halves(byte, zero[None, :], DOT)
             place = x + line + (begin + 2 * step)[None, :]
             near = tl.load(place, mask=used[:, None], other=0)
             far = tl.load(place + 1, mask=used[:, None], other=0)

@@ -76,7 +76,7 @@ def multiply(x: Tensor, packed: Packed, bias: Tensor | None, target: Target) -> 
         ROWS=size,
         COLUMNS=_COLUMNS,
         KEYS=keys,
-        DOT=target.dot(x.dtype),
+        DOT=target.dot(given.dtype),
         num_warps=4,
         num_stages=3,
     )

@@ -64,9 +64,8 @@ def _limit(line, vocab, peak, heat, limit, target, COUNTED: tl.constexpr, BLOCK:
     digit = tl.arange(0, 16)
     bits = peak.to(tl.int32) * 0
     for step in tl.static_range(8):
-        SHIFT: tl.constexpr = 28 - 4 * step
-        last = bits + (((digit + 1) << SHIFT) - 1)
-        if SHIFT == 28:
+        last = bits + (((digit + 1) << (28 - 4 * step)) - 1)
+        if step == 0:
             last = tl.where(digit < 7, last, 0x7FFFFFFF)
         weights = tl.zeros([BLOCK, 16], tl.float32)
         for begin in range(0, vocab, BLOCK):
@@ -78,7 +77,7 @@ def _limit(line, vocab, peak, heat, limit, target, COUNTED: tl.constexpr, BLOCK:
             within = distance.to(tl.int32, bitcast=True)[:, None] <= last[None, :]
             weights += tl.where(within, weight[:, None], 0.0)
         short = tl.sum(weights.to(tl.float64), 0) < target
-        bits += tl.minimum(tl.sum(short.to(tl.int32), 0), 7 if SHIFT == 28 else 15) << SHIFT
+        bits += tl.minimum(tl.sum(short.to(tl.int32), 0), 7 if step == 0 else 15) << (28 - 4 * step)
     bits = tl.minimum(bits, 0x7F800000)  # infinity, if rounding left less than ``target``
     return tl.minimum(bits.to(tl.float32, bitcast=True), limit)
 

@@ -10,7 +10,12 @@ import triton.language as tl
 
 from headrace.compute.kernels import KernelsUnavailable
 
-_DTYPES = {torch.float32: tl.float32, torch.float16: tl.float16, torch.bfloat16: tl.bfloat16}
+_DTYPES = {
+    torch.float32: tl.float32,
+    torch.float16: tl.float16,
+    torch.bfloat16: tl.bfloat16,
+    torch.int8: tl.int8,
+}
 _INTERPRETED = "interpreter"
 
 
