@@ -170,7 +170,7 @@ def measure(name: str, target: str) -> dict[str, int]:
     attributes = {
         (place,): [["tt.divisibility", 16]]
         for place, each in enumerate(names)
-        if signature[each].startswith("*") or each in aligned
+        if (signature[each].startswith("*") or each in aligned) and not _any_alignment(function.params[place])
     }
     values = {(names.index(each),): value for each, value in constants.items()}
     source = ASTSource(function, signature, values, attributes)
@@ -186,6 +186,10 @@ def measure(name: str, target: str) -> dict[str, int]:
         found["spilled"] = int(re.findall(r"STACK:(\d+)", usage)[0])
         found["wgmma"] = built.asm["ptx"].count("wgmma.mma_async")
     return found
+
+
+def _any_alignment(argument: Any) -> bool:
+    return bool(argument.do_not_specialize or argument.do_not_specialize_on_alignment)
 
 
 def _usage(cubin: bytes) -> str:

@@ -3,6 +3,9 @@
 A program computes one tile of queries of one row and one head of keys. The lines of a tile are the query heads that
 share this head of keys, token after token, so that decoding fills a tensor core's tile too. Several programs may
 share the keys of a tile (``SPLIT``); `join` then adds their results.
+
+Triton compiles a variant for arguments of 1 and for those divisible by 16. What differs from step to step is left out
+of that, here and in the other files, so that serving does not wait for the compiler.
 """
 
 from __future__ import annotations
@@ -63,7 +66,10 @@ def _scores(q, k, key_scale, key, at, scale, cap, window,
     return tl.where(seen, score * LOG2E, float("-inf"))
 
 
-@triton.jit
+@triton.jit(
+    do_not_specialize=["table_width", "window", "splits"],
+    do_not_specialize_on_alignment=["tiles", "starts", "contexts", "tables"],
+)
 def attend(queries, out, sums, keys, values, key_scales, value_scales, tiles, starts, contexts, tables,
            table_width, block_stride, scale_stride, scale, cap, window, splits,
            KV_HEADS: tl.constexpr, GROUP: tl.constexpr, D: tl.constexpr, BLOCK_D: tl.constexpr,
@@ -114,7 +120,7 @@ def attend(queries, out, sums, keys, values, key_scales, value_scales, tiles, st
     tl.store(out + spot, mean.to(out.dtype.element_ty), mask=used[:, None] & real[None, :])
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["splits"], do_not_specialize_on_alignment=["tiles", "starts", "contexts"])
 def join(parts, sums, out, tiles, starts, contexts, splits,
          KV_HEADS: tl.constexpr, GROUP: tl.constexpr, D: tl.constexpr, BLOCK_D: tl.constexpr,
          ROWS: tl.constexpr, TABLED: tl.constexpr):

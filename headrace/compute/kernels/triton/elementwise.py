@@ -28,7 +28,7 @@ def norm(x, residual, weight, out, width, eps, ADD: tl.constexpr, BLOCK: tl.cons
     tl.store(out + row + column, (wide * scale * factor).to(out.dtype.element_ty), mask=inside)
 
 
-@triton.jit
+@triton.jit(do_not_specialize_on_alignment=["tokens"])
 def embed_norm(tokens, table, weight, residual, out, width, scale, eps, SCALED: tl.constexpr, BLOCK: tl.constexpr):
     """The embedding of a token, and its norm."""
     row = tl.program_id(0).to(tl.int64) * width
@@ -84,7 +84,7 @@ def _write(pages, scales, value, inside, slot, head, block_stride, scale_stride,
         tl.store(scales + block * scale_stride + head * PAGE + offset, most / LARGEST, mask=slot >= 0)
 
 
-@triton.jit
+@triton.jit(do_not_specialize_on_alignment=["positions", "slots"])
 def rope_write(qkv, queries, keys, values, key_scales, value_scales, rotation, positions, norms, slots,
                block_stride, scale_stride, eps, HEADS: tl.constexpr, KV_HEADS: tl.constexpr, D: tl.constexpr,
                BLOCK_D: tl.constexpr, ROTARY: tl.constexpr, PAGE: tl.constexpr, GATHERED: tl.constexpr,

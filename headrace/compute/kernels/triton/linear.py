@@ -35,7 +35,7 @@ def _halves(values, zero, DOT: tl.constexpr):
     return even.to(DOT), odd.to(DOT)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["rows", "each"])
 def multiply(x, values, scales, zeros, parts, rows, outputs, inputs, groups, each,
              BITS: tl.constexpr, BYTES: tl.constexpr, ZEROS: tl.constexpr, GROUP: tl.constexpr,
              ROWS: tl.constexpr, COLUMNS: tl.constexpr, KEYS: tl.constexpr, DOT: tl.constexpr):
@@ -77,7 +77,7 @@ def multiply(x, values, scales, zeros, parts, rows, outputs, inputs, groups, eac
     tl.store(parts + place, total, mask=used[:, None] & real[None, :])
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["rows", "count"])
 def add_parts(parts, row_scales, bias, out, rows, outputs, count, BYTES: tl.constexpr, BIAS: tl.constexpr,
               BLOCK: tl.constexpr):
     """The sum of all parts, by the row's scale, with the bias."""

@@ -41,7 +41,7 @@ def _peak(line, vocab, BLOCK: tl.constexpr):
     return peak, first, tl.max(wrong, 0) > 0
 
 
-@triton.jit(do_not_specialize=["vocab"])
+@triton.jit
 def likeliest(logits, out, vocab, BLOCK: tl.constexpr):
     """The first token of the largest logit."""
     row = tl.program_id(0)
@@ -124,7 +124,9 @@ def _draw(line, vocab, peak, heat, limit, target, BLOCK: tl.constexpr):
     return tl.minimum(found + tl.sum((summed <= rest).to(tl.int32), 0), vocab - 1)
 
 
-@triton.jit(do_not_specialize=["vocab"])
+@triton.jit(
+    do_not_specialize_on_alignment=["temperature", "min_p", "top_k", "top_p", "uniform"],
+)
 def choose(logits, out, temperature, min_p, top_k, top_p, uniform, vocab, BLOCK: tl.constexpr):
     """A token by `Choice`: filters, then the inverse of the distribution function at ``uniform``."""
     row = tl.program_id(0)
@@ -152,7 +154,7 @@ def choose(logits, out, temperature, min_p, top_k, top_p, uniform, vocab, BLOCK:
     tl.store(out + row, _fault(token, peak, wrong).to(tl.int64))
 
 
-@triton.jit(do_not_specialize=["vocab"])
+@triton.jit(do_not_specialize_on_alignment=["lines", "words"])
 def permit(logits, out, lines, words, vocab, width, BLOCK: tl.constexpr):
     """A row with minus infinity in place of the tokens whose bit is not set; ``lines`` names its words, or is below
     zero."""
