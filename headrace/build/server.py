@@ -18,7 +18,7 @@ from headrace import __version__
 from headrace.build.caching.cache import Prompts, describe_caches, make_prompts, make_recall, prefix_sizes
 from headrace.build.caching.warming import Warming, make_recorder, open_history
 from headrace.build.model import Loaded, close, describe, load, timed, warm_up
-from headrace.build.operations.folds import Folds, make_folds
+from headrace.build.operations.folds import Folds, make_folds, open_usage_file
 from headrace.build.operations.kv_events import open_kv_events
 from headrace.build.operations.observability import (
     SystemdLink,
@@ -33,7 +33,7 @@ from headrace.build.operations.observability import (
 from headrace.build.operations.recording import open_tape
 from headrace.build.operations.reload import Reload, read_settings
 from headrace.build.operations.tuning import make_tuning
-from headrace.build.pooling.endpoints import describe_models, open_endpoints
+from headrace.build.pooling.endpoints import Endpoints, describe_models, open_endpoints
 from headrace.build.pooling.models import load_pooling, runs_pooling, with_served
 from headrace.build.pooling.server import build_pooling_app, serve_pooling
 from headrace.build.tenants import describe_tenants, open_keys
@@ -47,6 +47,8 @@ from headrace.serve.cache.lookup import CacheLookup
 from headrace.serve.embedding.models import PoolingModels
 from headrace.serve.http.anthropic.routes import Messages
 from headrace.serve.http.app import Beside, create_app, create_metrics_app
+from headrace.serve.http.batch.line_endpoints import GeneratedLines, PooledLines
+from headrace.serve.http.batch.line_runner import LineEndpoints
 from headrace.serve.http.batch.opening import open_batches
 from headrace.serve.http.cache.question_recorder import QuestionRecorder
 from headrace.serve.http.cache.routes import CacheApi
@@ -233,18 +235,17 @@ def _make_app(
     for watcher, tokens in watchers(traces):
         service.watch(watcher, tokens=tokens)
     systemd = systemd_link(service)
-    embedding = open_endpoints(all_options, models, service, folds.page, folds.metrics)
+    embedding = open_endpoints(all_options, models, service, folds.page, folds.metrics, model.cost)
     status = _make_status(loaded, service, model, notes, folds, prompts, warming.not_yet, embedding.cards)
     stats = (folds.metrics.caches.stats, folds.savings.stats)
     caches = CacheApi(recall, *stats, max_body_bytes=options.max_body_bytes)
-    accounts = UsageReport(
-        service, folds.usage.tenants, folds.usage_of, folds.cost.device, partial(focus_csv, folds.cost)
-    )
+    usage_file, focus = open_usage_file(all_options, folds), partial(focus_csv, folds.cost)
+    accounts = UsageReport(service, folds.usage.tenants, folds.usage_of, folds.cost.device, focus, usage_file)
     abort = Abort(notes, max_body_bytes=options.max_body_bytes)
     responses = open_responses(options, serving)
-    batch = open_batches(all_options.batch, options, recall, model, notes)
+    batch = open_batches(all_options.batch, options, service, _lines(serving, embedding), model.name)
     messages = Messages(serving)
-    tuning = make_tuning(all_options, loaded.engine, service)
+    tuning = make_tuning(all_options, loaded.engine, recall)
     more = (
         status,
         SessionsApi(model),
@@ -260,6 +261,7 @@ def _make_app(
     routes = [route for part in (api, responses, messages, abort, *more) for route in part.routes()]
     beside: list[Beside] = [keys, *([history] if history else []), warming.warmer, systemd.watch]
     beside += [responses.background, *batch.beside, embedding.worker, tuning.task]
+    beside += [usage_file] if usage_file else []
     exchanges = hooks(all_options.observability, folds.page, notes, traces, model.text_seconds)
     app = create_app(recall, routes, keys.keys, beside, options.allowed_origins, exchanges)
     return _Built(app, routes, recall, model, systemd)
@@ -278,6 +280,12 @@ def _make_serving(
         lambda tenant: rate_headers(service.meter.rooms(tenant, service.now())),
         recorder,
     )
+
+
+def _lines(serving: Serving, pooling: Endpoints) -> tuple[LineEndpoints, ...]:
+    timeout = serving.request_timeout
+    generated = GeneratedLines(serving.recall, serving.model, serving.notes, request_timeout=timeout)
+    return generated, PooledLines(pooling.calls, request_timeout=timeout)
 
 
 def _make_status(

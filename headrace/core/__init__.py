@@ -6,9 +6,10 @@ Nothing here reads a clock, opens a file, draws a random number or imports torch
 Read in this order:
 
 - `engine`: the loop. `request`, `sequence`, `plan`, `events`: the values it works on.
-- `ports`: what the core needs from outside. `knobs`: settings that may change while running.
+- `ports`: what the core needs from outside. `knobs`: settings that may change while running, for all requests at once.
+- `request_settings`: settings that each request carries.
 - `constraint`: what the text of an answer must look like.
-- `embedding`: inputs of embedding models, and which are computed together.
+- `embedding`: inputs of embedding models, and which are computed together. `embedding_events`: their events.
 - `block_keys`, `capacity`: content keys of blocks; how many blocks a request needs.
 - `scheduler`: what a step computes. `queueing`, `tenancy`: who is next. `memory`: paged KV memory.
 - `prediction`: step times and output lengths. `cache`: decisions of the response caches.

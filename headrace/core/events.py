@@ -10,6 +10,7 @@ from __future__ import annotations
 from enum import StrEnum
 from typing import NamedTuple
 
+from headrace.core.embedding_events import Embedded, EmbeddingSlice
 from headrace.core.plan import Row, Tier, TokenLogprob
 from headrace.core.request import NO_SLO, FinishReason, RejectReason, Request, Slo
 
@@ -255,10 +256,7 @@ class Moved(NamedTuple):
 
 
 class TransferFailed(NamedTuple):
-    """A copy to or from the disk has failed: the disk could not be written, or did not hold the expected content.
-
-    It is also emitted if a copy down did not start because the policy that judges its benefit failed.
-    """
+    """A copy to or from the disk has failed, or one down did not start because the policy that judges it failed."""
 
     source: Tier
     target: Tier
@@ -288,11 +286,13 @@ class StepRows(NamedTuple):
     """The rows of a step in the order of its plan, the requests they belong to, and the time of planning.
 
     Every row of the plan is here, also one that failed or whose request has ended meanwhile: it has been computed.
+    ``drafting`` is the time, within the step's, that draft models took for each row; empty if none.
     """
 
     began: float
     request_ids: tuple[str, ...]
     rows: tuple[Row, ...]
+    drafting: tuple[float, ...] = ()
 
 
 NO_ROWS = StepRows(0.0, (), ())
@@ -347,24 +347,6 @@ class Audited(NamedTuple):
     refuted: Scope | None = None
 
 
-class Embedded(NamedTuple):
-    """A call to an embedding or reranking model has ended; the scheduler has not seen it.
-
-    ``task`` is ``embed``, ``rerank`` or ``score``. ``computed_tokens`` of its ``tokens`` were computed. ``rejected`` is
-    set if it was rejected at admission.
-    """
-
-    request_id: str
-    tenant: str
-    task: str
-    inputs: int
-    tokens: int
-    computed_tokens: int
-    seconds: float
-    reason: FinishReason
-    rejected: RejectReason | None = None
-
-
 class StoreFaulted(NamedTuple):
     """A response store could not be used; the request counts as a miss."""
 
@@ -396,5 +378,6 @@ Event = (
     | Spared
     | Audited
     | Embedded
+    | EmbeddingSlice
     | StoreFaulted
 )

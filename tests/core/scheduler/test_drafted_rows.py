@@ -35,12 +35,15 @@ Propose = Callable[[DraftAsk], Sequence[int] | None]
 class Drafting:
     """Drafts what ``propose`` says, as it is."""
 
+    idle = False
+
     def __init__(self, propose: Propose) -> None:
         self.propose = propose
         self.asks: list[DraftAsk] = []
         self.loads: list[StepLoad] = []
         self.told: list[tuple[str, tuple[int, ...], int]] = []
         self.ends: list[tuple[str, int]] = []
+        self.seconds: dict[str, float] = {}
 
     def draft(self, asks: Sequence[DraftAsk], load: StepLoad) -> Sequence[Proposal | None]:
         self.asks += [each._replace(tokens=list(each.tokens)) for each in asks]
