@@ -18,6 +18,7 @@ from headrace import __version__
 from headrace.build.caching.cache import Prompts, describe_caches, make_prompts, make_recall, prefix_sizes
 from headrace.build.caching.warming import Warming, make_recorder, open_history
 from headrace.build.model import Loaded, close, describe, load, timed, warm_up
+from headrace.build.operations.dashboard import make_pages
 from headrace.build.operations.folds import Folds, make_folds
 from headrace.build.operations.observability import (
     SystemdLink,
@@ -254,6 +255,7 @@ def _make_app(
         batch,
         embedding,
         *tuning.endpoints,
+        make_pages(loaded, all_options, model, service, folds),
         Docs(__version__),
     )
     routes = [route for part in (api, responses, messages, abort, *more) for route in part.routes()]

@@ -4,4 +4,5 @@
 - `folds`: the folds over the engine's events.
 - `recording`: recordings of the engine's decisions.
 - `tuning`: experiments and the tuner.
+- `dashboard`: the pages in the browser.
 """
