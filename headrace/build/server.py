@@ -237,9 +237,8 @@ def _make_app(
     status = _make_status(loaded, service, model, notes, folds, prompts, warming.not_yet, embedding.cards)
     stats = (folds.metrics.caches.stats, folds.savings.stats)
     caches = CacheApi(recall, *stats, max_body_bytes=options.max_body_bytes)
-    accounts = UsageReport(
-        service, folds.usage.tenants, folds.usage_of, folds.cost.device, partial(focus_csv, folds.cost)
-    )
+    focus = partial(focus_csv, folds.cost)
+    accounts = UsageReport(service, folds.usage.tenants, folds.usage_of, folds.cost.device, focus)
     abort = Abort(notes, max_body_bytes=options.max_body_bytes)
     responses = open_responses(options, serving)
     batch = open_batches(all_options.batch, options, recall, model, notes)
