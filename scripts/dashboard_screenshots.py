@@ -30,7 +30,10 @@ tenants:
   globex: {weight: 1, tokens_per_day: 20000000, requests_per_minute: 60000}
 """
 CLIENTS = {"acme": 8, "globex": 5, "initech": 4}
-SERVE = "serve --max-num-seqs 12 --device-price 2.5/h --currency EUR --response-cache memory --tuner-window 1"
+SERVE = (
+    "serve --max-num-seqs 12 --max-model-len 2048 --kv-cache-memory-bytes 8MiB --device-price 2.5/h --currency EUR "
+    "--response-cache memory --tuner-window 1"
+)
 EXPERIMENT = {
     "setting": "max_running",
     "treatment": 6,
@@ -45,7 +48,7 @@ EXPERIMENT = {
 PAGES = ("overview", "requests", "caches", "tenants", "experiments", "tuner")
 SECONDS_OF_LOAD = 45
 MOST_SECONDS_OF_TRIAL = 120
-COLOURS = 128
+COLOURS = 256
 FLAGS = ("--headless=new", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--hide-scrollbars")
 
 
