@@ -111,7 +111,7 @@ def pictures() -> None:
         httpx.post(f"{URL}/v1/experiments", json=EXPERIMENT).raise_for_status()
         time.sleep(SECONDS_OF_LOAD)
         for page in PAGES[:-1]:
-            picture(driver, page, page, 1200, 1300 if page == "overview" else 820, "light")
+            picture(driver, page, page, 1200, 1640 if page == "overview" else 820, "light")
         picture(driver, "phone", "overview", 390, 844, "dark")
         for each in httpx.get(f"{URL}/v1/experiments").json()["data"]:
             httpx.delete(f"{URL}/v1/experiments/{each['id']}")
