@@ -3,6 +3,7 @@
 - `observability`: logs and traces. `reload`: new keys and tenants without a restart.
 - `folds`: the folds over the engine's events.
 - `recording`: recordings of the engine's decisions.
+- `kv_events`: what the prefix cache holds, published for routers.
 - `tuning`: experiments and the tuner.
 - `dashboard`: the pages in the browser.
 """
