@@ -4,6 +4,6 @@
 - `folds`: the folds over the engine's events.
 - `recording`: recordings of the engine's decisions.
 - `kv_events`: what the prefix cache holds, published for routers.
-- `tuning`: experiments and the tuner.
+- `tuning`: experiments and the tuner. `request_settings`: the settings of requests that they may compare.
 - `dashboard`: the pages in the browser.
 """
