@@ -211,14 +211,7 @@ def _make_app(
     model = _make_model(loaded, all_options)
     # The lambdas read what is made below.
     folds = make_folds(loaded, all_options, model, lambda: recall.sizes() | prefix_sizes(loaded))
-    service = Service(
-        loaded.engine,
-        Limits(options.max_num_queued_reqs, options.max_num_queued_tokens),
-        watchers=folds.watchers,
-        meter=QuotaMeter(loaded.tenants, loaded.name),
-        request_timeout=options.request_timeout,
-        interrupt=loaded.runner.bell,
-    )
+    service = _make_service(loaded, options, folds)
     if folds.cost.ledger.pricing.given:
         model.cost = costs(service, folds.cost)
     prompts = make_prompts(loaded, all_options, folds.page, service)
@@ -265,6 +258,17 @@ def _make_app(
     exchanges = hooks(all_options.observability, folds.page, notes, traces, model.text_seconds)
     app = create_app(recall, routes, keys.keys, beside, options.allowed_origins, exchanges)
     return _Built(app, routes, recall, model, systemd)
+
+
+def _make_service(loaded: Loaded, options: ServerOptions, folds: Folds) -> Service:
+    return Service(
+        loaded.engine,
+        Limits(options.max_num_queued_reqs, options.max_num_queued_tokens),
+        watchers=folds.watchers,
+        meter=QuotaMeter(loaded.tenants, loaded.name),
+        request_timeout=options.request_timeout,
+        interrupt=loaded.runner.bell,
+    )
 
 
 def _make_serving(

@@ -1,6 +1,8 @@
 // Documents of /v1/experiments and /v1/tuner.
 
 export interface EffectOf {
+  /** `relative`: changes are shares of the control's value; `difference`: differences of two shares. */
+  scale: "relative" | "difference";
   change: number | null;
   /** Always-valid confidence interval of the change. */
   interval: [number, number] | null;
