@@ -34,7 +34,7 @@ from headrace.build.operations.observability import (
 from headrace.build.operations.recording import open_tape
 from headrace.build.operations.reload import Reload, read_settings
 from headrace.build.operations.tuning import make_tuning
-from headrace.build.pooling.endpoints import describe_models, open_endpoints
+from headrace.build.pooling.endpoints import Endpoints, describe_models, open_endpoints
 from headrace.build.pooling.models import load_pooling, runs_pooling, with_served
 from headrace.build.pooling.server import build_pooling_app, serve_pooling
 from headrace.build.tenants import describe_tenants, open_keys
@@ -48,6 +48,8 @@ from headrace.serve.cache.lookup import CacheLookup
 from headrace.serve.embedding.models import PoolingModels
 from headrace.serve.http.anthropic.routes import Messages
 from headrace.serve.http.app import Beside, create_app, create_metrics_app
+from headrace.serve.http.batch.line_endpoints import GeneratedLines, PooledLines
+from headrace.serve.http.batch.line_runner import LineEndpoints
 from headrace.serve.http.batch.opening import open_batches
 from headrace.serve.http.cache.question_recorder import QuestionRecorder
 from headrace.serve.http.cache.routes import CacheApi
@@ -227,7 +229,7 @@ def _make_app(
     for watcher, tokens in watchers(traces):
         service.watch(watcher, tokens=tokens)
     systemd = systemd_link(service)
-    embedding = open_endpoints(all_options, models, service, folds.page, folds.metrics)
+    embedding = open_endpoints(all_options, models, service, folds.page, folds.metrics, model.cost)
     status = _make_status(loaded, service, model, notes, folds, prompts, warming.not_yet, embedding.cards)
     stats = (folds.metrics.caches.stats, folds.savings.stats)
     caches = CacheApi(recall, *stats, max_body_bytes=options.max_body_bytes)
@@ -235,7 +237,7 @@ def _make_app(
     accounts = UsageReport(service, folds.usage.tenants, folds.usage_of, folds.cost.device, focus, usage_file)
     abort = Abort(notes, max_body_bytes=options.max_body_bytes)
     responses = open_responses(options, serving)
-    batch = open_batches(all_options.batch, options, recall, model, notes)
+    batch = open_batches(all_options.batch, options, service, _lines(serving, embedding), model.name)
     messages = Messages(serving)
     tuning = make_tuning(all_options, loaded.engine, recall)
     more = (
@@ -284,6 +286,12 @@ def _make_serving(
         lambda tenant: rate_headers(service.meter.rooms(tenant, service.now())),
         recorder,
     )
+
+
+def _lines(serving: Serving, pooling: Endpoints) -> tuple[LineEndpoints, ...]:
+    timeout = serving.request_timeout
+    generated = GeneratedLines(serving.recall, serving.model, serving.notes, request_timeout=timeout)
+    return generated, PooledLines(pooling.calls, request_timeout=timeout)
 
 
 def _make_status(
