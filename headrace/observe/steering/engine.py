@@ -71,8 +71,9 @@ class Steering:
         self.requests = requests = requests or Requests({}, {})
         self._knobs = knobs
         self.conductor = Conductor({**settings, **requests.settings}, self.all_present, make_id)
+        start = self.present()
         self.tuner = Tuner(
-            self.conductor, ranges(settings, self.present()), mode, window_seconds, burn_in_seconds
+            self.conductor, ranges(settings, start), start, mode, window_seconds, burn_in_seconds
         )
 
     def present(self) -> dict[str, Value]:
@@ -90,9 +91,11 @@ class Steering:
         return {name: each.describe(present[name]) for name, each in both.items()}
 
     @property
-    def meter(self) -> Watcher | None:
-        """What must see all events now; None while nothing is measured."""
-        return self.conductor.meter
+    def watchers(self) -> tuple[Watcher, ...]:
+        """What must see all events now: nothing while no experiment measures and the tuner is off."""
+        meter = self.conductor.meter
+        measuring: tuple[Watcher, ...] = () if meter is None else (meter,)
+        return measuring if self.tuner.mode is Mode.OFF else (*measuring, self.tuner.signals)
 
     def assigned(self, request: Request) -> Request:
         """``request`` with the settings of its arm, before it is looked up in any cache."""
@@ -100,10 +103,10 @@ class Steering:
 
     def saw(self, events: Iterable[Event], now: float) -> None:
         """Measure the events of a step."""
-        meter = self.conductor.meter
-        if meter is not None:
-            for event in events:
-                meter.fold(event, now)
+        watchers = self.watchers
+        for event in events:
+            for each in watchers:
+                each.fold(event, now)
 
     def tick(self, now: float) -> Change | None:
         """The change of a setting of the engine that is due now, if any; asked again until there is none.

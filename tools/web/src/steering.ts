@@ -72,6 +72,8 @@ export interface TunerReport {
   metric: string;
   guards: Record<string, number>;
   settings: Record<string, { value: number; low: number; high: number; factor: number }>;
+  /** Smoothed share of a request's time that is waiting, which decides the direction of the next trial. */
+  waiting_share: number | null;
   trial: string | null;
   /** Times are the engine's. */
   log: { at: number; what: string }[];
