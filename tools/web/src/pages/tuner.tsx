@@ -88,7 +88,7 @@ function Mode({ report, again }: { report: TunerReport; again: () => void }) {
         ) : (
           "No trial is running."
         )}
-        {report.waiting_share != null && ` Waiting: ${share(report.waiting_share)} of the time of requests.`}
+        {report.waiting_share != null && ` ${share(report.waiting_share)} of the latency of requests is before the first token.`}
       </p>
       {failed && (
         <p class="notice" role="alert">
