@@ -72,6 +72,10 @@ class LyingDrafter:
             tokens[rng.randrange(len(tokens))] = rng.choice(IMPOSSIBLE)
         return Proposal(tuple(tokens), (0.5,) * len(tokens), "lies")
 
+    def asked_from(self, request: Request) -> int:
+        """See `Drafter.asked_from`: it may be asked at every step."""
+        return 0
+
     def verified(self, request_id: str, proposal: Proposal, accepted: int) -> None:
         """See `Drafter.verified`."""
         assert 0 <= accepted <= len(proposal.tokens) == len(proposal.confidences)
