@@ -18,6 +18,7 @@ from headrace import __version__
 from headrace.build.caching.cache import Prompts, describe_caches, make_prompts, make_recall, prefix_sizes
 from headrace.build.caching.warming import Warming, make_recorder, open_history
 from headrace.build.model import Loaded, close, describe, load, timed, warm_up
+from headrace.build.operations.dashboard import make_pages
 from headrace.build.operations.folds import Folds, make_folds, open_usage_file
 from headrace.build.operations.kv_events import open_kv_events
 from headrace.build.operations.observability import (
@@ -212,14 +213,7 @@ def _make_app(
     model = _make_model(loaded, all_options)
     # The lambdas read what is made below.
     folds = make_folds(loaded, all_options, model, lambda: recall.sizes() | prefix_sizes(loaded))
-    service = Service(
-        loaded.engine,
-        Limits(options.max_num_queued_reqs, options.max_num_queued_tokens),
-        watchers=folds.watchers,
-        meter=QuotaMeter(loaded.tenants, loaded.name),
-        request_timeout=options.request_timeout,
-        interrupt=loaded.runner.bell,
-    )
+    service = _make_service(loaded, options, folds)
     if folds.cost.ledger.pricing.given:
         model.cost = costs(service, folds.cost)
     prompts = make_prompts(loaded, all_options, folds.page, service)
@@ -256,6 +250,7 @@ def _make_app(
         batch,
         embedding,
         *tuning.endpoints,
+        make_pages(loaded, all_options, model, service, folds),
         Docs(__version__),
     )
     routes = [route for part in (api, responses, messages, abort, *more) for route in part.routes()]
@@ -265,6 +260,17 @@ def _make_app(
     exchanges = hooks(all_options.observability, folds.page, notes, traces, model.text_seconds)
     app = create_app(recall, routes, keys.keys, beside, options.allowed_origins, exchanges)
     return _Built(app, routes, recall, model, systemd)
+
+
+def _make_service(loaded: Loaded, options: ServerOptions, folds: Folds) -> Service:
+    return Service(
+        loaded.engine,
+        Limits(options.max_num_queued_reqs, options.max_num_queued_tokens),
+        watchers=folds.watchers,
+        meter=QuotaMeter(loaded.tenants, loaded.name),
+        request_timeout=options.request_timeout,
+        interrupt=loaded.runner.bell,
+    )
 
 
 def _make_serving(

@@ -5,4 +5,5 @@
 - `recording`: recordings of the engine's decisions.
 - `kv_events`: what the prefix cache holds, published for routers.
 - `tuning`: experiments and the tuner. `request_settings`: the settings of requests that they may compare.
+- `dashboard`: the pages in the browser.
 """

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from datetime import UTC, datetime
 from typing import Any
 
-from headrace.observe.cost.account import Billed, Cost, Saving, UnusedDay
+from headrace.observe.cost.account import Account, Billed, Cost, Saving, UnusedDay
 from headrace.observe.cost.ledger import DAY_SECONDS, CostLedger
 
 
@@ -50,6 +50,13 @@ class CostReport:
     def tenants(self) -> set[str]:
         """All tenants with an account."""
         return {key.tenant for key in self.ledger.accounts}
+
+    def sum_of(self, tenant: str) -> Cost:
+        """What all requests of a tenant have cost, on days that have accounts of their own."""
+        total = Account()
+        for billed in self.rows(tenant):
+            total.add(billed.account)
+        return total.cost(self.ledger.pricing)
 
     def tenant(self, tenant: str) -> dict[str, Any]:
         """One tenant's cost: the sum, and ``costs`` for each day and class."""

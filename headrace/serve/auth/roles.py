@@ -49,8 +49,14 @@ ROUTES: Mapping[str, Access] = {
     "GET /version": Access.PUBLIC,
     "GET /docs": Access.PUBLIC,
     "GET /openapi.json": Access.PUBLIC,
+    # Pages without data: they ask for a key and read everything with it.
+    "GET /": Access.PUBLIC,
+    "GET /dashboard": Access.PUBLIC,
+    "GET /dashboard/{file}": Access.PUBLIC,
     # State of the whole server, without tenants' names.
     "GET /server_info": Access.ANY_KEY,
+    # An inference key sees its own tenant only, a metrics key no single requests.
+    "GET /v1/dashboard/stream": Access.ANY_KEY,
     # Metrics carry tenants' names as labels.
     "GET /metrics": Access.METRICS,
     # Inference. Each route shows and changes only what belongs to the key's tenant; an admin key reaches all tenants.

@@ -31,7 +31,6 @@ DEADLINE = "deadline_ms"
 FAILED_MESSAGE = "The server had an error while processing your request."
 
 NOT_YET_ROUTES: Mapping[str, str] = {
-    "/dashboard": "A dashboard",
     "/v1/assistants": "The Assistants API",
     "/v1/audio": "Audio",
     "/v1/containers": "Containers",

@@ -1,0 +1,80 @@
+// Documents of /v1/experiments and /v1/tuner.
+
+export interface EffectOf {
+  /** `relative`: changes are shares of the control's value; `difference`: differences of two shares. */
+  scale: "relative" | "difference";
+  change: number | null;
+  /** Always-valid confidence interval of the change. */
+  interval: [number, number] | null;
+  e_value: number;
+}
+
+/** The value of a setting: a number, or one of its choices. */
+export type Value = number | string;
+
+export interface Experiment {
+  id: string;
+  name: string;
+  by: string;
+  /** `switchback` measures pairs of windows; the other designs divide requests or tenants. */
+  design: string;
+  unit: string;
+  setting: string;
+  control: Value;
+  treatment: Value;
+  metric: string;
+  guards: Record<string, number>;
+  window_seconds: number;
+  status: string;
+  why: string;
+  arm: string;
+  pairs: number;
+  units?: { control: number; treatment: number };
+  effect: EffectOf;
+  guard_effects: Record<string, EffectOf>;
+  detectable: { most_pairs: number; smallest_change: number | null };
+}
+
+/** One measured window of a pair, with each metric by its name. */
+export interface ExperimentWindow {
+  pair: number;
+  arm: string;
+  load: number;
+  [metric: string]: number | string | null;
+}
+
+/** The effect after some time, of an experiment by request or tenant. */
+export interface ExperimentPoint extends EffectOf {
+  seconds: number;
+  units: number;
+}
+
+export interface ExperimentDetail extends Experiment {
+  windows: ExperimentWindow[] | ExperimentPoint[];
+}
+
+export interface Setting {
+  value: Value;
+  low?: number;
+  high?: number;
+  choices?: string[];
+  units: string[];
+  help: string;
+}
+
+export interface ExperimentList {
+  data: Experiment[];
+  settings: Record<string, Setting>;
+}
+
+export interface TunerReport {
+  mode: "off" | "advise" | "on";
+  metric: string;
+  guards: Record<string, number>;
+  settings: Record<string, { value: number; low: number; high: number; factor: number }>;
+  /** Smoothed share of the latency before the first token, which decides what is tried next. */
+  waiting_share: number | null;
+  trial: string | null;
+  /** Times are the engine's. */
+  log: { at: number; what: string }[];
+}
