@@ -11,6 +11,6 @@ it needs.
 - `caching`: the response caches and cache warming; normalization and explanation of prompts, and sessions.
 - `server`: the HTTP server in front of a loaded model.
 - `operations`: logs, reloads, recordings, experiments.
-- `simulation`: an engine on a simulated device.
+- `simulation`: an engine on a simulated device. `films`: small runs step by step, simulated or recorded.
 - `quantizing`: quantizing a checkpoint and measuring its quality.
 """

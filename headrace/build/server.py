@@ -31,6 +31,7 @@ from headrace.build.operations.observability import (
 )
 from headrace.build.operations.recording import open_tape
 from headrace.build.operations.reload import Reload, read_settings
+from headrace.build.operations.stepping import make_stepping
 from headrace.build.operations.tuning import make_tuning
 from headrace.build.pooling.endpoints import describe_models, open_endpoints
 from headrace.build.pooling.models import load_pooling, runs_pooling, with_served
@@ -254,6 +255,9 @@ def _make_app(
         batch,
         embedding,
         *tuning.endpoints,
+        *make_stepping(
+            loaded.engine, service, notes, folds.lives, folds.explain, _step_settings(loaded, all_options)
+        ),
         Docs(__version__),
     )
     routes = [route for part in (api, responses, messages, abort, *more) for route in part.routes()]
@@ -320,6 +324,18 @@ def _make_model(loaded: Loaded, options: Options) -> ServedModel:
         aliases=(options.model.model,),
         grammars=loaded.grammars,
     )
+
+
+def _step_settings(loaded: Loaded, options: Options) -> dict[str, Any]:
+    """The settings that are shown with the steps of the server."""
+    return {
+        "model": loaded.name,
+        "scheduling_policy": loaded.policy,
+        "max_num_seqs": options.scheduler.max_num_seqs,
+        "max_num_batched_tokens": loaded.engine.knobs.batched_tokens,
+        "num_blocks": loaded.ledger.num_blocks,
+        "block_size": loaded.ledger.block_size,
+    }
 
 
 def _server_info(loaded: Loaded) -> dict[str, Any]:

@@ -8,6 +8,7 @@
 | `calibration` | measurements of a real machine for the simulator |
 | `plan` | rooflines of devices, and the cheapest fleet for latency targets |
 | `replay` | a recorded scheduler trace, replayed exactly or with other settings |
+| `steps` | small simulated runs and recordings, step by step |
 | `semantic` | calibration of the semantic cache |
 | `forced_acceptance` | drafts that are accepted with a given probability |
 | `export` | requests as rows of a CSV or Parquet file |

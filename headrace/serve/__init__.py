@@ -1,6 +1,7 @@
 """Between sockets and engine: the engine thread, text in and out, caches and the HTTP API.
 
 - `service`: admits requests and routes their events. `answer`: the events of one call. `thread`: the engine thread.
+- `step_watch`: attaches a fold while somebody reads it.
 - `health_watch`: logs stalls. `systemd`: notifies systemd.
 - `experiments`: runs experiments and the tuner. `sessions`: retains the computed prompts of sessions.
 - `quota_meter`: counts usage against limits. `admission_rate`: admissions per second. `auth`: API keys.

@@ -123,6 +123,11 @@ class Service:
         else:
             self._without_tokens = (*self._without_tokens, watcher)
 
+    def unwatch(self, watcher: Watcher) -> None:
+        """Send no more events to ``watcher``."""
+        self._watchers = tuple(each for each in self._watchers if each is not watcher)
+        self._without_tokens = tuple(each for each in self._without_tokens if each is not watcher)
+
     def start(self) -> None:
         """Bind to the running loop and start the engine thread."""
         self._loop = asyncio.get_running_loop()

@@ -3,5 +3,6 @@
 - `observability`: logs and traces. `reload`: new keys and tenants without a restart.
 - `folds`: the folds over the engine's events.
 - `recording`: recordings of the engine's decisions.
+- `stepping`: the steps of the server, and timelines of requests.
 - `tuning`: experiments and the tuner.
 """

@@ -72,6 +72,11 @@ class BlockPool:
         """The reference count of every block, by id."""
         return [block.refs for block in self._blocks] + [0] * (self.num_blocks - len(self._blocks))
 
+    def states(self, every: int = 1) -> list[tuple[int, bool]]:
+        """The reference count of one in ``every`` blocks, by id, and whether its content is cached."""
+        used = [(block.refs, bool(block.tokens)) for block in self._blocks[::every]]
+        return used + [(0, False)] * (-(-self.num_blocks // every) - len(used))
+
     # -- references --------------------------------------------------------------------------------
 
     def allocate(self, count: int) -> list[int]:

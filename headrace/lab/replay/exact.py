@@ -9,11 +9,12 @@ from typing import Any, NamedTuple
 from headrace.core.engine import Engine
 from headrace.core.events import Event
 from headrace.core.ports import Runner
-from headrace.lab.replay.request_states import RequestStates, Waiting
+from headrace.lab.replay.request_states import RequestStates
 from headrace.lab.replay.runner import NOTHING, PlannedRow, RecordedRunner
 from headrace.lab.replay.trace import Drained, Step, Trace
 from headrace.observe.recording.moments import Cancelled, Raised, Reset, Submitted, Turned
 from headrace.observe.recording.wire import event_line
+from headrace.observe.steps.record import Waiting
 
 Compose = Callable[[Mapping[str, Any], Runner], Engine]
 """Makes an engine from a trace's settings and a runner."""

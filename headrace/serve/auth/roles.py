@@ -51,8 +51,13 @@ ROUTES: Mapping[str, Access] = {
     "GET /openapi.json": Access.PUBLIC,
     # State of the whole server, without tenants' names.
     "GET /server_info": Access.ANY_KEY,
+    # Simulations of made-up requests, bounded in size and number.
+    "POST /v1/simulations": Access.ANY_KEY,
+    "GET /v1/tour": Access.ANY_KEY,
     # Metrics carry tenants' names as labels.
     "GET /metrics": Access.METRICS,
+    # Steps carry the ids of all tenants' requests, without any content.
+    "GET /v1/steps": Access.METRICS,
     # Inference. Each route shows and changes only what belongs to the key's tenant; an admin key reaches all tenants.
     "POST /v1/chat/completions": Access.INFERENCE,
     "POST /v1/completions": Access.INFERENCE,
@@ -75,6 +80,7 @@ ROUTES: Mapping[str, Access] = {
     "GET /v1/models": Access.INFERENCE,
     "GET /v1/models/{model:path}": Access.INFERENCE,
     "GET /v1/requests/{id}": Access.INFERENCE,
+    "GET /v1/requests/{id}/timeline": Access.INFERENCE,
     "GET /v1/usage": Access.INFERENCE,
     "DELETE /v1/sessions/{id}": Access.INFERENCE,
     "POST /abort_request": Access.INFERENCE,
