@@ -27,6 +27,28 @@ First = Annotated[
 Last = Annotated[int | None, typer.Option("--to", min=0, help="Last step to show (default: the last one).")]
 
 
+Perfetto = Annotated[
+    Path | None,
+    typer.Option(
+        metavar="FILE", help="Write steps and requests as a trace for https://ui.perfetto.dev or chrome://tracing."
+    ),
+]
+Steps = Annotated[
+    Path | None,
+    typer.Option(metavar="FILE", help="Write the steps as JSON for the server's step-by-step page."),
+]
+Policy = Annotated[
+    str | None,
+    typer.Option(help="Replay with another scheduling policy and compare: fair, fcfs, priority or static."),
+]
+Change = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--set", metavar="NAME=VALUE", help="Replay with another value of an option and compare. Repeatable."
+    ),
+]
+
+
 def replay(
     trace: Annotated[
         Path, typer.Argument(metavar="TRACE", help="Trace file written by headrace serve --record-trace.")
@@ -35,31 +57,10 @@ def replay(
     last: Last = None,
     request: Annotated[str | None, typer.Option(metavar="ID", help="Show all events of one request.")] = None,
     follow: Annotated[bool, typer.Option("--follow", help="Show the steps at their recorded pace.")] = False,
-    perfetto: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="FILE",
-            help="Write the steps and requests as a trace for https://ui.perfetto.dev or chrome://tracing.",
-        ),
-    ] = None,
-    steps: Annotated[
-        Path | None,
-        typer.Option(metavar="FILE", help="Write the steps as JSON for the server's step-by-step page."),
-    ] = None,
-    policy: Annotated[
-        str | None,
-        typer.Option(
-            help="Replay with another scheduling policy and compare: fair, fcfs, priority or static."
-        ),
-    ] = None,
-    change: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--set",
-            metavar="NAME=VALUE",
-            help="Replay with another value of an option and compare. Repeatable.",
-        ),
-    ] = None,
+    perfetto: Perfetto = None,
+    steps: Steps = None,
+    policy: Policy = None,
+    change: Change = None,
 ) -> None:
     """Replay a recorded scheduler trace: check that every decision is the same, show or export steps, or compare other
     settings.

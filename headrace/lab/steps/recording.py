@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -58,7 +59,7 @@ class RecordedSteps:
     def _run(self) -> None:
         replay = Replay(self._trace, self._engine)
         before: Scene | None = None
-        taken = 0
+        taken, now = 0, -math.inf
         for scene in replay.scenes():
             if scene.step in self._range and taken < self._most:
                 taken += 1
@@ -67,7 +68,7 @@ class RecordedSteps:
                     self._book = StepBook(self._most, self._memory, waiting, most_rows=1 << 62)
             elif scene.step in self._range:
                 self.cut = True
-            now = scene.now + scene.seconds
+            now = max(now, scene.now + scene.seconds)
             for event in scene.events:
                 self.lives.fold(event, now)
                 if self._book is not None and scene.step in self._range and not self.cut:

@@ -71,7 +71,7 @@ class Timelines:
         if kind is Emitted:
             life = self._live.get(event.request_id)  # type: ignore[union-attr]
             if life is not None:
-                _emitted(life, len(event.tokens), now)  # type: ignore[union-attr]
+                _emitted(life, len(event.tokens), now)  # type: ignore[arg-type, union-attr]
         elif kind is Stepped:
             self._stepped(event, now)  # type: ignore[arg-type]
         elif kind is Arrived:

@@ -75,7 +75,6 @@ class RequestTimeline:
             return download(self._trace([each["id"] for each in call.sequences], now), call.call_id)
         shown = []
         for each in call.sequences:
-            lived = self._timeline(each["id"], now) or {}
             known = {name: each[name] for name in ("id", "state", "cached_tokens", "preemptions", "cost")}
-            shown.append(known | lived)
+            shown.append({**known, **(self._timeline(each["id"], now) or {})})
         return JSONResponse(call.shown(shown))
