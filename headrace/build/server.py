@@ -18,6 +18,7 @@ from headrace import __version__
 from headrace.build.caching.cache import Prompts, describe_caches, make_prompts, make_recall, prefix_sizes
 from headrace.build.caching.warming import Warming, make_recorder, open_history
 from headrace.build.model import Loaded, close, describe, load, timed, warm_up
+from headrace.build.operations.dashboard import make_pages
 from headrace.build.operations.folds import Folds, make_folds
 from headrace.build.operations.observability import (
     SystemdLink,
@@ -31,7 +32,7 @@ from headrace.build.operations.observability import (
 )
 from headrace.build.operations.recording import open_tape
 from headrace.build.operations.reload import Reload, read_settings
-from headrace.build.operations.stepping import make_stepping
+from headrace.build.operations.stepping import Stepping, make_stepping
 from headrace.build.operations.tuning import make_tuning
 from headrace.build.pooling.endpoints import describe_models, open_endpoints
 from headrace.build.pooling.models import load_pooling, runs_pooling, with_served
@@ -255,9 +256,8 @@ def _make_app(
         batch,
         embedding,
         *tuning.endpoints,
-        *make_stepping(
-            loaded.engine, service, notes, folds.lives, folds.explain, _step_settings(loaded, all_options)
-        ),
+        *_make_steps(loaded, all_options, service, notes, folds),
+        make_pages(loaded, all_options, model, service, folds),
         Docs(__version__),
     )
     routes = [route for part in (api, responses, messages, abort, *more) for route in part.routes()]
@@ -326,9 +326,11 @@ def _make_model(loaded: Loaded, options: Options) -> ServedModel:
     )
 
 
-def _step_settings(loaded: Loaded, options: Options) -> dict[str, Any]:
-    """The settings that are shown with the steps of the server."""
-    return {
+def _make_steps(
+    loaded: Loaded, options: Options, service: Service, notes: CallNotes, folds: Folds
+) -> Stepping:
+    """Steps and timelines, with the settings that are shown beside the steps."""
+    settings = {
         "model": loaded.name,
         "scheduling_policy": loaded.policy,
         "max_num_seqs": options.scheduler.max_num_seqs,
@@ -336,6 +338,7 @@ def _step_settings(loaded: Loaded, options: Options) -> dict[str, Any]:
         "num_blocks": loaded.ledger.num_blocks,
         "block_size": loaded.ledger.block_size,
     }
+    return make_stepping(loaded.engine, service, notes, folds.lives, folds.explain, settings)
 
 
 def _server_info(loaded: Loaded) -> dict[str, Any]:

@@ -11,5 +11,6 @@
 - `fairness`, `waste`: Jain's fairness index and unused KV memory, also used by `headrace.lab`.
 - `drafts`: speculative decoding.
 - `steering`: settings that may change while serving. `experiments`: experiments on them. `tuner`: bounded tuning.
+- `dashboard`: snapshots of all of these for the dashboard.
 - `log`: log format and writer. `tracing`: OpenTelemetry spans. `recording`: scheduler traces that can be replayed.
 """

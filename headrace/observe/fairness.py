@@ -9,7 +9,7 @@ knows tenants and tokens, no events: `observe.goodput` and `lab.bench.stats` fee
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 from headrace.core.tenancy.fairness_index import fair_shares, jain
 
@@ -57,6 +57,10 @@ class FairnessWindow:
     def index(self) -> float:
         """Jain's index over the closed slices; 1 if no tenant had work."""
         return jain(served / fair for served, fair in self._sums.values() if fair > 0.0)
+
+    def sums(self) -> Mapping[str, tuple[float, float]]:
+        """Service and fair share of each tenant over the closed slices, in tokens."""
+        return self._sums
 
     def close(self) -> None:
         """Close the open slice, at the end of a run."""

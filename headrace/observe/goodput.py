@@ -8,8 +8,8 @@ its client is judged by the targets that were due until then.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
 
 from headrace.core.events import (
     AdmitReason,
@@ -27,7 +27,7 @@ from headrace.core.request import FinishReason
 from headrace.observe.engine_series import REQUEST_SECONDS
 from headrace.observe.fairness import FairnessWindow
 from headrace.observe.metrics_page import MetricsPage
-from headrace.observe.series import Cell, Histogram
+from headrace.observe.series import Cell, Family, Histogram
 
 SHARE_SECONDS = 60.0
 """Time constant of the goodput share: a request of this age has 37 % of the weight of a new one."""
@@ -37,6 +37,20 @@ PRIOR_TOKENS = 128.0
 
 MEMORY = 200
 """Number of requests that the mean output length averages over."""
+
+
+class ClassState(NamedTuple):
+    """A service class now: its requests, and how many met or missed their latency targets since the start.
+
+    ``goodput`` is the share of recent requests that met all their targets; None before the first.
+    """
+
+    name: str
+    waiting: int
+    running: int
+    goodput: float | None
+    met: int
+    missed: int
 
 
 class _Share:
@@ -142,6 +156,29 @@ class Goodput:
         if fold is not None:
             fold(event, now)
 
+    def classes(self) -> list[ClassState]:
+        """All service classes that have had requests, by name."""
+        return [
+            ClassState(
+                name,
+                int(group.waiting.value),
+                int(group.running.value),
+                group.share_cell.value if group.share.total else None,
+                _count(self._attained, name),
+                _count(self._missed, name),
+            )
+            for name, group in sorted(self._classes.items())
+        ]
+
+    def tenant_shares(self) -> Mapping[str, tuple[float, float]]:
+        """Tokens of service, and tokens of the fair share, of each tenant in the last minute."""
+        return self._window.sums()
+
+    @property
+    def jain(self) -> float:
+        """Jain's fairness index of the last minute."""
+        return self._jain.value
+
     def _class(self, name: str) -> _Class:
         if name not in self._classes:
             self._classes[name] = _Class(
@@ -212,6 +249,12 @@ class Goodput:
         if slo == "all":
             group = self._class(service_class)
             group.share_cell.value = group.share.count(good, now)
+
+
+def _count(family: Family[Cell], name: str) -> int:
+    """Requests of a class that met or missed all targets; reading makes no series."""
+    cell = family.series.get((name, "all"))
+    return int(cell.value) if cell else 0
 
 
 def _verdicts(event: Finished, live: _Live, now: float) -> dict[str, bool]:

@@ -7,7 +7,7 @@ values. Service classes and fairness between tenants are in `observe.goodput`.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 from headrace.core.events import (
     AdmitReason,
@@ -76,6 +76,32 @@ class _Live:
         self.lost = 0
 
 
+class EngineTotals(NamedTuple):
+    """Counters since the start, and what the engine holds now.
+
+    ``batch_counts`` are the steps by their number of rows, in the buckets of ``batch_bounds``. ``waits`` counts the
+    requests that began to wait for a reason.
+    """
+
+    ended: int
+    prompt_tokens: int
+    cached_tokens: int
+    output_tokens: int
+    preemptions: int
+    waits: Mapping[str, int]
+    batch_bounds: tuple[float, ...]
+    batch_counts: tuple[int, ...]
+    running: int
+    waiting: int
+    kv_usage: float
+    kv_waste: float
+
+    @property
+    def steps(self) -> int:
+        """Steps that had rows."""
+        return sum(self.batch_counts)
+
+
 class Metrics:
     """A `core.ports.Watcher` that writes to ``page``.
 
@@ -141,6 +167,24 @@ class Metrics:
         fold = self._folds.get(type(event))
         if fold is not None:
             fold(event, now)
+
+    def totals(self) -> EngineTotals:
+        """The counts so far, for the dashboard."""
+        counters, gauges, sequences = self._counters, self._gauges, self._steps.sequences
+        return EngineTotals(
+            int(sum(cell.value for cell in counters.ended.series.values())),
+            int(counters.prompt.value),
+            int(counters.hits.value),
+            int(counters.generated.value),
+            int(counters.preemptions.value),
+            {reason: int(cell.value) for (reason,), cell in counters.waits.series.items()},
+            sequences.bounds,
+            tuple(sequences.counts),
+            int(gauges.running.value),
+            int(gauges.waiting.value),
+            gauges.usage.value,
+            gauges.waste.value,
+        )
 
     def _arrived(self, event: Arrived, now: float) -> None:
         generated = self._counters.service.of(event.tenant, "generated")

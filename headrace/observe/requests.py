@@ -7,8 +7,9 @@ finished requests. The position in the queue and the predicted start come from t
 from __future__ import annotations
 
 from collections import OrderedDict
+from collections.abc import Iterator
 from enum import StrEnum
-from typing import Any
+from typing import Any, NamedTuple
 
 from headrace.core.events import (
     AdmitReason,
@@ -27,11 +28,35 @@ from headrace.core.events import (
     TurnedAway,
     Verified,
 )
+from headrace.core.request import FinishReason
 from headrace.observe.drafts.record import DraftingRecord
 from headrace.observe.reasons import reason_text
 
 HISTORY = 256
 """Most entries in the history of a request; further ones are only counted."""
+
+
+class RequestSummary(NamedTuple):
+    """One request in a list. Times are on the engine's clock; ``why`` is why it waits, or the reason of its end."""
+
+    id: str
+    state: str
+    why: str
+    tenant: str
+    service_class: str
+    prompt_tokens: int
+    cached_tokens: int
+    output_tokens: int
+    preemptions: int
+    arrived: float
+    first: float | None
+    last: float | None
+    ended: float | None
+
+    @property
+    def complete(self) -> bool:
+        """Whether it ended with a whole answer that was computed."""
+        return self.why in (FinishReason.STOP, FinishReason.LENGTH)
 
 
 class _Record:
@@ -139,6 +164,13 @@ class RequestBook:
             self._finish(event, now)
         elif isinstance(event, Spared):
             self._spare(event, now)
+
+    def summaries(self, tenant: str | None = None) -> Iterator[RequestSummary]:
+        """All open requests, then those that have ended, each newest first; of one tenant, if it is named."""
+        for records in (self._live, self._finished):
+            for request_id, record in reversed(records.items()):
+                if tenant is None or record.tenant == tenant:
+                    yield _summary(request_id, record)
 
     def explain(self, request_id: str, now: float | None = None) -> dict[str, Any] | None:
         """What is known of a request, as plain values for JSON; None for an unknown request.
@@ -255,3 +287,23 @@ class RequestBook:
         self._finished.move_to_end(request_id)
         while len(self._finished) > self._keep:
             self._finished.popitem(last=False)
+
+
+def _summary(request_id: str, record: _Record) -> RequestSummary:
+    end = record.end
+    why = record.reason.value if end is None and record.reason else "" if end is None else end["reason"]
+    return RequestSummary(
+        request_id,
+        record.state,
+        why,
+        record.tenant,
+        record.service_class,
+        record.prompt_tokens,
+        record.found_tokens,
+        record.output_tokens,
+        record.preemptions,
+        record.arrived,
+        record.first,
+        record.last,
+        None if end is None else record.arrived + end["seconds"],
+    )

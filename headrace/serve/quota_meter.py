@@ -6,7 +6,7 @@ rest from events: when the last sequence of a call has ended, it charges the tok
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from headrace.core.events import AdmitReason, Admitted, Event, Finished
 from headrace.core.request import Request
@@ -87,6 +87,18 @@ class QuotaMeter:
             bill.open -= 1
             if not bill.open:
                 self._quotas.settle(bill.hold, bill.used, now)
+
+
+def limits_of(rooms: Mapping[Limit, Room]) -> dict[str, dict[str, float]]:
+    """The limits of a tenant as plain values for JSON."""
+    return {
+        limit.value: {
+            "limit": room.allowed,
+            "remaining": room.remaining,
+            "reset_seconds": round(room.reset_seconds, 3),
+        }
+        for limit, room in rooms.items()
+    }
 
 
 def _estimate(requests: Sequence[Request]) -> int:

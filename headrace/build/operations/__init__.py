@@ -5,4 +5,5 @@
 - `recording`: recordings of the engine's decisions.
 - `stepping`: the steps of the server, and timelines of requests.
 - `tuning`: experiments and the tuner.
+- `dashboard`: the pages in the browser.
 """

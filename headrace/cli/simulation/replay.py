@@ -30,7 +30,8 @@ Last = Annotated[int | None, typer.Option("--to", min=0, help="Last step to show
 Perfetto = Annotated[
     Path | None,
     typer.Option(
-        metavar="FILE", help="Write steps and requests as a trace for https://ui.perfetto.dev or chrome://tracing."
+        metavar="FILE",
+        help="Write steps and requests as a trace for https://ui.perfetto.dev or chrome://tracing.",
     ),
 ]
 Steps = Annotated[

@@ -100,7 +100,8 @@ class CostLedger:
         self._ended: OrderedDict[str, Tab] = OrderedDict()
         self._tenants: set[str] = set()
         self._older_unused = Unused()
-        self._prefill_seconds = self._decode_seconds = 0.0
+        self.prefill_seconds = self.decode_seconds = 0.0
+        """Seconds of steps that went to prefill rows and to decode rows."""
         self._prefill_tokens = self._output_tokens = 0
 
     # -- events ------------------------------------------------------------------------------------
@@ -170,11 +171,11 @@ class CostLedger:
             tab.of.seconds += part
         if event.prefill_rows:
             prefill = sum(parts[decodes:])
-            self._prefill_seconds += prefill
-            self._decode_seconds += seconds - prefill
+            self.prefill_seconds += prefill
+            self.decode_seconds += seconds - prefill
             self._prefill_tokens += sum([row[2] for row in rows[decodes:]])
         else:
-            self._decode_seconds += seconds
+            self.decode_seconds += seconds
 
     def _rest_until(self, now: float) -> None:
         """No request was open since the last one ended: what came before that is overhead, the rest is idle."""
@@ -255,6 +256,6 @@ class CostLedger:
             return self.pricing.tokens
         million = 1e6 * self.pricing.device_second
         return TokenPrices(
-            prompt=million * self._prefill_seconds / max(1, self._prefill_tokens),
-            output=million * self._decode_seconds / max(1, self._output_tokens),
+            prompt=million * self.prefill_seconds / max(1, self._prefill_tokens),
+            output=million * self.decode_seconds / max(1, self._output_tokens),
         )

@@ -49,6 +49,13 @@ class CostReport:
         """All tenants with an account."""
         return {key.tenant for key in self.ledger.accounts}
 
+    def sum_of(self, tenant: str) -> Cost:
+        """What all requests of a tenant have cost, on days that have accounts of their own."""
+        total = Account()
+        for _, account in self.rows(tenant):
+            total.add(account)
+        return total.cost(self.ledger.pricing)
+
     def tenant(self, tenant: str) -> dict[str, Any]:
         """One tenant's cost: the sum, and ``costs`` for each day and class."""
         total = Account()

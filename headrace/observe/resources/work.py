@@ -106,7 +106,7 @@ class WorkMeter:
         peaks: Peaks = Peaks(),  # noqa: B008 (immutable)
     ) -> None:
         self._ledger, self._model, self._clock = ledger, model, clock
-        self._slots, self._peaks = slots, peaks
+        self.slots, self.peaks = slots, peaks
         self._recent = _Recent(ledger.began)
         self.tokens = 0
         self._flops = page.counter(
@@ -142,9 +142,13 @@ class WorkMeter:
         self._flops.value += work.flops
         self._bytes.value += work.bytes
         self._recent.add(work, self._ledger.step_seconds, now)
-        self._saturation.of("slots").value = min(1.0, event.running / self._slots)
+        self._saturation.of("slots").value = min(1.0, event.running / self.slots)
         held = event.blocks_held / event.blocks_total if event.blocks_total else 0.0
         self._saturation.of("kv_cache").value = held
+
+    def done(self) -> StepWork:
+        """The work of all steps so far."""
+        return StepWork(self._flops.value, self._bytes.value)
 
     def measure(self) -> None:
         """Bring utilization and saturation up to date."""
@@ -155,6 +159,6 @@ class WorkMeter:
             self._saturation.of("slots").value = self._saturation.of("kv_cache").value = 0.0
         seconds = recent.seconds
         if self._mfu is not None:
-            self._mfu.value = recent.flops / (seconds * self._peaks.flops) if seconds else 0.0
+            self._mfu.value = recent.flops / (seconds * self.peaks.flops) if seconds else 0.0
         if self._mbu is not None:
-            self._mbu.value = recent.bytes / (seconds * self._peaks.bytes_per_second) if seconds else 0.0
+            self._mbu.value = recent.bytes / (seconds * self.peaks.bytes_per_second) if seconds else 0.0

@@ -27,7 +27,12 @@ class StepRow(NamedTuple):
 
     def shown(self) -> dict[str, Any]:
         """The row as plain values; fields that are 0 or empty are left out."""
-        shown: dict[str, Any] = {"id": self.request_id, "kind": self.kind.value, "start": self.start, "length": self.length}
+        shown: dict[str, Any] = {
+            "id": self.request_id,
+            "kind": self.kind.value,
+            "start": self.start,
+            "length": self.length,
+        }
         if self.new_blocks:
             shown["new_blocks"] = list(self.new_blocks)
         if self.drafted:

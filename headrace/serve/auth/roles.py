@@ -49,15 +49,19 @@ ROUTES: Mapping[str, Access] = {
     "GET /version": Access.PUBLIC,
     "GET /docs": Access.PUBLIC,
     "GET /openapi.json": Access.PUBLIC,
+    # Pages without data: they ask for a key and read everything with it.
+    "GET /": Access.PUBLIC,
+    "GET /dashboard": Access.PUBLIC,
+    "GET /dashboard/{file}": Access.PUBLIC,
     # State of the whole server, without tenants' names.
     "GET /server_info": Access.ANY_KEY,
     # Simulations of made-up requests, bounded in size and number.
     "POST /v1/simulations": Access.ANY_KEY,
     "GET /v1/tour": Access.ANY_KEY,
+    # An inference key sees its own tenant only, a metrics key no single requests.
+    "GET /v1/dashboard/stream": Access.ANY_KEY,
     # Metrics carry tenants' names as labels.
     "GET /metrics": Access.METRICS,
-    # Steps carry the ids of all tenants' requests, without any content.
-    "GET /v1/steps": Access.METRICS,
     # Inference. Each route shows and changes only what belongs to the key's tenant; an admin key reaches all tenants.
     "POST /v1/chat/completions": Access.INFERENCE,
     "POST /v1/completions": Access.INFERENCE,
@@ -98,7 +102,8 @@ ROUTES: Mapping[str, Access] = {
     "GET /v1/batches": Access.INFERENCE,
     "GET /v1/batches/{id}": Access.INFERENCE,
     "POST /v1/batches/{id}/cancel": Access.INFERENCE,
-    # Administration: affects every tenant.
+    # Administration: affects or shows every tenant.
+    "GET /v1/steps": Access.ADMIN,
     "POST /reset_prefix_cache": Access.ADMIN,
     "POST /pause": Access.ADMIN,
     "POST /resume": Access.ADMIN,

@@ -14,6 +14,7 @@
 - `embedding`: embeddings, reranking and scores.
 - `tools`: tools and tool calls, in any dialect.
 - `batch`: files and batches.
+- `pages`: the dashboard and its live stream.
 - `prompts`: per-request markers, where prompts leave the prefix cache, sessions.
 - `cache`: endpoints of the response caches. `operations`: health, metrics, usage, abort, pause, access log.
 """

@@ -139,6 +139,7 @@ class Edge:
             exchange=exchange,
             asks_cost=asks_cost,
             session=session,
+            role=None if identity is None else identity.role,
         )
 
 

@@ -35,7 +35,6 @@ NOT_YET_ROUTES = (
     "/v1/messages/batches",
     "/v1/load_lora_adapter",
     "/v1/unload_lora_adapter",
-    "/dashboard",
 )
 """Routes that clients know from other servers and that this server does not have yet, with all paths below them."""
 

@@ -186,6 +186,11 @@ OPERATIONS = (
     Operation("get", "/readyz", "Alias of /health/ready."),
     Operation("get", "/version", "Report the version of the server."),
     Operation("get", "/server_info", "Report the model, the settings and the current load."),
+    Operation(
+        "get",
+        "/v1/dashboard/stream",
+        "Stream snapshots for the dashboard; ?part= adds requests, caches or tenants, ?count= ends after so many.",
+    ),
     Operation("get", "/metrics", "Report metrics in Prometheus' text format."),
     Operation(
         "get",

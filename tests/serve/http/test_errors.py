@@ -70,7 +70,7 @@ def test_each_end_is_an_answer_or_an_error(reason):
     assert error is None or reason in told or "inside" not in str(error)
 
 
-@pytest.mark.parametrize("path", ["/v1/responses/input_tokens", "/dashboard"])
+@pytest.mark.parametrize("path", ["/v1/responses/input_tokens", "/v1/load_lora_adapter"])
 def test_a_route_that_is_known_elsewhere_is_refused_by_name(house, path):
     answer = house.client.post(path, json={})
     assert answer.status_code == 501

@@ -137,7 +137,7 @@ def test_the_matrix_in_plain_numbers(house, own):
         "POST /v1/completions": (401, 200, 200, 403, 200),
         "GET /v1/requests/{id}": (401, 200, 404, 403, 200),
         "GET /v1/requests/{id}/timeline": (401, 200, 404, 403, 200),
-        "GET /v1/steps": (401, 403, 403, 200, 200),
+        "GET /v1/steps": (401, 403, 403, 403, 200),
         "POST /v1/simulations": (401, 200, 200, 200, 200),
         "GET /v1/usage": (401, 200, 200, 403, 200),
         "GET /v1/cache/stats": (401, 200, 200, 403, 200),

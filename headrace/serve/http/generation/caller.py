@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+from headrace.serve.auth.roles import Role
 from headrace.serve.http.exchange import Exchange
 
 COST_HEADER = "X-Headrace-Cost"
@@ -23,7 +24,8 @@ class Caller(NamedTuple):
     ``origin`` names the call in the history of prompts, if there is one. ``exchange`` is the HTTP request of the call,
     None where the server makes the call itself. ``service_class`` is set where the server chooses the class, as for
     lines of a batch. ``asks_cost``: the header ``X-Headrace-Cost`` asks for the cost of the call. ``session`` is
-    ``X-Session-Id``. ``stored`` says how the response of the call is stored, if it is.
+    ``X-Session-Id``. ``stored`` says how the response of the call is stored, if it is. ``role`` is the key's, None
+    without a key.
     """
 
     key_id: str | None
@@ -35,3 +37,4 @@ class Caller(NamedTuple):
     asks_cost: bool = False
     session: str | None = None
     stored: StoredFor | None = None
+    role: Role | None = None

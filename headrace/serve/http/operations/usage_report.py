@@ -11,6 +11,7 @@ from starlette.routing import Route
 
 from headrace.serve.http.edge import CALLER
 from headrace.serve.http.errors import invalid
+from headrace.serve.quota_meter import limits_of
 from headrace.serve.service import Service
 
 MOST_SHOWN = 1000
@@ -63,12 +64,5 @@ class UsageReport:
 
     def _of(self, tenant: str) -> dict[str, Any]:
         rooms = self._service.meter.rooms(tenant, self._service.now())
-        limits = {
-            limit: {
-                "limit": room.allowed,
-                "remaining": room.remaining,
-                "reset_seconds": round(room.reset_seconds, 3),
-            }
-            for limit, room in rooms.items()
-        }
+        limits = limits_of(rooms)
         return {**self._tell(tenant), "limits": limits}

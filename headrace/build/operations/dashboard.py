@@ -1,0 +1,44 @@
+"""Builds the dashboard: its snapshots read the folds of the server, its pages are files of the package."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+
+from headrace.build.model import Loaded
+from headrace.build.operations.folds import Folds
+from headrace.config import Options
+from headrace.observe.dashboard.dashboard import Dashboard, Sources
+from headrace.observe.dashboard.tenants import TenantTable
+from headrace.serve.http.model import ServedModel
+from headrace.serve.http.pages.broadcast import Broadcast
+from headrace.serve.http.pages.routes import Pages
+from headrace.serve.quota_meter import limits_of
+from headrace.serve.service import Service
+
+
+def make_pages(loaded: Loaded, options: Options, model: ServedModel, service: Service, folds: Folds) -> Pages:
+    """The pages of one engine. The event loop's thread makes the snapshots, so its CPU time is the loop's."""
+    most = options.scheduler.max_num_seqs
+
+    def slots() -> int:
+        return min(most, loaded.engine.knobs.max_running or most)
+
+    def weight(tenant: str) -> float:
+        return model.rules.tenants.terms(tenant).weight
+
+    def limits(tenant: str) -> Mapping[str, Mapping[str, float]]:
+        return limits_of(service.meter.rooms(tenant, service.now()))
+
+    sources = Sources(
+        folds.metrics, folds.goodput, folds.book, folds.usage, folds.savings, folds.cost, folds.work
+    )
+    dashboard = Dashboard(
+        sources,
+        TenantTable(folds.usage, folds.goodput, folds.cost, weight, limits),
+        slots=slots,
+        blocks=loaded.ledger.num_blocks,
+        loop_seconds=time.thread_time,
+        offset=time.time() - time.monotonic(),
+    )
+    return Pages(Broadcast(service, dashboard))

@@ -1,0 +1,133 @@
+"""What bounds the server now, in a sentence with its reason: a pure function of a few signs."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import NamedTuple
+
+IDLE_SHARE = 0.5
+"""With no open request for this share of the time, nothing bounds the server."""
+
+GAP_SHARE = 0.3
+"""With open requests but no computing step for this share of the time, the front end is the bottleneck."""
+
+LOOP_SHARE = 0.85
+"""Share of one core at which the event loop (HTTP and text) cannot keep up."""
+
+FULL_SHARE = 0.95
+"""Share of KV blocks in use at which a further request hardly finds room."""
+
+PREEMPT_SHARE = 0.8
+"""Preemptions with this share of KV blocks held are for want of blocks, not for fairness."""
+
+PREFILL_SHARE = 0.5
+"""Without known peaks: from this share of prefill time on, steps are bound by arithmetic, below it by bandwidth."""
+
+
+class Kind(StrEnum):
+    """The resource that bounds the server."""
+
+    SLOTS = "slots"
+    MEMORY = "memory"
+    ARITHMETIC = "arithmetic"
+    BANDWIDTH = "bandwidth"
+    FRONT_END = "front_end"
+    IDLE = "idle"
+
+
+class Signs(NamedTuple):
+    """What the last seconds looked like. Shares are 0 to 1.
+
+    ``computing``, ``idle`` and ``gap`` divide the wall clock: steps computed, no request was open, requests were open
+    but no step computed. ``loop`` is the event loop's CPU time per second. ``slots`` is the most requests that may run.
+    ``blocked`` and ``preempted`` count requests that began to wait for KV blocks, and preemptions. ``prefill`` is the
+    share of the steps' time that went to prompt tokens. ``mfu`` and ``mbu`` are the use of peak arithmetic and of peak
+    bandwidth while steps compute; None: the peak is not known.
+    """
+
+    running: int
+    waiting: int
+    slots: int
+    kv: float
+    computing: float
+    idle: float
+    gap: float
+    loop: float
+    blocked: int
+    preempted: int
+    prefill: float
+    mfu: float | None = None
+    mbu: float | None = None
+
+
+class Bottleneck(NamedTuple):
+    """The bottleneck, and why it is one."""
+
+    kind: Kind
+    sentence: str
+
+
+def bottleneck(signs: Signs) -> Bottleneck:
+    """The resource that bounds the server. Queues come first: their cause is known for certain."""
+    if signs.waiting and signs.running >= signs.slots:
+        return Bottleneck(
+            Kind.SLOTS,
+            f"All {_count(signs.slots, 'slot')} {_are(signs.slots)} in use and {_count(signs.waiting, 'request')} "
+            f"{_wait(signs.waiting)}; steps compute {signs.computing:.0%} of the time.",
+        )
+    preempted = signs.preempted and signs.kv >= PREEMPT_SHARE
+    if preempted or (signs.waiting and (signs.blocked or signs.kv >= FULL_SHARE)):
+        return Bottleneck(Kind.MEMORY, _memory(signs))
+    if signs.idle >= IDLE_SHARE:
+        return Bottleneck(Kind.IDLE, f"No request was open for {signs.idle:.0%} of the last seconds.")
+    if signs.loop >= LOOP_SHARE:
+        return Bottleneck(
+            Kind.FRONT_END,
+            f"The event loop, which handles HTTP and text, uses {signs.loop:.0%} of a core; steps compute "
+            f"{signs.computing:.0%} of the time.",
+        )
+    if signs.gap >= GAP_SHARE:
+        return Bottleneck(
+            Kind.FRONT_END,
+            f"Requests were open but no step computed for {signs.gap:.0%} of the time: HTTP, text and scheduling take "
+            "longer than the model.",
+        )
+    return _device(signs)
+
+
+def _memory(signs: Signs) -> str:
+    held = f"{signs.kv:.0%} of the KV blocks are held"
+    if signs.preempted:
+        return f"{held} and {_count(signs.preempted, 'request')} had to give up blocks in the last seconds."
+    return f"{held} and {_count(signs.waiting, 'request')} {_wait(signs.waiting)} for blocks."
+
+
+def _device(signs: Signs) -> Bottleneck:
+    """Steps follow one another: by the use of the peaks if both are known, otherwise by the kind of rows."""
+    if signs.mfu is not None and signs.mbu is not None:
+        use = f"{signs.mfu:.0%} of peak arithmetic and {signs.mbu:.0%} of peak bandwidth"
+        kind = Kind.ARITHMETIC if signs.mfu >= signs.mbu else Kind.BANDWIDTH
+        return Bottleneck(kind, f"Steps compute {signs.computing:.0%} of the time and use {use}.")
+    if signs.prefill >= PREFILL_SHARE:
+        return Bottleneck(
+            Kind.ARITHMETIC,
+            f"{signs.prefill:.0%} of the steps' time goes to prompt tokens, whose positions share one reading of the "
+            f"weights; steps compute {signs.computing:.0%} of the time.",
+        )
+    return Bottleneck(
+        Kind.BANDWIDTH,
+        f"{1 - signs.prefill:.0%} of the steps' time goes to decoding, which reads all weights for one token of each "
+        f"request; steps compute {signs.computing:.0%} of the time.",
+    )
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number:,} {noun}{'' if number == 1 else 's'}"
+
+
+def _are(number: int) -> str:
+    return "is" if number == 1 else "are"
+
+
+def _wait(number: int) -> str:
+    return "waits" if number == 1 else "wait"

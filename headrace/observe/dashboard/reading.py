@@ -1,0 +1,134 @@
+"""All counters at one time. The difference of two readings gives rates; nothing is counted for it event by event."""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import NamedTuple
+
+from headrace.core.events import SkipReason
+from headrace.observe.cost.ledger import CostLedger
+from headrace.observe.metrics import EngineTotals, Metrics
+from headrace.observe.resources.work import Peaks, StepWork, WorkMeter
+
+WINDOW_SECONDS = 5.0
+"""Rates are means over this time."""
+
+LONGEST_GAP_SECONDS = 3.0
+"""After a longer pause without a reading, older readings are no longer compared with new ones."""
+
+
+class Reading(NamedTuple):
+    """Counters and sums of seconds since the start. ``loop`` is the CPU time of the event loop's thread."""
+
+    at: float
+    engine: EngineTotals
+    attributed: float
+    idle: float
+    overhead: float
+    prefill: float
+    decode: float
+    work: StepWork
+    loop: float
+
+
+def read(metrics: Metrics, ledger: CostLedger, work: WorkMeter, loop: float, now: float) -> Reading:
+    """A reading of a server's folds."""
+    balance = ledger.balance(now)
+    return Reading(
+        now,
+        metrics.totals(),
+        balance.attributed,
+        balance.idle,
+        balance.overhead,
+        ledger.prefill_seconds,
+        ledger.decode_seconds,
+        work.done(),
+        loop,
+    )
+
+
+class Readings:
+    """The readings of the last `WINDOW_SECONDS`."""
+
+    def __init__(self) -> None:
+        self._kept: deque[Reading] = deque()
+
+    def add(self, reading: Reading) -> None:
+        """Take a reading; those before the window are dropped."""
+        kept = self._kept
+        if kept and reading.at - kept[-1].at > LONGEST_GAP_SECONDS:
+            kept.clear()
+        kept.append(reading)
+        while len(kept) > 2 and kept[1].at <= reading.at - WINDOW_SECONDS:
+            kept.popleft()
+
+    @property
+    def newest(self) -> Reading:
+        """The last reading."""
+        return self._kept[-1]
+
+    def span(self) -> Span | None:
+        """The window between the oldest and the newest reading; None with one reading."""
+        first, last = self._kept[0], self._kept[-1]
+        return Span(first, last) if last.at > first.at else None
+
+
+class Span(NamedTuple):
+    """Two readings, the second one later."""
+
+    first: Reading
+    last: Reading
+
+    @property
+    def seconds(self) -> float:
+        """The time between them."""
+        return self.last.at - self.first.at
+
+    def rate(self, name: str) -> float:
+        """How much a counter of the engine grew in a second."""
+        return self.grown(name) / self.seconds
+
+    def grown(self, name: str) -> int:
+        """How much a counter of the engine grew."""
+        return int(getattr(self.last.engine, name) - getattr(self.first.engine, name))
+
+    def blocked(self) -> int:
+        """Requests that began to wait for KV blocks."""
+        reason = SkipReason.NO_BLOCKS.value
+        return self.last.engine.waits.get(reason, 0) - self.first.engine.waits.get(reason, 0)
+
+    def batch(self) -> list[int]:
+        """Steps by their number of rows."""
+        pairs = zip(self.first.engine.batch_counts, self.last.engine.batch_counts, strict=True)
+        return [after - before for before, after in pairs]
+
+    def shares(self) -> dict[str, float]:
+        """What the wall clock went to: computing, idle, or overhead. A step that lasts the whole span computes."""
+        parts = {
+            "computing": self.last.attributed - self.first.attributed,
+            "idle": self.last.idle - self.first.idle,
+            "overhead": self.last.overhead - self.first.overhead,
+        }
+        total = sum(parts.values())
+        if total <= 0.0:
+            return {"computing": 1.0, "idle": 0.0, "overhead": 0.0}
+        return {name: max(0.0, part) / total for name, part in parts.items()}
+
+    def prefill_share(self) -> float:
+        """Share of the steps' time that went to prefill rows."""
+        prefill, decode = self.last.prefill - self.first.prefill, self.last.decode - self.first.decode
+        return prefill / (prefill + decode) if prefill + decode > 0.0 else 0.0
+
+    def loop_share(self) -> float:
+        """CPU time of the event loop in a second."""
+        return (self.last.loop - self.first.loop) / self.seconds
+
+    def utilization(self, peaks: Peaks) -> tuple[float | None, float | None]:
+        """Use of peak arithmetic and of peak bandwidth while steps computed; None where the peak is not known."""
+        seconds = self.last.attributed - self.first.attributed
+        flops = self.last.work.flops - self.first.work.flops
+        nbytes = self.last.work.bytes - self.first.work.bytes
+        return (
+            flops / (seconds * peaks.flops) if peaks.flops and seconds > 0.0 else None,
+            nbytes / (seconds * peaks.bytes_per_second) if peaks.bytes_per_second and seconds > 0.0 else None,
+        )

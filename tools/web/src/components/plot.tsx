@@ -1,0 +1,85 @@
+// A line plot over time with uPlot. Colours come from the style sheet, so that they follow light and dark.
+
+import { useEffect, useRef } from "preact/hooks";
+import uPlot from "uplot";
+
+export interface Line {
+  label: string;
+  values: (number | null)[];
+}
+
+interface Props {
+  label: string;
+  /** Unix times in seconds, or plain numbers with `numbers`. */
+  x: number[];
+  lines: Line[];
+  /** Formats values of the left axis and the legend. */
+  format: (value: number | null | undefined) => string;
+  numbers?: boolean;
+  height?: number;
+}
+
+const WIDTHS = [2, 1.5, 1.5];
+
+function colour(element: Element, at: number): string {
+  return getComputedStyle(element).getPropertyValue(`--line-${at % 4}`).trim();
+}
+
+function options(element: HTMLElement, props: Props): uPlot.Options {
+  const style = getComputedStyle(element);
+  const ink = style.getPropertyValue("--quiet").trim();
+  const grid = { stroke: style.getPropertyValue("--rule").trim(), width: 1 };
+  const axis = { stroke: ink, grid, ticks: { ...grid, size: 4 }, font: "12px system-ui, sans-serif" };
+  return {
+    width: element.clientWidth || 300,
+    height: props.height ?? 180,
+    legend: { show: true, live: false },
+    cursor: { drag: { x: false, y: false } },
+    scales: { x: { time: !props.numbers }, y: { range: (_plot, low, high) => [Math.min(0, low), high > 0 ? high * 1.1 : 1] } },
+    axes: [axis, { ...axis, size: 64, values: (_plot, ticks) => ticks.map((tick) => props.format(tick)) }],
+    series: [
+      {},
+      ...props.lines.map((line, at) => ({
+        label: line.label,
+        stroke: colour(element, at),
+        width: WIDTHS[at] ?? 1.5,
+        points: { show: Boolean(props.numbers) },
+        value: (_plot: uPlot, value: number | null) => props.format(value),
+      })),
+    ],
+  };
+}
+
+export function Plot(props: Props) {
+  const holder = useRef<HTMLDivElement>(null);
+  const plot = useRef<uPlot | null>(null);
+  const names = props.lines.map((line) => line.label).join();
+  const data = [props.x, ...props.lines.map((line) => line.values)] as uPlot.AlignedData;
+  const newest = useRef(data);
+  newest.current = data;
+
+  useEffect(() => {
+    const element = holder.current!;
+    const draw = () => {
+      plot.current?.destroy();
+      plot.current = new uPlot(options(element, props), newest.current, element);
+    };
+    draw();
+    const resized = new ResizeObserver(() => {
+      plot.current?.setSize({ width: element.clientWidth, height: props.height ?? 180 });
+    });
+    resized.observe(element);
+    const scheme = matchMedia("(prefers-color-scheme: dark)");
+    scheme.addEventListener("change", draw);
+    return () => {
+      scheme.removeEventListener("change", draw);
+      resized.disconnect();
+      plot.current?.destroy();
+      plot.current = null;
+    };
+  }, [names]);
+  useEffect(() => plot.current?.setData(data));
+
+  const last = props.lines.map((line) => `${line.label} ${props.format(line.values.at(-1))}`).join(", ");
+  return <div ref={holder} class="plot" role="img" aria-label={`${props.label}. Now: ${last}`} />;
+}
