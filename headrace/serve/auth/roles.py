@@ -51,6 +51,7 @@ ROUTES: Mapping[str, Access] = {
     "GET /openapi.json": Access.PUBLIC,
     # Pages without data: they ask for a key and read everything with it.
     "GET /": Access.PUBLIC,
+    "GET /chat": Access.PUBLIC,
     "GET /dashboard": Access.PUBLIC,
     "GET /dashboard/{file}": Access.PUBLIC,
     # State of the whole server, without tenants' names.
