@@ -24,7 +24,7 @@ def film(
     that there were further steps.
     """
     steps = list(records)
-    known = dict(sorted(lives, key=lambda each: each[1].arrived))
+    known = dict(sorted(lives, key=lambda each: (each[1].arrived, each[0])))
     if origin is None:
         begins = [step.began for step in steps[:1]] + [life.arrived for life in list(known.values())[:1]]
         origin = min(begins, default=0.0)

@@ -15,7 +15,7 @@ MOST_MARKS = 1024
 """Marks of a request that are kept: chunks, drafts, lookups, waits. Further ones are counted."""
 
 
-ARRIVED = "it has arrived, and no step has been planned since"
+ARRIVED = "no step has considered it yet; it waits behind other requests"
 """Why a new request waits."""
 
 

@@ -77,7 +77,7 @@ function Runs({ stop }: { stop: Stop }) {
       <Controls player={player} place={`${seconds(now)} of ${seconds(times.at(-1))}`} />
       <div class={films.length > 1 ? "beside" : ""}>
         {films.map((film, at) => (
-          <StepView key={at} film={film} at={stepAt(film, now)} title={stop.runs[at]!.caption} />
+          <StepView key={at} film={film} at={stepAt(film, now)} title={stop.runs[at]!.caption} beside={films.length > 1} />
         ))}
       </div>
       <Panel title="The whole run" wide>

@@ -13,7 +13,7 @@ export function Controls({ player, place }: Props) {
   return (
     <div class="controls" role="group" aria-label="Playback">
       <button type="button" class="quiet" aria-label="First step" disabled={at === 0} onClick={() => player.go(0)}>
-        ⏮
+        |◀
       </button>
       <button type="button" class="quiet" aria-label="Step back" disabled={at === 0} onClick={() => player.go(at - 1)}>
         ◀
@@ -37,7 +37,7 @@ export function Controls({ player, place }: Props) {
         disabled={at === last}
         onClick={() => player.go(last)}
       >
-        ⏭
+        ▶|
       </button>
       <input
         type="range"

@@ -3,7 +3,7 @@
 import { useState } from "preact/hooks";
 import { Panel } from "../components/panel";
 import { Table } from "../components/table";
-import { count, seconds, words } from "../format";
+import { count, many, seconds, words } from "../format";
 import { Blocks } from "./blocks";
 import { Grid, Legend, short } from "./grid";
 import type { Film, Row, Step, StepEvent, Waiting } from "./types";
@@ -12,32 +12,29 @@ interface Props {
   film: Film;
   at: number;
   title: string;
+  /** Whether another film is beside it, so that the titles of the parts must name this one. */
+  beside?: boolean;
 }
 
-export function StepView({ film, at, title }: Props) {
+export function StepView({ film, at, title, beside }: Props) {
   const [chosen, choose] = useState<string | null>(null);
   const step = film.steps[at];
   if (!step) return <p class="hint">No step has run yet.</p>;
   const memory = step.memory ?? (at === film.steps.length - 1 ? film.memory : null);
   const fresh = new Set(step.rows.flatMap((row) => row.new_blocks ?? []));
+  const of = beside ? `: ${title}` : "";
+  const more = step.waiting > step.queue.length;
   return (
     <div class="panels film">
       <Panel title={title} wide>
         <Grid film={film} at={at} chosen={chosen} choose={choose} />
         <Legend />
-        <p class="hint">
-          Step {count(step.step)} took {seconds(step.ended - step.began)} and computed{" "}
-          {count(step.rows.reduce((sum, row) => sum + row.length, 0))} tokens in {count(step.rows.length)} rows.{" "}
-          {count(step.running)} requests run, {count(step.waiting)} wait.
-        </p>
+        <p class="hint">{sentence(step)}</p>
       </Panel>
-      <Panel title="Rows of the step">
-        <Rows step={step} />
-      </Panel>
-      <Panel title="Queue" note={step.waiting > step.queue.length ? `${count(step.waiting)} wait in all.` : undefined}>
-        <Queue step={step} />
-      </Panel>
-      <Panel title="KV blocks" note={memory ? undefined : "The picture of an earlier step of a live server is not kept."}>
+      <Panel
+        title={`KV blocks${of}`}
+        note={memory ? undefined : "The picture of an earlier step of a live server is not kept."}
+      >
         {memory ? (
           <Blocks memory={memory} chosen={chosen} fresh={fresh} />
         ) : (
@@ -46,10 +43,25 @@ export function StepView({ film, at, title }: Props) {
           </p>
         )}
       </Panel>
-      <Panel title="Events">
+      <Panel title={`Queue${of}`} note={more ? `${count(step.waiting)} wait in all.` : undefined}>
+        <Queue step={step} />
+      </Panel>
+      <Panel title={`Rows of the step${of}`}>
+        <Rows step={step} />
+      </Panel>
+      <Panel title={`Events${of}`}>
         <Events events={step.events} />
       </Panel>
     </div>
+  );
+}
+
+function sentence(step: Step): string {
+  const tokens = step.rows.reduce((sum, row) => sum + row.length, 0);
+  const work = `${many(tokens, "token")} in ${many(step.rows.length, "row")}`;
+  return (
+    `Step ${count(step.step)} took ${seconds(step.ended - step.began)} and computed ${work}. ` +
+    `After it, ${many(step.running, "request")} ran and ${count(step.waiting)} waited.`
   );
 }
 
