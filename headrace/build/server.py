@@ -32,7 +32,7 @@ from headrace.build.operations.observability import (
 )
 from headrace.build.operations.recording import open_tape
 from headrace.build.operations.reload import Reload, read_settings
-from headrace.build.operations.stepping import Stepping, make_stepping
+from headrace.build.operations.stepping import make_stepping
 from headrace.build.operations.tuning import make_tuning
 from headrace.build.pooling.endpoints import describe_models, open_endpoints
 from headrace.build.pooling.models import load_pooling, runs_pooling, with_served
@@ -60,7 +60,10 @@ from headrace.serve.http.openapi import Docs
 from headrace.serve.http.operations.abort import Abort
 from headrace.serve.http.operations.pause import Pause
 from headrace.serve.http.operations.status import ListedModel, Status
+from headrace.serve.http.operations.steps import StepRoutes
+from headrace.serve.http.operations.timeline import RequestTimeline
 from headrace.serve.http.operations.usage_report import UsageReport
+from headrace.serve.http.pages.routes import Pages
 from headrace.serve.http.prompts.routes import SessionsApi
 from headrace.serve.http.rate_limit_headers import rate_headers
 from headrace.serve.http.responses.opening import open_responses
@@ -225,7 +228,6 @@ def _make_app(
     model.prompts = prompts.policy
     history = open_history(all_options.warm)
     recall = make_recall(caching, all_options.semantic, loaded, service, history)
-
     serving = _make_serving(options, recall, model, make_recorder(all_options.warm, history))
     notes, api = serving.notes, Api(serving)
     warming = Warming(all_options.warm, caching, options, recall, model, history)
@@ -241,12 +243,12 @@ def _make_app(
     accounts = UsageReport(
         service, folds.usage.tenants, folds.usage_of, folds.cost.device, partial(focus_csv, folds.cost)
     )
-    abort = Abort(notes, max_body_bytes=options.max_body_bytes)
     responses = open_responses(options, serving)
     batch = open_batches(all_options.batch, options, recall, model, notes)
-    messages = Messages(serving)
     tuning = make_tuning(all_options, loaded.engine, service)
     more = (
+        Messages(serving),
+        Abort(notes, max_body_bytes=options.max_body_bytes),
         status,
         SessionsApi(model),
         Pause(service),
@@ -256,11 +258,10 @@ def _make_app(
         batch,
         embedding,
         *tuning.endpoints,
-        *_make_steps(loaded, all_options, service, notes, folds),
-        make_pages(loaded, all_options, model, service, folds),
+        *_make_pages(loaded, all_options, model, service, notes, folds),
         Docs(__version__),
     )
-    routes = [route for part in (api, responses, messages, abort, *more) for route in part.routes()]
+    routes = [route for part in (api, responses, *more) for route in part.routes()]
     beside: list[Beside] = [keys, *([history] if history else []), warming.warmer, systemd.watch]
     beside += [responses.background, *batch.beside, embedding.worker, tuning.task]
     exchanges = hooks(all_options.observability, folds.page, notes, traces, model.text_seconds)
@@ -326,10 +327,10 @@ def _make_model(loaded: Loaded, options: Options) -> ServedModel:
     )
 
 
-def _make_steps(
-    loaded: Loaded, options: Options, service: Service, notes: CallNotes, folds: Folds
-) -> Stepping:
-    """Steps and timelines, with the settings that are shown beside the steps."""
+def _make_pages(
+    loaded: Loaded, options: Options, model: ServedModel, service: Service, notes: CallNotes, folds: Folds
+) -> tuple[Pages, StepRoutes, RequestTimeline]:
+    """The pages, and the steps and timelines that they show."""
     settings = {
         "model": loaded.name,
         "scheduling_policy": loaded.policy,
@@ -338,7 +339,8 @@ def _make_steps(
         "num_blocks": loaded.ledger.num_blocks,
         "block_size": loaded.ledger.block_size,
     }
-    return make_stepping(loaded.engine, service, notes, folds.lives, folds.explain, settings)
+    steps = make_stepping(loaded.engine, service, notes, folds.lives, folds.explain, settings)
+    return (make_pages(loaded, options, model, service, folds), *steps)
 
 
 def _server_info(loaded: Loaded) -> dict[str, Any]:

@@ -44,7 +44,8 @@ class LiveSteps:
         book = self._watch.look()
         records = book.records(after, limit)
         if form == "perfetto":
-            return trace(records, self._lives.lives(), self._service.now())
+            now = self._service.now()
+            return trace(records, self._lives.lives(), now, since=records[0].began if records else now)
         named = {row.request_id for record in records for row in record.rows}
         named |= {note.request_id for record in records for note in record.notes}
         lives = [(name, life) for name in named if (life := self._lives.get(name)) is not None]

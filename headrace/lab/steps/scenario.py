@@ -15,7 +15,7 @@ MOST_PROMPT_TOKENS = 4096
 """Prompt tokens of one request, and of the scenario four times as many."""
 
 MOST_OUTPUT_TOKENS = 256
-"""Output tokens of one request, and of the scenario eight times as many."""
+"""Output tokens of one request, and of the scenario four times as many."""
 
 MOST_BLOCKS = 1024
 
@@ -78,7 +78,7 @@ class Scenario:
             within(f"requests[{i}].arrival", each.arrival, 0, 60)
         prompts, outputs = self.tokens
         within("requests", prompts, 1, 4 * MOST_PROMPT_TOKENS, " prompt tokens together")
-        within("requests", outputs, 1, 8 * MOST_OUTPUT_TOKENS, " output tokens together")
+        within("requests", outputs, 1, 4 * MOST_OUTPUT_TOKENS, " output tokens together")
         if not self.enable_chunked_prefill and self.max_num_batched_tokens < self.max_model_len:
             raise BadScenario(
                 "max_num_batched_tokens",

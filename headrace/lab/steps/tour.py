@@ -116,9 +116,9 @@ STOPS = (
     Stop(
         "preemption",
         "Preemption",
-        "Nobody knows how long an output will be, so more requests may run than fit at their full length. If no block "
-        "is free, a request is preempted: it loses its blocks and returns to the queue. Its tokens are kept, and what "
-        "the prefix cache still holds need not be computed again.",
+        "The length of an output is not known in advance, so more requests may run than fit at their full length. If "
+        "no block is free, a request is preempted: it loses its blocks and returns to the queue. Its tokens are kept, "
+        "and what the prefix cache still holds need not be computed again.",
         "Three requests share 16 blocks. Follow the preempted one: it waits, resumes, and computes its lost tokens in "
         "one prefill row.",
         (("Three requests, 16 blocks", _TIGHT),),

@@ -65,6 +65,7 @@ class Life:
     __slots__ = (
         "arrived",
         "chunks",
+        "decodes",
         "dropped",
         "end",
         "finish",
@@ -75,7 +76,6 @@ class Life:
         "spans",
         "tenant",
         "tokens",
-        "tokens_dropped",
         "wait",
     )
 
@@ -89,7 +89,8 @@ class Life:
         self.chunks: list[Chunk] = []
         self.marks: list[Mark] = []
         self.tokens = array("f")
-        self.output_tokens = self.tokens_dropped = self.dropped = 0
+        self.output_tokens = self.dropped = 0
+        self.decodes = False
         self.end: float | None = None
         self.finish: dict[str, Any] | None = None
 
@@ -97,6 +98,7 @@ class Life:
         """A stage begins, and the one before it ends."""
         if self.spans[-1][0] is not stage:
             self.spans.append((stage, max(at, self.spans[-1][1])))
+            self.decodes = stage is Stage.DECODE
 
     def mark(self, at: float, event: str, **facts: Any) -> None:
         """Something happened."""
@@ -144,7 +146,7 @@ class Life:
                 for chunk in self.chunks
             ],
             "token_seconds": [round(value, 6) for value in self.tokens],
-            "token_seconds_dropped": self.tokens_dropped,
+            "token_seconds_dropped": self.output_tokens - len(self.tokens) if self.tokens else 0,
             "events": [{"seconds": since(mark.at), "event": mark.event, **mark.facts} for mark in self.marks],
             "events_dropped": self.dropped,
             "finish": self.finish,

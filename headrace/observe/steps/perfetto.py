@@ -12,6 +12,7 @@ The format: https://docs.google.com/document/d/1CvAClvFfyA5R-PhYUmn5OOQtYMH4h6I0
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator
 from typing import Any
 
@@ -28,10 +29,16 @@ _COUNTERS = ("running", "waiting", "blocks_held")
 
 
 def trace(
-    steps: Iterable[StepRecord], lives: Iterable[tuple[str, Life]], now: float | None = None
+    steps: Iterable[StepRecord],
+    lives: Iterable[tuple[str, Life]],
+    now: float | None = None,
+    since: float = -math.inf,
 ) -> dict[str, Any]:
-    """A trace of steps and requests; open requests end ``now``."""
-    steps, lives = list(steps), sorted(lives, key=lambda each: each[1].arrived)
+    """A trace of steps and requests; open requests end ``now``. Requests that ended, and tokens, before ``since`` are
+    left out."""
+    steps = list(steps)
+    lives = [each for each in lives if each[1].end is None or each[1].end >= since]
+    lives.sort(key=lambda each: each[1].arrived)
     begins = [step.began for step in steps[:1]] + [life.arrived for _, life in lives[:1]]
     begins += [mark.at for _, life in lives for mark in life.marks[:1]]
     clock = _Clock(min(begins, default=0.0))
@@ -47,7 +54,7 @@ def trace(
         events.append(_name("process_name", REQUESTS, 0, "requests"))
     for track, (request_id, life) in enumerate(lives, 1):
         events.append(_name("thread_name", REQUESTS, track, request_id))
-        events += _life(life, track, clock, now)
+        events += _life(life, track, clock, now, since)
     return {"traceEvents": events, "displayTimeUnit": "ms", "otherData": {"producer": "headrace"}}
 
 
@@ -115,7 +122,7 @@ def _step(step: StepRecord, clock: _Clock) -> Iterator[dict[str, Any]]:
         }
 
 
-def _life(life: Life, track: int, clock: _Clock, now: float | None) -> Iterator[dict[str, Any]]:
+def _life(life: Life, track: int, clock: _Clock, now: float | None, since: float) -> Iterator[dict[str, Any]]:
     for span in life.stages(now):
         yield clock.slice(span.stage.value, REQUESTS, track, span.start, span.end)
         if span.stage is not Stage.PREFILL:
@@ -137,7 +144,8 @@ def _life(life: Life, track: int, clock: _Clock, now: float | None) -> Iterator[
                 )
                 mark = end
     for number, seconds in enumerate(life.tokens, 1):
-        yield clock.instant("token", track, life.arrived + seconds, number=number)
+        if life.arrived + seconds >= since:
+            yield clock.instant("token", track, life.arrived + seconds, number=number)
     for each in life.marks:
         yield clock.instant(each.event.replace("_", " "), track, each.at, **each.facts)
     if life.finish is not None and life.end is not None:

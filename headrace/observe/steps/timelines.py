@@ -205,13 +205,14 @@ class Timelines:
 
 
 def _emitted(life: Life, count: int, now: float) -> None:
-    if life.spans[-1][0] is not Stage.DECODE:
+    """This runs once per generated token."""
+    if not life.decodes:
         life.enter(Stage.DECODE, now)
     life.output_tokens += count
-    if len(life.tokens) < MOST_TIMES_EACH:
-        life.tokens.extend([now - life.arrived] * count)
+    if count == 1 and life.output_tokens <= MOST_TIMES_EACH:
+        life.tokens.append(now - life.arrived)
     else:
-        life.tokens_dropped += count
+        life.tokens.extend([now - life.arrived] * min(count, MOST_TIMES_EACH - len(life.tokens)))
 
 
 def _admitted(life: Life, event: Admitted, now: float) -> None:

@@ -59,7 +59,7 @@ class StepRoutes:
     """The endpoints.
 
     ``live`` returns the steps of this server with a number above the first argument, at most as many as the second one
-    says, in a format. ``simulate`` runs a simulation on another thread; it raises ValueError with the attribute
+    says, in a format. ``simulate`` runs a simulation, on another thread; it raises ValueError with the attribute
     ``field`` for one beyond its bounds. ``tour`` lists the stops.
     """
 
@@ -91,8 +91,7 @@ class StepRoutes:
         form = read_format(request)
         after = _number(request, "after", -1, -1, 1 << 62)
         limit = _number(request, "limit", 200, 1, MOST_STEPS)
-        shown = await self._live(after, limit, form)
-        return download(shown, "steps") if form == "perfetto" else JSONResponse(shown)
+        return await asyncio.to_thread(_shown, await self._live(after, limit, form), form, "steps")
 
     async def simulate(self, request: Request) -> Response:
         """``POST /v1/simulations``: simulate a small workload, and return all of its steps. One runs at a time."""
@@ -104,16 +103,23 @@ class StepRoutes:
         self._asked += 1
         try:
             async with self._simulating:
-                shown = await asyncio.to_thread(self._simulate, body.model_dump(), form)
+                return await asyncio.to_thread(self._simulated, body, form)
         except ValueError as error:
             raise invalid(str(error), getattr(error, "field", None)) from None
         finally:
             self._asked -= 1
-        return download(shown, "simulation") if form == "perfetto" else JSONResponse(shown)
+
+    def _simulated(self, body: SimulationBody, form: str) -> Response:
+        return _shown(self._simulate(body.model_dump(), form), form, "simulation")
 
     async def tour(self, request: Request) -> Response:
         """``GET /v1/tour``: the stops of the guided tour, with the bodies of their simulations."""
         return JSONResponse({"object": "list", "data": list(self._tour())})
+
+
+def _shown(film: Film, form: str, name: str) -> Response:
+    """The response; to be made on another thread, as it may have megabytes."""
+    return download(film, name) if form == "perfetto" else JSONResponse(film)
 
 
 def _number(request: Request, name: str, default: int, least: int, most: int) -> int:
