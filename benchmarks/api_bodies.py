@@ -123,9 +123,14 @@ class Sent(NamedTuple):
     media: str = ""
 
 
+ENDLESS = frozenset({"/v1/dashboard/stream"})
+"""Routes whose response has no end; drawn requests would wait for it."""
+
+
 def operations(document: Document) -> list[tuple[str, str]]:
-    """Method and path of every route; those that end or delete something come last."""
-    routes = [(method.upper(), path) for path, entry in document["paths"].items() for method in entry]
+    """Method and path of every route with an end; those that end or delete something come last."""
+    paths = {path: entry for path, entry in document["paths"].items() if path not in ENDLESS}
+    routes = [(method.upper(), path) for path, entry in paths.items() for method in entry]
     return sorted(routes, key=lambda route: (route[0] == "DELETE", route[1].endswith("/cancel")))
 
 

@@ -108,6 +108,8 @@ def http_page() -> str:
         f"| `{each.method.upper()} {each.path}` | {each.access} | {each.summary} |" for each in OPERATIONS
     ]
     lines += [
+        "| `GET /` | public | Links to the pages of this server. |",
+        "| `GET /dashboard` | public | The dashboard, and with `/{file}` its scripts and styles. It asks for a key. |",
         "| `GET /docs` | public | Interactive API documentation. |",
         "| `GET /openapi.json` | public | The OpenAPI document of the API. |",
     ]

@@ -228,6 +228,7 @@ def _make_app(
     model.prompts = prompts.policy
     history = open_history(all_options.warm)
     recall = make_recall(caching, all_options.semantic, loaded, service, history)
+
     serving = _make_serving(options, recall, model, make_recorder(all_options.warm, history))
     notes, api = serving.notes, Api(serving)
     warming = Warming(all_options.warm, caching, options, recall, model, history)
@@ -240,15 +241,14 @@ def _make_app(
     status = _make_status(loaded, service, model, notes, folds, prompts, warming.not_yet, embedding.cards)
     stats = (folds.metrics.caches.stats, folds.savings.stats)
     caches = CacheApi(recall, *stats, max_body_bytes=options.max_body_bytes)
-    accounts = UsageReport(
-        service, folds.usage.tenants, folds.usage_of, folds.cost.device, partial(focus_csv, folds.cost)
-    )
+    focus = partial(focus_csv, folds.cost)
+    accounts = UsageReport(service, folds.usage.tenants, folds.usage_of, folds.cost.device, focus)
+    abort = Abort(notes, max_body_bytes=options.max_body_bytes)
     responses = open_responses(options, serving)
     batch = open_batches(all_options.batch, options, recall, model, notes)
+    messages = Messages(serving)
     tuning = make_tuning(all_options, loaded.engine, service)
     more = (
-        Messages(serving),
-        Abort(notes, max_body_bytes=options.max_body_bytes),
         status,
         SessionsApi(model),
         Pause(service),
@@ -261,7 +261,7 @@ def _make_app(
         *_make_pages(loaded, all_options, model, service, notes, folds),
         Docs(__version__),
     )
-    routes = [route for part in (api, responses, *more) for route in part.routes()]
+    routes = [route for part in (api, responses, messages, abort, *more) for route in part.routes()]
     beside: list[Beside] = [keys, *([history] if history else []), warming.warmer, systemd.watch]
     beside += [responses.background, *batch.beside, embedding.worker, tuning.task]
     exchanges = hooks(all_options.observability, folds.page, notes, traces, model.text_seconds)

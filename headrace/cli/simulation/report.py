@@ -104,6 +104,7 @@ def _document(run: SimulatedRun, settings: Mapping[str, Any]) -> dict[str, Any]:
         "classes": [asdict(part) for part in told.classes],
         "tenants": [asdict(part) for part in told.tenants],
         "timeline": told.timeline,
+        "experiments": run.experiments,
     }
 
 

@@ -144,6 +144,7 @@ class SimulatedRun(NamedTuple):
     cache: CacheOptions
     machine: Machine
     outcome: Outcome
+    experiments: Sequence[dict[str, Any]] = ()
 
 
 def _names(given: Sequence[Options]) -> list[str]:
@@ -190,7 +191,8 @@ def _simulate(
         fleet.run(from_calls(meter.count(calls), Synthesis(seed=load.seed), load.max_tokens, wanted))
     result = outcome(fleet.tally, slo, [replica.runner.busy_seconds for replica in fleet.replicas])
     rows = [{"run": name, "round": 1, **row} for row in fleet.tally.rows]
-    return SimulatedRun(name, options.scheduler, options.cache, machine, result), rows
+    reports = () if trial is None else trial.reports()
+    return SimulatedRun(name, options.scheduler, options.cache, machine, result, reports), rows
 
 
 def _machine(options: Options, on: MachineFlags) -> tuple[Options, Machine]:

@@ -38,9 +38,13 @@ class Trial:
             raise ConfigError(f"--experiment: {error}") from None
         return steering
 
+    def reports(self) -> list[dict[str, Any]]:
+        """The experiment of each replica, as the server reports it."""
+        return [each.report() for each in self._experiments]
+
     def lines(self, name: str) -> list[str]:
         """What came of it."""
         return [
             f"experiment, {name}",
-            *(line for each in self._experiments for line in describe(each.report())),
+            *(line for each in self.reports() for line in describe(each)),
         ]

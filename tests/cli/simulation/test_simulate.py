@@ -42,6 +42,19 @@ def test_a_trace_on_a_device_is_told_and_written(trace, tmp_path):
     assert told["settings"]["replicas"] == 2
 
 
+def test_an_experiment_is_written_as_the_server_reports_it(trace, tmp_path):
+    file, out = tmp_path / "experiment.yaml", tmp_path / "sim.json"
+    body = {"setting": "max_running", "treatment": 4, "metric": "requests_per_second"}
+    file.write_text(json.dumps(body | {"window_seconds": 0.2, "burn_in_seconds": 0.1, "max_seconds": 2}))
+    run("--trace", trace, "--experiment", file, "--output", out, "--requests", "200", "--resample")
+    (report,) = json.loads(out.read_text())["experiments"]
+    assert (report["setting"], report["treatment"], report["object"]) == ("max_running", 4, "experiment")
+    assert report["pairs"] >= 1
+    assert set(report["effect"]) == {"change", "interval", "e_value"}
+    run("--trace", trace, "--output", out)
+    assert json.loads(out.read_text())["experiments"] == []
+
+
 @pytest.mark.parametrize("policy", ["fair", "fcfs", "priority", "static"])
 def test_equal_runs_write_equal_files(trace, tmp_path, policy):
     files = [tmp_path / "a.json", tmp_path / "b.json"]

@@ -69,6 +69,8 @@ from headrace.serve.http.operations.access_log import log_access
 from headrace.serve.http.operations.pause import Pause
 from headrace.serve.http.operations.status import Status
 from headrace.serve.http.operations.usage_report import UsageReport
+from headrace.serve.http.pages.broadcast import Broadcast
+from headrace.serve.http.pages.routes import Pages
 from headrace.serve.http.prompts.markers import chosen
 from headrace.serve.http.prompts.policy import PromptPolicy
 from headrace.serve.http.prompts.routes import SessionsApi
@@ -81,6 +83,7 @@ from headrace.serve.service import Service
 from headrace.serve.sessions import Sessions
 from headrace.serve.text.template import ChatTemplate
 from tests.doubles.scripted_runner import ScriptedRunner
+from tests.doubles.topics import Topics
 from tests.serve.text.vocabularies import byte_level
 
 TEMPLATE = (
@@ -261,6 +264,7 @@ def build_house(options: dict) -> tuple[House, ASGIApp]:
         *tuning.endpoints,
         *make_stepping(engine, service, notes, lives, book.explain, {"block_size": block_size}),
         SessionsApi(model),
+        Pages(Broadcast(service, Topics(), options.get("snapshot_seconds", 0.01))),
         Docs("0"),
     )
     worker = EmbeddingWorker(service, limits, 0.2)

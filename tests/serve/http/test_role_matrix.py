@@ -70,6 +70,10 @@ PAUSES = ("POST /pause", "POST /resume")
 RESULTS |= {"POST /v1/files": {"tenant": 400, "other": 400, "admin": 400}}
 
 
+QUERIES = {"GET /v1/dashboard/stream": "?count=1"}
+"""Queries of routes whose response has no end by itself."""
+
+
 def bearer(key):
     return {} if key == "none" else {"Authorization": f"Bearer {key}"}
 
@@ -100,7 +104,8 @@ def own(house):
 
 def send(house, route, key, own):
     method, path = route.split(" ")
-    path = path.replace("{model:path}", "fox").replace("{id}", own)
+    path = path.replace("{model:path}", "fox").replace("{id}", own).replace("{file}", "app.js")
+    path += QUERIES.get(route, "")
     body = {name: own if value == "OWN" else value for name, value in BODIES.get(route, {}).items()}
     return house.client.request(method, path, json=body or None, headers=bearer(key))
 
@@ -133,6 +138,9 @@ def test_the_matrix_in_plain_numbers(house, own):
         "GET /health": (200, 200, 200, 200, 200),
         "GET /docs": (200, 200, 200, 200, 200),
         "GET /metrics": (401, 403, 403, 200, 200),
+        "GET /": (200, 200, 200, 200, 200),
+        "GET /dashboard": (200, 200, 200, 200, 200),
+        "GET /v1/dashboard/stream": (401, 200, 200, 200, 200),
         "GET /server_info": (401, 200, 200, 200, 200),
         "POST /v1/completions": (401, 200, 200, 403, 200),
         "GET /v1/requests/{id}": (401, 200, 404, 403, 200),

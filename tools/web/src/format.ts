@@ -55,7 +55,7 @@ export function money(value: Maybe, currency: string): string {
 }
 
 export function number(value: Maybe): string {
-  return value == null ? DASH : String(Number(value.toPrecision(5)));
+  return value == null ? DASH : Number.isInteger(value) ? whole.format(value) : String(Number(value.toPrecision(5)));
 }
 
 /** A name of the API as words: `no_slot` is "no slot". */

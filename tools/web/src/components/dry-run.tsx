@@ -13,14 +13,24 @@ interface Props {
   load: (dry: Experiment[]) => void;
 }
 
+/** What `headrace simulate --output` writes: one run, or several by their names. */
+interface Result {
+  experiments?: Experiment[];
+  runs?: Record<string, Result>;
+}
+
+function experimentsOf(result: Result): Experiment[] {
+  const found = [...(result.experiments ?? []), ...Object.values(result.runs ?? {}).flatMap(experimentsOf)];
+  if (!found.length || !found.every((each) => each.effect && each.setting)) throw new Error("it has no experiments");
+  return found;
+}
+
 export function DryRun({ live, dry, load }: Props) {
   const [wrong, setWrong] = useState("");
   const read = async (file: File | undefined) => {
     if (!file) return;
     try {
-      const { experiments } = JSON.parse(await file.text()) as { experiments?: Experiment[] };
-      if (!experiments?.every((each) => each.effect && each.setting)) throw new Error("it has no experiments");
-      load(experiments);
+      load(experimentsOf(JSON.parse(await file.text()) as Result));
       setWrong("");
     } catch (error) {
       setWrong(`${file.name} is not the result of a dry run: ${error instanceof Error ? error.message : error}`);
@@ -32,7 +42,7 @@ export function DryRun({ live, dry, load }: Props) {
     <Panel
       title="Dry run beside live"
       wide
-      note="headrace simulate --experiment FILE --experiment-output RESULT.json runs the same experiment in virtual time."
+      note="headrace simulate --experiment FILE --output RESULT.json runs the same experiment in virtual time."
     >
       <label>
         Result of a dry run
@@ -57,7 +67,7 @@ export function DryRun({ live, dry, load }: Props) {
         <Table
           caption="Dry run and live result"
           rows={rows}
-          rowKey={(row) => row.from}
+          rowKey={(row) => `${row.from} ${row.metric}`}
           empty=""
           columns={[
             { title: "Run", cell: (row) => row.from },

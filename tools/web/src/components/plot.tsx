@@ -19,6 +19,7 @@ interface Props {
   height?: number;
 }
 
+const CLOCK = new Intl.DateTimeFormat("en-GB", { hour: "2-digit", minute: "2-digit", second: "2-digit" });
 const WIDTHS = [2, 1.5, 1.5];
 
 function colour(element: Element, at: number): string {
@@ -29,6 +30,7 @@ function options(element: HTMLElement, props: Props): uPlot.Options {
   const style = getComputedStyle(element);
   const ink = style.getPropertyValue("--quiet").trim();
   const grid = { stroke: style.getPropertyValue("--rule").trim(), width: 1 };
+  const times = (_plot: uPlot, ticks: number[]) => ticks.map((tick) => CLOCK.format(1000 * tick));
   const axis = { stroke: ink, grid, ticks: { ...grid, size: 4 }, font: "12px system-ui, sans-serif" };
   return {
     width: element.clientWidth || 300,
@@ -36,7 +38,7 @@ function options(element: HTMLElement, props: Props): uPlot.Options {
     legend: { show: true, live: false },
     cursor: { drag: { x: false, y: false } },
     scales: { x: { time: !props.numbers }, y: { range: (_plot, low, high) => [Math.min(0, low), high > 0 ? high * 1.1 : 1] } },
-    axes: [axis, { ...axis, size: 64, values: (_plot, ticks) => ticks.map((tick) => props.format(tick)) }],
+    axes: [props.numbers ? axis : { ...axis, values: times, space: 80 }, { ...axis, size: 64, values: (_plot, ticks) => ticks.map((tick) => props.format(tick)) }],
     series: [
       {},
       ...props.lines.map((line, at) => ({

@@ -1,0 +1,57 @@
+"""Differences of readings."""
+
+from __future__ import annotations
+
+import pytest
+
+from headrace.observe.dashboard.reading import WINDOW_SECONDS, Readings, read
+from headrace.observe.resources.work import Peaks
+from tests.observe.dashboard.stories import Story
+
+
+def readings(story: Story, *times: float) -> Readings:
+    kept, of = Readings(), story.sources
+    for now in times:
+        kept.add(read(of.metrics, of.cost.ledger, of.work, story.loop, now))
+    return kept
+
+
+def test_the_window_keeps_its_length_whatever_the_pace() -> None:
+    for pace in (0.25, 1.0, 2.5):
+        kept = readings(Story(), *(pace * step for step in range(60)))
+        span = kept.span()
+        assert span is not None
+        assert WINDOW_SECONDS <= span.seconds < WINDOW_SECONDS + pace
+
+
+def test_two_readings_at_one_time_are_no_span() -> None:
+    assert readings(Story(), 1.0, 1.0).span() is None
+
+
+def test_a_step_that_lasts_the_whole_span_computes() -> None:
+    span = readings(Story(), 0.0).span()
+    assert span is None
+    story = Story()
+    story.answer("a", 0.0)
+    first = read(*(story.sources.metrics, story.sources.cost.ledger, story.sources.work, 0.0, 3.0))
+    kept = Readings()
+    kept.add(first)
+    kept.add(first._replace(at=4.0))
+    later = kept.span()
+    assert later is not None
+    assert later.shares() == {"computing": 1.0, "idle": 0.0, "overhead": 0.0}
+
+
+def test_utilization_is_known_where_the_peak_is() -> None:
+    story = Story()
+    kept = readings(story, 0.0)
+    story.answer("a", 0.0)
+    of = story.sources
+    kept.add(read(of.metrics, of.cost.ledger, of.work, 0.0, 3.0))
+    span = kept.span()
+    assert span is not None
+    done = of.work.done()
+    assert span.utilization(Peaks()) == (None, None)
+    assert span.utilization(Peaks(flops=done.flops)) == (pytest.approx(1 / 3), None)
+    assert span.utilization(Peaks(0.0, done.bytes)) == (None, pytest.approx(1 / 3))
+    assert span.prefill_share() == pytest.approx(1 / 3)
