@@ -72,10 +72,13 @@ class BlockPool:
         """The reference count of every block, by id."""
         return [block.refs for block in self._blocks] + [0] * (self.num_blocks - len(self._blocks))
 
-    def states(self, every: int = 1) -> list[tuple[int, bool]]:
-        """The reference count of one in ``every`` blocks, by id, and whether its content is cached."""
-        used = [(block.refs, bool(block.tokens)) for block in self._blocks[::every]]
-        return used + [(0, False)] * (-(-self.num_blocks // every) - len(used))
+    def states(self, most: int) -> tuple[int, list[tuple[int, bool]]]:
+        """Reference count, and whether its content is cached, of one in so many of the blocks used so far, by id.
+
+        The first value is how many: the smallest number with which there are at most ``most``.
+        """
+        every = max(1, -(-len(self._blocks) // most))
+        return every, [(block.refs, bool(block.tokens)) for block in self._blocks[::every]]
 
     # -- references --------------------------------------------------------------------------------
 

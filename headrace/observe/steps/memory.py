@@ -1,4 +1,4 @@
-"""All blocks of a pool as a picture: one letter for each block, or for one in so many blocks of a large pool.
+"""The blocks of a pool as a picture: one letter for each block, or for one in so many. The rest was never used.
 
 | letter | state of the block |
 |---|---|
@@ -17,7 +17,10 @@ from headrace.core.memory.block_pool import BlockPool
 from headrace.observe.steps.record import Memory
 
 MOST_CELLS = 1024
-"""Letters of one picture, which bounds its cost: of a larger pool, one in so many blocks is shown."""
+"""Letters of one picture, which bounds its cost: of more blocks, one in so many is shown."""
+
+LEAST_CELLS = 512
+"""Of blocks that were never used, only as many are shown as fill a picture of this size."""
 
 
 def memory_of(
@@ -26,15 +29,17 @@ def memory_of(
     tables: Mapping[str, tuple[int, ...]] | None = None,
 ) -> Memory:
     """The blocks of a pool, between two steps. ``copied`` are used blocks whose content was copied."""
-    every = -(-pool.num_blocks // MOST_CELLS)
+    every, states = pool.states(MOST_CELLS)
     cells = []
-    for cell, (refs, has_content) in enumerate(pool.states(every)):
+    for cell, (refs, has_content) in enumerate(states):
         if refs > 1:
             cells.append("s")
         elif refs:
             cells.append("k" if cell * every in copied else "u")
         else:
             cells.append("c" if has_content else "f")
+    if every == 1:
+        cells += ["f"] * (min(pool.num_blocks, LEAST_CELLS) - len(cells))
     lower = pool.lower
     return Memory(
         pool.num_blocks,

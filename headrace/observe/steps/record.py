@@ -57,7 +57,8 @@ class Waiting(NamedTuple):
 
 
 class Memory(NamedTuple):
-    """Blocks by their state. ``cells`` has a letter for one in ``blocks_per_cell`` blocks (see `memory`).
+    """Blocks by their state. ``cells`` has a letter for one in ``blocks_per_cell`` blocks (see `memory`); blocks beyond
+    the last cell were never used.
 
     ``tables`` are the block tables of the running requests, if they are known.
     """

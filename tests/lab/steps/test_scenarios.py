@@ -112,6 +112,7 @@ def test_the_tour_has_bodies_that_the_endpoint_takes():
         ("requests", {"requests": ()}),
         ("requests", {"requests": (Asked(1, 1),) * 33}),
         ("requests", {"requests": (Asked(4096, 1),) * 5}),
+        ("requests", {"requests": (Asked(8, 256),) * 5}),
         ("requests[0].prompt_tokens", {"requests": (Asked(0, 1),)}),
         ("requests[0].output_tokens", {"requests": (Asked(1, 257),)}),
         ("requests[1].shared_tokens", {"requests": (Asked(8, 1), Asked(8, 1, shared_tokens=9))}),

@@ -29,7 +29,7 @@ export interface Memory {
   cached: number;
   host: number;
   disk: number;
-  /** One letter for one in `blocks_per_cell` blocks: free, cached, used, copied (k), shared. */
+  /** One letter for one in `blocks_per_cell` blocks: free, cached, used, copied (k), shared. The rest is free. */
   cells: string;
   blocks_per_cell: number;
   tables: Record<string, number[]>;
