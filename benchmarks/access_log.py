@@ -115,7 +115,8 @@ def _cpu_seconds(url: str) -> float:
     return float(found[1])
 
 
-async def _load(url: str, clients: int, seconds: float, max_tokens: int) -> Round:
+async def load_round(url: str, clients: int, seconds: float, max_tokens: int) -> Round:
+    """One round of load."""
     cpu = _cpu_seconds(url)
     began = time.monotonic()
     done = await asyncio.gather(*(_client(url, each, began + seconds, max_tokens) for each in range(clients)))
@@ -124,12 +125,12 @@ async def _load(url: str, clients: int, seconds: float, max_tokens: int) -> Roun
     return Round(requests / spent, tokens / spent, (_cpu_seconds(url) - cpu) / requests * 1e3)
 
 
-def _report(unit: str, on: list[float], off: list[float]) -> None:
-    """Ratios of the rounds with the log to the mean of the two rounds without it around them, and the control's."""
+def report(unit: str, what: str, on: list[float], off: list[float]) -> None:
+    """Ratios of the rounds with ``what`` to the mean of the two rounds without it around them, and the control's."""
     around = [(one + other) / 2 for one, other in pairwise(off)]
     ratios = [mine / other for mine, other in zip(on, around, strict=True)]
     control = [one / other for one, other in pairwise(off)]
-    for name, values in (("with the log", ratios), ("control", control)):
+    for name, values in ((what, ratios), ("control", control)):
         low, high = _interval(values)
         print(
             f"{unit}: {name} {median(values):.4f} in the median, mean {mean(values):.4f} ({low:.4f} to {high:.4f})"
@@ -160,7 +161,7 @@ def main() -> None:
 
         def measure(logged: bool) -> Round:
             server.set_access_log(logged)
-            result = asyncio.run(_load(server.url, args.clients, args.round_seconds, args.max_tokens))
+            result = asyncio.run(load_round(server.url, args.clients, args.round_seconds, args.max_tokens))
             print(
                 f"access log {'on ' if logged else 'off'} {result.requests_per_second:8.1f} requests/s "
                 f"{result.tokens_per_second:9.0f} tokens/s {result.cpu_milliseconds:7.3f} CPU ms/request",
@@ -174,8 +175,11 @@ def main() -> None:
             on.append(measure(True))
             off.append(measure(False))
         lines = sum(" access " in line for line in server.log.read_text().splitlines())
-    _report("tokens/s", [each.tokens_per_second for each in on], [each.tokens_per_second for each in off])
-    _report("CPU ms/request", [r.cpu_milliseconds for r in on], [r.cpu_milliseconds for r in off])
+    what = "with the log"
+    report(
+        "tokens/s", what, [each.tokens_per_second for each in on], [each.tokens_per_second for each in off]
+    )
+    report("CPU ms/request", what, [r.cpu_milliseconds for r in on], [r.cpu_milliseconds for r in off])
     print(f"access lines written: {lines}")
 
 

@@ -29,6 +29,7 @@ export function change(value: Maybe): string {
 
 export function seconds(value: Maybe): string {
   if (value == null) return DASH;
+  if (value === 0) return "0 s";
   if (value < 0.001) return `${(value * 1e6).toFixed(0)} µs`;
   if (value < 1) return `${(value * 1e3).toFixed(value < 0.01 ? 1 : 0)} ms`;
   if (value < 120) return `${value.toFixed(value < 10 ? 2 : 0)} s`;

@@ -35,7 +35,7 @@ function options(element: HTMLElement, props: Props): uPlot.Options {
   return {
     width: element.clientWidth || 300,
     height: props.height ?? 180,
-    legend: { show: true, live: false },
+    legend: { show: true, live: false, markers: { fill: (_plot, at) => colour(element, at - 1) } },
     cursor: { drag: { x: false, y: false } },
     scales: { x: { time: !props.numbers }, y: { range: (_plot, low, high) => [Math.min(0, low), high > 0 ? high * 1.1 : 1] } },
     axes: [props.numbers ? axis : { ...axis, values: times, space: 80 }, { ...axis, size: 64, values: (_plot, ticks) => ticks.map((tick) => props.format(tick)) }],

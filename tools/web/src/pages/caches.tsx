@@ -1,6 +1,6 @@
 // Caches: hits, misses, savings and sizes of each layer.
 
-import { Bar } from "../components/bar";
+import { HitRate } from "../components/hit-rate";
 import { Panel } from "../components/panel";
 import { Table } from "../components/table";
 import { bytes, count, money, seconds, words } from "../format";
@@ -37,7 +37,7 @@ function Layers({ layers }: { layers: Layer[] }) {
         empty="No cache layer has been used yet."
         columns={[
           { title: "Layer", cell: ([name]) => words(name) },
-          { title: "Hit rate", cell: ([name, it]) => (it.hit_rate == null ? "–" : <Bar value={it.hit_rate} label={name} />) },
+          { title: "Hit rate", cell: ([name, it]) => <HitRate layer={name} rate={it.hit_rate} /> },
           { title: "Hits", number: true, cell: ([, it]) => count(it.hits) },
           { title: "Misses", number: true, cell: ([, it]) => count(it.misses) },
           { title: "Mean lookup", number: true, cell: ([, it]) => seconds(it.lookup_seconds_mean) },

@@ -3,6 +3,7 @@
 import { Bar } from "../components/bar";
 import { Columns } from "../components/columns";
 import { Figures } from "../components/figures";
+import { HitRate } from "../components/hit-rate";
 import { Panel } from "../components/panel";
 import { Plot } from "../components/plot";
 import { Table } from "../components/table";
@@ -168,8 +169,7 @@ function Hits({ facts }: { facts: Facts }) {
           { title: "Hits", number: true, cell: ([, layer]) => count(layer.hits) },
           {
             title: "Hit rate",
-            cell: ([name, layer]) =>
-              layer.hit_rate == null ? "–" : <Bar value={layer.hit_rate} label={`${words(name)} hit rate`} />,
+            cell: ([name, layer]) => <HitRate layer={name} rate={layer.hit_rate} />,
           },
         ]}
       />
