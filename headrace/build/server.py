@@ -20,6 +20,7 @@ from headrace.build.caching.warming import Warming, make_recorder, open_history
 from headrace.build.model import Loaded, close, describe, load, timed, warm_up
 from headrace.build.operations.dashboard import make_pages
 from headrace.build.operations.folds import Folds, make_folds
+from headrace.build.operations.kv_events import open_kv_events
 from headrace.build.operations.observability import (
     SystemdLink,
     Traces,
@@ -95,6 +96,7 @@ def build_app(options: Options) -> tuple[ASGIApp, AbstractAsyncContextManager[No
     tape = open_tape(options.server)
     models = load_pooling(options)
     loaded = load(options, tape.tell if tape else None)
+    kv_events = open_kv_events(loaded, options)
     built = _make_app(loaded, options, keys, traces, with_served(models, options, loaded))
     recall = built.recall
 
@@ -106,10 +108,9 @@ def build_app(options: Options) -> tuple[ASGIApp, AbstractAsyncContextManager[No
         finally:
             if recall.service.stop():
                 close(loaded)
-            if tape:
-                tape.close()
-            if traces:
-                traces.close()
+            for each in (tape, traces, kv_events):
+                if each:
+                    each.close()
 
     return built.app, running()
 
@@ -145,6 +146,7 @@ def _serve(options: Options, began: float, libraries: float, when_loaded: Callab
     tape = open_tape(options.server)
     models = load_pooling(options)
     loaded = load(options, tape.tell if tape else None)
+    kv_events = open_kv_events(loaded, options)
     models = with_served(models, options, loaded)
     warm_up(loaded)
     when_loaded()
@@ -182,10 +184,9 @@ def _serve(options: Options, began: float, libraries: float, when_loaded: Callab
         run_server(Apps(built.app, metrics), recall.service, options.server, ready, reload)
     finally:
         saved = close(loaded) if recall.service.stop() else ""
-        if tape:
-            tape.close()
-        if traces:
-            traces.close()
+        for each in (tape, traces, kv_events):
+            if each:
+                each.close()
         fields = {"finished_requests": recall.service.finished_requests, "saved": saved or None}
         shutdown.info("server stopped", extra={"fields": fields})
 

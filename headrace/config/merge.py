@@ -10,6 +10,7 @@ from typing import Any, get_type_hints
 
 from headrace.config.errors import ConfigError
 from headrace.config.foreign import model_advice
+from headrace.config.objects.kv_events import kv_events_text
 from headrace.config.parts import PARTS, Options, Source
 from headrace.config.profiles import PROFILES
 from headrace.config.sources import Setting, from_call, from_environment, from_yaml
@@ -21,6 +22,9 @@ LISTS = ("allowed_origins", "api_key", "admin_key", "metrics_key", "response_cac
 
 SECRETS = ("api_key", "admin_key", "metrics_key", "response_cache_secret")
 """Options whose values no error may show, because errors end up in logs."""
+
+OBJECTS = {"speculative_config": speculation_text, "kv_events_config": kv_events_text}
+"""Options whose values are JSON objects, and what checks them."""
 
 
 def options(given: Mapping[str, Any], file: Path | None = None, *, keywords: bool = False) -> Options:
@@ -80,8 +84,8 @@ def _parsed(name: str, setting: Setting) -> Any:
     value = setting.value
     if name in LISTS and isinstance(value, str):
         value = (value,)
-    if name == "speculative_config":
-        value = speculation_text(setting.label, value)
+    if name in OBJECTS:
+        value = OBJECTS[name](setting.label, value)
     return parse_option(name, setting.label, value)
 
 

@@ -10,7 +10,7 @@ from pydantic import Field
 
 @dataclass(frozen=True, slots=True)
 class ObservabilityOptions:
-    """What the server logs, and where it sends traces."""
+    """What the server logs, and where it sends traces and events of the prefix cache."""
 
     log_level: Annotated[
         Literal["debug", "info", "warning", "error"], Field(description="Lowest level that is logged.")
@@ -30,6 +30,14 @@ class ObservabilityOptions:
         Field(
             description="URL of an OpenTelemetry collector (OTLP over HTTP, for example "
             "http://localhost:4318/v1/traces) that receives a trace of each request; needs the extra otel "
+            "(default: none)."
+        ),
+    ] = None
+    kv_events_config: Annotated[
+        str | None,
+        Field(
+            description="Publish over ZeroMQ which blocks the prefix cache gains and loses, in vLLM's format. A JSON "
+            "object with endpoint, replay_endpoint, topic and more; see the guide. Needs the extra kv-events "
             "(default: none)."
         ),
     ] = None

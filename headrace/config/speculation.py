@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from headrace.config.errors import ConfigError, suggestion
+from headrace.config.objects.readers import Reader, json_object, read_keys, switch, text, whole_number
 from headrace.config.quantities import parse_size
 
 METHODS = ("ngram", "suffix", "prediction", "cached", "draft_model")
 
 QUANTIZATIONS = ("int8", "int4", "w4a8")
+
+EXAMPLE = '{"method": "ngram", "num_speculative_tokens": 8}'
 
 MOST_TOKENS = 64
 """The largest ``num_speculative_tokens``: longer drafts hardly ever pay."""
@@ -47,16 +50,12 @@ def read_speculation(label: str, value: str | Mapping[str, Any]) -> SpeculativeC
     Raises:
         ConfigError: it is no JSON object, or a key or a value is unknown.
     """
-    given = _object(label, value)
-    for key in given:
-        if key not in _READERS:
-            known = ", ".join(_READERS)
-            raise ConfigError(f"{label}: there is no key {key!r}{suggestion(key, _READERS)}; known: {known}")
+    given = json_object(label, value, EXAMPLE)
+    read = read_keys(label, given, _READERS)
     if "method" not in given:
         raise ConfigError(
             f"{label}: the key 'method' is missing: one of {', '.join(METHODS)}, or a list of them"
         )
-    read = {key: _READERS[key](f"{label}: {key}", value) for key, value in given.items()}
     config = SpeculativeConfig(methods=read.pop("method"), **read)
     if config.prompt_lookup_min > config.prompt_lookup_max:
         raise ConfigError(
@@ -85,21 +84,9 @@ def speculation_text(label: str, value: Any) -> Any:
     """
     if value is None:
         return None
-    given = _object(label, value)
+    given = json_object(label, value, EXAMPLE)
     read_speculation(label, given)
     return json.dumps(given, sort_keys=True)
-
-
-def _object(label: str, value: Any) -> Mapping[str, Any]:
-    example = '{"method": "ngram", "num_speculative_tokens": 8}'
-    if isinstance(value, str):
-        try:
-            value = json.loads(value)
-        except ValueError as error:
-            raise ConfigError(f"{label}: expected a JSON object such as {example}: {error}") from None
-    if not isinstance(value, Mapping):
-        raise ConfigError(f"{label}: expected a JSON object such as {example}, got {value!r}")
-    return value
 
 
 def _methods(label: str, value: Any) -> tuple[str, ...]:
@@ -113,27 +100,6 @@ def _methods(label: str, value: Any) -> tuple[str, ...]:
     return tuple(dict.fromkeys(names))
 
 
-def _count(least: int, most: int) -> Callable[[str, Any], int]:
-    def read(label: str, value: Any) -> int:
-        if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= most:
-            raise ConfigError(f"{label}: expected a whole number from {least} to {most}, got {value!r}")
-        return value
-
-    return read
-
-
-def _switch(label: str, value: Any) -> bool:
-    if not isinstance(value, bool):
-        raise ConfigError(f"{label}: expected true or false, got {value!r}")
-    return value
-
-
-def _text(label: str, value: Any) -> str:
-    if not isinstance(value, str) or not value:
-        raise ConfigError(f"{label}: expected a text, got {value!r}")
-    return value
-
-
 def _scheme(label: str, value: Any) -> str:
     if value not in QUANTIZATIONS:
         raise ConfigError(f"{label}: expected one of {', '.join(QUANTIZATIONS)}, got {value!r}")
@@ -142,20 +108,20 @@ def _scheme(label: str, value: Any) -> str:
 
 def _bytes(label: str, value: Any) -> int:
     try:
-        size = parse_size(value) if isinstance(value, str) else _count(1, 1 << 50)(label, value)
+        size = parse_size(value) if isinstance(value, str) else whole_number(1, 1 << 50)(label, value)
     except ValueError as error:
         raise ConfigError(f"{label}: {error}" if not isinstance(error, ConfigError) else str(error)) from None
     return size
 
 
-_READERS: Mapping[str, Callable[[str, Any], Any]] = {
+_READERS: Mapping[str, Reader] = {
     "method": _methods,
-    "num_speculative_tokens": _count(1, MOST_TOKENS),
-    "adaptive": _switch,
-    "prompt_lookup_min": _count(1, MOST_TOKENS),
-    "prompt_lookup_max": _count(1, MOST_TOKENS),
+    "num_speculative_tokens": whole_number(1, MOST_TOKENS),
+    "adaptive": switch,
+    "prompt_lookup_min": whole_number(1, MOST_TOKENS),
+    "prompt_lookup_max": whole_number(1, MOST_TOKENS),
     "suffix_max_bytes": _bytes,
-    "model": _text,
-    "revision": _text,
+    "model": text,
+    "revision": text,
     "quantization": _scheme,
 }

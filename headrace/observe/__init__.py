@@ -6,6 +6,7 @@
 - `requests`, `reasons`: the explanation of one request. `usage`: usage of each tenant.
 - `steps`: the last steps and the lives of requests, as pages and trace viewers show them.
 - `prefixes`: where prompts left the prefix cache, and why.
+- `kv_events`: what the prefix cache holds, for cache-aware routers.
 - `tenant_savings`: what the caches saved each tenant.
 - `cost`: the cost of requests. `resources`: threads, device, energy, work and traffic as metrics.
 - `fairness`, `waste`: Jain's fairness index and unused KV memory, also used by `headrace.lab`.

@@ -4,6 +4,7 @@
 - `folds`: the folds over the engine's events.
 - `recording`: recordings of the engine's decisions.
 - `stepping`: the steps of the server, and timelines of requests.
+- `kv_events`: what the prefix cache holds, published for routers.
 - `tuning`: experiments and the tuner.
 - `dashboard`: the pages in the browser.
 """

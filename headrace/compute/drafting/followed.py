@@ -110,7 +110,7 @@ class DraftPages:
             return
         some = tokens[first * size : whole * size]
         keys = chained_keys(state.parent, some, size)
-        self._pool.register_chain(state.table[first:whole], state.parent, some, keys)
+        self._pool.register_chain(state.table[first:whole], state.parent, some, keys, first)
         state.parent, state.registered = keys[-1], whole
 
     def drop(self, request_id: str) -> None:

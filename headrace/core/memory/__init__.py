@@ -2,6 +2,7 @@
 
 - `block_pool`: the device's blocks, their reference counts, and the prefix cache over them.
 - `block_table`: the blocks of each running sequence.
+- `content`: the port for who wants to hear what the prefix cache holds.
 - `eviction`: eviction order and policies.
 - `retention`: retention priority that a request asked for.
 - `prefix_hit`: the result of a prefix lookup.

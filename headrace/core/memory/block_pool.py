@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterable, Sequence
 
 from headrace.core.block_keys import chained_key
 from headrace.core.events import Event, Evicted, EvictReason
+from headrace.core.memory.content import ContentListener
 from headrace.core.memory.eviction import UNRANKED, Block, EvictionOrder, EvictionPolicy, mark
 from headrace.core.memory.lower_tier import Held
 from headrace.core.memory.prefix_hit import PrefixHit
@@ -58,6 +59,7 @@ class BlockPool:
         self._children: dict[tuple[bytes, int], Block] = {}  # the newest of equal parent and first token
         self._promised: dict[bytes, int] = {}
         self._wanted: dict[bytes, int] = {}
+        self.listener: ContentListener | None = None
 
     def full_blocks(self) -> list[Block]:
         """All full blocks in the prefix cache."""
@@ -161,24 +163,27 @@ class BlockPool:
     # -- content -----------------------------------------------------------------------------------
 
     def register(
-        self, block_id: int, parent: bytes, tokens: Sequence[int], key: bytes | None = None
+        self, block_id: int, parent: bytes, tokens: Sequence[int], key: bytes | None = None, *, start: int = 0
     ) -> bytes:
         """Add a held block's computed content to the prefix cache; returns a full block's chained key.
 
         A part of a block may be registered first and the whole later. If an equal full block is cached already,
-        lookups keep finding that one. ``key`` is a full block's, if the calling code has it.
+        lookups keep finding that one. ``key`` is a full block's, if the calling code has it; ``start``, the blocks
+        before it.
         """
         if len(tokens) == self.block_size:
             key = key or chained_key(parent, tokens)
-            self.register_chain([block_id], parent, tokens, [key])
+            self.register_chain([block_id], parent, tokens, [key], start)
             return key
         self._link(self._blocks[block_id], parent, tuple(tokens))
         return parent
 
     def register_chain(
-        self, table: Sequence[int], parent: bytes, tokens: Sequence[int], keys: Sequence[bytes]
+        self, table: Sequence[int], parent: bytes, tokens: Sequence[int], keys: Sequence[bytes], start: int
     ) -> None:
-        """Register full blocks that follow each other: one key for each, and the tokens of all of them."""
+        """Register full blocks that follow each other, ``start`` blocks from the beginning of their sequence: one key
+        for each, and the tokens of all of them.
+        """
         size, by_key, promised, wanted = self.block_size, self._by_key, self._promised, self._wanted
         packed = tuple(tokens)
         at = 0
@@ -190,6 +195,8 @@ class BlockPool:
                 block.key = key
                 block.wanted = key in wanted
                 by_key[key] = block
+                if self.listener:
+                    self.listener.stored(parent if start or at else None, key, block.tokens)
             parent = key
             at += size
 
@@ -228,6 +235,8 @@ class BlockPool:
         block.older = block.newer = None
         if block.key is not None:
             del self._by_key[block.key]
+            if self.listener:
+                self.listener.removed(block.key)
         block.forget()
 
     def match(
@@ -280,9 +289,9 @@ class BlockPool:
         """Fill held blocks, one for each of ``hit.below``, from the host tier; they are cached at once."""
         if self.lower is None:
             return
-        for held, target in zip(hit.below, targets, strict=True):
+        for start, (held, target) in enumerate(zip(hit.below, targets, strict=True), len(hit.blocks)):
             content = self.lower.bring_up(held, target)
-            self.register(target, content.parent, content.tokens, content.key)
+            self.register(target, content.parent, content.tokens, content.key, start=start)
             block = self._blocks[target]
             block.hits, block.chain = content.hits, content.chain
             block.retention, block.seconds = content.retention, content.seconds
@@ -360,6 +369,8 @@ class BlockPool:
         for block in self._blocks:
             if block.tokens:
                 self._forget(block)
+        if self.listener:
+            self.listener.cleared()
         if idle:
             self._tell(Evicted(tuple(block.id for block in idle), EvictReason.RESET))
 

@@ -177,7 +177,7 @@ class BlockTables:
             first = sequence.registered
             parent = keys[first - 1] if first else sequence.root
             tokens = sequence.tokens[first * size : full * size]
-            self.pool.register_chain(sequence.table[first:full], parent, tokens, keys[first:full])
+            self.pool.register_chain(sequence.table[first:full], parent, tokens, keys[first:full], first)
             sequence.registered = full
         if tail and sequence.computed % size:
             parent = sequence.full_keys(size)[full - 1] if full else sequence.root

@@ -1,0 +1,54 @@
+"""Opens the publisher of ``--kv-events-config`` on an engine's prefix cache."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from headrace.build.model import Loaded
+from headrace.config import ConfigError, Options
+from headrace.config.objects.kv_events import read_kv_events
+from headrace.observe.kv_events.changes import Changes
+
+if TYPE_CHECKING:
+    from headrace.observe.kv_events.publisher import Publisher
+
+OPTION = "--kv-events-config"
+
+
+def open_kv_events(loaded: Loaded, options: Options) -> Publisher | None:
+    """The publisher of a loaded engine's prefix cache, which runs until it is closed; None without the option.
+
+    Raises:
+        ConfigError: there is no prefix cache, an address cannot be used, or the extra ``kv-events`` is not installed.
+    """
+    if options.observability.kv_events_config is None:
+        return None
+    config = read_kv_events(OPTION, options.observability.kv_events_config)
+    if not config.enable_kv_cache_events or config.publisher == "null":
+        return None
+    if not options.cache.enable_prefix_caching:
+        raise ConfigError(
+            f"{OPTION} tells what the prefix cache holds, but --no-enable-prefix-caching is given"
+        )
+    try:
+        from headrace.observe.kv_events.publisher import AddressFailed, Publisher
+    except ImportError as error:
+        raise ConfigError(
+            f"{OPTION} needs pyzmq and msgspec ({error}); install them with: pip install 'headrace[kv-events]'"
+        ) from error
+    changes = Changes(config.max_queue_size)
+    pool = loaded.engine.scheduler.pool
+    try:
+        publisher = Publisher(
+            changes,
+            block_size=pool.block_size,
+            endpoint=config.endpoint,
+            replay_endpoint=config.replay_endpoint,
+            topic=config.topic,
+            waiting=config.hwm,
+            kept=config.buffer_steps,
+        )
+    except AddressFailed as failed:
+        raise ConfigError(f"{OPTION}: {failed}") from failed
+    pool.listener = changes
+    return publisher

@@ -1,0 +1,154 @@
+"""Publishes changes of the prefix cache over ZeroMQ, in order and numbered, and answers requests for past batches.
+
+```
+ engine's thread ──Changes──> publisher's thread ──PUB──> subscribers
+                                     │ last batches
+                              replay's thread ──ROUTER──> who missed some
+```
+A slow subscriber never slows a step: ZeroMQ drops its messages beyond the high-water mark. It sees the gap in the
+sequence numbers and asks for a replay.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+
+import zmq
+
+from headrace.observe.kv_events.changes import Changes
+from headrace.observe.kv_events.wire import END_OF_REPLAY, batch_frame, sequence_frame
+
+logger = logging.getLogger("headrace.kv_events")
+
+BATCH_SECONDS = 0.01
+"""Time between two batches: routers decide on a scale of milliseconds, and each batch costs the engine time."""
+
+POLL_MILLISECONDS = 200
+"""How often the replay's thread looks whether it should end."""
+
+LINGER_MILLISECONDS = 500
+"""How long `close` waits for messages to be sent."""
+
+
+class AddressFailed(Exception):
+    """A ZeroMQ address cannot be used; the text names it."""
+
+
+class Publisher:
+    """Sends ``changes`` to ``endpoint`` until `close`.
+
+    An endpoint without a host (``*``, ``::``, ``ipc`` or ``inproc``) is bound, another one connected to. At most
+    ``waiting`` messages wait for a subscriber. The last ``kept`` batches are sent again on
+    request at ``replay_endpoint``.
+
+    Raises:
+        AddressFailed: an address cannot be bound or connected to.
+    """
+
+    def __init__(
+        self,
+        changes: Changes,
+        *,
+        block_size: int,
+        endpoint: str,
+        replay_endpoint: str | None = None,
+        topic: str = "",
+        waiting: int = 100_000,
+        kept: int = 10_000,
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        self._changes = changes
+        self._block_size = block_size
+        self._topic = topic.encode()
+        self._clock = clock
+        self._number = 0
+        self._kept: deque[tuple[int, bytes]] = deque(maxlen=kept)
+        self._lock = threading.Lock()
+        self._ended = threading.Event()
+        self._lost = 0
+        self._context = zmq.Context()
+        try:
+            self._socket = self._open(zmq.PUB, endpoint, waiting)
+            self.endpoint = self._socket.getsockopt_string(zmq.LAST_ENDPOINT)
+            replay = None
+            if replay_endpoint is not None:
+                replay = self._open(zmq.ROUTER, replay_endpoint, waiting, bind=True)
+            self.replay_endpoint = replay and replay.getsockopt_string(zmq.LAST_ENDPOINT)
+        except AddressFailed:
+            self._context.destroy(linger=0)
+            raise
+        self._threads = [threading.Thread(target=self._publish, name="headrace-kv-events", daemon=True)]
+        if replay is not None:
+            self._threads.append(
+                threading.Thread(
+                    target=self._replay, args=(replay,), name="headrace-kv-events-replay", daemon=True
+                )
+            )
+        for thread in self._threads:
+            thread.start()
+
+    def _open(self, kind: int, endpoint: str, waiting: int, *, bind: bool | None = None) -> zmq.Socket[bytes]:
+        socket: zmq.Socket[bytes] = self._context.socket(kind)
+        socket.set_hwm(waiting)
+        socket.setsockopt(zmq.LINGER, LINGER_MILLISECONDS)
+        if bind is None:
+            bind = "*" in endpoint or "::" in endpoint or endpoint.startswith(("ipc://", "inproc://"))
+        try:
+            (socket.bind if bind else socket.connect)(endpoint)
+        except zmq.ZMQError as error:
+            raise AddressFailed(f"{endpoint} cannot be {'bound' if bind else 'used'}: {error}") from error
+        return socket
+
+    def close(self) -> None:
+        """Send what has changed, then close the sockets."""
+        self._ended.set()
+        for thread in self._threads:
+            thread.join()
+        self._context.term()
+
+    def _publish(self) -> None:
+        while not self._ended.wait(BATCH_SECONDS):
+            self._send()
+        self._send()
+        self._socket.close()
+
+    def _send(self) -> None:
+        taken = self._changes.take()
+        if self._changes.lost > self._lost:
+            logger.warning(
+                "%d events of the prefix cache were lost: more than max_queue_size at once; "
+                "subscribers receive AllBlocksCleared",
+                self._changes.lost - self._lost,
+            )
+            self._lost = self._changes.lost
+        if taken:
+            frame = batch_frame(taken, self._block_size, self._clock())
+            with self._lock:
+                self._kept.append((self._number, frame))
+            self._socket.send_multipart((self._topic, sequence_frame(self._number), frame))
+            self._number += 1
+
+    def _replay(self, socket: zmq.Socket[bytes]) -> None:
+        while not self._ended.is_set():
+            if socket.poll(POLL_MILLISECONDS):
+                self._answer(socket, socket.recv_multipart())
+        socket.close()
+
+    def _answer(self, socket: zmq.Socket[bytes], asked: list[bytes]) -> None:
+        """Send all batches from the number asked for, as far as they are kept."""
+        if len(asked) != 3 or len(asked[2]) != len(END_OF_REPLAY):
+            logger.warning(
+                "a replay request of %d frames is ignored: expected the sender, an empty one and a number of 8 bytes",
+                len(asked),
+            )
+            return
+        first = int.from_bytes(asked[2], "big")
+        with self._lock:
+            kept = [each for each in self._kept if each[0] >= first]
+        for number, frame in kept:
+            socket.send_multipart((asked[0], b"", sequence_frame(number), frame))
+        socket.send_multipart((asked[0], b"", END_OF_REPLAY, b""))
