@@ -18,11 +18,22 @@ from selenium import webdriver
 from selenium.webdriver.support.ui import WebDriverWait
 
 FOLDER = Path(__file__).resolve().parents[1] / "docs" / "images" / "screenshots"
-SERVE = [sys.executable, "-m", "headrace", "serve", "--port", "0", "--max-num-seqs", "3", "--device-price", "2.5/h"]
+SERVE = [
+    sys.executable,
+    "-m",
+    "headrace",
+    "serve",
+    "--port",
+    "0",
+    "--max-num-seqs",
+    "3",
+    "--device-price",
+    "2.5/h",
+]
 LOAD = """
 const body = n => JSON.stringify({prompt: "Once upon a time", max_tokens: 400, ignore_eos: true, request_id: "r" + n});
-const post = n => fetch("v1/completions", {method: "POST", headers: {"Content-Type": "application/json"}, body: body(n)});
-for (let n = 0; n < 7; n += 1) void post(n);
+const headers = {"Content-Type": "application/json"};
+for (let n = 0; n < 7; n += 1) void fetch("v1/completions", {method: "POST", headers, body: body(n)});
 """
 MOVE = """
 const slider = document.querySelector(".controls input[type=range]");

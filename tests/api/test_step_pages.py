@@ -89,9 +89,9 @@ def test_steps_of_the_server_are_followed(browser: Browser, served: Server) -> N
     threads = [threading.Thread(target=complete, args=(served, number)) for number in range(5)]
     for thread in threads:
         thread.start()
-    browser.eventually(lambda: len(browser.all(".lanes button")) >= 5)
     for thread in threads:
         thread.join()
+    browser.eventually(lambda: browser.all(".mark-finished"))
     browser.one("[aria-pressed='true']").click()
     browser.one("[aria-label='First step']").click()
     assert browser.all("rect.prefill")

@@ -30,11 +30,11 @@ export interface Page {
 export const PAGES: readonly Page[] = [
   { name: "overview", title: "Overview", view: Overview },
   { name: "requests", title: "Requests", view: Requests, part: "requests" },
-  { name: "request", title: "Request", view: Request, hidden: true },
-  { name: "steps", title: "Step by step", view: Steps },
-  { name: "tour", title: "Guided tour", view: Tour },
   { name: "caches", title: "Caches", view: Caches, part: "caches" },
   { name: "tenants", title: "Tenants", view: Tenants, part: "tenants" },
   { name: "experiments", title: "Experiments", view: Experiments },
   { name: "tuner", title: "Tuner", view: Tuner },
+  { name: "steps", title: "Step by step", view: Steps },
+  { name: "tour", title: "Guided tour", view: Tour },
+  { name: "request", title: "Request", view: Request, hidden: true },
 ];
