@@ -76,8 +76,15 @@ def overhead() -> None:
 
 
 def conservation(requests: int) -> None:
-    """Simulate requests with prefix hits, preemptions and idle time; print the balance."""
-    live = fleet(Fixed(0.01, 0.001, 0.0001), num_blocks=40, policy="fair", front=(0.001, 0.0001))
+    """Simulate requests with prefix hits, drafts, preemptions, a host tier and idle time; print the balance."""
+    live = fleet(
+        Fixed(0.01, 0.001, 0.0001),
+        num_blocks=40,
+        policy="fair",
+        front=(0.001, 0.0001),
+        draft_rate=0.8,
+        host_blocks=40,
+    )
     (replica,) = live.replicas
     times = replica.engine.times
     assert times is not None
@@ -92,6 +99,7 @@ def conservation(requests: int) -> None:
     print(
         f"wall {balance.wall:,.3f} s = {balance.attributed:,.3f} + {balance.idle:,.3f} + {balance.overhead:,.3f}"
     )
+    print(f"of which {ledger.draft_seconds:,.3f} s were drafting")
     print(f"relative error {balance.error:.2e}")
 
 

@@ -18,8 +18,12 @@ from headrace import __version__
 from headrace.build.caching.cache import Prompts, describe_caches, make_prompts, make_recall, prefix_sizes
 from headrace.build.caching.warming import Warming, make_recorder, open_history
 from headrace.build.model import Loaded, close, describe, load, timed, warm_up
+<<<<<<< HEAD
 from headrace.build.operations.dashboard import make_pages
 from headrace.build.operations.folds import Folds, make_folds
+=======
+from headrace.build.operations.folds import Folds, make_folds, open_usage_file
+>>>>>>> main
 from headrace.build.operations.kv_events import open_kv_events
 from headrace.build.operations.observability import (
     SystemdLink,
@@ -242,13 +246,18 @@ def _make_app(
     status = _make_status(loaded, service, model, notes, folds, prompts, warming.not_yet, embedding.cards)
     stats = (folds.metrics.caches.stats, folds.savings.stats)
     caches = CacheApi(recall, *stats, max_body_bytes=options.max_body_bytes)
+<<<<<<< HEAD
     focus = partial(focus_csv, folds.cost)
     accounts = UsageReport(service, folds.usage.tenants, folds.usage_of, folds.cost.device, focus)
+=======
+    usage_file, focus = open_usage_file(all_options, folds), partial(focus_csv, folds.cost)
+    accounts = UsageReport(service, folds.usage.tenants, folds.usage_of, folds.cost.device, focus, usage_file)
+>>>>>>> main
     abort = Abort(notes, max_body_bytes=options.max_body_bytes)
     responses = open_responses(options, serving)
     batch = open_batches(all_options.batch, options, recall, model, notes)
     messages = Messages(serving)
-    tuning = make_tuning(all_options, loaded.engine, service)
+    tuning = make_tuning(all_options, loaded.engine, recall)
     more = (
         status,
         SessionsApi(model),
@@ -265,6 +274,7 @@ def _make_app(
     routes = [route for part in (api, responses, messages, abort, *more) for route in part.routes()]
     beside: list[Beside] = [keys, *([history] if history else []), warming.warmer, systemd.watch]
     beside += [responses.background, *batch.beside, embedding.worker, tuning.task]
+    beside += [usage_file] if usage_file else []
     exchanges = hooks(all_options.observability, folds.page, notes, traces, model.text_seconds)
     app = create_app(recall, routes, keys.keys, beside, options.allowed_origins, exchanges)
     return _Built(app, routes, recall, model, systemd)

@@ -57,6 +57,63 @@ def show(experiment_id: Id, url: Url = DEFAULT_URL, api_key: Key = None) -> None
 
 
 @experiment_app.command(cls=Command, context_settings=CONTEXT)
+def power(
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="YAML or JSON file of the experiment.")],
+    like: Annotated[
+        str | None,
+        typer.Option(
+            metavar="ID", help="Take noise and rate from this experiment of the server (default: none)."
+        ),
+    ] = None,
+    deviation: Annotated[
+        float | None,
+        typer.Option(
+            min=0.0, help="Standard deviation of a pair, or of a unit, as a share (default: that of --like)."
+        ),
+    ] = None,
+    units_per_second: Annotated[
+        float | None,
+        typer.Option(min=0.0, help="Units that end in a second; not for pairs (default: that of --like)."),
+    ] = None,
+    url: Url = DEFAULT_URL,
+    api_key: Key = None,
+) -> None:
+    """Print how large a change the experiment finds, and after how long, before it is started.
+
+    A change is found with a probability of 80 %. The noise is that of an earlier experiment or of headrace simulate.
+    """
+    from headrace.observe.experiments.power import to_json
+    from headrace.observe.experiments.spec import read_plan
+
+    spec = read_plan(read_experiment(file))
+    if like is not None:
+        seen: dict[str, Any] = {}
+        _asked(url, api_key, lambda client: seen.update(call(client, "GET", f"{PATH}/{like}")) or [])
+        deviation = seen["detectable"].get("deviation") if deviation is None else deviation
+        if units_per_second is None:
+            units_per_second = seen["detectable"].get("units_per_second")
+    if deviation is None:
+        raise ConfigError("--deviation or --like is needed: the noise decides what an experiment can find")
+    print("\n".join(_forecast(to_json(spec, deviation, units_per_second), spec.unit)))
+
+
+def _forecast(told: dict[str, Any], unit: str) -> list[str]:
+    """What an experiment finds, as a table."""
+    counted = "pairs" if unit == "time" else f"{unit}s"
+    lines = [f"{'change':<10}{counted:<12}hours"]
+    for each in told["changes"]:
+        hours = "" if each["seconds"] is None else f"{each['seconds'] / 3600:.2g}"
+        lines.append(
+            f"{each['change']:<10.0%}{'never' if each['needed'] is None else each['needed']:<12}{hours}"
+        )
+    if told["smallest_change"] is not None:
+        lines.append(
+            f"smallest change by max_seconds ({told['most']} {counted}): {told['smallest_change']:.1%}"
+        )
+    return lines
+
+
+@experiment_app.command(cls=Command, context_settings=CONTEXT)
 def stop(experiment_id: Id, url: Url = DEFAULT_URL, api_key: Key = None) -> None:
     """Stop an experiment; its setting returns to the control value."""
     _show(url, api_key, lambda client: call(client, "DELETE", f"{PATH}/{experiment_id}"))
@@ -70,7 +127,7 @@ def list_all(url: Url = DEFAULT_URL, api_key: Key = None) -> None:
         found = call(client, "GET", PATH)
         shown = [line for each in found["data"] for line in describe(each)]
         settings = [
-            f"{name:<30}{each['value']:<12g}{each['low']:g} to {each['high']:g}"
+            f"{name:<30}{_value(each['value']):<12}{_bounds(each):<22}by {', '.join(each['units'])}"
             for name, each in found["settings"].items()
         ]
         return [*(shown or ["no experiments"]), "", "settings that may change:", *settings]
@@ -99,18 +156,36 @@ def read_experiment(file: Path) -> dict[str, Any]:
 
 def describe(report: dict[str, Any]) -> list[str]:
     """An experiment in a few lines."""
-    control, treatment = report["control"], report["treatment"]
+    values = f"{_value(report['control'])} -> {_value(report['treatment'])}"
     lines = [
-        f"{report['id']}  {report['setting']} {control:g} -> {treatment:g}: {report['status']}",
+        f"{report['id']}  {report['setting']} {values}: {report['status']}",
         f"  {report['why'] or 'running'}",
-        f"  pairs       {report['pairs']} of at most {report['detectable']['most_pairs']}",
+        f"  {_progress(report)}",
         f"  {report['metric']:<28}{_effect(report['effect'])}",
     ]
     lines += [f"  guard {name:<22}{_effect(each)}" for name, each in report["guard_effects"].items()]
     smallest = report["detectable"]["smallest_change"]
     if smallest is not None:
-        lines.append(f"  smallest change that all pairs would show: {smallest:.1%}")
+        lines.append(f"  smallest change that it would find: {smallest:.1%}")
     return lines
+
+
+def _value(value: float | str) -> str:
+    return value if isinstance(value, str) else f"{value:g}"
+
+
+def _bounds(setting: dict[str, Any]) -> str:
+    if "choices" in setting:
+        return ", ".join(setting["choices"])
+    return f"{setting['low']:g} to {setting['high']:g}"
+
+
+def _progress(report: dict[str, Any]) -> str:
+    """How much has been measured."""
+    if report["design"] == "switchback":
+        return f"pairs       {report['pairs']} of at most {report['detectable']['most_pairs']}"
+    units = report["units"]
+    return f"{report['unit'] + 's':<12}{units['control']} control, {units['treatment']} treatment"
 
 
 def _effect(effect: dict[str, Any]) -> str:

@@ -1,4 +1,4 @@
-"""Options of logs, traces, cost and resources."""
+"""Options of logs, traces, usage, cost and resources."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pydantic import Field
 
 @dataclass(frozen=True, slots=True)
 class ObservabilityOptions:
-    """What the server logs, and where it sends traces and events of the prefix cache."""
+    """What the server logs and stores, and where it sends traces and events of the prefix cache."""
 
     log_level: Annotated[
         Literal["debug", "info", "warning", "error"], Field(description="Lowest level that is logged.")
@@ -31,6 +31,13 @@ class ObservabilityOptions:
             description="URL of an OpenTelemetry collector (OTLP over HTTP, for example "
             "http://localhost:4318/v1/traces) that receives a trace of each request; needs the extra otel "
             "(default: none)."
+        ),
+    ] = None
+    usage_file: Annotated[
+        str | None,
+        Field(
+            description="SQLite file to which usage and cost of each tenant, class, model and day are added. "
+            "/v1/usage then covers the last 400 days, over restarts (default: none, since the server started)."
         ),
     ] = None
     kv_events_config: Annotated[

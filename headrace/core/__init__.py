@@ -6,7 +6,8 @@ Nothing here reads a clock, opens a file, draws a random number or imports torch
 Read in this order:
 
 - `engine`: the loop. `request`, `sequence`, `plan`, `events`: the values it works on.
-- `ports`: what the core needs from outside. `knobs`: settings that may change while running.
+- `ports`: what the core needs from outside. `knobs`: settings that may change while running, for all requests at once.
+- `request_settings`: settings that each request carries.
 - `constraint`: what the text of an answer must look like.
 - `embedding`: inputs of embedding models, and which are computed together.
 - `block_keys`, `capacity`: content keys of blocks; how many blocks a request needs.

@@ -255,10 +255,7 @@ class Moved(NamedTuple):
 
 
 class TransferFailed(NamedTuple):
-    """A copy to or from the disk has failed: the disk could not be written, or did not hold the expected content.
-
-    It is also emitted if a copy down did not start because the policy that judges its benefit failed.
-    """
+    """A copy to or from the disk has failed, or one down did not start because the policy that judges it failed."""
 
     source: Tier
     target: Tier
@@ -288,11 +285,13 @@ class StepRows(NamedTuple):
     """The rows of a step in the order of its plan, the requests they belong to, and the time of planning.
 
     Every row of the plan is here, also one that failed or whose request has ended meanwhile: it has been computed.
+    ``drafting`` is the time, within the step's, that draft models took for each row; empty if none.
     """
 
     began: float
     request_ids: tuple[str, ...]
     rows: tuple[Row, ...]
+    drafting: tuple[float, ...] = ()
 
 
 NO_ROWS = StepRows(0.0, (), ())

@@ -13,6 +13,7 @@ from enum import StrEnum
 from typing import NamedTuple
 
 from headrace.core.constraint import Constraint, ConstraintKind, UnusableConstraint, settled
+from headrace.core.request_settings import NO_SETTINGS, RequestSettings
 
 
 class RejectReason(StrEnum):
@@ -235,7 +236,7 @@ class Request:
     ``prediction`` is what the client expects the answer to be, ``cached_answer`` a cached answer to a similar request.
     Both are drafts only: they change no answer. ``indexed``: later requests may be drafted from the answer.
     ``call_format`` names the format of the tool call that ends the answer (empty: none); as for stop strings, the
-    reader of the text ends it.
+    reader of the text ends it. ``settings`` are those in which requests served side by side may differ.
     """
 
     id: str
@@ -258,3 +259,4 @@ class Request:
     seed: int = 0
     eos_token_ids: frozenset[int] = frozenset()
     call_format: str = ""
+    settings: RequestSettings = NO_SETTINGS

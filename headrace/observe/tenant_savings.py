@@ -8,11 +8,13 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Protocol
 
 from headrace.core.events import AdmitReason, Admitted, Arrived, Event, Finished, Layer, Spared
 from headrace.observe.cache_ledger import free
+from headrace.observe.cost.account import Saving
 from headrace.observe.cost.prices import TokenPrices
+from headrace.observe.cost.report import saved_fields
 from headrace.observe.series import OTHER
 
 MAX_TENANTS = 10_000
@@ -31,6 +33,16 @@ class _Saved:
         self.hits += 1
         self.prompt_tokens += prompt_tokens
         self.output_tokens += output_tokens
+
+
+class Tokens(Protocol):
+    """Numbers of prompt and output tokens."""
+
+    @property
+    def prompt_tokens(self) -> int: ...
+
+    @property
+    def output_tokens(self) -> int: ...
 
 
 class TenantSavings:
@@ -55,21 +67,32 @@ class TenantSavings:
 
     def stats(self, tenant: str) -> dict[str, Any]:
         """One tenant's savings by layer, as plain values for JSON."""
-        saved, prices = self._saved.get(tenant, {}), self._prices()
+        return {"tenant": tenant, "layers": saved_fields(self.savings(tenant))["saved"]}
+
+    def totals(self) -> dict[tuple[str, Layer], tuple[int, int, int]]:
+        """Hits, saved prompt tokens and saved output tokens of each tenant and layer."""
         return {
-            "tenant": tenant,
-            "layers": {
-                layer.value: {
-                    "hits": counts.hits,
-                    "saved_prompt_tokens": counts.prompt_tokens,
-                    "saved_output_tokens": counts.output_tokens,
-                    "saved_cost": prices.saved_by_prefix(counts.prompt_tokens)
-                    if layer is Layer.PREFIX
-                    else prices.saved(counts.prompt_tokens, counts.output_tokens),
-                }
-                for layer, counts in sorted(saved.items())
-            },
+            (tenant, layer): (counts.hits, counts.prompt_tokens, counts.output_tokens)
+            for tenant, layers in self._saved.items()
+            for layer, counts in layers.items()
         }
+
+    def savings(self, tenant: str) -> list[Saving]:
+        """What each layer saved a tenant."""
+        found = self._saved.get(tenant, {})
+        return [
+            Saving(
+                tenant, layer.value, each.hits, each.prompt_tokens, each.output_tokens, self.cost(layer, each)
+            )
+            for layer, each in sorted(found.items())
+        ]
+
+    def cost(self, layer: Layer, saved: Tokens) -> float:
+        """The cost of tokens that a layer saved, at the present prices."""
+        prices = self._prices()
+        if layer is Layer.PREFIX:
+            return prices.saved_by_prefix(saved.prompt_tokens)
+        return prices.saved(saved.prompt_tokens, saved.output_tokens)
 
     def _of(self, tenant: str) -> dict[Layer, _Saved]:
         name = tenant if tenant in self._saved or len(self._saved) < MAX_TENANTS else OTHER

@@ -15,6 +15,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, Protocol
 
+from headrace.core.ports import Watcher
 from headrace.serve.service import Service
 
 logger = logging.getLogger("headrace.experiments")
@@ -32,7 +33,7 @@ class Change(Protocol):
     def setting(self) -> str: ...
 
     @property
-    def value(self) -> float | int: ...
+    def value(self) -> float | int | str: ...
 
     @property
     def why(self) -> str: ...
@@ -66,7 +67,10 @@ class Conductor(Protocol):
 
 
 class Steering(Protocol):
-    """What decides on changes: `observe.steering`."""
+    """What decides on changes: `observe.steering`. ``meter`` must see all events while it is not None."""
+
+    @property
+    def meter(self) -> Watcher | None: ...
 
     def tick(self, now: float) -> Change | None: ...
 
@@ -81,7 +85,7 @@ class Experiments:
         steering: Steering,
         conductor: Conductor,
         service: Service,
-        change: Callable[[str, float | int], None],
+        change: Callable[[str, float | int | str], None],
         path: Path | None,
     ) -> None:
         self.conductor = conductor
@@ -90,6 +94,7 @@ class Experiments:
         self._change = change
         self._path = path
         self._stored = ""
+        self._meter: Watcher | None = None
         self._wake = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
 
@@ -110,6 +115,7 @@ class Experiments:
     def begin(self, body: Any) -> Report:
         """Start an experiment; raises what the conductor raises."""
         experiment = self.conductor.start(body, self._service.now())
+        self._watch(self._steering.meter)
         logger.info("experiment %s started: %s", experiment.id, json.dumps(body, sort_keys=True))
         self._wake.set()
         return experiment
@@ -127,6 +133,7 @@ class Experiments:
     async def _run(self) -> None:
         while True:
             change = self._steering.tick(self._service.now())
+            self._watch(self._steering.meter)
             if change is not None:
                 await self._apply(change)
                 continue
@@ -135,6 +142,16 @@ class Experiments:
             with suppress(TimeoutError):
                 await asyncio.wait_for(self._wake.wait(), sleep)
             self._wake.clear()
+
+    def _watch(self, meter: Watcher | None) -> None:
+        """Measure only what an experiment needs: a fold over every token costs throughput."""
+        if meter is self._meter:
+            return
+        if self._meter is not None:
+            self._service.unwatch(self._meter)
+        if meter is not None:
+            self._service.watch(meter)
+        self._meter = meter
 
     async def _apply(self, change: Change) -> None:
         setting, value = change.setting, change.value

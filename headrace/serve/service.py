@@ -124,9 +124,14 @@ class Service:
             self._without_tokens = (*self._without_tokens, watcher)
 
     def unwatch(self, watcher: Watcher) -> None:
+<<<<<<< HEAD
         """Send no more events to ``watcher``."""
         self._watchers = tuple(each for each in self._watchers if each is not watcher)
         self._without_tokens = tuple(each for each in self._without_tokens if each is not watcher)
+=======
+        """Send no more events to a ``watcher`` that has received all of them."""
+        self._watchers = tuple(each for each in self._watchers if each is not watcher)
+>>>>>>> main
 
     def start(self) -> None:
         """Bind to the running loop and start the engine thread."""
@@ -197,7 +202,8 @@ class Service:
         for other requests as long as it must.
         """
         first = answer.requests[0]
-        patience = self._request_timeout if is_awaited(first.service_class) else math.inf
+        timeout = first.settings.request_timeout or self._request_timeout
+        patience = timeout if is_awaited(first.service_class) else math.inf
         seconds = min(patience, math.inf if first.deadline is None else first.deadline - self.now())
         if seconds < math.inf:
             answer.timer = self._running_loop().call_later(seconds, close, answer, FinishReason.TIMEOUT)

@@ -29,17 +29,22 @@ def hashed_truth(ask: DraftAsk, count: int) -> Sequence[int]:
 class LyingDrafter:
     """A `core.drafting.proposal.Drafter` that knows the ``truth`` and tells it now and then; ``seed`` decides when.
 
-    ``drafted`` and ``accepted`` count the tokens that it was told about. It raises for the ``fails``-th ask.
+    ``drafted`` and ``accepted`` count the tokens that it was told about. It raises for the ``fails``-th ask. It
+    claims ``draft_seconds`` for each ask of a step.
     """
 
-    def __init__(self, truth: Truth, seed: int, vocab_size: int, fails: int | None = None) -> None:
+    def __init__(
+        self, truth: Truth, seed: int, vocab_size: int, fails: int | None = None, draft_seconds: float = 0.0
+    ) -> None:
         self.drafted = 0
         self.accepted = 0
         self.ends: list[str] = []
+        self.seconds: dict[str, float] = {}
         self._truth = truth
         self._rng = random.Random(seed)
         self._vocab_size = vocab_size
         self._left = fails
+        self._draft_seconds = draft_seconds
 
     def draft(self, asks: Sequence[DraftAsk], load: StepLoad) -> Sequence[Proposal | None]:
         """See `Drafter.draft`; a proposal may be longer than asked for."""
@@ -48,6 +53,7 @@ class LyingDrafter:
             if self._left <= 0:
                 raise RuntimeError("the drafter is out of order")
         assert all(ask.most > 0 for ask in asks), "nothing may be drafted, but it was asked"
+        self.seconds = {ask.request.id: self._draft_seconds for ask in asks} if self._draft_seconds else {}
         return [self._propose(ask) for ask in asks]
 
     def _propose(self, ask: DraftAsk) -> Proposal | None:

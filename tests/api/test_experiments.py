@@ -98,3 +98,45 @@ def test_the_tuner_is_turned_on_and_off():
         off = server.post("/v1/tuner", {"mode": "off"}).json()
         assert off["mode"] == "off"
         eventually(lambda: server.get(f"{PATH}/{trial}").json()["status"] == "stopped")
+
+
+def test_drafts_are_compared_by_request(tmp_path):
+    """Half of the requests get no drafts; the other half get them. A restart goes on with the same arms."""
+    file, drafts = (
+        tmp_path / "experiments.json",
+        '{"method": ["ngram", "suffix"], "num_speculative_tokens": 4}',
+    )
+    flags = ("--experiments-file", str(file), "--speculative-config", drafts)
+    body = {
+        "setting": "draft_method",
+        "treatment": "none",
+        "metric": "e2e_mean_seconds",
+        "guards": {"failed_share": 0.2},
+        "max_seconds": 600.0,
+    }
+    with serving(*flags) as server:
+        described = server.get(PATH).json()["settings"]
+        assert described["draft_method"]["choices"] == ["all", "none", "ngram", "suffix"]
+        wrong = server.post(PATH, body | {"treatment": "draft_model"})
+        assert (wrong.status_code, wrong.json()["error"]["param"]) == (400, "treatment")
+        started = server.post(PATH, body).json()
+        assert (started["design"], started["unit"], started["arm"]) == ("split", "request", "both")
+        with Load(server):
+            first = eventually(lambda: _measured(server, started["id"], 40))
+        server.process.terminate()
+        assert server.process.wait(30) == 0
+    with serving(*flags) as server:
+        again = server.get(f"{PATH}/{started['id']}").json()
+        assert again["units"]["control"] >= first["units"]["control"]
+        assert [line["what"] for line in again["log"]][-1] == "goes on after a restart"
+        more = sum(again["units"].values()) + 20
+        with Load(server):
+            eventually(lambda: _measured(server, started["id"], more))
+        stopped = httpx.delete(f"{server.url}{PATH}/{started['id']}").json()
+        assert stopped["status"] == "stopped"
+
+
+def _measured(server, experiment_id, number):
+    report = server.get(f"{PATH}/{experiment_id}").json()
+    enough = sum(report["units"].values()) >= number and min(report["units"].values()) > 0
+    return report if enough or report["status"] != "running" else None

@@ -24,3 +24,19 @@ def test_a_server_finds_what_the_one_before_it_left(tmp_path):
         assert answer["usage"]["prompt_tokens_details"]["cached_tokens"] == 0
         assert again["usage"]["prompt_tokens_details"]["cached_tokens"] >= 48
         assert second.metric("kv_offload_hits_total") >= 3
+
+
+def test_usage_survives_a_restart(tmp_path):
+    flags = ["--usage-file", str(tmp_path / "usage.db"), "--device-price", "3600/h"]
+    body = BODY | {"user": "alpha"}
+    costs = []
+    for runs in (1, 2):
+        with serving(*flags) as server:
+            server.post("/v1/completions", body)
+            (usage,) = server.get("/v1/usage?tenant=alpha").json()["data"]
+            assert sum(each["requests"] for each in usage["costs"]) == runs
+            assert {each["model"] for each in usage["costs"]} == {"builtin"}
+            assert usage["cost"] > max([0.0, *costs])
+            costs.append(usage["cost"])
+            server.process.send_signal(signal.SIGTERM)
+            assert server.process.wait(30) == 0

@@ -20,6 +20,7 @@ class Steering:
 
     def __init__(self):
         self.changes = [Change()]
+        self.meter = None
 
     def tick(self, now):
         return self.changes.pop() if self.changes else None
@@ -48,6 +49,15 @@ class Conductor:
 class Service:
     def now(self):
         return 1.0
+
+    def __init__(self):
+        self.watching = []
+
+    def watch(self, watcher):
+        self.watching.append(watcher)
+
+    def unwatch(self, watcher):
+        self.watching.remove(watcher)
 
     async def between_steps(self, function):
         return function()

@@ -16,7 +16,17 @@ MAX_LINES = 400
 MAX_FUNCTION_LINES = 60
 
 CORE_FLOORS = (
-    {"constraint", "request", "plan", "knobs", "events", "block_keys", "capacity", "embedding"},
+    {
+        "constraint",
+        "request",
+        "request_settings",
+        "plan",
+        "knobs",
+        "events",
+        "block_keys",
+        "capacity",
+        "embedding",
+    },
     {"tenancy"},
     {"sequence"},
     {"prediction", "cache"},

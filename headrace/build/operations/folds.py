@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import sqlite3
 import time
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any, NamedTuple
 
 from headrace.build.engine import make_ledger, make_pricing
@@ -12,11 +14,13 @@ from headrace.build.operations.observability import (
     add_build_info,
     watch_resources,
 )
-from headrace.config import Options
+from headrace.config import ConfigError, Options
 from headrace.core.cache.response.entry import StoreFacts
 from headrace.core.events import Layer
 from headrace.core.ports import Watcher
-from headrace.observe.cost.report import CostReport
+from headrace.observe.cost.report import CostReport, saved_fields
+from headrace.observe.cost.usage_journal import UsageJournal
+from headrace.observe.cost.usage_store import UsageStore
 from headrace.observe.goodput import Goodput
 from headrace.observe.metrics import Metrics
 from headrace.observe.metrics_page import MetricsPage
@@ -27,6 +31,7 @@ from headrace.observe.tenant_savings import TenantSavings
 from headrace.observe.usage import UsageBook
 from headrace.observe.vllm_names import aliases, labels
 from headrace.serve.http.model import ServedModel
+from headrace.serve.usage_file import UsageFile
 
 CacheSizes = Callable[[], Mapping[Layer, Mapping[str, StoreFacts]]]
 
@@ -53,8 +58,9 @@ class Folds(NamedTuple):
         )
 
     def usage_of(self, tenant: str) -> dict[str, Any]:
-        """What a tenant has used, and what that cost."""
-        return {**self.usage.tell(tenant), **self.cost.tenant(tenant)}
+        """What a tenant has used, what that cost, and what the caches saved."""
+        saved = saved_fields(self.savings.savings(tenant))
+        return {**self.usage.tell(tenant), **self.cost.tenant(tenant), **saved}
 
     def explain(self, request_id: str, now: float) -> dict[str, Any] | None:
         """What is known of a request, with its cost."""
@@ -83,4 +89,24 @@ def make_folds(loaded: Loaded, options: Options, model: ServedModel, cache_sizes
     work = watch_resources(page, loaded, options, cost)
     goodput = Goodput(page, lambda tenant: model.rules.tenants.terms(tenant).weight)
     book = RequestBook(by_priority=loaded.policy in ("fair", "priority"))
+<<<<<<< HEAD
     return Folds(page, metrics, goodput, book, UsageBook(), TenantSavings(prices), cost, work, Timelines())
+=======
+    return Folds(page, metrics, goodput, book, UsageBook(), TenantSavings(prices), cost, work)
+
+
+def open_usage_file(options: Options, folds: Folds) -> UsageFile | None:
+    """The file of --usage-file.
+
+    Raises:
+        ConfigError: it cannot be opened.
+    """
+    path = options.observability.usage_file
+    if path is None:
+        return None
+    try:
+        store = UsageStore(Path(path), folds.cost.ledger.pricing.currency)
+    except sqlite3.Error as error:
+        raise ConfigError(f"--usage-file {path} cannot be opened: {error}") from error
+    return UsageFile(store, UsageJournal(folds.cost, folds.savings, time.time).take)
+>>>>>>> main

@@ -6,15 +6,16 @@ import secrets
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from headrace.build.operations.request_settings import make_requests
 from headrace.config import Options
 from headrace.core.engine import Engine
 from headrace.observe.steering.engine import Steering
 from headrace.observe.steering.settings import changed, live_settings
 from headrace.observe.tuner.tuner import Mode
+from headrace.serve.cache.lookup import CacheLookup
 from headrace.serve.experiments import Experiments
 from headrace.serve.http.operations.experiments import ExperimentRoutes
 from headrace.serve.http.operations.tuner import TunerRoutes
-from headrace.serve.service import Service
 
 
 class Tuning(NamedTuple):
@@ -24,9 +25,10 @@ class Tuning(NamedTuple):
     endpoints: tuple[ExperimentRoutes, TunerRoutes]
 
 
-def make_tuning(options: Options, engine: Engine, service: Service) -> Tuning:
-    """Experiments and the tuner on the settings of one engine; they watch its events."""
+def make_tuning(options: Options, engine: Engine, recall: CacheLookup) -> Tuning:
+    """Experiments and the tuner on the settings of one engine and of its requests."""
     chosen, limit = options.tuning, options.server.max_body_bytes
+    service = recall.service
     steering = Steering(
         live_settings(options.scheduler.max_num_seqs),
         lambda: engine.knobs,
@@ -34,10 +36,15 @@ def make_tuning(options: Options, engine: Engine, service: Service) -> Tuning:
         Mode(chosen.tuner),
         chosen.tuner_window,
         chosen.tuner_window / 5,
+        make_requests(
+            options.scheduler,
+            request_timeout=options.server.request_timeout,
+            semantic=options.semantic.semantic_cache == "serve",
+        ),
     )
-    service.watch(steering.conductor.meter)
+    recall.assigned = steering.assigned
 
-    def change(name: str, value: float | int) -> None:
+    def change(name: str, value: float | int | str) -> None:
         engine.knobs = changed(steering.settings, engine.knobs, name, value)
 
     file = Path(chosen.experiments_file) if chosen.experiments_file else None
@@ -53,16 +60,7 @@ def make_tuning(options: Options, engine: Engine, service: Service) -> Tuning:
     return Tuning(
         task,
         (
-            ExperimentRoutes(task, lambda: _described(steering), max_body_bytes=limit),
+            ExperimentRoutes(task, steering.describe, max_body_bytes=limit),
             TunerRoutes(report, set_mode, max_body_bytes=limit),
         ),
     )
-
-
-def _described(steering: Steering) -> dict[str, dict[str, Any]]:
-    """The settings that may change, as clients see them."""
-    present = steering.present()
-    return {
-        name: {"value": present[name], "low": each.low, "high": each.high, "help": each.help}
-        for name, each in steering.settings.items()
-    }

@@ -184,7 +184,7 @@ def _simulate(
         routing=one_of("--routing", flags.routing, tuple(ROUTINGS)),
         limits=Limits(flags.max_num_queued_reqs or 1 << 62, flags.max_num_queued_tokens or 1 << 62),
         with_rows=with_rows,
-        steer=None if trial is None else partial(trial.steer, options.scheduler.max_num_seqs),
+        steer=None if trial is None else partial(trial.steer, options.scheduler),
     )
     wanted = Slo(slo.get("ttft"), slo.get("tpot"))
     with progress(f"simulating {name}", load.requests) as meter:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from headrace.cli.experiment import describe
-from headrace.config import ConfigError
+from headrace.config import ConfigError, SchedulerOptions
 
 if TYPE_CHECKING:
     from headrace.core.engine import Engine
@@ -19,18 +19,22 @@ class Trial:
         self._body = body
         self._experiments: list[Any] = []
 
-    def steer(self, max_num_seqs: int, engine: Engine) -> Steering:
+    def steer(self, plans: SchedulerOptions, engine: Engine) -> Steering:
         """Begin it on an engine.
 
         Raises:
             ConfigError: a field of it is wrong.
         """
+        from headrace.build.operations.request_settings import make_requests
         from headrace.core.request import InvalidParameter
         from headrace.observe.steering.engine import Steering
         from headrace.observe.steering.settings import live_settings
 
         steering = Steering(
-            live_settings(max_num_seqs), lambda: engine.knobs, lambda: f"replica {len(self._experiments)}"
+            live_settings(plans.max_num_seqs),
+            lambda: engine.knobs,
+            lambda: f"replica {len(self._experiments)}",
+            requests=make_requests(plans),
         )
         try:
             self._experiments.append(steering.conductor.start(self._body, 0.0))

@@ -20,6 +20,7 @@ from headrace.core.drafting.costly_sources import CostlySource
 from headrace.core.drafting.draft_budget import Cut, DraftBudget, Offer
 from headrace.core.drafting.proposal import CostlyProposer, DraftAsk, Proposal, Proposer, StepLoad
 from headrace.core.request import Request
+from headrace.core.request_settings import NO_SETTINGS
 
 FEW_ROWS = 4
 """With more rows, proposers that do not help rest longer: asking them for every row would take the host's time."""
@@ -73,6 +74,8 @@ class BudgetedDrafter:
         self._costly = [CostlySource(each, share, acceptance) for each, share in costly]
         self._acceptance = acceptance
         self._budget = budget
+        self.seconds: dict[str, float] = {}
+        """Time that the last `draft` has spent in costly proposers, by request."""
         self._lives: dict[str, _Life] = {}
         self._few = True
 
@@ -80,22 +83,48 @@ class BudgetedDrafter:
         """As `Drafter.draft`. An empty proposal says why nothing is verified of what was proposed."""
         lives = [self._life(ask) for ask in asks]
         self._few = len(asks) <= FEW_ROWS
+        self.seconds = {}
         best: list[Estimated | None] = [None] * len(asks)
         for proposer in self._free:
             name = proposer.name
-            due = [row for row, life in enumerate(lives) if life.due(name)]
+            due = [row for row in _allowed(asks, name) if lives[row].due(name)]
             self._propose(proposer, due, asks, lives, best)
         for source in self._costly:
-            chosen = source.worth(
-                asks, [each.expected if each else 0.0 for each in best], load, self._budget.fixed
-            )
-            rows = [row for row, most in enumerate(chosen) if most]
-            cut = [ask._replace(most=min(ask.most, most)) for ask, most in zip(asks, chosen, strict=True)]
-            if rows:
-                before = source.proposer.seconds
-                self._propose(source.proposer, rows, cut, lives, best)
-                source.spent([cut[row] for row in rows], source.proposer.seconds - before, load.times)
+            self._draft_costly(source, asks, lives, best, load)
         return self._cut(asks, lives, best, load)
+
+    def _draft_costly(
+        self,
+        source: CostlySource,
+        asks: Sequence[DraftAsk],
+        lives: Sequence[_Life],
+        best: list[Estimated | None],
+        load: StepLoad,
+    ) -> None:
+        """Ask a costly proposer for the rows, and as many tokens, as are worth its time."""
+        allowed = _allowed(asks, source.proposer.name)
+        if not allowed:
+            return
+        held = [each.expected if each else 0.0 for each in (best[row] for row in allowed)]
+        chosen = source.worth([asks[row] for row in allowed], held, load, self._budget.fixed)
+        cut, rows = list(asks), []
+        for row, most in zip(allowed, chosen, strict=True):
+            if most:
+                rows.append(row)
+                cut[row] = asks[row]._replace(most=min(asks[row].most, most))
+        if rows:
+            before = source.proposer.seconds
+            self._propose(source.proposer, rows, cut, lives, best)
+            spent = source.proposer.seconds - before
+            source.spent([cut[row] for row in rows], spent, load.times)
+            self._charge([cut[row] for row in rows], spent)
+
+    def _charge(self, asks: Sequence[DraftAsk], seconds: float) -> None:
+        """Divide the time of a proposer among the requests that it drafted for, by the tokens that were asked for."""
+        each = seconds / sum(ask.most for ask in asks)
+        for ask in asks:
+            name = ask.request.id
+            self.seconds[name] = self.seconds.get(name, 0.0) + each * ask.most
 
     def verified(self, request_id: str, proposal: Proposal, accepted: int) -> None:
         """Nothing: `draft` and `ended` compare every proposal, verified or not, with the tokens that came."""
@@ -176,6 +205,15 @@ class BudgetedDrafter:
 
     def _rest(self, life: _Life, source: str, rest: Rest) -> None:
         life.rest(source, rest.few if self._few else rest.many)
+
+
+def _allowed(asks: Sequence[DraftAsk], method: str) -> list[int]:
+    """The rows whose requests may be drafted for by this method."""
+    return [
+        row
+        for row, ask in enumerate(asks)
+        if ask.request.settings is NO_SETTINGS or ask.request.settings.may_draft(method)
+    ]
 
 
 class _Life:

@@ -11,7 +11,7 @@ same with and without drafts, greedy and sampled.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple, Protocol
 
 from headrace.core.prediction.step_times import StepTimes
@@ -81,6 +81,14 @@ class CostlyProposer(Proposer, Protocol):
 
 class Drafter(Protocol):
     """Chooses what is verified: asks proposers, and cuts their proposals to what pays in this step."""
+
+    @property
+    def seconds(self) -> Mapping[str, float]:
+        """The time that the last `draft` has spent in costly proposers, by request; empty if there was none.
+
+        The cost ledger charges it to these requests alone.
+        """
+        ...
 
     def draft(self, asks: Sequence[DraftAsk], load: StepLoad) -> Sequence[Proposal | None]:
         """The tokens to verify for each ask, or None."""

@@ -19,6 +19,7 @@ from headrace.core.drafting.proposal import DraftAsk, Drafter, Proposal, StepLoa
 from headrace.core.events import DraftDeclined, DraftedStep, DraftingFailed, Event, Verified
 from headrace.core.plan import Row, new_tuple
 from headrace.core.prediction.step_times import StepTimes
+from headrace.core.request_settings import NO_SETTINGS
 from headrace.core.scheduler.running_set import RunningSet
 from headrace.core.scheduler.step_builder import DraftTimes, StepBuilder
 from headrace.core.sequence import Sequence
@@ -48,6 +49,8 @@ class DraftedRows:
         for row, sequence in enumerate(step.sequences):
             tokens, ahead = sequence.tokens, sequence.pending - 1  # drawn already, but not known
             most = min(sequence.finish_length - len(tokens) - 1, budget + ahead)
+            if sequence.request.settings is not NO_SETTINGS:
+                most = ahead + sequence.request.settings.most_drafted(most - ahead)
             if most > ahead:
                 rows.append(row)
                 asks.append(new_tuple(DraftAsk, (sequence.request, tokens, most, ahead)))
@@ -57,6 +60,7 @@ class DraftedRows:
         before = 0.0 if times is None else times.decodes(load.rows, load.contexts)
         try:
             proposals = self._drafter.draft(asks, load)
+            step.draft_seconds = self._drafter.seconds
             for row, ask, proposal in zip(rows, asks, proposals, strict=True):
                 if proposal is not None:
                     budget -= self._add(

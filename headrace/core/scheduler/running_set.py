@@ -295,7 +295,7 @@ class RunningSet:
             blocks_total=pool.num_blocks,
             slots_allocated=allocated,
             slots_filled=allocated - self._places + self._planned,
-            work=StepRows(step.now, tuple([s.request.id for s in step.sequences]), tuple(step.rows)),
+            work=_work(step),
         )
 
     def check(self) -> None:
@@ -307,3 +307,10 @@ class RunningSet:
         assert (self._places, self._planned) == (places, planned), "positions are counted wrongly"
         assert len({s.slot for s in everyone}) == len(everyone), "a slot is used twice"
         assert all(s.status is Status.RUNNING for s in everyone), "a request runs without the status running"
+
+
+def _work(step: StepBuilder) -> StepRows:
+    """What a step computed, with the time of drafting by row if there was any."""
+    ids, spent = tuple([s.request.id for s in step.sequences]), step.draft_seconds
+    drafting = tuple([spent.get(each, 0.0) for each in ids]) if spent else ()
+    return StepRows(step.now, ids, tuple(step.rows), drafting)

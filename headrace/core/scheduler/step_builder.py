@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from operator import attrgetter
 from typing import NamedTuple
 
@@ -67,6 +67,7 @@ class StepBuilder:
         "decode_contexts",
         "decode_seconds",
         "decodes",
+        "draft_seconds",
         "draft_times",
         "drafts",
         "entries",
@@ -108,6 +109,7 @@ class StepBuilder:
         self.samples: list[bool] = []
         self.drafts: dict[int, Proposal] = {}
         self.draft_times: DraftTimes | None = None
+        self.draft_seconds: Mapping[str, float] = {}  # spent in proposers, by request
         self.epochs: tuple[int, ...] = ()
         self.prefill_cost = 0.0
         self.prompts = 0  # sequences that need prefill in this step, running or about to be admitted

@@ -18,7 +18,12 @@ from headrace.lab.simulate.tally import Backlog, Tally
 
 
 class Steering(Protocol):
-    """Sees the events of each step, and may change the engine's knobs before the next one."""
+    """Sees the events of each step, and may change the engine's knobs before the next one.
+
+    ``assigned`` gives a request the settings of its arm in an experiment.
+    """
+
+    def assigned(self, request: Request) -> Request: ...
 
     def saw(self, events: list[Event], now: float) -> None: ...
 
@@ -75,6 +80,8 @@ class SimulatedReplica:
         backlog.queued_requests += 1
         backlog.queued_tokens += tokens
         ready = self._front.take(now)
+        if self._steering is not None:
+            request = self._steering.assigned(request)
         self._mail.append((ready, request))
         if not self._stepping:
             self.due = min(self.due, ready)

@@ -51,10 +51,43 @@ class Account:
         self.output_tokens += other.output_tokens
 
 
-class Tab(Account):
-    """The account of one request. ``day`` is the day whose account ``of`` its use is added to now."""
+class Billed(NamedTuple):
+    """An account with what it was for and the prices then."""
 
-    __slots__ = ("day", "of", "service_class", "tenant")
+    key: Key
+    model: str
+    pricing: Pricing
+    account: Account
+
+
+class UnusedDay(NamedTuple):
+    """Seconds of a day that no request has used, and the prices then."""
+
+    day: int
+    model: str
+    pricing: Pricing
+    idle: float
+    overhead: float
+
+
+class Saving(NamedTuple):
+    """What a cache layer saved a tenant, and the saved cost."""
+
+    tenant: str
+    layer: str
+    hits: int
+    prompt_tokens: int
+    output_tokens: int
+    cost: float
+
+
+class Tab(Account):
+    """The account of one request. ``day`` is the day whose account ``of`` its use is added to now.
+
+    ``draft_seconds`` of its ``seconds`` were spent by draft models.
+    """
+
+    __slots__ = ("day", "draft_seconds", "of", "service_class", "tenant")
 
     def __init__(self, tenant: str, service_class: str, prompt_tokens: int) -> None:
         super().__init__()
@@ -62,4 +95,5 @@ class Tab(Account):
         self.service_class = service_class
         self.requests = 1
         self.day = -1
+        self.draft_seconds = 0.0
         self.of: Account = self

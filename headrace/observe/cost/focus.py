@@ -10,13 +10,13 @@ from __future__ import annotations
 import csv
 import io
 import json
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from datetime import UTC, datetime, timedelta
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
-from headrace.observe.cost.account import Account, Key
+from headrace.observe.cost.account import Account, Billed, Key, UnusedDay
 from headrace.observe.cost.ledger import DAY_SECONDS
-from headrace.observe.cost.report import CostReport
+from headrace.observe.cost.prices import Pricing
 
 PROVIDER = "Headrace"
 
@@ -57,35 +57,46 @@ class _Charge(NamedTuple):
         return self.quantity * self.unit_price
 
 
-def focus_csv(report: CostReport, tenant: str | None = None) -> str:
-    """The ledger, or the part of one tenant, as CSV."""
+class Accounts(Protocol):
+    """Accounts by day, tenant and class: those of a ledger, or of a file."""
+
+    def rows(self, tenant: str | None = None) -> Iterable[Billed]: ...
+
+    def unused_days(self) -> Iterable[UnusedDay]: ...
+
+
+def focus_csv(accounts: Accounts, tenant: str | None = None) -> str:
+    """The accounts, or those of one tenant, as CSV."""
     text = io.StringIO(newline="")
     writer = csv.DictWriter(text, COLUMNS, restval="", lineterminator="\n")
     writer.writeheader()
-    writer.writerows(_rows(report, tenant))
+    writer.writerows(_rows(accounts, tenant))
     return text.getvalue()
 
 
-def _rows(report: CostReport, tenant: str | None) -> Iterator[dict[str, object]]:
-    pricing = report.ledger.pricing
-    per_hour = 3600 * pricing.device_second
-    for key, account in report.rows(tenant):
+def _rows(accounts: Accounts, tenant: str | None) -> Iterator[dict[str, object]]:
+    for key, model, pricing, account in accounts.rows(tenant):
         first = True
-        for charge in _charges(report, account):
-            yield _row(report, key.day, charge) | _use(key, account if first else Account(), per_hour)
+        per_hour = 3600 * pricing.device_second
+        for charge in _charges(pricing, account):
+            use = _use(key, account if first else Account(), per_hour)
+            yield _row(model, pricing.currency, key.day, charge) | use
             first = False
-    if tenant is None and pricing.device_second > 0:
-        for day, unused in sorted(report.ledger.unused.items()):
-            for name, seconds in (("idle", unused.idle), ("overhead", unused.overhead)):
-                charge = _Charge(f"device-{name}", f"Device time: {name}", seconds / 3600, "Hours", per_hour)
-                yield _row(report, day, charge) | {
-                    "x_DeviceSeconds": seconds,
-                    "x_DeviceCost": _number(charge.cost),
-                }
+    if tenant is not None:
+        return
+    for day in accounts.unused_days():
+        per_hour = 3600 * day.pricing.device_second
+        if per_hour <= 0.0:
+            continue
+        for name, seconds in (("idle", day.idle), ("overhead", day.overhead)):
+            charge = _Charge(f"device-{name}", f"Device time: {name}", seconds / 3600, "Hours", per_hour)
+            yield _row(day.model, day.pricing.currency, day.day, charge) | {
+                "x_DeviceSeconds": seconds,
+                "x_DeviceCost": _number(charge.cost),
+            }
 
 
-def _charges(report: CostReport, account: Account) -> Iterator[_Charge]:
-    pricing = report.ledger.pricing
+def _charges(pricing: Pricing, account: Account) -> Iterator[_Charge]:
     if not pricing.by_token:
         hours = account.seconds / 3600
         yield _Charge("device-time", "Device time of requests", hours, "Hours", 3600 * pricing.device_second)
@@ -97,7 +108,7 @@ def _charges(report: CostReport, account: Account) -> Iterator[_Charge]:
         )
 
 
-def _row(report: CostReport, day: int, charge: _Charge) -> dict[str, object]:
+def _row(model: str, currency: str, day: int, charge: _Charge) -> dict[str, object]:
     began = datetime.fromtimestamp(day * DAY_SECONDS, UTC)
     month = began.replace(day=1)
     following = (month + timedelta(days=32)).replace(day=1)
@@ -106,11 +117,11 @@ def _row(report: CostReport, day: int, charge: _Charge) -> dict[str, object]:
         "BilledCost": cost,
         "BillingAccountId": "headrace",
         "BillingAccountName": PROVIDER,
-        "BillingCurrency": report.ledger.pricing.currency,
+        "BillingCurrency": currency,
         "BillingPeriodStart": _time(month),
         "BillingPeriodEnd": _time(following),
         "ChargeCategory": "Usage",
-        "ChargeDescription": f"{charge.text}, {report.model}",
+        "ChargeDescription": f"{charge.text}, {model}",
         "ChargeFrequency": "Usage-Based",
         "ChargePeriodStart": _time(began),
         "ChargePeriodEnd": _time(began + timedelta(days=1)),
@@ -127,8 +138,8 @@ def _row(report: CostReport, day: int, charge: _Charge) -> dict[str, object]:
         "PricingUnit": charge.unit,
         "ProviderName": PROVIDER,
         "PublisherName": PROVIDER,
-        "ResourceId": report.model,
-        "ResourceName": report.model,
+        "ResourceId": model,
+        "ResourceName": model,
         "ResourceType": "Model",
         "ServiceCategory": "AI and Machine Learning",
         "ServiceName": "LLM inference",

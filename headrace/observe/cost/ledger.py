@@ -94,6 +94,8 @@ class CostLedger:
         self._clock_offset = clock_offset
         self.step_seconds = 0.0
         """Duration of the last step."""
+        self.draft_seconds = 0.0
+        """Time of draft models, within the attributed time."""
         self.began = self._mark = began  # all time before the mark has been divided
         self._idle_from = began  # when the last request ended
         self._live: dict[str, Tab] = {}
@@ -149,7 +151,7 @@ class CostLedger:
 
     def _stepped(self, event: Stepped, now: float) -> None:
         """The `Finished` events of a step come before it: its requests may have ended already."""
-        began, request_ids, rows = event.work
+        began, request_ids, rows, drafting = event.work
         self._pass("overhead", began)
         seconds = self.step_seconds = max(0.0, now - self._mark)
         if seconds <= 0.0 or not rows:
@@ -158,7 +160,10 @@ class CostLedger:
         decodes = event.decode_rows
         self.kinds["decode" if not event.prefill_rows else "mixed" if decodes else "prefill"] += seconds
         day = self._day(now)
-        parts = shares(rows, event.computed_tokens, seconds, self._coefficients())
+        drafted = min(seconds, sum(drafting))
+        parts = shares(rows, event.computed_tokens, seconds - drafted, self._coefficients())
+        if drafted:
+            self._draft(request_ids, drafting, drafted, parts)
         live, ended = self._live, self._ended
         for request_id, part in zip(request_ids, parts, strict=True):
             tab = live.get(request_id) or ended.get(request_id)
@@ -176,6 +181,18 @@ class CostLedger:
             self._prefill_tokens += sum([row[2] for row in rows[decodes:]])
         else:
             self.decode_seconds += seconds
+
+    def _draft(
+        self, request_ids: tuple[str, ...], drafting: tuple[float, ...], seconds: float, parts: list[float]
+    ) -> None:
+        """Add the time of draft models to the rows that drafted; ``seconds`` of it belong to the step."""
+        self.draft_seconds += seconds
+        scale = seconds / sum(drafting)
+        for row, (request_id, spent) in enumerate(zip(request_ids, drafting, strict=True)):
+            parts[row] += scale * spent
+            tab = self._live.get(request_id) or self._ended.get(request_id)
+            if tab is not None:
+                tab.draft_seconds += scale * spent
 
     def _rest_until(self, now: float) -> None:
         """No request was open since the last one ended: what came before that is overhead, the rest is idle."""
@@ -234,6 +251,11 @@ class CostLedger:
         """
         tab = self._live.get(request_id) or self._ended.get(request_id)
         return NOTHING if tab is None else tab.cost(self.pricing)
+
+    def draft_seconds_of(self, request_id: str) -> float:
+        """The part of a request's device time that draft models have spent."""
+        tab = self._live.get(request_id) or self._ended.get(request_id)
+        return 0.0 if tab is None else tab.draft_seconds
 
     @property
     def open_requests(self) -> int:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from datetime import UTC, datetime
 from typing import Any
 
-from headrace.observe.cost.account import Account, Cost, Key
+from headrace.observe.cost.account import Billed, Cost, Saving, UnusedDay
 from headrace.observe.cost.ledger import DAY_SECONDS, CostLedger
 
 
@@ -41,9 +41,11 @@ class CostReport:
     def request(self, request_id: str) -> dict[str, Any]:
         """The cost of a request, for its explanation; only its device time if there are no prices."""
         cost, pricing = self.ledger.cost(request_id), self.ledger.pricing
+        drafted = self.ledger.draft_seconds_of(request_id)
+        drafts = {"draft_seconds": drafted} if drafted else {}
         if not pricing.given:
-            return {"device_seconds": cost.device_seconds}
-        return {"total": cost.total, **cost_fields(cost, pricing.currency)}
+            return {"device_seconds": cost.device_seconds, **drafts}
+        return {"total": cost.total, **cost_fields(cost, pricing.currency), **drafts}
 
     def tenants(self) -> set[str]:
         """All tenants with an account."""
@@ -58,27 +60,18 @@ class CostReport:
 
     def tenant(self, tenant: str) -> dict[str, Any]:
         """One tenant's cost: the sum, and ``costs`` for each day and class."""
-        total = Account()
-        entries = []
-        for key, account in self.rows(tenant):
-            total.add(account)
-            entries.append(
-                {
-                    "day": day_text(key.day),
-                    "service_class": key.service_class,
-                    "model": self.model,
-                    **self._fields(account),
-                }
-            )
-        cost = total.cost(self.ledger.pricing)
-        details = cost_fields(cost, self.ledger.pricing.currency)
-        return {"cost": cost.total, "cost_details": details, "costs": entries}
+        return tenant_costs(self.rows(tenant), self.ledger.pricing.currency)
 
-    def rows(self, tenant: str | None = None) -> Iterator[tuple[Key, Account]]:
+    def rows(self, tenant: str | None = None) -> Iterator[Billed]:
         """The accounts of a tenant (None: of all tenants) in order of day, tenant and class."""
-        for key, account in sorted(self.ledger.accounts.items()):
+        for key, account in sorted(self.ledger.accounts.items(), key=lambda each: each[0]):
             if tenant is None or key.tenant == tenant:
-                yield key, account
+                yield Billed(key, self.model, self.ledger.pricing, account)
+
+    def unused_days(self) -> Iterator[UnusedDay]:
+        """The time of each day that no request has used."""
+        for day, unused in sorted(self.ledger.unused.items()):
+            yield UnusedDay(day, self.model, self.ledger.pricing, unused.idle, unused.overhead)
 
     def device(self, now: float) -> dict[str, Any]:
         """What the whole device has done with its time, and the check that the parts add up to the wall clock."""
@@ -92,21 +85,48 @@ class CostReport:
             "wall_cost": balance.wall * price,
             **{f"{name}_seconds": seconds for name, seconds in parts.items()},
             **{f"{name}_cost": seconds * price for name, seconds in parts.items()},
+            "draft_seconds": self.ledger.draft_seconds,
             "conservation_error": balance.error,
             "energy": self.energy(),
         }
 
-    def _fields(self, account: Account) -> dict[str, Any]:
-        pricing = self.ledger.pricing
+
+def tenant_costs(rows: Iterable[Billed], currency: str) -> dict[str, Any]:
+    """The cost of accounts: the sum, and ``costs`` for each of them."""
+    costs, entries = [Cost(0.0, 0.0, 0.0, 0.0)], []
+    for key, model, pricing, account in rows:
         cost = account.cost(pricing)
-        return {
-            "requests": account.requests,
-            "prompt_tokens": account.prompt_tokens + account.cached_tokens,
-            "cached_tokens": account.cached_tokens,
-            "output_tokens": account.output_tokens,
-            "cost": cost.total,
-            "cost_details": cost_fields(cost, pricing.currency),
+        costs.append(cost)
+        entries.append(
+            {
+                "day": day_text(key.day),
+                "service_class": key.service_class,
+                "model": model,
+                "requests": account.requests,
+                "prompt_tokens": account.prompt_tokens + account.cached_tokens,
+                "cached_tokens": account.cached_tokens,
+                "output_tokens": account.output_tokens,
+                "cost": cost.total,
+                "cost_details": cost_fields(cost, pricing.currency),
+            }
+        )
+    total = Cost(*map(sum, zip(*costs, strict=True)))
+    return {"cost": total.total, "cost_details": cost_fields(total, currency), "costs": entries}
+
+
+def saved_fields(savings: Iterable[Saving]) -> dict[str, Any]:
+    """What each cache layer saved."""
+    return {
+        "saved": {
+            each.layer: {
+                "hits": each.hits,
+                "saved_prompt_tokens": each.prompt_tokens,
+                "saved_output_tokens": each.output_tokens,
+                "saved_cost": each.cost,
+            }
+            for each in savings
         }
+    }
 
 
 def day_text(day: int) -> str:

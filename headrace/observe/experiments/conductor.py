@@ -1,7 +1,8 @@
 """The experiments of one server: at most one runs, and those that ended are kept.
 
-Its `meter` is a fold over the events. It knows neither clock nor engine: `tick` says what a setting must become, and
-the caller changes it. A value that an experiment has set returns to its control value when the experiment ends.
+It knows neither clock nor engine. `tick` says what a setting must become, and the caller changes it. `meter` must see
+the events as long as it is not None, which is while an experiment runs: measuring costs time. A value that an
+experiment has set returns to its control value when the experiment ends.
 """
 
 from __future__ import annotations
@@ -10,10 +11,13 @@ import math
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
-from headrace.observe.experiments.experiment import Experiment, Status
-from headrace.observe.experiments.measures import WindowMeter
+from headrace.core.ports import Watcher
+from headrace.observe.experiments.arms import Assignment, By
+from headrace.observe.experiments.experiment import Experiment
+from headrace.observe.experiments.run import Run, Status
 from headrace.observe.experiments.spec import BadExperiment, Spec, read_spec
-from headrace.observe.steering.settings import BadValue, Setting, Value, checked
+from headrace.observe.experiments.unit_experiment import UnitExperiment
+from headrace.observe.steering.settings import AnyValue, BadValue, Setting, checked
 
 MOST_KEPT = 100
 """Experiments that have ended and are kept; older ones are forgotten."""
@@ -27,7 +31,7 @@ class Change(NamedTuple):
     """A setting must become ``value``; ``why`` names the experiment and its arm."""
 
     setting: str
-    value: Value
+    value: AnyValue
     why: str
 
 
@@ -37,25 +41,35 @@ class Conductor:
     def __init__(
         self,
         settings: Mapping[str, Setting],
-        present: Callable[[], Mapping[str, Value]],
+        present: Callable[[], Mapping[str, AnyValue]],
         make_id: Callable[[], str],
     ) -> None:
         self._settings = settings
         self._present = present
         self._make_id = make_id
-        self.meter = WindowMeter()
-        self._experiments: dict[str, Experiment] = {}
-        self._set: dict[str, Value] = {}  # the value that each experiment has set last
+        self._experiments: dict[str, Run] = {}
+        self._running: Run | None = None
+        self._set: dict[str, AnyValue] = {}  # the value that each experiment has set last
 
     @property
-    def running(self) -> Experiment | None:
+    def running(self) -> Run | None:
         """The experiment that runs."""
-        for each in reversed(self._experiments.values()):
-            if each.status is Status.RUNNING:
-                return each
-        return None
+        running = self._running
+        return running if running is not None and running.status is Status.RUNNING else None
 
-    def start(self, body: Any, now: float, by: str = "") -> Experiment:
+    @property
+    def meter(self) -> Watcher | None:
+        """What must see all events now."""
+        running = self.running
+        return None if running is None else running.meter
+
+    @property
+    def assignment(self) -> Assignment | None:
+        """Which requests have the treatment of the running experiment; None if they have no values of their own."""
+        running = self.running
+        return None if running is None else running.assignment
+
+    def start(self, body: Any, now: float, by: str = "") -> Run:
         """Begin an experiment from parsed JSON; ``by`` names the controller that begins it, which gives way to others.
 
         Raises:
@@ -68,7 +82,9 @@ class Conductor:
             raise Busy(f"experiment {running.id} is running; stop it first")
         if running is not None:
             running.stop(Status.STOPPED, "gave way to an experiment on request", now)
-        experiment = Experiment(self._make_id(), spec, now, by)
+        made: type[Run] = Experiment if spec.unit == By.TIME else UnitExperiment
+        experiment = made(self._make_id(), spec, now, by)
+        experiment.note(f"started: {spec.setting} {spec.control} against {spec.treatment}", now)
         self._keep(experiment)
         return experiment
 
@@ -76,14 +92,14 @@ class Conductor:
         present = dict(self._present())
         for last in self.all()[:1]:  # it may not have been undone yet
             present[last.spec.setting] = last.spec.control if last.status is Status.RUNNING else last.value
-        spec = read_spec(body, present)
+        spec = read_spec(body, self._settings, present)
         try:
             checked(self._settings, spec.setting, spec.treatment)
         except BadValue as error:
             raise BadExperiment("treatment", str(error)) from error
         return spec
 
-    def stop(self, experiment_id: str, now: float) -> Experiment:
+    def stop(self, experiment_id: str, now: float) -> Run:
         """End an experiment.
 
         Raises:
@@ -93,7 +109,7 @@ class Conductor:
         experiment.stop(Status.STOPPED, "stopped on request", now)
         return experiment
 
-    def get(self, experiment_id: str) -> Experiment:
+    def get(self, experiment_id: str) -> Run:
         """An experiment by its id.
 
         Raises:
@@ -101,7 +117,7 @@ class Conductor:
         """
         return self._experiments[experiment_id]
 
-    def all(self) -> list[Experiment]:
+    def all(self) -> list[Run]:
         """All experiments, newest first."""
         return list(reversed(self._experiments.values()))
 
@@ -109,21 +125,20 @@ class Conductor:
         """Advance the running experiment to ``now``; the change that is due, if any."""
         experiment = self.running
         if experiment is not None:
-            experiment.advance(now, self.meter)
-        if experiment is None or experiment.status is not Status.RUNNING:
-            self.meter.close(now)
-        return self._change()
+            experiment.advance(now)
+        return self._change(now)
 
-    def _change(self) -> Change | None:
+    def _change(self, now: float) -> Change | None:
         experiment = self._unset()
         if experiment is None:
             return None
         self._set[experiment.id] = wanted = experiment.value
         ended = "" if experiment.status is Status.RUNNING else f" ended: {experiment.status}"
         why = f"experiment {experiment.id}{ended or ': ' + experiment.arm}"
+        experiment.note(f"{experiment.spec.setting} is {wanted}", now)
         return Change(experiment.spec.setting, wanted, why)
 
-    def _unset(self) -> Experiment | None:
+    def _unset(self) -> Run | None:
         """The newest experiment, or first the one before it, whose setting does not have the value that it wants."""
         last_two = reversed(self.all()[:2])
         return next((e for e in last_two if self._set.get(e.id, e.spec.control) != e.value), None)
@@ -149,17 +164,22 @@ class Conductor:
         """
         told, present = [], self._present()
         for each in stored:
-            experiment = Experiment.from_json(each, now)
+            split = each["spec"].get("unit", By.TIME) != By.TIME
+            experiment: Run = (UnitExperiment if split else Experiment).from_json(each, now)
             spec = experiment.spec
             if experiment.status is Status.RUNNING and present.get(spec.setting) != spec.control:
                 why = f"{spec.setting} is {present.get(spec.setting)} since the restart, not {spec.control}"
                 experiment.stop(Status.STOPPED, why, now)
                 told.append(f"experiment {experiment.id} stopped: {why}")
+            elif experiment.status is Status.RUNNING:
+                experiment.note("goes on after a restart", now)
             self._keep(experiment)
         return told
 
-    def _keep(self, experiment: Experiment) -> None:
+    def _keep(self, experiment: Run) -> None:
         self._experiments[experiment.id] = experiment
+        if experiment.status is Status.RUNNING:
+            self._running = experiment
         while len(self._experiments) > MOST_KEPT:
             oldest = next(iter(self._experiments))
             if self._experiments[oldest].status is Status.RUNNING:

@@ -81,20 +81,3 @@ def half_width(count: int, alpha: float) -> float:
     v, h = count - 1, 1 + count * SPREAD
     q = math.exp((math.log(1 / alpha) + 0.5 * math.log(h)) * 2 / count)
     return math.sqrt(v * (q - 1) / (1 - q / h) / count) if q < h else math.inf
-
-
-def pairs_needed(effect: float, deviation: float, alpha: float, most: int = 100_000) -> int | None:
-    """Pairs after which a mean difference of ``effect`` is found in half of all experiments; None if above ``most``.
-
-    The mean is found when the interval around it leaves zero out.
-    """
-    low, high = LEAST_PAIRS, most
-    if deviation * half_width(high, alpha) > abs(effect):
-        return None
-    while low < high:
-        middle = (low + high) // 2
-        if deviation * half_width(middle, alpha) <= abs(effect):
-            high = middle
-        else:
-            low = middle + 1
-    return low

@@ -8,12 +8,13 @@ measured again.
 from __future__ import annotations
 
 import math
-from dataclasses import asdict
-from enum import StrEnum
 from typing import Any, NamedTuple
 
-from headrace.observe.experiments.evidence import Evidence, half_width, pairs_needed
+from headrace.core.ports import Watcher
+from headrace.observe.experiments.evidence import Evidence
 from headrace.observe.experiments.measures import METRICS, WindowMeter
+from headrace.observe.experiments.power import smallest_change, units_for
+from headrace.observe.experiments.run import Run, Status, bounds_of
 from headrace.observe.experiments.spec import Spec
 from headrace.observe.experiments.switchback import (
     LoadCorrection,
@@ -22,7 +23,7 @@ from headrace.observe.experiments.switchback import (
     log_load,
     treatment_first,
 )
-from headrace.observe.steering.settings import Value
+from headrace.observe.steering.settings import AnyValue
 
 GUARD_PAIRS = 2
 """From this pair on, a guard ends the experiment when the mean change exceeds it. It does not wait for evidence: the
@@ -35,17 +36,6 @@ MOST_PAIRS = 10_000
 """Pairs that are stored; an experiment with more ends."""
 
 
-class Status(StrEnum):
-    """``better`` and ``worse`` say what the treatment was; ``undecided``: time was up before there was evidence."""
-
-    RUNNING = "running"
-    BETTER = "better"
-    WORSE = "worse"
-    UNDECIDED = "undecided"
-    ROLLED_BACK = "rolled_back"
-    STOPPED = "stopped"
-
-
 class Pair(NamedTuple):
     """Two measured windows."""
 
@@ -53,43 +43,38 @@ class Pair(NamedTuple):
     treatment: Measured
 
 
-class Experiment:
-    """``began`` is the engine's time, ``by`` the controller that asked for it (empty: a person).
+class Experiment(Run):
+    """As `Run`, with the differences of all pairs and of the guards' metrics."""
 
-    The setting has its control value before the first `advance`.
-    """
+    design = "switchback"
 
-    def __init__(self, experiment_id: str, spec: Spec, began: float, by: str = "") -> None:
-        self.id = experiment_id
-        self.by = by
-        self.spec = spec
-        self.status = Status.RUNNING
-        self.why = ""
+    def __init__(
+        self, experiment_id: str, spec: Spec, began: float, by: str = "", spent: float = 0.0
+    ) -> None:
+        super().__init__(experiment_id, spec, began, by, spent)
         self.pairs: list[Pair] = []
         self.evidence = Evidence()
         self.guards = {name: Evidence() for name in spec.guards}
-        self.due = began
+        self._windows = WindowMeter()
+        self.meter: Watcher = self._windows
         self._load = LoadCorrection()
-        self._spent = 0.0  # before the last restart
-        self._began = began
         self._half: Measured | None = None  # the first window of the present pair
         self._measuring = False
         self._treatment = False
         self._started = False
 
     @property
-    def value(self) -> Value:
+    def value(self) -> AnyValue:
         """What the setting must have now."""
-        adopted = self.status is Status.BETTER and self.spec.adopt
-        on = adopted or (self.status is Status.RUNNING and self._treatment)
-        return self.spec.treatment if on else self.spec.control
+        on = self.status is Status.RUNNING and self._treatment
+        return self.spec.treatment if on else super().value
 
     @property
     def arm(self) -> str:
         """The arm that runs now."""
         return "treatment" if self._treatment and self.status is Status.RUNNING else "control"
 
-    def advance(self, now: float, meter: WindowMeter) -> None:
+    def advance(self, now: float) -> None:
         """Begin, measure or end the windows that are due by ``now``."""
         if self.status is not Status.RUNNING or now < self.due:
             return
@@ -98,18 +83,11 @@ class Experiment:
             self._begin(treatment_first(self.spec.seed, 0), now)
         elif not self._measuring:
             self._measuring = True
-            meter.open(now)
+            self._windows.open(now)
             self.due = now + self.spec.window_seconds
         else:
-            values, load = meter.close(now)
+            values, load = self._windows.close(now)
             self._end_window(Measured(self._treatment, values, load), now)
-
-    def stop(self, status: Status, why: str, now: float) -> None:
-        """End it; the setting returns to its control value."""
-        if self.status is Status.RUNNING:
-            self.status, self.why = status, why
-            self._spent += now - self._began
-            self.due = math.inf
 
     def _begin(self, treatment: bool, now: float) -> None:
         self._treatment, self._measuring = treatment, False
@@ -148,7 +126,7 @@ class Experiment:
         if self.evidence.e_value >= 1 / spec.alpha:
             better = METRICS[spec.metric].better * self.evidence.mean > 0
             self.stop(Status.BETTER if better else Status.WORSE, f"{spec.metric} {self._told()}", now)
-        elif self._spent + now - self._began + spec.pair_seconds > spec.max_seconds:
+        elif self.seconds(now) + spec.pair_seconds > spec.max_seconds:
             self.stop(Status.UNDECIDED, "no evidence of a difference within max_seconds", now)
         elif len(self.pairs) >= MOST_PAIRS:
             self.stop(Status.UNDECIDED, f"no evidence of a difference after {MOST_PAIRS} pairs", now)
@@ -159,16 +137,9 @@ class Experiment:
     # -- reports -----------------------------------------------------------------------------------
 
     def report(self) -> dict[str, Any]:
-        """Everything that is known, as JSON: effect with its interval, guards, decision, windows."""
+        """As `Run.report`, with the pairs of windows."""
         return {
-            "id": self.id,
-            "object": "experiment",
-            "design": "switchback",
-            "by": self.by,
-            **asdict(self.spec),
-            "status": self.status.value,
-            "why": self.why,
-            "arm": self.arm,
+            **super().report(),
             "pairs": len(self.pairs),
             "effect": _effect(self.evidence, self.spec.alpha),
             "guard_effects": {name: _effect(each, self.spec.alpha) for name, each in self.guards.items()},
@@ -177,12 +148,15 @@ class Experiment:
 
     def _detectable(self) -> dict[str, Any]:
         """What can be found with the noise seen so far: the smallest change by max_seconds, and pairs for 5 %."""
-        most = int(self.spec.max_seconds / self.spec.pair_seconds)
-        deviation = self.evidence.deviation
-        if math.isinf(deviation) or math.isinf(half := deviation * half_width(max(most, 1), self.spec.alpha)):
-            return {"most_pairs": most, "smallest_change": None, "pairs_for_5_percent": None}
-        five = pairs_needed(math.log(1.05), deviation, self.spec.alpha)
-        return {"most_pairs": most, "smallest_change": math.expm1(half), "pairs_for_5_percent": five}
+        most, deviation = int(self.spec.max_seconds / self.spec.pair_seconds), self.evidence.deviation
+        found = {"most_pairs": most, "smallest_change": None, "pairs_for_5_percent": None, "deviation": None}
+        if math.isinf(deviation):
+            return found
+        return found | {
+            "smallest_change": smallest_change(most, deviation, self.spec),
+            "pairs_for_5_percent": units_for(0.05, deviation, self.spec),
+            "deviation": deviation,
+        }
 
     def windows(self) -> list[dict[str, Any]]:
         """The measured windows, in pairs, for a plot."""
@@ -194,30 +168,19 @@ class Experiment:
 
     def to_json(self, now: float) -> dict[str, Any]:
         """The experiment with all its pairs, as `from_json` reads it."""
-        spent = self._spent + (now - self._began if self.status is Status.RUNNING else 0.0)
-        return {
-            "id": self.id,
-            "by": self.by,
-            "spec": asdict(self.spec),
-            "status": self.status.value,
-            "why": self.why,
-            "spent_seconds": spent,
-            "pairs": [[tuple(pair.control), tuple(pair.treatment)] for pair in self.pairs],
-        }
+        pairs = [[tuple(pair.control), tuple(pair.treatment)] for pair in self.pairs]
+        return {**super().to_json(now), "pairs": pairs}
 
     @classmethod
     def from_json(cls, stored: dict[str, Any], now: float) -> Experiment:
         """Read what `to_json` wrote; a running experiment goes on with its next pair."""
-        made = cls(stored["id"], Spec(**stored["spec"]), now, stored["by"])
+        made = cls(stored["id"], Spec(**stored["spec"]), now, stored["by"], stored["spent_seconds"])
         for control, treatment in stored["pairs"]:
             pair = Pair(Measured(*control), Measured(*treatment))
             made.pairs.append(pair)
             made._weigh(pair)
-        made.status, made.why = Status(stored["status"]), stored["why"]
-        made._spent = stored["spent_seconds"]
-        if made.status is not Status.RUNNING:
-            made.due = math.inf
-        elif made.pairs:
+        made._restored(stored)
+        if made.status is Status.RUNNING and made.pairs:
             made._started = True
             made._begin(treatment_first(made.spec.seed, len(made.pairs)), now)
         return made
@@ -225,10 +188,9 @@ class Experiment:
 
 def _effect(evidence: Evidence, alpha: float) -> dict[str, Any]:
     """A relative change with its always-valid interval; None where there is no evidence yet."""
-    interval = evidence.interval(alpha)
-    bounds = None if math.isinf(interval.high) else [math.expm1(interval.low), math.expm1(interval.high)]
     return {
         "change": math.expm1(evidence.mean) if evidence.count else None,
-        "interval": bounds,
+        "interval": bounds_of(evidence.interval(alpha)),
         "e_value": min(evidence.e_value, 1e12),
+        "scale": "relative",
     }

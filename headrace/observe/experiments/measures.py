@@ -39,8 +39,8 @@ METRICS: Mapping[str, Metric] = {
 }
 """The metrics that an experiment can compare or guard."""
 
-_COMPLETED = frozenset({FinishReason.STOP, FinishReason.LENGTH})
-_BAD = frozenset({FinishReason.FAILED, FinishReason.TIMEOUT, FinishReason.REJECTED, FinishReason.UNREACHABLE})
+COMPLETED = frozenset({FinishReason.STOP, FinishReason.LENGTH})
+BAD = frozenset({FinishReason.FAILED, FinishReason.TIMEOUT, FinishReason.REJECTED, FinishReason.UNREACHABLE})
 
 
 class Window:
@@ -80,8 +80,8 @@ class Window:
 class _Live:
     __slots__ = ("arrived", "last")
 
-    def __init__(self, arrived: float) -> None:
-        self.arrived = arrived
+    def __init__(self, arrived: float | None) -> None:
+        self.arrived = arrived  # None: before this meter
         self.last: float | None = None
 
 
@@ -122,14 +122,14 @@ class WindowMeter:
     def _emitted(self, event: Emitted, now: float) -> None:
         live = self._live.get(event.request_id)
         if live is None:
-            return  # it arrived before this meter
+            live = self._live[event.request_id] = _Live(None)
         window, count = self.window, len(event.tokens)
         if window is not None:
             window.tokens += count
-            if live.last is None:
-                window.ttft.add(now - live.arrived)
-            else:
+            if live.last is not None:
                 window.itl.add(now - live.last)
+            elif live.arrived is not None:
+                window.ttft.add(now - live.arrived)
         live.last = now
 
     def _preempted(self, event: Preempted, now: float) -> None:
@@ -141,9 +141,9 @@ class WindowMeter:
         if self.window is None:
             return
         self.window.ended += 1
-        self.window.bad += event.reason in _BAD
-        if event.reason in _COMPLETED:
+        self.window.bad += event.reason in BAD
+        if event.reason in COMPLETED:
             self.window.completed += 1
-            if live is not None:
+            if live is not None and live.arrived is not None:
                 self.window.e2e.add(now - live.arrived)
                 self.window.ended_tokens += event.output_tokens

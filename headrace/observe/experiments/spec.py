@@ -13,8 +13,10 @@ from dataclasses import dataclass, field, fields
 from typing import Any
 
 from headrace.core.request import InvalidParameter
+from headrace.observe.experiments.arms import By
 from headrace.observe.experiments.measures import METRICS
-from headrace.observe.steering.settings import Value
+from headrace.observe.experiments.units import UNIT_METRICS
+from headrace.observe.steering.settings import PER_REQUEST, AnyValue, Setting
 
 
 class BadExperiment(InvalidParameter):
@@ -28,16 +30,18 @@ class BadExperiment(InvalidParameter):
 class Spec:
     """An experiment as asked for.
 
-    ``control`` is the value that the setting has now. ``guards`` bound how much worse a metric may become, as a share
-    (0.2: a fifth). A window measures ``window_seconds`` after ``burn_in_seconds``, in which the requests of the other
-    arm end and caches settle. ``alpha`` is the largest probability of calling a difference that is not there, at
-    whatever time it ends. ``seed`` draws the order of the windows. With ``adopt`` the setting keeps a better treatment
-    at the end; otherwise it always returns to ``control``.
+    ``control`` is the value that the setting has now. ``unit`` is what has one value at a time, see `arms.By`.
+    ``guards`` bound how much worse a metric may become, as a share (0.2: a fifth); a share that is compared by request
+    or tenant may grow by so much. A window of the whole engine measures ``window_seconds`` after ``burn_in_seconds``,
+    in which the requests of the other arm end and caches settle. A tenant keeps its arm for ``window_seconds``.
+    ``alpha`` is the largest probability of calling a difference that is not there, at whatever time it ends. ``seed``
+    draws the order of the windows, or the arms. With ``adopt`` the setting keeps a better treatment at the end;
+    otherwise it always returns to ``control``.
     """
 
     setting: str
-    control: Value
-    treatment: Value
+    control: AnyValue
+    treatment: AnyValue
     metric: str
     guards: Mapping[str, float] = field(default_factory=dict)
     window_seconds: float = 30.0
@@ -47,6 +51,7 @@ class Spec:
     seed: int = 0
     name: str = ""
     adopt: bool = False
+    unit: str = By.TIME.value
 
     @property
     def pair_seconds(self) -> float:
@@ -67,8 +72,8 @@ MOST_NAME = 200
 """The longest name, in characters."""
 
 
-def read_spec(body: Any, control: Mapping[str, Value]) -> Spec:
-    """An experiment from parsed JSON; ``control`` has the settings that may change, with their present values.
+def read_spec(body: Any, settings: Mapping[str, Setting], control: Mapping[str, AnyValue]) -> Spec:
+    """An experiment from parsed JSON; ``settings`` may change, and ``control`` has their present values.
 
     Raises:
         BadExperiment: a field is missing, unknown, of another type or out of range.
@@ -80,7 +85,9 @@ def read_spec(body: Any, control: Mapping[str, Value]) -> Spec:
         if name not in known:
             raise BadExperiment(str(name), f"unknown field{_meant(str(name), known)}")
     setting = _one_of(body, "setting", control)
-    metric = _one_of(body, "metric", METRICS)
+    unit = _unit(body, settings[setting])
+    metrics = METRICS if unit is By.TIME else UNIT_METRICS
+    metric = _one_of(body, "metric", metrics)
     if "treatment" not in body:
         raise BadExperiment("treatment", "this field is required")
     if body["treatment"] == control[setting]:
@@ -98,23 +105,49 @@ def read_spec(body: Any, control: Mapping[str, Value]) -> Spec:
         control[setting],
         body["treatment"],
         metric,
-        _guards(body.get("guards", {})),
+        _guards(body.get("guards", {}), metrics),
         seed=seed,
         name=label,
         adopt=adopt,
+        unit=unit.value,
         **numbers,
     )
-    if spec.max_seconds < spec.pair_seconds:
+    if unit is By.TIME and spec.max_seconds < spec.pair_seconds:
         raise BadExperiment("max_seconds", f"one pair of windows takes {spec.pair_seconds:g} s")
     return spec
 
 
-def _guards(given: Any) -> dict[str, float]:
+def read_plan(body: Any) -> Spec:
+    """An experiment from parsed JSON where no server says which settings there are; their names are not checked.
+
+    Raises:
+        BadExperiment: as `read_spec`.
+    """
+    setting = str(body.get("setting", "")) if isinstance(body, dict) else ""
+    if isinstance(body, dict) and "unit" not in body:
+        body = body | {"unit": (By.REQUEST if setting in PER_REQUEST else By.TIME).value}
+    by_unit = isinstance(body, dict) and body.get("unit") != By.TIME
+    known = Setting("", False, 0.0, 0.0, "", per_request=by_unit)
+    return read_spec(body, {setting: known}, {setting: math.nan})
+
+
+def _unit(body: Mapping[str, Any], setting: Setting) -> By:
+    """What has one value at a time: one request, if that is possible and nothing else is asked for."""
+    if "unit" not in body:
+        return By.REQUEST if setting.per_request else By.TIME
+    unit = By(_one_of(body, "unit", {each.value: each for each in By}))
+    if setting.per_request == (unit is By.TIME):
+        fitting = "request or tenant" if setting.per_request else "time: all requests of the engine share it"
+        raise BadExperiment("unit", f"{body['setting']} can be compared by {fitting}")
+    return unit
+
+
+def _guards(given: Any, metrics: Mapping[str, Any]) -> dict[str, float]:
     if not isinstance(given, dict):
         raise BadExperiment("guards", "expected an object of metrics and shares")
     for name in given:
-        if name not in METRICS:
-            raise BadExperiment(f"guards.{name}", f"no such metric{_meant(str(name), METRICS)}")
+        if name not in metrics:
+            raise BadExperiment(f"guards.{name}", f"no such metric{_meant(str(name), metrics)}")
     return {
         name: _number({f"guards.{name}": share}, f"guards.{name}", 0.001, MOST_GUARD)
         for name, share in given.items()

@@ -70,6 +70,7 @@ WITHHELD = (
     "affinity",
     "eos_token_ids",
     "call_format",
+    "settings",
 )
 """Fields of a request that are written as fingerprints, in part, or not at all."""
 

@@ -7,18 +7,55 @@ what it does on live traffic.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
+from typing import Any
 
 from headrace.core.engine import Engine
 from headrace.core.events import Event
 from headrace.core.knobs import Knobs
+from headrace.core.ports import Watcher
+from headrace.core.request import Request
+from headrace.core.request_settings import NO_SETTINGS
 from headrace.observe.experiments.conductor import Change, Conductor
-from headrace.observe.steering.settings import Setting, changed, values
+from headrace.observe.steering.settings import AnyValue, Setting, Value, changed, checked, values
 from headrace.observe.tuner.steps import ranges
 from headrace.observe.tuner.tuner import Mode, Tuner
 
 
+class Requests:
+    """The settings of requests: what all requests have, and what those with the treatment of an experiment have.
+
+    ``settings`` may change; ``start`` are their values as the server is configured.
+    """
+
+    def __init__(self, settings: Mapping[str, Setting], start: Mapping[str, AnyValue]) -> None:
+        self.settings = settings
+        self.present = dict(start)
+        self._all = NO_SETTINGS
+
+    def change(self, name: str, value: AnyValue) -> None:
+        """All requests have ``value`` from now on."""
+        self.present[name] = checked(self.settings, name, value)
+        self._all = replace(self._all, **self._field(name, value))
+
+    def assigned(self, request: Request, conductor: Conductor) -> Request:
+        """``request`` with its settings."""
+        settings, assignment, running = self._all, conductor.assignment, conductor.running
+        if assignment is not None and running is not None:
+            unit = assignment.unit(request.id, request.tenant, request.arrived)
+            if assignment.treats(unit):
+                settings = replace(settings, **self._field(running.spec.setting, running.spec.treatment))
+        return request if settings is NO_SETTINGS else replace(request, settings=settings)
+
+    def _field(self, name: str, value: AnyValue) -> dict[str, Any]:
+        return {self.settings[name].field: checked(self.settings, name, value)}
+
+
 class Steering:
-    """``knobs`` returns the engine's present ones; ``make_id`` a new id for an experiment."""
+    """``knobs`` returns the engine's present ones; ``make_id`` a new id for an experiment.
+
+    ``settings`` are those of the engine, ``requests`` those of its requests (None: none may change).
+    """
 
     def __init__(
         self,
@@ -28,25 +65,56 @@ class Steering:
         mode: Mode = Mode.OFF,
         window_seconds: float = 30.0,
         burn_in_seconds: float = 5.0,
+        requests: Requests | None = None,
     ) -> None:
         self.settings = settings
+        self.requests = requests = requests or Requests({}, {})
         self._knobs = knobs
-        self.conductor = Conductor(settings, self.present, make_id)
+        self.conductor = Conductor({**settings, **requests.settings}, self.all_present, make_id)
         self.tuner = Tuner(
             self.conductor, ranges(settings, self.present()), mode, window_seconds, burn_in_seconds
         )
 
-    def present(self) -> dict[str, float | int]:
-        """The present value of each setting."""
+    def present(self) -> dict[str, Value]:
+        """The present value of each setting of the engine."""
         return values(self.settings, self._knobs())
+
+    def all_present(self) -> dict[str, AnyValue]:
+        """The present value of each setting."""
+        return {**self.present(), **self.requests.present}
+
+    def describe(self) -> dict[str, dict[str, Any]]:
+        """The settings that may change, as clients see them."""
+        present = self.all_present()
+        both = {**self.settings, **self.requests.settings}
+        return {name: each.describe(present[name]) for name, each in both.items()}
+
+    @property
+    def meter(self) -> Watcher | None:
+        """What must see all events now; None while nothing is measured."""
+        return self.conductor.meter
+
+    def assigned(self, request: Request) -> Request:
+        """``request`` with the settings of its arm, before it is looked up in any cache."""
+        return self.requests.assigned(request, self.conductor)
 
     def saw(self, events: Iterable[Event], now: float) -> None:
         """Measure the events of a step."""
-        for event in events:
-            self.conductor.meter.fold(event, now)
+        meter = self.conductor.meter
+        if meter is not None:
+            for event in events:
+                meter.fold(event, now)
 
     def tick(self, now: float) -> Change | None:
-        """The change of a setting that is due now, if any; asked again until there is none."""
+        """The change of a setting of the engine that is due now, if any; asked again until there is none.
+
+        Changes of the settings of requests are made here.
+        """
+        while (change := self._next(now)) is not None and change.setting in self.requests.settings:
+            self.requests.change(change.setting, change.value)
+        return change
+
+    def _next(self, now: float) -> Change | None:
         change = self.conductor.tick(now)
         if change is None:
             self.tuner.tick(now, self.present())

@@ -1,20 +1,28 @@
 """The settings that may change while the engine runs, by the names of their options, with types and bounds.
 
-Experiments and the tuner change these and nothing else. Each is a field of `core.knobs.Knobs`, which is replaced as a
-whole between two steps.
+Experiments and the tuner change these and nothing else. Those of the engine are fields of `core.knobs.Knobs`, which is
+replaced as a whole between two steps. Those of a request are fields of `core.request_settings.RequestSettings`.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
 from headrace.core.knobs import Knobs
+from headrace.core.request_settings import ALL_METHODS, NO_METHOD
 
 Value = float | int
-"""The value of a setting."""
+"""The value of a setting of the engine."""
+
+AnyValue = float | int | str
+"""The value of any setting."""
+
+
+PER_REQUEST = frozenset({"request_timeout", "draft_method", "draft_tokens", "semantic_min_similarity"})
+"""The settings of requests."""
 
 
 class BadValue(ValueError):
@@ -22,13 +30,27 @@ class BadValue(ValueError):
 
 
 class Setting(NamedTuple):
-    """A setting with its ``field`` in `Knobs`; ``low`` and ``high`` bound what may be set while running."""
+    """A setting with its ``field``; ``low`` and ``high`` bound what may be set while running.
+
+    One with ``choices`` is one of these words. ``per_request``: two requests may have different values at a time.
+    """
 
     field: str
     whole: bool
     low: float
     high: float
     help: str
+    choices: tuple[str, ...] = ()
+    per_request: bool = False
+
+    def describe(self, value: AnyValue) -> dict[str, Any]:
+        """The setting with its present value, as clients see it."""
+        units = ["request", "tenant"] if self.per_request else ["time"]
+        if self.choices:
+            bounds: dict[str, Any] = {"choices": list(self.choices)}
+        else:
+            bounds = {"low": self.low, "high": self.high}
+        return {"value": value, **bounds, "help": self.help, "units": units}
 
 
 def live_settings(max_num_seqs: int) -> Mapping[str, Setting]:
@@ -56,18 +78,62 @@ def live_settings(max_num_seqs: int) -> Mapping[str, Setting]:
     }
 
 
+def request_settings(methods: Sequence[str], most_tokens: int, semantic: bool) -> Mapping[str, Setting]:
+    """The settings of requests, on a server with these ``methods`` of drafting, at most ``most_tokens`` at a step.
+
+    ``semantic``: the semantic cache serves responses.
+    """
+    found = {
+        "request_timeout": Setting(
+            "request_timeout", False, 0.1, 86_400.0, "Seconds after which a request ends.", per_request=True
+        )
+    }
+    if methods:
+        found["draft_method"] = Setting(
+            "draft_method",
+            False,
+            0.0,
+            0.0,
+            "Method of speculative decoding; all: the most promising one, none: no drafts.",
+            (ALL_METHODS, NO_METHOD, *methods),
+            True,
+        )
+        found["draft_tokens"] = Setting(
+            "draft_tokens",
+            True,
+            0,
+            most_tokens,
+            "Most tokens drafted for a request in a step.",
+            per_request=True,
+        )
+    if semantic:
+        found["semantic_min_similarity"] = Setting(
+            "semantic_min_similarity",
+            False,
+            0.0,
+            1.0,
+            "Smallest cosine of a similar request whose response is served; the calibrated threshold always holds.",
+            per_request=True,
+        )
+    return found
+
+
 def values(settings: Mapping[str, Setting], knobs: Knobs) -> dict[str, Value]:
     """The present value of each setting."""
     return {name: getattr(knobs, each.field) for name, each in settings.items()}
 
 
-def checked(settings: Mapping[str, Setting], name: str, value: object) -> Value:
+def checked(settings: Mapping[str, Setting], name: str, value: object) -> AnyValue:
     """``value`` in the setting's type.
 
     Raises:
         BadValue: it has another type or is out of bounds.
     """
     setting = settings[name]
+    if setting.choices:
+        if value not in setting.choices:
+            raise BadValue(f"{name} must be one of {', '.join(setting.choices)}")
+        return str(value)
     if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
         raise BadValue(f"{name} needs a number")
     if setting.whole and value != int(value):

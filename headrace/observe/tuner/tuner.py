@@ -18,7 +18,7 @@ from enum import StrEnum
 from typing import Any, NamedTuple
 
 from headrace.observe.experiments.conductor import Conductor
-from headrace.observe.experiments.experiment import Experiment, Status
+from headrace.observe.experiments.run import Run, Status
 from headrace.observe.steering.settings import Value
 from headrace.observe.tuner.steps import Range
 
@@ -75,7 +75,7 @@ class Tuner:
         self._window_seconds = window_seconds
         self._burn_in_seconds = burn_in_seconds
         self._most_pairs = most_pairs
-        self._trial: tuple[Experiment, str, bool] | None = None
+        self._trial: tuple[Run, str, bool] | None = None
         self._rest: dict[tuple[str, bool], float] = {}  # seconds of the next rest
         self._resting: dict[tuple[str, bool], float] = {}  # until when
         self._favourite: tuple[str, bool] | None = None  # the direction that was better last
@@ -153,7 +153,7 @@ class Tuner:
         self._tried += 1
         self._trial = (self._conductor.start(body, now, NAME), setting, up)
 
-    def _learn(self, trial: Experiment, setting: str, up: bool, now: float) -> None:
+    def _learn(self, trial: Run, setting: str, up: bool, now: float) -> None:
         direction = (setting, up)
         told = f"{setting} {trial.spec.control:g} -> {trial.spec.treatment:g}: {trial.status}, {trial.why}"
         self.notes = [*self.notes[-199:], Note(now, told)]

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import OrderedDict
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
 from headrace.core.cache.response.cacheability import CacheClass, classify
@@ -103,6 +103,8 @@ class CacheLookup:
             self._search = Search(
                 service, exact, self._levels, self._writer, self._flights, self._renew_early
             )
+        self.assigned: Callable[[Request], Request] | None = None
+        """Gives a request the settings of its arm in an experiment, if there are any."""
         self._served: OrderedDict[str, Served] = OrderedDict()
         self._renewing = 0
 
@@ -114,6 +116,8 @@ class CacheLookup:
             Refused: a sequence must be computed, and the queue is full or the server drains.
             InvalidParameter: a request id is in use.
         """
+        if self.assigned is not None:
+            questions = [each._replace(request=self.assigned(each.request)) for each in questions]
         asks = [self.ask(question) for question in questions]
         if self._exact is None or not all(ask.allowed.exact for ask in asks):
             return self._compute(asks, interval)

@@ -8,6 +8,7 @@ from headrace.core.drafting.drafter import BudgetedDrafter
 from headrace.core.drafting.proposal import DraftAsk, Proposal, StepLoad
 from headrace.core.prediction.step_times import StepTimes
 from headrace.core.request import Request
+from headrace.core.request_settings import RequestSettings
 from tests.core.drafting.test_draft_budget import OnTheLine
 
 
@@ -232,3 +233,31 @@ def test_the_time_of_drafting_is_no_part_of_the_observed_step() -> None:
     for _ in range(2):
         plain.observe(1, 1, 1, 0.021)
     assert known.coefficients == plain.coefficients
+
+
+def test_each_request_may_name_its_method_and_its_most_tokens() -> None:
+    free, model = Source("ngram", (5, 6, 7), 0.9), Source("draft_model", (5, 6, 7, 8, 9), 0.95)
+    chooses = drafter(free, model, fixed=3, draft_model=0.01)
+    settings = [RequestSettings(draft_method=method) for method in ("all", "ngram", "draft_model", "none")]
+    asks = [DraftAsk(Request(str(n), (1,), settings=each), [1], 8) for n, each in enumerate(settings)]
+    drafts = chooses.draft(asks, load(4))
+    assert [each and each.source for each in drafts] == ["ngram", "ngram", "draft_model", None]
+    assert {name for name, _ in free.asked} == {"0", "1"}
+    assert {name for name, _ in model.asked} == {"2"}
+    assert [RequestSettings(draft_tokens=most).most_drafted(4) for most in (0, 2, 9)] == [0, 2, 4]
+    assert [each.most_drafted(4) for each in settings] == [4, 4, 4, 0]
+
+
+def test_the_time_of_a_draft_model_belongs_to_the_rows_that_it_drafted_for() -> None:
+    free, model = Source("ngram", (5, 6, 7), 0.9), Source("draft_model", (5, 6, 7), 0.9)
+    model.token_seconds = 0.5
+    chooses = drafter(free, model, fixed=3, draft_model=0.01)
+    settings = [RequestSettings(draft_method=method) for method in ("ngram", "draft_model", "draft_model")]
+    asks = [
+        DraftAsk(Request(str(n), (1,), settings=each), [1], most)
+        for n, (each, most) in enumerate(zip(settings, (8, 3, 1), strict=True))
+    ]
+    chooses.draft(asks, load(3))
+    assert chooses.seconds == {"1": pytest.approx(1.125), "2": pytest.approx(0.375)}
+    chooses.draft(asks[:1], load(1))
+    assert chooses.seconds == {}

@@ -41,6 +41,7 @@ class Drafting:
         self.loads: list[StepLoad] = []
         self.told: list[tuple[str, tuple[int, ...], int]] = []
         self.ends: list[tuple[str, int]] = []
+        self.seconds: dict[str, float] = {}
 
     def draft(self, asks: Sequence[DraftAsk], load: StepLoad) -> Sequence[Proposal | None]:
         self.asks += [each._replace(tokens=list(each.tokens)) for each in asks]

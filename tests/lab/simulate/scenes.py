@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import json
+import random
+from collections.abc import Iterable, Mapping, Sequence
 
-from headrace.build.engine import make_engine
+from headrace.build.drafting import ModelDrafts
+from headrace.build.engine import TierSizes, make_engine
 from headrace.config import CacheOptions, SchedulerOptions
+from headrace.core.drafting.proposal import DraftAsk, Proposal
 from headrace.core.knobs import Knobs
 from headrace.core.prediction.step_cost import TOKENS_ONLY
+from headrace.core.request import Request
 from headrace.core.scheduler.routing import RoundRobin, RoutingPolicy
 from headrace.core.tenancy.gate import Limits
 from headrace.lab.simulate.device import Device
@@ -39,6 +44,29 @@ class Fixed:
         return self.host
 
 
+class Foreknown:
+    """A draft model that knows the answers: each token that it proposes is right with probability ``rate``."""
+
+    name = "draft_model"
+
+    def __init__(self, answers: Mapping[str, tuple[int, ...]], rate: float) -> None:
+        self.seconds = 0.0
+        self._answers, self._rate, self._random = answers, rate, random.Random(1)
+
+    def propose(self, asks: Sequence[DraftAsk]) -> Sequence[Proposal | None]:
+        return [self._propose(ask) for ask in asks]
+
+    def _propose(self, ask: DraftAsk) -> Proposal:
+        begun, right = len(ask.tokens) - len(ask.request.tokens), self._rate
+        true = self._answers[ask.request.id][begun : begun + ask.most]
+        tokens = tuple(token if self._random.random() < right else token ^ 1 for token in true)
+        self.seconds += 1e-4 * len(tokens)
+        return Proposal(tokens, (right,) * len(tokens), self.name)
+
+    def ended(self, request: Request, tokens: list[int]) -> None:
+        pass
+
+
 def fleet(
     device: Device,
     count: int = 1,
@@ -53,13 +81,20 @@ def fleet(
     limits: Limits = OPEN_DOOR,
     front: Sequence[float] = (0.0, 0.0),
     policy: str = "fcfs",
+    draft_rate: float | None = None,
+    host_blocks: int = 0,
 ) -> Fleet:
+    """``draft_rate``: a draft model proposes tokens, of which this share is right; ``host_blocks``: a host tier."""
     tally, answers = Tally(), {}
+    drafted = {"method": ["ngram", "draft_model"], "model": "none", "num_speculative_tokens": 4}
+    speculation = None if draft_rate is None else json.dumps(drafted)
     replicas = []
     for _ in range(count):
         runner = SimulatedRunner(device, answers)
         engine = make_engine(
-            SchedulerOptions(max_num_seqs=max_num_seqs, scheduling_policy=policy),
+            SchedulerOptions(
+                max_num_seqs=max_num_seqs, scheduling_policy=policy, speculative_config=speculation
+            ),
             CacheOptions(block_size=block_size),
             runner,
             num_blocks=num_blocks,
@@ -67,6 +102,8 @@ def fleet(
             knobs=Knobs(batched_tokens=batched_tokens),
             cost=TOKENS_ONLY,
             overlap=overlap,
+            drafts=None if draft_rate is None else ModelDrafts(Foreknown(answers, draft_rate), 0.05),
+            tiers=TierSizes(host_blocks, 0, 64, 1e6) if host_blocks else None,
         )
         replicas.append(SimulatedReplica(engine, runner, tally, answers, Front(*front)))
     return Fleet(replicas, routing or RoundRobin(), limits, tally, answers)

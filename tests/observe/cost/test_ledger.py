@@ -177,3 +177,24 @@ def test_ended_requests_are_forgotten_in_the_end() -> None:
         one_request(ledger, f"r{number}", 10.0 * number)
     assert ledger.cost("r0") == NOTHING
     assert ledger.cost("r1").device_seconds == 2.0
+
+
+def test_the_time_of_draft_models_is_charged_to_the_rows_that_drafted() -> None:
+    ledger = CostLedger(Pricing(0.5))
+    for name in ("x", "y"):
+        ledger.fold(arrived(name, 0.0), 0.0)
+        ledger.fold(admitted(name), 0.0)
+    step = stepped(0.0, ("x", 8, 1), ("y", 8, 1))
+    ledger.fold(step._replace(work=step.work._replace(drafting=(0.0, 2.0))), 4.0)
+    assert (ledger.cost("x").device_seconds, ledger.cost("y").device_seconds) == (1.0, 3.0)
+    assert (ledger.draft_seconds_of("x"), ledger.draft_seconds_of("y")) == (0.0, 2.0)
+    assert ledger.balance().error == 0.0
+
+
+def test_no_more_drafting_is_charged_than_the_step_took() -> None:
+    ledger = CostLedger(Pricing(0.5))
+    ledger.fold(arrived("x", 0.0), 0.0)
+    ledger.fold(admitted("x"), 0.0)
+    step = stepped(0.0, ("x", 8, 1))
+    ledger.fold(step._replace(work=step.work._replace(drafting=(9.0,))), 4.0)
+    assert ledger.cost("x").device_seconds == ledger.draft_seconds_of("x") == ledger.draft_seconds == 4.0

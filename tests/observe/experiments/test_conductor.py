@@ -5,7 +5,7 @@ import pytest
 
 from headrace.core.knobs import Knobs
 from headrace.observe.experiments.conductor import Busy, Conductor
-from headrace.observe.experiments.experiment import Status
+from headrace.observe.experiments.run import Status
 from headrace.observe.experiments.spec import BadExperiment
 from headrace.observe.steering.settings import changed, live_settings, values
 

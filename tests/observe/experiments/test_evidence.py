@@ -3,7 +3,7 @@ import random
 
 import pytest
 
-from headrace.observe.experiments.evidence import LEAST_PAIRS, Evidence, half_width, pairs_needed
+from headrace.observe.experiments.evidence import LEAST_PAIRS, Evidence
 
 
 def looked_at(rng, effect, deviation=0.1, pairs=120):
@@ -80,10 +80,3 @@ def test_too_few_pairs_say_nothing():
         assert evidence.interval(0.05) == (-math.inf, math.inf)
     evidence.add(5.0)
     assert evidence.e_value == math.inf
-
-
-def test_pairs_needed_agree_with_the_interval():
-    needed = pairs_needed(0.05, 0.1, 0.05)
-    assert needed is not None
-    assert 0.1 * half_width(needed, 0.05) <= 0.05 < 0.1 * half_width(needed - 1, 0.05)
-    assert pairs_needed(1e-9, 1.0, 0.05, most=1000) is None

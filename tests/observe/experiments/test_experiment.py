@@ -7,7 +7,8 @@ import statistics
 
 import pytest
 
-from headrace.observe.experiments.experiment import Experiment, Status
+from headrace.observe.experiments.experiment import Experiment
+from headrace.observe.experiments.run import Status
 from headrace.observe.experiments.spec import Spec
 from headrace.observe.experiments.switchback import LoadCorrection, Measured, log_change, treatment_first
 
@@ -20,6 +21,11 @@ class World:
         self.effect, self.slower = effect, slower
         self.load = 0.0
         self.opened = 0
+
+    def measures(self, experiment):
+        self.experiment = experiment
+        experiment.meter.open, experiment.meter.close = self.open, self.close
+        return experiment
 
     def open(self, now):
         self.opened += 1
@@ -42,11 +48,11 @@ def spec(seed=0, pairs=120, **more):
 
 def run(seed, effect=0.0, slower=0.0, **more):
     world = World(seed, effect, slower)
-    world.experiment = experiment = Experiment("e", spec(seed, **more), 0.0)
+    experiment = world.measures(Experiment("e", spec(seed, **more), 0.0))
     now = 0.0
     while experiment.status is Status.RUNNING:
         now = max(now, experiment.due)
-        experiment.advance(now, world)
+        experiment.advance(now)
     return experiment
 
 
@@ -84,12 +90,12 @@ def test_a_better_treatment_stays_only_if_that_was_asked_for():
 
 def test_arms_alternate_within_each_pair_and_every_window_burns_in():
     world = World(3)
-    world.experiment = experiment = Experiment("e", spec(3, pairs=10), 100.0)
+    experiment = world.measures(Experiment("e", spec(3, pairs=10), 100.0))
     seen, now = [], 100.0
     assert experiment.value == 1
     while experiment.status is Status.RUNNING:
         opened = world.opened
-        experiment.advance(experiment.due, world)
+        experiment.advance(experiment.due)
         if world.opened > opened:
             assert experiment.due - now == pytest.approx(1.0 + 0.5) or experiment.due - now == pytest.approx(
                 1.0
@@ -104,26 +110,26 @@ def test_arms_alternate_within_each_pair_and_every_window_burns_in():
 
 def test_nothing_happens_before_it_is_due():
     world = World(1)
-    world.experiment = experiment = Experiment("e", spec(), 0.0)
-    experiment.advance(0.0, world)
+    experiment = world.measures(Experiment("e", spec(), 0.0))
+    experiment.advance(0.0)
     due = experiment.due
-    experiment.advance(due - 0.01, world)
+    experiment.advance(due - 0.01)
     assert (experiment.due, world.opened) == (due, 0)
 
 
 def test_it_continues_after_a_restart_with_the_next_pair():
     whole = run(5, effect=0.0, pairs=30)
     world = World(5)
-    world.experiment = experiment = Experiment("e", spec(5, pairs=30), 0.0)
+    experiment = world.measures(Experiment("e", spec(5, pairs=30), 0.0))
     while len(experiment.pairs) < 10:
-        experiment.advance(experiment.due, world)
+        experiment.advance(experiment.due)
     stored = json.loads(json.dumps(experiment.to_json(experiment.due)))
     again = Experiment.from_json(stored, 5000.0)
     assert again.report() == experiment.report() | {"arm": again.arm}
     assert again.value == (2 if treatment_first(5, 10) else 1)
-    world.experiment = again
+    world.measures(again)
     while again.status is Status.RUNNING:
-        again.advance(again.due, world)
+        again.advance(again.due)
     assert (again.status, len(again.pairs)) == (whole.status, len(whole.pairs))
     ended = Experiment.from_json(json.loads(json.dumps(again.to_json(9999.0))), 0.0)
     assert (ended.status, ended.due) == (again.status, math.inf)
@@ -131,9 +137,9 @@ def test_it_continues_after_a_restart_with_the_next_pair():
 
 def test_stopping_restores_the_control_value():
     world = World(1)
-    world.experiment = experiment = Experiment("e", spec(), 0.0)
+    experiment = world.measures(Experiment("e", spec(), 0.0))
     while experiment.value == 1:
-        experiment.advance(experiment.due, world)
+        experiment.advance(experiment.due)
     experiment.stop(Status.STOPPED, "enough", 3.0)
     assert (experiment.value, experiment.due) == (1, math.inf)
     experiment.stop(Status.BETTER, "too late", 4.0)

@@ -3,7 +3,7 @@ import math
 import random
 
 from headrace.core.knobs import Knobs
-from headrace.observe.experiments.experiment import Status
+from headrace.observe.experiments.run import Status
 from headrace.observe.steering.engine import Steering
 from headrace.observe.steering.settings import changed, live_settings
 from headrace.observe.tuner.steps import Range
@@ -22,8 +22,6 @@ class World:
         self.load = 0.0
         numbers = itertools.count()
         self.steering = Steering(SETTINGS, lambda: self.knobs, lambda: f"e{next(numbers)}", mode, 10.0, 2.0)
-        meter = self.steering.conductor.meter
-        meter.open, meter.close = lambda now: None, self.measure
         self.values = []
 
     def latency(self, ratio):
@@ -39,6 +37,8 @@ class World:
         while now < seconds:
             while (change := self.steering.tick(now)) is not None:
                 self.knobs = changed(SETTINGS, self.knobs, change.setting, change.value)
+            if (meter := self.steering.meter) is not None:
+                meter.close = self.measure
             self.values.append(self.knobs.mixed_prefill_ratio)
             now = max(now + 0.5, min(self.steering.due(), seconds))
         return self

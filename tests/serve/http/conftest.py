@@ -227,7 +227,7 @@ def build_house(options: dict) -> tuple[House, ASGIApp]:
         foresee=options.get("foresee", lambda request_id, now: None),
     )
     grants = dict.fromkeys(options.get("keys", ()), Grant()) | options.get("grants", {})
-    tuning = make_tuning(Options(), engine, service)
+    tuning = make_tuning(Options(), engine, recall)
     caches = CacheApi(recall, metrics.caches.stats, savings.stats, max_body_bytes=100_000)
     accounts = UsageReport(
         service,

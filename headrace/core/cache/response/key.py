@@ -62,6 +62,7 @@ REQUEST: Mapping[str, Part] = {
     "seed": Part.GENERATION,  # only if tokens are sampled: greedy answers have no seed
     "eos_token_ids": Part.GENERATION,
     "call_format": Part.GENERATION,
+    "settings": Part.INERT,  # drafts and timeouts change no complete answer
 }
 """Every field of `core.request.Request`."""
 

@@ -118,6 +118,8 @@ class SemanticCache:
         proposal = await self._propose(ask, now)
         if isinstance(proposal, Miss):
             return proposal
+        if proposal.similarity < ask.request.settings.semantic_min_similarity:
+            return Miss("too_little_similarity")
         entry = await self._exact.at(proposal.key)
         if entry is None:
             self._librarian.forget(proposal.key)

@@ -310,7 +310,7 @@ async def open_call(
         raise turned_away(refused.verdict, rate_headers(refused.rooms), _multiple(prompts, choices)) from None
     except NotCached:
         raise not_cached() from None
-    seconds = request_timeout if urgent.seconds is None else urgent.seconds
+    seconds = urgent.seconds or answer.requests[0].settings.request_timeout or request_timeout
     call = Call(call_id, model, prompts, choices, recall, answer, seconds, bool(body.stream), shows)
     if caller.exchange is not None:
         caller.exchange.call = call

@@ -21,13 +21,20 @@ class ExperimentBody(Wire):
     setting: str = Field(
         description="Setting to change: one of the settings that `GET /v1/experiments` lists."
     )
-    treatment: float | int = Field(description="Value to compare with the present one.")
+    treatment: float | int | str = Field(description="Value to compare with the present one.")
     metric: str = Field(description="Metric that decides, such as `itl_p99_seconds`.")
     guards: dict[str, float] = Field(
         {},
         description="Metrics and the share by which each may become worse; beyond it the change is rolled back.",
     )
-    window_seconds: float = Field(30.0, description="Length of one measured window.")
+    unit: str = Field(
+        "",
+        description="What has one value at a time: `time` (the whole engine), `request` or `tenant`. "
+        "Each setting lists its units.",
+    )
+    window_seconds: float = Field(
+        30.0, description="Length of one measured window; a tenant keeps its arm as long."
+    )
     burn_in_seconds: float = Field(5.0, description="Time after each change that is not measured.")
     max_seconds: float = Field(7200.0, description="Time after which an undecided experiment ends.")
     alpha: float = Field(0.05, description="Largest probability of reporting a difference that is not there.")
@@ -68,7 +75,7 @@ class ExperimentRoutes:
         return JSONResponse({"object": "list", "data": shown, "settings": self._settings()})
 
     async def get(self, request: Request) -> Response:
-        """``GET /v1/experiments/{id}``: effect, interval, guards, decision, and each window."""
+        """``GET /v1/experiments/{id}``: effect, interval, guards, decision, log, and what was measured over time."""
         experiment = self._find(request)
         return JSONResponse(experiment.report() | {"windows": experiment.windows()})
 

@@ -13,6 +13,7 @@ from headrace.serve.http.edge import CALLER
 from headrace.serve.http.errors import invalid
 from headrace.serve.quota_meter import limits_of
 from headrace.serve.service import Service
+from headrace.serve.usage_file import UsageFile
 
 MOST_SHOWN = 1000
 """Most tenants in one response; ``?tenant=`` selects one."""
@@ -21,7 +22,8 @@ MOST_SHOWN = 1000
 class UsageReport:
     """The endpoint. All arguments but the service are `observe`'s: ``tenants`` lists the known tenants and ``tell``
     returns the usage of one. ``device`` returns the balance of the device's time, and ``focus`` the cost of a tenant
-    (None: of all, with idle time) as CSV.
+    (None: of all, with idle time) as CSV. Cost and savings come from ``file`` if there is one; it knows earlier
+    processes, too.
     """
 
     def __init__(
@@ -31,12 +33,14 @@ class UsageReport:
         tell: Callable[[str], Mapping[str, Any]],
         device: Callable[[float], Mapping[str, Any]] = lambda now: {},
         focus: Callable[[str | None], str] = lambda tenant: "",
+        file: UsageFile | None = None,
     ) -> None:
         self._service = service
         self._tenants = tenants
         self._tell = tell
         self._device = device
         self._focus = focus
+        self._file = file
 
     def routes(self) -> list[Route]:
         """The route of this endpoint."""
@@ -50,19 +54,35 @@ class UsageReport:
         """
         self._service.count()
         asked = request.scope[CALLER].key_id or request.query_params.get("tenant")
-        names = [asked] if asked else sorted(self._tenants())
+        file = self._file
+        stored = [] if file is None or asked else await file.tenants()
+        names = [asked] if asked else sorted({*self._tenants(), *stored})
         form = request.query_params.get("format", "json")
         if form == "focus":
-            return Response(self._focus(asked), media_type="text/csv; charset=utf-8")
+            text = self._focus(asked) if file is None else await file.focus(asked)
+            return Response(text, media_type="text/csv; charset=utf-8")
         if form != "json":
             raise invalid(f"format must be json or focus, got {form[:40]!r}", "format")
-        shown = [self._of(name) for name in names[:MOST_SHOWN]]
+        shown = [await self._of(name) for name in names[:MOST_SHOWN]]
         page: dict[str, Any] = {"object": "list", "data": shown, "has_more": len(names) > len(shown)}
         if request.scope[CALLER].key_id is None:
             page["device"] = self._device(self._service.now())
         return JSONResponse(page)
 
-    def _of(self, tenant: str) -> dict[str, Any]:
+    async def _of(self, tenant: str) -> dict[str, Any]:
         rooms = self._service.meter.rooms(tenant, self._service.now())
+<<<<<<< HEAD
         limits = limits_of(rooms)
         return {**self._tell(tenant), "limits": limits}
+=======
+        limits = {
+            limit: {
+                "limit": room.allowed,
+                "remaining": room.remaining,
+                "reset_seconds": round(room.reset_seconds, 3),
+            }
+            for limit, room in rooms.items()
+        }
+        stored = {} if self._file is None else await self._file.tenant(tenant)
+        return {**self._tell(tenant), **stored, "limits": limits}
+>>>>>>> main

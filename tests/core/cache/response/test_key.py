@@ -19,6 +19,7 @@ from headrace.core.cache.response.key import (
     digest,
 )
 from headrace.core.request import Request, Retention, SamplingParams, Slo
+from headrace.core.request_settings import RequestSettings
 
 ENGINE = Engine("fox", "w", "t", "c", "n", "1").fingerprint()
 BASE = Request("r", (1, 2, 3), SamplingParams(temperature=0.0, max_tokens=9))
@@ -67,6 +68,7 @@ OTHER_REQUESTS = {
     "seed": 4,
     "eos_token_ids": frozenset({9}),
     "call_format": "hermes",
+    "settings": RequestSettings(draft_method="none"),
 }
 
 

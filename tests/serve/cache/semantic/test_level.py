@@ -125,6 +125,7 @@ class Asked:
 
     def __init__(self):
         self.drafts = []
+        self.seconds = {}
 
     def draft(self, asks, load):
         self.drafts += [ask.request.cached_answer for ask in asks]

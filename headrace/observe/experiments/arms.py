@@ -1,0 +1,40 @@
+"""Which requests have the treatment: a coin for each unit, thrown by a hash.
+
+A unit is a request, or a tenant for a window of time. The hash of the seed and the unit's name decides, so the same
+unit is in the same arm wherever it is asked, and a restarted server goes on with the same arms.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from enum import StrEnum
+from typing import NamedTuple
+
+
+class By(StrEnum):
+    """What has one value of a setting: the engine for a time, one request, or one tenant for a time."""
+
+    TIME = "time"
+    REQUEST = "request"
+    TENANT = "tenant"
+
+
+class Assignment(NamedTuple):
+    """The coin of an experiment that began at ``began``; a tenant keeps its arm for ``period_seconds``."""
+
+    by: By
+    seed: int
+    began: float
+    period_seconds: float
+
+    def unit(self, request_id: str, tenant: str, arrived: float) -> str:
+        """The name of a request's unit."""
+        return request_id if self.by is By.REQUEST else f"{self.period(arrived)}:{tenant}"
+
+    def period(self, at: float) -> int:
+        """The number of the period."""
+        return int((at - self.began) // self.period_seconds)
+
+    def treats(self, unit: str) -> bool:
+        """The coin of one unit."""
+        return hashlib.sha256(f"{self.seed}:{unit}".encode()).digest()[0] < 128

@@ -1,0 +1,137 @@
+"""What both designs of experiments have in common: a status, the time that is left, and the log of what happened."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import asdict
+from enum import StrEnum
+from typing import Any, NamedTuple
+
+from headrace.core.ports import Watcher
+from headrace.observe.experiments.arms import Assignment
+from headrace.observe.experiments.evidence import Interval
+from headrace.observe.experiments.spec import Spec
+from headrace.observe.steering.settings import AnyValue
+
+MOST_LINES = 1000
+"""Lines of a log that are stored; the ones in the middle of a longer log are dropped."""
+
+
+class Status(StrEnum):
+    """``better`` and ``worse`` say what the treatment was; ``undecided``: time was up before there was evidence."""
+
+    RUNNING = "running"
+    BETTER = "better"
+    WORSE = "worse"
+    UNDECIDED = "undecided"
+    ROLLED_BACK = "rolled_back"
+    STOPPED = "stopped"
+
+
+class Line(NamedTuple):
+    """A line of an experiment's log: the seconds since it began, and what happened."""
+
+    seconds: float
+    what: str
+
+
+class Run:
+    """An experiment; ``began`` is the engine's time, ``by`` the controller that asked for it (empty: a person).
+
+    The setting has its control value before the first `advance`. ``assignment`` says which requests have the treatment
+    (None: the whole engine has one value at a time). ``meter`` measures; it must see all events while the experiment
+    runs, and none afterwards.
+    """
+
+    design = ""
+    meter: Watcher
+    assignment: Assignment | None = None
+
+    def __init__(
+        self, experiment_id: str, spec: Spec, began: float, by: str = "", spent: float = 0.0
+    ) -> None:
+        self.id = experiment_id
+        self.by = by
+        self.spec = spec
+        self.status = Status.RUNNING
+        self.why = ""
+        self.due = began
+        self.log: list[Line] = []
+        self._spent = spent  # before the last restart
+        self._began = began
+
+    @property
+    def value(self) -> AnyValue:
+        """What the setting must have now, for all requests whose arm does not say otherwise."""
+        return self.spec.treatment if self.status is Status.BETTER and self.spec.adopt else self.spec.control
+
+    @property
+    def arm(self) -> str:
+        """The arm that runs now."""
+        return "control"
+
+    def advance(self, now: float) -> None:
+        """Do what is due by ``now``."""
+        raise NotImplementedError
+
+    def seconds(self, now: float) -> float:
+        """How long it has run."""
+        return self._spent + (now - self._began if self.status is Status.RUNNING else 0.0)
+
+    def note(self, what: str, now: float) -> None:
+        """Write a line into the log."""
+        self.log.append(Line(round(self.seconds(now), 3), what))
+        if len(self.log) > MOST_LINES:
+            del self.log[MOST_LINES // 2]
+
+    def stop(self, status: Status, why: str, now: float) -> None:
+        """End it; the setting returns to its control value."""
+        if self.status is Status.RUNNING:
+            self.note(f"{status.value}: {why}", now)
+            self._spent = self.seconds(now)
+            self.status, self.why = status, why
+            self.due = math.inf
+
+    def report(self) -> dict[str, Any]:
+        """Everything that is known, as JSON: effect with its interval, guards, decision, log."""
+        return {
+            "id": self.id,
+            "object": "experiment",
+            "design": self.design,
+            "by": self.by,
+            **asdict(self.spec),
+            "status": self.status.value,
+            "why": self.why,
+            "arm": self.arm,
+            "log": [line._asdict() for line in self.log],
+        }
+
+    def windows(self) -> list[dict[str, Any]]:
+        """What was measured over time, for a plot."""
+        raise NotImplementedError
+
+    def to_json(self, now: float) -> dict[str, Any]:
+        """The experiment, so that it can be read back."""
+        return {
+            "id": self.id,
+            "by": self.by,
+            "spec": asdict(self.spec),
+            "status": self.status.value,
+            "why": self.why,
+            "spent_seconds": self.seconds(now),
+            "log": [list(line) for line in self.log],
+        }
+
+    def _restored(self, stored: Mapping[str, Any]) -> None:
+        self.status, self.why = Status(stored["status"]), stored["why"]
+        self.log = [Line(*line) for line in stored.get("log", [])]
+        if self.status is not Status.RUNNING:
+            self.due = math.inf
+
+
+def bounds_of(interval: Interval, *, relative: bool = True) -> list[float] | None:
+    """An interval as JSON: relative changes of an interval of logarithms, or differences; None if it is infinite."""
+    if math.isinf(interval.high):
+        return None
+    return [math.expm1(interval.low), math.expm1(interval.high)] if relative else list(interval)

@@ -1,0 +1,186 @@
+"""One experiment by request or by tenant: both values are used side by side, each by half of the units.
+
+It knows no clock and no engine. Requests whose unit has the treatment carry its value (see `arms`), `units` measures
+them, and `asymptotic` says how sure the difference is. A guard stops it as soon as the estimate
+is beyond the guard and the interval leaves zero out.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from headrace.core.ports import Watcher
+from headrace.observe.experiments.arms import Assignment, By
+from headrace.observe.experiments.asymptotic import LEAST_UNITS, AsymptoticMean, Difference
+from headrace.observe.experiments.power import smallest_change, units_for
+from headrace.observe.experiments.run import Run, Status, bounds_of
+from headrace.observe.experiments.spec import Spec
+from headrace.observe.experiments.units import UNIT_METRICS, Unit, UnitMeter, is_share
+
+CHECK_SECONDS = 1.0
+"""How often the units are looked at."""
+
+MOST_TENANTS = 10_000
+"""Tenants whose earlier values are covariates; others have the mean of all."""
+
+MEMORY = 0.1
+"""The weight of a tenant's last value in its running mean."""
+
+MOST_POINTS = 500
+"""Points of the curve of the effect over time; of a longer one every second point is dropped."""
+
+
+class UnitExperiment(Run):
+    """As `Run`; ``counts`` are the units of the control and of the treatment."""
+
+    design = "split"
+
+    def __init__(
+        self, experiment_id: str, spec: Spec, began: float, by: str = "", spent: float = 0.0
+    ) -> None:
+        super().__init__(experiment_id, spec, began, by, spent)
+        self.assignment = Assignment(By(spec.unit), spec.seed, began - spent, spec.window_seconds)
+        self._units = UnitMeter(self.assignment)
+        self.meter: Watcher = self._units
+        self.counts = [0, 0]
+        self.differences = {name: Difference(3) for name in (spec.metric, *spec.guards)}
+        self._earlier: dict[str, dict[str, float]] = {name: {} for name in self.differences}
+        self._curve: list[dict[str, Any]] = []
+        self._next_point = 0.0
+
+    @property
+    def arm(self) -> str:
+        """Both arms run while it does."""
+        return "both" if self.status is Status.RUNNING else "control"
+
+    @property
+    def effect(self) -> AsymptoticMean:
+        """What is known of the metric that decides."""
+        return self.differences[self.spec.metric].mean
+
+    def advance(self, now: float) -> None:
+        """Take in the units that have been measured, and decide."""
+        if self.status is not Status.RUNNING or now < self.due:
+            return
+        for unit in self._units.take(now):
+            self.add(unit)
+        self._draw(now)
+        self._judge(now)
+        if self.status is Status.RUNNING:
+            self.due = now + CHECK_SECONDS
+
+    def add(self, unit: Unit) -> None:
+        """Take one unit in."""
+        self.counts[unit.treated] += 1
+        for name, difference in self.differences.items():
+            value = unit.values.get(name)
+            if value is None:
+                continue
+            earlier = self._earlier[name]
+            before = earlier.get(unit.tenant, 0.0)
+            difference.add(unit.treated, value, (*unit.covariates, before))
+            if unit.tenant in earlier:
+                earlier[unit.tenant] = before + MEMORY * (value - before)
+            elif len(earlier) < MOST_TENANTS:
+                earlier[unit.tenant] = value
+
+    def _judge(self, now: float) -> None:
+        spec = self.spec
+        for name, allowed in spec.guards.items():
+            mean, better = self.differences[name].mean, UNIT_METRICS[name].better
+            low, high = mean.interval(spec.alpha)
+            sure = high < 0.0 if better > 0 else low > 0.0
+            bound = allowed if is_share(name) else math.log1p(allowed)
+            if sure and -better * mean.mean > bound:
+                self.stop(Status.ROLLED_BACK, f"{name} {_told(name, mean)}", now)
+                return
+        if self.effect.e_value >= 1 / spec.alpha:
+            better = UNIT_METRICS[spec.metric].better * self.effect.mean > 0
+            told = f"{spec.metric} {_told(spec.metric, self.effect)}"
+            self.stop(Status.BETTER if better else Status.WORSE, told, now)
+        elif self.seconds(now) >= spec.max_seconds:
+            self.stop(Status.UNDECIDED, "no evidence of a difference within max_seconds", now)
+
+    def _draw(self, now: float) -> None:
+        """Add a point to the curve, now and then."""
+        seconds = self.seconds(now)
+        if seconds < self._next_point or self.effect.count < LEAST_UNITS:
+            return
+        if len(self._curve) >= MOST_POINTS:
+            del self._curve[1::2]
+        point = {"seconds": seconds, "units": self.effect.count}
+        self._curve.append(point | _effect(self.spec.metric, self.effect, self.spec.alpha))
+        self._next_point = seconds * (1 + 2 / MOST_POINTS) + CHECK_SECONDS
+
+    # -- reports -----------------------------------------------------------------------------------
+
+    def report(self) -> dict[str, Any]:
+        """As `Run.report`, with the units of each arm."""
+        alpha = self.spec.alpha
+        guards = {name: _effect(name, self.differences[name].mean, alpha) for name in self.spec.guards}
+        return {
+            **super().report(),
+            "pairs": 0,
+            "units": {"control": self.counts[0], "treatment": self.counts[1]},
+            "effect": _effect(self.spec.metric, self.effect, alpha),
+            "guard_effects": guards,
+            "detectable": self._detectable(),
+        }
+
+    def _detectable(self) -> dict[str, Any]:
+        """What can be found with the noise and the rate of units seen so far."""
+        found: dict[str, Any] = {"most_pairs": 0, "pairs_for_5_percent": None, "smallest_change": None}
+        mean, last = self.effect, self._curve[-1] if self._curve else None
+        if last is None or not mean.deviation > 0.0 or math.isinf(mean.deviation):
+            return found | {"deviation": None, "units_per_second": None, "units_for_5_percent": None}
+        rate = last["units"] / max(last["seconds"], 1e-9)
+        most = int(rate * self.spec.max_seconds)
+        return found | {
+            "deviation": mean.deviation,
+            "units_per_second": rate,
+            "smallest_change": smallest_change(most, mean.deviation, self.spec),
+            "units_for_5_percent": units_for(0.05, mean.deviation, self.spec),
+        }
+
+    def windows(self) -> list[dict[str, Any]]:
+        """The effect and its interval over time, for a plot."""
+        return list(self._curve)
+
+    def to_json(self, now: float) -> dict[str, Any]:
+        """The experiment with all that it has learnt; requests that are open then are not measured."""
+        return {
+            **super().to_json(now),
+            "counts": self.counts,
+            "differences": {name: each.to_json() for name, each in self.differences.items()},
+            "earlier": self._earlier,
+            "curve": self._curve,
+        }
+
+    @classmethod
+    def from_json(cls, stored: dict[str, Any], now: float) -> UnitExperiment:
+        """Read what `to_json` wrote; a running experiment goes on with the same arms."""
+        made = cls(stored["id"], Spec(**stored["spec"]), now, stored["by"], stored["spent_seconds"])
+        made.counts = list(stored["counts"])
+        made.differences = {name: Difference.from_json(each) for name, each in stored["differences"].items()}
+        made._earlier = {name: dict(each) for name, each in stored["earlier"].items()}
+        made._curve = list(stored["curve"])
+        made._restored(stored)
+        return made
+
+
+def _effect(metric: str, mean: AsymptoticMean, alpha: float) -> dict[str, Any]:
+    """A relative change, or a difference of shares, with its always-valid interval."""
+    relative = not is_share(metric)
+    change = (math.expm1(mean.mean) if relative else mean.mean) if mean.count else None
+    return {
+        "change": change,
+        "interval": bounds_of(mean.interval(alpha), relative=relative),
+        "e_value": min(mean.e_value, 1e12),
+        "scale": "relative" if relative else "difference",
+    }
+
+
+def _told(metric: str, mean: AsymptoticMean) -> str:
+    change = mean.mean if is_share(metric) else math.expm1(mean.mean)
+    return f"changed by {change:+.1%} after {mean.count} units"
