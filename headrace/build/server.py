@@ -18,12 +18,8 @@ from headrace import __version__
 from headrace.build.caching.cache import Prompts, describe_caches, make_prompts, make_recall, prefix_sizes
 from headrace.build.caching.warming import Warming, make_recorder, open_history
 from headrace.build.model import Loaded, close, describe, load, timed, warm_up
-<<<<<<< HEAD
 from headrace.build.operations.dashboard import make_pages
-from headrace.build.operations.folds import Folds, make_folds
-=======
 from headrace.build.operations.folds import Folds, make_folds, open_usage_file
->>>>>>> main
 from headrace.build.operations.kv_events import open_kv_events
 from headrace.build.operations.observability import (
     SystemdLink,
@@ -233,7 +229,6 @@ def _make_app(
     model.prompts = prompts.policy
     history = open_history(all_options.warm)
     recall = make_recall(caching, all_options.semantic, loaded, service, history)
-
     serving = _make_serving(options, recall, model, make_recorder(all_options.warm, history))
     notes, api = serving.notes, Api(serving)
     warming = Warming(all_options.warm, caching, options, recall, model, history)
@@ -246,13 +241,8 @@ def _make_app(
     status = _make_status(loaded, service, model, notes, folds, prompts, warming.not_yet, embedding.cards)
     stats = (folds.metrics.caches.stats, folds.savings.stats)
     caches = CacheApi(recall, *stats, max_body_bytes=options.max_body_bytes)
-<<<<<<< HEAD
-    focus = partial(focus_csv, folds.cost)
-    accounts = UsageReport(service, folds.usage.tenants, folds.usage_of, folds.cost.device, focus)
-=======
     usage_file, focus = open_usage_file(all_options, folds), partial(focus_csv, folds.cost)
     accounts = UsageReport(service, folds.usage.tenants, folds.usage_of, folds.cost.device, focus, usage_file)
->>>>>>> main
     abort = Abort(notes, max_body_bytes=options.max_body_bytes)
     responses = open_responses(options, serving)
     batch = open_batches(all_options.batch, options, recall, model, notes)

@@ -5,10 +5,6 @@
 - `recording`: recordings of the engine's decisions.
 - `stepping`: the steps of the server, and timelines of requests.
 - `kv_events`: what the prefix cache holds, published for routers.
-<<<<<<< HEAD
-- `tuning`: experiments and the tuner.
-- `dashboard`: the pages in the browser.
-=======
 - `tuning`: experiments and the tuner. `request_settings`: the settings of requests that they may compare.
->>>>>>> main
+- `dashboard`: the pages in the browser.
 """

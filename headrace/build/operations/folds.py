@@ -89,10 +89,7 @@ def make_folds(loaded: Loaded, options: Options, model: ServedModel, cache_sizes
     work = watch_resources(page, loaded, options, cost)
     goodput = Goodput(page, lambda tenant: model.rules.tenants.terms(tenant).weight)
     book = RequestBook(by_priority=loaded.policy in ("fair", "priority"))
-<<<<<<< HEAD
     return Folds(page, metrics, goodput, book, UsageBook(), TenantSavings(prices), cost, work, Timelines())
-=======
-    return Folds(page, metrics, goodput, book, UsageBook(), TenantSavings(prices), cost, work)
 
 
 def open_usage_file(options: Options, folds: Folds) -> UsageFile | None:
@@ -109,4 +106,3 @@ def open_usage_file(options: Options, folds: Folds) -> UsageFile | None:
     except sqlite3.Error as error:
         raise ConfigError(f"--usage-file {path} cannot be opened: {error}") from error
     return UsageFile(store, UsageJournal(folds.cost, folds.savings, time.time).take)
->>>>>>> main

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from datetime import UTC, datetime
 from typing import Any
 
-from headrace.observe.cost.account import Billed, Cost, Saving, UnusedDay
+from headrace.observe.cost.account import Account, Billed, Cost, Saving, UnusedDay
 from headrace.observe.cost.ledger import DAY_SECONDS, CostLedger
 
 

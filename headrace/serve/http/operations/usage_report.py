@@ -71,18 +71,5 @@ class UsageReport:
 
     async def _of(self, tenant: str) -> dict[str, Any]:
         rooms = self._service.meter.rooms(tenant, self._service.now())
-<<<<<<< HEAD
-        limits = limits_of(rooms)
-        return {**self._tell(tenant), "limits": limits}
-=======
-        limits = {
-            limit: {
-                "limit": room.allowed,
-                "remaining": room.remaining,
-                "reset_seconds": round(room.reset_seconds, 3),
-            }
-            for limit, room in rooms.items()
-        }
         stored = {} if self._file is None else await self._file.tenant(tenant)
-        return {**self._tell(tenant), **stored, "limits": limits}
->>>>>>> main
+        return {**self._tell(tenant), **stored, "limits": limits_of(rooms)}
