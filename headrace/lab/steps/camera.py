@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from headrace.core.engine import Engine
 from headrace.core.events import Event
+from headrace.core.request import Request
 from headrace.observe.steps.book import StepBook
 from headrace.observe.steps.memory import memory_of
 from headrace.observe.steps.record import Memory, StepRecord
@@ -29,6 +30,10 @@ class Camera:
     def records(self) -> list[StepRecord]:
         """The steps in order."""
         return self.book.records()[: self._most]
+
+    def assigned(self, request: Request) -> Request:
+        """Requests keep their settings."""
+        return request
 
     def saw(self, events: list[Event], now: float) -> None:
         """The events of a step that has ended."""

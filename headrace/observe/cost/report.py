@@ -54,8 +54,8 @@ class CostReport:
     def sum_of(self, tenant: str) -> Cost:
         """What all requests of a tenant have cost, on days that have accounts of their own."""
         total = Account()
-        for _, account in self.rows(tenant):
-            total.add(account)
+        for billed in self.rows(tenant):
+            total.add(billed.account)
         return total.cost(self.ledger.pricing)
 
     def tenant(self, tenant: str) -> dict[str, Any]:

@@ -189,11 +189,11 @@ class Timelines:
 
     def _stepped(self, event: Stepped, now: float) -> None:
         """The chunks of this step have ended; it began when it was planned, or when the step before it had ended."""
-        began, request_ids, rows = event.work
-        began, self._step_end = max(began, self._step_end), now
+        work = event.work
+        began, self._step_end = max(work.began, self._step_end), now
         if not self._planned:
             return
-        for request_id, row in zip(request_ids, rows, strict=True):
+        for request_id, row in zip(work.request_ids, work.rows, strict=True):
             planned = self._planned.get(request_id)
             if planned is not None and (chunk := planned.pop(row.start, None)) is not None:
                 chunk.start, chunk.end = began, now
