@@ -30,7 +30,10 @@ tenants:
   globex: {weight: 1, tokens_per_day: 20000000, requests_per_minute: 60000}
 """
 CLIENTS = {"acme": 8, "globex": 5, "initech": 4}
-SERVE = "serve --max-num-seqs 12 --device-price 2.5/h --currency EUR --response-cache memory --tuner-window 1"
+SERVE = (
+    "serve --max-num-seqs 12 --max-model-len 2048 --kv-cache-memory-bytes 8MiB --device-price 2.5/h --currency EUR "
+    "--response-cache memory --tuner-window 1"
+)
 EXPERIMENT = {
     "setting": "max_running",
     "treatment": 6,
@@ -45,7 +48,7 @@ EXPERIMENT = {
 PAGES = ("overview", "requests", "caches", "tenants", "experiments", "tuner")
 SECONDS_OF_LOAD = 45
 MOST_SECONDS_OF_TRIAL = 120
-COLOURS = 128
+COLOURS = 256
 FLAGS = ("--headless=new", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--hide-scrollbars")
 
 
@@ -108,7 +111,7 @@ def pictures() -> None:
         httpx.post(f"{URL}/v1/experiments", json=EXPERIMENT).raise_for_status()
         time.sleep(SECONDS_OF_LOAD)
         for page in PAGES[:-1]:
-            picture(driver, page, page, 1200, 1300 if page == "overview" else 820, "light")
+            picture(driver, page, page, 1200, 1640 if page == "overview" else 820, "light")
         picture(driver, "phone", "overview", 390, 844, "dark")
         for each in httpx.get(f"{URL}/v1/experiments").json()["data"]:
             httpx.delete(f"{URL}/v1/experiments/{each['id']}")

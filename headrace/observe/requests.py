@@ -37,7 +37,9 @@ HISTORY = 256
 
 
 class RequestSummary(NamedTuple):
-    """One request in a list. Times are on the engine's clock; ``why`` is why it waits, or the reason of its end."""
+    """One request in a list. Times are on the engine's clock; ``why`` is why it waits, the reason of its end, or
+    the cache layer that served it.
+    """
 
     id: str
     state: str
@@ -291,7 +293,10 @@ class RequestBook:
 
 def _summary(request_id: str, record: _Record) -> RequestSummary:
     end = record.end
-    why = record.reason.value if end is None and record.reason else "" if end is None else end["reason"]
+    if end is None:
+        why = record.reason.value if record.reason else ""
+    else:
+        why = f"{end['layer']} cache" if "layer" in end else end["reason"]
     return RequestSummary(
         request_id,
         record.state,

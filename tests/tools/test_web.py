@@ -8,6 +8,7 @@ import json
 import re
 import shutil
 import subprocess
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -55,6 +56,14 @@ def test_a_build_gives_the_same_bytes(tmp_path: Path) -> None:
     command = [npx, "vite", "build", "--outDir", str(tmp_path), "--emptyOutDir", "--logLevel", "error"]
     subprocess.run(command, cwd=WEB, check=True, timeout=120)
     assert built(tmp_path) == built(BUILT), REBUILD
+
+
+def test_every_built_file_is_part_of_an_installed_package() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+    package = ROOT / "headrace"
+    patterns = project["tool"]["setuptools"]["package-data"]["headrace"]
+    installed = {path for pattern in patterns for path in package.glob(pattern)}
+    assert set(BUILT.iterdir()) <= installed
 
 
 def test_the_pages_are_few_and_small() -> None:

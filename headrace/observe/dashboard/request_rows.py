@@ -35,7 +35,7 @@ def request_rows(requests: Sequence[RequestSummary], now: float) -> dict[str, An
 
 
 def _row(each: RequestSummary, now: float) -> list[Any]:
-    """``why`` is why it waits, or the reason of its end."""
+    """The values in the order of `COLUMNS`."""
     until = now if each.ended is None else each.ended
     return [
         each.id,

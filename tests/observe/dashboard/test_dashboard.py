@@ -119,6 +119,9 @@ def test_requests_are_listed_newest_first_with_the_open_ones_on_top() -> None:
         "preemptions": 0,
     }
     assert [row[0] for row in story.snapshot(9.0, "requests", "globex")["requests"]["rows"]] == ["b"]
+    story.tell(9.0, Spared("d", "acme", Layer.EXACT, 8, 3, 1.0))
+    row = story.snapshot(9.0, "requests")["requests"]["rows"][1]
+    assert row[:4] == ["d", "finished", "exact cache", "acme"]
 
 
 def test_the_list_of_requests_is_bounded_and_says_so() -> None:

@@ -27,7 +27,7 @@ def test_percentiles_are_numpys(values: list[float]) -> None:
     [
         request(None),
         request(10.0, why="cancelled"),
-        request(10.0, why="spared", first=None),
+        request(10.0, why="exact cache", first=None),
         request(5.0)._replace(ended=-100.0),
     ],
     ids=["open", "cancelled", "cached", "old"],

@@ -4,6 +4,7 @@ import asyncio
 from contextlib import aclosing
 
 from headrace.serve.http.pages.broadcast import MOST_LISTENERS, Broadcast, Topic
+from headrace.serve.http.pages.routes import SnapshotStream
 from tests.doubles.topics import Topics
 
 SERVER, ACME = Topic("", None), Topic("requests", "acme")
@@ -117,5 +118,54 @@ def test_the_number_of_listeners_is_bounded():
         for stream in streams:
             await stream.aclose()
         assert not cast.full
+
+    asyncio.run(run())
+
+
+def test_a_client_that_is_gone_listens_no_longer():
+    """As the server calls it: the disconnect arrives while the stream waits for the next snapshot."""
+
+    async def run():
+        cast = broadcast(seconds=0.005)
+        gone, sent = asyncio.Event(), []
+
+        async def receive():
+            await gone.wait()
+            return {"type": "http.disconnect"}
+
+        async def send(message):
+            sent.append(message)
+            if len(sent) == 4:
+                gone.set()
+
+        scope = {"type": "http", "asgi": {"spec_version": "2.3"}}
+        await asyncio.wait_for(SnapshotStream(cast.follow(SERVER))(scope, receive, send), 5)
+        assert [message["type"] for message in sent[:2]] == ["http.response.start", "http.response.body"]
+        assert not cast.listening
+
+    asyncio.run(run())
+
+
+def test_a_client_that_does_not_read_holds_up_no_other():
+    async def run():
+        cast = broadcast()
+        blocked = asyncio.Event()
+
+        async def receive():
+            await asyncio.Event().wait()
+
+        async def send(message):
+            if message["type"] == "http.response.body":
+                blocked.set()
+                await asyncio.Event().wait()
+
+        scope = {"type": "http", "asgi": {"spec_version": "2.3"}}
+        stuck = asyncio.create_task(SnapshotStream(cast.follow(SERVER))(scope, receive, send))
+        await asyncio.wait_for(blocked.wait(), 5)
+        async with aclosing(cast.follow(SERVER)) as stream:
+            await asyncio.wait_for(take(stream, 5), 5)
+        stuck.cancel()
+        await asyncio.gather(stuck, return_exceptions=True)
+        assert not cast.listening
 
     asyncio.run(run())

@@ -27,8 +27,9 @@ export function Overview() {
   return (
     <div class="panels">
       {facts.bottleneck && (
-        <section class={`panel wide bottleneck ${facts.bottleneck.kind}`} aria-label="Bottleneck" aria-live="polite">
-          <strong>{KINDS[facts.bottleneck.kind]}</strong>
+        <section class={`panel wide bottleneck ${facts.bottleneck.kind}`} aria-label="Bottleneck">
+          {/* Read aloud when the kind changes; the sentence has figures that change every second. */}
+          <strong aria-live="polite">{KINDS[facts.bottleneck.kind]}</strong>
           <p>{facts.bottleneck.sentence}</p>
         </section>
       )}

@@ -11,16 +11,16 @@ const STATES = ["all", "waiting", "running", "finished"] as const;
 type State = (typeof STATES)[number];
 
 const COLUMNS: VirtualColumn<RequestRow>[] = [
-  { title: "Request", width: "minmax(14rem, 2fr)", cell: (row) => <RequestId id={row.id} /> },
-  { title: "State", width: "6rem", cell: (row) => <span class={`state ${row.state}`}>{row.state}</span> },
-  { title: "Why", width: "minmax(8rem, 1fr)", cell: (row) => words(row.why) },
-  { title: "Tenant", width: "minmax(6rem, 1fr)", cell: (row) => row.tenant },
-  { title: "Class", width: "6rem", cell: (row) => row.service_class },
-  { title: "Prompt", width: "5rem", number: true, cell: (row) => count(row.prompt_tokens) },
-  { title: "Cached", width: "5rem", number: true, cell: (row) => count(row.cached_tokens) },
-  { title: "Output", width: "5rem", number: true, cell: (row) => count(row.output_tokens) },
-  { title: "TTFT", width: "5rem", number: true, cell: (row) => seconds(row.ttft_seconds) },
-  { title: "Time", width: "5rem", number: true, cell: (row) => seconds(row.age_seconds) },
+  { title: "Request", width: "minmax(13rem, 2fr)", cell: (row) => <RequestId id={row.id} /> },
+  { title: "State", width: "5rem", cell: (row) => <span class={`state ${row.state}`}>{row.state}</span> },
+  { title: "Why", width: "minmax(7rem, 1fr)", cell: (row) => words(row.why) },
+  { title: "Tenant", width: "minmax(5rem, 1fr)", cell: (row) => row.tenant },
+  { title: "Class", width: "5rem", cell: (row) => row.service_class },
+  { title: "Prompt", width: "4.4rem", number: true, cell: (row) => count(row.prompt_tokens) },
+  { title: "Cached", width: "4.4rem", number: true, cell: (row) => count(row.cached_tokens) },
+  { title: "Output", width: "4.4rem", number: true, cell: (row) => count(row.output_tokens) },
+  { title: "TTFT", width: "4.4rem", number: true, cell: (row) => seconds(row.ttft_seconds) },
+  { title: "Time", width: "4.4rem", number: true, cell: (row) => seconds(row.age_seconds) },
 ];
 
 export function Requests() {
