@@ -1,4 +1,5 @@
-"""What structured output costs: masks, throughput with a schema on every row, and the TTFT of a new schema.
+"""What structured output costs: masks, throughput with a schema on every row, and the TTFT of a new schema; and what
+forced tokens gain.
 
 Everything runs in this process. Rounds alternate; ratios are medians of the rounds' ratios. A schema that no answer
 comes to the end of keeps both sides at the same number of tokens.
@@ -9,15 +10,19 @@ from __future__ import annotations
 import json
 import random
 import time
+from contextlib import nullcontext
 from statistics import median, quantiles
-from typing import Any
+from typing import Any, NamedTuple
+from unittest.mock import patch
 
 import numpy as np
 
 from benchmarks.stage import arguments, say
 from headrace import LLM, SamplingParams
 from headrace.compute.grammar.compiler import Compiler
-from headrace.core.constraint import Constraint, json_constraint
+from headrace.core.constraint import Constraint, json_constraint, settled
+from headrace.core.drafting.forced import ForcedFirst
+from headrace.core.events import Event, Stepped
 
 Schema = dict[str, Any]
 
@@ -87,6 +92,91 @@ def ttft(llm: LLM, constraint: Constraint | None, number: int) -> float:
     return output.metrics.first_token - output.metrics.arrived
 
 
+def ticket() -> Schema:
+    """An answer of a fixed shape, as extraction asks for it: names of fields are most of it."""
+    fields: Schema = {
+        "customer_identifier": {"type": "integer", "minimum": 1000, "maximum": 9999},
+        "requested_department": {"enum": ["billing", "technical_support", "sales"]},
+        "is_existing_customer": {"type": "boolean"},
+        "estimated_priority": {"enum": ["low", "normal", "urgent"]},
+        "contact": {
+            "type": "object",
+            "properties": {
+                "preferred_channel": {"enum": ["email", "telephone"]},
+                "language": {"enum": ["en", "fr"]},
+            },
+            "required": ["preferred_channel", "language"],
+            "additionalProperties": False,
+        },
+    }
+    return {"type": "object", "properties": fields, "required": list(fields), "additionalProperties": False}
+
+
+class Counted(NamedTuple):
+    """Steps and seconds of a batch, and its answers."""
+
+    steps: int
+    seconds: float
+    answers: list[tuple[int, ...]]
+
+    @property
+    def tokens(self) -> int:
+        return sum(map(len, self.answers))
+
+
+def counted(llm: LLM, params: SamplingParams, rows: int, base: int, forced: bool) -> Counted:
+    """Answer ``rows`` prompts that run together, with drafts of forced tokens or without."""
+    prompts = [[(base + row * 7 + i) % 1000 + 10 for i in range(16)] for row in range(rows)]
+    engine, steps = llm.loaded.engine, 0
+    step = engine.step
+
+    def watched(now: float) -> list[Event]:
+        nonlocal steps
+        events = step(now)
+        steps += sum(isinstance(event, Stepped) for event in events)
+        return events
+
+    with (
+        patch.object(engine, "step", watched),
+        nullcontext() if forced else patch.object(ForcedFirst, "idle", True),
+    ):
+        began = time.perf_counter()
+        outputs = llm.generate(prompts, params, progress=False)
+        seconds = time.perf_counter() - began
+    return Counted(steps, seconds, [tuple(output.outputs[0].token_ids) for output in outputs])
+
+
+def show_forced(llm: LLM, rows: int, rounds: int, output_len: int) -> None:
+    """Print what drafts of forced tokens gain on answers of a fixed shape, and what they cost on others."""
+    loads = [
+        ("fixed shape, no whitespace", {"json": ticket(), "whitespace_pattern": ""}),
+        ("fixed shape", {"json": ticket()}),
+        ("text in a string", {"json": {"type": "string", "minLength": 100_000}}),
+    ]
+    for name, asked in loads:
+        for count in (1, rows):
+            params = SamplingParams(
+                max_tokens=output_len, temperature=1.0, seed=7, structured_outputs=settled(asked)
+            )
+            pairs = []
+            for number in range(rounds + 1):
+                order = (True, False) if number % 2 else (False, True)
+                runs = {forced: counted(llm, params, count, number * 1009, forced) for forced in order}
+                if number:  # the first round warms up
+                    pairs.append((runs[True], runs[False]))
+            same = sum(a.answers == b.answers for a, b in pairs)
+            # The prompts take a step, which draws the first tokens.
+            per_step = [
+                median((each.tokens - count) / max(1, each.steps - 1) / count for each in runs)
+                for runs in zip(*pairs, strict=True)
+            ]
+            speed = median(a.tokens / a.seconds * b.seconds / b.tokens for a, b in pairs)
+            say(
+                f"forced       {name}, {count} rows: {per_step[0]:.2f} a step and row, {per_step[1]:.2f} without, "
+                f"speed {speed:.3f} of without; same answers in {same} of {len(pairs)} rounds"
+            )
+
+
 def show_masks(compiler: Compiler, seed: int) -> None:
     """Print the time of masks by schema."""
     for name, schema in (("records", records()), ("5 kB", wide(seed)), ("any object", {"type": "object"})):
@@ -127,6 +217,7 @@ def main() -> None:
         without = ttft(llm, None, number)
         more.append(ttft(llm, json_constraint(wide(1000 + number)), number) - without)
     say(f"TTFT         a new 5 kB schema adds {1e3 * median(more):.1f} ms, {1e3 * max(more):.1f} ms at most")
+    show_forced(llm, args.rows, args.rounds, args.output_len)
     llm.close()
 
 

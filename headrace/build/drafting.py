@@ -1,4 +1,4 @@
-"""The drafter of speculative decoding, from ``--speculative-config``."""
+"""The drafter: what grammars force, and speculative decoding from ``--speculative-config``."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from headrace.core.drafting.acceptance import Acceptance
 from headrace.core.drafting.cached import CachedAnswerProposer
 from headrace.core.drafting.draft_budget import DraftBudget
 from headrace.core.drafting.drafter import BudgetedDrafter
+from headrace.core.drafting.forced import ForcedFirst, ForcedTokens
 from headrace.core.drafting.ngram import NgramProposer
 from headrace.core.drafting.prediction import PredictionProposer
 from headrace.core.drafting.proposal import CostlyProposer, Drafter, Proposer
@@ -49,14 +50,21 @@ def speculation(plans: SchedulerOptions) -> SpeculativeConfig | None:
     return read_speculation("--speculative-config", plans.speculative_config)
 
 
-def make_drafter(plans: SchedulerOptions, model: ModelDrafts | None = None) -> Drafter | None:
-    """The drafter that the options ask for; None if they ask for none.
+def make_drafter(
+    plans: SchedulerOptions, model: ModelDrafts | None = None, forced: ForcedTokens | None = None
+) -> Drafter | None:
+    """The drafter that the options ask for, after what grammars force; None if there is neither.
 
     Without ``model`` nothing is drafted by one: a simulation has no weights.
 
     Raises:
         ConfigError: the configuration is wrong.
     """
+    asked = _budgeted(plans, model)
+    return asked if forced is None else ForcedFirst(forced, asked)
+
+
+def _budgeted(plans: SchedulerOptions, model: ModelDrafts | None) -> Drafter | None:
     config = speculation(plans)
     if config is None:
         return None
@@ -68,5 +76,6 @@ def make_drafter(plans: SchedulerOptions, model: ModelDrafts | None = None) -> D
 
 def proposer_of(drafter: Drafter | None, kind: type[ProposerT]) -> ProposerT | None:
     """The drafter's proposer of this class, if it has one."""
-    proposers = drafter.proposers if isinstance(drafter, BudgetedDrafter) else ()
+    asked = drafter.others if isinstance(drafter, ForcedFirst) else drafter
+    proposers = asked.proposers if isinstance(asked, BudgetedDrafter) else ()
     return next((each for each in proposers if isinstance(each, kind)), None)

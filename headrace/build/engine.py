@@ -14,6 +14,7 @@ from types import MappingProxyType
 from headrace.build.drafting import ModelDrafts, make_drafter
 from headrace.build.policies import make_admission, make_eviction, make_order, make_victims
 from headrace.config import CacheOptions, ConfigError, CostOptions, SchedulerOptions
+from headrace.core.drafting.forced import ForcedTokens
 from headrace.core.engine import Engine
 from headrace.core.events import Event
 from headrace.core.knobs import Knobs
@@ -90,13 +91,14 @@ def make_engine(
     tell: Tell | None = None,
     grammars: Grammars | None = None,
     drafts: ModelDrafts | None = None,
+    forced: ForcedTokens | None = None,
 ) -> Engine:
     """An engine over ``num_blocks`` blocks of the device, with the policies that the options name.
 
     ``classes`` are the classes of service, and ``weights`` those of named tenants, for the policy ``fair``. ``tiers``
     store blocks evicted from the device, if given. ``tell`` records everything that enters and leaves the engine.
     ``grammars`` compile the constraints of structured outputs; without them no request waits for one. ``drafts`` are
-    those of a draft model.
+    those of a draft model, ``forced`` the tokens that grammars force.
     """
     events: list[Event] = []
     fair = plans.scheduling_policy == "fair"
@@ -122,7 +124,7 @@ def make_engine(
         predictions=predictions if fair else None,
         times=predictions.times,
         holds=UntilCompiled(grammars) if grammars is not None else None,
-        drafter=make_drafter(plans, drafts),
+        drafter=make_drafter(plans, drafts, forced),
     )
     engine: Engine
     if tell is not None:

@@ -128,6 +128,10 @@ class _Computing(NamedTuple):
     fingerprint: str
     process_bytes: int
 
+    def notes(self) -> tuple[str, str]:
+        """Why it computes in this type, and a note on stored weights (empty: none)."""
+        return self.choice.reason, _stored_note(self.spec, self.weights)
+
 
 class _Memory(NamedTuple):
     """The memory plan, the tiers below the device, the runner over both, and the draft model."""
@@ -167,11 +171,11 @@ def _load(options: Options, seconds: dict[str, float], tell: Tell | None) -> Loa
         weights=tenants.weights(),
         tiers=tiers.sizes if tiers else None,
         grammars=grammars,
+        forced=matchers.forced,
     )
     # A recording starts with an empty cache: blocks that an earlier process left are not in it.
     recalled = tiers.recall(engine) if tiers and tell is None else ""
-    stored = _stored_note(spec, computing.weights)
-    notes = (computing.choice.reason, stored, *(tiers.notes if tiers else ()), recalled)
+    notes = (*computing.notes(), *(tiers.notes if tiers else ()), recalled)
     return Loaded(
         name=served_name(model),
         folder=text.folder,

@@ -35,7 +35,7 @@ from headrace.build.operations.recording import open_tape
 from headrace.build.operations.reload import Reload, read_settings
 from headrace.build.operations.stepping import make_stepping
 from headrace.build.operations.tuning import make_tuning
-from headrace.build.pooling.endpoints import describe_models, open_endpoints
+from headrace.build.pooling.endpoints import Endpoints, describe_models, open_endpoints
 from headrace.build.pooling.models import load_pooling, runs_pooling, with_served
 from headrace.build.pooling.server import build_pooling_app, serve_pooling
 from headrace.build.tenants import describe_tenants, open_keys
@@ -49,6 +49,8 @@ from headrace.serve.cache.lookup import CacheLookup
 from headrace.serve.embedding.models import PoolingModels
 from headrace.serve.http.anthropic.routes import Messages
 from headrace.serve.http.app import Beside, create_app, create_metrics_app
+from headrace.serve.http.batch.line_endpoints import GeneratedLines, PooledLines
+from headrace.serve.http.batch.line_runner import LineEndpoints
 from headrace.serve.http.batch.opening import open_batches
 from headrace.serve.http.cache.question_recorder import QuestionRecorder
 from headrace.serve.http.cache.routes import CacheApi
@@ -215,14 +217,7 @@ def _make_app(
     model = _make_model(loaded, all_options)
     # The lambdas read what is made below.
     folds = make_folds(loaded, all_options, model, lambda: recall.sizes() | prefix_sizes(loaded))
-    service = Service(
-        loaded.engine,
-        Limits(options.max_num_queued_reqs, options.max_num_queued_tokens),
-        watchers=folds.watchers,
-        meter=QuotaMeter(loaded.tenants, loaded.name),
-        request_timeout=options.request_timeout,
-        interrupt=loaded.runner.bell,
-    )
+    service = _make_service(loaded, options, folds)
     if folds.cost.ledger.pricing.given:
         model.cost = costs(service, folds.cost)
     prompts = make_prompts(loaded, all_options, folds.page, service)
@@ -237,7 +232,7 @@ def _make_app(
     for watcher, tokens in watchers(traces):
         service.watch(watcher, tokens=tokens)
     systemd = systemd_link(service)
-    embedding = open_endpoints(all_options, models, service, folds.page, folds.metrics)
+    embedding = open_endpoints(all_options, models, service, folds.page, folds.metrics, model.cost)
     status = _make_status(loaded, service, model, notes, folds, prompts, warming.not_yet, embedding.cards)
     stats = (folds.metrics.caches.stats, folds.savings.stats)
     caches = CacheApi(recall, *stats, max_body_bytes=options.max_body_bytes)
@@ -245,7 +240,7 @@ def _make_app(
     accounts = UsageReport(service, folds.usage.tenants, folds.usage_of, folds.cost.device, focus, usage_file)
     abort = Abort(notes, max_body_bytes=options.max_body_bytes)
     responses = open_responses(options, serving)
-    batch = open_batches(all_options.batch, options, recall, model, notes)
+    batch = open_batches(all_options.batch, options, service, _lines(serving, embedding), model.name)
     messages = Messages(serving)
     tuning = make_tuning(all_options, loaded.engine, recall)
     more = (
@@ -270,6 +265,17 @@ def _make_app(
     return _Built(app, routes, recall, model, systemd)
 
 
+def _make_service(loaded: Loaded, options: ServerOptions, folds: Folds) -> Service:
+    return Service(
+        loaded.engine,
+        Limits(options.max_num_queued_reqs, options.max_num_queued_tokens),
+        watchers=folds.watchers,
+        meter=QuotaMeter(loaded.tenants, loaded.name),
+        request_timeout=options.request_timeout,
+        interrupt=loaded.runner.bell,
+    )
+
+
 def _make_serving(
     options: ServerOptions, recall: CacheLookup, model: ServedModel, recorder: QuestionRecorder | None
 ) -> Serving:
@@ -283,6 +289,12 @@ def _make_serving(
         lambda tenant: rate_headers(service.meter.rooms(tenant, service.now())),
         recorder,
     )
+
+
+def _lines(serving: Serving, pooling: Endpoints) -> tuple[LineEndpoints, ...]:
+    timeout = serving.request_timeout
+    generated = GeneratedLines(serving.recall, serving.model, serving.notes, request_timeout=timeout)
+    return generated, PooledLines(pooling.calls, request_timeout=timeout)
 
 
 def _make_status(

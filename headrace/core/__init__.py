@@ -9,7 +9,7 @@ Read in this order:
 - `ports`: what the core needs from outside. `knobs`: settings that may change while running, for all requests at once.
 - `request_settings`: settings that each request carries.
 - `constraint`: what the text of an answer must look like.
-- `embedding`: inputs of embedding models, and which are computed together.
+- `embedding`: inputs of embedding models, and which are computed together. `embedding_events`: their events.
 - `block_keys`, `capacity`: content keys of blocks; how many blocks a request needs.
 - `scheduler`: what a step computes. `queueing`, `tenancy`: who is next. `memory`: paged KV memory.
 - `prediction`: step times and output lengths. `cache`: decisions of the response caches.

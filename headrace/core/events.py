@@ -10,6 +10,7 @@ from __future__ import annotations
 from enum import StrEnum
 from typing import NamedTuple
 
+from headrace.core.embedding_events import Embedded, EmbeddingSlice
 from headrace.core.plan import Row, Tier, TokenLogprob
 from headrace.core.request import NO_SLO, FinishReason, RejectReason, Request, Slo
 
@@ -346,24 +347,6 @@ class Audited(NamedTuple):
     refuted: Scope | None = None
 
 
-class Embedded(NamedTuple):
-    """A call to an embedding or reranking model has ended; the scheduler has not seen it.
-
-    ``task`` is ``embed``, ``rerank`` or ``score``. ``computed_tokens`` of its ``tokens`` were computed. ``rejected`` is
-    set if it was rejected at admission.
-    """
-
-    request_id: str
-    tenant: str
-    task: str
-    inputs: int
-    tokens: int
-    computed_tokens: int
-    seconds: float
-    reason: FinishReason
-    rejected: RejectReason | None = None
-
-
 class StoreFaulted(NamedTuple):
     """A response store could not be used; the request counts as a miss."""
 
@@ -395,5 +378,6 @@ Event = (
     | Spared
     | Audited
     | Embedded
+    | EmbeddingSlice
     | StoreFaulted
 )

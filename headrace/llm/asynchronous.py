@@ -3,20 +3,26 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Sequence
+import secrets
+from collections.abc import AsyncGenerator, Callable, Sequence
+from functools import partial
 from types import TracebackType
 from typing import Self, Unpack
 
 from headrace.build.engine import make_ledger, make_pricing
 from headrace.build.model import Loaded, close, load
+from headrace.build.pooling.models import load_pooling, runs_pooling, with_served
 from headrace.config import ConfigError
 from headrace.core.events import Admitted, Event, Finished
-from headrace.core.request import SamplingParams
+from headrace.core.request import FinishReason, SamplingParams
 from headrace.core.tenancy.gate import Limits
-from headrace.llm.job import Job, JobMaker, Message, Prompt
+from headrace.llm.embedding import OutputT, PoolingTask, embedding_task, pairs_of, score_task
+from headrace.llm.job import Job, JobMaker, Message, Prompt, each_prompt
 from headrace.llm.options import LLMOptions
-from headrace.llm.outputs import CompletionDelta, RequestOutput
+from headrace.llm.outputs import CompletionDelta, EmbeddingOutput, RequestOutput, ScoreOutput
 from headrace.llm.settings import engine_options
+from headrace.serve.embedding.job import EmbeddingJob
+from headrace.serve.embedding.worker import EmbeddingWorker
 from headrace.serve.service import Service
 from headrace.serve.text.stream import TextStreams
 
@@ -39,12 +45,15 @@ class AsyncLLM:
     """
 
     def __init__(self, model: str = "builtin", **given: Unpack[LLMOptions]) -> None:
-        for name in ("embedding_model", "rerank_model"):
-            if name in given:
-                raise ConfigError(f"{name}: AsyncLLM computes no embeddings; use LLM, or headrace serve")
         options = engine_options(model, given)
+        if runs_pooling(options.model):
+            raise ConfigError(
+                f"{model} generates no text: name it with embedding_model or rerank_model, or use LLM"
+            )
         pricing = make_pricing(options.cost)
+        pooling = load_pooling(options)
         self.loaded: Loaded = load(options)
+        self._pooling = with_served(pooling, options, self.loaded)
         self._ledger = make_ledger(pricing, self.loaded.engine)
         self.tokenizer = self.loaded.tokenizer
         streams = TextStreams(self.tokenizer)
@@ -53,6 +62,7 @@ class AsyncLLM:
         self._service = Service(self.loaded.engine, ALL_MAY_WAIT)
         self._service.watch(self._admitted, tokens=False)
         self._service.watch(self._ledger)
+        self._worker = EmbeddingWorker(self._service, ALL_MAY_WAIT, options.server.mixed_embedding_ratio)
         self._loop: asyncio.AbstractEventLoop | None = None
         self._closed = False
 
@@ -71,6 +81,7 @@ class AsyncLLM:
             return
         self._closed = True
         if self._loop is not None:
+            await self._worker.stop()
             self._service.close_all()
             await asyncio.sleep(0)  # the readers of these requests see their end
         if self._service.stop():
@@ -126,6 +137,66 @@ class AsyncLLM:
     ) -> AsyncGenerator[CompletionDelta]:
         """As `chat`, but yields what each completion gains at every step."""
         return self._stream(self._make.chats(messages, sampling_params, n, streamed=True), interval=1)
+
+    async def embed(
+        self,
+        inputs: Prompt | Sequence[Prompt],
+        *,
+        dimensions: int | None = None,
+        normalize: bool | None = None,
+        prompt_name: str | None = None,
+        truncate_prompt_tokens: int | None = None,
+    ) -> list[EmbeddingOutput]:
+        """Convert each input (text, or token ids) to a vector, by ``embedding_model``; as `LLM.embed`.
+
+        The engine's thread computes it between its steps. Cancelling the task ends it.
+
+        Raises:
+            ConfigError: there is no embedding model.
+            InvalidParameter: an input or parameter that cannot be used; nothing has been computed then.
+        """
+        make = partial(
+            embedding_task,
+            self._pooling,
+            each_prompt(inputs),
+            dimensions=dimensions,
+            normalize=normalize,
+            prompt_name=prompt_name,
+            truncate=truncate_prompt_tokens,
+        )
+        return await self._compute(make)
+
+    async def score(
+        self,
+        queries: str | Sequence[str],
+        documents: str | Sequence[str],
+        *,
+        truncate_prompt_tokens: int | None = None,
+    ) -> list[ScoreOutput]:
+        """Score one query with each document, or each query with its document; as `LLM.score`.
+
+        Raises:
+            ConfigError: there is no model for it.
+            InvalidParameter: a text or parameter that cannot be used; nothing has been computed then.
+        """
+        pairs = pairs_of(queries, documents)
+        return await self._compute(partial(score_task, self._pooling, pairs, truncate_prompt_tokens))
+
+    async def _compute(self, make: Callable[[], PoolingTask[OutputT]]) -> list[OutputT]:
+        self._start()
+        task = await asyncio.to_thread(make)
+        if not task.rows:
+            return []
+        name = f"{task.task}-{secrets.token_hex(12)}"
+        job = EmbeddingJob(name, "default", task.task, task.model, task.rows, self._service.now())
+        why = FinishReason.CANCELLED
+        try:
+            self._worker.submit(job)
+            values = await job.result
+            why = FinishReason.STOP
+        finally:
+            self._worker.end(job, why)
+        return task.outputs(values)
 
     async def _run(self, job: Job) -> list[RequestOutput]:
         async for _ in self._stream(job, interval=0):

@@ -1,8 +1,10 @@
-"""Embeddings and scores in this process: batches of inputs, one after the other, without an engine."""
+"""Embeddings and scores in this process: what a call computes, and what becomes of the results."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Generic, NamedTuple, TypeVar
 
 import numpy as np
 
@@ -15,8 +17,19 @@ from headrace.serve.embedding.inputs import check_truncation, pair_rows, prompt_
 from headrace.serve.embedding.models import PoolingModel, PoolingModels, Values
 from headrace.serve.embedding.vectors import cosine, finish
 
+OutputT = TypeVar("OutputT")
 
-def embed(
+
+class PoolingTask(NamedTuple, Generic[OutputT]):
+    """Inputs ``rows`` of a model; ``outputs`` makes the outputs of its results [rows, numbers]."""
+
+    task: str
+    model: PoolingModel
+    rows: Sequence[TokenRow]
+    outputs: Callable[[Values], list[OutputT]]
+
+
+def embedding_task(
     models: PoolingModels,
     inputs: Sequence[str | Sequence[int]],
     *,
@@ -24,8 +37,7 @@ def embed(
     normalize: bool | None,
     prompt_name: str | None,
     truncate: int | None,
-    advance: Callable[[int], None],
-) -> list[EmbeddingOutput]:
+) -> PoolingTask[EmbeddingOutput]:
     """The vectors of texts or token ids.
 
     Raises:
@@ -39,20 +51,13 @@ def embed(
         raise InvalidParameter("dimensions", f"dimensions must be 1 to {model.dimensions}, got {dimensions}")
     limit = check_truncation(model, truncate)
     rows = text_rows(model, inputs, param="inputs", prompt=prompt_of(model, prompt_name), limit=limit)
-    vectors = _compute(model, rows, advance)
-    shown = finish(vectors, dimensions, model.normalize if normalize is None else normalize)
-    return [
-        EmbeddingOutput(vector.tolist(), list(row.tokens)) for vector, row in zip(shown, rows, strict=True)
-    ]
+    unit = model.normalize if normalize is None else normalize
+    return PoolingTask("embed", model, rows, partial(_vectors, rows, dimensions, unit))
 
 
-def score(
-    models: PoolingModels,
-    pairs: Sequence[tuple[str, str]],
-    *,
-    truncate: int | None,
-    advance: Callable[[int], None],
-) -> list[ScoreOutput]:
+def score_task(
+    models: PoolingModels, pairs: Sequence[tuple[str, str]], truncate: int | None
+) -> PoolingTask[ScoreOutput]:
     """The score of each pair by the cross-encoder, else the cosine of the embeddings.
 
     Raises:
@@ -62,14 +67,12 @@ def score(
     if models.rerank is not None:
         limit = check_truncation(models.rerank, truncate)
         rows = pair_rows(models.rerank, pairs, param="documents", limit=limit)
-        return [ScoreOutput(float(value)) for value in _compute(models.rerank, rows, advance)[:, 0]]
+        return PoolingTask("score", models.rerank, rows, _scores)
     model = models.embedding
     if model is None:
         raise ConfigError("there is no cross-encoder: give one as MODEL, or with rerank_model")
     rows, at = side_rows(model, pairs, "documents", check_truncation(model, truncate), None)
-    values = _compute(model, rows, advance)
-    similar = cosine(values[[one for one, _ in at]], values[[other for _, other in at]])
-    return [ScoreOutput(each) for each in similar]
+    return PoolingTask("score", model, rows, partial(_similarities, at))
 
 
 def pairs_of(queries: str | Sequence[str], documents: str | Sequence[str]) -> list[tuple[str, str]]:
@@ -87,7 +90,9 @@ def pairs_of(queries: str | Sequence[str], documents: str | Sequence[str]) -> li
     return list(zip(ones, others, strict=True))
 
 
-def _compute(model: PoolingModel, rows: Sequence[TokenRow], advance: Callable[[int], None]) -> Values:
+def compute(task: PoolingTask[OutputT], advance: Callable[[int], None]) -> list[OutputT]:
+    """The outputs, computed on this thread in batches; ``advance`` is called with the tokens of each input."""
+    model, rows = task.model, task.rows
     queue: InputQueue[str] = InputQueue()
     unit = model.unit_tokens
     queue.add("", "", [-(-len(row.tokens) // unit) * unit for row in rows])
@@ -97,4 +102,21 @@ def _compute(model: PoolingModel, rows: Sequence[TokenRow], advance: Callable[[i
         for index, each in zip(batch, run(model.run([rows[index] for index in batch])), strict=True):
             values[index] = each
             advance(len(rows[index].tokens))
-    return np.stack([each for each in values if each is not None]) if rows else np.empty((0, 1), np.float32)
+    return task.outputs(np.stack([each for each in values if each is not None])) if rows else []
+
+
+def _vectors(
+    rows: Sequence[TokenRow], dimensions: int | None, normalize: bool, vectors: Values
+) -> list[EmbeddingOutput]:
+    shown = finish(vectors, dimensions, normalize)
+    return [
+        EmbeddingOutput(vector.tolist(), list(row.tokens)) for vector, row in zip(shown, rows, strict=True)
+    ]
+
+
+def _scores(values: Values) -> list[ScoreOutput]:
+    return [ScoreOutput(float(value)) for value in values[:, 0]]
+
+
+def _similarities(at: Sequence[tuple[int, int]], values: Values) -> list[ScoreOutput]:
+    return [ScoreOutput(each) for each in cosine(values[[a for a, _ in at]], values[[b for _, b in at]])]

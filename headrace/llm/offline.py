@@ -12,7 +12,7 @@ from headrace.build.model import Loaded, close, load
 from headrace.build.pooling.models import load_pooling, runs_pooling, with_served
 from headrace.core.events import Admitted, Emitted, Event, Finished, PromptScored
 from headrace.core.request import FinishReason, SamplingParams
-from headrace.llm.embedding import embed, pairs_of, score
+from headrace.llm.embedding import compute, embedding_task, pairs_of, score_task
 from headrace.llm.job import Job, JobMaker, Message, Prompt, each_prompt
 from headrace.llm.options import LLMOptions
 from headrace.llm.outputs import CompletionDelta, EmbeddingOutput, RequestOutput, ScoreOutput
@@ -169,15 +169,15 @@ class LLM:
         self._require_open()
         given = each_prompt(inputs)
         with progress_bar(len(given), progress, "embedding") as advance:
-            return embed(
+            task = embedding_task(
                 self._pooling,
                 given,
                 dimensions=dimensions,
                 normalize=normalize,
                 prompt_name=prompt_name,
                 truncate=truncate_prompt_tokens,
-                advance=advance,
             )
+            return compute(task, advance)
 
     def score(
         self,
@@ -198,7 +198,7 @@ class LLM:
         self._require_open()
         pairs = pairs_of(queries, documents)
         with progress_bar(len(pairs), progress, "scoring") as advance:
-            return score(self._pooling, pairs, truncate=truncate_prompt_tokens, advance=advance)
+            return compute(score_task(self._pooling, pairs, truncate_prompt_tokens), advance)
 
     def _jobs_of(self) -> JobMaker:
         """What makes jobs of prompts.

@@ -10,12 +10,12 @@ from collections import Counter
 from collections.abc import Mapping
 from typing import Any
 
+from headrace.core.embedding_events import Embedded
 from headrace.core.events import (
     AdmitReason,
     Admitted,
     Arrived,
     Chunked,
-    Embedded,
     Emitted,
     Event,
     Finished,

@@ -147,6 +147,10 @@ class EngineThread:
         self._post(_Call(function, result))
         return result
 
+    def tell(self, event: Event) -> None:
+        """From a `call`, on the engine thread: deliver an event before the call's result, and before the next step."""
+        self._deliver([event], self._clock())
+
     def progress(self) -> Progress:
         """The progress of the loop; may be called on any thread."""
         since = self._pending_since

@@ -33,6 +33,8 @@ class LyingDrafter:
     claims ``draft_seconds`` for each ask of a step.
     """
 
+    idle = False
+
     def __init__(
         self, truth: Truth, seed: int, vocab_size: int, fails: int | None = None, draft_seconds: float = 0.0
     ) -> None:

@@ -302,7 +302,7 @@ def test_bad_pages_are_named(batch_server, path, param):
 def test_without_a_folder_the_routes_say_what_is_missing(server):
     for path in ("/v1/files", "/v1/batches", "/v1/files/file-1/content"):
         answer = server.get(path)
-        assert answer.status_code == 501
+        assert answer.status_code == 404
         assert "--batch-path" in answer.json()["error"]["message"]
 
 

@@ -14,6 +14,7 @@ from headrace.compute.drafting.draft_model import DraftModel
 from headrace.compute.model.hub import resolve_folder
 from headrace.config import ConfigError, options
 from headrace.core.drafting.drafter import BudgetedDrafter
+from headrace.core.drafting.forced import ForcedFirst
 from headrace.core.drafting.proposal import DraftAsk
 from headrace.core.events import Emitted, Finished, Verified
 from headrace.core.request import Request, SamplingParams
@@ -35,7 +36,9 @@ def load(drafts: dict[str, Any] | None, **more: Any) -> model.Loaded:
 
 
 def drafter_of(loaded: model.Loaded) -> BudgetedDrafter:
-    found = loaded.engine.scheduler._drafted._drafter
+    first = loaded.engine.scheduler._drafted._drafter
+    assert isinstance(first, ForcedFirst)
+    found = first.others
     assert isinstance(found, BudgetedDrafter)
     return found
 

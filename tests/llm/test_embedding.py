@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from pathlib import Path
 
 import numpy as np
@@ -71,7 +72,49 @@ def test_models_and_options_that_do_not_fit(tmp_path: Path) -> None:
     tiny = str(write_embedding_model(tmp_path / "tiny"))
     with pytest.raises(ConfigError, match="already the model for this"):
         LLM(tiny, embedding_model=tiny)
-    with pytest.raises(ConfigError, match="AsyncLLM computes no embeddings"):
-        AsyncLLM("builtin", embedding_model=tiny)
+    with pytest.raises(ConfigError, match="generates no text: name it with embedding_model"):
+        AsyncLLM(tiny)
     with pytest.raises(ConfigError, match=r"MODEL: .*pooling max_tokens"):
         LLM(str(write_embedding_model(tmp_path / "max", "max_tokens")))
+
+
+def test_the_engines_thread_embeds_beside_requests(tmp_path: Path) -> None:
+    tiny, cross = write_embedding_model(tmp_path / "tiny"), write_cross_encoder(tmp_path / "cross")
+    given = {"embedding_model": str(tiny), "rerank_model": str(cross), "kv_cache_memory_bytes": "16MiB"}
+    with LLM("builtin", **given) as llm:
+        expected = [each.embedding for each in llm.embed(TEXTS, progress=False)]
+        scores = [each.score for each in llm.score("a b", ["c", "d e"], progress=False)]
+
+    async def main() -> None:
+        async with AsyncLLM("builtin", **given) as llm:
+            params = SamplingParams(max_tokens=20, ignore_eos=True)
+            vectors, scored, [output] = await asyncio.gather(
+                llm.embed(TEXTS), llm.score("a b", ["c", "d e"]), llm.generate("Once", params)
+            )
+            np.testing.assert_allclose([each.embedding for each in vectors], expected, atol=1e-5)
+            assert [each.score for each in scored] == pytest.approx(scores)
+            assert len(output.outputs[0].token_ids) == 20
+            assert await llm.embed([]) == []
+            for wrong in ({"dimensions": 9}, {"prompt_name": "x"}, {"truncate_prompt_tokens": 99}):
+                with pytest.raises(InvalidParameter):
+                    await llm.embed("a", **wrong)
+            many = asyncio.create_task(llm.embed(["a b c"] * 2000))
+            while not llm._worker.open_calls:
+                await asyncio.sleep(0)
+            many.cancel()
+            await asyncio.wait([many])
+            assert many.cancelled()
+            assert not llm._worker.open_calls
+
+    asyncio.run(main())
+
+
+def test_without_a_model_the_options_are_named() -> None:
+    async def main() -> None:
+        async with AsyncLLM("builtin", kv_cache_memory_bytes="16MiB") as llm:
+            with pytest.raises(ConfigError, match="embedding_model"):
+                await llm.embed("a")
+            with pytest.raises(ConfigError, match="rerank_model"):
+                await llm.score("a", "b")
+
+    asyncio.run(main())

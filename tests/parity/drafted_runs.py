@@ -17,6 +17,7 @@ from headrace.compute.model.decoder import Decoder
 from headrace.compute.model.families import parse_config
 from headrace.compute.model.weights import dummy_weights
 from headrace.compute.runner import LocalRunner
+from headrace.core.drafting.forced import ForcedFirst
 from headrace.core.drafting.proposal import DraftAsk, Drafter
 from headrace.core.engine import Engine
 from headrace.core.events import Emitted, Event, Finished, PromptScored
@@ -142,9 +143,13 @@ def serve(
     kernels: str = "torch",
     sharp: float = 12.0,
     kv_dtype: torch.dtype = torch.float32,
+    forced: bool = False,
     between: Callable[[Engine, float], None] = lambda engine, now: None,
 ) -> Run:
-    """Serve the requests to their ends, a few of them arriving at each step; ``between`` is called after each."""
+    """Serve the requests to their ends, a few of them arriving at each step; ``between`` is called after each.
+
+    ``forced``: what grammars force is drafted, before what ``drafter`` says.
+    """
     matchers = Matchers(compiler(), SEQS)
     runner = LocalRunner(
         decoder(kernels, sharp),
@@ -168,7 +173,7 @@ def serve(
         max_num_seqs=SEQS,
         max_model_len=MAX_LEN,
         prefix_caching=prefix_caching,
-        drafter=drafter,
+        drafter=ForcedFirst(matchers.forced, drafter) if forced else drafter,
     )
     engine = Engine(scheduler, runner, events, Knobs(batched_tokens=batched_tokens), overlap)
     seen: list[Event] = []

@@ -26,6 +26,7 @@ CORE_FLOORS = (
         "block_keys",
         "capacity",
         "embedding",
+        "embedding_events",
     },
     {"tenancy"},
     {"sequence"},

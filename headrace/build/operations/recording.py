@@ -16,6 +16,7 @@ from headrace import __version__
 from headrace.build.engine import make_engine, make_knobs
 from headrace.config import CacheOptions, ConfigError, SchedulerOptions, ServerOptions
 from headrace.config.validation import parse_value, plain_reason
+from headrace.core.drafting.forced import ForcedTokens
 from headrace.core.engine import Engine
 from headrace.core.ports import Grammars, Runner
 from headrace.observe.recording.engine import Tell
@@ -59,12 +60,13 @@ def make_recorded_engine(
     runner: Runner,
     *,
     grammars: Grammars | None = None,
+    forced: ForcedTokens | None = None,
     **rest: Any,
 ) -> Engine:
     """`make_engine`, with its arguments and all later events recorded.
 
     ``grammars`` are not used: a trace does not hold compile times, so no request waits for a grammar here. The runner
-    compiles missing grammars itself.
+    compiles missing grammars itself. Neither is ``forced``: a trace holds no drafts.
 
     Raises:
         ConfigError: drafts depend on the tokens themselves, of which a trace holds fingerprints.

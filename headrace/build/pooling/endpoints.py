@@ -12,6 +12,7 @@ from headrace.observe.metrics import Metrics
 from headrace.observe.metrics_page import MetricsPage
 from headrace.serve.embedding.models import PoolingModels
 from headrace.serve.embedding.worker import EmbeddingWorker
+from headrace.serve.http.embedding.calls import CostOf, PoolingCalls
 from headrace.serve.http.embedding.cards import PoolingCard
 from headrace.serve.http.embedding.routes import EmbeddingApi
 from headrace.serve.http.rate_limit_headers import rate_headers
@@ -22,6 +23,7 @@ class Endpoints(NamedTuple):
     """The worker, the endpoints that use it, and the cards of the models."""
 
     worker: EmbeddingWorker
+    calls: PoolingCalls
     api: EmbeddingApi
     cards: list[PoolingCard]
 
@@ -43,9 +45,17 @@ def describe_models(models: PoolingModels) -> list[str]:
 
 
 def open_endpoints(
-    options: Options, models: PoolingModels, service: Service, page: MetricsPage, metrics: Metrics
+    options: Options,
+    models: PoolingModels,
+    service: Service,
+    page: MetricsPage,
+    metrics: Metrics,
+    cost: CostOf | None,
 ) -> Endpoints:
-    """The endpoints over ``models``; without models, they say which option brings one."""
+    """The endpoints over ``models``; without models, they say which option brings one.
+
+    ``cost`` tells what calls have cost, if there are prices.
+    """
     server = options.server
     worker = EmbeddingWorker(
         service,
@@ -55,12 +65,11 @@ def open_endpoints(
     page.before_render(
         lambda: metrics.embeddings.measure(worker.open_calls, worker.waiting_tokens, worker.busy_seconds)
     )
+    calls = PoolingCalls(worker, models, service.now, cost)
     api = EmbeddingApi(
-        worker,
-        models,
-        service.now,
+        calls,
         max_body_bytes=server.max_body_bytes,
         request_timeout=server.request_timeout,
         headers=lambda tenant: rate_headers(service.meter.rooms(tenant, service.now())),
     )
-    return Endpoints(worker, api, [PoolingCard(model) for model in models.all()])
+    return Endpoints(worker, calls, api, [PoolingCard(model) for model in models.all()])

@@ -11,13 +11,15 @@ import time
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import fields
+from functools import partial
 from typing import Any, NamedTuple
 
 from starlette.routing import Route
 from starlette.types import ASGIApp
 
 from headrace import __version__
-from headrace.build.operations.observability import SystemdLink, Traces, hooks, systemd_link, watchers
+from headrace.build.engine import make_pricing
+from headrace.build.operations.observability import SystemdLink, Traces, costs, hooks, systemd_link, watchers
 from headrace.build.operations.reload import read_settings
 from headrace.build.pooling.endpoints import describe_models, open_endpoints
 from headrace.build.pooling.models import load_pooling
@@ -26,6 +28,9 @@ from headrace.config import PARTS, ConfigError, Options
 from headrace.core.events import Event
 from headrace.core.request import FinishReason, Request
 from headrace.core.tenancy.gate import Limits
+from headrace.observe.cost.focus import focus_csv
+from headrace.observe.cost.ledger import CostLedger
+from headrace.observe.cost.report import CostReport
 from headrace.observe.log.writer import set_level
 from headrace.observe.metrics import Metrics
 from headrace.observe.metrics_page import MetricsPage
@@ -35,6 +40,8 @@ from headrace.serve.auth.key_file import KeyFile
 from headrace.serve.cache.lookup import CacheLookup
 from headrace.serve.embedding.models import PoolingModels
 from headrace.serve.http.app import Beside, create_app, create_metrics_app
+from headrace.serve.http.batch.line_endpoints import PooledLines
+from headrace.serve.http.batch.opening import open_batches
 from headrace.serve.http.embedding.instead import NoGeneration
 from headrace.serve.http.generation.call_notes import CallNotes
 from headrace.serve.http.openapi import Docs
@@ -49,7 +56,7 @@ from headrace.serve.service import Service
 startup = logging.getLogger("headrace.startup")
 shutdown = logging.getLogger("headrace.shutdown")
 
-UNUSED_PARTS = ("cache", "scheduler", "response_cache", "semantic", "warm", "batch")
+UNUSED_PARTS = ("cache", "scheduler", "response_cache", "semantic", "warm")
 """Parts of the options that matter only to a model that generates; of the scheduler, ``tenants`` is used."""
 
 
@@ -168,18 +175,25 @@ def _make_app(options: Options, models: PoolingModels, keys: KeyFile, traces: Tr
         server.metrics_prefix, labels(server.metrics_prefix, name), aliases(server.metrics_prefix)
     )
     page.add_process()
-    metrics, usage = Metrics(page, clock_offset=time.time() - time.monotonic()), UsageBook()
+    began, unix = time.monotonic(), time.time()
+    metrics, usage = Metrics(page, clock_offset=unix - began), UsageBook()
+    pricing = make_pricing(options.cost)
+    cost = CostReport(CostLedger(pricing, began=began, clock_offset=unix - began), name)
     service = Service(
         NoSteps(),
         Limits(server.max_num_queued_reqs, server.max_num_queued_tokens),
-        watchers=(metrics, usage),
+        watchers=(cost.ledger, metrics, usage),
         meter=QuotaMeter(tenants, name),
         request_timeout=server.request_timeout,
     )
     for watcher, tokens in watchers(traces):
         service.watch(watcher, tokens=tokens)
     notes = CallNotes()
-    endpoints = open_endpoints(options, models, service, page, metrics)
+    endpoints = open_endpoints(
+        options, models, service, page, metrics, costs(service, cost) if pricing.given else None
+    )
+    lines = PooledLines(endpoints.calls, request_timeout=server.request_timeout)
+    batch = open_batches(options.batch, server, service, (lines,), name)
     status = Status(
         service,
         endpoints.cards[0],
@@ -191,14 +205,24 @@ def _make_app(options: Options, models: PoolingModels, keys: KeyFile, traces: Tr
         version=__version__,
         beside=endpoints.cards[1:],
     )
-    accounts = UsageReport(service, usage.tenants, usage.tell)
-    parts = (endpoints, NoGeneration(name), status, Pause(service), accounts, Docs(__version__))
+    accounts = _accounts(service, usage, cost)
+    parts = (endpoints, batch, NoGeneration(name), status, Pause(service), accounts, Docs(__version__))
     routes = [route for part in parts for route in part.routes()]
     systemd = systemd_link(service)
-    beside: list[Beside] = [keys, systemd.watch, endpoints.worker]
+    beside: list[Beside] = [keys, systemd.watch, *batch.beside, endpoints.worker]
     exchanges = hooks(options.observability, page, notes, traces)
     app = create_app(CacheLookup(service), routes, keys.keys, beside, server.allowed_origins, exchanges)
     return _Built(app, routes, service, systemd)
+
+
+def _accounts(service: Service, usage: UsageBook, cost: CostReport) -> UsageReport:
+    return UsageReport(
+        service,
+        usage.tenants,
+        lambda tenant: {**usage.tell(tenant), **cost.tenant(tenant)},
+        cost.device,
+        partial(focus_csv, cost),
+    )
 
 
 def _info(models: PoolingModels) -> Mapping[str, Any]:

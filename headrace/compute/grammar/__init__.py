@@ -6,4 +6,5 @@
 - `compiler`: compilation on threads, and the cache of compiled grammars.
 - `reasoning`: the reasoning's tokens of one sequence, counted, and the end marker when they are used up.
 - `matchers`: each slot's grammar state and mask, computed during the forward pass.
+- `forced_runs`: the tokens that grammars force next, which become drafts.
 """

@@ -21,6 +21,7 @@ import torch
 from llguidance import LLExecutor
 
 from headrace.compute.grammar.compiler import Compiler
+from headrace.compute.grammar.forced_runs import ForcedRuns
 from headrace.compute.grammar.reasoning import SequenceMatcher
 from headrace.compute.grammar.refusals import first_reason
 from headrace.compute.sampling.allowed import Allowed
@@ -50,10 +51,11 @@ class _Walk:
 class Matchers:
     """The matchers of all slots over the grammars of ``compiler``.
 
-    ``waited_seconds`` sums what sampling has waited for masks.
+    ``forced`` has the tokens that they force next.
     """
 
     def __init__(self, compiler: Compiler, max_num_seqs: int) -> None:
+        self.forced = ForcedRuns()
         self._compiler = compiler
         self._matchers: dict[int, SequenceMatcher] = {}
         self._failures: dict[int, str] = {}
@@ -85,6 +87,7 @@ class Matchers:
         except UnusableConstraint as error:
             raise UnusableConstraint(f"{FAILED_PREFIX}{error}") from error
         self._matchers[entry.slot] = matcher
+        self.forced.begin(matcher, entry.request_id)
         self._submit([(entry.slot, matcher, entry.tokens[entry.prompt_tokens :])])
 
     def walk(self, drafts: Mapping[int, Sequence[int]]) -> None:
@@ -165,10 +168,12 @@ class Matchers:
 
     def _release(self, slot: int) -> None:
         """Whoever held the slot is gone; work for it that is under way goes on without effect."""
-        if self._matchers.pop(slot, None) is not None:
+        matcher = self._matchers.pop(slot, None)
+        if matcher is not None:
             if self._last is not None:
                 self._last.result()
             self._failures.pop(slot, None)
+            self.forced.release(matcher)
 
     def _goes_on(self, token: int) -> bool:
         """Whether a grammar follows what was drawn: no fault, and not the end, behind which its mask stays."""
@@ -221,13 +226,10 @@ class Matchers:
     def _advance(self, work: Sequence[tuple[int, SequenceMatcher, Sequence[int]]]) -> None:
         """Consume tokens and compute what may follow; errors are kept for their slots."""
         try:
-            going = [
-                (slot, matcher)
-                for slot, matcher, tokens in work
-                if matcher.consume(tokens) or self._fail(slot, matcher)
-            ]
-            self._compute(going, self._words)
-            for slot, matcher in going:
+            going = [each for each in work if each[1].consume(each[2]) or self._fail(each[0], each[1])]
+            self.forced.publish((matcher, tokens) for _, matcher, tokens in going)
+            self._compute([(slot, matcher) for slot, matcher, _ in going], self._words)
+            for slot, matcher, _ in going:
                 self._ending[slot] = matcher.stopped
                 if matcher.error:
                     self._fail(slot, matcher)

@@ -69,6 +69,11 @@ class ReasoningCount:
     def forced(self) -> int | None:
         return self._pending[0] if self._pending else None
 
+    @property
+    def pending(self) -> tuple[int, ...]:
+        """All tokens that must come next."""
+        return self._pending
+
     def consume(self, token: int) -> None:
         """The sequence has drawn ``token``."""
         if self._where is _Where.OVER:
@@ -156,6 +161,12 @@ class SequenceMatcher:
         if self.forced is not None:
             return token == self.forced
         return self.grammar is None or self.grammar.validate_tokens([token]) == 1
+
+    def forced_run(self) -> Sequence[int]:
+        """The tokens that must come next, as far as they are certain: an end marker's, or the grammar's."""
+        if self._reasoning is not None and self._reasoning.pending:
+            return self._reasoning.pending
+        return () if self.grammar is None else self.grammar.compute_ff_tokens()
 
     def consume(self, tokens: Sequence[int]) -> bool:
         """Whether the grammar allows ``tokens``, which the sequence has drawn."""

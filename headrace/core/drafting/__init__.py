@@ -6,5 +6,5 @@
 - `acceptance`: the learned probability that a draft is right.
 - `draft_budget`: how many drafted tokens of each row pay in a step.
 - `costly_sources`: when a draft model is asked.
-- `drafter`: all of it together, as the scheduler uses it.
+- `drafter`: all of it together, as the scheduler uses it. `forced`: what grammars force comes before it.
 """

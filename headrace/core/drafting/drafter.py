@@ -62,6 +62,9 @@ class BudgetedDrafter:
             a step of these rows.
     """
 
+    idle = False
+    """As `Drafter.idle`: a proposer may have something for any request."""
+
     def __init__(
         self,
         proposers: Sequence[Proposer],

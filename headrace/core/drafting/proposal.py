@@ -83,6 +83,11 @@ class Drafter(Protocol):
     """Chooses what is verified: asks proposers, and cuts their proposals to what pays in this step."""
 
     @property
+    def idle(self) -> bool:
+        """Whether it can propose nothing for any request now, so that it need not be asked."""
+        ...
+
+    @property
     def seconds(self) -> Mapping[str, float]:
         """The time that the last `draft` has spent in costly proposers, by request; empty if there was none.
 

@@ -42,7 +42,7 @@ class DraftedRows:
 
     def add(self, step: StepBuilder, times: StepTimes | None) -> None:
         """Give drafts to rows of ``step``, in which all decode rows and no others are planned."""
-        if self._drafter is None or not step.rows:
+        if self._drafter is None or self._drafter.idle or not step.rows:
             return
         budget = int(step.budget * DRAFT_SHARE) if step.prompts else step.budget
         rows, asks = [], []

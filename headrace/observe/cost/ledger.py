@@ -7,7 +7,8 @@
 ```
 A step lasts from its planning, or from the end of the step before it, to its commit. So device time that overlaps is
 counted once. Time in which requests are open and no step computes is overhead: waiting for a copy from the disk or for
-a static batch to fill, delivering events, and steps that were interrupted.
+a static batch to fill, delivering events, and steps that were interrupted. Slices of embeddings lie between steps, and
+are divided among their calls by tokens.
 
 **Conservation**: requests + idle + overhead = wall clock. `balance` computes both sides from separate sums.
 """
@@ -18,6 +19,7 @@ from collections import OrderedDict
 from collections.abc import Callable
 from typing import NamedTuple
 
+from headrace.core.embedding_events import Embedded, EmbeddingSlice
 from headrace.core.events import (
     AdmitReason,
     Admitted,
@@ -42,6 +44,9 @@ MOST_ENDED = 10_000
 """Ended requests whose cost is remembered."""
 
 DAY_SECONDS = 86_400.0
+
+POOLED_CLASS = "default"
+"""The service class of calls to embedding models."""
 
 
 class Balance(NamedTuple):
@@ -99,6 +104,7 @@ class CostLedger:
         self.began = self._mark = began  # all time before the mark has been divided
         self._idle_from = began  # when the last request ended
         self._live: dict[str, Tab] = {}
+        self._pooled: dict[str, Tab] = {}  # calls to embedding models
         self._ended: OrderedDict[str, Tab] = OrderedDict()
         self._tenants: set[str] = set()
         self._older_unused = Unused()
@@ -124,6 +130,10 @@ class CostLedger:
                 self._admitted(event, now)
         elif isinstance(event, Finished):
             self._finished(event, now)
+        elif kind is EmbeddingSlice:
+            self._sliced(event)  # type: ignore[arg-type]
+        elif isinstance(event, Embedded):
+            self._embedded(event)
 
     def _emitted(self, event: Emitted) -> None:
         tab, count = self._live[event.request_id], len(event.tokens)
@@ -143,11 +153,14 @@ class CostLedger:
         tab = self._live.pop(event.request_id, None)
         if tab is None:  # rejected before it reached the engine
             return
-        self._ended[event.request_id] = tab
-        if len(self._ended) > MOST_ENDED:
-            self._ended.popitem(last=False)
+        self._end(event.request_id, tab)
         if not self._live:
             self._idle_from = now
+
+    def _end(self, request_id: str, tab: Tab) -> None:
+        self._ended[request_id] = tab
+        if len(self._ended) > MOST_ENDED:
+            self._ended.popitem(last=False)
 
     def _stepped(self, event: Stepped, now: float) -> None:
         """The `Finished` events of a step come before it: its requests may have ended already."""
@@ -181,6 +194,34 @@ class CostLedger:
             self._prefill_tokens += sum([row[2] for row in rows[decodes:]])
         else:
             self.decode_seconds += seconds
+
+    def _sliced(self, event: EmbeddingSlice) -> None:
+        began, ended, calls = event
+        if self._live or any(call.request_id in self._pooled for call in calls):
+            self._pass("overhead", began)
+        else:
+            self._rest_until(began)
+        seconds, tokens = max(0.0, ended - self._mark), sum(call.tokens for call in calls)
+        self._mark = max(self._mark, ended)
+        self._idle_from = max(self._idle_from, ended)
+        day = self._day(ended)
+        for call in calls:
+            tab = self._pooled.get(call.request_id)
+            if tab is None:
+                tab = self._pooled[call.request_id] = Tab(call.tenant, POOLED_CLASS, call.tokens)
+                self._account(tab, day).requests += 1
+            elif tab.day != day:
+                self._account(tab, day)
+            part = seconds * call.tokens / tokens
+            tab.seconds += part
+            tab.of.seconds += part
+
+    def _embedded(self, event: Embedded) -> None:
+        tab = self._pooled.pop(event.request_id, None)
+        if tab is not None:  # else nothing of it was computed
+            tab.prompt_tokens = event.computed_tokens
+            tab.of.prompt_tokens += event.computed_tokens
+            self._end(event.request_id, tab)
 
     def _draft(
         self, request_ids: tuple[str, ...], drafting: tuple[float, ...], seconds: float, parts: list[float]
@@ -249,7 +290,7 @@ class CostLedger:
 
         A row that was in flight when its request ended is added when its step ends.
         """
-        tab = self._live.get(request_id) or self._ended.get(request_id)
+        tab = self._live.get(request_id) or self._ended.get(request_id) or self._pooled.get(request_id)
         return NOTHING if tab is None else tab.cost(self.pricing)
 
     def draft_seconds_of(self, request_id: str) -> float:

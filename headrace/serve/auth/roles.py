@@ -68,6 +68,7 @@ ROUTES: Mapping[str, Access] = {
     "POST /v1/completions": Access.INFERENCE,
     "POST /v1/responses": Access.INFERENCE,
     "POST /v1/responses/compact": Access.INFERENCE,
+    "POST /v1/responses/input_tokens": Access.INFERENCE,
     "GET /v1/responses/{id}": Access.INFERENCE,
     "DELETE /v1/responses/{id}": Access.INFERENCE,
     "POST /v1/responses/{id}/cancel": Access.INFERENCE,

@@ -16,8 +16,8 @@ from typing import Any, NamedTuple
 
 MAX_CUSTOM_ID_CHARACTERS = 512
 
-ENDPOINTS = ("/v1/chat/completions", "/v1/completions")
-"""The endpoints that batches on a server may use."""
+ENDPOINTS = ("/v1/chat/completions", "/v1/completions", "/v1/embeddings", "/v1/rerank", "/v1/score")
+"""The endpoints that batches may use, on a server that has a model for them."""
 
 EXPIRED = "batch_expired"
 CANCELLED = "batch_cancelled"

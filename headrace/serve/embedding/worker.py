@@ -27,7 +27,7 @@ from functools import partial
 from typing import NamedTuple
 
 from headrace.core.embedding import InputQueue
-from headrace.core.events import Embedded
+from headrace.core.embedding_events import Embedded, EmbeddingSlice, SlicedCall
 from headrace.core.request import FinishReason, RejectReason
 from headrace.core.tenancy.gate import Limits, Load, Reject, decide
 from headrace.serve.admission_rate import AdmissionRate
@@ -190,13 +190,14 @@ class EmbeddingWorker:
     async def _run(self, model: PoolingModel, inputs: Sequence[tuple[EmbeddingJob, int]]) -> Values | None:
         """The values of a batch; None if none of its calls is awaited any more."""
         rows = [job.rows[index] for job, index in inputs]
+        calls = _calls(inputs)
         computing = model.run(rows)
         tokens, longest = sum(len(row.tokens) for row in rows), 0.0
         try:
             while any(job.open for job, _ in inputs):
                 await self._rest()
                 target = SHORT_SECONDS if self._service.awaited else LONG_SECONDS
-                done = await self._service.between_steps(partial(_advance, computing, target))
+                done = await self._service.between_steps(partial(self._slice, computing, target, calls))
                 self.busy_seconds += done.seconds
                 self._spent, self._spent_at = done.seconds, self._service.now()
                 longest = max(longest, done.longest_seconds)
@@ -207,6 +208,16 @@ class EmbeddingWorker:
         finally:
             with suppress(ValueError):  # stopped in the middle of a slice: the engine thread still runs it
                 computing.close()
+
+    def _slice(
+        self, computing: Generator[None, None, Values], seconds: float, calls: tuple[SlicedCall, ...]
+    ) -> Slice:
+        """On the engine thread: `_advance`, and tell what it took."""
+        began = self._service.now()
+        try:
+            return _advance(computing, seconds)
+        finally:
+            self._service.thread.tell(EmbeddingSlice(began, self._service.now(), calls))
 
     async def _rest(self) -> None:
         """Leave the engine thread to the steps for as long as the last slice entitles them to."""
@@ -223,6 +234,14 @@ class EmbeddingWorker:
     def _learn(self, model: PoolingModel, seconds: float) -> None:
         known = self._part_seconds.get(model, seconds)
         self._part_seconds[model] = known + _MEMORY * (seconds - known)
+
+
+def _calls(inputs: Sequence[tuple[EmbeddingJob, int]]) -> tuple[SlicedCall, ...]:
+    """The calls of a batch, with their tokens in it."""
+    tokens: dict[EmbeddingJob, int] = {}
+    for job, index in inputs:
+        tokens[job] = tokens.get(job, 0) + len(job.rows[index].tokens)
+    return tuple(SlicedCall(job.id, job.tenant, count) for job, count in tokens.items())
 
 
 def _advance(computing: Generator[None, None, Values], seconds: float) -> Slice:

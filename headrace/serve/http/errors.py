@@ -30,13 +30,26 @@ INVALID = "invalid_request_error"
 DEADLINE = "deadline_ms"
 FAILED_MESSAGE = "The server had an error while processing your request."
 
-NOT_YET_ROUTES = (
-    "/v1/responses/input_tokens",
-    "/v1/messages/batches",
-    "/v1/load_lora_adapter",
-    "/v1/unload_lora_adapter",
-)
-"""Routes that clients know from other servers and that this server does not have yet, with all paths below them."""
+NOT_YET_ROUTES: Mapping[str, str] = {
+    "/v1/assistants": "The Assistants API",
+    "/v1/audio": "Audio",
+    "/v1/containers": "Containers",
+    "/v1/conversations": "A stored conversation (use previous_response_id of /v1/responses)",
+    "/v1/evals": "Evaluation",
+    "/v1/fine_tuning": "Fine-tuning",
+    "/v1/images": "Image generation",
+    "/v1/load_lora_adapter": "A LoRA adapter",
+    "/v1/messages/batches": "A batch of messages (use /v1/batches)",
+    "/v1/moderations": "Moderation",
+    "/v1/realtime": "The Realtime API",
+    "/v1/threads": "The Assistants API",
+    "/v1/unload_lora_adapter": "A LoRA adapter",
+    "/v1/uploads": "An upload in parts (use /v1/files)",
+    "/v1/vector_stores": "A vector store",
+    "/v1/videos": "Video",
+}
+"""Routes that clients know from other servers and that this server does not have, and what each would do; with all
+paths below them."""
 
 OPTIONAL_ROUTES = {"/v1/files": "--batch-path", "/v1/batches": "--batch-path"}
 """Routes that an option of the server adds, and the option."""
@@ -243,16 +256,18 @@ def aborted() -> ApiError:
 
 
 def route_not_found(path: str, routes: Container[str] = ()) -> ApiError:
-    """404; 501 for routes that other servers have, so that the client's author does not look for a typing error.
+    """404; routes that other servers have are named, so that the client's author does not look for a typing error.
 
-    ``routes`` are the paths that the application has.
+    ``routes`` are the paths that the application has. Clients would retry a status of 500 or more.
     """
-    if any(path == route or path.startswith(f"{route}/") for route in NOT_YET_ROUTES):
-        return ApiError(501, f"{path} is not supported yet.", type="not_supported", code="unsupported_route")
+    for route, what in NOT_YET_ROUTES.items():
+        if path == route or path.startswith(f"{route}/"):
+            message = f"{what} is not supported: this server has no route {path!r}."
+            return ApiError(404, message, code="unsupported_route")
     for route, option in OPTIONAL_ROUTES.items():
         if route not in routes and (path == route or path.startswith(f"{route}/")):
             message = f"{route} is switched off: start the server with {option}."
-            return ApiError(501, message, type="not_supported", code="unsupported_route")
+            return ApiError(404, message, code="unsupported_route")
     return ApiError(404, f"There is no route {path!r}.", code="route_not_found")
 
 
@@ -290,10 +305,6 @@ async def http_exception(request: HttpRequest, error: Exception) -> Response:
     if error.status_code == HTTPStatus.NOT_FOUND:
         routes = {route.path for route in request.app.routes if isinstance(route, Route)}
         shown = route_not_found(path, routes)
-    elif error.status_code == HTTPStatus.METHOD_NOT_ALLOWED and path in NOT_YET_ROUTES:
-        shown = route_not_found(
-            path
-        )  # the path looks like the id of a response, but is a route of other servers
     elif error.status_code == HTTPStatus.METHOD_NOT_ALLOWED:
         message = f"{request.method} is not allowed on {path!r}."
         shown = ApiError(405, message, code="method_not_allowed")

@@ -29,7 +29,7 @@ from headrace.serve.http.operations.experiments import ExperimentBody
 from headrace.serve.http.operations.steps import SimulationBody
 from headrace.serve.http.operations.tuner import TunerBody
 from headrace.serve.http.responses.compaction import CompactBody
-from headrace.serve.http.responses.wire import ResponsesBody
+from headrace.serve.http.responses.wire import InputTokensBody, ResponsesBody
 from headrace.serve.http.wire import Wire
 
 
@@ -83,6 +83,13 @@ OPERATIONS = (
         "Sum up a conversation in one item that stands for it.",
         CompactBody,
         {"model": "builtin", "input": "Tell me a short story."},
+    ),
+    Operation(
+        "post",
+        "/v1/responses/input_tokens",
+        "Count the tokens of a response request's prompt.",
+        InputTokensBody,
+        {"input": "Tell me a short story."},
     ),
     Operation(
         "get",

@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Mapping
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
@@ -40,7 +40,11 @@ def _call_headers(call: Call) -> dict[str, str]:
 
 
 def _cost_header(call: Call) -> dict[str, str]:
-    cost = call.cost() if call.shows_cost else {}
+    return cost_header(call.cost() if call.shows_cost else {})
+
+
+def cost_header(cost: Mapping[str, Any]) -> dict[str, str]:
+    """The header of a response with this ``cost`` and ``cost_details``; none if it is empty."""
     return {COST_HEADER: f"{cost['cost']:.12f} {cost['cost_details']['currency']}"} if cost else {}
 
 

@@ -136,7 +136,7 @@ def refused(error: UnusableConstraint, param: str, kind: ConstraintKind | None) 
     """400: a constraint that cannot be enforced, with the reason."""
     code = "unsupported_schema" if kind in (None, ConstraintKind.JSON) else "invalid_grammar"
     if error.server:
-        return ApiError(501, str(error), type="not_supported", param=param, code="unsupported_parameter")
+        return invalid(str(error), param, "unsupported_parameter")
     return invalid(f"{param}: {error}", param, code)
 
 

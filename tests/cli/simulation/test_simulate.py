@@ -50,7 +50,7 @@ def test_an_experiment_is_written_as_the_server_reports_it(trace, tmp_path):
     (report,) = json.loads(out.read_text())["experiments"]
     assert (report["setting"], report["treatment"], report["object"]) == ("max_running", 4, "experiment")
     assert report["pairs"] >= 1
-    assert set(report["effect"]) == {"change", "interval", "e_value"}
+    assert set(report["effect"]) >= {"change", "interval", "e_value"}
     run("--trace", trace, "--output", out)
     assert json.loads(out.read_text())["experiments"] == []
 

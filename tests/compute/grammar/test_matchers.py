@@ -10,30 +10,11 @@ import pytest
 import torch
 
 from headrace.compute.grammar import matchers as module
-from headrace.compute.grammar.compiler import Compiler
 from headrace.compute.grammar.matchers import EVERYTHING, Matchers
 from headrace.core.constraint import UnusableConstraint
 from headrace.core.plan import Entry
 from tests.compute.fakes import entry
-from tests.serve.text.vocabularies import byte_level
-
-TOKENIZER = byte_level()
-(END,) = TOKENIZER.eos_token_ids
-SIZE = TOKENIZER.vocab_size + 5
-
-
-@pytest.fixture(scope="module")
-def compiler():
-    made = Compiler(TOKENIZER.backend.to_str, SIZE, [END])
-    yield made
-    made.close()
-
-
-@pytest.fixture
-def matchers(compiler):
-    made = Matchers(compiler, 4)
-    yield made
-    made.close()
+from tests.compute.grammar.conftest import END, SIZE, TOKENIZER
 
 
 def tokens_of(text: str) -> tuple[int, ...]:

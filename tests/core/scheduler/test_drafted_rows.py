@@ -35,6 +35,8 @@ Propose = Callable[[DraftAsk], Sequence[int] | None]
 class Drafting:
     """Drafts what ``propose`` says, as it is."""
 
+    idle = False
+
     def __init__(self, propose: Propose) -> None:
         self.propose = propose
         self.asks: list[DraftAsk] = []

@@ -53,9 +53,11 @@ from headrace.serve.http.anthropic.routes import Messages
 from headrace.serve.http.app import Beside, create_app
 from headrace.serve.http.batch.batches import BatchRoutes
 from headrace.serve.http.batch.files import Files
+from headrace.serve.http.batch.line_endpoints import GeneratedLines, PooledLines
 from headrace.serve.http.batch.line_runner import LineRunner
 from headrace.serve.http.cache.routes import CacheApi
 from headrace.serve.http.cache.warm import Computing, Warm
+from headrace.serve.http.embedding.calls import PoolingCalls
 from headrace.serve.http.embedding.routes import EmbeddingApi
 from headrace.serve.http.exchange import Hooks
 from headrace.serve.http.generation.call_notes import CallNotes
@@ -270,14 +272,16 @@ def build_house(options: dict) -> tuple[House, ASGIApp]:
     worker = EmbeddingWorker(service, limits, 0.2)
     models = options.get("embedding_models", PoolingModels())
     bounds_of = {"max_body_bytes": 100_000, "request_timeout": options.get("request_timeout", 30.0)}
-    embedding = EmbeddingApi(worker, models, service.now, **bounds_of)
+    calls = PoolingCalls(worker, models, service.now, model.cost)
+    embedding = EmbeddingApi(calls, **bounds_of)
     routes = [route for part in (*parts, embedding) for route in part.routes()]
     beside: list[Beside] = [warmer, background, worker, tuning.task]
     if "batch_path" in options:
-        runner = LineRunner(recall, model, notes, request_timeout=30.0)
+        lines = GeneratedLines(recall, model, notes, request_timeout=30.0)
+        runner = LineRunner(service, (lines, PooledLines(calls, request_timeout=30.0)))
         bounds, of_tenant = Bounds(100_000, 100_000, 100, 4), TenantLimits(100, 1_000_000, 10)
         batches = Batches(options["batch_path"], runner, of_tenant, bounds, time.time)
-        routes += [*Files(batches).routes(), *BatchRoutes(batches, "fox").routes()]
+        routes += [*Files(batches).routes(), *BatchRoutes(batches, "fox", runner.endpoints).routes()]
         beside.append(batches)
     house.routes += routes
     requests = HttpRequests(sheet)

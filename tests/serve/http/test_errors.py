@@ -70,19 +70,35 @@ def test_each_end_is_an_answer_or_an_error(reason):
     assert error is None or reason in told or "inside" not in str(error)
 
 
-@pytest.mark.parametrize("path", ["/v1/responses/input_tokens", "/v1/load_lora_adapter"])
-def test_a_route_that_is_known_elsewhere_is_refused_by_name(house, path):
+@pytest.mark.parametrize(
+    ("path", "what"),
+    [
+        ("/v1/audio/speech", "Audio"),
+        ("/v1/audio/transcriptions", "Audio"),
+        ("/v1/images/generations", "Image generation"),
+        ("/v1/realtime", "The Realtime API"),
+        ("/v1/moderations", "Moderation"),
+        ("/v1/load_lora_adapter", "A LoRA adapter"),
+    ],
+)
+def test_a_route_that_is_known_elsewhere_is_refused_by_name(house, path, what):
     answer = house.client.post(path, json={})
-    assert answer.status_code == 501
+    assert answer.status_code == 404
     error = answer.json()["error"]
-    assert (error["type"], error["code"]) == ("not_supported", "unsupported_route")
-    assert error["message"] == f"{path} is not supported yet."
+    assert (error["type"], error["code"]) == ("invalid_request_error", "unsupported_route")
+    assert error["message"] == f"{what} is not supported: this server has no route {path!r}."
+
+
+def test_a_batch_of_messages_is_refused_in_the_form_of_its_api(house):
+    answer = house.client.post("/v1/messages/batches", json={})
+    assert (answer.status_code, answer.json()["error"]["type"]) == (404, "not_found_error")
+    assert "use /v1/batches" in answer.json()["error"]["message"]
 
 
 @pytest.mark.parametrize("path", ["/v1/files", "/v1/batches/batch_1/cancel"])
 def test_a_route_that_an_option_adds_names_the_option(house, path):
     answer = house.client.post(path, json={})
-    assert (answer.status_code, answer.json()["error"]["code"]) == (501, "unsupported_route")
+    assert (answer.status_code, answer.json()["error"]["code"]) == (404, "unsupported_route")
     assert "start the server with --batch-path" in answer.json()["error"]["message"]
 
 

@@ -59,6 +59,11 @@ export function number(value: Maybe): string {
   return value == null ? DASH : Number.isInteger(value) ? whole.format(value) : String(Number(value.toPrecision(5)));
 }
 
+/** The value of a setting: a number, or one of its choices. */
+export function setting(value: number | string): string {
+  return typeof value === "string" ? value : number(value);
+}
+
 /** A name of the API as words: `no_slot` is "no slot". */
 export function words(name: string): string {
   return name.replaceAll("_", " ");

@@ -1,19 +1,27 @@
 // Documents of /v1/experiments and /v1/tuner.
 
 export interface EffectOf {
+  /** `relative`: changes are shares of the control's value; `difference`: differences of two shares. */
+  scale: "relative" | "difference";
   change: number | null;
   /** Always-valid confidence interval of the change. */
   interval: [number, number] | null;
   e_value: number;
 }
 
+/** The value of a setting: a number, or one of its choices. */
+export type Value = number | string;
+
 export interface Experiment {
   id: string;
   name: string;
   by: string;
+  /** `switchback` measures pairs of windows; the other designs divide requests or tenants. */
+  design: string;
+  unit: string;
   setting: string;
-  control: number;
-  treatment: number;
+  control: Value;
+  treatment: Value;
   metric: string;
   guards: Record<string, number>;
   window_seconds: number;
@@ -21,11 +29,13 @@ export interface Experiment {
   why: string;
   arm: string;
   pairs: number;
+  units?: { control: number; treatment: number };
   effect: EffectOf;
   guard_effects: Record<string, EffectOf>;
   detectable: { most_pairs: number; smallest_change: number | null };
 }
 
+/** One measured window of a pair, with each metric by its name. */
 export interface ExperimentWindow {
   pair: number;
   arm: string;
@@ -33,10 +43,22 @@ export interface ExperimentWindow {
   [metric: string]: number | string | null;
 }
 
+/** The effect after some time, of an experiment by request or tenant. */
+export interface ExperimentPoint extends EffectOf {
+  seconds: number;
+  units: number;
+}
+
+export interface ExperimentDetail extends Experiment {
+  windows: ExperimentWindow[] | ExperimentPoint[];
+}
+
 export interface Setting {
-  value: number;
-  low: number;
-  high: number;
+  value: Value;
+  low?: number;
+  high?: number;
+  choices?: string[];
+  units: string[];
   help: string;
 }
 

@@ -18,7 +18,7 @@ from headrace.serve.http.errors import DEADLINE, ApiError
 SPEAKS = "anthropic-version"
 """The header by which Anthropic's clients are known on routes that both APIs have."""
 
-_STATUSES = {408: 504, 501: 404, 503: 529}
+_STATUSES = {408: 504, 503: 529}
 _TYPES = {
     401: "authentication_error",
     403: "permission_error",

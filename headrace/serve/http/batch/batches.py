@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import secrets
+from collections.abc import Sequence
 
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
@@ -34,11 +35,12 @@ NOT_YET: NotYet = {}
 
 
 class BatchRoutes:
-    """The endpoint; ``model`` is the name of the served model."""
+    """The endpoint; ``model`` is the name of the served model, ``endpoints`` those that lines may name."""
 
-    def __init__(self, batches: Batches, model: str) -> None:
+    def __init__(self, batches: Batches, model: str, endpoints: Sequence[str]) -> None:
         self._batches = batches
         self._model = model
+        self._endpoints = endpoints
 
     def routes(self) -> list[Route]:
         """What to mount."""
@@ -52,9 +54,11 @@ class BatchRoutes:
     async def create(self, request: Request) -> Response:
         """``POST /v1/batches``."""
         body = parse(await read_body(request, MAX_BODY_BYTES), BatchBody, NOT_YET)
-        if body.endpoint not in ENDPOINTS:
-            known = ", ".join(ENDPOINTS)
-            raise invalid(f"endpoint must be one of {known}; got {body.endpoint!r}", "endpoint")
+        if body.endpoint not in self._endpoints:
+            known, missing = ", ".join(self._endpoints), ""
+            if body.endpoint in ENDPOINTS:
+                missing = "; this server has no model for it"
+            raise invalid(f"endpoint must be one of {known}; got {body.endpoint!r}{missing}", "endpoint")
         seconds = window_seconds(body.completion_window)
         if seconds is None:
             message = (

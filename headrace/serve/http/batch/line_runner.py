@@ -1,8 +1,8 @@
 """Runs lines of batches on this server's endpoints: below other requests, without a connection of their own.
 
-A line is parsed, rendered and written by the same code as a request. It begins only while no request of another class
-is being read or answered, one line at a time, because reading and rendering would delay that request. Near the end of
-the completion window, lines run in the class flex and do not wait.
+A line is parsed, rendered and written by the same code as a request (`line_endpoints`). It begins only while no request
+of another class is being read or answered, one line at a time, because reading and rendering would delay that request.
+Near the end of the completion window, lines run in the class flex and do not wait.
 """
 
 from __future__ import annotations
@@ -11,28 +11,16 @@ import asyncio
 import json
 import logging
 import secrets
-from collections.abc import Awaitable, Callable, Mapping
-from typing import Any, NamedTuple
+from collections.abc import Sequence
+from typing import Any, Protocol
 
 from headrace.core.request import InvalidParameter
 from headrace.core.tenancy.classes import is_awaited
-from headrace.serve.batch.lines import BatchRequest
+from headrace.serve.batch.lines import ENDPOINTS, BatchRequest
 from headrace.serve.batch.runs import Busy, Reply
-from headrace.serve.cache.lookup import CacheLookup
-from headrace.serve.http.errors import ApiError, failed, invalid
-from headrace.serve.http.generation import unsupported
-from headrace.serve.http.generation.call import Answers, Call
-from headrace.serve.http.generation.call_notes import CallNotes
+from headrace.serve.http.errors import ApiError, failed, invalid, route_not_found
 from headrace.serve.http.generation.caller import Caller
-from headrace.serve.http.generation.fields import Generation
-from headrace.serve.http.generation.unsupported import NotYet
-from headrace.serve.http.generation.writing import Writer
-from headrace.serve.http.model import ServedModel
-from headrace.serve.http.openai.chat import ChatWriter, open_chat
-from headrace.serve.http.openai.chat_wire import ChatBody
-from headrace.serve.http.openai.completions import CompletionWriter, open_completion
-from headrace.serve.http.openai.completions_wire import CompletionBody
-from headrace.serve.http.wire import parse
+from headrace.serve.service import Service
 
 logger = logging.getLogger(__name__)
 
@@ -42,34 +30,50 @@ LOOK_SECONDS = 0.01
 BUSY = frozenset({429, 503})
 
 
-class Endpoint(NamedTuple):
-    """How one endpoint reads a body, begins a call, and writes its answer."""
+class OpenedLine(Protocol):
+    """A line that has been submitted; `close` it, whatever happens."""
 
-    form: type[Generation]
-    not_yet: NotYet
-    open: Callable[[Answers, ServedModel, Any, Caller, float], Awaitable[Call]]
-    writer: Callable[[Call, Any], Writer]
+    async def answer(self) -> bytes:
+        """Its response's body.
+
+        Raises:
+            ApiError: it was refused or has failed.
+        """
+        ...
+
+    def close(self) -> None:
+        """End what is still open."""
+        ...
 
 
-OPENED: Mapping[str, Endpoint] = {
-    "/v1/chat/completions": Endpoint(ChatBody, unsupported.CHAT, open_chat, ChatWriter),
-    "/v1/completions": Endpoint(CompletionBody, unsupported.COMPLETIONS, open_completion, CompletionWriter),
-}
-"""The endpoints of `serve.batch.lines.ENDPOINTS`."""
+class LineEndpoints(Protocol):
+    """Endpoints that run lines."""
+
+    @property
+    def paths(self) -> Sequence[str]: ...
+
+    async def open(self, path: str, raw: bytes, caller: Caller) -> OpenedLine:
+        """Parse and submit the body ``raw`` of a line for ``path``.
+
+        Raises:
+            ApiError: it cannot be served as it is, or not now.
+            InvalidParameter: a parameter is invalid.
+        """
+        ...
 
 
 class LineRunner:
-    """A `serve.batch.runs.Port`. ``request_timeout`` ends lines that run in another class than background."""
+    """A `serve.batch.runs.Port` over the endpoints of ``parts``."""
 
-    def __init__(
-        self, recall: CacheLookup, model: ServedModel, notes: CallNotes, *, request_timeout: float
-    ) -> None:
-        self._recall = recall
-        self._service = recall.service
-        self._model = model
-        self._notes = notes
-        self._request_timeout = request_timeout
+    def __init__(self, service: Service, parts: Sequence[LineEndpoints]) -> None:
+        self._service = service
+        self._parts = {path: part for part in parts for path in part.paths}
         self._turn = asyncio.Lock()
+
+    @property
+    def endpoints(self) -> tuple[str, ...]:
+        """The endpoints that batches on this server may use."""
+        return tuple(path for path in ENDPOINTS if path in self._parts)
 
     def draining(self) -> bool:
         """Whether the server shuts down."""
@@ -101,28 +105,20 @@ class LineRunner:
         return Reply(refused.status, request_id, json.loads(refused.body()))
 
     async def _answer(self, line: BatchRequest, caller: Caller) -> bytes:
-        endpoint = OPENED[line.url]
+        part = self._parts.get(line.url)
+        if part is None:
+            raise route_not_found(line.url)
         if is_awaited(caller.service_class):
-            call, body = await self._open(endpoint, line, caller)
+            opened = await part.open(line.url, _encoded(line.body), caller)
         else:
             async with self._turn:
                 while self._service.awaited:
                     await asyncio.sleep(LOOK_SECONDS)
-                call, body = await self._open(endpoint, line, caller)
+                opened = await part.open(line.url, _encoded(line.body), caller)
         try:
-            self._notes.put(call, body.metadata)
-            writer = endpoint.writer(call, body)
-            while not call.done:
-                await call.advance()
-            return writer.whole()
+            return await opened.answer()
         finally:
-            call.close()
-
-    async def _open(self, endpoint: Endpoint, line: BatchRequest, caller: Caller) -> tuple[Call, Generation]:
-        body = parse(_encoded(line.body), endpoint.form, endpoint.not_yet)
-        self._model.check_name(body.model)
-        call = await endpoint.open(self._recall, self._model, body, caller, self._request_timeout)
-        return call, body
+            opened.close()
 
 
 def _encoded(body: dict[str, Any]) -> bytes:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 from starlette.routing import Route
@@ -10,38 +11,40 @@ from starlette.routing import Route
 from headrace.config import BatchOptions, ConfigError, ServerOptions
 from headrace.serve.batch.batches import Batches, Bounds
 from headrace.serve.batch.store import Limits
-from headrace.serve.cache.lookup import CacheLookup
 from headrace.serve.http.batch.batches import BatchRoutes
 from headrace.serve.http.batch.files import Files
-from headrace.serve.http.batch.line_runner import LineRunner
-from headrace.serve.http.generation.call_notes import CallNotes
-from headrace.serve.http.model import ServedModel
+from headrace.serve.http.batch.line_runner import LineEndpoints, LineRunner
+from headrace.serve.service import Service
 
 
 class BatchApi:
     """The batches of a server, and the routes to them; neither where ``batches`` is None."""
 
-    def __init__(self, batches: Batches | None, model: str) -> None:
+    def __init__(self, batches: Batches | None, model: str, endpoints: Sequence[str] = ()) -> None:
         self.beside = [] if batches is None else [batches]
         self._model = model
+        self._endpoints = endpoints
 
     def routes(self) -> list[Route]:
         """What to mount."""
-        parts = [part for each in self.beside for part in (Files(each), BatchRoutes(each, self._model))]
+        parts = [part for each in self.beside for part in self._parts(each)]
         return [route for part in parts for route in part.routes()]
+
+    def _parts(self, batches: Batches) -> tuple[Files, BatchRoutes]:
+        return Files(batches), BatchRoutes(batches, self._model, self._endpoints)
 
 
 def open_batches(
-    options: BatchOptions, server: ServerOptions, recall: CacheLookup, model: ServedModel, notes: CallNotes
+    options: BatchOptions, server: ServerOptions, service: Service, parts: Sequence[LineEndpoints], model: str
 ) -> BatchApi:
-    """Files and batches; without a configured folder, none.
+    """Files and batches of the server's only or first ``model``; without a configured folder, none.
 
     Raises:
         ConfigError: the folder cannot be used.
     """
     if options.batch_path is None:
-        return BatchApi(None, model.name)
-    runner = LineRunner(recall, model, notes, request_timeout=server.request_timeout)
+        return BatchApi(None, model)
+    runner = LineRunner(service, parts)
     limits = Limits(options.batch_tenant_files, options.batch_tenant_bytes, options.batch_tenant_batches)
     bounds = Bounds(
         options.batch_file_bytes, server.max_body_bytes, options.batch_max_lines, options.batch_concurrency
@@ -50,4 +53,4 @@ def open_batches(
         batches = Batches(Path(options.batch_path), runner, limits, bounds, time.time)
     except OSError as error:
         raise ConfigError(f"--batch-path: {error}") from error
-    return BatchApi(batches, model.name)
+    return BatchApi(batches, model, runner.endpoints)

@@ -3,23 +3,21 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Coroutine, Mapping, Sequence
 from typing import Any
 
-from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from headrace.core.request import FinishReason
-from headrace.serve.embedding.job import EmbeddingFailed, EmbeddingJob
+from headrace.serve.embedding.job import EmbeddingFailed
 from headrace.serve.embedding.models import Values
 from headrace.serve.embedding.worker import EmbeddingWorker
-from headrace.serve.http.edge import CALLER
+from headrace.serve.http.embedding.calls import PoolingCall
 from headrace.serve.http.errors import failed, shutting_down, timed_out, turned_away
 from headrace.serve.http.exchange import Exchange
 from headrace.serve.http.generation.usage import usage
 from headrace.serve.http.rate_limit_headers import rate_headers
-from headrace.serve.http.replies import hung_up
 from headrace.serve.service import Refused
 
 
@@ -35,8 +33,8 @@ class LoggedCall:
     first_token_at: float | None = None
     service_class = "default"
 
-    def __init__(self, job: EmbeddingJob) -> None:
-        self._job = job
+    def __init__(self, call: PoolingCall) -> None:
+        self._call = call
 
     @property
     def finish_reasons(self) -> list[str]:
@@ -44,12 +42,12 @@ class LoggedCall:
         return []
 
     def cost(self) -> Mapping[str, Any]:
-        """Nothing: the cost ledger divides the time of steps, and an embedding has none."""
-        return {}
+        """What it has cost so far; empty if the client has not asked for it."""
+        return self._call.cost()
 
     def tokens(self) -> dict[str, Any]:
         """The tokens of the call."""
-        return usage(self._job.tokens, 0, 0)
+        return usage(self._call.job.tokens, 0, 0)
 
 
 class Unsent(Response):
@@ -59,25 +57,30 @@ class Unsent(Response):
         pass
 
 
-async def compute(request: Request, worker: EmbeddingWorker, job: EmbeddingJob, timeout: float) -> Values:
-    """The results of a call. It ends when the client disconnects, or after ``timeout`` seconds.
+async def compute(
+    worker: EmbeddingWorker,
+    call: PoolingCall,
+    timeout: float,
+    exchange: Exchange | None = None,
+    hangs_up: Coroutine[Any, Any, None] | None = None,
+) -> Values:
+    """The results of a call, which ends after ``timeout`` seconds, or when the client ``hangs_up``.
+
+    ``exchange`` is the HTTP request of the call, if there is one.
 
     Raises:
         ApiError: it was rejected, it failed, or the time is over.
         Disconnected: the client is gone.
     """
-    exchange: Exchange | None = request.scope[CALLER].exchange
+    job = call.job
     if exchange is not None:
         exchange.opened(job.id, job.model.name, job.tenant, ())
-    try:
-        worker.submit(job)
-    except Refused as refused:
-        raise turned_away(refused.verdict, rate_headers(refused.rooms)) from None
-    if exchange is not None:
-        exchange.call = LoggedCall(job)
-    gone = asyncio.ensure_future(hung_up(request.receive))
+    gone: asyncio.Future[None] = asyncio.ensure_future(hangs_up or _never())
     why = FinishReason.CANCELLED
     try:
+        worker.submit(job)
+        if exchange is not None:
+            exchange.call = LoggedCall(call)
         awaited: Sequence[asyncio.Future[Any]] = (job.result, gone)
         done, _ = await asyncio.wait(awaited, timeout=timeout, return_when=asyncio.FIRST_COMPLETED)
         if not done:
@@ -91,8 +94,14 @@ async def compute(request: Request, worker: EmbeddingWorker, job: EmbeddingJob, 
         values = job.result.result()
         why = FinishReason.STOP
         return values
+    except Refused as refused:
+        raise turned_away(refused.verdict, rate_headers(refused.rooms)) from None
     except EmbeddingFailed:
         raise failed() from None
     finally:
         gone.cancel()
         worker.end(job, why)
+
+
+async def _never() -> None:
+    await asyncio.Event().wait()

@@ -101,6 +101,7 @@ class PoolingBody(Wire):
         le=MAX_TOKENS,
         description="Cut longer inputs to so many tokens; -1: to the model's limit.",
     )
+    include_cost: bool | None = Field(None, description="Add `cost` and `cost_details` to `usage`.")
 
 
 class EmbeddingBody(PoolingBody):

@@ -114,6 +114,17 @@ async def open_chat(
     )
 
 
+async def count_chat(model: ServedModel, body: ChatBody, caller: Caller) -> int:
+    """The tokens of a conversation's prompt, as `open_chat` makes it.
+
+    Raises:
+        ApiError: it has no prompt.
+    """
+    check_choice(model.dialect, body)
+    body, _ = normalized(body, model.prompts.markers(model.rules.tenants, tenant_of_call(caller, body)))
+    return len(await model.encode(await render(model, body), bool(body.add_special_tokens)))
+
+
 async def render(model: ServedModel, body: Conversation) -> str:
     """The prompt's text.
 

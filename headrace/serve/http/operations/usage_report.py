@@ -71,5 +71,6 @@ class UsageReport:
 
     async def _of(self, tenant: str) -> dict[str, Any]:
         rooms = self._service.meter.rooms(tenant, self._service.now())
+        limits = limits_of(rooms)
         stored = {} if self._file is None else await self._file.tenant(tenant)
-        return {**self._tell(tenant), **stored, "limits": limits_of(rooms)}
+        return {**self._tell(tenant), **stored, "limits": limits}

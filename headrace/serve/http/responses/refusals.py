@@ -22,6 +22,9 @@ RESPONSES: NotYet = {
 }
 """Each field with the values that ask for nothing, which pass; ``null`` asks for nothing everywhere."""
 
+INPUT_TOKENS: NotYet = {"conversation": (), "personality": (), "prompt": ()}
+"""The same for the counting of input tokens."""
+
 ITEM_TYPES = frozenset(
     ("message", "function_call", "function_call_output", "reasoning", "compaction", "item_reference")
 )

@@ -15,7 +15,7 @@ from headrace.serve.http.edge import CALLER
 from headrace.serve.http.errors import ApiError, invalid
 from headrace.serve.http.generation.caller import Caller, StoredFor
 from headrace.serve.http.generation.serving import Serving
-from headrace.serve.http.openai.chat import open_chat
+from headrace.serve.http.openai.chat import count_chat, open_chat
 from headrace.serve.http.paging import read_page
 from headrace.serve.http.prompts.policy import stored_name
 from headrace.serve.http.replies import StreamedAnswer, WholeAnswer, writer_of
@@ -25,11 +25,11 @@ from headrace.serve.http.responses.compaction import CompactBody, summary_reques
 from headrace.serve.http.responses.conversation import chat_body, own_names
 from headrace.serve.http.responses.items import Stored, chat_messages, references, stored_items
 from headrace.serve.http.responses.kept_answer import KeptAnswer
-from headrace.serve.http.responses.refusals import RESPONSES
+from headrace.serve.http.responses.refusals import INPUT_TOKENS, RESPONSES
 from headrace.serve.http.responses.store import MAX_AGE_SECONDS, BrokenChain, Record, ResponseStore
 from headrace.serve.http.responses.streams.following import FollowedStream
 from headrace.serve.http.responses.streams.log import EventLog
-from headrace.serve.http.responses.wire import ResponsesBody
+from headrace.serve.http.responses.wire import InputTokensBody, ResponsesBody
 from headrace.serve.http.responses.writer import CompactionWriter, ResponseWriter
 from headrace.serve.http.wire import parse
 
@@ -51,6 +51,7 @@ class ResponsesApi:
         return [
             Route("/v1/responses", self.create, methods=["POST"]),
             Route("/v1/responses/compact", self.compact, methods=["POST"]),
+            Route("/v1/responses/input_tokens", self.input_tokens, methods=["POST"]),
             Route("/v1/responses/{id}", self.get, methods=["GET"]),
             Route("/v1/responses/{id}", self.delete, methods=["DELETE"]),
             Route("/v1/responses/{id}/cancel", self.cancel, methods=["POST"]),
@@ -117,6 +118,18 @@ class ResponsesApi:
         writer = writer_of(call, lambda: CompactionWriter(call))
         self._serving.notes.put(call, None)
         return WholeAnswer(call, writer, self._serving.headers(call.tenant))
+
+    async def input_tokens(self, request: Request) -> Response:
+        """``POST /v1/responses/input_tokens``: the tokens of a request's prompt."""
+        body = parse(await read_body(request, self._serving.max_body_bytes), InputTokensBody, INPUT_TOKENS)
+        self._model.check_name(body.model)
+        caller: Caller = request.scope[CALLER]
+        given = body.input or []
+        items = stored_items(given, await self._referred(caller, references(given)))
+        context = await self._context(caller, body.previous_response_id)
+        with own_names():
+            count = await count_chat(self._model, chat_body(body.response(), context, items), caller)
+        return JSONResponse({"object": "response.input_tokens", "input_tokens": count})
 
     async def get(self, request: Request) -> Response:
         """``GET /v1/responses/{id}``: the response, or with ``stream=true`` the events of its stream."""

@@ -104,15 +104,28 @@ class ResponseStreamOptions(Wire):
     include_obfuscation: Literal[False] | None = Field(None, description="Events are never padded.")
 
 
-class ResponsesBody(SchedulingFields):
-    """A request for a response."""
+class _PromptFields(Wire):
+    """What a prompt is made of, beside the input."""
 
     model: str | None = Field(None, description="The served model; the only one if left out.")
-    input: Input = Field(description="A text, or items: messages, function calls, their outputs, reasoning.")
     instructions: str | None = Field(None, description="A system message before the conversation.")
     previous_response_id: Id | None = Field(
         None, description="The stored response that this one continues: its input and output come first."
     )
+    tools: Tools | None = Field(None, description="Functions that the model may call; at most 128.")
+    tool_choice: Choice | None = Field(
+        None, description="`none`, `auto`, `required`, or the function to call. Default auto."
+    )
+    parallel_tool_calls: bool | None = Field(None, description="false: at most one call. Default true.")
+    reasoning: Reasoning | None = None
+    text: TextConfig | None = None
+    truncation: Literal["disabled"] | None = Field(None, description="A prompt that is too long is refused.")
+
+
+class ResponsesBody(SchedulingFields, _PromptFields):
+    """A request for a response."""
+
+    input: Input = Field(description="A text, or items: messages, function calls, their outputs, reasoning.")
     store: bool | None = Field(None, description="Store the response. Default true.")
     background: bool | None = Field(None, description="Return at once and compute in the background.")
     stream: bool | None = None
@@ -131,14 +144,6 @@ class ResponsesBody(SchedulingFields):
     include: list[Literal["message.output_text.logprobs", "reasoning.encrypted_content"]] | None = Field(
         None, description="Log-probabilities of the text. Encrypted reasoning stays null."
     )
-    tools: Tools | None = Field(None, description="Functions that the model may call; at most 128.")
-    tool_choice: Choice | None = Field(
-        None, description="`none`, `auto`, `required`, or the function to call. Default auto."
-    )
-    parallel_tool_calls: bool | None = Field(None, description="false: at most one call. Default true.")
-    reasoning: Reasoning | None = None
-    text: TextConfig | None = None
-    truncation: Literal["disabled"] | None = Field(None, description="A prompt that is too long is refused.")
     user: str | None = Field(None, max_length=512)
     cache_salt: str | None = Field(None, min_length=1, max_length=512)
     response_cache: CacheDirectiveFields | None = Field(
@@ -158,3 +163,14 @@ class ResponsesBody(SchedulingFields):
     def logprobs(self) -> bool:
         """Whether the text's log-probabilities are asked for."""
         return self.top_logprobs is not None or "message.output_text.logprobs" in (self.include or ())
+
+
+class InputTokensBody(_PromptFields):
+    """A request to count the tokens of a prompt."""
+
+    input: Input | None = Field(None, description="A text, or items; nothing: of earlier responses alone.")
+
+    def response(self) -> ResponsesBody:
+        """A request for a response with the same prompt."""
+        given = {name: getattr(self, name) for name in self.model_fields_set}
+        return ResponsesBody.model_construct(_fields_set=self.model_fields_set, **given)

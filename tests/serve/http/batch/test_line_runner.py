@@ -10,7 +10,10 @@ from headrace.observe.cost.prices import Pricing, TokenPrices
 from headrace.serve.auth.api_keys import Grant
 from headrace.serve.auth.roles import Role
 from headrace.serve.batch.lines import ENDPOINTS
-from headrace.serve.http.batch.line_runner import OPENED
+from headrace.serve.embedding.models import PoolingModels
+from headrace.serve.http.batch.line_endpoints import OPENED
+from headrace.serve.http.embedding.calls import PoolingCalls
+from tests.doubles.pooling_models import LetterModel, LetterPairs
 
 
 @pytest.fixture
@@ -24,7 +27,9 @@ def options(tmp_path, pricing):
 
 
 def test_every_endpoint_of_batches_can_be_run():
-    assert set(OPENED) == set(ENDPOINTS)
+    calls = PoolingCalls(None, PoolingModels(LetterModel()), time.monotonic)
+    assert {*OPENED, *calls.open} == set(ENDPOINTS)
+    assert calls.paths == tuple(calls.open)
 
 
 def begin(house, bodies, url="/v1/completions"):
@@ -136,3 +141,51 @@ def test_an_admin_key_acts_for_the_tenant_that_it_names(options, grants, request
     assert client.get(f"/v1/files/{id}", headers=tenant | {"X-Tenant-Id": "globex"}).status_code == 200
     assert client.get(f"/v1/files/{id}", headers=admin).status_code == 404
     assert client.get(f"/v1/files/{id}", headers=admin | {"X-Tenant-Id": "acme"}).status_code == 200
+
+
+@pytest.fixture
+def pooling(options):
+    options["embedding_models"] = PoolingModels(LetterModel(), LetterPairs("pairs"))
+
+
+@pytest.mark.parametrize(
+    ("url", "body"),
+    [
+        ("/v1/embeddings", {"input": ["ab", "c"], "dimensions": 2}),
+        ("/v1/rerank", {"query": "a", "documents": ["b", "a"], "model": "pairs"}),
+        ("/v1/score", {"text_1": "a", "text_2": ["b", "a"]}),
+    ],
+)
+def test_a_line_is_computed_by_an_embedding_model(pooling, house, url, body):
+    (line,) = results(house, ended(house, begin(house, [body], url))).values()
+    request = house.client.post(url, json=body).json()
+    assert line["status_code"] == 200
+    assert line["body"] | {"id": 0, "created": 0} == request | {"id": 0, "created": 0}
+
+
+def test_a_wrong_line_of_embeddings_names_its_field(pooling, house):
+    bodies = [
+        {"input": ""},
+        {"input": "a" * 99},
+        {"input": "a", "model": "b"},
+        {"input": "a", "dimensions": 999},
+    ]
+    found = results(house, ended(house, begin(house, bodies, "/v1/embeddings")))
+    seen = [(found[str(n)]["status_code"], found[str(n)]["body"]["error"]["param"]) for n in range(4)]
+    assert seen == [(400, "input"), (400, "input"), (404, "model"), (400, "dimensions")]
+    assert found["1"]["body"]["error"]["code"] == "context_length_exceeded"
+
+
+@pytest.mark.parametrize("pricing", [Pricing(tokens=TokenPrices(1e6, 1e6, 1e7))])
+def test_a_line_of_embeddings_may_ask_for_its_cost(pooling, house, pricing):
+    body = {"input": "ab", "include_cost": True}
+    (line,) = results(house, ended(house, begin(house, [body], "/v1/embeddings"))).values()
+    assert line["body"]["usage"]["cost"] == line["body"]["usage"]["prompt_tokens"] > 0
+
+
+def test_an_endpoint_without_a_model_is_refused(house):
+    file = house.client.post("/v1/files", files={"file": ("a", b"{}")}, data={"purpose": "batch"}).json()
+    body = {"input_file_id": file["id"], "endpoint": "/v1/embeddings", "completion_window": "24h"}
+    error = house.client.post("/v1/batches", json=body).json()["error"]
+    assert error["param"] == "endpoint"
+    assert error["message"].endswith("this server has no model for it")

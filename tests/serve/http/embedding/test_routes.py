@@ -12,6 +12,7 @@ import pytest
 from starlette.testclient import TestClient
 
 from headrace.core.tenancy.tenants import TenantLimits, Tenants, TenantTerms
+from headrace.observe.cost.prices import Pricing, TokenPrices
 from headrace.serve.embedding.models import PoolingModels
 from headrace.serve.http.generation.scheduling_fields import Rules
 from tests.doubles.pooling_models import LETTERS, LetterModel, LetterPairs
@@ -304,3 +305,40 @@ def test_a_client_that_hangs_up_frees_the_engine_thread(options: dict, model: Le
     hang_up = threading.Event()
     asyncio.run(call())
     assert not sent
+
+
+@pytest.fixture
+def priced(options: dict) -> None:
+    options["pricing"] = Pricing(tokens=TokenPrices(1e6, 1e6, 1e6))
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/v1/embeddings", {"input": ["ab", "c"]}),
+        ("/v1/rerank", {"query": "a", "documents": ["b", "a"]}),
+        ("/v1/score", {"text_1": "a", "text_2": "b"}),
+    ],
+)
+def test_a_call_tells_its_cost_when_asked(priced: None, house: House, path: str, body: dict) -> None:
+    silent = post(house, path, body)
+    assert "cost" not in silent.json()["usage"]
+    assert "X-Headrace-Cost" not in silent.headers
+    for answer in (
+        post(house, path, {**body, "include_cost": True, "user": "acme"}),
+        post(house, path, {**body, "user": "acme"}, headers={"X-Headrace-Cost": "true"}),
+    ):
+        used = answer.json()["usage"]
+        assert used["cost"] == used["prompt_tokens"] > 0
+        assert used["cost_details"]["device_seconds"] > 0
+        assert float(answer.headers["X-Headrace-Cost"].split()[0]) == used["cost"]
+    [account] = house.client.get("/v1/usage?tenant=acme").json()["data"]
+    assert account["cost"] == 2 * used["cost"]
+    assert account["costs"][0]["requests"] == 2
+
+
+def test_without_prices_no_cost_can_be_asked_for(house: House) -> None:
+    answer = post(house, "/v1/embeddings", {"input": "a", "include_cost": True})
+    assert (answer.status_code, error(answer)["param"]) == (400, "include_cost")
+    answer = post(house, "/v1/embeddings", {"input": "a"}, headers={"X-Headrace-Cost": "true"})
+    assert (answer.status_code, error(answer)["param"]) == (400, "X-Headrace-Cost")

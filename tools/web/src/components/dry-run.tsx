@@ -1,9 +1,10 @@
 // The result of the same experiment in the simulator, read from a file, beside the live result.
 
 import { useState } from "preact/hooks";
-import { number, words } from "../format";
+import { setting, words } from "../format";
 import type { Experiment } from "../steering";
 import { Effect } from "./effect";
+import { progress } from "./live-experiment";
 import { Panel } from "./panel";
 import { Table } from "./table";
 
@@ -59,7 +60,7 @@ export function DryRun({ live, dry, load }: Props) {
       )}
       {dry.length > 0 && !same.length && (
         <p class="hint">
-          The file is about {words(dry[0]!.setting)} {number(dry[0]!.control)} → {number(dry[0]!.treatment)}, another
+          The file is about {words(dry[0]!.setting)} {setting(dry[0]!.control)} → {setting(dry[0]!.treatment)}, another
           change than the live one.
         </p>
       )}
@@ -74,7 +75,7 @@ export function DryRun({ live, dry, load }: Props) {
             { title: "Metric", cell: (row) => words(row.metric) },
             { title: "Status", cell: (row) => words(row.status) },
             { title: "Effect and interval", cell: (row) => <Effect effect={row.effect} /> },
-            { title: "Pairs", number: true, cell: (row) => number(row.pairs) },
+            { title: "Measured", cell: (row) => progress(row) },
           ]}
         />
       )}

@@ -14,6 +14,7 @@ export function Effect({ effect }: { effect: EffectOf }) {
   const text = effect.interval
     ? `${change(effect.change)} (${change(effect.interval[0])} to ${change(effect.interval[1])})`
     : `${change(effect.change)} (no interval yet)`;
+  const unit = effect.scale === "difference" ? ", difference of shares" : "";
   return (
     <span class="effect">
       <span class="axis" aria-hidden="true">
@@ -29,6 +30,7 @@ export function Effect({ effect }: { effect: EffectOf }) {
         <span class="point" style={{ left: `${place(effect.change)}%` }} />
       </span>
       {text}
+      {unit}
     </span>
   );
 }

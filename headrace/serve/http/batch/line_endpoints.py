@@ -1,0 +1,110 @@
+"""The endpoints that run lines of batches: those that generate, and those of embedding models."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from headrace.serve.cache.lookup import CacheLookup
+from headrace.serve.http.batch.line_runner import OpenedLine
+from headrace.serve.http.embedding.calls import PoolingCall, PoolingCalls
+from headrace.serve.http.embedding.exchange import compute
+from headrace.serve.http.generation import unsupported
+from headrace.serve.http.generation.call import Answers, Call
+from headrace.serve.http.generation.call_notes import CallNotes
+from headrace.serve.http.generation.caller import Caller
+from headrace.serve.http.generation.fields import Generation
+from headrace.serve.http.generation.unsupported import NotYet
+from headrace.serve.http.generation.writing import Writer
+from headrace.serve.http.model import ServedModel
+from headrace.serve.http.openai.chat import ChatWriter, open_chat
+from headrace.serve.http.openai.chat_wire import ChatBody
+from headrace.serve.http.openai.completions import CompletionWriter, open_completion
+from headrace.serve.http.openai.completions_wire import CompletionBody
+from headrace.serve.http.wire import parse
+
+
+class Endpoint(NamedTuple):
+    """How one endpoint reads a body, begins a call, and writes its answer."""
+
+    form: type[Generation]
+    not_yet: NotYet
+    open: Callable[[Answers, ServedModel, Any, Caller, float], Awaitable[Call]]
+    writer: Callable[[Call, Any], Writer]
+
+
+OPENED: Mapping[str, Endpoint] = {
+    "/v1/chat/completions": Endpoint(ChatBody, unsupported.CHAT, open_chat, ChatWriter),
+    "/v1/completions": Endpoint(CompletionBody, unsupported.COMPLETIONS, open_completion, CompletionWriter),
+}
+
+
+class GeneratedLines:
+    """A `line_runner.LineEndpoints`; ``request_timeout`` ends lines that run in another class than background."""
+
+    paths = tuple(OPENED)
+
+    def __init__(
+        self, recall: CacheLookup, model: ServedModel, notes: CallNotes, *, request_timeout: float
+    ) -> None:
+        self._recall = recall
+        self._model = model
+        self._notes = notes
+        self._request_timeout = request_timeout
+
+    async def open(self, path: str, raw: bytes, caller: Caller) -> OpenedLine:
+        """See `line_runner.LineEndpoints`."""
+        endpoint = OPENED[path]
+        body = parse(raw, endpoint.form, endpoint.not_yet)
+        self._model.check_name(body.model)
+        call = await endpoint.open(self._recall, self._model, body, caller, self._request_timeout)
+        return _GeneratedLine(self._notes, call, body, endpoint)
+
+
+class _GeneratedLine:
+    def __init__(self, notes: CallNotes, call: Call, body: Generation, endpoint: Endpoint) -> None:
+        self._notes = notes
+        self._call = call
+        self._body = body
+        self._endpoint = endpoint
+
+    async def answer(self) -> bytes:
+        self._notes.put(self._call, self._body.metadata)
+        writer = self._endpoint.writer(self._call, self._body)
+        while not self._call.done:
+            await self._call.advance()
+        return writer.whole()
+
+    def close(self) -> None:
+        self._call.close()
+
+
+class PooledLines:
+    """A `line_runner.LineEndpoints` of embedding models; ``request_timeout`` ends a line."""
+
+    def __init__(self, calls: PoolingCalls, *, request_timeout: float) -> None:
+        self._calls = calls
+        self._request_timeout = request_timeout
+
+    @property
+    def paths(self) -> Sequence[str]:
+        """The endpoints that have a model."""
+        return self._calls.paths
+
+    async def open(self, path: str, raw: bytes, caller: Caller) -> OpenedLine:
+        """See `line_runner.LineEndpoints`."""
+        call = await self._calls.prepare(path, raw, caller)
+        return _PooledLine(self._calls, call, self._request_timeout)
+
+
+class _PooledLine:
+    def __init__(self, calls: PoolingCalls, call: PoolingCall, seconds: float) -> None:
+        self._calls = calls
+        self._call = call
+        self._seconds = seconds
+
+    async def answer(self) -> bytes:
+        return await self._call.document(await compute(self._calls.worker, self._call, self._seconds))
+
+    def close(self) -> None:
+        """Nothing: `compute` ends what it has begun."""
