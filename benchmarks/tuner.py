@@ -1,84 +1,236 @@
-"""The tuner in virtual time: loads x (as started, tuned, best fixed setting), on a simulated device.
+"""The tuner in virtual time: loads x (as started, tuned, best fixed settings), on a simulated device.
 
-The best fixed setting is found by simulating a grid of the settings that the tuner may change. The figure is the time
-per generated token as clients see it (`normalized_latency_seconds`) over the last third of the run, when the tuner has
-had time to work. ``worst window`` is the largest ratio of tuned to untuned over tenths of the run.
+    python -m benchmarks.tuner [--hours 1.5] [--start max_num_batched_tokens=256] [--only step] [--jobs 2]
+        [--azure FILE] [--servegen FILE] [--log]
 
-    python -m benchmarks.tuner [--hours 0.5] [--start mixed_prefill_ratio=0.05]
+The figure is the time per generated token as clients see it, in milliseconds. `gain` and `oracle` are the speed-ups
+over the start in the last third of the run, when the tuner has had time to work; the oracle is the best point of a
+grid of fixed settings over a part of the same requests. `whole` and `worst tenth` are started over tuned for the whole
+run and for its worst tenth: above 1 the tuner was faster. `turns` counts adopted changes that undo the one before.
+
+| load | what it is |
+|---|---|
+| steady, step, ramp | Poisson arrivals whose rate is constant, doubles, or rises |
+| diurnal, oscillating | Poisson arrivals whose rate swings once, or alternates every few minutes |
+| bursty | bursts of about ten requests |
+| noisy | steady, each step's time with 20 % of noise |
+| delayed | steady, the tuner sees all events half a minute late |
+| azure, servegen | published traces, sped up to the same mean rate |
 """
 
 from __future__ import annotations
 
 import argparse
 import itertools
-from collections.abc import Iterator
+import math
+import random
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import replace
-from typing import Any
+from pathlib import Path
+from typing import Any, NamedTuple
 
 from headrace.build.simulation import make_fleet, roofline_machine
 from headrace.config import CacheOptions, SchedulerOptions
 from headrace.core.engine import Engine
+from headrace.core.events import Event
 from headrace.lab.plan.devices import device
 from headrace.lab.plan.roofline import Replica
 from headrace.lab.plan.shapes import SHAPES
+from headrace.lab.simulate.device import Device
 from headrace.lab.simulate.requests import from_calls
-from headrace.lab.workload import population
+from headrace.lab.simulate.work import StepWork
+from headrace.lab.workload.call import Call
+from headrace.lab.workload.reshape import speedup
 from headrace.lab.workload.synthesis import Synthesis
+from headrace.lab.workload.traces import read_trace
+from headrace.observe.experiments.experiment import Status
 from headrace.observe.steering.engine import Steering
 from headrace.observe.steering.settings import live_settings
 from headrace.observe.tuner.tuner import Mode
 
-LOADS = {
-    "light": "tenant=a,rate=6,arrivals=poisson,prompt=uniform:100:800,answer=uniform:20:100",
-    "heavy": "tenant=a,rate=40,arrivals=poisson,prompt=uniform:100:800,answer=uniform:20:100",
-    "long prompts": "tenant=a,rate=5,arrivals=poisson,prompt=uniform:2000:6000,answer=uniform:20:60",
-    "bursty": "tenant=a,rate=20,arrivals=bursty:4,prompt=uniform:100:1500,answer=uniform:20:100",
-    "on and off": "tenant=a,rate=15,arrivals=mmpp:4:120,prompt=uniform:100:1500,answer=uniform:20:100",
+RATE = 3.0
+"""Requests per second in the mean; about three quarters of what the device sustains."""
+
+RATES: Mapping[str, Callable[[float], float]] = {
+    "steady": lambda share: RATE,
+    "step": lambda share: RATE * (0.67 if share < 0.4 else 1.33),
+    "ramp": lambda share: RATE * (0.4 + 1.2 * share),
+    "diurnal": lambda share: RATE * (1 + 0.6 * math.sin(2 * math.pi * share)),
+    "oscillating": lambda share: RATE * (0.5 if int(share * 18) % 2 else 1.5),
+    "bursty": lambda share: RATE,
+    "noisy": lambda share: RATE,
+    "delayed": lambda share: RATE,
 }
-GRID: dict[str, tuple[float, ...]] = {
-    "mixed_prefill_ratio": (0.2, 0.7, 2.5),
+"""Requests per second as a function of the share of the run that is over."""
+
+BURST = 10
+NOISE = 0.2
+DELAY = 30.0
+GRID: Mapping[str, tuple[float, ...]] = {
+    "mixed_prefill_ratio": (0.1, 0.7, 4.0),
     "max_num_batched_tokens": (512, 2048, 8192),
 }
+WINDOW, BURN_IN = 20.0, 5.0
 TENTHS = 10
+PART = 0.15
+"""Share of the last third that the grid is simulated on."""
 
 
-def run(
-    load: str, hours: float, plans: SchedulerOptions, mode: Mode
-) -> tuple[list[dict[str, Any]], list[str]]:
-    """The requests' rows, and the tuner's log."""
-    seconds = hours * 3600
-    calls = itertools.takewhile(
-        lambda call: call.arrival < seconds, population.calls([population.parse(load)], 1 << 30, 1)
-    )
-    machine_replica = Replica(SHAPES["llama-3.1-8b"], device("H100-SXM"))
-    cache = CacheOptions()
-    machine = roofline_machine(machine_replica, cache, plans, 16384)
+class Load(NamedTuple):
+    """A load by name; ``trace`` is the file of a published one."""
+
+    name: str
+    trace: Path | None = None
+
+    def calls(self, seconds: float, seed: int = 1) -> list[Call]:
+        """Its requests in so many seconds."""
+        if self.trace is not None:
+            calls = list(read_trace(self.trace))
+            faster = RATE * calls[-1].arrival / len(calls)
+            return [each for each in speedup(calls, faster) if each.arrival < seconds]
+        return list(self._synthetic(seconds, random.Random(seed)))
+
+    def _synthetic(self, seconds: float, rng: random.Random) -> Iterator[Call]:
+        rate, most, now = RATES[self.name], 2 * RATE, 0.0
+        burst = BURST if self.name == "bursty" else 1
+        while (now := now + rng.expovariate(most / burst)) < seconds:
+            if rng.random() * most < rate(now / seconds):
+                for _ in range(burst):
+                    yield Call(now, rng.randint(200, 1800), rng.randint(20, 100))
+
+
+class NoisyDevice:
+    """A device whose steps take longer or shorter by chance."""
+
+    def __init__(self, inner: Device) -> None:
+        self._inner, self._rng = inner, random.Random(0)
+
+    def seconds(self, work: StepWork) -> float:
+        """Seconds of a step."""
+        return self._inner.seconds(work) * math.exp(self._rng.gauss(0.0, NOISE))
+
+    def host_seconds(self, work: StepWork) -> float:
+        """Seconds of its planning."""
+        return self._inner.host_seconds(work)
+
+
+class Late(Steering):
+    """Steering that sees all events `DELAY` seconds late."""
+
+    _mail: deque[tuple[float, list[Event]]]
+
+    def saw(self, events: Any, now: float) -> None:
+        """Measure what happened half a minute ago."""
+        self._mail = getattr(self, "_mail", None) or deque()
+        self._mail.append((now, list(events)))
+        while self._mail[0][0] <= now - DELAY:
+            super().saw(self._mail.popleft()[1], now)
+
+
+class Ran(NamedTuple):
+    """Arrival, time and tokens of each request; the tuner's log; and its adopted changes, as setting and direction."""
+
+    requests: list[tuple[float, float, int]]
+    log: list[str]
+    adopted: list[tuple[str, bool]]
+
+    def latency(self, low: float, high: float) -> float:
+        """Seconds per generated token of the requests that arrived in a part of the run."""
+        part = [each for each in self.requests if low <= each[0] < high]
+        return sum(each[1] for each in part) / max(1, sum(each[2] for each in part))
+
+
+def run(load: Load, calls: Sequence[Call], plans: SchedulerOptions, mode: Mode) -> Ran:
+    """Simulate the requests with or without the tuner."""
+    replica = Replica(SHAPES["llama-3.1-70b"], device("A100-80G"), 4)
+    machine = roofline_machine(replica, CacheOptions(), plans, 16384)
+    if load.name == "noisy":
+        machine = replace(machine, device=NoisyDevice(machine.device))
     made: list[Steering] = []
 
     def steer(engine: Engine) -> Steering:
-        settings, count = live_settings(plans.max_num_seqs), itertools.count()
-        made.append(Steering(settings, lambda: engine.knobs, lambda: f"exp_{next(count)}", mode, 10.0, 2.0))
+        kind, count = Late if load.name == "delayed" else Steering, itertools.count()
+        settings = live_settings(plans.max_num_seqs)
+        made.append(kind(settings, lambda: engine.knobs, lambda: f"exp_{next(count)}", mode, WINDOW, BURN_IN))
         return made[0]
 
-    fleet = make_fleet(plans, cache, machine, with_rows=True, steer=steer)
+    steered = steer if mode is Mode.ON else None
+    fleet = make_fleet(plans, CacheOptions(), machine, with_rows=True, steer=steered)
     fleet.run(from_calls(calls, Synthesis(seed=1), None))
-    return fleet.tally.rows, [f"{note.at:7.0f} s  {note.what}" for note in made[0].tuner.notes]
-
-
-def latency(rows: list[dict[str, Any]], low: float, high: float) -> float:
-    """Seconds per generated token of the requests that arrived in a part of the run."""
-    part = [
-        row for row in rows if low <= row["arrived_seconds"] < high and row.get("e2e_seconds") is not None
+    rows = [
+        (row["arrived_seconds"], row["e2e_seconds"], row["output_tokens"])
+        for row in fleet.tally.rows
+        if row.get("e2e_seconds") is not None
     ]
-    seconds: float = sum(row["e2e_seconds"] for row in part)
-    tokens: int = sum(row["output_tokens"] for row in part)
-    return seconds / tokens
+    if not made:
+        return Ran(rows, [], [])
+    tuner, trials = made[0].tuner, reversed(made[0].conductor.all())
+    adopted = [
+        (each.spec.setting, each.spec.treatment > (each.spec.control or math.inf))
+        for each in trials
+        if each.status is Status.BETTER
+    ]
+    return Ran(rows, [f"{note.at:7.0f} s  {note.what}" for note in tuner.notes], adopted)
 
 
-def _grid(plans: SchedulerOptions) -> Iterator[SchedulerOptions]:
+class Row(NamedTuple):
+    """A row of the table; latencies in seconds per token."""
+
+    load: str
+    started: float
+    tuned: float
+    gain: float
+    oracle: float
+    whole: float
+    worst: float
+    changes: int
+    turns: int
+    log: list[str]
+
+    @property
+    def share(self) -> float:
+        """The share of the oracle's gain that the tuner has reached; NaN where there is less than 2 % to gain."""
+        return (1 - 1 / self.gain) / (1 - 1 / self.oracle) if self.oracle > 1.02 else math.nan
+
+
+def row(load: Load, hours: float, plans: SchedulerOptions) -> Row:
+    """Simulate one load as started, tuned, and on the grid."""
+    end = hours * 3600
+    calls = load.calls(end)
+    before, after = (run(load, calls, plans, mode) for mode in (Mode.OFF, Mode.ON))
+    late = end * 2 / 3
+    old, new = before.latency(late, end), after.latency(late, end)
+    cuts = [(end * i / TENTHS, end * (i + 1) / TENTHS) for i in range(TENTHS)]
+    turns = sum(one[0] == two[0] and one[1] != two[1] for one, two in itertools.pairwise(after.adopted))
+    return Row(
+        load.name,
+        old,
+        new,
+        old / new,
+        _oracle(load, calls, late, end, plans),
+        before.latency(0, end) / after.latency(0, end),
+        min(before.latency(*each) / after.latency(*each) for each in cuts),
+        len(after.adopted),
+        turns,
+        after.log,
+    )
+
+
+def _oracle(load: Load, calls: Sequence[Call], low: float, high: float, plans: SchedulerOptions) -> float:
+    """The speed-up of the best fixed settings over the start, on a part of the last third."""
+    until = low + PART * (high - low)
+    part = [each._replace(arrival=each.arrival - low) for each in calls if low <= each.arrival < until]
+
+    def latency(plans: SchedulerOptions) -> float:
+        return run(load, part, plans, Mode.OFF).latency(0, math.inf)
+
+    best = math.inf
     for chosen in itertools.product(*GRID.values()):
         given: dict[str, Any] = dict(zip(GRID, chosen, strict=True))
-        yield replace(plans, **given)
+        best = min(best, latency(replace(plans, **given)))
+    return max(1.0, latency(plans) / best)
 
 
 def main() -> None:
@@ -86,39 +238,39 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--hours", type=float, default=0.5, help="of virtual time")
+    parser.add_argument("--hours", type=float, default=1.5, help="of virtual time")
     parser.add_argument("--start", action="append", default=[], metavar="SETTING=VALUE")
-    parser.add_argument("--only", choices=list(LOADS), action="append")
-    parser.add_argument(
-        "--oracle-hours", type=float, default=0.1, help="of virtual time, per point of the grid"
-    )
+    parser.add_argument("--only", action="append", choices=[*RATES, "azure", "servegen"])
+    parser.add_argument("--azure", type=Path, help="trace azure_llm_2023_conv")
+    parser.add_argument("--servegen", type=Path, help="trace of ServeGen")
+    parser.add_argument("--jobs", type=int, default=2, help="processes")
     parser.add_argument("--log", action="store_true", help="print what the tuner did")
     args = parser.parse_args()
-    started = {name: float(value) for name, value in (each.split("=") for each in args.start)}
     whole: dict[str, Any] = {
-        name: int(value) if name.startswith("max_num") else value for name, value in started.items()
+        name: int(value) if name.startswith("max_num") else float(value)
+        for name, value in (each.split("=") for each in args.start)
     }
-    plans = SchedulerOptions(max_num_seqs=256, **whole)
+    plans = replace(SchedulerOptions(max_num_seqs=256), **whole)
+    traces = {"azure": args.azure, "servegen": args.servegen}
+    loads = [Load(name) for name in RATES] + [Load(name, file) for name, file in traces.items() if file]
+    chosen = [each for each in loads if not args.only or each.name in args.only]
     print(
-        f"{'load':14} {'start ms':>9} {'tuned ms':>9} {'best ms':>9} {'gain':>7} {'of best':>8} {'worst tenth':>11}"
+        "| load | start ms | tuned ms | gain | oracle | share of oracle | whole | worst tenth | changes | turns |"
     )
-    for name in args.only or LOADS:
-        load, end = LOADS[name], args.hours * 3600
-        before, _ = run(load, args.hours, plans, Mode.OFF)
-        after, log = run(load, args.hours, plans, Mode.ON)
-        late = (end * 2 / 3, end)
-        old, new = latency(before, *late), latency(after, *late)
-        best = min(latency(run(load, args.oracle_hours, each, Mode.OFF)[0], 60, 1e9) for each in _grid(plans))
-        parts = [(end * i / TENTHS, end * (i + 1) / TENTHS) for i in range(TENTHS)]
-        worst = max(latency(after, *part) / latency(before, *part) for part in parts)
-        possible = old - best
-        share = f"{(old - new) / possible:8.0%}" if possible > 0.02 * old else "       -"
-        print(
-            f"{name:14} {old * 1e3:9.2f} {new * 1e3:9.2f} {best * 1e3:9.2f} {old / new:7.3f} {share} {worst:11.3f}",
-            flush=True,
-        )
-        if args.log:
-            print("\n".join(log))
+    print("|---|---|---|---|---|---|---|---|---|---|")
+    with ProcessPoolExecutor(args.jobs) as pool:
+        for each in pool.map(row, chosen, itertools.repeat(args.hours), itertools.repeat(plans)):
+            share = "-" if math.isnan(each.share) else f"{each.share:.0%}"
+            cells = (
+                f"{1e3 * each.started:.2f}",
+                f"{1e3 * each.tuned:.2f}",
+                f"{each.gain:.3f}",
+                f"{each.oracle:.3f}",
+            )
+            rest = (f"{each.whole:.3f}", f"{each.worst:.3f}", str(each.changes), str(each.turns))
+            print("| " + " | ".join((each.load, *cells, share, *rest)) + " |", flush=True)
+            if args.log:
+                print("\n".join(each.log))
 
 
 if __name__ == "__main__":

@@ -186,6 +186,7 @@ def make_knobs(plans: SchedulerOptions, device: str, max_model_len: int) -> Knob
         long_prefill_tokens=plans.long_prefill_token_threshold,
         mixed_prefill_ratio=plans.mixed_prefill_ratio,
         step_seconds=plans.max_step_seconds,
+        static_batch_seconds=plans.static_batch_timeout,
     )
 
 

@@ -68,9 +68,13 @@ def make_admission(plans: SchedulerOptions) -> AdmissionPolicy:
         return cast(
             AdmissionPolicy, make_plugin(ADMISSION, plans.admission_policy, size=size, timeout=timeout)
         )
+    return StaticBatch(size, timeout) if is_static(plans) else Continuous()
+
+
+def is_static(plans: SchedulerOptions) -> bool:
+    """Whether requests join as static batches."""
     implied = "static" if plans.scheduling_policy == "static" else "continuous"
-    chosen = implied if plans.admission_policy == AUTO else plans.admission_policy
-    return StaticBatch(size, timeout) if chosen == "static" else Continuous()
+    return (implied if plans.admission_policy == AUTO else plans.admission_policy) == "static"
 
 
 def make_victims(plans: SchedulerOptions, cost: StepCost, classes: Sequence[ServiceClass]) -> VictimPolicy:

@@ -223,7 +223,8 @@ def _make_app(
     prompts = make_prompts(loaded, all_options, folds.page, service)
     model.prompts = prompts.policy
     history = open_history(all_options.warm)
-    recall = make_recall(caching, all_options.semantic, loaded, service, history)
+    recall = make_recall(caching, all_options.semantic, loaded, service, history, all_options.tuning)
+
     serving = _make_serving(options, recall, model, make_recorder(all_options.warm, history))
     notes, api = serving.notes, Api(serving)
     warming = Warming(all_options.warm, caching, options, recall, model, history)

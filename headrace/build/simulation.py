@@ -176,30 +176,38 @@ def make_fleet(
     ``steer`` makes what changes an engine's settings in virtual time.
     """
     check_policies(plans)
-    tenants, classes = read_tenants(plans.tenants)
     tally = Tally(plans.max_num_seqs, with_rows=with_rows)
     answers: dict[str, tuple[int, ...]] = {}
     made = []
     for _ in range(replicas):
-        runner = SimulatedRunner(machine.device, answers)
-        engine = make_engine(
-            plans,
-            cache,
-            runner,
-            num_blocks=machine.kv_tokens // cache.block_size,
-            max_model_len=machine.max_model_len,
-            knobs=make_knobs(plans, machine.kind, machine.max_model_len),
-            cost=machine.cost,
-            overlap=resolve_overlap(plans, machine.kind),
-            classes=classes,
-            weights=tenants.weights(),
-            tiers=lower_tiers(cache, machine),
-        )
+        engine, runner = make_replica(plans, cache, machine, answers)
         front = Front(machine.front.request_seconds, machine.front.event_seconds)
         steering = steer(engine) if steer is not None else None
         made.append(SimulatedReplica(engine, runner, tally, answers, front, steering))
     door = limits or Limits(1 << 62, 1 << 62)
     return Fleet(made, ROUTINGS[routing](), door, tally, answers)
+
+
+def make_replica(
+    plans: SchedulerOptions, cache: CacheOptions, machine: Machine, answers: Mapping[str, tuple[int, ...]]
+) -> tuple[Engine, SimulatedRunner]:
+    """The engine that a server would have on a machine, and the runner under it, which returns these answers."""
+    tenants, classes = read_tenants(plans.tenants)
+    runner = SimulatedRunner(machine.device, answers)
+    engine = make_engine(
+        plans,
+        cache,
+        runner,
+        num_blocks=machine.kv_tokens // cache.block_size,
+        max_model_len=machine.max_model_len,
+        knobs=make_knobs(plans, machine.kind, machine.max_model_len),
+        cost=machine.cost,
+        overlap=resolve_overlap(plans, machine.kind),
+        classes=classes,
+        weights=tenants.weights(),
+        tiers=lower_tiers(cache, machine),
+    )
+    return engine, runner
 
 
 def lower_tiers(cache: CacheOptions, machine: Machine) -> TierSizes | None:

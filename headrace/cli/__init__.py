@@ -4,7 +4,8 @@
 - `options`: flags from the configuration's parts.
 - `progress`: progress of long commands on a terminal.
 - `output`: tables, files and errors of writing them. `connection`: requests to a running server.
-- `serve`, `chat`, `complete`, `batch`, `warm`, `cache`, `experiment`, `quantize`, `doctor`: one file per command.
+- `serve`, `chat`, `complete`, `batch`, `warm`, `cache`, `experiment`, `tune`, `quantize`, `doctor`: one file per
+  command.
 - `bench`: measures engines and servers. `simulation`: runs engines in virtual time.
 """
 
@@ -29,6 +30,7 @@ from headrace.cli.serve import serve
 from headrace.cli.simulation.plan import plan
 from headrace.cli.simulation.replay import replay
 from headrace.cli.simulation.simulate import simulate
+from headrace.cli.tune import tune
 from headrace.cli.warm import warm
 
 app = typer.Typer(
@@ -40,7 +42,7 @@ app = typer.Typer(
     rich_markup_mode=None,  # `help` lays out the text; tables would cut long flags
     context_settings=CONTEXT,
 )
-for command in (serve, chat, complete, run_batch, replay, simulate, plan, quantize, doctor, warm):
+for command in (serve, chat, complete, run_batch, replay, simulate, plan, tune, quantize, doctor, warm):
     app.command(cls=Command, context_settings=CONTEXT)(command)
 app.add_typer(bench_app, name="bench")
 app.add_typer(cache_app, name="cache")

@@ -16,7 +16,8 @@ class Knobs:
     or under 10 ms. Several prompts may add the fourth root of their number as much. ``step_seconds`` bounds the
     predicted time of a step that decodes (0: only the TPOT targets of decoding requests). ``max_skips`` bounds how
     often a waiting request that does not fit may be passed over. ``max_running`` bounds the running requests below the
-    number of slots (0: no bound); those that run already go on.
+    number of slots (0: no bound); those that run already go on. ``static_batch_seconds`` is how long an incomplete
+    static batch waits (None: as its policy was made).
     """
 
     batched_tokens: int = 2048
@@ -26,3 +27,4 @@ class Knobs:
     step_seconds: float = 0.0
     max_skips: int = 16
     max_running: int = 0
+    static_batch_seconds: float | None = None

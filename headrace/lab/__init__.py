@@ -4,9 +4,11 @@
 |---|---|
 | `workload` | requests to measure with: synthetic ones, data sets, traces |
 | `bench` | load generator, figures, tables and plots |
+| `sweep` | throughput, latency and memory over the values of a setting, and the knee |
 | `simulate` | the engine in virtual time on a modelled device |
 | `calibration` | measurements of a real machine for the simulator |
 | `plan` | rooflines of devices, and the cheapest fleet for latency targets |
+| `tune` | a search of settings, and its judgement on a held-out part of the workload |
 | `replay` | a recorded scheduler trace, replayed exactly or with other settings |
 | `steps` | small simulated runs and recordings, step by step |
 | `semantic` | calibration of the semantic cache |

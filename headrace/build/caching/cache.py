@@ -18,7 +18,7 @@ from headrace.build.caching.semantic import make_semantic
 from headrace.build.drafting import proposer_of
 from headrace.build.model import Loaded
 from headrace.build.plugins import Port, make_plugin
-from headrace.config import ConfigError, Options, ResponseCacheOptions, SemanticOptions
+from headrace.config import ConfigError, Options, ResponseCacheOptions, SemanticOptions, TuningOptions
 from headrace.core.cache.prefix.prompt_memory import PromptMemory
 from headrace.core.cache.prefix.sessions import SessionBook
 from headrace.core.cache.response.codec import Seal
@@ -63,10 +63,11 @@ def make_recall(
     loaded: Loaded,
     service: Service,
     history: History | None = None,
+    tuning: TuningOptions | None = None,
 ) -> CacheLookup:
     """The cache lookup in front of ``service``; without a store it forwards every request.
 
-    ``history`` records what responses cost.
+    ``history`` records what responses cost. With the tuner on, the share of audits follows the errors that they find.
 
     Raises:
         ConfigError: a store is not available, or other programs can write to it and there is no secret; or the
@@ -83,7 +84,14 @@ def make_recall(
         raise ConfigError("--response-cache: two stores of the same kind")
     lasting = any(not tier.at_hand for tier in tiers)
     exact = ExactCache(tiers, TagVersions())
-    near = make_semantic(semantic, loaded, exact, service.note, _beside(options))
+    near = make_semantic(
+        semantic,
+        loaded,
+        exact,
+        service.note,
+        _beside(options),
+        adapts_audit=tuning is not None and tuning.tuner == "on",
+    )
     fingerprint = _fingerprint(loaded, lasting, options.response_cache_secret or "")
     keepers: list[Keeper] = [near] if near else []
     if history is not None:

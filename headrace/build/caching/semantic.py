@@ -31,8 +31,12 @@ def make_semantic(
     exact: ExactCache,
     tell: Callable[[Event], None],
     beside: Path | None,
+    *,
+    adapts_audit: bool,
 ) -> SemanticCache | None:
     """The semantic cache over ``exact``; None if it is off. ``beside`` is the file from which its index is rebuilt.
+
+    With ``adapts_audit`` the share of audits follows the errors that they find.
 
     Raises:
         ConfigError: it is not available, or could not meet its error bound.
@@ -71,6 +75,7 @@ def make_semantic(
         tell,
         deadline=options.semantic_deadline,
         audit=options.semantic_audit,
+        adapts_audit=adapts_audit,
         max_error=options.semantic_max_error,
         confidence=CONFIDENCE,
         seed=loaded.seed,

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from headrace.build.operations.request_settings import make_requests
+from headrace.build.policies import is_static
 from headrace.config import Options
 from headrace.core.engine import Engine
 from headrace.observe.steering.engine import Steering
@@ -27,10 +28,10 @@ class Tuning(NamedTuple):
 
 def make_tuning(options: Options, engine: Engine, recall: CacheLookup) -> Tuning:
     """Experiments and the tuner on the settings of one engine and of its requests."""
-    chosen, limit = options.tuning, options.server.max_body_bytes
+    plans, chosen, limit = options.scheduler, options.tuning, options.server.max_body_bytes
     service = recall.service
     steering = Steering(
-        live_settings(options.scheduler.max_num_seqs),
+        live_settings(plans.max_num_seqs, static=is_static(plans)),
         lambda: engine.knobs,
         lambda: f"exp_{secrets.token_hex(8)}",
         Mode(chosen.tuner),
@@ -43,6 +44,7 @@ def make_tuning(options: Options, engine: Engine, recall: CacheLookup) -> Tuning
         ),
     )
     recall.assigned = steering.assigned
+    service.watch(steering.tuner.signals)
 
     def change(name: str, value: float | int | str) -> None:
         engine.knobs = changed(steering.settings, engine.knobs, name, value)

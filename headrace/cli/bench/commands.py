@@ -20,6 +20,7 @@ from headrace.cli.bench.report import (
     write,
 )
 from headrace.cli.bench.roofline import roofline
+from headrace.cli.bench.sweep import sweep
 from headrace.cli.bench.targets import (
     check_lengths,
     make_server_target,
@@ -246,7 +247,7 @@ def compare(
     refuse_failures(every)
 
 
-for _command in (throughput, latency, serve, compare, calibrate, roofline):
+for _command in (throughput, latency, serve, compare, sweep, calibrate, roofline):
     bench_app.command(cls=Command, context_settings=CONTEXT)(_command)
 
 

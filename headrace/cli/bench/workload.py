@@ -103,8 +103,8 @@ def _plugged_in(name: str) -> Workload | None:
     return None if name in DATASETS else cast("Workload", make_plugin(port, name))
 
 
-def read_slo(goodput: Sequence[str] | None) -> dict[str, float]:
-    """Latency targets in seconds, by quantity, from ``--goodput``.
+def read_slo(goodput: Sequence[str] | None, flag: str = "--goodput") -> dict[str, float]:
+    """Latency targets in seconds, by quantity, from the values of ``flag``.
 
     Raises:
         ConfigError: one that cannot be understood.
@@ -122,7 +122,7 @@ def read_slo(goodput: Sequence[str] | None) -> dict[str, float]:
         if not colon or name not in SLO_NAMES or not slo[name] > 0:
             names = ", ".join(SLO_NAMES)
             raise ConfigError(
-                f"--goodput {bound}: expected NAME:DURATION with NAME one of {names} and a DURATION above 0, "
+                f"{flag} {bound}: expected NAME:DURATION with NAME one of {names} and a DURATION above 0, "
                 "for example ttft:500ms"
             )
     return slo

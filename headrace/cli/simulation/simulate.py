@@ -253,8 +253,9 @@ def read_calls(
     seed: int,
     *,
     resample: bool = False,
+    trace_flag: str = "--trace",
 ) -> Iterator[Call]:
-    """The requests of a trace or of a synthetic workload, as the flags say.
+    """The requests of a trace or of a synthetic workload, as the flags say; errors name the trace by ``trace_flag``.
 
     Raises:
         ConfigError: neither or both, or what cannot be read; of a line in the middle of the file when it is reached.
@@ -280,7 +281,7 @@ def read_calls(
         return _readable(trace, speedup(calls, faster))
     except OSError as error:
         raise ConfigError(
-            f"--trace {trace} cannot be read: {(error.strerror or str(error)).lower()}"
+            f"{trace_flag} {trace} cannot be read: {(error.strerror or str(error)).lower()}"
         ) from None
     except UnicodeDecodeError:
         raise ConfigError(f"{trace}: the file is not UTF-8 text") from None

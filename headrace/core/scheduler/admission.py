@@ -7,12 +7,16 @@ from typing import NamedTuple, Protocol
 
 
 class Queue(NamedTuple):
-    """The queue as an admission policy sees it. ``admitted`` counts all admissions so far."""
+    """The queue as an admission policy sees it. ``admitted`` counts all admissions so far.
+
+    ``batch_seconds`` is how long an incomplete static batch waits, if that is set while running (None: it is not).
+    """
 
     waiting: int
     oldest_arrival: float
     running: int
     admitted: int
+    batch_seconds: float | None = None
 
 
 class AdmissionPolicy(Protocol):
@@ -63,7 +67,7 @@ class Continuous:
 class StaticBatch:
     """Starts ``size`` requests together, and the next batch only when all of them have finished.
 
-    A smaller batch starts when its oldest request has waited for ``timeout`` seconds.
+    A smaller batch starts when its oldest request has waited for ``timeout`` seconds, or the queue's ``batch_seconds``.
     """
 
     def __init__(self, size: int, timeout: float) -> None:
@@ -79,4 +83,5 @@ class StaticBatch:
         return max(0, self._admitted_goal - queue.admitted)
 
     def ready_at(self, queue: Queue) -> float:
-        return -math.inf if queue.waiting >= self._size else queue.oldest_arrival + self._timeout
+        timeout = self._timeout if queue.batch_seconds is None else queue.batch_seconds
+        return -math.inf if queue.waiting >= self._size else queue.oldest_arrival + timeout

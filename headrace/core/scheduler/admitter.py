@@ -61,12 +61,14 @@ class Admitter:
         self._finish = finish
         self._now = -math.inf  # of the last plan
         self._most = sys.maxsize  # running requests that this plan may reach
+        self._batch_seconds: float | None = None  # of the last plan
         self._held_at = math.nan  # the last time at which a request was held
 
     def admit(self, step: StepBuilder, now: float, knobs: Knobs, before: Sequence | None = None) -> None:
         """Start requests while policies and step have room; ``before``: only those served less than it."""
         self._now = now
         self._most = knobs.max_running or sys.maxsize
+        self._batch_seconds = knobs.static_batch_seconds
         if not self._waiting or (before is not None and not self._waiting.is_behind(before, now)):
             return
         allowed = self._allowed(now)
@@ -199,4 +201,5 @@ class Admitter:
     def _queue(self) -> Queue:
         head = self._waiting.peek(self._now)
         oldest = head.request.arrived if head else math.inf
-        return Queue(len(self._waiting), oldest, len(self._running), self._running.admissions)
+        running = len(self._running)
+        return Queue(len(self._waiting), oldest, running, self._running.admissions, self._batch_seconds)

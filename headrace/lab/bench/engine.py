@@ -37,6 +37,8 @@ class EngineTarget:
 
     ``encode`` turns a prompt into token ids. ``before`` is called before every run and should clear the prefix cache,
     so that each round begins with an empty one. ``watchers`` receive every event; ``close`` is called at the end.
+    With ``concurrency`` no more than that many requests are open at once; if all are due at the start, that is a closed
+    loop, in which a request arrives when it is sent. ``clock`` and ``sleep`` may be those of virtual time.
     """
 
     def __init__(
@@ -50,6 +52,8 @@ class EngineTarget:
         watchers: Iterable[Watcher] = (),
         close: Callable[[], None] = lambda: None,
         clock: Callable[[], float] = time.perf_counter,
+        sleep: Callable[[float], None] = time.sleep,
+        concurrency: int | None = None,
     ) -> None:
         self.name = name
         self.completed = 0
@@ -60,6 +64,8 @@ class EngineTarget:
         self._watchers = tuple(watchers)
         self._close = close
         self._clock = clock
+        self._sleep = sleep
+        self._concurrency = concurrency
         self._runs = 0
         self._waste = KvWaste()
 
@@ -99,10 +105,14 @@ class EngineTarget:
         """Runs the loop until every request has ended. Seconds in records count from ``began``."""
         records: dict[str, Record] = {}
         open_: dict[str, tuple[Request, list[float]]] = {}
+        most = len(due) if self._concurrency is None else self._concurrency
+        closed = self._concurrency is not None and all(request.arrived == 0.0 for request in due)
         while due or open_:
             now = self._clock()
-            while due and due[0].arrived <= now - began:
+            while due and len(open_) < most and began + due[0].arrived <= now:
                 request = due.popleft()
+                if closed:
+                    request = dataclasses.replace(request, arrived=now - began)
                 open_[request.id] = (request, [])
                 # The engine's clock is absolute: an arrival of 0 would count its whole uptime as waiting time.
                 self._loop.submit(dataclasses.replace(request, arrived=began + request.arrived), now)
@@ -118,20 +128,20 @@ class EngineTarget:
                     request, times = open_.pop(event.request_id)
                     records[event.request_id] = _record(event, request, times, after - began)
                     self.completed += 1
-            self._rest(due, bool(open_), began)
+            self._rest(due[0].arrived if due and len(open_) < most else None, bool(open_), began)
         return records
 
-    def _rest(self, due: deque[Request], busy: bool, began: float) -> None:
-        """Sleeps until the next arrival or wake-up."""
+    def _rest(self, arrival: float | None, busy: bool, began: float) -> None:
+        """Sleeps until the next ``arrival`` or wake-up."""
         now = self._clock()
         wake = self._loop.wake_at(now) if busy else None
-        if due:
-            next_due = began + due[0].arrived
+        if arrival is not None:
+            next_due = began + arrival
             wake = next_due if wake is None else min(wake, next_due)
         elif wake is None and busy:
             raise RuntimeError(f"{self.name} went idle while requests were open")
         if wake is not None and wake > now:
-            time.sleep(wake - now)
+            self._sleep(wake - now)
 
 
 def _record(event: Finished, request: Request, times: list[float], finished: float) -> Record:

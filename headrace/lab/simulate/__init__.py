@@ -2,6 +2,7 @@
 
 - `work`, `device`: the work of a step, and the time that a device takes for it.
 - `runner`, `front`, `replica`, `fleet`: simulated execution, HTTP server, engine, and engines behind a router.
+- `target`: a simulated engine as a target of `lab.bench`.
 - `requests`: the requests of a simulation with their outputs.
 - `tally`, `timeline`, `outcome`, `plot`: figures of a run.
 """

@@ -71,8 +71,9 @@ class Steering:
         self.requests = requests = requests or Requests({}, {})
         self._knobs = knobs
         self.conductor = Conductor({**settings, **requests.settings}, self.all_present, make_id)
+        start = self.present()
         self.tuner = Tuner(
-            self.conductor, ranges(settings, self.present()), mode, window_seconds, burn_in_seconds
+            self.conductor, ranges(settings, start), start, mode, window_seconds, burn_in_seconds
         )
 
     def present(self) -> dict[str, Value]:
@@ -100,9 +101,10 @@ class Steering:
 
     def saw(self, events: Iterable[Event], now: float) -> None:
         """Measure the events of a step."""
-        meter = self.conductor.meter
-        if meter is not None:
-            for event in events:
+        meter, signals = self.conductor.meter, self.tuner.signals
+        for event in events:
+            signals.fold(event, now)
+            if meter is not None:
                 meter.fold(event, now)
 
     def tick(self, now: float) -> Change | None:

@@ -53,9 +53,13 @@ class Setting(NamedTuple):
         return {"value": value, **bounds, "help": self.help, "units": units}
 
 
-def live_settings(max_num_seqs: int) -> Mapping[str, Setting]:
-    """All settings of an engine with so many slots."""
+def live_settings(max_num_seqs: int, *, static: bool = False) -> Mapping[str, Setting]:
+    """All settings of an engine with so many slots; ``static`` batches have a timeout too."""
+    timeout = Setting(
+        "static_batch_seconds", False, 0.0, 60.0, "Time after which an incomplete static batch starts."
+    )
     return {
+        **({"static_batch_timeout": timeout} if static else {}),
         "max_num_batched_tokens": Setting(
             "batched_tokens", True, max_num_seqs, 1 << 20, "Most tokens computed in one step."
         ),

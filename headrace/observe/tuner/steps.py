@@ -9,7 +9,10 @@ from headrace.observe.steering.settings import Setting, Value
 
 
 class Range(NamedTuple):
-    """Bounds and step of one setting; a step multiplies or divides by ``factor``. ``whole`` values are rounded."""
+    """Bounds and step of one setting; a step multiplies or divides by ``factor``. ``whole`` values are rounded.
+
+    A value of 0, which means no bound, counts as ``high``.
+    """
 
     low: float
     high: float
@@ -18,6 +21,7 @@ class Range(NamedTuple):
 
     def step(self, value: Value, up: bool) -> Value | None:
         """The next value up or down; None at a bound."""
+        value = value or self.high
         wanted = value * self.factor if up else value / self.factor
         wanted = min(self.high, max(self.low, wanted))
         if self.whole:
@@ -26,9 +30,10 @@ class Range(NamedTuple):
 
 
 FACTORS: Mapping[str, float] = {
-    "mixed_prefill_ratio": 1.6,
+    "mixed_prefill_ratio": 2.5,
     "max_num_batched_tokens": 2.0,
     "max_running": 1.5,
+    "static_batch_timeout": 2.0,
 }
 """The settings that the tuner changes, with the factor of a step, in the order in which they are tried."""
 
@@ -37,10 +42,17 @@ REACH = 16.0
 
 
 def ranges(settings: Mapping[str, Setting], start: Mapping[str, Value]) -> dict[str, Range]:
-    """The range of each setting that the tuner changes; settings at 0, which means no bound, are left alone."""
+    """The range of each setting that the tuner changes.
+
+    ``max_running`` at 0 begins at all slots; another setting at 0, which means no bound, is left alone.
+    """
     found = {}
     for name, factor in FACTORS.items():
+        if name not in settings:
+            continue
         setting, value = settings[name], start[name]
+        if name == "max_running":
+            value = value or setting.high
         if value > 0:
             low, high = max(setting.low, value / REACH, 1e-3), min(setting.high, value * REACH)
             found[name] = Range(

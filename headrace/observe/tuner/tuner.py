@@ -6,8 +6,11 @@ pairs of windows, and noise is not taken for a gain. The tuner only chooses what
     mixed_prefill_ratio up -> down -> max_num_batched_tokens up -> down -> ...      better: again in this direction
                                                                                    else: this direction rests
 
-A direction that brought nothing rests for a time that doubles with each failure, so that a tuned server is hardly
-disturbed. An experiment of a person stops the trial, and the tuner waits until it has ended.
+Where requests mostly wait for their first token, changes that let more work in are tried first; where they mostly wait
+for the steps of their output, the others. A direction that brought nothing rests for a time that doubles with each
+failure, so that a tuned server is hardly disturbed. When the load has become another one, nothing rests any more, and
+settings that were changed are first tried at the value from the start. An experiment of a person stops the trial, and
+the tuner waits until it has ended.
 """
 
 from __future__ import annotations
@@ -20,6 +23,7 @@ from typing import Any, NamedTuple
 from headrace.observe.experiments.conductor import Conductor
 from headrace.observe.experiments.run import Run, Status
 from headrace.observe.steering.settings import Value
+from headrace.observe.tuner.signals import Shift, Side, Signals
 from headrace.observe.tuner.steps import Range
 
 NAME = "tuner"
@@ -29,16 +33,27 @@ METRIC = "normalized_latency_seconds"
 """Time per token as its client sees it, waiting included: less is better at low load (latency) and at overload, where
 it falls with the queue as throughput rises."""
 
-GUARDS: Mapping[str, float] = {"output_tokens_per_second": 0.1, "itl_p99_seconds": 0.5, "failed_share": 0.5}
-"""How much worse each metric may become in a trial."""
+GUARDS: Mapping[str, float] = {"itl_p99_seconds": 0.5, "ttft_p99_seconds": 1.0, "failed_share": 0.5}
+"""How much worse each metric may become in a trial. Throughput is none of them: below saturation it is the offered
+load, which differs more between two windows than a guard may allow, and at saturation the metric itself follows it."""
 
 REST_SECONDS = 600.0
 """How long a direction that brought nothing rests the first time."""
 
 LONGEST_REST_SECONDS = 24 * 3600.0
 
+MOST_NOTES = 200
+"""Lines of the audit log that are kept."""
+
 COOL_DOWN_WINDOWS = 2.0
 """Windows between two trials: what the last change left behind settles."""
+
+
+SMOOTHING_WINDOWS = 2.0
+"""Time constant of the smoothed inputs, in windows."""
+
+UP_FIRST: Mapping[Side, bool] = {Side.WAITING: True, Side.STEPS: False}
+"""Larger values of all settings let more work into a step; they help requests that wait."""
 
 
 class Mode(StrEnum):
@@ -57,12 +72,16 @@ class Note(NamedTuple):
 
 
 class Tuner:
-    """Chooses trials for ``conductor``. ``ranges`` bound each setting; a window is ``window_seconds`` long."""
+    """Chooses trials for ``conductor``. ``ranges`` bound each setting; a window is ``window_seconds`` long.
+
+    ``start`` are the values to which settings return when the load has changed. `signals` must see all events.
+    """
 
     def __init__(
         self,
         conductor: Conductor,
         ranges: Mapping[str, Range],
+        start: Mapping[str, Value],
         mode: Mode,
         window_seconds: float = 30.0,
         burn_in_seconds: float = 5.0,
@@ -71,7 +90,12 @@ class Tuner:
         self.mode = mode
         self.notes: list[Note] = []
         self._conductor = conductor
+        self.signals = Signals(SMOOTHING_WINDOWS * window_seconds)
         self._ranges = dict(ranges)
+        self._start = dict(start)
+        self._present: Mapping[str, Value] = self._start
+        self._shift = Shift(2 * SMOOTHING_WINDOWS * window_seconds)
+        self._home: set[str] = set()  # settings to try at their first value again
         self._window_seconds = window_seconds
         self._burn_in_seconds = burn_in_seconds
         self._most_pairs = most_pairs
@@ -81,10 +105,12 @@ class Tuner:
         self._favourite: tuple[str, bool] | None = None  # the direction that was better last
         self._next = 0
         self._cool = -math.inf
+        self._look_at = -math.inf  # when the load is looked at next
         self._tried = 0
 
     def tick(self, now: float, present: Mapping[str, Value]) -> None:
         """Learn from the trial that has ended, and begin the next one that is due."""
+        self._present = present
         if self._trial is not None:
             if self._trial[0].status is Status.RUNNING:
                 return
@@ -92,7 +118,8 @@ class Tuner:
             self._trial = None
         if self.mode is Mode.OFF or self._conductor.running is not None or now < self._cool:
             return
-        wanted = self._choose(now, present)
+        self._look(now)
+        wanted = self._choose(now)
         if wanted is not None:
             self._begin(*wanted, now)
 
@@ -106,8 +133,20 @@ class Tuner:
         """When `tick` may begin a trial; infinite while one runs or the tuner is off."""
         if self.mode is Mode.OFF or self._conductor.running is not None:
             return math.inf
-        free = [self._resting.get(each, -math.inf) for each in self._directions()]
-        return max(self._cool, min(free, default=math.inf))
+        free = [
+            self._resting.get(each, -math.inf) for each in self._directions() if self._step(*each) is not None
+        ]
+        return max(self._cool, min([self._look_at, *free]))
+
+    def _look(self, now: float) -> None:
+        """Forget what was learned of another load."""
+        self._look_at = now + COOL_DOWN_WINDOWS * self._window_seconds
+        if self._shift.happened(self.signals.load(now), now):
+            self._rest.clear()
+            self._resting.clear()
+            self._favourite = None
+            self._home = {name for name in self._ranges if self._present[name] != self._start[name]}
+            self._log(now, f"the load has changed to {self.signals.load(now):.0f} tokens/s: nothing rests")
 
     def report(self, present: Mapping[str, Value]) -> dict[str, Any]:
         """Mode, present values with their bounds, the trial, and what has been tried."""
@@ -120,19 +159,29 @@ class Tuner:
                 name: {"value": present[name], "low": each.low, "high": each.high, "factor": each.factor}
                 for name, each in self._ranges.items()
             },
+            "waiting_share": None if math.isnan(self.signals.waiting) else self.signals.waiting,
             "trial": self._trial[0].id if self._trial else None,
             "log": [{"at": note.at, "what": note.what} for note in self.notes],
         }
 
     def _directions(self) -> list[tuple[str, bool]]:
-        return [(name, up) for name in self._ranges for up in (True, False)]
+        first = UP_FIRST[self.signals.side]
+        return [(name, up) for name in self._ranges for up in (first, not first)]
 
-    def _choose(self, now: float, present: Mapping[str, Value]) -> tuple[str, bool, Value] | None:
-        """The direction that was better last, or the next one that does not rest."""
+    def _step(self, name: str, up: bool) -> Value | None:
+        """The next value in a direction, as seen at the last tick; None at a bound."""
+        return self._ranges[name].step(self._present[name], up)
+
+    def _choose(self, now: float) -> tuple[str, bool, Value] | None:
+        """The way back to the start, the direction that was better last, or the next one that does not rest."""
+        for name in sorted(self._home):
+            self._home.discard(name)
+            if self._present[name] != self._start[name]:
+                return name, self._start[name] > self._present[name], self._start[name]
         order = self._directions()
         order = order[self._next :] + order[: self._next]
         for each in [*([self._favourite] if self._favourite else []), *order]:
-            value = self._ranges[each[0]].step(present[each[0]], each[1])
+            value = self._step(*each)
             if value is not None and self._resting.get(each, -math.inf) <= now:
                 return (*each, value)
         return None
@@ -156,7 +205,7 @@ class Tuner:
     def _learn(self, trial: Run, setting: str, up: bool, now: float) -> None:
         direction = (setting, up)
         told = f"{setting} {trial.spec.control:g} -> {trial.spec.treatment:g}: {trial.status}, {trial.why}"
-        self.notes = [*self.notes[-199:], Note(now, told)]
+        self._log(now, told)
         self._cool = now + COOL_DOWN_WINDOWS * self._window_seconds
         if trial.status is Status.STOPPED:
             return
@@ -169,6 +218,9 @@ class Tuner:
             return
         self._favourite = None
         self._resting[direction] = now + self._longer(direction)
+
+    def _log(self, now: float, what: str) -> None:
+        self.notes = [*self.notes[-(MOST_NOTES - 1) :], Note(now, what)]
 
     def _longer(self, direction: tuple[str, bool]) -> float:
         """The rest of a direction that brought nothing; the next one is twice as long."""

@@ -2,11 +2,12 @@ import itertools
 import math
 import random
 
+from headrace.core.events import Arrived
 from headrace.core.knobs import Knobs
 from headrace.observe.experiments.run import Status
 from headrace.observe.steering.engine import Steering
-from headrace.observe.steering.settings import changed, live_settings
-from headrace.observe.tuner.steps import Range
+from headrace.observe.steering.settings import changed, live_settings, values
+from headrace.observe.tuner.steps import Range, ranges
 from headrace.observe.tuner.tuner import METRIC, Mode
 
 SETTINGS = live_settings(64)
@@ -47,7 +48,8 @@ class World:
     def settled(self):
         """The value outside trials."""
         running = self.steering.conductor.running
-        return running.spec.control if running else self.knobs.mixed_prefill_ratio
+        ours = running is not None and running.spec.setting == "mixed_prefill_ratio"
+        return running.spec.control if ours else self.knobs.mixed_prefill_ratio
 
 
 def test_it_finds_a_setting_that_is_far_off_and_stays_in_bounds():
@@ -94,6 +96,43 @@ def test_a_persons_experiment_stops_the_trial_and_is_not_disturbed():
     world.steering.tick(61.0)
     world.steering.tuner.tick(62.0, world.steering.present())
     assert world.steering.conductor.running is asked
+
+
+def test_another_load_wakes_what_rests_and_the_first_value_is_tried_again():
+    world = World(best=4.0, seed=1).live(8 * 3600)
+    tuner, now = world.steering.tuner, 8 * 3600.0
+    assert world.settled > 0.7
+    while world.steering.conductor.running is not None:
+        now += 10.0
+        while (change := world.steering.tick(now)) is not None:
+            world.knobs = changed(SETTINGS, world.knobs, change.setting, change.value)
+    for second in range(400):
+        tuner.signals.fold(Arrived(f"a{second}", 100, "t", 0, now + second), now + second)
+    now += 400.0
+    tuner.tick(now, world.steering.present())
+    for second in range(400):
+        for i in range(3):
+            tuner.signals.fold(Arrived(f"b{second}.{i}", 100, "t", 0, now + second), now + second)
+    now += 400.0
+    if (running := world.steering.conductor.running) is not None:
+        world.steering.conductor.stop(running.id, now)
+        world.steering.tick(now)
+        now += 60.0
+    tuner.tick(now, world.steering.present())
+    assert any("the load has changed" in note.what for note in tuner.notes)
+    trial = world.steering.conductor.running
+    assert (trial.spec.setting, trial.spec.treatment) == ("mixed_prefill_ratio", 0.7)
+
+
+def test_max_running_begins_at_all_slots_and_a_static_batch_has_a_timeout():
+    start = values(SETTINGS, Knobs(mixed_prefill_ratio=0.7))
+    found = ranges(SETTINGS, start)
+    assert list(found) == ["mixed_prefill_ratio", "max_num_batched_tokens", "max_running"]
+    assert found["max_running"].step(0, True) is None
+    assert found["max_running"].step(0, False) == 42
+    static = live_settings(64, static=True)
+    knobs = Knobs(mixed_prefill_ratio=0.7, static_batch_seconds=0.1)
+    assert ranges(static, values(static, knobs))["static_batch_timeout"].step(0.1, False) == 0.05
 
 
 def test_a_step_stays_between_its_bounds():

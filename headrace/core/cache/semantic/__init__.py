@@ -6,5 +6,6 @@
 - `bounds`: exact error bounds, and the threshold that they allow.
 - `calibration`: the result of calibrating, as JSON.
 - `answer_equality`: whether two answers say the same.
-- `audits`: sequential tests that disable a partition whose error bound no longer holds.
+- `audits`: sequential tests that disable a partition whose error bound no longer holds. `audit_rate`: how many hits are
+  audited.
 """

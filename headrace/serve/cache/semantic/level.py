@@ -20,6 +20,7 @@ from headrace.core.cache.partial.unfinished_answers import UnfinishedAnswer
 from headrace.core.cache.response.circuit_breaker import CircuitBreaker
 from headrace.core.cache.response.entry import Entry, Hit, Miss, Served, StoreFacts
 from headrace.core.cache.response.query import CacheQuery
+from headrace.core.cache.semantic.audit_rate import AuditRate
 from headrace.core.cache.semantic.audits import Audits
 from headrace.core.cache.semantic.judge import Decline
 from headrace.core.events import Audited, Event, Layer, Scope
@@ -55,7 +56,7 @@ class SemanticCache:
         spell: returns the text of a response's tokens.
         tell: receives events.
         deadline: seconds that a lookup may take.
-        audit: the share of hits that are computed nevertheless.
+        audit: the share of hits that are computed nevertheless; with ``adapts_audit`` it follows the errors.
         max_error: the error bound that audits check.
         confidence: the confidence at which an exceeded bound switches the cache off.
         seed: for the random choice of audits.
@@ -76,6 +77,7 @@ class SemanticCache:
         audit: float,
         max_error: float,
         confidence: float,
+        adapts_audit: bool = False,
         seed: int = 0,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -85,7 +87,8 @@ class SemanticCache:
         self._spell = spell
         self._tell = tell
         self._deadline = deadline
-        self._audit = audit if mode is Mode.SERVE else 1.0
+        serves = mode is Mode.SERVE
+        self._audit = AuditRate(audit if serves else 1.0, max_error, adapts=serves and adapts_audit)
         self._max_error = max_error
         self._lottery = random.Random(seed)
         self._clock = clock
@@ -134,7 +137,7 @@ class SemanticCache:
         age = self._exact.age(entry)
         if oldest is not None and age > oldest:
             return Miss("too_old")
-        if self._lottery.random() < self._audit and not ask.control.only_if_cached:
+        if self._lottery.random() < self._audit.share and not ask.control.only_if_cached:
             self._pending[ask.key] = proposal.key
             if len(self._pending) > _PENDING:
                 self._pending.popitem(last=False)
@@ -211,6 +214,8 @@ class SemanticCache:
         by_partition = self._partitions.observe(partition, not right)
         refuted = Scope.TENANT if by_tenant else Scope.PARTITION if by_partition else None
         self._tell(Audited(ask.request.id, Layer.SEMANTIC, right, refuted))
+        if why := self._audit.observe(not right):
+            logger.info("semantic audits are %.3g of all hits: %s", self._audit.share, why)
         if refuted is not None:
             logger.warning(
                 "audits exceed the error bound %.3g of the semantic cache for tenant %r%s%s",

@@ -1,0 +1,98 @@
+"""Where settings are tried: the engine in this process, or a simulated device. Flags of ``sweep`` and ``tune``."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, NamedTuple
+
+import typer
+
+from headrace.cli.options import one_of
+from headrace.cli.progress import progress
+from headrace.config import ConfigError, Options
+
+if TYPE_CHECKING:
+    from headrace.build.workbench import Workbench
+
+PANEL = "Machine"
+
+SimulatedDevice = Annotated[
+    str,
+    typer.Option(
+        metavar="DEVICE",
+        help="Simulate this device instead of using this machine: A100-80G, H100-SXM, H200, MI300X or cpu "
+        "(default: none).",
+        rich_help_panel=PANEL,
+    ),
+]
+Calibration = Annotated[
+    Path | None,
+    typer.Option(
+        metavar="FILE",
+        help="Calibration of a real machine, made by headrace bench calibrate, to simulate (default: none).",
+        rich_help_panel=PANEL,
+    ),
+]
+Degree = Annotated[
+    int,
+    typer.Option(min=1, help="Devices of the simulated replica (tensor parallelism).", rich_help_panel=PANEL),
+]
+
+
+class Place(NamedTuple):
+    """The flags that say what is simulated; with their defaults nothing is."""
+
+    device: str = ""
+    calibration: Path | None = None
+    degree: int = 1
+
+    @property
+    def simulated(self) -> bool:
+        """Whether a device is simulated."""
+        return bool(self.device) or self.calibration is not None
+
+
+def simulated_workbench(given: Options, place: Place) -> Workbench:
+    """The workbench over a simulated device.
+
+    Raises:
+        ConfigError: an unknown device, model or data type, a calibration that cannot be read, or both flags.
+    """
+    from headrace.build import workbench
+    from headrace.build.simulation import read_calibration, shape_of
+    from headrace.lab.plan.devices import UnknownDevice
+    from headrace.lab.plan.devices import device as device_spec
+    from headrace.lab.plan.roofline import KV_BYTES, WEIGHTS, Replica
+
+    length = given.model.max_model_len
+    if place.calibration is not None:
+        if place.device:
+            raise ConfigError("--calibration and --simulated-device each name a machine: give one of them")
+        return workbench.calibrated_workbench(given, read_calibration(place.calibration), length)
+    try:
+        spec = device_spec(place.device)
+    except UnknownDevice as error:
+        raise ConfigError(f"--simulated-device: {error}") from None
+    shape = shape_of(given.model.model)
+    if shape.num_kv_heads % place.degree:
+        raise ConfigError(f"--degree {place.degree}: {shape.name} has {shape.num_kv_heads} KV heads")
+    weights = one_of("--quantization", given.model.quantization or "bfloat16", WEIGHTS)
+    kv = "int8" if given.model.kv_cache_dtype == "int8" else "bfloat16"
+    precision = WEIGHTS[weights]._replace(kv_bytes=KV_BYTES[kv])
+    return workbench.simulated_workbench(given, Replica(shape, spec, place.degree, precision), length)
+
+
+def open_workbench(
+    given: Options, place: Place, max_num_seqs: int, max_num_batched_tokens: int | None
+) -> Workbench:
+    """The workbench of these flags, with room for engines up to these sizes.
+
+    Raises:
+        ConfigError: as `simulated_workbench`, or the model cannot be loaded.
+    """
+    if place.simulated:
+        return simulated_workbench(given, place)
+    from headrace.build.workbench import loaded_workbench
+
+    with progress(f"loading {given.model.model}"):
+        return loaded_workbench(given, max_num_seqs, max_num_batched_tokens)

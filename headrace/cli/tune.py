@@ -1,0 +1,312 @@
+"""``headrace tune``: searches an engine's settings for a workload, and writes the best as a configuration file."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
+
+import typer
+
+from headrace.cli.bench import place as where
+from headrace.cli.bench.workload import read_slo
+from headrace.cli.options import duration, with_options
+from headrace.cli.output import show, writing, written
+from headrace.cli.progress import Meter, progress
+from headrace.cli.simulation.simulate import read_calls
+from headrace.config import CacheOptions, ConfigError, ModelOptions, Options, SchedulerOptions
+
+if TYPE_CHECKING:
+    from headrace.build.workbench import Workbench
+    from headrace.lab.bench.record import Record
+    from headrace.lab.tune.goal import Goal
+    from headrace.lab.tune.judge import Verdict
+    from headrace.lab.tune.search import Candidate
+    from headrace.lab.tune.space import Settings
+    from headrace.lab.tune.windows import Parts
+    from headrace.lab.workload.call import Call
+
+SEARCH_REQUESTS = 400
+"""Requests of one simulated trial."""
+
+MOST_PAIRS = 40
+FEWEST_PAIRS = 8
+"""Pairs of windows that judge; with fewer there is no interval."""
+
+BEST = 3
+"""Settings of the search that are tried on the engine beside the present ones."""
+
+SEARCH_SHARE, SELECT_SHARE = 0.4, 0.65
+"""Shares of the budget that are spent when the search ends, and when one of its best settings has been selected."""
+
+_HALF_AN_HOUR: Any = "30m"  # typer parses these
+_TWENTY_SECONDS: Any = "20s"
+
+
+class Plan(NamedTuple):
+    """What tuning works with."""
+
+    plans: SchedulerOptions
+    present: Settings
+    goal: Goal
+    parts: Parts
+    trials: int
+    seed: int
+    budget: float
+    began: float
+
+    def spent(self) -> float:
+        """The share of the budget that is spent."""
+        return (time.perf_counter() - self.began) / self.budget
+
+
+class Result(NamedTuple):
+    """The best settings, and how they were judged; None if the search found nothing better than the present ones."""
+
+    settings: Settings
+    verdict: Verdict | None
+    simulated: bool
+
+
+@with_options(ModelOptions, CacheOptions, SchedulerOptions)
+def tune(
+    given: Options,
+    workload: Annotated[
+        list[str],
+        typer.Option(
+            metavar="FILE|TENANT",
+            help="Trace (CSV or JSON lines, as in headrace simulate --trace), or a synthetic tenant: "
+            "tenant=NAME,rate=R,… (as in headrace simulate --workload). Tenants are repeatable.",
+        ),
+    ],
+    slo: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="NAME:DURATION",
+            help="Latency target, for example ttft:500ms, tpot:50ms, itl:200ms or e2e:10s. Repeatable. Without one, "
+            "the time per output token is minimized.",
+        ),
+    ] = None,
+    budget: Annotated[
+        float, typer.Option(parser=duration, metavar="DURATION", help="Time for search and measurements.")
+    ] = _HALF_AN_HOUR,
+    window: Annotated[
+        float,
+        typer.Option(
+            parser=duration, metavar="DURATION", help="Length of a measured window of the workload."
+        ),
+    ] = _TWENTY_SECONDS,
+    trials: Annotated[int, typer.Option(min=2, help="Settings that are tried in the simulator.")] = 40,
+    requests: Annotated[
+        int | None,
+        typer.Option(min=1, help="Number of requests (default: all of a trace, 1000 of synthetic tenants)."),
+    ] = None,
+    speedup: Annotated[float, typer.Option(help="Factor by which requests arrive faster.")] = 1.0,
+    simulated_device: where.SimulatedDevice = "",
+    calibration: where.Calibration = None,
+    degree: where.Degree = 1,
+    output: Annotated[
+        Path, typer.Option(metavar="FILE", help="YAML file of the settings, for headrace serve --config.")
+    ] = Path("tuned.yaml"),
+) -> None:
+    """Search max-num-seqs, max-num-batched-tokens, mixed-prefill-ratio and max-step-seconds for a workload.
+
+    The simulator tries many settings on the first half of the workload. The engine then runs the best of them in
+    alternating rounds with the present ones, and the last part of the workload judges. Settings whose gain is within
+    the noise are not recommended. With --simulated-device or --calibration the simulator does all of it, and equal
+    values of --seed give equal files unless the budget is spent.
+    """
+    from headrace.lab.tune.goal import Goal
+
+    began, seed = time.perf_counter(), given.model.seed
+    goal = Goal(read_slo(slo, "--slo"))
+    parts = _parts(_calls(workload, requests, speedup, seed), window, budget)
+    place = where.Place(simulated_device, calibration, degree)
+    simulated = _simulated(given, place)
+    plans, present = given.scheduler, _present(given, simulated)
+    plan = Plan(plans, present, goal, parts, trials, seed, budget, began)
+    found = _tune(plan, simulated, None if place.simulated else given)
+    _write(plan, found, simulated.name, workload, output, _model(given))
+
+
+def _calls(workload: Sequence[str], requests: int | None, speedup: float, seed: int) -> list[Call]:
+    """The requests of ``--workload``.
+
+    Raises:
+        ConfigError: a trace beside something else, or what cannot be read.
+    """
+    synthetic = [each for each in workload if "=" in each and not Path(each).exists()]
+    if len(workload) > 1 and len(synthetic) < len(workload):
+        raise ConfigError("--workload: give one trace, or one or more tenants")
+    trace = None if synthetic else Path(workload[0])
+    return list(read_calls(trace, synthetic, requests, speedup, seed, trace_flag="--workload"))
+
+
+def _parts(calls: Sequence[Call], window: float, budget: float) -> Parts:
+    from headrace.lab.tune.windows import TooFew, parts
+
+    if not budget > 0 or not window > 0:
+        raise ConfigError("--budget and --window: expected a duration above 0")
+    try:
+        return parts(calls, window)
+    except TooFew as error:
+        raise ConfigError(f"--workload: {error} (--requests, --window)") from None
+
+
+def _simulated(given: Options, place: where.Place) -> Workbench:
+    """The workbench of the search: the machine of the flags, or this one, which is measured first."""
+    from headrace.build.workbench import calibrated_workbench
+    from headrace.cli.bench.calibrate import measure
+
+    if given.scheduler.speculative_config is not None:
+        raise ConfigError(
+            "--speculative-config cannot be set here: settings are compared without speculation"
+        )
+    if place.simulated:
+        return where.simulated_workbench(given, place)
+    return calibrated_workbench(given, measure(given))
+
+
+def _present(given: Options, bench: Workbench) -> Settings:
+    plans = given.scheduler
+    return {
+        "max_num_seqs": plans.max_num_seqs,
+        "max_num_batched_tokens": bench.tokens(plans),
+        "mixed_prefill_ratio": plans.mixed_prefill_ratio,
+        "max_step_seconds": plans.max_step_seconds,
+    }
+
+
+def _model(given: Options) -> dict[str, str]:
+    return {"model": given.model.model} if "model" in given.chosen else {}
+
+
+def _tune(plan: Plan, simulated: Workbench, real: Options | None) -> Result:
+    """Search in the simulator; judge on the engine of the options ``real``, or there too if there are none."""
+    candidates = _search(plan, simulated)
+    if not candidates:
+        return Result(plan.present, None, real is None)
+    settings = [plan.present, *(each.settings for each in candidates)]
+    if real is None:
+        return _judged(plan, simulated, settings, on_engine=False)
+    slots = max(int(each["max_num_seqs"]) for each in settings)
+    tokens = max(int(each["max_num_batched_tokens"]) for each in settings)
+    bench = where.open_workbench(real, where.Place(), slots, tokens)
+    try:
+        return _judged(plan, bench, settings, on_engine=True)
+    finally:
+        bench.close()
+
+
+def _search(plan: Plan, bench: Workbench) -> list[Candidate]:
+    """The best settings of the search that beat the present ones in virtual time."""
+    from headrace.lab.tune.search import NoOptuna, search
+    from headrace.lab.tune.space import space
+    from headrace.lab.tune.windows import spread_out
+
+    windows = spread_out(plan.parts.search, SEARCH_REQUESTS)
+    run = _runner(plan, bench)
+    with progress(f"searching on {bench.name}", plan.trials) as meter:
+
+        def score(settings: Settings) -> float:
+            meter.done += 1
+            return plan.goal.score([record for each in windows for record in run(settings, each)])
+
+        try:
+            found = search(
+                score,
+                space(plan.present),
+                plan.present,
+                plan.trials,
+                plan.seed,
+                lambda: plan.spent() < SEARCH_SHARE,
+            )
+        except NoOptuna as missing:
+            raise ConfigError(str(missing)) from None
+    own = next(each.score for each in found if each.settings == plan.present)
+    show(f"searched {len(found)} settings on {bench.name}: {sum(e.score > own for e in found)} score better")
+    return [each for each in found if each.score > own][:BEST]
+
+
+def _judged(plan: Plan, bench: Workbench, settings: Sequence[Settings], *, on_engine: bool) -> Result:
+    from headrace.lab.tune.judge import judge, select
+
+    run, parts = _runner(plan, bench), plan.parts
+    with progress(f"selecting on {bench.name}") as meter:
+        best = select(
+            _counted(run, meter), plan.goal, settings, parts.select, lambda: plan.spent() < SELECT_SHARE
+        )
+    if best == plan.present:
+        return Result(plan.present, None, not on_engine)
+    most = MOST_PAIRS if on_engine else len(parts.judge)
+
+    def proceed(pairs: int) -> bool:
+        return pairs < most and (pairs < FEWEST_PAIRS or plan.spent() < 1.0)
+
+    with progress(f"judging on {bench.name}") as meter:
+        verdict = judge(_counted(run, meter), plan.goal, plan.present, best, parts.judge, proceed)
+    return Result(best if verdict.better else plan.present, verdict, not on_engine)
+
+
+def _counted(
+    run: Callable[[Settings, Sequence[Call]], Sequence[Record]], meter: Meter
+) -> Callable[[Settings, Sequence[Call]], Sequence[Record]]:
+    """The same runs, numbered on the terminal."""
+    text = meter.text
+
+    def counted(settings: Settings, window: Sequence[Call]) -> Sequence[Record]:
+        meter.done += 1
+        meter.text = f"{text}: run {meter.done:.0f}"
+        return run(settings, window)
+
+    return counted
+
+
+def _runner(plan: Plan, bench: Workbench) -> Callable[[Settings, Sequence[Call]], Sequence[Record]]:
+    """Runs a window on an engine with given settings; engines are kept, since they learn lengths and times."""
+    from headrace.lab.bench.engine import EngineTarget
+    from headrace.lab.bench.measure import measure
+    from headrace.lab.workload.synthesis import Synthesis, replayed
+    from headrace.lab.workload.tokens import VOCABULARY
+
+    targets: dict[tuple[Any, ...], EngineTarget] = {}
+
+    def run(settings: Settings, window: Sequence[Call]) -> Sequence[Record]:
+        key = tuple(settings.values())
+        if key not in targets:
+            values: dict[str, Any] = dict(settings)
+            targets[key] = bench.target(replace(plan.plans, **values), None)
+        work = list(replayed(window, Synthesis(VOCABULARY, plan.seed)))
+        return measure(targets[key], work, plan.goal.slo).records
+
+    return run
+
+
+def _write(
+    plan: Plan,
+    found: Result,
+    machine: str,
+    workload: Sequence[str],
+    output: Path,
+    model: Mapping[str, str],
+) -> None:
+    from headrace.lab.tune import settings_file
+
+    why = settings_file.reasons(plan.goal, found.verdict)
+    targets = ", ".join(f"{name} {1000 * seconds:g} ms" for name, seconds in plan.goal.slo.items())
+    counts = [sum(map(len, part)) for part in plan.parts]
+    comments = [
+        f"Written by headrace tune --seed {plan.seed}. Use it with: headrace serve --config {output.name}",
+        f"Workload: {', '.join(workload)}; {counts[0]} requests searched, {counts[1]} selected, {counts[2]} judged.",
+        f"Latency targets: {targets or 'none; the time per output token was minimized'}.",
+        f"Machine: {machine}. Judged {'in the simulator' if found.simulated else 'on the engine'}.",
+        *why,
+    ]
+    show(*why)
+    with writing("--output", output):
+        settings_file.write(
+            output, settings_file.settings_text(found.settings, plan.present, comments, model)
+        )
+    written(output)

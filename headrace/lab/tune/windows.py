@@ -1,0 +1,75 @@
+"""The parts of a workload in order of time, and the windows of a part. The part that judges has not been searched."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import pairwise
+from typing import NamedTuple
+
+from headrace.lab.workload.call import Call
+
+LEAST_REQUESTS = 8
+"""Requests of a window at least; a window with fewer says nothing."""
+
+LEAST_WINDOWS = (4, 2, 8)
+"""Windows of each part at least; an interval of the gain needs eight."""
+
+SHARES = (0.4, 0.55)
+"""Where the parts end: the first one is searched, the second selects among the best, the rest judges."""
+
+
+LEAST = 200
+"""Requests that suffice, arriving evenly."""
+
+
+class TooFew(ValueError):
+    """A workload with too few requests to be searched and judged; the message says how many it needs."""
+
+
+class Parts(NamedTuple):
+    """The windows of each part, each with arrivals from 0 on."""
+
+    search: list[list[Call]]
+    select: list[list[Call]]
+    judge: list[list[Call]]
+
+
+def parts(calls: Sequence[Call], window_seconds: float) -> Parts:
+    """The windows of the three parts. A window is ``window_seconds`` long, or less where a part is short.
+
+    Raises:
+        TooFew: a part has fewer windows than `LEAST_WINDOWS` with `LEAST_REQUESTS` requests each.
+    """
+    until = calls[-1].arrival if calls else 0.0
+    bounds = (0.0, *(share * until for share in SHARES), until)
+    found = []
+    for (low, high), wanted in zip(pairwise(bounds), LEAST_WINDOWS, strict=True):
+        mine = [each for each in calls if low <= each.arrival < high]
+        seconds = min(window_seconds, (high - low) / wanted)
+        windows = _windows(mine, low, high, seconds) if seconds else []
+        if len(windows) < wanted:
+            raise TooFew(
+                f"the workload has {len(calls)} requests in {until:.0f} s: its parts need {LEAST_WINDOWS} windows of "
+                f"{LEAST_REQUESTS} requests, so give at least {LEAST} requests, or longer windows"
+            )
+        found.append(windows)
+    return Parts(*found)
+
+
+def _windows(calls: Sequence[Call], low: float, high: float, seconds: float) -> list[list[Call]]:
+    count = max(1, int((high - low) / seconds + 1e-9))
+    windows: list[list[Call]] = [[] for _ in range(count)]
+    for call in calls:
+        place = int((call.arrival - low) / seconds)
+        if place < count:
+            windows[place].append(call._replace(arrival=call.arrival - low - place * seconds))
+    return [each for each in windows if len(each) >= LEAST_REQUESTS]
+
+
+def spread_out(windows: Sequence[list[Call]], most_requests: int) -> list[list[Call]]:
+    """Windows from all of a part with at most so many requests together, but one at least."""
+    for step in range(1, len(windows) + 1):
+        chosen = list(windows[::step])
+        if sum(map(len, chosen)) <= most_requests:
+            return chosen
+    return [windows[0]]
